@@ -1,0 +1,100 @@
+# make help lists the targets. demo and test do all their own set-up, as root on Debian 12; the others only build or report.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# sudo and fresh shells often lack these.
+export PATH := $(PATH):/usr/local/go/bin:/usr/sbin:/sbin
+# The version is stamped below; go's own stamping fails in a checkout that belongs to another user (sudo make).
+export GOFLAGS := $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false
+# nvml.h marks functions as deprecated that go-nvml still binds: 60 warnings that nobody here can act on.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
+JOBS := 2
+MODULE := github.com/gpuledger/gpuledger
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
+HOT_LIMIT := 5242880
+
+FUZZTIME ?= 10s
+TORTURE_ROUNDS ?= 200
+BENCHFLAGS ?=
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## the story on this machine, set-up included (root)
+	@test/setup.sh demo
+	@test/demo.sh
+
+# Packages with tests that only exist when the marks of internal/failpoint are compiled in.
+FAILPOINT_TESTS = $(shell grep -rlE --include='*_test.go' '^//go:build failpoint' internal runtime test 2>/dev/null | xargs -r dirname | sort -u | sed 's|^|./|')
+
+.PHONY: test
+test: ## everything that needs root and no GPU, set-up included (root); what CI runs
+	@test/setup.sh test
+	$(MAKE) --no-print-directory build
+	go vet ./...
+	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 9m ./...
+	@for package in $(FAILPOINT_TESTS); do \
+	  echo "go test -tags failpoint $$package"; \
+	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 9m "$$package"; \
+	done
+
+.PHONY: build
+build: ## bin/gpuledger and bin/gpuledger-runtime
+	@test/setup.sh check-go
+	go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger ./cmd/gpuledger
+	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-runtime ./cmd/gpuledger-runtime
+	@for hot in bin/gpuledger-runtime; do \
+	  size=$$(stat -c %s "$$hot"); \
+	  [ "$$size" -le $(HOT_LIMIT) ] || { echo "$$hot has $$size bytes, more than the $(HOT_LIMIT) that a hot binary may have" >&2; exit 1; }; \
+	done
+
+.PHONY: bench
+bench: ## ratios against bare runc and nvidia-container-runtime, in one run (root); BENCHFLAGS="-pairs 60 -markdown"
+	@test/setup.sh bench
+	@$(MAKE) --no-print-directory build peers
+	@go build -p $(JOBS) -o bin/bench ./test/bench
+	@bin/bench $(BENCHFLAGS)
+
+# The peers are pinned by a module of their own, so that their requirements never move ours.
+PEERS := nvidia-container-toolkit
+.PHONY: peers
+peers:
+	@for peer in $(PEERS); do \
+	  mkdir -p bin/peers && go build -C test/tools/$$peer -p $(JOBS) -trimpath -ldflags '-s -w' -o ../../../bin/peers/ tool; \
+	done
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
+	@unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l); \
+	  [ -z "$$unformatted" ] || { printf 'not formatted, run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; }
+	go vet ./...
+	@mkdir -p .cache/bin && go build -C test/tools/staticcheck -p $(JOBS) -o ../../../.cache/bin/ tool
+	.cache/bin/staticcheck ./...
+	go vet -tags failpoint ./...
+	.cache/bin/staticcheck -tags failpoint ./...
+	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh
+
+.PHONY: fuzz
+fuzz: ## every Fuzz function for FUZZTIME (10s)
+	@found=0; \
+	for package in $$(go list ./...); do \
+	  names=$$(go test -p $(JOBS) -list '^Fuzz' "$$package"); \
+	  for name in $$(grep '^Fuzz' <<<"$$names" || true); do \
+	    found=1; echo "== $$package $$name"; \
+	    go test -p $(JOBS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package"; \
+	  done; \
+	done; \
+	[ $$found = 1 ] || { echo "cannot fuzz: no package has a Fuzz function" >&2; exit 1; }
+
+.PHONY: torture
+torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories (root)
+	@test/setup.sh torture
+	$(MAKE) --no-print-directory build
+	TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \
+	  ./internal/ledger/... ./internal/node/... ./runtime/... ./test/...

@@ -1,0 +1,176 @@
+// Package admission decides with values. Decide judges a container, Place chooses GPUs for a new grant. Neither reads a
+// file, a clock or the system: what they need to know comes in as arguments, so every case is a table row in a test.
+package admission
+
+import (
+	"path"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Decide says what becomes of a container that asks for r, on a node with this inventory and policy, whose ledger shows
+// v. The view needs to hold the grants that the container owns or names, no others.
+func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) grant.Verdict {
+	c := newCase(r, v, inv, p)
+	switch {
+	case r.Sandbox || !c.asks():
+		return c.pass()
+	case c.exempt() && !c.claims():
+		return c.pass("exempt from grants by policy")
+	}
+	c.findGrant()
+	if c.grant == nil {
+		return c.ungranted()
+	}
+	return c.granted()
+}
+
+// asking is one decision in the making.
+type asking struct {
+	request   grant.Request
+	view      grant.View
+	inventory grant.Inventory
+	policy    grant.Policy
+
+	owned    *grant.Grant // by the container's identity
+	grant    *grant.Grant // the one that all references agree on
+	findings []finding
+	removed  []grant.Removal
+}
+
+// finding is a reason to refuse.
+type finding struct {
+	grant.Detail
+	message, hint string
+}
+
+func newCase(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) *asking {
+	c := &asking{request: r, view: v, inventory: inv, policy: p}
+	if owner := r.Container.Pod.Owner(); owner != "" {
+		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.Owner == owner })
+		if i >= 0 {
+			c.owned = &v.Grants[i]
+		}
+	}
+	return c
+}
+
+// asks reports whether the container wants a GPU at all.
+func (c *asking) asks() bool { return len(c.request.Hits) > 0 || c.claims() }
+
+// claims reports whether the container says that a grant or an allocation is its own, or owns one by identity.
+func (c *asking) claims() bool {
+	return c.owned != nil ||
+		slices.ContainsFunc(c.request.References, func(m grant.Mention) bool { return m.Asks }) ||
+		slices.ContainsFunc(c.request.Allocations, func(a grant.Allocation) bool { return a.Asks })
+}
+
+// exempt reports whether policy lets the container pass without a grant. That takes an identity which the engine vouches
+// for.
+func (c *asking) exempt() bool {
+	id := c.request.Container.Pod
+	if id == (grant.Identity{}) {
+		return false
+	}
+	return slices.ContainsFunc(c.policy.Rules.Exempt, func(e grant.Exemption) bool {
+		return glob(e.Namespace, id.Namespace) && glob(e.Pod, id.Pod) && glob(e.Container, id.Container)
+	})
+}
+
+func glob(pattern, name string) bool {
+	if pattern == "" {
+		return true
+	}
+	matched, err := path.Match(pattern, name)
+	return err == nil && matched
+}
+
+// pass lets the container start as it is. What is worth knowing about it is recorded.
+func (c *asking) pass(recorded ...string) grant.Verdict {
+	v := grant.Verdict{Kind: grant.Pass, Recorded: recorded, Strength: grant.StrengthNone}
+	for _, way := range c.request.NodeRoot {
+		v.Recorded = append(v.Recorded, "node-root by "+way)
+	}
+	if owner := c.request.Container.Pod.Owner(); owner != "" {
+		for _, p := range c.view.Problems {
+			if p.Code == grant.LedgerUnreadable {
+				v.Recorded = append(v.Recorded, "without the GPUs that it may own: "+p.Message)
+			}
+		}
+	}
+	return v
+}
+
+// find adds a reason to refuse; the details of all reach the user, the text of the weightiest.
+func (c *asking) find(code grant.Code, vector, value string) {
+	message, hint := c.text(code, vector, value)
+	c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: vector, Value: value, Code: code}, message: message, hint: hint})
+}
+
+// ungranted judges a container that no grant covers: it is refused for everything that it reaches, or where policy says
+// so starts without it.
+func (c *asking) ungranted() grant.Verdict {
+	for _, h := range c.request.Hits {
+		c.find(h.Code, h.Vector, h.Value)
+	}
+	if v, ok := c.takenAway(); ok {
+		return v
+	}
+	for _, a := range c.request.Allocations {
+		if a.Asks && a.Malformed == "" {
+			c.find(grant.GrantNotFound, a.Source, "")
+		}
+	}
+	return c.refuse()
+}
+
+// takenAway is the verdict where policy hides and strips all that an ungranted container reaches. One that names a grant
+// means to use it: it hears that it cannot.
+func (c *asking) takenAway() (grant.Verdict, bool) {
+	if len(c.request.References) > 0 || c.claims() {
+		return grant.Verdict{}, false
+	}
+	v := c.pass()
+	hidden := false
+	for _, h := range c.request.Hits {
+		switch {
+		case c.policy.Rules.Ungranted == grant.Hide && isEnv(h):
+			hidden = true
+		case c.policy.Rules.Privileged == grant.Strip && h.Code == grant.PrivilegedGPU:
+			v.Narrow = true
+		default:
+			return grant.Verdict{}, false
+		}
+		if h.Removal != (grant.Removal{}) && h.Removal.Kind != grant.RemoveRule {
+			v.Removed = append(v.Removed, h.Removal)
+		}
+	}
+	if hidden {
+		v.Edits.Env = []string{visibleDevices + "=void"}
+		v.Recorded = append(v.Recorded, "GPUs hidden by policy")
+	}
+	if v.Narrow {
+		v.Rules = confined(c.request.Devices)
+		v.Recorded = append(v.Recorded, "GPUs stripped from a privileged container by policy")
+	}
+	return v, true
+}
+
+func isEnv(h grant.Hit) bool { return len(h.Vector) > 4 && h.Vector[:4] == "env:" }
+
+// refuse turns the findings into a verdict: the first by the order of codes gives the text, all are listed. What keeps
+// the node from telling is a finding too.
+func (c *asking) refuse() grant.Verdict {
+	for _, p := range c.view.Problems {
+		c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: "node", Value: p.Message, Code: p.Code}, message: p.Message, hint: p.Hint})
+	}
+	slices.SortStableFunc(c.findings, func(a, b finding) int { return a.Code.Rank() - b.Code.Rank() })
+	v := grant.Verdict{Kind: grant.Refused, Grant: c.grant, Strength: grant.StrengthNone}
+	for _, f := range c.findings {
+		v.Details = append(v.Details, f.Detail)
+	}
+	first := c.findings[0]
+	v.Code, v.Message, v.Hint = first.Code, first.message, first.hint
+	return v
+}

@@ -1,0 +1,90 @@
+package admission
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// admit gives the container what its grant says: the nodes of its GPUs, the control and UVM nodes, device rules for
+// exactly these, and one NVIDIA_VISIBLE_DEVICES.
+func (c *asking) admit() grant.Verdict {
+	v := grant.Verdict{Kind: grant.Admit, Grant: c.grant, Strength: c.strength(), Removed: c.removed}
+	nodes := c.nodes()
+	v.Edits.DeviceNodes = nodes
+	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
+	v.Narrow = c.request.Privileged || slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
+	if c.request.Privileged {
+		v.Rules = confined(c.request.Devices)
+	}
+	for _, n := range nodes {
+		v.Rules = append(v.Rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions})
+	}
+	for _, way := range c.request.NodeRoot {
+		v.Recorded = append(v.Recorded, "node-root by "+way)
+	}
+	return v
+}
+
+// visible is the container's one NVIDIA_VISIBLE_DEVICES: its UUIDs, or void where another injector would act on them.
+func (c *asking) visible() string {
+	if c.policy.Enforcement.VisibleDevices == grant.VisibleVoid {
+		return "void"
+	}
+	uuids := make([]string, len(c.grant.GPUs))
+	for i, s := range c.grant.GPUs {
+		uuids[i] = s.UUID
+	}
+	return strings.Join(uuids, ",")
+}
+
+// nodes lists the device nodes that the grant brings.
+func (c *asking) nodes() []*cdispec.DeviceNode {
+	var nodes []*cdispec.DeviceNode
+	add := func(path string, major, minor int) {
+		mode := os.FileMode(0o666) // as the driver makes them: the device cgroup is what keeps others out
+		nodes = append(nodes, &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: int64(minor), FileMode: &mode, Permissions: "rw"})
+	}
+	for _, gpu := range c.gpus() {
+		add("/dev/nvidia"+strconv.Itoa(gpu.Minor), grant.MajorNVIDIA, gpu.Minor)
+	}
+	add("/dev/nvidiactl", grant.MajorNVIDIA, grant.MinorControl)
+	if uvm, found := c.inventory.Majors[string(grant.ClassUVM)]; found {
+		add("/dev/nvidia-uvm", uvm, 0)
+		add("/dev/nvidia-uvm-tools", uvm, 1)
+	}
+	return nodes
+}
+
+// lastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).
+const lastMajor = 511
+
+// confined are the device rules of a privileged container that shall not reach GPUs: everything but NVIDIA's majors and
+// its GPUs' DRM nodes. It is an allow-list because runc refuses to punch holes into a rule for everything, and systemd
+// takes a list of denials for "nothing allowed" at its next reload (both measured; 510 rules cost no measurable time).
+func confined(devices grant.DeviceMap) []grant.DeviceRule {
+	rules := []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}
+	for major := range lastMajor + 1 {
+		if _, nvidia := devices.Majors[major]; !nvidia && major != grant.MajorDRM {
+			rules = append(rules, grant.DeviceRule{Allow: true, Type: 'c', Major: int64(major), Minor: -1, Access: "rwm"})
+		}
+	}
+	var others []int
+	for minor, nvidia := range devices.DRM {
+		if !nvidia {
+			others = append(others, minor)
+		}
+	}
+	slices.Sort(others)
+	for _, minor := range others {
+		rules = append(rules, grant.DeviceRule{Allow: true, Type: 'c', Major: grant.MajorDRM, Minor: int64(minor), Access: "rwm"})
+	}
+	return rules
+}

@@ -1,0 +1,248 @@
+package admission
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// findGrant resolves what the container says about grants. All references must lead to one; each that does not is a
+// finding.
+func (c *asking) findGrant() {
+	c.grant = c.owned
+	for _, m := range c.request.References {
+		if m.Malformed != "" {
+			c.find(grant.AnnotationMalformed, m.Source, m.Malformed)
+			continue
+		}
+		g := c.lookUp(m)
+		switch {
+		case g == nil:
+		case c.grant == nil:
+			c.grant = g
+		case c.grant.ID != g.ID:
+			c.find(grant.AnnotationMismatch, m.Source, string(m.ID))
+		}
+	}
+	for _, a := range c.request.Allocations {
+		if a.Malformed != "" {
+			c.find(grant.AnnotationMalformed, a.Source, a.Malformed)
+		}
+	}
+}
+
+// lookUp finds a reference's grant. An unknown id and a wrong secret get the same answer: a guesser learns nothing.
+func (c *asking) lookUp(m grant.Mention) *grant.Grant {
+	if slices.ContainsFunc(c.view.Damaged, func(d grant.Damage) bool { return d.ID == m.ID }) {
+		c.find(grant.LedgerUnreadable, m.Source, string(m.ID))
+		return nil
+	}
+	i := slices.IndexFunc(c.view.Grants, func(g grant.Grant) bool { return g.ID == m.ID })
+	switch {
+	case i < 0:
+		c.find(grant.GrantNotFound, m.Source, string(m.ID))
+		return nil
+	case c.view.Grants[i].Owner.IsPod():
+		if c.view.Grants[i].Owner != c.request.Container.Pod.Owner() {
+			c.find(grant.GrantOwnerMismatch, m.Source, string(m.ID))
+			return nil
+		}
+	case !m.Opens(c.view.Grants[i].Secret):
+		c.find(grant.GrantNotFound, m.Source, string(m.ID))
+		return nil
+	}
+	return &c.view.Grants[i]
+}
+
+// granted judges a container against its grant: the grant must be usable, and all that the spec reaches must lie within.
+func (c *asking) granted() grant.Verdict {
+	c.usable()
+	for _, a := range c.request.Allocations {
+		if a.Malformed == "" {
+			c.agrees(a)
+		}
+	}
+	for _, h := range c.request.Hits {
+		c.covered(h)
+	}
+	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
+		c.find(grant.LimitUnenforceable, "strength", string(strength))
+	}
+	if len(c.findings) > 0 || len(c.view.Problems) > 0 {
+		return c.refuse()
+	}
+	return c.admit()
+}
+
+// usable checks the grant itself: its time, its other container, its GPUs.
+func (c *asking) usable() {
+	g := c.grant
+	switch {
+	case g.Expired(c.view.Now):
+		c.find(grant.GrantExpired, "grant", string(g.ID))
+	case g.Draining:
+		c.find(grant.GrantExpired, "grant", string(g.ID)+" (released)")
+	case len(g.Bindings) > 0 && !g.Owner.IsClaim():
+		c.find(grant.GrantInUse, "grant", string(g.ID))
+	}
+	if len(c.view.Problems) > 0 {
+		return // no inventory to hold it against
+	}
+	for _, s := range g.GPUs {
+		gpu, found := c.inventory.Find(s.UUID)
+		switch {
+		case !found:
+			c.find(grant.GPUUnhealthy, s.UUID, "is not there any more")
+		case gpu.Health != grant.Healthy:
+			c.find(grant.GPUUnhealthy, s.UUID, gpu.Health)
+		}
+	}
+}
+
+// strength is the grant's, but for a container that can undo what enforces it.
+func (c *asking) strength() grant.Strength {
+	if c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0 {
+		return grant.StrengthNone
+	}
+	return c.grant.Strength
+}
+
+// limits reports whether there is anything to enforce: an exclusive grant of an ordinary container has all of its GPUs,
+// and the device cgroup keeps the others from it.
+func (c *asking) limits() bool {
+	return c.grant.Mode != grant.Exclusive || c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0
+}
+
+// agrees holds what a scheduler wrote against the grant.
+func (c *asking) agrees(a grant.Allocation) {
+	g := c.grant
+	disagree := func(what string) { c.find(grant.AnnotationMismatch, a.Source, what) }
+	if a.GPUs != nil && !c.sameGPUs(a.GPUs) {
+		disagree(fmt.Sprintf("GPUs %v", a.GPUs))
+	}
+	if a.Memory != 0 && a.Memory != g.Memory() {
+		disagree(a.Memory.String())
+	}
+	if a.Units != 0 && !c.sameUnits(a) {
+		disagree(strconv.Itoa(a.Units) + " units of memory")
+	}
+	if a.Compute != 0 && a.Compute != g.Compute {
+		disagree(strconv.Itoa(a.Compute) + "% compute")
+	}
+	if a.Mode != "" && a.Mode != g.Mode {
+		disagree("mode " + string(a.Mode))
+	}
+}
+
+// sameGPUs: all of the grant's and no others, each named by UUID or index.
+func (c *asking) sameGPUs(names []string) bool {
+	seen := map[string]bool{}
+	for _, name := range names {
+		gpu, found := c.inventory.Find(name)
+		if !found || !c.grant.Has(gpu.UUID) {
+			return false
+		}
+		seen[gpu.UUID] = true
+	}
+	return len(seen) == len(c.grant.GPUs)
+}
+
+// sameUnits compares gpushare's size. The device plugin counts in GiB or in MiB and does not say which; the card's total
+// does.
+func (c *asking) sameUnits(a grant.Allocation) bool {
+	for _, s := range c.grant.GPUs {
+		unit := grant.GiB
+		if gpu, found := c.inventory.Find(s.UUID); found && a.Total != 0 && grant.Bytes(a.Total)*grant.GiB > 2*gpu.Memory {
+			unit = grant.MiB
+		}
+		if s.Memory != grant.Bytes(a.Units)*unit {
+			return false
+		}
+	}
+	return true
+}
+
+// covered checks one way to a GPU against the grant.
+func (c *asking) covered(h grant.Hit) {
+	if h.Code == grant.PrivilegedGPU {
+		c.narrow(h)
+		return
+	}
+	switch h.Cover {
+	case grant.CoverNarrow:
+	case grant.CoverGPUs:
+		for _, name := range h.GPUs {
+			gpu, _ := c.inventory.Find(name)
+			if name != "all" && !c.grant.Has(gpu.UUID) {
+				c.find(grant.VisibleDevicesOutsideGrant, h.Vector, h.Value)
+				return
+			}
+		}
+		c.remove(h.Removal)
+	case grant.CoverNode:
+		if !c.hasNode(h.Node) {
+			c.find(h.Code, h.Vector, h.Value)
+		}
+	case grant.CoverDrop:
+		c.remove(h.Removal)
+	default:
+		c.find(h.Code, h.Vector, h.Value)
+	}
+}
+
+// narrow takes from a privileged container the nodes that its grant does not cover. Its rules are replaced as a whole.
+func (c *asking) narrow(h grant.Hit) {
+	if h.Removal.Kind == grant.RemoveDevice && !c.hasNode(h.Node) {
+		c.remove(h.Removal)
+	}
+}
+
+func (c *asking) remove(r grant.Removal) {
+	if r != (grant.Removal{}) && !slices.Contains(c.removed, r) {
+		c.removed = append(c.removed, r)
+	}
+}
+
+// hasNode reports whether a node comes with the grant: its GPUs' own, and the control and UVM nodes that every client
+// needs.
+func (c *asking) hasNode(n grant.Node) bool {
+	switch n.Class {
+	case grant.ClassControl:
+		return true
+	case grant.ClassUVM:
+		return n.Minor == 0 || n.Minor == 1
+	case grant.ClassGPU:
+		return slices.ContainsFunc(c.gpus(), func(g grant.GPU) bool { return g.Minor == n.Minor })
+	case grant.ClassDRM:
+		return slices.ContainsFunc(c.gpus(), func(g grant.GPU) bool {
+			return slices.ContainsFunc(g.Render, func(path string) bool { return drmMinor(path) == n.Minor })
+		})
+	}
+	return false
+}
+
+// gpus are the grant's as the inventory knows them.
+func (c *asking) gpus() []grant.GPU {
+	var gpus []grant.GPU
+	for _, s := range c.grant.GPUs {
+		if gpu, found := c.inventory.Find(s.UUID); found {
+			gpus = append(gpus, gpu)
+		}
+	}
+	return gpus
+}
+
+// drmMinor is the device minor of a DRM node: cardN has N, renderDN has N as well.
+func drmMinor(path string) int {
+	digits := len(path)
+	for digits > 0 && '0' <= path[digits-1] && path[digits-1] <= '9' {
+		digits--
+	}
+	minor, err := strconv.Atoi(path[digits:])
+	if err != nil {
+		return -1
+	}
+	return minor
+}

@@ -1,0 +1,322 @@
+package admission
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Ask is what somebody wants granted.
+type Ask struct {
+	Memory  grant.Bytes // over all GPUs; 0 for an exclusive grant
+	GPUs    int         // how many; 0: as many as Names, else 1
+	Compute int         // percent of each GPU; 0: no share of its own
+	Mode    grant.Mode
+	Place   grant.Placement // "": the pool's
+	Names   []string        // GPUs by UUID or index; nil: placement chooses
+	Owner   grant.Owner
+	Label   string
+	TTL     time.Duration // 0: for ever
+	Source  string        // who asks: "cli", ...
+}
+
+// Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a change. It gives all of
+// them or an error: *grant.UsageError for what can never be, *grant.NotFoundError for a GPU that is not there,
+// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now. Their texts name holders: they are for the
+// administrator.
+func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]grant.Share, error) {
+	if err := ask.validate(); err != nil {
+		return nil, err
+	}
+	if len(inv.GPUs) == 0 {
+		return nil, &grant.Refusal{Code: grant.NoCapacity, Message: "this node has no GPU", Hint: "`gpuledger inventory refresh` looks again"}
+	}
+	seats, err := survey(updated, v, inv, p)
+	if err != nil {
+		return nil, err
+	}
+	if len(ask.Names) > 0 {
+		return ask.named(seats)
+	}
+	return ask.choose(seats)
+}
+
+// count is how many GPUs are wanted.
+func (a Ask) count() int {
+	switch {
+	case a.GPUs > 0:
+		return a.GPUs
+	case len(a.Names) > 0:
+		return len(a.Names)
+	}
+	return 1
+}
+
+// each is the memory on each GPU.
+func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
+
+func (a Ask) validate() error {
+	usage := func(format string, args ...any) error {
+		return &grant.UsageError{Message: fmt.Sprintf("cannot grant: "+format, args...)}
+	}
+	switch n := grant.Bytes(a.count()); {
+	case a.Mode == grant.MPS || a.Mode == grant.MIG:
+		return usage("mode %s is not enforced by this version yet; use exclusive, timeslice or limit", a.Mode)
+	case a.GPUs < 0:
+		return usage("want at least 1 GPU, not %d", a.GPUs)
+	case len(a.Names) > 0 && len(a.Names) != a.count():
+		return usage("%d GPUs are named, but %d are asked for", len(a.Names), a.GPUs)
+	case a.Compute < 0 || a.Compute > 100:
+		return usage("compute is a percentage from 1 to 100, not %d", a.Compute)
+	case a.Mode == grant.Exclusive && a.Memory != 0:
+		return usage("an exclusive grant has all memory of its GPUs; leave the memory out")
+	case a.Mode == grant.Exclusive && a.Compute != 0:
+		return usage("an exclusive grant has all compute of its GPUs; leave the compute out")
+	case a.Mode != grant.Exclusive && a.Memory == 0:
+		return usage("mode %s needs an amount of memory, as 4GiB", a.Mode)
+	case a.Memory%(n*grant.MiB) != 0:
+		return usage("%s over %d GPUs does not divide evenly in MiB; %s would", a.Memory, n, (a.Memory/(n*grant.MiB)+1)*n*grant.MiB)
+	}
+	return nil
+}
+
+// seat is a GPU as a placement sees it.
+type seat struct {
+	gpu     grant.GPU
+	pool    *grant.Pool // nil where there are no pools
+	closed  string      // why it takes no grant at all
+	mode    grant.Mode  // "" when free
+	holders []string    // "g-... (limit, 4GiB)"
+	groups  []string    // owner groups that it serves
+	outside grant.Bytes // used by nobody's grant
+	space   grant.Bytes // what could be granted if nobody had any
+	free    grant.Bytes
+	compute int // percent not granted yet
+}
+
+// survey adds the ledger up, GPU by GPU.
+func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]seat, error) {
+	seats := make([]seat, len(inv.GPUs))
+	for i, gpu := range inv.GPUs {
+		pool, err := poolOf(gpu, p.Pools)
+		if err != nil {
+			return nil, err
+		}
+		s := seat{gpu: gpu, pool: pool, outside: v.Outside[gpu.UUID], compute: 100, closed: closedBy(gpu, v)}
+		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
+			s.closed = "is in no pool"
+		}
+		s.space = less(gpu.Memory, grant.Bytes(p.Rules.Reserve), s.outside)
+		s.free = s.space
+		for _, g := range v.Grants {
+			if g.ID != updated && g.Live(v.Now) {
+				s.seatGrant(g)
+			}
+		}
+		seats[i] = s
+	}
+	return seats, nil
+}
+
+// closedBy says why a GPU takes no grants, whatever is free on it.
+func closedBy(gpu grant.GPU, v grant.View) string {
+	for _, d := range v.Damaged {
+		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, gpu.UUID) {
+			return fmt.Sprintf("is closed: the ledger's entry %s is damaged (`gpuledger check` says how)", d.ID)
+		}
+	}
+	switch {
+	case gpu.Health != grant.Healthy:
+		return "is unhealthy: " + gpu.Health
+	case len(gpu.MIG) > 0:
+		return "is partitioned (mode mig)"
+	}
+	return ""
+}
+
+// less subtracts without going below zero.
+func less(b grant.Bytes, parts ...grant.Bytes) grant.Bytes {
+	for _, part := range parts {
+		b -= min(b, part)
+	}
+	return b
+}
+
+func (s *seat) seatGrant(g grant.Grant) {
+	for _, share := range g.GPUs {
+		if share.UUID != s.gpu.UUID {
+			continue
+		}
+		s.mode = g.Mode
+		s.free = less(s.free, share.Memory)
+		s.compute -= g.Compute
+		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))
+		if group := g.Owner.Group(); group != "" {
+			s.groups = append(s.groups, group)
+		}
+	}
+}
+
+// poolOf tells which pool a GPU is in; nil is none.
+func poolOf(gpu grant.GPU, pools []grant.Pool) (*grant.Pool, error) {
+	var in *grant.Pool
+	for i := range pools {
+		if !pools[i].Has(gpu) {
+			continue
+		}
+		if in != nil {
+			return nil, &grant.Refusal{Code: grant.ConfigInvalid, Message: fmt.Sprintf("GPU %d is in two pools", gpu.Index), Hint: "correct [[pool]] in the configuration"}
+		}
+		in = &pools[i]
+	}
+	return in, nil
+}
+
+// misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only its mode forbids it.
+func (a Ask) misfit(s seat) (why string, conflict bool) {
+	gpu := fmt.Sprintf("GPU %d ", s.gpu.Index)
+	switch {
+	case s.closed != "":
+		return gpu + s.closed, false
+	case s.pool != nil && len(s.pool.Modes) > 0 && !slices.Contains(s.pool.Modes, a.Mode):
+		return gpu + fmt.Sprintf("is in a pool for %v", s.pool.Modes), true
+	case s.mode != "" && (s.mode != a.Mode || a.Mode == grant.Exclusive):
+		return gpu + fmt.Sprintf("is in mode %s, held by %s", s.mode, strings.Join(s.holders, ", ")), true
+	case a.Mode == grant.Exclusive && s.outside > 0:
+		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
+	case a.each() > s.free:
+		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
+	case a.Compute > s.compute:
+		return gpu + fmt.Sprintf("has %d%% of its compute free", s.compute), false
+	}
+	return "", false
+}
+
+// named takes exactly the GPUs that the caller named.
+func (a Ask) named(seats []seat) ([]grant.Share, error) {
+	var chosen []seat
+	for _, name := range a.Names {
+		i := slices.IndexFunc(seats, func(s seat) bool { return s.gpu.UUID == name || fmt.Sprint(s.gpu.Index) == name })
+		if i < 0 {
+			return nil, &grant.NotFoundError{Message: fmt.Sprintf("cannot grant: this node has no GPU %q; it has %s", name, indexes(seats))}
+		}
+		if slices.ContainsFunc(chosen, func(s seat) bool { return s.gpu.UUID == seats[i].gpu.UUID }) {
+			return nil, &grant.UsageError{Message: fmt.Sprintf("cannot grant: GPU %q is named twice", name)}
+		}
+		chosen = append(chosen, seats[i])
+	}
+	var misfits []string
+	conflicts := 0
+	for _, s := range chosen {
+		if why, conflict := a.misfit(s); why != "" {
+			misfits = append(misfits, why)
+			if conflict {
+				conflicts++
+			}
+		}
+	}
+	if len(misfits) > 0 {
+		return nil, a.cannot(misfits, conflicts > 0)
+	}
+	return a.shares(chosen), nil
+}
+
+// choose takes GPUs by the placement: all from one pool, the first that has room.
+func (a Ask) choose(seats []seat) ([]grant.Share, error) {
+	var misfits []string
+	conflicts := 0
+	fitting := map[*grant.Pool][]seat{}
+	var pools []*grant.Pool
+	for _, s := range seats {
+		if why, conflict := a.misfit(s); why != "" {
+			misfits = append(misfits, why)
+			if conflict {
+				conflicts++
+			}
+			continue
+		}
+		if fitting[s.pool] == nil {
+			pools = append(pools, s.pool)
+		}
+		fitting[s.pool] = append(fitting[s.pool], s)
+	}
+	for _, pool := range pools {
+		if fits := fitting[pool]; len(fits) >= a.count() {
+			slices.SortStableFunc(fits, a.order(pool))
+			return a.shares(fits[:a.count()]), nil
+		}
+	}
+	if a.count() > len(seats) {
+		misfits = []string{fmt.Sprintf("this node has %d GPUs", len(seats))}
+	}
+	return nil, a.cannot(misfits, conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count())
+}
+
+// order sorts the seats of a pool by the placement, best first.
+func (a Ask) order(pool *grant.Pool) func(x, y seat) int {
+	placement := a.Place
+	if placement == "" && pool != nil {
+		placement = pool.Place
+	}
+	if placement == grant.Spread {
+		group := a.Owner.Group()
+		serves := func(s seat) int { return count(group != "" && slices.Contains(s.groups, group)) }
+		return func(x, y seat) int { return cmp.Or(serves(x)-serves(y), cmp.Compare(y.free, x.free)) }
+	}
+	taken := func(s seat) int { return count(s.mode != "") }
+	return func(x, y seat) int { return cmp.Or(taken(y)-taken(x), cmp.Compare(x.free, y.free)) }
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// shares turns seats into the grant's shares, by index.
+func (a Ask) shares(seats []seat) []grant.Share {
+	shares := make([]grant.Share, len(seats))
+	for i, s := range seats {
+		memory := a.each()
+		if a.Mode == grant.Exclusive {
+			memory = s.space
+		}
+		shares[i] = grant.Share{UUID: s.gpu.UUID, Index: s.gpu.Index, Memory: memory}
+	}
+	slices.SortFunc(shares, func(x, y grant.Share) int { return x.Index - y.Index })
+	return shares
+}
+
+// cannot says why there is no room, and what is free where.
+func (a Ask) cannot(misfits []string, conflict bool) error {
+	what := fmt.Sprintf("%s on each of %d GPUs", a.each(), a.count())
+	switch {
+	case a.Mode == grant.Exclusive:
+		what = fmt.Sprintf("%d whole GPUs", a.count())
+	case a.count() == 1:
+		what = a.each().String() + " on a GPU"
+	}
+	if a.Compute > 0 {
+		what += fmt.Sprintf(" with %d%% of its compute", a.Compute)
+	}
+	r := &grant.Refusal{Code: grant.NoCapacity, Message: fmt.Sprintf("cannot grant %s in mode %s: %s", what, a.Mode, strings.Join(misfits, "; ")),
+		Hint: "`gpuledger inspect` shows who holds what; release a grant or ask for less"}
+	if conflict {
+		r.Code = grant.ModeConflict
+		r.Hint = "a GPU is in one mode at a time, until its last grant is released"
+	}
+	return r
+}
+
+func indexes(seats []seat) string {
+	names := make([]string, len(seats))
+	for i, s := range seats {
+		names[i] = fmt.Sprint(s.gpu.Index)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,79 @@
+package admission
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// The hints that several refusals share.
+const (
+	hintRequest = "this node shares its GPUs by grant; request a share (docs/requesting.md)"
+	hintVoid    = hintRequest + " or set NVIDIA_VISIBLE_DEVICES=void"
+	hintInside  = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
+)
+
+// sentence is how one code is told to a tenant: about the container, its grant, and where in the spec the reason stands.
+// It never names another tenant.
+type sentence struct {
+	without, with string // after `container "x" `; with is for a container that holds a grant, where that differs
+	hint          string
+}
+
+// sentences has a row for each code that a decision gives. In the texts {v} is the vector, {x} its value, {g} the grant.
+var sentences = map[grant.Code]sentence{
+	grant.LedgerUnreadable:    {without: "names grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
+	grant.AnnotationMalformed: {without: "carries {v}, which cannot be read: {x}", hint: "correct it, or remove it"},
+	grant.AnnotationMismatch: {without: "carries {v} ({x}), which disagrees with its other references", with: "carries {v} ({x}), which disagrees with grant {g}",
+		hint: "all references and allocations of a container must name one grant, as it stands in the ledger"},
+	grant.GrantNotFound: {without: "refers to a grant by {v}, but the ledger has no grant that it opens", hint: "a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; " +
+		"the grant may have been released"},
+	grant.GrantOwnerMismatch:         {without: "refers to grant {x} by {v}, which belongs to another owner", hint: "a pod's grant is used by the pod and container that it names, and by nobody else"},
+	grant.GrantExpired:               {without: "holds grant {x}, whose time is over", hint: "request a new grant, or have this one's time extended before it ends"},
+	grant.GrantInUse:                 {without: "holds grant {x}, which a container uses already", hint: "a grant serves one container at a time; it is free again when that container has ended"},
+	grant.GPUUnhealthy:               {without: "holds a grant of {v}, which {x}", hint: "release the grant and request another one; an administrator sees the GPUs with `gpuledger gpus`"},
+	grant.LimitUnenforceable:         {without: "would be held to its grant by strength {x}, which is less than this node's minimum_strength", hint: "drop its privileges, or ask for a mode that this node enforces better"},
+	grant.VisibleDevicesAll:          {without: "asks for all GPUs through {v} but holds no grant", hint: hintVoid},
+	grant.VisibleDevicesOutsideGrant: {without: "asks for GPUs {x} through {v} but holds no grant", with: "asks for GPUs {x} through {v}, which are not all in its grant {g}", hint: hintVoid},
+	grant.GPUEnv:                     {without: "asks for GPU features through {v}={x} but holds no grant", hint: hintRequest + " or unset it"},
+	grant.GPUDeviceNode:              {without: "brings the GPU device {v} ({x}) but holds no grant", with: "brings the GPU device {v} ({x}), which is not in its grant {g}", hint: hintRequest},
+	grant.GPUDeviceRule:              {without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant", with: "may open GPU devices beyond its grant {g} by its device rules ({v}: {x})", hint: hintRequest},
+	grant.GPUBindMount:               {without: "mounts GPU devices by {v} from {x} but holds no grant", with: "mounts GPU devices by {v} from {x}, which are not in its grant {g}", hint: hintRequest},
+	grant.GPUSocket:                  {without: "mounts {x} of gpuledger by {v}", hint: "the ledger's directories are no container's; remove the mount"},
+	grant.GPUHook:                    {without: "has a hook that injects GPUs ({v}) but holds no grant", hint: hintRequest},
+	grant.CDIDeviceOutsideGrant:      {without: "asks for CDI devices {x} through {v} but holds no grant", with: "asks for CDI devices {x} through {v}, which grant {g} does not cover", hint: hintRequest},
+	grant.PrivilegedGPU: {without: "is privileged, so it reaches every GPU of this node ({v}: {x}), but holds no grant", hint: hintRequest + ", drop the privilege, " +
+		"or have the administrator set privileged = \"strip\" or an exemption"},
+}
+
+// text is what a tenant is told, and what to do about it.
+func (c *asking) text(code grant.Code, vector, value string) (message, hint string) {
+	s := sentences[code]
+	message, hint = s.without, s.hint
+	id := ""
+	if c.grant != nil {
+		id = string(c.grant.ID)
+		if s.with != "" {
+			message = s.with
+		}
+		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket {
+			hint = hintInside
+		}
+	}
+	filled := strings.NewReplacer("{v}", place(vector), "{x}", value, "{g}", id).Replace(message)
+	return fmt.Sprintf("container %q %s", c.request.Container.Name(), filled), hint
+}
+
+// place writes a vector as a person would say it.
+func place(vector string) string {
+	kind, name, found := strings.Cut(vector, ":")
+	if !found {
+		return vector
+	}
+	switch kind {
+	case "annotation", "mount", "rule", "hook":
+		return kind + " " + name
+	}
+	return name
+}

@@ -1,0 +1,202 @@
+// Package edit translates a verdict's edits into what each consumer takes: an OCI spec here.
+package edit
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// OCI applies a verdict to a config.json. What the verdict does not name keeps its bytes; applying it to its own result
+// changes nothing.
+func OCI(config []byte, v grant.Verdict) ([]byte, error) {
+	e := ociEdit{verdict: v}
+	doc := jsontext.Value(config)
+	for _, part := range []struct {
+		path []string
+		fn   func(jsontext.Value) (jsontext.Value, error)
+	}{
+		{[]string{"process", "env"}, e.env},
+		{[]string{"linux", "devices"}, e.devices},
+		{[]string{"linux", "resources", "devices"}, e.rules},
+		{[]string{"mounts"}, e.mounts},
+		{[]string{"hooks"}, e.hooks},
+		{[]string{"annotations"}, e.annotations},
+	} {
+		var err error
+		if doc, err = change(doc, part.path, part.fn); err != nil {
+			return nil, fmt.Errorf("cannot edit %s: %w", strings.Join(part.path, "."), err)
+		}
+	}
+	return doc, nil
+}
+
+type ociEdit struct{ verdict grant.Verdict }
+
+func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
+	return slices.Contains(e.verdict.Removed, grant.Removal{Kind: kind, Name: name})
+}
+
+// env takes out every occurrence of what is removed or set, then sets: readers disagree on which duplicate counts.
+func (e ociEdit) env(old jsontext.Value) (jsontext.Value, error) {
+	set := map[string]bool{}
+	for _, entry := range e.verdict.Edits.Env {
+		name, _, _ := strings.Cut(entry, "=")
+		set[name] = true
+	}
+	add, err := values(e.verdict.Edits.Env)
+	if err != nil {
+		return nil, err
+	}
+	return list(old, func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return !set[name] && !e.removes(grant.RemoveEnv, name)
+	}, add)
+}
+
+func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
+	ours := map[string]bool{}
+	var devices []specs.LinuxDevice
+	for _, n := range e.verdict.Edits.DeviceNodes {
+		ours[n.Path] = true
+		devices = append(devices, ociDevice(n))
+	}
+	add, err := values(devices)
+	if err != nil {
+		return nil, err
+	}
+	return list(old, func(d specs.LinuxDevice) bool { return !ours[d.Path] && !e.removes(grant.RemoveDevice, d.Path) }, add)
+}
+
+func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
+	root := uint32(0)
+	return specs.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: n.FileMode, UID: &root, GID: &root}
+}
+
+// rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
+func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
+	rules := Rules(e.verdict)
+	add, err := values(rules)
+	if err != nil {
+		return nil, err
+	}
+	if e.verdict.Narrow {
+		return list(nil, func(specs.LinuxDeviceCgroup) bool { return true }, add)
+	}
+	return list(old, func(r specs.LinuxDeviceCgroup) bool {
+		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
+			!e.removes(grant.RemoveRule, ruleName(r))
+	}, add)
+}
+
+// Rules writes a verdict's device rules as runtime-spec does. A list that replaces the spec's begins by denying all.
+func Rules(v grant.Verdict) []specs.LinuxDeviceCgroup {
+	var rules []specs.LinuxDeviceCgroup
+	if v.Narrow {
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"})
+	}
+	for _, r := range v.Rules {
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: r.Allow, Type: string(r.Type), Major: number(r.Major), Minor: number(r.Minor), Access: r.Access})
+	}
+	return rules
+}
+
+// number leaves a wildcard out, as engines do.
+func number(n int64) *int64 {
+	if n < 0 {
+		return nil
+	}
+	return &n
+}
+
+func sameDevice(a, b specs.LinuxDeviceCgroup) bool {
+	return a.Allow == b.Allow && ruleName(a) == ruleName(b)
+}
+
+// ruleName is how a Removal names a rule.
+func ruleName(r specs.LinuxDeviceCgroup) string {
+	digits := func(n *int64) string {
+		if n == nil || *n < 0 {
+			return "*"
+		}
+		return fmt.Sprint(*n)
+	}
+	return r.Type + " " + digits(r.Major) + ":" + digits(r.Minor)
+}
+
+func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
+	var mounts []specs.Mount
+	ours := map[string]bool{}
+	for _, m := range e.verdict.Edits.Mounts {
+		ours[m.ContainerPath] = true
+		mounts = append(mounts, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+	}
+	add, err := values(mounts)
+	if err != nil {
+		return nil, err
+	}
+	return list(old, func(m specs.Mount) bool { return !ours[m.Destination] && !e.removes(grant.RemoveMount, m.Destination) }, add)
+}
+
+// hooks removes injectors from every stage.
+func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
+	stages, err := read(old)
+	if err != nil {
+		return nil, err
+	}
+	doc := old
+	for _, stage := range stages {
+		if stage.value.Kind() != '[' {
+			continue
+		}
+		var name string
+		if err := json.Unmarshal(stage.name, &name); err != nil {
+			return nil, err
+		}
+		doc, err = change(doc, []string{name}, func(hooks jsontext.Value) (jsontext.Value, error) {
+			return list(hooks, func(h specs.Hook) bool { return !e.removes(grant.RemoveHook, h.Path) }, nil)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return doc, nil
+}
+
+func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
+	members, err := read(old)
+	if err != nil {
+		return nil, err
+	}
+	kept := slices.DeleteFunc(slices.Clone(members), func(m member) bool {
+		var key string
+		return json.Unmarshal(m.name, &key) == nil && e.removes(grant.RemoveAnnotation, key)
+	})
+	if len(kept) == len(members) {
+		return old, nil
+	}
+	if len(kept) == 0 {
+		return jsontext.Value("{}"), nil
+	}
+	return write(kept), nil
+}
+
+// values writes each item as JSON.
+func values[T any](items []T) ([]jsontext.Value, error) {
+	var vs []jsontext.Value
+	for _, item := range items {
+		v, err := json.Marshal(item, json.Deterministic(true), json.OmitZeroStructFields(false))
+		if err != nil {
+			return nil, err
+		}
+		vs = append(vs, v)
+	}
+	return vs, nil
+}

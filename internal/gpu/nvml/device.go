@@ -1,0 +1,102 @@
+//go:build cgo
+
+package nvml
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// device is one GPU as NVML and the kernel tell of it.
+type device struct {
+	lib nvml.Interface
+	nvml.Device
+	host host.Host
+}
+
+// gpu reads all of the GPU. What makes it useless goes into its health; what leaves it unknown is an error.
+func (d device) gpu(index int) (grant.GPU, error) {
+	g := grant.GPU{Index: index, NUMA: -1, Render: []string{}, MIG: []grant.MIGDevice{}, Health: grant.Healthy}
+	uuid, ret := d.GetUUID()
+	if ret != nvml.SUCCESS {
+		return g, fmt.Errorf("its UUID can't be read: %v", ret)
+	}
+	g.UUID = uuid
+	d.place(&g)
+	if err := d.minor(&g); err != nil {
+		return g, err
+	}
+	d.name(&g)
+	d.memory(&g)
+	d.partitions(&g)
+	return g, nil
+}
+
+// ail sets the health to the first thing that was found wrong: what follows a lost GPU are echoes.
+func ail(g *grant.GPU, format string, args ...any) {
+	if g.Health == grant.Healthy {
+		g.Health = fmt.Sprintf(format, args...)
+	}
+}
+
+// place finds where the GPU sits. The numbers make the name that sysfs has, four digits of domain or more; NVML's own
+// text has eight. A GPU is always function 0.
+func (d device) place(g *grant.GPU) {
+	pci, ret := d.GetPciInfo()
+	if ret != nvml.SUCCESS {
+		ail(g, "its PCI address can't be read: %v", ret)
+		return
+	}
+	g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	g.NUMA = numaNode(d.host, g.PCI)
+	g.Render = drmNodes(d.host, g.PCI)
+}
+
+// minor finds N of /dev/nvidiaN. There is no inventory without it: a number that is guessed is somebody else's GPU.
+func (d device) minor(g *grant.GPU) error {
+	minor, ret := d.GetMinorNumber()
+	if ret == nvml.SUCCESS {
+		g.Minor = minor
+		return nil
+	}
+	ail(g, "its minor number can't be read: %v", ret)
+	info, err := readInformation(d.host, g.PCI)
+	if err != nil {
+		return fmt.Errorf("its minor number can't be read: %v (%w)", ret, err)
+	}
+	g.Minor = info.minor
+	return nil
+}
+
+func (d device) name(g *grant.GPU) {
+	name, ret := d.GetName()
+	if ret != nvml.SUCCESS {
+		ail(g, "its name can't be read: %v", ret)
+	}
+	g.Name = name
+}
+
+// memory is what can be granted: the driver keeps a part of a GPU for itself, which only version 2 of the call tells
+// (nvml.h, nvmlMemory_v2_t). The older call counts that part as used, so its total is some hundred MiB too much.
+func (d device) memory(g *grant.GPU) {
+	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
+		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
+			g.Memory = grant.Bytes(m.Total - m.Reserved)
+			return
+		}
+	}
+	m, ret := d.GetMemoryInfo()
+	switch {
+	case ret == nvml.ERROR_NOT_SUPPORTED:
+		ail(g, "it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the host's memory")
+	case ret != nvml.SUCCESS:
+		ail(g, "its memory can't be read: %v", ret)
+	case m.Total == 0:
+		ail(g, "NVML reports no memory for it")
+	}
+	g.Memory = grant.Bytes(m.Total)
+}

@@ -1,0 +1,54 @@
+package grant
+
+// Code says why a container was refused. The list is closed: users, alerts and documentation rely on it.
+type Code string
+
+// The refusal codes, in the order of their weight.
+const (
+	Internal                   Code = "internal"
+	ConfigInvalid              Code = "config-invalid"
+	SpecInvalid                Code = "spec-invalid"
+	InventoryMissing           Code = "inventory-missing"
+	InventoryStale             Code = "inventory-stale"
+	LedgerUnreadable           Code = "ledger-unreadable"
+	AnnotationMalformed        Code = "annotation-malformed"
+	AnnotationMismatch         Code = "annotation-mismatch"
+	GrantNotFound              Code = "grant-not-found"
+	GrantOwnerMismatch         Code = "grant-owner-mismatch"
+	GrantExpired               Code = "grant-expired"
+	GrantInUse                 Code = "grant-in-use"
+	GPUUnhealthy               Code = "gpu-unhealthy"
+	ModeConflict               Code = "mode-conflict"
+	NoCapacity                 Code = "no-capacity"
+	LimitUnenforceable         Code = "limit-unenforceable"
+	MPSNotReady                Code = "mps-not-ready"
+	InjectionImpossible        Code = "injection-impossible"
+	VisibleDevicesAll          Code = "visible-devices-all"
+	VisibleDevicesOutsideGrant Code = "visible-devices-outside-grant"
+	GPUEnv                     Code = "gpu-env"
+	GPUDeviceNode              Code = "gpu-device-node"
+	GPUDeviceRule              Code = "gpu-device-rule"
+	GPUBindMount               Code = "gpu-bind-mount"
+	GPUSocket                  Code = "gpu-socket"
+	GPUHook                    Code = "gpu-hook"
+	CDIDeviceOutsideGrant      Code = "cdi-device-outside-grant"
+	PrivilegedGPU              Code = "privileged-gpu"
+)
+
+// Codes lists every code. Where several apply to one container, the first of them by this order is its code.
+var Codes = []Code{
+	Internal, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale, LedgerUnreadable, AnnotationMalformed,
+	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse, GPUUnhealthy, ModeConflict, NoCapacity,
+	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll, VisibleDevicesOutsideGrant, GPUEnv,
+	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,
+}
+
+// Rank is the code's place in Codes; an unknown code ranks first, as the bug that it is.
+func (c Code) Rank() int {
+	for i, known := range Codes {
+		if c == known {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,109 @@
+package grant
+
+import (
+	"slices"
+	"time"
+)
+
+// Grant is one entry of the ledger: who may use which GPUs, how many bytes on each, how much compute, in which mode.
+type Grant struct {
+	ID       ID
+	Owner    Owner
+	Secret   string // SecretHash of its secret; empty for a pod's grant
+	Label    string // free text of whoever granted it
+	Mode     Mode
+	Strength Strength
+	GPUs     []Share // by index, none twice
+	Compute  int     // percent of each GPU, 1 to 100; 0 is no share of its own and no limit
+	Source   string  // who entered it: "cli", "adopted", ...
+	Created  time.Time
+	Expires  time.Time // zero: never
+	Draining bool      // released while bound: it counts until its container is gone
+
+	Bindings []Binding // live and unknown ones only; they lie in the run directory and die with the boot
+}
+
+// Share is a grant's part of one GPU.
+type Share struct {
+	UUID   string `json:"uuid"`
+	Index  int    `json:"index"`  // when it was granted; the UUID is what counts
+	Memory Bytes  `json:"memory"` // for an exclusive grant all of the GPU's
+}
+
+// Memory is the sum over the grant's GPUs.
+func (g Grant) Memory() Bytes {
+	var sum Bytes
+	for _, s := range g.GPUs {
+		sum += s.Memory
+	}
+	return sum
+}
+
+// Has reports whether the grant covers the GPU.
+func (g Grant) Has(uuid string) bool {
+	return slices.ContainsFunc(g.GPUs, func(s Share) bool { return s.UUID == uuid })
+}
+
+// Expired reports whether the grant's time is over.
+func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
+
+// Live reports whether the grant counts against its GPUs: one that is expired or released counts only until its last
+// container is gone.
+func (g Grant) Live(now time.Time) bool {
+	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now)
+}
+
+// State is what a reader of the ledger is shown of a grant.
+type State string
+
+// The states of a grant.
+const (
+	Free     State = "free"     // no container uses it
+	Bound    State = "bound"    // a container uses it
+	Draining State = "draining" // released or expired, its container still there
+	Unknown  State = "unknown"  // bound in another pid namespace: it can't be told from here, so it is never free
+)
+
+// State derives the grant's state from its bindings.
+func (g Grant) State(now time.Time) State {
+	switch {
+	case slices.ContainsFunc(g.Bindings, func(b Binding) bool { return b.Life == LifeUnknown }):
+		return Unknown
+	case len(g.Bindings) > 0 && (g.Draining || g.Expired(now)):
+		return Draining
+	case len(g.Bindings) > 0:
+		return Bound
+	}
+	return Free
+}
+
+// Binding is a grant in use by one container. It says enough to tell, from the kernel alone, whether that is still so.
+type Binding struct {
+	Grant       ID        `json:"grant"`
+	RuntimeRoot string    `json:"runtime_root"` // the real runtime's --root
+	Container   string    `json:"container"`    // the id there
+	Bundle      string    `json:"bundle"`
+	Creator     Process   `json:"creator"` // the wrapper, which becomes the real runtime by exec
+	PIDNS       uint64    `json:"pid_namespace"`
+	BootID      string    `json:"boot_id"`
+	Created     time.Time `json:"created"`
+
+	Life Life `json:"-"` // as its reader found it
+	PID  int  `json:"-"` // the container's init when it runs, else 0
+}
+
+// Process is a process that no reused pid is mistaken for.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // field 22 of /proc/PID/stat: clock ticks since the boot
+}
+
+// Life is whether a binding's container is there.
+type Life int
+
+// A binding is dead only where the kernel says so.
+const (
+	LifeUnknown Life = iota
+	Alive
+	Dead
+)

@@ -1,0 +1,73 @@
+package grant
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Owner is who may use a grant: "pod:UID/CONTAINER", "claim:UID" or "bearer". An owner other than bearer has at most
+// one live grant.
+type Owner string
+
+// Bearer owns nothing by name: whoever presents the grant's id and secret is it.
+const Bearer Owner = "bearer"
+
+// PodOwner is the owner of a grant that one container of a pod proves by its identity.
+func PodOwner(uid, container string) Owner { return Owner("pod:" + uid + "/" + container) }
+
+// ParseOwner reads an owner. UIDs and container names are letters, digits, '.', '_' and '-'.
+func ParseOwner(text string) (Owner, error) {
+	bad := fmt.Errorf("cannot read owner %q: want pod:UID/CONTAINER, claim:UID or bearer", text)
+	kind, rest, _ := strings.Cut(text, ":")
+	switch kind {
+	case "bearer":
+		if text != "bearer" {
+			return "", bad
+		}
+	case "pod":
+		uid, container, found := strings.Cut(rest, "/")
+		if !found || !isName(uid) || !isName(container) {
+			return "", bad
+		}
+	case "claim":
+		if !isName(rest) {
+			return "", bad
+		}
+	default:
+		return "", bad
+	}
+	return Owner(text), nil
+}
+
+// HasSecret reports whether using the grant takes its secret. A pod's identity proves its grant without one.
+func (o Owner) HasSecret() bool { return !o.IsPod() }
+
+// IsPod reports whether a container's trusted identity is what proves the owner.
+func (o Owner) IsPod() bool { return strings.HasPrefix(string(o), "pod:") }
+
+// IsClaim reports whether several containers share the grant.
+func (o Owner) IsClaim() bool { return strings.HasPrefix(string(o), "claim:") }
+
+// Group is what spread placement keeps apart: the pod or the claim. Bearers have none.
+func (o Owner) Group() string {
+	group, _, _ := strings.Cut(string(o), "/")
+	if o == Bearer {
+		return ""
+	}
+	return group
+}
+
+// isName accepts what Kubernetes makes of UIDs and names, and nothing that could be a path.
+func isName(s string) bool {
+	if s == "" || len(s) > 253 || s == "." || s == ".." {
+		return false
+	}
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,137 @@
+package grant
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Policy is the configuration file as a value; `toml` names its keys. Package policy reads and checks it.
+type Policy struct {
+	StateDir    string      `toml:"state_dir"`
+	RunDir      string      `toml:"run_dir"`
+	Engine      Engine      `toml:"engine"`
+	Runtime     Runtime     `toml:"runtime"`
+	Inventory   Source      `toml:"inventory"`
+	Rules       Rules       `toml:"policy"`
+	Annotations Annotations `toml:"annotations"`
+	Enforcement Enforcement `toml:"enforcement"`
+	Pools       []Pool      `toml:"pool"`
+	Daemon      Daemon      `toml:"daemon"`
+	Audit       Audit       `toml:"audit"`
+}
+
+// Engine decides which of a container's annotations can be trusted.
+type Engine string
+
+// The engines that gpuledger knows. None trusts no annotation.
+const (
+	Containerd Engine = "containerd"
+	CRIO       Engine = "cri-o"
+	Podman     Engine = "podman"
+	Docker     Engine = "docker"
+	NoEngine   Engine = "none"
+)
+
+// Runtime is the real OCI runtime behind the wrapper.
+type Runtime struct {
+	Path []string `toml:"path"` // names or absolute paths; the first one found is used
+}
+
+// Source is where the inventory comes from.
+type Source struct {
+	Source     SourceKind `toml:"source"`
+	File       string     `toml:"file"`        // the description, when simulated
+	DriverRoot string     `toml:"driver_root"` // where the driver's user space is found
+}
+
+// Rules are the choices of the [policy] table.
+type Rules struct {
+	Mode            RulesMode   `toml:"mode"`
+	Ungranted       Ungranted   `toml:"ungranted"`
+	Privileged      Privileged  `toml:"privileged"`
+	MinimumStrength Strength    `toml:"minimum_strength"`
+	Reserve         Size        `toml:"reserve"` // kept free on each GPU
+	OnOverGrant     Reaction    `toml:"on_over_grant"`
+	OnOutsideLedger Reaction    `toml:"on_outside_ledger"`
+	DeviceEnv       []string    `toml:"device_env"` // environment variables that some injector takes GPUs from
+	Exempt          []Exemption `toml:"exempt"`
+}
+
+// Exemption lets containers pass without a grant. Its keys are globs over the trusted identity; all given must match.
+type Exemption struct {
+	Namespace string `toml:"namespace"`
+	Pod       string `toml:"pod"`
+	Container string `toml:"container"`
+}
+
+// Annotations says how far allocation annotations are believed, and in which dialects.
+type Annotations struct {
+	Trust    Trust     `toml:"trust"`
+	Dialects []Dialect `toml:"dialects"`
+}
+
+// Enforcement chooses how limits are enforced and what NVIDIA_VISIBLE_DEVICES says.
+type Enforcement struct {
+	Limit          LimitBackend   `toml:"limit"`
+	VisibleDevices VisibleDevices `toml:"visible_devices"`
+}
+
+// Pool is a set of GPUs with modes and a placement of its own. Without any pool all GPUs take all modes.
+type Pool struct {
+	GPUs  []string  `toml:"gpus"` // indexes, ranges as 0-3, or UUIDs
+	Modes []Mode    `toml:"modes"`
+	Place Placement `toml:"place"`
+}
+
+// Has reports whether the pool names the GPU.
+func (p Pool) Has(gpu GPU) bool {
+	for _, name := range p.GPUs {
+		first, last, err := ParseRange(name)
+		if gpu.UUID == name || err == nil && first <= gpu.Index && gpu.Index <= last {
+			return true
+		}
+	}
+	return false
+}
+
+// ParseRange reads a pool's GPUs: "3" is 3 to 3, "0-3" is 0 to 3. A UUID is no range: first and last are -1.
+func ParseRange(name string) (first, last int, err error) {
+	if name == "" {
+		return 0, 0, errors.New("a GPU's name is empty")
+	}
+	if name[0] < '0' || name[0] > '9' {
+		return -1, -1, nil
+	}
+	from, to, isRange := strings.Cut(name, "-")
+	first, err = strconv.Atoi(from)
+	last = first
+	if err == nil && isRange {
+		last, err = strconv.Atoi(to)
+	}
+	if err != nil || last < first {
+		return 0, 0, fmt.Errorf("%q is no index and no range as 0-3", name)
+	}
+	return first, last, nil
+}
+
+// Placement chooses among GPUs when the caller names none.
+type Placement string
+
+// The placements.
+const (
+	Binpack Placement = "binpack" // the fullest GPU of a fitting mode that still fits
+	Spread  Placement = "spread"  // the emptiest, away from the owner's others
+)
+
+// Daemon configures gpuledgerd.
+type Daemon struct {
+	Listen   string `toml:"listen"`
+	Interval string `toml:"interval"`
+}
+
+// Audit configures the audit log.
+type Audit struct {
+	File string `toml:"file"` // "" is off
+}

@@ -1,0 +1,83 @@
+package grant
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// ID names a grant in public: logs, metrics, labels. It is "g-" and 12 lower-case letters.
+type ID string
+
+// Reference is how a container says which grant is its own: the id alone for a pod's grant, id and secret for a
+// bearer's or a claim's.
+type Reference struct {
+	ID     ID
+	Secret string // 32 hexadecimal digits, or empty
+}
+
+const (
+	idLetters   = 12
+	secretBytes = 16
+)
+
+// NewID makes an id from random bytes, 16 of them.
+func NewID(random [16]byte) ID {
+	id := []byte("g-")
+	for _, b := range random[:idLetters] {
+		id = append(id, 'a'+b%26)
+	}
+	return ID(id)
+}
+
+// NewSecret makes a secret from 16 random bytes.
+func NewSecret(random [16]byte) string { return hex.EncodeToString(random[:]) }
+
+// SecretHash is what the ledger keeps of a secret: a reader of its files cannot use the grant.
+func SecretHash(secret string) string {
+	sum := sha256.Sum256([]byte("gpuledger grant secret\x00" + secret))
+	return hex.EncodeToString(sum[:])
+}
+
+// ParseID reads an id.
+func ParseID(text string) (ID, error) {
+	letters, found := strings.CutPrefix(text, "g-")
+	ok := found && len(letters) == idLetters
+	for _, c := range []byte(letters) {
+		ok = ok && 'a' <= c && c <= 'z'
+	}
+	if !ok {
+		return "", fmt.Errorf("cannot read grant id %q: want g- and %d lower-case letters", text, idLetters)
+	}
+	return ID(text), nil
+}
+
+// ParseReference reads ID or ID.SECRET. Its error does not repeat the text: it may hold a secret with a typing error.
+func ParseReference(text string) (Reference, error) {
+	name, secret, hasSecret := strings.Cut(text, ".")
+	id, err := ParseID(name)
+	if err != nil {
+		return Reference{}, fmt.Errorf("cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it")
+	}
+	if hasSecret {
+		if raw, err := hex.DecodeString(secret); err != nil || len(raw) != secretBytes || strings.ToLower(secret) != secret {
+			return Reference{}, fmt.Errorf("cannot read grant reference %s: the secret after the dot is not %d hexadecimal digits", id, 2*secretBytes)
+		}
+	}
+	return Reference{ID: id, Secret: secret}, nil
+}
+
+// String is the reference as a container presents it, secret included. Never log it: log the ID.
+func (r Reference) String() string {
+	if r.Secret == "" {
+		return string(r.ID)
+	}
+	return string(r.ID) + "." + r.Secret
+}
+
+// Opens reports whether the reference proves the right to a grant that keeps this hash.
+func (r Reference) Opens(hash string) bool {
+	return r.Secret != "" && subtle.ConstantTimeCompare([]byte(SecretHash(r.Secret)), []byte(hash)) == 1
+}

@@ -1,0 +1,149 @@
+package grant
+
+// Request is what a container asks for, read from its spec: every way in which it can reach a GPU, and what it says
+// about grants. It is a claim; only a grant makes it true.
+type Request struct {
+	Container   Container
+	Sandbox     bool     // a pod's sandbox by its engine's trusted key: it never asks
+	Privileged  bool     // its device rules let it open everything
+	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
+	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
+	Hits        []Hit
+	References  []Mention
+	Allocations []Allocation
+	Devices     DeviceMap // what the finder told GPU nodes by
+}
+
+// Container is who asks, as far as it can be known.
+type Container struct {
+	Engine      Engine
+	RuntimeRoot string // the real runtime's --root; empty where nothing is created
+	ID          string
+	Bundle      string
+	Pod         Identity // trusted; zero where the engine vouches for nothing
+}
+
+// Name is what a person calls the container.
+func (c Container) Name() string {
+	if c.Pod.Container != "" {
+		return c.Pod.Container
+	}
+	return c.ID
+}
+
+// Identity is a container's place in a pod, from annotations that only the engine can have written.
+type Identity struct {
+	UID       string // of the pod; empty on engines that do not tell it
+	Namespace string
+	Pod       string
+	Container string
+}
+
+// Owner is whose grants the identity proves; empty when it proves none.
+func (i Identity) Owner() Owner {
+	if i.UID == "" || i.Container == "" {
+		return ""
+	}
+	return PodOwner(i.UID, i.Container)
+}
+
+// Hit is one way to a GPU that a spec contains.
+type Hit struct {
+	Vector  string // where: "env:NVIDIA_VISIBLE_DEVICES", "device:/dev/nvidia0", "rule:3", "mount:/dev", ...
+	Value   string // what stands there
+	Code    Code   // what refuses it when no grant covers it
+	Cover   Cover  // how a grant can cover it
+	GPUs    []string
+	Node    Node
+	Removal Removal // how to take it out of the spec
+}
+
+// Cover is how a grant covers a Hit.
+type Cover int
+
+// The covers.
+const (
+	CoverNever  Cover = iota // no grant does
+	CoverGPUs                // each of Hit.GPUs (UUIDs or indexes; "all" stands for the granted ones) must be granted
+	CoverNode                // Hit.Node must come with the grant
+	CoverDrop                // a grant drops it: what it asks for is injected by us
+	CoverNarrow              // a grant puts its own device rules in place of the spec\'s
+)
+
+// Node is a device node as the driver knows it, whatever its path.
+type Node struct {
+	Class NodeClass
+	Minor int // -1: all of the class
+}
+
+// NodeClass is what a device node of the driver is for: its name in /proc/devices, major 195 told apart by minor.
+type NodeClass string
+
+// The classes that a decision tells apart. Any other character device of NVIDIA's driver has its name as class.
+const (
+	ClassGPU     NodeClass = "nvidia"         // /dev/nvidiaN
+	ClassControl NodeClass = "nvidiactl"      // /dev/nvidiactl
+	ClassModeset NodeClass = "nvidia-modeset" // /dev/nvidia-modeset
+	ClassUVM     NodeClass = "nvidia-uvm"     // /dev/nvidia-uvm, /dev/nvidia-uvm-tools
+	ClassCaps    NodeClass = "nvidia-caps"    // /dev/nvidia-caps/*
+	ClassDRM     NodeClass = "drm"            // /dev/dri/* of an NVIDIA GPU
+)
+
+// Majors and minors that the driver has had from its beginning (nv-chardev-numbers.h), and Linux's DRM.
+const (
+	MajorNVIDIA  = 195
+	MinorControl = 255
+	MinorModeset = 254
+	MajorDRM     = 226
+)
+
+// DeviceMap tells the character devices of GPUs from others on this node. Majors are read from the system and never
+// baked in, but for 195.
+type DeviceMap struct {
+	Majors map[int]NodeClass // of NVIDIA's driver
+	DRM    map[int]bool      // minors of major 226; true: an NVIDIA GPU's. Nil where nothing asked for it.
+}
+
+// Removal is something that an edit takes out of a spec, by name, so that it can be taken out twice.
+type Removal struct {
+	Kind RemovalKind
+	Name string // the variable, the node's path, the hook's path, the annotation's key, the mount's destination
+}
+
+// RemovalKind is the part of a spec that a Removal is about.
+type RemovalKind string
+
+// The kinds of removal.
+const (
+	RemoveEnv        RemovalKind = "env"
+	RemoveDevice     RemovalKind = "device"
+	RemoveHook       RemovalKind = "hook"
+	RemoveAnnotation RemovalKind = "annotation"
+	RemoveMount      RemovalKind = "mount"
+	RemoveRule       RemovalKind = "rule" // named as "c 195:254"
+)
+
+// String is the removal as explain prints it.
+func (r Removal) String() string { return string(r.Kind) + ":" + r.Name }
+
+// Mention is a reference to a grant that a container carries.
+type Mention struct {
+	Source string // "annotation:gpuledger.dev/grant.train", "env:GPULEDGER_GRANT"
+	Asks   bool   // it names this container; a pod-level annotation is there for all and makes nobody a requester
+	Reference
+	Malformed string // the reader's error, when it cannot be read
+}
+
+// Allocation is what a scheduler wrote about a container. It must agree with the grant; it is none by itself.
+type Allocation struct {
+	Source  string   // dialect and key, as "annotation:gpuledger.dev/memory"
+	Asks    bool     // it names this container, so it is a request
+	GPUs    []string // UUIDs or indexes; nil: it does not say
+	Memory  Bytes    // in all; 0: it does not say
+	Units   int      // gpushare counts in GiB or MiB, which only the card's total tells apart; on each GPU
+	Total   int      // gpushare's total of the card in the same unit; 0: it does not say
+	Compute int      // percent; 0: it does not say
+	Mode    Mode
+
+	Malformed string
+}

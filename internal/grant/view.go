@@ -1,0 +1,29 @@
+package grant
+
+import "time"
+
+// View is what the ledger shows to a decision: the grants that the decision needs, and nothing that could change under
+// it. A placement needs all of them; an admission only those that the container names or owns.
+type View struct {
+	Now      time.Time
+	Grants   []Grant
+	Damaged  []Damage
+	Outside  map[string]Bytes // by UUID: memory that the watch found in use by nobody's grant; it counts as taken
+	Problems []Problem        // what keeps the node from telling; with any of them nothing that needs a GPU is admitted
+}
+
+// Damage is an entry of the ledger that cannot be read. It is left where it is, as evidence; its GPUs take no new
+// grants until it is repaired or released by force.
+type Damage struct {
+	ID   ID
+	Path string
+	GPUs []string // UUIDs from the ledger's index; none means unknown, and closes every GPU
+	Err  string
+}
+
+// Problem is a reason, outside the container, for which no GPU can be given.
+type Problem struct {
+	Code    Code
+	Message string
+	Hint    string
+}

@@ -1,0 +1,153 @@
+// Package host is the rim towards the kernel: boot id, processes, namespaces, device majors, random bytes. Everything
+// above it takes a Host as a value, so a test can hand in another clock or another /proc.
+package host
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Host is where a node's facts are read.
+type Host struct {
+	Proc string // "/proc"
+	Sys  string // "/sys"
+	Dev  string // "/dev"
+	Now  func() time.Time
+}
+
+// Default is the machine that the program runs on.
+func Default() Host { return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now} }
+
+// BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
+func (h Host) BootID() (string, error) {
+	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("cannot read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// Self is the calling process. An exec keeps it; a fork does not.
+func (h Host) Self() (grant.Process, error) {
+	pid := os.Getpid()
+	start, _, err := h.stat(pid)
+	return grant.Process{PID: pid, Start: start}, err
+}
+
+// Runs reports whether the process is there and no zombie: a zombie holds no device. An error says that it can't be
+// told.
+func (h Host) Runs(p grant.Process) (bool, error) {
+	start, state, err := h.stat(p.PID)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return start == p.Start && state != 'Z' && state != 'X', nil
+}
+
+// stat reads start time (clock ticks since the boot) and state of a process from /proc/PID/stat. The command's name
+// stands in parentheses and may itself contain some.
+func (h Host) stat(pid int) (start uint64, state byte, err error) {
+	text, err := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, 0, err
+	}
+	_, rest, _ := bytes.Cut(text[max(0, bytes.LastIndexByte(text, ')')):], []byte(" "))
+	fields := bytes.Fields(rest) // from field 3, the state
+	if len(fields) < 20 {
+		return 0, 0, fmt.Errorf("cannot read process %d: its stat line is too short", pid)
+	}
+	start, err = strconv.ParseUint(string(fields[19]), 10, 64)
+	return start, fields[0][0], err
+}
+
+// PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing here.
+func (h Host) PIDNamespace() (uint64, error) {
+	var st unix.Stat_t
+	path := filepath.Join(h.Proc, "self/ns/pid")
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("cannot read the pid namespace: %w", &fs.PathError{Op: "stat", Path: path, Err: err})
+	}
+	return st.Ino, nil
+}
+
+// NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices, by the driver's own names
+// ("nvidia", "nvidia-uvm", "nvidia-caps", ...). Empty without a driver.
+func (h Host) NVIDIAMajors() (map[string]int, error) {
+	text, err := os.ReadFile(filepath.Join(h.Proc, "devices"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read device majors: %w", err)
+	}
+	majors := map[string]int{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "Block devices") {
+			break
+		}
+		number, name, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
+		major, err := strconv.Atoi(number)
+		if err == nil && strings.HasPrefix(name, "nvidia") {
+			majors[name] = major
+		}
+	}
+	return majors, nil
+}
+
+// vendorNVIDIA is NVIDIA's PCI vendor id as sysfs prints it.
+const vendorNVIDIA = "0x10de"
+
+// DRM tells which minors of the DRM major (226) belong to NVIDIA GPUs: true for theirs, false for other vendors'.
+func (h Host) DRM() (map[int]bool, error) {
+	links, err := filepath.Glob(filepath.Join(h.Sys, "dev/char", strconv.Itoa(grant.MajorDRM)+":*"))
+	if err != nil {
+		return nil, err
+	}
+	minors := map[int]bool{}
+	for _, link := range links {
+		_, text, _ := strings.Cut(filepath.Base(link), ":")
+		minor, err := strconv.Atoi(text)
+		if err != nil {
+			continue
+		}
+		vendor, err := os.ReadFile(filepath.Join(link, "device/vendor"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("cannot tell whose DRM node %d:%d is: %w", grant.MajorDRM, minor, err)
+		}
+		minors[minor] = strings.TrimSpace(string(vendor)) == vendorNVIDIA
+	}
+	return minors, nil
+}
+
+// DriverVersion is the loaded NVIDIA kernel driver's version, or "" without one.
+func (h Host) DriverVersion() (string, error) {
+	text, err := os.ReadFile(filepath.Join(h.Sys, "module/nvidia/version"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("cannot read the driver's version: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
+
+// Random gives 16 bytes of the kernel's randomness.
+func Random() (random [16]byte, err error) {
+	// Reads of up to 256 bytes are neither short nor interrupted once the pool is up (getrandom(2)).
+	if n, err := unix.Getrandom(random[:], 0); err != nil || n != len(random) {
+		return random, fmt.Errorf("cannot get random bytes: %w", err)
+	}
+	return random, nil
+}

@@ -1,0 +1,63 @@
+package ledger
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// examine finds out from the kernel whether a binding's container is there, and its init's pid.
+//
+// The creator is asked before the runtime's state is read. It writes the state while it runs, so a state that is read
+// after its end is the last; the other way round a container that came up in between would be taken for dead.
+func (l *Ledger) examine(b *grant.Binding) {
+	b.Life, b.PID = grant.LifeUnknown, 0
+	boot, err := l.bootID()
+	if err != nil {
+		return
+	}
+	if b.BootID != boot {
+		b.Life = grant.Dead
+		return
+	}
+	if ns, err := l.pidNS(); err != nil || ns != b.PIDNS || !isContainerID(b.Container) {
+		return
+	}
+	created, err := l.Host.Runs(b.Creator)
+	if err != nil {
+		return
+	}
+	b.Life, b.PID = l.contained(b)
+	if created {
+		b.Life = grant.Alive
+	}
+}
+
+// contained tells whether the container's init runs or a process is in its cgroup. Without a pid namespace of its own
+// a container's processes outlive its init.
+func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
+	state, err := readState(b.RuntimeRoot, b.Container)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
+		return grant.Dead, 0
+	}
+	if err != nil {
+		return grant.LifeUnknown, 0
+	}
+	runs, err := l.Host.Runs(state.init)
+	if err != nil {
+		return grant.LifeUnknown, 0
+	}
+	if runs {
+		return grant.Alive, state.init.PID
+	}
+	populated, err := state.cgroup.populated(l.Host)
+	switch {
+	case err != nil:
+		return grant.LifeUnknown, 0
+	case populated:
+		return grant.Alive, 0
+	}
+	return grant.Dead, 0
+}

@@ -1,0 +1,216 @@
+package ledger
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// bindingRecord is a binding as its file holds it.
+type bindingRecord struct {
+	Version int `json:"version"`
+	grant.Binding
+}
+
+// Bind records that a container uses a grant, in place of what was recorded of the container before. BootID, PIDNS and
+// Created are filled in where they are zero. The record is volatile, as what it is about. ErrNotFound if there is no such
+// grant.
+func (tx *Tx) Bind(b grant.Binding) error {
+	if !tx.writes {
+		return errReadOnly
+	}
+	if err := tx.complete(&b); err != nil {
+		return err
+	}
+	key := bindingKey(b.RuntimeRoot, b.Container)
+	before, _ := tx.load(key)
+	data, err := json.Marshal(bindingRecord{runFormat.version, b}, jsontext.WithIndent("  "))
+	if err == nil {
+		err = tx.linkBinding(b.Grant, key)
+	}
+	if err == nil {
+		failpoint.Hit("ledger/bind-linked")
+		err = host.ReplaceFile(tx.l.bindingPath(key), append(data, '\n'), 0o600, host.Volatile)
+	}
+	if err != nil {
+		if before.Grant != b.Grant {
+			tx.unlinkBinding(b.Grant, key)
+		}
+		return fmt.Errorf("cannot bind grant %s to container %q: %w", b.Grant, b.Container, err)
+	}
+	failpoint.Hit("ledger/bind-written")
+	if before.Grant != "" && before.Grant != b.Grant {
+		tx.unlinkBinding(before.Grant, key)
+	}
+	failpoint.Hit("ledger/bind-unlinked")
+	return nil
+}
+
+// complete checks a binding and fills in what the ledger knows itself.
+func (tx *Tx) complete(b *grant.Binding) (err error) {
+	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {
+		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed", b.Grant, b.Container, b.RuntimeRoot)
+	}
+	if _, err := tx.read(b.Grant); err != nil {
+		return err
+	}
+	if b.Created.IsZero() {
+		b.Created = tx.l.Host.Now().UTC()
+	}
+	if b.BootID == "" {
+		b.BootID, err = tx.l.bootID()
+	}
+	if b.PIDNS == 0 && err == nil {
+		b.PIDNS, err = tx.l.pidNS()
+	}
+	return err
+}
+
+// Unbind forgets the container's binding, if it has one.
+func (tx *Tx) Unbind(runtimeRoot, container string) error {
+	if !tx.writes {
+		return errReadOnly
+	}
+	key := bindingKey(runtimeRoot, container)
+	b, _ := tx.load(key) // of one that can't be read the link stays behind, for Sweep
+	if err := tx.dropBinding(b.Grant, key); err != nil {
+		return fmt.Errorf("cannot unbind container %q: %w", container, err)
+	}
+	return nil
+}
+
+// Binding reads the container's binding and finds out whether it is alive. ErrNotFound if it has none.
+func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
+	b, err := tx.load(bindingKey(runtimeRoot, container))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return grant.Binding{}, fmt.Errorf("cannot find a binding of container %q: %w", container, err)
+	}
+	tx.l.examine(&b)
+	return b, nil
+}
+
+// bindingsOf lists a grant's bindings that are not dead. One whose record can't be read may be alive: it is unknown.
+func (tx *Tx) bindingsOf(id grant.ID) ([]grant.Binding, error) {
+	names, err := namesIn(tx.l.boundPath(id))
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the bindings of grant %s: %w", id, err)
+	}
+	var bindings []grant.Binding
+	for _, key := range names {
+		if !isKey(key) {
+			continue
+		}
+		b, err := tx.load(key)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // being made, or just gone
+			continue
+		case err != nil:
+			bindings = append(bindings, grant.Binding{Grant: id, Life: grant.LifeUnknown})
+			continue
+		case b.Grant != id:
+			continue
+		}
+		if tx.l.examine(&b); b.Life != grant.Dead {
+			bindings = append(bindings, b)
+		}
+	}
+	return bindings, nil
+}
+
+// load reads a binding's file, without finding out whether it is alive.
+func (tx *Tx) load(key string) (grant.Binding, error) {
+	path := tx.l.bindingPath(key)
+	data, err := readFile(path, maxFile)
+	var rec bindingRecord
+	if err == nil {
+		err = runFormat.unmarshal(data, &rec, func() int { return rec.Version })
+	}
+	if err == nil && bindingKey(rec.RuntimeRoot, rec.Container) != key {
+		err = errors.New("it is about another container than its name says")
+	}
+	if err != nil {
+		return grant.Binding{}, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	return rec.Binding, nil
+}
+
+// dropBinding removes a binding's file, then its link. The other way round a crash would leave a binding that its
+// grant does not know of.
+func (tx *Tx) dropBinding(id grant.ID, key string) error {
+	if err := os.Remove(tx.l.bindingPath(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	failpoint.Hit("ledger/unbind-removed")
+	if id != "" {
+		tx.unlinkBinding(id, key)
+	}
+	failpoint.Hit("ledger/unbind-unlinked")
+	return nil
+}
+
+// dropBindings removes all bindings of a grant, readable or not.
+func (tx *Tx) dropBindings(id grant.ID) error {
+	names, err := namesIn(tx.l.boundPath(id))
+	for _, key := range names {
+		if !isKey(key) {
+			continue
+		}
+		if b, e := tx.load(key); e == nil && b.Grant != id {
+			tx.unlinkBinding(id, key)
+			continue
+		}
+		err = errors.Join(err, tx.dropBinding(id, key))
+	}
+	return err
+}
+
+func (tx *Tx) linkBinding(id grant.ID, key string) error {
+	dir := tx.l.boundPath(id)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	err := os.Symlink("../../bindings/"+key+".json", filepath.Join(dir, key))
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+func (tx *Tx) unlinkBinding(id grant.ID, key string) {
+	_ = os.Remove(filepath.Join(tx.l.boundPath(id), key))
+	_ = os.Remove(tx.l.boundPath(id)) // when it was the last
+}
+
+const keyDigits = 32
+
+// bindingKey names a container on this node. Two engines may give the same id.
+func bindingKey(runtimeRoot, container string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(runtimeRoot) + "\x00" + container))
+	return hex.EncodeToString(sum[:])[:keyDigits]
+}
+
+func isKey(name string) bool {
+	_, err := hex.DecodeString(name)
+	return err == nil && len(name) == keyDigits
+}
+
+// isContainerID accepts what can be the name of a runtime's state directory; engines choose ids, and an id is all
+// that stands between their root and another path.
+func isContainerID(id string) bool {
+	return id != "" && id != "." && id != ".." && !strings.ContainsAny(id, "/\x00")
+}

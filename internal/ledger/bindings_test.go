@@ -1,0 +1,215 @@
+package ledger
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// bindingOf is a binding that is alive, as the test is its creator and runs.
+func bindingOf(id grant.ID, container string) grant.Binding {
+	self, err := host.Default().Self()
+	if err != nil {
+		panic(err)
+	}
+	return grant.Binding{Grant: id, RuntimeRoot: "/run/gpuledger-test-no-such-root", Container: container, Bundle: "/b", Creator: self}
+}
+
+// deadBinding has a creator that can't be: no process starts with the kernel.
+func deadBinding(id grant.ID, container string) grant.Binding {
+	b := bindingOf(id, container)
+	b.Creator.Start = 1
+	return b
+}
+
+func (b *book) bind(bindings ...grant.Binding) {
+	b.t.Helper()
+	b.update(func(tx *Tx) error {
+		for _, binding := range bindings {
+			if err := tx.Bind(binding); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (b *book) binding(container string) (got grant.Binding, err error) {
+	root := bindingOf("", "").RuntimeRoot
+	err = b.View(func(tx *Tx) (err error) { got, err = tx.Binding(root, container); return err })
+	return got, err
+}
+
+// containers names who uses the grant, as Get tells.
+func (b *book) containers(id grant.ID) string {
+	b.t.Helper()
+	g, err := b.get(id)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var names []string
+	for _, binding := range g.Bindings {
+		names = append(names, binding.Container)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestBindThenUnbind(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	want := bindingOf(id(1), "c")
+	b.bind(want)
+	want.BootID, _ = b.Host.BootID()
+	want.PIDNS, _ = b.Host.PIDNamespace()
+	want.Created, want.Life = noon, grant.Alive
+	if got, err := b.binding("c"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("Binding:\n got %+v (%v)\nwant %+v", got, err, want)
+	}
+	if g, err := b.get(id(1)); err != nil || !reflect.DeepEqual(g.Bindings, []grant.Binding{want}) {
+		t.Errorf("Get: %+v, %v", g.Bindings, err)
+	}
+	if grants, _ := b.all(); !reflect.DeepEqual(grants[0].Bindings, []grant.Binding{want}) {
+		t.Errorf("All: %+v", grants)
+	}
+	root := want.RuntimeRoot
+	if !b.HasBinding(root, "c") || !b.HasBinding(root+"/", "c") || b.HasBinding(root, "d") || b.HasBinding("/other", "c") {
+		t.Error("HasBinding is wrong about which container it is")
+	}
+	for range 2 { // the second time there is nothing to do
+		b.update(func(tx *Tx) error { return tx.Unbind(root, "c") })
+		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.HasBinding(root, "c") || b.containers(id(1)) != "" {
+			t.Errorf("after Unbind: %v", err)
+		}
+	}
+	if strings.Contains(b.tree(), "/run/grants/") || strings.Contains(b.tree(), "/run/bindings/") {
+		t.Errorf("Unbind left:\n%s", b.tree())
+	}
+}
+
+func TestAContainerHasOneBinding(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1), sample(2))
+	b.bind(bindingOf(id(1), "c"), bindingOf(id(1), "c"), bindingOf(id(1), "d"), bindingOf(id(2), "c"))
+	if one, two := b.containers(id(1)), b.containers(id(2)); one != "d" || two != "c" {
+		t.Errorf("grant 1 is used by %q, grant 2 by %q; want d and c", one, two)
+	}
+}
+
+func TestBindRefusesAContainerThatIsAPath(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	for _, container := range []string{"", ".", "..", "a/b", "../x", "a\x00b"} {
+		if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), container)) }); err == nil {
+			t.Errorf("Bind of container %q: no error", container)
+		}
+	}
+	relative := bindingOf(id(1), "c")
+	relative.RuntimeRoot = "run"
+	if err := b.Update(func(tx *Tx) error { return tx.Bind(relative) }); err == nil {
+		t.Error("Bind under a relative runtime root: no error")
+	}
+	b.bind(bindingOf(id(1), "a..b")) // runc takes such ids
+}
+
+func TestDeleteTakesTheBindingsAlong(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1), sample(2))
+	b.bind(bindingOf(id(1), "c"), bindingOf(id(1), "d"), bindingOf(id(2), "e"))
+	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
+	if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("binding of a deleted grant: %v", err)
+	}
+	b.put(sample(1))
+	if b.containers(id(1)) != "" || b.containers(id(2)) != "e" {
+		t.Error("a new grant of the id has the old one's bindings, or another lost its own")
+	}
+}
+
+func TestABindingThatCannotBeReadIsUnknownUntilReleasedByForce(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "garbage": "{", "newer": `{"version":2}`,
+		"another's": `{"version":1,"grant":"g-aaaaaaaaaaab","runtime_root":"/x","container":"y"}`,
+	} {
+		b := newBook(t)
+		b.put(sample(1))
+		b.bind(bindingOf(id(1), "c"))
+		path := b.bindingPath(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g, err := b.get(id(1))
+		if err != nil || g.State(b.now) != grant.Unknown {
+			t.Errorf("%s: state %s (%v), want unknown", name, g.State(b.now), err)
+		}
+		if _, err := b.binding("c"); err == nil || errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: Binding: %v, want an error other than ErrNotFound", name, err)
+		}
+		if report, _ := b.Check(nil, 0); report.Sound() {
+			t.Errorf("%s: Check finds it sound", name)
+		}
+		b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
+	}
+}
+
+func TestHalfABindingIsTolerated(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	b.bind(bindingOf(id(1), "fileless"), bindingOf(id(1), "linkless"), bindingOf(id(1), "whole"))
+	root := bindingOf("", "").RuntimeRoot
+	err := errors.Join(os.Remove(b.bindingPath(bindingKey(root, "fileless"))),
+		os.Remove(filepath.Join(b.boundPath(id(1)), bindingKey(root, "linkless"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := b.containers(id(1)); got != "whole" {
+		t.Errorf("bindings: %q", got)
+	}
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	if got := b.containers(id(1)); !strings.Contains(got, "linkless") || strings.Contains(got, "fileless") {
+		t.Errorf("after Sweep: %q, want the link back", got)
+	}
+}
+
+func TestSweepRemovesWhatIsOver(t *testing.T) {
+	b := newBook(t)
+	free, expired, old, oldBound, draining, drainingBound := sample(1), sample(2), sample(3), sample(4), sample(5), sample(6)
+	expired.Expires = noon.Add(time.Hour)
+	old.Expires, oldBound.Expires = noon.Add(-time.Hour), noon.Add(-time.Hour)
+	draining.Draining, drainingBound.Draining = true, true
+	b.put(free, expired, old, oldBound, draining, drainingBound)
+	b.bind(bindingOf(id(4), "c4"), deadBinding(id(5), "c5"), bindingOf(id(6), "c6"), deadBinding(id(1), "c1"))
+	b.now = noon.Add(23 * time.Hour)
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	b.wantIDs(1, 2, 4, 6)
+	b.now = noon.Add(26 * time.Hour)
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	b.wantIDs(1, 4, 6)
+	if b.HasBinding(bindingOf("", "").RuntimeRoot, "c1") {
+		t.Error("a dead binding is still there")
+	}
+	if report, err := b.Check(nil, 0); err != nil || len(report.Findings) != 0 {
+		t.Errorf("Check after Sweep finds %+v (%v)", report.Findings, err)
+	}
+}
+
+func (b *book) wantIDs(numbers ...int) {
+	b.t.Helper()
+	grants, _ := b.all()
+	var got, want []grant.ID
+	for _, g := range grants {
+		got = append(got, g.ID)
+	}
+	for _, n := range numbers {
+		want = append(want, id(n))
+	}
+	if !reflect.DeepEqual(got, want) {
+		b.t.Errorf("grants %v, want %v", got, want)
+	}
+}

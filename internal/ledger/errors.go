@@ -1,0 +1,33 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// ErrNotFound says that the ledger has no such entry.
+var ErrNotFound = errors.New("the ledger has no such entry")
+
+// DamagedError says that an entry is there and can't be read. Whatever it grants is closed until it is deleted.
+type DamagedError struct{ grant.Damage }
+
+// Error names the entry and what is wrong with it.
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("cannot read grant %s: %s: %s", e.ID, e.Path, e.Err)
+}
+
+// LockError says that another process kept the lock for too long.
+type LockError struct {
+	Path string
+	Wait time.Duration
+}
+
+// Error names the lock, which `fuser` and `lsof` can tell the holder of.
+func (e *LockError) Error() string {
+	return fmt.Sprintf("cannot lock the ledger within %s: %s is held by another process", e.Wait, e.Path)
+}
+
+var errReadOnly = errors.New("internal error: a write to the ledger outside of Update")

@@ -1,0 +1,168 @@
+package ledger
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors are ErrNotFound,
+// *DamagedError, or that its bindings can't be listed.
+func (tx *Tx) Get(id grant.ID) (grant.Grant, error) {
+	rec, err := tx.read(id)
+	if err != nil {
+		return grant.Grant{}, err
+	}
+	g := rec.grant()
+	g.Bindings, err = tx.bindingsOf(id)
+	return g, err
+}
+
+// ByOwner finds the grant of a pod or a claim through its link. Of an owner with several it is the live one.
+// ErrNotFound if it has none.
+func (tx *Tx) ByOwner(o grant.Owner) (grant.Grant, error) {
+	id, err := tx.ownerLink(o)
+	if err != nil {
+		return grant.Grant{}, fmt.Errorf("cannot find a grant of %s: %w", o, err)
+	}
+	g, err := tx.Get(id)
+	if err == nil && g.Owner != o { // a link is no proof
+		return grant.Grant{}, fmt.Errorf("cannot find a grant of %s: %w", o, ErrNotFound)
+	}
+	return g, err
+}
+
+// All reads every grant, oldest first, and names those that can't be read.
+func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
+	bound, err := namesIn(tx.l.boundDir())
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list bindings: %w", err)
+	}
+	names, err := namesIn(tx.l.grantsDir())
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot list grants: %w", err)
+	}
+	grants, damaged := []grant.Grant(nil), []grant.Damage(nil)
+	for _, name := range names {
+		id, ok := idOf(name)
+		if !ok {
+			continue
+		}
+		rec, err := tx.read(id)
+		var damage *DamagedError
+		switch {
+		case errors.Is(err, ErrNotFound): // deleted since the listing
+			continue
+		case errors.As(err, &damage):
+			damaged = append(damaged, damage.Damage)
+			continue
+		}
+		g := rec.grant()
+		if _, found := slices.BinarySearch(bound, string(id)); found { // both lists are sorted
+			if g.Bindings, err = tx.bindingsOf(id); err != nil {
+				return nil, nil, err
+			}
+		}
+		grants = append(grants, g)
+	}
+	slices.SortFunc(grants, func(a, b grant.Grant) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return grants, damaged, nil
+}
+
+// Put creates a grant or replaces it; it is durable when Put returns. Its Bindings are not written. On an error the
+// ledger is as before. An entry that can't be read is not replaced: delete it first.
+func (tx *Tx) Put(g grant.Grant) error {
+	if !tx.writes {
+		return errReadOnly
+	}
+	if err := validate(g); err != nil {
+		return fmt.Errorf("internal error: cannot write grant %q: %w", g.ID, err)
+	}
+	old, err := tx.read(g.ID)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	data, err := grantFormat.encode(g, old)
+	if err != nil {
+		return fmt.Errorf("internal error: cannot encode grant %s: %w", g.ID, err)
+	}
+	// Links first: one without a grant is harmless, a grant without its links would be overlooked.
+	undo, err := tx.link(g)
+	if err == nil {
+		failpoint.Hit("ledger/put-linked")
+		err = replaceDurably(tx.l.grantPath(g.ID), data)
+	}
+	if err != nil {
+		undo()
+		return fmt.Errorf("cannot write grant %s: %w", g.ID, err)
+	}
+	tx.unlinkOld(old.grant(), g)
+	failpoint.Hit("ledger/put-unlinked")
+	return nil
+}
+
+// Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns. On an error the
+// grant stands. ErrNotFound if there is none.
+func (tx *Tx) Delete(id grant.ID) error {
+	if !tx.writes {
+		return errReadOnly
+	}
+	rec, err := tx.read(id)
+	var damage *DamagedError
+	if errors.As(err, &damage) {
+		rec = record{ID: id}
+		for _, uuid := range damage.GPUs {
+			rec.GPUs = append(rec.GPUs, share{Share: grant.Share{UUID: uuid}})
+		}
+	} else if err != nil {
+		return err
+	}
+	// The grant goes first. The other way round a crash would leave a grant that looks free beside a container that
+	// still uses it.
+	if err := removeDurably(tx.l.grantPath(id)); err != nil {
+		return fmt.Errorf("cannot delete grant %s: %w", id, err)
+	}
+	// What is left is derived. Where it can't be removed Check will.
+	_ = tx.dropBindings(id)
+	failpoint.Hit("ledger/delete-unbound")
+	tx.unlinkOwner(rec.grant())
+	failpoint.Hit("ledger/delete-owner-unlinked")
+	tx.unlinkGPUs(id, rec.grant().GPUs)
+	failpoint.Hit("ledger/delete-unlinked")
+	return nil
+}
+
+// read reads a grant's file. Errors are ErrNotFound and *DamagedError.
+func (tx *Tx) read(id grant.ID) (record, error) {
+	if _, err := grant.ParseID(string(id)); err != nil { // it would become a path
+		return record{}, fmt.Errorf("cannot find grant %q: %w", id, ErrNotFound)
+	}
+	path := tx.l.grantPath(id)
+	data, err := readFile(path, maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, fmt.Errorf("cannot find grant %s: %w", id, ErrNotFound)
+	}
+	var rec record
+	if err == nil {
+		rec, err = grantFormat.decode(data, id)
+	}
+	if err != nil {
+		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.gpusOf(id), Err: err.Error()}}
+	}
+	return rec, nil
+}
+
+// idOf reads the name of a grant's file.
+func idOf(name string) (grant.ID, bool) {
+	text, found := strings.CutSuffix(name, ".json")
+	id, err := grant.ParseID(text)
+	return id, found && err == nil
+}

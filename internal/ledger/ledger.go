@@ -1,0 +1,120 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// DefaultWait is how long Update waits for the lock unless told otherwise: long against 64 writers at once (0.3 s),
+// short against an engine's time-out for a create (minutes).
+const DefaultWait = 10 * time.Second
+
+// Options say where a ledger is.
+type Options struct {
+	State string // directory that survives a reboot, as /var/lib/gpuledger
+	Run   string // directory that need not, as /run/gpuledger
+	Host  host.Host
+	Wait  time.Duration // for the lock; 0 is DefaultWait
+}
+
+// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines.
+type Ledger struct {
+	Options
+	bootID func() (string, error)
+	pidNS  func() (uint64, error)
+}
+
+// Open gives the ledger of the directories. It touches nothing.
+func Open(o Options) *Ledger {
+	if o.Wait == 0 {
+		o.Wait = DefaultWait
+	}
+	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID), pidNS: sync.OnceValues(o.Host.PIDNamespace)}
+}
+
+// Update runs fn with the ledger to itself. It makes missing directories. An error from fn is returned as it is; a
+// *LockError says that the lock couldn't be had.
+func (l *Ledger) Update(fn func(*Tx) error) error {
+	for _, dir := range l.dirs() {
+		if err := ensureDir(dir); err != nil {
+			return fmt.Errorf("cannot write the ledger: %w", err)
+		}
+	}
+	unlock, err := l.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	failpoint.Hit("ledger/locked")
+	tx := &Tx{l: l, writes: true}
+	defer func() { tx.writes = false }()
+	return fn(tx)
+}
+
+// View runs fn on the ledger as it is. It never waits: every file is replaced whole, so a reader sees an entry before
+// or after a change. A ledger that nobody has written yet is empty.
+func (l *Ledger) View(fn func(*Tx) error) error { return fn(&Tx{l: l}) }
+
+// HasBinding reports whether the container has a binding, dead or alive. It costs one system call: every delete of
+// every container on the node asks.
+func (l *Ledger) HasBinding(runtimeRoot, container string) bool {
+	_, err := os.Lstat(l.bindingPath(bindingKey(runtimeRoot, container)))
+	return err == nil
+}
+
+// Tx is a ledger within Update or View. Only one from Update writes, and only until its function returns.
+type Tx struct {
+	l      *Ledger
+	writes bool
+}
+
+func (l *Ledger) grantsDir() string   { return filepath.Join(l.State, "grants") }
+func (l *Ledger) ownersDir() string   { return filepath.Join(l.State, "owners") }
+func (l *Ledger) gpusDir() string     { return filepath.Join(l.State, "gpus") }
+func (l *Ledger) bindingsDir() string { return filepath.Join(l.Run, "bindings") }
+func (l *Ledger) boundDir() string    { return filepath.Join(l.Run, "grants") }
+func (l *Ledger) lockPath() string    { return filepath.Join(l.Run, "lock") }
+func (l *Ledger) grantPath(id grant.ID) string {
+	return filepath.Join(l.grantsDir(), string(id)+".json")
+}
+func (l *Ledger) bindingPath(key string) string  { return filepath.Join(l.bindingsDir(), key+".json") }
+func (l *Ledger) boundPath(id grant.ID) string   { return filepath.Join(l.boundDir(), string(id)) }
+func (l *Ledger) gpuPath(uuid string) string     { return filepath.Join(l.gpusDir(), uuid) }
+func (l *Ledger) outsidePath() string            { return filepath.Join(l.Run, "outside.json") }
+func (l *Ledger) ownerPath(o grant.Owner) string { return filepath.Join(l.ownersDir(), ownerKey(o)) }
+
+func (l *Ledger) dirs() []string {
+	return []string{l.State, l.grantsDir(), l.ownersDir(), l.gpusDir(), l.Run, l.bindingsDir(), l.boundDir()}
+}
+
+// ensureDir makes a directory, and those above it, for nobody but us. What it makes survives a power cut.
+func ensureDir(path string) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil
+	}
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := ensureDir(filepath.Dir(path)); err != nil {
+			return err
+		}
+		err = os.Mkdir(path, 0o700)
+	}
+	if errors.Is(err, fs.ErrExist) { // another process was faster, or it is no directory
+		if info, e := os.Stat(path); e == nil && info.IsDir() {
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return host.SyncDir(filepath.Dir(path))
+}

@@ -1,0 +1,111 @@
+package ledger
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func (b *book) hold() (release func()) {
+	b.t.Helper()
+	unlock, err := b.lock()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return unlock
+}
+
+func TestAHeldLockIsGivenUpOn(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	holder := helper(t, "hold", b)
+	b.Wait = 30 * time.Millisecond
+	var locked *LockError
+	err := b.Update(func(*Tx) error { t.Error("the function ran without the lock"); return nil })
+	if !errors.As(err, &locked) || err.Error() != "cannot lock the ledger within 30ms: "+b.lockPath()+" is held by another process" {
+		t.Errorf("Update: %v", err)
+	}
+	if _, err := b.get(id(1)); err != nil { // a reader never waits
+		t.Errorf("Get beside a writer: %v", err)
+	}
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = holder.Wait()
+	b.Wait = time.Minute
+	// The goroutine that gave up is still in the queue: it must hand the lock on.
+	b.update(func(*Tx) error { return nil })
+}
+
+func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	release := b.hold()
+	done := make(chan error)
+	go func() { done <- b.Update(func(*Tx) error { return nil }) }()
+	select {
+	case err := <-done:
+		t.Errorf("Update did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAReplacedLockFileGuardsNothing(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	release := b.hold()
+	done := make(chan error)
+	entered := make(chan struct{})
+	go func() { done <- b.Update(func(*Tx) error { close(entered); return nil }) }()
+	time.Sleep(20 * time.Millisecond) // it waits for the old file now, or will find the new one; both must work
+	if err := os.Remove(b.lockPath()); err != nil {
+		t.Fatal(err)
+	}
+	releaseNew := b.hold()
+	release()
+	select {
+	case <-entered:
+		t.Error("a writer that waited for the old file entered beside the holder of the new one")
+	case <-time.After(50 * time.Millisecond):
+	}
+	releaseNew()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheLockIsNotInherited(t *testing.T) {
+	b := newBook(t)
+	b.update(func(*Tx) error { return nil })
+	fd, err := b.lockFile(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %#x (%v): the real runtime would keep the lock over its exec", flags, err)
+	}
+}
+
+func TestALockThatCannotBeMade(t *testing.T) {
+	b := newBook(t)
+	b.update(func(*Tx) error { return nil })
+	if err := errors.Join(os.Remove(b.lockPath()), os.Mkdir(b.lockPath(), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Update(func(*Tx) error { return nil }); err == nil || !strings.Contains(err.Error(), "cannot lock the ledger") {
+		t.Errorf("Update with a directory as lock: %v", err)
+	}
+	if err := os.Remove(b.lockPath()); err != nil {
+		t.Fatal(err)
+	}
+}

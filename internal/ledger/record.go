@@ -1,0 +1,192 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// record is a grant as its file holds it. Members that we don't know are kept when a file is written again: a newer
+// gpuledger of the same format version may rely on them.
+type record struct {
+	Version  int            `json:"version"`
+	ID       grant.ID       `json:"id"`
+	Owner    grant.Owner    `json:"owner"`
+	Secret   string         `json:"secret_sha256,omitzero"`
+	Label    string         `json:"label,omitzero"`
+	Mode     grant.Mode     `json:"mode"`
+	Strength grant.Strength `json:"strength,omitzero"`
+	GPUs     []share        `json:"gpus"`
+	Compute  int            `json:"compute,omitzero"`
+	Source   string         `json:"source,omitzero"`
+	Created  time.Time      `json:"created"`
+	Expires  time.Time      `json:"expires,omitzero"`
+	Draining bool           `json:"draining,omitzero"`
+	Unknown  jsontext.Value `json:",embed"`
+}
+
+type share struct {
+	grant.Share
+	Unknown jsontext.Value `json:",embed"`
+}
+
+// format is a version of the files and the way to it: steps[v] makes version v+1 of a file of version v. A file of a
+// newer version is not guessed at: what it adds may take away what we would believe to be there.
+type format struct {
+	version int
+	steps   map[int]func(jsontext.Value) (jsontext.Value, error)
+}
+
+// The formats that this package reads and writes. There is none before them. Files of the run directory have one of
+// their own: they die with the boot, and grants do not.
+var (
+	grantFormat = format{version: 1}
+	runFormat   = format{version: 1}
+)
+
+// maxFile bounds a file of the ledger; a grant over 16 GPUs has 2 KiB.
+const maxFile = 1 << 20
+
+// decode reads a grant's file, whatever it holds. id is what the file's name says.
+func (f format) decode(data []byte, id grant.ID) (record, error) {
+	var rec record
+	if err := f.unmarshal(data, &rec, func() int { return rec.Version }); err != nil {
+		return record{}, err
+	}
+	if rec.ID != id {
+		return record{}, fmt.Errorf("it says that it is grant %q", rec.ID)
+	}
+	return rec, validate(rec.grant())
+}
+
+// unmarshal decodes a versioned file into out, which may be partly filled when it fails. Almost every file has our
+// version, so it is decoded in one pass and looked at again only where it hasn't.
+func (f format) unmarshal(data []byte, out any, version func() int) error {
+	if len(data) == 0 {
+		return errors.New("it is empty")
+	}
+	err := json.Unmarshal(data, out)
+	if err == nil && version() == f.version {
+		return nil
+	}
+	upgraded, e := f.upgrade(data)
+	if e != nil {
+		return e
+	}
+	if upgraded == nil {
+		return err
+	}
+	return json.Unmarshal(upgraded, out)
+}
+
+// upgrade brings an older file to the current version; nil where it has that already.
+func (f format) upgrade(data []byte) (jsontext.Value, error) {
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, err
+	}
+	if head.Version > f.version {
+		return nil, fmt.Errorf("it has format version %d, this gpuledger reads up to %d", head.Version, f.version)
+	}
+	if head.Version == f.version {
+		return nil, nil
+	}
+	value := jsontext.Value(data)
+	for v := head.Version; v < f.version; v++ {
+		step, found := f.steps[v]
+		if !found {
+			return nil, fmt.Errorf("it has format version %d, which this gpuledger does not know", v)
+		}
+		var err error
+		if value, err = step(value); err != nil {
+			return nil, fmt.Errorf("cannot upgrade it from format version %d: %w", v, err)
+		}
+	}
+	return value, nil
+}
+
+// encode writes a grant for a reader of any kind, with what old had that we don't know.
+func (f format) encode(g grant.Grant, old record) ([]byte, error) {
+	rec := record{
+		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
+		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(), Draining: g.Draining,
+		Unknown: old.Unknown,
+	}
+	for _, s := range g.GPUs {
+		rec.GPUs = append(rec.GPUs, share{Share: s, Unknown: old.unknownOf(s.UUID)})
+	}
+	data, err := json.Marshal(rec, jsontext.WithIndent("  "))
+	return append(data, '\n'), err
+}
+
+func (r record) unknownOf(uuid string) jsontext.Value {
+	for _, s := range r.GPUs {
+		if s.UUID == uuid {
+			return s.Unknown
+		}
+	}
+	return nil
+}
+
+func (r record) grant() grant.Grant {
+	g := grant.Grant{
+		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, Mode: r.Mode, Strength: r.Strength,
+		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining,
+		GPUs: make([]grant.Share, len(r.GPUs)),
+	}
+	for i, s := range r.GPUs {
+		g.GPUs[i] = s.Share
+	}
+	return g
+}
+
+// validate holds for every grant that is written and for every one that is read: what breaks it can't be counted.
+func validate(g grant.Grant) error {
+	if _, err := grant.ParseID(string(g.ID)); err != nil {
+		return err
+	}
+	if _, err := grant.ParseOwner(string(g.Owner)); err != nil {
+		return err
+	}
+	if _, err := grant.ParseMode(string(g.Mode)); err != nil {
+		return err
+	}
+	if g.Compute < 0 || g.Compute > 100 {
+		return fmt.Errorf("it has %d percent of compute", g.Compute)
+	}
+	if len(g.GPUs) == 0 {
+		return errors.New("it names no GPU")
+	}
+	for i, s := range g.GPUs {
+		if !isFileName(s.UUID) {
+			return fmt.Errorf("it has a GPU with UUID %q", s.UUID)
+		}
+		if (grant.Grant{GPUs: g.GPUs[:i]}).Has(s.UUID) {
+			return fmt.Errorf("it names GPU %s twice", s.UUID)
+		}
+	}
+	return nil
+}
+
+// isFileName accepts UUIDs as NVML gives them (GPU-..., MIG-...) and nothing that leads elsewhere or hides. They come
+// from an inventory file, which may be a simulated one.
+func isFileName(s string) bool {
+	if s == "" || len(s) > 128 || s[0] == '.' {
+		return false
+	}
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.', c == ':':
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,45 @@
+package ledger
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// ContainerLife tells whether the real runtime has a container of that id which runs, bound or not. A second create of
+// its id must bind nothing: the binding would live as long as the first container does.
+func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
+	if !isContainerID(container) {
+		return grant.Dead
+	}
+	life, _ := l.contained(&grant.Binding{RuntimeRoot: runtimeRoot, Container: container})
+	return life
+}
+
+// ContainerBundle is the bundle that a container was created from, as the real runtime recorded it; "" if it has none.
+func (l *Ledger) ContainerBundle(runtimeRoot, container string) string {
+	if !isContainerID(container) {
+		return ""
+	}
+	var crun struct {
+		Bundle string `json:"bundle"`
+	}
+	if decodeState(filepath.Join(runtimeRoot, container, "status"), &crun) == nil {
+		return crun.Bundle
+	}
+	var runc struct {
+		Config struct {
+			Labels []string `json:"labels"` // "bundle=/path"
+		} `json:"config"`
+	}
+	if decodeState(filepath.Join(runtimeRoot, container, "state.json"), &runc) != nil {
+		return ""
+	}
+	for _, label := range runc.Config.Labels {
+		if bundle, found := strings.CutPrefix(label, "bundle="); found {
+			return bundle
+		}
+	}
+	return ""
+}

@@ -1,0 +1,246 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// Grant enters a new grant. The reference with its secret is given this one time; the ledger keeps a hash. Errors are
+// those of admission.Place, *grant.Refusal with GrantInUse when the owner has a live grant, and *grant.Refusal with the
+// inventory's problem.
+func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	if n.Broken != nil {
+		return grant.Grant{}, grant.Reference{}, n.Broken
+	}
+	g, reference, err := n.newGrant(ask)
+	if err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := n.whole(tx)
+		if err != nil {
+			return err
+		}
+		if err := onlyOne(ask.Owner, v); err != nil {
+			return err
+		}
+		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
+			return err
+		}
+		return tx.Put(g)
+	})
+	return g, reference, err
+}
+
+// newGrant is the grant that is asked for, before it has its GPUs.
+func (n *Node) newGrant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	random, err := host.Random()
+	if err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
+	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: grant.StrengthNone,
+		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond)}
+	if ask.TTL > 0 {
+		g.Expires = g.Created.Add(ask.TTL)
+	}
+	reference := grant.Reference{ID: g.ID}
+	if ask.Owner.HasSecret() {
+		if random, err = host.Random(); err != nil {
+			return grant.Grant{}, grant.Reference{}, err
+		}
+		reference.Secret = grant.NewSecret(random)
+		g.Secret = grant.SecretHash(reference.Secret)
+	}
+	return g, reference, nil
+}
+
+// onlyOne refuses a second live grant of an owner by name.
+func onlyOne(owner grant.Owner, v grant.View) error {
+	if owner == grant.Bearer {
+		return nil
+	}
+	i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.Owner == owner && g.Live(v.Now) })
+	if i < 0 {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.GrantInUse, Message: fmt.Sprintf("cannot grant: %s holds grant %s already", owner, v.Grants[i].ID),
+		Hint: fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it", v.Grants[i].ID)}
+}
+
+// whole reads all that a placement needs, after sweeping out what is dead.
+func (n *Node) whole(tx *ledger.Tx) (grant.View, grant.Inventory, error) {
+	inv, problem := n.Inventory()
+	if problem != nil {
+		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+	}
+	if err := tx.Sweep(); err != nil {
+		return grant.View{}, inv, err
+	}
+	v, err := n.all(tx)
+	return v, inv, err
+}
+
+// all is a view of every grant.
+func (n *Node) all(tx *ledger.Tx) (grant.View, error) {
+	v := grant.View{Now: n.Host.Now()}
+	var err error
+	if v.Grants, v.Damaged, err = tx.All(); err != nil {
+		return v, err
+	}
+	v.Outside, err = tx.Outside()
+	return v, err
+}
+
+// Change is what may be changed of a live grant. A nil field stays as it is.
+type Change struct {
+	Memory  *grant.Bytes // over all of its GPUs
+	Compute *int
+	TTL     *time.Duration // from now; 0: for ever
+}
+
+// Change grows or shrinks a grant where it is. Errors are those of Grant, and *grant.NotFoundError.
+func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
+	var g grant.Grant
+	if n.Broken != nil {
+		return g, n.Broken
+	}
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := n.whole(tx)
+		if err != nil {
+			return err
+		}
+		if g, err = get(tx, id); err != nil {
+			return err
+		}
+		if g.Draining || g.Expired(v.Now) {
+			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
+		}
+		if err := apply(&g, c, v.Now); err != nil {
+			return err
+		}
+		if g.GPUs, err = admission.Place(askOf(g), id, v, inv, n.Policy); err != nil {
+			return err
+		}
+		return tx.Put(g)
+	})
+	return g, err
+}
+
+func apply(g *grant.Grant, c Change, now time.Time) error {
+	if c.Memory != nil {
+		if g.Mode == grant.Exclusive {
+			return &grant.UsageError{Message: "cannot change the memory of an exclusive grant: it has all of its GPUs"}
+		}
+		for i := range g.GPUs {
+			g.GPUs[i].Memory = 0 // Place divides the whole anew
+		}
+		g.GPUs[0].Memory = *c.Memory
+	}
+	if c.Compute != nil {
+		g.Compute = *c.Compute
+	}
+	if c.TTL != nil {
+		g.Expires = time.Time{}
+		if *c.TTL > 0 {
+			g.Expires = now.UTC().Truncate(time.Millisecond).Add(*c.TTL)
+		}
+	}
+	return nil
+}
+
+// askOf is the question that a grant answers: its own GPUs, its own size.
+func askOf(g grant.Grant) admission.Ask {
+	ask := admission.Ask{Compute: g.Compute, Mode: g.Mode, Owner: g.Owner}
+	if g.Mode != grant.Exclusive {
+		ask.Memory = g.Memory()
+	}
+	for _, s := range g.GPUs {
+		ask.Names = append(ask.Names, s.UUID)
+	}
+	return ask
+}
+
+// Release gives a grant up. One that a container uses is draining then: it counts until the container is gone, unless
+// forced. The grant is returned as it was left. *grant.NotFoundError if there is none.
+func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
+	var g grant.Grant
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		var err error
+		if g, err = get(tx, id); err != nil {
+			var damaged *ledger.DamagedError
+			if force && errors.As(err, &damaged) {
+				return tx.Delete(id)
+			}
+			return err
+		}
+		if len(g.Bindings) == 0 || force {
+			return tx.Delete(id)
+		}
+		g.Draining = true
+		return tx.Put(g)
+	})
+	return g, err
+}
+
+func get(tx *ledger.Tx, id grant.ID) (grant.Grant, error) {
+	g, err := tx.Get(id)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return g, &grant.NotFoundError{Message: fmt.Sprintf("the ledger has no grant %s", id)}
+	}
+	return g, err
+}
+
+// Overview is the whole ledger beside the inventory, as a reader finds it.
+type Overview struct {
+	grant.View
+	Inventory grant.Inventory
+	Problem   *grant.Problem // of the inventory
+}
+
+// Overview reads everything without waiting for a writer. Grants that no longer count are left out.
+func (n *Node) Overview() (Overview, error) {
+	o := Overview{}
+	o.Inventory, o.Problem = n.Inventory()
+	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		o.View, err = n.all(tx)
+		return err
+	})
+	o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !g.Live(o.Now) })
+	return o, err
+}
+
+// Check verifies the ledger and repairs what is derived.
+func (n *Node) Check() (ledger.Report, error) {
+	inv, problem := n.Inventory()
+	if problem != nil {
+		return n.Ledger.Check(nil, 0)
+	}
+	return n.Ledger.Check(&inv, grant.Bytes(n.Policy.Rules.Reserve))
+}
+
+// Tidy removes the binding of a container whose delete is about to run, where it is dead already. It is bounded by the
+// ledger's own wait for the lock and never fails: what is left is found dead by whoever looks next.
+func (n *Node) Tidy(runtimeRoot, container string) {
+	if !n.Ledger.HasBinding(runtimeRoot, container) {
+		return
+	}
+	quick := *n.Ledger
+	quick.Wait = tidyWait
+	_ = quick.Update(func(tx *ledger.Tx) error {
+		b, err := tx.Binding(runtimeRoot, container)
+		if err != nil || b.Life != grant.Dead {
+			return err
+		}
+		return tx.Unbind(runtimeRoot, container)
+	})
+}
+
+// tidyWait is how long a delete may be held up.
+const tidyWait = 100 * time.Millisecond

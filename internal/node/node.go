@@ -1,0 +1,68 @@
+// Package node is the one door: every entry point (runtime wrapper, hook, CDI, NRI, command line) asks here, so all give
+// the same verdict. It joins what the other packages do: read the policy, find what a spec reaches, look into the
+// ledger, decide, bind, edit.
+package node
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// Node is this machine with its policy, its inventory and its ledger.
+type Node struct {
+	Host   host.Host
+	Policy grant.Policy
+	Broken error // why the configuration could not be read; the defaults are in force then, and no engine is trusted
+	Ledger *ledger.Ledger
+}
+
+// Open reads the configuration at path. It always gives a node: one with a broken configuration still lets containers
+// start that reach no GPU.
+func Open(path string, h host.Host) *Node {
+	p, err := policy.Load(path)
+	if err != nil {
+		p.Engine = grant.NoEngine
+	}
+	return &Node{Host: h, Policy: p, Broken: err, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+}
+
+// Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold what was read.
+func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
+	return gpu.Load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
+}
+
+// finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
+// none.
+func (n *Node) finder() (request.Node, error) {
+	f := request.Node{Host: n.Host, Policy: n.Policy, DRM: n.Host.DRM}
+	var err error
+	if f.Majors, err = n.Host.NVIDIAMajors(); err != nil || n.Policy.Inventory.Source != grant.Simulated {
+		return f, err
+	}
+	inv, _ := n.Inventory() // a stale one still tells which majors were simulated
+	for name, major := range inv.Majors {
+		f.Majors[name] = major
+	}
+	f.DRM = func() (map[int]bool, error) { return simulatedDRM(inv), nil }
+	return f, nil
+}
+
+func simulatedDRM(inv grant.Inventory) map[int]bool {
+	minors := map[int]bool{}
+	for _, g := range inv.GPUs {
+		for _, path := range g.Render {
+			var minor int
+			if _, err := fmt.Sscanf(filepath.Base(path), "renderD%d", &minor); err == nil {
+				minors[minor] = true
+			}
+		}
+	}
+	return minors
+}

@@ -1,0 +1,68 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/gpuledger/gpuledger/internal/edit"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// Update judges the resources of a runtime's update and gives what the real runtime shall read instead. A key of the
+// dmem controller would overwrite the driver's limit, so it is refused. Device rules are refused where they open a GPU
+// that the create did not open, and are taken out otherwise: runc ignores them, crun would put them in place of the
+// granted ones, and containerd sends along with every update those of its own spec (docs/adr/0003).
+func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
+	u, err := request.ParseUpdate(resources)
+	if err != nil {
+		return nil, &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot read the resources of the update: " + err.Error()}
+	}
+	if key := u.DeviceMemoryKey(); key != "" {
+		return nil, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " + key + ", which belongs to the ledger",
+			Hint: "change the grant with `gpuledger grant --update`"}
+	}
+	if u.Devices == nil {
+		return resources, nil
+	}
+	if err := n.widens(c, u); err != nil {
+		return nil, err
+	}
+	return edit.Without(resources, "devices")
+}
+
+// widens refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own
+// spec of a privileged container is wider than what we made of it, and comes along with every update.
+func (n *Node) widens(c grant.Container, u request.Update) error {
+	finder, err := n.finder()
+	if err != nil || n.Policy.Rules.Privileged == grant.Strip {
+		return err
+	}
+	rule, wider, err := request.Widens(u.Devices, n.created(c), finder)
+	if err != nil || !wider {
+		return err
+	}
+	return &grant.Refusal{Code: grant.GPUDeviceRule, Message: "the update would open GPU devices by the device rule " + rule,
+		Hint: "a container's GPUs are settled when it is created; leave the devices out of the update"}
+}
+
+// created is the spec that the container was created with. Where it is gone, nothing was opened: an update then may open
+// nothing either.
+func (n *Node) created(c grant.Container) request.Spec {
+	none := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: denyAll}}}
+	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)
+	if bundle == "" {
+		return none
+	}
+	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return none
+	}
+	spec, err := request.Parse(config)
+	if err != nil {
+		return none
+	}
+	return spec
+}
+
+var denyAll = []request.DeviceRule{{Allow: false, Access: "rwm"}}

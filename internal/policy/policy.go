@@ -1,0 +1,226 @@
+// Package policy reads the configuration file into a Policy value.
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// DefaultPath is where the configuration is read when nobody names another.
+const DefaultPath = "/etc/gpuledger/config.toml"
+
+// PathEnv names the variable that names another. It is the only way for the two hot binaries, whose arguments belong to
+// the engine.
+const PathEnv = "GPULEDGER_CONFIG"
+
+// maxSize bounds the file. A real one has a few kilobytes.
+const maxSize = 1 << 20
+
+// Default is the policy of a node without a configuration file.
+func Default() grant.Policy {
+	return grant.Policy{
+		StateDir:  "/var/lib/gpuledger",
+		RunDir:    "/run/gpuledger",
+		Engine:    grant.Containerd,
+		Runtime:   grant.Runtime{Path: []string{"runc", "crun"}},
+		Inventory: grant.Source{Source: grant.NVML, DriverRoot: "/"},
+		Rules: grant.Rules{
+			Mode:            grant.Enforce,
+			Ungranted:       grant.RefuseUngranted,
+			Privileged:      grant.RefusePrivileged,
+			MinimumStrength: grant.StrengthNone,
+			OnOverGrant:     grant.ReportFinding,
+			OnOutsideLedger: grant.ReportFinding,
+			DeviceEnv:       []string{"NVIDIA_VISIBLE_DEVICES"},
+		},
+		Annotations: grant.Annotations{
+			Trust:    grant.Verify,
+			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
+		},
+		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, VisibleDevices: grant.VisibleUUIDs},
+		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s"},
+		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl"},
+	}
+}
+
+// Path is the file to read: the one named by flag, else by the environment, else DefaultPath.
+func Path(flag string) string {
+	if flag != "" {
+		return flag
+	}
+	if env := os.Getenv(PathEnv); env != "" {
+		return env
+	}
+	return DefaultPath
+}
+
+// Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then. An error is one line
+// with file, line and key, and comes with the default policy.
+func Load(path string) (grant.Policy, error) {
+	text, err := read(path)
+	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
+		return Default(), nil
+	}
+	if err != nil {
+		return Default(), fmt.Errorf("cannot read the configuration: %w", err)
+	}
+	p, err := Parse(text)
+	if err != nil {
+		return Default(), fmt.Errorf("cannot read the configuration: %s:%w", path, err)
+	}
+	return p, nil
+}
+
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && len(text) > maxSize {
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxSize)
+	}
+	return text, err
+}
+
+// Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.
+func Parse(text []byte) (grant.Policy, error) {
+	p := Default()
+	d := toml.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return Default(), located(err, text)
+	}
+	if err := validate(p); err != nil {
+		key, _, _ := strings.Cut(err.Error(), ":")
+		if row := lineOf(text, key); row > 0 {
+			return Default(), fmt.Errorf("%d: %w", row, err)
+		}
+		return Default(), fmt.Errorf(" %w", err)
+	}
+	return p, nil
+}
+
+// located turns the TOML library's error into "LINE: key: why".
+func located(err error, text []byte) error {
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+		first := strict.Errors[0]
+		row, _ := first.Position()
+		return fmt.Errorf("%d: unknown key %q", row, strings.Join(first.Key(), "."))
+	}
+	why := strings.TrimPrefix(err.Error(), "toml: ")
+	var decode *toml.DecodeError
+	if !errors.As(err, &decode) {
+		return fmt.Errorf(" %s", why)
+	}
+	row, _ := decode.Position()
+	if key := keyAt(text, row); key != "" {
+		return fmt.Errorf("%d: %s: %s", row, key, why)
+	}
+	return fmt.Errorf("%d: %s", row, why)
+}
+
+// keys calls fn with each line that sets a key, and the key with its table's name. The library's errors name a position
+// only; this reads no more of TOML than headers and "key =".
+func keys(text []byte, fn func(row int, key string)) {
+	table := ""
+	for i, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			table = strings.Trim(strings.SplitN(line, "#", 2)[0], "[] \t") + "."
+			fn(i+1, strings.TrimSuffix(table, "."))
+			continue
+		}
+		if name, _, found := strings.Cut(line, "="); found && !strings.HasPrefix(line, "#") {
+			fn(i+1, table+strings.TrimSpace(name))
+		}
+	}
+}
+
+func keyAt(text []byte, row int) (key string) {
+	keys(text, func(r int, k string) {
+		if r == row {
+			key = k
+		}
+	})
+	return key
+}
+
+// lineOf finds where a key is set, or its table where the key is missing; array indexes do not count.
+func lineOf(text []byte, key string) (row int) {
+	name := key
+	if open := strings.IndexByte(key, '['); open >= 0 {
+		name = key[:open] + key[open+strings.IndexByte(key[open:], ']')+1:]
+	}
+	table, _, _ := strings.Cut(name, ".")
+	keys(text, func(r int, k string) {
+		if k == name || k == table && row == 0 {
+			row = r
+		}
+	})
+	return row
+}
+
+// validate checks what a type alone can't say.
+func validate(p grant.Policy) error {
+	for key, dir := range map[string]string{"state_dir": p.StateDir, "run_dir": p.RunDir} {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
+			return fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
+		}
+	}
+	if len(p.Runtime.Path) == 0 {
+		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
+	}
+	if p.Inventory.Source == grant.Simulated && p.Inventory.File == "" {
+		return errors.New(`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
+	}
+	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
+		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
+	}
+	for i, e := range p.Rules.Exempt {
+		if err := validExemption(e); err != nil {
+			return fmt.Errorf("policy.exempt[%d]: %w", i, err)
+		}
+	}
+	return validPools(p.Pools)
+}
+
+// validExemption refuses one that would exempt everything, and globs that can't match.
+func validExemption(e grant.Exemption) error {
+	if e == (grant.Exemption{}) {
+		return errors.New("want at least one of namespace, pod, container")
+	}
+	for _, glob := range []string{e.Namespace, e.Pod, e.Container} {
+		if _, err := filepath.Match(glob, ""); err != nil {
+			return fmt.Errorf("%q is no glob", glob)
+		}
+	}
+	return nil
+}
+
+func validPools(pools []grant.Pool) error {
+	for i, pool := range pools {
+		if len(pool.GPUs) == 0 {
+			return fmt.Errorf("pool[%d].gpus: want indexes, ranges as 0-3, or UUIDs", i)
+		}
+		for _, name := range pool.GPUs {
+			if _, _, err := grant.ParseRange(name); err != nil {
+				return fmt.Errorf("pool[%d].gpus: %w", i, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package policy
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func TestDefaultConfigFileIsTheDefaultPolicy(t *testing.T) {
+	text, err := os.ReadFile("../../configs/config.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := Default(); !equal(got, want) {
+		t.Errorf("configs/config.toml says\n%+v\nbut the default is\n%+v", got, want)
+	}
+}
+
+func TestEveryKeyIsRead(t *testing.T) {
+	p, err := Parse([]byte(`
+state_dir = "/s"
+run_dir = "/r"
+engine = "cri-o"
+[runtime]
+path = ["/opt/crun"]
+[inventory]
+source = "simulated"
+file = "/d.json"
+driver_root = "/run/nvidia/driver"
+[policy]
+mode = "report"
+ungranted = "hide"
+privileged = "strip"
+minimum_strength = "library"
+reserve = "512MiB"
+on_over_grant = "stop"
+on_outside_ledger = "stop"
+device_env = ["NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"]
+[[policy.exempt]]
+namespace = "gpu-operator"
+[annotations]
+trust = "adopt"
+dialects = ["gpushare"]
+[enforcement]
+limit = "library"
+visible_devices = "void"
+[[pool]]
+gpus = ["0-3", "5", "GPU-x"]
+modes = ["limit", "mps"]
+place = "spread"
+[daemon]
+listen = "unix:/run/x"
+interval = "2s"
+[audit]
+file = ""
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := grant.Policy{
+		StateDir: "/s", RunDir: "/r", Engine: grant.CRIO,
+		Runtime:   grant.Runtime{Path: []string{"/opt/crun"}},
+		Inventory: grant.Source{Source: grant.Simulated, File: "/d.json", DriverRoot: "/run/nvidia/driver"},
+		Rules: grant.Rules{
+			Mode: grant.Report, Ungranted: grant.Hide, Privileged: grant.Strip, MinimumStrength: grant.StrengthLibrary,
+			Reserve: grant.Size(512 * grant.MiB), OnOverGrant: grant.StopContainer, OnOutsideLedger: grant.StopContainer,
+			DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"},
+			Exempt:    []grant.Exemption{{Namespace: "gpu-operator"}},
+		},
+		Annotations: grant.Annotations{Trust: grant.Adopt, Dialects: []grant.Dialect{grant.DialectGPUShare}},
+		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, VisibleDevices: grant.VisibleVoid},
+		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
+		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s"},
+	}
+	if !equal(p, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", p, want)
+	}
+}
+
+func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"unknown key", "engine = \"docker\"\n[policy]\nmoed = \"enforce\"\n", `3: unknown key "policy.moed"`},
+		{"unknown table", "[polciy]\nmode = \"enforce\"\n", `1: unknown key "polciy"`},
+		{"wrong type", "[policy]\ndevice_env = 5\n", "2: policy.device_env: "},
+		{"unknown choice", "[policy]\nmode = \"enfroce\"\n", `2: policy.mode: want enforce or report, not "enfroce"`},
+		{"size without unit", "[policy]\nreserve = \"512\"\n", `2: policy.reserve: cannot read size "512"`},
+		{"size as a number", "[policy]\nreserve = 512\n", "2: policy.reserve: "},
+		{"no TOML", "state_dir = \n", "1"},
+		{"a key twice", "engine = \"docker\"\nengine = \"podman\"\n", "key engine is already defined"},
+		{"relative directory", "state_dir = \"x\"\n", "1: state_dir: want an absolute path"},
+		{"root as directory", "run_dir = \"/\"\n", "1: run_dir: want an absolute path"},
+		{"no runtime", "[runtime]\npath = []\n", "2: runtime.path: "},
+		{"simulated without a file", "[inventory]\nsource = \"simulated\"\n", "inventory.file: "},
+		{"exemption of everybody", "[[policy.exempt]]\n", "policy.exempt[0]: "},
+		{"exemption with a broken glob", "[[policy.exempt]]\npod = \"[\"\n", "policy.exempt[0]: "},
+		{"pool with a wrong mode", "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limited\"]\n", "3: pool.modes: want exclusive"},
+		{"pool with a backward range", "[[pool]]\ngpus = [\"3-1\"]\n", "pool[0].gpus: "},
+		{"pool without GPUs", "[[pool]]\nmodes = [\"limit\"]\n", "pool[0].gpus: "},
+		{"interval without a unit", "[daemon]\ninterval = \"1\"\n", "daemon.interval: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := Parse([]byte(c.text))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q, want one line with %q", err, c.want)
+			}
+			if !equal(p, Default()) {
+				t.Error("a broken configuration must leave the defaults in force")
+			}
+		})
+	}
+}
+
+func TestMissingFile(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "config.toml")
+	if _, err := Load(missing); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+		t.Errorf("a named file that is missing: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("[policy]\nreserve = \"1GiB\"\n[[pool]]\ngpus = [\"0-3\"]\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if p, err := Parse(text); err != nil && !equal(p, Default()) {
+			t.Error("an error must come with the default policy")
+		}
+	})
+}
+
+func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }

@@ -1,0 +1,158 @@
+package request
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// identityKeys are the annotations that an engine itself writes last, after whatever a pod brings along. Any other key
+// can be forged on that engine.
+var identityKeys = map[grant.Engine]struct{ uid, namespace, pod, container, kind string }{
+	grant.Containerd: {
+		uid: "io.kubernetes.cri.sandbox-uid", namespace: "io.kubernetes.cri.sandbox-namespace", pod: "io.kubernetes.cri.sandbox-name",
+		container: "io.kubernetes.cri.container-name", kind: "io.kubernetes.cri.container-type",
+	},
+	grant.CRIO: {
+		uid: "io.kubernetes.pod.uid", namespace: "io.kubernetes.pod.namespace", pod: "io.kubernetes.pod.name",
+		container: "io.kubernetes.container.name", kind: "io.kubernetes.cri-o.ContainerType",
+	},
+}
+
+// identity reads who a container is, where its engine vouches for it, and whether it is a pod's sandbox.
+func identity(annotations map[string]string, engine grant.Engine) (id grant.Identity, sandbox bool) {
+	keys, trusted := identityKeys[engine]
+	if !trusted {
+		return grant.Identity{}, false
+	}
+	if annotations[keys.kind] == "sandbox" {
+		return grant.Identity{}, true
+	}
+	return grant.Identity{UID: annotations[keys.uid], Namespace: annotations[keys.namespace], Pod: annotations[keys.pod], Container: annotations[keys.container]}, false
+}
+
+// The prefix of our own annotations, and the reference's name in annotation and environment.
+const (
+	prefix       = "gpuledger.dev/"
+	grantKey     = prefix + "grant"
+	referenceEnv = "GPULEDGER_GRANT"
+	cdiPrefix    = "cdi.k8s.io/"
+)
+
+// keyed reads an annotation for this container: KEY.<container>, and KEY alone where no pod is known. A pod's engine
+// copies its annotations to every container, so there KEY alone does not say whose it is: names reports that.
+func (f *finder) keyed(key string) (source, value string, names, found bool) {
+	if c := f.request.Container.Pod.Container; c != "" {
+		if value, found := f.spec.Annotations[key+"."+c]; found {
+			return "annotation:" + key + "." + c, value, true, true
+		}
+		value, found := f.spec.Annotations[key]
+		return "annotation:" + key, value, false, found
+	}
+	value, found = f.spec.Annotations[key]
+	return "annotation:" + key, value, true, found
+}
+
+func (f *finder) references() {
+	if source, value, names, found := f.keyed(grantKey); found {
+		f.mention(source, value, names)
+	}
+	if value, found := f.env[referenceEnv]; found {
+		f.mention("env:"+referenceEnv, value, true)
+	}
+}
+
+func (f *finder) mention(source, value string, names bool) {
+	m := grant.Mention{Source: source, Asks: names}
+	reference, err := grant.ParseReference(value)
+	if err != nil {
+		m.Malformed = err.Error()
+	}
+	m.Reference = reference
+	f.request.References = append(f.request.References, m)
+}
+
+func (f *finder) allocations() {
+	for _, dialect := range f.node.Policy.Annotations.Dialects {
+		switch dialect {
+		case grant.DialectGPULedger:
+			f.ownDialect()
+		case grant.DialectGPUShare:
+			f.gpuShare()
+		}
+	}
+}
+
+// ownDialect reads gpuledger.dev/{gpus,memory,compute,mode}, each a statement of its own about the allocation.
+func (f *finder) ownDialect() {
+	for _, key := range []struct {
+		name string
+		read func(*grant.Allocation, string) error
+	}{
+		{"gpus", func(a *grant.Allocation, v string) error { a.GPUs = list(v); return nil }},
+		{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = grant.ParseBytes(v); return }},
+		{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
+		{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
+	} {
+		source, value, names, found := f.keyed(prefix + key.name)
+		if !found {
+			continue
+		}
+		a := grant.Allocation{Source: source, Asks: names}
+		if err := key.read(&a, value); err != nil {
+			a.Malformed = err.Error()
+		}
+		f.request.Allocations = append(f.request.Allocations, a)
+	}
+}
+
+func list(value string) []string {
+	var items []string
+	for _, item := range strings.Split(value, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+func percent(value string) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 || n > 100 {
+		return 0, &grant.UsageError{Message: "cannot read compute " + strconv.Quote(value) + ": want a percentage from 1 to 100"}
+	}
+	return n, nil
+}
+
+// annotations judges keys that make some component act: CDI names of GPU vendors, and systemd properties that change
+// the device policy (runc and crun hand org.systemd.property.* on to systemd).
+func (f *finder) annotations() {
+	for _, key := range sortedKeys(f.spec.Annotations) {
+		value := f.spec.Annotations[key]
+		switch {
+		case strings.HasPrefix(key, cdiPrefix):
+			if slices.ContainsFunc(list(value), isGPUName) {
+				f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever})
+			}
+		case strings.HasPrefix(key, "org.systemd.property.Device"):
+			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+		}
+	}
+}
+
+// isGPUName reports whether a CDI name is of a vendor of GPUs: nvidia.com and below, and ourselves.
+func isGPUName(name string) bool {
+	vendor, _, _ := strings.Cut(name, "/")
+	return vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") || vendor == "gpuledger.dev"
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

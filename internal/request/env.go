@@ -1,0 +1,85 @@
+package request
+
+import (
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// The values of NVIDIA_VISIBLE_DEVICES that are no list (nvidia-container-toolkit, internal/config/image).
+const (
+	allDevices  = "all"
+	noneDevices = "none"
+	voidDevices = "void"
+)
+
+// injectorEnv are variables that make an injector give more than NVIDIA_VISIBLE_DEVICES says, whatever their value; "on"
+// restricts a row to one value.
+var injectorEnv = []struct{ name, on string }{
+	{name: "NVIDIA_MIG_CONFIG_DEVICES"},
+	{name: "NVIDIA_MIG_MONITOR_DEVICES"},
+	{name: "NVIDIA_IMEX_CHANNELS"},
+	{name: "NVIDIA_GPU_MEMORY_REQUEST"},
+	{name: "NVIDIA_GPU_MEMORY_LIMIT"},
+	{name: "NVIDIA_GDS", on: "enabled"},
+	{name: "NVIDIA_MOFED", on: "enabled"},
+	{name: "NVIDIA_GDRCOPY", on: "enabled"},
+	{name: "NVIDIA_NVSWITCH", on: "enabled"},
+}
+
+func (f *finder) environment() {
+	for _, name := range f.node.Policy.Rules.DeviceEnv {
+		if value, set := f.env[name]; set {
+			f.deviceList("env:"+name, value, grant.Removal{Kind: grant.RemoveEnv, Name: name})
+		}
+	}
+	f.legacyImage()
+	for _, v := range injectorEnv {
+		value := f.env[v.name]
+		if value == "" || v.on != "" && value != v.on {
+			continue
+		}
+		f.hit(grant.Hit{Vector: "env:" + v.name, Value: value, Code: grant.GPUEnv, Cover: grant.CoverDrop,
+			Removal: grant.Removal{Kind: grant.RemoveEnv, Name: v.name}})
+	}
+}
+
+// deviceList judges a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a list of indexes, UUIDs
+// and CDI names. It takes more for a request than NVIDIA's parser does, which lets one special word override the list.
+func (f *finder) deviceList(vector, value string, removal grant.Removal) {
+	var ids []string
+	for _, id := range strings.Split(value, ",") {
+		switch id = strings.TrimSpace(id); id {
+		case "", noneDevices, voidDevices:
+		default:
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	hit := grant.Hit{Vector: vector, Value: value, Code: grant.VisibleDevicesOutsideGrant, Cover: grant.CoverGPUs, GPUs: ids, Removal: removal}
+	for _, id := range ids {
+		switch {
+		case id == allDevices:
+			hit.Code = grant.VisibleDevicesAll
+		case isCDIName(id) && hit.Code != grant.VisibleDevicesAll:
+			hit.Code, hit.Cover = grant.CDIDeviceOutsideGrant, grant.CoverNever
+		}
+	}
+	f.hit(hit)
+}
+
+// legacyImage finds images from before NVIDIA_VISIBLE_DEVICES: with CUDA_VERSION and without NVIDIA_REQUIRE_CUDA an
+// injector gives them all GPUs.
+func (f *finder) legacyImage() {
+	_, asks := f.env["NVIDIA_VISIBLE_DEVICES"]
+	version := f.env["CUDA_VERSION"]
+	if asks || version == "" || f.env["NVIDIA_REQUIRE_CUDA"] != "" {
+		return
+	}
+	f.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: version, Code: grant.VisibleDevicesAll, Cover: grant.CoverGPUs, GPUs: []string{allDevices}})
+}
+
+// isCDIName tells vendor/class=device from an index or a UUID.
+func isCDIName(id string) bool { return strings.Contains(id, "=") && strings.Contains(id, "/") }

@@ -1,0 +1,130 @@
+package request
+
+import (
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Caller is what is known of a container beside its spec.
+type Caller struct {
+	Container  grant.Container // Pod is filled in by Find
+	CgroupsOff bool            // the engine switched cgroups off, so no device rule applies (Podman, crun: only argv shows it)
+}
+
+// Node is what tells a GPU's device from another on this machine.
+type Node struct {
+	Host   host.Host
+	Policy grant.Policy
+	Majors map[string]int // by the driver's name; read from /proc/devices, or from the snapshot of a simulated node
+	DRM    func() (map[int]bool, error)
+}
+
+// Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
+// machine could not be asked about a device; the caller refuses then.
+func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
+	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process)}
+	f.request.Container = caller.Container
+	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
+	f.request.Devices.Majors = majorClasses(node.Majors)
+	if err := f.readDRM(); err != nil {
+		return grant.Request{}, err
+	}
+	for _, v := range vectors {
+		v.find(&f)
+	}
+	f.request.Devices.DRM = f.drm
+	return f.request, f.err
+}
+
+// vectors is every way to a GPU. A new one is a line here and a function that calls hit.
+var vectors = []struct {
+	name string
+	find func(*finder)
+}{
+	{"capabilities that undo device rules", (*finder).capabilities},
+	{"environment that an injector obeys", (*finder).environment},
+	{"device rules that let a GPU be opened", (*finder).deviceRules}, // before those that ask what is open
+	{"device nodes", (*finder).deviceNodes},
+	{"mounts of device nodes, device lists and our own directories", (*finder).mounts},
+	{"hooks of NVIDIA's injectors", (*finder).hooks},
+	{"CDI names, and annotations that change device policy", (*finder).annotations},
+	{"references to grants", (*finder).references},
+	{"allocations by a scheduler", (*finder).allocations},
+	{"mounts that make root in the container root on the node", (*finder).nodeRoot},
+}
+
+// finder is one run of Find.
+type finder struct {
+	spec    Spec
+	caller  Caller
+	node    Node
+	env     map[string]string
+	drm     map[int]bool // of major 226; nil until a spec names that major
+	open    []opening    // what the device rules open
+	request grant.Request
+	err     error
+}
+
+func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }
+
+// normal fills in what a spec may leave out, so that the vectors need not ask.
+func normal(s Spec) Spec {
+	if s.Process == nil {
+		s.Process = &Process{}
+	}
+	if s.Linux == nil {
+		s.Linux = &Linux{}
+	}
+	if s.Linux.Resources == nil {
+		s.Linux.Resources = &Resources{}
+	}
+	return s
+}
+
+// lastWins reads the environment as runc does: of duplicates the last one counts. An entry without '=' sets nothing.
+func lastWins(p *Process) map[string]string {
+	env := map[string]string{}
+	if p == nil {
+		return env
+	}
+	for _, entry := range p.Env {
+		if key, value, found := strings.Cut(entry, "="); found {
+			env[key] = value
+		}
+	}
+	return env
+}
+
+// userNamespaced reports whether the container has a user namespace of its own. Its root is nobody outside.
+func (f *finder) userNamespaced() bool {
+	for _, ns := range f.spec.Linux.Namespaces {
+		if ns.Type == specs.UserNamespace {
+			return true
+		}
+	}
+	return false
+}
+
+// has reports whether the capability is in any set: each of them can be raised to the effective one.
+func (f *finder) has(capability string) bool {
+	c := f.spec.Process.Capabilities
+	if c == nil {
+		return false
+	}
+	for _, set := range [][]string{c.Bounding, c.Effective, c.Permitted, c.Inheritable, c.Ambient} {
+		for _, name := range set {
+			if strings.EqualFold(name, capability) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (f *finder) capabilities() {
+	f.request.SysAdmin = f.has("CAP_SYS_ADMIN")
+}

@@ -1,0 +1,80 @@
+package request
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/go-json-experiment/json"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// The gpushare dialect, as AliyunContainerService/gpushare-scheduler-extender and gpushare-device-plugin write it. Pod
+// annotations name a card by index and a size in GiB or MiB, whichever the node's device plugin counts in.
+const (
+	shareIndex      = "ALIYUN_COM_GPU_MEM_IDX"
+	sharePod        = "ALIYUN_COM_GPU_MEM_POD"
+	shareContainer  = "ALIYUN_COM_GPU_MEM_CONTAINER" // env: this container's part
+	shareCard       = "ALIYUN_COM_GPU_MEM_DEV"       // the card's total
+	shareAllocation = "scheduler.framework.gpushare.allocation"
+)
+
+// gpuShare reads both forms. The pod-level annotations count for a container whose env says that it has a part; the JSON
+// names containers itself.
+func (f *finder) gpuShare() {
+	if text, found := f.spec.Annotations[shareAllocation]; found {
+		f.shareJSON(text)
+	}
+	index, found := f.spec.Annotations[shareIndex]
+	part, set := f.env[shareContainer]
+	if !found || !set || part == "0" {
+		return
+	}
+	a := grant.Allocation{Source: "annotation:" + shareIndex, Asks: true, GPUs: []string{index}}
+	var err error
+	if a.Units, err = positive(shareContainer, part); err != nil {
+		a.Malformed = err.Error()
+	}
+	if _, err := positive(shareIndex, index); err != nil && index != "0" {
+		a.Malformed = err.Error()
+	}
+	if total, found := f.spec.Annotations[shareCard]; found {
+		if a.Total, err = positive(shareCard, total); err != nil {
+			a.Malformed = err.Error()
+		}
+	}
+	f.request.Allocations = append(f.request.Allocations, a)
+}
+
+// shareJSON reads {"container": {"card": GiB}}.
+func (f *finder) shareJSON(text string) {
+	a := grant.Allocation{Source: "annotation:" + shareAllocation}
+	var containers map[string]map[string]int
+	if err := json.Unmarshal([]byte(text), &containers); err != nil {
+		a.Malformed = fmt.Sprintf("cannot read %s: want {\"container\": {\"card\": GiB}}", shareAllocation)
+		f.request.Allocations = append(f.request.Allocations, a)
+		return
+	}
+	cards, named := containers[f.request.Container.Name()]
+	if !named || len(cards) == 0 {
+		return
+	}
+	a.Asks = true
+	for card, units := range cards {
+		if _, err := strconv.ParseUint(card, 10, 16); err != nil || units <= 0 || a.Units != 0 && a.Units != units {
+			a.Malformed = fmt.Sprintf("cannot read %s: want cards by index, each with the same whole number of GiB", shareAllocation)
+		}
+		a.GPUs, a.Units = append(a.GPUs, card), units
+	}
+	slices.Sort(a.GPUs)
+	f.request.Allocations = append(f.request.Allocations, a)
+}
+
+func positive(key, value string) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n <= 0 || n > 1<<30 {
+		return 0, fmt.Errorf("cannot read %s %q: want a whole number above 0", key, value)
+	}
+	return n, nil
+}

@@ -1,0 +1,143 @@
+package request
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// volumeDevices are the directories below which a mount names a device for NVIDIA's runtime. Its test for them lacks the
+// trailing slash, so ours does.
+var volumeDevices = []string{"/var/run/nvidia-container-devices", "/run/nvidia-container-devices"}
+
+func (f *finder) mounts() {
+	for _, m := range f.spec.Mounts {
+		f.volumeDevice(m)
+		switch {
+		case m.Type == "devtmpfs":
+			f.parentOfNodes(m)
+		case isBind(m):
+			f.bind(m)
+		}
+	}
+}
+
+// isBind: the type is a convention, the options decide.
+func isBind(m specs.Mount) bool {
+	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+}
+
+func (f *finder) volumeDevice(m specs.Mount) {
+	destination := filepath.Clean(m.Destination)
+	for _, dir := range volumeDevices {
+		rest, found := strings.CutPrefix(destination, dir)
+		if !found || rest == "" {
+			continue
+		}
+		f.deviceList("mount:"+m.Destination, strings.Trim(rest, "/"), grant.Removal{Kind: grant.RemoveMount, Name: m.Destination})
+	}
+}
+
+// bind judges a bind mount by what its source is on the host, not by its name.
+func (f *finder) bind(m specs.Mount) {
+	source := f.resolve(m.Source)
+	for _, dir := range []string{f.node.Policy.StateDir, f.node.Policy.RunDir} {
+		if within(source, resolved(dir)) {
+			f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverNever})
+			return
+		}
+	}
+	if class, major, minor := f.classAt(source); class != "" {
+		f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source + " (c " + digits(major) + ":" + digits(minor) + ")", Code: grant.GPUBindMount,
+			Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
+		return
+	}
+	if within(f.node.Host.Dev, source) || f.holdsNodes(source) {
+		f.parentOfNodes(m)
+	}
+}
+
+// holdsNodes reports whether a directory holds a GPU's node, as /dev/dri and /dev/nvidia-caps do.
+func (f *finder) holdsNodes(dir string) bool {
+	if !within(dir, f.node.Host.Dev) {
+		return false
+	}
+	entries, _ := os.ReadDir(dir) // of what is no directory: none
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		class, _, _ := f.classAt(filepath.Join(dir, e.Name()))
+		return class != ""
+	})
+}
+
+// parentOfNodes finds mounts that bring along the host's nodes, but only where a rule lets anything be opened: without
+// one each of them answers EPERM, and node agents mount the host's / or /dev for other reasons.
+func (f *finder) parentOfNodes(m specs.Mount) {
+	if !slices.ContainsFunc(f.open, func(o opening) bool { return o.minor == wildcard }) {
+		return
+	}
+	f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: f.codeFor(grant.GPUBindMount), Cover: grant.CoverDrop})
+}
+
+// resolve gives the real path of a mount's source; runtimes take a relative one from the bundle. What does not exist
+// stays as it is: the runtime will refuse it.
+func (f *finder) resolve(source string) string {
+	if !filepath.IsAbs(source) {
+		source = filepath.Join(f.caller.Container.Bundle, source)
+	}
+	return resolved(source)
+}
+
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return filepath.Clean(path)
+}
+
+// within reports whether path is dir or below it.
+func within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// engineSockets and their like make whoever holds them root on the node.
+var engineSockets = []string{
+	"/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock", "/run/crio/crio.sock", "/var/run/crio/crio.sock",
+	"/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock", "/run/k3s/containerd/containerd.sock",
+	"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry",
+}
+
+// nodeRoot records mounts by which the container's root is the node's. They pass: node agents have them, and a device
+// rule still stands between them and a GPU until they attack.
+func (f *finder) nodeRoot() {
+	if f.userNamespaced() || f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") {
+		return
+	}
+	for _, m := range f.spec.Mounts {
+		readOnly := slices.Contains(m.Options, "ro")
+		switch {
+		case m.Type == "cgroup" || m.Type == "cgroup2":
+			if readOnly {
+				continue
+			}
+		case !isBind(m) || !f.isNodeRoot(f.resolve(m.Source), readOnly):
+			continue
+		}
+		f.request.NodeRoot = append(f.request.NodeRoot, "mount:"+m.Destination)
+	}
+}
+
+// isNodeRoot: the host's root, a writable cgroup file system, an engine's socket, a parent of our own directories or
+// the kubelet's.
+func (f *finder) isNodeRoot(source string, readOnly bool) bool {
+	for _, dir := range append([]string{f.node.Policy.StateDir, f.node.Policy.RunDir}, engineSockets...) {
+		if dir = resolved(dir); within(dir, source) || slices.Contains(engineSockets, source) {
+			return true
+		}
+	}
+	return !readOnly && within(source, filepath.Join(f.node.Host.Sys, "fs/cgroup"))
+}

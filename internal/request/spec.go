@@ -1,0 +1,134 @@
+// Package request reads an OCI spec as a tenant's claim: it lists every way in which the spec reaches a GPU, and what the
+// spec says about grants. It reads the host only to tell what a path or a device number is, and it judges nothing.
+package request
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Spec is the part of an OCI spec that can reach a GPU. The rest is passed through unread, so a newer spec's fields
+// survive.
+type Spec struct {
+	Process     *Process          `json:"process"`
+	Mounts      []specs.Mount     `json:"mounts"`
+	Hooks       *specs.Hooks      `json:"hooks"`
+	Annotations map[string]string `json:"annotations"`
+	Linux       *Linux            `json:"linux"`
+}
+
+// Process is the judged part of specs.Process.
+type Process struct {
+	Env          []string                 `json:"env"`
+	User         specs.User               `json:"user"`
+	Capabilities *specs.LinuxCapabilities `json:"capabilities"`
+}
+
+// Linux is the judged part of specs.Linux.
+type Linux struct {
+	Devices    []specs.LinuxDevice    `json:"devices"`
+	Namespaces []specs.LinuxNamespace `json:"namespaces"`
+	Resources  *Resources             `json:"resources"`
+}
+
+// Resources is the judged part of specs.LinuxResources.
+type Resources struct {
+	Devices []specs.LinuxDeviceCgroup `json:"devices"`
+}
+
+// MaxSpec bounds a config.json in bytes. The largest that an engine writes is some hundred kilobytes.
+const MaxSpec = 16 << 20
+
+// Parse reads a config.json. It is stricter than the runtimes, because they disagree: it refuses duplicate keys, invalid
+// UTF-8 and known fields in another case, each of which one runtime would read and another would not.
+func Parse(config []byte) (Spec, error) {
+	if len(config) > MaxSpec {
+		return Spec{}, fmt.Errorf("it has %d bytes, more than %d", len(config), MaxSpec)
+	}
+	if err := checkNames(config); err != nil {
+		return Spec{}, err
+	}
+	var spec Spec
+	if err := json.Unmarshal(config, &spec); err != nil {
+		return Spec{}, plain(err)
+	}
+	return spec, nil
+}
+
+// plain shortens the JSON library's errors to what a person needs: where, and what.
+func plain(err error) error {
+	var syntactic *jsontext.SyntacticError
+	var semantic *json.SemanticError
+	switch {
+	case errors.As(err, &syntactic) && errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("it ends too early, at byte %d", syntactic.ByteOffset)
+	case errors.As(err, &syntactic):
+		return fmt.Errorf("at byte %d: %w", syntactic.ByteOffset, syntactic.Err)
+	case errors.As(err, &semantic):
+		return fmt.Errorf("%s is of the wrong type", name(string(semantic.JSONPointer)))
+	}
+	return err
+}
+
+// name writes a JSON pointer as runtime-spec's documents do: linux.devices[0].type becomes linux.devices.0.type.
+func name(pointer string) string {
+	if pointer == "" {
+		return "the whole file"
+	}
+	return strings.ReplaceAll(strings.TrimPrefix(pointer, "/"), "/", ".")
+}
+
+// checkNames walks the whole document once. Structures' field names must be spelt as the specification spells them;
+// maps (annotations, sysctls, ...) may have any keys.
+func checkNames(config []byte) error {
+	d := jsontext.NewDecoder(bytes.NewBuffer(config))
+	for {
+		token, err := d.ReadToken()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return plain(err)
+		}
+		if kind, n := d.StackIndex(d.StackDepth()); token.Kind() != '"' || kind != '{' || n%2 == 0 {
+			continue
+		}
+		field := token.String()
+		if slices.Contains(mapFields[:], field) {
+			if err := d.SkipValue(); err != nil {
+				return plain(err)
+			}
+			continue
+		}
+		if other, wrong := misspelt(field); wrong {
+			return fmt.Errorf("%s is spelt %q there; runtimes disagree on whether it counts", other, field)
+		}
+	}
+}
+
+// misspelt reports whether a name is a known field's in another case, as encoding/json would still accept it.
+func misspelt(field string) (known string, wrong bool) {
+	if _, found := slices.BinarySearch(structFields[:], field); found {
+		return "", false
+	}
+	folded := fold(field)
+	i := slices.IndexFunc(structFields[:], func(f string) bool { return len(f) <= len(field) && fold(f) == folded })
+	if i < 0 {
+		return "", false
+	}
+	return structFields[i], true
+}
+
+// fold maps names that encoding/json takes for equal to one: 'ſ' is an s there, and the Kelvin sign a k.
+func fold(s string) string {
+	return strings.Map(func(r rune) rune { return unicode.ToLower(unicode.ToUpper(r)) }, s)
+}

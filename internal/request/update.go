@@ -1,0 +1,79 @@
+package request
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Update is the judged part of the resources that a runtime's update is given.
+type Update struct {
+	Devices []specs.LinuxDeviceCgroup `json:"devices"`
+	Unified map[string]string         `json:"unified"`
+}
+
+// ParseUpdate reads the resources of an update as strictly as Parse reads a spec.
+func ParseUpdate(resources []byte) (Update, error) {
+	if len(resources) > MaxSpec {
+		return Update{}, fmt.Errorf("it has more than %d bytes", MaxSpec)
+	}
+	if err := checkNames(resources); err != nil {
+		return Update{}, err
+	}
+	var u Update
+	if err := json.Unmarshal(resources, &u); err != nil {
+		return Update{}, plain(err)
+	}
+	return u, nil
+}
+
+// DeviceMemoryKey is the first key by which an update would set the driver's own memory limit (the dmem controller), or
+// "".
+func (u Update) DeviceMemoryKey() string {
+	for _, key := range sortedKeys(u.Unified) {
+		if strings.HasPrefix(key, "dmem.") {
+			return key
+		}
+	}
+	return ""
+}
+
+// Widens reports whether device rules open a GPU that the spec's own rules do not, and by which rule.
+func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node Node) (rule string, widens bool, err error) {
+	if len(rules) == 0 {
+		return "", false, nil
+	}
+	wanted, err := opened(Spec{Linux: &Linux{Resources: &Resources{Devices: rules}}}, node)
+	if err != nil {
+		return "", false, err
+	}
+	had, err := opened(spec, node)
+	if err != nil {
+		return "", false, err
+	}
+	for _, o := range wanted {
+		covered := slices.ContainsFunc(had, func(h opening) bool {
+			return h.everything || h.major == o.major && (h.minor == o.minor || h.minor == wildcard)
+		})
+		if !covered {
+			return fmt.Sprintf("%s %s:%s %s", o.kind, digits(o.major), digits(o.minor), o.access), true, nil
+		}
+	}
+	return "", false, nil
+}
+
+// opened evaluates a spec's device rules alone.
+func opened(spec Spec, node Node) ([]opening, error) {
+	f := finder{spec: normal(spec), node: node}
+	f.request.Devices.Majors = majorClasses(node.Majors)
+	if err := f.readDRM(); err != nil {
+		return nil, err
+	}
+	return f.openings(), nil
+}
+
+// DeviceRule is a device rule as runtime-spec writes it.
+type DeviceRule = specs.LinuxDeviceCgroup

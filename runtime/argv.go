@@ -1,0 +1,143 @@
+package runtime
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc and crun do: global
+// options, the subcommand, its options and arguments in any order.
+type command struct {
+	name       string // the subcommand; "" when there is none
+	root       string // --root
+	log        string // --log
+	logFormat  string // --log-format
+	cgroupsOff bool   // crun --cgroup-manager=disabled
+	bundle     string // --bundle
+	config     string // crun --config: another name for config.json
+	id         string // the last argument
+	resources  int    // index in argv of update's --resources value, with resourcesPrefix before it; 0: not given
+
+	resourcesPrefix string // "" or "--resources="
+}
+
+// valued are the options that take a value, "--name value" or "--name=value", one dash or two. Those of the globals are
+// runc's and crun's; an unknown global option could be of either kind.
+var (
+	globalValued = []string{"root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"}
+	globalFlags  = []string{"debug", "systemd-cgroup", "version", "v", "help", "h"}
+	valued       = map[string][]string{
+		"create":  {"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"},
+		"run":     {"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"},
+		"restore": {"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
+		"update": {"resources", "r", "blkio-weight", "cpu-period", "cpu-quota", "cpu-burst", "cpu-share", "cpu-rt-period", "cpu-rt-runtime", "cpu-idle",
+			"cpuset-cpus", "cpuset-mems", "kernel-memory", "kernel-memory-tcp", "memory", "memory-reservation", "memory-swap", "pids-limit",
+			"l3-cache-schema", "mem-bw-schema"},
+		"delete": {"regex"},
+	}
+)
+
+// creates are the subcommands that start a container.
+var creates = []string{"create", "run", "restore"}
+
+// parse reads argv, its first element the program's name.
+func parse(argv []string) command {
+	var c command
+	i := c.globals(argv)
+	if i < len(argv) {
+		c.name = argv[i]
+		c.arguments(argv, i+1)
+	}
+	return c
+}
+
+// globals reads the options before the subcommand and returns the subcommand's index. After an unknown option the next
+// word may be its value or the subcommand: then the first that starts a container within two words is taken for it, so
+// that a new option can only lead to more checks and never to fewer.
+func (c *command) globals(argv []string) int {
+	for i := 1; i < len(argv); i++ {
+		name, value, hasValue, isOption := option(argv[i])
+		switch {
+		case !isOption:
+			return i
+		case hasValue:
+			c.global(name, value)
+		case slices.Contains(globalValued, name):
+			if i++; i < len(argv) {
+				c.global(name, argv[i])
+			}
+		case !slices.Contains(globalFlags, name) && i+2 < len(argv) && slices.Contains(creates, argv[i+2]):
+			return i + 2
+		}
+	}
+	return len(argv)
+}
+
+func (c *command) global(name, value string) {
+	switch name {
+	case "root":
+		c.root = value
+	case "log":
+		c.log = value
+	case "log-format":
+		c.logFormat = value
+	case "cgroup-manager":
+		c.cgroupsOff = value == "disabled"
+	}
+}
+
+// arguments reads what follows the subcommand.
+func (c *command) arguments(argv []string, from int) {
+	onlyWords := false
+	for i := from; i < len(argv); i++ {
+		name, value, hasValue, isOption := option(argv[i])
+		switch {
+		case onlyWords || !isOption:
+			if argv[i] == "--" && !onlyWords {
+				onlyWords = true
+				continue
+			}
+			c.id = argv[i]
+		case hasValue:
+			c.local(name, value, i, argv[i][:len(argv[i])-len(value)])
+		case slices.Contains(valued[c.name], name):
+			if i++; i < len(argv) {
+				c.local(name, argv[i], i, "")
+			}
+		}
+	}
+}
+
+func (c *command) local(name, value string, index int, prefix string) {
+	switch name {
+	case "bundle", "b":
+		c.bundle = value
+	case "config", "f":
+		c.config = value
+	case "resources", "r":
+		c.resources, c.resourcesPrefix = index, prefix
+	}
+}
+
+// option takes a word apart: "--name=value", "-name", "--name". "-" and "--" are none.
+func option(word string) (name, value string, hasValue, isOption bool) {
+	name = strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
+	if name == "" || name == word {
+		return "", "", false, false
+	}
+	name, value, hasValue = strings.Cut(name, "=")
+	return name, value, hasValue, true
+}
+
+// configPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set.
+func (c command) configPath() string {
+	name := c.config
+	if name == "" {
+		name = "config.json"
+	}
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(c.bundle, name)
+}

@@ -1,0 +1,60 @@
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/go-json-experiment/json"
+)
+
+// complain tells why no container starts, in the two places where engines look: containerd and Docker show the last
+// error in the --log file, CRI-O and Podman show stderr.
+func (w *wrapper) complain(err error) {
+	message, hint := "gpuledger: "+clean(err.Error()), clean(hintOf(err))
+	fmt.Fprintln(os.Stderr, message)
+	if hint != "" {
+		fmt.Fprintln(os.Stderr, "hint: "+hint)
+		message += "; hint: " + hint
+	}
+	if w.log == "" {
+		return
+	}
+	f, openErr := os.OpenFile(w.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if openErr != nil {
+		return // the engine still has stderr
+	}
+	_, _ = f.WriteString(logLine(w.logFormat, message, time.Now()))
+	_ = f.Close()
+}
+
+// logLine writes one entry at level error as runc would. containerd decodes the file as JSON objects whose time is RFC
+// 3339, and shows nothing at all if one line is odd.
+func logLine(format, message string, now time.Time) string {
+	stamp := now.Format(time.RFC3339)
+	if format != "json" {
+		return fmt.Sprintf("time=%s level=error msg=%s\n", strconv.Quote(stamp), strconv.Quote(message))
+	}
+	line, err := json.Marshal(struct {
+		Level   string `json:"level"`
+		Message string `json:"msg"`
+		Time    string `json:"time"`
+	}{"error", message, stamp})
+	if err != nil {
+		return ""
+	}
+	return string(line) + "\n"
+}
+
+// clean keeps a tenant's text from writing lines or terminal codes of its own.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+}

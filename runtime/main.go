@@ -1,0 +1,197 @@
+// Package runtime is the OCI runtime wrapper. An engine calls it in place of runc or crun; it admits what starts a
+// container, hands everything else on at once, and is gone by exec: the real runtime keeps its pid, its parent-death
+// signal and its file descriptors.
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it
+// fails.
+func Main() int {
+	w := wrapper{argv: os.Args, command: parse(os.Args), node: node.Open(policy.Path(""), host.Default())}
+	var err error
+	if w.real, err = w.realRuntime(); err == nil {
+		err = w.run()
+	}
+	w.complain(err)
+	return 1
+}
+
+// wrapper is one call by an engine.
+type wrapper struct {
+	argv []string
+	command
+	node *node.Node
+	real string // the real runtime's path
+}
+
+// run does what the subcommand needs and execs. It returns only an error.
+func (w *wrapper) run() error {
+	switch {
+	case slices.Contains(creates, w.name):
+		return w.create()
+	case w.name == "update" && w.resources > 0:
+		if err := w.update(); err != nil {
+			return err
+		}
+	case w.name == "delete":
+		w.node.Tidy(w.runtimeRoot(), w.id)
+	}
+	return w.exec()
+}
+
+// create admits the container, writes the edited spec, and hands over.
+func (w *wrapper) create() error {
+	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.id, Bundle: absolute(w.bundle)}
+	path := w.configPath()
+	config, err := readSpec(path)
+	if err != nil {
+		return &grant.Refusal{Code: grant.SpecInvalid, Message: err.Error()}
+	}
+	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.cgroupsOff}, Config: config})
+	if d.Reported {
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because policy.mode is \"report\"\n", clean(d.Refusal().Error()))
+	} else if refusal := d.Refusal(); refusal != nil {
+		return refusal
+	}
+	failpoint.Hit("runtime/admitted")
+	if d.Config != nil {
+		err = replaceSpec(path, d.Config)
+	}
+	failpoint.Hit("runtime/edited")
+	if err == nil {
+		err = w.exec()
+	}
+	if d.Bound {
+		_ = w.node.Unbind(container) // dead with this process in any case
+	}
+	return err
+}
+
+// exec becomes the real runtime.
+func (w *wrapper) exec() error {
+	argv := append([]string{w.real}, w.argv[1:]...)
+	return fmt.Errorf("cannot run %s: %w", w.real, syscall.Exec(w.real, argv, os.Environ()))
+}
+
+// readSpec reads a config.json, but no more of it than a spec may have.
+func readSpec(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the container's spec: %w", err)
+	}
+	defer f.Close()
+	config, err := io.ReadAll(io.LimitReader(f, request.MaxSpec+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the container's spec: %w", err)
+	}
+	return config, nil
+}
+
+// replaceSpec puts the edited spec in place of the engine's, with its permissions.
+func replaceSpec(path string, config []byte) error {
+	info, err := os.Stat(path)
+	if err == nil {
+		err = host.ReplaceFile(path, config, info.Mode().Perm(), host.Volatile)
+	}
+	if err != nil {
+		return &grant.Refusal{Code: grant.InjectionImpossible, Message: "the container's edited spec cannot be put in place: " + err.Error(),
+			Hint: "the bundle directory must be writable for root"}
+	}
+	return nil
+}
+
+// engines are the suffixes of the wrapper's name. Two engines can share a node, so `gpuledger configure` makes each a
+// link of its own.
+var engines = map[string]grant.Engine{
+	".containerd": grant.Containerd, ".crio": grant.CRIO, ".cri-o": grant.CRIO, ".podman": grant.Podman, ".docker": grant.Docker,
+}
+
+// engine is who called. It decides which annotations are believed, so it is never read from annotations.
+func (w *wrapper) engine() grant.Engine {
+	if w.node.Broken != nil {
+		return grant.NoEngine
+	}
+	suffix := filepath.Ext(filepath.Base(w.argv[0]))
+	if suffix == "" {
+		return w.node.Policy.Engine
+	}
+	if engine, known := engines[suffix]; known {
+		return engine
+	}
+	return grant.NoEngine
+}
+
+// runtimeRoot is the directory of the real runtime's state.
+func (w *wrapper) runtimeRoot() string {
+	if w.root != "" {
+		return absolute(w.root)
+	}
+	if strings.HasPrefix(filepath.Base(w.real), "crun") {
+		return "/run/crun"
+	}
+	return "/run/runc"
+}
+
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// binDirs are searched after PATH: an engine's monitor may run us without one.
+var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+// realRuntime finds the first of the configured runtimes, and never this program under another name.
+func (w *wrapper) realRuntime() (string, error) {
+	self, _ := os.Stat("/proc/self/exe")
+	for _, name := range w.node.Policy.Runtime.Path {
+		for _, path := range places(name) {
+			info, err := os.Stat(path)
+			if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && !os.SameFile(info, self) {
+				return path, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("cannot find the real OCI runtime: none of %s is there; set runtime.path in %s",
+		strings.Join(w.node.Policy.Runtime.Path, ", "), policy.Path(""))
+}
+
+func places(name string) []string {
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	var paths []string
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), binDirs...) {
+		if filepath.IsAbs(dir) { // a relative one would be the engine's working directory: the bundle
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths
+}
+
+// hintOf is what a refusal tells its reader to do.
+func hintOf(err error) string {
+	var refusal *grant.Refusal
+	if errors.As(err, &refusal) {
+		return refusal.Hint
+	}
+	return ""
+}

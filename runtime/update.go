@@ -1,0 +1,69 @@
+package runtime
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// update looks at the resources that an update sets. Where something is taken out of them, the real runtime reads the
+// rest from its standard input, which then is a file in memory.
+func (w *wrapper) update() error {
+	path := w.argv[w.resources][len(w.resourcesPrefix):]
+	resources, err := readResources(path)
+	if err != nil {
+		return err
+	}
+	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.id}, resources)
+	if err != nil {
+		return err
+	}
+	if path != "-" && bytes.Equal(rest, resources) {
+		return nil
+	}
+	if err := asStdin(rest); err != nil {
+		return err
+	}
+	w.argv[w.resources] = w.resourcesPrefix + "-"
+	return nil
+}
+
+func readResources(path string) ([]byte, error) {
+	from := os.Stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the resources of the update: %w", err)
+		}
+		defer f.Close()
+		from = f
+	}
+	resources, err := io.ReadAll(io.LimitReader(from, request.MaxSpec+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the resources of the update: %w", err)
+	}
+	return resources, nil
+}
+
+// asStdin makes data what the next program reads from its standard input.
+func asStdin(data []byte) error {
+	fd, err := unix.MemfdCreate("resources", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("cannot pass the resources of the update on: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "resources")
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return fmt.Errorf("cannot pass the resources of the update on: %w", err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("cannot pass the resources of the update on: %w", err)
+	}
+	return unix.Dup3(int(f.Fd()), int(os.Stdin.Fd()), 0) // without O_CLOEXEC
+}

@@ -1,0 +1,132 @@
+// Command bench measures what gpuledger adds to a container's create and to other subcommands, against the bare runtime
+// and against nvidia-container-runtime, all in one run. It is a command and not a test: a time is a figure to read, not a
+// condition that a busy machine may break. make bench builds what it needs and runs it from the checkout.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+// insideEnv marks the second start, which has a mount namespace of its own.
+const insideEnv = "GPULEDGER_BENCH_INSIDE"
+
+type options struct {
+	pairs    int
+	json     bool
+	markdown bool
+	bin      string
+	runtime  string
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.pairs, "pairs", 100, "measured `rounds` of each comparison, at least 40")
+	flag.BoolVar(&o.json, "json", false, "print one JSON document")
+	flag.BoolVar(&o.markdown, "markdown", false, "print the tables as Markdown")
+	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
+	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
+	flag.Parse()
+	if flag.NArg() > 0 || o.pairs < 40 {
+		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
+		os.Exit(2)
+	}
+	if err := start(o); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// start runs the benchmark in a mount namespace of its own, so that no mount of a container can reach the machine's.
+func start(o options) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if os.Getenv(insideEnv) == "1" {
+		return measureAll(ctx, o)
+	}
+	if os.Getuid() != 0 {
+		return fmt.Errorf("cannot start containers: make bench needs root")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	inner := exec.Command(self, os.Args[1:]...)
+	inner.Env = append(os.Environ(), insideEnv+"=1")
+	inner.Stdin, inner.Stdout, inner.Stderr = os.Stdin, os.Stdout, os.Stderr
+	inner.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
+	if err := inner.Start(); err != nil {
+		return fmt.Errorf("cannot make a mount namespace: %w", err)
+	}
+	go func() {
+		<-ctx.Done()
+		_ = inner.Process.Signal(syscall.SIGTERM)
+	}()
+	if err := inner.Wait(); err != nil {
+		os.Exit(1) // it has said why
+	}
+	return nil
+}
+
+func measureAll(ctx context.Context, o options) (err error) {
+	r, err := newRig(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cleanErr := r.clean(); err == nil {
+			err = cleanErr
+		}
+	}()
+	report := Report{Machine: r.machine(), Pairs: o.pairs}
+	for _, scenario := range []struct {
+		name string
+		run  func(*rig) ([]Row, error)
+	}{
+		{"create without a GPU", createNoGPU},
+		{"create without a GPU, the wrappers alone", createNoGPUAlone},
+		{"list", list},
+		{"create with a grant", createGranted},
+		{"64 grants at once", grantsAtOnce},
+		{"admit at 1 and at 1,000 grants", admitAtScale},
+		{"sizes", sizes},
+	} {
+		fmt.Fprintf(os.Stderr, "bench: %s\n", scenario.name)
+		rows, err := scenario.run(r)
+		if err != nil {
+			return fmt.Errorf("%s: %w", scenario.name, err)
+		}
+		report.Rows = append(report.Rows, rows...)
+	}
+	report.Machine.LoadAfter = loadAverage()
+	switch {
+	case o.json:
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(report)
+	case o.markdown:
+		report.writeMarkdown(os.Stdout)
+	default:
+		report.writeText(os.Stdout)
+	}
+	return nil
+}
+
+// absolute is a path under the folder of binaries; a binary that is not there is named with what makes it.
+func absolute(o options, name string) (string, error) {
+	path, err := filepath.Abs(filepath.Join(o.bin, name))
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("cannot find %s; make bench builds it", path)
+	}
+	return path, nil
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// A rig is what every measurement stands on: a folder on the checkout's file system, the binaries, and a pod's namespaces.
+type rig struct {
+	ctx       context.Context
+	options   options
+	dir       string
+	runtime   string // the bare runtime, absolute
+	wrapper   string // gpuledger-runtime
+	cli       string // gpuledger
+	peer      string // nvidia-container-runtime
+	pod       *exec.Cmd
+	cgroup    string
+	limits    bool            // the specs may carry cpu, memory and pids limits
+	live      map[string]bool // runtime roots that may hold the container
+	loadStart string
+}
+
+// containerID is the only one: every contestant has a runtime root of its own.
+const containerID = "bench"
+
+func newRig(ctx context.Context, o options) (*rig, error) {
+	if _, err := os.Stat("go.mod"); err != nil {
+		return nil, fmt.Errorf("cannot find go.mod: start bench from the checkout (make bench)")
+	}
+	r := &rig{ctx: ctx, options: o, live: map[string]bool{}, loadStart: loadAverage()}
+	r.cgroup = fmt.Sprintf("gpuledger-bench-%d", os.Getpid())
+	var err error
+	for _, binary := range []struct {
+		path *string
+		name string
+	}{{&r.wrapper, "gpuledger-runtime"}, {&r.cli, "gpuledger"}, {&r.peer, "peers/nvidia-container-runtime"}} {
+		if *binary.path, err = absolute(o, binary.name); err != nil {
+			return nil, err
+		}
+	}
+	if r.runtime, err = exec.LookPath(o.runtime); err != nil {
+		return nil, fmt.Errorf("cannot find the bare runtime: %w", err)
+	}
+	if err := os.MkdirAll(".cache", 0o755); err != nil {
+		return nil, err
+	}
+	cache, err := filepath.Abs(".cache")
+	if err != nil {
+		return nil, err
+	}
+	if r.dir, err = os.MkdirTemp(cache, "bench-"); err != nil {
+		return nil, err
+	}
+	r.limits = canLimit()
+	if err := errors.Join(r.startPod(), r.writePodFiles()); err != nil {
+		return nil, errors.Join(err, r.clean())
+	}
+	return r, nil
+}
+
+// canLimit: on a hybrid machine seen as v2 only, the v2 tree has no controllers to limit with.
+func canLimit() bool {
+	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	return err != nil || strings.Contains(string(controllers), "memory")
+}
+
+// startPod starts the process whose namespaces the containers join, as a kubelet's containers join the sandbox's.
+// A new network namespace a create would cost more, and more unevenly, than all that is measured here.
+func (r *rig) startPod() error {
+	r.pod = exec.Command("sleep", "3600") // it ends by itself even if we are killed
+	r.pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
+	if err := r.pod.Start(); err != nil {
+		r.pod = nil
+		return fmt.Errorf("cannot start the pod's process: %w", err)
+	}
+	return nil
+}
+
+func (r *rig) path(elements ...string) string {
+	return filepath.Join(append([]string{r.dir}, elements...)...)
+}
+
+// command is a process in the environment that an engine gives: its own, plus what the contestant needs.
+func (r *rig) command(env []string, argv ...string) *exec.Cmd {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}, env...)
+	cmd.Dir = r.dir
+	return cmd
+}
+
+// creating is a contestant that creates a container of the bundle and deletes it again. The runtime root is named after it.
+func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
+	root := r.path("roots", strings.ReplaceAll(name, " ", "-"))
+	return contestant{
+		name: name,
+		command: func() *exec.Cmd {
+			r.live[root] = true
+			return r.command(env, runtime, "--root", root, "create", "--bundle", bundle, containerID)
+		},
+		after: func() error {
+			err := r.run(r.command(env, runtime, "--root", root, "delete", "--force", containerID))
+			if err == nil {
+				delete(r.live, root)
+			}
+			return err
+		},
+	}
+}
+
+// bundle makes a bundle with a rootfs of its own around the spec.
+func (r *rig) bundle(name string, spec *specs.Spec) (string, error) {
+	dir := r.path("bundles", name)
+	if err := writeRootfs(filepath.Join(dir, "rootfs")); err != nil {
+		return "", err
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return "", err
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o644)
+}
+
+// clean removes whatever may be left after a failure too. It never follows a mount: the folder is on one file system, and
+// what a container mounted, it mounted in a namespace that is gone.
+func (r *rig) clean() error {
+	for root := range r.live {
+		_ = r.command(nil, r.runtime, "--root", root, "delete", "--force", containerID).Run()
+	}
+	if r.pod != nil {
+		_ = r.pod.Process.Kill()
+		_ = r.pod.Wait()
+	}
+	if err := r.removeCgroups(); err != nil {
+		return err
+	}
+	if r.dir == "" {
+		return nil
+	}
+	return exec.Command("rm", "-rf", "--one-file-system", r.dir).Run()
+}
+
+func (r *rig) removeCgroups() error {
+	patterns := []string{"/sys/fs/cgroup/" + r.cgroup, "/sys/fs/cgroup/*/" + r.cgroup}
+	var last error
+	for range 50 {
+		last = nil
+		for _, pattern := range patterns {
+			groups, _ := filepath.Glob(pattern)
+			for _, group := range groups {
+				leaves, _ := filepath.Glob(group + "/*/cgroup.procs")
+				for _, leaf := range leaves {
+					_ = os.Remove(filepath.Dir(leaf))
+				}
+				if err := os.Remove(group); err != nil {
+					last = fmt.Errorf("cannot remove a cgroup: %w", err)
+				}
+			}
+		}
+		if last == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond) // a cgroup stays busy for a moment after its last process
+	}
+	return last
+}

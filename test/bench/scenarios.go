@@ -1,0 +1,380 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	wrapperName = "gpuledger-runtime"
+	peerName    = "nvidia-container-runtime"
+)
+
+// A node is one simulated node: a config, a ledger and an inventory of its own.
+type node struct {
+	rig *rig
+	env []string
+}
+
+// newNode simulates two GPUs. realRuntime is what gpuledger-runtime executes in the end.
+func (r *rig) newNode(name, realRuntime string) (*node, error) {
+	dir := r.path("nodes", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "config.toml")
+	description := filepath.Join(dir, "gpus.json")
+	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = \"none\"\n[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n",
+		filepath.Join(dir, "state"), filepath.Join(dir, "run"), realRuntime, description, filepath.Join(dir, "audit.jsonl"))
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		return nil, err
+	}
+	n := &node{rig: r, env: []string{"GPULEDGER_CONFIG=" + config}}
+	simulate := []string{"inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name", "Tesla V100-SXM2-16GB", "--out", description}
+	return n, errors.Join(r.run(n.cli(simulate...)), r.run(n.cli("inventory", "refresh")))
+}
+
+func (n *node) cli(args ...string) *exec.Cmd {
+	return n.rig.command(n.env, append([]string{n.rig.cli}, args...)...)
+}
+
+// grant makes a bearer grant and returns its reference.
+func (n *node) grant(args ...string) (string, error) {
+	cmd := n.cli(append([]string{"grant", "--json"}, args...)...)
+	var complaint strings.Builder
+	cmd.Stderr = &complaint
+	output, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, complaint.String())
+	}
+	var granted struct{ Reference string }
+	if err := json.Unmarshal(output, &granted); err != nil || granted.Reference == "" {
+		return "", fmt.Errorf("%s printed no reference: %s", strings.Join(cmd.Args, " "), output)
+	}
+	return granted.Reference, nil
+}
+
+// wrapping is one way of wrapping a real runtime.
+type wrapping struct {
+	name, path string
+	env        []string
+}
+
+// wrappings are ours, with a node of its own, and the peer with its defaults. Both execute realRuntime.
+func (r *rig) wrappings(name, realRuntime string) ([]wrapping, error) {
+	node, err := r.newNode(name, realRuntime)
+	if err != nil {
+		return nil, err
+	}
+	file := r.path("nodes", name, "peer.toml")
+	text := fmt.Sprintf("[nvidia-container-runtime]\nruntimes = [%q]\n", realRuntime)
+	return []wrapping{
+		{wrapperName, r.wrapper, node.env},
+		{peerName, r.peer, []string{"NVIDIA_CTK_CONFIG_FILE_PATH=" + file}},
+	}, os.WriteFile(file, []byte(text), 0o644)
+}
+
+func createNoGPU(r *rig) ([]Row, error) {
+	wrappings, err := r.wrappings("create", r.runtime)
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := r.bundle("no-gpu", r.spec())
+	if err != nil {
+		return nil, err
+	}
+	contestants := []contestant{r.creating("create-bare", r.runtime, bundle, nil)}
+	for _, w := range wrappings {
+		contestants = append(contestants, r.creating("create-"+w.name, w.path, bundle, w.env))
+	}
+	rows, err := r.against("create, no GPU reached", wrappings, contestants)
+	if err != nil {
+		return nil, err
+	}
+	ours := &rows[0]
+	ours.Goal, ours.Budget = "+2 ms", "+3 ms or 1.12"
+	ours.within(ours.Added.Median <= 3 || ours.Ratio.Median <= 1.12, ours.Added.Median <= 2)
+	return rows, nil
+}
+
+// createNoGPUAlone has true(1) as the real runtime, and compares with true(1). A real create scatters by more than a wrapper
+// adds; this is the wrapper's own work, to a tenth of a millisecond.
+func createNoGPUAlone(r *rig) ([]Row, error) {
+	nothing, err := exec.LookPath("true")
+	if err != nil {
+		return nil, err
+	}
+	wrappings, err := r.wrappings("alone", nothing)
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := r.bundle("alone", r.spec())
+	if err != nil {
+		return nil, err
+	}
+	argv := []string{"--root", r.path("roots", "alone"), "create", "--bundle", bundle, containerID}
+	return r.against("the same, real runtime true(1)", wrappings, r.withArguments(wrappings, nothing, argv))
+}
+
+func list(r *rig) ([]Row, error) {
+	wrappings, err := r.wrappings("list", r.runtime)
+	if err != nil {
+		return nil, err
+	}
+	argv := []string{"--root", r.path("roots", "empty"), "list"}
+	rows, err := r.against("list (any other subcommand)", wrappings, r.withArguments(wrappings, r.runtime, argv))
+	if err != nil {
+		return nil, err
+	}
+	ours := &rows[0]
+	ours.Goal, ours.Budget = "+1.2 ms", "+1.6 ms"
+	ours.within(ours.Added.Median <= 1.6, ours.Added.Median <= 1.2)
+	return rows, nil
+}
+
+// withArguments are the bare program and its wrappings, all with the same arguments.
+func (r *rig) withArguments(wrappings []wrapping, bare string, args []string) []contestant {
+	var contestants []contestant
+	for _, w := range append([]wrapping{{name: "bare", path: bare}}, wrappings...) {
+		contestants = append(contestants, contestant{name: w.name, command: func() *exec.Cmd {
+			return r.command(w.env, append([]string{w.path}, args...)...)
+		}})
+	}
+	return contestants
+}
+
+// against compares the wrappings with the first contestant, which is bare: one row each, ours first.
+func (r *rig) against(what string, wrappings []wrapping, contestants []contestant) ([]Row, error) {
+	times, err := r.compare(r.options.pairs, contestants...)
+	if err != nil {
+		return nil, err
+	}
+	var rows []Row
+	for i, w := range wrappings {
+		rows = append(rows, comparison(what, w.name, times[0], times[i+1]))
+	}
+	return rows, nil
+}
+
+// granting is a contestant that creates a container with a grant. The wrapper replaces config.json, so each round begins
+// by putting back the one that the engine wrote.
+func (r *rig) granting(name string, node *node, reference string) (contestant, string, error) {
+	spec := r.spec()
+	spec.Annotations["gpuledger.dev/grant"] = reference
+	bundle, err := r.bundle(name, spec)
+	if err != nil {
+		return contestant{}, "", err
+	}
+	config := filepath.Join(bundle, "config.json")
+	asked, err := os.ReadFile(config)
+	if err != nil {
+		return contestant{}, "", err
+	}
+	c := r.creating(name, r.wrapper, bundle, node.env)
+	c.before = func() error { return os.WriteFile(config, asked, 0o644) }
+	return c, bundle, nil
+}
+
+func createGranted(r *rig) ([]Row, error) {
+	node, err := r.newNode("grant", r.runtime)
+	if err != nil {
+		return nil, err
+	}
+	reference, err := node.grant("--memory", "8GiB", "--gpus", "2")
+	if err != nil {
+		return nil, err
+	}
+	ours, bundle, err := r.granting("grant-ours", node, reference)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.once(ours); err != nil {
+		return nil, err
+	}
+	final, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	if !strings.Contains(string(final), "/dev/nvidia1") {
+		return nil, fmt.Errorf("%s started the container without the second GPU's node", wrapperName)
+	}
+	same, err := r.bundle("grant-bare", r.spec())
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(same, "config.json"), final, 0o644); err != nil {
+		return nil, err
+	}
+	times, err := r.compare(r.options.pairs, r.creating("grant-bare", r.runtime, same, nil), ours)
+	if err != nil {
+		return nil, err
+	}
+	row := comparison("create, 2 GPUs, mode limit; bare: same final config.json", wrapperName, times[0], times[1])
+	row.Budget = "+4 ms"
+	row.within(row.Added.Median <= 4, true)
+	return []Row{row}, nil
+}
+
+// grantsAtOnce starts 64 grants together on an empty ledger, several times, each time on a new one. Beside it stands what
+// 64 starts of the same program cost that touch no ledger: what is left is the ledger's.
+func grantsAtOnce(r *rig) ([]Row, error) {
+	const processes, rounds = 64, 5
+	var whole, starts []float64
+	for round := range rounds {
+		node, err := r.newNode(fmt.Sprintf("at-once-%d", round), r.runtime)
+		if err != nil {
+			return nil, err
+		}
+		for _, measured := range []struct {
+			times *[]float64
+			args  []string
+		}{{&starts, []string{"--version"}}, {&whole, []string{"grant", "--memory", "256MiB"}}} {
+			took, err := r.atOnce(processes, func() *exec.Cmd { return node.cli(measured.args...) })
+			if err != nil {
+				return nil, err
+			}
+			*measured.times = append(*measured.times, milliseconds(took))
+		}
+		if err := node.holds(processes); err != nil {
+			return nil, err
+		}
+	}
+	granted, started := Row{What: "64 grants at once, durable", Who: "gpuledger grant", Took: spread(whole)}, Row{
+		What: "64 starts at once, no ledger", Who: "gpuledger --version", Took: spread(starts)}
+	granted.Budget = "500 ms"
+	granted.within(granted.Took.Median <= 500, true)
+	return []Row{granted, started}, nil
+}
+
+// holds checks that the ledger has as many grants as were made and is sound.
+func (n *node) holds(grants int) error {
+	output, err := n.cli("grants", "--json").Output()
+	if err != nil {
+		return fmt.Errorf("cannot read the grants back: %w", err)
+	}
+	var held struct{ Grants []json.RawMessage }
+	if err := json.Unmarshal(output, &held); err != nil {
+		return fmt.Errorf("cannot read the grants back: %w", err)
+	}
+	if len(held.Grants) != grants {
+		return fmt.Errorf("the ledger holds %d grants after %d were made", len(held.Grants), grants)
+	}
+	return n.rig.run(n.cli("check"))
+}
+
+// atOnce is the time from the first start to the last exit.
+func (r *rig) atOnce(n int, command func() *exec.Cmd) (time.Duration, error) {
+	failures := make(chan error, n)
+	begin := time.Now()
+	var running sync.WaitGroup
+	for range n {
+		running.Go(func() {
+			var complaint strings.Builder
+			cmd := command()
+			cmd.Stderr = &complaint
+			if err := cmd.Run(); err != nil {
+				failures <- fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, complaint.String())
+			}
+		})
+	}
+	running.Wait()
+	took := time.Since(begin)
+	close(failures)
+	return took, <-failures
+}
+
+// admitAtScale times the wrapper alone: its real runtime is true(1), which ends at once, so that a create's constant cost
+// does not hide what the ledger's size adds. Nothing is started, and the binding dies with the process that made it.
+func admitAtScale(r *rig) ([]Row, error) {
+	nothing, err := exec.LookPath("true")
+	if err != nil {
+		return nil, err
+	}
+	var contestants []contestant
+	for _, grants := range []int{1, 1000} {
+		node, err := r.newNode(fmt.Sprintf("admit-%d", grants), nothing)
+		if err != nil {
+			return nil, err
+		}
+		reference, err := node.grant("--memory", "32MiB", "--gpus", "2")
+		if err != nil {
+			return nil, err
+		}
+		if err := node.fill(grants - 1); err != nil {
+			return nil, err
+		}
+		c, _, err := r.granting(fmt.Sprintf("admit-%d", grants), node, reference)
+		if err != nil {
+			return nil, err
+		}
+		c.after = nil
+		contestants = append(contestants, c)
+	}
+	times, err := r.compare(r.options.pairs, contestants...)
+	if err != nil {
+		return nil, err
+	}
+	clear(r.live) // no container was made
+	row := comparison("admit alone, 1,000 grants against 1", wrapperName, times[0], times[1])
+	row.Budget = "1.20"
+	row.within(row.Ratio.Median <= 1.2, true)
+	return []Row{row}, nil
+}
+
+// fill makes n small grants.
+func (n *node) fill(grants int) error {
+	const batch = 37 // 999 = 27 x 37
+	for made := 0; made < grants; made += batch {
+		if n.rig.ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		_, err := n.rig.atOnce(min(batch, grants-made), func() *exec.Cmd { return n.cli("grant", "--memory", "16MiB") })
+		if err != nil {
+			return err
+		}
+	}
+	return n.holds(grants + 1)
+}
+
+func sizes(r *rig) ([]Row, error) {
+	var rows []Row
+	for _, binary := range []struct {
+		name, path string
+		hot        bool
+	}{{wrapperName, r.wrapper, true}, {peerName, r.peer, false}} {
+		info, err := os.Stat(binary.path)
+		if err != nil {
+			return nil, err
+		}
+		row := Row{What: "size of the binary", Who: binary.name, Bytes: info.Size()}
+		if binary.hot {
+			row.Budget = "5 MiB"
+			row.within(info.Size() <= 5<<20, true)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// machine says what the figures were taken on.
+func (r *rig) machine() Machine {
+	return Machine{
+		CPU:        cpuModel(),
+		Cores:      runtime.NumCPU(),
+		Kernel:     strings.TrimSpace(readFile("/proc/sys/kernel/osrelease")),
+		Cgroups:    cgroupLayout(),
+		FileSystem: fileSystem(r.dir),
+		Runtime:    firstLine(r.runtime, "--version"),
+		Ours:       firstLine(r.cli, "--version"),
+		Peer:       "nvidia-container-runtime of the NVIDIA Container Toolkit " + peerVersion(),
+		LoadBefore: r.loadStart,
+	}
+}

@@ -1,0 +1,308 @@
+#!/bin/bash
+# demo.sh: two GPUs, shared by grant, on this machine. make demo installs what it needs and runs it.
+#
+# The story runs in mount and pid namespaces of its own and in a folder under .cache: however it ends, its containers end
+# with it, no mount can stay, and this outer half removes the folder and the cgroups. Nothing of the machine is configured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "demo: $*" >&2; exit 1; }
+
+# ---------------------------------------------------------------- outside: build, make room, clean up
+
+outside() {
+  [ "$(id -u)" = 0 ] || die "this needs root, because it starts real containers; run: sudo make demo"
+  local log
+  mkdir -p .cache
+  DEMO_DIR=$(mktemp -d "$PWD/.cache/demo.XXXXXX")
+  DEMO_CGROUP=gpuledger-demo-$$
+  export DEMO_DIR DEMO_CGROUP
+  trap clean_up EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+  echo "\$ make build"
+  log=$DEMO_DIR/build.log
+  make --no-print-directory build >"$log" 2>&1 || { cat "$log" >&2; die "cannot build"; }
+  unshare --mount --pid --fork --kill-child --mount-proc --propagation private test/demo.sh inside
+}
+
+clean_up() {
+  local group i
+  for group in /sys/fs/cgroup/"$DEMO_CGROUP" /sys/fs/cgroup/*/"$DEMO_CGROUP"; do
+    for ((i = 0; i < 50; i++)); do # a cgroup stays busy for a moment after its last process
+      [ -d "$group" ] || break
+      find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+    done
+  done
+  rm -rf --one-file-system "$DEMO_DIR"
+}
+
+# ---------------------------------------------------------------- how the story is told
+
+bold='' dim='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+  bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
+fi
+
+chapter() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
+say() { printf '%s\n' "$*"; }
+
+# show ARG...: print a command as one would type it.
+show() {
+  local word line=
+  for word; do
+    case $word in
+      '' | *[!A-Za-z0-9_./:=,@%+-]*) word="'${word//\'/\'\\\'\'}'" ;;
+    esac
+    line+=" $word"
+  done
+  printf '%s$%s%s\n' "$bold" "$line" "$plain"
+}
+
+# attempt CMD...: print it, run it, print what it says; its status is in $status and its words stay in the file "said".
+# A file and not a pipe: a container that stays holds its output open.
+attempt() {
+  show "$@"
+  status=0
+  "$@" >said 2>&1 </dev/null || status=$?
+  sed "s/^/  /" said
+}
+
+run() {
+  attempt "$@"
+  [ "$status" = 0 ] || die "that should have worked, but it ended with status $status"
+}
+
+# refused CODE CMD...: the command must fail and name the code.
+refused() {
+  local code=$1
+  shift
+  attempt "$@"
+  [ "$status" != 0 ] || die "that should have been refused"
+  grep -qF "($code)" said || die "that should have been refused as $code"
+  printf '  %s(exit status %s)%s\n' "$dim" "$status" "$plain"
+}
+
+# says TEXT: the last command's output must contain it.
+says() { grep -qF -- "$1" said || die "the output above should contain: $1"; }
+
+# look CONTAINER COMMAND: what a shell in the container sees. Failing is part of the story.
+look() {
+  attempt gpuledger-runtime --root run exec "$1" sh -c "$2"
+}
+
+# reference: the one that "gpuledger grant" has just printed.
+reference() { grep -oE 'g-[a-z]{12}\.[0-9a-f]{32}' said | head -n 1; }
+
+# ---------------------------------------------------------------- bundles
+
+# bundle NAME JQ-FILTER...: an OCI bundle as an engine makes it: busybox, the usual capabilities, no device but the standard ones.
+bundle() {
+  local name=$1 applet filter
+  shift
+  mkdir -p "$name/rootfs/bin"
+  cp "$(command -v busybox)" "$name/rootfs/bin/busybox"
+  for applet in sh ls sleep mknod head; do
+    ln -sf busybox "$name/rootfs/bin/$applet"
+  done
+  (cd "$name" && runc spec)
+  # shellcheck disable=SC2016 # $name is jq's
+  edit "$name" '
+    .process.terminal = false
+    | .process.args = ["sleep", "3600"]
+    | .root.readonly = false
+    | .hostname = $name
+    | del(.process.rlimits)
+    | .process.capabilities |= map_values(["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_MKNOD", "CAP_SETGID", "CAP_SETUID"])
+    | del(.process.capabilities.ambient)
+    | .linux.cgroupsPath = "/" + env.DEMO_CGROUP + "/" + $name'
+  for filter; do
+    edit "$name" "$filter"
+  done
+}
+
+edit() {
+  jq --arg name "$1" "$2" "$1/config.json" >"$1/config.new"
+  mv "$1/config.new" "$1/config.json"
+}
+
+annotate() { edit "$1" ".annotations[\"gpuledger.dev/grant\"] = \"$2\""; }
+
+# ---------------------------------------------------------------- the node
+
+# real_gpu: a driver is loaded and answers.
+real_gpu() { [ -d /proc/driver/nvidia ] || nvidia-smi -L >/dev/null 2>&1; }
+
+write_config() {
+  cat >config.toml <<EOF
+state_dir = "$PWD/state"
+run_dir   = "$PWD/bindings"
+engine    = "none"
+[inventory]
+source = "$1"
+file   = "$2"
+[audit]
+file = "$PWD/audit.jsonl"
+EOF
+}
+
+# gpu FIELD INDEX: from the snapshot, as gpus --json prints it.
+gpu() { gpuledger gpus --json | jq -r --argjson index "$2" "[.gpus[] | select(.parent == null)][\$index].$1"; }
+
+mib() { echo $(($1 >> 20)); }
+
+set_up_node() {
+  export GPULEDGER_CONFIG=$PWD/config.toml
+  show export "GPULEDGER_CONFIG=$GPULEDGER_CONFIG"
+  if real_gpu; then
+    say "This machine has an NVIDIA driver: the story is told on its own GPUs."
+    write_config nvml ""
+  else
+    say "This machine has no NVIDIA GPU, so two are simulated. Everything else is real: the containers, runc, the kernel's device cgroup."
+    write_config simulated "$PWD/gpus.json"
+    run gpuledger inventory simulate --gpus 2 --memory 16160MiB --name "Tesla V100-SXM2-16GB" --out gpus.json
+  fi
+  show cat config.toml
+  sed 's/^/  /' config.toml
+  run gpuledger inventory refresh
+  run gpuledger gpus
+  gpus=$(gpuledger gpus --json | jq '[.gpus[] | select(.parent == null)] | length')
+  [ "$gpus" -ge 1 ] || die "the inventory has no GPU"
+  wide=$((gpus < 2 ? gpus : 2)) # over how many GPUs the first grant goes
+  first=4096 second=4096        # MiB a GPU
+  local i free
+  for ((i = 0; i < wide; i++)); do
+    free=$(mib "$(gpu free "$i")")
+    while [ "$free" -lt $((first + second)) ] && [ "$first" -gt 16 ]; do
+      first=$((first / 2)) second=$((second / 2))
+    done
+  done
+}
+
+# size MIB: as a person writes it.
+size() { (($1 % 1024)) && echo "$1MiB" || echo "$(($1 / 1024))GiB"; }
+
+count() { [ "$1" = 1 ] && echo "1 GPU" || echo "$1 GPUs"; }
+
+# nodes CONTAINER: the minors of the GPUs whose nodes the container has.
+nodes() { gpuledger-runtime --root run exec "$1" sh -c 'ls /dev' | sed -nE 's/^nvidia([0-9]+)$/\1/p' | sort -n; }
+
+# ---------------------------------------------------------------- the story
+
+story() {
+  cd "$DEMO_DIR"
+  PATH=$OLDPWD/bin:$PATH
+  # The real runtime's own name for things must not depend on how the caller was started.
+  unset XDG_RUNTIME_DIR
+  say "${bold}\$ export PATH=$OLDPWD/bin:\$PATH${plain}"
+  show cd "$DEMO_DIR"
+
+  chapter "1. What this node has"
+  set_up_node
+
+  chapter "2. A grant over $(count "$wide"), and a container that holds it"
+  say "A grant is an entry in the node's ledger. This one takes $(size "$first") on each of $(count "$wide")."
+  run gpuledger grant --memory "$(size $((first * wide)))" --gpus "$wide" --label train
+  local train granted
+  train=$(reference)
+  [ -n "$train" ] || die "the grant printed no reference"
+  bundle train
+  annotate train "$train"
+  say "The reference is printed once. Whoever starts the container puts it into the container's annotations:"
+  run jq -c .annotations train/config.json
+  say "gpuledger-runtime stands where runc stood. It asks the ledger, edits the container's spec, and becomes runc:"
+  run gpuledger-runtime --root run run --detach --bundle train train
+  say "From inside, the container has the granted GPUs and no other:"
+  look train 'ls -l /dev/nvidia*'
+  mapfile -t granted < <(nodes train)
+  [ ${#granted[@]} = "$wide" ] || die "the container should have the nodes of $(count "$wide")"
+  local minor=${granted[0]} foreign=0
+  if real_gpu; then
+    look train ": </dev/nvidia$minor && echo it opens"
+    says "it opens"
+  else
+    say "The kernel lets it open them. \"No such device or address\" comes from the missing driver, after the permission was given:"
+    look train "head -c 1 /dev/nvidia$minor"
+    says "No such device or address"
+  fi
+  while [[ " ${granted[*]} " = *" $foreign "* ]]; do
+    foreign=$((foreign + 1))
+  done
+  say "A node that it makes itself, for a GPU that was not granted, stays shut:"
+  look train "mknod /dev/nvidia$foreign c 195 $foreign && head -c 1 /dev/nvidia$foreign"
+  says "Operation not permitted"
+
+  chapter "3. A second, smaller share"
+  say "Placement is binpack: the fullest GPU on which it still fits."
+  run gpuledger grant --memory "$(size $second)" --label infer
+  local infer
+  infer=$(reference)
+  bundle infer
+  annotate infer "$infer"
+  run gpuledger-runtime --root run run --detach --bundle infer infer
+  look infer 'ls -l /dev/nvidia*'
+  [ "$(nodes infer | wc -l)" = 1 ] || die "the container should have one GPU node"
+  run gpuledger gpus
+
+  chapter "4. Nobody gets a GPU by asking for it"
+  say "This image carries NVIDIA_VISIBLE_DEVICES=all, as most CUDA images do, and has no grant:"
+  bundle greedy '.process.env += ["NVIDIA_VISIBLE_DEVICES=all"]'
+  refused visible-devices-all gpuledger-runtime --root run run --bundle greedy greedy
+  says "hint:"
+  say "What would happen can be asked without doing it:"
+  attempt gpuledger explain --bundle greedy
+  [ "$status" = 3 ] || die "explain should have ended with status 3, refused"
+
+  say ""
+  say "A privileged container reaches every device of the node:"
+  bundle privileged '
+    .linux.resources.devices = [{allow: true, access: "rwm"}]
+    | .process.capabilities |= map_values(. + ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_MODULE", "CAP_SYS_RAWIO"])
+    | .linux.maskedPaths = [] | .linux.readonlyPaths = []'
+  refused privileged-gpu gpuledger-runtime --root run run --bundle privileged privileged
+
+  say ""
+  say "This one has read the id of somebody else's grant in a log, and invents the secret:"
+  bundle thief
+  annotate thief "${train%.*}.$(printf '0%.0s' {1..32})"
+  run jq -c .annotations thief/config.json
+  attempt gpuledger-runtime --root run run --bundle thief thief
+  [ "$status" != 0 ] || die "that should have been refused"
+  grep -qE '\((grant-not-found|grant-owner-mismatch)\)' said || die "that should have been refused for its reference"
+  printf '  %s(exit status %s)%s\n' "$dim" "$status" "$plain"
+
+  chapter "5. Who has what"
+  run gpuledger inspect
+  run gpuledger grants
+
+  chapter "6. A grant comes free by itself"
+  say "One container is deleted, the other one's process is killed. No daemon runs; nothing is told to the ledger."
+  run gpuledger-runtime --root run delete --force train
+  run kill -KILL "$(gpuledger-runtime --root run state infer | jq .pid)"
+  wait_until_free
+  run gpuledger grants
+  say "Both may be used again by their holders, until they are released:"
+  run gpuledger release "${train%.*}" "${infer%.*}"
+  run gpuledger inspect
+  run gpuledger check
+
+  gpuledger-runtime --root run delete --force infer
+  chapter "That was all. The containers, the ledger and this folder are gone now; run it again if you like."
+}
+
+# wait_until_free: a killed process takes a moment to be gone.
+wait_until_free() {
+  local i
+  for ((i = 0; i < 50; i++)); do
+    gpuledger grants --json | jq -e 'all(.grants[]; .state == "free")' >/dev/null && return
+    sleep 0.1
+  done
+  gpuledger grants >&2
+  die "a grant is still in use after its container is gone"
+}
+
+case ${1:-} in
+  '') outside ;;
+  inside) story ;;
+  *) die "it takes no arguments" ;;
+esac
