@@ -320,3 +320,18 @@ func indexes(seats []seat) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// Free tells for each GPU, by UUID, how much memory a placement could still grant; 0 where the GPU takes no grants.
+func Free(v grant.View, inv grant.Inventory, p grant.Policy) (map[string]grant.Bytes, error) {
+	seats, err := survey("", v, inv, p)
+	if err != nil {
+		return nil, err
+	}
+	free := map[string]grant.Bytes{}
+	for _, s := range seats {
+		if s.closed == "" {
+			free[s.gpu.UUID] = s.free
+		}
+	}
+	return free, nil
+}

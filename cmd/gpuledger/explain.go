@@ -1,0 +1,137 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/urfave/cli/v2"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/edit"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+func explainCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "explain",
+		Usage:       "say what would become of a container, without starting it",
+		UsageText:   "gpuledger explain --bundle DIR [--json]",
+		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would start; 3: it would be refused.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
+			jsonFlag(),
+		},
+		Action: explain,
+	}
+}
+
+func explain(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	n := openAnyway(c)
+	bundle, err := filepath.Abs(c.String("bundle"))
+	if err != nil {
+		return fmt.Errorf("cannot find the bundle: %w", err)
+	}
+	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return fmt.Errorf("cannot read the bundle: %w", err)
+	}
+	container := grant.Container{Engine: n.Policy.Engine, ID: filepath.Base(bundle), Bundle: bundle}
+	d := n.Explain(node.Create{Caller: request.Caller{Container: container}, Config: config})
+	if n.Broken != nil {
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %v\n", n.Broken)
+	}
+	if c.Bool("json") {
+		err = printJSON(c.App.Writer, explainToJSON(n, d))
+	} else {
+		err = printVerdict(c.App.Writer, n, d)
+	}
+	if err == nil && d.Kind == grant.Refused {
+		return errRefused
+	}
+	return err
+}
+
+// explainJSON is a contract.
+type explainJSON struct {
+	Verdict  grant.VerdictKind         `json:"verdict"`
+	Mode     grant.RulesMode           `json:"mode,omitempty"` // "report": the verdict is what enforce would say
+	Code     grant.Code                `json:"code"`
+	Message  string                    `json:"message"`
+	Hint     string                    `json:"hint"`
+	Grant    grant.ID                  `json:"grant"`
+	Strength grant.Strength            `json:"strength"`
+	Details  []grant.Detail            `json:"details"`
+	Edits    cdispec.ContainerEdits    `json:"edits"`
+	Rules    []specs.LinuxDeviceCgroup `json:"device_rules"`
+	Removed  []string                  `json:"removed"`
+	Recorded []string                  `json:"recorded"`
+}
+
+func explainToJSON(n *node.Node, d node.Decision) explainJSON {
+	j := explainJSON{Verdict: d.Kind, Code: d.Code, Message: d.Message, Hint: d.Hint, Strength: d.Strength, Details: d.Details, Edits: d.Edits,
+		Rules: edit.Rules(d.Verdict), Removed: []string{}, Recorded: d.Recorded}
+	if n.Policy.Rules.Mode == grant.Report {
+		j.Mode = grant.Report
+	}
+	if d.Grant != nil {
+		j.Grant = d.Grant.ID
+	}
+	for _, r := range d.Removed {
+		j.Removed = append(j.Removed, r.String())
+	}
+	if j.Details == nil {
+		j.Details = []grant.Detail{}
+	}
+	if j.Rules == nil {
+		j.Rules = []specs.LinuxDeviceCgroup{}
+	}
+	if j.Recorded == nil {
+		j.Recorded = []string{}
+	}
+	return j
+}
+
+// printVerdict writes the verdict as a person would tell it.
+func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
+	if n.Policy.Rules.Mode == grant.Report {
+		fmt.Fprintln(w, "policy.mode is \"report\": the container starts; with \"enforce\" this would be its verdict")
+	}
+	switch d.Kind {
+	case grant.Refused:
+		fmt.Fprintf(w, "refuse (%s): %s\n", d.Code, d.Message)
+		if d.Hint != "" {
+			fmt.Fprintf(w, "hint: %s\n", d.Hint)
+		}
+	case grant.Admit:
+		fmt.Fprintf(w, "admit by grant %s (%s), strength %s\n", d.Grant.ID, shares(*d.Grant), d.Strength)
+	case grant.Pass:
+		fmt.Fprintln(w, "pass: it reaches no GPU")
+	}
+	for _, f := range d.Details {
+		fmt.Fprintf(w, "  %s: %s (%s)\n", f.Vector, f.Value, f.Code)
+	}
+	for _, n := range d.Edits.DeviceNodes {
+		fmt.Fprintf(w, "  + device %s (%s %d:%d)\n", n.Path, n.Type, n.Major, n.Minor)
+	}
+	for _, e := range d.Edits.Env {
+		fmt.Fprintf(w, "  + env %s\n", e)
+	}
+	for _, r := range d.Removed {
+		fmt.Fprintf(w, "  - %s\n", r)
+	}
+	if d.Narrow {
+		fmt.Fprintf(w, "  device rules replaced by %d that leave out ungranted GPUs\n", len(d.Rules)+1)
+	}
+	for _, r := range d.Recorded {
+		fmt.Fprintf(w, "  recorded: %s\n", r)
+	}
+	return nil
+}

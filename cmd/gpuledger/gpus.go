@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+func gpusCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "gpus",
+		Usage:     "list the GPUs and what is free on each",
+		UsageText: "gpuledger gpus [--json]",
+		Flags:     []cli.Flag{jsonFlag()},
+		Action: func(c *cli.Context) error {
+			_, cards, err := survey(c)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return printJSON(c.App.Writer, map[string]any{"gpus": cardsToJSON(cards)})
+			}
+			return printGPUs(c.App.Writer, cards)
+		},
+	}
+}
+
+// survey reads the node for a listing. Without an inventory there is nothing to list; a stale one is shown with a
+// warning, because it is all there is.
+func survey(c *cli.Context) (node.Overview, []node.Card, error) {
+	n, err := open(c)
+	if err == nil {
+		err = noArguments(c)
+	}
+	if err != nil {
+		return node.Overview{}, nil, err
+	}
+	o, err := n.Overview()
+	if err != nil {
+		return o, nil, err
+	}
+	if o.Problem != nil {
+		if o.Problem.Code == grant.InventoryMissing {
+			return o, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
+		}
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s\nhint: %s\n", o.Problem.Message, o.Problem.Hint)
+	}
+	warnDamaged(c.App.ErrWriter, o.Damaged)
+	cards, err := n.Cards(o)
+	return o, cards, err
+}
+
+// gpuJSON is a GPU, or a partition of one, as scripts read it: a contract.
+type gpuJSON struct {
+	UUID   string      `json:"uuid"`
+	Index  int         `json:"index"`
+	Name   string      `json:"name"`
+	Memory grant.Bytes `json:"memory"`
+	Free   grant.Bytes `json:"free"`
+	Mode   grant.Mode  `json:"mode"` // "" when nobody holds it
+	Grants []grant.ID  `json:"grants"`
+	Health string      `json:"health"`
+	Parent string      `json:"parent,omitempty"` // of a MIG device: its GPU's UUID
+}
+
+func cardsToJSON(cards []node.Card) []gpuJSON {
+	list := []gpuJSON{}
+	for _, card := range cards {
+		ids := []grant.ID{}
+		for _, g := range card.Grants {
+			ids = append(ids, g.ID)
+		}
+		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory, Free: card.Free, Mode: card.Mode, Grants: ids, Health: card.Health})
+		for _, m := range card.MIG {
+			list = append(list, gpuJSON{UUID: m.UUID, Index: card.Index, Name: card.Name + " MIG " + m.Profile, Memory: m.Memory, Free: m.Memory,
+				Mode: grant.MIG, Grants: []grant.ID{}, Health: card.Health, Parent: card.UUID})
+		}
+	}
+	return list
+}
+
+func printGPUs(w io.Writer, cards []node.Card) error {
+	t := table(w)
+	fmt.Fprintln(t, "GPU\tNAME\tMEMORY\tFREE\tMODE\tGRANTS\tHEALTH\tUUID")
+	for _, g := range cardsToJSON(cards) {
+		name := g.Name
+		index := fmt.Sprint(g.Index)
+		if g.Parent != "" {
+			index = "  " + index
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, g.Memory, g.Free, dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
+	}
+	return t.Flush()
+}
+
+func dash(text string) string {
+	if strings.TrimSpace(text) == "" {
+		return "-"
+	}
+	return text
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+func grantCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "grant",
+		Usage: "enter a grant into the ledger, or change one",
+		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each of two GPUs\n" +
+			"gpuledger grant --memory 4GiB --compute 30 --owner pod:UID/train\n" +
+			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
+			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
+		Description: "Prints the reference on standard output, once: a bearer's or claim's reference holds a secret that the ledger\n" +
+			"keeps only as a hash. A container uses the grant by the annotation gpuledger.dev/grant or the variable\n" +
+			"GPULEDGER_GRANT; a pod's container by being it.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
+			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
+			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
+			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
+			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
+			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
+			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
+			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
+			jsonFlag(),
+		},
+		Action: func(c *cli.Context) error {
+			n, err := open(c)
+			if err == nil {
+				err = noArguments(c)
+			}
+			switch {
+			case err != nil:
+				return err
+			case c.IsSet("update"):
+				return change(c, n)
+			}
+			return enter(c, n)
+		},
+	}
+}
+
+func enter(c *cli.Context, n *node.Node) error {
+	ask, err := askFrom(c)
+	if err != nil {
+		return err
+	}
+	g, reference, err := n.Grant(ask)
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, struct {
+			grantJSON
+			Reference string `json:"reference"`
+		}{grantToJSON(g, n.Host.Now()), reference.String()})
+	}
+	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g))
+	fmt.Fprintln(c.App.Writer, reference)
+	return nil
+}
+
+// askFrom reads the flags of a new grant.
+func askFrom(c *cli.Context) (ask admission.Ask, err error) {
+	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"), Label: c.String("label"), TTL: c.Duration("ttl"), Source: "cli"}
+	switch {
+	case c.IsSet("gpus") && ask.GPUs < 1:
+		return ask, usage("--gpus: want at least 1, not %d", ask.GPUs)
+	case c.IsSet("compute") && (ask.Compute < 1 || ask.Compute > 100):
+		return ask, usage("--compute: want a percentage from 1 to 100, not %d", ask.Compute)
+	case c.IsSet("ttl") && ask.TTL <= 0:
+		return ask, usage("--ttl: want a duration above 0, not %s", ask.TTL)
+	case len(ask.Label) > maxLabel || strings.ContainsFunc(ask.Label, isControl):
+		return ask, usage("--label: want at most %d bytes of printable text", maxLabel)
+	}
+	if ask.Mode, err = grant.ParseMode(c.String("mode")); err != nil {
+		return ask, usage("--mode: %v", err)
+	}
+	if ask.Owner, err = grant.ParseOwner(c.String("owner")); err != nil {
+		return ask, usage("--owner: %v", err)
+	}
+	if c.IsSet("place") {
+		if err := ask.Place.UnmarshalText([]byte(c.String("place"))); err != nil {
+			return ask, usage("--place: %v", err)
+		}
+	}
+	if c.IsSet("memory") {
+		ask.Memory, err = size(c, "memory")
+	}
+	return ask, err
+}
+
+// maxLabel bounds a label: it stands in every listing.
+const maxLabel = 256
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+
+func usage(format string, args ...any) error {
+	return &grant.UsageError{Message: fmt.Sprintf(format, args...)}
+}
+
+// fixed are the flags that a change cannot take: a container may already use the GPUs.
+var fixed = []string{"gpus", "gpu", "mode", "place", "owner", "label"}
+
+func change(c *cli.Context, n *node.Node) error {
+	id, err := grant.ParseID(c.String("update"))
+	if err != nil {
+		return usage("--update: %v", err)
+	}
+	for _, flag := range fixed {
+		if c.IsSet(flag) {
+			return usage("--%s cannot be changed of a grant that exists; release it and grant anew", flag)
+		}
+	}
+	var what node.Change
+	if c.IsSet("memory") {
+		memory, err := size(c, "memory")
+		if err != nil {
+			return err
+		}
+		what.Memory = &memory
+	}
+	if c.IsSet("compute") {
+		compute := c.Int("compute")
+		if compute < 1 || compute > 100 {
+			return usage("--compute: want a percentage from 1 to 100, not %d", compute)
+		}
+		what.Compute = &compute
+	}
+	if c.IsSet("ttl") {
+		ttl := c.Duration("ttl")
+		if ttl < 0 {
+			return usage("--ttl: want a duration, or 0 for ever, not %s", ttl)
+		}
+		what.TTL = &ttl
+	}
+	if what == (node.Change{}) {
+		return usage("--update: say what to change: --memory, --compute or --ttl")
+	}
+	g, err := n.Change(id, what)
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, grantToJSON(g, n.Host.Now()))
+	}
+	fmt.Fprintln(c.App.Writer, sentence("changed", g))
+	return nil
+}
+
+// sentence says what a grant is, and what holds a container to it.
+func sentence(verb string, g grant.Grant) string {
+	parts := make([]string, len(g.GPUs))
+	for i, s := range g.GPUs {
+		parts[i] = fmt.Sprintf("%s on GPU %d", s.Memory, s.Index)
+	}
+	text := fmt.Sprintf("%s %s to %s: %s, mode %s", verb, g.ID, g.Owner, strings.Join(parts, ", "), g.Mode)
+	if g.Compute > 0 {
+		text += fmt.Sprintf(", %d%% compute", g.Compute)
+	}
+	if !g.Expires.IsZero() {
+		text += ", until " + g.Expires.Local().Format(time.RFC3339)
+	}
+	text += fmt.Sprintf(", strength %s", g.Strength)
+	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
+		text += " (the ledger counts the memory; this version does not yet hold the container to it)"
+	}
+	return text
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func grantsCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "grants",
+		Usage:     "list the grants and the containers that use them",
+		UsageText: "gpuledger grants --json | jq '.grants[] | select(.state == \"free\").id'",
+		Flags:     []cli.Flag{jsonFlag()},
+		Action: func(c *cli.Context) error {
+			n, err := open(c)
+			if err == nil {
+				err = noArguments(c)
+			}
+			if err != nil {
+				return err
+			}
+			o, err := n.Overview()
+			if err != nil {
+				return err
+			}
+			warnDamaged(c.App.ErrWriter, o.Damaged)
+			if c.Bool("json") {
+				return printJSON(c.App.Writer, map[string]any{"grants": grantsToJSON(o.Grants, o.Now)})
+			}
+			return printGrants(c.App.Writer, o.Grants, o.Now)
+		},
+	}
+}
+
+// grantJSON is a grant as scripts read it: a contract.
+type grantJSON struct {
+	ID       grant.ID       `json:"id"`
+	Owner    grant.Owner    `json:"owner"`
+	Label    string         `json:"label"`
+	Mode     grant.Mode     `json:"mode"`
+	Strength grant.Strength `json:"strength"`
+	State    grant.State    `json:"state"`
+	GPUs     []grant.Share  `json:"gpus"`
+	Compute  int            `json:"compute"`
+	Created  time.Time      `json:"created"`
+	Expires  *time.Time     `json:"expires"` // null: never
+	Source   string         `json:"source"`
+	Bindings []bindingJSON  `json:"bindings"`
+}
+
+type bindingJSON struct {
+	Container string `json:"container"`
+	PID       int    `json:"pid"` // the container's init; 0 while it is being created
+}
+
+func grantToJSON(g grant.Grant, now time.Time) grantJSON {
+	j := grantJSON{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
+		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
+	if !g.Expires.IsZero() {
+		j.Expires = &g.Expires
+	}
+	for _, b := range g.Bindings {
+		j.Bindings = append(j.Bindings, bindingJSON{Container: b.Container, PID: b.PID})
+	}
+	return j
+}
+
+func grantsToJSON(grants []grant.Grant, now time.Time) []grantJSON {
+	list := make([]grantJSON, len(grants))
+	for i, g := range grants {
+		list[i] = grantToJSON(g, now)
+	}
+	return list
+}
+
+func printGrants(w io.Writer, grants []grant.Grant, now time.Time) error {
+	if len(grants) == 0 {
+		fmt.Fprintln(w, "no grants")
+		return nil
+	}
+	t := table(w)
+	fmt.Fprintln(t, "ID\tSTATE\tMODE\tGPUS\tCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tEXPIRES\tLABEL")
+	for _, g := range grants {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode, shares(g), percentage(g.Compute),
+			g.Strength, g.Owner, containers(g), expiry(g, now), g.Label)
+	}
+	return t.Flush()
+}
+
+func table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 8, 2, ' ', 0) }
+
+// shares writes a grant's GPUs as 0:4GiB,1:4GiB.
+func shares(g grant.Grant) string {
+	parts := make([]string, len(g.GPUs))
+	for i, s := range g.GPUs {
+		parts[i] = fmt.Sprintf("%d:%s", s.Index, s.Memory)
+	}
+	return strings.Join(parts, ",")
+}
+
+func percentage(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d%%", n)
+}
+
+func containers(g grant.Grant) string {
+	if len(g.Bindings) == 0 {
+		return "-"
+	}
+	names := make([]string, len(g.Bindings))
+	for i, b := range g.Bindings {
+		names[i] = b.Container
+	}
+	return strings.Join(names, ",")
+}
+
+func expiry(g grant.Grant, now time.Time) string {
+	if g.Expires.IsZero() {
+		return "never"
+	}
+	if left := g.Expires.Sub(now).Round(time.Second); left > 0 {
+		return "in " + left.String()
+	}
+	return "over"
+}
+
+// warnDamaged names the entries that no listing can show.
+func warnDamaged(w io.Writer, damaged []grant.Damage) {
+	for _, d := range damaged {
+		fmt.Fprintf(w, "gpuledger: warning: the ledger's entry %s is damaged (%s); its GPUs take no new grants\nhint: `gpuledger check` says more\n", d.ID, d.Path)
+	}
+}

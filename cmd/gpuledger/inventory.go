@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+func inventoryCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "inventory",
+		Usage:       "write down what GPUs this node has",
+		Subcommands: []*cli.Command{refreshCommand(), simulateCommand()},
+	}
+}
+
+func refreshCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "refresh",
+		Usage:       "scan the node and write the snapshot that every create reads",
+		UsageText:   "gpuledger inventory refresh",
+		Description: "Run it at boot, and after the driver, the GPUs or their partitions have changed. Until then containers that\nask for a GPU are refused with inventory-stale.",
+		Flags:       []cli.Flag{jsonFlag()},
+		Action:      refresh,
+	}
+}
+
+func refresh(c *cli.Context) error {
+	n, err := open(c)
+	if err == nil {
+		err = noArguments(c)
+	}
+	if err != nil {
+		return err
+	}
+	inv, err := scan(n.Host, n.Policy.Inventory)
+	if err != nil {
+		return err
+	}
+	path := gpu.Path(n.Policy.StateDir)
+	if err := gpu.Write(path, inv); err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, inv)
+	}
+	for _, g := range inv.GPUs {
+		fmt.Fprintf(c.App.Writer, "GPU %d: %s, %s, %s (%s)\n", g.Index, g.Name, g.Memory, g.UUID, g.Health)
+	}
+	fmt.Fprintf(c.App.Writer, "%d GPUs written to %s\n", len(inv.GPUs), path)
+	return nil
+}
+
+// scan asks NVML, or takes the description of a simulated node.
+func scan(h host.Host, source grant.Source) (grant.Inventory, error) {
+	if source.Source != grant.Simulated {
+		return nvml.Refresh(h, source.DriverRoot)
+	}
+	d, err := simulated.Read(source.File)
+	if err != nil {
+		return grant.Inventory{}, err
+	}
+	return simulated.Scan(d, h, source.DriverRoot)
+}
+
+func simulateCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "simulate",
+		Usage:       "describe GPUs that are not there, to try gpuledger on any machine",
+		UsageText:   "gpuledger inventory simulate --gpus 2 --memory 16160MiB --name 'Tesla V100' --out node.json",
+		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) and run\n`gpuledger inventory refresh`. The file can be edited: unlike GPUs, sick ones.",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "gpus", Usage: "how many", Value: 1},
+			&cli.StringFlag{Name: "memory", Usage: "memory of each, as 16160MiB", Required: true},
+			&cli.StringFlag{Name: "name", Usage: "product name", Value: simulated.DefaultName},
+			&cli.StringSliceFlag{Name: "mig", Usage: "MIG `PROFILES` of each, as 1g.10gb,3g.40gb"},
+			&cli.StringFlag{Name: "out", Usage: "the `FILE` to write", Required: true},
+		},
+		Action: simulate,
+	}
+}
+
+func simulate(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	memory, err := size(c, "memory")
+	if err != nil {
+		return err
+	}
+	d, err := simulated.Describe(c.Int("gpus"), memory, c.String("name"), c.StringSlice("mig"))
+	if err != nil {
+		return err
+	}
+	return simulated.WriteFile(c.String("out"), d)
+}
+
+// size reads a flag that is a size. A wrong one is a mistake in usage.
+func size(c *cli.Context, flag string) (grant.Bytes, error) {
+	b, err := grant.ParseBytes(c.String(flag))
+	if err != nil {
+		return 0, &grant.UsageError{Message: fmt.Sprintf("--%s: %v", flag, err)}
+	}
+	return b, nil
+}

@@ -1,0 +1,51 @@
+// Command gpuledger is the administrator's view of the ledger: grant and release shares of GPUs, see who holds what,
+// explain a refusal. One file a command.
+package main
+
+import (
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/version"
+)
+
+func main() { os.Exit(run(os.Args)) }
+
+// run is main with its status returned. Flags of the whole program work before and after the command's name.
+func run(args []string) int {
+	app := &cli.App{
+		Name:                 "gpuledger",
+		Usage:                "the book and the guard for shared GPUs on a container node",
+		Description:          "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
+		Version:              version.Version,
+		EnableBashCompletion: true,
+		HideHelpCommand:      true,
+		Flags:                []cli.Flag{configFlag()},
+		Commands: []*cli.Command{
+			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(), releaseCommand(), inspectCommand(),
+			explainCommand(), checkCommand(), completionCommand(),
+		},
+		Action:         unknownCommand,
+		OnUsageError:   usageError,
+		ExitErrHandler: func(*cli.Context, error) {}, // complain does it, for every kind of error alike
+	}
+	for _, c := range app.Commands {
+		prepare(c)
+	}
+	return complain(app.Run(args))
+}
+
+// prepare gives a command, and those below it, what every command has.
+func prepare(c *cli.Command) {
+	c.OnUsageError = usageError
+	c.HideHelpCommand = true
+	if len(c.Subcommands) > 0 {
+		c.Action = unknownCommand
+	} else {
+		c.Flags = append(c.Flags, configFlag())
+	}
+	for _, sub := range c.Subcommands {
+		prepare(sub)
+	}
+}
