@@ -212,7 +212,7 @@ story() {
   run jq -c .annotations train/config.json
   say "gpuledger-runtime stands where runc stood. It asks the ledger, edits the container's spec, and becomes runc:"
   run gpuledger-runtime --root run run --detach --bundle train train
-  say "From inside, the container has the granted GPUs and no other:"
+  say "From inside: the granted GPUs, the control nodes that belong to every grant, and nothing else:"
   look train 'ls -l /dev/nvidia*'
   mapfile -t granted < <(nodes train)
   [ ${#granted[@]} = "$wide" ] || die "the container should have the nodes of $(count "$wide")"

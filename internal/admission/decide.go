@@ -88,9 +88,11 @@ func glob(pattern, name string) bool {
 
 // pass lets the container start as it is. What is worth knowing about it is recorded.
 func (c *asking) pass(recorded ...string) grant.Verdict {
-	v := grant.Verdict{Kind: grant.Pass, Recorded: recorded, Strength: grant.StrengthNone}
-	for _, way := range c.request.NodeRoot {
-		v.Recorded = append(v.Recorded, "node-root by "+way)
+	v := grant.Verdict{Kind: grant.Pass, Recorded: append(recorded, c.nodeRoot()...), Strength: grant.StrengthNone}
+	for _, d := range c.view.Damaged {
+		if c.owns(d) {
+			v.Recorded = append(v.Recorded, "without the GPUs of its grant "+string(d.ID)+", whose entry in the ledger is damaged")
+		}
 	}
 	if owner := c.request.Container.Pod.Owner(); owner != "" {
 		for _, p := range c.view.Problems {
@@ -102,8 +104,25 @@ func (c *asking) pass(recorded ...string) grant.Verdict {
 	return v
 }
 
-// find adds a reason to refuse; the details of all reach the user, the text of the weightiest.
+// nodeRoot says by which mounts the container is as good as root on the node.
+func (c *asking) nodeRoot() []string {
+	var ways []string
+	for _, way := range c.request.NodeRoot {
+		ways = append(ways, "node-root by "+grant.Printable(way))
+	}
+	return ways
+}
+
+// owns reports whether a damaged entry is the one that the container owns: the view holds no others but those that its
+// references name.
+func (c *asking) owns(d grant.Damage) bool {
+	return c.request.Container.Pod.Owner() != "" && !slices.ContainsFunc(c.request.References, func(m grant.Mention) bool { return m.ID == d.ID })
+}
+
+// find adds a reason to refuse; the details of all reach the user, the text of the weightiest. Vector and value are the
+// tenant's own words: they reach terminals and logs.
 func (c *asking) find(code grant.Code, vector, value string) {
+	vector, value = grant.Printable(vector), grant.Printable(value)
 	message, hint := c.text(code, vector, value)
 	c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: vector, Value: value, Code: code}, message: message, hint: hint})
 }
@@ -132,17 +151,18 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 		return grant.Verdict{}, false
 	}
 	v := c.pass()
-	hidden := false
+	hidden, stripped := false, false
 	for _, h := range c.request.Hits {
 		switch {
 		case c.policy.Rules.Ungranted == grant.Hide && isEnv(h):
 			hidden = true
 		case c.policy.Rules.Privileged == grant.Strip && h.Code == grant.PrivilegedGPU:
-			v.Narrow = true
+			stripped = true
+			v.Narrow = v.Narrow || h.Cover == grant.CoverNarrow
 		default:
 			return grant.Verdict{}, false
 		}
-		if h.Removal != (grant.Removal{}) && h.Removal.Kind != grant.RemoveRule {
+		if h.Removal != (grant.Removal{}) && !slices.Contains(v.Removed, h.Removal) {
 			v.Removed = append(v.Removed, h.Removal)
 		}
 	}
@@ -150,8 +170,13 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 		v.Edits.Env = []string{visibleDevices + "=void"}
 		v.Recorded = append(v.Recorded, "GPUs hidden by policy")
 	}
-	if v.Narrow {
+	if v.Narrow { // the rules are replaced as a whole
+		v.Removed = slices.DeleteFunc(v.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveRule })
+	}
+	if c.request.AllDevices {
 		v.Rules = confined(c.request.Devices)
+	}
+	if stripped {
 		v.Recorded = append(v.Recorded, "GPUs stripped from a privileged container by policy")
 	}
 	return v, true

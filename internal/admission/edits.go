@@ -20,16 +20,14 @@ func (c *asking) admit() grant.Verdict {
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
-	v.Narrow = c.request.Privileged || slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
-	if c.request.Privileged {
+	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
+	if c.request.AllDevices {
 		v.Rules = confined(c.request.Devices)
 	}
 	for _, n := range nodes {
 		v.Rules = append(v.Rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions})
 	}
-	for _, way := range c.request.NodeRoot {
-		v.Recorded = append(v.Recorded, "node-root by "+way)
-	}
+	v.Recorded = c.nodeRoot()
 	return v
 }
 

@@ -12,6 +12,11 @@ import (
 // finding.
 func (c *asking) findGrant() {
 	c.grant = c.owned
+	for _, d := range c.view.Damaged {
+		if c.owns(d) {
+			c.find(grant.LedgerUnreadable, "owner", string(d.ID))
+		}
+	}
 	for _, m := range c.request.References {
 		if m.Malformed != "" {
 			c.find(grant.AnnotationMalformed, m.Source, m.Malformed)
@@ -59,6 +64,9 @@ func (c *asking) lookUp(m grant.Mention) *grant.Grant {
 // granted judges a container against its grant: the grant must be usable, and all that the spec reaches must lie within.
 func (c *asking) granted() grant.Verdict {
 	c.usable()
+	if len(c.view.Problems) > 0 {
+		return c.refuse() // without an inventory there is nothing to hold the rest against
+	}
 	for _, a := range c.request.Allocations {
 		if a.Malformed == "" {
 			c.agrees(a)
@@ -70,7 +78,7 @@ func (c *asking) granted() grant.Verdict {
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
 		c.find(grant.LimitUnenforceable, "strength", string(strength))
 	}
-	if len(c.findings) > 0 || len(c.view.Problems) > 0 {
+	if len(c.findings) > 0 {
 		return c.refuse()
 	}
 	return c.admit()
@@ -192,9 +200,11 @@ func (c *asking) covered(h grant.Hit) {
 	}
 }
 
-// narrow takes from a privileged container the nodes that its grant does not cover. Its rules are replaced as a whole.
+// narrow takes from a privileged container the nodes and rules that its grant does not cover. Rules that open everything
+// are replaced as a whole.
 func (c *asking) narrow(h grant.Hit) {
-	if h.Removal.Kind == grant.RemoveDevice && !c.hasNode(h.Node) {
+	replaced := h.Removal.Kind == grant.RemoveRule && c.request.AllDevices
+	if !replaced && !c.hasNode(h.Node) {
 		c.remove(h.Removal)
 	}
 }

@@ -45,6 +45,9 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant
 	return ask.choose(seats)
 }
 
+// maxGPUs is more than any node has, and little enough to multiply with.
+const maxGPUs = 1 << 12
+
 // count is how many GPUs are wanted.
 func (a Ask) count() int {
 	switch {
@@ -66,8 +69,8 @@ func (a Ask) validate() error {
 	switch n := grant.Bytes(a.count()); {
 	case a.Mode == grant.MPS || a.Mode == grant.MIG:
 		return usage("mode %s is not enforced by this version yet; use exclusive, timeslice or limit", a.Mode)
-	case a.GPUs < 0:
-		return usage("want at least 1 GPU, not %d", a.GPUs)
+	case a.GPUs < 0 || a.GPUs > maxGPUs:
+		return usage("want 1 to %d GPUs, not %d", maxGPUs, a.GPUs)
 	case len(a.Names) > 0 && len(a.Names) != a.count():
 		return usage("%d GPUs are named, but %d are asked for", len(a.Names), a.GPUs)
 	case a.Compute < 0 || a.Compute > 100:
@@ -250,10 +253,14 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 			return a.shares(fits[:a.count()]), nil
 		}
 	}
-	if a.count() > len(seats) {
-		misfits = []string{fmt.Sprintf("this node has %d GPUs", len(seats))}
+	conflict := conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count()
+	switch {
+	case a.count() > len(seats):
+		misfits = []string{fmt.Sprintf("GPUs on this node: %d", len(seats))}
+	case len(seats)-len(misfits) >= a.count():
+		misfits = append(misfits, fmt.Sprintf("no pool has %d GPUs with that much free", a.count()))
 	}
-	return nil, a.cannot(misfits, conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count())
+	return nil, a.cannot(misfits, conflict)
 }
 
 // order sorts the seats of a pool by the placement, best first.

@@ -23,7 +23,7 @@ type sentence struct {
 
 // sentences has a row for each code that a decision gives. In the texts {v} is the vector, {x} its value, {g} the grant.
 var sentences = map[grant.Code]sentence{
-	grant.LedgerUnreadable:    {without: "names grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
+	grant.LedgerUnreadable:    {without: "relies on grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
 	grant.AnnotationMalformed: {without: "carries {v}, which cannot be read: {x}", hint: "correct it, or remove it"},
 	grant.AnnotationMismatch: {without: "carries {v} ({x}), which disagrees with its other references", with: "carries {v} ({x}), which disagrees with grant {g}",
 		hint: "all references and allocations of a container must name one grant, as it stands in the ledger"},
@@ -40,7 +40,7 @@ var sentences = map[grant.Code]sentence{
 	grant.GPUDeviceNode:              {without: "brings the GPU device {v} ({x}) but holds no grant", with: "brings the GPU device {v} ({x}), which is not in its grant {g}", hint: hintRequest},
 	grant.GPUDeviceRule:              {without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant", with: "may open GPU devices beyond its grant {g} by its device rules ({v}: {x})", hint: hintRequest},
 	grant.GPUBindMount:               {without: "mounts GPU devices by {v} from {x} but holds no grant", with: "mounts GPU devices by {v} from {x}, which are not in its grant {g}", hint: hintRequest},
-	grant.GPUSocket:                  {without: "mounts {x} of gpuledger by {v}", hint: "the ledger's directories are no container's; remove the mount"},
+	grant.GPUSocket:                  {without: "mounts {x} by {v}, which belongs to gpuledger or to an MPS daemon", hint: "directories that govern GPUs are no container's; remove the mount"},
 	grant.GPUHook:                    {without: "has a hook that injects GPUs ({v}) but holds no grant", hint: hintRequest},
 	grant.CDIDeviceOutsideGrant:      {without: "asks for CDI devices {x} through {v} but holds no grant", with: "asks for CDI devices {x} through {v}, which grant {g} does not cover", hint: hintRequest},
 	grant.PrivilegedGPU: {without: "is privileged, so it reaches every GPU of this node ({v}: {x}), but holds no grant", hint: hintRequest + ", drop the privilege, " +
@@ -62,7 +62,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		}
 	}
 	filled := strings.NewReplacer("{v}", place(vector), "{x}", value, "{g}", id).Replace(message)
-	return fmt.Sprintf("container %q %s", c.request.Container.Name(), filled), hint
+	return fmt.Sprintf("container \"%s\" %s", grant.Printable(c.request.Container.Name()), filled), hint
 }
 
 // place writes a vector as a person would say it.

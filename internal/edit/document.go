@@ -12,6 +12,12 @@ import (
 // member is one field of a JSON object, name and value as they stand in the file.
 type member struct{ name, value jsontext.Value }
 
+// is compares a name by its meaning: "e\u006ev" is env.
+func (m member) is(name string) bool {
+	unquoted, err := jsontext.AppendUnquote(nil, m.name)
+	return err == nil && string(unquoted) == name
+}
+
 // change rewrites the value at path and leaves every other byte of the document's values as it is, unknown fields and
 // their order included. A missing value is given to fn as nil; objects on the way to it are made. When fn returns what
 // it was given, nothing changes.
@@ -23,23 +29,21 @@ func change(doc jsontext.Value, path []string, fn func(jsontext.Value) (jsontext
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path[0], err)
 	}
-	quoted, err := jsontext.AppendQuote(nil, path[0])
-	if err != nil {
-		return nil, err
-	}
-	i := 0
-	for i < len(members) && !bytes.Equal(members[i].name, quoted) {
-		i++
-	}
+	i := slices.IndexFunc(members, func(m member) bool { return m.is(path[0]) })
 	var old jsontext.Value
-	if i < len(members) {
+	if i >= 0 {
 		old = members[i].value
 	}
 	value, err := change(old, path[1:], fn)
 	if err != nil || bytes.Equal(value, old) {
 		return doc, err
 	}
-	if i == len(members) {
+	if i < 0 {
+		i = len(members)
+		quoted, err := jsontext.AppendQuote(nil, path[0])
+		if err != nil {
+			return nil, err
+		}
 		members = append(members, member{name: quoted})
 	}
 	members[i].value = value
@@ -122,11 +126,7 @@ func Without(object []byte, field string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	quoted, err := jsontext.AppendQuote(nil, field)
-	if err != nil {
-		return nil, err
-	}
-	kept := slices.DeleteFunc(members, func(m member) bool { return bytes.Equal(m.name, quoted) })
+	kept := slices.DeleteFunc(members, func(m member) bool { return m.is(field) })
 	if len(kept) == 0 {
 		return []byte("{}"), nil
 	}

@@ -92,7 +92,7 @@ func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
 	}
 	return list(old, func(r specs.LinuxDeviceCgroup) bool {
 		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
-			!e.removes(grant.RemoveRule, ruleName(r))
+			!(r.Allow && e.removes(grant.RemoveRule, ruleName(r)))
 	}, add)
 }
 

@@ -27,6 +27,9 @@ var Names = []string{
 	"ledger/unbind-unlinked",
 	"ledger/sweep-removed",
 	"ledger/repaired",
+	"node/bound",
+	"runtime/admitted",
+	"runtime/edited",
 }
 
 // Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth time it is passed.

@@ -5,7 +5,8 @@ package grant
 type Request struct {
 	Container   Container
 	Sandbox     bool     // a pod's sandbox by its engine's trusted key: it never asks
-	Privileged  bool     // its device rules let it open everything
+	Privileged  bool     // AllDevices, or CAP_SYS_ADMIN with nodes of GPUs
+	AllDevices  bool     // a device rule lets it open everything
 	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
 	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
 	Hits        []Hit
@@ -67,7 +68,7 @@ const (
 	CoverGPUs                // each of Hit.GPUs (UUIDs or indexes; "all" stands for the granted ones) must be granted
 	CoverNode                // Hit.Node must come with the grant
 	CoverDrop                // a grant drops it: what it asks for is injected by us
-	CoverNarrow              // a grant puts its own device rules in place of the spec\'s
+	CoverNarrow              // a grant puts its own device rules in place of the spec's
 )
 
 // Node is a device node as the driver knows it, whatever its path.

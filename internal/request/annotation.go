@@ -91,8 +91,8 @@ func (f *finder) ownDialect() {
 		name string
 		read func(*grant.Allocation, string) error
 	}{
-		{"gpus", func(a *grant.Allocation, v string) error { a.GPUs = list(v); return nil }},
-		{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = grant.ParseBytes(v); return }},
+		{"gpus", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
+		{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
 		{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
 		{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
 	} {
@@ -116,6 +116,22 @@ func list(value string) []string {
 		}
 	}
 	return items
+}
+
+func gpuList(value string) ([]string, error) {
+	gpus := list(value)
+	if len(gpus) == 0 {
+		return nil, &grant.UsageError{Message: "cannot read gpus " + strconv.Quote(value) + ": want UUIDs or indexes, separated by commas"}
+	}
+	return gpus, nil
+}
+
+func amount(value string) (grant.Bytes, error) {
+	memory, err := grant.ParseBytes(value)
+	if err == nil && memory == 0 {
+		err = &grant.UsageError{Message: "cannot read memory " + strconv.Quote(value) + ": want more than 0"}
+	}
+	return memory, err
 }
 
 func percent(value string) (int, error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
 
@@ -27,20 +28,23 @@ func majorClasses(majors map[string]int) map[int]grant.NodeClass {
 // readDRM asks whose DRM nodes there are, but only for a spec that has to do with that major: the answer costs a look
 // into sysfs for each.
 func (f *finder) readDRM() error {
-	names := func(major int64) bool { return major == grant.MajorDRM }
-	wanted := slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return names(d.Major) }) ||
-		slices.ContainsFunc(f.spec.Linux.Resources.Devices, func(r specs.LinuxDeviceCgroup) bool {
-			return names(number(r.Major)) || r.Allow && number(r.Major) == wildcard && opens(r.Access, r.Type)
+	rules := f.spec.Linux.Resources.Devices
+	wanted := len(rules) > 0 && !beginsClosed(rules) ||
+		slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return kernelMajor(d.Major) == grant.MajorDRM }) ||
+		slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool {
+			return number(r.Major) == grant.MajorDRM || r.Allow && number(r.Major) == wildcard && opens(r)
 		})
 	if !wanted {
 		return nil
 	}
 	var err error
-	if f.drm, err = f.node.DRM(); err != nil {
-		return err
-	}
-	return nil
+	f.drm, err = f.node.DRM()
+	return err
 }
+
+// mknod takes 12 bits of a major and 20 of a minor (new_decode_dev, include/linux/kdev_t.h); the runtimes hand on more.
+func kernelMajor(n int64) int64 { return n & 0xfff }
+func kernelMinor(n int64) int64 { return n & 0xfffff }
 
 // class tells what a character device is to the driver; "" is no GPU's.
 func (f *finder) class(major, minor int64) grant.NodeClass {
@@ -67,19 +71,26 @@ func (f *finder) cover(class grant.NodeClass) grant.Cover {
 // the path and ignores the numbers, so there the path counts as well.
 func (f *finder) deviceNodes() {
 	for _, d := range f.spec.Linux.Devices {
-		class, major, minor := grant.NodeClass(""), d.Major, d.Minor
+		major, minor := int64(-1), int64(-1)
 		if isChar(d.Type) {
-			class = f.class(major, minor)
+			major, minor = kernelMajor(d.Major), kernelMinor(d.Minor)
+			f.nodeHit(d.Path, f.class(major, minor), major, minor)
 		}
-		if class == "" && f.userNamespaced() {
-			class, major, minor = f.classAt(d.Path)
-		}
-		if class == "" {
+		if !f.userNamespaced() {
 			continue
 		}
-		f.hit(grant.Hit{Vector: "device:" + d.Path, Value: fmt.Sprintf("c %d:%d", major, minor), Code: f.codeFor(grant.GPUDeviceNode),
-			Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveDevice, Name: d.Path}})
+		if class, M, m := f.classAt(d.Path); M != major || m != minor {
+			f.nodeHit(d.Path, class, M, m)
+		}
 	}
+}
+
+func (f *finder) nodeHit(path string, class grant.NodeClass, major, minor int64) {
+	if class == "" {
+		return
+	}
+	f.hit(grant.Hit{Vector: "device:" + path, Value: fmt.Sprintf("c %d:%d", major, minor), Code: f.codeFor(grant.GPUDeviceNode),
+		Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveDevice, Name: path}})
 }
 
 // codeFor blames a privileged container's devices and rules on the privilege: nobody wrote them one by one.
@@ -94,51 +105,69 @@ func (f *finder) codeFor(code grant.Code) grant.Code {
 func (f *finder) classAt(path string) (class grant.NodeClass, major, minor int64) {
 	var st unix.Stat_t
 	switch err := unix.Stat(path, &st); {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), err == unix.ENOTDIR, err == unix.ELOOP, err == unix.ENAMETOOLONG:
 		return "", 0, 0
 	case err != nil:
-		f.err = fmt.Errorf("cannot tell what device %s is: %w", path, err)
+		f.fail(fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err))
 		return "", 0, 0
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
 		return "", 0, 0
 	}
 	major, minor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
 	if major == grant.MajorDRM && f.drm == nil {
-		if f.drm, f.err = f.node.DRM(); f.err != nil {
+		var err error
+		if f.drm, err = f.node.DRM(); err != nil {
+			f.fail(err)
 			return "", 0, 0
 		}
 	}
 	return f.class(major, minor), major, minor
 }
 
-// isChar: 'u' is an unbuffered character device, which mknod makes the same way.
-func isChar(kind string) bool { return kind == "c" || kind == "u" }
+// fail keeps the first error: after it, nothing that was found can be relied upon.
+func (f *finder) fail(err error) {
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// isChar: 'u' is an unbuffered character device, and crun makes one of every type that is neither 'b' nor 'p'.
+func isChar(kind string) bool { return !strings.HasPrefix(kind, "b") && !strings.HasPrefix(kind, "p") }
 
 // wildcard is a major or minor that means all.
 const wildcard = -1
 
+// number reads a major or minor of a rule as crun does on cgroup v2: as an int of C, of which every negative one means
+// all. The other readers refuse what does not fit.
 func number(n *int64) int64 {
-	if n == nil {
+	if n == nil || int32(*n) < 0 {
 		return wildcard
 	}
-	return *n
+	return int64(int32(*n))
+}
+
+// denies reports whether a deny rule keeps a device from being read and written in every reading: its numbers are no
+// oddities and its access names both. A missing access denies nothing (crun on cgroup v2).
+func denies(r specs.LinuxDeviceCgroup) bool {
+	plain := func(n *int64) bool { return n == nil || -1 <= *n && *n <= math.MaxInt32 }
+	return !r.Allow && plain(r.Major) && plain(r.Minor) && strings.Contains(r.Access, "r") && strings.Contains(r.Access, "w")
 }
 
 // opening is a device rule that lets GPU nodes be opened.
 type opening struct {
-	index        int // in linux.resources.devices; -1: there are no rules
-	kind         string
+	index        int    // in linux.resources.devices; -1: no rule closed it
+	kind         string // "a" or "c"
 	major, minor int64
 	access       string
-	everything   bool // it opens every device
 }
 
 // deviceRules judges what the device cgroup lets be opened. Creating a node ("m" alone) opens nothing.
 func (f *finder) deviceRules() {
 	f.open = f.openings()
-	f.request.Privileged = slices.ContainsFunc(f.open, func(o opening) bool { return o.everything && o.index >= 0 }) ||
+	f.request.AllDevices = slices.ContainsFunc(f.open, func(o opening) bool { return o.kind == "a" && o.index >= 0 })
+	f.request.Privileged = f.request.AllDevices ||
 		f.request.SysAdmin && slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
-			return isChar(d.Type) && f.class(d.Major, d.Minor) != ""
+			return isChar(d.Type) && f.class(kernelMajor(d.Major), kernelMinor(d.Minor)) != ""
 		})
 	for _, o := range f.open {
 		f.ruleHit(o)
@@ -146,23 +175,27 @@ func (f *finder) deviceRules() {
 }
 
 func (f *finder) ruleHit(o opening) {
-	h := grant.Hit{Vector: fmt.Sprintf("rule:%d", o.index), Value: fmt.Sprintf("%s %s:%s %s", o.kind, digits(o.major), digits(o.minor), o.access),
-		Code: f.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
+	h := grant.Hit{Vector: fmt.Sprintf("rule:%d", o.index), Value: o.device() + " " + o.access, Code: f.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
 	switch {
-	case f.caller.CgroupsOff:
-		h.Vector, h.Value = "rule:none", "the device cgroup is switched off"
-	case o.index < 0:
+	case f.caller.CgroupsOff: // no rule of ours would apply either
+		h.Vector, h.Value, h.Code = "rule:none", "the device cgroup is switched off", grant.GPUDeviceRule
+	case o.index < 0 && len(f.spec.Linux.Resources.Devices) == 0:
 		h.Vector, h.Value, h.Cover = "rule:none", "no device rule is given", grant.CoverNarrow
-	case f.request.Privileged && (o.major == wildcard || o.minor == wildcard):
+	case o.index < 0:
+		h.Vector, h.Value, h.Cover = "rule:none", "the device rules do not begin by denying all", grant.CoverNarrow
+	case o.kind == "a":
 		h.Cover = grant.CoverNarrow
-	}
-	if o.major != wildcard && o.minor != wildcard {
+	case o.major != wildcard && o.minor != wildcard:
 		class := f.class(o.major, o.minor)
 		h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
-		h.Removal = grant.Removal{Kind: grant.RemoveRule, Name: fmt.Sprintf("c %d:%d", o.major, o.minor)}
+	}
+	if h.Cover != grant.CoverNarrow && o.index >= 0 {
+		h.Removal = grant.Removal{Kind: grant.RemoveRule, Name: o.device()}
 	}
 	f.hit(h)
 }
+
+func (o opening) device() string { return o.kind + " " + digits(o.major) + ":" + digits(o.minor) }
 
 func digits(n int64) string {
 	if n == wildcard {
@@ -175,36 +208,39 @@ func digits(n int64) string {
 // that opens more: on cgroup v1 a deny removes only an allow of exactly the same device, so it does here.
 func (f *finder) openings() []opening {
 	rules := f.spec.Linux.Resources.Devices
+	unruled := opening{index: -1, kind: "a", major: wildcard, minor: wildcard, access: "rwm"}
 	if len(rules) == 0 || f.caller.CgroupsOff {
-		return []opening{{index: -1, major: wildcard, minor: wildcard, everything: true}} // crun applies none then; runc denies
+		return []opening{unruled}
 	}
 	var open []opening
+	if !beginsClosed(rules) {
+		open = append(open, unruled)
+	}
 	for i, r := range rules {
 		o := opening{index: i, kind: kind(r.Type), major: number(r.Major), minor: number(r.Minor), access: access(r.Access)}
 		switch {
 		case r.Allow && o.kind == "a":
-			o.everything = true
 			open = []opening{o}
-		case r.Allow && opens(r.Access, r.Type) && f.reaches(o):
-			o.everything = o.major == wildcard
+		case r.Allow && opens(r) && f.reaches(o):
 			open = append(open, o)
-		case !r.Allow:
+		case denies(r):
 			open = f.close(open, o)
 		}
 	}
 	return open
 }
 
+// beginsClosed reports whether rules begin with a rule for everything, as every engine writes them. Others add to what
+// the runtime begins with: runc with nothing, crun on cgroup v1 with the parent's devices, which are all.
+func beginsClosed(rules []specs.LinuxDeviceCgroup) bool { return kind(rules[0].Type) == "a" }
+
 // close applies a deny rule to what is open so far.
 func (f *finder) close(open []opening, deny opening) []opening {
-	if !strings.Contains(deny.access, "r") || !strings.Contains(deny.access, "w") {
-		return open // what is left is enough to use a GPU
-	}
 	if deny.kind == "a" && deny.major == wildcard && deny.minor == wildcard {
 		return nil
 	}
 	open = slices.DeleteFunc(open, func(o opening) bool {
-		return o.index >= 0 && o.kind == deny.kind && o.major == deny.major && o.minor == deny.minor
+		return o.kind == deny.kind && o.major == deny.major && o.minor == deny.minor
 	})
 	if len(open) > 0 && open[0].kind == "a" && f.closesAll(open[0].index, deny.index) {
 		open = open[1:]
@@ -224,8 +260,7 @@ func (f *finder) closesAll(allow, last int) bool {
 	}
 	for _, major := range majors {
 		denied := slices.ContainsFunc(f.spec.Linux.Resources.Devices[allow+1:last+1], func(r specs.LinuxDeviceCgroup) bool {
-			full := strings.Contains(access(r.Access), "r") && strings.Contains(access(r.Access), "w")
-			return !r.Allow && full && kind(r.Type) == "c" && number(r.Minor) == wildcard && (number(r.Major) == major || number(r.Major) == wildcard)
+			return denies(r) && kind(r.Type) == "c" && number(r.Minor) == wildcard && (number(r.Major) == major || number(r.Major) == wildcard)
 		})
 		if !denied {
 			return false
@@ -258,9 +293,11 @@ func (f *finder) anyDRM() bool {
 
 // opens reports whether a rule's access lets a device be read or written; on a rule for everything runc and cgroup v1
 // ignore the access.
-func opens(a, t string) bool { return kind(t) == "a" || strings.ContainsAny(access(a), "rw") }
+func opens(r specs.LinuxDeviceCgroup) bool {
+	return kind(r.Type) == "a" || strings.ContainsAny(access(r.Access), "rw")
+}
 
-// access: runtimes take a missing one for all.
+// access takes a missing one for all: no runtime says what it means.
 func access(a string) string {
 	if a == "" {
 		return "rwm"
@@ -268,13 +305,13 @@ func access(a string) string {
 	return a
 }
 
-// kind: a missing one is all, 'u' is a character device.
+// kind: a missing one is all; crun looks at the first letter, and what is neither 'a' nor 'b' is a character device.
 func kind(t string) string {
-	switch t {
-	case "":
+	switch {
+	case t == "" || t[0] == 'a':
 		return "a"
-	case "u":
-		return "c"
+	case t[0] == 'b':
+		return "b"
 	}
-	return t
+	return "c"
 }

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -8,6 +9,8 @@ import (
 
 // The values of NVIDIA_VISIBLE_DEVICES that are no list (nvidia-container-toolkit, internal/config/image).
 const (
+	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
 	allDevices  = "all"
 	noneDevices = "none"
 	voidDevices = "void"
@@ -28,7 +31,11 @@ var injectorEnv = []struct{ name, on string }{
 }
 
 func (f *finder) environment() {
-	for _, name := range f.node.Policy.Rules.DeviceEnv {
+	names := f.node.Policy.Rules.DeviceEnv
+	if !slices.Contains(names, visibleDevices) { // every injector obeys it, whatever else some node's does
+		names = append([]string{visibleDevices}, names...)
+	}
+	for _, name := range names {
 		if value, set := f.env[name]; set {
 			f.deviceList("env:"+name, value, grant.Removal{Kind: grant.RemoveEnv, Name: name})
 		}
@@ -73,7 +80,7 @@ func (f *finder) deviceList(vector, value string, removal grant.Removal) {
 // legacyImage finds images from before NVIDIA_VISIBLE_DEVICES: with CUDA_VERSION and without NVIDIA_REQUIRE_CUDA an
 // injector gives them all GPUs.
 func (f *finder) legacyImage() {
-	_, asks := f.env["NVIDIA_VISIBLE_DEVICES"]
+	_, asks := f.env[visibleDevices]
 	version := f.env["CUDA_VERSION"]
 	if asks || version == "" || f.env["NVIDIA_REQUIRE_CUDA"] != "" {
 		return

@@ -2,6 +2,7 @@ package request
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -61,19 +62,22 @@ func (f *finder) shareJSON(text string) {
 		return
 	}
 	a.Asks = true
+	a.GPUs = slices.Sorted(maps.Keys(cards))
+	a.Units = cards[a.GPUs[0]]
 	for card, units := range cards {
-		if _, err := strconv.ParseUint(card, 10, 16); err != nil || units <= 0 || a.Units != 0 && a.Units != units {
+		if _, err := strconv.ParseUint(card, 10, 16); err != nil || units <= 0 || units > maxUnits || units != a.Units {
 			a.Malformed = fmt.Sprintf("cannot read %s: want cards by index, each with the same whole number of GiB", shareAllocation)
 		}
-		a.GPUs, a.Units = append(a.GPUs, card), units
 	}
-	slices.Sort(a.GPUs)
 	f.request.Allocations = append(f.request.Allocations, a)
 }
 
+// maxUnits keeps sums of GiB within 64 bits.
+const maxUnits = 1 << 30
+
 func positive(key, value string) (int, error) {
 	n, err := strconv.Atoi(value)
-	if err != nil || n <= 0 || n > 1<<30 {
+	if err != nil || n <= 0 || n > maxUnits {
 		return 0, fmt.Errorf("cannot read %s %q: want a whole number above 0", key, value)
 	}
 	return n, nil

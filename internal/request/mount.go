@@ -33,7 +33,7 @@ func isBind(m specs.Mount) bool {
 }
 
 func (f *finder) volumeDevice(m specs.Mount) {
-	destination := filepath.Clean(m.Destination)
+	destination := filepath.Clean("/" + m.Destination)
 	for _, dir := range volumeDevices {
 		rest, found := strings.CutPrefix(destination, dir)
 		if !found || rest == "" {
@@ -52,6 +52,10 @@ func (f *finder) bind(m specs.Mount) {
 			return
 		}
 	}
+	if servesMPS(source) {
+		f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverNever})
+		return
+	}
 	if class, major, minor := f.classAt(source); class != "" {
 		f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source + " (c " + digits(major) + ":" + digits(minor) + ")", Code: grant.GPUBindMount,
 			Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
@@ -60,6 +64,26 @@ func (f *finder) bind(m specs.Mount) {
 	if within(f.node.Host.Dev, source) || f.holdsNodes(source) {
 		f.parentOfNodes(m)
 	}
+}
+
+// mpsFiles are what nvidia-cuda-mps-control keeps in its pipe directory. Whoever reaches them reaches the GPUs of the daemon.
+var mpsFiles = []string{"control", "control_lock"}
+
+// servesMPS reports whether a path is the pipe directory of an MPS daemon, or its control socket.
+func servesMPS(path string) bool {
+	for _, dir := range []string{path, filepath.Dir(path)} {
+		if dir != path && filepath.Base(path) != mpsFiles[0] {
+			continue
+		}
+		missing := slices.ContainsFunc(mpsFiles, func(name string) bool {
+			_, err := os.Lstat(filepath.Join(dir, name))
+			return err != nil
+		})
+		if !missing {
+			return true
+		}
+	}
+	return false
 }
 
 // holdsNodes reports whether a directory holds a GPU's node, as /dev/dri and /dev/nvidia-caps do.

@@ -14,6 +14,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Spec is the part of an OCI spec that can reach a GPU. The rest is passed through unread, so a newer spec's fields
@@ -74,7 +76,7 @@ func plain(err error) error {
 	case errors.As(err, &syntactic):
 		return fmt.Errorf("at byte %d: %w", syntactic.ByteOffset, syntactic.Err)
 	case errors.As(err, &semantic):
-		return fmt.Errorf("%s is of the wrong type", name(string(semantic.JSONPointer)))
+		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(semantic.JSONPointer))))
 	}
 	return err
 }
@@ -110,7 +112,7 @@ func checkNames(config []byte) error {
 			continue
 		}
 		if other, wrong := misspelt(field); wrong {
-			return fmt.Errorf("%s is spelt %q there; runtimes disagree on whether it counts", other, field)
+			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
 		}
 	}
 }

@@ -46,7 +46,8 @@ func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node Node) (rule string,
 	if len(rules) == 0 {
 		return "", false, nil
 	}
-	wanted, err := opened(Spec{Linux: &Linux{Resources: &Resources{Devices: rules}}}, node)
+	closed := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}} // an update adds to nothing, or to what is covered
+	wanted, err := opened(Spec{Linux: &Linux{Resources: &Resources{Devices: append(closed, rules...)}}}, node)
 	if err != nil {
 		return "", false, err
 	}
@@ -55,14 +56,17 @@ func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node Node) (rule string,
 		return "", false, err
 	}
 	for _, o := range wanted {
-		covered := slices.ContainsFunc(had, func(h opening) bool {
-			return h.everything || h.major == o.major && (h.minor == o.minor || h.minor == wildcard)
-		})
-		if !covered {
-			return fmt.Sprintf("%s %s:%s %s", o.kind, digits(o.major), digits(o.minor), o.access), true, nil
+		if !slices.ContainsFunc(had, func(h opening) bool { return h.covers(o) }) {
+			return o.device() + " " + o.access, true, nil
 		}
 	}
 	return "", false, nil
+}
+
+// covers reports whether an opening opens all that another one does.
+func (o opening) covers(other opening) bool {
+	return o.kind == "a" || o.kind == other.kind &&
+		(o.major == wildcard || o.major == other.major) && (o.minor == wildcard || o.minor == other.minor)
 }
 
 // opened evaluates a spec's device rules alone.

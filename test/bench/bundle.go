@@ -30,7 +30,7 @@ func (r *rig) spec() *specs.Spec {
 			Capabilities:    capabilities(),
 			NoNewPrivileges: true,
 		},
-		Root:        &specs.Root{Path: "rootfs"},
+		Root:        &specs.Root{}, // bundle names the path
 		Mounts:      r.mounts(),
 		Annotations: annotations(),
 		Linux: &specs.Linux{

@@ -22,6 +22,7 @@ type options struct {
 	pairs    int
 	json     bool
 	markdown bool
+	disk     bool
 	bin      string
 	runtime  string
 }
@@ -31,11 +32,12 @@ func main() {
 	flag.IntVar(&o.pairs, "pairs", 100, "measured `rounds` of each comparison, at least 40")
 	flag.BoolVar(&o.json, "json", false, "print one JSON document")
 	flag.BoolVar(&o.markdown, "markdown", false, "print the tables as Markdown")
+	flag.BoolVar(&o.disk, "disk", false, "keep bindings, bundles and runtime state on the checkout's file system too, not on a tmpfs as under /run")
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 {
-		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
+		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
 		os.Exit(2)
 	}
 	if err := start(o); err != nil {

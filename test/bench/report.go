@@ -31,7 +31,8 @@ type Machine struct {
 	Cores      int    `json:"cores"`
 	Kernel     string `json:"kernel"`
 	Cgroups    string `json:"cgroups"`
-	FileSystem string `json:"file_system"`
+	FileSystem string `json:"file_system"` // of the ledger and the root file systems
+	Run        string `json:"run"`         // of bindings, the runtimes' state and the bundles
 	Runtime    string `json:"runtime"`
 	Ours       string `json:"gpuledger"`
 	Peer       string `json:"peer"`
@@ -85,7 +86,8 @@ func (row Row) cells() []string {
 func (r Report) notes() []string {
 	m := r.Machine
 	return []string{
-		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the files on %s.", m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem),
+		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles and runtime state on %s.",
+			m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem, m.Run),
 		fmt.Sprintf("Load average before: %s; after: %s.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("Bare runtime: %s. Ours: %s. Peer: %s.", m.Runtime, m.Ours, m.Peer),
 		fmt.Sprintf("Medians of %d rounds, contestants in a new random order in each; ratio and added are medians of what each round gives, in parentheses the 95 %% confidence interval of that median.", r.Pairs),

@@ -63,10 +63,22 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 		return nil, err
 	}
 	r.limits = canLimit()
-	if err := errors.Join(r.startPod(), r.writePodFiles()); err != nil {
+	if err := errors.Join(r.mountRun(), r.startPod(), r.writePodFiles()); err != nil {
 		return nil, errors.Join(err, r.clean())
 	}
 	return r, nil
+}
+
+// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the engines' bundles. The
+// ledger and the root file systems stay on the checkout's file system. -disk leaves everything there.
+func (r *rig) mountRun() error {
+	if err := os.Mkdir(r.path("run"), 0o700); err != nil || r.options.disk {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", r.path("run"), "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=700"); err != nil {
+		return fmt.Errorf("cannot mount a tmpfs: %w", err)
+	}
+	return nil
 }
 
 // canLimit: on a hybrid machine seen as v2 only, the v2 tree has no controllers to limit with.
@@ -101,7 +113,7 @@ func (r *rig) command(env []string, argv ...string) *exec.Cmd {
 
 // creating is a contestant that creates a container of the bundle and deletes it again. The runtime root is named after it.
 func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
-	root := r.path("roots", strings.ReplaceAll(name, " ", "-"))
+	root := r.path("run/roots", strings.ReplaceAll(name, " ", "-"))
 	return contestant{
 		name: name,
 		command: func() *exec.Cmd {
@@ -118,10 +130,14 @@ func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 	}
 }
 
-// bundle makes a bundle with a rootfs of its own around the spec.
+// bundle makes a bundle as containerd does: config.json under run, with a root file system of its own elsewhere.
 func (r *rig) bundle(name string, spec *specs.Spec) (string, error) {
-	dir := r.path("bundles", name)
-	if err := writeRootfs(filepath.Join(dir, "rootfs")); err != nil {
+	spec.Root.Path = r.path("rootfs", name)
+	if err := writeRootfs(spec.Root.Path); err != nil {
+		return "", err
+	}
+	dir := r.path("run/bundles", name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
 	data, err := json.Marshal(spec)
@@ -144,8 +160,8 @@ func (r *rig) clean() error {
 	if err := r.removeCgroups(); err != nil {
 		return err
 	}
-	if r.dir == "" {
-		return nil
+	if !r.options.disk {
+		_ = syscall.Unmount(r.path("run"), syscall.MNT_DETACH)
 	}
 	return exec.Command("rm", "-rf", "--one-file-system", r.dir).Run()
 }

@@ -33,7 +33,7 @@ func (r *rig) newNode(name, realRuntime string) (*node, error) {
 	config := filepath.Join(dir, "config.toml")
 	description := filepath.Join(dir, "gpus.json")
 	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = \"none\"\n[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n",
-		filepath.Join(dir, "state"), filepath.Join(dir, "run"), realRuntime, description, filepath.Join(dir, "audit.jsonl"))
+		filepath.Join(dir, "state"), r.path("run/nodes", name), realRuntime, description, filepath.Join(dir, "audit.jsonl"))
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func createNoGPUAlone(r *rig) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	argv := []string{"--root", r.path("roots", "alone"), "create", "--bundle", bundle, containerID}
+	argv := []string{"--root", r.path("run/roots", "alone"), "create", "--bundle", bundle, containerID}
 	return r.against("the same, real runtime true(1)", wrappings, r.withArguments(wrappings, nothing, argv))
 }
 
@@ -129,7 +129,7 @@ func list(r *rig) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	argv := []string{"--root", r.path("roots", "empty"), "list"}
+	argv := []string{"--root", r.path("run/roots", "empty"), "list"}
 	rows, err := r.against("list (any other subcommand)", wrappings, r.withArguments(wrappings, r.runtime, argv))
 	if err != nil {
 		return nil, err
@@ -372,6 +372,7 @@ func (r *rig) machine() Machine {
 		Kernel:     strings.TrimSpace(readFile("/proc/sys/kernel/osrelease")),
 		Cgroups:    cgroupLayout(),
 		FileSystem: fileSystem(r.dir),
+		Run:        fileSystem(r.path("run")),
 		Runtime:    firstLine(r.runtime, "--version"),
 		Ours:       firstLine(r.cli, "--version"),
 		Peer:       "nvidia-container-runtime of the NVIDIA Container Toolkit " + peerVersion(),

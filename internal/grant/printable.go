@@ -1,0 +1,30 @@
+package grant
+
+import (
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxPrintable bounds what a message repeats of somebody else's text, in characters.
+const maxPrintable = 200
+
+// Printable makes text from outside fit for messages and logs: what a terminal would act on is escaped, and what is too
+// long is cut.
+func Printable(text string) string {
+	var b strings.Builder
+	for length := 0; len(text) > 0; {
+		r, size := utf8.DecodeRuneInString(text)
+		piece := text[:size]
+		if r == utf8.RuneError && size == 1 || !strconv.IsPrint(r) {
+			quoted := strconv.Quote(piece)
+			piece = quoted[1 : len(quoted)-1]
+		}
+		if length += utf8.RuneCountInString(piece); length > maxPrintable {
+			return b.String() + "..."
+		}
+		b.WriteString(piece)
+		text = text[size:]
+	}
+	return b.String()
+}

@@ -1,0 +1,287 @@
+package rig
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Node is a simulated GPU node in a directory of its own, with the real command line and wrapper.
+type Node struct {
+	T       testing.TB
+	Dir     string
+	Config  string   // its configuration file
+	Root    string   // the real runtime's --root
+	Runtime string   // "runc" or "crun"
+	Tags    []string // build tags of its binaries
+	Env     []string // added to what its programs see
+}
+
+// Setup is what a node is made of. The zero value is two GPUs of 16160 MiB behind runc, with no engine to trust.
+type Setup struct {
+	GPUs    int
+	Memory  string
+	Engine  string
+	Runtime string
+	Config  string // more TOML, at the end
+	Tags    []string
+}
+
+// NewNode makes a node, its inventory taken. It ends with the test, and takes its containers and cgroups with it.
+func NewNode(t testing.TB, s Setup) *Node {
+	t.Helper()
+	if s.GPUs == 0 {
+		s.GPUs = 2
+	}
+	if s.Memory == "" {
+		s.Memory = "16160MiB"
+	}
+	if s.Engine == "" {
+		s.Engine = "none"
+	}
+	if s.Runtime == "" {
+		s.Runtime = "runc"
+	}
+	Need(t, s.Runtime, "busybox")
+	dir, err := os.MkdirTemp("", "node-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"), Runtime: s.Runtime, Tags: s.Tags}
+	t.Cleanup(n.end)
+	n.Write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = %q\n", dir+"/state", dir+"/run", s.Engine)+
+		fmt.Sprintf("[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n", s.Runtime, dir+"/node.json", dir+"/audit.jsonl")+s.Config)
+	n.Must("inventory", "simulate", "--gpus", fmt.Sprint(s.GPUs), "--memory", s.Memory, "--out", dir+"/node.json")
+	n.Must("inventory", "refresh")
+	return n
+}
+
+// Write puts a file into the node's directory and returns its path.
+func (n *Node) Write(name, content string) string {
+	n.T.Helper()
+	path := filepath.Join(n.Dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		n.T.Fatal(err)
+	}
+	return path
+}
+
+// Result is what a program left behind.
+type Result struct {
+	Stdout, Stderr string
+	Code           int // 128 + N when signal N ended it
+}
+
+// Run ends a command and tells what it said. Its output goes to files: a container that was created keeps a pipe open
+// for as long as it lives.
+func Run(cmd *exec.Cmd) Result {
+	stdout, read := output()
+	stderr, readErr := output()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	err := cmd.Run()
+	r := Result{Stdout: read(), Stderr: readErr()}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		r.Code = exit.ExitCode()
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			r.Code = 128 + int(status.Signal())
+		}
+	case err != nil:
+		r.Code, r.Stderr = -1, err.Error()
+	}
+	return r
+}
+
+// output is a file without a name, and how to read what was written to it.
+func output() (*os.File, func() string) {
+	f, err := os.CreateTemp("", "output-")
+	if err != nil {
+		panic(err)
+	}
+	_ = os.Remove(f.Name())
+	return f, func() string {
+		defer f.Close()
+		_, _ = f.Seek(0, io.SeekStart)
+		text, _ := io.ReadAll(f)
+		return string(text)
+	}
+}
+
+// CLI runs gpuledger.
+func (n *Node) CLI(args ...string) Result {
+	n.T.Helper()
+	return Run(n.Command(Binary(n.T, "gpuledger", n.Tags...), args...))
+}
+
+// Command is any program with this node's configuration.
+func (n *Node) Command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(append(os.Environ(), "GPULEDGER_CONFIG="+n.Config), n.Env...)
+	return cmd
+}
+
+// Must runs gpuledger and ends the test if it fails.
+func (n *Node) Must(args ...string) string {
+	n.T.Helper()
+	r := n.CLI(args...)
+	if r.Code != 0 {
+		n.T.Fatalf("gpuledger %s: status %d\n%s%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// Grant enters a grant and returns its reference.
+func (n *Node) Grant(args ...string) grant.Reference {
+	n.T.Helper()
+	reference, err := grant.ParseReference(strings.TrimSpace(n.Must(append([]string{"grant"}, args...)...)))
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return reference
+}
+
+// Listed is a grant as `grants --json` shows it.
+type Listed struct {
+	ID       grant.ID      `json:"id"`
+	State    grant.State   `json:"state"`
+	Mode     grant.Mode    `json:"mode"`
+	GPUs     []grant.Share `json:"gpus"`
+	Bindings []struct {
+		Container string `json:"container"`
+		PID       int    `json:"pid"`
+	} `json:"bindings"`
+}
+
+// Grants lists the ledger.
+func (n *Node) Grants() []Listed {
+	n.T.Helper()
+	var out struct{ Grants []Listed }
+	if err := json.Unmarshal([]byte(n.Must("grants", "--json")), &out); err != nil {
+		n.T.Fatal(err)
+	}
+	return out.Grants
+}
+
+// State is a grant's state, or "" when the ledger does not list it.
+func (n *Node) State(id grant.ID) grant.State {
+	n.T.Helper()
+	all := n.Grants()
+	if i := slices.IndexFunc(all, func(g Listed) bool { return g.ID == id }); i >= 0 {
+		return all[i].State
+	}
+	return ""
+}
+
+// Wrapper is gpuledger-runtime with the node's runtime root.
+func (n *Node) Wrapper(args ...string) *exec.Cmd {
+	n.T.Helper()
+	return n.Command(Binary(n.T, "gpuledger-runtime", n.Tags...), append([]string{"--root", n.Root}, args...)...)
+}
+
+// Real is the real runtime with the same root.
+func (n *Node) Real(args ...string) *exec.Cmd {
+	return n.Command(n.Runtime, append([]string{"--root", n.Root}, args...)...)
+}
+
+// Eventually waits until what must come true by itself is true. It bounds how long a failure takes, and times nothing.
+func Eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never came true: %s", what)
+		}
+	}
+}
+
+// end removes containers, cgroups and mounts, then the directory; with a mount left below it, it removes nothing.
+func (n *Node) end() {
+	containers, _ := os.ReadDir(n.Root)
+	for _, c := range containers {
+		_ = n.Real("delete", "--force", c.Name()).Run()
+	}
+	n.removeCgroups()
+	for _, mount := range mountsBelow(n.Dir) {
+		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
+	}
+	if left := mountsBelow(n.Dir); len(left) > 0 {
+		n.T.Errorf("mounts are left, so nothing is removed: %v", left)
+		return
+	}
+	if err := os.RemoveAll(n.Dir); err != nil {
+		n.T.Error(err)
+	}
+}
+
+// mountsBelow lists mount points at and below a directory, the innermost first.
+func mountsBelow(dir string) []string {
+	info, _ := os.ReadFile("/proc/self/mountinfo")
+	var mounts []string
+	for _, line := range strings.Split(string(info), "\n") {
+		if fields := strings.Fields(line); len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			mounts = append(mounts, fields[4])
+		}
+	}
+	slices.Reverse(mounts)
+	return mounts
+}
+
+// cgroup is the parent of all cgroups of the node's containers.
+func (n *Node) cgroup() string { return "/gpuledger-" + filepath.Base(n.Dir) }
+
+// removeCgroups kills what is left in them; a cgroup stays busy for a moment after its last process.
+func (n *Node) removeCgroups() {
+	for range 100 {
+		busy := false
+		for _, pattern := range []string{"/sys/fs/cgroup" + n.cgroup(), "/sys/fs/cgroup/*" + n.cgroup()} {
+			roots, _ := filepath.Glob(pattern)
+			for _, root := range roots {
+				if !onCgroups(root) {
+					continue
+				}
+				busy = true
+				removeCgroup(root)
+			}
+		}
+		if !busy {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	n.T.Errorf("cgroups are left: %s", n.cgroup())
+}
+
+// onCgroups tells a cgroup from what crun 1.8 writes where it takes a directory for one.
+func onCgroups(dir string) bool {
+	var st syscall.Statfs_t
+	const v1, v2 = 0x27e0eb, 0x63677270 // linux/magic.h
+	return syscall.Statfs(dir, &st) == nil && (st.Type == v1 || st.Type == v2)
+}
+
+func removeCgroup(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			removeCgroup(filepath.Join(dir, e.Name()))
+		}
+	}
+	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	for _, pid := range strings.Fields(string(procs)) {
+		var p int
+		if _, err := fmt.Sscan(pid, &p); err == nil && p != os.Getpid() {
+			_ = syscall.Kill(p, syscall.SIGKILL)
+		}
+	}
+	_ = syscall.Rmdir(dir)
+}

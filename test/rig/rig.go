@@ -1,0 +1,167 @@
+// Package rig gives tests a simulated node with the real binaries and real containers on it.
+//
+// A test package calls Main from its TestMain. Everything then runs in a mount namespace of its own, because a spec
+// without one mounts into its runtime's: nothing that a test mounts reaches the machine, and no clean-up reaches through
+// a mount.
+package rig
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// layoutVar hands the wanted cgroup layout, and that the namespace is there, to the re-executed test binary.
+const layoutVar = "GPULEDGER_TEST_CGROUP"
+
+// Layout is what a test sees at /sys/fs/cgroup.
+type Layout string
+
+// The layouts. Hybrid machines (v1 with a mount of v2 beside it) can show each of them.
+const (
+	AsIs Layout = "host"
+	V1   Layout = "v1" // crun 1.8 refuses a hybrid
+	V2   Layout = "v2" // alone; on a hybrid machine without cpu, memory and pids, but with device rules
+)
+
+// Main runs the tests of a package in a private mount namespace. Without root it skips them all, and says so.
+func Main(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Println("SKIP: these tests need root: they start containers")
+		return 0
+	}
+	if os.Getenv(layoutVar) == "" {
+		return again(AsIs, os.Args[1:])
+	}
+	if err := Private(Layout(os.Getenv(layoutVar))); err != nil {
+		fmt.Fprintln(os.Stderr, "rig:", err)
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "rig-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rig:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binaries = dir
+	return m.Run()
+}
+
+// Under runs the calling test once more, alone, where cgroups look as wanted, and reports whether it was the caller's
+// turn to do so: the test returns then.
+func Under(t *testing.T, layout Layout) bool {
+	t.Helper()
+	if os.Getenv(layoutVar) == string(layout) {
+		return false
+	}
+	if layout == V1 && !exists("/sys/fs/cgroup/devices") {
+		t.Skip("this machine has no cgroup v1: its device rules are not tested here")
+	}
+	if again(layout, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v", "-test.count=1"}) != 0 {
+		t.Error("failed under cgroup", layout)
+	}
+	return true
+}
+
+// again runs the test binary in a new mount namespace and returns its status.
+func again(layout Layout, args []string) int {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), layoutVar+"="+string(layout))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// Private cuts the mount namespace off from its parent's and lays cgroups out.
+func Private(layout Layout) error {
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("cannot make mounts private: %w", err)
+	}
+	switch layout {
+	case V1:
+		if exists("/sys/fs/cgroup/unified") {
+			if err := syscall.Unmount("/sys/fs/cgroup/unified", syscall.MNT_DETACH); err != nil {
+				return err
+			}
+			// crun 1.8 writes plain files into the empty mount point; these would stay on the machine.
+			return syscall.Mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", 0, "")
+		}
+	case V2:
+		if exists("/sys/fs/cgroup/cgroup.controllers") {
+			return nil
+		}
+		if err := syscall.Unmount("/sys/fs/cgroup", syscall.MNT_DETACH); err != nil {
+			return err
+		}
+		return syscall.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "")
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+var binaries string // of this run of the test binary
+
+// Binary builds a command of this module, once for each run, and returns its path. With the tag "failpoint" it dies at
+// the line that GPULEDGER_FAILPOINT names.
+func Binary(t testing.TB, name string, tags ...string) string {
+	t.Helper()
+	dir := filepath.Join(binaries, strings.Join(append([]string{"bin"}, tags...), "-"))
+	path := filepath.Join(dir, name)
+	if exists(path) {
+		return path
+	}
+	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-tags", strings.Join(tags, ","), "-o", path, "github.com/gpuledger/gpuledger/cmd/"+name)
+	build.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
+	if name != "gpuledger" {
+		build.Env = append(build.Env, "CGO_ENABLED=0")
+	}
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
+	}
+	return path
+}
+
+// Need skips a test whose tool is missing.
+func Need(t testing.TB, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed: what this test shows about it is not shown", tool)
+		}
+	}
+}
+
+// NeedRuntime skips what a runtime cannot do on this machine.
+func NeedRuntime(t testing.TB, runtime string) {
+	t.Helper()
+	Need(t, runtime)
+	if runtime == "crun" && os.Getenv(layoutVar) == string(V2) && !mayRaiseLimits() {
+		t.Skip("crun raises RLIMIT_MEMLOCK for its device rules on cgroup v2, and root lacks CAP_SYS_RESOURCE here: crun on v2 is not tested")
+	}
+}
+
+// mayRaiseLimits reports whether root has CAP_SYS_RESOURCE, which some sandboxes take away.
+func mayRaiseLimits() bool {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(rlimitMemlock, &limit) != nil {
+		return false
+	}
+	if limit.Max == ^uint64(0) {
+		return true
+	}
+	raised := syscall.Rlimit{Cur: limit.Cur, Max: limit.Max + 1}
+	return syscall.Setrlimit(rlimitMemlock, &raised) == nil
+}
+
+const rlimitMemlock = 8 // RLIMIT_MEMLOCK on Linux
