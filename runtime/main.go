@@ -6,7 +6,6 @@ package runtime
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,12 +91,7 @@ func (w *wrapper) exec() error {
 
 // readSpec reads a config.json, but no more of it than a spec may have.
 func readSpec(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the container's spec: %w", err)
-	}
-	defer f.Close()
-	config, err := io.ReadAll(io.LimitReader(f, request.MaxSpec+1))
+	config, err := host.ReadFile(path, request.MaxSpec)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the container's spec: %w", err)
 	}

@@ -4,12 +4,8 @@
 package gpu
 
 import (
-	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,7 +50,7 @@ func Write(path string, inv grant.Inventory) error {
 // error, for a field that it does not know could then change what the others mean. errors.Is(err, fs.ErrNotExist)
 // tells that there is none.
 func Read(path string) (grant.Inventory, error) {
-	data, err := readBounded(path)
+	data, err := host.ReadFile(path, maxSize)
 	if err != nil {
 		return grant.Inventory{}, fmt.Errorf("cannot read the inventory: %w", err)
 	}
@@ -63,23 +59,6 @@ func Read(path string) (grant.Inventory, error) {
 		return grant.Inventory{}, fmt.Errorf("cannot read the inventory %s: %w", path, err)
 	}
 	return inv, nil
-}
-
-func readBounded(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var data bytes.Buffer
-	data.Grow(16 << 10) // a node of eight GPUs in one read
-	if _, err := data.ReadFrom(io.LimitReader(f, maxSize+1)); err != nil {
-		return nil, err
-	}
-	if data.Len() > maxSize {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("it is larger than 4 MiB")}
-	}
-	return data.Bytes(), nil
 }
 
 // decode reads a snapshot. The decoder itself refuses duplicate keys and invalid UTF-8, and tells keys apart by case.

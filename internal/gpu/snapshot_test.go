@@ -201,7 +201,7 @@ func TestReadTooMuch(t *testing.T) {
 	if err := os.WriteFile(path, bytes.Repeat([]byte(" "), 4<<20+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gpu.Read(path); err == nil || !strings.Contains(err.Error(), "larger than 4 MiB") {
+	if _, err := gpu.Read(path); err == nil || !strings.Contains(err.Error(), "larger than 4194304 bytes") {
 		t.Errorf("got %v", err)
 	}
 }

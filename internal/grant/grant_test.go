@@ -131,7 +131,7 @@ func TestOnlyTheSecretOpensAGrant(t *testing.T) {
 
 func TestOwners(t *testing.T) {
 	for _, c := range []struct {
-		text, group       string
+		text, group        string
 		secret, pod, claim bool
 	}{
 		{text: "bearer", secret: true},

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -30,9 +29,12 @@ type Host struct {
 // Default is the machine that the program runs on.
 func Default() Host { return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now} }
 
+// maxProc bounds what is read of a file in /proc or /sys, in bytes.
+const maxProc = 1 << 20
+
 // BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
 func (h Host) BootID() (string, error) {
-	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/random/boot_id"))
+	text, err := ReadFile(filepath.Join(h.Proc, "sys/kernel/random/boot_id"), maxProc)
 	if err != nil {
 		return "", fmt.Errorf("cannot read the boot id: %w", err)
 	}
@@ -62,7 +64,7 @@ func (h Host) Runs(p grant.Process) (bool, error) {
 // stat reads start time (clock ticks since the boot) and state of a process from /proc/PID/stat. The command's name
 // stands in parentheses and may itself contain some.
 func (h Host) stat(pid int) (start uint64, state byte, err error) {
-	text, err := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "stat"))
+	text, err := ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "stat"), maxProc)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -88,16 +90,14 @@ func (h Host) PIDNamespace() (uint64, error) {
 // NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices, by the driver's own names
 // ("nvidia", "nvidia-uvm", "nvidia-caps", ...). Empty without a driver.
 func (h Host) NVIDIAMajors() (map[string]int, error) {
-	text, err := os.ReadFile(filepath.Join(h.Proc, "devices"))
+	text, err := ReadFile(filepath.Join(h.Proc, "devices"), maxProc)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read device majors: %w", err)
 	}
 	majors := map[string]int{}
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), "Block devices") {
-			break
-		}
-		number, name, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
+	characters, _, _ := strings.Cut(string(text), "Block devices")
+	for line := range strings.Lines(characters) {
+		number, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 		major, err := strconv.Atoi(number)
 		if err == nil && strings.HasPrefix(name, "nvidia") {
 			majors[name] = major
@@ -122,7 +122,7 @@ func (h Host) DRM() (map[int]bool, error) {
 		if err != nil {
 			continue
 		}
-		vendor, err := os.ReadFile(filepath.Join(link, "device/vendor"))
+		vendor, err := ReadFile(filepath.Join(link, "device/vendor"), maxProc)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("cannot tell whose DRM node %d:%d is: %w", grant.MajorDRM, minor, err)
 		}
@@ -133,7 +133,7 @@ func (h Host) DRM() (map[int]bool, error) {
 
 // DriverVersion is the loaded NVIDIA kernel driver's version, or "" without one.
 func (h Host) DriverVersion() (string, error) {
-	text, err := os.ReadFile(filepath.Join(h.Sys, "module/nvidia/version"))
+	text, err := ReadFile(filepath.Join(h.Sys, "module/nvidia/version"), maxProc)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}

@@ -2,7 +2,6 @@ package host
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -10,7 +9,7 @@ import (
 
 // CharacterMajors reads from /proc/devices which majors any driver has registered for character devices.
 func (h Host) CharacterMajors() (map[int]bool, error) {
-	text, err := os.ReadFile(filepath.Join(h.Proc, "devices"))
+	text, err := ReadFile(filepath.Join(h.Proc, "devices"), maxProc)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read device majors: %w", err)
 	}

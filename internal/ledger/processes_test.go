@@ -108,9 +108,9 @@ func TestTorture(t *testing.T) {
 	binary, want := failpointBinary(t), expected(t)
 	for range max(rounds, 1) {
 		for _, name := range failpoint.Names {
-		if !strings.HasPrefix(name, "ledger/") {
-			continue // another package's story
-		}
+			if !strings.HasPrefix(name, "ledger/") {
+				continue // another package's story
+			}
 			for pass := 1; tortureOnce(t, binary, name+":"+strconv.Itoa(pass), want); pass++ {
 				if rounds == 0 && pass >= 3 {
 					break

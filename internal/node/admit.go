@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
@@ -42,39 +43,56 @@ func (n *Node) Admit(c Create) Decision {
 
 // Explain is what Admit would say, without doing any of it.
 func (n *Node) Explain(c Create) Decision {
-	r, refused := n.find(c)
+	v, refused := n.visit(c)
 	if refused != nil {
 		return *refused
 	}
-	var d Decision
-	n.look(r, func(v grant.View) { d = n.decide(c, r, v) })
-	return d
+	return v.look(v.decide)
 }
 
 func (n *Node) admit(c Create) Decision {
-	r, refused := n.find(c)
+	v, refused := n.visit(c)
 	if refused != nil {
 		return *refused
 	}
-	var d Decision
-	n.look(r, func(v grant.View) { d = n.decide(c, r, v) })
-	if d.Kind != grant.Admit {
+	switch d := v.look(v.judge); {
+	case d.Kind == grant.Admit:
+		return v.bind()
+	case d.Touches():
+		return v.look(v.decide)
+	default:
 		return d
 	}
-	return n.bind(c, r)
+}
+
+// visit is one container at the door. What it reads of the node it reads once.
+type visit struct {
+	*Node
+	Create
+	finder    request.Node
+	inventory func() (grant.Inventory, *grant.Problem)
+	request   grant.Request
+}
+
+// visit reads the spec and what tells GPUs on this node.
+func (n *Node) visit(c Create) (visit, *Decision) {
+	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory)}
+	var err error
+	if v.finder, err = n.finder(v.inventory); err != nil {
+		return v, refusal(grant.Internal, "%v", err)
+	}
+	var refused *Decision
+	v.request, refused = v.find(c.Config)
+	return v, refused
 }
 
 // find reads the spec. What cannot be read could be anything, so it is refused; the real runtime would refuse it too.
-func (n *Node) find(c Create) (grant.Request, *Decision) {
-	spec, err := request.Parse(c.Config)
+func (v visit) find(config []byte) (grant.Request, *Decision) {
+	spec, err := request.Parse(config)
 	if err != nil {
-		return grant.Request{}, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, err)
+		return grant.Request{}, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", v.Container.ID, err)
 	}
-	finder, err := n.finder()
-	if err != nil {
-		return grant.Request{}, refusal(grant.Internal, "%v", err)
-	}
-	r, err := request.Find(spec, c.Caller, finder)
+	r, err := request.Find(spec, v.Caller, v.finder)
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
@@ -87,12 +105,13 @@ func refusal(code grant.Code, format string, args ...any) *Decision {
 	return &Decision{Verdict: v}
 }
 
-// look gives fn the ledger as far as the request needs it, without waiting for anybody.
-func (n *Node) look(r grant.Request, fn func(grant.View)) {
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		fn(n.view(tx, r))
+// look decides on the ledger as it is, without waiting for anybody.
+func (v visit) look(decide func(grant.View) Decision) (d Decision) {
+	_ = v.Ledger.View(func(tx *ledger.Tx) error {
+		d = decide(v.view(tx, v.request))
 		return nil
 	})
+	return d
 }
 
 // view reads the grants that the container owns or names. What cannot be read is a problem of the view: it stops only
@@ -125,20 +144,33 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 	return v
 }
 
-// decide judges, and makes the edited config.json where the verdict has edits.
-func (n *Node) decide(c Create, r grant.Request, v grant.View) Decision {
+// judge gives the verdict alone.
+func (v visit) judge(view grant.View) Decision {
 	var inv grant.Inventory
-	if admission.Asks(r, v) {
-		var problem *grant.Problem
-		if inv, problem = n.Inventory(); problem != nil {
-			v.Problems = append(v.Problems, *problem)
-		}
+	if admission.Asks(v.request, view) {
+		inv, view.Problems = v.inventoryFor(view)
 	}
-	d := Decision{Verdict: admission.Decide(r, v, inv, n.Policy), pod: r.Container.Pod}
+	return Decision{Verdict: admission.Decide(v.request, view, inv, v.Policy), pod: v.request.Container.Pod}
+}
+
+// inventoryFor is the inventory, with the view's problems and its own.
+func (v visit) inventoryFor(view grant.View) (grant.Inventory, []grant.Problem) {
+	inv, problem := v.inventory()
+	if problem == nil {
+		return inv, view.Problems
+	}
+	return inv, append(slices.Clip(view.Problems), *problem)
+}
+
+// decide gives the verdict, and the edited config.json where it has edits.
+func (v visit) decide(view grant.View) Decision {
+	d := v.judge(view)
 	if !d.Touches() {
 		return d
 	}
-	config, err := n.edited(c, d.Verdict, v, inv)
+	inv, problems := v.inventoryFor(view)
+	view.Problems = problems
+	config, err := v.edited(d.Verdict, view, inv)
 	if err != nil {
 		return *refusal(grant.Internal, "internal error: %v", err)
 	}
@@ -148,22 +180,20 @@ func (n *Node) decide(c Create, r grant.Request, v grant.View) Decision {
 
 // edited applies a verdict and looks at the result with the same eyes as at the original: whatever it still reaches must
 // be in the grant, and deciding again must change nothing.
-func (n *Node) edited(c Create, v grant.Verdict, view grant.View, inv grant.Inventory) ([]byte, error) {
-	config, err := edit.OCI(c.Config, v)
+func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventory) ([]byte, error) {
+	config, err := edit.OCI(v.Config, verdict)
 	if err != nil {
 		return nil, err
 	}
-	again := c
-	again.Config = config
-	r, refused := n.find(again)
+	r, refused := v.find(config)
 	if refused != nil {
 		return nil, errors.New(refused.Message)
 	}
-	second := admission.Decide(r, view, inv, n.Policy)
+	second := admission.Decide(r, view, inv, v.Policy)
 	switch {
-	case second.Kind != v.Kind:
+	case second.Kind != verdict.Kind:
 		return nil, fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
-	case second.Narrow || len(second.Removed) > 0 && v.Kind == grant.Pass:
+	case second.Narrow || len(second.Removed) > 0 && verdict.Kind == grant.Pass:
 		return nil, fmt.Errorf("the edited spec still reaches what was taken away: %v", second.Removed)
 	}
 	fixed, err := edit.OCI(config, second)
@@ -175,49 +205,29 @@ func (n *Node) edited(c Create, v grant.Verdict, view grant.View, inv grant.Inve
 
 // bind decides again with the ledger locked, so that of two containers with one grant one is refused, and records the
 // binding before anything is done with it.
-func (n *Node) bind(c Create, r grant.Request) (d Decision) {
-	if n.Ledger.ContainerLife(c.Container.RuntimeRoot, c.Container.ID) != grant.Dead {
+func (v visit) bind() (d Decision) {
+	if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
 		// The id is taken by a container that runs. It is left to the real runtime to say so; nothing is bound, because
 		// the binding would live with that container.
 		return Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}}
 	}
-	err := n.Ledger.Update(func(tx *ledger.Tx) error {
-		if d = n.decide(c, r, n.view(tx, r)); d.Kind != grant.Admit {
+	err := v.Ledger.Update(func(tx *ledger.Tx) error {
+		if d = v.decide(v.view(tx, v.request)); d.Kind != grant.Admit {
 			return nil
 		}
-		binding, err := n.binding(c, d.Grant.ID)
+		self, err := v.Host.Self()
 		if err != nil {
 			return err
 		}
-		if err := tx.Bind(binding); err != nil {
-			return err
-		}
-		failpoint.Hit("node/bound")
+		// This process becomes the real runtime by exec, so it is the container's creator.
 		d.Bound = true
-		return nil
+		return tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: self})
 	})
 	if err != nil {
-		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", c.Container.Name(), err)
+		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
 	}
+	failpoint.Hit("node/bound")
 	return d
-}
-
-// binding describes this process, which becomes the real runtime by exec, as the container's creator.
-func (n *Node) binding(c Create, id grant.ID) (grant.Binding, error) {
-	self, err := n.Host.Self()
-	if err != nil {
-		return grant.Binding{}, err
-	}
-	ns, err := n.Host.PIDNamespace()
-	if err != nil {
-		return grant.Binding{}, err
-	}
-	boot, err := n.Host.BootID()
-	if err != nil {
-		return grant.Binding{}, err
-	}
-	return grant.Binding{Grant: id, RuntimeRoot: c.Container.RuntimeRoot, Container: c.Container.ID, Bundle: c.Container.Bundle,
-		Creator: self, PIDNS: ns, BootID: boot, Created: n.Host.Now()}, nil
 }
 
 // Unbind takes a binding back whose container did not come to be.

@@ -4,8 +4,9 @@
 package node
 
 import (
-	"fmt"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -40,13 +41,13 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 
 // finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
 // none.
-func (n *Node) finder() (request.Node, error) {
+func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) (request.Node, error) {
 	f := request.Node{Host: n.Host, Policy: n.Policy, DRM: n.Host.DRM}
 	var err error
 	if f.Majors, err = n.Host.NVIDIAMajors(); err != nil || n.Policy.Inventory.Source != grant.Simulated {
 		return f, err
 	}
-	inv, _ := n.Inventory() // a stale one still tells which majors were simulated
+	inv, _ := inventory() // a stale one still tells which majors were simulated
 	for name, major := range inv.Majors {
 		f.Majors[name] = major
 	}
@@ -58,8 +59,8 @@ func simulatedDRM(inv grant.Inventory) map[int]bool {
 	minors := map[int]bool{}
 	for _, g := range inv.GPUs {
 		for _, path := range g.Render {
-			var minor int
-			if _, err := fmt.Sscanf(filepath.Base(path), "renderD%d", &minor); err == nil {
+			_, digits, _ := strings.Cut(filepath.Base(path), "renderD")
+			if minor, err := strconv.Atoi(digits); err == nil {
 				minors[minor] = true
 			}
 		}

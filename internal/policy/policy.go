@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // DefaultPath is where the configuration is read when nobody names another.
@@ -68,7 +68,7 @@ func Path(flag string) string {
 // Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then. An error is one line
 // with file, line and key, and comes with the default policy.
 func Load(path string) (grant.Policy, error) {
-	text, err := read(path)
+	text, err := host.ReadFile(path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
 		return Default(), nil
 	}
@@ -80,19 +80,6 @@ func Load(path string) (grant.Policy, error) {
 		return Default(), fmt.Errorf("cannot read the configuration: %s:%w", path, err)
 	}
 	return p, nil
-}
-
-func read(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err == nil && len(text) > maxSize {
-		err = fmt.Errorf("%s is larger than %d bytes", path, maxSize)
-	}
-	return text, err
 }
 
 // Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.

@@ -138,19 +138,24 @@ func isChar(kind string) bool { return !strings.HasPrefix(kind, "b") && !strings
 const wildcard = -1
 
 // number reads a major or minor of a rule as crun does on cgroup v2: as an int of C, of which every negative one means
-// all. The other readers refuse what does not fit.
+// all, as every negative one means to runc. The other readers refuse what does not fit.
 func number(n *int64) int64 {
-	if n == nil || int32(*n) < 0 {
+	if n == nil || *n < 0 || int32(*n) < 0 {
 		return wildcard
 	}
 	return int64(int32(*n))
 }
 
-// denies reports whether a deny rule keeps a device from being read and written in every reading: its numbers are no
-// oddities and its access names both. A missing access denies nothing (crun on cgroup v2).
+// agreed reports whether all readers see the same numbers in a rule.
+func agreed(r specs.LinuxDeviceCgroup) bool {
+	fits := func(n *int64) bool { return n == nil || -1 <= *n && *n <= math.MaxInt32 }
+	return fits(r.Major) && fits(r.Minor)
+}
+
+// denies reports whether a deny rule keeps a device from being read and written in every reading. A missing access denies
+// nothing (crun on cgroup v2).
 func denies(r specs.LinuxDeviceCgroup) bool {
-	plain := func(n *int64) bool { return n == nil || -1 <= *n && *n <= math.MaxInt32 }
-	return !r.Allow && plain(r.Major) && plain(r.Minor) && strings.Contains(r.Access, "r") && strings.Contains(r.Access, "w")
+	return !r.Allow && agreed(r) && strings.Contains(r.Access, "r") && strings.Contains(r.Access, "w")
 }
 
 // opening is a device rule that lets GPU nodes be opened.
@@ -159,6 +164,7 @@ type opening struct {
 	kind         string // "a" or "c"
 	major, minor int64
 	access       string
+	odd          bool // readers disagree on its numbers, so no deny is sure to name the same device
 }
 
 // deviceRules judges what the device cgroup lets be opened. Creating a node ("m" alone) opens nothing.
@@ -217,9 +223,10 @@ func (f *finder) openings() []opening {
 		open = append(open, unruled)
 	}
 	for i, r := range rules {
-		o := opening{index: i, kind: kind(r.Type), major: number(r.Major), minor: number(r.Minor), access: access(r.Access)}
+		o := opening{index: i, kind: kind(r.Type), major: number(r.Major), minor: number(r.Minor), access: access(r.Access), odd: !agreed(r)}
 		switch {
 		case r.Allow && o.kind == "a":
+			o.major, o.minor = wildcard, wildcard // numbers beside it mean nothing to most
 			open = []opening{o}
 		case r.Allow && opens(r) && f.reaches(o):
 			open = append(open, o)
@@ -240,7 +247,7 @@ func (f *finder) close(open []opening, deny opening) []opening {
 		return nil
 	}
 	open = slices.DeleteFunc(open, func(o opening) bool {
-		return o.kind == deny.kind && o.major == deny.major && o.minor == deny.minor
+		return !o.odd && o.kind == deny.kind && o.major == deny.major && o.minor == deny.minor
 	})
 	if len(open) > 0 && open[0].kind == "a" && f.closesAll(open[0].index, deny.index) {
 		open = open[1:]

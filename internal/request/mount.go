@@ -142,26 +142,34 @@ func (f *finder) nodeRoot() {
 		return
 	}
 	for _, m := range f.spec.Mounts {
-		readOnly := slices.Contains(m.Options, "ro")
-		switch {
-		case m.Type == "cgroup" || m.Type == "cgroup2":
-			if readOnly {
-				continue
-			}
-		case !isBind(m) || !f.isNodeRoot(f.resolve(m.Source), readOnly):
-			continue
+		own := m.Type == "cgroup" || m.Type == "cgroup2"
+		source := f.resolve(m.Source)
+		if own && !readOnly(m) || isBind(m) && (f.governsNode(source) || f.writesCgroups(source, m)) {
+			f.request.NodeRoot = append(f.request.NodeRoot, "mount:"+m.Destination)
 		}
-		f.request.NodeRoot = append(f.request.NodeRoot, "mount:"+m.Destination)
 	}
 }
 
-// isNodeRoot: the host's root, a writable cgroup file system, an engine's socket, a parent of our own directories or
-// the kubelet's.
-func (f *finder) isNodeRoot(source string, readOnly bool) bool {
+func readOnly(m specs.Mount) bool {
+	return slices.Contains(m.Options, "ro") || slices.Contains(m.Options, "rro")
+}
+
+// writesCgroups reports whether a bind mount brings along a writable cgroup file system. Of a recursive one "ro" makes only
+// the top read-only, not what is mounted below (mount_setattr(2)); "rro" makes all.
+func (f *finder) writesCgroups(source string, m specs.Mount) bool {
+	cgroup := filepath.Join(f.node.Host.Sys, "fs/cgroup")
+	if source != cgroup && within(cgroup, source) {
+		return slices.Contains(m.Options, "rbind") && !slices.Contains(m.Options, "rro")
+	}
+	return within(source, cgroup) && !readOnly(m)
+}
+
+// governsNode: the host's root, an engine's socket, a parent of our own directories or the kubelet's.
+func (f *finder) governsNode(source string) bool {
 	for _, dir := range append([]string{f.node.Policy.StateDir, f.node.Policy.RunDir}, engineSockets...) {
 		if dir = resolved(dir); within(dir, source) || slices.Contains(engineSockets, source) {
 			return true
 		}
 	}
-	return !readOnly && within(source, filepath.Join(f.node.Host.Sys, "fs/cgroup"))
+	return false
 }

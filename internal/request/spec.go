@@ -73,8 +73,10 @@ func plain(err error) error {
 	switch {
 	case errors.As(err, &syntactic) && errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it ends too early, at byte %d", syntactic.ByteOffset)
+	case errors.As(err, &syntactic) && errors.Is(err, jsontext.ErrDuplicateName):
+		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", syntactic.ByteOffset, grant.Printable(name(string(syntactic.JSONPointer))))
 	case errors.As(err, &syntactic):
-		return fmt.Errorf("at byte %d: %w", syntactic.ByteOffset, syntactic.Err)
+		return fmt.Errorf("at byte %d: %s", syntactic.ByteOffset, grant.Printable(syntactic.Err.Error()))
 	case errors.As(err, &semantic):
 		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(semantic.JSONPointer))))
 	}

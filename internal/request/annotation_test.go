@@ -1,0 +1,224 @@
+package request
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func annotations(pairs ...string) map[string]string {
+	m := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i]] = pairs[i+1]
+	}
+	return m
+}
+
+var (
+	criKeys = annotations("io.kubernetes.cri.container-type", "container", "io.kubernetes.cri.sandbox-uid", "uid-1", "io.kubernetes.cri.sandbox-namespace", "team",
+		"io.kubernetes.cri.sandbox-name", "job-0", "io.kubernetes.cri.container-name", "train")
+	crioKeys = annotations("io.container.manager", "cri-o", "io.kubernetes.cri-o.ContainerType", "container", "io.kubernetes.pod.uid", "uid-2", "io.kubernetes.pod.namespace", "team",
+		"io.kubernetes.pod.name", "job-0", "io.kubernetes.container.name", "train")
+)
+
+func merged(parts ...map[string]string) map[string]string {
+	m := map[string]string{}
+	for _, part := range parts {
+		maps.Copy(m, part)
+	}
+	return m
+}
+
+func TestIdentityComesFromKeysThatTheEngineWritesLast(t *testing.T) {
+	cri := grant.Identity{UID: "uid-1", Namespace: "team", Pod: "job-0", Container: "train"}
+	crio := grant.Identity{UID: "uid-2", Namespace: "team", Pod: "job-0", Container: "train"}
+	for _, c := range []struct {
+		name        string
+		engine      grant.Engine
+		annotations map[string]string
+		want        grant.Identity
+		sandbox     bool
+	}{
+		{name: "containerd", engine: grant.Containerd, annotations: criKeys, want: cri},
+		{name: "containerd before 1.6.11 tells no UID", engine: grant.Containerd, annotations: merged(criKeys, annotations("io.kubernetes.cri.sandbox-uid", "")),
+			want: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}},
+		{name: "containerd's sandbox", engine: grant.Containerd, annotations: merged(criKeys, annotations("io.kubernetes.cri.container-type", "sandbox")), sandbox: true},
+		{name: "containerd, a pod that brings CRI-O's keys", engine: grant.Containerd, annotations: merged(crioKeys, criKeys), want: cri},
+		{name: "containerd, a pod that brings CRI-O's sandbox key", engine: grant.Containerd,
+			annotations: merged(criKeys, annotations("io.kubernetes.cri-o.ContainerType", "sandbox")), want: cri},
+		{name: "CRI-O", engine: grant.CRIO, annotations: crioKeys, want: crio},
+		{name: "CRI-O's sandbox", engine: grant.CRIO, annotations: merged(crioKeys, annotations("io.kubernetes.cri-o.ContainerType", "sandbox")), sandbox: true},
+		{name: "CRI-O, a pod that brings containerd's keys", engine: grant.CRIO, annotations: merged(criKeys, crioKeys), want: crio},
+		{name: "CRI-O, a pod that brings containerd's sandbox key", engine: grant.CRIO,
+			annotations: merged(crioKeys, annotations("io.kubernetes.cri.container-type", "sandbox")), want: crio},
+		{name: "CRI-O, keys that it writes on sandboxes only", engine: grant.CRIO,
+			annotations: merged(crioKeys, annotations("io.kubernetes.cri-o.Namespace", "kube-system", "io.kubernetes.cri-o.KubeName", "x", "io.kubernetes.cri-o.ContainerName", "x")), want: crio},
+		{name: "Podman, a user who says he is CRI-O", engine: grant.Podman, annotations: crioKeys},
+		{name: "Podman, a user who says he is a sandbox", engine: grant.Podman, annotations: annotations("io.kubernetes.cri-o.ContainerType", "sandbox")},
+		{name: "Docker, a user who brings containerd's keys", engine: grant.Docker, annotations: criKeys},
+		{name: "no engine", engine: grant.NoEngine, annotations: merged(criKeys, crioKeys)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			s.caller.Container.Engine, s.spec.Annotations = c.engine, c.annotations
+			r := s.find()
+			if r.Container.Pod != c.want || r.Sandbox != c.sandbox || r.Container.ID != "c1" {
+				t.Errorf("got %+v, sandbox %v; want %+v, %v", r.Container.Pod, r.Sandbox, c.want, c.sandbox)
+			}
+		})
+	}
+}
+
+func TestAnnotationsThatInjectorsObey(t *testing.T) {
+	set := func(key, value string) func(*scene) {
+		return func(s *scene) { s.spec.Annotations = annotations(key, value) }
+	}
+	check(t, []row{
+		{"a CDI name of NVIDIA's", set("cdi.k8s.io/x", "nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | never"}},
+		{"of a vendor below NVIDIA", set("cdi.k8s.io/x", "management.nvidia.com/gpu=all"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | management.nvidia.com/gpu=all | never"}},
+		{"of ours", set("cdi.k8s.io/x", "gpuledger.dev/gpu=g-abcdefghijkl"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=g-abcdefghijkl | never"}},
+		{"among others", set("cdi.k8s.io/x", "vendor.example/net=1, nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | vendor.example/net=1, nvidia.com/gpu=0 | never"}},
+		{"of another vendor", set("cdi.k8s.io/x", "vendor.example/net=1"), nil},
+		{"of a vendor whose name only ends alike", set("cdi.k8s.io/x", "notnvidia.com/net=1"), nil},
+		{"a CDI name under a key that nobody obeys", set("example/cdi", "nvidia.com/gpu=0"), nil},
+		{"systemd's device policy", set("org.systemd.property.DevicePolicy", "'auto'"), []string{"gpu-device-rule | annotation:org.systemd.property.DevicePolicy | 'auto' | never"}},
+		{"systemd's device list", set("org.systemd.property.DeviceAllow", "[('char-nvidia', 'rw')]"), []string{"gpu-device-rule | annotation:org.systemd.property.DeviceAllow | [('char-nvidia', 'rw')] | never"}},
+		{"another property of systemd's", set("org.systemd.property.TimeoutStopUSec", "uint64 1"), nil},
+	})
+}
+
+func TestHooksOfInjectors(t *testing.T) {
+	hook := func(path string, args ...string) []specs.Hook { return []specs.Hook{{Path: path, Args: args}} }
+	stage := func(h specs.Hooks) func(*scene) { return func(s *scene) { s.spec.Hooks = &h } }
+	const found = "gpu-hook | hook:/usr/bin/nvidia-container-runtime-hook | prestart | drop | -hook:/usr/bin/nvidia-container-runtime-hook"
+	nvidia := hook("/usr/bin/nvidia-container-runtime-hook", "nvidia-container-runtime-hook", "prestart")
+	check(t, []row{
+		{"none", stage(specs.Hooks{}), nil},
+		{"prestart", stage(specs.Hooks{Prestart: nvidia}), []string{found}}, //nolint:staticcheck // what NVIDIA's toolkit writes
+		{"createRuntime", stage(specs.Hooks{CreateRuntime: nvidia}), []string{found}},
+		{"createContainer", stage(specs.Hooks{CreateContainer: nvidia}), []string{found}},
+		{"startContainer", stage(specs.Hooks{StartContainer: nvidia}), []string{found}},
+		{"poststart", stage(specs.Hooks{Poststart: nvidia}), []string{found}},
+		{"poststop", stage(specs.Hooks{Poststop: nvidia}), []string{found}},
+		{"the toolkit's other programs", stage(specs.Hooks{CreateContainer: append(append(hook("/usr/bin/nvidia-ctk"), hook("/opt/nvidia-cdi-hook", "a", "b")...),
+			append(hook("/x/nvidia-container-toolkit"), hook("/x/nvidia-container-cli")...)...)}), []string{
+			"gpu-hook | hook:/usr/bin/nvidia-ctk |  | drop | -hook:/usr/bin/nvidia-ctk", "gpu-hook | hook:/opt/nvidia-cdi-hook | b | drop | -hook:/opt/nvidia-cdi-hook",
+			"gpu-hook | hook:/x/nvidia-container-toolkit |  | drop | -hook:/x/nvidia-container-toolkit", "gpu-hook | hook:/x/nvidia-container-cli |  | drop | -hook:/x/nvidia-container-cli"}},
+		{"somebody else's", stage(specs.Hooks{CreateRuntime: hook("/usr/libexec/oci/hooks.d/oci-systemd-hook", "nvidia-ctk")}), nil},
+	})
+}
+
+const secret = "00112233445566778899aabbccddeeff"
+
+func TestReferencesToGrants(t *testing.T) {
+	const id = "g-abcdefghijkl"
+	ref := grant.Reference{ID: id, Secret: secret}
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		want  []grant.Mention
+	}{
+		{"none", func(*scene) {}, nil},
+		{"by annotation, outside a pod", func(s *scene) { s.spec.Annotations["gpuledger.dev/grant"] = ref.String() },
+			[]grant.Mention{{Source: "annotation:gpuledger.dev/grant", Asks: true, Reference: ref}}},
+		{"by environment", func(s *scene) { s.env("GPULEDGER_GRANT=" + id) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
+		{"by both", func(s *scene) { s.spec.Annotations["gpuledger.dev/grant"] = id; s.env("GPULEDGER_GRANT=" + id) }, []grant.Mention{
+			{Source: "annotation:gpuledger.dev/grant", Asks: true, Reference: grant.Reference{ID: id}}, {Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
+		{"in a pod, named", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant.train", id)) },
+			[]grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
+		{"in a pod, for all: nobody asks by it", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", id)) },
+			[]grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: id}}}},
+		{"in a pod, for another container", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant.sidecar", id)) }, nil},
+		{"in a pod, named and for all: the name counts", func(s *scene) {
+			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", "g-zzzzzzzzzzzz", "gpuledger.dev/grant.train", id))
+		}, []grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
+		{"unreadable, with a secret in it", func(s *scene) { s.env("GPULEDGER_GRANT=" + secret) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true,
+			Malformed: "cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it"}}},
+		{"of duplicates in the environment the last one counts", func(s *scene) { s.env("GPULEDGER_GRANT=x", "GPULEDGER_GRANT="+id) },
+			[]grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			r := s.find()
+			if !reflect.DeepEqual(r.References, c.want) {
+				t.Errorf("got %+v, want %+v", r.References, c.want)
+			}
+			if strings.Contains(fmt.Sprint(r.Hits), secret) {
+				t.Error("a hit shows the secret")
+			}
+		})
+	}
+}
+
+func TestAllocationsOfAScheduler(t *testing.T) {
+	own := func(pairs ...string) func(*scene) {
+		return func(s *scene) { s.spec.Annotations = annotations(pairs...) }
+	}
+	share := func(env []string, pairs ...string) func(*scene) {
+		return func(s *scene) { s.spec.Annotations = merged(criKeys, annotations(pairs...)); s.env(env...) }
+	}
+	const unreadable = `cannot read scheduler.framework.gpushare.allocation: want {"container": {"card": GiB}}`
+	const uneven = `cannot read scheduler.framework.gpushare.allocation: want cards by index, each with the same whole number of GiB`
+	jsonKey := "scheduler.framework.gpushare.allocation"
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		want  []grant.Allocation
+	}{
+		{"none", own(), nil},
+		{"all four keys", own("gpuledger.dev/gpus", "GPU-a, 1", "gpuledger.dev/memory", "8GiB", "gpuledger.dev/compute", "30", "gpuledger.dev/mode", "limit"), []grant.Allocation{
+			{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"GPU-a", "1"}}, {Source: "annotation:gpuledger.dev/memory", Asks: true, Memory: 8 * grant.GiB},
+			{Source: "annotation:gpuledger.dev/compute", Asks: true, Compute: 30}, {Source: "annotation:gpuledger.dev/mode", Asks: true, Mode: grant.Limit}}},
+		{"malformed", own("gpuledger.dev/gpus", " ,", "gpuledger.dev/memory", "8192", "gpuledger.dev/compute", "101", "gpuledger.dev/mode", "shared"), []grant.Allocation{
+			{Source: "annotation:gpuledger.dev/gpus", Asks: true, Malformed: `cannot read gpus " ,": want UUIDs or indexes, separated by commas`},
+			{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read size "8192": want a whole number and a unit, as 4GiB or 512MiB`},
+			{Source: "annotation:gpuledger.dev/compute", Asks: true, Malformed: `cannot read compute "101": want a percentage from 1 to 100`},
+			{Source: "annotation:gpuledger.dev/mode", Asks: true, Malformed: `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "shared"`}}},
+		{"no memory", own("gpuledger.dev/memory", "0GiB"), []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read memory "0GiB": want more than 0`}}},
+		{"in a pod, named and for all", func(s *scene) {
+			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/gpus.train", "0", "gpuledger.dev/compute", "10", "gpuledger.dev/mode.sidecar", "mps"))
+		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Asks: true, GPUs: []string{"0"}}, {Source: "annotation:gpuledger.dev/compute", Compute: 10}}},
+
+		{"gpushare in GiB", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4", "ALIYUN_COM_GPU_MEM_DEV", "15"),
+			[]grant.Allocation{{Source: "annotation:ALIYUN_COM_GPU_MEM_IDX", Asks: true, GPUs: []string{"0"}, Units: 4, Total: 15}}},
+		{"gpushare for a container without a part", share(nil, "ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4"), nil},
+		{"gpushare for a container whose part is 0", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=0"}, "ALIYUN_COM_GPU_MEM_IDX", "0"), nil},
+		{"gpushare's environment alone, which the image can set", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4", "ALIYUN_COM_GPU_MEM_IDX=0"}), nil},
+		{"gpushare, no number", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=many"}, "ALIYUN_COM_GPU_MEM_IDX", "0"), []grant.Allocation{
+			{Source: "annotation:ALIYUN_COM_GPU_MEM_IDX", Asks: true, GPUs: []string{"0"}, Malformed: `cannot read ALIYUN_COM_GPU_MEM_CONTAINER "many": want a whole number above 0`}}},
+		{"gpushare, an index of -1", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "-1"), []grant.Allocation{
+			{Source: "annotation:ALIYUN_COM_GPU_MEM_IDX", Asks: true, GPUs: []string{"-1"}, Units: 4, Malformed: `cannot read ALIYUN_COM_GPU_MEM_IDX "-1": want a whole number above 0`}}},
+		{"gpushare, an odd total", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "1", "ALIYUN_COM_GPU_MEM_DEV", "99999999999"), []grant.Allocation{
+			{Source: "annotation:ALIYUN_COM_GPU_MEM_IDX", Asks: true, GPUs: []string{"1"}, Units: 4, Malformed: `cannot read ALIYUN_COM_GPU_MEM_DEV "99999999999": want a whole number above 0`}}},
+
+		{"gpushare's JSON", share(nil, jsonKey, `{"train":{"1":4,"0":4},"sidecar":{"0":1}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0", "1"}, Units: 4}}},
+		{"gpushare's JSON for others", share(nil, jsonKey, `{"sidecar":{"0":1}}`), nil},
+		{"gpushare's JSON with no card", share(nil, jsonKey, `{"train":{}}`), nil},
+		{"gpushare's JSON, uneven", share(nil, jsonKey, `{"train":{"0":4,"1":5}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0", "1"}, Units: 4, Malformed: uneven}}},
+		{"gpushare's JSON, below 0", share(nil, jsonKey, `{"train":{"0":-4}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0"}, Units: -4, Malformed: uneven}}},
+		{"gpushare's JSON, so much that bytes would overflow", share(nil, jsonKey, `{"train":{"0":17179869188}}`),
+			[]grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0"}, Units: 17179869188, Malformed: uneven}}},
+		{"gpushare's JSON, a card by UUID", share(nil, jsonKey, `{"train":{"GPU-a":4}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"GPU-a"}, Units: 4, Malformed: uneven}}},
+		{"gpushare's JSON, none", share(nil, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"gpushare's JSON with a key twice", share(nil, jsonKey, `{"train":{"0":4},"train":{"0":5}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"a dialect that is not spoken here", func(s *scene) {
+			s.node.Policy.Annotations.Dialects = []grant.Dialect{grant.DialectGPUShare}
+			s.spec.Annotations = annotations("gpuledger.dev/gpus", "0")
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			if r := s.find(); !reflect.DeepEqual(r.Allocations, c.want) || len(r.Hits) > 0 {
+				t.Errorf("got\n%+v\nwant\n%+v\nhits %v", r.Allocations, c.want, r.Hits)
+			}
+		})
+	}
+}

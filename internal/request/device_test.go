@@ -1,0 +1,272 @@
+package request
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+func TestDeviceNodes(t *testing.T) {
+	node := func(path, kind string, major, minor int64) func(*scene) {
+		return func(s *scene) { s.device(path, kind, major, minor) }
+	}
+	check(t, []row{
+		{"/dev/fuse", node("/dev/fuse", "c", 10, 229), nil},
+		{"a disk with a GPU's numbers", node("/dev/sdx", "b", 195, 0), nil},
+		{"a GPU", node("/dev/nvidia0", "c", 195, 0), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+		{"a GPU by another name", node("/dev/foo", "c", 195, 7), []string{"gpu-device-node | device:/dev/foo | c 195:7 | node=nvidia/7 | -device:/dev/foo"}},
+		{"another device by a GPU's name", node("/dev/nvidia0", "c", 1, 3), nil},
+		{"a GPU as unbuffered device", node("/dev/nvidia0", "u", 195, 0), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+		{"a type that crun takes for a character device", node("/dev/x", "x", 195, 0), []string{"gpu-device-node | device:/dev/x | c 195:0 | node=nvidia/0 | -device:/dev/x"}},
+		{"a fifo", node("/dev/x", "p", 195, 0), nil},
+		{"numbers that mknod cuts down to a GPU's", node("/dev/x", "c", 195+4096, 1+1<<20), []string{"gpu-device-node | device:/dev/x | c 195:1 | node=nvidia/1 | -device:/dev/x"}},
+		{"the control node", node("/dev/nvidiactl", "c", 195, 255), []string{"gpu-device-node | device:/dev/nvidiactl | c 195:255 | node=nvidiactl/255 | -device:/dev/nvidiactl"}},
+		{"modeset", node("/dev/nvidia-modeset", "c", 195, 254), []string{"gpu-device-node | device:/dev/nvidia-modeset | c 195:254 | drop=nvidia-modeset/254 | -device:/dev/nvidia-modeset"}},
+		{"UVM by the major of this boot", node("/dev/nvidia-uvm", "c", majorUVM, 0), []string{"gpu-device-node | device:/dev/nvidia-uvm | c 508:0 | node=nvidia-uvm/0 | -device:/dev/nvidia-uvm"}},
+		{"UVM by the major of another boot", node("/dev/nvidia-uvm", "c", 500, 0), nil},
+		{"a capability", node("/dev/nvidia-caps/nvidia-cap1", "c", majorCaps, 1), []string{"gpu-device-node | device:/dev/nvidia-caps/nvidia-cap1 | c 509:1 | node=nvidia-caps/1 | -device:/dev/nvidia-caps/nvidia-cap1"}},
+		{"an IMEX channel", node("/dev/nvidia-caps-imex-channels/channel0", "c", majorIMEX, 0), []string{
+			"gpu-device-node | device:/dev/nvidia-caps-imex-channels/channel0 | c 510:0 | node=nvidia-caps-imex-channels/0 | -device:/dev/nvidia-caps-imex-channels/channel0"}},
+		{"a switch", node("/dev/nvidia-nvswitch0", "c", majorSwitch, 0), []string{"gpu-device-node | device:/dev/nvidia-nvswitch0 | c 507:0 | node=nvidia-nvswitch/0 | -device:/dev/nvidia-nvswitch0"}},
+		{"an NVIDIA GPU's DRM node", node("/dev/dri/renderD128", "c", 226, 128), []string{"gpu-device-node | device:/dev/dri/renderD128 | c 226:128 | node=drm/128 | -device:/dev/dri/renderD128"}},
+		{"another vendor's DRM node", node("/dev/dri/renderD129", "c", 226, 129), nil},
+		{"CAP_SYS_ADMIN with a GPU's node is a privileged shape", func(s *scene) {
+			s.caps("CAP_SYS_ADMIN")
+			s.device("/dev/nvidia0", "c", 195, 0)
+		}, []string{"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+	})
+}
+
+// In a user namespace runc binds the host's node at the path and ignores the numbers.
+func TestDeviceNodesInAUserNamespace(t *testing.T) {
+	check(t, []row{
+		{"false numbers over a GPU's path", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"false numbers outside a user namespace, where they count", func(s *scene) { s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3) }, nil},
+		{"the control node's numbers over a GPU's path", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 255)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:255 | node=nvidiactl/255 | -device:T/dev/nvidia0",
+			"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"a block device's type over a GPU's path", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "b", 8, 0)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"a GPU's node, once", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 0)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"a link to a GPU", func(s *scene) {
+			s.userNamespace()
+			s.mknod("dev/nvidia0", 195, 0)
+			s.device(s.link("nvidia0", "dev/x"), "c", 1, 3)
+		}, []string{"gpu-device-node | device:T/dev/x | c 195:0 | node=nvidia/0 | -device:T/dev/x"}},
+		{"an NVIDIA DRM node by path", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/renderD128", 226, 128), "c", 1, 3)
+		}, []string{"gpu-device-node | device:T/dev/renderD128 | c 226:128 | node=drm/128 | -device:T/dev/renderD128"}},
+		{"nothing at the path", func(s *scene) { s.userNamespace(); s.device(s.path("dev/none"), "c", 1, 3) }, nil},
+		{"a path through a file", func(s *scene) { s.userNamespace(); s.device(s.touch("file")+"/x", "c", 1, 3) }, nil},
+		{"/dev/null", func(s *scene) { s.userNamespace(); s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }, nil},
+	})
+}
+
+func TestDeviceRules(t *testing.T) {
+	rules := func(texts ...string) func(*scene) { return func(s *scene) { s.rules(texts...) } }
+	add := func(texts ...string) func(*scene) { return func(s *scene) { s.addRules(texts...) } }
+	const (
+		privileged = "privileged-gpu | rule:0 | a *:* rwm | narrow"
+		none       = "gpu-device-rule | rule:none | no device rule is given | narrow"
+		unclosed   = "gpu-device-rule | rule:none | the device rules do not begin by denying all | narrow"
+		gpu0       = "gpu-device-rule | rule:1 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"
+		allGPUs    = "gpu-device-rule | rule:1 | c 195:* rwm | never | -rule:c 195:*"
+	)
+	check(t, []row{
+		{"containerd's own", func(*scene) {}, nil},
+		{"Docker's own", rules("deny a", "allow c 1:5 rwm", "allow c 1:3 rwm", "allow c 1:9 rwm", "allow c 1:8 rwm", "allow c 5:0 rwm", "allow c 5:1 rwm", "deny c 10:229 rwm"), nil},
+		{"Podman's own", rules("deny a"), nil},
+		{"deny all, the type left out", rules("deny -"), nil},
+		{"making any node", add("allow c *:* m", "allow b *:* m"), nil},
+		{"making a GPU's node", add("allow c 195:* m"), nil},
+		{"any disk", add("allow b *:* rwm"), nil},
+		{"a disk with a GPU's numbers", add("allow b 195:0 rwm"), nil},
+		{"another driver's devices", add("allow c 10:* rwm"), nil},
+		{"UVM's major of another boot", add("allow c 500:* rwm"), nil},
+
+		{"a GPU", rules("deny a", "allow c 195:0 rwm"), []string{gpu0}},
+		{"a GPU, read only", rules("deny a", "allow c 195:0 r"), []string{"gpu-device-rule | rule:1 | c 195:0 r | node=nvidia/0 | -rule:c 195:0"}},
+		{"a GPU, write only", rules("deny a", "allow c 195:0 w"), []string{"gpu-device-rule | rule:1 | c 195:0 w | node=nvidia/0 | -rule:c 195:0"}},
+		{"a GPU, the access left out", rules("deny a", "allow c 195:0 -"), []string{gpu0}},
+		{"every GPU", rules("deny a", "allow c 195:* rwm"), []string{allGPUs}},
+		{"the control node", rules("deny a", "allow c 195:255 rw"), []string{"gpu-device-rule | rule:1 | c 195:255 rw | node=nvidiactl/255 | -rule:c 195:255"}},
+		{"modeset", rules("deny a", "allow c 195:254 rw"), []string{"gpu-device-rule | rule:1 | c 195:254 rw | drop=nvidia-modeset/254 | -rule:c 195:254"}},
+		{"UVM", rules("deny a", "allow c 508:0 rw"), []string{"gpu-device-rule | rule:1 | c 508:0 rw | node=nvidia-uvm/0 | -rule:c 508:0"}},
+		{"capabilities", rules("deny a", "allow c 509:* rw"), []string{"gpu-device-rule | rule:1 | c 509:* rw | never | -rule:c 509:*"}},
+		{"the first minor of every major", rules("deny a", "allow c *:0 rw"), []string{"gpu-device-rule | rule:1 | c *:0 rw | never | -rule:c *:0"}},
+		{"every character device", rules("deny a", "allow c *:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"an NVIDIA DRM node", rules("deny a", "allow c 226:128 rw"), []string{"gpu-device-rule | rule:1 | c 226:128 rw | node=drm/128 | -rule:c 226:128"}},
+		{"another vendor's DRM node", rules("deny a", "allow c 226:129 rw"), nil},
+		{"every DRM node", rules("deny a", "allow c 226:* rw"), []string{"gpu-device-rule | rule:1 | c 226:* rw | never | -rule:c 226:*"}},
+
+		{"everything", rules("allow a"), []string{privileged}},
+		{"everything, the type left out", rules("allow -"), []string{privileged}},
+		{"everything, by a rule that names a device beside it", rules("deny a", "allow a 1:3 m"), []string{"privileged-gpu | rule:1 | a *:* m | narrow"}},
+		{"everything, then nothing", rules("allow a", "deny a"), nil},
+		{"everything, then nothing, then a GPU", rules("allow a", "deny a", "allow c 195:0 rwm"), []string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
+		{"nothing, then everything", rules("deny a", "allow a"), []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
+
+		{"no rules", rules(), []string{none}},
+		{"rules that do not begin by denying all: crun on cgroup v1 adds them to the parent's", rules("allow c 1:3 rwm"), []string{unclosed}},
+		{"the same, denying all in the end", rules("allow c 1:3 rwm", "deny a"), nil},
+		{"the same, denying the GPUs alone", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
+		{"the same, forgetting DRM", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"), []string{unclosed}},
+
+		{"allowed, then denied", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 rwm"), nil},
+		{"denied, then allowed", rules("deny a", "deny c 195:0 rwm", "allow c 195:0 rwm"), []string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
+		{"allowed, then a wider deny, which cgroup v1 ignores", rules("deny a", "allow c 195:0 rwm", "deny c 195:* rwm"), []string{gpu0}},
+		{"allowed, then a narrower deny", rules("deny a", "allow c 195:* rwm", "deny c 195:0 rwm"), []string{allGPUs}},
+		{"a deny of reading leaves writing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 r"), []string{gpu0}},
+		{"a deny of making leaves all that counts", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 m"), []string{gpu0}},
+		{"a deny without access denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 -"), []string{gpu0}},
+		{"denied again in full", rules("deny a", "allow c 195:0 r", "allow c 195:0 w", "deny c 195:0 rw"), nil},
+
+		{"everything but the majors of GPUs and DRM", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
+		{"everything but the majors of GPUs", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"), []string{privileged}},
+		{"everything but 195", rules("allow a", "deny c 195:* rwm"), []string{privileged}},
+		{"everything but the first GPU", rules("allow a", "deny c 195:0 rwm"), []string{privileged}},
+		{"everything but making GPUs' nodes", rules("allow a", "deny c 195:* m", "deny c 507:* m", "deny c 508:* m", "deny c 509:* m", "deny c 510:* m", "deny c 226:* m"), []string{privileged}},
+		{"everything but character devices", rules("allow a", "deny c *:* rw"), nil},
+		{"everything but character devices, then a GPU", rules("allow a", "deny c *:* rwm", "allow c 195:3 rw"), []string{"gpu-device-rule | rule:2 | c 195:3 rw | node=nvidia/3 | -rule:c 195:3"}},
+
+		{"a type that crun takes for a character device", rules("deny a", "allow u 195:0 rwm", "allow char 195:1 rwm"), []string{gpu0, "gpu-device-rule | rule:2 | c 195:1 rwm | node=nvidia/1 | -rule:c 195:1"}},
+		{"a major that C cuts down to a GPU's", rules("deny a", "allow c 4294967491:* rwm"), []string{allGPUs}},
+		{"a major that C takes for all", rules("deny a", "allow c 2147483648:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"a deny by such a major denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 4294967491:0 rwm"), []string{gpu0}},
+		{"a negative major means all", rules("deny a", "allow c -1:-1 rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+
+		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never"}},
+		{"cgroups switched off for a privileged container: no rule of ours would hold it", func(s *scene) {
+			s.caller.CgroupsOff = true
+			s.caps("CAP_SYS_ADMIN")
+			s.device("/dev/nvidia0", "c", 195, 0)
+		}, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never",
+			"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+		{"no linux part at all", func(s *scene) { s.spec.Linux = nil }, []string{none}},
+		{"no resources", func(s *scene) { s.spec.Linux.Resources = nil }, []string{none}},
+	})
+}
+
+func TestWhatMakesAContainerPrivileged(t *testing.T) {
+	for _, c := range []struct {
+		name                      string
+		setup                     func(*scene)
+		privileged, all, sysAdmin bool
+	}{
+		{"an ordinary one", func(*scene) {}, false, false, false},
+		{"a rule for everything", func(s *scene) { s.rules("allow a") }, true, true, false},
+		{"a rule for everything that is denied again", func(s *scene) { s.rules("allow a", "deny a") }, false, false, false},
+		{"a rule for every character device", func(s *scene) { s.rules("deny a", "allow c *:* rwm") }, false, false, false},
+		{"CAP_SYS_ADMIN alone", func(s *scene) { s.caps("CAP_SYS_ADMIN") }, false, false, true},
+		{"CAP_SYS_ADMIN in lower case, as libcap takes it", func(s *scene) { s.caps("cap_sys_admin") }, false, false, true},
+		{"CAP_SYS_ADMIN with a node that is no GPU's", func(s *scene) { s.caps("CAP_SYS_ADMIN"); s.device("/dev/fuse", "c", 10, 229) }, false, false, true},
+		{"CAP_SYS_ADMIN with a GPU's node", func(s *scene) { s.caps("CAP_SYS_ADMIN"); s.device("/dev/nvidia0", "c", 195, 0) }, true, false, true},
+		{"no rules", func(s *scene) { s.rules() }, false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			r := s.find()
+			if r.Privileged != c.privileged || r.AllDevices != c.all || r.SysAdmin != c.sysAdmin {
+				t.Errorf("privileged %v, all devices %v, CAP_SYS_ADMIN %v", r.Privileged, r.AllDevices, r.SysAdmin)
+			}
+		})
+	}
+}
+
+// The vendor of a DRM node stands in sysfs, which costs a look for each: only a spec that has to do with DRM pays it.
+func TestDRMNodesAreToldApartByVendor(t *testing.T) {
+	s := newScene(t)
+	for device, vendor := range map[string]string{"226:0": "0x10de\n", "226:128": "0x10de\n", "226:1": "0x8086\n"} {
+		s.mkdir("sys/dev/char/" + device + "/device")
+		s.must(os.WriteFile(s.path("sys/dev/char/"+device+"/device/vendor"), []byte(vendor), 0o644))
+	}
+	s.mkdir("sys/dev/char/226:2") // a virtual one has no vendor
+	looked := 0
+	s.node.DRM = func() (map[int]bool, error) { looked++; return host.Host{Sys: s.path("sys")}.DRM() }
+	s.wantHits()
+	if looked != 0 {
+		t.Error("an ordinary container made it look into sysfs")
+	}
+	for minor := range int64(3) {
+		s.device("/dev/dri/card", "c", 226, minor)
+	}
+	s.wantHits("gpu-device-node | device:/dev/dri/card | c 226:0 | node=drm/0 | -device:/dev/dri/card")
+	if looked != 1 {
+		t.Errorf("it looked into sysfs %d times", looked)
+	}
+}
+
+func TestFindFailsWhereItCannotTell(t *testing.T) {
+	broken := errors.New("sysfs is gone")
+	for name, setup := range map[string]func(*scene){
+		"a DRM rule":            func(s *scene) { s.addRules("allow c 226:129 rw") },
+		"a DRM node":            func(s *scene) { s.device("/dev/dri/renderD129", "c", 226, 129) },
+		"a mount of a DRM node": func(s *scene) { s.bind(s.mknod("dev/renderD129", 226, 129), "/dev/dri/renderD129") },
+		"such a mount among good": func(s *scene) {
+			s.bind(s.mknod("dev/renderD129", 226, 129), "/a")
+			s.bind(s.mknod("dev/null", 1, 3), "/b")
+		},
+		"rules for everything":    func(s *scene) { s.rules("allow a") },
+		"rules that do not begin": func(s *scene) { s.rules("deny c 195:* rwm") },
+	} {
+		s := newScene(t)
+		s.node.DRM = func() (map[int]bool, error) { return nil, broken }
+		setup(s)
+		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, broken) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	s := newScene(t)
+	s.node.DRM = func() (map[int]bool, error) { return nil, broken }
+	s.wantHits() // one that has to do with no DRM node starts
+}
+
+// An error that is followed by a success is still an error.
+func TestFindKeepsItsFirstError(t *testing.T) {
+	s := newScene(t)
+	calls := 0
+	s.node.DRM = func() (map[int]bool, error) {
+		if calls++; calls == 1 {
+			return nil, errors.New("once")
+		}
+		return map[int]bool{}, nil
+	}
+	s.bind(s.mknod("dev/renderD128", 226, 128), "/a")
+	s.bind(s.path("dev/renderD128"), "/b")
+	if _, err := Find(s.spec, s.caller, s.node); err == nil || err.Error() != "once" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheMapOfMajorsIsHandedOn(t *testing.T) {
+	s := newScene(t)
+	s.node.Majors = nil
+	if got := s.find().Devices; len(got.Majors) != 1 || got.Majors[grant.MajorNVIDIA] != grant.ClassGPU || got.DRM != nil {
+		t.Errorf("without a driver: %+v", got)
+	}
+	s = newScene(t)
+	s.rules("allow a")
+	got := s.find().Devices
+	if got.Majors[majorUVM] != grant.ClassUVM || got.Majors[majorSwitch] != "nvidia-nvswitch" || !got.DRM[128] || got.DRM[129] {
+		t.Errorf("with one: %+v", got)
+	}
+	if slices.Contains([]grant.NodeClass{"nvidiactl", "nvidia-modeset"}, got.Majors[195]) {
+		t.Error("a minor's name stands for the whole major")
+	}
+}

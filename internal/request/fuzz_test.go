@@ -1,0 +1,70 @@
+package request
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// A spec is a tenant's: whatever it holds, reading it ends with an answer. What we take, encoding/json takes too, and
+// reads the same environment: a runtime in Go sees what we saw.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"annotations":{"A":"b"},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`))
+	f.Add([]byte(`{"Process":{},"process":null}`))
+	f.Add([]byte(`{"proce\u017fs":[{"linux":{"unified":{"x":1,"x":2}}}]} x`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		spec, err := Parse(config)
+		if _, err := ParseUpdate(config); err != nil {
+			_ = err.Error()
+		}
+		if err != nil {
+			if len(err.Error()) > 1000 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+			return
+		}
+		var other Spec
+		if err := json.Unmarshal(config, &other); err != nil {
+			var syntax *json.SyntaxError
+			if errors.As(err, &syntax) {
+				t.Fatalf("encoding/json takes it for no JSON: %v", err)
+			}
+			return
+		}
+		ours, theirs := normal(spec).Process.Env, normal(other).Process.Env
+		if len(ours) != len(theirs) {
+			t.Errorf("environment %q, by encoding/json %q", ours, theirs)
+		}
+	})
+}
+
+func FuzzFind(f *testing.F) {
+	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER_GRANT=g-abcdefghijkl","ALIYUN_COM_GPU_MEM_CONTAINER=4"],"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},`+
+		`"mounts":[{"destination":"/x","source":"/dev","type":"bind"},{"destination":"/var/run/nvidia-container-devices/0","source":"/dev/null","options":["bind"]}],`+
+		`"annotations":{"ALIYUN_COM_GPU_MEM_IDX":"0","gpuledger.dev/gpus":"0","scheduler.framework.gpushare.allocation":"{\"c1\":{\"0\":1}}"},`+
+		`"linux":{"namespaces":[{"type":"user"}],"devices":[{"path":"/dev/null","type":"c","major":195}],"resources":{"devices":[{"allow":true}]}}}`), uint8(0))
+	f.Add([]byte(`{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":195,"access":"rw"},{"type":"c","access":"rw"}]}}}`), uint8(1))
+	f.Fuzz(func(t *testing.T, config []byte, engine uint8) {
+		spec, err := Parse(config)
+		if err != nil {
+			return
+		}
+		s := newScene(t)
+		s.spec = spec
+		s.caller.Container.Engine = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker, grant.NoEngine}[engine%5]
+		r, err := Find(s.spec, s.caller, s.node)
+		if err != nil {
+			return
+		}
+		for _, h := range r.Hits {
+			if h.Code.Rank() < 0 || h.Vector == "" {
+				t.Errorf("a hit without a code or a vector: %+v", h)
+			}
+		}
+		if open := anyOpens(normal(spec).Linux.Resources.Devices); open && len(r.Hits) == 0 {
+			t.Errorf("a GPU is open, and nothing was found")
+		}
+	})
+}

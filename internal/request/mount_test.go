@@ -1,0 +1,216 @@
+package request
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestMountsOfDeviceNodes(t *testing.T) {
+	const gpu0 = "gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"
+	check(t, []row{
+		{"a GPU", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }, []string{gpu0}},
+		{"a GPU, read only", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x", "ro") }, []string{gpu0}},
+		{"a GPU's node that stands elsewhere", func(s *scene) { s.bind(s.mknod("state/../bundle/disk", 195, 2), "/x") }, []string{"gpu-bind-mount | mount:/x | T/bundle/disk (c 195:2) | node=nvidia/2 | -mount:/x"}},
+		{"a link to a GPU", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.link("dev/nvidia0", "link"), "/x") }, []string{"gpu-bind-mount | mount:/x | T/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a path with .. and //", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.dir+"//run/..//dev/./nvidia0", "/x") }, []string{"gpu-bind-mount | mount:/x | T//run/..//dev/./nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a path relative to the bundle", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind("../dev/nvidia0", "/x") }, []string{"gpu-bind-mount | mount:/x | ../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a type that does not say bind, with options that do", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "none", Options: []string{"bind"}})
+		}, []string{gpu0}},
+		{"a type that says bind, without options", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "bind"})
+		}, []string{gpu0}},
+		{"the control node", func(s *scene) { s.bind(s.mknod("dev/nvidiactl", 195, 255), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/nvidiactl (c 195:255) | node=nvidiactl/255 | -mount:/x"}},
+		{"modeset", func(s *scene) { s.bind(s.mknod("dev/m", 195, 254), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/m (c 195:254) | drop=nvidia-modeset/254 | -mount:/x"}},
+		{"an NVIDIA DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD128", 226, 128), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/renderD128 (c 226:128) | node=drm/128 | -mount:/x"}},
+		{"another vendor's DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD129", 226, 129), "/x") }, nil},
+		{"/dev/null", func(s *scene) { s.bind(s.mknod("dev/null", 1, 3), "/x") }, nil},
+		{"a file by a GPU's name", func(s *scene) { s.bind(s.touch("dev/nvidia0"), "/dev/nvidia0") }, nil},
+		{"what is not there", func(s *scene) { s.bind(s.path("dev/none"), "/x") }, nil},
+		{"a path through a file", func(s *scene) { s.bind(s.touch("file")+"/x", "/x") }, nil},
+		{"a link to itself", func(s *scene) { s.bind(s.link("loop", "loop"), "/x") }, nil},
+		{"a name that is too long", func(s *scene) { s.bind(s.path(strings.Repeat("n", 300)), "/x") }, nil},
+	})
+}
+
+func TestMountsOfParentsOfDeviceNodes(t *testing.T) {
+	withRules := func(source string, rules ...string) func(*scene) {
+		return func(s *scene) {
+			s.mknod("dev/null", 1, 3)
+			s.mkdir("dev/nvidia-caps")
+			s.mknod("dev/nvidia-caps/nvidia-cap1", majorCaps, 1)
+			s.mkdir("dev/shm")
+			s.bind(strings.Replace(source, "T", s.dir, 1), "/host")
+			s.addRules(rules...)
+		}
+	}
+	every := "gpu-device-rule | rule:14 | c 195:* rw | never | -rule:c 195:*"
+	check(t, []row{
+		{"/dev, nothing open", withRules("T/dev"), nil},
+		{"/, nothing open", withRules("/"), nil},
+		{"/dev, other devices open", withRules("T/dev", "allow c 10:* rw"), nil},
+		{"/dev, one GPU open: the others answer EPERM", withRules("T/dev", "allow c 195:0 rw"), []string{"gpu-device-rule | rule:13 | c 195:0 rw | node=nvidia/0 | -rule:c 195:0"}},
+		{"/dev, all GPUs open", withRules("T/dev", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | T/dev | drop"}},
+		{"/, all GPUs open", withRules("/", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | / | drop"}},
+		{"a directory of nodes, all GPUs open", withRules("T/dev/nvidia-caps", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | T/dev/nvidia-caps | drop"}},
+		{"a directory of nodes, nothing open", withRules("T/dev/nvidia-caps"), nil},
+		{"/dev/shm, all GPUs open", withRules("T/dev/shm", "allow c 10:1 rw", "allow c 195:* rw"), []string{every}},
+		{"a directory elsewhere, all GPUs open", withRules("T/bundle", "allow c 10:1 rw", "allow c 195:* rw"), []string{every}},
+		{"/dev of a privileged container", withRules("T/dev", "allow a"), []string{"privileged-gpu | rule:13 | a *:* rwm | narrow", "privileged-gpu | mount:/host | T/dev | drop"}},
+		{"a devtmpfs of its own, nothing open", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/dev", Type: "devtmpfs"})
+		}, nil},
+		{"a devtmpfs of its own, all GPUs open", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/dev", Type: "devtmpfs", Source: "devtmpfs"})
+			s.addRules("allow c 10:1 rw", "allow c 195:* rw")
+		}, []string{every, "gpu-bind-mount | mount:/dev | devtmpfs | drop"}},
+	})
+}
+
+func TestMountsOfWhatGovernsGPUs(t *testing.T) {
+	mps := func(s *scene) string {
+		s.mkdir("mps")
+		s.touch("mps/control")
+		s.touch("mps/control_lock")
+		return s.path("mps")
+	}
+	socket := func(source string) []string { return []string{"gpu-socket | mount:/x | " + source + " | never"} }
+	check(t, []row{
+		{"run_dir", func(s *scene) { s.bind(s.path("run"), "/x") }, socket("T/run")},
+		{"state_dir", func(s *scene) { s.bind(s.path("state"), "/x", "ro") }, socket("T/state")},
+		{"a directory below", func(s *scene) { s.bind(s.mkdir("run/mps/GPU-a"), "/x") }, socket("T/run/mps/GPU-a")},
+		{"a file below", func(s *scene) { s.bind(s.touch("state/inventory.json"), "/x") }, socket("T/state/inventory.json")},
+		{"what is not there below", func(s *scene) { s.bind(s.path("run/none"), "/x") }, socket("T/run/none")},
+		{"a link to it", func(s *scene) { s.bind(s.link("run", "link"), "/x") }, socket("T/link")},
+		{"a link in the middle", func(s *scene) { s.mkdir("run/a"); s.link("run", "link"); s.bind(s.path("link/a"), "/x") }, socket("T/link/a")},
+		{"a run_dir that is a link itself", func(s *scene) {
+			s.link("run", "varrun")
+			s.node.Policy.RunDir = s.path("varrun")
+			s.bind(s.path("run"), "/x")
+		}, socket("T/run")},
+		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
+		{"a directory whose name only begins alike", func(s *scene) { s.bind(s.mkdir("runtime"), "/x") }, nil},
+		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
+		{"an MPS daemon's pipe directory", func(s *scene) { s.bind(mps(s), "/x") }, socket("T/mps")},
+		{"an MPS daemon's control socket", func(s *scene) { s.bind(mps(s)+"/control", "/x") }, socket("T/mps/control")},
+		{"a file called control", func(s *scene) { s.bind(s.touch("bundle/control"), "/x") }, nil},
+	})
+}
+
+func TestVolumeMountRequests(t *testing.T) {
+	mount := func(destination string) func(*scene) { return func(s *scene) { s.bind("/dev/null", destination) } }
+	check(t, []row{
+		{"one GPU", mount("/var/run/nvidia-container-devices/GPU-a"), []string{
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/GPU-a | GPU-a | gpus=GPU-a | -mount:/var/run/nvidia-container-devices/GPU-a"}},
+		{"all GPUs, under /run", mount("/run/nvidia-container-devices/all"), []string{
+			"visible-devices-all | mount:/run/nvidia-container-devices/all | all | gpus=all | -mount:/run/nvidia-container-devices/all"}},
+		{"the missing slash of NVIDIA's prefix", mount("/var/run/nvidia-container-devicesX/1"), []string{
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devicesX/1 | X/1 | gpus=X/1 | -mount:/var/run/nvidia-container-devicesX/1"}},
+		{"a path with //", mount("/var/run//nvidia-container-devices//0/"), []string{
+			"visible-devices-outside-grant | mount:/var/run//nvidia-container-devices//0/ | 0 | gpus=0 | -mount:/var/run//nvidia-container-devices//0/"}},
+		{"a relative destination", mount("var/run/nvidia-container-devices/0"), []string{
+			"visible-devices-outside-grant | mount:var/run/nvidia-container-devices/0 | 0 | gpus=0 | -mount:var/run/nvidia-container-devices/0"}},
+		{"a CDI device", mount("/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"), []string{
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0 | cdi/nvidia.com/gpu/0 | gpus=cdi/nvidia.com/gpu/0 | -mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"}},
+		{"the directory itself", mount("/var/run/nvidia-container-devices"), nil},
+		{"none", mount("/var/run/nvidia-container-devices/none"), nil},
+		{"another directory", mount("/var/run/secrets/kubernetes.io/serviceaccount"), nil},
+	})
+}
+
+func TestNodeRoot(t *testing.T) {
+	bind := func(source string, options ...string) func(*scene) {
+		return func(s *scene) { s.bind(strings.Replace(source, "T", s.dir, 1), "/x", options...) }
+	}
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		want  bool
+	}{
+		{"no mount of the host's", func(*scene) {}, false},
+		{"host /", bind("/"), true},
+		{"host /, read only", bind("/", "ro"), true},
+		{"the cgroup file system", bind("T/sys/fs/cgroup"), true},
+		{"a parent of the cgroup file system", bind("T/sys"), true},
+		{"a parent, read only at its top", bind("T/sys", "ro"), true},
+		{"a parent, read only all the way down", bind("T/sys", "rro"), false},
+		{"the cgroup file system, read only", bind("T/sys/fs/cgroup", "ro"), false},
+		{"a writable cgroup mount of its own", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "cgroup2", Source: "cgroup"})
+		}, true},
+		{"containerd's socket", bind("/run/containerd/containerd.sock"), true},
+		{"Docker's socket, read only, by its old path", bind("/var/run/docker.sock", "ro"), true},
+		{"the kubelet's plugins", bind("/var/lib/kubelet/plugins"), true},
+		{"the kubelet's directory", bind("/var/lib/kubelet"), true},
+		{"one pod's directory", bind("/var/lib/kubelet/pods/u/volumes"), false},
+		{"a parent of state_dir and run_dir", bind("T"), true},
+		{"/dev", bind("T/dev"), false},
+		{"/etc", bind("/etc", "ro"), false},
+		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
+		{"host / as nobody", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534 }, false},
+		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534; s.caps("CAP_DAC_OVERRIDE") }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			r := s.find()
+			if got := slices.Contains(r.NodeRoot, "mount:/x"); got != c.want || len(r.Hits) > 0 {
+				t.Errorf("node-root %v, hits %v", r.NodeRoot, r.Hits)
+			}
+		})
+	}
+}
+
+// What runs on every node and has to do with no GPU: it starts, whatever it mounts.
+func TestHarmlessContainersHitNothing(t *testing.T) {
+	check(t, []row{
+		{"node-exporter", func(s *scene) {
+			s.spec.Process.User.UID = 65534
+			s.bind("/proc", "/host/proc", "ro")
+			s.bind("/sys", "/host/sys", "ro")
+			s.bind("/", "/host/root", "ro", "rslave")
+		}, nil},
+		{"cAdvisor", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind("/", "/rootfs", "ro")
+			s.bind("/var/run", "/var/run", "ro")
+			s.bind("/sys", "/sys", "ro")
+			s.bind("/var/lib/docker", "/var/lib/docker", "ro")
+			s.bind(s.path("dev"), "/dev/disk", "ro")
+			s.device("/dev/kmsg", "c", 1, 11)
+			s.addRules("allow c 1:11 rwm")
+		}, nil},
+		{"a CNI agent", func(s *scene) {
+			s.caps("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_MODULE", "CAP_SYS_ADMIN", "CAP_MKNOD")
+			s.bind("/opt/cni/bin", "/host/opt/cni/bin")
+			s.bind("/etc/cni/net.d", "/host/etc/cni/net.d")
+			s.bind("/lib/modules", "/lib/modules", "ro")
+			s.bind("/run", "/host/run")
+			s.bind("/sys/fs/bpf", "/sys/fs/bpf", "rshared")
+		}, nil},
+		{"a CSI node plugin", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.caps("CAP_SYS_ADMIN")
+			s.bind("/var/lib/kubelet/plugins/csi.example", "/csi")
+			s.bind("/var/lib/kubelet/pods", "/var/lib/kubelet/pods", "rshared")
+			s.bind(s.path("dev"), "/dev")
+			s.addRules("allow b *:* rwm")
+		}, nil},
+		{"a log collector", func(s *scene) {
+			s.bind("/var/log", "/var/log", "ro")
+			s.bind("/run/containerd/containerd.sock", "/run/containerd/containerd.sock")
+		}, nil},
+		{"a virtual machine's launcher", func(s *scene) {
+			s.device("/dev/kvm", "c", 10, 232)
+			s.device("/dev/net/tun", "c", 10, 200)
+			s.device("/dev/dri/renderD129", "c", 226, 129)
+			s.addRules("allow c 10:232 rwm", "allow c 226:129 rwm")
+		}, nil},
+		{"a CUDA image told to see nothing", func(s *scene) {
+			s.env("CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.4", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", "NVIDIA_VISIBLE_DEVICES=void")
+		}, nil},
+	})
+}

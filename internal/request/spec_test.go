@@ -1,0 +1,166 @@
+package request
+
+import (
+	"bytes"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestParse(t *testing.T) {
+	deep := func(n int) string {
+		return `{"x":` + strings.Repeat("[", n) + strings.Repeat("]", n) + "}"
+	}
+	for _, c := range []struct{ name, config, err string }{
+		{"an ordinary spec", `{"ociVersion":"1.2.0","process":{"env":["A=1"],"user":{"uid":0,"gid":0}},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, ""},
+		{"fields of a newer specification", `{"newField":{"inner":[1,{"x":null}]},"process":{"newer":true}}`, ""},
+		{"white space around it", " \n{}\t\n", ""},
+		{"null", "null", ""},
+
+		{"nothing", "", "it ends too early, at byte 0"},
+		{"a truncated file", `{"process":{"env":["A=1"`, "it ends too early, at byte 24"},
+		{"a truncated string", `{"process":{"env":["A=`, "it ends too early, at byte 22"},
+		{"a second document", `{"process":{}}{"process":{}}`, "at byte 14: invalid character '{' after top-level value"},
+		{"rubbish behind it", `{} x`, "at byte 3: invalid character 'x' at start of value"},
+		{"a byte order mark", "\ufeff{}", `at byte 0: invalid character '\ufeff' at start of value`},
+		{"no JSON", `process: {}`, "at byte 0: invalid character 'p' at start of value"},
+		{"a comma too many", `{"process":{},}`, "at byte 13: invalid character ',' at start of value"},
+		{"not UTF-8", "{\"process\":{\"env\":[\"A=\xff\"]}}", "at byte 22: invalid UTF-8"},
+		{"not UTF-8, in what nobody judges", "{\"hostname\":\"\xff\"}", "at byte 13: invalid UTF-8"},
+		{"half a surrogate pair", `{"hostname":"\ud800"}`, "at byte 13: invalid surrogate pair `\\ud800\"}` in string"},
+
+		{"a key twice", `{"process":{},"process":{}}`, "at byte 14: duplicate name process; runtimes disagree on which counts"},
+		{"a key twice, once escaped", `{"process":{},"proces\u0073":{}}`, "at byte 14: duplicate name process; runtimes disagree on which counts"},
+		{"a key twice, deep inside", `{"linux":{"resources":{"devices":[{"allow":false,"allow":true}]}}}`, "at byte 49: duplicate name linux.resources.devices.0.allow; runtimes disagree on which counts"},
+		{"a key twice, in a map", `{"annotations":{"a":"1","a":"2"}}`, "at byte 24: duplicate name annotations.a; runtimes disagree on which counts"},
+		{"a key twice, in what nobody judges", `{"x":{"y":[{"z":1,"z":2}]}}`, "at byte 18: duplicate name x.y.0.z; runtimes disagree on which counts"},
+
+		{"a field in capitals", `{"Process":{}}`, `process is spelt "Process" there; runtimes disagree on whether it counts`},
+		{"beside the right one", `{"process":{},"PROCESS":{}}`, `process is spelt "PROCESS" there; runtimes disagree on whether it counts`},
+		{"a field deep inside", `{"linux":{"resources":{"devices":[{"Allow":true}]}}}`, `allow is spelt "Allow" there; runtimes disagree on whether it counts`},
+		{"by the long s, which folds to an s", `{"proce` + "\u017f" + `s":{}}`, `process is spelt "proce` + "\u017f" + `s" there; runtimes disagree on whether it counts`},
+		{"by the Kelvin sign, which folds to a k", `{"hoo` + "\u212a" + `s":{}}`, `hooks is spelt "hoo` + "\u212a" + `s" there; runtimes disagree on whether it counts`},
+		{"by an escape", `{"\u0050rocess":{}}`, `process is spelt "Process" there; runtimes disagree on whether it counts`},
+		{"right, by an escape", `{"proce\u0073s":{}}`, ""},
+		{"annotations with any names", `{"annotations":{"Process":"x","ANNOTATIONS":"y","gpuledger.dev/Grant":"z"}}`, ""},
+		{"sysctls with any names", `{"linux":{"sysctl":{"Kernel":"1","net.IPv4.x":"1"}}}`, ""},
+		{"raw cgroup keys with any names", `{"linux":{"resources":{"unified":{"Memory":"1","CPU":"2"}}}}`, ""},
+		{"other maps with any names", `{"linux":{"netDevices":{"Host":{"name":"x"}},"timeOffsets":{"Linux":{}},"resources":{"rdma":{"Path":{}}}}}`, ""},
+		{"but not the maps' own names", `{"Annotations":{}}`, `annotations is spelt "Annotations" there; runtimes disagree on whether it counts`},
+
+		{"a list for a structure", `{"process":[]}`, "process is of the wrong type"},
+		{"a list for the whole", `[]`, "the whole file is of the wrong type"},
+		{"a word for a list", `{"process":{"env":"A=1"}}`, "process.env is of the wrong type"},
+		{"a number in the environment", `{"process":{"env":["A=1",2]}}`, "process.env.1 is of the wrong type"},
+		{"a word for a major", `{"linux":{"devices":[{"path":"/dev/x","type":"c","major":"195"}]}}`, "linux.devices.0.major is of the wrong type"},
+		{"a fraction for a major", `{"linux":{"devices":[{"major":195.5}]}}`, "linux.devices.0.major is of the wrong type"},
+		{"a number that does not fit", `{"linux":{"devices":[{"major":99999999999999999999}]}}`, "linux.devices.0.major is of the wrong type"},
+		{"a word for a truth", `{"linux":{"resources":{"devices":[{"allow":"true"}]}}}`, "linux.resources.devices.0.allow is of the wrong type"},
+		{"a user below 0", `{"process":{"user":{"uid":-1}}}`, "process.user.uid is of the wrong type"},
+		{"a number for an annotation with a terminal's code in its key", `{"annotations":{"\u001b[2J":1}}`, `annotations.\x1b[2J is of the wrong type`},
+
+		{"9,000 lists inside each other", deep(9000), ""},
+		{"a million lists inside each other", deep(1 << 20), "at byte 10004: exceeded max depth"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Parse([]byte(c.config))
+			if message(err) != c.err {
+				t.Errorf("got  %s\nwant %s", message(err), c.err)
+			}
+		})
+	}
+}
+
+func TestParseRefusesWhatIsTooLarge(t *testing.T) {
+	huge := bytes.Repeat([]byte(" "), 50<<20)
+	copy(huge, `{}`)
+	if _, err := Parse(huge); message(err) != "it has 52428800 bytes, more than 16777216" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Parse([]byte(`{"` + strings.Repeat("x", 1<<20) + `":1}`)); err != nil {
+		t.Errorf("a long name is refused: %v", err)
+	}
+	_, err := Parse([]byte(`{"annotations":{"` + strings.Repeat("x", 1<<20) + `":1}}`))
+	if len(message(err)) > 300 || err == nil {
+		t.Errorf("an error of %d bytes", len(message(err)))
+	}
+}
+
+func TestParseReadsWhatIsJudged(t *testing.T) {
+	spec, err := Parse([]byte(`{"root":{"path":"rootfs"},"process":{"env":["A=1","A=2"],"user":{"uid":7},"capabilities":{"bounding":["CAP_MKNOD"]}},
+		"mounts":[{"destination":"/x","source":"/y","options":["rbind"]}],"hooks":{"prestart":[{"path":"/h"}]},"annotations":{"k":"v"},
+		"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"namespaces":[{"type":"user"}],
+		"resources":{"devices":[{"allow":true,"type":"c","major":195,"access":"rw"}]}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Spec{
+		Process:     &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
+		Mounts:      []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
+		Hooks:       &specs.Hooks{Prestart: []specs.Hook{{Path: "/h"}}}, //nolint:staticcheck // what NVIDIA's toolkit writes
+		Annotations: map[string]string{"k": "v"},
+		Linux: &Linux{Devices: []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}}, Namespaces: []specs.LinuxNamespace{{Type: "user"}},
+			Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{{Allow: true, Type: "c", Major: ptr(195), Access: "rw"}}}},
+	}
+	if !reflect.DeepEqual(spec, want) {
+		t.Errorf("got %+v", spec)
+	}
+}
+
+// A new runtime-spec has new fields: the lists must follow.
+func TestFieldListsAreThoseOfRuntimeSpec(t *testing.T) {
+	fields, maps := map[string]bool{}, map[string]bool{}
+	collect(reflect.TypeFor[specs.Spec](), fields, maps, map[reflect.Type]bool{})
+	if got := sorted(fields); !slices.Equal(got, structFields[:]) {
+		t.Errorf("missing %v, too many %v", without(got, structFields[:]), without(structFields[:], got))
+	}
+	if got := sorted(maps); !slices.Equal(got, mapFields[:]) {
+		t.Errorf("maps: got %v, want %v", mapFields, got)
+	}
+}
+
+func collect(typ reflect.Type, fields, maps map[string]bool, seen map[reflect.Type]bool) {
+	switch typ.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		collect(typ.Elem(), fields, maps, seen)
+	case reflect.Struct:
+		if seen[typ] {
+			return
+		}
+		seen[typ] = true
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name != "" && name != "-" {
+				fields[name] = true
+				if f.Type.Kind() == reflect.Map {
+					maps[name] = true
+				}
+			}
+			collect(f.Type, fields, maps, seen)
+		}
+	}
+}
+
+func sorted(set map[string]bool) []string {
+	var names []string
+	for name := range set {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func without(all, these []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(these, s) })
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,156 @@
+package test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+const module = "github.com/gpuledger/gpuledger/"
+
+// layers says what each package of the module may import of the module: arrows point down only, and siblings do not know
+// each other. A package that is missing here has no place yet: give it one in docs/ARCHITECTURE.md first.
+var layers = map[string][]string{
+	"internal/grant":         {},
+	"internal/version":       {},
+	"internal/failpoint":     {},
+	"internal/host":          {"internal/grant"},
+	"internal/policy":        {"internal/grant", "internal/host"},
+	"internal/admission":     {"internal/grant"},
+	"internal/edit":          {"internal/grant"},
+	"internal/request":       {"internal/grant", "internal/host"},
+	"internal/gpu":           {"internal/grant", "internal/host"},
+	"internal/gpu/simulated": {"internal/grant", "internal/host"},
+	"internal/gpu/nvml":      {"internal/grant", "internal/host"},
+	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
+	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
+		"internal/edit", "internal/ledger", "internal/gpu"},
+	"runtime":               {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"cmd/gpuledger-runtime": {"runtime"},
+	"cmd/gpuledger": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
+		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated"},
+}
+
+// pure packages decide with values: they may not reach the system, not even through the standard library.
+var pure = []string{"internal/grant", "internal/admission", "internal/edit"}
+
+// system is what a pure package must not import. Package os stays allowed for os.FileMode, which CDI's types need.
+var system = []string{"os/exec", "net", "net/http", "syscall", "time/tzdata", "golang.org/x/sys/unix", "io/ioutil"}
+
+// heavy is what the hot binaries never link (DESIGN: the hot path is lean).
+var heavy = []string{"github.com/urfave/cli", "github.com/NVIDIA/go-nvml", "github.com/containerd/", "google.golang.org/grpc", "k8s.io/",
+	"github.com/prometheus/", "github.com/sirupsen/logrus", "net/http", "net", "regexp", "runtime/cgo"}
+
+// goPackage is what `go list -json` says of one.
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+}
+
+func goList(t *testing.T, env string, patterns ...string) []goPackage {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
+	cmd.Dir, cmd.Stderr = "..", os.Stderr
+	cmd.Env = append(os.Environ(), env)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packages []goPackage
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+func TestArrowsPointDown(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range goList(t, "CGO_ENABLED=1", "./...") {
+		name, ours := strings.CutPrefix(p.ImportPath, module)
+		if !ours || strings.HasPrefix(name, "test") {
+			continue
+		}
+		seen[name] = true
+		allowed, placed := layers[name]
+		if !placed {
+			t.Errorf("%s has no place in the layers", name)
+			continue
+		}
+		for _, imported := range p.Imports {
+			if imported, ours := strings.CutPrefix(imported, module); ours && !slices.Contains(allowed, imported) {
+				t.Errorf("%s imports %s, which is not below it", name, imported)
+			}
+		}
+		for _, imported := range p.Imports {
+			if slices.Contains(pure, name) && slices.Contains(system, imported) {
+				t.Errorf("%s decides with values but imports %s", name, imported)
+			}
+		}
+	}
+	for name := range layers {
+		if !seen[name] {
+			t.Errorf("%s is placed in the layers but does not exist", name)
+		}
+	}
+}
+
+func TestNounsImportOnlyTheStandardLibraryAndCDI(t *testing.T) {
+	for _, p := range goList(t, "CGO_ENABLED=1", "./internal/grant") {
+		for _, imported := range p.Imports {
+			if strings.Contains(imported, ".") && imported != "tags.cncf.io/container-device-interface/specs-go" {
+				t.Errorf("internal/grant imports %s", imported)
+			}
+		}
+	}
+}
+
+func TestHotBinariesAreLean(t *testing.T) {
+	for _, p := range goList(t, "CGO_ENABLED=0", "./cmd/gpuledger-runtime") {
+		for _, dep := range p.Deps {
+			i := slices.IndexFunc(heavy, func(h string) bool {
+				return dep == h || strings.HasPrefix(dep, h) && strings.Contains(h, ".")
+			})
+			if i >= 0 {
+				t.Errorf("%s links %s", p.ImportPath, dep)
+			}
+		}
+	}
+}
+
+// limit is the size of a hot binary, in bytes.
+const limit = 5 << 20
+
+func TestHotBinariesAreSmallAndStatic(t *testing.T) {
+	path := t.TempDir() + "/gpuledger-runtime"
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/gpuledger-runtime")
+	build.Dir = ".."
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > limit {
+		t.Errorf("gpuledger-runtime has %d bytes, more than %d", info.Size(), limit)
+	}
+	rig.Need(t, "ldd")
+	if rig.Run(exec.Command("ldd", path)).Code == 0 {
+		t.Error("gpuledger-runtime is not static")
+	}
+}
