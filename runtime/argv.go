@@ -41,6 +41,10 @@ var (
 // creates are the subcommands that start a container.
 var creates = []string{"create", "run", "restore"}
 
+// subcommands are those of runc and crun.
+var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause", "ps",
+	"restore", "resume", "run", "spec", "start", "state", "update"}
+
 // parse reads argv, its first element the program's name.
 func parse(argv []string) command {
 	var c command
@@ -52,26 +56,33 @@ func parse(argv []string) command {
 	return c
 }
 
-// globals reads the options before the subcommand and returns the subcommand's index. After an unknown option the next
-// word may be its value or the subcommand: then the first that starts a container within two words is taken for it, so
-// that a new option can only lead to more checks and never to fewer.
+// globals reads the options before the subcommand and returns the subcommand's index. After an unknown option a word may
+// be its value or the subcommand: it is the value where the word behind it starts a container, or where it is no
+// subcommand that we know and another word is. So a new option can lead to more checks and not to fewer.
 func (c *command) globals(argv []string) int {
+	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
 		switch {
-		case !isOption:
+		case argv[i] == "--": // the end of the options, not of the command
+			return min(i+1, len(argv))
+		case !isOption && (!unknown || slices.Contains(subcommands, argv[i])):
 			return i
+		case !isOption:
+			first = min(first, i)
 		case hasValue:
 			c.global(name, value)
 		case slices.Contains(globalValued, name):
 			if i++; i < len(argv) {
 				c.global(name, argv[i])
 			}
-		case !slices.Contains(globalFlags, name) && i+2 < len(argv) && slices.Contains(creates, argv[i+2]):
-			return i + 2
+		case !slices.Contains(globalFlags, name):
+			if unknown = true; i+2 < len(argv) && slices.Contains(creates, argv[i+2]) {
+				return i + 2
+			}
 		}
 	}
-	return len(argv)
+	return first
 }
 
 func (c *command) global(name, value string) {

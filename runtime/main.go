@@ -59,18 +59,15 @@ func (w *wrapper) run() error {
 func (w *wrapper) create() error {
 	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.id, Bundle: absolute(w.bundle)}
 	path := w.configPath()
-	config, err := readSpec(path)
-	if err != nil {
-		return &grant.Refusal{Code: grant.SpecInvalid, Message: err.Error()}
-	}
-	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.cgroupsOff}, Config: config})
+	config, err := host.ReadFile(path, request.MaxSpec)
+	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.cgroupsOff}, Config: config, Unread: err})
 	if d.Reported {
 		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because policy.mode is \"report\"\n", clean(d.Refusal().Error()))
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
 	failpoint.Hit("runtime/admitted")
-	if d.Config != nil {
+	if err = nil; d.Config != nil {
 		err = replaceSpec(path, d.Config)
 	}
 	failpoint.Hit("runtime/edited")
@@ -87,15 +84,6 @@ func (w *wrapper) create() error {
 func (w *wrapper) exec() error {
 	argv := append([]string{w.real}, w.argv[1:]...)
 	return fmt.Errorf("cannot run %s: %w", w.real, syscall.Exec(w.real, argv, os.Environ()))
-}
-
-// readSpec reads a config.json, but no more of it than a spec may have.
-func readSpec(path string) ([]byte, error) {
-	config, err := host.ReadFile(path, request.MaxSpec)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the container's spec: %w", err)
-	}
-	return config, nil
 }
 
 // replaceSpec puts the edited spec in place of the engine's, with its permissions.

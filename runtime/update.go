@@ -16,11 +16,18 @@ import (
 // rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
 	path := w.argv[w.resources][len(w.resourcesPrefix):]
+	if path == "" { // to runc it is not given then
+		return nil
+	}
 	resources, err := readResources(path)
 	if err != nil {
 		return err
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.id}, resources)
+	if err != nil && w.node.Reports() {
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because policy.mode is \"report\"\n", clean(err.Error()))
+		rest, err = resources, nil
+	}
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func TestStories(t *testing.T) {
 			testscript.Run(t, testscript.Params{
 				Files: []string{file}, Setup: s.setup, RequireExplicitExec: true,
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
-					"exits": s.exits, "keep": s.keep, "keys": s.keys, "value": s.value, "bundle": s.bundle, "configure": s.configure, "eventually": s.eventually,
+					"exits": s.exits, "keep": s.keep, "keys": s.keys, "value": s.value, "bundle": s.bundle, "configure": s.configure,
 				},
 			})
 		})
@@ -59,7 +59,7 @@ func (s story) exits(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: exits STATUS PROGRAM ARG...")
 	}
 	cmd := s.node.Command(filepath.Join(filepath.Dir(rig.Binary(s.node.T, "gpuledger")), args[1]), args[2:]...)
-	cmd.Dir = ts.MkAbs(".")
+	cmd.Dir, cmd.Env = ts.MkAbs("."), append(cmd.Env, "GPULEDGER_CONFIG="+ts.Getenv("GPULEDGER_CONFIG"))
 	r := rig.Run(cmd)
 	fmt.Fprint(ts.Stdout(), r.Stdout)
 	fmt.Fprint(ts.Stderr(), r.Stderr)
@@ -159,12 +159,4 @@ func (s story) configure(ts *testscript.TestScript, _ bool, args []string) {
 	before, err := os.ReadFile(s.node.Config)
 	ts.Check(err)
 	s.node.Write("config.toml", string(before)+"\n"+ts.ReadFile(args[0]))
-}
-
-// eventually: "eventually PATH TEXT PROGRAM ARG..." runs the program until its JSON says so.
-func (s story) eventually(ts *testscript.TestScript, _ bool, args []string) {
-	rig.Eventually(s.node.T, strings.Join(args, " "), func() bool {
-		s.exits(ts, false, append([]string{"0"}, args[2:]...))
-		return true
-	})
 }

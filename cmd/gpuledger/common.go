@@ -106,6 +106,20 @@ func complain(err error) int {
 	return status
 }
 
+// output remembers that a write failed: a reference that reached nobody is no success.
+type output struct {
+	io.Writer
+	err error
+}
+
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.Writer.Write(text)
+	if err != nil {
+		o.err = err
+	}
+	return n, err
+}
+
 // printJSON writes one document.
 func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)

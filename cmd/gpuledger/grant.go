@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 
@@ -82,7 +84,7 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 		return ask, usage("--compute: want a percentage from 1 to 100, not %d", ask.Compute)
 	case c.IsSet("ttl") && ask.TTL <= 0:
 		return ask, usage("--ttl: want a duration above 0, not %s", ask.TTL)
-	case len(ask.Label) > maxLabel || strings.ContainsFunc(ask.Label, isControl):
+	case len(ask.Label) > maxLabel || !utf8.ValidString(ask.Label) || !isPrintable(ask.Label):
 		return ask, usage("--label: want at most %d bytes of printable text", maxLabel)
 	}
 	if ask.Mode, err = grant.ParseMode(c.String("mode")); err != nil {
@@ -105,7 +107,9 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 // maxLabel bounds a label: it stands in every listing.
 const maxLabel = 256
 
-func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+func isPrintable(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
 
 func usage(format string, args ...any) error {
 	return &grant.UsageError{Message: fmt.Sprintf(format, args...)}

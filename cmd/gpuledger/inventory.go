@@ -16,6 +16,7 @@ func inventoryCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "inventory",
 		Usage:       "write down what GPUs this node has",
+		UsageText:   "gpuledger inventory refresh",
 		Subcommands: []*cli.Command{refreshCommand(), simulateCommand()},
 	}
 }
@@ -77,10 +78,10 @@ func simulateCommand() *cli.Command {
 		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) and run\n`gpuledger inventory refresh`. The file can be edited: unlike GPUs, sick ones.",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "gpus", Usage: "how many", Value: 1},
-			&cli.StringFlag{Name: "memory", Usage: "memory of each, as 16160MiB", Required: true},
+			&cli.StringFlag{Name: "memory", Usage: "memory of each, as 16160MiB"},
 			&cli.StringFlag{Name: "name", Usage: "product name", Value: simulated.DefaultName},
 			&cli.StringSliceFlag{Name: "mig", Usage: "MIG `PROFILES` of each, as 1g.10gb,3g.40gb"},
-			&cli.StringFlag{Name: "out", Usage: "the `FILE` to write", Required: true},
+			&cli.StringFlag{Name: "out", Usage: "the `FILE` to write"},
 		},
 		Action: simulate,
 	}
@@ -89,6 +90,11 @@ func simulateCommand() *cli.Command {
 func simulate(c *cli.Context) error {
 	if err := noArguments(c); err != nil {
 		return err
+	}
+	for _, flag := range []string{"memory", "out"} {
+		if c.String(flag) == "" {
+			return usage("--%s is needed; see `gpuledger inventory simulate --help`", flag)
+		}
 	}
 	memory, err := size(c, "memory")
 	if err != nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/urfave/cli/v2"
@@ -14,7 +15,9 @@ func main() { os.Exit(run(os.Args)) }
 
 // run is main with its status returned. Flags of the whole program work before and after the command's name.
 func run(args []string) int {
+	out := &output{Writer: os.Stdout}
 	app := &cli.App{
+		Writer:               out,
 		Name:                 "gpuledger",
 		Usage:                "the book and the guard for shared GPUs on a container node",
 		Description:          "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
@@ -33,17 +36,20 @@ func run(args []string) int {
 	for _, c := range app.Commands {
 		prepare(c)
 	}
-	return complain(app.Run(args))
+	err := app.Run(args)
+	if out.err != nil {
+		err = fmt.Errorf("cannot print the answer: %w", out.err)
+	}
+	return complain(err)
 }
 
 // prepare gives a command, and those below it, what every command has.
 func prepare(c *cli.Command) {
 	c.OnUsageError = usageError
 	c.HideHelpCommand = true
+	c.Flags = append(c.Flags, configFlag())
 	if len(c.Subcommands) > 0 {
 		c.Action = unknownCommand
-	} else {
-		c.Flags = append(c.Flags, configFlag())
 	}
 	for _, sub := range c.Subcommands {
 		prepare(sub)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -31,7 +32,11 @@ func releaseCommand() *cli.Command {
 			if c.NArg() == 0 {
 				return usage("release which grant? `gpuledger grants` lists them")
 			}
-			return releaseAll(c, n)
+			ids, err := idsOf(c.Args().Slice())
+			if err != nil {
+				return err
+			}
+			return releaseAll(c, n, ids)
 		},
 	}
 }
@@ -42,12 +47,26 @@ type releasedJSON struct {
 	State string   `json:"state"` // released | draining
 }
 
+// idsOf reads all the arguments before anything is done: a flag behind the ids is taken for one of them.
+func idsOf(names []string) ([]grant.ID, error) {
+	ids := make([]grant.ID, len(names))
+	for i, name := range names {
+		reference, err := grant.ParseReference(name) // the whole reference is what people have at hand
+		if err != nil {
+			id, _, _ := strings.Cut(name, ".") // what follows may be a secret
+			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them, and flags stand before the ids", id)
+		}
+		ids[i] = reference.ID
+	}
+	return ids, nil
+}
+
 // releaseAll releases each that it can and fails with the first that it can't.
-func releaseAll(c *cli.Context, n *node.Node) error {
+func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 	var first error
 	released := []releasedJSON{}
-	for _, name := range c.Args().Slice() {
-		r, text, err := releaseOne(n, name, c.Bool("force"))
+	for _, id := range ids {
+		r, text, err := releaseOne(n, id, c.Bool("force"))
 		switch {
 		case err == nil:
 			released = append(released, r)
@@ -66,19 +85,15 @@ func releaseAll(c *cli.Context, n *node.Node) error {
 	return first
 }
 
-func releaseOne(n *node.Node, name string, force bool) (releasedJSON, string, error) {
-	reference, err := grant.ParseReference(name) // the whole reference is what people have at hand
-	if err != nil {
-		return releasedJSON{}, "", usage("cannot release: %q is no grant id; `gpuledger grants` lists them", name)
-	}
-	g, err := n.Release(reference.ID, force)
+func releaseOne(n *node.Node, id grant.ID, force bool) (releasedJSON, string, error) {
+	g, err := n.Release(id, force)
 	switch {
 	case err != nil:
 		return releasedJSON{}, "", err
 	case g.Draining:
-		return releasedJSON{reference.ID, "draining"}, fmt.Sprintf("%s is draining: container %s still uses it", reference.ID, containers(g)), nil
+		return releasedJSON{id, "draining"}, fmt.Sprintf("%s is draining: container %s still uses it", id, containers(g)), nil
 	case len(g.Bindings) > 0:
-		return releasedJSON{reference.ID, "released"}, fmt.Sprintf("%s is released by force: container %s still reaches its GPUs", reference.ID, containers(g)), nil
+		return releasedJSON{id, "released"}, fmt.Sprintf("%s is released by force: container %s still reaches its GPUs", id, containers(g)), nil
 	}
-	return releasedJSON{reference.ID, "released"}, fmt.Sprintf("%s is released", reference.ID), nil
+	return releasedJSON{id, "released"}, fmt.Sprintf("%s is released", id), nil
 }

@@ -18,6 +18,7 @@ import (
 type Create struct {
 	request.Caller
 	Config []byte // its config.json
+	Unread error  // why that could not be read
 }
 
 // Decision is a verdict in force.
@@ -34,12 +35,15 @@ type Decision struct {
 // is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
 	d := n.admit(c)
-	if d.Kind == grant.Refused && n.Policy.Rules.Mode == grant.Report && n.Broken == nil {
+	if d.Kind == grant.Refused && n.Reports() {
 		d.Reported, d.Config = true, nil
 	}
 	n.audit(c.Container, d.pod, d)
 	return d
 }
+
+// Reports reports whether policy only records what it would refuse.
+func (n *Node) Reports() bool { return n.Policy.Rules.Mode == grant.Report && n.Broken == nil }
 
 // Explain is what Admit would say, without doing any of it.
 func (n *Node) Explain(c Create) Decision {
@@ -82,6 +86,9 @@ func (n *Node) visit(c Create) (visit, *Decision) {
 		return v, refusal(grant.Internal, "%v", err)
 	}
 	var refused *Decision
+	if c.Unread != nil {
+		return v, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
+	}
 	v.request, refused = v.find(c.Config)
 	return v, refused
 }
@@ -206,14 +213,23 @@ func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventor
 // bind decides again with the ledger locked, so that of two containers with one grant one is refused, and records the
 // binding before anything is done with it.
 func (v visit) bind() (d Decision) {
-	if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
-		// The id is taken by a container that runs. It is left to the real runtime to say so; nothing is bound, because
-		// the binding would live with that container.
-		return Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}}
-	}
 	err := v.Ledger.Update(func(tx *ledger.Tx) error {
 		if d = v.decide(v.view(tx, v.request)); d.Kind != grant.Admit {
 			return nil
+		}
+		if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
+			// The id is a running container's. The real runtime says so better, to engines that know its words; nothing is
+			// bound, because the binding would live with that container. The edits stay: it may end before the real runtime
+			// looks.
+			d = Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}, Config: d.Config}
+			return nil
+		}
+		creating, err := v.creating(tx)
+		if creating {
+			d = *refusal(grant.GrantInUse, "another container of the id %q is being created", v.Container.ID)
+		}
+		if creating || err != nil {
+			return err
 		}
 		self, err := v.Host.Self()
 		if err != nil {
@@ -228,6 +244,16 @@ func (v visit) bind() (d Decision) {
 	}
 	failpoint.Hit("node/bound")
 	return d
+}
+
+// creating reports whether a container of the same id is about to be: bound, and not there yet. The real runtime cannot
+// refuse that one, so both would start, and one of them unbound.
+func (v visit) creating(tx *ledger.Tx) (bool, error) {
+	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return false, nil
+	}
+	return b.Life != grant.Dead, err
 }
 
 // Unbind takes a binding back whose container did not come to be.

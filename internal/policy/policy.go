@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sort"
 	"strings"
 	"time"
 
@@ -108,16 +109,27 @@ func located(err error, text []byte) error {
 		row, _ := first.Position()
 		return fmt.Errorf("%d: unknown key %q", row, strings.Join(first.Key(), "."))
 	}
-	why := strings.TrimPrefix(err.Error(), "toml: ")
+	why := grant.Printable(strings.TrimPrefix(err.Error(), "toml: "))
+	row := firstLineWith(err, text)
 	var decode *toml.DecodeError
-	if !errors.As(err, &decode) {
-		return fmt.Errorf(" %s", why)
+	if errors.As(err, &decode) {
+		row, _ = decode.Position()
 	}
-	row, _ := decode.Position()
 	if key := keyAt(text, row); key != "" {
 		return fmt.Errorf("%d: %s: %s", row, key, why)
 	}
 	return fmt.Errorf("%d: %s", row, why)
+}
+
+// firstLineWith finds the line of an error that has no position: the library reads from the top, so the text up to that
+// line is the shortest that gives the same error.
+func firstLineWith(err error, text []byte) int {
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	return 1 + sort.Search(len(lines)-1, func(i int) bool {
+		d := toml.NewDecoder(bytes.NewReader(bytes.Join(lines[:i+1], nil)))
+		e := d.Decode(new(grant.Policy))
+		return e != nil && e.Error() == err.Error()
+	})
 }
 
 // keys calls fn with each line that sets a key, and the key with its table's name. The library's errors name a position

@@ -100,7 +100,8 @@ func TestHooksOfInjectors(t *testing.T) {
 	nvidia := hook("/usr/bin/nvidia-container-runtime-hook", "nvidia-container-runtime-hook", "prestart")
 	check(t, []row{
 		{"none", stage(specs.Hooks{}), nil},
-		{"prestart", stage(specs.Hooks{Prestart: nvidia}), []string{found}}, //nolint:staticcheck // what NVIDIA's toolkit writes
+		//lint:ignore SA1019 what NVIDIA's toolkit writes
+		{"prestart", stage(specs.Hooks{Prestart: nvidia}), []string{found}},
 		{"createRuntime", stage(specs.Hooks{CreateRuntime: nvidia}), []string{found}},
 		{"createContainer", stage(specs.Hooks{CreateContainer: nvidia}), []string{found}},
 		{"startContainer", stage(specs.Hooks{StartContainer: nvidia}), []string{found}},

@@ -148,6 +148,7 @@ func TestDeviceRules(t *testing.T) {
 		{"a major that C cuts down to a GPU's", rules("deny a", "allow c 4294967491:* rwm"), []string{allGPUs}},
 		{"a major that C takes for all", rules("deny a", "allow c 2147483648:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 		{"a deny by such a major denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 4294967491:0 rwm"), []string{gpu0}},
+		{"a major below -1, then denied: on cgroup v2 runc takes them for two devices, both of them all", rules("deny a", "allow c -7:* rwm", "deny c *:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 		{"a negative major means all", rules("deny a", "allow c -1:-1 rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 
 		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never"}},

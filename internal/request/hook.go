@@ -17,7 +17,7 @@ func (f *finder) hooks() {
 	if h == nil {
 		return
 	}
-	//nolint:staticcheck // Prestart is deprecated and still what NVIDIA's toolkit writes.
+	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	for _, stage := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} {
 		for _, hook := range stage {
 			if !slices.Contains(injectorHooks, filepath.Base(hook.Path)) {

@@ -98,9 +98,10 @@ func TestParseReadsWhatIsJudged(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Spec{
-		Process:     &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
-		Mounts:      []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
-		Hooks:       &specs.Hooks{Prestart: []specs.Hook{{Path: "/h"}}}, //nolint:staticcheck // what NVIDIA's toolkit writes
+		Process: &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
+		Mounts:  []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
+		//lint:ignore SA1019 what NVIDIA's toolkit writes
+		Hooks:       &specs.Hooks{Prestart: []specs.Hook{{Path: "/h"}}},
 		Annotations: map[string]string{"k": "v"},
 		Linux: &Linux{Devices: []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}}, Namespaces: []specs.LinuxNamespace{{Type: "user"}},
 			Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{{Allow: true, Type: "c", Major: ptr(195), Access: "rw"}}}},

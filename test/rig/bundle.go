@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -144,4 +145,27 @@ func Privileged(s *specs.Spec) {
 	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
 	caps := append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN", "CAP_NET_ADMIN")
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
+}
+
+// Identity gives it the annotations by which containerd says who a container of a pod is.
+func Identity(uid, namespace, pod, container string) Edit {
+	return func(s *specs.Spec) {
+		for key, value := range map[string]string{"container-type": "container", "sandbox-uid": uid, "sandbox-namespace": namespace, "sandbox-name": pod, "container-name": container} {
+			Annotation("io.kubernetes.cri."+key, value)(s)
+		}
+	}
+}
+
+// Cgroup reads a file of the container's cgroup, on v1 of that controller.
+func (b *Bundle) Cgroup(controller, file string) string {
+	b.Node.T.Helper()
+	root := "/sys/fs/cgroup"
+	if exists(filepath.Join(root, controller)) {
+		root = filepath.Join(root, controller)
+	}
+	data, err := os.ReadFile(filepath.Join(root, b.Node.cgroup(), b.ID, file))
+	if err != nil {
+		b.Node.T.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
 }

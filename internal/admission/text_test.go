@@ -1,0 +1,157 @@
+package admission
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// The text of the design's own example.
+func TestTheExampleRefusal(t *testing.T) {
+	w := newWorld()
+	w.r.Container.Pod = grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "train"}
+	w.hit(all)
+	v := w.decide()
+	if got, want := v.Refusal().Error(), `refused (visible-devices-all): container "train" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if want := "this node shares its GPUs by grant; request a share (docs/requesting.md) or set NVIDIA_VISIBLE_DEVICES=void"; v.Hint != want {
+		t.Errorf("got  %s\nwant %s", v.Hint, want)
+	}
+}
+
+func TestWhatATenantIsTold(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		setup         func(*world)
+		message, hint string
+	}{
+		{"GPUs outside its grant", func(w *world) { w.train(); w.hit(env("0,1", "0", "1")) },
+			`container "train" asks for GPUs 0,1 through NVIDIA_VISIBLE_DEVICES, which are not all in its grant g-podpodpodpod`,
+			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"},
+		{"privileged", func(w *world) { w.privileged() }, `container "c1" is privileged, so it reaches every GPU of this node (rule 0: a *:* rwm), but holds no grant`,
+			"this node shares its GPUs by grant; request a share (docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
+		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) }, `container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon`,
+			"directories that govern GPUs are no container's; remove the mount"},
+		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,
+			"request a new grant, or have this one's time extended before it ends"},
+		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) }, "the node cannot tell", "ask the administrator"},
+		{"not found", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) },
+			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant that it opens`,
+			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may have been released"},
+	} {
+		w := newWorld()
+		c.setup(w)
+		if v := w.decide(); v.Message != c.message || v.Hint != c.hint {
+			t.Errorf("%s: got\n%s\n%s\nwant\n%s\n%s", c.name, v.Message, v.Hint, c.message, c.hint)
+		}
+	}
+}
+
+// A guesser of ids or secrets learns nothing from the difference.
+func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
+	verdict := func(r grant.Reference) grant.Verdict {
+		w := newWorld()
+		w.refers("env:GPULEDGER_GRANT", r)
+		return w.decide()
+	}
+	unknown := verdict(grant.Reference{ID: "g-nonenonenone", Secret: secret})
+	for _, r := range []grant.Reference{{ID: bearerGrant, Secret: wrongSecret}, {ID: bearerGrant}, {ID: claimGrant, Secret: wrongSecret}} {
+		v := verdict(r)
+		v.Details[0].Value = string(unknown.Details[0].Value) // what the container itself wrote
+		if fmt.Sprintf("%+v", v) != fmt.Sprintf("%+v", unknown) {
+			t.Errorf("%s: got\n%+v\nwant\n%+v", r.ID, v, unknown)
+		}
+	}
+}
+
+// Whatever is wrong, the text has no secret and nothing of another tenant's.
+func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
+	for name, setup := range map[string]func(*world){
+		"ungranted":           func(w *world) { w.hit(all) },
+		"another pod's grant": func(w *world) { w.refers("a", grant.Reference{ID: podGrant}) },
+		"two grants":          func(w *world) { w.bearer(); w.refers("a", grant.Reference{ID: claimGrant, Secret: secret}) },
+		"a wrong secret":      func(w *world) { w.refers("a", grant.Reference{ID: bearerGrant, Secret: wrongSecret}) },
+		"in use": func(w *world) {
+			w.train()
+			w.v.Grants[0].Bindings = []grant.Binding{{Container: "stranger", Bundle: "/stranger"}}
+		},
+		"outside its grant":   func(w *world) { w.train(); w.hit(env("1", "1")) },
+		"expired, a bearer's": func(w *world) { w.bearer(); w.v.Grants[1].Expires = now },
+		"an allocation amiss": func(w *world) { w.bearer(); w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"9"}}} },
+		"a damaged grant named": func(w *world) {
+			w.bearer()
+			w.v.Damaged = []grant.Damage{{ID: bearerGrant, Path: "/stranger", Err: "stranger"}}
+		},
+	} {
+		w := newWorld()
+		setup(w)
+		v := w.decide()
+		if v.Kind != grant.Refused {
+			t.Fatalf("%s: %s", name, v.Kind)
+		}
+		text := fmt.Sprint(v.Message, v.Hint, v.Details, v.Recorded)
+		for _, private := range []string{secret, wrongSecret, grant.SecretHash(secret), string(otherGrant), "stranger", "secret-project"} {
+			if strings.Contains(text, private) {
+				t.Errorf("%s: the text shows %s: %s", name, private, text)
+			}
+		}
+	}
+}
+
+// A tenant's words reach an administrator's terminal and a log of lines.
+func TestATenantsWordsComeThroughHarmless(t *testing.T) {
+	for name, evil := range map[string]string{
+		"new lines":        "x\n{\"level\":\"error\"}\r\n",
+		"terminal codes":   "\x1b]0;title\x07\x1b[2J",
+		"right to left":    "\u202egnp.exe",
+		"no UTF-8":         "\xff\xfe",
+		"a megabyte":       strings.Repeat("x", 1<<20),
+		"a megabyte of \\": strings.Repeat("\n", 1<<20),
+	} {
+		w := newWorld()
+		w.p.Rules.Ungranted = grant.Hide
+		w.r.Container.ID = evil
+		w.r.NodeRoot = []string{"mount:" + evil}
+		hits := []grant.Hit{}
+		for _, h := range []grant.Hit{all, migEnv, hook, socket, cdi, bind1, rule("c 195:*"), node(grant.ClassGPU, 0)} {
+			h.Vector, h.Value = h.Vector+evil, evil
+			hits = append(hits, h)
+		}
+		w.r.Hits = hits
+		w.r.References = []grant.Mention{{Source: "annotation:" + evil, Asks: true, Malformed: "cannot read " + evil}}
+		w.r.Allocations = []grant.Allocation{{Source: "annotation:" + evil, Asks: true, Malformed: evil}}
+		v := w.decide()
+		if len(v.Details) != 10 {
+			t.Fatalf("%s: %d details", name, len(v.Details))
+		}
+		texts := append([]string{v.Message, v.Hint}, v.Recorded...)
+		for _, d := range v.Details {
+			texts = append(texts, d.Vector, d.Value)
+		}
+		w.r.Hits, w.r.References, w.r.Allocations = nil, nil, nil
+		texts = append(texts, w.decide().Recorded...)
+		for _, text := range texts {
+			if strings.ContainsAny(text, "\n\r\x1b\x07\u202e") || !utf8.ValidString(text) || len(text) > 1000 {
+				t.Errorf("%s: %.300q", name, text)
+			}
+		}
+	}
+}
+
+// Every code that a decision finds has words of its own.
+func TestEveryFindingHasASentence(t *testing.T) {
+	for code, s := range sentences {
+		if code.Rank() < 0 || s.without == "" || s.hint == "" {
+			t.Errorf("%q: %+v", code, s)
+		}
+	}
+	for _, code := range grant.Codes[grant.VisibleDevicesAll.Rank():] {
+		if _, found := sentences[code]; !found {
+			t.Errorf("%s has no sentence", code)
+		}
+	}
+}

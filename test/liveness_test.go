@@ -1,0 +1,356 @@
+package test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// lives are the ways in which a container comes to its end, and what then becomes of its grant. No daemon runs: whoever
+// looks finds out from the kernel.
+var lives = map[string]func(t *testing.T, n *rig.Node){
+	"init killed":                               initKilled,
+	"deleted and created again":                 sameIDAgain,
+	"runtime killed in its create":              runtimeKilledInCreate,
+	"runtime killed at any moment":              runtimeKilledAnywhere,
+	"runtime fails":                             runtimeFails,
+	"wrapper killed":                            wrapperKilled,
+	"zombie":                                    zombieCreator,
+	"reboot":                                    reboot,
+	"child outlives init":                       childOutlivesInit,
+	"seen from another pid namespace":           seenFromElsewhere,
+	"two containers of one claim":               claimIsShared,
+	"released while in use":                     releasedWhileInUse,
+	"released by force":                         releasedByForce,
+	"id of a container that is being created":   idTakenInCreate,
+	"id of a container that runs":               idTakenByRunning,
+	"container without a GPU under a bound one": plainContainerBesideABinding,
+}
+
+func TestABindingLivesExactlyAsLongAsItsContainer(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			for _, runtime := range []string{"runc", "crun"} {
+				t.Run(runtime, func(t *testing.T) {
+					rig.NeedRuntime(t, runtime)
+					for name, story := range lives {
+						t.Run(name, func(t *testing.T) {
+							story(t, rig.NewNode(t, rig.Setup{Runtime: runtime, Tags: []string{"failpoint"}}))
+						})
+					}
+				})
+			}
+		})
+	}
+}
+
+// with is the edit that makes a container ask for the grant.
+func with(reference grant.Reference) rig.Edit {
+	return rig.Annotation("gpuledger.dev/grant", reference.String())
+}
+
+// starts creates and starts a container that must come up.
+func starts(t *testing.T, b *rig.Bundle) *rig.Bundle {
+	t.Helper()
+	if r := b.Create(); r.Code != 0 {
+		t.Fatalf("create %s: %+v", b.ID, r)
+	}
+	if r := b.Start(); r.Code != 0 {
+		t.Fatalf("start %s: %+v", b.ID, r)
+	}
+	return b
+}
+
+// isRefused wants a create that is refused for a reason.
+func isRefused(t *testing.T, r rig.Result, code grant.Code) {
+	t.Helper()
+	if r.Code != 1 || !strings.Contains(r.Stderr, "refused ("+string(code)+")") {
+		t.Errorf("got %+v, want a refusal for %s", r, code)
+	}
+}
+
+func wantState(t *testing.T, n *rig.Node, id grant.ID, when string, want grant.State) {
+	t.Helper()
+	if got := n.State(id); got != want {
+		t.Errorf("%s: the grant is %q, want %q", when, got, want)
+	}
+}
+
+func becomesFree(t *testing.T, n *rig.Node, id grant.ID) {
+	t.Helper()
+	rig.Eventually(t, "the grant is free", func() bool { return n.State(id) == grant.Free })
+}
+
+// Attempt 0 has exited and nobody has deleted it, as an engine may do that starts attempt 1.
+func initKilled(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	first := starts(t, n.Bundle("attempt-0", with(g)))
+	wantState(t, n, g.ID, "running", grant.Bound)
+	first.KillInit()
+	wantState(t, n, g.ID, "killed", grant.Free)
+	if r := rig.Run(n.Real("state", first.ID)); r.Code != 0 {
+		t.Errorf("the real runtime has forgotten attempt 0, so this proves little: %+v", r)
+	}
+	starts(t, n.Bundle("attempt-1", with(g)))
+	wantState(t, n, g.ID, "attempt 1 runs", grant.Bound)
+	if r := first.Delete(); r.Code != 0 {
+		t.Errorf("delete of attempt 0: %+v", r)
+	}
+	wantState(t, n, g.ID, "attempt 0 is deleted beside it", grant.Bound)
+	n.CheckSound("at the end")
+}
+
+func sameIDAgain(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	for range 3 {
+		b := starts(t, n.Bundle("c", with(g)))
+		wantState(t, n, g.ID, "running", grant.Bound)
+		if r := b.Delete(); r.Code != 0 {
+			t.Fatalf("delete: %+v", r)
+		}
+		wantState(t, n, g.ID, "deleted", grant.Free)
+	}
+	n.CheckSound("at the end")
+}
+
+func runtimeKilledInCreate(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	held, waits := n.HeldUntil(filepath.Join(n.Dir, "go"))
+	b := n.Bundle("half", with(g), held)
+	cmd := n.Wrapper("create", "--bundle", b.Dir, b.ID)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	rig.Eventually(t, "the create waits", waits)
+	wantState(t, n, g.ID, "being created", grant.Bound)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	n.Write("go", "") // the hook may end; what it waited for is gone
+	if dirs, _ := filepath.Glob(filepath.Join(n.Root, "half")); len(dirs) == 0 {
+		t.Error("the killed runtime left no state directory, so this proves little")
+	}
+	becomesFree(t, n, g.ID)
+	starts(t, n.Bundle("whole", with(g)))
+	n.CheckSound("at the end")
+}
+
+// An engine deletes what it knows was created. What the kernel says is there stays bound until then.
+func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	created, remains := 0, 0
+	for i := range 20 {
+		b := n.Bundle(fmt.Sprintf("c%d", i), with(g), rig.Light)
+		cmd := n.Wrapper("create", "--bundle", b.Dir, b.ID)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(rand.Int64N(int64(60 * time.Millisecond))))
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		rig.Eventually(t, "the grant is bound to a container that is there, or free", func() bool {
+			there := b.Init() != 0
+			return (n.State(g.ID) == grant.Bound) == there && there == (b.Init() != 0)
+		})
+		if b.Init() != 0 {
+			created++
+			b.End()
+		} else if dirs, _ := filepath.Glob(filepath.Join(n.Root, b.ID)); len(dirs) > 0 {
+			remains++
+		}
+		becomesFree(t, n, g.ID)
+		next := n.Bundle("next", with(g), rig.Light)
+		if r := next.Create(); r.Code != 0 {
+			t.Fatalf("kill %d: the next container: %+v", i, r)
+		}
+		next.End()
+	}
+	t.Logf("20 kills: %d containers were created all the same, %d left a state directory and no container", created, remains)
+	n.CheckSound("at the end")
+}
+
+func runtimeFails(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	bad := n.Bundle("bad", with(g), func(s *specs.Spec) {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/does/not/exist", Options: []string{"bind"}})
+	})
+	if r := bad.Create(); r.Code == 0 || strings.Contains(r.Stderr, "gpuledger: refused") {
+		t.Fatalf("a create that the real runtime should fail: %+v", r)
+	}
+	wantState(t, n, g.ID, "the real runtime has failed", grant.Free)
+	starts(t, n.Bundle("good", with(g)))
+}
+
+func wrapperKilled(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	for _, point := range []string{"node/bound", "runtime/admitted", "runtime/edited"} {
+		b := n.Bundle("c", with(g))
+		if r := b.On(n.Dying(point)).Create(); !r.Killed() {
+			t.Fatalf("%s: %+v, want it killed", point, r)
+		}
+		wantState(t, n, g.ID, "killed at "+point, grant.Free)
+		starts(t, b).End() // the same id from the same bundle, which may be edited already
+	}
+	n.CheckSound("at the end")
+}
+
+func zombieCreator(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	b := n.Bundle("c", with(g))
+	cmd := n.Dying("node/bound").Wrapper("create", "--bundle", b.Dir, b.ID)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	rig.Eventually(t, "the wrapper is a zombie", func() bool { return rig.IsZombie(cmd.Process.Pid) })
+	if !strings.Contains(strings.Join(n.Files(), "\n"), "run/bindings/") {
+		t.Error("the wrapper recorded no binding before it died, so this proves nothing")
+	}
+	wantState(t, n, g.ID, "its creator is a zombie", grant.Free)
+	starts(t, n.Bundle("d", with(g)))
+}
+
+func reboot(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB", "--label", "kept")
+	starts(t, n.Bundle("before", with(g)))
+	n.Reboot()
+	wantState(t, n, g.ID, "after the boot", grant.Free)
+	isRefused(t, n.Bundle("too-early", with(g)).Create(), grant.InventoryStale)
+	n.Must("inventory", "refresh")
+	starts(t, n.Bundle("after", with(g)))
+	wantState(t, n, g.ID, "after the boot, in use again", grant.Bound)
+	n.CheckSound("at the end")
+}
+
+func childOutlivesInit(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	// The child leaves init's session, as a daemon does; nothing but the cgroup holds it.
+	b := starts(t, n.Bundle("c", with(g), rig.NodePIDs,
+		rig.Shell("/bin/busybox setsid /bin/busybox sleep 1000 </dev/null >/dev/null 2>&1 & exec /bin/busybox sleep 1000")))
+	init := b.Init()
+	rig.Eventually(t, "the child runs", func() bool { return len(b.Processes()) == 2 })
+	b.KillInit()
+	wantState(t, n, g.ID, "init is gone, its child is not", grant.Bound)
+	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantInUse)
+	for _, pid := range b.Processes() {
+		if pid == init {
+			t.Error("init is still in the cgroup")
+		}
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	becomesFree(t, n, g.ID)
+	starts(t, n.Bundle("d", with(g)))
+}
+
+// Pids mean nothing in another pid namespace. What cannot be told is never free, and nothing is tidied away.
+func seenFromElsewhere(t *testing.T, n *rig.Node) {
+	rig.Need(t, "unshare")
+	cli, wrapper := rig.Binary(t, "gpuledger", n.Tags...), rig.Binary(t, "gpuledger-runtime", n.Tags...)
+	g := n.Grant("--memory", "4GiB")
+	starts(t, n.Bundle("c", with(g)))
+	if r := rig.Run(n.Elsewhere(cli, "grants", "--json")); !strings.Contains(r.Stdout, `"state": "unknown"`) {
+		t.Errorf("grants from elsewhere: %+v, want the state unknown", r)
+	}
+	other := n.Bundle("d", with(g))
+	isRefused(t, rig.Run(n.Elsewhere(wrapper, "--root", n.Root, "create", "--bundle", other.Dir, other.ID)), grant.GrantInUse)
+	for _, args := range [][]string{{"check"}, {"grant", "--memory", "1GiB"}} {
+		if r := rig.Run(n.Elsewhere(cli, args...)); r.Code != 0 {
+			t.Errorf("%v from elsewhere: %+v", args, r)
+		}
+	}
+	wantState(t, n, g.ID, "after it was tidied from elsewhere", grant.Bound)
+	if r := rig.Run(n.Elsewhere(cli, "release", string(g.ID))); r.Code != 0 || !strings.Contains(r.Stdout, "draining") {
+		t.Errorf("release from elsewhere: %+v, want it draining", r)
+	}
+	wantState(t, n, g.ID, "released from elsewhere", grant.Draining)
+}
+
+func claimIsShared(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB", "--owner", "claim:7a1c0000-0000-4000-8000-000000000001")
+	first, second := starts(t, n.Bundle("a", with(g))), starts(t, n.Bundle("b", with(g)))
+	if all := n.Grants(); len(all) != 1 || len(all[0].Bindings) != 2 {
+		t.Errorf("got %+v, want one grant with two bindings", all)
+	}
+	first.End()
+	wantState(t, n, g.ID, "one of two is gone", grant.Bound)
+	second.KillInit()
+	wantState(t, n, g.ID, "both are gone", grant.Free)
+}
+
+func releasedWhileInUse(t *testing.T, n *rig.Node) {
+	g := n.Grant("--mode", "exclusive", "--gpu", "0")
+	b := starts(t, n.Bundle("c", with(g)))
+	n.Must("release", string(g.ID))
+	wantState(t, n, g.ID, "released", grant.Draining)
+	if r := n.CLI("grant", "--memory", "1GiB", "--gpu", "0"); r.Code != 5 {
+		t.Errorf("a grant on a GPU that drains: %+v, want status 5", r)
+	}
+	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantExpired)
+	b.KillInit()
+	wantState(t, n, g.ID, "its container is gone", "")
+	n.Must("grant", "--mode", "exclusive", "--gpu", "0")
+	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantNotFound)
+	n.CheckSound("at the end")
+}
+
+func releasedByForce(t *testing.T, n *rig.Node) {
+	g := n.Grant("--mode", "exclusive", "--gpu", "0")
+	starts(t, n.Bundle("c", with(g)))
+	if out := n.Must("release", "--force", string(g.ID)); !strings.Contains(out, `container c still reaches its GPUs`) {
+		t.Errorf("release --force says %q, want that the container still reaches the GPU", out)
+	}
+	wantState(t, n, g.ID, "released by force", "")
+	n.Must("grant", "--mode", "exclusive", "--gpu", "0")
+	n.CheckSound("at the end")
+}
+
+// Were the second create bound in place of the first, the first container's grant would look free.
+func idTakenInCreate(t *testing.T, n *rig.Node) {
+	mine, other := n.Grant("--memory", "4GiB"), n.Grant("--memory", "4GiB")
+	held, waits := n.HeldUntil(filepath.Join(n.Dir, "go"))
+	b := n.Bundle("c", with(mine), held)
+	cmd := n.Wrapper("create", "--bundle", b.Dir, "c")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	rig.Eventually(t, "the create waits", waits)
+	second := n.Bundle("second", with(other))
+	isRefused(t, rig.Run(n.Wrapper("create", "--bundle", second.Dir, "c")), grant.GrantInUse)
+	n.Write("go", "")
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, n, mine.ID, "created", grant.Bound)
+	wantState(t, n, other.ID, "refused", grant.Free)
+}
+
+func idTakenByRunning(t *testing.T, n *rig.Node) {
+	mine, other := n.Grant("--memory", "4GiB"), n.Grant("--memory", "4GiB")
+	starts(t, n.Bundle("c", with(mine)))
+	second := n.Bundle("second", with(other))
+	isRefused(t, rig.Run(n.Wrapper("create", "--bundle", second.Dir, "c")), grant.GrantInUse)
+	wantState(t, n, mine.ID, "running", grant.Bound)
+	wantState(t, n, other.ID, "refused", grant.Free)
+}
+
+// The real runtime refuses the id; the binding is not the business of a container that asks for no GPU.
+func plainContainerBesideABinding(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	starts(t, n.Bundle("c", with(g)))
+	plain := n.Bundle("plain")
+	if r := rig.Run(n.Wrapper("create", "--bundle", plain.Dir, "c")); r.Code == 0 || strings.Contains(r.Stderr, "gpuledger:") {
+		t.Errorf("a second container of the id: %+v, want the real runtime's own refusal", r)
+	}
+	wantState(t, n, g.ID, "after it", grant.Bound)
+}

@@ -1,0 +1,169 @@
+package rig
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+)
+
+// Dying is the node with programs that kill themselves at a failpoint; they must be built with the tag.
+func (n *Node) Dying(point string) *Node {
+	dying := *n
+	dying.Env = append(slices.Clone(n.Env), failpoint.Variable+"="+point)
+	return &dying
+}
+
+// On is the bundle in the hands of a node like its own, as one that is dying.
+func (b *Bundle) On(n *Node) *Bundle {
+	there := *b
+	there.Node = n
+	return &there
+}
+
+// Killed reports whether SIGKILL ended the program.
+func (r Result) Killed() bool { return r.Code == 128+int(syscall.SIGKILL) }
+
+// Light takes away the namespaces that take the kernel the longest to make, for tests with many containers.
+func Light(s *specs.Spec) {
+	s.Hostname = ""
+	keep := []specs.LinuxNamespaceType{specs.PIDNamespace, specs.MountNamespace}
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return !slices.Contains(keep, ns.Type) })
+}
+
+// NodePIDs gives the container the node's pids: its processes outlive its init then.
+func NodePIDs(s *specs.Spec) {
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
+}
+
+// HeldUntil makes the runtime's create wait, with its state directory made and its init not yet there, until a file is.
+// The returned function tells whether a create waits now.
+func (n *Node) HeldUntil(path string) (Edit, func() bool) {
+	there := path + ".waits"
+	script := fmt.Sprintf(": >%q; while [ ! -e %q ]; do sleep 0.01; done", there, path)
+	edit := func(s *specs.Spec) {
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=" + os.Getenv("PATH")}}}}
+	}
+	return edit, func() bool { return exists(there) }
+}
+
+// Init is the pid of the container's first process as the real runtime knows it, 0 without one that lives.
+func (b *Bundle) Init() int {
+	var state struct{ Pid int }
+	out, err := b.Node.Real("state", b.ID).Output()
+	if err != nil || json.Unmarshal(out, &state) != nil || !Lives(state.Pid) {
+		return 0
+	}
+	return state.Pid
+}
+
+// End kills the container's first process and removes what the real runtime keeps of it. It asks nobody but the kernel and
+// the real runtime.
+func (b *Bundle) End() {
+	b.Node.T.Helper()
+	b.KillInit()
+	if exists(filepath.Join(b.Node.Root, b.ID)) {
+		if r := Run(b.Node.Real("delete", "--force", b.ID)); r.Code != 0 {
+			b.Node.T.Fatalf("%s delete %s: %+v", b.Node.Runtime, b.ID, r)
+		}
+	}
+}
+
+// KillInit kills the container's first process, and leaves what the real runtime keeps of it.
+func (b *Bundle) KillInit() {
+	b.Node.T.Helper()
+	pid := b.Init()
+	if pid == 0 {
+		return
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	Eventually(b.Node.T, "a killed init is gone", func() bool { return !Lives(pid) })
+}
+
+// Processes are the pids in the container's cgroups.
+func (b *Bundle) Processes() []int {
+	var pids []int
+	for _, pattern := range []string{"/sys/fs/cgroup%s/%s", "/sys/fs/cgroup/*%s/%s"} {
+		dirs, _ := filepath.Glob(fmt.Sprintf(pattern, b.Node.cgroup(), b.ID))
+		for _, dir := range slices.DeleteFunc(dirs, func(dir string) bool { return !onCgroups(dir) }) {
+			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for _, field := range strings.Fields(string(text)) {
+				if pid, err := strconv.Atoi(field); err == nil && pid > 0 && !slices.Contains(pids, pid) { // 0: of another pid namespace
+					pids = append(pids, pid)
+				}
+			}
+		}
+	}
+	return pids
+}
+
+// Lives reports whether a process is there and no zombie.
+func Lives(pid int) bool {
+	state := processState(pid)
+	return state != 0 && state != 'Z' && state != 'X'
+}
+
+// IsZombie reports whether a process has ended and nobody has waited for it.
+func IsZombie(pid int) bool { return processState(pid) == 'Z' }
+
+// processState is the letter of /proc/PID/stat, 0 without the process.
+func processState(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if i := bytes.LastIndexByte(stat, ')'); err == nil && i > 0 && i+2 < len(stat) {
+		return stat[i+2]
+	}
+	return 0
+}
+
+// Reboot gives the node another boot id, until the test ends.
+func (n *Node) Reboot() {
+	n.T.Helper()
+	const bootID = "/proc/sys/kernel/random/boot_id"
+	file := n.Write("boot_id", "00000000-1111-2222-3333-444444444444\n")
+	if err := syscall.Mount(file, bootID, "", syscall.MS_BIND, ""); err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(func() {
+		if err := syscall.Unmount(bootID, syscall.MNT_DETACH); err != nil {
+			n.T.Error(err)
+		}
+	})
+}
+
+// Elsewhere is a command in a pid namespace of its own, as in a container with the node's directories.
+func (n *Node) Elsewhere(program string, args ...string) *exec.Cmd {
+	return n.Command("unshare", append([]string{"--pid", "--fork", "--mount-proc", program}, args...)...)
+}
+
+// CheckSound runs gpuledger check twice: the first may repair, the second has nothing to say.
+func (n *Node) CheckSound(when string) {
+	n.T.Helper()
+	first, second := n.CLI("check"), n.CLI("check")
+	if first.Code != 0 || second.Code != 0 || strings.Count(second.Stdout, "\n") != 1 {
+		n.T.Errorf("%s: gpuledger check: %+v, once more: %+v; want it sound and the second without a repair", when, first, second)
+	}
+}
+
+// Files lists the ledger's files, below the node's directory.
+func (n *Node) Files() []string {
+	var files []string
+	for _, dir := range []string{"state", "run"} {
+		_ = filepath.WalkDir(filepath.Join(n.Dir, dir), func(path string, entry os.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() {
+				files = append(files, strings.TrimPrefix(path, n.Dir+"/"))
+			}
+			return nil
+		})
+	}
+	return files
+}

@@ -1,0 +1,121 @@
+package rig
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// Containerd is a real containerd of the node. What it and its shims keep below /run lies in a tmpfs that only this
+// test's mount namespace has.
+type Containerd struct {
+	Node   *Node
+	dir    string
+	rootfs string
+	daemon *exec.Cmd
+}
+
+// Containerd starts one. It ends with the test and takes its shims and containers with it.
+func (n *Node) Containerd() *Containerd {
+	n.T.Helper()
+	Need(n.T, "containerd", "ctr", "containerd-shim-runc-v2")
+	c := &Containerd{Node: n, dir: filepath.Join(n.Dir, "c"), rootfs: filepath.Join(n.Bundle("image").Dir, "rootfs")}
+	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(c.end)
+	if err := os.Mkdir(c.dir, 0o700); err != nil {
+		n.T.Fatal(err)
+	}
+	n.Write("c/config.toml", fmt.Sprintf(`version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+[grpc]
+  address = %q
+`, c.dir+"/root", c.dir+"/state", c.socket()))
+	c.Start()
+	return c
+}
+
+func (c *Containerd) socket() string { return c.dir + "/sock" }
+
+// Start starts the daemon, the first time or again.
+func (c *Containerd) Start() {
+	c.Node.T.Helper()
+	log, err := os.OpenFile(c.dir+"/log", os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		c.Node.T.Fatal(err)
+	}
+	defer log.Close()
+	c.daemon = c.Node.Command("containerd", "--config", c.dir+"/config.toml")
+	c.daemon.Stdout, c.daemon.Stderr = log, log
+	c.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.daemon.Start(); err != nil {
+		c.Node.T.Fatal(err)
+	}
+	Eventually(c.Node.T, "containerd answers", func() bool { return c.Ctr("containers", "list").Code == 0 })
+}
+
+// Kill ends the daemon as a crash does. Its shims and containers live on.
+func (c *Containerd) Kill() {
+	_ = c.daemon.Process.Kill()
+	_ = c.daemon.Wait()
+}
+
+// Ctr calls containerd's own client.
+func (c *Containerd) Ctr(args ...string) Result {
+	return Run(c.Node.Command("ctr", append([]string{"--address", c.socket()}, args...)...))
+}
+
+// Run runs a container of busybox behind gpuledger-runtime; options are those of `ctr run`.
+func (c *Containerd) Run(id string, options []string, args ...string) Result {
+	c.Node.T.Helper()
+	wrapper := Binary(c.Node.T, "gpuledger-runtime", c.Node.Tags...)
+	all := append([]string{"run", "--rootfs", "--runc-binary", wrapper, "--cgroup", c.Node.cgroup() + "/" + id}, options...)
+	return c.Ctr(append(append(all, c.rootfs, id), args...)...)
+}
+
+// Log is what the daemon has said.
+func (c *Containerd) Log() string {
+	log, _ := os.ReadFile(c.dir + "/log")
+	return string(log)
+}
+
+// end kills the daemon, the shims that it started, and what runs in the node's cgroups, then unmounts what they mounted.
+func (c *Containerd) end() {
+	if c.Node.T.Failed() {
+		c.Node.T.Logf("containerd's log:\n%s", c.Log())
+	}
+	c.Kill()
+	for _, pid := range c.shims() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	Eventually(c.Node.T, "containerd's shims are gone", func() bool { return len(c.shims()) == 0 })
+	c.Node.removeCgroups()
+	for _, mount := range append(mountsBelow(c.Node.Dir), mountsBelow("/run/containerd")...) {
+		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
+	}
+	if err := syscall.Unmount("/run", syscall.MNT_DETACH); err != nil {
+		c.Node.T.Error(err)
+	}
+}
+
+// shims are the living processes that were given this containerd's socket: nobody else's.
+func (c *Containerd) shims() []int {
+	var pids []int
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, line := range lines {
+		argv, _ := os.ReadFile(line)
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line)))
+		if err == nil && bytes.Contains(argv, []byte("containerd-shim")) && bytes.Contains(argv, []byte(c.socket()+"\x00")) && Lives(pid) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
