@@ -3,6 +3,7 @@ package test
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -34,6 +35,9 @@ var lives = map[string]func(t *testing.T, n *rig.Node){
 	"id of a container that is being created":   idTakenInCreate,
 	"id of a container that runs":               idTakenByRunning,
 	"container without a GPU under a bound one": plainContainerBesideABinding,
+	"id taken over by a container without GPU":  idReusedWithoutGPU,
+	"default root of the runtime":               defaultRoot,
+	"seen from another time namespace":          seenFromAnotherTime,
 }
 
 func TestABindingLivesExactlyAsLongAsItsContainer(t *testing.T) {
@@ -353,4 +357,49 @@ func plainContainerBesideABinding(t *testing.T, n *rig.Node) {
 		t.Errorf("a second container of the id: %+v, want the real runtime's own refusal", r)
 	}
 	wantState(t, n, g.ID, "after it", grant.Bound)
+}
+
+// The delete of a container that runs leaves its binding for whoever looks next. It must not come to life again with
+// another container of the id.
+func idReusedWithoutGPU(t *testing.T, n *rig.Node) {
+	g := n.Grant("--memory", "4GiB")
+	if r := starts(t, n.Bundle("c", with(g))).Delete(); r.Code != 0 {
+		t.Fatalf("delete: %+v", r)
+	}
+	starts(t, n.Bundle("c"))
+	wantState(t, n, g.ID, "a container of the same id runs without it", grant.Free)
+}
+
+// Podman names no --root. Where the state lies then is the runtime's own choice: crun follows XDG_RUNTIME_DIR, for root
+// too, runc does not.
+func defaultRoot(t *testing.T, n *rig.Node) {
+	n.HideRun()
+	wrapper := rig.Binary(t, "gpuledger-runtime", n.Tags...)
+	for _, dir := range []string{"", n.Dir} {
+		n.Env = []string{"XDG_RUNTIME_DIR=" + dir}
+		g := n.Grant("--memory", "4GiB")
+		b := n.Bundle("c", with(g))
+		if r := rig.Run(n.Command(wrapper, "create", "--bundle", b.Dir, b.ID)); r.Code != 0 {
+			t.Fatalf("create: %+v", r)
+		}
+		wantState(t, n, g.ID, fmt.Sprintf("created with XDG_RUNTIME_DIR=%q", dir), grant.Bound)
+		if r := rig.Run(n.Command(n.Runtime, "delete", "--force", b.ID)); r.Code != 0 {
+			t.Fatalf("delete: %+v", r)
+		}
+		becomesFree(t, n, g.ID)
+	}
+}
+
+// In another time namespace processes seem to have started at another time.
+func seenFromAnotherTime(t *testing.T, n *rig.Node) {
+	rig.Need(t, "unshare")
+	if _, err := os.Stat("/proc/self/ns/time"); err != nil {
+		t.Skip("this kernel has no time namespaces")
+	}
+	g := n.Grant("--memory", "4GiB")
+	starts(t, n.Bundle("c", with(g)))
+	r := rig.Run(n.Command("unshare", "--time", "--boottime", "100000", "--fork", rig.Binary(t, "gpuledger", n.Tags...), "grants", "--json"))
+	if !strings.Contains(r.Stdout, `"state": "unknown"`) {
+		t.Errorf("grants in another time: %+v, want the state unknown", r)
+	}
 }

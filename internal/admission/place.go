@@ -87,98 +87,6 @@ func (a Ask) validate() error {
 	return nil
 }
 
-// seat is a GPU as a placement sees it.
-type seat struct {
-	gpu     grant.GPU
-	pool    *grant.Pool // nil where there are no pools
-	closed  string      // why it takes no grant at all
-	mode    grant.Mode  // "" when free
-	holders []string    // "g-... (limit, 4GiB)"
-	groups  []string    // owner groups that it serves
-	outside grant.Bytes // used by nobody's grant
-	space   grant.Bytes // what could be granted if nobody had any
-	free    grant.Bytes
-	compute int // percent not granted yet
-}
-
-// survey adds the ledger up, GPU by GPU.
-func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]seat, error) {
-	seats := make([]seat, len(inv.GPUs))
-	for i, gpu := range inv.GPUs {
-		pool, err := poolOf(gpu, p.Pools)
-		if err != nil {
-			return nil, err
-		}
-		s := seat{gpu: gpu, pool: pool, outside: v.Outside[gpu.UUID], compute: 100, closed: closedBy(gpu, v)}
-		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
-			s.closed = "is in no pool"
-		}
-		s.space = less(gpu.Memory, grant.Bytes(p.Rules.Reserve), s.outside)
-		s.free = s.space
-		for _, g := range v.Grants {
-			if g.ID != updated && g.Live(v.Now) {
-				s.seatGrant(g)
-			}
-		}
-		seats[i] = s
-	}
-	return seats, nil
-}
-
-// closedBy says why a GPU takes no grants, whatever is free on it.
-func closedBy(gpu grant.GPU, v grant.View) string {
-	for _, d := range v.Damaged {
-		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, gpu.UUID) {
-			return fmt.Sprintf("is closed: the ledger's entry %s is damaged (`gpuledger check` says how)", d.ID)
-		}
-	}
-	switch {
-	case gpu.Health != grant.Healthy:
-		return "is unhealthy: " + gpu.Health
-	case len(gpu.MIG) > 0:
-		return "is partitioned (mode mig)"
-	}
-	return ""
-}
-
-// less subtracts without going below zero.
-func less(b grant.Bytes, parts ...grant.Bytes) grant.Bytes {
-	for _, part := range parts {
-		b -= min(b, part)
-	}
-	return b
-}
-
-func (s *seat) seatGrant(g grant.Grant) {
-	for _, share := range g.GPUs {
-		if share.UUID != s.gpu.UUID {
-			continue
-		}
-		s.mode = g.Mode
-		s.free = less(s.free, share.Memory)
-		s.compute -= g.Compute
-		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))
-		if group := g.Owner.Group(); group != "" {
-			s.groups = append(s.groups, group)
-		}
-	}
-}
-
-// poolOf tells which pool a GPU is in; nil is none.
-func poolOf(gpu grant.GPU, pools []grant.Pool) (*grant.Pool, error) {
-	var in *grant.Pool
-	for i := range pools {
-		if !pools[i].Has(gpu) {
-			continue
-		}
-		if in != nil {
-			return nil, &grant.Refusal{Code: grant.ConfigInvalid, Message: fmt.Sprintf("GPU %d is in two pools", gpu.Index), Hint: "correct [[pool]] in the configuration"}
-		}
-		in = &pools[i]
-	}
-	return in, nil
-}
-
 // misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only its mode forbids it.
 func (a Ask) misfit(s seat) (why string, conflict bool) {
 	gpu := fmt.Sprintf("GPU %d ", s.gpu.Index)
@@ -326,19 +234,4 @@ func indexes(seats []seat) string {
 		names[i] = fmt.Sprint(s.gpu.Index)
 	}
 	return strings.Join(names, ", ")
-}
-
-// Free tells for each GPU, by UUID, how much memory a placement could still grant; 0 where the GPU takes no grants.
-func Free(v grant.View, inv grant.Inventory, p grant.Policy) (map[string]grant.Bytes, error) {
-	seats, err := survey("", v, inv, p)
-	if err != nil {
-		return nil, err
-	}
-	free := map[string]grant.Bytes{}
-	for _, s := range seats {
-		if s.closed == "" {
-			free[s.gpu.UUID] = s.free
-		}
-	}
-	return free, nil
 }

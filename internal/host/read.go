@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 	"io/fs"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,4 +39,20 @@ func ReadFile(path string, limit int) ([]byte, error) {
 			data = append(data, 0)[:len(data)]
 		}
 	}
+}
+
+// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in three system calls: the kernel walks
+// the path once and tells where it ended. It opens nothing that the path leads to.
+func RealPath(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	name := make([]byte, unix.PathMax)
+	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
+	if err != nil {
+		return "", &fs.PathError{Op: "readlink", Path: path, Err: err}
+	}
+	return string(name[:n]), nil
 }

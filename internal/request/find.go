@@ -26,7 +26,7 @@ type Node struct {
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
 // machine could not be asked about a device; the caller refuses then.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
-	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process)}
+	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), paths: map[string]string{}}
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
 	f.request.Devices.Majors = majorClasses(node.Majors)
@@ -63,8 +63,9 @@ type finder struct {
 	caller  Caller
 	node    Node
 	env     map[string]string
-	drm     map[int]bool // of major 226; nil until a spec names that major
-	open    []opening    // what the device rules open
+	paths   map[string]string // real paths, by the paths that were asked for
+	drm     map[int]bool      // of major 226; nil until a spec names that major
+	open    []opening         // what the device rules open
 	request grant.Request
 	err     error
 }

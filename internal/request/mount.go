@@ -9,6 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // volumeDevices are the directories below which a mount names a device for NVIDIA's runtime. Its test for them lacks the
@@ -47,7 +48,7 @@ func (f *finder) volumeDevice(m specs.Mount) {
 func (f *finder) bind(m specs.Mount) {
 	source := f.resolve(m.Source)
 	for _, dir := range []string{f.node.Policy.StateDir, f.node.Policy.RunDir} {
-		if within(source, resolved(dir)) {
+		if within(source, f.real(dir)) {
 			f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverNever})
 			return
 		}
@@ -113,14 +114,20 @@ func (f *finder) resolve(source string) string {
 	if !filepath.IsAbs(source) {
 		source = filepath.Join(f.caller.Container.Bundle, source)
 	}
-	return resolved(source)
+	return f.real(source)
 }
 
-func resolved(path string) string {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
+// real resolves a path, each one once.
+func (f *finder) real(path string) string {
+	real, known := f.paths[path]
+	if !known {
+		var err error
+		if real, err = host.RealPath(path); err != nil {
+			real = filepath.Clean(path)
+		}
+		f.paths[path] = real
 	}
-	return filepath.Clean(path)
+	return real
 }
 
 // within reports whether path is dir or below it.
@@ -167,7 +174,7 @@ func (f *finder) writesCgroups(source string, m specs.Mount) bool {
 // governsNode: the host's root, an engine's socket, a parent of our own directories or the kubelet's.
 func (f *finder) governsNode(source string) bool {
 	for _, dir := range append([]string{f.node.Policy.StateDir, f.node.Policy.RunDir}, engineSockets...) {
-		if dir = resolved(dir); within(dir, source) || slices.Contains(engineSockets, source) {
+		if dir = f.real(dir); within(dir, source) || slices.Contains(engineSockets, source) {
 			return true
 		}
 	}

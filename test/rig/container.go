@@ -140,6 +140,22 @@ func (n *Node) Reboot() {
 	})
 }
 
+// HideRun gives the test an empty /run, so that what keeps its state at a fixed place leaves the machine's alone.
+func (n *Node) HideRun() {
+	n.T.Helper()
+	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(func() {
+		for _, mount := range mountsBelow("/run") {
+			_ = syscall.Unmount(mount, syscall.MNT_DETACH)
+			if mount == "/run" {
+				break // the next is the machine's
+			}
+		}
+	})
+}
+
 // Elsewhere is a command in a pid namespace of its own, as in a container with the node's directories.
 func (n *Node) Elsewhere(program string, args ...string) *exec.Cmd {
 	return n.Command("unshare", append([]string{"--pid", "--fork", "--mount-proc", program}, args...)...)

@@ -24,9 +24,7 @@ func (n *Node) Containerd() *Containerd {
 	n.T.Helper()
 	Need(n.T, "containerd", "ctr", "containerd-shim-runc-v2")
 	c := &Containerd{Node: n, dir: filepath.Join(n.Dir, "c"), rootfs: filepath.Join(n.Bundle("image").Dir, "rootfs")}
-	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
-		n.T.Fatal(err)
-	}
+	n.HideRun()
 	n.T.Cleanup(c.end)
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
 		n.T.Fatal(err)
@@ -87,7 +85,7 @@ func (c *Containerd) Log() string {
 	return string(log)
 }
 
-// end kills the daemon, the shims that it started, and what runs in the node's cgroups, then unmounts what they mounted.
+// end kills the daemon, the shims that it started, and what runs in the node's cgroups.
 func (c *Containerd) end() {
 	if c.Node.T.Failed() {
 		c.Node.T.Logf("containerd's log:\n%s", c.Log())
@@ -98,12 +96,6 @@ func (c *Containerd) end() {
 	}
 	Eventually(c.Node.T, "containerd's shims are gone", func() bool { return len(c.shims()) == 0 })
 	c.Node.removeCgroups()
-	for _, mount := range append(mountsBelow(c.Node.Dir), mountsBelow("/run/containerd")...) {
-		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
-	}
-	if err := syscall.Unmount("/run", syscall.MNT_DETACH); err != nil {
-		c.Node.T.Error(err)
-	}
 }
 
 // shims are the living processes that were given this containerd's socket: nobody else's.
