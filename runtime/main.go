@@ -4,6 +4,7 @@
 package runtime
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -126,7 +127,7 @@ func (w *wrapper) runtimeRoot() string {
 		return absolute(w.root)
 	}
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {
-		return "/run/crun"
+		return absolute(filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/run"), "crun")) // for root too, unlike runc
 	}
 	return "/run/runc"
 }

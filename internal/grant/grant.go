@@ -85,6 +85,7 @@ type Binding struct {
 	Bundle      string    `json:"bundle"`
 	Creator     Process   `json:"creator"` // the wrapper, which becomes the real runtime by exec
 	PIDNS       uint64    `json:"pid_namespace"`
+	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
 

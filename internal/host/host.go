@@ -78,11 +78,24 @@ func (h Host) stat(pid int) (start uint64, state byte, err error) {
 }
 
 // PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing here.
-func (h Host) PIDNamespace() (uint64, error) {
+func (h Host) PIDNamespace() (uint64, error) { return h.namespace("pid") }
+
+// TimeNamespace is the inode of the caller's time namespace, 0 where the kernel has none (before Linux 5.6). Start times
+// of processes are counted from that namespace's boot.
+func (h Host) TimeNamespace() (uint64, error) {
+	ns, err := h.namespace("time")
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	return ns, err
+}
+
+// namespace is the inode of one of the caller's namespaces.
+func (h Host) namespace(kind string) (uint64, error) {
 	var st unix.Stat_t
-	path := filepath.Join(h.Proc, "self/ns/pid")
+	path := filepath.Join(h.Proc, "self/ns", kind)
 	if err := unix.Stat(path, &st); err != nil {
-		return 0, fmt.Errorf("cannot read the pid namespace: %w", &fs.PathError{Op: "stat", Path: path, Err: err})
+		return 0, fmt.Errorf("cannot read the %s namespace: %w", kind, &fs.PathError{Op: "stat", Path: path, Err: err})
 	}
 	return st.Ino, nil
 }

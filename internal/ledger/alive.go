@@ -21,7 +21,7 @@ func (l *Ledger) examine(b *grant.Binding) {
 		b.Life = grant.Dead
 		return
 	}
-	if ns, err := l.pidNS(); err != nil || ns != b.PIDNS || !isContainerID(b.Container) {
+	if !l.sees(b) || !isContainerID(b.Container) {
 		return
 	}
 	created, err := l.Host.Runs(b.Creator)
@@ -32,6 +32,16 @@ func (l *Ledger) examine(b *grant.Binding) {
 	if created {
 		b.Life = grant.Alive
 	}
+}
+
+// sees reports whether the binding's pids and start times mean here what they meant to its writer.
+func (l *Ledger) sees(b *grant.Binding) bool {
+	pids, err := l.pidNS()
+	if err != nil || pids != b.PIDNS {
+		return false
+	}
+	time, err := l.timeNS()
+	return err == nil && time == b.TimeNS
 }
 
 // contained tells whether the container's init runs or a process is in its cgroup. Without a pid namespace of its own

@@ -116,13 +116,15 @@ func TestLifeByCreator(t *testing.T) {
 	ghost.Creator = start
 	otherBoot.BootID = "00000000-0000-0000-0000-000000000000"
 	otherNS.PIDNS = 1
-	b.bind(alive, ghost, deadBinding(id(1), "reused"), otherBoot, otherNS)
+	otherTime := bindingOf(id(1), "time")
+	otherTime.TimeNS = 1
+	b.bind(alive, ghost, deadBinding(id(1), "reused"), otherBoot, otherNS, otherTime)
 	waitFor(t, "the process to become a zombie", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", start.PID))
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})
 	for container, want := range map[string]grant.Life{
-		"alive": grant.Alive, "zombie": grant.Dead, "reused": grant.Dead, "boot": grant.Dead, "ns": grant.LifeUnknown,
+		"alive": grant.Alive, "zombie": grant.Dead, "reused": grant.Dead, "boot": grant.Dead, "ns": grant.LifeUnknown, "time": grant.LifeUnknown,
 	} {
 		if got, err := b.binding(container); err != nil || got.Life != want {
 			t.Errorf("%s: life %d (%v), want %d", container, got.Life, err, want)
@@ -130,8 +132,8 @@ func TestLifeByCreator(t *testing.T) {
 	}
 	_ = zombie.Wait()
 	g, err := b.get(id(1))
-	if err != nil || len(g.Bindings) != 2 || g.State(noon) != grant.Unknown {
-		t.Errorf("the grant has bindings %+v (%v), want those of alive and ns", g.Bindings, err)
+	if err != nil || len(g.Bindings) != 3 || g.State(noon) != grant.Unknown {
+		t.Errorf("the grant has bindings %+v (%v), want those of alive, ns and time", g.Bindings, err)
 	}
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	root := alive.RuntimeRoot

@@ -24,9 +24,9 @@ type bindingRecord struct {
 	grant.Binding
 }
 
-// Bind records that a container uses a grant, in place of what was recorded of the container before. BootID, PIDNS and
-// Created are filled in where they are zero. The record is volatile, as what it is about. ErrNotFound if there is no such
-// grant.
+// Bind records that a container uses a grant, in place of what was recorded of the container before. BootID, PIDNS, TimeNS
+// and Created are filled in where they are zero. The record is volatile, as what it is about. ErrNotFound if there is no
+// such grant.
 func (tx *Tx) Bind(b grant.Binding) error {
 	if !tx.writes {
 		return errReadOnly
@@ -74,6 +74,9 @@ func (tx *Tx) complete(b *grant.Binding) (err error) {
 	}
 	if b.PIDNS == 0 && err == nil {
 		b.PIDNS, err = tx.l.pidNS()
+	}
+	if b.TimeNS == 0 && err == nil {
+		b.TimeNS, err = tx.l.timeNS()
 	}
 	return err
 }

@@ -68,6 +68,7 @@ func TestBindThenUnbind(t *testing.T) {
 	b.bind(want)
 	want.BootID, _ = b.Host.BootID()
 	want.PIDNS, _ = b.Host.PIDNamespace()
+	want.TimeNS, _ = b.Host.TimeNamespace()
 	want.Created, want.Life = noon, grant.Alive
 	if got, err := b.binding("c"); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("Binding:\n got %+v (%v)\nwant %+v", got, err, want)

@@ -31,6 +31,7 @@ type Ledger struct {
 	Options
 	bootID func() (string, error)
 	pidNS  func() (uint64, error)
+	timeNS func() (uint64, error)
 }
 
 // Open gives the ledger of the directories. It touches nothing.
@@ -38,7 +39,8 @@ func Open(o Options) *Ledger {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
-	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID), pidNS: sync.OnceValues(o.Host.PIDNamespace)}
+	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID), pidNS: sync.OnceValues(o.Host.PIDNamespace),
+		timeNS: sync.OnceValues(o.Host.TimeNamespace)}
 }
 
 // Update runs fn with the ledger to itself. It makes missing directories. An error from fn is returned as it is; a

@@ -38,6 +38,9 @@ func (n *Node) Admit(c Create) Decision {
 	if d.Kind == grant.Refused && n.Reports() {
 		d.Reported, d.Config = true, nil
 	}
+	if !d.Bound && (d.Kind != grant.Refused || d.Reported) {
+		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
+	}
 	n.audit(c.Container, d.pod, d)
 	return d
 }

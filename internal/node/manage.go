@@ -225,8 +225,8 @@ func (n *Node) Check() (ledger.Report, error) {
 	return n.Ledger.Check(&inv, grant.Bytes(n.Policy.Rules.Reserve))
 }
 
-// Tidy removes the binding of a container whose delete is about to run, where it is dead already. It is bounded by the
-// ledger's own wait for the lock and never fails: what is left is found dead by whoever looks next.
+// Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It
+// waits for the lock no longer than tidyWait and never fails: what is left is found dead by whoever looks next.
 func (n *Node) Tidy(runtimeRoot, container string) {
 	if !n.Ledger.HasBinding(runtimeRoot, container) {
 		return
@@ -242,5 +242,5 @@ func (n *Node) Tidy(runtimeRoot, container string) {
 	})
 }
 
-// tidyWait is how long a delete may be held up.
+// tidyWait is how long a delete or a create may be held up.
 const tidyWait = 100 * time.Millisecond

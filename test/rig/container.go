@@ -67,8 +67,9 @@ func (b *Bundle) Init() int {
 	return state.Pid
 }
 
-// End kills the container's first process and removes what the real runtime keeps of it. It asks nobody but the kernel and
-// the real runtime.
+// End kills the container's first process and removes what the real runtime keeps of it, and the cgroups that a killed
+// runtime leaves: their device rules would keep the next container of the id from making its nodes. It asks nobody but the
+// kernel and the real runtime.
 func (b *Bundle) End() {
 	b.Node.T.Helper()
 	b.KillInit()
@@ -77,6 +78,12 @@ func (b *Bundle) End() {
 			b.Node.T.Fatalf("%s delete %s: %+v", b.Node.Runtime, b.ID, r)
 		}
 	}
+	Eventually(b.Node.T, "the container's cgroups are gone", func() bool {
+		for _, dir := range b.cgroups() {
+			removeCgroup(dir)
+		}
+		return len(b.cgroups()) == 0
+	})
 }
 
 // KillInit kills the container's first process, and leaves what the real runtime keeps of it.
@@ -90,17 +97,24 @@ func (b *Bundle) KillInit() {
 	Eventually(b.Node.T, "a killed init is gone", func() bool { return !Lives(pid) })
 }
 
+// cgroups are the container's, one in each hierarchy.
+func (b *Bundle) cgroups() []string {
+	var all []string
+	for _, pattern := range []string{"/sys/fs/cgroup%s/%s", "/sys/fs/cgroup/*%s/%s"} {
+		dirs, _ := filepath.Glob(fmt.Sprintf(pattern, b.Node.cgroup(), b.ID))
+		all = append(all, dirs...)
+	}
+	return slices.DeleteFunc(all, func(dir string) bool { return !onCgroups(dir) })
+}
+
 // Processes are the pids in the container's cgroups.
 func (b *Bundle) Processes() []int {
 	var pids []int
-	for _, pattern := range []string{"/sys/fs/cgroup%s/%s", "/sys/fs/cgroup/*%s/%s"} {
-		dirs, _ := filepath.Glob(fmt.Sprintf(pattern, b.Node.cgroup(), b.ID))
-		for _, dir := range slices.DeleteFunc(dirs, func(dir string) bool { return !onCgroups(dir) }) {
-			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			for _, field := range strings.Fields(string(text)) {
-				if pid, err := strconv.Atoi(field); err == nil && pid > 0 && !slices.Contains(pids, pid) { // 0: of another pid namespace
-					pids = append(pids, pid)
-				}
+	for _, dir := range b.cgroups() {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		for _, field := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(field); err == nil && pid > 0 && !slices.Contains(pids, pid) { // 0: of another pid namespace
+				pids = append(pids, pid)
 			}
 		}
 	}
