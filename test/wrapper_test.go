@@ -229,6 +229,13 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%.80s: pids.max is %s", c.resources, got)
 		}
 	}
+	reader := n.Write("reader", "#!/bin/sh\nprintf '%s ' \"$@\"; cat\n") // runc ignores device rules; crun would obey them
+	must(t, os.Chmod(reader, 0o755))
+	setRuntime(t, n, reader)
+	want := "--root " + n.Root + " update --resources - c {\"a\":1,\"pids\":{\"limit\":49}}"
+	if r := update(b, `{"a":1,"devices":[`+own+`],"pids":{"limit":49}}`); r.Stdout != want {
+		t.Errorf("the real runtime got %+v, want %s", r, want)
+	}
 	if r := rig.Run(n.Wrapper("update", "-r", "/nowhere", "c")); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: cannot read the resources of the update: ") {
 		t.Errorf("%+v", r)
 	}
