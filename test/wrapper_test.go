@@ -311,7 +311,7 @@ func TestIDInUse(t *testing.T) {
 		t.Fatal(r)
 	}
 	before := s.Must("grants", "--json")
-	if r := s.train.Create(); r.Code != 1 {
+	if r := s.train.Create(); r.Code != 1 || !strings.Contains(r.Stderr, "already exists") {
 		t.Errorf("with the same grant: %+v", r)
 	}
 	other := s.Grant("--memory", "1GiB")
@@ -321,7 +321,7 @@ func TestIDInUse(t *testing.T) {
 	}
 	second := s.Bundle("second", rig.Annotation("gpuledger.dev/grant", other.String()))
 	second.ID = s.train.ID
-	if r := second.Create(); r.Code != 1 {
+	if r := second.Create(); r.Code != 1 || !strings.Contains(r.Stderr, "already exists") {
 		t.Errorf("with another grant: %+v", r)
 	}
 	if got := s.State(other.ID); got != grant.Free {

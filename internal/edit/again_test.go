@@ -19,7 +19,7 @@ import (
 // is tried on all sorts of specs: it must never come to that refusal.
 
 var (
-	node = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: map[string]int{"nvidia-uvm": 508, "nvidia-caps": 509},
+	node = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 508, "nvidia-caps": 509}, nil },
 		DRM: func() (map[int]bool, error) { return map[int]bool{128: true, 129: false}, nil },
 		Policy: grant.Policy{StateDir: "/var/lib/gpuledger", RunDir: "/run/gpuledger", Rules: grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES", "SWARM_GPU"}},
 			Annotations: grant.Annotations{Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare}}}}

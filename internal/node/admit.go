@@ -84,14 +84,11 @@ type visit struct {
 // visit reads the spec and what tells GPUs on this node.
 func (n *Node) visit(c Create) (visit, *Decision) {
 	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory)}
-	var err error
-	if v.finder, err = n.finder(v.inventory); err != nil {
-		return v, refusal(grant.Internal, "%v", err)
-	}
-	var refused *Decision
+	v.finder = n.finder(v.inventory)
 	if c.Unread != nil {
 		return v, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
 	}
+	var refused *Decision
 	v.request, refused = v.find(c.Config)
 	return v, refused
 }
@@ -133,6 +130,10 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 			Hint: "correct the configuration; containers without GPUs start meanwhile"})
 	}
 	add := func(g grant.Grant, err error) {
+		// A binding of this very container stands in nobody's way: whether its id is in use is asked apart.
+		g.Bindings = slices.DeleteFunc(g.Bindings, func(b grant.Binding) bool {
+			return b.RuntimeRoot == r.Container.RuntimeRoot && b.Container == r.Container.ID
+		})
 		var damaged *ledger.DamagedError
 		switch {
 		case err == nil && !slices.ContainsFunc(v.Grants, func(o grant.Grant) bool { return o.ID == g.ID }):

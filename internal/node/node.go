@@ -41,18 +41,26 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 
 // finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
 // none.
-func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) (request.Node, error) {
-	f := request.Node{Host: n.Host, Policy: n.Policy, DRM: n.Host.DRM}
-	var err error
-	if f.Majors, err = n.Host.NVIDIAMajors(); err != nil || n.Policy.Inventory.Source != grant.Simulated {
-		return f, err
+func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
+	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM}
+	if n.Policy.Inventory.Source != grant.Simulated {
+		return f
 	}
-	inv, _ := inventory() // a stale one still tells which majors were simulated
-	for name, major := range inv.Majors {
-		f.Majors[name] = major
+	f.Majors = func() (map[string]int, error) {
+		majors, err := n.Host.NVIDIAMajors()
+		inv, _ := inventory() // a stale one still tells which majors were simulated
+		for name, major := range inv.Majors {
+			if err == nil {
+				majors[name] = major
+			}
+		}
+		return majors, err
 	}
-	f.DRM = func() (map[int]bool, error) { return simulatedDRM(inv), nil }
-	return f, nil
+	f.DRM = func() (map[int]bool, error) {
+		inv, _ := inventory()
+		return simulatedDRM(inv), nil
+	}
+	return f
 }
 
 func simulatedDRM(inv grant.Inventory) map[int]bool {

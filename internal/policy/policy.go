@@ -67,7 +67,7 @@ func Path(flag string) string {
 }
 
 // Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then. An error is one line
-// with file, line and key, and comes with the default policy.
+// with file, line and key, and comes with the default policy, but for the real runtime where that can still be read.
 func Load(path string) (grant.Policy, error) {
 	text, err := host.ReadFile(path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
@@ -78,9 +78,22 @@ func Load(path string) (grant.Policy, error) {
 	}
 	p, err := Parse(text)
 	if err != nil {
-		return Default(), fmt.Errorf("cannot read the configuration: %s:%w", path, err)
+		p.Runtime = runtimeOf(text)
+		return p, fmt.Errorf("cannot read the configuration: %s:%w", path, err)
 	}
 	return p, nil
+}
+
+// runtimeOf reads as much of a broken configuration as it takes to hand containers on to the right runtime: those that run
+// under crun cannot be stopped by runc.
+func runtimeOf(text []byte) grant.Runtime {
+	p := struct {
+		Runtime grant.Runtime `toml:"runtime"`
+	}{Default().Runtime}
+	if toml.Unmarshal(text, &p) != nil || len(p.Runtime.Path) == 0 {
+		return Default().Runtime
+	}
+	return p.Runtime
 }
 
 // Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.

@@ -129,6 +129,23 @@ func TestMissingFile(t *testing.T) {
 	}
 }
 
+func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"unknown key", "moed = 1\n[runtime]\npath = [\"/opt/crun\"]\n", "/opt/crun"},
+		{"no TOML", "[runtime]\npath = [\"/opt/crun\"]\n[", "runc"},
+		{"the runtime is what is broken", "[runtime]\npath = 5\n", "runc"},
+	} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p, err := Load(path)
+		if err == nil || p.Runtime.Path[0] != c.want {
+			t.Errorf("%s: runtime %v (%v), want %s", c.name, p.Runtime.Path, err, c.want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("[policy]\nreserve = \"1GiB\"\n[[pool]]\ngpus = [\"0-3\"]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {

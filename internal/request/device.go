@@ -52,10 +52,30 @@ func (f *finder) class(major, minor int64) grant.NodeClass {
 		return grant.ClassControl
 	case major == grant.MajorNVIDIA && minor == grant.MinorModeset:
 		return grant.ClassModeset
+	case major == grant.MajorNVIDIA:
+		return grant.ClassGPU
 	case major == grant.MajorDRM && f.drm[int(minor)]:
 		return grant.ClassDRM
+	case 0 <= major && major < firstDynamic:
+		return ""
 	}
-	return f.request.Devices.Majors[int(major)]
+	return f.classes()[int(major)]
+}
+
+// firstDynamic is the lowest character device major that Linux gives out by itself (CHRDEV_MAJOR_DYN_END, fs.h). All of the
+// driver's but 195 are such, so a spec that names none of them, as most, need not be held against /proc/devices.
+const firstDynamic = 234
+
+// classes are the driver's majors, asked for once.
+func (f *finder) classes() map[int]grant.NodeClass {
+	if f.majors == nil {
+		majors, err := f.node.Majors()
+		if err != nil {
+			f.fail(err)
+		}
+		f.majors = majorClasses(majors)
+	}
+	return f.majors
 }
 
 // cover says how a grant covers a node: a modeset node is dropped, any other must come with the grant.

@@ -257,8 +257,9 @@ func TestFindKeepsItsFirstError(t *testing.T) {
 
 func TestTheMapOfMajorsIsHandedOn(t *testing.T) {
 	s := newScene(t)
-	s.node.Majors = nil
-	if got := s.find().Devices; len(got.Majors) != 1 || got.Majors[grant.MajorNVIDIA] != grant.ClassGPU || got.DRM != nil {
+	s.node.Majors = func() (map[string]int, error) { return nil, nil }
+	s.rules("allow a")
+	if got := s.find().Devices; len(got.Majors) != 1 || got.Majors[grant.MajorNVIDIA] != grant.ClassGPU {
 		t.Errorf("without a driver: %+v", got)
 	}
 	s = newScene(t)
@@ -269,5 +270,17 @@ func TestTheMapOfMajorsIsHandedOn(t *testing.T) {
 	}
 	if slices.Contains([]grant.NodeClass{"nvidiactl", "nvidia-modeset"}, got.Majors[195]) {
 		t.Error("a minor's name stands for the whole major")
+	}
+}
+
+func TestMajorsAreReadOnlyForASpecThatNamesOne(t *testing.T) {
+	s := newScene(t)
+	s.node.Majors = func() (map[string]int, error) { return nil, errors.New("no /proc") }
+	if got := s.find(); len(got.Hits) != 0 {
+		t.Errorf("an ordinary container: %+v", got.Hits)
+	}
+	s.rules("deny a *:* rwm", "allow c 511:0 rw")
+	if _, err := Find(s.spec, s.caller, s.node); err == nil || err.Error() != "no /proc" {
+		t.Errorf("one whose rule could be the driver's: %v", err)
 	}
 }

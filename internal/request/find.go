@@ -19,7 +19,7 @@ type Caller struct {
 type Node struct {
 	Host   host.Host
 	Policy grant.Policy
-	Majors map[string]int // by the driver's name; read from /proc/devices, or from the snapshot of a simulated node
+	Majors func() (map[string]int, error) // by the driver's name: of /proc/devices, or of a simulated node's snapshot
 	DRM    func() (map[int]bool, error)
 }
 
@@ -29,14 +29,13 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), paths: map[string]string{}}
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
-	f.request.Devices.Majors = majorClasses(node.Majors)
 	if err := f.readDRM(); err != nil {
 		return grant.Request{}, err
 	}
 	for _, v := range vectors {
 		v.find(&f)
 	}
-	f.request.Devices.DRM = f.drm
+	f.request.Devices = grant.DeviceMap{Majors: f.majors, DRM: f.drm}
 	return f.request, f.err
 }
 
@@ -63,9 +62,10 @@ type finder struct {
 	caller  Caller
 	node    Node
 	env     map[string]string
-	paths   map[string]string // real paths, by the paths that were asked for
-	drm     map[int]bool      // of major 226; nil until a spec names that major
-	open    []opening         // what the device rules open
+	paths   map[string]string       // real paths, by the paths that were asked for
+	majors  map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
+	drm     map[int]bool            // of major 226; nil until a spec names that major
+	open    []opening               // what the device rules open
 	request grant.Request
 	err     error
 }

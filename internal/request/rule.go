@@ -48,6 +48,9 @@ type opening struct {
 func (f *finder) deviceRules() {
 	f.open = f.openings()
 	f.request.AllDevices = slices.ContainsFunc(f.open, func(o opening) bool { return o.kind == "a" && o.index >= 0 })
+	if f.request.AllDevices {
+		f.classes() // what takes the place of its rules leaves them out
+	}
 	f.request.Privileged = f.request.AllDevices ||
 		f.request.SysAdmin && slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
 			return isChar(d.Type) && f.class(kernelMajor(d.Major), kernelMinor(d.Minor)) != ""
@@ -136,7 +139,7 @@ func (f *finder) close(open []opening, deny opening) []opening {
 // driver, and DRM where an NVIDIA GPU has nodes there.
 func (f *finder) closesAll(allow, last int) bool {
 	majors := []int64{}
-	for major := range f.request.Devices.Majors {
+	for major := range f.classes() {
 		majors = append(majors, int64(major))
 	}
 	if f.anyDRM() {

@@ -44,8 +44,10 @@ func newScene(t testing.TB) *scene {
 			Rules:       grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}},
 			Annotations: grant.Annotations{Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare}},
 		},
-		Majors: map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-modeset": 195, "nvidia-uvm": majorUVM, "nvidia-caps": majorCaps,
-			"nvidia-caps-imex-channels": majorIMEX, "nvidia-nvswitch": majorSwitch},
+		Majors: func() (map[string]int, error) {
+			return map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-modeset": 195, "nvidia-uvm": majorUVM, "nvidia-caps": majorCaps,
+				"nvidia-caps-imex-channels": majorIMEX, "nvidia-nvswitch": majorSwitch}, nil
+		},
 		DRM: func() (map[int]bool, error) { return map[int]bool{0: true, 128: true, 1: false, 129: false}, nil },
 	}
 	return s

@@ -72,11 +72,10 @@ func (o opening) covers(other opening) bool {
 // opened evaluates a spec's device rules alone.
 func opened(spec Spec, node Node) ([]opening, error) {
 	f := finder{spec: normal(spec), node: node}
-	f.request.Devices.Majors = majorClasses(node.Majors)
 	if err := f.readDRM(); err != nil {
 		return nil, err
 	}
-	return f.openings(), nil
+	return f.openings(), f.err
 }
 
 // DeviceRule is a device rule as runtime-spec writes it.
