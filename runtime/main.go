@@ -24,12 +24,8 @@ import (
 // Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it
 // fails.
 func Main() int {
-	w := wrapper{argv: os.Args, command: parse(os.Args), node: node.Open(policy.Path(""), host.Default())}
-	var err error
-	if w.real, err = w.realRuntime(); err == nil {
-		err = w.run()
-	}
-	w.complain(err)
+	w := wrapper{argv: os.Args, command: parse(os.Args)}
+	w.complain(w.run())
 	return 1
 }
 
@@ -37,24 +33,37 @@ func Main() int {
 type wrapper struct {
 	argv []string
 	command
-	node *node.Node
-	real string // the real runtime's path
+	node *node.Node // only for the subcommands that concern us
+	real string     // the real runtime's path
 }
 
 // run does what the subcommand needs and execs. It returns only an error.
-func (w *wrapper) run() error {
-	switch {
-	case slices.Contains(creates, w.name):
-		return w.create()
-	case w.name == "update" && w.resources > 0:
+func (w *wrapper) run() (err error) {
+	if !slices.Contains(judged, w.name) {
+		if w.real, err = realRuntime(policy.RuntimePath(policy.Path(""))); err != nil {
+			return err
+		}
+		return w.exec()
+	}
+	w.node = node.Open(policy.Path(""), host.Default())
+	if w.real, err = realRuntime(w.node.Policy.Runtime.Path); err != nil {
+		return err
+	}
+	switch w.name {
+	case "update":
 		if err := w.update(); err != nil {
 			return err
 		}
-	case w.name == "delete":
+	case "delete":
 		w.node.Tidy(w.runtimeRoot(), w.id)
+	default:
+		return w.create()
 	}
 	return w.exec()
 }
+
+// judged are the subcommands that we look at. Every other one, known or not, is the real runtime's at once.
+var judged = append([]string{"update", "delete"}, creates...)
 
 // create admits the container, writes the edited spec, and hands over.
 func (w *wrapper) create() error {
@@ -143,9 +152,9 @@ func absolute(path string) string {
 var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // realRuntime finds the first of the configured runtimes, and never this program under another name.
-func (w *wrapper) realRuntime() (string, error) {
+func realRuntime(names []string) (string, error) {
 	self, _ := os.Stat("/proc/self/exe")
-	for _, name := range w.node.Policy.Runtime.Path {
+	for _, name := range names {
 		for _, path := range places(name) {
 			info, err := os.Stat(path)
 			if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && !os.SameFile(info, self) {
@@ -154,7 +163,7 @@ func (w *wrapper) realRuntime() (string, error) {
 		}
 	}
 	return "", fmt.Errorf("cannot find the real OCI runtime: none of %s is there; set runtime.path in %s",
-		strings.Join(w.node.Policy.Runtime.Path, ", "), policy.Path(""))
+		strings.Join(names, ", "), policy.Path(""))
 }
 
 func places(name string) []string {

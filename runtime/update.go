@@ -15,6 +15,9 @@ import (
 // update looks at the resources that an update sets. Where something is taken out of them, the real runtime reads the
 // rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
+	if w.resources == 0 {
+		return nil
+	}
 	path := w.argv[w.resources][len(w.resourcesPrefix):]
 	if path == "" { // to runc it is not given then
 		return nil

@@ -58,6 +58,24 @@ func (tx *Tx) Bind(b grant.Binding) error {
 	return nil
 }
 
+// DropDead forgets a grant's dead bindings. An engine that crashed never deletes its containers; what it leaves would be
+// examined at every later create.
+func (tx *Tx) DropDead(id grant.ID) {
+	names, _ := namesIn(tx.l.boundPath(id))
+	for _, key := range names {
+		if !tx.writes || !isKey(key) {
+			continue
+		}
+		b, err := tx.load(key)
+		if err != nil || b.Grant != id {
+			continue
+		}
+		if tx.l.examine(&b); b.Life == grant.Dead {
+			_ = tx.dropBinding(id, key)
+		}
+	}
+}
+
 // complete checks a binding and fills in what the ledger knows itself.
 func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {

@@ -214,3 +214,18 @@ func (b *book) wantIDs(numbers ...int) {
 		b.t.Errorf("grants %v, want %v", got, want)
 	}
 }
+
+// TestDropDead: of a grant that many containers had, only the living are kept, however many were never deleted.
+func TestDropDead(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	for _, container := range []string{"first", "second", "third"} {
+		b.bind(deadBinding(id(1), container))
+	}
+	b.bind(bindingOf(id(1), "living"))
+	b.update(func(tx *Tx) error { tx.DropDead(id(1)); return nil })
+	names, err := os.ReadDir(b.bindingsDir())
+	if err != nil || len(names) != 1 {
+		t.Errorf("%d bindings are kept (%v), want the living one", len(names), err)
+	}
+}

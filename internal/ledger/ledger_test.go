@@ -249,7 +249,7 @@ func TestEverythingIsForNobodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, root := range []string{b.State, b.Run} {
-		_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		_ = filepath.WalkDir(root, func(path string, d os.DirEntry, _ error) error {
 			info, err := os.Lstat(path)
 			if err != nil {
 				t.Fatal(err)

@@ -239,6 +239,7 @@ func (v visit) bind() (d Decision) {
 		if err != nil {
 			return err
 		}
+		tx.DropDead(d.Grant.ID)
 		// This process becomes the real runtime by exec, so it is the container's creator.
 		d.Bound = true
 		return tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: self})

@@ -41,7 +41,7 @@ func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
 	}
-	line := auditLine{Time: n.Host.Now(), Engine: c.Engine, Container: c.ID, Bundle: c.Bundle, Verdict: d.Kind, Code: d.Code,
+	line := auditLine{Time: n.Host.Now().UTC(), Engine: c.Engine, Container: c.ID, Bundle: c.Bundle, Verdict: d.Kind, Code: d.Code,
 		Message: d.Message, Details: d.Details, Recorded: d.Recorded}
 	if pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}

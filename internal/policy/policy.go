@@ -78,22 +78,10 @@ func Load(path string) (grant.Policy, error) {
 	}
 	p, err := Parse(text)
 	if err != nil {
-		p.Runtime = runtimeOf(text)
+		p.Runtime.Path = runtimePath(text)
 		return p, fmt.Errorf("cannot read the configuration: %s:%w", path, err)
 	}
 	return p, nil
-}
-
-// runtimeOf reads as much of a broken configuration as it takes to hand containers on to the right runtime: those that run
-// under crun cannot be stopped by runc.
-func runtimeOf(text []byte) grant.Runtime {
-	p := struct {
-		Runtime grant.Runtime `toml:"runtime"`
-	}{Default().Runtime}
-	if toml.Unmarshal(text, &p) != nil || len(p.Runtime.Path) == 0 {
-		return Default().Runtime
-	}
-	return p.Runtime
 }
 
 // Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.

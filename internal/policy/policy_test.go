@@ -146,11 +146,32 @@ func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	}
 }
 
+func TestRuntimePathIsWhatLoadReads(t *testing.T) {
+	for _, text := range []string{
+		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n", "runtime = { path = [\"a\"] }\n",
+		"[runtime]\npath = [ # ours\n  \"/opt/runc\", # first\n]\n", "[runtime]\npath = ['a\\b', \"\"\"c\"\"\"]\n",
+		"[audit]\nfile = \"\"\n[runtime]\n\"path\" = [\"x\"]\n[policy]\nmode = \"report\"\n", "[runtime]\npath = []\n", "[[pool]]\ngpus = [\"0\"]\n",
+	} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p, err := Load(path)
+		if got := RuntimePath(path); !reflect.DeepEqual(got, p.Runtime.Path) {
+			t.Errorf("%q: %q, but Load reads %q (%v)", text, got, p.Runtime.Path, err)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("[policy]\nreserve = \"1GiB\"\n[[pool]]\ngpus = [\"0-3\"]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if p, err := Parse(text); err != nil && !equal(p, Default()) {
+		p, err := Parse(text)
+		if err != nil && !equal(p, Default()) {
 			t.Error("an error must come with the default policy")
+		}
+		if got := runtimePath(text); err == nil && !reflect.DeepEqual(got, p.Runtime.Path) {
+			t.Errorf("the runtime is %q at a glance and %q in full", got, p.Runtime.Path)
 		}
 	})
 }

@@ -150,11 +150,15 @@ func (f *finder) nodeRoot() {
 	}
 	for _, m := range f.spec.Mounts {
 		own := m.Type == "cgroup" || m.Type == "cgroup2"
-		source := f.resolve(m.Source)
-		if own && !readOnly(m) || isBind(m) && (f.governsNode(source) || f.writesCgroups(source, m)) {
+		if own && !readOnly(m) || isBind(m) && f.rootBy(m) {
 			f.request.NodeRoot = append(f.request.NodeRoot, "mount:"+m.Destination)
 		}
 	}
+}
+
+func (f *finder) rootBy(m specs.Mount) bool {
+	source := f.resolve(m.Source)
+	return f.governsNode(source) || f.writesCgroups(source, m)
 }
 
 func readOnly(m specs.Mount) bool {
