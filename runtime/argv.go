@@ -27,16 +27,28 @@ type command struct {
 var (
 	globalValued = []string{"root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"}
 	globalFlags  = []string{"debug", "systemd-cgroup", "version", "v", "help", "h"}
-	valued       = map[string][]string{
-		"create":  {"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"},
-		"run":     {"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"},
-		"restore": {"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
-		"update": {"resources", "r", "blkio-weight", "cpu-period", "cpu-quota", "cpu-burst", "cpu-share", "cpu-rt-period", "cpu-rt-runtime", "cpu-idle",
+	valued       = []struct {
+		command string
+		options []string
+	}{
+		{"create", []string{"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"}},
+		{"run", []string{"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"}},
+		{"restore", []string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"}},
+		{"update", []string{"resources", "r", "blkio-weight", "cpu-period", "cpu-quota", "cpu-burst", "cpu-share", "cpu-rt-period", "cpu-rt-runtime", "cpu-idle",
 			"cpuset-cpus", "cpuset-mems", "kernel-memory", "kernel-memory-tcp", "memory", "memory-reservation", "memory-swap", "pids-limit",
-			"l3-cache-schema", "mem-bw-schema"},
-		"delete": {"regex"},
+			"l3-cache-schema", "mem-bw-schema"}},
+		{"delete", []string{"regex"}},
 	}
 )
+
+func takesValue(command, option string) bool {
+	for _, v := range valued {
+		if v.command == command {
+			return slices.Contains(v.options, option)
+		}
+	}
+	return false
+}
 
 // creates are the subcommands that start a container.
 var creates = []string{"create", "run", "restore"}
@@ -112,7 +124,7 @@ func (c *command) arguments(argv []string, from int) {
 			c.id = argv[i]
 		case hasValue:
 			c.local(name, value, i, argv[i][:len(argv[i])-len(value)])
-		case slices.Contains(valued[c.name], name):
+		case takesValue(c.name, name):
 			if i++; i < len(argv) {
 				c.local(name, argv[i], i, "")
 			}

@@ -18,36 +18,57 @@ func (m member) is(name string) bool {
 	return err == nil && string(unquoted) == name
 }
 
-// change rewrites the value at path and leaves every other byte of the document's values as it is, unknown fields and
-// their order included. A missing value is given to fn as nil; objects on the way to it are made. When fn returns what
-// it was given, nothing changes.
-func change(doc jsontext.Value, path []string, fn func(jsontext.Value) (jsontext.Value, error)) (jsontext.Value, error) {
-	if len(path) == 0 {
-		return fn(doc)
-	}
+// part is a field to be rewritten: by a function, or by its own parts.
+type part struct {
+	name  string
+	fn    func(jsontext.Value) (jsontext.Value, error) // of what stands there, nil where nothing does
+	parts []part
+}
+
+// change rewrites the parts of an object and leaves every other byte of its values as it is, unknown fields and their order
+// included. Objects on the way to a part are made. Where no part changes, nothing does.
+func change(doc jsontext.Value, parts []part) (jsontext.Value, error) {
 	members, err := read(doc)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path[0], err)
+		return nil, err
 	}
-	i := slices.IndexFunc(members, func(m member) bool { return m.is(path[0]) })
-	var old jsontext.Value
-	if i >= 0 {
-		old = members[i].value
-	}
-	value, err := change(old, path[1:], fn)
-	if err != nil || bytes.Equal(value, old) {
-		return doc, err
-	}
-	if i < 0 {
-		i = len(members)
-		quoted, err := jsontext.AppendQuote(nil, path[0])
-		if err != nil {
-			return nil, err
+	changed := false
+	for _, p := range parts {
+		i := slices.IndexFunc(members, func(m member) bool { return m.is(p.name) })
+		var old jsontext.Value
+		if i >= 0 {
+			old = members[i].value
 		}
-		members = append(members, member{name: quoted})
+		value, err := p.apply(old)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		if bytes.Equal(value, old) {
+			continue
+		}
+		if i < 0 {
+			i = len(members)
+			members = append(members, member{name: quote(p.name)})
+		}
+		members[i].value, changed = value, true
 	}
-	members[i].value = value
+	if !changed {
+		return doc, nil
+	}
 	return write(members), nil
+}
+
+func (p part) apply(old jsontext.Value) (jsontext.Value, error) {
+	if p.fn != nil {
+		return p.fn(old)
+	}
+	return change(old, p.parts)
+}
+
+// quote writes a field's name; ours are all valid UTF-8.
+func quote(name string) jsontext.Value {
+	quoted, _ := jsontext.AppendQuote(nil, name)
+	return quoted
 }
 
 // read takes an object apart. Nothing and null are empty objects.

@@ -18,22 +18,18 @@ import (
 // changes nothing.
 func OCI(config []byte, v grant.Verdict) ([]byte, error) {
 	e := ociEdit{verdict: v}
-	doc := jsontext.Value(config)
-	for _, part := range []struct {
-		path []string
-		fn   func(jsontext.Value) (jsontext.Value, error)
-	}{
-		{[]string{"process", "env"}, e.env},
-		{[]string{"linux", "devices"}, e.devices},
-		{[]string{"linux", "resources", "devices"}, e.rules},
-		{[]string{"mounts"}, e.mounts},
-		{[]string{"hooks"}, e.hooks},
-		{[]string{"annotations"}, e.annotations},
-	} {
-		var err error
-		if doc, err = change(doc, part.path, part.fn); err != nil {
-			return nil, fmt.Errorf("cannot edit %s: %w", strings.Join(part.path, "."), err)
-		}
+	doc, err := change(config, []part{
+		{name: "process", parts: []part{{name: "env", fn: e.env}}},
+		{name: "linux", parts: []part{
+			{name: "devices", fn: e.devices},
+			{name: "resources", parts: []part{{name: "devices", fn: e.rules}}},
+		}},
+		{name: "mounts", fn: e.mounts},
+		{name: "hooks", fn: e.hooks},
+		{name: "annotations", fn: e.annotations},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot edit the spec: %w", err)
 	}
 	return doc, nil
 }
@@ -151,23 +147,21 @@ func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	doc := old
+	var parts []part
 	for _, stage := range stages {
-		if stage.value.Kind() != '[' {
-			continue
-		}
 		var name string
 		if err := json.Unmarshal(stage.name, &name); err != nil {
 			return nil, err
 		}
-		doc, err = change(doc, []string{name}, func(hooks jsontext.Value) (jsontext.Value, error) {
-			return list(hooks, func(h specs.Hook) bool { return !e.removes(grant.RemoveHook, h.Path) }, nil)
-		})
-		if err != nil {
-			return nil, err
+		if stage.value.Kind() == '[' {
+			parts = append(parts, part{name: name, fn: e.stage})
 		}
 	}
-	return doc, nil
+	return change(old, parts)
+}
+
+func (e ociEdit) stage(old jsontext.Value) (jsontext.Value, error) {
+	return list(old, func(h specs.Hook) bool { return !e.removes(grant.RemoveHook, h.Path) }, nil)
 }
 
 func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
