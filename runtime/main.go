@@ -71,8 +71,8 @@ func (w *wrapper) create() error {
 	path := w.configPath()
 	config, err := host.ReadFile(path, request.MaxSpec)
 	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.cgroupsOff}, Config: config, Unread: err})
-	if d.Reported {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because policy.mode is \"report\"\n", clean(d.Refusal().Error()))
+	if d.Mode != "" {
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because %s\n", clean(d.Refusal().Error()), because[d.Mode])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
@@ -89,6 +89,9 @@ func (w *wrapper) create() error {
 	}
 	return err
 }
+
+// because says why a refusal stops nothing.
+var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`, grant.Disabled: "gpuledger is disabled"}
 
 // exec becomes the real runtime.
 func (w *wrapper) exec() error {

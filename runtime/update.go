@@ -27,8 +27,8 @@ func (w *wrapper) update() error {
 		return err
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.id}, resources)
-	if err != nil && w.node.Reports() {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because policy.mode is \"report\"\n", clean(err.Error()))
+	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because %s\n", clean(err.Error()), because[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {

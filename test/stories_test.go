@@ -145,6 +145,8 @@ func (s story) bundle(ts *testscript.TestScript, _ bool, args []string) {
 			edits = append(edits, rig.Env(rest))
 		case "annotation":
 			edits = append(edits, rig.Annotation(key, value))
+		case "shell":
+			edits = append(edits, rig.Shell(rest))
 		case "privileged":
 			edits = append(edits, rig.Privileged)
 		default:

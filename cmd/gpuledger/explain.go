@@ -62,7 +62,7 @@ func explain(c *cli.Context) error {
 // explainJSON is a contract.
 type explainJSON struct {
 	Verdict  grant.VerdictKind         `json:"verdict"`
-	Mode     grant.RulesMode           `json:"mode,omitempty"` // "report": the verdict is what enforce would say
+	Mode     grant.RulesMode           `json:"mode,omitempty"` // "report" or "disabled": the verdict is what enforce would say
 	Code     grant.Code                `json:"code"`
 	Message  string                    `json:"message"`
 	Hint     string                    `json:"hint"`
@@ -78,8 +78,8 @@ type explainJSON struct {
 func explainToJSON(n *node.Node, d node.Decision) explainJSON {
 	j := explainJSON{Verdict: d.Kind, Code: d.Code, Message: d.Message, Hint: d.Hint, Strength: d.Strength, Details: d.Details, Edits: d.Edits,
 		Rules: edit.Rules(d.Verdict), Removed: []string{}, Recorded: d.Recorded}
-	if n.Policy.Rules.Mode == grant.Report {
-		j.Mode = grant.Report
+	if mode := n.Mode(); mode != grant.Enforce {
+		j.Mode = mode
 	}
 	if d.Grant != nil {
 		j.Grant = d.Grant.ID
@@ -101,8 +101,8 @@ func explainToJSON(n *node.Node, d node.Decision) explainJSON {
 
 // printVerdict writes the verdict as a person would tell it.
 func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
-	if n.Policy.Rules.Mode == grant.Report {
-		fmt.Fprintln(w, "policy.mode is \"report\": the container starts; with \"enforce\" this would be its verdict")
+	if mode := n.Mode(); mode != grant.Enforce {
+		fmt.Fprintf(w, "mode %s: the container starts; otherwise this would be its verdict\n", mode)
 	}
 	switch d.Kind {
 	case grant.Refused:

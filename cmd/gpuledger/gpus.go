@@ -50,6 +50,9 @@ func survey(c *cli.Context) (node.Overview, []node.Card, error) {
 		}
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s\nhint: %s\n", o.Problem.Message, o.Problem.Hint)
 	}
+	if p, paused := n.Paused(); paused {
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: disabled %s: containers start without grants\n", until(p))
+	}
 	warnDamaged(c.App.ErrWriter, o.Damaged)
 	cards, err := n.Cards(o)
 	return o, cards, err

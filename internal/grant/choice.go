@@ -25,6 +25,8 @@ type RulesMode string
 const (
 	Enforce RulesMode = "enforce"
 	Report  RulesMode = "report"
+	// Disabled is no choice of the configuration: `gpuledger disable` makes it so for a time.
+	Disabled RulesMode = "disabled"
 )
 
 // Ungranted is what becomes of a container that asks for GPUs by environment alone and holds no grant.

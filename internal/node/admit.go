@@ -24,9 +24,9 @@ type Create struct {
 // Decision is a verdict in force.
 type Decision struct {
 	grant.Verdict
-	Config   []byte // the config.json to run instead of the given one; nil: run it as it is
-	Reported bool   // the verdict is a refusal that policy only records: run the container as it is
-	Bound    bool   // the grant is bound to the container; Unbind if it does not come to be
+	Config []byte          // the config.json to run instead of the given one; nil: run it as it is
+	Mode   grant.RulesMode // report or disabled: the verdict is a refusal that is only recorded; run the container as it is
+	Bound  bool            // the grant is bound to the container; Unbind if it does not come to be
 
 	pod grant.Identity // who asked, where the engine vouches for it
 }
@@ -35,18 +35,15 @@ type Decision struct {
 // is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
 	d := n.admit(c)
-	if d.Kind == grant.Refused && n.Reports() {
-		d.Reported, d.Config = true, nil
+	if d.Kind == grant.Refused && n.Mode() != grant.Enforce {
+		d.Mode, d.Config = n.Mode(), nil
 	}
-	if !d.Bound && (d.Kind != grant.Refused || d.Reported) {
+	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
 	}
 	n.audit(c.Container, d.pod, d)
 	return d
 }
-
-// Reports reports whether policy only records what it would refuse.
-func (n *Node) Reports() bool { return n.Policy.Rules.Mode == grant.Report && n.Broken == nil }
 
 // Explain is what Admit would say, without doing any of it.
 func (n *Node) Explain(c Create) Decision {

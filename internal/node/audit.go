@@ -18,7 +18,7 @@ type auditLine struct {
 	Bundle    string            `json:"bundle"`
 	Pod       *auditPod         `json:"pod,omitzero"`
 	Verdict   grant.VerdictKind `json:"verdict"`
-	Mode      grant.RulesMode   `json:"mode,omitzero"` // "report" where a refusal was only recorded
+	Mode      grant.RulesMode   `json:"mode,omitzero"` // "report" or "disabled" where a refusal was only recorded
 	Code      grant.Code        `json:"code,omitzero"`
 	Message   string            `json:"message,omitzero"`
 	Grant     grant.ID          `json:"grant,omitzero"`
@@ -42,12 +42,9 @@ func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 		return
 	}
 	line := auditLine{Time: n.Host.Now().UTC(), Engine: c.Engine, Container: c.ID, Bundle: c.Bundle, Verdict: d.Kind, Code: d.Code,
-		Message: d.Message, Details: d.Details, Recorded: d.Recorded}
+		Message: d.Message, Mode: d.Mode, Details: d.Details, Recorded: d.Recorded}
 	if pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
-	}
-	if d.Reported {
-		line.Mode = grant.Report
 	}
 	if d.Grant != nil {
 		line.Grant = d.Grant.ID
@@ -58,6 +55,22 @@ func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 	for _, r := range d.Removed {
 		line.Removed = append(line.Removed, r.String())
 	}
+	if text, err := json.Marshal(line); err == nil {
+		appendLine(n.Policy.Audit.File, text)
+	}
+}
+
+// auditSwitch records that refusals were switched off or on.
+func (n *Node) auditSwitch(action string, p Pause) {
+	if n.Policy.Audit.File == "" {
+		return
+	}
+	line := struct {
+		Time   time.Time `json:"time"`
+		Action string    `json:"action"`
+		Since  time.Time `json:"since,omitzero"`
+		Until  time.Time `json:"until,omitzero"`
+	}{n.Host.Now().UTC(), action, p.Since, p.Until}
 	if text, err := json.Marshal(line); err == nil {
 		appendLine(n.Policy.Audit.File, text)
 	}

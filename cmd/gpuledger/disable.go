@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+func disableCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "disable",
+		Usage:     "break-glass: refuse nothing until the time is over",
+		UsageText: "gpuledger disable --for 30m",
+		Description: "What would be refused starts as it is, unconfined, and is recorded in the audit log. Containers with a grant are\n" +
+			"admitted as always, so the ledger stays true. It survives a reboot; `gpuledger enable` ends it.",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "for", Usage: "how long, as 30m (default: until enabled)"},
+			jsonFlag(),
+		},
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			if c.IsSet("for") && c.Duration("for") <= 0 {
+				return usage("--for: want a duration above 0, not %s", c.Duration("for"))
+			}
+			p, err := openAnyway(c).Disable(c.Duration("for")) // a broken configuration is a reason to break the glass
+			if err != nil {
+				return err
+			}
+			return printPause(c, p)
+		},
+	}
+}
+
+func printPause(c *cli.Context, p node.Pause) error {
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, p)
+	}
+	_, err := fmt.Fprintf(c.App.Writer, "disabled %s: nothing is refused\n", until(p))
+	return err
+}
+
+func until(p node.Pause) string {
+	if p.Until.IsZero() {
+		return "until `gpuledger enable`"
+	}
+	return "until " + p.Until.Local().Format(time.RFC3339)
+}
+
+func enableCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "enable",
+		Usage:       "end `gpuledger disable`",
+		UsageText:   "gpuledger enable",
+		Description: "Containers that started meanwhile keep what they have.",
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			was, err := openAnyway(c).Enable()
+			switch {
+			case err != nil:
+				return err
+			case was:
+				_, err = fmt.Fprintln(c.App.Writer, "enabled: containers are held to their grants again")
+			default:
+				_, err = fmt.Fprintln(c.App.Writer, "enabled: it was not disabled")
+			}
+			return err
+		},
+	}
+}
