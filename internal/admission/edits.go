@@ -16,6 +16,9 @@ const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 // admit gives the container what its grant says: the nodes of its GPUs, the control and UVM nodes, device rules for
 // exactly these, and one NVIDIA_VISIBLE_DEVICES.
 func (c *asking) admit() grant.Verdict {
+	for _, r := range c.request.Dropped {
+		c.remove(r)
+	}
 	v := grant.Verdict{Kind: grant.Admit, Grant: c.grant, Strength: c.strength(), Removed: c.removed}
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes

@@ -10,6 +10,7 @@ type Request struct {
 	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
 	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
 	Hits        []Hit
+	Dropped     []Removal // what asks for nothing by itself, and goes when a grant is admitted
 	References  []Mention
 	Allocations []Allocation
 	Devices     DeviceMap // what the finder told GPU nodes by

@@ -41,6 +41,7 @@ func (f *finder) environment() {
 		}
 	}
 	f.legacyImage()
+	f.mpsSettings()
 	for _, v := range injectorEnv {
 		value := f.env[v.name]
 		if value == "" || v.on != "" && value != v.on {
@@ -48,6 +49,16 @@ func (f *finder) environment() {
 		}
 		f.hit(grant.Hit{Vector: "env:" + v.name, Value: value, Code: grant.GPUEnv, Cover: grant.CoverDrop,
 			Removal: grant.Removal{Kind: grant.RemoveEnv, Name: v.name}})
+	}
+}
+
+// mpsSettings finds CUDA_MPS_*: a client's own settings, which can lift the limits of the server's (a pinned limit that names a
+// GPU which the client cannot see drops them all). Without a grant they lead nowhere.
+func (f *finder) mpsSettings() {
+	for _, name := range sortedKeys(f.env) {
+		if strings.HasPrefix(name, "CUDA_MPS_") {
+			f.request.Dropped = append(f.request.Dropped, grant.Removal{Kind: grant.RemoveEnv, Name: name})
+		}
 	}
 }
 
