@@ -40,6 +40,11 @@ func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
 	return slices.Contains(e.verdict.Removed, grant.Removal{Kind: kind, Name: name})
 }
 
+// removesAny tells whether a part of the spec must be looked at at all; decoding one costs a create more than editing it.
+func (e ociEdit) removesAny(kind grant.RemovalKind) bool {
+	return slices.ContainsFunc(e.verdict.Removed, func(r grant.Removal) bool { return r.Kind == kind })
+}
+
 // env takes out every occurrence of what is removed or set, then sets: readers disagree on which duplicate counts.
 func (e ociEdit) env(old jsontext.Value) (jsontext.Value, error) {
 	set := map[string]bool{}
@@ -68,7 +73,11 @@ func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	return list(old, func(d specs.LinuxDevice) bool { return !ours[d.Path] && !e.removes(grant.RemoveDevice, d.Path) }, add)
+	return list(old, func(d struct {
+		Path string `json:"path"`
+	}) bool {
+		return !ours[d.Path] && !e.removes(grant.RemoveDevice, d.Path)
+	}, add)
 }
 
 func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
@@ -128,6 +137,9 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 }
 
 func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
+	if len(e.verdict.Edits.Mounts) == 0 && !e.removesAny(grant.RemoveMount) {
+		return old, nil
+	}
 	var mounts []specs.Mount
 	ours := map[string]bool{}
 	for _, m := range e.verdict.Edits.Mounts {
@@ -143,6 +155,9 @@ func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
 
 // hooks removes injectors from every stage.
 func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
+	if !e.removesAny(grant.RemoveHook) {
+		return old, nil
+	}
 	stages, err := read(old)
 	if err != nil {
 		return nil, err
