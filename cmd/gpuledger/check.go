@@ -17,10 +17,7 @@ func checkCommand() *cli.Command {
 		Description: "Repairs what is derived (links, leftovers of a crash, bindings of dead containers) and says so. Exit status 0:\nsound; 1: an entry is damaged or the sums do not add up.",
 		Flags:       []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			n, err := open(c)
-			if err == nil {
-				err = noArguments(c)
-			}
+			n, err := openAlone(c)
 			if err != nil {
 				return err
 			}

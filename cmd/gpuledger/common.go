@@ -41,6 +41,14 @@ func open(c *cli.Context) (*node.Node, error) {
 	return n, n.Broken
 }
 
+// openAlone is open for a command that takes no arguments.
+func openAlone(c *cli.Context) (*node.Node, error) {
+	if err := noArguments(c); err != nil {
+		return nil, err
+	}
+	return open(c)
+}
+
 // openAnyway gives the node even where its configuration is broken, as a create would have it.
 func openAnyway(c *cli.Context) *node.Node {
 	file := ""

@@ -33,10 +33,7 @@ func gpusCommand() *cli.Command {
 // survey reads the node for a listing. Without an inventory there is nothing to list; a stale one is shown with a
 // warning, because it is all there is.
 func survey(c *cli.Context) (node.Overview, []node.Card, error) {
-	n, err := open(c)
-	if err == nil {
-		err = noArguments(c)
-	}
+	n, err := openAlone(c)
 	if err != nil {
 		return node.Overview{}, nil, err
 	}

@@ -39,10 +39,7 @@ func grantCommand() *cli.Command {
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			n, err := open(c)
-			if err == nil {
-				err = noArguments(c)
-			}
+			n, err := openAlone(c)
 			switch {
 			case err != nil:
 				return err

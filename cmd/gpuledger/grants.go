@@ -19,10 +19,7 @@ func grantsCommand() *cli.Command {
 		UsageText: "gpuledger grants --json | jq '.grants[] | select(.state == \"free\").id'",
 		Flags:     []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			n, err := open(c)
-			if err == nil {
-				err = noArguments(c)
-			}
+			n, err := openAlone(c)
 			if err != nil {
 				return err
 			}

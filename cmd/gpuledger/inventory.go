@@ -33,10 +33,7 @@ func refreshCommand() *cli.Command {
 }
 
 func refresh(c *cli.Context) error {
-	n, err := open(c)
-	if err == nil {
-		err = noArguments(c)
-	}
+	n, err := openAlone(c)
 	if err != nil {
 		return err
 	}
