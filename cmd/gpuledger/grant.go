@@ -116,7 +116,7 @@ func usage(format string, args ...any) error {
 var fixed = []string{"gpus", "gpu", "mode", "place", "owner", "label"}
 
 func change(c *cli.Context, n *node.Node) error {
-	id, err := grant.ParseID(c.String("update"))
+	reference, err := grant.ParseReference(c.String("update")) // the whole reference is what people have at hand
 	if err != nil {
 		return usage("--update: %v", err)
 	}
@@ -150,7 +150,7 @@ func change(c *cli.Context, n *node.Node) error {
 	if what == (node.Change{}) {
 		return usage("--update: say what to change: --memory, --compute or --ttl")
 	}
-	g, err := n.Change(id, what)
+	g, err := n.Change(reference.ID, what)
 	if err != nil {
 		return err
 	}

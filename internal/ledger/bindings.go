@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -214,7 +215,7 @@ func (tx *Tx) linkBinding(id grant.ID, key string) error {
 
 func (tx *Tx) unlinkBinding(id grant.ID, key string) {
 	_ = os.Remove(filepath.Join(tx.l.boundPath(id), key))
-	_ = os.Remove(tx.l.boundPath(id)) // when it was the last
+	_ = unix.Rmdir(tx.l.boundPath(id)) // when it was the last
 }
 
 const keyDigits = 32

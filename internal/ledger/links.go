@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -109,7 +111,7 @@ func (tx *Tx) linkGPU(id grant.ID, uuid string) error {
 		return err
 	}
 	if err := os.Symlink(gpuTarget(id), path); err != nil {
-		_ = os.Remove(dir)
+		_ = unix.Rmdir(dir)
 		return err
 	}
 	return nil
@@ -140,7 +142,7 @@ func (tx *Tx) unlinkOwner(g grant.Grant) {
 func (tx *Tx) unlinkGPUs(id grant.ID, shares []grant.Share) {
 	for _, s := range shares {
 		_ = os.Remove(filepath.Join(tx.l.gpuPath(s.UUID), string(id)))
-		_ = os.Remove(tx.l.gpuPath(s.UUID))
+		_ = unix.Rmdir(tx.l.gpuPath(s.UUID)) // when it was the last
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -149,7 +151,7 @@ func (s *survey) repairBindingLinks() {
 			}
 			s.remove(filepath.Join(s.tx.l.boundPath(grant.ID(id)), key), "link to a binding that is gone")
 		}
-		_ = os.Remove(s.tx.l.boundPath(grant.ID(id))) // where it is empty
+		_ = unix.Rmdir(s.tx.l.boundPath(grant.ID(id))) // where it is empty; never a file
 	}
 	for key, b := range s.bindings {
 		if path := string(b.Grant) + "/" + key; !linked[path] {
@@ -212,7 +214,7 @@ func (s *survey) repairGPUs() {
 				s.remove(filepath.Join(s.tx.l.gpuPath(uuid), name), "link to a grant that is gone")
 			}
 		}
-		_ = os.Remove(s.tx.l.gpuPath(uuid)) // where it is empty
+		_ = unix.Rmdir(s.tx.l.gpuPath(uuid)) // where it is empty; never a file
 	}
 	for id, g := range s.grants {
 		for _, share := range g.GPUs {

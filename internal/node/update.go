@@ -3,6 +3,7 @@ package node
 import (
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -35,15 +36,27 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 // widens refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own
 // spec of a privileged container is wider than what we made of it, and comes along with every update.
 func (n *Node) widens(c grant.Container, u request.Update) error {
-	if n.Policy.Rules.Privileged == grant.Strip {
+	created := n.created(c)
+	if n.Policy.Rules.Privileged == grant.Strip || confined(created) {
 		return nil
 	}
-	rule, wider, err := request.Widens(u.Devices, n.created(c), n.finder(n.Inventory))
+	rule, wider, err := request.Widens(u.Devices, created, n.finder(n.Inventory))
 	if err != nil || !wider {
 		return err
 	}
 	return &grant.Refusal{Code: grant.GPUDeviceRule, Message: "the update would open GPU devices by the device rule " + rule,
 		Hint: "a container's GPUs are settled when it is created; leave the devices out of the update"}
+}
+
+// confined reports whether a spec's rules are those that we put in a privileged container's place: only they open every
+// block device and not every character device. The engine's own are wider, and come along with every update.
+func confined(spec request.Spec) bool {
+	if spec.Linux == nil || spec.Linux.Resources == nil {
+		return false
+	}
+	return slices.ContainsFunc(spec.Linux.Resources.Devices, func(r request.DeviceRule) bool {
+		return r.Allow && r.Type == "b" && r.Major == nil && r.Minor == nil
+	})
 }
 
 // created is the spec that the container was created with. Where it is gone, nothing was opened: an update then may open

@@ -181,6 +181,9 @@ func validate(p grant.Policy) error {
 			return fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
 		}
 	}
+	if nested(p.StateDir, p.RunDir) || nested(p.RunDir, p.StateDir) {
+		return fmt.Errorf("run_dir: want a directory apart from state_dir: both have a folder \"grants\"")
+	}
 	if len(p.Runtime.Path) == 0 {
 		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
 	}
@@ -196,6 +199,18 @@ func validate(p grant.Policy) error {
 		}
 	}
 	return validPools(p.Pools)
+}
+
+// nested reports whether a directory is another one or below it, wherever links lead.
+func nested(dir, above string) bool {
+	real := func(path string) string {
+		if r, err := host.RealPath(path); err == nil {
+			return r
+		}
+		return filepath.Clean(path)
+	}
+	dir, above = real(dir), real(above)
+	return dir == above || strings.HasPrefix(dir, above+"/")
 }
 
 // validExemption refuses one that would exempt everything, and globs that can't match.

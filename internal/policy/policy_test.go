@@ -98,6 +98,8 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"a key twice", "engine = \"docker\"\nengine = \"podman\"\n", "key engine is already defined"},
 		{"relative directory", "state_dir = \"x\"\n", "1: state_dir: want an absolute path"},
 		{"root as directory", "run_dir = \"/\"\n", "1: run_dir: want an absolute path"},
+		{"one directory for both", "state_dir = \"/x\"\nrun_dir = \"/x/\"\n", "2: run_dir: want a directory apart from state_dir"},
+		{"one directory in the other", "run_dir = \"/var/lib/gpuledger/run\"\n", "1: run_dir: want a directory apart from state_dir"},
 		{"no runtime", "[runtime]\npath = []\n", "2: runtime.path: "},
 		{"simulated without a file", "[inventory]\nsource = \"simulated\"\n", "inventory.file: "},
 		{"exemption of everybody", "[[policy.exempt]]\n", "policy.exempt[0]: "},

@@ -59,7 +59,7 @@ func (f *finder) references() {
 	if source, value, names, found := f.keyed(grantKey); found {
 		f.mention(source, value, names)
 	}
-	if value, found := f.env[referenceEnv]; found {
+	if value := f.env[referenceEnv]; value != "" { // empty, as a variable that was never filled in, asks for nothing
 		f.mention("env:"+referenceEnv, value, true)
 	}
 }
@@ -148,7 +148,7 @@ func (f *finder) annotations() {
 	for _, key := range sortedKeys(f.spec.Annotations) {
 		value := f.spec.Annotations[key]
 		switch {
-		case strings.HasPrefix(key, cdiPrefix):
+		case strings.Contains(key, cdiPrefix): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
 			if slices.ContainsFunc(list(value), isGPUName) {
 				f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever})
 			}

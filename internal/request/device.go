@@ -124,7 +124,8 @@ func (f *finder) codeFor(code grant.Code) grant.Code {
 func (f *finder) classAt(path string) (class grant.NodeClass, major, minor int64) {
 	var st unix.Stat_t
 	switch err := unix.Stat(path, &st); {
-	case errors.Is(err, fs.ErrNotExist), err == unix.ENOTDIR, err == unix.ELOOP, err == unix.ENAMETOOLONG:
+	case errors.Is(err, fs.ErrNotExist), err == unix.ENOTDIR, err == unix.ELOOP, err == unix.ENAMETOOLONG,
+		err == unix.EACCES, err == unix.ESTALE, err == unix.ENOTCONN: // a user's FUSE, a squashed or dead NFS: no device of the node
 		return "", 0, 0
 	case err != nil:
 		f.fail(fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err))
