@@ -2,6 +2,8 @@ package test
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -27,5 +29,27 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 	}
 	if got, want := strings.Join(sections, " "), strings.Join(codes, " "); got != want {
 		t.Errorf("docs/refusals.md explains\n%s\nbut the codes are\n%s", got, want)
+	}
+}
+
+// link is a relative link of Markdown.
+var link = regexp.MustCompile(`\]\(([^):#]+)(#[^)]*)?\)`)
+
+func TestDocumentsLinkToWhatIsThere(t *testing.T) {
+	documents, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decisions, _ := filepath.Glob("../docs/adr/*.md")
+	for _, document := range append(append(documents, decisions...), "../README.md", "../CHANGELOG.md") {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range link.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(document), found[1])); err != nil {
+				t.Errorf("%s: %v", document, err)
+			}
+		}
 	}
 }

@@ -89,6 +89,9 @@ func glob(pattern, name string) bool {
 // pass lets the container start as it is. What is worth knowing about it is recorded.
 func (c *asking) pass(recorded ...string) grant.Verdict {
 	v := grant.Verdict{Kind: grant.Pass, Recorded: append(recorded, c.nodeRoot()...), Strength: grant.StrengthNone}
+	if c.request.Sandbox && len(c.request.Hits) > 0 {
+		v.Recorded = append(v.Recorded, "a sandbox with a way to a GPU: "+c.request.Hits[0].Vector)
+	}
 	for _, d := range c.view.Damaged {
 		if c.owns(d) {
 			v.Recorded = append(v.Recorded, "without the GPUs of its grant "+string(d.ID)+", whose entry in the ledger is damaged")

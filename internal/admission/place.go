@@ -29,7 +29,7 @@ type Ask struct {
 // *grant.Refusal with NoCapacity or ModeConflict for what cannot be now. Their texts name holders: they are for the
 // administrator.
 func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]grant.Share, error) {
-	if err := ask.validate(); err != nil {
+	if err := ask.Validate(); err != nil {
 		return nil, err
 	}
 	if len(inv.GPUs) == 0 {
@@ -62,7 +62,8 @@ func (a Ask) count() int {
 // each is the memory on each GPU.
 func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
 
-func (a Ask) validate() error {
+// Validate says what can never be, on any node: a *grant.UsageError.
+func (a Ask) Validate() error {
 	usage := func(format string, args ...any) error {
 		return &grant.UsageError{Message: fmt.Sprintf("cannot grant: "+format, args...)}
 	}

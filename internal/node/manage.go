@@ -122,10 +122,16 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 		if g.Draining || g.Expired(v.Now) {
 			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
 		}
+		memory, compute := g.Memory(), g.Compute
 		if err := apply(&g, c, v.Now); err != nil {
 			return err
 		}
-		if g.GPUs, err = admission.Place(askOf(g), id, v, inv, n.Policy); err != nil {
+		if g.Memory() > memory || g.Compute > compute {
+			g.GPUs, err = admission.Place(askOf(g), id, v, inv, n.Policy)
+		} else {
+			err = divide(&g) // what does not grow needs no room: a GPU may be over-full by now, and this the way out
+		}
+		if err != nil {
 			return err
 		}
 		return tx.Put(g)
@@ -151,6 +157,18 @@ func apply(g *grant.Grant, c Change, now time.Time) error {
 		if *c.TTL > 0 {
 			g.Expires = now.UTC().Truncate(time.Millisecond).Add(*c.TTL)
 		}
+	}
+	return nil
+}
+
+// divide spreads a grant's memory over its GPUs.
+func divide(g *grant.Grant) error {
+	ask := askOf(*g)
+	if err := ask.Validate(); err != nil || g.Mode == grant.Exclusive {
+		return err
+	}
+	for i := range g.GPUs {
+		g.GPUs[i].Memory = ask.Memory / grant.Bytes(len(g.GPUs))
 	}
 	return nil
 }
