@@ -167,7 +167,7 @@ func TestDecide(t *testing.T) {
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 		}, "pass [without the GPUs of its grant g-podpodpodpod, whose entry in the ledger is damaged]"},
-		{"a sandbox never asks", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass"},
+		{"a sandbox never asks", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
 		{"a reference for the whole pod makes nobody ask", func(w *world) {
 			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: "g-nonenonenone"}}}
 		}, "pass"},

@@ -17,9 +17,14 @@ import (
 var volumeDevices = []string{"/var/run/nvidia-container-devices", "/run/nvidia-container-devices"}
 
 func (f *finder) mounts() {
+	if r := f.spec.Root; r != nil && f.isOurs(f.resolve(r.Path)) {
+		f.hit(grant.Hit{Vector: "root", Value: r.Path, Code: grant.GPUSocket, Cover: grant.CoverNever})
+	}
 	for _, m := range f.spec.Mounts {
 		f.volumeDevice(m)
 		switch {
+		case m.Type == "overlay":
+			f.overlay(m)
 		case m.Type == "devtmpfs":
 			f.parentOfNodes(m)
 		case isBind(m):
@@ -47,13 +52,7 @@ func (f *finder) volumeDevice(m specs.Mount) {
 // bind judges a bind mount by what its source is on the host, not by its name.
 func (f *finder) bind(m specs.Mount) {
 	source := f.resolve(m.Source)
-	for _, dir := range []string{f.node.Policy.StateDir, f.node.Policy.RunDir} {
-		if within(source, f.real(dir)) {
-			f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverNever})
-			return
-		}
-	}
-	if servesMPS(source) {
+	if f.isOurs(source) || servesMPS(source) {
 		f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverNever})
 		return
 	}
@@ -64,6 +63,27 @@ func (f *finder) bind(m specs.Mount) {
 	}
 	if within(f.node.Host.Dev, source) || f.holdsNodes(source) {
 		f.parentOfNodes(m)
+	}
+}
+
+// isOurs reports whether a path is in the ledger's directories.
+func (f *finder) isOurs(source string) bool {
+	return within(source, f.real(f.node.Policy.StateDir)) || within(source, f.real(f.node.Policy.RunDir))
+}
+
+// overlay judges the directories that an overlay brings along, as Podman's `-v DIR:/x:O` does.
+func (f *finder) overlay(m specs.Mount) {
+	for _, option := range m.Options {
+		key, value, _ := strings.Cut(option, "=")
+		if key != "lowerdir" && key != "upperdir" && key != "workdir" {
+			continue
+		}
+		for _, dir := range strings.Split(value, ":") {
+			if dir != "" && f.isOurs(f.resolve(dir)) {
+				f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: option, Code: grant.GPUSocket, Cover: grant.CoverNever})
+				return
+			}
+		}
 	}
 }
 
@@ -147,6 +167,9 @@ var engineSockets = []string{
 func (f *finder) nodeRoot() {
 	if f.userNamespaced() || f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") {
 		return
+	}
+	if r := f.spec.Root; r != nil && f.governsNode(f.resolve(r.Path)) {
+		f.request.NodeRoot = append(f.request.NodeRoot, "root")
 	}
 	for _, m := range f.spec.Mounts {
 		own := m.Type == "cgroup" || m.Type == "cgroup2"

@@ -96,6 +96,13 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
 		{"an MPS daemon's pipe directory", func(s *scene) { s.bind(mps(s), "/x") }, socket("T/mps")},
 		{"an MPS daemon's control socket", func(s *scene) { s.bind(mps(s)+"/control", "/x") }, socket("T/mps/control")},
+		{"an overlay over state_dir, as Podman's :O makes it", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Source: "overlay", Options: []string{"lowerdir=/usr:" + s.path("state")}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:T/state | never"}},
+		{"an overlay over something else", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.mkdir("data"), "upperdir=/a"}})
+		}, nil},
+		{"a root file system in run_dir", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mkdir("run/x")} }, []string{"gpu-socket | root | T/run/x | never"}},
 		{"a file called control", func(s *scene) { s.bind(s.touch("bundle/control"), "/x") }, nil},
 	})
 }

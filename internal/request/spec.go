@@ -22,6 +22,7 @@ import (
 // survive.
 type Spec struct {
 	Process     *Process          `json:"process"`
+	Root        *specs.Root       `json:"root"`
 	Mounts      []specs.Mount     `json:"mounts"`
 	Hooks       *specs.Hooks      `json:"hooks"`
 	Annotations map[string]string `json:"annotations"`

@@ -99,6 +99,7 @@ func TestParseReadsWhatIsJudged(t *testing.T) {
 	}
 	want := Spec{
 		Process: &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
+		Root:    &specs.Root{Path: "rootfs"},
 		Mounts:  []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
 		//lint:ignore SA1019 what NVIDIA's toolkit writes
 		Hooks:       &specs.Hooks{Prestart: []specs.Hook{{Path: "/h"}}},
