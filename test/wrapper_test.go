@@ -600,3 +600,18 @@ func TestEditedTwice(t *testing.T) {
 		})
 	}
 }
+
+// TestUpdateOfAConfinedContainer: containerd sends the rules of its own spec with every update. Those of a privileged
+// container that a grant has confined are wider than what it runs with; they are dropped, and the update goes on.
+func TestUpdateOfAConfinedContainer(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	reference := n.Grant("--memory", "1GiB", "--gpu", "0")
+	b := n.Bundle("c", rig.Privileged, rig.Annotation("gpuledger.dev/grant", reference.String()))
+	if r := b.Create(); r.Code != 0 {
+		t.Fatal(r)
+	}
+	r := update(b, `{"devices":[{"allow":true,"access":"rwm"}],"pids":{"limit":41}}`)
+	if got := b.Cgroup("pids", "pids.max"); r.Code != 0 || got != "41" {
+		t.Errorf("pids.max is %s, want 41: %+v", got, r)
+	}
+}

@@ -242,3 +242,22 @@ func BenchmarkPut(b *testing.B) {
 		i++
 	}
 }
+
+// TestTidyingRemovesNoFile: where the ledger drops a directory that has become empty, a file in its place is somebody's.
+func TestTidyingRemovesNoFile(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
+	strays := []string{filepath.Join(b.boundDir(), "stray"), filepath.Join(b.gpusDir(), "stray")}
+	for _, stray := range strays {
+		if err := os.WriteFile(stray, []byte("precious"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.update(func(tx *Tx) error { _ = tx.Sweep(); return nil })
+	for _, stray := range strays {
+		if err := os.Remove(stray); err != nil {
+			t.Error(err)
+		}
+	}
+}
