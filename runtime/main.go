@@ -4,8 +4,6 @@
 package runtime
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -24,22 +23,22 @@ import (
 // Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it
 // fails.
 func Main() int {
-	w := wrapper{argv: os.Args, command: parse(os.Args)}
-	w.complain(w.run())
+	w := wrapper{argv: os.Args, Command: oci.Parse(os.Args)}
+	w.Complain(w.run())
 	return 1
 }
 
 // wrapper is one call by an engine.
 type wrapper struct {
 	argv []string
-	command
+	oci.Command
 	node *node.Node // only for the subcommands that concern us
 	real string     // the real runtime's path
 }
 
 // run does what the subcommand needs and execs. It returns only an error.
 func (w *wrapper) run() (err error) {
-	if !slices.Contains(judged, w.name) {
+	if !slices.Contains(judged, w.Name) {
 		if w.real, err = realRuntime(policy.RuntimePath(policy.Path(""))); err != nil {
 			return err
 		}
@@ -49,13 +48,13 @@ func (w *wrapper) run() (err error) {
 	if w.real, err = realRuntime(w.node.Policy.Runtime.Path); err != nil {
 		return err
 	}
-	switch w.name {
+	switch w.Name {
 	case "update":
 		if err := w.update(); err != nil {
 			return err
 		}
 	case "delete":
-		w.node.Tidy(w.runtimeRoot(), w.id)
+		w.node.Tidy(w.runtimeRoot(), w.ID)
 	default:
 		return w.create()
 	}
@@ -63,16 +62,16 @@ func (w *wrapper) run() (err error) {
 }
 
 // judged are the subcommands that we look at. Every other one, known or not, is the real runtime's at once.
-var judged = append([]string{"update", "delete"}, creates...)
+var judged = append([]string{"update", "delete"}, oci.Creates...)
 
 // create admits the container, writes the edited spec, and hands over.
 func (w *wrapper) create() error {
-	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.id, Bundle: absolute(w.bundle)}
-	path := w.configPath()
+	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID, Bundle: absolute(w.Bundle)}
+	path := w.ConfigPath()
 	config, err := host.ReadFile(path, request.MaxSpec)
-	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.cgroupsOff}, Config: config, Unread: err})
+	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err})
 	if d.Mode != "" {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because %s\n", clean(d.Refusal().Error()), because[d.Mode])
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because %s\n", oci.Clean(d.Refusal().Error()), because[d.Mode])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
@@ -112,37 +111,16 @@ func replaceSpec(path string, config []byte) error {
 	return nil
 }
 
-// engines are the suffixes of the wrapper's name. Two engines can share a node, so `gpuledger configure` makes each a
-// link of its own.
-var engines = map[string]grant.Engine{
-	".containerd": grant.Containerd, ".crio": grant.CRIO, ".cri-o": grant.CRIO, ".podman": grant.Podman, ".docker": grant.Docker,
-}
-
 // engine is who called. It decides which annotations are believed, so it is never read from annotations.
 func (w *wrapper) engine() grant.Engine {
 	if w.node.Broken != nil {
 		return grant.NoEngine
 	}
-	suffix := filepath.Ext(filepath.Base(w.argv[0]))
-	if suffix == "" {
-		return w.node.Policy.Engine
-	}
-	if engine, known := engines[suffix]; known {
-		return engine
-	}
-	return grant.NoEngine
+	return oci.Engine(w.argv[0], w.node.Policy.Engine)
 }
 
 // runtimeRoot is the directory of the real runtime's state.
-func (w *wrapper) runtimeRoot() string {
-	if w.root != "" {
-		return absolute(w.root)
-	}
-	if strings.HasPrefix(filepath.Base(w.real), "crun") {
-		return absolute(filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/run"), "crun")) // for root too, unlike runc
-	}
-	return "/run/runc"
-}
+func (w *wrapper) runtimeRoot() string { return absolute(w.StateRoot(w.real, os.Getenv)) }
 
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
@@ -180,13 +158,4 @@ func places(name string) []string {
 		}
 	}
 	return paths
-}
-
-// hintOf is what a refusal tells its reader to do.
-func hintOf(err error) string {
-	var refusal *grant.Refusal
-	if errors.As(err, &refusal) {
-		return refusal.Hint
-	}
-	return ""
 }

@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
 // update looks at the resources that an update sets. Where something is taken out of them, the real runtime reads the
 // rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
-	if w.resources == 0 {
+	if w.Resources == 0 {
 		return nil
 	}
-	path := w.argv[w.resources][len(w.resourcesPrefix):]
+	path := w.argv[w.Resources][len(w.ResourcesPrefix):]
 	if path == "" { // to runc it is not given then
 		return nil
 	}
@@ -26,9 +27,9 @@ func (w *wrapper) update() error {
 	if err != nil {
 		return err
 	}
-	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.id}, resources)
+	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because %s\n", clean(err.Error()), because[mode])
+		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because %s\n", oci.Clean(err.Error()), because[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {
@@ -40,7 +41,7 @@ func (w *wrapper) update() error {
 	if err := asStdin(rest); err != nil {
 		return err
 	}
-	w.argv[w.resources] = w.resourcesPrefix + "-"
+	w.argv[w.Resources] = w.ResourcesPrefix + "-"
 	return nil
 }
 

@@ -1,6 +1,7 @@
-package runtime
+package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -9,25 +10,27 @@ import (
 	"unicode"
 
 	"github.com/go-json-experiment/json"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// complain tells why no container starts, in the two places where engines look: containerd and Docker show the last
+// Complain tells why no container starts, in the two places where engines look: containerd and Docker show the last
 // error in the --log file, CRI-O and Podman show stderr.
-func (w *wrapper) complain(err error) {
-	message, hint := "gpuledger: "+clean(err.Error()), clean(hintOf(err))
+func (c Command) Complain(err error) {
+	message, hint := "gpuledger: "+Clean(err.Error()), Clean(Hint(err))
 	fmt.Fprintln(os.Stderr, message)
 	if hint != "" {
 		fmt.Fprintln(os.Stderr, "hint: "+hint)
 		message += "; hint: " + hint
 	}
-	if w.log == "" {
+	if c.Log == "" {
 		return
 	}
-	f, openErr := os.OpenFile(w.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	f, openErr := os.OpenFile(c.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
 	if openErr != nil {
 		return // the engine still has stderr
 	}
-	_, _ = f.WriteString(logLine(w.logFormat, message, time.Now()))
+	_, _ = f.WriteString(logLine(c.LogFormat, message, time.Now()))
 	_ = f.Close()
 }
 
@@ -49,8 +52,17 @@ func logLine(format, message string, now time.Time) string {
 	return string(line) + "\n"
 }
 
-// clean keeps a tenant's text from writing lines or terminal codes of its own.
-func clean(text string) string {
+// Hint is what a refusal tells its reader to do.
+func Hint(err error) string {
+	var refusal *grant.Refusal
+	if errors.As(err, &refusal) {
+		return refusal.Hint
+	}
+	return ""
+}
+
+// Clean keeps a tenant's text from writing lines or terminal codes of its own.
+func Clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r

@@ -1,4 +1,4 @@
-package runtime
+package oci
 
 import (
 	"path/filepath"
@@ -6,20 +6,21 @@ import (
 	"strings"
 )
 
-// command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc and crun do: global
+// Command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc and crun do: global
 // options, the subcommand, its options and arguments in any order.
-type command struct {
-	name       string // the subcommand; "" when there is none
-	root       string // --root
-	log        string // --log
-	logFormat  string // --log-format
-	cgroupsOff bool   // crun --cgroup-manager=disabled
-	bundle     string // --bundle
-	config     string // crun --config: another name for config.json
-	id         string // the last argument
-	resources  int    // index in argv of update's --resources value, with resourcesPrefix before it; 0: not given
+type Command struct {
+	Name       string // the subcommand; "" when there is none
+	Root       string // --root
+	Log        string // --log
+	LogFormat  string // --log-format
+	Systemd    bool   // --systemd-cgroup, crun --cgroup-manager=systemd: systemd owns the container's cgroup
+	CgroupsOff bool   // crun --cgroup-manager=disabled
+	Bundle     string // --bundle
+	Config     string // crun --config: another name for config.json
+	ID         string // the last argument
+	Resources  int    // index in argv of update's --resources value, with ResourcesPrefix before it; 0: not given
 
-	resourcesPrefix string // "" or "--resources="
+	ResourcesPrefix string // "" or "--resources="
 }
 
 // valued are the options that take a value, "--name value" or "--name=value", one dash or two. Those of the globals are
@@ -50,19 +51,19 @@ func takesValue(command, option string) bool {
 	return false
 }
 
-// creates are the subcommands that start a container.
-var creates = []string{"create", "run", "restore"}
+// Creates are the subcommands that start a container.
+var Creates = []string{"create", "run", "restore"}
 
 // subcommands are those of runc and crun.
 var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause", "ps",
 	"restore", "resume", "run", "spec", "start", "state", "update"}
 
-// parse reads argv, its first element the program's name.
-func parse(argv []string) command {
-	var c command
+// Parse reads argv, its first element the program's name.
+func Parse(argv []string) Command {
+	var c Command
 	i := c.globals(argv)
 	if i < len(argv) {
-		c.name = argv[i]
+		c.Name = argv[i]
 		c.arguments(argv, i+1)
 	}
 	return c
@@ -71,7 +72,7 @@ func parse(argv []string) command {
 // globals reads the options before the subcommand and returns the subcommand's index. After an unknown option a word may
 // be its value or the subcommand: it is the value where the word behind it starts a container, or where it is no
 // subcommand that we know and another word is. So a new option can lead to more checks and not to fewer.
-func (c *command) globals(argv []string) int {
+func (c *Command) globals(argv []string) int {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
@@ -88,8 +89,10 @@ func (c *command) globals(argv []string) int {
 			if i++; i < len(argv) {
 				c.global(name, argv[i])
 			}
-		case !slices.Contains(globalFlags, name):
-			if unknown = true; i+2 < len(argv) && slices.Contains(creates, argv[i+2]) {
+		case slices.Contains(globalFlags, name):
+			c.global(name, "true")
+		default:
+			if unknown = true; i+2 < len(argv) && slices.Contains(Creates, argv[i+2]) {
 				return i + 2
 			}
 		}
@@ -97,21 +100,23 @@ func (c *command) globals(argv []string) int {
 	return first
 }
 
-func (c *command) global(name, value string) {
+func (c *Command) global(name, value string) {
 	switch name {
 	case "root":
-		c.root = value
+		c.Root = value
 	case "log":
-		c.log = value
+		c.Log = value
 	case "log-format":
-		c.logFormat = value
+		c.LogFormat = value
+	case "systemd-cgroup":
+		c.Systemd = value != "false"
 	case "cgroup-manager":
-		c.cgroupsOff = value == "disabled"
+		c.CgroupsOff, c.Systemd = value == "disabled", value == "systemd"
 	}
 }
 
 // arguments reads what follows the subcommand.
-func (c *command) arguments(argv []string, from int) {
+func (c *Command) arguments(argv []string, from int) {
 	onlyWords := false
 	for i := from; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
@@ -121,10 +126,10 @@ func (c *command) arguments(argv []string, from int) {
 				onlyWords = true
 				continue
 			}
-			c.id = argv[i]
+			c.ID = argv[i]
 		case hasValue:
 			c.local(name, value, i, argv[i][:len(argv[i])-len(value)])
-		case takesValue(c.name, name):
+		case takesValue(c.Name, name):
 			if i++; i < len(argv) {
 				c.local(name, argv[i], i, "")
 			}
@@ -132,14 +137,14 @@ func (c *command) arguments(argv []string, from int) {
 	}
 }
 
-func (c *command) local(name, value string, index int, prefix string) {
+func (c *Command) local(name, value string, index int, prefix string) {
 	switch name {
 	case "bundle", "b":
-		c.bundle = value
+		c.Bundle = value
 	case "config", "f":
-		c.config = value
+		c.Config = value
 	case "resources", "r":
-		c.resources, c.resourcesPrefix = index, prefix
+		c.Resources, c.ResourcesPrefix = index, prefix
 	}
 }
 
@@ -153,14 +158,14 @@ func option(word string) (name, value string, hasValue, isOption bool) {
 	return name, value, hasValue, true
 }
 
-// configPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set.
-func (c command) configPath() string {
-	name := c.config
+// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set.
+func (c Command) ConfigPath() string {
+	name := c.Config
 	if name == "" {
 		name = "config.json"
 	}
 	if filepath.IsAbs(name) {
 		return name
 	}
-	return filepath.Join(c.bundle, name)
+	return filepath.Join(c.Bundle, name)
 }

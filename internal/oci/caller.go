@@ -1,0 +1,42 @@
+// Package oci is what our two programs on the way of a create share: how an engine calls a runtime, who the engine is,
+// where a runtime keeps its state, and how a refusal reaches the engine's user.
+package oci
+
+import (
+	"cmp"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// engines are the suffixes of our programs' names. Two engines can share a node, so `gpuledger configure` makes each a
+// link of its own.
+var engines = map[string]grant.Engine{
+	".containerd": grant.Containerd, ".crio": grant.CRIO, ".cri-o": grant.CRIO, ".podman": grant.Podman, ".docker": grant.Docker,
+}
+
+// Engine is who calls a program by this name: a suffix says it, else the configuration. A suffix that nobody knows is
+// nobody whose annotations are believed.
+func Engine(program string, configured grant.Engine) grant.Engine {
+	suffix := filepath.Ext(filepath.Base(program))
+	if suffix == "" {
+		return configured
+	}
+	if engine, known := engines[suffix]; known {
+		return engine
+	}
+	return grant.NoEngine
+}
+
+// StateRoot is the directory where the real runtime, a program of this path with this environment, keeps its state. It
+// may be relative to the runtime's working directory.
+func (c Command) StateRoot(program string, getenv func(string) string) string {
+	if c.Root != "" {
+		return c.Root
+	}
+	if strings.HasPrefix(filepath.Base(program), "crun") {
+		return filepath.Join(cmp.Or(getenv("XDG_RUNTIME_DIR"), "/run"), "crun") // for root too, unlike runc
+	}
+	return "/run/runc"
+}

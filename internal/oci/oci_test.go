@@ -1,0 +1,105 @@
+package oci
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		name, argv string
+		want       Command
+	}{
+		{"containerd", "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
+			Command{Name: "create", Systemd: true, Root: "/r", Log: "/l", LogFormat: "json", Bundle: "/b", ID: "c1"}},
+		{"CRI-O", "--root=/r create --bundle /b --pid-file /p c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1"}},
+		{"Podman with cgroups off", "--cgroup-manager disabled create --bundle=/b c1", Command{Name: "create", CgroupsOff: true, Bundle: "/b", ID: "c1"}},
+		{"systemd's cgroups to crun", "--cgroup-manager=systemd create c1", Command{Name: "create", Systemd: true, ID: "c1"}},
+		{"and not", "--systemd-cgroup=false create c1", Command{Name: "create", ID: "c1"}},
+		{"one dash, as Go's flags allow", "-root /r create -b /b c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1"}},
+		{"options behind the id", "create c1 --bundle /b", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"the last of two bundles", "create --bundle /a -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"an id after --", "create --bundle /b -- -x", Command{Name: "create", Bundle: "/b", ID: "-x"}},
+		{"-- before the subcommand", "-- create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"a container named create", "state create", Command{Name: "state", ID: "create"}},
+		{"an id that is a value's twin", "create --pid-file create -b /b run", Command{Name: "create", Bundle: "/b", ID: "run"}},
+		{"another config of crun", "create -f other.json -b /b c1", Command{Name: "create", Bundle: "/b", Config: "other.json", ID: "c1"}},
+		{"force is no value", "delete -f c1", Command{Name: "delete", ID: "c1"}},
+		{"update from stdin", "update --resources - c1", Command{Name: "update", ID: "c1", Resources: 2}},
+		{"update from a file", "update --resources=/f c1", Command{Name: "update", ID: "c1", Resources: 1, ResourcesPrefix: "--resources="}},
+		{"an unknown flag", "--new create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"an unknown option with a value", "--new value create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"an unknown option whose value is a subcommand's name", "--new state create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"an unknown option before a known one", "--new value --debug create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
+		{"nothing", "", Command{}},
+		{"only options", "--version", Command{}},
+		{"a value that is missing", "--root", Command{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			argv := append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...)
+			got := Parse(argv)
+			if c.want.Resources > 0 {
+				c.want.Resources++ // the program's name
+			}
+			if got != c.want {
+				t.Errorf("parse %q:\n got %+v\nwant %+v", c.argv, got, c.want)
+			}
+		})
+	}
+}
+
+func TestConfigPath(t *testing.T) {
+	for _, c := range []struct {
+		command Command
+		want    string
+	}{
+		{Command{Bundle: "/b"}, "/b/config.json"},
+		{Command{}, "config.json"}, // runtimes take the working directory
+		{Command{Bundle: "/b", Config: "x.json"}, "/b/x.json"},
+		{Command{Bundle: "/b", Config: "/x.json"}, "/x.json"},
+	} {
+		if got := c.command.ConfigPath(); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.command, got, c.want)
+		}
+	}
+}
+
+// FuzzParse: whatever an engine sends, a word that starts a container in the subcommand's place is not overlooked.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"--root /r create -b /b c", "--new state create c", "-- run c", "--log= update -r - c", "-"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		words := strings.Fields(text)
+		Parse(append([]string{"gpuledger-runtime"}, words...))
+		got := Parse(append([]string{"gpuledger-runtime", "--root", "/r", "create", "--bundle", "/b"}, words...))
+		if got.Name != "create" || got.Root != "/r" {
+			t.Errorf("a create followed by %q is read as %+v", text, got)
+		}
+	})
+}
+
+// TestLogLine decodes the entry as containerd's shim does (cmd/containerd-shim-runc-v2/process): level, msg, time.
+func TestLogLine(t *testing.T) {
+	message := `gpuledger: refused (gpu-env): "quoted" and \ and ü`
+	var entry struct {
+		Level string
+		Msg   string
+		Time  time.Time
+	}
+	line := logLine("json", message, time.Date(2026, 11, 21, 4, 5, 6, 0, time.UTC))
+	if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "error" || entry.Msg != message || entry.Time.Second() != 6 {
+		t.Errorf("%s: %+v (%v)", line, entry, err)
+	}
+	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text", "gpuledger: x", entry.Time) != want {
+		t.Errorf("got %s", logLine("text", "gpuledger: x", entry.Time))
+	}
+}
+
+func TestCleanLeavesATerminalAlone(t *testing.T) {
+	if got := Clean("a\nb\x1b[2Jc\u0085d\xffé"); strings.ContainsAny(got, "\n\x1b\u0085") || !strings.HasSuffix(got, "é") {
+		t.Errorf("%q", got)
+	}
+}
