@@ -20,6 +20,9 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 		return c.pass("exempt from grants by policy")
 	}
 	c.findGrant()
+	if c.adopts() {
+		c.adopt()
+	}
 	if c.grant == nil {
 		return c.ungranted()
 	}
@@ -35,8 +38,10 @@ type asking struct {
 
 	owned    *grant.Grant // by the container's identity
 	grant    *grant.Grant // the one that all references agree on
+	tried    bool         // to adopt one
 	findings []finding
 	removed  []grant.Removal
+	recorded []string
 }
 
 // finding is a reason to refuse.
@@ -130,6 +135,12 @@ func (c *asking) find(code grant.Code, vector, value string) {
 	c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: vector, Value: value, Code: code}, message: message, hint: hint})
 }
 
+// tell adds a reason that its code's usual sentence would not explain.
+func (c *asking) tell(code grant.Code, vector, value, message, hint string) {
+	vector, value = grant.Printable(vector), grant.Printable(value)
+	c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: vector, Value: value, Code: code}, message: c.subject() + " " + message, hint: hint})
+}
+
 // ungranted judges a container that no grant covers: it is refused for everything that it reaches, or where policy says
 // so starts without it.
 func (c *asking) ungranted() grant.Verdict {
@@ -140,7 +151,7 @@ func (c *asking) ungranted() grant.Verdict {
 		return v
 	}
 	for _, a := range c.request.Allocations {
-		if a.Asks && a.Malformed == "" {
+		if a.Asks && a.Malformed == "" && !c.tried {
 			c.find(grant.GrantNotFound, a.Source, "")
 		}
 	}
@@ -194,7 +205,7 @@ func (c *asking) refuse() grant.Verdict {
 		c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: "node", Value: p.Message, Code: p.Code}, message: p.Message, hint: p.Hint})
 	}
 	slices.SortStableFunc(c.findings, func(a, b finding) int { return a.Code.Rank() - b.Code.Rank() })
-	v := grant.Verdict{Kind: grant.Refused, Grant: c.grant, Strength: grant.StrengthNone}
+	v := grant.Verdict{Kind: grant.Refused, Grant: c.grant, Strength: grant.StrengthNone, Recorded: c.recorded}
 	for _, f := range c.findings {
 		v.Details = append(v.Details, f.Detail)
 	}

@@ -157,15 +157,10 @@ func (c *asking) sameGPUs(names []string) bool {
 	return len(seen) == len(c.grant.GPUs)
 }
 
-// sameUnits compares gpushare's size. The device plugin counts in GiB or in MiB and does not say which; the card's total
-// does.
+// sameUnits compares gpushare's size, which is each GPU's.
 func (c *asking) sameUnits(a grant.Allocation) bool {
 	for _, s := range c.grant.GPUs {
-		unit := grant.GiB
-		if gpu, found := c.inventory.Find(s.UUID); found && a.Total != 0 && grant.Bytes(a.Total)*grant.GiB > 2*gpu.Memory {
-			unit = grant.MiB
-		}
-		if s.Memory != grant.Bytes(a.Units)*unit {
+		if s.Memory != grant.Bytes(a.Units)*c.unit(a, s.UUID) {
 			return false
 		}
 	}

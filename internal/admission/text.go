@@ -33,6 +33,8 @@ var sentences = map[grant.Code]sentence{
 	grant.GrantExpired:               {without: "holds grant {x}, whose time is over", hint: "request a new grant, or have this one's time extended before it ends"},
 	grant.GrantInUse:                 {without: "holds grant {x}, which a container uses already", hint: "a grant serves one container at a time; it is free again when that container has ended"},
 	grant.GPUUnhealthy:               {without: "holds a grant of {v}, which {x}", hint: "release the grant and request another one; an administrator sees the GPUs with `gpuledger gpus`"},
+	grant.ModeConflict:       {without: "is allocated {x} GPU(s) by {v}, but a GPU is in another mode", hint: "a GPU is in one mode at a time, until its last grant is released"},
+	grant.NoCapacity:         {without: "is allocated {x} GPU(s) by {v}, but there is not as much free", hint: "ask for less; an administrator sees who holds what with `gpuledger inspect` and in the audit log"},
 	grant.LimitUnenforceable:         {without: "would be held to its grant by strength {x}, which is less than this node's minimum_strength", hint: "drop its privileges, or ask for a mode that this node enforces better"},
 	grant.VisibleDevicesAll:          {without: "asks for all GPUs through {v} but holds no grant", hint: hintVoid},
 	grant.VisibleDevicesOutsideGrant: {without: "asks for GPUs {x} through {v} but holds no grant", with: "asks for GPUs {x} through {v}, which are not all in its grant {g}", hint: hintVoid},
@@ -54,6 +56,9 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 	id := ""
 	if c.grant != nil {
 		id = string(c.grant.ID)
+		if id == "" {
+			id = "(to be adopted)"
+		}
 		if s.with != "" {
 			message = s.with
 		}
@@ -62,7 +67,11 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		}
 	}
 	filled := strings.NewReplacer("{v}", place(vector), "{x}", value, "{g}", id).Replace(message)
-	return fmt.Sprintf("container \"%s\" %s", grant.Printable(c.request.Container.Name()), filled), hint
+	return c.subject() + " " + filled, hint
+}
+
+func (c *asking) subject() string {
+	return fmt.Sprintf("container \"%s\"", grant.Printable(c.request.Container.Name()))
 }
 
 // place writes a vector as a person would say it.

@@ -27,6 +27,7 @@ var Names = []string{
 	"ledger/unbind-unlinked",
 	"ledger/sweep-removed",
 	"ledger/repaired",
+	"node/adopted",
 	"node/bound",
 	"runtime/admitted",
 	"runtime/edited",

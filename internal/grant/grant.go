@@ -47,11 +47,18 @@ func (g Grant) Has(uuid string) bool {
 // Expired reports whether the grant's time is over.
 func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
 
-// Live reports whether the grant counts against its GPUs: one that is expired or released counts only until its last
-// container is gone.
+// Live reports whether the grant counts against its GPUs: one that is expired, released or adopted counts only until its
+// last container is gone.
 func (g Grant) Live(now time.Time) bool {
-	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now)
+	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && g.Source != Adopted
 }
+
+// Orphaned reports whether a grant that a container adopted is without that container. Nobody could release it, so it is
+// over then.
+func (g Grant) Orphaned() bool { return g.Source == Adopted && len(g.Bindings) == 0 }
+
+// Adopted is the source of a grant that a container's create entered, from what a scheduler wrote about the container.
+const Adopted = "adopted"
 
 // State is what a reader of the ledger is shown of a grant.
 type State string

@@ -133,5 +133,7 @@ type Daemon struct {
 
 // Audit configures the audit log.
 type Audit struct {
-	File string `toml:"file"` // "" is off
+	File    string `toml:"file"`     // "" is off
+	MaxSize Size   `toml:"max_size"` // beyond it the file is rotated; 0 is never
+	Keep    int    `toml:"keep"`     // how many rotated files stay
 }

@@ -147,5 +147,8 @@ type Allocation struct {
 	Compute int      // percent; 0: it does not say
 	Mode    Mode
 
+	InEnv    bool // Units stand in the environment, which an image can set; only PodUnits bounds them
+	PodUnits int  // gpushare's figure for all containers of the pod; 0: it does not say
+
 	Malformed string
 }

@@ -9,6 +9,7 @@ type View struct {
 	Grants   []Grant
 	Damaged  []Damage
 	Outside  map[string]Bytes // by UUID: memory that the watch found in use by nobody's grant; it counts as taken
+	Whole    *View            // all of the ledger, for a container that could adopt a grant; nil for any other
 	Problems []Problem        // what keeps the node from telling; with any of them nothing that needs a GPU is admitted
 }
 

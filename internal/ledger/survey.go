@@ -69,7 +69,7 @@ func (s *survey) readBindings() error {
 	return nil
 }
 
-// Sweep removes what is over: released grants whose container is gone, grants that expired a day ago and are not in
+// Sweep removes what is over: released and adopted grants whose container is gone, grants that expired a day ago and are not in
 // use, dead bindings; and what crashes left behind. It returns the first thing that couldn't be removed.
 func (tx *Tx) Sweep() error {
 	if !tx.writes {
@@ -98,7 +98,7 @@ func (s *survey) repairAll() {
 func (s *survey) removeOverdue() {
 	now := s.tx.l.Host.Now()
 	for id, g := range s.grants {
-		overdue := g.Draining || !g.Expires.IsZero() && !now.Before(g.Expires.Add(keepExpired))
+		overdue := g.Draining || g.Orphaned() || !g.Expires.IsZero() && !now.Before(g.Expires.Add(keepExpired))
 		if len(g.Bindings) > 0 || !overdue {
 			continue
 		}

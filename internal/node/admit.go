@@ -100,6 +100,7 @@ func (v visit) find(config []byte) (grant.Request, *Decision) {
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
+	bound(&r, spec.Annotations)
 	return r, nil
 }
 
@@ -112,7 +113,7 @@ func refusal(code grant.Code, format string, args ...any) *Decision {
 // look decides on the ledger as it is, without waiting for anybody.
 func (v visit) look(decide func(grant.View) Decision) (d Decision) {
 	_ = v.Ledger.View(func(tx *ledger.Tx) error {
-		d = decide(v.view(tx, v.request))
+		d = decide(v.withWhole(tx, v.view(tx, v.request)))
 		return nil
 	})
 	return d
@@ -127,6 +128,9 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 			Hint: "correct the configuration; containers without GPUs start meanwhile"})
 	}
 	add := func(g grant.Grant, err error) {
+		if err == nil && g.Orphaned() {
+			return
+		}
 		// A binding of this very container stands in nobody's way: whether its id is in use is asked apart.
 		g.Bindings = slices.DeleteFunc(g.Bindings, func(b grant.Binding) bool {
 			return b.RuntimeRoot == r.Container.RuntimeRoot && b.Container == r.Container.ID
@@ -138,7 +142,7 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 		case errors.As(err, &damaged):
 			v.Damaged = append(v.Damaged, damaged.Damage)
 		case err != nil && !errors.Is(err, ledger.ErrNotFound):
-			v.Problems = append(v.Problems, grant.Problem{Code: grant.LedgerUnreadable, Message: err.Error(), Hint: "an administrator finds the reason with `gpuledger check`"})
+			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}
 	if owner := r.Container.Pod.Owner(); owner != "" {
@@ -211,7 +215,7 @@ func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventor
 // binding before anything is done with it.
 func (v visit) bind() (d Decision) {
 	err := v.Ledger.Update(func(tx *ledger.Tx) error {
-		if d = v.decide(v.view(tx, v.request)); d.Kind != grant.Admit {
+		if d = v.decide(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
 			return nil
 		}
 		if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
@@ -232,10 +236,21 @@ func (v visit) bind() (d Decision) {
 		if err != nil {
 			return err
 		}
+		if d.Grant.ID == "" {
+			g, err := v.enter(tx, *d.Grant)
+			if err != nil {
+				return err
+			}
+			d.Grant = &g
+		}
 		tx.DropDead(d.Grant.ID)
 		// This process becomes the real runtime by exec, so it is the container's creator.
 		d.Bound = true
-		return tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: self})
+		err = tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: self})
+		if err != nil {
+			dropOrphan(tx, d.Grant.ID)
+		}
+		return err
 	})
 	if err != nil {
 		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
@@ -256,5 +271,5 @@ func (v visit) creating(tx *ledger.Tx) (bool, error) {
 
 // Unbind takes a binding back whose container did not come to be.
 func (n *Node) Unbind(c grant.Container) error {
-	return n.Ledger.Update(func(tx *ledger.Tx) error { return tx.Unbind(c.RuntimeRoot, c.ID) })
+	return n.Ledger.Update(func(tx *ledger.Tx) error { return unbind(tx, c.RuntimeRoot, c.ID) })
 }

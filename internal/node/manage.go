@@ -256,7 +256,7 @@ func (n *Node) Tidy(runtimeRoot, container string) {
 		if err != nil || b.Life != grant.Dead {
 			return err
 		}
-		return tx.Unbind(runtimeRoot, container)
+		return unbind(tx, runtimeRoot, container)
 	})
 }
 

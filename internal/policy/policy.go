@@ -51,7 +51,7 @@ func Default() grant.Policy {
 		},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, VisibleDevices: grant.VisibleUUIDs},
 		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s"},
-		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl"},
+		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl", MaxSize: grant.Size(16 * grant.MiB), Keep: 4},
 	}
 }
 
@@ -174,6 +174,12 @@ func lineOf(text []byte, key string) (row int) {
 	return row
 }
 
+// A file of the audit log holds some lines, and a rotation is some renames.
+const (
+	minAudit = grant.Size(16 * grant.KiB)
+	maxKeep  = 100
+)
+
 // validate checks what a type alone can't say.
 func validate(p grant.Policy) error {
 	for key, dir := range map[string]string{"state_dir": p.StateDir, "run_dir": p.RunDir} {
@@ -192,6 +198,15 @@ func validate(p grant.Policy) error {
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
+	}
+	if p.Audit.File != "" && !filepath.IsAbs(p.Audit.File) {
+		return fmt.Errorf("audit.file: want an absolute path, not %q", p.Audit.File)
+	}
+	if p.Audit.MaxSize != 0 && p.Audit.MaxSize < minAudit {
+		return fmt.Errorf("audit.max_size: want 0MiB (never rotate) or at least %s", grant.Bytes(minAudit))
+	}
+	if p.Audit.Keep < 1 || p.Audit.Keep > maxKeep {
+		return fmt.Errorf("audit.keep: want 1 to %d files, not %d", maxKeep, p.Audit.Keep)
 	}
 	for i, e := range p.Rules.Exempt {
 		if err := validExemption(e); err != nil {

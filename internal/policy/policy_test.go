@@ -61,7 +61,9 @@ place = "spread"
 listen = "unix:/run/x"
 interval = "2s"
 [audit]
-file = ""
+file = "/a"
+max_size = "1MiB"
+keep = 9
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +82,7 @@ file = ""
 		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, VisibleDevices: grant.VisibleVoid},
 		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
 		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s"},
+		Audit:       grant.Audit{File: "/a", MaxSize: grant.Size(grant.MiB), Keep: 9},
 	}
 	if !equal(p, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", p, want)
@@ -107,6 +110,9 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"pool with a wrong mode", "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limited\"]\n", "3: pool.modes: want exclusive"},
 		{"pool with a backward range", "[[pool]]\ngpus = [\"3-1\"]\n", "pool[0].gpus: "},
 		{"pool without GPUs", "[[pool]]\nmodes = [\"limit\"]\n", "pool[0].gpus: "},
+		{"audit in the working directory", "[audit]\nfile = \"a.jsonl\"\n", "2: audit.file: want an absolute path"},
+		{"an audit file that a line fills", "[audit]\nmax_size = \"4KiB\"\n", "2: audit.max_size: want 0MiB"},
+		{"audit without an old file", "[audit]\nkeep = 0\n", "2: audit.keep: want 1 to 100"},
 		{"interval without a unit", "[daemon]\ninterval = \"1\"\n", "daemon.interval: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {

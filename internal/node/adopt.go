@@ -1,0 +1,85 @@
+package node
+
+import (
+	"strconv"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// gpushare's pod-level annotations: the allocation whose size stands in the container's environment, and the sum that
+// bounds it.
+const (
+	gpushareSource = "annotation:ALIYUN_COM_GPU_MEM_IDX"
+	gpusharePod    = "ALIYUN_COM_GPU_MEM_POD"
+	maxPodUnits    = 1 << 30 // keeps sums of GiB within 64 bits
+)
+
+// bound puts the pod's sum beside a size that the environment claims, which an image can set.
+func bound(r *grant.Request, annotations map[string]string) {
+	for i := range r.Allocations {
+		if a := &r.Allocations[i]; a.Source == gpushareSource {
+			a.InEnv = true
+			if units, err := strconv.Atoi(annotations[gpusharePod]); err == nil && 0 < units && units <= maxPodUnits {
+				a.PodUnits = units
+			}
+		}
+	}
+}
+
+// withWhole adds the whole ledger to the view of a container that could adopt a grant.
+func (v visit) withWhole(tx *ledger.Tx, view grant.View) grant.View {
+	if !admission.Adopts(v.request, view, v.Policy) {
+		return view
+	}
+	whole, err := v.all(tx)
+	if err != nil {
+		view.Problems = append(view.Problems, unreadable(err))
+		return view
+	}
+	view.Whole = &whole
+	return view
+}
+
+func unreadable(err error) grant.Problem {
+	return grant.Problem{Code: grant.LedgerUnreadable, Message: err.Error(), Hint: "an administrator finds the reason with `gpuledger check`"}
+}
+
+// enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
+// binding, so a crash between here and the binding leaves nothing that holds a GPU.
+func (v visit) enter(tx *ledger.Tx, adopted grant.Grant) (grant.Grant, error) {
+	if err := tx.Sweep(); err != nil { // the grants of containers that ended, this one's last among them
+		return adopted, err
+	}
+	g, _, err := v.newGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
+	if err != nil {
+		return adopted, err
+	}
+	g.GPUs = adopted.GPUs
+	if err := tx.Put(g); err != nil {
+		return adopted, err
+	}
+	failpoint.Hit("node/adopted")
+	return g, nil
+}
+
+// unbind forgets a binding, and with it the grant that its container adopted.
+func unbind(tx *ledger.Tx, runtimeRoot, container string) error {
+	b, err := tx.Binding(runtimeRoot, container)
+	if err := tx.Unbind(runtimeRoot, container); err != nil {
+		return err
+	}
+	if err == nil {
+		dropOrphan(tx, b.Grant)
+	}
+	return nil
+}
+
+// dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep would remove it.
+func dropOrphan(tx *ledger.Tx, id grant.ID) {
+	if g, err := tx.Get(id); err == nil && g.Orphaned() {
+		_ = tx.Delete(id)
+	}
+}
