@@ -111,7 +111,11 @@ func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
 			fmt.Fprintf(w, "hint: %s\n", d.Hint)
 		}
 	case grant.Admit:
-		fmt.Fprintf(w, "admit by grant %s (%s), strength %s\n", d.Grant.ID, shares(*d.Grant), d.Strength)
+		by := "grant " + string(d.Grant.ID)
+		if d.Grant.ID == "" {
+			by = "a grant that its create would adopt"
+		}
+		fmt.Fprintf(w, "admit by %s (%s), strength %s\n", by, shares(*d.Grant), d.Strength)
 	case grant.Pass:
 		fmt.Fprintln(w, "pass: it reaches no GPU")
 	}

@@ -1,8 +1,7 @@
 package node
 
 import (
-	"os"
-	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -10,7 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// auditLine is one decision in the audit log.
+// auditLine is one decision in the audit log. docs/audit.md explains the fields to those who read it.
 type auditLine struct {
 	Time      time.Time         `json:"time"`
 	Engine    grant.Engine      `json:"engine"`
@@ -26,6 +25,7 @@ type auditLine struct {
 	Details   []grant.Detail    `json:"details,omitempty"`
 	Removed   []string          `json:"removed,omitempty"`
 	Recorded  []string          `json:"recorded,omitempty"`
+	LeftOut   int               `json:"left_out,omitzero"` // entries of the three lists, cut to bound the line
 }
 
 type auditPod struct {
@@ -35,16 +35,25 @@ type auditPod struct {
 	Container string `json:"container"`
 }
 
+// maxLine bounds a line, in bytes with its end: a tenant, who chooses how much there is to find, fills no log with one
+// container. It also keeps a line within one page, which file systems write at once or not at all.
+const maxLine = 4096
+
 // audit records a decision that is worth it: everything but a plain pass. It is best effort: a full disk harms nobody,
 // and a GPU that was granted by the ledger is not taken away for it.
 func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
 	}
-	line := auditLine{Time: n.Host.Now().UTC(), Engine: c.Engine, Container: c.ID, Bundle: c.Bundle, Verdict: d.Kind, Code: d.Code,
-		Message: d.Message, Mode: d.Mode, Details: d.Details, Recorded: d.Recorded}
+	appendAudit(n.Policy.Audit, newAuditLine(n.Host.Now().UTC(), c, pod, d).encode())
+}
+
+// newAuditLine bounds each text. Ids, paths and annotations are somebody else's words.
+func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
+	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText), Verdict: d.Kind, Code: d.Code,
+		Message: cut(d.Message, maxText), Mode: d.Mode}
 	if pod != (grant.Identity{}) {
-		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
+		line.Pod = &auditPod{UID: word(pod.UID), Namespace: word(pod.Namespace), Name: word(pod.Pod), Container: word(pod.Container)}
 	}
 	if d.Grant != nil {
 		line.Grant = d.Grant.ID
@@ -52,12 +61,70 @@ func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 	if d.Kind == grant.Admit {
 		line.Strength = d.Strength
 	}
+	for _, f := range d.Details {
+		line.Details = append(line.Details, grant.Detail{Vector: cut(f.Vector, maxText), Value: cut(f.Value, maxText), Code: f.Code})
+	}
 	for _, r := range d.Removed {
-		line.Removed = append(line.Removed, r.String())
+		line.Removed = append(line.Removed, cut(r.String(), maxText))
 	}
-	if text, err := json.Marshal(line); err == nil {
-		appendLine(n.Policy.Audit.File, text)
+	for _, r := range d.Recorded {
+		line.Recorded = append(line.Recorded, cut(r, maxText))
 	}
+	return line
+}
+
+// What one text of a line may have, in bytes. Kubernetes' names have up to 253.
+const (
+	maxText = 512
+	maxWord = 256
+)
+
+// word is a name, which never has to go, whatever the line holds: escaped twice, five of them fit.
+func word(name string) string { return cut(grant.Printable(name), maxWord) }
+
+// cut makes text fit for JSON, whose strings are UTF-8, and short.
+func cut(text string, most int) string {
+	if len(text) > most {
+		end := most - len("...")
+		for end > 0 && text[end]&0xc0 == 0x80 { // within a character
+			end--
+		}
+		text = text[:end] + "..."
+	}
+	return strings.ToValidUTF8(text, "?")
+}
+
+// encode writes the line, with as much of its lists as the bound leaves room for.
+func (l auditLine) encode() []byte {
+	for {
+		text, err := json.Marshal(l)
+		if err != nil {
+			return nil
+		}
+		if len(text) < maxLine || !l.shorten() {
+			return append(text, '\n')
+		}
+	}
+}
+
+// shorten drops the second half of the longest list, and where none is left the texts that the others repeat. It reports
+// whether there was anything to drop.
+func (l *auditLine) shorten() bool {
+	details, removed, recorded := len(l.Details), len(l.Removed), len(l.Recorded)
+	switch longest := max(details, removed, recorded); {
+	case longest == 0:
+		shorter := l.Message != "" || l.Bundle != ""
+		l.Message, l.Bundle = "", ""
+		return shorter
+	case details == longest:
+		l.Details = l.Details[:details/2]
+	case removed == longest:
+		l.Removed = l.Removed[:removed/2]
+	default:
+		l.Recorded = l.Recorded[:recorded/2]
+	}
+	l.LeftOut += details + removed + recorded - len(l.Details) - len(l.Removed) - len(l.Recorded)
+	return true
 }
 
 // auditSwitch records that refusals were switched off or on.
@@ -72,19 +139,6 @@ func (n *Node) auditSwitch(action string, p Pause) {
 		Until  time.Time `json:"until,omitzero"`
 	}{n.Host.Now().UTC(), action, p.Since, p.Until}
 	if text, err := json.Marshal(line); err == nil {
-		appendLine(n.Policy.Audit.File, text)
+		appendAudit(n.Policy.Audit, append(text, '\n'))
 	}
-}
-
-// appendLine writes a line with one write, so that lines of processes beside each other do not mix.
-func appendLine(path string, line []byte) {
-	if os.MkdirAll(filepath.Dir(path), 0o750) != nil {
-		return
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
-	if err != nil {
-		return
-	}
-	_, _ = f.Write(append(line, '\n'))
-	_ = f.Close()
 }
