@@ -44,37 +44,59 @@ func (h Host) BootID() (string, error) {
 // Self is the calling process. An exec keeps it; a fork does not.
 func (h Host) Self() (grant.Process, error) {
 	pid := os.Getpid()
-	start, _, err := h.stat(pid)
-	return grant.Process{PID: pid, Start: start}, err
+	s, err := h.stat(pid)
+	return grant.Process{PID: pid, Start: s.start}, err
 }
 
 // Runs reports whether the process is there and no zombie: a zombie holds no device. An error says that it can't be
 // told.
+//
+// A process whose first thread has ended looks like a zombie as long as others run, and every exec by another thread
+// passes through that (fs/exec.c, de_thread): the wrapper that becomes the real runtime does. Only one that is the last of
+// its threads is a zombie for good. Of a thread that is just being taken away the kernel knows no number; it is asked anew.
 func (h Host) Runs(p grant.Process) (bool, error) {
-	start, state, err := h.stat(p.PID)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
-		return false, nil
-	case err != nil:
-		return false, err
+	for range 100 {
+		s, err := h.stat(p.PID)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
+			return false, nil
+		case err != nil:
+			return false, err
+		case s.start != p.Start:
+			return false, nil
+		case s.state != 'Z' && s.state != 'X', s.threads > 1:
+			return true, nil
+		case s.threads == 1:
+			return false, nil
+		}
 	}
-	return start == p.Start && state != 'Z' && state != 'X', nil
+	return false, fmt.Errorf("cannot tell whether process %d runs: it is neither there nor gone", p.PID)
 }
 
-// stat reads start time (clock ticks since the boot) and state of a process from /proc/PID/stat. The command's name
-// stands in parentheses and may itself contain some.
-func (h Host) stat(pid int) (start uint64, state byte, err error) {
+// stat is what /proc/PID/stat says of a process.
+type stat struct {
+	start   uint64 // clock ticks since the boot
+	state   byte
+	threads int // with the first one, even where that has ended; 0: it is just being taken away
+}
+
+// stat reads /proc/PID/stat. The command's name stands in parentheses and may itself contain some.
+func (h Host) stat(pid int) (s stat, err error) {
 	text, err := ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "stat"), maxProc)
 	if err != nil {
-		return 0, 0, err
+		return s, err
 	}
 	_, rest, _ := bytes.Cut(text[max(0, bytes.LastIndexByte(text, ')')):], []byte(" "))
 	fields := bytes.Fields(rest) // from field 3, the state
 	if len(fields) < 20 {
-		return 0, 0, fmt.Errorf("cannot read process %d: its stat line is too short", pid)
+		return s, fmt.Errorf("cannot read process %d: its stat line is too short", pid)
 	}
-	start, err = strconv.ParseUint(string(fields[19]), 10, 64)
-	return start, fields[0][0], err
+	s.state = fields[0][0]
+	if s.threads, err = strconv.Atoi(string(fields[17])); err != nil {
+		return s, err
+	}
+	s.start, err = strconv.ParseUint(string(fields[19]), 10, 64)
+	return s, err
 }
 
 // PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing here.
