@@ -77,6 +77,19 @@ var victims = map[string]victim{
 		b := s.container(g)
 		return n.Wrapper("run", "--detach", "--bundle", b.Dir, b.ID), g
 	}, bindPoints},
+	"create that adopts": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		b := n.Bundle("adopts", inPod("train"), allocated("train", "0,1", "4GiB"), rig.Light)
+		s.containers = append(s.containers, b)
+		return n.Wrapper("create", "--bundle", b.Dir, b.ID), grant.Reference{}
+	}, slices.Concat(putPoints, []string{"node/adopted"}, bindPoints)},
+	// One before it adopted, and ended without a delete.
+	"create that adopts again": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		edits := []rig.Edit{inPod("train"), allocated("train", "0,1", "4GiB"), rig.Light}
+		first, b := n.Bundle("adopted", edits...), n.Bundle("adopts", edits...)
+		s.containers = append(s.containers, first, b)
+		starts(s.t, first).KillInit()
+		return n.Wrapper("create", "--bundle", b.Dir, b.ID), grant.Reference{}
+	}, slices.Concat(unbindPoints, []string{"ledger/sweep-removed", "ledger/repaired", "node/adopted"})},
 	// The container before it under the same id had another grant and died: its binding is replaced.
 	"create in place of another": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		before, g := n.Grant("--memory", "1GiB"), n.Grant("--memory", "4GiB")
@@ -106,7 +119,7 @@ type scaffold struct {
 }
 
 func newScaffold(t *testing.T) *scaffold {
-	return &scaffold{t: t, n: rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})}
+	return &scaffold{t: t, n: rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}, Engine: "containerd", Config: adopts})}
 }
 
 // container is the bundle of the next one.

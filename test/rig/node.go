@@ -155,6 +155,8 @@ func (n *Node) Grant(args ...string) grant.Reference {
 // Listed is a grant as `grants --json` shows it.
 type Listed struct {
 	ID       grant.ID      `json:"id"`
+	Owner    grant.Owner   `json:"owner"`
+	Source   string        `json:"source"`
 	State    grant.State   `json:"state"`
 	Mode     grant.Mode    `json:"mode"`
 	GPUs     []grant.Share `json:"gpus"`
