@@ -33,10 +33,12 @@ var layers = map[string][]string{
 	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
 	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
 		"internal/edit", "internal/ledger", "internal/gpu"},
-	"internal/oci":          {"internal/grant"},
-	"runtime":               {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"internal/oci": {"internal/grant"},
+	"runtime":      {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
+		"internal/failpoint"},
 	"cmd/gpuledger-runtime": {"runtime"},
-	"cmd/gpuledger": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
+	"cmd/gpuledger": {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
 		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated"},
 }
 

@@ -51,13 +51,18 @@ func openAlone(c *cli.Context) (*node.Node, error) {
 
 // openAnyway gives the node even where its configuration is broken, as a create would have it.
 func openAnyway(c *cli.Context) *node.Node {
+	return node.Open(policy.Path(configFile(c)), host.Default())
+}
+
+// configFile is what --config names, before the command's name or behind it; "" without it.
+func configFile(c *cli.Context) string {
 	file := ""
 	for _, level := range c.Lineage() {
 		if file == "" && level.IsSet("config") {
 			file = level.String("config")
 		}
 	}
-	return node.Open(policy.Path(file), host.Default())
+	return file
 }
 
 // noArguments refuses what a command would silently ignore.

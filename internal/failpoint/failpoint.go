@@ -31,6 +31,11 @@ var Names = []string{
 	"node/bound",
 	"runtime/admitted",
 	"runtime/edited",
+	"configure/recorded",
+	"configure/changed",
+	"configure/inherited",
+	"configure/restored",
+	"configure/forgotten",
 }
 
 // Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth time it is passed.

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+func configureCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "configure",
+		Usage:     "put gpuledger into an engine's configuration, or take it out",
+		UsageText: "gpuledger configure containerd|crio|podman|docker [--as-default] [--dry-run] [--undo]",
+		Subcommands: []*cli.Command{
+			configureEngine("containerd", grant.Containerd), configureEngine("crio", grant.CRIO),
+			configureEngine("podman", grant.Podman), configureEngine("docker", grant.Docker),
+		},
+	}
+}
+
+func configureEngine(name string, engine grant.Engine) *cli.Command {
+	return &cli.Command{
+		Name:      name,
+		Usage:     "configure " + string(engine),
+		UsageText: "gpuledger configure " + name + " --as-default --dry-run",
+		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the originals under the state directory.\n" +
+			"--undo puts them back to the byte; where somebody has changed a file since, only our lines are taken out. All files are\n" +
+			"changed, or none. Doing it twice changes nothing. The engine is not restarted unless --restart says so.\n\n" +
+			"With --as-default every container of the engine goes through gpuledger. What the policy would refuse among those that\n" +
+			"run now is listed first, and where the configuration does not say otherwise, policy.mode becomes \"report\" and\n" +
+			"policy.privileged becomes \"strip\".",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "as-default", Usage: "make gpuledger the handler of containers that choose none"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},
+			&cli.BoolFlag{Name: "undo", Usage: "restore what was there before"},
+			&cli.BoolFlag{Name: "restart", Usage: "then make the engine read its configuration (containers live on)"},
+			&cli.StringFlag{Name: "mode", Usage: "write policy.mode: enforce or report"},
+			&cli.StringFlag{Name: "privileged", Usage: "write policy.privileged: refuse or strip"},
+			&cli.StringFlag{Name: "file", Usage: "the engine's main configuration `FILE` (default: where it looks)"},
+			&cli.StringFlag{Name: "runtime", Usage: "`PATH` of gpuledger-runtime (default: beside gpuledger)"},
+			&cli.StringFlag{Name: "root", Usage: "configure the system in `DIR`, an image's; all other paths are those in it", Value: "/"},
+			jsonFlag(),
+		},
+		Action: func(c *cli.Context) error {
+			if err := noArguments(c); err != nil {
+				return err
+			}
+			o, err := configureOptions(c, engine)
+			if err != nil {
+				return err
+			}
+			a := configureAnswer{Engine: engine, DryRun: c.Bool("dry-run"), Files: []changeJSON{}, Notes: []string{}}
+			if c.Bool("undo") {
+				return a.undo(c, o)
+			}
+			return a.apply(c, o)
+		},
+	}
+}
+
+// configureOptions reads the flags. Below another root nothing is taken from this machine.
+func configureOptions(c *cli.Context, engine grant.Engine) (o configure.Options, err error) {
+	o = configure.Options{Engine: engine, File: c.String("file"), Runtime: c.String("runtime"), Config: configFile(c), AsDefault: c.Bool("as-default")}
+	if o.Root, err = filepath.Abs(c.String("root")); err != nil {
+		return o, fmt.Errorf("cannot find the root: %w", err)
+	}
+	if c.Bool("undo") && (o.AsDefault || c.IsSet("mode") || c.IsSet("privileged")) {
+		return o, usage("--undo restores everything: it takes neither --as-default nor --mode nor --privileged")
+	}
+	if o.Root != "/" && c.Bool("restart") {
+		return o, usage("--restart: no engine runs below --root")
+	}
+	if c.IsSet("mode") {
+		if err := o.Mode.UnmarshalText([]byte(c.String("mode"))); err != nil || o.Mode == grant.Disabled {
+			return o, usage("--mode: want enforce or report, not %q", c.String("mode"))
+		}
+	}
+	if c.IsSet("privileged") {
+		if err := o.Privileged.UnmarshalText([]byte(c.String("privileged"))); err != nil {
+			return o, usage("--privileged: want refuse or strip, not %q", c.String("privileged"))
+		}
+	}
+	return o, absolutePaths(&o)
+}
+
+// absolutePaths fills in where things are and makes relative names of this machine absolute.
+func absolutePaths(o *configure.Options) error {
+	switch {
+	case o.Root != "/" && o.Config == "":
+		o.Config = policy.DefaultPath
+	case o.Root == "/":
+		o.Config = policy.Path(o.Config)
+	}
+	if o.Runtime == "" {
+		o.Runtime = "/usr/bin/gpuledger-runtime"
+		if self, err := os.Executable(); err == nil && o.Root == "/" {
+			o.Runtime = filepath.Join(filepath.Dir(self), "gpuledger-runtime")
+		}
+	}
+	for _, path := range []*string{&o.Config, &o.Runtime, &o.File} {
+		if *path == "" || filepath.IsAbs(*path) {
+			continue
+		}
+		if o.Root != "/" {
+			return usage("%q: want an absolute path below --root", *path)
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return fmt.Errorf("cannot find %s: %w", *path, err)
+		}
+		*path = abs
+	}
+	return nil
+}
+
+// configureAnswer is what configure prints with --json.
+type configureAnswer struct {
+	Engine  grant.Engine       `json:"engine"`
+	Changed bool               `json:"changed"` // or would be, with dry_run
+	DryRun  bool               `json:"dry_run"`
+	Files   []changeJSON       `json:"files"`
+	Running *configure.Survey  `json:"running,omitempty"` // with --as-default
+	Notes   []string           `json:"notes"`
+	Restart *configure.Restart `json:"restart,omitempty"`
+}
+
+// changeJSON is one file.
+type changeJSON struct {
+	Path   string `json:"path"`
+	Action string `json:"action"` // create, edit, link, restore, remove, keep
+	Why    string `json:"why,omitempty"`
+	Diff   string `json:"diff,omitempty"`
+}
+
+func (a *configureAnswer) enter(changes []configure.Change) {
+	for _, c := range changes {
+		a.Files = append(a.Files, changeJSON{c.Path, c.Action, c.Why, c.Diff})
+		a.Changed = a.Changed || c.Action != "keep"
+	}
+}
+
+func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
+	plan, err := configure.New(o)
+	if err != nil {
+		return err
+	}
+	if o.AsDefault && o.Root == "/" {
+		s := plan.Survey(host.Default())
+		a.Running = &s
+	}
+	a.enter(plan.Changes)
+	a.Notes = append(a.Notes, plan.Notes...)
+	if !a.DryRun {
+		if err := plan.Apply(); err != nil {
+			return err
+		}
+	}
+	return a.finish(c, o, string(plan.Policy.Rules.Mode))
+}
+
+func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
+	state, err := configure.StateDir(o)
+	if err != nil {
+		return err
+	}
+	done, err := configure.Undo(o, state, a.DryRun)
+	if err != nil {
+		return err
+	}
+	a.enter(done.Changes)
+	if len(done.Changes) == 0 {
+		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo", state, o.Engine))
+	}
+	if err := a.finish(c, o, ""); err != nil {
+		return err
+	}
+	if done.Kept > 0 {
+		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; take out our lines by hand and run it again", done.Kept)
+	}
+	return nil
+}
+
+// finish restarts the engine if told so, and answers.
+func (a *configureAnswer) finish(c *cli.Context, o configure.Options, mode string) error {
+	var failed error
+	if o.Root == "/" {
+		r := configure.RestartOf(o.Engine)
+		if c.Bool("restart") && !a.DryRun {
+			failed = r.Do()
+		}
+		a.Restart = &r
+	}
+	if c.Bool("json") {
+		if err := printJSON(c.App.Writer, a); err != nil {
+			return err
+		}
+		return failed
+	}
+	a.print(c.App.Writer, mode)
+	return failed
+}
+
+// print tells it to a person: what runs first, because that is what a default handler decides about.
+func (a *configureAnswer) print(w io.Writer, mode string) {
+	if a.Running != nil {
+		printSurvey(w, a.Running, mode)
+	}
+	for _, f := range a.Files {
+		switch {
+		case f.Action == "keep" && f.Why == "":
+		case f.Why != "":
+			fmt.Fprintf(w, "%s %s: %s\n", f.Action, f.Path, f.Why)
+		default:
+			fmt.Fprintf(w, "%s %s\n", f.Action, f.Path)
+		}
+		fmt.Fprint(w, f.Diff)
+	}
+	for _, n := range a.Notes {
+		fmt.Fprintln(w, "note: "+n)
+	}
+	switch {
+	case !a.Changed:
+		fmt.Fprintln(w, "nothing to change")
+	case a.DryRun:
+		fmt.Fprintln(w, "dry run: nothing was changed")
+	}
+	if a.Restart == nil || a.DryRun {
+		return
+	}
+	if a.Restart.Done {
+		fmt.Fprintln(w, "done: "+a.Restart.Command)
+	} else if hint := a.Restart.Hint(); hint != "" && a.Changed {
+		fmt.Fprintln(w, hint)
+	}
+}
+
+func printSurvey(w io.Writer, s *configure.Survey, mode string) {
+	fmt.Fprintf(w, "%d containers of this engine run now; the policy would refuse %d of them", s.Running, len(s.Refused))
+	if len(s.Refused) > 0 && mode == string(grant.Report) {
+		fmt.Fprint(w, `, and only record it, because policy.mode is "report"`)
+	}
+	fmt.Fprintln(w)
+	for _, r := range s.Refused {
+		who := r.Container
+		if r.Pod != "" {
+			who = r.Pod + " " + who
+		}
+		fmt.Fprintf(w, "  %s: refuse (%s): %s\n", who, r.Code, r.Message)
+	}
+}

@@ -1,0 +1,139 @@
+package configure
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+)
+
+// Apply does the plan: all of it, or on an error nothing. Before the first file changes, the record of how to take it back
+// is durable.
+func (p *Plan) Apply() error {
+	if len(p.Changes) == 0 {
+		return nil
+	}
+	s, err := openStore(p.system, p.Policy.StateDir)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	old, err := s.load(p.options.Engine)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := p.unchanged(); err != nil {
+		return err
+	}
+	next := p.record(old)
+	if err := s.save(next); err != nil {
+		return fmt.Errorf("cannot keep what is there now: %w", errors.Join(err, s.save(restoredTo(old, p))))
+	}
+	failpoint.Hit("configure/recorded")
+	for i, c := range p.Changes {
+		err := p.makeDirs(c.name)
+		if err == nil {
+			err = p.system.write(c.name, c.after)
+		}
+		if err != nil {
+			return p.rollBack(s, old, next, i, err)
+		}
+		failpoint.Hit("configure/changed")
+	}
+	return nil
+}
+
+// unchanged wants every file to be as the plan has read it.
+func (p *Plan) unchanged() error {
+	for _, c := range p.Changes {
+		now, err := p.system.read(c.name)
+		if err != nil {
+			return err
+		}
+		if !now.same(c.before) {
+			return fmt.Errorf("cannot write %s: somebody has changed it in this moment; run it again", c.Path)
+		}
+	}
+	return nil
+}
+
+// record is the old record with this plan's changes. What was there before the first configure stays what an undo restores,
+// with the lines that others have added since.
+func (p *Plan) record(old record) record {
+	r := record{Version: 1, Engine: p.options.Engine, Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
+	for _, c := range p.Changes {
+		for _, dir := range p.system.missingDirs(c.name) {
+			if !slices.Contains(r.Directories, dir) {
+				r.Directories = append(r.Directories, dir)
+			}
+		}
+		e := entry{Path: c.Path, Name: c.name, Before: c.before, After: c.after, Shared: c.shared}
+		i := slices.IndexFunc(r.Files, func(o entry) bool { return o.Name == c.name })
+		if i < 0 {
+			r.Files = append(r.Files, e)
+			continue
+		}
+		e.Before = origin(r.Files[i], c.before)
+		r.Files[i] = e
+	}
+	return r
+}
+
+// origin is what an undo shall restore of a file that we have changed before and that looks like now.
+func origin(e entry, now content) content {
+	if now.same(e.After) || now.same(e.Before) {
+		return e.Before
+	}
+	if data, ok := withdraw(now.data, e.After.data, e.Before.data); ok && now.Kind == file && e.Before.Kind == file {
+		return newFile(data, now)
+	}
+	return now
+}
+
+func (p *Plan) makeDirs(name string) error {
+	for _, dir := range p.system.missingDirs(name) {
+		if err := os.Mkdir(p.system.host(dir), 0o755); err != nil {
+			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
+		}
+		if err := syncDir(filepath.Dir(p.system.host(dir))); err != nil {
+			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
+		}
+	}
+	return nil
+}
+
+// rollBack takes back the changes up to and with the one that failed, the last one first, and then forgets them.
+func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error {
+	var left error
+	for i := failed; i >= 0; i-- {
+		left = errors.Join(left, p.system.write(p.Changes[i].name, p.Changes[i].before))
+	}
+	if left != nil {
+		return fmt.Errorf("%w; and it could not be rolled back: %w; `gpuledger configure %s --undo` tries again",
+			why, left, engines[p.options.Engine].suffix)
+	}
+	p.system.removeDirs(next.Directories, old.Directories)
+	if err := s.save(restoredTo(old, p)); err != nil {
+		return fmt.Errorf("%w; it was rolled back, but the record stays: %w", why, err)
+	}
+	return fmt.Errorf("%w; nothing was changed", why)
+}
+
+// restoredTo is the record from before a plan, of no files if there was none.
+func restoredTo(old record, p *Plan) record {
+	old.Version, old.Engine = 1, p.options.Engine
+	return old
+}
+
+// removeDirs removes directories that we made and that are empty, the innermost first.
+func (s system) removeDirs(dirs, except []string) {
+	for _, dir := range slices.Backward(dirs) {
+		if !slices.Contains(except, dir) && os.Remove(s.host(dir)) == nil {
+			_ = syncDir(filepath.Dir(s.host(dir)))
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package configure
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// record is what configure has done, or is about to do, for one engine. It lies below the state directory:
+//
+//	configure/lock
+//	configure/<engine>/record.json    which files, with hashes, mode and owner before and after
+//	configure/<engine>/<hash>         their contents before and after
+type record struct {
+	Version     int          `json:"version"`
+	Engine      grant.Engine `json:"engine"`
+	Files       []entry      `json:"files"`                 // in the order in which they are changed
+	Directories []string     `json:"directories,omitempty"` // that we made
+}
+
+// entry is one file of a record.
+type entry struct {
+	Path   string  `json:"path"`
+	Name   string  `json:"name"` // Path without symbolic links
+	Before content `json:"before"`
+	After  content `json:"after"`
+	Shared bool    `json:"shared,omitempty"` // our own configuration: every engine that is configured needs it
+}
+
+// store is where the records lie, locked.
+type store struct {
+	system system
+	dir    string // on this machine
+	lock   int
+}
+
+// syncDir is host.SyncDir; a test makes it fail.
+var syncDir = host.SyncDir
+
+// openStore locks the records below the state directory. Two calls at once would each undo the other.
+func openStore(s system, stateDir string) (*store, error) {
+	resolved, err := s.resolve(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(s.host(resolved), "configure")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot keep what is there now: %w", err)
+	}
+	lock, err := unix.Open(filepath.Join(dir, "lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock %s: %w", dir, err)
+	}
+	if err := unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = unix.Close(lock)
+		return nil, fmt.Errorf("cannot lock %s: another `gpuledger configure` runs", dir)
+	}
+	return &store{system: s, dir: dir, lock: lock}, nil
+}
+
+func (s *store) close() { _ = unix.Close(s.lock) }
+
+func (s *store) engineDir(engine grant.Engine) string {
+	return filepath.Join(s.dir, engines[engine].suffix)
+}
+
+// load reads an engine's record with the contents that it names. fs.ErrNotExist: there is none.
+func (s *store) load(engine grant.Engine) (record, error) {
+	var r record
+	dir := s.engineDir(engine)
+	text, err := host.ReadFile(filepath.Join(dir, "record.json"), maxConfig)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil || r.Version != 1 {
+		return r, fmt.Errorf("cannot read %s/record.json: version %d, %v; the original files lie beside it, by their SHA-256", dir, r.Version, err)
+	}
+	for i := range r.Files {
+		for _, c := range []*content{&r.Files[i].Before, &r.Files[i].After} {
+			if c.Kind != file {
+				continue
+			}
+			if c.data, err = host.ReadFile(filepath.Join(dir, c.SHA256), maxConfig); err != nil || hash(c.data) != c.SHA256 {
+				return r, fmt.Errorf("cannot trust what %s keeps of %s: %v", dir, r.Files[i].Path, errors.Join(err, errors.New("its hash is another")))
+			}
+		}
+	}
+	return r, nil
+}
+
+// save makes a record durable: first the contents, then the file that names them. One without files is removed.
+func (s *store) save(r record) error {
+	dir := s.engineDir(r.Engine)
+	if len(r.Files) == 0 {
+		if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return s.sweep(r)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, e := range r.Files {
+		for _, c := range []content{e.Before, e.After} {
+			if c.Kind == file {
+				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.data, 0o600, host.Durable); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := host.ReplaceFile(filepath.Join(dir, "record.json"), append(text, '\n'), 0o600, host.Durable); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(s.dir), s.sweep(r))
+}
+
+// sweep removes contents that the record no longer names.
+func (s *store) sweep(r record) error {
+	dir := s.engineDir(r.Engine)
+	names, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	keep := []string{}
+	for _, e := range r.Files {
+		keep = append(keep, e.Before.SHA256, e.After.SHA256)
+	}
+	for _, n := range names {
+		if n.Name() != "record.json" && !slices.Contains(keep, n.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, n.Name())))
+		}
+	}
+	if len(r.Files) == 0 {
+		err = errors.Join(err, os.Remove(dir), syncDir(s.dir))
+	}
+	return err
+}
+
+// has reports whether there is a record, without locking or making anything.
+func (s system) has(engine grant.Engine, stateDir string) (bool, error) {
+	resolved, err := s.resolve(stateDir)
+	return err == nil && s.exists(filepath.Join(resolved, "configure", engines[engine].suffix, "record.json")), err
+}
+
+// others are the records of other engines. A file that two of them have changed (our configuration) goes back when the last
+// of them is undone.
+func (s *store) others(engine grant.Engine) ([]record, error) {
+	var records []record
+	for _, e := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
+		if e == engine {
+			continue
+		}
+		r, err := s.load(e)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, err
+		default:
+			records = append(records, r)
+		}
+	}
+	return records, nil
+}

@@ -1,0 +1,105 @@
+package configure
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Restart is what makes an engine read its configuration again.
+type Restart struct {
+	Command string `json:"command"` // to give by hand; "" where nothing is to be done
+	Unit    string `json:"unit"`    // of systemd; "" where it manages no services here
+	PIDs    []int  `json:"pids"`    // of the engine's processes
+	Done    bool   `json:"done"`
+
+	engine grant.Engine
+}
+
+// RestartOf looks for an engine that runs on this machine.
+func RestartOf(name grant.Engine) Restart {
+	e := engines[name]
+	r := Restart{PIDs: []int{}, engine: name}
+	if e.daemon == "" {
+		return r
+	}
+	r.PIDs = append(r.PIDs, processes(e.daemon)...)
+	if _, err := os.Stat("/run/systemd/system"); err == nil { // sd_booted(3)
+		r.Unit = e.unit
+		r.Command = "systemctl " + r.verb() + " " + e.unit
+	} else if name == grant.Docker && len(r.PIDs) == 1 {
+		r.Command = "kill -HUP " + strconv.Itoa(r.PIDs[0])
+	}
+	return r
+}
+
+// verb: dockerd takes runtimes, default-runtime and features over when it is told to reload; the others read theirs at start.
+// No engine's restart ends containers.
+func (r Restart) verb() string {
+	if r.engine == grant.Docker {
+		return "reload"
+	}
+	return "restart"
+}
+
+// Do restarts the engine.
+func (r *Restart) Do() error {
+	switch {
+	case engines[r.engine].daemon == "":
+		return nil
+	case r.Unit != "":
+		if out, err := exec.Command("systemctl", r.verb(), r.Unit).CombinedOutput(); err != nil {
+			return fmt.Errorf("cannot %s %s: %w: %s", r.verb(), r.Unit, err, strings.TrimSpace(string(out)))
+		}
+	case r.engine == grant.Docker && len(r.PIDs) == 1:
+		if err := unix.Kill(r.PIDs[0], unix.SIGHUP); err != nil {
+			return fmt.Errorf("cannot make dockerd (pid %d) read its configuration: %w", r.PIDs[0], err)
+		}
+	case len(r.PIDs) > 0:
+		return fmt.Errorf("cannot restart %s: systemd does not run here; restart its process (pid %s) as it was started", r.engine, r.pids())
+	default:
+		return errors.New("cannot restart " + string(r.engine) + ": it does not run here")
+	}
+	r.Done = true
+	return nil
+}
+
+func (r Restart) pids() string { return strings.Trim(fmt.Sprint(r.PIDs), "[]") }
+
+// Hint says what is left to do; "" if nothing.
+func (r Restart) Hint() string {
+	switch {
+	case engines[r.engine].daemon == "", r.Done:
+		return ""
+	case r.Command != "":
+		return "for " + string(r.engine) + " to read it: " + r.Command
+	case len(r.PIDs) > 0:
+		return "for " + string(r.engine) + " to read it, restart its process (pid " + r.pids() + ")"
+	}
+	return string(r.engine) + " reads it when it starts"
+}
+
+// processes are those of a program's name that see the same files as we.
+func processes(name string) []int {
+	var pids []int
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, path := range files {
+		dir := filepath.Dir(path)
+		comm, err := os.ReadFile(path)
+		ns, _ := os.Readlink(dir + "/ns/mnt")
+		pid, e := strconv.Atoi(filepath.Base(dir))
+		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

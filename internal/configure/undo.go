@@ -1,0 +1,234 @@
+package configure
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+)
+
+// Undone is what an undo did or would do.
+type Undone struct {
+	Changes []Change // with action restore, remove or keep
+	Kept    int      // files that were changed by others in a way that could not be told apart from ours
+}
+
+// Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
+// It can be repeated. With dry it only tells.
+func Undo(o Options, stateDir string, dry bool) (Undone, error) {
+	sys := system{o.Root}
+	if found, err := sys.has(o.Engine, stateDir); err != nil || !found {
+		return Undone{}, err
+	}
+	s, err := openStore(sys, stateDir)
+	if err != nil {
+		return Undone{}, err
+	}
+	defer s.close()
+	r, err := s.load(o.Engine)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Undone{}, nil
+	}
+	if err != nil {
+		return Undone{}, err
+	}
+	u, heirs, err := s.plan(r)
+	if err != nil || dry {
+		return u, err
+	}
+	return u, s.undo(r, u, heirs)
+}
+
+// plan tells what becomes of each file, the last one first, and which files another engine's record takes over.
+func (s *store) plan(r record) (Undone, []record, error) {
+	var u Undone
+	others, err := s.others(r.Engine)
+	if err != nil {
+		return u, nil, err
+	}
+	var heirs []record
+	for _, e := range slices.Backward(r.Files) {
+		now, err := s.system.read(e.Name)
+		if err != nil {
+			return u, nil, err
+		}
+		if passedOn(e, others) {
+			heirs = inherit(heirs, r, others, e)
+			u.Changes = append(u.Changes, Change{Path: e.Path, Action: "keep", Why: fmt.Sprintf("%s needs it", others[0].Engine), name: e.Name, before: now, after: now})
+			continue
+		}
+		c := restore(e, now)
+		if c.Action == "keep" && c.Why != "" {
+			c.Why += fmt.Sprintf("; the original lies in %s", s.original(r, e))
+			u.Kept++
+		}
+		u.Changes = append(u.Changes, c)
+	}
+	return u, heirs, nil
+}
+
+// original is where the content from before configure lies.
+func (s *store) original(r record, e entry) string {
+	if e.Before.Kind != file {
+		return "no file: there was none"
+	}
+	return s.engineDir(r.Engine) + "/" + e.Before.SHA256
+}
+
+// passedOn reports whether another engine still needs a file. What was changed on top of another engine's change goes back to
+// that one's state.
+func passedOn(e entry, others []record) bool {
+	return e.Shared && len(others) > 0 && !slices.ContainsFunc(others, func(o record) bool {
+		return slices.ContainsFunc(o.Files, func(f entry) bool { return f.Name == e.Name && f.After.same(e.Before) })
+	})
+}
+
+// inherit gives a file to another engine's record: its undo then restores what was there before both.
+func inherit(heirs []record, from record, others []record, e entry) []record {
+	heir := others[0]
+	for _, o := range others { // the one that has changed it too, if any
+		if slices.ContainsFunc(o.Files, func(f entry) bool { return f.Name == e.Name }) {
+			heir = o
+		}
+	}
+	i := slices.IndexFunc(heirs, func(h record) bool { return h.Engine == heir.Engine })
+	if i < 0 {
+		heir.Files = slices.Clone(heir.Files)
+		heirs, i = append(heirs, heir), len(heirs)
+	}
+	h := &heirs[i]
+	for _, dir := range from.Directories {
+		if strings.HasPrefix(e.Name, dir+"/") {
+			h.Directories = union(h.Directories, dir)
+		}
+	}
+	switch at := slices.IndexFunc(h.Files, func(f entry) bool { return f.Name == e.Name }); {
+	case at < 0:
+		h.Files = slices.Insert(h.Files, 0, e)
+	case h.Files[at].Before.same(e.After): // it was changed on top of us
+		h.Files[at].Before = e.Before
+	}
+	return heirs
+}
+
+// restore tells what becomes of a file that looks like now.
+func restore(e entry, now content) Change {
+	c := Change{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
+	if e.Before.Kind == nothing {
+		c.Action = "remove"
+	}
+	switch {
+	case now.same(e.Before), now.Kind == nothing, gone(e, now):
+		c.Action, c.after = "keep", now
+		return c
+	case now.same(e.After):
+	default:
+		data, ok := withdraw(now.data, e.After.data, e.Before.data)
+		if now.Kind != file || e.After.Kind != file || e.Before.Kind == nothing || !ok || !readable(e.Path, data) {
+			c.Action, c.after = "keep", now
+			c.Why = "somebody has changed it since; take out what is ours by hand"
+			return c
+		}
+		c.Why = "somebody has changed it since; only our lines are taken out"
+		c.after = newFile(data, now)
+	}
+	c.Diff = unified(e.Path, now.data, c.after.data)
+	return c
+}
+
+// undo does it, and then forgets what is done.
+func (s *store) undo(r record, u Undone, heirs []record) error {
+	for _, h := range heirs {
+		if err := s.save(h); err != nil {
+			return fmt.Errorf("cannot hand files over to %s: %w", h.Engine, err)
+		}
+		failpoint.Hit("configure/inherited")
+	}
+	for _, c := range u.Changes {
+		if c.Action == "keep" {
+			continue
+		}
+		if err := s.system.write(c.name, c.after); err != nil {
+			return err
+		}
+		failpoint.Hit("configure/restored")
+	}
+	s.system.removeDirs(r.Directories, nil)
+	kept := record{Version: 1, Engine: r.Engine, Directories: r.Directories}
+	for _, e := range r.Files {
+		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
+		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) {
+			kept.Files = append(kept.Files, e)
+		}
+	}
+	if err := s.save(kept); err != nil {
+		return fmt.Errorf("cannot forget what is undone: %w", err)
+	}
+	failpoint.Hit("configure/forgotten")
+	return nil
+}
+
+func inherited(heirs []record, e entry) bool {
+	return slices.ContainsFunc(heirs, func(h record) bool {
+		return slices.ContainsFunc(h.Files, func(f entry) bool { return f.Name == e.Name })
+	})
+}
+
+// gone reports whether somebody has taken out every line of ours already.
+func gone(e entry, now content) bool {
+	if now.Kind != file || e.After.Kind != file {
+		return false
+	}
+	theirs := map[string]bool{"": true}
+	for line := range bytes.Lines(e.Before.data) {
+		theirs[string(bytes.TrimSpace(line))] = true
+	}
+	ours := map[string]bool{}
+	for line := range bytes.Lines(e.After.data) {
+		if line := string(bytes.TrimSpace(line)); !theirs[line] {
+			ours[line] = true
+		}
+	}
+	for line := range bytes.Lines(now.data) {
+		if ours[string(bytes.TrimSpace(line))] {
+			return false
+		}
+	}
+	return true
+}
+
+// readable reports whether a file is still what its reader wants.
+func readable(path string, data []byte) bool {
+	var err error
+	if strings.HasSuffix(path, ".json") {
+		_, err = parseJSON(data)
+	} else {
+		_, err = parseTOML(data)
+	}
+	return err == nil
+}
+
+// withdraw takes one change out of a text that others have changed too: what led from before to after is led back in now.
+// It reports false where a place of the change cannot be found, or not for sure.
+func withdraw(now, after, before []byte) ([]byte, bool) {
+	for _, h := range hunks(after, before) {
+		if len(h.old) == 0 || bytes.Count(now, h.old) != 1 {
+			return nil, false
+		}
+		now = bytes.Replace(now, h.old, h.new, 1)
+	}
+	return now, true
+}
+
+// StateDir is where the records lie, by our configuration.
+func StateDir(o Options) (string, error) {
+	p := Plan{options: o, system: system{o.Root}}
+	if _, err := p.ourConfig(); err != nil {
+		return "", err
+	}
+	return p.Policy.StateDir, nil
+}
