@@ -25,7 +25,7 @@ type containerdConfig struct {
 	version int64
 	plugin  string
 	files   []containerdFile // the main file first, then its imports in the order in which they count
-	imports []string         // patterns
+	dropIn  string           // a name that an import takes in; "" without one
 }
 
 type containerdFile struct {
@@ -43,7 +43,7 @@ func (p *Plan) containerd() (present, error) {
 	if err != nil {
 		return present{}, err
 	}
-	tree := c.effective(target)
+	tree := c.effective()
 	was := containerdPresent(tree)
 	if err := p.setContainerd(c, target, tree); err != nil {
 		return present{}, fmt.Errorf("cannot edit %s:%w", target.path, err)
@@ -74,8 +74,13 @@ func (p *Plan) readContainerd() (containerdConfig, error) {
 			if !filepath.IsAbs(pattern) {
 				pattern = filepath.Join(filepath.Dir(path), pattern)
 			}
-			c.imports = append(c.imports, pattern)
-			pending = append(pending, p.system.glob(pattern)...)
+			names := p.system.glob(pattern)
+			if ours := filepath.Join(filepath.Dir(pattern), dropIn+".toml"); strings.Contains(pattern, "*") && matches(pattern, ours) {
+				names = union(names, ours) // where it will count; empty so far, or not
+				slices.Sort(names)
+				c.dropIn = ours
+			}
+			pending = append(pending, names...)
 		}
 	}
 	return c, c.check()
@@ -112,21 +117,12 @@ func (c *containerdConfig) check() error {
 // directory is enough. Before, the last file that has a section replaces it whole (measured with containerd 1.6), so that
 // one must be edited.
 func (c *containerdConfig) target(p *Plan) (containerdFile, error) {
-	if c.version >= 3 {
-		for _, pattern := range c.imports {
-			path := filepath.Join(filepath.Dir(pattern), dropIn+".toml")
-			if match, _ := filepath.Match(pattern, path); !match || !strings.Contains(pattern, "*") {
-				continue
-			}
-			if i := slices.IndexFunc(c.files, func(f containerdFile) bool { return f.path == path }); i >= 0 {
-				return c.files[i], nil
-			}
-			d, err := p.loadTOML(path)
-			if err == nil {
-				err = errors.Join(p.sign(d), d.set(c.version, "version"))
-			}
-			return containerdFile{path, d}, err
+	if c.version >= 3 && c.dropIn != "" {
+		f := c.files[slices.IndexFunc(c.files, func(f containerdFile) bool { return f.path == c.dropIn })]
+		if len(f.text) > 0 {
+			return f, nil
 		}
+		return f, errors.Join(p.sign(f.tomlDocument), f.set(c.version, "version"))
 	}
 	last := c.files[0]
 	for _, f := range c.files {
@@ -138,24 +134,21 @@ func (c *containerdConfig) target(p *Plan) (containerdFile, error) {
 }
 
 // effective is the CRI runtime's section as containerd will see it, with the target's part as it is now.
-func (c *containerdConfig) effective(target containerdFile) map[string]any {
-	files := c.files
-	if !slices.ContainsFunc(files, func(f containerdFile) bool { return f.path == target.path }) {
-		files = append(slices.Clip(files), target)
-	}
+func (c *containerdConfig) effective() map[string]any {
 	section := map[string]any{}
-	for _, f := range files {
-		d := f.tomlDocument
-		if f.path == target.path {
-			d = target.tomlDocument
-		}
-		over := table(d.tree, "plugins", c.plugin)
+	for _, f := range c.files {
+		over := table(f.tree, "plugins", c.plugin)
 		if over != nil && c.version < 3 {
 			section = map[string]any{}
 		}
 		section = merge(section, over)
 	}
 	return section
+}
+
+func matches(pattern, name string) bool {
+	match, err := filepath.Match(pattern, name)
+	return match && err == nil
 }
 
 // defaultHandler is the name of the default handler, or of the one before it was ours.
@@ -239,7 +232,7 @@ func (p *Plan) containerdCDI(set *setter, c containerdConfig, base []string, sec
 
 // verify reads the result as containerd does: a file that counts after ours could say otherwise.
 func (c *containerdConfig) verify(p *Plan, target containerdFile) error {
-	section := c.effective(target)
+	section := c.effective()
 	if got := text(section, "containerd", "runtimes", Handler, "options", "BinaryName"); got != p.link() {
 		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise", c.main, target.path, Handler)
 	}

@@ -220,7 +220,7 @@ func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
 		if n := len(k.path); n < len(path) && slices.Equal(k.path, path[:n]) {
 			return nil, fmt.Errorf("%d: %s is an inline table, which is not edited here; write it as [%s]", d.row(k.start), dotted(k.path), dotted(k.path))
 		}
-		if n := len(path) - 1; k.table >= 0 && len(d.tables[k.table].path) < n && len(k.path) > n && slices.Equal(k.path[:n], path[:n]) {
+		if n := len(path) - 1; d.depth(k.table) < n && len(k.path) > n && slices.Equal(k.path[:n], path[:n]) {
 			return nil, fmt.Errorf("%d: %s is written with dots, which is not edited here; write it as [%s]", d.row(k.start), dotted(k.path), dotted(path[:n]))
 		}
 	}
@@ -241,8 +241,19 @@ func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
 	return d.insertLine(len(d.text), d.gap()+"["+dotted(table)+"]\n"+name+" = "+value), nil
 }
 
+// depth is how many names a table's header has.
+func (d *tomlDocument) depth(table int) int {
+	if table < 0 {
+		return 0
+	}
+	return len(d.tables[table].path)
+}
+
 // place is where a new key of a table stands, and how far indented: as the table's last one.
 func (d *tomlDocument) place(table int) (at int, indent string) {
+	if len(d.tables) == 0 {
+		at = len(d.text)
+	}
 	if table >= 0 {
 		t := d.tables[table]
 		at, indent = t.end, d.indent(t.start)
