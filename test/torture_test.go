@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,18 @@ var victims = map[string]victim{
 		b.KillInit()
 		return n.Wrapper("delete", b.ID), g
 	}, slices.Concat(unbindPoints, []string{"ledger/locked"})},
+}
+
+func init() {
+	victims["configure"] = victim{func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		return command(n, "configure", "containerd", "--root", image(s.t, n, "image"+strconv.Itoa(s.kills))), grant.Reference{}
+	}, []string{"configure/recorded", "configure/changed"}}
+	victims["configure --undo"] = victim{func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		root := image(s.t, n, "image"+strconv.Itoa(s.kills))
+		n.Must("configure", "containerd", "--root", root, "--as-default")
+		n.Must("configure", "podman", "--root", root)
+		return command(n, "configure", "containerd", "--root", root, "--undo"), grant.Reference{}
+	}, []string{"configure/inherited", "configure/restored", "configure/forgotten"}}
 }
 
 func command(n *rig.Node, args ...string) *exec.Cmd {

@@ -1,0 +1,278 @@
+package test
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// engineNames are those of `gpuledger configure`.
+var engineNames = []string{"containerd", "crio", "podman", "docker"}
+
+// image makes the tree of a system below the node's directory, with an engine's configuration to edit.
+func image(t testing.TB, n *rig.Node, name string) string {
+	t.Helper()
+	root := filepath.Join(n.Dir, name)
+	for path, text := range map[string]string{
+		"usr/bin/gpuledger-runtime":  "#!/bin/sh\n",
+		"etc/containerd/config.toml": "version = 2\n# ours\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  default_runtime_name = \"runc\" # for now\n",
+		"etc/docker/daemon.json":     "{\"debug\": true}\n",
+		"etc/gpuledger/config.toml":  "engine = \"containerd\"\n",
+	} {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// tree is every file and link below a root, but for what configure keeps to itself.
+func tree(t testing.TB, root string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, root)
+		if err != nil {
+			return err
+		}
+		if name == "/var" {
+			return fs.SkipDir
+		}
+		text, _ := os.ReadFile(path)
+		target, _ := os.Readlink(path)
+		b.WriteString(name + " " + d.Type().String() + " " + target + "\n" + string(text))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestConfigureKilled kills configure and its undo at every step, each time it passes one. Whatever is left, the next call
+// finishes it, or takes it back to the byte.
+func TestConfigureKilled(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
+	kills := 0
+	for _, engine := range engineNames {
+		root := image(t, n, engine)
+		before := tree(t, root)
+		configure := []string{"configure", engine, "--root", root, "--as-default"}
+		undo := []string{"configure", engine, "--root", root, "--undo"}
+		n.Must(configure...)
+		after := tree(t, root)
+		n.Must(undo...)
+		want(t, "undo of "+engine, tree(t, root), before)
+
+		for _, at := range marks("configure/recorded", "configure/changed") {
+			for _, then := range []struct {
+				args []string
+				want string
+			}{{configure, after}, {undo, before}} {
+				if !killed(t, n, at, configure...) {
+					break // it is not passed so often
+				}
+				kills++
+				n.Must(then.args...)
+				want(t, engine+", killed at "+at+", then "+strings.Join(then.args, " "), tree(t, root), then.want)
+				n.Must(undo...)
+				want(t, engine+", killed at "+at+", then undone", tree(t, root), before)
+			}
+			n.Must(undo...)
+		}
+		for _, at := range marks("configure/restored", "configure/forgotten") {
+			n.Must(configure...)
+			if killed(t, n, at, undo...) {
+				kills++
+				n.Must(undo...)
+			}
+			want(t, "undo of "+engine+", killed at "+at+", then undone", tree(t, root), before)
+		}
+	}
+	if kills < 4*2*6 {
+		t.Errorf("only %d kills: the marks are not passed", kills)
+	}
+}
+
+func marks(names ...string) []string {
+	var all []string
+	for _, name := range names {
+		for pass := range 4 {
+			all = append(all, name+":"+strconv.Itoa(pass+1))
+		}
+	}
+	return all
+}
+
+// killed runs a command that dies at a mark, and reports whether it did: otherwise it must have succeeded.
+func killed(t *testing.T, n *rig.Node, at string, args ...string) bool {
+	t.Helper()
+	cmd := command(n, args...)
+	cmd.Env = append(cmd.Env, failpoint.Variable+"="+at)
+	r := rig.Run(cmd)
+	if !r.Killed() && r.Code != 0 {
+		t.Fatalf("%s at %s: %+v", strings.Join(args, " "), at, r)
+	}
+	return r.Killed()
+}
+
+func want(t *testing.T, what, got, wanted string) {
+	t.Helper()
+	if got != wanted {
+		t.Fatalf("%s: the files are\n%s\nwant\n%s", what, got, wanted)
+	}
+}
+
+// TestConfigureKilledWhileHandingOver: our own configuration belongs to the engine that is configured last.
+func TestConfigureKilledWhileHandingOver(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
+	root := image(t, n, "image")
+	if err := os.RemoveAll(root + "/etc/gpuledger"); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, root)
+	for _, at := range marks("configure/inherited", "configure/restored", "configure/forgotten") {
+		n.Must("configure", "containerd", "--root", root)
+		n.Must("configure", "podman", "--root", root, "--as-default")
+		if !killed(t, n, at, "configure", "containerd", "--root", root, "--undo") && strings.HasSuffix(at, ":1") {
+			t.Errorf("%s is not passed", at)
+		}
+		n.Must("configure", "containerd", "--root", root, "--undo")
+		n.Must("configure", "podman", "--root", root, "--undo")
+		want(t, "killed at "+at, tree(t, root), before)
+	}
+}
+
+// TestConfigureIsReadByContainerd: the real reader sees our handler, everything else as before, and after the undo the same
+// as at first.
+func TestConfigureIsReadByContainerd(t *testing.T) {
+	rig.Need(t, "containerd")
+	n := rig.NewNode(t, rig.Setup{})
+	dump := func(root string) string {
+		t.Helper()
+		r := rig.Run(exec.Command("containerd", "--config", root+"/etc/containerd/config.toml", "config", "dump"))
+		if r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+		return r.Stdout
+	}
+	byDefault := rig.Run(exec.Command("containerd", "config", "default")).Stdout
+	for name, config := range map[string]string{
+		"missing": "", "short": "version = 2\n", "whole": byDefault, "systemd": strings.ReplaceAll(byDefault, "SystemdCgroup = false", "SystemdCgroup = true"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := image(t, n, name)
+			file := root + "/etc/containerd/config.toml"
+			if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			before := dump(root)
+			n.Must("configure", "containerd", "--root", root, "--as-default")
+			after := dump(root)
+			for _, line := range []string{`default_runtime_name = "gpuledger"`, `BinaryName = "/usr/bin/gpuledger-runtime.containerd"`,
+				`[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]`, `pod_annotations = ["gpuledger.dev/*", `} {
+				if !strings.Contains(after, line) {
+					t.Errorf("containerd reads no %s in\n%s", line, after)
+				}
+			}
+			if got := strings.Count(after, "SystemdCgroup = true"); name == "systemd" && got != 2 {
+				t.Errorf("SystemdCgroup is true %d times, want in both handlers", got)
+			}
+			n.Must("configure", "containerd", "--root", root, "--undo")
+			if text, err := os.ReadFile(file); err != nil || string(text) != config {
+				t.Errorf("after the undo: %v\n%s", err, text)
+			}
+			want(t, "after the undo", dump(root), before)
+		})
+	}
+}
+
+// TestConfigureListsWhatItWouldRefuse starts real containers and asks before anything is changed.
+func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+	n.Root = filepath.Join(n.Dir, "roots", "k8s.io")
+	rig.Binary(t, "gpuledger-runtime")
+	for id, edit := range map[string][]rig.Edit{
+		"web": {}, "train": {rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Annotation("io.kubernetes.cri.sandbox-namespace", "team"), rig.Annotation("io.kubernetes.cri.sandbox-name", "job-0")},
+		"ended": {rig.Env("NVIDIA_VISIBLE_DEVICES=all")},
+	} {
+		b := n.Bundle(id, append(edit, rig.Light)...)
+		if r := rig.Run(n.Real("create", "--bundle", b.Dir, id)); r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if r := rig.Run(n.Real("kill", "ended", "KILL")); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	wrapper := n.Write("gpuledger-runtime", "#!/bin/sh\n")
+	file := n.Write("containerd.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nRoot = \""+n.Dir+"/roots\"\n")
+	args := []string{"configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default"}
+	var r rig.Result
+	rig.Eventually(t, "the killed container is no longer counted", func() bool {
+		r = n.CLI(append(args, "--dry-run")...)
+		return r.Code != 0 || strings.HasPrefix(r.Stdout, "2 containers")
+	})
+	for _, line := range []string{
+		"2 containers of this engine run now; the policy would refuse 1 of them, and only record it, because policy.mode is \"report\"\n" +
+			"  team/job-0 train: refuse (visible-devices-all): ",
+		"edit " + n.Config + "\n", "note: the wrapper reads " + n.Config + " only if containerd runs with GPULEDGER_CONFIG=",
+	} {
+		if r.Code != 0 || !strings.Contains(r.Stdout, line) {
+			t.Errorf("got status %d and\n%s%s\nwant %q in it", r.Code, r.Stdout, r.Stderr, line)
+		}
+	}
+	if r := n.CLI(append(args, "--dry-run", "--mode", "enforce", "--json")...); !strings.Contains(r.Stdout, `"running": 2`) || !strings.Contains(r.Stdout, `"code": "visible-devices-all"`) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestConfigureRestarts: only when told, and then the unit by systemd.
+func TestConfigureRestarts(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	if err := os.MkdirAll("/run/systemd/system", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(n.Dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.Write("bin/systemctl", "#!/bin/sh\necho \"$@\" >>"+n.Dir+"/called\n[ \"$2\" != crio.service ]\n")
+	if err := os.Chmod(bin+"/systemctl", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.Env = append(n.Env, "PATH="+bin+":"+os.Getenv("PATH"))
+	args := func(engine string, more ...string) []string {
+		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"), "--runtime", n.Write("gpuledger-runtime", "")}, more...)
+	}
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{args("containerd"), 0, "for containerd to read it: systemctl restart containerd.service\n"},
+		{args("containerd", "--restart", "--dry-run"), 0, "nothing to change\ndry run"},
+		{args("containerd", "--restart"), 0, "done: systemctl restart containerd.service\n"},
+		{args("docker", "--restart"), 0, "done: systemctl reload docker.service\n"},
+		{args("podman", "--restart"), 0, "create "},
+		{args("crio", "--restart"), 1, "cannot restart crio.service: exit status 1"},
+	} {
+		r := n.CLI(c.args...)
+		if r.Code != c.status || !strings.Contains(r.Stdout+r.Stderr, strings.TrimSuffix(c.says, "dry run")) {
+			t.Errorf("%s: %+v, want status %d and %q", strings.Join(c.args, " "), r, c.status, c.says)
+		}
+	}
+	called, _ := os.ReadFile(n.Dir + "/called")
+	want(t, "systemctl was called", string(called), "restart containerd.service\nreload docker.service\nrestart crio.service\n")
+}
