@@ -94,7 +94,7 @@ func wantOrderly(t *testing.T, stderr string) {
 // TestHelp: every command shows how it is used, by a line that can be copied.
 func TestHelp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant", "grants", "release", "inspect", "explain", "check", "completion"} {
+	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant", "grants", "release", "inspect", "explain", "check", "configure", "configure containerd", "configure crio", "configure podman", "configure docker", "completion"} {
 		r := n.CLI(append(strings.Split(command, " "), "--help")...)
 		_, rest, _ := strings.Cut(r.Stdout, "USAGE:\n   ")
 		example, _, _ := strings.Cut(rest, "\n")

@@ -278,8 +278,9 @@ func isZero(v any) bool {
 // cdiDirs adds the standard directories of CDI to a list that somebody has written without them. An engine's own default
 // has them.
 func (s *setter) cdiDirs(tree map[string]any, key string, path []string) {
-	if dirs, found := texts(tree, key); found {
-		s.to(union(dirs, missingCDI(dirs)...), path...)
+	dirs, found := texts(tree, key)
+	if missing := missingCDI(dirs); found && len(missing) > 0 {
+		s.to(union(dirs, missing...), path...)
 	}
 }
 

@@ -1,9 +1,11 @@
 package configure
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // dropIns is an engine's configuration that is read from several files, each over those before it.
@@ -105,7 +107,7 @@ func crioPresent(tree map[string]any) (like map[string]any, was present) {
 		}
 	}
 	like = table(tree, "crio", "runtime", "runtimes", name)
-	was = present{binary: text(like, "runtime_path"), search: []string{name}, roots: []string{"/run/runc", "/run/crun"}}
+	was = present{binary: text(like, "runtime_path"), search: union([]string{name}, "crun", "runc"), roots: []string{"/run/runc", "/run/crun"}}
 	if was.binary == "" && name != "crun" && name != "runc" {
 		was.search = nil
 	}
@@ -137,7 +139,7 @@ func (p *Plan) setCRIOHandler(set *setter, tree, like map[string]any, was presen
 	}
 	if _, found := like["runtime_root"]; !found && has["runtime_root"] == nil {
 		root := "/run/runc"
-		if runtimes := p.realRuntimesQuietly(was); filepath.Base(runtimes[0]) == "crun" {
+		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(cmp.Or(p.firstRuntime(runtimes), runtimes[0])), "crun") {
 			root = "/run/crun"
 		}
 		set.to(root, at("runtime_root")...)

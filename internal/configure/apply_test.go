@@ -1,0 +1,204 @@
+package configure
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// scene is a system below a temporary directory, with the wrapper and the files that are given.
+func scene(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	write(t, root, "/usr/bin/gpuledger-runtime", "#!/bin/sh\n")
+	for name, text := range files {
+		write(t, root, name, text)
+	}
+	return root
+}
+
+func write(t *testing.T, root, name, text string) {
+	t.Helper()
+	path := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func options(root string, engine grant.Engine) Options {
+	return Options{Engine: engine, Root: root, Runtime: "/usr/bin/gpuledger-runtime", Config: "/etc/gpuledger/config.toml", AsDefault: true}
+}
+
+// files is every file, link and directory of a scene but for the records.
+func files(t *testing.T, root string) string {
+	t.Helper()
+	var b strings.Builder
+	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(path, root)
+		if name == "/var" {
+			return fs.SkipDir
+		}
+		text, _ := os.ReadFile(path)
+		target, _ := os.Readlink(path)
+		b.WriteString(name + " " + target + "\n" + string(text))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestAllOrNothing makes every single write fail in turn: each time all files are as before, and the record too.
+func TestAllOrNothing(t *testing.T) {
+	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
+		t.Run(string(engine), func(t *testing.T) {
+			root := scene(t, map[string]string{"/etc/docker/daemon.json": "{}", "/etc/containerd/config.toml": "version = 2\n"})
+			before := files(t, root)
+			failed := 0
+			for nth := 1; failing(t, nth, func() error {
+				p, err := New(options(root, engine))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p.Apply()
+			}); nth++ {
+				failed++
+				if got := files(t, root); got != before {
+					t.Fatalf("after write %d failed the files are\n%s\nwant\n%s", nth, got, before)
+				}
+				if found, err := (system{root}).has(engine, "/var/lib/gpuledger"); err != nil || found {
+					t.Fatalf("after write %d failed the record is there (%v)", nth, err)
+				}
+			}
+			if failed < 4 {
+				t.Errorf("only %d writes could fail", failed)
+			}
+			if _, err := Undo(options(root, engine), "/var/lib/gpuledger", false); err != nil {
+				t.Fatal(err)
+			}
+			if got := files(t, root); got != before {
+				t.Errorf("after the undo the files are\n%s\nwant\n%s", got, before)
+			}
+		})
+	}
+}
+
+// failing runs fn with the nth sync of a directory failing, and reports whether it came to that.
+func failing(t *testing.T, nth int, fn func() error) bool {
+	t.Helper()
+	passed := 0
+	syncDir = func(dir string) error {
+		if passed++; passed == nth {
+			return &fs.PathError{Op: "sync", Path: dir, Err: errors.New("input/output error")}
+		}
+		return host.SyncDir(dir)
+	}
+	defer func() { syncDir = host.SyncDir }()
+	err := fn()
+	if (err != nil) != (passed >= nth) {
+		t.Fatalf("the sync %d of %d failed, and configure says: %v", nth, passed, err)
+	}
+	return err != nil
+}
+
+func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
+	root := scene(t, map[string]string{"/etc/docker/daemon.json": "{}"})
+	p, err := New(options(root, grant.Docker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, root, "/etc/docker/daemon.json", `{"debug": true}`)
+	before := files(t, root)
+	if err := p.Apply(); err == nil || !strings.Contains(err.Error(), "cannot write /etc/docker/daemon.json: somebody has changed it in this moment") {
+		t.Errorf("got %v", err)
+	}
+	if got := files(t, root); got != before {
+		t.Errorf("the files are\n%s\nwant\n%s", got, before)
+	}
+}
+
+func TestOnlyOneAtATime(t *testing.T) {
+	root := scene(t, nil)
+	s, err := openStore(system{root}, "/var/lib/gpuledger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(options(root, grant.Docker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(); err == nil || !strings.Contains(err.Error(), "another `gpuledger configure` runs") {
+		t.Errorf("got %v", err)
+	}
+	s.close()
+	if err := p.Apply(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResolveStaysInTheRoot(t *testing.T) {
+	root := t.TempDir()
+	write(t, root, "/real/file", "")
+	for link, target := range map[string]string{"/abs": "/real/file", "/up": "../../../real/file", "/dir": "real", "/twice": "dir/file", "/loop": "loop", "/gone": "/nowhere/x"} {
+		if err := os.Symlink(target, root+link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{
+		"/abs": "/real/file", "/up": "/real/file", "/dir/file": "/real/file", "/twice": "/real/file", "/gone": "/nowhere/x",
+		"/dir/../real/./new": "/real/new", "/": "/",
+	} {
+		if got, err := (system{root}).resolve(name); err != nil || got != want {
+			t.Errorf("%s: got %s, %v, want %s", name, got, err, want)
+		}
+	}
+	for _, name := range []string{"/loop", "relative"} {
+		if got, err := (system{root}).resolve(name); err == nil {
+			t.Errorf("%s: got %s, want an error", name, got)
+		}
+	}
+}
+
+func TestWithdraw(t *testing.T) {
+	lines := func(s string) []byte { return []byte(strings.ReplaceAll(s, " ", "\n") + "\n") }
+	before, after := lines("a b c d e f g h"), lines("a b c D e f g h i")
+	for name, c := range map[string]struct {
+		now, want []byte
+		ok        bool
+	}{
+		"nobody has":             {after, before, true},
+		"in front of it":         {lines("0 a b c D e f g h i"), lines("0 a b c d e f g h"), true},
+		"behind it":              {lines("a b c D e f g h i j"), lines("a b c d e f g h j"), true},
+		"in it":                  {lines("a b c X e f g h i"), nil, false},
+		"twice the same":         {append(lines("a b c D e f g h i"), lines("a b c D e f g h i")...), nil, false},
+		"all of it taken out":    {before, nil, false},
+		"without an end of line": {[]byte(strings.TrimSuffix(string(after), "\n")), nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, ok := withdraw(c.now, after, before); ok != c.ok || ok && string(got) != string(c.want) {
+				t.Errorf("got %q, %v", got, ok)
+			}
+		})
+	}
+}
+
+// TestWithdrawIsExact: where nobody else has changed anything, it is an undo, whatever the texts are.
+func TestWithdrawAcrossAMissingEndOfLine(t *testing.T) {
+	for _, c := range [][2]string{{"a\nb", "a\nb\nc\n"}, {"a\nb\n", "a\nb\nc"}, {"a", "b"}, {"a\nb", "a\nx\nb"}} {
+		if got, ok := withdraw([]byte(c[1]), []byte(c[1]), []byte(c[0])); !ok || string(got) != c[0] {
+			t.Errorf("%q back to %q: got %q, %v", c[1], c[0], got, ok)
+		}
+	}
+}

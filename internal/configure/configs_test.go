@@ -1,0 +1,47 @@
+package configure
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// TestSnippetsAreWhatConfigureWrites holds configs/ to the program.
+func TestSnippetsAreWhatConfigureWrites(t *testing.T) {
+	for snippet, c := range map[string]struct {
+		engine  grant.Engine
+		has     map[string]string
+		written string
+	}{
+		"containerd/config.toml": {grant.Containerd, nil, "/etc/containerd/config.toml"},
+		"containerd/99-gpuledger.toml": {grant.Containerd, map[string]string{
+			"/etc/containerd/config.toml": "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}, "/etc/containerd/conf.d/99-gpuledger.toml"},
+		"crio/99-gpuledger.conf":   {grant.CRIO, nil, "/etc/crio/crio.conf.d/99-gpuledger.conf"},
+		"podman/99-gpuledger.conf": {grant.Podman, nil, "/etc/containers/containers.conf.d/99-gpuledger.conf"},
+		"docker/daemon.json":       {grant.Docker, nil, "/etc/docker/daemon.json"},
+	} {
+		t.Run(snippet, func(t *testing.T) {
+			root := scene(t, c.has)
+			p, err := New(options(root, c.engine))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Join(root, c.written))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := os.ReadFile(filepath.Join("../../configs", snippet))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(got) != string(want) {
+				t.Errorf("configure writes\n%s\nbut configs/%s has\n%s", got, snippet, want)
+			}
+		})
+	}
+}
