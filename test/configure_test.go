@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -275,4 +276,36 @@ func TestConfigureRestarts(t *testing.T) {
 	}
 	called, _ := os.ReadFile(n.Dir + "/called")
 	want(t, "systemctl was called", string(called), "restart containerd.service\nreload docker.service\nrestart crio.service\n")
+}
+
+// TestConfigureFindsTheEngine where systemd does not run: by its process, whose own configuration file may be another.
+func TestConfigureFindsTheEngine(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	script := n.Write("dockerd", "#!/bin/sh\ntrap 'echo reloaded >"+n.Dir+"/reloaded; exit' HUP\necho >"+n.Dir+"/up\nwhile :; do sleep 0.05; done\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
+	engine.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := engine.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = engine.Process.Kill(); _ = engine.Wait() })
+	rig.Eventually(t, "the engine is up", func() bool { _, err := os.Stat(n.Dir + "/up"); return err == nil })
+
+	pid := strconv.Itoa(engine.Process.Pid)
+	args := []string{"configure", "docker", "--file", n.Dir + "/daemon.json", "--runtime", n.Write("gpuledger-runtime", "")}
+	said := n.Must(args...)
+	for _, line := range []string{"for docker to read it: kill -HUP " + pid + "\n",
+		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir + "/daemon.json: name it by --file\n"} {
+		if !strings.Contains(said, line) {
+			t.Errorf("it says\n%s\nwant %q", said, line)
+		}
+	}
+	n.Must(append(args, "--restart")...)
+	rig.Eventually(t, "the engine reads its configuration again", func() bool { _, err := os.Stat(n.Dir + "/reloaded"); return err == nil })
+	if r := n.CLI("configure", "containerd", "--file", n.Dir+"/c.toml", "--runtime", n.Dir+"/gpuledger-runtime", "--restart"); r.Code != 1 || !strings.Contains(r.Stderr, "cannot restart containerd: it does not run here") {
+		t.Errorf("%+v", r)
+	}
 }

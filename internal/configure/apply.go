@@ -77,21 +77,22 @@ func (p *Plan) record(old record) record {
 			r.Files = append(r.Files, e)
 			continue
 		}
-		e.Before = origin(r.Files[i], c.before)
+		e.Before, e.Mixed = origin(r.Files[i], c.before)
 		r.Files[i] = e
 	}
 	return r
 }
 
-// origin is what an undo shall restore of a file that we have changed before and that looks like now.
-func origin(e entry, now content) content {
+// origin is what an undo shall restore of a file that we have changed before and that looks like now. mixed: what others
+// have added since could not be told apart from ours.
+func origin(e entry, now content) (before content, mixed bool) {
 	if now.same(e.After) || now.same(e.Before) {
-		return e.Before
+		return e.Before, e.Mixed
 	}
 	if data, ok := withdraw(now.data, e.After.data, e.Before.data); ok && now.Kind == file && e.Before.Kind == file {
-		return newFile(data, now)
+		return newFile(data, now), e.Mixed
 	}
-	return now
+	return now, now.Kind == file
 }
 
 func (p *Plan) makeDirs(name string) error {

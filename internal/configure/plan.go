@@ -68,6 +68,7 @@ func New(o Options) (*Plan, error) {
 		return nil, err
 	}
 	p.Roots = present.roots
+	p.noteOthers()
 	if err := p.settle(ours, present); err != nil {
 		return nil, err
 	}

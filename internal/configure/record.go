@@ -33,6 +33,7 @@ type entry struct {
 	Name   string  `json:"name"` // Path without symbolic links
 	Before content `json:"before"`
 	After  content `json:"after"`
+	Mixed  bool    `json:"mixed,omitempty"`  // Before has lines of ours too, which could not be told apart from others'
 	Shared bool    `json:"shared,omitempty"` // our own configuration: every engine that is configured needs it
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -85,6 +86,36 @@ func (r Restart) Hint() string {
 		return "for " + string(r.engine) + " to read it, restart its process (pid " + r.pids() + ")"
 	}
 	return string(r.engine) + " reads it when it starts"
+}
+
+// noteOthers tells of an engine that runs here and reads another file than the one that is configured.
+func (p *Plan) noteOthers() {
+	if p.options.Root != "/" || engines[p.options.Engine].daemon == "" {
+		return
+	}
+	for _, pid := range processes(engines[p.options.Engine].daemon) {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if file := configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")); file != "" && file != p.mainFile() {
+			p.note("%s (pid %d) reads %s, not %s: name it by --file", p.options.Engine, pid, file, p.mainFile())
+		}
+	}
+}
+
+// configOf is the file that a daemon's arguments name: -c and --config of containerd and CRI-O, --config-file of dockerd.
+func configOf(args []string) string {
+	for i, arg := range args {
+		name, value, found := strings.Cut(arg, "=")
+		if !slices.Contains([]string{"-c", "--config", "-config", "--config-file"}, name) {
+			continue
+		}
+		if found {
+			return value
+		}
+		if i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return ""
 }
 
 // processes are those of a program's name that see the same files as we.

@@ -58,11 +58,16 @@ func (s *store) plan(r record) (Undone, []record, error) {
 		}
 		if passedOn(e, others) {
 			heirs = inherit(heirs, r, others, e)
-			u.Changes = append(u.Changes, Change{Path: e.Path, Action: "keep", Why: fmt.Sprintf("%s needs it", others[0].Engine), name: e.Name, before: now, after: now})
+			u.Changes = append(u.Changes, keep(e, now, fmt.Sprintf("%s needs it", others[0].Engine)))
 			continue
 		}
 		c := restore(e, now)
-		if c.Action == "keep" && c.Why != "" {
+		switch {
+		case u.Kept > 0: // an engine whose file still names the link must find it
+			c = keep(e, now, "a file that stays needs it")
+		case c.Action == "keep" && c.Why != "" && e.Shared:
+			c.Why = "somebody has changed it since; no engine needs it any more"
+		case c.Action == "keep" && c.Why != "":
 			c.Why += fmt.Sprintf("; the original lies in %s", s.original(r, e))
 			u.Kept++
 		}
@@ -115,6 +120,10 @@ func inherit(heirs []record, from record, others []record, e entry) []record {
 	return heirs
 }
 
+func keep(e entry, now content, why string) Change {
+	return Change{Path: e.Path, Action: "keep", Why: why, name: e.Name, before: now, after: now}
+}
+
 // restore tells what becomes of a file that looks like now.
 func restore(e entry, now content) Change {
 	c := Change{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
@@ -123,15 +132,12 @@ func restore(e entry, now content) Change {
 	}
 	switch {
 	case now.same(e.Before), now.Kind == nothing, gone(e, now):
-		c.Action, c.after = "keep", now
-		return c
-	case now.same(e.After):
+		return keep(e, now, "")
+	case now.same(e.After) && !e.Mixed:
 	default:
 		data, ok := withdraw(now.data, e.After.data, e.Before.data)
-		if now.Kind != file || e.After.Kind != file || e.Before.Kind == nothing || !ok || !readable(e.Path, data) {
-			c.Action, c.after = "keep", now
-			c.Why = "somebody has changed it since; take out what is ours by hand"
-			return c
+		if now.Kind != file || e.After.Kind != file || e.Before.Kind == nothing || e.Mixed || !ok || !readable(e.Path, data) {
+			return keep(e, now, "somebody has changed it since; take out what is ours by hand")
 		}
 		c.Why = "somebody has changed it since; only our lines are taken out"
 		c.after = newFile(data, now)
@@ -161,7 +167,7 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 	kept := record{Version: 1, Engine: r.Engine, Directories: r.Directories}
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
-		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) {
+		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.Kept > 0) {
 			kept.Files = append(kept.Files, e)
 		}
 	}
