@@ -16,10 +16,10 @@ func TestSnippetsAreWhatConfigureWrites(t *testing.T) {
 		written string
 	}{
 		"containerd/config.toml": {grant.Containerd, nil, "/etc/containerd/config.toml"},
-		"containerd/99-gpuledger.toml": {grant.Containerd, map[string]string{
-			"/etc/containerd/config.toml": "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}, "/etc/containerd/conf.d/99-gpuledger.toml"},
-		"crio/99-gpuledger.conf":   {grant.CRIO, nil, "/etc/crio/crio.conf.d/99-gpuledger.conf"},
-		"podman/99-gpuledger.conf": {grant.Podman, nil, "/etc/containers/containers.conf.d/99-gpuledger.conf"},
+		"containerd/zz-gpuledger.toml": {grant.Containerd, map[string]string{
+			"/etc/containerd/config.toml": "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}, "/etc/containerd/conf.d/zz-gpuledger.toml"},
+		"crio/zz-gpuledger.conf":   {grant.CRIO, nil, "/etc/crio/crio.conf.d/zz-gpuledger.conf"},
+		"podman/zz-gpuledger.conf": {grant.Podman, nil, "/etc/containers/containers.conf.d/zz-gpuledger.conf"},
 		"docker/daemon.json":       {grant.Docker, nil, "/etc/docker/daemon.json"},
 	} {
 		t.Run(snippet, func(t *testing.T) {

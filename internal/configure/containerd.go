@@ -16,8 +16,9 @@ const (
 	criRuntimePlugin = "io.containerd.cri.v1.runtime"
 )
 
-// dropIn is the name of our file among an engine's drop-in files. Of two the later name wins.
-const dropIn = "99-gpuledger"
+// dropIn is the name of our file among an engine's drop-in files. Of two the later name wins, and NVIDIA's toolkit calls its
+// own 99-nvidia.
+const dropIn = "zz-gpuledger"
 
 // containerdConfig is containerd's configuration as it stands in one or more files.
 type containerdConfig struct {

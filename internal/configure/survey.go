@@ -37,21 +37,33 @@ func (p *Plan) Survey(h host.Host) Survey {
 			if bundle == "" || n.Ledger.ContainerLife(root, e.Name()) != grant.Alive {
 				continue
 			}
+			config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+			if p.isAnothers(config) {
+				continue
+			}
 			s.Running++
 			c := grant.Container{Engine: p.options.Engine, RuntimeRoot: root, ID: e.Name(), Bundle: bundle}
-			if r, refused := judge(&n, c); refused {
-				s.Refused = append(s.Refused, r)
+			d := n.Explain(node.Create{Caller: request.Caller{Container: c}, Config: config, Unread: err})
+			if d.Kind == grant.Refused {
+				s.Refused = append(s.Refused, Refused{Container: c.ID, Pod: podOf(config), Code: d.Code, Message: d.Message})
 			}
 		}
 	}
 	return s
 }
 
-// judge is the verdict on one running container.
-func judge(n *node.Node, c grant.Container) (Refused, bool) {
-	config, err := host.ReadFile(filepath.Join(c.Bundle, "config.json"), request.MaxSpec)
-	d := n.Explain(node.Create{Caller: request.Caller{Container: c}, Config: config, Unread: err})
-	return Refused{Container: c.ID, Pod: podOf(config), Code: d.Code, Message: d.Message}, d.Kind == grant.Refused
+// managers are the engines that keep their containers in the same directory, by what they write into their specs.
+var managers = map[grant.Engine]string{grant.CRIO: "cri-o", grant.Podman: "libpod"}
+
+// isAnothers reports whether a container is of another engine than the one to configure.
+func (p *Plan) isAnothers(config []byte) bool {
+	ours, shares := managers[p.options.Engine]
+	spec, err := request.Parse(config)
+	if !shares || err != nil {
+		return false
+	}
+	manager := spec.Annotations["io.container.manager"]
+	return manager != "" && manager != ours
 }
 
 // podOf reads a pod's name for a person to read; nothing is decided by it.
