@@ -222,10 +222,10 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 	var r rig.Result
 	rig.Eventually(t, "the killed container is no longer counted", func() bool {
 		r = n.CLI(append(args, "--dry-run")...)
-		return r.Code != 0 || strings.HasPrefix(r.Stdout, "2 containers")
+		return r.Code != 0 || strings.HasPrefix(r.Stdout, "containers of this engine that run now: 2;")
 	})
 	for _, line := range []string{
-		"2 containers of this engine run now; the policy would refuse 1 of them, and only record it, because policy.mode is \"report\"\n" +
+		"containers of this engine that run now: 2; the policy would refuse: 1, and only record it, because policy.mode is \"report\"\n" +
 			"  team/job-0 train: refuse (visible-devices-all): ",
 		"edit " + n.Config + "\n", "note: the wrapper reads " + n.Config + " only if containerd runs with GPULEDGER_CONFIG=",
 	} {
@@ -234,6 +234,23 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 		}
 	}
 	if r := n.CLI(append(args, "--dry-run", "--mode", "enforce", "--json")...); !strings.Contains(r.Stdout, `"running": 2`) || !strings.Contains(r.Stdout, `"code": "visible-devices-all"`) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestConfigureTellsEnginesApart: CRI-O and Podman may keep their containers in one directory.
+func TestConfigureTellsEnginesApart(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	for id, manager := range map[string]string{"a": "cri-o", "b": "libpod", "c": "libpod"} {
+		b := n.Bundle(id, rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Annotation("io.container.manager", manager), rig.Light)
+		if r := rig.Run(n.Real("create", "--bundle", b.Dir, id)); r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	file := n.Write("crio.conf", "[crio.runtime.runtimes.runc]\nruntime_root = \""+n.Root+"\"\n")
+	r := n.CLI("configure", "crio", "--file", file, "--runtime", n.Write("gpuledger-runtime", ""), "--as-default", "--dry-run")
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "containers of this engine that run now: 1; the policy would refuse: 1") || !strings.Contains(r.Stdout, "\n  a: refuse (") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -243,7 +243,7 @@ func (a *configureAnswer) print(w io.Writer, mode string) {
 }
 
 func printSurvey(w io.Writer, s *configure.Survey, mode string) {
-	fmt.Fprintf(w, "%d containers of this engine run now; the policy would refuse %d of them", s.Running, len(s.Refused))
+	fmt.Fprintf(w, "containers of this engine that run now: %d; the policy would refuse: %d", s.Running, len(s.Refused))
 	if len(s.Refused) > 0 && mode == string(grant.Report) {
 		fmt.Fprint(w, `, and only record it, because policy.mode is "report"`)
 	}
