@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/pelletier/go-toml/v2"
-	"github.com/pelletier/go-toml/v2/unstable"
 )
 
 // document is a configuration file whose comments, order and formatting survive an edit.
@@ -61,112 +58,6 @@ func parseTOML(text []byte) (*tomlDocument, error) {
 	}
 	d.locate()
 	return d, nil
-}
-
-// locate finds where each key and table stands. The text is valid by now.
-func (d *tomlDocument) locate() {
-	d.keys, d.tables = nil, nil
-	var p unstable.Parser
-	p.Reset(d.text)
-	var table []string
-	for p.NextExpression() {
-		e := p.Expression()
-		path, start, end := extent(e)
-		switch e.Kind {
-		case unstable.Table, unstable.ArrayTable:
-			table = path
-			d.tables = append(d.tables, tomlTable{path: path, array: e.Kind == unstable.ArrayTable, start: d.lineStart(start), end: d.lineEnd(end)})
-		case unstable.KeyValue:
-			value := skipBlanks(d.text, end)
-			value = skipBlanks(d.text, value+1) // behind the '='
-			d.keys = append(d.keys, tomlKey{path: slices.Concat(table, path), table: len(d.tables) - 1, start: start, value: value, end: valueEnd(d.text, value)})
-		}
-	}
-}
-
-// extent is an expression's key, and where that begins and ends.
-func extent(e *unstable.Node) (path []string, start, end int) {
-	start = -1
-	for it := e.Key(); it.Next(); {
-		raw := it.Node().Raw
-		if start < 0 {
-			start = int(raw.Offset)
-		}
-		path, end = append(path, string(it.Node().Data)), int(raw.Offset+raw.Length)
-	}
-	return path, start, end
-}
-
-func skipBlanks(text []byte, i int) int {
-	for i < len(text) && (text[i] == ' ' || text[i] == '\t') {
-		i++
-	}
-	return i
-}
-
-func (d *tomlDocument) lineStart(i int) int { return bytes.LastIndexByte(d.text[:i], '\n') + 1 }
-
-func (d *tomlDocument) lineEnd(i int) int {
-	if n := bytes.IndexByte(d.text[i:], '\n'); n >= 0 {
-		return i + n + 1
-	}
-	return len(d.text)
-}
-
-func (d *tomlDocument) row(i int) int { return bytes.Count(d.text[:i], []byte("\n")) + 1 }
-
-// valueEnd is where the value that begins at i ends, in a valid text: at the end of the line, or at a comma or bracket that
-// is not its own, or before a comment.
-func valueEnd(text []byte, i int) int {
-	depth, end := 0, i
-	for i < len(text) {
-		switch c := text[i]; {
-		case c == '"' || c == '\'':
-			i = stringEnd(text, i)
-			end = i
-			continue
-		case c == '[' || c == '{':
-			depth++
-		case c == ']' || c == '}':
-			depth--
-		case c == '#':
-			if depth == 0 {
-				return end
-			}
-			for i < len(text) && text[i] != '\n' {
-				i++
-			}
-			continue
-		case c == '\n' && depth == 0:
-			return end
-		}
-		if c := text[i]; c != ' ' && c != '\t' && c != '\r' && c != '\n' {
-			end = i + 1
-		}
-		i++
-	}
-	return end
-}
-
-// stringEnd is where the string that begins at i ends. Only basic strings have escapes.
-func stringEnd(text []byte, i int) int {
-	quote := text[i : i+1]
-	if triple := bytes.Repeat(quote, 3); bytes.HasPrefix(text[i:], triple) {
-		quote = triple
-	}
-	for i += len(quote); i < len(text); i++ {
-		switch {
-		case text[i] == '\\' && quote[0] == '"':
-			i++
-		case bytes.HasPrefix(text[i:], quote):
-			i += len(quote)
-			for len(quote) == 3 && i < len(text) && text[i] == quote[0] { // up to two quotes may stand before the closing three
-				i++
-			}
-			return i
-		}
-	}
-	return len(text)
 }
 
 func (d *tomlDocument) bytes() []byte { return d.text }
@@ -285,50 +176,4 @@ func (d *tomlDocument) insertLine(at int, line string) []byte {
 		line = "\n" + line
 	}
 	return splice(d.text, at, at, line+"\n")
-}
-
-func splice(text []byte, from, to int, with string) []byte {
-	return slices.Concat(text[:from], []byte(with), text[to:])
-}
-
-var bare = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
-func quoted(key string) string {
-	if bare.MatchString(key) {
-		return key
-	}
-	return literal(key)
-}
-
-// dotted writes a path as a table's header does.
-func dotted(path []string) string {
-	names := make([]string, len(path))
-	for i, name := range path {
-		names[i] = quoted(name)
-	}
-	return strings.Join(names, ".")
-}
-
-// literal writes a value in TOML. JSON's strings are TOML's.
-func literal(value any) string {
-	switch v := value.(type) {
-	case string:
-		text, _ := jsontext.AppendQuote(nil, v)
-		return string(text)
-	case []string:
-		return literal(plain(v))
-	case []any:
-		items := make([]string, len(v))
-		for i, item := range v {
-			items[i] = literal(item)
-		}
-		return "[" + strings.Join(items, ", ") + "]"
-	case map[string]any:
-		var items []string
-		for _, key := range sortedKeys(v) {
-			items = append(items, quoted(key)+" = "+literal(v[key]))
-		}
-		return "{ " + strings.Join(items, ", ") + " }"
-	}
-	return fmt.Sprint(value)
 }

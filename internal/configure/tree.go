@@ -2,7 +2,6 @@ package configure
 
 import (
 	"maps"
-	"reflect"
 	"slices"
 )
 
@@ -107,6 +106,3 @@ func union(list []string, more ...string) []string {
 	}
 	return out
 }
-
-// equalTrees reports whether two configurations say the same.
-func equalTrees(a, b map[string]any) bool { return reflect.DeepEqual(a, b) }
