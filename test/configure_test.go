@@ -38,6 +38,16 @@ func image(t testing.TB, n *rig.Node, name string) string {
 	return root
 }
 
+// program stands in for the wrapper.
+func program(t testing.TB, n *rig.Node) string {
+	t.Helper()
+	path := n.Write("gpuledger-runtime", "#!/bin/sh\n")
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // tree is every file and link below a root, but for what configure keeps to itself.
 func tree(t testing.TB, root string) string {
 	t.Helper()
@@ -216,7 +226,7 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 	if r := rig.Run(n.Real("kill", "ended", "KILL")); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
-	wrapper := n.Write("gpuledger-runtime", "#!/bin/sh\n")
+	wrapper := program(t, n)
 	file := n.Write("containerd.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nRoot = \""+n.Dir+"/roots\"\n")
 	args := []string{"configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default"}
 	var r rig.Result
@@ -249,7 +259,7 @@ func TestConfigureTellsEnginesApart(t *testing.T) {
 		}
 	}
 	file := n.Write("crio.conf", "[crio.runtime.runtimes.runc]\nruntime_root = \""+n.Root+"\"\n")
-	r := n.CLI("configure", "crio", "--file", file, "--runtime", n.Write("gpuledger-runtime", ""), "--as-default", "--dry-run")
+	r := n.CLI("configure", "crio", "--file", file, "--runtime", program(t, n), "--as-default", "--dry-run")
 	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "containers of this engine that run now: 1; the policy would refuse: 1") || !strings.Contains(r.Stdout, "\n  a: refuse (") {
 		t.Errorf("%+v", r)
 	}
@@ -272,7 +282,7 @@ func TestConfigureRestarts(t *testing.T) {
 	}
 	n.Env = append(n.Env, "PATH="+bin+":"+os.Getenv("PATH"))
 	args := func(engine string, more ...string) []string {
-		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"), "--runtime", n.Write("gpuledger-runtime", "")}, more...)
+		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"), "--runtime", program(t, n)}, more...)
 	}
 	for _, c := range []struct {
 		args   []string
@@ -295,6 +305,19 @@ func TestConfigureRestarts(t *testing.T) {
 	want(t, "systemctl was called", string(called), "restart containerd.service\nreload docker.service\nrestart crio.service\n")
 }
 
+// TestConfigureWantsARealRuntime: a default handler without one would stop the node.
+func TestConfigureWantsARealRuntime(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	config := n.Write("other.toml", "state_dir = \""+n.Dir+"/state\"\n[runtime]\npath = [\"/nowhere/runc\"]\n")
+	r := n.CLI("configure", "docker", "--file", n.Dir+"/daemon.json", "--runtime", program(t, n), "--config", config, "--as-default")
+	if r.Code != 1 || !strings.Contains(r.Stderr, "cannot make gpuledger the default: none of /nowhere/runc is there") {
+		t.Errorf("%+v", r)
+	}
+	if _, err := os.Stat(n.Dir + "/daemon.json"); err == nil {
+		t.Error("daemon.json was written")
+	}
+}
+
 // TestConfigureFindsTheEngine where systemd does not run: by its process, whose own configuration file may be another.
 func TestConfigureFindsTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
@@ -312,7 +335,7 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 	rig.Eventually(t, "the engine is up", func() bool { _, err := os.Stat(n.Dir + "/up"); return err == nil })
 
 	pid := strconv.Itoa(engine.Process.Pid)
-	args := []string{"configure", "docker", "--file", n.Dir + "/daemon.json", "--runtime", n.Write("gpuledger-runtime", "")}
+	args := []string{"configure", "docker", "--file", n.Dir + "/daemon.json", "--runtime", program(t, n)}
 	said := n.Must(args...)
 	for _, line := range []string{"for docker to read it: kill -HUP " + pid + "\n",
 		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir + "/daemon.json: name it by --file\n"} {

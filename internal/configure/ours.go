@@ -1,7 +1,10 @@
 package configure
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,12 +24,14 @@ func (p *Plan) linkRuntime() error {
 	if err != nil {
 		return err
 	}
-	c, err := p.system.read(runtime)
+	info, err := os.Lstat(p.system.host(runtime))
 	switch {
-	case err != nil && !strings.Contains(err.Error(), "more than"): // a binary is larger than any configuration
-		return err
-	case c.Kind == nothing:
+	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("cannot find %s: name the wrapper by --runtime", p.options.Runtime)
+	case err != nil:
+		return fmt.Errorf("cannot find %s: %w", p.options.Runtime, cause(err))
+	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+		return fmt.Errorf("cannot use %s: it is no program", p.options.Runtime)
 	}
 	path := p.link()
 	if leads, err := p.system.resolve(path); err != nil || leads == runtime {
@@ -83,6 +88,13 @@ func (p *Plan) settle(d *tomlDocument, was present) error {
 		return fmt.Errorf("internal error: cannot read what %s would hold:%w", p.options.Config, err)
 	}
 	p.Policy = parsed
+	switch found := p.firstRuntime(parsed.Runtime.Path); {
+	case found == "" && p.options.Root == "/" && p.options.AsDefault:
+		return fmt.Errorf("cannot make gpuledger the default: none of %s is there (runtime.path in %s), so no container could start",
+			strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
+	case found == "":
+		p.note("none of %s is there (runtime.path in %s): the wrapper could start no container", strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
+	}
 	engineFiles := p.Changes
 	p.Changes = nil
 	if err := p.change(p.options.Config, d.bytes()); err != nil {
