@@ -31,7 +31,7 @@ demo: ## the story on this machine, set-up included (root)
 	@test/demo.sh
 
 # Packages with tests that only exist when the marks of internal/failpoint are compiled in.
-FAILPOINT_TESTS = $(shell grep -rlE --include='*_test.go' '^//go:build failpoint' internal runtime test 2>/dev/null | xargs -r dirname | sort -u | sed 's|^|./|')
+FAILPOINT_TESTS = $(shell grep -rlE --include='*_test.go' '^//go:build failpoint' internal runtime hook test 2>/dev/null | xargs -r dirname | sort -u | sed 's|^|./|')
 
 .PHONY: test
 test: ## everything that needs root and no GPU, set-up included (root); what CI runs
@@ -45,11 +45,12 @@ test: ## everything that needs root and no GPU, set-up included (root); what CI 
 	done
 
 .PHONY: build
-build: ## bin/gpuledger and bin/gpuledger-runtime
+build: ## bin/gpuledger, bin/gpuledger-runtime and bin/gpuledger-hook
 	@test/setup.sh check-go
 	go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger ./cmd/gpuledger
 	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-runtime ./cmd/gpuledger-runtime
-	@for hot in bin/gpuledger-runtime; do \
+	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-hook ./cmd/gpuledger-hook
+	@for hot in bin/gpuledger-runtime bin/gpuledger-hook; do \
 	  size=$$(stat -c %s "$$hot"); \
 	  [ "$$size" -le $(HOT_LIMIT) ] || { echo "$$hot has $$size bytes, more than the $(HOT_LIMIT) that a hot binary may have" >&2; exit 1; }; \
 	done
@@ -97,4 +98,4 @@ torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories
 	@test/setup.sh torture
 	$(MAKE) --no-print-directory build
 	TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \
-	  ./internal/ledger/... ./internal/node/... ./runtime/... ./test/...
+	  ./internal/ledger/... ./internal/node/... ./runtime/... ./hook/... ./test/...

@@ -33,10 +33,13 @@ var layers = map[string][]string{
 	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
 	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
 		"internal/edit", "internal/ledger", "internal/gpu"},
-	"internal/oci": {"internal/grant"},
-	"runtime":      {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"internal/oci":    {"internal/grant"},
+	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
+	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"runtime":         {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
 		"internal/failpoint"},
+	"cmd/gpuledger-hook":    {"hook"},
 	"cmd/gpuledger-runtime": {"runtime"},
 	"cmd/gpuledger": {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
 		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated"},
@@ -122,7 +125,7 @@ func TestNounsImportOnlyTheStandardLibraryAndCDI(t *testing.T) {
 }
 
 func TestHotBinariesAreLean(t *testing.T) {
-	for _, p := range goList(t, "CGO_ENABLED=0", "./cmd/gpuledger-runtime") {
+	for _, p := range goList(t, "CGO_ENABLED=0", "./cmd/gpuledger-runtime", "./cmd/gpuledger-hook") {
 		for _, dep := range p.Deps {
 			i := slices.IndexFunc(heavy, func(h string) bool {
 				return dep == h || strings.HasPrefix(dep, h) && strings.Contains(h, ".")
@@ -138,22 +141,26 @@ func TestHotBinariesAreLean(t *testing.T) {
 const limit = 5 << 20
 
 func TestHotBinariesAreSmallAndStatic(t *testing.T) {
-	path := t.TempDir() + "/gpuledger-runtime"
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/gpuledger-runtime")
-	build.Dir = ".."
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Size() > limit {
-		t.Errorf("gpuledger-runtime has %d bytes, more than %d", info.Size(), limit)
-	}
-	rig.Need(t, "ldd")
-	if rig.Run(exec.Command("ldd", path)).Code == 0 {
-		t.Error("gpuledger-runtime is not static")
+	for _, name := range []string{"gpuledger-runtime", "gpuledger-hook"} {
+		t.Run(name, func(t *testing.T) {
+			path := t.TempDir() + "/" + name
+			build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./cmd/"+name)
+			build.Dir = ".."
+			build.Env = append(os.Environ(), "CGO_ENABLED=0")
+			if out, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Size() > limit {
+				t.Errorf("%s has %d bytes, more than %d", name, info.Size(), limit)
+			}
+			rig.Need(t, "ldd")
+			if rig.Run(exec.Command("ldd", path)).Code == 0 {
+				t.Errorf("%s is not static", name)
+			}
+		})
 	}
 }

@@ -188,7 +188,7 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 		v.Removed = slices.DeleteFunc(v.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveRule })
 	}
 	if c.request.AllDevices {
-		v.Rules = confined(c.request.Devices)
+		v.Rules = Confined(c.request.Devices)
 	}
 	if stripped {
 		v.Recorded = append(v.Recorded, "GPUs stripped from a privileged container by policy")

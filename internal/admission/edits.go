@@ -25,7 +25,7 @@ func (c *asking) admit() grant.Verdict {
 	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
 	if c.request.AllDevices {
-		v.Rules = confined(c.request.Devices)
+		v.Rules = Confined(c.request.Devices)
 	}
 	for _, n := range nodes {
 		v.Rules = append(v.Rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions})
@@ -67,10 +67,10 @@ func (c *asking) nodes() []*cdispec.DeviceNode {
 // lastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).
 const lastMajor = 511
 
-// confined are the device rules of a privileged container that shall not reach GPUs: everything but NVIDIA's majors and
+// Confined are the device rules of a privileged container that shall not reach GPUs: everything but NVIDIA's majors and
 // its GPUs' DRM nodes. It is an allow-list because runc refuses to punch holes into a rule for everything, and systemd
 // takes a list of denials for "nothing allowed" at its next reload (both measured; 510 rules cost no measurable time).
-func confined(devices grant.DeviceMap) []grant.DeviceRule {
+func Confined(devices grant.DeviceMap) []grant.DeviceRule {
 	rules := []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}
 	for major := range lastMajor + 1 {
 		if _, nvidia := devices.Majors[major]; !nvidia && major != grant.MajorDRM {

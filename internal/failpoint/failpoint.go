@@ -36,6 +36,10 @@ var Names = []string{
 	"configure/inherited",
 	"configure/restored",
 	"configure/forgotten",
+	"hook/admitted",
+	"inject/removed",
+	"inject/ruled",
+	"inject/nodes",
 }
 
 // Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth time it is passed.

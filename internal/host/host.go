@@ -73,10 +73,17 @@ func (h Host) Runs(p grant.Process) (bool, error) {
 	return false, fmt.Errorf("cannot tell whether process %d runs: it is neither there nor gone", p.PID)
 }
 
+// Process is the process that has a pid now, and its parent's pid.
+func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
+	s, err := h.stat(pid)
+	return grant.Process{PID: pid, Start: s.start}, s.parent, err
+}
+
 // stat is what /proc/PID/stat says of a process.
 type stat struct {
 	start   uint64 // clock ticks since the boot
 	state   byte
+	parent  int
 	threads int // with the first one, even where that has ended; 0: it is just being taken away
 }
 
@@ -92,8 +99,10 @@ func (h Host) stat(pid int) (s stat, err error) {
 		return s, fmt.Errorf("cannot read process %d: its stat line is too short", pid)
 	}
 	s.state = fields[0][0]
-	if s.threads, err = strconv.Atoi(string(fields[17])); err != nil {
-		return s, err
+	for field, number := range map[int]*int{1: &s.parent, 17: &s.threads} {
+		if *number, err = strconv.Atoi(string(fields[field])); err != nil {
+			return s, err
+		}
 	}
 	s.start, err = strconv.ParseUint(string(fields[19]), 10, 64)
 	return s, err

@@ -19,6 +19,7 @@ type Create struct {
 	request.Caller
 	Config []byte // its config.json
 	Unread error  // why that could not be read
+	Live   *Live  // in a hook: the real runtime has made the container already
 }
 
 // Decision is a verdict in force.
@@ -26,7 +27,13 @@ type Decision struct {
 	grant.Verdict
 	Config []byte          // the config.json to run instead of the given one; nil: run it as it is
 	Mode   grant.RulesMode // report or disabled: the verdict is a refusal that is only recorded; run the container as it is
-	Bound  bool            // the grant is bound to the container; Unbind if it does not come to be
+	Bound  bool            // the grant is bound to the container by this call; Unbind if it does not come to be
+	Known  bool            // the wrapper bound the grant to this very container before
+
+	// Of a live container whose device rules are too wide: what GPUs are told by here, and what stands in place of a rule
+	// for everything.
+	Devices grant.DeviceMap
+	Others  []grant.DeviceRule
 
 	pod grant.Identity // who asked, where the engine vouches for it
 }
@@ -41,7 +48,9 @@ func (n *Node) Admit(c Create) Decision {
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
 	}
-	n.audit(c.Container, d.pod, d)
+	if !d.Known { // the wrapper has recorded it
+		n.audit(c.Container, d.pod, d)
+	}
 	return d
 }
 
@@ -187,6 +196,13 @@ func (v visit) decide(view grant.View) Decision {
 		return *refusal(grant.Internal, "internal error: %v", err)
 	}
 	d.Config = config
+	if v.Live == nil || !d.Narrow {
+		return d
+	}
+	if d.Devices, err = v.finder.Devices(); err != nil {
+		return *refusal(grant.Internal, "%v", err)
+	}
+	d.Others = admission.Confined(d.Devices)
 	return d
 }
 
@@ -217,6 +233,9 @@ func (v visit) bind() (d Decision) {
 	err := v.Ledger.Update(func(tx *ledger.Tx) error {
 		if d = v.decide(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
 			return nil
+		}
+		if v.Live != nil {
+			return v.bindLive(tx, &d)
 		}
 		if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
 			// The id is a running container's. The real runtime says so better, to engines that know its words; nothing is

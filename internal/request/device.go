@@ -24,6 +24,16 @@ func majorClasses(majors map[string]int) map[int]grant.NodeClass {
 	return classes
 }
 
+// Devices is what GPU nodes are told by on this node, all of it.
+func (n Node) Devices() (grant.DeviceMap, error) {
+	majors, err := n.Majors()
+	if err != nil {
+		return grant.DeviceMap{}, err
+	}
+	drm, err := n.DRM()
+	return grant.DeviceMap{Majors: majorClasses(majors), DRM: drm}, err
+}
+
 // readDRM asks whose DRM nodes there are, but only for a spec that has to do with that major: the answer costs a look
 // into sysfs for each.
 func (f *finder) readDRM() error {

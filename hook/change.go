@@ -1,0 +1,204 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/inject"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// changes translates a verdict's edits of a spec into those of the container that was made from it. What the spec has
+// already, by CDI or the wrapper, is no change. An error says what cannot be changed any more.
+func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
+	var c inject.Change
+	if err := unchangeable(spec, d.Edits); err != nil {
+		return c, err
+	}
+	for _, r := range d.Removed {
+		if err := remove(&c, r); err != nil {
+			return c, err
+		}
+	}
+	for _, n := range d.Edits.DeviceNodes {
+		if !hasNode(spec, n) {
+			c.Nodes = append(c.Nodes, n)
+		}
+		r := grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions}
+		if d.Narrow || !hasRule(spec, r) {
+			c.Allow = append(c.Allow, r)
+		}
+	}
+	for _, m := range d.Edits.Mounts {
+		if !hasMount(spec, m) {
+			c.Mounts = append(c.Mounts, m)
+		}
+	}
+	if d.Narrow {
+		c.Close, c.Others = append(c.Close, gpus(d.Devices)...), d.Others
+	}
+	return c, nil
+}
+
+// visibleDevices is obeyed by injectors only. None runs after us: a hook of theirs in the spec is refused below.
+const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// unchangeable is an error where edits are about what only a spec can say: the runtime has read it.
+func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
+	for _, entry := range e.Env {
+		name, wanted, _ := strings.Cut(entry, "=")
+		if value, set := lastOf(spec, name); name != visibleDevices && (!set || value != wanted) {
+			return fmt.Errorf("its environment must say %s, and a hook cannot change that", name)
+		}
+	}
+	if len(e.Hooks)+len(e.AdditionalGIDs)+len(e.NetDevices) > 0 || e.IntelRdt != nil {
+		return errors.New("the grant needs hooks or groups, which must be in the spec")
+	}
+	return nil
+}
+
+func lastOf(spec request.Spec, name string) (value string, set bool) {
+	if spec.Process == nil {
+		return "", false
+	}
+	for _, entry := range spec.Process.Env {
+		if key, v, found := strings.Cut(entry, "="); found && key == name {
+			value, set = v, true
+		}
+	}
+	return value, set
+}
+
+// remove adds a removal to a change. The variables that only injectors obey may stay; CUDA's are obeyed in the container.
+func remove(c *inject.Change, r grant.Removal) error {
+	switch r.Kind {
+	case grant.RemoveEnv:
+		if !strings.HasPrefix(r.Name, "CUDA_") {
+			return nil
+		}
+		return fmt.Errorf("its environment must not have %s, and a hook cannot change that", grant.Printable(r.Name))
+	case grant.RemoveDevice:
+		c.Remove = append(c.Remove, r.Name)
+		return nil
+	case grant.RemoveRule:
+		rule, err := ruleOf(r.Name)
+		c.Close = append(c.Close, rule)
+		return err
+	}
+	return fmt.Errorf("its spec must not have the %s %s, and the runtime has read it", r.Kind, grant.Printable(r.Name))
+}
+
+// ruleOf reads a rule as a Removal names it: "c 195:254", with * for all.
+func ruleOf(name string) (grant.DeviceRule, error) {
+	r := grant.DeviceRule{Type: 'c', Access: "rw"}
+	numbers, isChar := strings.CutPrefix(name, "c ")
+	major, minor, both := strings.Cut(numbers, ":")
+	var errs [2]error
+	r.Major, errs[0] = ruleNumber(major)
+	r.Minor, errs[1] = ruleNumber(minor)
+	if err := errors.Join(errs[:]...); err != nil || !isChar || !both {
+		return r, fmt.Errorf("internal error: the rule %q to be removed cannot be read", name)
+	}
+	return r, nil
+}
+
+func ruleNumber(text string) (int64, error) {
+	if text == "*" {
+		return -1, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// gpus are rules for all GPU nodes of this machine: for reading and writing, because making a node opens nothing.
+func gpus(devices grant.DeviceMap) []grant.DeviceRule {
+	var rules []grant.DeviceRule
+	for major := range devices.Majors {
+		rules = append(rules, grant.DeviceRule{Type: 'c', Major: int64(major), Minor: -1, Access: "rw"})
+	}
+	for minor, nvidia := range devices.DRM {
+		if nvidia {
+			rules = append(rules, grant.DeviceRule{Type: 'c', Major: grant.MajorDRM, Minor: int64(minor), Access: "rw"})
+		}
+	}
+	slices.SortFunc(rules, func(a, b grant.DeviceRule) int {
+		if a.Major != b.Major {
+			return int(a.Major - b.Major)
+		}
+		return int(a.Minor - b.Minor)
+	})
+	return rules
+}
+
+func hasNode(spec request.Spec, n *cdispec.DeviceNode) bool {
+	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
+		return d.Path == n.Path && d.Type == n.Type && d.Major == n.Major && d.Minor == n.Minor
+	})
+}
+
+// hasRule reports whether the spec allows exactly this, and denies nothing after it.
+func hasRule(spec request.Spec, r grant.DeviceRule) bool {
+	if spec.Linux == nil || spec.Linux.Resources == nil {
+		return false
+	}
+	has := false
+	for _, s := range spec.Linux.Resources.Devices {
+		same := s.Type == string(r.Type) && s.Major != nil && *s.Major == r.Major && s.Minor != nil && *s.Minor == r.Minor
+		switch {
+		case !s.Allow:
+			has = false
+		case same && !strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(s.Access, a) }):
+			has = true
+		}
+	}
+	return has
+}
+
+func hasMount(spec request.Spec, m *cdispec.Mount) bool {
+	i := len(spec.Mounts) - 1
+	for ; i >= 0 && filepath.Clean(spec.Mounts[i].Destination) != filepath.Clean(m.ContainerPath); i-- {
+	}
+	return i >= 0 && spec.Mounts[i].Source == m.HostPath
+}
+
+// possible is an error where a change cannot be made of this container, before any of it is.
+func possible(spec request.Spec, c inject.Change, r caller) error {
+	namespaces := map[specs.LinuxNamespaceType]string{}
+	if spec.Linux != nil {
+		for _, ns := range spec.Linux.Namespaces {
+			namespaces[ns.Type] = "new:" + ns.Path
+		}
+	}
+	switch {
+	case r.Name == "restore":
+		return errors.New("it is restored from a checkpoint")
+	case namespaces[specs.UserNamespace] != "":
+		return errors.New("it has a user namespace, in which device nodes are the host's own, mounted")
+	case namespaces[specs.MountNamespace] != "new:":
+		return errors.New("it has no mount namespace of its own")
+	case len(c.Nodes)+len(c.Remove) > 0 && !ownDev(spec):
+		return errors.New("its /dev is no tmpfs of its own")
+	case c.ChangesRules() && r.Systemd:
+		return errors.New("systemd keeps its device rules, and would undo ours at its next reload")
+	}
+	return nil
+}
+
+// ownDev reports whether the spec gives the container a fresh tmpfs as /dev, as every engine does.
+func ownDev(spec request.Spec) bool {
+	own := false
+	for _, m := range spec.Mounts {
+		if filepath.Clean("/"+m.Destination) == "/dev" {
+			own = m.Type == "tmpfs" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind")
+		}
+	}
+	return own
+}

@@ -1,0 +1,95 @@
+package hook
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/inject"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// create admits a container that its runtime has made, and gives it what its spec lacks.
+func (c *call) create() error {
+	data, err := c.read()
+	if err != nil {
+		return fmt.Errorf("cannot read the container's state: %w", err)
+	}
+	state, err := ParseState(data)
+	if err != nil {
+		return err
+	}
+	r, unknown := c.runtime(state.ID)
+	if unknown == nil {
+		unknown = r.creates(state.ID)
+	}
+	container := grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: filepath.Clean(state.Bundle)}
+	r.Bundle = container.Bundle // as the state has it: absolute
+	config, err := host.ReadFile(r.ConfigPath(), request.MaxSpec)
+	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: r.CgroupsOff}, Config: config, Unread: err,
+		Live: &node.Live{Creators: r.ancestors, Unknown: unknown}}
+	d := c.node.Admit(asked)
+	failpoint.Hit("hook/admitted")
+	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
+		return refusal
+	}
+	if d.Config == nil {
+		return nil
+	}
+	err = c.inject(asked, d, state.PID, r)
+	if err != nil && d.Bound {
+		_ = c.node.Unbind(container) // dead with the runtime in any case
+	}
+	if err != nil && c.node.Mode() != grant.Enforce {
+		return nil // it starts with less than it was granted, and nothing else
+	}
+	return err
+}
+
+// inject makes of the live container what the edited spec would have made of it, and looks whether it has become that.
+func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) error {
+	spec, err := request.Parse(asked.Config)
+	if err != nil {
+		return err
+	}
+	change, err := changes(spec, d)
+	if err == nil && !change.Empty() {
+		err = possible(spec, change, r)
+	}
+	if err != nil || change.Empty() {
+		return impossible(err)
+	}
+	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: os.Getppid(), Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
+	if err != nil {
+		return impossible(err)
+	}
+	if found.Nodes == nil && spec.Linux != nil { // /dev was not touched
+		found.Nodes = spec.Linux.Devices
+	}
+	return impossible(c.node.Verify(asked, d, found.Nodes, found.Rules))
+}
+
+func rootfs(spec request.Spec, bundle string) string {
+	root := "rootfs"
+	if spec.Root != nil {
+		root = cmp.Or(spec.Root.Path, root)
+	}
+	if filepath.IsAbs(root) {
+		return root
+	}
+	return filepath.Join(bundle, root)
+}
+
+// impossible is the refusal of a container that cannot be given what it was granted.
+func impossible(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.InjectionImpossible, Message: "the container cannot be changed any more: " + err.Error(),
+		Hint: "let the engine call gpuledger-runtime, or ask for the GPU by CDI (docs/hook.md)"}
+}

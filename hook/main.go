@@ -1,0 +1,145 @@
+// Package hook is the OCI hook, for engines that have a hooks directory and whose runtime cannot be the wrapper. It asks
+// the same door as the wrapper does, but the runtime has read config.json by then: what the verdict wants changed, it
+// changes in the container that is being made, and where it cannot, the container does not start.
+package hook
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/oci"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop
+
+An OCI hook, called by CRI-O or Podman through a file in their hooks directory, with the container's state (precreate:
+its config.json) on standard input. Exit status: 0 the container may start, 1 it may not, 2 usage.
+GPULEDGER_CONFIG in the hook's "env" names another configuration than /etc/gpuledger/config.toml.
+`
+
+// The exit statuses.
+const (
+	exitDone = iota
+	exitFailed
+	exitUsage
+)
+
+// stages are the points of a container's life at which the hook is called.
+var stages = map[string]func(*call) error{
+	"prestart":      (*call).create, // what createRuntime was called before OCI 1.0.2
+	"createRuntime": (*call).create,
+	"precreate":     (*call).precreate,
+	"poststop":      (*call).poststop,
+}
+
+// call is one call by a runtime or an engine.
+type call struct {
+	program string // as it was called: a suffix names the engine
+	stdin   io.Reader
+	stdout  io.Writer
+	host    host.Host
+	node    *node.Node
+}
+
+// Main runs the hook and returns its exit status. It says nothing but why a container may not start.
+func Main() int {
+	scrub()
+	if len(os.Args) == 2 && (os.Args[1] == "--help" || os.Args[1] == "-h" || os.Args[1] == "help") {
+		fmt.Print(usage)
+		return exitDone
+	}
+	if len(os.Args) != 2 || stages[os.Args[1]] == nil {
+		fmt.Fprint(os.Stderr, usage)
+		return exitUsage
+	}
+	h := host.Default()
+	c := call{program: os.Args[0], stdin: os.Stdin, stdout: os.Stdout, host: h, node: node.Open(policy.Path(""), h)}
+	if err := stages[os.Args[1]](&c); err != nil {
+		fmt.Fprintln(os.Stderr, complaint(err))
+		return exitFailed
+	}
+	return exitDone
+}
+
+// scrub drops the environment and the working directory that the caller left us: both may be the container's. The
+// configuration's name stays; hooks of our stages never get it from the container.
+func scrub() {
+	config := os.Getenv(policy.PathEnv)
+	os.Clearenv()
+	if config != "" {
+		_ = os.Setenv(policy.PathEnv, config)
+	}
+	_ = os.Chdir("/")
+}
+
+// maxComplaint is how much of a complaint runtimes hand on, in characters; what they wrap around it is long enough.
+const maxComplaint = 480
+
+// complaint is a refusal in one line, with its hint where that fits: a runtime shows a hook's standard error in the middle
+// of its own sentence.
+func complaint(err error) string {
+	text, hint := []rune("gpuledger: "+oci.Clean(err.Error())), []rune("; hint: "+oci.Clean(oci.Hint(err)))
+	if len(text) > maxComplaint {
+		return string(text[:maxComplaint]) + "..."
+	}
+	if oci.Hint(err) == "" || len(text)+len(hint) > maxComplaint {
+		return string(text)
+	}
+	return string(text) + string(hint)
+}
+
+// engine is who called. It is never read from annotations.
+func (c *call) engine() grant.Engine {
+	if c.node.Broken != nil {
+		return grant.NoEngine
+	}
+	return oci.Engine(c.program, c.node.Policy.Engine)
+}
+
+// read reads standard input to its end.
+func (c *call) read() ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(c.stdin, request.MaxSpec+1))
+	if err == nil && len(data) > request.MaxSpec {
+		err = fmt.Errorf("it is larger than %d bytes", request.MaxSpec)
+	}
+	return data, err
+}
+
+// precreate is Podman's own stage: config.json comes in, and what comes out is run. Nothing is bound yet: the container
+// has no id here. The createRuntime hook of the same container does that.
+func (c *call) precreate() error {
+	config, err := c.read()
+	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(), ID: "being created"}}, Config: config, Unread: err})
+	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
+		return refusal
+	}
+	if d.Config != nil {
+		config = d.Config
+	}
+	if _, err := c.stdout.Write(config); err != nil {
+		return fmt.Errorf("cannot hand config.json on: %w", err)
+	}
+	return nil
+}
+
+// poststop tidies the container's binding. It never fails: what is left is found dead by whoever looks next.
+func (c *call) poststop() error {
+	data, err := c.read()
+	if err != nil {
+		return nil
+	}
+	state, err := ParseState(data)
+	if err != nil {
+		return nil
+	}
+	if r, err := c.runtime(state.ID); err == nil {
+		c.node.Tidy(r.root, state.ID)
+	}
+	return nil
+}

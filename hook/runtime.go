@@ -1,0 +1,93 @@
+package hook
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/oci"
+)
+
+// caller is the runtime that calls us: our parent. A state does not say where the runtime keeps its own, but the runtime's
+// arguments do, and those are the engine's.
+type caller struct {
+	oci.Command
+	root      string          // of its state, absolute
+	ancestors []grant.Process // itself, then its parent
+}
+
+// maxArguments bounds a runtime's command line and environment, in bytes (the kernel's own bound is larger).
+const maxArguments = 4 << 20
+
+// runtime finds out who calls, and makes sure that it is about this container.
+func (c *call) runtime(id string) (r caller, err error) {
+	pid := os.Getppid()
+	argv, err := c.words(pid, "cmdline")
+	if err != nil {
+		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
+	}
+	r.Command = oci.Parse(argv)
+	if r.ID != id {
+		return r, fmt.Errorf("cannot tell which runtime calls: process %d is not about container %q", pid, id)
+	}
+	environ, err := c.words(pid, "environ")
+	if err != nil {
+		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
+	}
+	r.root = r.StateRoot(argv[0], func(name string) string { return value(environ, name) })
+	if !filepath.IsAbs(r.root) {
+		directory, err := os.Readlink(c.path(pid, "cwd"))
+		if err != nil {
+			return r, fmt.Errorf("cannot tell where the runtime keeps its state: %w", err)
+		}
+		r.root = filepath.Join(directory, r.root)
+	}
+	r.root = filepath.Clean(r.root)
+	for range 2 {
+		p, parent, err := c.host.Process(pid)
+		if err != nil {
+			return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
+		}
+		r.ancestors = append(r.ancestors, p)
+		pid = parent
+	}
+	return r, nil
+}
+
+// creates makes sure that the caller is making the container now, where its state will be looked for.
+func (r caller) creates(id string) error {
+	if !slices.Contains(oci.Creates, r.Name) {
+		return fmt.Errorf("cannot follow the container: the runtime that calls was told to %q", r.Name)
+	}
+	if info, err := os.Stat(filepath.Join(r.root, id)); err != nil || !info.IsDir() {
+		return fmt.Errorf("cannot follow the container: the runtime keeps no state of it in %s", r.root)
+	}
+	return nil
+}
+
+func (c *call) path(pid int, name string) string {
+	return filepath.Join(c.host.Proc, strconv.Itoa(pid), name)
+}
+
+// words reads a file of strings that end with a zero byte; at least one.
+func (c *call) words(pid int, name string) ([]string, error) {
+	text, err := host.ReadFile(c.path(pid, name), maxArguments)
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00"), nil
+}
+
+func value(environ []string, name string) string {
+	for _, entry := range environ {
+		if key, value, _ := strings.Cut(entry, "="); key == name {
+			return value
+		}
+	}
+	return ""
+}

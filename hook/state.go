@@ -1,0 +1,36 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// State is what a runtime tells a hook of its container (runtime-spec, runtime.md), as far as we need it. runc 1.1 has no
+// pid in it after the container's end; crun 1.8 adds a root that is the spec's root.path.
+type State struct {
+	ID     string `json:"id"`
+	PID    int    `json:"pid"`
+	Bundle string `json:"bundle"`
+}
+
+// ParseState reads a state. It comes from the runtime, but the annotations in it are a tenant's.
+func ParseState(data []byte) (State, error) {
+	var s State
+	if err := json.Unmarshal(data, &s, jsontext.AllowInvalidUTF8(true)); err != nil {
+		return State{}, errors.New("cannot read the container's state: it is not as OCI runtimes write it")
+	}
+	switch {
+	case s.ID == "" || s.ID == "." || s.ID == ".." || strings.ContainsAny(s.ID, "/\x00"):
+		return State{}, fmt.Errorf("cannot read the container's state: %q is no container's id", s.ID)
+	case !filepath.IsAbs(s.Bundle) || strings.ContainsRune(s.Bundle, 0):
+		return State{}, fmt.Errorf("cannot read the container's state: its bundle %q is no absolute path", s.Bundle)
+	case s.PID < 0:
+		return State{}, fmt.Errorf("cannot read the container's state: its pid is %d", s.PID)
+	}
+	return s, nil
+}

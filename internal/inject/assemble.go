@@ -1,0 +1,130 @@
+package inject
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// A device program gets struct bpf_cgroup_dev_ctx (include/uapi/linux/bpf.h) in r1: access_type (the access in the upper
+// half, the device's type in the lower), major, minor; it returns 1 to allow. Registers 2 to 5 are free to use; r1 must
+// be left to the program behind.
+const (
+	regResult = iota
+	regContext
+	regType
+	regAccess
+	regMajor
+	regMinor
+)
+
+// Opcodes (Documentation/bpf/standardization/instruction-set.rst).
+const (
+	opLoadWord  = 0x61 // dst = *(u32 *)(src + offset)
+	opMove      = 0xb4 // dst = immediate, 32 bits
+	opMoveReg   = 0xbc // dst = src
+	opAnd       = 0x54
+	opShiftDown = 0x74
+	opJumpNot   = 0x56 // if dst != immediate, 32 bits
+	opJumpSame  = 0x16
+	opExit      = 0x95
+)
+
+// What bpf_cgroup_dev_ctx calls types and accesses.
+const (
+	devBlock, devChar                    = 1, 2
+	accessMknod, accessRead, accessWrite = 1, 2, 4
+)
+
+type instruction struct {
+	op       byte
+	dst, src byte
+	offset   int16
+	value    int32
+}
+
+func (i instruction) append(to []byte) []byte {
+	regs := i.dst | i.src<<4
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		regs = i.src | i.dst<<4
+	}
+	to = append(to, i.op, regs)
+	to = binary.NativeEndian.AppendUint16(to, uint16(i.offset))
+	return binary.NativeEndian.AppendUint32(to, uint32(i.value))
+}
+
+// assemble writes a change's rules as the beginning of a program: first what is allowed, then what is closed; who matches
+// none goes on to what follows.
+func assemble(change Change) []byte {
+	var program []byte
+	add := func(all ...instruction) {
+		for _, i := range all {
+			program = i.append(program)
+		}
+	}
+	add(instruction{op: opLoadWord, dst: regType, src: regContext, offset: 0}, instruction{op: opAnd, dst: regType, value: 0xffff},
+		instruction{op: opLoadWord, dst: regAccess, src: regContext, offset: 0}, instruction{op: opShiftDown, dst: regAccess, value: 16},
+		instruction{op: opLoadWord, dst: regMajor, src: regContext, offset: 4}, instruction{op: opLoadWord, dst: regMinor, src: regContext, offset: 8})
+	for _, r := range change.Allow {
+		add(block(r, 1)...)
+	}
+	for _, r := range change.Close {
+		add(block(r, 0)...)
+	}
+	return program
+}
+
+func allowAll() []byte {
+	return instruction{op: opExit}.append(instruction{op: opMove, dst: regResult, value: 1}.append(nil))
+}
+
+// block answers with result for the devices of a rule. An allowance wants all of the access that is asked for to be in
+// the rule; a closing rule any of it.
+func block(r grant.DeviceRule, result int32) []instruction {
+	var tests []instruction
+	test := func(op, register byte, value int64) {
+		tests = append(tests, instruction{op: op, dst: register, value: int32(value)})
+	}
+	switch r.Type {
+	case 'b':
+		test(opJumpNot, regType, devBlock)
+	case 'c':
+		test(opJumpNot, regType, devChar)
+	}
+	if r.Major >= 0 {
+		test(opJumpNot, regMajor, r.Major)
+	}
+	if r.Minor >= 0 {
+		test(opJumpNot, regMinor, r.Minor)
+	}
+	mask, miss := ^accessBits(r.Access), byte(opJumpNot) // something beyond the rule's access
+	if result == 0 {
+		mask, miss = accessBits(r.Access), opJumpSame // nothing of it
+	}
+	tests = append(tests, instruction{op: opMoveReg, dst: regResult, src: regAccess}, instruction{op: opAnd, dst: regResult, value: mask})
+	test(miss, regResult, 0)
+	return append(leave(tests), instruction{op: opMove, dst: regResult, value: result}, instruction{op: opExit})
+}
+
+// leave lets every failed test jump behind the block, which ends with two more instructions.
+func leave(tests []instruction) []instruction {
+	tests = slices.Clone(tests)
+	for i := range tests {
+		if tests[i].op == opJumpNot || tests[i].op == opJumpSame {
+			tests[i].offset = int16(len(tests) - i - 1 + 2)
+		}
+	}
+	return tests
+}
+
+func accessBits(access string) int32 {
+	var bits int32
+	for letter, bit := range map[string]int32{"m": accessMknod, "r": accessRead, "w": accessWrite} {
+		if strings.Contains(access, letter) {
+			bits |= bit
+		}
+	}
+	return bits
+}

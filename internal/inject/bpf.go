@@ -1,0 +1,121 @@
+package inject
+
+import (
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file is all contact with bpf(2). A library for it would be larger than the hook.
+
+// bpf calls bpf(2) with one member of union bpf_attr (include/uapi/linux/bpf.h); what lies behind it counts as zero.
+func bpf[T any](command int, attr *T) (int, error) {
+	for {
+		result, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		if errno == 0 {
+			return int(result), nil
+		}
+		if errno != unix.EINTR && errno != unix.EAGAIN { // EAGAIN: a signal came while the verifier ran
+			return -1, errno
+		}
+	}
+}
+
+// maxPrograms is how many the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS, include/linux/bpf-cgroup-defs.h).
+const maxPrograms = 64
+
+// attachedPrograms are the ids of a cgroup's own device programs, in their order, and how they were attached.
+func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
+	ids = make([]uint32, maxPrograms)
+	attr := struct {
+		cgroup, kind, queryFlags, attachFlags uint32
+		ids                                   uint64
+		count, _                              uint32
+		_                                     [128]byte // newer kernels (6.17) write a revision behind what we know
+	}{cgroup: uint32(cgroup), kind: unix.BPF_CGROUP_DEVICE, ids: pointer(&ids[0]), count: maxPrograms}
+	_, err = bpf(unix.BPF_PROG_QUERY, &attr)
+	runtime.KeepAlive(ids)
+	if err != nil {
+		return nil, 0, err
+	}
+	return ids[:attr.count], attr.attachFlags, nil
+}
+
+func openProgram(id uint32) (int, error) {
+	attr := struct{ id, next, flags uint32 }{id: id}
+	return bpf(unix.BPF_PROG_GET_FD_BY_ID, &attr)
+}
+
+// programInfo is the beginning of struct bpf_prog_info.
+type programInfo struct {
+	kind, id              uint32
+	tag                   [8]byte
+	jitedLen, xlatedLen   uint32
+	jitedCode, xlatedCode uint64
+}
+
+func getInfo(program int, info *programInfo) error {
+	attr := struct {
+		fd, size uint32
+		info     uint64
+	}{uint32(program), uint32(unsafe.Sizeof(*info)), pointer(info)}
+	_, err := bpf(unix.BPF_OBJ_GET_INFO_BY_FD, &attr)
+	runtime.KeepAlive(info)
+	return err
+}
+
+func programID(program int) uint32 {
+	var info programInfo
+	if getInfo(program, &info) != nil {
+		return 0
+	}
+	return info.id
+}
+
+// instructions are a program's after the verifier. Of a device program it changes none: the context is read as it is.
+func instructions(program int) ([]byte, error) {
+	var info programInfo
+	if err := getInfo(program, &info); err != nil {
+		return nil, err
+	}
+	if info.xlatedLen == 0 {
+		return nil, unix.EPERM // what the kernel means by it: not everybody may see them
+	}
+	code := make([]byte, info.xlatedLen)
+	info = programInfo{xlatedLen: info.xlatedLen, xlatedCode: pointer(&code[0])}
+	err := getInfo(program, &info)
+	runtime.KeepAlive(code)
+	return code, err
+}
+
+func loadProgram(code []byte) (int, error) {
+	license := []byte("Apache-2.0\x00")
+	attr := struct {
+		kind, count   uint32
+		code, license uint64
+		logLevel      uint32
+		logSize       uint32
+		log           uint64
+		kernel, flags uint32
+		name          [16]byte
+	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code) / 8), code: pointer(&code[0]), license: pointer(&license[0])}
+	copy(attr.name[:], "gpuledger")
+	fd, err := bpf(unix.BPF_PROG_LOAD, &attr)
+	runtime.KeepAlive(code)
+	runtime.KeepAlive(license)
+	return fd, err
+}
+
+// attachProgram attaches a program to a cgroup, in place of another where old is one.
+func attachProgram(cgroup, program, old int, flags uint32) error {
+	attr := struct{ cgroup, program, kind, flags, replace uint32 }{uint32(cgroup), uint32(program), unix.BPF_CGROUP_DEVICE, flags, 0}
+	if old >= 0 && flags&unix.BPF_F_ALLOW_MULTI != 0 { // else there is one only, and attaching replaces it
+		attr.flags |= unix.BPF_F_REPLACE
+		attr.replace = uint32(old)
+	}
+	_, err := bpf(unix.BPF_PROG_ATTACH, &attr)
+	return err
+}
+
+func pointer[T any](to *T) uint64 { return uint64(uintptr(unsafe.Pointer(to))) }

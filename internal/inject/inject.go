@@ -1,0 +1,123 @@
+// Package inject changes a container that its runtime has made and not yet started: device nodes in its /dev, bind mounts
+// in its mount namespace, device rules of its cgroup. A hook does so where nothing edited the spec before.
+//
+// Nothing of the image is run or believed. The root file system is walked with file descriptors, and what is not as an
+// OCI runtime makes it (a /dev that is a link, a shared cgroup, a mount namespace that is somebody else's) is an error
+// before anything is changed.
+package inject
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Change is what a container lacks, and what it has too much.
+type Change struct {
+	Remove []string              // paths of device nodes
+	Nodes  []*cdispec.DeviceNode // below /dev; a node of the same path is replaced
+	Mounts []*cdispec.Mount      // binds of the host's files and directories
+	Close  []grant.DeviceRule    // devices that may no longer be opened, but for those in Allow
+	Allow  []grant.DeviceRule    // exact ones
+	Others []grant.DeviceRule    // what stays open where a rule for more than Close is taken away (cgroup v1)
+}
+
+// Empty reports whether there is nothing to do.
+func (c Change) Empty() bool {
+	return len(c.Remove)+len(c.Nodes)+len(c.Mounts) == 0 && !c.ChangesRules()
+}
+
+// ChangesRules reports whether the device cgroup must be changed.
+func (c Change) ChangesRules() bool { return len(c.Close)+len(c.Allow) > 0 }
+
+// Found is how a container looks after a change.
+type Found struct {
+	Nodes []specs.LinuxDevice       // character devices in its /dev
+	Rules []specs.LinuxDeviceCgroup // of its device cgroup; nil on cgroup v2, where a program was put in place and read again
+}
+
+// Into changes the container. After an error it must not start: part of the change may be made.
+//
+// What closes comes before what opens, so that a process killed in between leaves less than there was and not more.
+func Into(t Target, change Change) (found Found, err error) {
+	c, err := open(t)
+	if err != nil {
+		return Found{}, err
+	}
+	defer c.close()
+	for _, step := range []struct {
+		needed bool
+		do     func(Change) error
+		point  string
+	}{
+		{change.ChangesRules(), c.findRules, ""},
+		{len(change.Nodes)+len(change.Remove) > 0, c.openDev, ""},
+		{len(change.Remove) > 0, c.removeNodes, "inject/removed"},
+		{change.ChangesRules(), c.setRules, "inject/ruled"},
+		{len(change.Nodes) > 0, c.makeNodes, "inject/nodes"},
+		{len(change.Mounts) > 0, c.mount, ""},
+	} {
+		if !step.needed {
+			continue
+		}
+		if err := step.do(change); err != nil {
+			return Found{}, err
+		}
+		if step.point != "" {
+			failpoint.Hit(step.point)
+		}
+	}
+	return c.found()
+}
+
+// found reads again what was changed.
+func (c *container) found() (f Found, err error) {
+	if c.dev >= 0 {
+		if f.Nodes, err = c.listNodes(); err != nil {
+			return f, err
+		}
+	}
+	if c.rules != nil {
+		f.Rules, err = c.rules.read()
+	}
+	return f, err
+}
+
+// belowDev gives the words of a device's path after /dev; "/dev/nvidia-caps/nvidia-cap1" is two.
+func belowDev(name string) ([]string, error) {
+	rest, found := strings.CutPrefix(path.Clean(name), "/dev/")
+	if !found {
+		return nil, fmt.Errorf("cannot make device node %q: it is not below /dev", name)
+	}
+	return strings.Split(rest, "/"), nil
+}
+
+// covers reports whether a rule speaks of a device, whatever the access.
+func covers(r grant.DeviceRule, kind byte, major, minor int64) bool {
+	return (r.Type == 'a' || r.Type == kind) && (r.Major < 0 || r.Major == major) && (r.Minor < 0 || r.Minor == minor)
+}
+
+// overlaps reports whether there is a device that both rules speak of.
+func overlaps(a, b grant.DeviceRule) bool {
+	return (a.Type == b.Type || a.Type == 'a' || b.Type == 'a') && (a.Major < 0 || b.Major < 0 || a.Major == b.Major) &&
+		(a.Minor < 0 || b.Minor < 0 || a.Minor == b.Minor)
+}
+
+// within reports whether a speaks of nothing that b does not.
+func within(a, b grant.DeviceRule) bool {
+	return a.Type != 'a' && covers(b, a.Type, a.Major, a.Minor) && (a.Minor >= 0 || b.Minor < 0) && (a.Major >= 0 || b.Major < 0)
+}
+
+// allows reports whether a list has the rule with all of its access.
+func allows(list []grant.DeviceRule, r grant.DeviceRule) bool {
+	return slices.ContainsFunc(list, func(o grant.DeviceRule) bool {
+		return o.Allow && within(r, o) && !strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(o.Access, a) })
+	})
+}

@@ -1,0 +1,118 @@
+package inject
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of any for an answer, so a
+// device is opened by changing them all. Ours is what was there with our rules before it: the runtime's own stay as they
+// are, and nobody has to guess them.
+type v2Programs struct{ dir string }
+
+func (c v2Programs) set(change Change) error {
+	cgroup, err := unix.Open(c.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(cgroup)
+	ids, flags, err := attachedPrograms(cgroup)
+	if err != nil {
+		return fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
+	}
+	if len(ids) == 0 { // nothing guards it
+		return attachBefore(cgroup, 0, unix.BPF_F_ALLOW_MULTI, change)
+	}
+	for _, id := range ids {
+		if err := attachBefore(cgroup, id, flags, change); err != nil {
+			return fmt.Errorf("cannot replace the device program %d of %s: %w", id, c.dir, err)
+		}
+	}
+	return nil
+}
+
+// read gives nothing: programs were read again when they were attached.
+func (v2Programs) read() ([]specs.LinuxDeviceCgroup, error) { return nil, nil }
+
+// attachBefore attaches a change's rules and, behind them, the program of an id in that program's place; without an id,
+// one that allows all.
+func attachBefore(cgroup int, id, flags uint32, change Change) error {
+	old, rest := -1, allowAll()
+	if id != 0 {
+		var err error
+		if old, err = openProgram(id); err != nil {
+			return err
+		}
+		defer unix.Close(old)
+		if rest, err = instructions(old); err != nil {
+			return err
+		}
+		if err := selfContained(rest); err != nil {
+			return err
+		}
+	}
+	program := append(assemble(change), rest...)
+	loaded, err := loadProgram(program)
+	if err != nil {
+		return fmt.Errorf("cannot load it: %w", err)
+	}
+	defer unix.Close(loaded)
+	if err := attachProgram(cgroup, loaded, old, flags); err != nil {
+		return fmt.Errorf("cannot attach it: %w", err)
+	}
+	return attached(cgroup, loaded, old, program)
+}
+
+// attached reads again: the new program is there, the old one is not, and it is what was wanted.
+func attached(cgroup, loaded, old int, program []byte) error {
+	ids, _, err := attachedPrograms(cgroup)
+	if err != nil {
+		return err
+	}
+	var now, before bool
+	for _, id := range ids {
+		now = now || id == programID(loaded)
+		before = before || old >= 0 && id == programID(old)
+	}
+	again, err := instructions(loaded)
+	switch {
+	case err != nil:
+		return err
+	case !now || before:
+		return errors.New("it was attached and is not in place")
+	case !bytes.Equal(again, program):
+		return errors.New("the kernel made something else of it")
+	}
+	return nil
+}
+
+// The instruction classes that must not be in a program which is loaded anew: calls, and loads of maps, whose references
+// would be another process's.
+const (
+	opCall   = 0x85
+	opLoad64 = 0x18 // with a source register: of a map, a function, a variable
+)
+
+// selfContained refuses a program that would not be the same if it were loaded again. Those of runc and crun are
+// comparisons and nothing else.
+func selfContained(program []byte) error {
+	for i := 0; i+8 <= len(program); i += 8 {
+		op, regs := program[i], program[i+1]
+		if op == opCall || op == opLoad64 && sourceRegister(regs) != 0 {
+			return errors.New("it calls functions or uses maps, so it is not a container runtime's")
+		}
+	}
+	return nil
+}
+
+func sourceRegister(regs byte) byte {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return regs >> 4
+	}
+	return regs & 0xf
+}

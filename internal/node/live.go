@@ -1,0 +1,89 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// Live is what a hook knows of the create that it is a part of: the real runtime holds the container's id and has made
+// the container, but started nothing in it.
+type Live struct {
+	Creators []grant.Process // the runtime's process that makes the container, then those above it
+	Unknown  error           // why they cannot be told; such a container gets no grant
+}
+
+// bindLive binds the grant to a live container. Where the wrapper did so at the beginning of this create, that binding
+// stands: it names the same process, or for crun, which forks, that process's parent.
+func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
+	if v.Live.Unknown != nil {
+		return v.Live.Unknown
+	}
+	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+	case err != nil:
+		return err
+	case b.Life != grant.Dead && !slices.Contains(v.Live.Creators, b.Creator):
+		*d = *refusal(grant.GrantInUse, "another container of the id %q is there", v.Container.ID)
+		return nil
+	case b.Life != grant.Dead && b.Grant == d.Grant.ID:
+		d.Known = true
+		return nil
+	}
+	tx.DropDead(d.Grant.ID)
+	d.Bound = true
+	return tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: v.Live.Creators[0]})
+}
+
+// Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and binds nothing. What
+// runs in the create itself decides again and binds.
+func (n *Node) Foresee(c Create) Decision {
+	d := n.Explain(c)
+	if d.Kind == grant.Refused {
+		if mode := n.Mode(); mode != grant.Enforce {
+			d.Mode, d.Config = mode, nil
+		}
+		n.audit(c.Container, d.pod, d)
+	}
+	return d
+}
+
+// Verify looks at what was made of a live container with the eyes that judged its spec: at the nodes in its /dev and,
+// where they can be read, at the rules of its device cgroup (nil: those of the edited spec). Whatever it reaches must be
+// in the grant.
+func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup) error {
+	v, refused := n.visit(Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
+	if refused != nil {
+		return errors.New(refused.Message)
+	}
+	spec, err := request.Parse(d.Config)
+	if err != nil {
+		return err
+	}
+	if spec.Linux == nil {
+		spec.Linux = &request.Linux{}
+	}
+	spec.Linux.Devices = nodes
+	if rules != nil {
+		spec.Linux.Resources = &request.Resources{Devices: rules}
+	}
+	if v.request, err = request.Find(spec, c.Caller, v.finder); err != nil {
+		return err
+	}
+	second := v.look(v.judge)
+	if second.Kind != d.Kind {
+		return fmt.Errorf("the container as it is now would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
+	}
+	left := slices.ContainsFunc(second.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveDevice || r.Kind == grant.RemoveRule })
+	if second.Narrow || left {
+		return fmt.Errorf("the container as it is now still reaches what was taken away: %v", second.Removed)
+	}
+	return nil
+}
