@@ -61,7 +61,7 @@ func Main() int {
 	h := host.Default()
 	c := call{program: os.Args[0], stdin: os.Stdin, stdout: os.Stdout, host: h, node: node.Open(policy.Path(""), h)}
 	if err := stages[os.Args[1]](&c); err != nil {
-		fmt.Fprintln(os.Stderr, complaint(err))
+		complain(err)
 		return exitFailed
 	}
 	return exitDone
@@ -76,22 +76,6 @@ func scrub() {
 		_ = os.Setenv(policy.PathEnv, config)
 	}
 	_ = os.Chdir("/")
-}
-
-// maxComplaint is how much of a complaint runtimes hand on, in characters; what they wrap around it is long enough.
-const maxComplaint = 480
-
-// complaint is a refusal in one line, with its hint where that fits: a runtime shows a hook's standard error in the middle
-// of its own sentence.
-func complaint(err error) string {
-	text, hint := []rune("gpuledger: "+oci.Clean(err.Error())), []rune("; hint: "+oci.Clean(oci.Hint(err)))
-	if len(text) > maxComplaint {
-		return string(text[:maxComplaint]) + "..."
-	}
-	if oci.Hint(err) == "" || len(text)+len(hint) > maxComplaint {
-		return string(text)
-	}
-	return string(text) + string(hint)
 }
 
 // engine is who called. It is never read from annotations.
