@@ -3,7 +3,6 @@ package hook
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -59,12 +58,15 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) err
 	}
 	change, err := changes(spec, d)
 	if err == nil && !change.Empty() {
+		err = asked.Live.Unknown
+	}
+	if err == nil && !change.Empty() {
 		err = possible(spec, change, r)
 	}
 	if err != nil || change.Empty() {
 		return impossible(err)
 	}
-	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: os.Getppid(), Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
+	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID, Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
 	if err != nil {
 		return impossible(err)
 	}
