@@ -1,0 +1,197 @@
+package hook
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/inject"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/oci"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// The states are as runc 1.1.5, runc 1.5 and crun 1.8.1 wrote them.
+func TestParseState(t *testing.T) {
+	for _, c := range []struct {
+		name, data string
+		want       State
+		fails      bool
+	}{
+		{"runc", `{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":4334,"bundle":"/b"}`, State{"c", 4334, "/b"}, false},
+		{"newer runc", `{"ociVersion":"1.3.0","id":"c","status":"creating","pid":7,"bundle":"/b","annotations":{"a":"b"}}`, State{"c", 7, "/b"}, false},
+		{"crun", `{"ociVersion":"1.0","id":"c","pid":4441,"root":"rootfs","bundle":"/b","status":"created"}`, State{"c", 4441, "/b"}, false},
+		{"runc at poststop", `{"ociVersion":"1.0.2-dev","id":"c","status":"stopped","bundle":"/b"}`, State{"c", 0, "/b"}, false},
+		{"annotations that are no UTF-8", "{\"id\":\"c\",\"bundle\":\"/b\",\"annotations\":{\"a\":\"\xff\"}}", State{"c", 0, "/b"}, false},
+		{"nothing", ``, State{}, true},
+		{"a list", `[]`, State{}, true},
+		{"an id that is a path", `{"id":"../c","bundle":"/b"}`, State{}, true},
+		{"an id that is a directory", `{"id":"..","bundle":"/b"}`, State{}, true},
+		{"no id", `{"bundle":"/b"}`, State{}, true},
+		{"a relative bundle", `{"id":"c","bundle":"b"}`, State{}, true},
+		{"a bundle with a zero", `{"id":"c","bundle":"/b\u0000"}`, State{}, true},
+		{"a pid below zero", `{"id":"c","bundle":"/b","pid":-1}`, State{}, true},
+		{"a pid that is none", `{"id":"c","bundle":"/b","pid":1.5}`, State{}, true},
+		{"two ids", `{"id":"c","id":"d","bundle":"/b"}`, State{}, true},
+		{"something behind it", `{"id":"c","bundle":"/b"}{}`, State{}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := ParseState([]byte(c.data))
+			if got != c.want || (err != nil) != c.fails {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// FuzzParseState: no state makes the hook panic, or look outside the runtime's root.
+func FuzzParseState(f *testing.F) {
+	for _, seed := range []string{`{"ociVersion":"1.0","id":"c","pid":1,"root":"rootfs","bundle":"/b","status":"created","annotations":{}}`, `{"id":"/","bundle":"/"}`, `[[[[`, `{"id":"\u0000"}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := ParseState(data)
+		if err == nil && (s.ID == "" || strings.ContainsAny(s.ID, "/\x00") || s.ID == "." || s.ID == ".." || s.PID < 0 || !strings.HasPrefix(s.Bundle, "/")) {
+			t.Errorf("%q is read as %+v", data, s)
+		}
+		if err != nil && !utf8.ValidString(complaint(err)) {
+			t.Errorf("%q: %q", data, complaint(err))
+		}
+	})
+}
+
+func number(n int64) *int64 { return &n }
+
+// given is a spec as it was before any edit, in which the runtime makes what the arguments say.
+func given(devices []specs.LinuxDevice, rules ...specs.LinuxDeviceCgroup) request.Spec {
+	return request.Spec{Process: &request.Process{Env: []string{"A=1", "A=2"}}, Linux: &request.Linux{Devices: devices,
+		Resources: &request.Resources{Devices: append([]specs.LinuxDeviceCgroup{{Access: "rwm"}}, rules...)}}}
+}
+
+func TestChanges(t *testing.T) {
+	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, Permissions: "rw"}
+	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1", Options: []string{"ro", "bind"}}
+	allow := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
+	device := specs.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0}
+	rule := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0), Access: "rwm"}
+	edits := func(e cdispec.ContainerEdits) node.Decision {
+		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Edits: e}}
+	}
+	removes := func(kind grant.RemovalKind, name string) node.Decision {
+		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Removed: []grant.Removal{{Kind: kind, Name: name}}}}
+	}
+	granted := edits(cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu}, Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}})
+	narrow := granted
+	narrow.Narrow, narrow.Others = true, []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}
+	narrow.Devices = grant.DeviceMap{Majors: map[int]grant.NodeClass{508: "nvidia-uvm", 195: "nvidia"}, DRM: map[int]bool{128: true, 129: false}}
+	mounted := given(nil)
+	mounted.Mounts = []specs.Mount{{Destination: "/usr/lib/libcuda.so.1", Source: "/lib/libcuda.so.1"}}
+	for _, c := range []struct {
+		name  string
+		spec  request.Spec
+		d     node.Decision
+		want  inject.Change
+		fails string
+	}{
+		{"a grant that nothing was done about", given(nil), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
+		{"a spec without anything", request.Spec{}, granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
+		{"CDI has put in all of it", given([]specs.LinuxDevice{device}, rule), granted, inject.Change{}, ""},
+		{"the node alone is there", given([]specs.LinuxDevice{device}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the rule alone is there", given(nil, rule), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
+		{"the rule is denied again", given([]specs.LinuxDevice{device}, rule, specs.LinuxDeviceCgroup{Type: "c", Major: number(195), Minor: number(0), Access: "rwm"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the rule lacks an access", given([]specs.LinuxDevice{device}, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0), Access: "r"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the path is another node", given([]specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1}}, rule), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
+		{"a mount", given(nil), edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{Mounts: []*cdispec.Mount{file}}, ""},
+		{"a mount that is there", mounted, edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{}, ""},
+		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow, inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
+			{Type: 'c', Major: 195, Minor: -1, Access: "rw"}, {Type: 'c', Major: 226, Minor: 128, Access: "rw"}, {Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
+		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
+		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}), inject.Change{}, ""},
+		{"a variable that another hides", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=1"}}), inject.Change{}, "A"},
+		{"a variable that is not", given(nil), edits(cdispec.ContainerEdits{Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/p"}}), inject.Change{}, "CUDA_MPS_PIPE_DIRECTORY"},
+		{"a hook", given(nil), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{}}}), inject.Change{}, "hooks"},
+		{"an injector's variable", given(nil), removes(grant.RemoveEnv, "NVIDIA_IMEX_CHANNELS"), inject.Change{}, ""},
+		{"a variable that the driver obeys", given(nil), removes(grant.RemoveEnv, "CUDA_MPS_CLIENT_PRIORITY"), inject.Change{}, "CUDA_MPS_CLIENT_PRIORITY"},
+		{"a node too many", given(nil), removes(grant.RemoveDevice, "/dev/x"), inject.Change{Remove: []string{"/dev/x"}}, ""},
+		{"a rule too many", given(nil), removes(grant.RemoveRule, "c 195:254"), inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: 254, Access: "rw"}}}, ""},
+		{"a rule for all of a major", given(nil), removes(grant.RemoveRule, "c 195:*"), inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: -1, Access: "rw"}}}, ""},
+		{"a rule that is odd", given(nil), removes(grant.RemoveRule, "a *:*"), inject.Change{}, "internal error"},
+		{"an injector's hook", given(nil), removes(grant.RemoveHook, "/nvidia-ctk"), inject.Change{}, "/nvidia-ctk"},
+		{"a mount too many", given(nil), removes(grant.RemoveMount, "/m"), inject.Change{}, "/m"},
+		{"an annotation", given(nil), removes(grant.RemoveAnnotation, "a"), inject.Change{}, "annotation"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := changes(c.spec, c.d)
+			if c.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), c.fails) {
+					t.Errorf("got %v, want an error about %s", err, c.fails)
+				}
+				return
+			}
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%v, got\n%+v\nwant\n%+v", err, got, c.want)
+			}
+		})
+	}
+}
+
+func TestPossible(t *testing.T) {
+	spec := func(edit func(*request.Spec)) request.Spec {
+		s := given(nil)
+		s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+		s.Mounts = []specs.Mount{{Destination: "/dev", Type: "tmpfs"}}
+		edit(&s)
+		return s
+	}
+	nodes, rules := inject.Change{Remove: []string{"/dev/x"}}, inject.Change{Close: []grant.DeviceRule{{}}}
+	create := oci.Command{Name: "create"}
+	for _, c := range []struct {
+		name    string
+		spec    request.Spec
+		change  inject.Change
+		command oci.Command
+		ok      bool
+	}{
+		{"nodes", spec(func(*request.Spec) {}), nodes, create, true},
+		{"rules", spec(func(*request.Spec) {}), rules, create, true},
+		{"nodes under systemd", spec(func(*request.Spec) {}), nodes, oci.Command{Name: "create", Systemd: true}, true},
+		{"rules under systemd", spec(func(*request.Spec) {}), rules, oci.Command{Name: "create", Systemd: true}, false},
+		{"restore", spec(func(*request.Spec) {}), rules, oci.Command{Name: "restore"}, false},
+		{"a user namespace", spec(func(s *request.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+		}), rules, create, false},
+		{"another's mount namespace", spec(func(s *request.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/mnt" }), rules, create, false},
+		{"the host's mount namespace", spec(func(s *request.Spec) { s.Linux.Namespaces = nil }), rules, create, false},
+		{"the host's /dev", spec(func(s *request.Spec) { s.Mounts[0] = specs.Mount{Destination: "/dev", Type: "bind", Source: "/dev"} }), nodes, create, false},
+		{"a tmpfs that is a bind", spec(func(s *request.Spec) { s.Mounts[0].Options = []string{"rbind"} }), nodes, create, false},
+		{"a bind over the tmpfs", spec(func(s *request.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/dev/", Type: "bind", Source: "/x"})
+		}), nodes, create, false},
+		{"the host's /dev, where only rules change", spec(func(s *request.Spec) { s.Mounts = nil }), rules, create, true},
+	} {
+		if err := possible(c.spec, c.change, caller{Command: c.command}); (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestComplaintIsOneShortLine(t *testing.T) {
+	for _, err := range []error{
+		errors.New("a\nb\x1b[2J"),
+		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("ä", 2000), Hint: "h"},
+		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("x", 300), Hint: strings.Repeat("y", 300)},
+	} {
+		if got := complaint(err); strings.ContainsAny(got, "\n\x1b") || utf8.RuneCountInString(got) > maxComplaint+3 || strings.Contains(got, "y") {
+			t.Errorf("%q", got)
+		}
+	}
+	if got, want := complaint(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}), "gpuledger: refused (gpu-env): m; hint: h"; got != want {
+		t.Errorf("%q", got)
+	}
+}
