@@ -13,6 +13,10 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
+// The main thread stays the main goroutine's, so that the thread which enters a container is never that one: it cannot end
+// before the process does, and /proc/self is its view.
+func init() { runtime.LockOSThread() }
+
 // mount binds the host's files into the container. The clone of a mount is made here, where its source is seen, and moved
 // to its place by a thread in the container's mount namespace, because only there a mount may be attached. The thread
 // runs none but our code and ends with it.
