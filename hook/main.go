@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -122,8 +123,10 @@ func (c *call) poststop() error {
 	if err != nil {
 		return nil
 	}
-	if r, err := c.runtime(state.ID); err == nil {
+	if r, err := c.runtime(state.ID); err == nil && (r.Name == "delete" || r.Name == "run") {
 		c.node.Tidy(r.root, state.ID)
+	} else { // Podman calls this stage itself, as `podman container cleanup ID`
+		c.node.TidyIn(filepath.Clean(state.Bundle), state.ID)
 	}
 	return nil
 }

@@ -79,6 +79,10 @@ func isRefusedByHook(t *testing.T, r rig.Result, code grant.Code) {
 func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
+	shared := ""
+	if r := n.Bundle("neighbour", func(s *specs.Spec) { shared = s.Linux.CgroupsPath }).RealCreate(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
 	canary := filepath.Join(n.Dir, "canary")
 	must(t, os.Mkdir(canary, 0o755), os.WriteFile(filepath.Join(canary, "file"), []byte("untouched"), 0o600))
 	for i, c := range []struct {
@@ -98,6 +102,8 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 		{"another injector's hook", grant.InjectionImpossible, func(s *specs.Spec) {
 			s.Hooks.Poststop = append(s.Hooks.Poststop, specs.Hook{Path: "/usr/bin/nvidia-container-runtime-hook", Env: []string{"A=B"}})
 		}},
+		{"a cgroup that is a unit of systemd", grant.InjectionImpossible, func(s *specs.Spec) { s.Linux.CgroupsPath += ".scope" }},
+		{"a cgroup in which others are", grant.InjectionImpossible, func(s *specs.Spec) { s.Linux.CgroupsPath = shared }},
 		{"a GPU outside its grant", grant.VisibleDevicesOutsideGrant, rig.Env("NVIDIA_VISIBLE_DEVICES=0,1")},
 	} {
 		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Shell("echo started"), n.Hooked, c.edit)

@@ -77,6 +77,21 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
+// BindingsIn lists the runtime roots under which a container of this id and bundle has a binding, dead or alive, for a
+// caller that knows no root.
+func (tx *Tx) BindingsIn(container, bundle string) []string {
+	names, _ := namesIn(tx.l.bindingsDir())
+	var roots []string
+	for _, name := range names {
+		if key, isRecord := strings.CutSuffix(name, ".json"); isRecord && isKey(key) {
+			if b, err := tx.load(key); err == nil && b.Container == container && b.Bundle == bundle {
+				roots = append(roots, b.RuntimeRoot)
+			}
+		}
+	}
+	return roots
+}
+
 // complete checks a binding and fills in what the ledger knows itself.
 func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {

@@ -216,6 +216,31 @@ func (b *book) wantIDs(numbers ...int) {
 }
 
 // TestDropDead: of a grant that many containers had, only the living are kept, however many were never deleted.
+func TestBindingsIn(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	mine, other := bindingOf(id(1), "c"), bindingOf(id(1), "c")
+	other.RuntimeRoot, other.Bundle = "/run/other", "/another"
+	b.bind(mine)
+	b.bind(other)
+	b.bind(bindingOf(id(1), "d"))
+	if err := os.WriteFile(filepath.Join(b.bindingsDir(), strings.Repeat("a", 32)+".json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := b.View(func(tx *Tx) error {
+		if got := tx.BindingsIn("c", mine.Bundle); len(got) != 1 || got[0] != mine.RuntimeRoot {
+			t.Errorf("got %q", got)
+		}
+		if got := tx.BindingsIn("c", "/nowhere"); len(got) != 0 {
+			t.Errorf("got %q", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestDropDead(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))

@@ -1,0 +1,94 @@
+package test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// hooksFile is schema 1.0.0 of a hooks directory (containers/common, pkg/hooks/docs/oci-hooks.5.md).
+type hooksFile struct {
+	Version string `json:"version"`
+	Hook    struct {
+		Path    string   `json:"path"`
+		Args    []string `json:"args"`
+		Env     []string `json:"env"`
+		Timeout int      `json:"timeout"`
+	} `json:"hook"`
+	When   map[string]any `json:"when"`
+	Stages []string       `json:"stages"`
+}
+
+func TestHooksDirectories(t *testing.T) {
+	files, err := filepath.Glob("../configs/hooks.d/*/*.json")
+	if err != nil || len(files) != 5 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, path := range files {
+		var f hooksFile
+		d := json.NewDecoder(strings.NewReader(read(t, path)))
+		d.DisallowUnknownFields()
+		must(t, d.Decode(&f))
+		engine := map[string]string{"cri-o": ".crio", "podman": ".podman"}[filepath.Base(filepath.Dir(path))]
+		stages := []string{"createRuntime", "poststop"} // CRI-O knows only the specification's
+		if engine == ".podman" {
+			stages = append(stages, "precreate")
+		}
+		if f.Version != "1.0.0" || !filepath.IsAbs(f.Hook.Path) || len(f.Hook.Env) == 0 || f.Hook.Timeout < 11 && f.Stages[0] != "poststop" ||
+			len(f.When) != 1 || f.When["always"] != true || len(f.Stages) != 1 || !slices.Contains(stages, f.Stages[0]) ||
+			len(f.Hook.Args) != 2 || f.Hook.Args[0] != "gpuledger-hook"+engine || f.Hook.Args[1] != f.Stages[0] {
+			t.Errorf("%s: %+v", path, f)
+		}
+	}
+}
+
+// hooksDirectory is the one that we ship for Podman, with this node's programs and configuration; without says what to
+// leave out.
+func hooksDirectory(t *testing.T, n *rig.Node, without string) string {
+	dir := filepath.Join(n.Dir, "hooks.d"+without)
+	must(t, os.MkdirAll(dir, 0o755))
+	files, _ := filepath.Glob("../configs/hooks.d/podman/*.json")
+	for _, path := range files {
+		if without != "" && strings.Contains(path, without) {
+			continue
+		}
+		text := strings.NewReplacer("/usr/bin/gpuledger-hook", rig.Binary(t, "gpuledger-hook"), "/etc/gpuledger/config.toml", n.Config).Replace(read(t, path))
+		must(t, os.WriteFile(filepath.Join(dir, filepath.Base(path)), []byte(text), 0o600))
+	}
+	return dir
+}
+
+// TestPodmanCallsTheHook: Podman with runc and our hooks directory, with and without its own stage before the create.
+func TestPodmanCallsTheHook(t *testing.T) {
+	rig.Need(t, "podman", "conmon")
+	n := rig.NewNode(t, rig.Setup{Engine: "podman"})
+	n.HideRun()
+	b := n.Bundle("c")
+	for _, without := range []string{"", "precreate"} {
+		hooks := hooksDirectory(t, n, without)
+		reference := n.Grant("--memory", "4GiB", "--gpu", "1")
+		if r := b.PodmanRun(hooks, "echo started"); r.Code != 0 || r.Stdout != "started\n" {
+			t.Fatalf("without %q: a container without GPU: %+v", without, r)
+		}
+		for _, options := range [][]string{{"--annotation", "gpuledger.dev/grant=" + reference.String()}, {"--env", "GPULEDGER_GRANT=" + reference.String()}} {
+			if r := b.PodmanRun(hooks, probe, options...); r.Stdout != exactlyOne {
+				t.Errorf("without %q, %v: got %+v\nwant\n%s", without, options, r, exactlyOne)
+			}
+		}
+		if left, _ := os.ReadDir(n.Dir + "/run/bindings"); len(left) != 0 {
+			t.Errorf("without %q: bindings are left: %v", without, left)
+		}
+		wantState(t, n, reference.ID, "afterwards", grant.Free)
+		r := b.PodmanRun(hooks, "echo started", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+		if r.Code == 0 || r.Stdout != "" || !regexp.MustCompile(`gpuledger: refused \(visible-devices-all\): `).MatchString(r.Stderr) {
+			t.Errorf("without %q: %+v", without, r)
+		}
+	}
+}
