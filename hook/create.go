@@ -40,21 +40,25 @@ func (c *call) create() error {
 	if d.Config == nil {
 		return nil
 	}
-	err = c.inject(asked, d, state.PID, r)
-	if err != nil && d.Bound {
+	refusal := c.inject(asked, d, state.PID, r)
+	if refusal == nil {
+		return nil
+	}
+	if d.Bound {
 		_ = c.node.Unbind(container) // dead with the runtime in any case
 	}
-	if err != nil && c.node.Mode() != grant.Enforce {
+	c.node.Fails(asked, d, refusal)
+	if c.node.Mode() != grant.Enforce {
 		return nil // it starts with less than it was granted, and nothing else
 	}
-	return err
+	return refusal
 }
 
 // inject makes of the live container what the edited spec would have made of it, and looks whether it has become that.
-func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) error {
+func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
 	spec, err := request.Parse(asked.Config)
 	if err != nil {
-		return err
+		return impossible(err)
 	}
 	change, err := changes(spec, d)
 	if err == nil && !change.Empty() {
@@ -88,7 +92,7 @@ func rootfs(spec request.Spec, bundle string) string {
 }
 
 // impossible is the refusal of a container that cannot be given what it was granted.
-func impossible(err error) error {
+func impossible(err error) *grant.Refusal {
 	if err == nil {
 		return nil
 	}

@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -112,6 +116,9 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 			t.Fatal(c.name)
 		}
 		wantState(t, n, reference.ID, c.name, grant.Free)
+		if lines := strings.Split(strings.TrimSpace(read(t, n.Dir+"/audit.jsonl")), "\n"); !strings.Contains(lines[len(lines)-1], `"code":"`+string(c.code)+`"`) {
+			t.Errorf("%s: the audit log ends with %s", c.name, lines[len(lines)-1])
+		}
 	}
 	if entries, _ := os.ReadDir(canary); len(entries) != 1 || read(t, filepath.Join(canary, "file")) != "untouched" {
 		t.Errorf("the canary is touched: %v", entries)
@@ -373,4 +380,40 @@ func TestHookScrubsItsEnvironment(t *testing.T) {
 	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "/dev/nvidia0") {
 		t.Errorf("%+v", r)
 	}
+}
+
+// TestLiveBindings: a hook binds a container once, and only for the create that it is part of.
+func TestLiveBindings(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	reference := n.Grant("--memory", "4GiB")
+	b := n.Bundle("c", with(reference))
+	door := node.Open(n.Config, host.Default())
+	self, parent, err := door.Host.Process(os.Getpid())
+	must(t, err)
+	other, _, err := door.Host.Process(parent)
+	must(t, err)
+	ask := func(unknown error, creators ...grant.Process) node.Create {
+		container := grant.Container{Engine: grant.NoEngine, RuntimeRoot: n.Root, ID: "c", Bundle: b.Dir}
+		return node.Create{Caller: request.Caller{Container: container}, Config: b.Config(), Live: &node.Live{Creators: creators, Unknown: unknown}}
+	}
+	if d := door.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound || n.State(reference.ID) != grant.Free {
+		t.Errorf("foreseen: %+v", d.Verdict)
+	}
+	if d := door.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound || !strings.Contains(d.Message, "who knows") {
+		t.Errorf("nobody knows who creates it: %+v", d.Verdict)
+	}
+	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || !d.Bound || d.Known {
+		t.Errorf("first: %+v", d)
+	}
+	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || d.Bound || !d.Known {
+		t.Errorf("again: %+v", d)
+	}
+	if d := door.Admit(ask(nil, grant.Process{PID: 1 << 22, Start: 1}, self)); d.Kind != grant.Admit || d.Bound || !d.Known {
+		t.Errorf("by a child of the creator, as crun's: %+v", d)
+	}
+	if d := door.Admit(ask(nil, other)); d.Code != grant.GrantInUse || d.Bound {
+		t.Errorf("by somebody else: %+v", d)
+	}
+	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: "c"}))
+	wantState(t, n, reference.ID, "at the end", grant.Free)
 }

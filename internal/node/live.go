@@ -55,6 +55,16 @@ func (n *Node) Foresee(c Create) Decision {
 	return d
 }
 
+// Fails records that a container which was admitted does not start after all, for this reason.
+func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
+	failed := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: refusal.Code, Message: refusal.Message, Grant: d.Grant,
+		Strength: grant.StrengthNone, Details: []grant.Detail{{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}}
+	if mode := n.Mode(); mode != grant.Enforce {
+		failed.Mode = mode
+	}
+	n.audit(c.Container, d.pod, failed)
+}
+
 // Verify looks at what was made of a live container with the eyes that judged its spec: at the nodes in its /dev and,
 // where they can be read, at the rules of its device cgroup (nil: those of the edited spec). Whatever it reaches must be
 // in the grant.
