@@ -27,16 +27,16 @@ const maxPrograms = 64
 
 // attachedPrograms are the ids of a cgroup's own device programs, in their order, and how they were attached.
 func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
+	var pins runtime.Pinner
+	defer pins.Unpin()
 	ids = make([]uint32, maxPrograms)
 	attr := struct {
 		cgroup, kind, queryFlags, attachFlags uint32
 		ids                                   uint64
 		count, _                              uint32
 		_                                     [128]byte // newer kernels (6.17) write a revision behind what we know
-	}{cgroup: uint32(cgroup), kind: unix.BPF_CGROUP_DEVICE, ids: pointer(&ids[0]), count: maxPrograms}
-	_, err = bpf(unix.BPF_PROG_QUERY, &attr)
-	runtime.KeepAlive(ids)
-	if err != nil {
+	}{cgroup: uint32(cgroup), kind: unix.BPF_CGROUP_DEVICE, ids: pinned(&pins, &ids[0]), count: maxPrograms}
+	if _, err = bpf(unix.BPF_PROG_QUERY, &attr); err != nil {
 		return nil, 0, err
 	}
 	return ids[:attr.count], attr.attachFlags, nil
@@ -49,19 +49,23 @@ func openProgram(id uint32) (int, error) {
 
 // programInfo is the beginning of struct bpf_prog_info.
 type programInfo struct {
-	kind, id              uint32
-	tag                   [8]byte
-	jitedLen, xlatedLen   uint32
-	jitedCode, xlatedCode uint64
+	_         uint32 // type
+	id        uint32
+	_         [8]byte // tag
+	_         uint32  // length of the machine code
+	xlatedLen uint32
+	_         uint64 // machine code
+	xlated    uint64
 }
 
 func getInfo(program int, info *programInfo) error {
+	var pins runtime.Pinner
+	defer pins.Unpin()
 	attr := struct {
 		fd, size uint32
 		info     uint64
-	}{uint32(program), uint32(unsafe.Sizeof(*info)), pointer(info)}
+	}{uint32(program), uint32(unsafe.Sizeof(*info)), pinned(&pins, info)}
 	_, err := bpf(unix.BPF_OBJ_GET_INFO_BY_FD, &attr)
-	runtime.KeepAlive(info)
 	return err
 }
 
@@ -82,14 +86,16 @@ func instructions(program int) ([]byte, error) {
 	if info.xlatedLen == 0 {
 		return nil, unix.EPERM // what the kernel means by it: not everybody may see them
 	}
+	var pins runtime.Pinner
+	defer pins.Unpin()
 	code := make([]byte, info.xlatedLen)
-	info = programInfo{xlatedLen: info.xlatedLen, xlatedCode: pointer(&code[0])}
-	err := getInfo(program, &info)
-	runtime.KeepAlive(code)
-	return code, err
+	info = programInfo{xlatedLen: info.xlatedLen, xlated: pinned(&pins, &code[0])}
+	return code, getInfo(program, &info)
 }
 
 func loadProgram(code []byte) (int, error) {
+	var pins runtime.Pinner
+	defer pins.Unpin()
 	license := []byte("Apache-2.0\x00")
 	attr := struct {
 		kind, count   uint32
@@ -99,12 +105,9 @@ func loadProgram(code []byte) (int, error) {
 		log           uint64
 		kernel, flags uint32
 		name          [16]byte
-	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code) / 8), code: pointer(&code[0]), license: pointer(&license[0])}
+	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code) / 8), code: pinned(&pins, &code[0]), license: pinned(&pins, &license[0])}
 	copy(attr.name[:], "gpuledger")
-	fd, err := bpf(unix.BPF_PROG_LOAD, &attr)
-	runtime.KeepAlive(code)
-	runtime.KeepAlive(license)
-	return fd, err
+	return bpf(unix.BPF_PROG_LOAD, &attr)
 }
 
 // attachProgram attaches a program to a cgroup, in place of another where old is one.
@@ -118,4 +121,9 @@ func attachProgram(cgroup, program, old int, flags uint32) error {
 	return err
 }
 
-func pointer[T any](to *T) uint64 { return uint64(uintptr(unsafe.Pointer(to))) }
+// pinned is an address as the kernel takes it. The memory stays where it is until it is unpinned: Go moves what lies on a
+// stack, and does not know a pointer in a number.
+func pinned[T any](pins *runtime.Pinner, to *T) uint64 {
+	pins.Pin(to)
+	return uint64(uintptr(unsafe.Pointer(to)))
+}
