@@ -33,6 +33,7 @@ func TestHook(t *testing.T) {
 		{"beside the wrapper", hookBesideTheWrapper},
 		{"follows the container", hookFollowsTheContainer},
 		{"strips privileged containers", hookStripsPrivileged},
+		{"adopts", hookAdopts},
 	}
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -311,6 +312,27 @@ func hookStripsPrivileged(t *testing.T, runtime string) {
 func TestHookRefusesPrivileged(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	isRefusedByHook(t, n.Bundle("c", allDevices, rig.Shell("echo started"), n.Hooked).RealRun(), grant.PrivilegedGPU)
+}
+
+// hookAdopts what a trusted scheduler wrote, once, with the wrapper before it or without.
+func hookAdopts(t *testing.T, runtime string) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Runtime: runtime, Config: adopts})
+	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), rig.Shell(probe), n.Hooked)
+	if got := b.RealRun(); got.Stdout != exactlyOne {
+		t.Errorf("%+v", got)
+	}
+	b = n.Bundle("d", inPod("train"), allocated("train", "1", "4GiB"), n.Hooked)
+	for name, create := range map[string]func() rig.Result{"hook": b.RealCreate, "wrapper and hook": b.Create} {
+		if r := create(); r.Code != 0 {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		if all := n.Grants(); len(all) != 1 || len(all[0].Bindings) != 1 || all[0].Bindings[0].PID != b.Init() {
+			t.Errorf("%s: %+v", name, all)
+		}
+		b.End()
+		b = n.Bundle("d", inPod("train"), allocated("train", "1", "4GiB"), n.Hooked)
+	}
+	n.CheckSound("at the end")
 }
 
 // TestHookOfTwoContainersWithOneGrantLetsOneStart: the hooks of both ask at once.

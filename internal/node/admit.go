@@ -105,6 +105,10 @@ func (v visit) find(config []byte) (grant.Request, *Decision) {
 	if err != nil {
 		return grant.Request{}, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", v.Container.ID, err)
 	}
+	return v.findIn(spec)
+}
+
+func (v visit) findIn(spec request.Spec) (grant.Request, *Decision) {
 	r, err := request.Find(spec, v.Caller, v.finder)
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
@@ -255,27 +259,31 @@ func (v visit) bind() (d Decision) {
 		if err != nil {
 			return err
 		}
-		if d.Grant.ID == "" {
-			g, err := v.enter(tx, *d.Grant)
-			if err != nil {
-				return err
-			}
-			d.Grant = &g
-		}
-		tx.DropDead(d.Grant.ID)
-		// This process becomes the real runtime by exec, so it is the container's creator.
-		d.Bound = true
-		err = tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: self})
-		if err != nil {
-			dropOrphan(tx, d.Grant.ID)
-		}
-		return err
+		return v.bindTo(tx, &d, self) // this process becomes the real runtime by exec, so it is the container's creator
 	})
 	if err != nil {
 		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
 	}
 	failpoint.Hit("node/bound")
 	return d
+}
+
+// bindTo enters the grant where it is an adopted one, and binds it to the container that the creator makes.
+func (v visit) bindTo(tx *ledger.Tx, d *Decision, creator grant.Process) error {
+	if d.Grant.ID == "" {
+		g, err := v.enter(tx, *d.Grant)
+		if err != nil {
+			return err
+		}
+		d.Grant = &g
+	}
+	tx.DropDead(d.Grant.ID)
+	d.Bound = true
+	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: creator})
+	if err != nil {
+		dropOrphan(tx, d.Grant.ID)
+	}
+	return err
 }
 
 // creating reports whether a container of the same id is about to be: bound, and not there yet. The real runtime cannot

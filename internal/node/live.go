@@ -37,9 +37,7 @@ func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
 		d.Known = true
 		return nil
 	}
-	tx.DropDead(d.Grant.ID)
-	d.Bound = true
-	return tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: v.Live.Creators[0]})
+	return v.bindTo(tx, d, v.Live.Creators[0])
 }
 
 // Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and binds nothing. What
@@ -84,8 +82,8 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []s
 	if rules != nil {
 		spec.Linux.Resources = &request.Resources{Devices: rules}
 	}
-	if v.request, err = request.Find(spec, c.Caller, v.finder); err != nil {
-		return err
+	if v.request, refused = v.findIn(spec); refused != nil {
+		return errors.New(refused.Message)
 	}
 	second := v.look(v.judge)
 	if second.Kind != d.Kind {
