@@ -25,7 +25,10 @@ func (c v2Programs) set(change Change) error {
 	if err != nil {
 		return fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
 	}
-	if len(ids) == 0 { // nothing guards it
+	if len(ids) == 0 && len(change.Close) == 0 {
+		return errors.New("no device program guards it, so what is not to be opened is open")
+	}
+	if len(ids) == 0 {
 		return attachBefore(cgroup, 0, unix.BPF_F_ALLOW_MULTI, change)
 	}
 	for _, id := range ids {
