@@ -60,10 +60,30 @@ func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
 			return fmt.Errorf("its environment must say %s, and a hook cannot change that", name)
 		}
 	}
-	if len(e.Hooks)+len(e.AdditionalGIDs)+len(e.NetDevices) > 0 || e.IntelRdt != nil {
-		return errors.New("the grant needs hooks or groups, which must be in the spec")
+	for _, h := range e.Hooks {
+		if !hasHook(spec, h) {
+			return fmt.Errorf("the grant needs the %s hook %s, and the runtime has read the hooks", h.HookName, h.Path)
+		}
+	}
+	for _, gid := range e.AdditionalGIDs {
+		if spec.Process == nil || !slices.Contains(spec.Process.User.AdditionalGids, gid) {
+			return fmt.Errorf("the grant needs the group %d, and the runtime has read the groups", gid)
+		}
+	}
+	if len(e.NetDevices) > 0 || e.IntelRdt != nil {
+		return errors.New("the grant needs network devices or cache, which only a spec can give")
 	}
 	return nil
+}
+
+// hasHook reports whether the spec has a hook in its stage, with the same arguments.
+func hasHook(spec request.Spec, h *cdispec.Hook) bool {
+	if spec.Hooks == nil {
+		return false
+	}
+	stages := map[string][]specs.Hook{"createRuntime": spec.Hooks.CreateRuntime, "createContainer": spec.Hooks.CreateContainer,
+		"startContainer": spec.Hooks.StartContainer, "poststart": spec.Hooks.Poststart, "poststop": spec.Hooks.Poststop}
+	return slices.ContainsFunc(stages[h.HookName], func(s specs.Hook) bool { return s.Path == h.Path && slices.Equal(s.Args, h.Args) })
 }
 
 func lastOf(spec request.Spec, name string) (value string, set bool) {

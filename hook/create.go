@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"path/filepath"
@@ -56,6 +57,9 @@ func (c *call) create() error {
 
 // inject makes of the live container what the edited spec would have made of it, and looks whether it has become that.
 func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
+	if bytes.Equal(d.Config, asked.Config) { // the wrapper has edited it
+		return nil
+	}
 	spec, err := request.Parse(asked.Config)
 	if err != nil {
 		return impossible(err)

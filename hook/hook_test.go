@@ -90,6 +90,12 @@ func TestChanges(t *testing.T) {
 	narrow := granted
 	narrow.Narrow, narrow.Others = true, []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}
 	narrow.Devices = grant.DeviceMap{Majors: map[int]grant.NodeClass{508: "nvidia-uvm", 195: "nvidia"}, DRM: map[int]bool{128: true, 129: false}}
+	limit := &cdispec.Hook{HookName: "createRuntime", Path: "/limit", Args: []string{"limit", "set"}}
+	hooked := func(arg string) request.Spec {
+		s := given(nil)
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/limit", Args: []string{"limit", arg}}}}
+		return s
+	}
 	mounted := given(nil)
 	mounted.Mounts = []specs.Mount{{Destination: "/usr/lib/libcuda.so.1", Source: "/lib/libcuda.so.1"}}
 	for _, c := range []struct {
@@ -115,7 +121,10 @@ func TestChanges(t *testing.T) {
 		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}), inject.Change{}, ""},
 		{"a variable that another hides", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=1"}}), inject.Change{}, "A"},
 		{"a variable that is not", given(nil), edits(cdispec.ContainerEdits{Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/p"}}), inject.Change{}, "CUDA_MPS_PIPE_DIRECTORY"},
-		{"a hook", given(nil), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{}}}), inject.Change{}, "hooks"},
+		{"a hook", given(nil), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, "/limit"},
+		{"a hook that is there", hooked("set"), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, ""},
+		{"a hook that is there for something else", hooked("clear"), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, "/limit"},
+		{"a group", given(nil), edits(cdispec.ContainerEdits{AdditionalGIDs: []uint32{44}}), inject.Change{}, "44"},
 		{"an injector's variable", given(nil), removes(grant.RemoveEnv, "NVIDIA_IMEX_CHANNELS"), inject.Change{}, ""},
 		{"a variable that the driver obeys", given(nil), removes(grant.RemoveEnv, "CUDA_MPS_CLIENT_PRIORITY"), inject.Change{}, "CUDA_MPS_CLIENT_PRIORITY"},
 		{"a node too many", given(nil), removes(grant.RemoveDevice, "/dev/x"), inject.Change{Remove: []string{"/dev/x"}}, ""},
