@@ -45,11 +45,12 @@ test: ## everything that needs root and no GPU, set-up included (root); what CI 
 	done
 
 .PHONY: build
-build: ## bin/gpuledger, bin/gpuledger-runtime and bin/gpuledger-hook
+build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook and bin/gpuledgerd
 	@test/setup.sh check-go
 	go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger ./cmd/gpuledger
 	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-runtime ./cmd/gpuledger-runtime
 	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-hook ./cmd/gpuledger-hook
+	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledgerd ./cmd/gpuledgerd
 	@for hot in bin/gpuledger-runtime bin/gpuledger-hook; do \
 	  size=$$(stat -c %s "$$hot"); \
 	  [ "$$size" -le $(HOT_LIMIT) ] || { echo "$$hot has $$size bytes, more than the $(HOT_LIMIT) that a hot binary may have" >&2; exit 1; }; \

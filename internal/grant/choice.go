@@ -27,6 +27,8 @@ const (
 	Report  RulesMode = "report"
 	// Disabled is no choice of the configuration: `gpuledger disable` makes it so for a time.
 	Disabled RulesMode = "disabled"
+	// Observed is none either: what was found running cannot be refused any more.
+	Observed RulesMode = "observed"
 )
 
 // Ungranted is what becomes of a container that asks for GPUs by environment alone and holds no grant.

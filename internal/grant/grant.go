@@ -95,6 +95,9 @@ type Binding struct {
 	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
+	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
+	// then. The first create of the container takes it over, under whichever root.
+	Reserved bool `json:"reserved,omitzero"`
 
 	Life Life `json:"-"` // as its reader found it
 	PID  int  `json:"-"` // the container's init when it runs, else 0

@@ -42,8 +42,10 @@ func (h Host) BootID() (string, error) {
 }
 
 // Self is the calling process. An exec keeps it; a fork does not.
-func (h Host) Self() (grant.Process, error) {
-	pid := os.Getpid()
+func (h Host) Self() (grant.Process, error) { return h.Process(os.Getpid()) }
+
+// Process is the process that has the pid now.
+func (h Host) Process(pid int) (grant.Process, error) {
 	s, err := h.stat(pid)
 	return grant.Process{PID: pid, Start: s.start}, err
 }

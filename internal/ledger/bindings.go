@@ -92,6 +92,33 @@ func (tx *Tx) BindingsIn(container, bundle string) []string {
 	return roots
 }
 
+// DropReserved forgets what was reserved for a container that is being created now or never will be, whatever runtime root
+// its reserver took it to have: of one grant, or of all with "".
+func (tx *Tx) DropReserved(id grant.ID, container string) {
+	for _, key := range tx.keys(id) {
+		b, err := tx.load(key)
+		if tx.writes && err == nil && b.Reserved && b.Container == container {
+			_ = tx.dropBinding(b.Grant, key)
+		}
+	}
+}
+
+// keys are the bindings of one grant, or with "" all.
+func (tx *Tx) keys(id grant.ID) []string {
+	dir := tx.l.bindingsDir()
+	if id != "" {
+		dir = tx.l.boundPath(id)
+	}
+	names, _ := namesIn(dir)
+	var keys []string
+	for _, name := range names {
+		if key := strings.TrimSuffix(name, ".json"); isKey(key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // complete checks a binding and fills in what the ledger knows itself.
 func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {

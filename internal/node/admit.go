@@ -20,6 +20,13 @@ type Create struct {
 	Config []byte // its config.json
 	Unread error  // why that could not be read
 	Live   *Live  // in a hook: the real runtime has made the container already
+
+	// Edit applies a verdict to the config.json; nil is edit.OCI. A *grant.Refusal from it is the verdict then.
+	Edit func(config []byte, v grant.Verdict) ([]byte, error)
+	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
+	Reserve bool
+	// Running says that the container is past stopping, so that a refusal is only recorded. Only for Settle.
+	Running bool
 }
 
 // Decision is a verdict in force.
@@ -146,7 +153,7 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 		}
 		// A binding of this very container stands in nobody's way: whether its id is in use is asked apart.
 		g.Bindings = slices.DeleteFunc(g.Bindings, func(b grant.Binding) bool {
-			return b.RuntimeRoot == r.Container.RuntimeRoot && b.Container == r.Container.ID
+			return (b.RuntimeRoot == r.Container.RuntimeRoot || b.Reserved) && b.Container == r.Container.ID
 		})
 		var damaged *ledger.DamagedError
 		switch {
@@ -196,6 +203,12 @@ func (v visit) decide(view grant.View) Decision {
 	inv, problems := v.inventoryFor(view)
 	view.Problems = problems
 	config, err := v.edited(d.Verdict, view, inv)
+	var impossible *grant.Refusal
+	if errors.As(err, &impossible) {
+		r := refusal(impossible.Code, "%s", impossible.Message)
+		r.Hint, r.pod = impossible.Hint, d.pod
+		return *r
+	}
 	if err != nil {
 		return *refusal(grant.Internal, "internal error: %v", err)
 	}
@@ -213,7 +226,11 @@ func (v visit) decide(view grant.View) Decision {
 // edited applies a verdict and looks at the result with the same eyes as at the original: whatever it still reaches must
 // be in the grant. (That editing it again changes nothing is a property test's business.)
 func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventory) ([]byte, error) {
-	config, err := edit.OCI(v.Config, verdict)
+	apply := v.Edit
+	if apply == nil {
+		apply = edit.OCI
+	}
+	config, err := apply(v.Config, verdict)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +276,8 @@ func (v visit) bind() (d Decision) {
 		if err != nil {
 			return err
 		}
-		return v.bindTo(tx, &d, self) // this process becomes the real runtime by exec, so it is the container's creator
+		// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
+		return v.use(tx, &d, self)
 	})
 	if err != nil {
 		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
@@ -268,8 +286,8 @@ func (v visit) bind() (d Decision) {
 	return d
 }
 
-// bindTo enters the grant where it is an adopted one, and binds it to the container that the creator makes.
-func (v visit) bindTo(tx *ledger.Tx, d *Decision, creator grant.Process) error {
+// use enters the grant where it is adopted, and records its binding in place of what was reserved for the container.
+func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 	if d.Grant.ID == "" {
 		g, err := v.enter(tx, *d.Grant)
 		if err != nil {
@@ -278,8 +296,10 @@ func (v visit) bindTo(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 		d.Grant = &g
 	}
 	tx.DropDead(d.Grant.ID)
+	tx.DropReserved(d.Grant.ID, v.Container.ID)
 	d.Bound = true
-	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle, Creator: creator})
+	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
+		Creator: creator, Reserved: v.Reserve})
 	if err != nil {
 		dropOrphan(tx, d.Grant.ID)
 	}
@@ -293,7 +313,7 @@ func (v visit) creating(tx *ledger.Tx) (bool, error) {
 	if errors.Is(err, ledger.ErrNotFound) {
 		return false, nil
 	}
-	return b.Life != grant.Dead, err
+	return b.Life != grant.Dead && !b.Reserved, err
 }
 
 // Unbind takes a binding back whose container did not come to be.

@@ -37,7 +37,7 @@ func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
 		d.Known = true
 		return nil
 	}
-	return v.bindTo(tx, d, v.Live.Creators[0])
+	return v.use(tx, d, v.Live.Creators[0])
 }
 
 // Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and binds nothing. What

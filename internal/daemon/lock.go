@@ -1,0 +1,36 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// single keeps a second daemon of the node from running. The kernel gives the lock back when the process ends, however it
+// does. The returned file must stay open.
+func single(runDir string) (*os.File, error) {
+	if err := os.MkdirAll(runDir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot start: %w", err)
+	}
+	path := filepath.Join(runDir, "gpuledgerd.lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder, _ := os.ReadFile(path)
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("cannot start: gpuledgerd runs already (process %s holds %s)", strings.TrimSpace(string(holder)), path)
+		}
+		return nil, fmt.Errorf("cannot start: cannot lock %s: %w", path, err)
+	}
+	if err := f.Truncate(0); err == nil { // only for people: nobody decides by it
+		_, _ = fmt.Fprintln(f, os.Getpid())
+	}
+	return f, nil
+}

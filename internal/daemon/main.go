@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/nri"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/version"
+)
+
+// Main is gpuledgerd. It returns its exit status: 0 stopped, 1 failed, 2 usage.
+func Main(args []string) int {
+	app := &cli.App{
+		Name:  "gpuledgerd",
+		Usage: "the node daemon of gpuledger",
+		Description: "It looks after what needs a process that stays: the NRI plugin for engines whose default runtime cannot be changed.\n" +
+			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error and ends on SIGTERM.\n" +
+			"Exit status: 0 stopped, 1 failed, 2 usage.",
+		Version:         version.Version,
+		HideHelpCommand: true,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` (default: $" + policy.PathEnv + ", else " + policy.DefaultPath + ")"},
+			&cli.StringFlag{Name: "nri", Value: enforce, Usage: "`MODE` of the NRI plugin: enforce, observe (for nodes where gpuledger-runtime is the default runtime: record what runs outside the ledger, change nothing) or off"},
+			&cli.StringFlag{Name: "nri-socket", Value: nri.DefaultSocket, Usage: "the engine's NRI `SOCKET`"},
+			&cli.BoolFlag{Name: "nri-fail-request", Usage: "have the engine fail a create that gpuledgerd did not answer in time, with or without a GPU; engines with NRI 0.12.5 or newer, others ignore it"},
+			&cli.StringSliceFlag{Name: "runtime-root", Usage: "a `DIRECTORY` in which the engine's OCI runtime keeps its containers' states, beside the usual ones"},
+			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "`LEVEL`: error, warning, info or debug"},
+		},
+		Action:   func(c *cli.Context) error { return serve(c) },
+		Commands: []*cli.Command{manCommand()},
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return usage("cannot understand the arguments: %v", err)
+		},
+		ExitErrHandler: func(*cli.Context, error) {},
+	}
+	err := app.Run(args)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "gpuledgerd: "+err.Error())
+	var wrong *usageError
+	if errors.As(err, &wrong) {
+		return 2
+	}
+	return 1
+}
+
+// The modes of the NRI plugin.
+const (
+	enforce = "enforce"
+	observe = "observe"
+	off     = "off"
+)
+
+type usageError struct{ error }
+
+func usage(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format+"; see `gpuledgerd --help`", args...)}
+}
+
+// manCommand prints the manual page from the same texts as --help.
+func manCommand() *cli.Command {
+	return &cli.Command{Name: "man", Usage: "print the manual page, in roff", HideHelpCommand: true, Action: func(c *cli.Context) error {
+		page, err := c.App.ToManWithSection(8)
+		if err == nil {
+			_, err = fmt.Fprint(c.App.Writer, page)
+		}
+		return err
+	}}
+}
+
+// serve runs until a signal ends it.
+func serve(c *cli.Context) error {
+	log, err := logger(c)
+	if err != nil {
+		return err
+	}
+	open := func() *node.Node { return node.Open(policy.Path(c.String("config")), host.Default()) }
+	n := open()
+	if n.Broken != nil {
+		return n.Broken
+	}
+	interval, err := time.ParseDuration(n.Policy.Daemon.Interval)
+	if err != nil {
+		return err
+	}
+	lock, err := single(n.Policy.RunDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	log.Infof("gpuledgerd %s started", version.Version)
+	notify("READY=1")
+	Run(ctx, interval, log, managers(c, log, open)...)
+	notify("STOPPING=1")
+	log.Info("stopped")
+	return nil
+}
+
+// managers are those that the arguments ask for.
+func managers(c *cli.Context, log *logrus.Logger, open func() *node.Node) []Manager {
+	var all []Manager
+	if mode := c.String("nri"); mode != off {
+		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
+			Roots: c.StringSlice("runtime-root"), Log: log}))
+	}
+	return all
+}
+
+// logger checks the arguments that are words, and gives the log.
+func logger(c *cli.Context) (*logrus.Logger, error) {
+	if c.NArg() > 0 {
+		return nil, usage("cannot understand %q: gpuledgerd takes no arguments", c.Args().First())
+	}
+	if mode := c.String("nri"); mode != enforce && mode != observe && mode != off {
+		return nil, usage("cannot understand --nri %q: want enforce, observe or off", mode)
+	}
+	level, err := logrus.ParseLevel(c.String("log-level"))
+	if err != nil {
+		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug", c.String("log-level"))
+	}
+	log := logrus.New()
+	log.SetOutput(os.Stderr)
+	log.SetLevel(level)
+	return log, nil
+}

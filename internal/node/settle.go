@@ -1,0 +1,109 @@
+package node
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// Settle judges a container that is created already, by the spec that the real runtime was given: nothing can be edited
+// any more, so whatever would have to be is a refusal. An admission binds the grant to holder, the container's init, or
+// with Reserve this process, unless the container's own create has bound it before. Only refusals are recorded.
+func (n *Node) Settle(c Create, holder grant.Process) Decision {
+	d := n.settle(c, holder)
+	if d.Kind != grant.Refused {
+		return d
+	}
+	switch mode := n.Mode(); {
+	case mode != grant.Enforce:
+		d.Mode = mode
+	case c.Running:
+		d.Mode = grant.Observed
+	}
+	n.audit(c.Container, d.pod, d)
+	return d
+}
+
+func (n *Node) settle(c Create, holder grant.Process) Decision {
+	v, refused := n.visit(c)
+	if refused != nil {
+		return *refused
+	}
+	d := v.look(v.standing)
+	if d.Kind == grant.Admit {
+		return v.adopt(holder)
+	}
+	return d
+}
+
+// standing judges the spec as it stands.
+func (v visit) standing(view grant.View) Decision {
+	d := v.judge(view)
+	if d.Kind == grant.Refused {
+		return d
+	}
+	what := v.missing(d.Verdict)
+	if what == "" {
+		return d
+	}
+	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)", v.Container.Name(), grant.Printable(what))
+	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and create it again", d.pod
+	return *r
+}
+
+// missing names an edit that the spec has not seen; "" if it has seen all that take something away.
+func (v visit) missing(verdict grant.Verdict) string {
+	if verdict.Narrow {
+		return "device rules"
+	}
+	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool { return r.Kind != grant.RemoveEnv || !v.isSet(verdict, r.Name) })
+	if i < 0 {
+		return ""
+	}
+	return verdict.Removed[i].String()
+}
+
+// isSet reports whether every occurrence of a variable has the value that the verdict gives it.
+func (v visit) isSet(verdict grant.Verdict, name string) bool {
+	spec, err := request.Parse(v.Config)
+	if err != nil || spec.Process == nil {
+		return false
+	}
+	i := slices.IndexFunc(verdict.Edits.Env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+	return i >= 0 && !slices.ContainsFunc(spec.Process.Env, func(entry string) bool {
+		return strings.HasPrefix(entry, name+"=") && entry != verdict.Edits.Env[i]
+	})
+}
+
+// adopt decides again with the ledger locked, and binds.
+func (v visit) adopt(holder grant.Process) (d Decision) {
+	err := v.Ledger.Update(func(tx *ledger.Tx) error {
+		if d = v.standing(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
+			return nil
+		}
+		b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+		if err == nil && b.Grant == d.Grant.ID && b.Life != grant.Dead && !b.Reserved {
+			return nil // by its own create
+		}
+		if err != nil && !errors.Is(err, ledger.ErrNotFound) {
+			return err
+		}
+		return v.use(tx, &d, holder)
+	})
+	if err != nil {
+		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
+	}
+	return d
+}
+
+// Abandon forgets what was reserved for a container that will not be created any more.
+func (n *Node) Abandon(container string) error {
+	return n.Ledger.Update(func(tx *ledger.Tx) error {
+		tx.DropReserved("", container)
+		return nil
+	})
+}

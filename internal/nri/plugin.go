@@ -1,0 +1,280 @@
+package nri
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/gpuledger/gpuledger/internal/edit/adjust"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/oci"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// plugin answers the requests of one connection. An error from it fails what the engine was about to do.
+type plugin struct {
+	*Manager
+	stub    stub.Stub
+	closed  bool   // under the manager's lock
+	runtime string // the engine by its own name, with its version
+	engine  grant.Engine
+	can     adjust.Engine
+	timeout time.Duration // the engine's, for one request
+}
+
+// engines are the names that engines give themselves.
+var engines = map[string]grant.Engine{"containerd": grant.Containerd, "cri-o": grant.CRIO}
+
+// stateRoots are where engines have their runtimes keep containers' states, for those of CRI.
+var stateRoots = map[grant.Engine][]string{
+	grant.Containerd: {"/run/containerd/runc/k8s.io"},
+	grant.CRIO:       {"/run/runc", "/run/crun"},
+	grant.NoEngine:   {"/run/runc"},
+}
+
+// Configure hears who the engine is. It asks for no other events than those that the methods below answer.
+func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
+	p.runtime, p.engine = runtime+" "+version, grant.NoEngine
+	if engine, known := engines[runtime]; known {
+		p.engine = engine
+	}
+	p.can.Rules = carriesRules(p.stub.RuntimeNRIVersion())
+	p.timeout = p.stub.RequestTimeout()
+	return 0, nil
+}
+
+// CreateContainer admits the container. The grant is held for it by this process until its create.
+func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	if p.Observe {
+		return nil, nil, nil
+	}
+	n := p.node()
+	create, err := p.create(n, pod, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	create.Reserve = true
+	d := n.Admit(create)
+	if d.Bound {
+		p.remember(c.GetId())
+	}
+	if err := p.answer(c, d); err != nil || d.Mode != "" || !d.Touches() {
+		return nil, nil, err
+	}
+	adjustment, err := p.can.Container(d.Verdict, c)
+	if err != nil {
+		return nil, nil, fmt.Errorf("gpuledger: internal error: %w", err)
+	}
+	return adjustment, nil, nil
+}
+
+// StartContainer judges what the real runtime has made, as nothing of it runs yet: with the edits of plugins behind us, of
+// CDI and of gpuledger-runtime. It turns the reservation into a binding.
+func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	d, err := p.settle(pod, c, stage{running: p.Observe})
+	if err != nil {
+		return err
+	}
+	return p.answer(c, d)
+}
+
+// StopContainer hears that a container has stopped, or that its create is undone.
+func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
+	p.tidy(c.GetId())
+	return nil, nil
+}
+
+// RemoveContainer hears that a container is gone.
+func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	p.tidy(c.GetId())
+	return nil
+}
+
+// Synchronize takes up what the engine has already. Containers that are created and not started need their grants held
+// again before the engine goes on; the running ones, of which there may be hundreds, are looked at afterwards: the engine
+// gives a plugin two seconds.
+func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	podOf, here := map[string]*api.PodSandbox{}, map[string]bool{}
+	for _, pod := range pods {
+		podOf[pod.GetId()] = pod
+	}
+	var running []*api.Container
+	for _, c := range containers {
+		here[c.GetId()] = true
+		if c.GetState() == api.ContainerState_CONTAINER_CREATED {
+			p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: !p.Observe})
+		} else {
+			running = append(running, c)
+		}
+	}
+	for _, id := range p.remembered() {
+		if !here[id] {
+			p.tidy(id)
+		}
+	}
+	go func() {
+		outside := 0
+		for _, c := range running {
+			if p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
+				outside++
+			}
+		}
+		p.Log.Infof("in step with %s: %d containers, %d running outside the ledger", p.runtime, len(containers), outside)
+	}()
+	return nil, nil
+}
+
+// takeUp binds what a container holds by right, and reports one that has GPUs outside of the ledger.
+func (p *plugin) takeUp(pod *api.PodSandbox, c *api.Container, s stage) (outside bool) {
+	d, err := p.settle(pod, c, s)
+	if err == nil {
+		err = p.answer(c, d)
+	}
+	if err != nil {
+		p.Log.Errorf("cannot judge container %s: %v", c.GetId(), err)
+	}
+	return d.Kind == grant.Refused
+}
+
+// stage is how far a container is.
+type stage struct {
+	running bool // a refusal is only recorded
+	reserve bool // its start is yet to come
+}
+
+// settle judges a container that exists.
+func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.Decision, error) {
+	n := p.node()
+	create, err := p.create(n, pod, c)
+	if err != nil {
+		return node.Decision{}, err
+	}
+	create.Running = s.running
+	if config := p.configOf(n, create.Container); config != nil {
+		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
+		create.Unread = err
+	}
+	holder, err := n.Host.Process(int(c.GetPid()))
+	if create.Reserve = s.reserve || c.GetPid() == 0 || err != nil; create.Reserve {
+		holder, err = n.Host.Self()
+	}
+	if err != nil {
+		return node.Decision{}, fmt.Errorf("gpuledger: cannot tell processes: %w", err)
+	}
+	d := n.Settle(create, holder)
+	if d.Bound && create.Reserve {
+		p.remember(c.GetId())
+	}
+	return d, nil
+}
+
+// configOf reads the spec that the real runtime was given; nil where the container is not there yet or cannot be found.
+func (p *plugin) configOf(n *node.Node, c grant.Container) []byte {
+	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)
+	if bundle == "" {
+		return nil
+	}
+	config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+	if err != nil {
+		return nil
+	}
+	return config
+}
+
+// create is the container as NRI tells it.
+func (p *plugin) create(n *node.Node, pod *api.PodSandbox, c *api.Container) (node.Create, error) {
+	config, err := json.Marshal(specOf(p.engineOf(n), pod, c))
+	if err != nil {
+		return node.Create{}, fmt.Errorf("gpuledger: cannot read container %q: %w", c.GetName(), err)
+	}
+	container := grant.Container{Engine: p.engineOf(n), RuntimeRoot: p.rootOf(c.GetId()), ID: c.GetId()}
+	return node.Create{Caller: request.Caller{Container: container}, Config: config, Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
+		return p.edited(config, v, c)
+	}}, nil
+}
+
+// edited is the spec as the engine will make it.
+func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byte, error) {
+	adjustment, err := p.can.Container(v, c)
+	var unsayable *adjust.Unsayable
+	if errors.As(err, &unsayable) {
+		return nil, &grant.Refusal{Code: grant.InjectionImpossible, Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v", c.GetName(), err),
+			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (docs/nri.md)"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return adjust.Apply(config, adjustment)
+}
+
+// answer is what the engine hears of a decision: one line, or nothing. What is only recorded goes to the log as well.
+func (p *plugin) answer(c *api.Container, d node.Decision) error {
+	refusal := d.Refusal()
+	if refusal == nil {
+		return nil
+	}
+	line := "gpuledger: " + refusal.Error()
+	if refusal.Hint != "" {
+		line += "; hint: " + refusal.Hint
+	}
+	if line = oci.Clean(line); d.Mode == "" {
+		return errors.New(line)
+	}
+	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.Mode, line)
+	return nil
+}
+
+// tidy forgets a container's reservation, and its binding where it is dead.
+func (p *plugin) tidy(id string) {
+	n := p.node()
+	if p.forget(id) {
+		if err := n.Abandon(id); err != nil {
+			p.Log.Warnf("cannot tidy after container %s: %v", id, err) // it ends with this process at the latest
+		}
+	}
+	for _, root := range p.roots() {
+		n.Tidy(root, id)
+	}
+}
+
+// node is opened for each request, so that it is decided by the configuration as it is. It waits for the ledger no longer
+// than leaves time to answer: an engine that hears nothing goes on without us.
+func (p *plugin) node() *node.Node {
+	n := p.Open()
+	if half := p.timeout / 2; 0 < half && half < n.Ledger.Wait {
+		n.Ledger.Wait = half
+	}
+	return n
+}
+
+// engineOf is whose word about pods is taken: none where the configuration cannot be read.
+func (p *plugin) engineOf(n *node.Node) grant.Engine {
+	if n.Broken != nil {
+		return grant.NoEngine
+	}
+	return p.engine
+}
+
+func (p *plugin) roots() []string {
+	return append(append([]string(nil), p.Roots...), stateRoots[p.engine]...)
+}
+
+// rootOf is the runtime's root that has the container, or the one that it will most likely get: NRI does not tell it. A
+// reservation is found by the container's id, whatever its root.
+func (p *plugin) rootOf(id string) string {
+	for _, root := range p.roots() {
+		if info, err := os.Stat(filepath.Join(root, id)); err == nil && info.IsDir() {
+			return root
+		}
+	}
+	return p.roots()[0]
+}

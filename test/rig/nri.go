@@ -1,0 +1,218 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/edit/adjust"
+)
+
+// NRI is an engine as a plugin sees it: the server that containerd and CRI-O link (nri/pkg/adaptation), in the test's own
+// process, with containers that the test makes up.
+type NRI struct {
+	Node    *Node
+	server  *adaptation.Adaptation
+	plugins atomic.Int64
+	mu      sync.Mutex
+	listed  []*api.Container
+}
+
+// Socket is where the node's engine listens for plugins.
+func (n *Node) nriSocket() string { return filepath.Join(n.Dir, "nri.sock") }
+
+// NRI starts the server. It ends with the test.
+func (n *Node) NRI(options ...adaptation.Option) *NRI {
+	n.T.Helper()
+	e := &NRI{Node: n}
+	e.Start(options...)
+	n.T.Cleanup(e.Stop)
+	return e
+}
+
+// Start listens, the first time or as an engine that comes back.
+func (e *NRI) Start(options ...adaptation.Option) {
+	e.Node.T.Helper()
+	none := filepath.Join(e.Node.Dir, "no-plugins")
+	options = append([]adaptation.Option{adaptation.WithSocketPath(e.Node.nriSocket()), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
+		adaptation.WithMetrics(counter{e: e})}, options...)
+	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil }
+	server, err := adaptation.New("containerd", "v2.4.2", e.synchronize, update, options...)
+	if err == nil {
+		err = server.Start()
+	}
+	if err != nil {
+		e.Node.T.Fatal(err)
+	}
+	e.server = server
+}
+
+// Stop closes the socket and every connection.
+func (e *NRI) Stop() {
+	if e.server != nil {
+		e.server.Stop()
+		e.server = nil
+		e.plugins.Store(0)
+	}
+}
+
+// List is what a plugin is told that connects from now on.
+func (e *NRI) List(containers ...*api.Container) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listed = containers
+}
+
+func (e *NRI) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
+	e.mu.Lock()
+	containers := e.listed
+	e.mu.Unlock()
+	_, err := tell(ctx, []*api.PodSandbox{Pod()}, containers)
+	return err
+}
+
+// counter knows how many plugins are connected.
+type counter struct {
+	adaptation.Metrics
+	e *NRI
+}
+
+func (counter) RecordPluginInvocation(string, string, error)                               {}
+func (counter) RecordPluginLatency(string, string, time.Duration)                          {}
+func (counter) RecordPluginAdjustments(string, string, *api.ContainerAdjustment, int, int) {}
+func (c counter) UpdatePluginCount(n int)                                                  { c.e.plugins.Store(int64(n)) }
+
+// Connected waits for the plugin.
+func (e *NRI) Connected() {
+	e.Node.T.Helper()
+	Eventually(e.Node.T, "gpuledgerd is connected to the engine", func() bool { return e.plugins.Load() > 0 })
+}
+
+// Pod is the sandbox of every container here.
+func Pod() *api.PodSandbox {
+	return &api.PodSandbox{Id: "sandbox", Name: "job", Namespace: "ml", Uid: "11111111-2222-3333-4444-555555555555", Annotations: map[string]string{}}
+}
+
+// NRIContainer tells of a spec what containerd tells.
+func NRIContainer(id string, spec specs.Spec) *api.Container {
+	c := &api.Container{Id: id, PodSandboxId: "sandbox", Name: "train", Env: spec.Process.Env, Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks),
+		Annotations: map[string]string{}, User: &api.User{Uid: spec.Process.User.UID}, Linux: &api.LinuxContainer{
+			Devices: api.FromOCILinuxDevices(spec.Linux.Devices), Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
+			Resources: api.FromOCILinuxResources(spec.Linux.Resources, nil)}}
+	for key, value := range spec.Annotations {
+		c.Annotations[key] = value
+	}
+	return c
+}
+
+// Create asks the plugins about the bundle's container, and puts what they make of its spec into the bundle.
+func (e *NRI) Create(b *Bundle) error {
+	e.Node.T.Helper()
+	var spec specs.Spec
+	if err := json.Unmarshal(b.Config(), &spec); err != nil {
+		e.Node.T.Fatal(err)
+	}
+	adjustment, err := e.Ask(NRIContainer(b.ID, spec))
+	if err != nil {
+		return err
+	}
+	config, err := adjust.Apply(b.Config(), adjustment)
+	if err != nil {
+		e.Node.T.Fatal(err)
+	}
+	b.WriteConfig(config)
+	return nil
+}
+
+// Ask is the request to create, and its answer.
+func (e *NRI) Ask(c *api.Container) (*api.ContainerAdjustment, error) {
+	answer, err := e.server.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: Pod(), Container: c})
+	return answer.GetAdjust(), err
+}
+
+// Begin tells the plugins that the bundle's container is created and about to start.
+func (e *NRI) Begin(b *Bundle) error {
+	e.Node.T.Helper()
+	return e.server.StartContainer(context.Background(), &api.StartContainerRequest{Pod: Pod(), Container: e.Now(b)})
+}
+
+// Now is the container as the engine lists it.
+func (e *NRI) Now(b *Bundle) *api.Container {
+	e.Node.T.Helper()
+	var spec specs.Spec
+	if err := json.Unmarshal(b.Config(), &spec); err != nil {
+		e.Node.T.Fatal(err)
+	}
+	c := NRIContainer(b.ID, spec)
+	if c.State = api.ContainerState_CONTAINER_CREATED; b.Init() != 0 {
+		c.State, c.Pid = api.ContainerState_CONTAINER_RUNNING, uint32(b.Init())
+	}
+	return c
+}
+
+// Remove tells the plugins that the container is stopped and removed.
+func (e *NRI) Remove(id string) error {
+	c := &api.Container{Id: id, PodSandboxId: "sandbox"}
+	_, err := e.server.StopContainer(context.Background(), &api.StopContainerRequest{Pod: Pod(), Container: c})
+	return errors.Join(err, e.server.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: Pod(), Container: c}))
+}
+
+// Daemon is a running gpuledgerd.
+type Daemon struct {
+	Node *Node
+	cmd  *exec.Cmd
+	log  string
+}
+
+// Daemon starts gpuledgerd on the node. It ends with the test.
+func (n *Node) Daemon(args ...string) *Daemon {
+	n.T.Helper()
+	d := &Daemon{Node: n, log: filepath.Join(n.Dir, "gpuledgerd.log")}
+	log, err := os.OpenFile(d.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd = n.Command(Binary(n.T, "gpuledgerd", n.Tags...), append([]string{"--nri-socket", n.nriSocket(), "--runtime-root", n.Root}, args...)...)
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := d.cmd.Start(); err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(func() {
+		d.End(syscall.SIGKILL)
+		if n.T.Failed() {
+			n.T.Logf("gpuledgerd's log:\n%s", d.Log())
+		}
+	})
+	return d
+}
+
+// Signal sends one.
+func (d *Daemon) Signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }
+
+// End sends a signal and gives the status that the daemon ends with, -1 where the signal ended it.
+func (d *Daemon) End(s syscall.Signal) int {
+	if d.cmd.ProcessState == nil {
+		d.Signal(s)
+		_ = d.cmd.Wait()
+	}
+	return d.cmd.ProcessState.ExitCode()
+}
+
+// Log is what the daemon has said.
+func (d *Daemon) Log() string {
+	log, _ := os.ReadFile(d.log)
+	return string(log)
+}
