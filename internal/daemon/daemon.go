@@ -27,6 +27,7 @@ func Run(ctx context.Context, interval time.Duration, log *logrus.Logger, manage
 	for _, m := range managers {
 		all.Go(func() { attend(ctx, interval, log, m) })
 	}
+	<-ctx.Done() // with no manager at all, too
 	all.Wait()
 }
 

@@ -48,6 +48,7 @@ type Manager struct {
 	current  *plugin   // nil while not connected
 	retry    time.Time // not before
 	wait     time.Duration
+	failure  error // of the last attempt
 	reserved map[string]bool // containers that this process holds grants for
 }
 
@@ -63,23 +64,24 @@ const (
 	lastWait  = 15 * time.Second
 )
 
-// Ensure connects where there is no connection, sooner after it was lost than when there was none for long.
+// Ensure connects where there is no connection, sooner after it was lost than when there was none for long. The error is that
+// of the last attempt.
 func (m *Manager) Ensure(ctx context.Context) error {
 	m.mu.Lock()
-	idle := m.current == nil && !time.Now().Before(m.retry)
+	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
 	m.mu.Unlock()
 	if !idle {
-		return nil
+		return failure
 	}
 	err := m.connect(ctx)
-	if err != nil && ctx.Err() == nil {
-		m.mu.Lock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failure = nil; err != nil && ctx.Err() == nil {
 		m.wait = min(max(2*m.wait, firstWait), lastWait)
 		m.retry = time.Now().Add(m.wait)
-		m.mu.Unlock()
-		return fmt.Errorf("cannot reach the engine's NRI: %w", err)
+		m.failure = fmt.Errorf("cannot reach the engine's NRI: %w", err)
 	}
-	return nil
+	return m.failure
 }
 
 // registration bounds one attempt; an engine gives a plugin five seconds.

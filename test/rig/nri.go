@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/edit/adjust"
@@ -24,12 +27,14 @@ import (
 type NRI struct {
 	Node    *Node
 	server  *adaptation.Adaptation
+	front   net.Listener
+	conns   []net.Conn
 	plugins atomic.Int64
 	mu      sync.Mutex
 	listed  []*api.Container
 }
 
-// Socket is where the node's engine listens for plugins.
+// nriSocket is where the node's engine listens for plugins.
 func (n *Node) nriSocket() string { return filepath.Join(n.Dir, "nri.sock") }
 
 // NRI starts the server. It ends with the test.
@@ -45,7 +50,7 @@ func (n *Node) NRI(options ...adaptation.Option) *NRI {
 func (e *NRI) Start(options ...adaptation.Option) {
 	e.Node.T.Helper()
 	none := filepath.Join(e.Node.Dir, "no-plugins")
-	options = append([]adaptation.Option{adaptation.WithSocketPath(e.Node.nriSocket()), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
+	options = append([]adaptation.Option{adaptation.WithSocketPath(e.Node.nriSocket() + ".server"), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
 		adaptation.WithMetrics(counter{e: e})}, options...)
 	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil }
 	server, err := adaptation.New("containerd", "v2.4.2", e.synchronize, update, options...)
@@ -56,6 +61,35 @@ func (e *NRI) Start(options ...adaptation.Option) {
 		e.Node.T.Fatal(err)
 	}
 	e.server = server
+	if e.front, err = net.Listen("unix", e.Node.nriSocket()); err != nil {
+		e.Node.T.Fatal(err)
+	}
+	go e.accept(e.front)
+}
+
+// accept hands plugins on to the server. A server that is stopped keeps its connections, for its process to end; this is
+// how they end here.
+func (e *NRI) accept(front net.Listener) {
+	for {
+		plugin, err := front.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("unix", e.Node.nriSocket()+".server")
+		if err != nil {
+			_ = plugin.Close()
+			continue
+		}
+		e.mu.Lock()
+		e.conns = append(e.conns, plugin, server)
+		e.mu.Unlock()
+		for _, way := range [][2]net.Conn{{plugin, server}, {server, plugin}} {
+			go func() {
+				_, _ = io.Copy(way[0], way[1])
+				_, _ = way[0].Close(), way[1].Close()
+			}()
+		}
+	}
 }
 
 // Stop closes the socket and every connection.
@@ -63,6 +97,12 @@ func (e *NRI) Stop() {
 	if e.server != nil {
 		e.server.Stop()
 		e.server = nil
+		_ = e.front.Close()
+		e.mu.Lock()
+		for _, conn := range e.conns {
+			_ = conn.Close()
+		}
+		e.mu.Unlock()
 		e.plugins.Store(0)
 	}
 }
@@ -93,10 +133,42 @@ func (counter) RecordPluginLatency(string, string, time.Duration)               
 func (counter) RecordPluginAdjustments(string, string, *api.ContainerAdjustment, int, int) {}
 func (c counter) UpdatePluginCount(n int)                                                  { c.e.plugins.Store(int64(n)) }
 
-// Connected waits for the plugin.
-func (e *NRI) Connected() {
+// Connected waits for the plugin, beside those that the engine itself has.
+func (e *NRI) Connected(own ...int) {
 	e.Node.T.Helper()
-	Eventually(e.Node.T, "gpuledgerd is connected to the engine", func() bool { return e.plugins.Load() > 0 })
+	wanted := int64(1)
+	for _, n := range own {
+		wanted += int64(n)
+	}
+	Eventually(e.Node.T, "a plugin is connected to the engine", func() bool { return e.plugins.Load() >= wanted })
+}
+
+// Restart loses every plugin, and waits for nobody.
+func (e *NRI) Restart() {
+	e.Node.T.Helper()
+	e.Stop()
+	e.Start()
+}
+
+// Plugin connects one that makes the same adjustment to every container, and returns what ends it.
+func (e *NRI) Plugin(adjust func(*api.ContainerAdjustment)) (stop func()) {
+	e.Node.T.Helper()
+	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.Node.nriSocket()), stub.WithPluginName("test"), stub.WithPluginIdx("00"), stub.WithOnClose(func() {}))
+	if err == nil {
+		err = s.Start(context.Background())
+	}
+	if err != nil {
+		e.Node.T.Fatal(err)
+	}
+	return s.Stop
+}
+
+type adjuster func(*api.ContainerAdjustment)
+
+func (f adjuster) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	a := &api.ContainerAdjustment{}
+	f(a)
+	return a, nil, nil
 }
 
 // Pod is the sandbox of every container here.
@@ -136,8 +208,11 @@ func (e *NRI) Create(b *Bundle) error {
 }
 
 // Ask is the request to create, and its answer.
-func (e *NRI) Ask(c *api.Container) (*api.ContainerAdjustment, error) {
-	answer, err := e.server.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: Pod(), Container: c})
+func (e *NRI) Ask(c *api.Container) (*api.ContainerAdjustment, error) { return e.AskIn(Pod(), c) }
+
+// AskIn is Ask for a container of another pod.
+func (e *NRI) AskIn(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, error) {
+	answer, err := e.server.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: c})
 	return answer.GetAdjust(), err
 }
 
@@ -210,6 +285,9 @@ func (d *Daemon) End(s syscall.Signal) int {
 	}
 	return d.cmd.ProcessState.ExitCode()
 }
+
+// Stands reports whether a SIGSTOP has arrived.
+func (d *Daemon) Stands() bool { return processState(d.cmd.Process.Pid) == 'T' }
 
 // Log is what the daemon has said.
 func (d *Daemon) Log() string {

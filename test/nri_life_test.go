@@ -1,0 +1,312 @@
+package test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	validator "github.com/containerd/nri/plugins/default-validator/builtin"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// TestNRIRace: of containers that are created at once with one grant, one gets it, whether they come through NRI or through
+// the wrapper.
+func TestNRIRace(t *testing.T) {
+	n, e, _ := nriNode(t, "")
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	ids := []string{"a", "b", "c", "d", "e", "f"}
+	for round := range torture(10) {
+		got := atOnce(len(ids), func(i int) error {
+			b := n.Bundle(ids[i], holding(g), with(g), rig.Light)
+			if i%3 > 0 {
+				return e.Create(b)
+			}
+			if r := b.Create(); r.Code != 0 {
+				return &grant.UsageError{Message: r.Stderr}
+			}
+			return nil
+		})
+		winners := 0
+		for i, err := range got {
+			switch {
+			case err == nil:
+				winners++
+			case !strings.Contains(err.Error(), "refused ("+string(grant.GrantInUse)+")"):
+				t.Errorf("round %d: container %s: %v", round, ids[i], err)
+			}
+		}
+		if winners != 1 {
+			t.Fatalf("round %d: %d containers got the grant, want 1: %v", round, winners, got)
+		}
+		for _, id := range ids {
+			n.Bundle(id).End()
+			must(t, e.Remove(id))
+		}
+		becomesFree(t, n, g.ID)
+	}
+	n.CheckSound("after the races")
+}
+
+// TestNRIAndTheWrapper: where the engine asks both, the wrapper takes over what is reserved, under whichever runtime root.
+func TestNRIAndTheWrapper(t *testing.T) {
+	n, e, d := nriNode(t, "")
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	for name, daemon := range map[string]func() *rig.Daemon{
+		"the root is known": func() *rig.Daemon { return d },
+		"the root is not known": func() *rig.Daemon {
+			d.End(syscall.SIGTERM)
+			again := n.Daemon("--runtime-root", n.Dir+"/elsewhere")
+			e.Restart()
+			return again
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			daemon()
+			e.Connected()
+			b := n.Bundle("both", holding(g), with(g))
+			must(t, e.Create(b))
+			succeeds(t, b.Create())
+			isRefused(t, n.Bundle("another", with(g)).Create(), grant.GrantInUse)
+			wantNRIRefusal(t, e.Create(n.Bundle("third", holding(g))), grant.GrantInUse)
+			must(t, e.Begin(b))
+			succeeds(t, b.Start())
+			if pid := pidOf(t, n, g.ID); pid != b.Init() {
+				t.Errorf("the grant is bound to process %d, the container's is %d", pid, b.Init())
+			}
+			if bound := n.Grants()[0].Bindings; len(bound) != 1 {
+				t.Errorf("the grant has %d bindings, want 1: %v", len(bound), bound)
+			}
+			b.KillInit()
+			becomesFree(t, n, g.ID)
+			b.End()
+			must(t, e.Remove(b.ID))
+		})
+	}
+	n.CheckSound("at the end")
+}
+
+// TestNRIAfterARestart: a daemon that comes back takes up what is there, and names what is outside the ledger.
+func TestNRIAfterARestart(t *testing.T) {
+	n, e, d := nriNode(t, "")
+	running, waiting := n.Grant("--memory", "4GiB", "--gpu", "1"), n.Grant("--memory", "4GiB", "--gpu", "1")
+	r, w := n.Bundle("runs", holding(running)), n.Bundle("waits", holding(waiting))
+	plain, stray := n.Bundle("plain"), n.Bundle("stray", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	must(t, e.Create(r), e.Create(w), e.Create(plain))
+	for _, b := range []*rig.Bundle{r, plain, stray} {
+		succeeds(t, rig.Run(n.Real("create", "--bundle", b.Dir, b.ID)))
+	}
+	must(t, e.Begin(r), e.Begin(plain))
+	d.End(syscall.SIGKILL)
+	wantState(t, n, running.ID, "its container runs, whoever else is dead", grant.Bound)
+	wantState(t, n, waiting.ID, "nobody holds it any more", grant.Free)
+	e.List(e.Now(r), e.Now(w), e.Now(plain), e.Now(stray))
+	n.Daemon()
+	e.Connected()
+	rig.Eventually(t, "the daemon is in step", func() bool { return strings.Contains(read(t, n.Dir+"/gpuledgerd.log"), "1 running outside the ledger") })
+	wantState(t, n, waiting.ID, "it is held again for the container that has not started", grant.Bound)
+	wantNRIRefusal(t, e.Create(n.Bundle("thief", holding(waiting))), grant.GrantInUse)
+	wantObserved(t, n, "stray", grant.VisibleDevicesAll)
+	succeeds(t, rig.Run(n.Real("create", "--bundle", w.Dir, w.ID)))
+	must(t, e.Begin(w))
+	if pid := pidOf(t, n, waiting.ID); pid != w.Init() {
+		t.Errorf("the grant is bound to process %d, the container's is %d", pid, w.Init())
+	}
+}
+
+// wantObserved wants a line of the audit log about a container that could only be recorded.
+func wantObserved(t *testing.T, n *rig.Node, id string, code grant.Code) {
+	t.Helper()
+	for _, line := range strings.Split(read(t, n.Dir+"/audit.jsonl"), "\n") {
+		if strings.Contains(line, `"container":"`+id+`"`) && strings.Contains(line, `"mode":"observed"`) && strings.Contains(line, `"code":"`+string(code)+`"`) {
+			return
+		}
+	}
+	t.Errorf("the audit log says nothing of %s:\n%s", id, read(t, n.Dir+"/audit.jsonl"))
+}
+
+// TestNRIAfterTheEngineRestarts: the daemon comes back by itself, and the engine's absence harms nobody.
+func TestNRIAfterTheEngineRestarts(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+	d := n.Daemon()
+	rig.Eventually(t, "the daemon says what it lacks", func() bool { return strings.Contains(d.Log(), "cannot reach the engine's NRI") })
+	e := n.NRI()
+	e.Connected()
+	g := n.Grant("--memory", "4GiB")
+	must(t, e.Create(n.Bundle("kept", holding(g))))
+	e.Stop()
+	wantState(t, n, g.ID, "the engine is away", grant.Bound)
+	e.Start()
+	e.Connected()
+	rig.Eventually(t, "what the engine does not know any more is free", func() bool { return n.State(g.ID) == grant.Free })
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.VisibleDevicesAll)
+}
+
+// TestNRIStopsAtTheStart what was created while it was not there to ask, and what was changed behind it.
+func TestNRIStopsAtTheStart(t *testing.T) {
+	n, e, _ := nriNode(t, "")
+	all := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", all.Dir, all.ID)))
+	wantNRIRefusal(t, e.Begin(all), grant.VisibleDevicesAll)
+
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	later := n.Bundle("later", holding(g))
+	must(t, e.Create(later))
+	later.WriteConfig([]byte(strings.Replace(string(later.Config()), `"minor":255`, `"minor":0`, 1))) // as CDI or another plugin could
+	succeeds(t, rig.Run(n.Real("create", "--bundle", later.Dir, later.ID)))
+	wantNRIRefusal(t, e.Begin(later), grant.GPUDeviceRule)
+	later.End()
+	must(t, e.Remove(later.ID))
+
+	unedited := n.Bundle("unedited", holding(g), rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", unedited.Dir, unedited.ID)))
+	wantNRIRefusal(t, e.Begin(unedited), grant.InjectionImpossible)
+	wantState(t, n, g.ID, "nobody got it", grant.Free)
+}
+
+// TestNRIObserves: beside the wrapper it changes and refuses nothing, and names what went around the wrapper.
+func TestNRIObserves(t *testing.T) {
+	n, e, _ := nriNode(t, "", "--nri", "observe")
+	g := n.Grant("--memory", "4GiB")
+	b := n.Bundle("good", holding(g), with(g))
+	must(t, e.Create(b))
+	wantState(t, n, g.ID, "an observer holds nothing", grant.Free)
+	succeeds(t, b.Create())
+	must(t, e.Begin(b))
+	around := n.Bundle("around", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	must(t, e.Create(around))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", around.Dir, around.ID)))
+	must(t, e.Begin(around))
+	wantObserved(t, n, "around", grant.VisibleDevicesAll)
+	if audit := read(t, n.Dir+"/audit.jsonl"); strings.Count(audit, `"mode":"observed"`) != 1 {
+		t.Errorf("more than one container was observed:\n%s", audit)
+	}
+}
+
+// TestNRIFollowsTheConfiguration as it is when a container comes.
+func TestNRIFollowsTheConfiguration(t *testing.T) {
+	n, e, d := nriNode(t, "")
+	sound := read(t, n.Config)
+	n.Write("config.toml", strings.Replace(sound, "[audit]", "[policy]\nmode = \"report\"\n[audit]", 1))
+	must(t, e.Create(n.Bundle("reported", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))))
+	if !strings.Contains(d.Log(), "visible-devices-all") {
+		t.Error("the daemon's log says nothing of what it would refuse")
+	}
+	n.Write("config.toml", sound+"nonsense = 1\n")
+	must(t, e.Create(n.Bundle("plain")))
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.ConfigInvalid)
+	n.Write("config.toml", sound)
+	n.Must("disable")
+	must(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))))
+	n.Must("enable")
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.VisibleDevicesAll)
+}
+
+// TestNRIWithoutAnAnswer measures what NRI does with a plugin that does not answer in time or is not there. docs/nri.md says
+// the same in words: where this fails after an update of NRI, they have to change.
+func TestNRIWithoutAnAnswer(t *testing.T) {
+	required := adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{Enable: true, RequiredPlugins: []string{"gpuledger"}, TolerateMissingAnnotation: "tolerate"})
+	for _, c := range []struct {
+		name        string
+		engine      []adaptation.Option
+		args        []string
+		first, next string // what the create hears that meets the silence, and the one after it; "" where it goes on
+		tolerant    bool   // a pod may say that it does without
+	}{
+		{name: "by default the engine goes on without it"},
+		{name: "a failing request stops that one create", args: []string{"--nri-fail-request"}, first: "failed to handle CreateContainer request"},
+		{name: "a required plugin stops the creates after it", engine: []adaptation.Option{required}, next: `required plugin "gpuledger" not present`, tolerant: true},
+		{name: "both stop all", engine: []adaptation.Option{required}, args: []string{"--nri-fail-request"},
+			first: "failed to handle CreateContainer request", next: `required plugin "gpuledger" not present`, tolerant: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+			e := n.NRI(c.engine...)
+			d := n.Daemon(c.args...)
+			e.Connected(len(c.engine))
+			d.Signal(syscall.SIGSTOP)
+			rig.Eventually(t, "the daemon stands still", func() bool { return d.Stands() })
+			adaptation.SetPluginRequestTimeout(300 * time.Millisecond)
+			defer adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout)
+			for i, want := range []string{c.first, c.next} {
+				err := e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all")))
+				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+					t.Errorf("create %d hears %v, want %q", i+1, err, want)
+				}
+			}
+			if c.tolerant {
+				container, pod := e.Now(n.Bundle("all")), rig.Pod()
+				pod.Annotations["tolerate"] = "true"
+				if _, err := e.AskIn(pod, container); err != nil {
+					t.Errorf("a pod that tolerates the absence hears %v", err)
+				}
+			}
+		})
+	}
+}
+
+// TestNRILosesRemovals measures why package adjust sets variables to nothing and puts /dev/null over nodes: the server drops
+// what a plugin takes out of the environment and of the devices.
+func TestNRILosesRemovals(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	e := n.NRI()
+	stop := e.Plugin(func(a *api.ContainerAdjustment) {
+		a.RemoveEnv("A")
+		a.RemoveDevice("/dev/x")
+		a.RemoveMount("/x")
+		a.RemoveAnnotation("x")
+	})
+	defer stop()
+	e.Connected()
+	a, err := e.Ask(e.Now(n.Bundle("c", rig.Env("A=1"), device("/dev/x", 1, 3), bind("/etc", "/x"), rig.Annotation("x", "1"))))
+	must(t, err)
+	if len(a.Env) != 0 || len(a.Linux.Devices) != 0 || len(a.Mounts) != 1 || len(a.Annotations) != 1 {
+		t.Errorf("of four removals the engine hears of %v", a)
+	}
+}
+
+func TestDaemon(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	daemon := func(args ...string) rig.Result {
+		return rig.Run(n.Command(rig.Binary(t, "gpuledgerd"), args...))
+	}
+	for _, c := range []struct {
+		args   string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{"--help", 0, "--config FILE", ""}, {"--version", 0, "gpuledgerd version ", ""}, {"man", 0, ".TH gpuledgerd 8", ""},
+		{"--nonsense", 2, "", "gpuledgerd: cannot understand the arguments: "}, {"stay", 2, "", `gpuledgerd: cannot understand "stay"`},
+		{"--nri maybe", 2, "", `gpuledgerd: cannot understand --nri "maybe"`}, {"--log-level loud", 2, "", "gpuledgerd: cannot understand --log-level"},
+		{"--config /does/not/exist", 1, "", "gpuledgerd: cannot read the configuration: open /does/not/exist"},
+	} {
+		r := daemon(strings.Fields(c.args)...)
+		if r.Code != c.code || !strings.Contains(r.Stdout, c.stdout) || !strings.HasPrefix(r.Stderr, c.stderr) || c.stderr != "" && strings.Count(r.Stderr, "\n") != 1 {
+			t.Errorf("gpuledgerd %s: %+v, want status %d, %q and %q in one line", c.args, r, c.code, c.stdout, c.stderr)
+		}
+	}
+	first := n.Daemon("--nri", "off")
+	rig.Eventually(t, "it is started", func() bool { return strings.Contains(first.Log(), "started") })
+	if r := daemon(); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledgerd: cannot start: gpuledgerd runs already (process ") || strings.Count(r.Stderr, "\n") != 1 {
+		t.Errorf("a second one: %+v", r)
+	}
+	if code := first.End(syscall.SIGTERM); code != 0 || !strings.Contains(first.Log(), "stopped") {
+		t.Errorf("it ends with status %d", code)
+	}
+	again := n.Daemon("--nri", "off")
+	rig.Eventually(t, "the next one is started", func() bool { return strings.Count(again.Log(), "started") == 2 })
+	again.End(syscall.SIGKILL)
+	last := n.Daemon() // with an engine that is not there
+	rig.Eventually(t, "the last one is started", func() bool { return strings.Count(last.Log(), "started") == 3 })
+	if code := last.End(syscall.SIGTERM); code != 0 {
+		t.Errorf("without an engine it ends with status %d", code)
+	}
+	must(t, os.Remove(n.Dir+"/run/gpuledgerd.lock"))
+	n.CheckSound("after daemons")
+}
