@@ -21,7 +21,7 @@ func TestNRIRace(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
 	ids := []string{"a", "b", "c", "d", "e", "f"}
-	for round := range torture(10) {
+	for round := range torture(4) {
 		got := atOnce(len(ids), func(i int) error {
 			b := n.Bundle(ids[i], holding(g), with(g), rig.Light)
 			if i%3 > 0 {
@@ -57,17 +57,13 @@ func TestNRIRace(t *testing.T) {
 func TestNRIAndTheWrapper(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
-	for name, daemon := range map[string]func() *rig.Daemon{
-		"the root is known": func() *rig.Daemon { return d },
-		"the root is not known": func() *rig.Daemon {
-			d.End(syscall.SIGTERM)
-			again := n.Daemon("--runtime-root", n.Dir+"/elsewhere")
-			e.Restart()
-			return again
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			daemon()
+	for _, root := range []string{"known", "not known"} {
+		t.Run("the root is "+root, func(t *testing.T) {
+			if root == "not known" {
+				d.End(syscall.SIGTERM)
+				e.Restart()
+				n.Daemon("--runtime-root", n.Dir+"/elsewhere")
+			}
 			e.Connected()
 			b := n.Bundle("both", holding(g), with(g))
 			must(t, e.Create(b))

@@ -48,7 +48,7 @@ type Manager struct {
 	current  *plugin   // nil while not connected
 	retry    time.Time // not before
 	wait     time.Duration
-	failure  error // of the last attempt
+	failure  error           // of the last attempt
 	reserved map[string]bool // containers that this process holds grants for
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -253,13 +254,16 @@ type Daemon struct {
 // Daemon starts gpuledgerd on the node. It ends with the test.
 func (n *Node) Daemon(args ...string) *Daemon {
 	n.T.Helper()
+	if !slices.Contains(args, "--runtime-root") {
+		args = append(args, "--runtime-root", n.Root)
+	}
 	d := &Daemon{Node: n, log: filepath.Join(n.Dir, "gpuledgerd.log")}
 	log, err := os.OpenFile(d.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		n.T.Fatal(err)
 	}
 	defer log.Close()
-	d.cmd = n.Command(Binary(n.T, "gpuledgerd", n.Tags...), append([]string{"--nri-socket", n.nriSocket(), "--runtime-root", n.Root}, args...)...)
+	d.cmd = n.Command(Binary(n.T, "gpuledgerd", n.Tags...), append([]string{"--nri-socket", n.nriSocket()}, args...)...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := d.cmd.Start(); err != nil {
