@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
@@ -25,6 +26,8 @@ type Create struct {
 	Edit func(config []byte, v grant.Verdict) ([]byte, error)
 	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
 	Reserve bool
+	// AnyRoot says that the runtime's root is a guess: a binding of this id is the container's own, whatever root it names.
+	AnyRoot bool
 	// Running says that the container is past stopping, so that a refusal is only recorded. Only for Settle.
 	Running bool
 }
@@ -141,20 +144,21 @@ func (v visit) look(decide func(grant.View) Decision) (d Decision) {
 
 // view reads the grants that the container owns or names. What cannot be read is a problem of the view: it stops only
 // containers that want a GPU.
-func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
-	v := grant.View{Now: n.Host.Now()}
-	if n.Broken != nil {
-		v.Problems = append(v.Problems, grant.Problem{Code: grant.ConfigInvalid, Message: n.Broken.Error(),
+func (c visit) view(tx *ledger.Tx, r grant.Request) grant.View {
+	v := grant.View{Now: c.Host.Now()}
+	if c.Broken != nil {
+		v.Problems = append(v.Problems, grant.Problem{Code: grant.ConfigInvalid, Message: c.Broken.Error(),
 			Hint: "correct the configuration; containers without GPUs start meanwhile"})
 	}
 	add := func(g grant.Grant, err error) {
 		if err == nil && g.Orphaned() {
 			return
 		}
+		if c.AnyRoot && c.holds(g) { // it keeps what it was created with, though the grant's time be over
+			g.Draining, g.Expires = false, time.Time{}
+		}
 		// A binding of this very container stands in nobody's way: whether its id is in use is asked apart.
-		g.Bindings = slices.DeleteFunc(g.Bindings, func(b grant.Binding) bool {
-			return (b.RuntimeRoot == r.Container.RuntimeRoot || b.Reserved) && b.Container == r.Container.ID
-		})
+		g.Bindings = slices.DeleteFunc(g.Bindings, c.isOwn)
 		var damaged *ledger.DamagedError
 		switch {
 		case err == nil && !slices.ContainsFunc(v.Grants, func(o grant.Grant) bool { return o.ID == g.ID }):
@@ -174,6 +178,17 @@ func (n *Node) view(tx *ledger.Tx, r grant.Request) grant.View {
 		}
 	}
 	return v
+}
+
+// isOwn reports whether a binding is this container's. Whoever reserves, and who settles after the create, may not know the
+// runtime's root; ids that engines make up differ.
+func (v visit) isOwn(b grant.Binding) bool {
+	return b.Container == v.Container.ID && (b.RuntimeRoot == v.Container.RuntimeRoot || b.Reserved || v.AnyRoot)
+}
+
+// holds reports whether the container's own create has bound the grant.
+func (v visit) holds(g grant.Grant) bool {
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return v.isOwn(b) && !b.Reserved })
 }
 
 // judge gives the verdict alone.

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"slices"
 	"strings"
 
@@ -85,12 +84,10 @@ func (v visit) adopt(holder grant.Process) (d Decision) {
 		if d = v.standing(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
 			return nil
 		}
-		b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
-		if err == nil && b.Grant == d.Grant.ID && b.Life != grant.Dead && !b.Reserved {
-			return nil // by its own create
-		}
-		if err != nil && !errors.Is(err, ledger.ErrNotFound) {
-			return err
+		if d.Grant.ID != "" { // one that is adopted here has none yet
+			if g, err := tx.Get(d.Grant.ID); err != nil || v.holds(g) {
+				return err
+			}
 		}
 		return v.use(tx, &d, holder)
 	})

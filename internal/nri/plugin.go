@@ -158,7 +158,7 @@ func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.De
 	if err != nil {
 		return node.Decision{}, err
 	}
-	create.Running = s.running
+	create.Running, create.AnyRoot = s.running, true
 	if config := p.configOf(n, create.Container); config != nil {
 		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
 		create.Unread = err
