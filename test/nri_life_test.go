@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	validator "github.com/containerd/nri/plugins/default-validator/builtin"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -165,6 +166,24 @@ func TestNRIStopsAtTheStart(t *testing.T) {
 	succeeds(t, rig.Run(n.Real("create", "--bundle", unedited.Dir, unedited.ID)))
 	wantNRIRefusal(t, e.Begin(unedited), grant.InjectionImpossible)
 	wantState(t, n, g.ID, "nobody got it", grant.Free)
+}
+
+// TestNRIReadsCapabilitiesAtTheStart: NRI does not tell them, and what enforces a limit can be undone with one of them.
+func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {
+	n, e, _ := nriNode(t, "[policy]\nminimum_strength = \"library\"\n")
+	g := n.Grant("--mode", "exclusive", "--gpu", "1")
+	able := n.Bundle("able", holding(g), func(s *specs.Spec) {
+		s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+	})
+	must(t, e.Create(able))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", able.Dir, able.ID)))
+	wantNRIRefusal(t, e.Begin(able), grant.LimitUnenforceable)
+	able.End()
+	must(t, e.Remove(able.ID))
+	plain := n.Bundle("plain", holding(g))
+	must(t, e.Create(plain))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", plain.Dir, plain.ID)))
+	must(t, e.Begin(plain))
 }
 
 // TestNRIObserves: beside the wrapper it changes and refuses nothing, and names what went around the wrapper.

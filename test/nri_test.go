@@ -180,12 +180,7 @@ func wantNRIRefusal(t *testing.T, err error, code grant.Code) {
 
 // TestNRIConfinesAPrivilegedContainer: what strip takes away is taken away through NRI too, in words that real runc takes.
 func TestNRIConfinesAPrivilegedContainer(t *testing.T) {
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
-	config := strings.Replace(read(t, n.Config), "[audit]", "[policy]\nprivileged = \"strip\"\n[audit]", 1)
-	n.Write("config.toml", config)
-	e := n.NRI()
-	n.Daemon()
-	e.Connected()
+	n, e, _ := nriNode(t, "[policy]\nprivileged = \"strip\"\n")
 	b := n.Bundle("privileged", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/other", 1, 3), ends(probe+"; : </dev/other && echo fine"))
 	must(t, e.Create(b))
 	if got, want := runOf(t, e, b), "No such file or directory\nNo such file or directory\nOperation not permitted\nfine\n"; got != want {

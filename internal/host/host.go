@@ -42,12 +42,9 @@ func (h Host) BootID() (string, error) {
 }
 
 // Self is the calling process. An exec keeps it; a fork does not.
-func (h Host) Self() (grant.Process, error) { return h.Process(os.Getpid()) }
-
-// Process is the process that has the pid now.
-func (h Host) Process(pid int) (grant.Process, error) {
-	s, err := h.stat(pid)
-	return grant.Process{PID: pid, Start: s.start}, err
+func (h Host) Self() (grant.Process, error) {
+	self, _, err := h.Process(os.Getpid())
+	return self, err
 }
 
 // Runs reports whether the process is there and no zombie: a zombie holds no device. An error says that it can't be
