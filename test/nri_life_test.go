@@ -118,6 +118,23 @@ func TestNRIAfterARestart(t *testing.T) {
 	}
 }
 
+// TestNRIWithoutPIDs: an engine that tells no process leaves it to the runtime's state.
+func TestNRIWithoutPIDs(t *testing.T) {
+	n, e, d := nriNode(t, "")
+	e.NoPIDs = true
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	b := n.Bundle("c", holding(g))
+	must(t, e.Create(b))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", b.Dir, b.ID)))
+	must(t, e.Begin(b))
+	must(t, os.Rename(n.Root, n.Root+".away")) // nothing but the process is left to tell
+	d.End(syscall.SIGKILL)
+	wantState(t, n, g.ID, "its process runs", grant.Bound)
+	must(t, os.Rename(n.Root+".away", n.Root))
+	b.KillInit()
+	becomesFree(t, n, g.ID)
+}
+
 // wantObserved wants a line of the audit log about a container that could only be recorded.
 func wantObserved(t *testing.T, n *rig.Node, id string, code grant.Code) {
 	t.Helper()

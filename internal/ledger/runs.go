@@ -17,6 +17,15 @@ func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	return life
 }
 
+// ContainerInit is a container's first process, running or not, as the real runtime recorded it; false if it has none.
+func (l *Ledger) ContainerInit(runtimeRoot, container string) (grant.Process, bool) {
+	if !isContainerID(container) {
+		return grant.Process{}, false
+	}
+	state, err := readState(runtimeRoot, container)
+	return state.init, err == nil
+}
+
 // ContainerBundle is the bundle that a container was created from, as the real runtime recorded it; "" if it has none.
 func (l *Ledger) ContainerBundle(runtimeRoot, container string) string {
 	if !isContainerID(container) {

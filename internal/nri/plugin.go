@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -163,18 +164,26 @@ func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.De
 		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
 		create.Unread = err
 	}
-	holder, err := n.Host.Process(int(c.GetPid()))
-	if create.Reserve = s.reserve || c.GetPid() == 0 || err != nil; create.Reserve {
-		holder, err = n.Host.Self()
-	}
-	if err != nil {
-		return node.Decision{}, fmt.Errorf("gpuledger: cannot tell processes: %w", err)
+	holder, known := initOf(n, create.Container, c)
+	if create.Reserve = s.reserve || !known; create.Reserve {
+		if holder, err = n.Host.Self(); err != nil {
+			return node.Decision{}, fmt.Errorf("gpuledger: cannot tell processes: %w", err)
+		}
 	}
 	d := n.Settle(create, holder)
 	if d.Bound && create.Reserve {
 		p.remember(c.GetId())
 	}
 	return d, nil
+}
+
+// initOf is the container's first process, from what its runtime recorded or else from the engine; CRI-O tells none.
+func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process, bool) {
+	if p, found := n.Ledger.ContainerInit(c.RuntimeRoot, c.ID); found {
+		return p, true
+	}
+	p, err := n.Host.Process(int(told.GetPid()))
+	return p, err == nil && told.GetPid() != 0
 }
 
 // configOf reads the spec that the real runtime was given; nil where the container is not there yet or cannot be found.
@@ -207,7 +216,7 @@ func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byt
 	adjustment, err := p.can.Container(v, c)
 	var unsayable *adjust.Unsayable
 	if errors.As(err, &unsayable) {
-		return nil, &grant.Refusal{Code: grant.InjectionImpossible, Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v", c.GetName(), err),
+		return nil, &grant.Refusal{Code: grant.InjectionImpossible, Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v", cmp.Or(c.GetName(), c.GetId()), err),
 			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (docs/nri.md)"}
 	}
 	if err != nil {

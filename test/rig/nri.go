@@ -33,6 +33,7 @@ type NRI struct {
 	plugins atomic.Int64
 	mu      sync.Mutex
 	listed  []*api.Container
+	NoPIDs  bool // it tells no process, as CRI-O
 }
 
 // nriSocket is where the node's engine listens for plugins.
@@ -232,7 +233,10 @@ func (e *NRI) Now(b *Bundle) *api.Container {
 	}
 	c := NRIContainer(b.ID, spec)
 	if c.State = api.ContainerState_CONTAINER_CREATED; b.Init() != 0 {
-		c.State, c.Pid = api.ContainerState_CONTAINER_RUNNING, uint32(b.Init())
+		c.State = api.ContainerState_CONTAINER_RUNNING
+	}
+	if !e.NoPIDs {
+		c.Pid = uint32(b.Init())
 	}
 	return c
 }
