@@ -36,12 +36,10 @@ func attend(ctx context.Context, interval time.Duration, log *logrus.Logger, m M
 	defer m.Stop()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	last := ""
-	for {
+	for last := ""; ctx.Err() == nil; {
 		last = complain(log, m, last, m.Ensure(ctx))
 		select {
 		case <-ctx.Done():
-			return
 		case <-tick.C:
 		}
 	}

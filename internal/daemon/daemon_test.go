@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// fake is a manager that tells of each call, and answers with the errors that it was given, then with none.
+type fake struct {
+	name   string
+	ensure chan int // the number of each call
+	calls  int
+	errs   []error
+	hang   bool
+	stops  int
+}
+
+func (f *fake) Name() string { return f.name }
+func (f *fake) Stop()        { f.stops++ }
+
+func (f *fake) Ensure(ctx context.Context) error {
+	f.calls++
+	select {
+	case f.ensure <- f.calls:
+	case <-ctx.Done():
+	}
+	if f.hang {
+		<-ctx.Done()
+	}
+	if f.calls <= len(f.errs) {
+		return f.errs[f.calls-1]
+	}
+	return nil
+}
+
+func TestRunEnsuresUntilItIsStopped(t *testing.T) {
+	bad := errors.New("no engine")
+	flaky := &fake{name: "flaky", ensure: make(chan int), errs: []error{bad, bad, nil, bad, errors.New("another"), errors.New("another")}}
+	stuck := &fake{name: "stuck", ensure: make(chan int), hang: true}
+	var out bytes.Buffer
+	log := logrus.New()
+	log.SetOutput(&out)
+	ctx, stop := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() { Run(ctx, time.Millisecond, log, flaky, stuck) })
+	<-stuck.ensure
+	for range 8 {
+		<-flaky.ensure
+	}
+	stop()
+	done.Wait()
+	if flaky.stops != 1 || stuck.stops != 1 || stuck.calls != 1 {
+		t.Errorf("stopped %d and %d times, want once each; the one that hangs was called %d times", flaky.stops, stuck.stops, stuck.calls)
+	}
+	if first, second := strings.Count(out.String(), "flaky: no engine"), strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
+		t.Errorf("of two failures with a pause between, and another twice, the log has %d and %d lines:\n%s", first, second, out.String())
+	}
+}
+
+func TestASecondDaemonHearsOfTheFirst(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	first, err := single(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := single(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
+		t.Errorf("the second hears %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := single(dir)
+	if err != nil {
+		t.Fatalf("after the first has ended: %v", err)
+	}
+	_ = again.Close()
+	if _, err := single("/proc/nowhere"); err == nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("where no directory can be made: %v", err)
+	}
+}
+
+func TestNotifyTellsSystemd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	notify("READY=1")
+	text := make([]byte, 64)
+	if n, err := listener.Read(text); err != nil || string(text[:n]) != "READY=1" {
+		t.Errorf("systemd hears %q (%v)", text[:n], err)
+	}
+	t.Setenv("NOTIFY_SOCKET", path+"-gone")
+	notify("READY=1") // nobody is harmed
+}
