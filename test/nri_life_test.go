@@ -265,8 +265,7 @@ func TestNRIWithoutAnAnswer(t *testing.T) {
 			e.Connected(len(c.engine))
 			d.Signal(syscall.SIGSTOP)
 			rig.Eventually(t, "the daemon stands still", func() bool { return d.Stands() })
-			adaptation.SetPluginRequestTimeout(300 * time.Millisecond)
-			defer adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout)
+			adaptation.SetPluginRequestTimeout(time.Second) // until the next server starts
 			for i, want := range []string{c.first, c.next} {
 				err := e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all")))
 				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

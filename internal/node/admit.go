@@ -26,10 +26,10 @@ type Create struct {
 	Edit func(config []byte, v grant.Verdict) ([]byte, error)
 	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
 	Reserve bool
-	// AnyRoot says that the runtime's root is a guess: a binding of this id is the container's own, whatever root it names.
-	AnyRoot bool
-	// Running says that the container is past stopping, so that a refusal is only recorded. Only for Settle.
-	Running bool
+
+	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the container's own whatever root
+	// it names. Running: the container is past stopping, so that a refusal is only recorded.
+	AnyRoot, Running bool
 }
 
 // Decision is a verdict in force.

@@ -39,6 +39,9 @@ type NRI struct {
 // nriSocket is where the node's engine listens for plugins.
 func (n *Node) nriSocket() string { return filepath.Join(n.Dir, "nri.sock") }
 
+// patience is how long the server waits for a plugin, where the test is not about that.
+const patience = 20 * time.Second
+
 // NRI starts the server. It ends with the test.
 func (n *Node) NRI(options ...adaptation.Option) *NRI {
 	n.T.Helper()
@@ -51,6 +54,8 @@ func (n *Node) NRI(options ...adaptation.Option) *NRI {
 // Start listens, the first time or as an engine that comes back.
 func (e *NRI) Start(options ...adaptation.Option) {
 	e.Node.T.Helper()
+	adaptation.SetPluginRequestTimeout(patience) // a machine that is slow is no finding
+	adaptation.SetPluginRegistrationTimeout(patience)
 	none := filepath.Join(e.Node.Dir, "no-plugins")
 	options = append([]adaptation.Option{adaptation.WithSocketPath(e.Node.nriSocket() + ".server"), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
 		adaptation.WithMetrics(counter{e: e})}, options...)

@@ -280,7 +280,7 @@ func anySpec(t *rapid.T) specs.Spec {
 		spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 	}
 	if rapid.IntRange(0, 4).Draw(t, "hook") == 0 {
-		spec.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: "/usr/bin/nvidia-ctk"}}}
+		spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/usr/bin/nvidia-ctk"}}}
 	}
 	if rapid.IntRange(0, 4).Draw(t, "mount") == 0 {
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/var/run/nvidia-container-devices/0", Source: "/dev/null", Type: "bind"})
