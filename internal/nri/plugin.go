@@ -111,10 +111,11 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containe
 	var running []*api.Container
 	for _, c := range containers {
 		here[c.GetId()] = true
-		if c.GetState() == api.ContainerState_CONTAINER_CREATED {
-			p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: !p.Observe})
-		} else {
+		switch created := c.GetState() == api.ContainerState_CONTAINER_CREATED; {
+		case !created:
 			running = append(running, c)
+		case !p.Observe:
+			p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: true})
 		}
 	}
 	for _, id := range p.remembered() {
