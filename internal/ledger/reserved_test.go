@@ -1,0 +1,52 @@
+package ledger
+
+import (
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func reservation(id grant.ID, container, root string) grant.Binding {
+	b := bindingOf(id, container)
+	b.Reserved, b.RuntimeRoot = true, root
+	return b
+}
+
+// TestDropReserved: a reservation goes by its container's id, whatever its root; nothing else goes.
+func TestDropReserved(t *testing.T) {
+	b := newBook(t)
+	one, two := sample(1), sample(2)
+	b.put(one, two)
+	b.bind(reservation(one.ID, "c", "/run/a"), reservation(two.ID, "c", "/run/b"), reservation(one.ID, "other", "/run/a"), bindingOf(two.ID, "c"))
+	drop := func(id grant.ID) {
+		b.update(func(tx *Tx) error { tx.DropReserved(id, "c"); return nil })
+	}
+	drop(one.ID)
+	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c c" {
+		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other", "c c")
+	}
+	drop("")
+	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c" {
+		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other", "c")
+	}
+	if got, err := b.binding("c"); err != nil || got.Reserved {
+		t.Errorf("the container's own binding reads %+v (%v)", got, err)
+	}
+}
+
+// TestAReservationIsAliveWithItsHolder and no longer: nobody else could end it.
+func TestAReservationIsAliveWithItsHolder(t *testing.T) {
+	b := newBook(t)
+	g := sample(1)
+	b.put(g)
+	dead := deadBinding(g.ID, "c")
+	dead.Reserved = true
+	b.bind(dead)
+	if got := b.containers(g.ID); got != "" {
+		t.Errorf("the grant is held for %q by a process that is gone", got)
+	}
+	b.bind(reservation(g.ID, "c", dead.RuntimeRoot))
+	if got, err := b.binding("c"); err != nil || !got.Reserved || got.Life != grant.Alive {
+		t.Errorf("got %+v (%v), want it reserved and alive", got, err)
+	}
+}
