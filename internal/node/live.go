@@ -30,6 +30,7 @@ func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
 	case errors.Is(err, ledger.ErrNotFound):
 	case err != nil:
 		return err
+	case b.Reserved: // for this very create, by whom the engine asked before
 	case b.Life != grant.Dead && !slices.Contains(v.Live.Creators, b.Creator):
 		*d = *refusal(grant.GrantInUse, "another container of the id %q is there", v.Container.ID)
 		return nil

@@ -183,7 +183,7 @@ func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process
 	if p, found := n.Ledger.ContainerInit(c.RuntimeRoot, c.ID); found {
 		return p, true
 	}
-	p, err := n.Host.Process(int(told.GetPid()))
+	p, _, err := n.Host.Process(int(told.GetPid()))
 	return p, err == nil && told.GetPid() != 0
 }
 
