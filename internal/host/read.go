@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,18 +42,47 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	}
 }
 
-// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in three system calls: the kernel walks
-// the path once and tells where it ended. It opens nothing that the path leads to.
+// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system calls: the kernel walks the
+// path once and tells where it ended. It opens nothing that the path leads to.
 func RealPath(path string) (string, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	t, err := Look(path)
+	return t.Path, err
+}
+
+// Target is what a path leads to.
+type Target struct {
+	Path      string // real
+	Mode      uint32 // type and permissions, as stat tells them
+	Dev, Rdev uint64
+	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process (/proc/self/cwd,
+	// /proc/self/fd/7, /dev/stdin). What another process will find there cannot be told.
+	Shifting bool
+}
+
+// IsDir reports whether the path leads to a directory.
+func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// Look walks a path, and opens nothing that it leads to.
+func Look(path string) (t Target, err error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	switch err {
+	case unix.ELOOP, unix.ENOSYS, unix.EPERM: // Linux before 5.6 has no openat2, and old seccomp profiles refuse it
+		t.Shifting = err == unix.ELOOP || strings.Contains(path, "/proc/self/") || strings.Contains(path, "/proc/thread-self/")
+		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	}
 	if err != nil {
-		return "", &fs.PathError{Op: "open", Path: path, Err: err}
+		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Target{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
 	name := make([]byte, unix.PathMax)
 	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
 	if err != nil {
-		return "", &fs.PathError{Op: "readlink", Path: path, Err: err}
+		return Target{}, &fs.PathError{Op: "readlink", Path: path, Err: err}
 	}
-	return string(name[:n]), nil
+	t.Path, t.Mode, t.Dev, t.Rdev = string(name[:n]), st.Mode, uint64(st.Dev), uint64(st.Rdev)
+	return t, nil
 }

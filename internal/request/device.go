@@ -1,9 +1,7 @@
 package request
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -108,8 +106,14 @@ func (f *finder) deviceNodes() {
 		if !f.userNamespaced() {
 			continue
 		}
-		if class, M, m := f.classAt(d.Path); M != major || m != minor {
-			f.nodeHit(d.Path, class, M, m)
+		for _, path := range f.walks(d.Path) {
+			if f.look(path).Shifting {
+				f.hit(grant.Hit{Vector: "device:" + d.Path, Value: elsewhere, Code: grant.GPUDeviceNode, Cover: grant.CoverNever})
+				break
+			}
+			if class, M, m := f.classAt(path); M != major || m != minor {
+				f.nodeHit(d.Path, class, M, m)
+			}
 		}
 	}
 }
@@ -132,18 +136,24 @@ func (f *finder) codeFor(code grant.Code) grant.Code {
 
 // classAt tells what the node at a path of the host is; nothing at the path is no GPU's.
 func (f *finder) classAt(path string) (class grant.NodeClass, major, minor int64) {
-	var st unix.Stat_t
-	switch err := unix.Stat(path, &st); {
-	case errors.Is(err, fs.ErrNotExist), err == unix.ENOTDIR, err == unix.ELOOP, err == unix.ENAMETOOLONG,
-		err == unix.EACCES, err == unix.ESTALE, err == unix.ENOTCONN: // a user's FUSE, a squashed or dead NFS: no device of the node
-		return "", 0, 0
-	case err != nil:
-		f.fail(fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err))
-		return "", 0, 0
-	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
+	p := f.look(path)
+	if p.err != nil {
+		f.fail(cannotTell(path, p.err))
 		return "", 0, 0
 	}
-	major, minor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
+	return f.classOf(p)
+}
+
+func cannotTell(path string, err error) error {
+	return fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err)
+}
+
+// classOf tells what node a place is.
+func (f *finder) classOf(p place) (class grant.NodeClass, major, minor int64) {
+	if p.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return "", 0, 0
+	}
+	major, minor = int64(unix.Major(p.Rdev)), int64(unix.Minor(p.Rdev))
 	if major == grant.MajorDRM && f.drm == nil {
 		var err error
 		if f.drm, err = f.node.DRM(); err != nil {

@@ -21,12 +21,16 @@ type Node struct {
 	Policy grant.Policy
 	Majors func() (map[string]int, error) // by the driver's name: of /proc/devices, or of a simulated node's snapshot
 	DRM    func() (map[int]bool, error)
+
+	Taken   func() (map[int]bool, error) // majors of character devices that any driver has
+	Config  string                       // the configuration file
+	Program string                       // the one that runs
 }
 
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
 // machine could not be asked about a device; the caller refuses then.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
-	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), paths: map[string]string{}}
+	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), places: map[string]place{}}
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
 	if err := f.readDRM(); err != nil {
@@ -62,7 +66,8 @@ type finder struct {
 	caller  Caller
 	node    Node
 	env     map[string]string
-	paths   map[string]string       // real paths, by the paths that were asked for
+	places  map[string]place        // what the paths that were asked for lead to
+	pipes   []string                // pipe directories of MPS daemons; nil until a mount could hold one
 	majors  map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
 	drm     map[int]bool            // of major 226; nil until a spec names that major
 	open    []opening               // what the device rules open

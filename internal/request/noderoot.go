@@ -1,0 +1,259 @@
+package request
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// guard is a path of the host by which a container can change who decides about containers, or what was decided. It is
+// reached by a mount of itself or of a parent.
+type guard struct {
+	path  string
+	below bool // what lies below counts as well: of other directories that is where ordinary volumes are
+	write bool // only a mount that can be written through; a socket is as good read-only
+	moves bool // administrators put a link there and the directory on another disk
+}
+
+// guards are what the engines, the kubelet, systemd and CDI keep where they keep it by default, by real paths (/var/run is
+// /run). docs/adr/0011 says why each is here.
+var guards = []guard{
+	// who starts containers, as root, for whoever asks
+	{path: "/run/containerd/containerd.sock"}, {path: "/run/containerd/containerd.sock.ttrpc"}, {path: "/run/containerd/s"},
+	{path: "/run/crio/crio.sock"}, {path: "/run/docker.sock"}, {path: "/run/docker/containerd/containerd.sock"}, {path: "/run/podman/podman.sock"},
+	{path: "/run/k3s/containerd/containerd.sock"}, {path: "/run/cri-dockerd.sock"}, {path: "/run/buildkit/buildkitd.sock"}, {path: "/run/nri/nri.sock"},
+	{path: "/run/systemd/private"}, {path: "/run/dbus/system_bus_socket"},
+	{path: "/var/lib/kubelet/device-plugins", below: true}, {path: "/var/lib/kubelet/plugins"}, {path: "/var/lib/kubelet/plugins_registry"},
+	// what they obey
+	{path: "/etc/gpuledger", below: true, write: true}, {path: "/etc/containerd", below: true, write: true}, {path: "/etc/crio", below: true, write: true},
+	{path: "/etc/docker", below: true, write: true}, {path: "/etc/containers", below: true, write: true}, {path: "/etc/nvidia-container-runtime", below: true, write: true},
+	{path: "/etc/cdi", below: true, write: true}, {path: "/run/cdi", below: true, write: true}, {path: "/usr/share/containers", below: true, write: true},
+	{path: "/etc/kubernetes", below: true, write: true}, {path: "/etc/rancher", below: true, write: true}, {path: "/etc/systemd", below: true, write: true},
+	{path: "/run/systemd/system", below: true, write: true}, {path: "/run/systemd/transient", below: true, write: true}, {path: "/usr/lib/systemd", below: true, write: true},
+	{path: "/etc/cni", below: true, write: true}, {path: "/opt/cni/bin", below: true, write: true}, {path: "/opt/nri", below: true, write: true},
+	// what they run
+	{path: "/usr/bin", write: true}, {path: "/usr/sbin", write: true}, {path: "/usr/libexec", write: true},
+	{path: "/usr/local/bin", write: true}, {path: "/usr/local/sbin", write: true},
+	// what they and the runtimes know of containers: bundles, states, layers
+	{path: "/run/runc", below: true, write: true}, {path: "/run/crun", below: true, write: true}, {path: "/run/containerd/runc", below: true, write: true},
+	{path: "/run/docker/runtime-runc", below: true, write: true}, {path: "/run/containerd/io.containerd.runtime.v2.task", below: true, write: true},
+	{path: "/run/containerd", write: true}, {path: "/var/lib/containerd", write: true, moves: true}, {path: "/run/docker", write: true}, {path: "/var/lib/docker", write: true, moves: true},
+	{path: "/run/crio", write: true}, {path: "/var/lib/crio", write: true, moves: true}, {path: "/run/containers", write: true}, {path: "/run/libpod", write: true},
+	{path: "/var/lib/containers", write: true, moves: true}, {path: "/var/lib/containers/storage", write: true, moves: true}, {path: "/var/lib/kubelet", write: true, moves: true},
+	// the kernel's own: a program for dumped cores runs as root (core(5)), and so does one for uevents
+	{path: "/proc/sys/kernel/core_pattern", write: true}, {path: "/sys/kernel/uevent_helper", write: true},
+}
+
+// privateDirs hold what engines make for a container itself. Nothing that governs the node lies below.
+var privateDirs = []string{
+	"/var/lib/kubelet/pods", "/run/containerd/io.containerd.grpc.v1.cri", "/var/lib/containerd/io.containerd.grpc.v1.cri", "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs",
+	"/var/lib/docker/volumes", "/var/lib/docker/containers", "/var/lib/docker/overlay2", "/var/lib/docker/rootfs",
+	"/var/lib/containers/storage/volumes", "/var/lib/containers/storage/overlay", "/var/lib/containers/storage/overlay-containers", "/run/containers/storage/overlay-containers",
+}
+
+// isPrivate reports whether a real path is a container's own, as most mounts of most containers are.
+func (f *finder) isPrivate(path string) bool {
+	bundle := filepath.Clean(f.caller.Container.Bundle)
+	return bundle != "." && bundle != "/" && within(path, bundle) || slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
+}
+
+// nodeRoot records ways by which the container's root is the node's. They pass: node agents have them, and a device
+// rule still stands between them and a GPU until they attack.
+func (f *finder) nodeRoot() {
+	if f.userNamespaced() {
+		return
+	}
+	f.namespaces()
+	f.capabilityWays()
+	f.rawDisks()
+	if f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") {
+		return
+	}
+	if f.root() != "" {
+		if p := f.look(f.root()); f.governsNode(p, specs.Mount{}) {
+			f.nodeRootBy("root")
+		}
+	}
+	for _, m := range f.spec.Mounts {
+		if f.rootBy(m) {
+			f.nodeRootBy("mount:" + m.Destination)
+		}
+	}
+}
+
+func (f *finder) nodeRootBy(way string) {
+	if !slices.Contains(f.request.NodeRoot, way) {
+		f.request.NodeRoot = append(f.request.NodeRoot, way)
+	}
+}
+
+// namespaces finds what a container shares with the node: its mounts, where chroot is all that holds it, and its processes,
+// of whose root a tracer gets hold.
+func (f *finder) namespaces() {
+	if ns, own := f.namespace(specs.MountNamespace); !own || ns.Path != "" {
+		f.nodeRootBy("namespace:mount")
+	}
+	if (f.has("CAP_SYS_PTRACE") || f.has("CAP_SYS_ADMIN")) && f.hostPIDs() {
+		f.nodeRootBy("namespace:pid")
+	}
+}
+
+func (f *finder) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespace, own bool) {
+	i := slices.IndexFunc(f.spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == kind })
+	if i < 0 {
+		return specs.LinuxNamespace{}, false
+	}
+	return f.spec.Linux.Namespaces[i], true
+}
+
+// hostPIDs reports whether the container sees the node's processes: without a pid namespace, or by joining our own.
+func (f *finder) hostPIDs() bool {
+	ns, own := f.namespace(specs.PIDNamespace)
+	if !own || ns.Path == "" {
+		return !own
+	}
+	var theirs, ours unix.Stat_t
+	err := unix.Stat(ns.Path, &theirs)
+	return err == nil && unix.Stat(filepath.Join(f.node.Host.Proc, "self/ns/pid"), &ours) == nil && theirs.Ino == ours.Ino && theirs.Dev == ours.Dev
+}
+
+// capabilityWays finds capabilities that need no mount: a kernel module runs as the kernel, and a file handle opens any file
+// of a file system that the container has a part of (open_by_handle_at(2)).
+func (f *finder) capabilityWays() {
+	for _, name := range []string{"CAP_SYS_MODULE", "CAP_DAC_READ_SEARCH"} {
+		if f.has(name) {
+			f.nodeRootBy("capability:" + name)
+		}
+	}
+}
+
+// rawDisks finds device rules by which the node's disks can be written: a wildcard of block devices, and with CAP_SYS_ADMIN
+// the device mapper's control node (misc, 10:236), which makes new names for any disk. A single block device is a volume.
+func (f *finder) rawDisks() {
+	for i, r := range f.spec.Linux.Resources.Devices {
+		wild := kind(r.Type) == "b" && (number(r.Major) == wildcard || number(r.Minor) == wildcard) && strings.Contains(access(r.Access), "w")
+		mapper := kind(r.Type) == "c" && number(r.Major) == 10 && number(r.Minor) == 236 && f.request.SysAdmin
+		if r.Allow && (wild || mapper) {
+			f.nodeRootBy("rule:" + digits(int64(i)))
+		}
+	}
+}
+
+// rootBy reports whether a mount makes root in the container root on the node.
+func (f *finder) rootBy(m specs.Mount) bool {
+	if isBind(m) {
+		for _, path := range f.walks(m.Source) {
+			p := f.look(path)
+			if f.governsNode(p, m) || f.writesCgroups(p.Path, m) || f.has("CAP_SYS_PTRACE") && within("/proc/1/root", p.Path) {
+				return true
+			}
+		}
+	}
+	switch {
+	case m.Type == "cgroup", m.Type == "cgroup2", m.Type == "sysfs":
+		return !readOnly(m)
+	case slices.Contains(m.Options, "remount") && !readOnly(m): // makes writable again what is there
+		destination := filepath.Clean("/" + m.Destination)
+		return within(destination, "/sys") || within(destination, "/proc")
+	case isBind(m), slices.Contains(kernelTypes, m.Type), m.Type == "devtmpfs":
+		return false
+	}
+	return f.bringsRoot(m)
+}
+
+// bringsRoot judges a file system of another kind: one of a disk of the node, or an overlay over what governs it.
+func (f *finder) bringsRoot(m specs.Mount) bool {
+	if filepath.IsAbs(m.Source) && f.look(m.Source).Mode&unix.S_IFMT == unix.S_IFBLK {
+		return true
+	}
+	for _, option := range m.Options {
+		upper := strings.HasPrefix(option, "upperdir=") // only there do writes go
+		for _, dir := range directories(option, m.Type == "overlay") {
+			for _, path := range f.walks(dir) {
+				layer := specs.Mount{Options: []string{"rro"}}
+				if upper {
+					layer.Options = nil
+				}
+				if f.governsNode(f.look(path), layer) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func readOnly(m specs.Mount) bool {
+	return slices.Contains(m.Options, "ro") || slices.Contains(m.Options, "rro")
+}
+
+// writesCgroups reports whether a bind mount brings along a writable cgroup file system. Of a recursive one "ro" makes only
+// the top read-only, not what is mounted below (mount_setattr(2)); "rro" makes all.
+func (f *finder) writesCgroups(source string, m specs.Mount) bool {
+	cgroup := filepath.Join(f.node.Host.Sys, "fs/cgroup")
+	if source != cgroup && within(cgroup, source) {
+		return slices.Contains(m.Options, "rbind") && !slices.Contains(m.Options, "rro")
+	}
+	return within(source, cgroup) && !readOnly(m)
+}
+
+// governsNode reports whether a place is one of the guards or holds one: the ledger's directories and configuration, our
+// programs and the runtimes, or what the engines have.
+func (f *finder) governsNode(p place, m specs.Mount) bool {
+	for _, dir := range []string{f.node.Policy.StateDir, f.node.Policy.RunDir} {
+		if within(f.real(dir), p.Path) {
+			return true
+		}
+	}
+	if f.isPrivate(p.Path) {
+		return false
+	}
+	if slices.ContainsFunc(guards, func(g guard) bool { return f.touches(g, p, m) }) || slices.ContainsFunc(f.own(), func(g guard) bool { return f.touches(g, p, m) }) {
+		return true
+	}
+	return p.IsDir() && slices.ContainsFunc(guards, func(g guard) bool {
+		if !g.moves {
+			return false
+		}
+		g.path = f.real(g.path)
+		return f.touches(g, p, m)
+	})
+}
+
+// own are the guards that this node's configuration names, by the paths of our programs and of the runtimes.
+func (f *finder) own() []guard {
+	own := []guard{}
+	if f.node.Config != "" {
+		own = append(own, guard{path: filepath.Dir(f.node.Config), below: true, write: true})
+	}
+	for _, program := range append(f.node.Policy.Runtime.Path[:len(f.node.Policy.Runtime.Path):len(f.node.Policy.Runtime.Path)], f.node.Program) {
+		if filepath.IsAbs(program) {
+			own = append(own, guard{path: program, write: true})
+		}
+	}
+	return own
+}
+
+// touches reports whether a mount of a place reaches a guard.
+func (f *finder) touches(g guard, p place, m specs.Mount) bool {
+	if !within(g.path, p.Path) && !(g.below && within(p.Path, g.path)) {
+		return false
+	}
+	return !g.write || f.writes(m, p, g.path)
+}
+
+// writes reports whether a path can be written to by way of a mount. Where a mount is recursive and only its top read-only,
+// other file systems below it stay as they are.
+func (f *finder) writes(m specs.Mount, p place, path string) bool {
+	if !readOnly(m) {
+		return true
+	}
+	if !slices.Contains(m.Options, "rbind") || slices.Contains(m.Options, "rro") {
+		return false
+	}
+	below := f.look(path)
+	return below.exists && within(below.Path, p.Path) && below.Dev != p.Dev
+}
