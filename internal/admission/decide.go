@@ -14,7 +14,9 @@ import (
 func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	c := newCase(r, v, inv, p)
 	switch {
-	case r.Sandbox || !c.asks():
+	case r.Sandbox && c.asks():
+		return c.ungranted() // a sandbox has no grant
+	case !c.asks():
 		return c.pass()
 	case c.exempt() && !c.claims():
 		return c.pass("exempt from grants by policy")
@@ -61,8 +63,27 @@ func newCase(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy)
 	return c
 }
 
-// asks reports whether the container wants a GPU at all.
-func (c *asking) asks() bool { return len(c.request.Hits) > 0 || c.claims() }
+// asks reports whether the container wants a GPU at all. A pod's sandbox does not by its environment, annotations,
+// references, or the wide rules of a privileged pod: engines copy those there. But the key that makes it one can be
+// anybody's where containerd serves others than the kubelet, so what no engine writes into a sandbox counts.
+func (c *asking) asks() bool {
+	if c.request.Sandbox {
+		return slices.ContainsFunc(c.request.Hits, c.inSandbox)
+	}
+	return len(c.request.Hits) > 0 || c.claims()
+}
+
+// inSandbox reports whether a hit is of a kind that no engine writes into a sandbox: a GPU's own node, rule or mount, a
+// directory that governs GPUs, a hook of an injector. A privileged sandbox has the nodes of the whole node.
+func (c *asking) inSandbox(h grant.Hit) bool {
+	switch h.Code {
+	case grant.GPUSocket, grant.GPUHook:
+		return true
+	case grant.GPUBindMount:
+		return h.Node.Class != "" || h.Cover == grant.CoverNever
+	}
+	return h.Node.Class != "" && !c.request.AllDevices
+}
 
 // claims reports whether the container says that a grant or an allocation is its own, or owns one by identity.
 func (c *asking) claims() bool {
@@ -151,7 +172,7 @@ func (c *asking) ungranted() grant.Verdict {
 		return v
 	}
 	for _, a := range c.request.Allocations {
-		if a.Asks && a.Malformed == "" && !c.tried {
+		if a.Asks && a.Malformed == "" && !c.tried && !c.request.Sandbox {
 			c.find(grant.GrantNotFound, a.Source, "")
 		}
 	}
@@ -161,7 +182,7 @@ func (c *asking) ungranted() grant.Verdict {
 // takenAway is the verdict where policy hides and strips all that an ungranted container reaches. One that names a grant
 // means to use it: it hears that it cannot.
 func (c *asking) takenAway() (grant.Verdict, bool) {
-	if len(c.request.References) > 0 || c.claims() {
+	if c.request.Sandbox || len(c.request.References) > 0 || c.claims() {
 		return grant.Verdict{}, false
 	}
 	v := c.pass()

@@ -49,9 +49,15 @@ var sentences = map[grant.Code]sentence{
 		"or have the administrator set privileged = \"strip\" or an exemption"},
 }
 
+// deviceMemory is for a spec that sets the key of the driver's limit itself.
+var deviceMemory = sentence{without: "sets {v} ({x}), by which the driver limits GPU memory", hint: "that limit is the ledger's; leave the key out"}
+
 // text is what a tenant is told, and what to do about it.
 func (c *asking) text(code grant.Code, vector, value string) (message, hint string) {
 	s := sentences[code]
+	if code == grant.LimitUnenforceable && strings.HasPrefix(vector, "unified:") {
+		s = deviceMemory
+	}
 	message, hint = s.without, s.hint
 	id := ""
 	if c.grant != nil {
@@ -83,6 +89,8 @@ func place(vector string) string {
 	switch kind {
 	case "annotation", "mount", "rule", "hook":
 		return kind + " " + name
+	case "unified":
+		return "cgroup key " + name
 	}
 	return name
 }

@@ -4,7 +4,7 @@ package grant
 // about grants. It is a claim; only a grant makes it true.
 type Request struct {
 	Container   Container
-	Sandbox     bool     // a pod's sandbox by its engine's trusted key: it never asks
+	Sandbox     bool     // a pod's sandbox by its engine's key: it asks only by what no engine writes into one
 	Privileged  bool     // AllDevices, or CAP_SYS_ADMIN with nodes of GPUs
 	AllDevices  bool     // a device rule lets it open everything
 	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
@@ -104,6 +104,7 @@ const (
 type DeviceMap struct {
 	Majors map[int]NodeClass // of NVIDIA's driver
 	DRM    map[int]bool      // minors of major 226; true: an NVIDIA GPU's. Nil where nothing asked for it.
+	Taken  map[int]bool      // majors that any driver has registered. Nil where nothing asked for it.
 }
 
 // Removal is something that an edit takes out of a spec, by name, so that it can be taken out twice.

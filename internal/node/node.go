@@ -4,6 +4,7 @@
 package node
 
 import (
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -22,6 +23,8 @@ type Node struct {
 	Policy grant.Policy
 	Broken error // why the configuration could not be read; the defaults are in force then, and no engine is trusted
 	Ledger *ledger.Ledger
+
+	config string // the file that was read
 }
 
 // Open reads the configuration at path. It always gives a node: one with a broken configuration still lets containers
@@ -31,7 +34,7 @@ func Open(path string, h host.Host) *Node {
 	if err != nil {
 		p.Engine = grant.NoEngine
 	}
-	return &Node{Host: h, Policy: p, Broken: err, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	return &Node{config: path, Host: h, Policy: p, Broken: err, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 }
 
 // Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold what was read.
@@ -42,7 +45,8 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 // finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
 // none.
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
-	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM}
+	program, _ := os.Executable() // unknown, it is guarded less
+	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM, Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
 	if n.Policy.Inventory.Source != grant.Simulated {
 		return f
 	}

@@ -182,19 +182,17 @@ const (
 
 // validate checks what a type alone can't say.
 func validate(p grant.Policy) error {
-	for key, dir := range map[string]string{"state_dir": p.StateDir, "run_dir": p.RunDir} {
-		if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
-			return fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
-		}
-	}
-	if nested(p.StateDir, p.RunDir) || nested(p.RunDir, p.StateDir) {
-		return fmt.Errorf("run_dir: want a directory apart from state_dir: both have a folder \"grants\"")
+	if err := validPlaces(p); err != nil {
+		return err
 	}
 	if len(p.Runtime.Path) == 0 {
 		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
 	}
 	if p.Inventory.Source == grant.Simulated && p.Inventory.File == "" {
 		return errors.New(`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
+	}
+	if !filepath.IsAbs(p.Inventory.DriverRoot) {
+		return fmt.Errorf("inventory.driver_root: want an absolute path, not %q", p.Inventory.DriverRoot)
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
@@ -214,18 +212,6 @@ func validate(p grant.Policy) error {
 		}
 	}
 	return validPools(p.Pools)
-}
-
-// nested reports whether a directory is another one or below it, wherever links lead.
-func nested(dir, above string) bool {
-	real := func(path string) string {
-		if r, err := host.RealPath(path); err == nil {
-			return r
-		}
-		return filepath.Clean(path)
-	}
-	dir, above = real(dir), real(above)
-	return dir == above || strings.HasPrefix(dir, above+"/")
 }
 
 // validExemption refuses one that would exempt everything, and globs that can't match.

@@ -103,6 +103,23 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"root as directory", "run_dir = \"/\"\n", "1: run_dir: want an absolute path"},
 		{"one directory for both", "state_dir = \"/x\"\nrun_dir = \"/x/\"\n", "2: run_dir: want a directory apart from state_dir"},
 		{"one directory in the other", "run_dir = \"/var/lib/gpuledger/run\"\n", "1: run_dir: want a directory apart from state_dir"},
+		{"a state_dir that holds others' directories", "engine = \"docker\"\nstate_dir = \"/var/lib\"\n", "2: state_dir: want a directory of our own: \"/var/lib\" is or holds /var/lib"},
+		{"a run_dir that holds others' directories", "run_dir = \"/run\"\n", "1: run_dir: want a directory of our own: \"/run\" is or holds /run"},
+		{"the same through a link", "run_dir = \"/var/run/\"\n", "1: run_dir: want a directory of our own"},
+		{"the same through ..", "run_dir = \"/run/gpuledger/..\"\n", "1: run_dir: want a directory of our own"},
+		{"an engine's directory", "state_dir = \"/var/lib/docker\"\n", "1: state_dir: want a directory of our own"},
+		{"the configuration's directory", "state_dir = \"/etc/gpuledger\"\n", "1: state_dir: want a directory of our own"},
+		{"a directory of the kernel's", "state_dir = \"/proc/x\"\n", "1: state_dir: want a directory of our own, and \"/proc/x\" is the kernel's"},
+		{"a directory below /dev", "run_dir = \"/dev/gpuledger\"\n", "1: run_dir: want a directory of our own, and"},
+		{"relative audit log", "engine = \"docker\"\n[audit]\nfile = \"audit.jsonl\"\n", "3: audit.file: want an absolute path of a file"},
+		{"a directory as audit log", "[audit]\nfile = \"/var/log/\"\n", "2: audit.file: want an absolute path of a file"},
+		{"the ledger's grants as audit log", "state_dir = \"/x\"\n[audit]\nfile = \"/x/grants/g-aaaaaaaaaaaa.json\"\n", "3: audit.file: \"/x/grants/g-aaaaaaaaaaaa.json\" is the ledger's"},
+		{"the inventory as audit log", "[audit]\nfile = \"/var/lib/gpuledger/./inventory.json\"\n", "2: audit.file: "},
+		{"the lock as audit log", "[audit]\nfile = \"/run/gpuledger/lock\"\n", "2: audit.file: \"/run/gpuledger/lock\" is the ledger's"},
+		{"state_dir as audit log", "[audit]\nfile = \"/var/lib/gpuledger\"\n", "2: audit.file: \"/var/lib/gpuledger\" is or holds a directory of the ledger"},
+		{"a file of the kernel's as audit log", "[audit]\nfile = \"/proc/sys/kernel/core_pattern\"\n", "2: audit.file: want a file of our own"},
+		{"the description as audit log", "[inventory]\nsource = \"simulated\"\nfile = \"/d.json\"\n[audit]\nfile = \"/d.json\"\n", "5: audit.file: \"/d.json\" is inventory.file"},
+		{"relative driver_root", "[inventory]\ndriver_root = \"driver\"\n", "2: inventory.driver_root: want an absolute path"},
 		{"no runtime", "[runtime]\npath = []\n", "2: runtime.path: "},
 		{"simulated without a file", "[inventory]\nsource = \"simulated\"\n", "inventory.file: "},
 		{"exemption of everybody", "[[policy.exempt]]\n", "policy.exempt[0]: "},
@@ -185,3 +202,15 @@ func FuzzParse(f *testing.F) {
 }
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }
+
+// What is allowed beside that: places of one's own, wherever they are.
+func TestPlacesOfOnesOwn(t *testing.T) {
+	for _, text := range []string{
+		"state_dir = \"/data/gpuledger\"\nrun_dir = \"/run/user-gpuledger\"\n", "run_dir = \"/tmp/x\"\n", "run_dir = \"/dev/shm/gpuledger\"\n",
+		"[audit]\nfile = \"/var/lib/gpuledger/audit.jsonl\"\n", "[audit]\nfile = \"/run/gpuledger/audit.jsonl\"\n", "[audit]\nfile = \"/dev/stderr\"\n",
+	} {
+		if _, err := Parse([]byte(text)); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

@@ -86,6 +86,18 @@ func (f *finder) classes() map[int]grant.NodeClass {
 	return f.majors
 }
 
+// taken are the majors that some driver has, asked for where rules for everything are to be replaced.
+func (f *finder) taken() {
+	if f.node.Taken == nil {
+		return
+	}
+	taken, err := f.node.Taken()
+	if err != nil {
+		f.fail(err)
+	}
+	f.request.Devices.Taken = taken
+}
+
 // cover says how a grant covers a node: a modeset node is dropped, any other must come with the grant.
 func (f *finder) cover(class grant.NodeClass) grant.Cover {
 	if class == grant.ClassModeset {

@@ -39,7 +39,7 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	for _, v := range vectors {
 		v.find(&f)
 	}
-	f.request.Devices = grant.DeviceMap{Majors: f.majors, DRM: f.drm}
+	f.request.Devices.Majors, f.request.Devices.DRM = f.majors, f.drm
 	return f.request, f.err
 }
 
@@ -53,11 +53,12 @@ var vectors = []struct {
 	{"device rules that let a GPU be opened", (*finder).deviceRules}, // before those that ask what is open
 	{"device nodes", (*finder).deviceNodes},
 	{"mounts of device nodes, device lists and our own directories", (*finder).mounts},
+	{"raw cgroup keys of the driver's limit", (*finder).deviceMemory},
 	{"hooks of NVIDIA's injectors", (*finder).hooks},
 	{"CDI names, and annotations that change device policy", (*finder).annotations},
 	{"references to grants", (*finder).references},
 	{"allocations by a scheduler", (*finder).allocations},
-	{"mounts that make root in the container root on the node", (*finder).nodeRoot},
+	{"ways that make root in the container root on the node", (*finder).nodeRoot},
 }
 
 // finder is one run of Find.

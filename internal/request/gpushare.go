@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -28,8 +29,8 @@ func (f *finder) gpuShare() {
 		f.shareJSON(text)
 	}
 	index, found := f.spec.Annotations[shareIndex]
-	part, set := f.env[shareContainer]
-	if !found || !set || part == "0" {
+	part := f.env[shareContainer]
+	if !found || !f.hasPart() {
 		return
 	}
 	a := grant.Allocation{Source: "annotation:" + shareIndex, Asks: true, GPUs: []string{index}}
@@ -48,20 +49,35 @@ func (f *finder) gpuShare() {
 	f.request.Allocations = append(f.request.Allocations, a)
 }
 
-// shareJSON reads {"container": {"card": GiB}}.
+// hasPart reports whether the container's environment says that it has a part. What is no number is taken for one.
+func (f *finder) hasPart() bool { return f.env[shareContainer] != "" && f.env[shareContainer] != "0" }
+
+// shareJSON reads {"container": {"card": GiB}}. A text that cannot be read names nobody: it is a fault only of a container
+// that asks for a GPU, which in a pod its part of the memory says, and it is told so then. What stands under another
+// container's name is that container's.
 func (f *finder) shareJSON(text string) {
 	a := grant.Allocation{Source: "annotation:" + shareAllocation}
-	var containers map[string]map[string]int
+	var containers map[string]jsontext.Value
 	if err := json.Unmarshal([]byte(text), &containers); err != nil {
-		a.Malformed = fmt.Sprintf("cannot read %s: want {\"container\": {\"card\": GiB}}", shareAllocation)
+		a.Malformed = unreadableShare
+		a.Asks = f.hasPart() && f.request.Container.Pod.Container != ""
 		f.request.Allocations = append(f.request.Allocations, a)
 		return
 	}
-	cards, named := containers[f.request.Container.Name()]
-	if !named || len(cards) == 0 {
+	own, named := containers[f.request.Container.Name()]
+	if !named {
 		return
 	}
 	a.Asks = true
+	var cards map[string]int
+	switch err := json.Unmarshal(own, &cards); {
+	case err != nil:
+		a.Malformed = unreadableShare
+		f.request.Allocations = append(f.request.Allocations, a)
+		return
+	case len(cards) == 0:
+		return
+	}
 	a.GPUs = slices.Sorted(maps.Keys(cards))
 	a.Units = cards[a.GPUs[0]]
 	for card, units := range cards {
@@ -71,6 +87,8 @@ func (f *finder) shareJSON(text string) {
 	}
 	f.request.Allocations = append(f.request.Allocations, a)
 }
+
+const unreadableShare = "cannot read " + shareAllocation + `: want {"container": {"card": GiB}}`
 
 // maxUnits keeps sums of GiB within 64 bits.
 const maxUnits = 1 << 30

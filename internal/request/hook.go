@@ -3,14 +3,19 @@ package request
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// injectorHooks are the programs that NVIDIA's toolkit and its predecessors put into a spec as hooks.
-var injectorHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", "nvidia-ctk", "nvidia-cdi-hook"}
+// injectorHooks are the programs that NVIDIA's toolkit puts into a spec as hooks for the GPUs that it injects.
+var injectorHooks = []string{"nvidia-container-cli", "nvidia-ctk", "nvidia-cdi-hook"}
+
+// askingHooks are those that a hooks directory puts into every container of a node, and that do nothing unless the spec asks
+// by environment, mount or annotation, which is found there (docs/adr/0008). A grant drops them all the same.
+var askingHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit"}
 
 func (f *finder) hooks() {
 	h := f.spec.Hooks
@@ -20,11 +25,14 @@ func (f *finder) hooks() {
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	for _, stage := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} {
 		for _, hook := range stage {
-			if !slices.Contains(injectorHooks, filepath.Base(hook.Path)) {
-				continue
+			program := strings.TrimSuffix(filepath.Base(hook.Path), ".real") // as NVIDIA's operator installs them, behind a script
+			removal := grant.Removal{Kind: grant.RemoveHook, Name: hook.Path}
+			switch {
+			case slices.Contains(injectorHooks, program):
+				f.hit(grant.Hit{Vector: "hook:" + hook.Path, Value: lastOf(hook.Args), Code: grant.GPUHook, Cover: grant.CoverDrop, Removal: removal})
+			case slices.Contains(askingHooks, program):
+				f.request.Dropped = append(f.request.Dropped, removal)
 			}
-			f.hit(grant.Hit{Vector: "hook:" + hook.Path, Value: lastOf(hook.Args), Code: grant.GPUHook, Cover: grant.CoverDrop,
-				Removal: grant.Removal{Kind: grant.RemoveHook, Name: hook.Path}})
 		}
 	}
 }

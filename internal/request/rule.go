@@ -50,6 +50,7 @@ func (f *finder) deviceRules() {
 	f.request.AllDevices = slices.ContainsFunc(f.open, func(o opening) bool { return o.kind == "a" && o.index >= 0 })
 	if f.request.AllDevices {
 		f.classes() // what takes the place of its rules leaves them out
+		f.taken()
 	}
 	f.request.Privileged = f.request.AllDevices ||
 		f.request.SysAdmin && slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {

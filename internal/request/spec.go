@@ -46,18 +46,22 @@ type Linux struct {
 // Resources is the judged part of specs.LinuxResources.
 type Resources struct {
 	Devices []specs.LinuxDeviceCgroup `json:"devices"`
+	Unified map[string]string         `json:"unified"`
 }
 
 // MaxSpec bounds a config.json in bytes. The largest that an engine writes is some hundred kilobytes.
 const MaxSpec = 16 << 20
 
 // Parse reads a config.json. It is stricter than the runtimes, because they disagree: it refuses duplicate keys, invalid
-// UTF-8 and known fields in another case, each of which one runtime would read and another would not.
+// UTF-8, known fields in another case, and NUL in words, each of which one runtime would read and another would not.
 func Parse(config []byte) (Spec, error) {
 	if len(config) > MaxSpec {
 		return Spec{}, fmt.Errorf("it has %d bytes, more than %d", len(config), MaxSpec)
 	}
 	if err := checkNames(config); err != nil {
+		return Spec{}, err
+	}
+	if err := checkWords(config); err != nil {
 		return Spec{}, err
 	}
 	var spec Spec
@@ -90,6 +94,35 @@ func name(pointer string) string {
 		return "the whole file"
 	}
 	return strings.ReplaceAll(strings.TrimPrefix(pointer, "/"), "/", ".")
+}
+
+// escapedNUL is the only way to write a NUL in JSON.
+var escapedNUL = []byte(`\u0000`)
+
+// checkWords refuses NUL in names and in values. A runtime in Go takes it for a character, one in C for the end: the key
+// "linux\u0000x" is linux to crun. What annotations say is nobody's but their reader's. Documents without one, which are all
+// that engines write, are not walked for it.
+func checkWords(config []byte) error {
+	if !bytes.Contains(config, escapedNUL) {
+		return nil
+	}
+	for d := jsontext.NewDecoder(bytes.NewBuffer(config)); ; {
+		token, err := d.ReadToken()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return plain(err)
+		}
+		if token.Kind() != '"' || !strings.Contains(token.String(), "\x00") {
+			continue
+		}
+		kind, n := d.StackIndex(d.StackDepth())
+		pointer := string(d.StackPointer())
+		if isName := kind == '{' && n%2 == 1; isName || !strings.HasPrefix(pointer, "/annotations/") {
+			return fmt.Errorf("%s has a NUL; runtimes disagree on what it ends", grant.Printable(name(pointer)))
+		}
+	}
 }
 
 // checkNames walks the whole document once. Structures' field names must be spelt as the specification spells them;

@@ -7,6 +7,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Update is the judged part of the resources that a runtime's update is given.
@@ -23,6 +25,9 @@ func ParseUpdate(resources []byte) (Update, error) {
 	if err := checkNames(resources); err != nil {
 		return Update{}, err
 	}
+	if err := checkWords(resources); err != nil {
+		return Update{}, err
+	}
 	var u Update
 	if err := json.Unmarshal(resources, &u); err != nil {
 		return Update{}, plain(err)
@@ -34,11 +39,23 @@ func ParseUpdate(resources []byte) (Update, error) {
 // "".
 func (u Update) DeviceMemoryKey() string {
 	for _, key := range sortedKeys(u.Unified) {
-		if strings.HasPrefix(key, "dmem.") {
+		if isDeviceMemory(key) {
 			return key
 		}
 	}
 	return ""
+}
+
+// isDeviceMemory reports whether a raw cgroup key is of the controller by which the driver limits memory.
+func isDeviceMemory(key string) bool { return strings.HasPrefix(key, "dmem.") }
+
+// deviceMemory finds such keys in a spec (docs/adr/0012).
+func (f *finder) deviceMemory() {
+	for _, key := range sortedKeys(f.spec.Linux.Resources.Unified) {
+		if isDeviceMemory(key) {
+			f.hit(grant.Hit{Vector: "unified:" + key, Value: f.spec.Linux.Resources.Unified[key], Code: grant.LimitUnenforceable, Cover: grant.CoverNever})
+		}
+	}
 }
 
 // Widens reports whether device rules open a GPU that the spec's own rules do not, and by which rule.

@@ -1,0 +1,109 @@
+package policy
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// sharedDirs are where engines, the kubelet or the system put things of others, by real paths.
+var sharedDirs = []string{
+	"/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local",
+	"/var", "/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/tmp", "/run/containerd", "/run/crio", "/run/docker", "/run/podman", "/run/containers", "/run/runc", "/run/crun",
+	"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/crio", "/var/lib/kubelet", "/var/lib/kubelet/pods", "/etc/gpuledger", "/etc/cdi", "/run/cdi",
+}
+
+// kernelDirs are where no file of ours can be.
+var kernelDirs = []string{"/proc", "/sys", "/dev"}
+
+// ledgerNames are what the ledger keeps in its directories.
+var ledgerNames = []string{"grants", "owners", "gpus", "bindings", "inventory.json", "lock"}
+
+// validPlaces checks where the ledger lies and where the audit log is written. A create reads the configuration, so it walks
+// no paths but these three.
+func validPlaces(p grant.Policy) error {
+	state, err := ownDirectory("state_dir", p.StateDir)
+	if err != nil {
+		return err
+	}
+	run, err := ownDirectory("run_dir", p.RunDir)
+	if err != nil {
+		return err
+	}
+	if within(state, run) || within(run, state) {
+		return fmt.Errorf("run_dir: want a directory apart from state_dir: both have a folder \"grants\"")
+	}
+	return validAudit(p, state, run)
+}
+
+// ownDirectory gives the real path of a directory that must be ours alone: what lies in it may be mounted into no container.
+func ownDirectory(key, dir string) (string, error) {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
+		return "", fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
+	}
+	path := real(dir)
+	for _, shared := range append(sharedDirs[:len(sharedDirs):len(sharedDirs)], kernelDirs...) {
+		if within(shared, path) {
+			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use", key, dir, shared)
+		}
+	}
+	for _, kernel := range kernelDirs {
+		if within(path, kernel) && !strings.HasPrefix(path, "/dev/shm/") {
+			return "", fmt.Errorf("%s: want a directory of our own, and %q is the kernel's", key, dir)
+		}
+	}
+	return path, nil
+}
+
+// validAudit checks that the audit log is no file that something else reads or replaces.
+func validAudit(p grant.Policy, dirs ...string) error {
+	file := p.Audit.File
+	if file == "" {
+		return nil
+	}
+	if !filepath.IsAbs(file) || strings.HasSuffix(file, "/") {
+		return fmt.Errorf("audit.file: want an absolute path of a file, or \"\", not %q", file)
+	}
+	path := filepath.Join(real(filepath.Dir(file)), filepath.Base(file))
+	for _, dir := range dirs {
+		if within(dir, path) {
+			return fmt.Errorf("audit.file: %q is or holds a directory of the ledger", file)
+		}
+		for _, name := range ledgerNames {
+			if within(path, filepath.Join(dir, name)) {
+				return fmt.Errorf("audit.file: %q is the ledger's", file)
+			}
+		}
+	}
+	for _, kernel := range []string{"/proc", "/sys"} {
+		if within(path, kernel) {
+			return fmt.Errorf("audit.file: want a file of our own, and %q is the kernel's", file)
+		}
+	}
+	if p.Inventory.Source == grant.Simulated && filepath.Clean(file) == filepath.Clean(p.Inventory.File) {
+		return fmt.Errorf("audit.file: %q is inventory.file", file)
+	}
+	return nil
+}
+
+// real is a path's real one, as far as it is there.
+func real(path string) string {
+	path = filepath.Clean(path)
+	for rest := ""; ; {
+		if r, err := host.RealPath(path); err == nil {
+			return filepath.Join(r, rest)
+		}
+		if path == "/" {
+			return filepath.Join(path, rest)
+		}
+		rest, path = filepath.Join(filepath.Base(path), rest), filepath.Dir(path)
+	}
+}
+
+// within reports whether a path is a directory or below it.
+func within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
