@@ -102,6 +102,9 @@ var (
 	hook       = grant.Hit{Vector: "hook:/usr/bin/nvidia-ctk", Code: grant.GPUHook, Cover: grant.CoverDrop, Removal: grant.Removal{Kind: grant.RemoveHook, Name: "/usr/bin/nvidia-ctk"}}
 	socket     = grant.Hit{Vector: "mount:/s", Value: "/run/gpuledger", Code: grant.GPUSocket, Cover: grant.CoverNever}
 	cdi        = grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "nvidia.com/gpu=0", Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever}
+	dmem       = grant.Hit{Vector: "unified:dmem.max", Value: "x 1", Code: grant.LimitUnenforceable, Cover: grant.CoverNever}
+	exactRule  = grant.Hit{Vector: "rule:1", Value: "c 195:0 rw", Code: grant.GPUDeviceRule, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU}}
+	parent     = grant.Hit{Vector: "mount:/dev", Value: "/dev", Code: grant.GPUBindMount, Cover: grant.CoverDrop}
 	bind1      = grant.Hit{Vector: "mount:/m", Value: "/dev/nvidia3 (c 195:3)", Code: grant.GPUBindMount, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 	allowAll   = grant.Hit{Vector: "rule:0", Value: "a *:* rwm", Code: grant.PrivilegedGPU, Cover: grant.CoverNarrow}
 	noRules    = grant.Hit{Vector: "rule:none", Value: "no device rule is given", Code: grant.GPUDeviceRule, Cover: grant.CoverNarrow}
@@ -167,7 +170,38 @@ func TestDecide(t *testing.T) {
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 		}, "pass [without the GPUs of its grant g-podpodpodpod, whose entry in the ledger is damaged]"},
-		{"a sandbox never asks", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
+		{"a sandbox's environment and references ask for nothing", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
+		{"a sandbox's features, annotations and keys", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, cdi, dmem} }, "pass [a sandbox with a way to a GPU: env:NVIDIA_MIG_CONFIG_DEVICES]"},
+		{"a sandbox's allocations", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Allocations = []grant.Allocation{{Source: "a", Asks: true, GPUs: []string{"0"}}, {Source: "b", Asks: true, Malformed: "cannot"}}
+		}, "pass"},
+		{"a sandbox's wide rules", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{noRules, rule("c 195:*")} }, "pass [a sandbox with a way to a GPU: rule:none]"},
+		{"a privileged pod's sandbox, with every node of the host", func(w *world) {
+			w.r.Sandbox = true
+			w.privileged(blamed(node(grant.ClassGPU, 0)), blamed(parent))
+		}, "pass [a sandbox with a way to a GPU: rule:0]"},
+		{"a sandbox with a GPU's node, as no engine makes it", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{all, node(grant.ClassGPU, 0)} }, "refuse visible-devices-all gpu-device-node"},
+		{"a sandbox with a GPU's node and CAP_SYS_ADMIN", func(w *world) {
+			w.r.Sandbox, w.r.Privileged, w.r.SysAdmin = true, true, true
+			w.hit(blamed(node(grant.ClassGPU, 0)))
+		}, "refuse privileged-gpu"},
+		{"a sandbox with a GPU's rule", func(w *world) { w.r.Sandbox = true; w.hit(exactRule) }, "refuse gpu-device-rule"},
+		{"a sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.hit(bind1) }, "refuse gpu-bind-mount"},
+		{"a privileged sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.privileged(bind1) }, "refuse gpu-bind-mount privileged-gpu"},
+		{"a sandbox with a parent of the nodes", func(w *world) { w.r.Sandbox = true; w.hit(parent) }, "pass [a sandbox with a way to a GPU: mount:/dev]"},
+		{"a sandbox with a socket", func(w *world) { w.r.Sandbox = true; w.hit(socket) }, "refuse gpu-socket"},
+		{"a sandbox with a hook", func(w *world) { w.r.Sandbox = true; w.hit(hook) }, "refuse gpu-hook"},
+		{"a sandbox is refused whatever grant it names, and nothing is taken from it", func(w *world) {
+			w.p.Rules.Ungranted, w.p.Rules.Privileged = grant.Hide, grant.Strip
+			w.r.Sandbox, w.r.Privileged, w.r.SysAdmin = true, true, true
+			w.bearer()
+			w.hit(blamed(node(grant.ClassGPU, 0)))
+		}, "refuse privileged-gpu"},
+		{"the legacy hook alone", func(w *world) { w.r.Dropped = []grant.Removal{hook.Removal} }, "pass"},
+		{"an allocation that cannot be read and names nobody", func(w *world) { w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}} }, "pass"},
+		{"the same, for one that asks", func(w *world) { w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}; w.hit(all) }, "refuse annotation-malformed visible-devices-all"},
+		{"the same, for one that owns a grant", func(w *world) { w.train(); w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}} }, "refuse annotation-malformed g-podpodpodpod"},
 		{"a reference for the whole pod makes nobody ask", func(w *world) {
 			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: "g-nonenonenone"}}}
 		}, "pass"},
@@ -185,6 +219,7 @@ func TestDecide(t *testing.T) {
 		{"a socket", with(socket), "refuse gpu-socket"},
 		{"a hook", with(hook), "refuse gpu-hook"},
 		{"a CDI name", with(cdi), "refuse cdi-device-outside-grant"},
+		{"the key of the driver's limit", with(dmem), "refuse limit-unenforceable"},
 		{"privileged", func(w *world) { w.privileged(blamed(node(grant.ClassGPU, 0))) }, "refuse privileged-gpu privileged-gpu"},
 		{"an allocation", func(w *world) {
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"0"}}}
@@ -308,6 +343,8 @@ func TestDecide(t *testing.T) {
 		{"a bind mount of another GPU", train(bind1), "refuse gpu-bind-mount g-podpodpodpod"},
 		{"a socket", train(socket), "refuse gpu-socket g-podpodpodpod"},
 		{"a CDI name", train(cdi), "refuse cdi-device-outside-grant g-podpodpodpod"},
+		{"the key of the driver's limit", train(dmem), "refuse limit-unenforceable g-podpodpodpod"},
+		{"the legacy hook, which asks for nothing, goes", func(w *world) { w.train(); w.r.Dropped = []grant.Removal{hook.Removal} }, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse gpu-device-rule g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3), env("1", "1"), all),
@@ -447,12 +484,14 @@ func TestAsksIsWhetherAnInventoryIsNeeded(t *testing.T) {
 		setup func(*world)
 		want  bool
 	}{
-		"nothing":              {func(*world) {}, false},
-		"a hit":                {func(w *world) { w.hit(all) }, true},
-		"a grant of its own":   {func(w *world) { w.train() }, true},
-		"a reference":          {func(w *world) { w.bearer() }, true},
-		"a sandbox with a hit": {func(w *world) { w.hit(all); w.r.Sandbox = true }, false},
-		"root on the node":     {func(w *world) { w.r.NodeRoot = []string{"mount:/host"} }, false},
+		"nothing":               {func(*world) {}, false},
+		"a hit":                 {func(w *world) { w.hit(all) }, true},
+		"a grant of its own":    {func(w *world) { w.train() }, true},
+		"a reference":           {func(w *world) { w.bearer() }, true},
+		"a sandbox with env":    {func(w *world) { w.hit(all); w.r.Sandbox = true }, false},
+		"a sandbox with a node": {func(w *world) { w.hit(node(grant.ClassGPU, 0)); w.r.Sandbox = true }, true},
+		"a sandbox that names":  {func(w *world) { w.bearer(); w.r.Sandbox = true }, false},
+		"root on the node":      {func(w *world) { w.r.NodeRoot = []string{"mount:/host"} }, false},
 	} {
 		w := newWorld()
 		c.setup(w)
@@ -499,6 +538,7 @@ func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 	for name, granted := range map[string]bool{"stripped": false, "granted": true} {
 		w := newWorld()
 		w.p.Rules.Privileged = grant.Strip
+		w.r.Devices.Taken = map[int]bool{1: true, 195: true, 240: true, 500: true, 508: true}
 		w.r.Devices.DRM = map[int]bool{128: true, 129: false, 1: false, 0: true}
 		w.privileged()
 		if granted {
@@ -507,10 +547,10 @@ func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 		v := w.decide()
 		got := rules(v)
 		has := func(rule string) bool { return slices.Contains(got, rule) }
-		if !v.Narrow || got[0] != "b *:* rwm" || !has("c 1:* rwm") || !has("c 10:* rwm") || !has("c 511:* rwm") || !has("c 226:1 rwm") || !has("c 226:129 rwm") {
+		if !v.Narrow || got[0] != "b *:* rwm" || !has("c 1:* rwm") || !has("c 10:* rwm") || !has("c 233:* rwm") || !has("c 255:* rwm") || !has("c 383:* rwm") || !has("c 240:* rwm") || !has("c 500:* rwm") || !has("c 226:1 rwm") || !has("c 226:129 rwm") {
 			t.Errorf("%s: too little: %q", name, got)
 		}
-		for _, bad := range []string{"c 195:* rwm", "c 508:* rwm", "c 226:* rwm", "c 226:128 rwm", "c 226:0 rwm", "c 195:3 rw"} {
+		for _, bad := range []string{"c 234:* rwm", "c 254:* rwm", "c 384:* rwm", "c 511:* rwm", "c *:* rwm", "a *:* rwm", "c 195:* rwm", "c 508:* rwm", "c 226:* rwm", "c 226:128 rwm", "c 226:0 rwm", "c 195:3 rw"} {
 			if has(bad) {
 				t.Errorf("%s: it may open %s", name, bad)
 			}

@@ -82,6 +82,11 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 	check(t, []row{
 		{"a CDI name of NVIDIA's", set("cdi.k8s.io/x", "nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | never"}},
 		{"of a vendor below NVIDIA", set("cdi.k8s.io/x", "management.nvidia.com/gpu=all"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | management.nvidia.com/gpu=all | never"}},
+		{"by the key of NVIDIA's NRI plugin", set("nvidia.cdi.k8s.io/container.train", "nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:nvidia.cdi.k8s.io/container.train | nvidia.com/gpu=0 | never"}},
+		{"of the device plugin's vendor", set("cdi.k8s.io/x", "k8s.device-plugin.nvidia.com/gpu=GPU-a"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | k8s.device-plugin.nvidia.com/gpu=GPU-a | never"}},
+		{"of NVIDIA's other classes", set("cdi.k8s.io/x", "nvidia.com/imex-channel=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/imex-channel=0 | never"}},
+		{"with white space and an end of line", set("cdi.k8s.io/x", "\n nvidia.com/mig=0:1 ,"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | \n nvidia.com/mig=0:1 , | never"}},
+		{"of another vendor's GPU, which is not the ledger's", set("cdi.k8s.io/x", "amd.com/gpu=0"), nil},
 		{"of ours", set("cdi.k8s.io/x", "gpuledger.dev/gpu=g-abcdefghijkl"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=g-abcdefghijkl | never"}},
 		{"among others", set("cdi.k8s.io/x", "vendor.example/net=1, nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | vendor.example/net=1, nvidia.com/gpu=0 | never"}},
 		{"of another vendor", set("cdi.k8s.io/x", "vendor.example/net=1"), nil},
@@ -96,8 +101,8 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 func TestHooksOfInjectors(t *testing.T) {
 	hook := func(path string, args ...string) []specs.Hook { return []specs.Hook{{Path: path, Args: args}} }
 	stage := func(h specs.Hooks) func(*scene) { return func(s *scene) { s.spec.Hooks = &h } }
-	const found = "gpu-hook | hook:/usr/bin/nvidia-container-runtime-hook | prestart | drop | -hook:/usr/bin/nvidia-container-runtime-hook"
-	nvidia := hook("/usr/bin/nvidia-container-runtime-hook", "nvidia-container-runtime-hook", "prestart")
+	const found = "gpu-hook | hook:/usr/bin/nvidia-cdi-hook | chmod | drop | -hook:/usr/bin/nvidia-cdi-hook"
+	nvidia := hook("/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook", "chmod")
 	check(t, []row{
 		{"none", stage(specs.Hooks{}), nil},
 		//lint:ignore SA1019 what NVIDIA's toolkit writes
@@ -108,11 +113,26 @@ func TestHooksOfInjectors(t *testing.T) {
 		{"poststart", stage(specs.Hooks{Poststart: nvidia}), []string{found}},
 		{"poststop", stage(specs.Hooks{Poststop: nvidia}), []string{found}},
 		{"the toolkit's other programs", stage(specs.Hooks{CreateContainer: append(append(hook("/usr/bin/nvidia-ctk"), hook("/opt/nvidia-cdi-hook", "a", "b")...),
-			append(hook("/x/nvidia-container-toolkit"), hook("/x/nvidia-container-cli")...)...)}), []string{
+			append(hook("/x/nvidia-ctk.real"), hook("/x/nvidia-container-cli")...)...)}), []string{
 			"gpu-hook | hook:/usr/bin/nvidia-ctk |  | drop | -hook:/usr/bin/nvidia-ctk", "gpu-hook | hook:/opt/nvidia-cdi-hook | b | drop | -hook:/opt/nvidia-cdi-hook",
-			"gpu-hook | hook:/x/nvidia-container-toolkit |  | drop | -hook:/x/nvidia-container-toolkit", "gpu-hook | hook:/x/nvidia-container-cli |  | drop | -hook:/x/nvidia-container-cli"}},
+			"gpu-hook | hook:/x/nvidia-ctk.real |  | drop | -hook:/x/nvidia-ctk.real", "gpu-hook | hook:/x/nvidia-container-cli |  | drop | -hook:/x/nvidia-container-cli"}},
 		{"somebody else's", stage(specs.Hooks{CreateRuntime: hook("/usr/libexec/oci/hooks.d/oci-systemd-hook", "nvidia-ctk")}), nil},
 	})
+}
+
+// A hooks directory puts the toolkit's old hook into every container, those without a GPU included.
+func TestTheLegacyHookAsksForNothingByItself(t *testing.T) {
+	for _, path := range []string{"/usr/bin/nvidia-container-runtime-hook", "/usr/bin/nvidia-container-toolkit", "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook.real"} {
+		s := newScene(t)
+		//lint:ignore SA1019 what NVIDIA's toolkit writes
+		s.spec.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: path, Args: []string{"x", "prestart"}}}}
+		want := []grant.Removal{{Kind: grant.RemoveHook, Name: path}}
+		if r := s.find(); len(r.Hits) > 0 || !reflect.DeepEqual(r.Dropped, want) {
+			t.Errorf("%s: hits %v, dropped %v", path, r.Hits, r.Dropped)
+		}
+		s.env("NVIDIA_VISIBLE_DEVICES=all")
+		s.wantHits("visible-devices-all | env:NVIDIA_VISIBLE_DEVICES | all | gpus=all | -env:NVIDIA_VISIBLE_DEVICES")
+	}
 }
 
 const secret = "00112233445566778899aabbccddeeff"
@@ -208,6 +228,17 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 			[]grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0"}, Units: 17179869188, Malformed: uneven}}},
 		{"gpushare's JSON, a card by UUID", share(nil, jsonKey, `{"train":{"GPU-a":4}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"GPU-a"}, Units: 4, Malformed: uneven}}},
 		{"gpushare's JSON, none", share(nil, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"gpushare's JSON, none, for a container that has a part", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, Malformed: unreadable}}},
+		{"gpushare's JSON, none, for one whose part is 0", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=0"}, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"gpushare's JSON, none, for one whose part is empty", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER="}, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"gpushare's JSON, none, outside a pod, where the environment is the image's", func(s *scene) {
+			s.spec.Annotations = annotations(jsonKey, `train=0`)
+			s.env("ALIYUN_COM_GPU_MEM_CONTAINER=4")
+		}, []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
+		{"gpushare's JSON that names it, unreadable there", share(nil, jsonKey, `{"train":"all"}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, Malformed: unreadable}}},
+		{"gpushare's JSON, unreadable for another", share(nil, jsonKey, `{"sidecar":"all"}`), nil},
+		{"gpushare's JSON, unreadable for another beside it", share(nil, jsonKey, `{"sidecar":"all","train":{"0":4}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, GPUs: []string{"0"}, Units: 4}}},
+		{"gpushare's JSON, a card twice", share(nil, jsonKey, `{"train":{"0":4,"0":5}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"gpushare's JSON with a key twice", share(nil, jsonKey, `{"train":{"0":4},"train":{"0":5}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"a dialect that is not spoken here", func(s *scene) {
 			s.node.Policy.Annotations.Dialects = []grant.Dialect{grant.DialectGPUShare}

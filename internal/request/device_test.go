@@ -71,6 +71,14 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 			s.userNamespace()
 			s.device(s.mknod("dev/renderD128", 226, 128), "c", 1, 3)
 		}, []string{"gpu-device-node | device:T/dev/renderD128 | c 226:128 | node=drm/128 | -device:T/dev/renderD128"}},
+		{"the runtime's own links in /proc", func(s *scene) { s.userNamespace(); s.device("/proc/self/fd/987", "c", 1, 3) }, []string{
+			"gpu-device-node | device:/proc/self/fd/987 | " + elsewhere + " | never"}},
+		{"a path relative to the bundle", func(s *scene) {
+			s.userNamespace()
+			s.mknod("dev/nvidia0", 195, 0)
+			s.device("../dev/nvidia0", "c", 195, 0)
+		}, []string{
+			"gpu-device-node | device:../dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:../dev/nvidia0"}},
 		{"nothing at the path", func(s *scene) { s.userNamespace(); s.device(s.path("dev/none"), "c", 1, 3) }, nil},
 		{"a path through a file", func(s *scene) { s.userNamespace(); s.device(s.touch("file")+"/x", "c", 1, 3) }, nil},
 		{"/dev/null", func(s *scene) { s.userNamespace(); s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }, nil},
@@ -151,6 +159,10 @@ func TestDeviceRules(t *testing.T) {
 		{"a major below -1, then denied: on cgroup v2 runc takes them for two devices, both of them all", rules("deny a", "allow c -7:* rwm", "deny c *:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 		{"a negative major means all", rules("deny a", "allow c -1:-1 rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 
+		{"CAP_MKNOD, as every container has it", func(s *scene) { s.caps("CAP_MKNOD") }, nil},
+		{"CAP_MKNOD with an open rule", func(s *scene) { s.caps("CAP_MKNOD"); s.rules("deny a", "allow c *:* rw") }, []string{"gpu-device-rule | rule:1 | c *:* rw | never | -rule:c *:*"}},
+		{"IMEX channels", rules("deny a", "allow c 510:* rw"), []string{"gpu-device-rule | rule:1 | c 510:* rw | never | -rule:c 510:*"}},
+		{"a switch", rules("deny a", "allow c 507:0 rw"), []string{"gpu-device-rule | rule:1 | c 507:0 rw | node=nvidia-nvswitch/0 | -rule:c 507:0"}},
 		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never"}},
 		{"cgroups switched off for a privileged container: no rule of ours would hold it", func(s *scene) {
 			s.caller.CgroupsOff = true
@@ -282,5 +294,24 @@ func TestMajorsAreReadOnlyForASpecThatNamesOne(t *testing.T) {
 	s.rules("deny a *:* rwm", "allow c 511:0 rw")
 	if _, err := Find(s.spec, s.caller, s.node); err == nil || err.Error() != "no /proc" {
 		t.Errorf("one whose rule could be the driver's: %v", err)
+	}
+}
+
+// Rules that take the place of "everything" leave out majors that nobody has, so it is asked who has which; nobody else pays.
+func TestMajorsOfOthersAreAskedForByARuleForEverything(t *testing.T) {
+	s := newScene(t)
+	asked := 0
+	s.node.Taken = func() (map[int]bool, error) { asked++; return map[int]bool{10: true, 500: true}, nil }
+	s.addRules("allow c 195:* rw")
+	if r := s.find(); asked != 0 || r.Devices.Taken != nil {
+		t.Errorf("asked %d times", asked)
+	}
+	s.rules("allow a")
+	if r := s.find(); asked != 1 || !r.Devices.Taken[500] {
+		t.Errorf("asked %d times: %v", asked, r.Devices.Taken)
+	}
+	s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
+	if _, err := Find(s.spec, s.caller, s.node); err == nil {
+		t.Error("it does not fail where it cannot tell")
 	}
 }

@@ -15,6 +15,19 @@ func TestEnvironment(t *testing.T) {
 		{"all beside void, which NVIDIA's parser takes for nothing", set(nvd + "all,void"), []string{"visible-devices-all | env:NVIDIA_VISIBLE_DEVICES | all,void | gpus=all | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"white space around a name", set(nvd + " all "), []string{"visible-devices-all | env:NVIDIA_VISIBLE_DEVICES |  all  | gpus=all | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"a tab and a newline", set(nvd + "\t0\n"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | \t0\n | gpus=0 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"the beginning of a UUID", set(nvd + "GPU-a1b2"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | GPU-a1b2 | gpus=GPU-a1b2 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"a MIG device by UUID", set(nvd + "MIG-a1b2"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | MIG-a1b2 | gpus=MIG-a1b2 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"a MIG device by its old name", set(nvd + "MIG-GPU-a/1/0"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | MIG-GPU-a/1/0 | gpus=MIG-GPU-a/1/0 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"an index of -1", set(nvd + "-1"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | -1 | gpus=-1 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"a range", set(nvd + "0-3"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | 0-3 | gpus=0-3 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"an index beside void, which NVIDIA's parser takes for nothing", set(nvd + "0,void"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | 0,void | gpus=0 | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"a CDI name of the management kind", set(nvd + "management.nvidia.com/gpu=all"), []string{"cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | management.nvidia.com/gpu=all | never | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"of duplicates the last one counts: empty", set(nvd+"all", nvd), nil},
+		{"a value with = in it", set(nvd + "a=b"), []string{"visible-devices-outside-grant | env:NVIDIA_VISIBLE_DEVICES | a=b | gpus=a=b | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"white space around the name, which is another name", set(" " + nvd + "all"), nil},
+		{"what programs get, not what they reach", set("NVIDIA_DRIVER_CAPABILITIES=compute,utility,graphics,display", "NVIDIA_REQUIRE_DRIVER=>=535", "NVIDIA_PRODUCT_NAME=CUDA", "CUDA_CACHE_DISABLE=1"), nil},
+		{"what preloads", set("LD_PRELOAD=/evil.so", "LD_LIBRARY_PATH=/x", "CUDA_DISABLE_CONTROL=1"), nil},
+		{"other projects' hints", set("ALIYUN_COM_GPU_MEM_IDX=0", "GPU_CORE_UTILIZATION_POLICY=disable", "CUDA_DEVICE_MEMORY_LIMIT=1g"), nil},
 		{"none", set(nvd + "none"), nil},
 		{"void", set(nvd + "void"), nil},
 		{"empty", set(nvd), nil},
@@ -49,6 +62,10 @@ func TestEnvironment(t *testing.T) {
 			s.node.Policy.Rules.DeviceEnv = []string{"NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"}
 			s.env("DOCKER_RESOURCE_GPU=0", nvd+"void")
 		}, []string{"visible-devices-outside-grant | env:DOCKER_RESOURCE_GPU | 0 | gpus=0 | -env:DOCKER_RESOURCE_GPU"}},
+		{"a swarm resource that is told nothing", func(s *scene) {
+			s.node.Policy.Rules.DeviceEnv = []string{"NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"}
+			s.env("DOCKER_RESOURCE_GPU=void")
+		}, nil},
 		{"NVIDIA_VISIBLE_DEVICES counts though the configuration lists another name only", func(s *scene) {
 			s.node.Policy.Rules.DeviceEnv = []string{"DOCKER_RESOURCE_GPU"}
 			s.env(nvd + "all")

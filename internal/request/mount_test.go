@@ -1,7 +1,6 @@
 package request
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +8,9 @@ import (
 )
 
 func TestMountsOfDeviceNodes(t *testing.T) {
+	elsewhere := func(source string) string {
+		return "gpu-bind-mount | mount:/x | " + source + " (" + elsewhere + ") | never"
+	}
 	const gpu0 = "gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"
 	check(t, []row{
 		{"a GPU", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }, []string{gpu0}},
@@ -29,6 +31,39 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 		{"another vendor's DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD129", 226, 129), "/x") }, nil},
 		{"/dev/null", func(s *scene) { s.bind(s.mknod("dev/null", 1, 3), "/x") }, nil},
 		{"a file by a GPU's name", func(s *scene) { s.bind(s.touch("dev/nvidia0"), "/dev/nvidia0") }, nil},
+		{"a chain of links", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.link("dev/nvidia0", "a")
+			s.link(s.path("a"), "b")
+			s.bind(s.link("run/../b", "c"), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/c (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a type of tmpfs, with options that say bind", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "tmpfs", Options: []string{"rbind"}})
+		}, []string{gpu0}},
+		{"what the runtime's directory lacks, or has", func(s *scene) { s.bind("/proc/self/cwd/dev/nvidia0", "/x") }, []string{elsewhere("/proc/self/cwd/dev/nvidia0")}},
+		{"the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd", "/x") }, []string{elsewhere("/proc/self/cwd")}},
+		{"the runtime's root", func(s *scene) { s.bind("/proc/self/root/etc", "/x") }, []string{elsewhere("/proc/self/root/etc")}},
+		{"a thread's", func(s *scene) { s.bind("/proc/thread-self/cwd", "/x") }, []string{elsewhere("/proc/thread-self/cwd")}},
+		{"a file that the runtime has open, and we have not", func(s *scene) { s.bind("/proc/self/fd/987", "/x") }, []string{elsewhere("/proc/self/fd/987")}},
+		{"below such a file", func(s *scene) { s.bind("/dev/fd/987/nvidia0", "/x") }, []string{elsewhere("/dev/fd/987/nvidia0")}},
+		{"a link to such a place", func(s *scene) { s.bind(s.link("/proc/self/cwd", "link"), "/x") }, []string{elsewhere("T/link")}},
+		{"a link to such a file", func(s *scene) { s.bind(s.link("/proc/self/fd/987", "link"), "/x") }, []string{elsewhere("T/link")}},
+		{"a file of /proc", func(s *scene) { s.bind("/proc/self/mountinfo", "/x") }, nil},
+		{"a place in the container's own root, which an earlier mount covers", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mkdir("bundle/rootfs")}
+			s.bind(s.mkdir("data"), "/mnt")
+			s.bind(s.path("bundle/rootfs/mnt/x"), "/x")
+		}, []string{elsewhere("T/bundle/rootfs/mnt/x")}},
+		{"the same with the host's root, at the earlier mount", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.bind(s.path("dev"), s.mkdir("mnt"))
+			s.bind(s.path("mnt/nvidia0"), "/x")
+		}, []string{elsewhere("T/mnt/nvidia0")}},
+		{"the same with the host's root, elsewhere", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.bind(s.path("dev"), s.mkdir("mnt"))
+			s.bind(s.mkdir("data"), "/x")
+		}, nil},
 		{"what is not there", func(s *scene) { s.bind(s.path("dev/none"), "/x") }, nil},
 		{"a path through a file", func(s *scene) { s.bind(s.touch("file")+"/x", "/x") }, nil},
 		{"a link to itself", func(s *scene) { s.bind(s.link("loop", "loop"), "/x") }, nil},
@@ -71,12 +106,6 @@ func TestMountsOfParentsOfDeviceNodes(t *testing.T) {
 }
 
 func TestMountsOfWhatGovernsGPUs(t *testing.T) {
-	mps := func(s *scene) string {
-		s.mkdir("mps")
-		s.touch("mps/control")
-		s.touch("mps/control_lock")
-		return s.path("mps")
-	}
 	socket := func(source string) []string { return []string{"gpu-socket | mount:/x | " + source + " | never"} }
 	check(t, []row{
 		{"run_dir", func(s *scene) { s.bind(s.path("run"), "/x") }, socket("T/run")},
@@ -94,14 +123,56 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
 		{"a directory whose name only begins alike", func(s *scene) { s.bind(s.mkdir("runtime"), "/x") }, nil},
 		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
-		{"an MPS daemon's pipe directory", func(s *scene) { s.bind(mps(s), "/x") }, socket("T/mps")},
-		{"an MPS daemon's control socket", func(s *scene) { s.bind(mps(s)+"/control", "/x") }, socket("T/mps/control")},
 		{"an overlay over state_dir, as Podman's :O makes it", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Source: "overlay", Options: []string{"lowerdir=/usr:" + s.path("state")}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:T/state | never"}},
 		{"an overlay over something else", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.mkdir("data"), "upperdir=/a"}})
 		}, nil},
+		{"an overlay that writes to it", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=/usr", "upperdir=" + s.path("state"), "workdir=/w"}})
+		}, []string{"gpu-socket | mount:/x | upperdir=T/state | never"}},
+		{"an overlay with its options in one", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"userxattr,lowerdir=/usr,upperdir=" + s.path("run")}})
+		}, []string{"gpu-socket | mount:/x | userxattr,lowerdir=/usr,upperdir=T/run | never"}},
+		{"an overlay with a layer more", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir+=" + s.path("state"), "datadir+=/x"}})
+		}, []string{"gpu-socket | mount:/x | lowerdir+=T/state | never"}},
+		{"an overlay whose path is written with backslashes", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.dir + `/\s\tate`}})
+		}, []string{`gpu-socket | mount:/x | lowerdir=T/\s\tate | never`}},
+		{"an overlay whose path is relative to the bundle", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../state"}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=../state | never"}},
+		{"an overlay whose path is relative to the root", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mkdir("r/o/o/t")}
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../../../../state"}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=../../../../state | never"}},
+		{"an overlay of many layers", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + strings.Repeat("/none:", 500) + s.path("state")}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=" + strings.Repeat("/none:", 500) + "T/state | never"}},
+		{"a type of overlay with options of a bind mount, which runc binds", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Source: s.path("state"), Options: []string{"rbind"}})
+		}, socket("T/state")},
+		{"a type of proc with options of a bind mount", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "proc", Source: s.path("run"), Options: []string{"bind"}})
+		}, socket("T/run")},
+		{"no type, with options of an overlay, which nobody mounts", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.path("state")}})
+		}, nil},
+		{"another stacked file system", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "ecryptfs", Source: s.path("state")})
+		}, socket("T/state")},
+		{"another stacked file system by an option", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "aufs", Source: "none", Options: []string{"br:/usr=rr:" + s.path("state")}})
+		}, []string{"gpu-socket | mount:/x | br:/usr=rr:T/state | never"}},
+		{"a network file system", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "nfs", Source: "server:/export", Options: []string{"addr=10.0.0.1", "vers=4"}})
+		}, nil},
+		{"through an own link that leads nowhere yet", func(s *scene) { s.bind(s.link("run/later", "link"), "/x") }, socket("T/link")},
+		{"through a link in the middle that leads nowhere yet", func(s *scene) { s.bind(s.link("run/later", "link")+"/a/b", "/x") }, socket("T/link/a/b")},
+		{"a path of thousands of directories below it", func(s *scene) { s.bind(s.path("run")+strings.Repeat("/a", 1500), "/x") }, socket("T/run" + strings.Repeat("/a", 1500))},
+		{"a path that is longer than paths can be", func(s *scene) { s.bind(s.path("run")+strings.Repeat("/a", 5000), "/x") }, socket("T/run" + strings.Repeat("/a", 5000))},
 		{"a root file system in run_dir", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mkdir("run/x")} }, []string{"gpu-socket | root | T/run/x | never"}},
 		{"a file called control", func(s *scene) { s.bind(s.touch("bundle/control"), "/x") }, nil},
 	})
@@ -126,49 +197,6 @@ func TestVolumeMountRequests(t *testing.T) {
 		{"none", mount("/var/run/nvidia-container-devices/none"), nil},
 		{"another directory", mount("/var/run/secrets/kubernetes.io/serviceaccount"), nil},
 	})
-}
-
-func TestNodeRoot(t *testing.T) {
-	bind := func(source string, options ...string) func(*scene) {
-		return func(s *scene) { s.bind(strings.Replace(source, "T", s.dir, 1), "/x", options...) }
-	}
-	for _, c := range []struct {
-		name  string
-		setup func(*scene)
-		want  bool
-	}{
-		{"no mount of the host's", func(*scene) {}, false},
-		{"host /", bind("/"), true},
-		{"host /, read only", bind("/", "ro"), true},
-		{"the cgroup file system", bind("T/sys/fs/cgroup"), true},
-		{"a parent of the cgroup file system", bind("T/sys"), true},
-		{"a parent, read only at its top", bind("T/sys", "ro"), true},
-		{"a parent, read only all the way down", bind("T/sys", "rro"), false},
-		{"the cgroup file system, read only", bind("T/sys/fs/cgroup", "ro"), false},
-		{"a writable cgroup mount of its own", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "cgroup2", Source: "cgroup"})
-		}, true},
-		{"containerd's socket", bind("/run/containerd/containerd.sock"), true},
-		{"Docker's socket, read only, by its old path", bind("/var/run/docker.sock", "ro"), true},
-		{"the kubelet's plugins", bind("/var/lib/kubelet/plugins"), true},
-		{"the kubelet's directory", bind("/var/lib/kubelet"), true},
-		{"one pod's directory", bind("/var/lib/kubelet/pods/u/volumes"), false},
-		{"a parent of state_dir and run_dir", bind("T"), true},
-		{"/dev", bind("T/dev"), false},
-		{"/etc", bind("/etc", "ro"), false},
-		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
-		{"host / as nobody", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534 }, false},
-		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534; s.caps("CAP_DAC_OVERRIDE") }, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := newScene(t)
-			c.setup(s)
-			r := s.find()
-			if got := slices.Contains(r.NodeRoot, "mount:/x"); got != c.want || len(r.Hits) > 0 {
-				t.Errorf("node-root %v, hits %v", r.NodeRoot, r.Hits)
-			}
-		})
-	}
 }
 
 // What runs on every node and has to do with no GPU: it starts, whatever it mounts.

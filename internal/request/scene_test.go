@@ -221,7 +221,7 @@ func containerdSpec() Spec {
 			{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro"}},
 		},
 		Annotations: map[string]string{},
-		Linux: &Linux{Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{
+		Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}, Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{
 			{Allow: false, Access: "rwm"},
 			{Allow: true, Type: "c", Access: "m"}, {Allow: true, Type: "b", Access: "m"},
 			rule(1, 3), rule(1, 8), rule(1, 7), rule(5, 0), rule(1, 5), rule(1, 9), rule(5, 1), rule(136, -1), rule(5, 2), rule(10, 200),

@@ -51,6 +51,16 @@ func TestParse(t *testing.T) {
 		{"other maps with any names", `{"linux":{"netDevices":{"Host":{"name":"x"}},"timeOffsets":{"Linux":{}},"resources":{"rdma":{"Path":{}}}}}`, ""},
 		{"but not the maps' own names", `{"Annotations":{}}`, `annotations is spelt "Annotations" there; runtimes disagree on whether it counts`},
 
+		{"NUL in the environment, where crun ends", `{"process":{"env":["A=1\u0000x"]}}`, "process.env.0 has a NUL; runtimes disagree on what it ends"},
+		{"NUL in a mount's source", `{"mounts":[{"destination":"/x","source":"/dev/nvidia0\u0000x"}]}`, "mounts.0.source has a NUL; runtimes disagree on what it ends"},
+		{"NUL in a device's path", `{"linux":{"devices":[{"path":"/dev/x\u0000","type":"c"}]}}`, "linux.devices.0.path has a NUL; runtimes disagree on what it ends"},
+		{"NUL in a rule's type", `{"linux":{"resources":{"devices":[{"allow":true,"type":"a\u0000"}]}}}`, "linux.resources.devices.0.type has a NUL; runtimes disagree on what it ends"},
+		{"NUL in a field's name, which crun takes for the field", `{"linux\u0000x":{}}`, `linux\x00x has a NUL; runtimes disagree on what it ends`},
+		{"NUL in an annotation's key", `{"annotations":{"org.systemd.property.DeviceAllow\u0000x":"1"}}`, `annotations.org.systemd.property.DeviceAllow\x00x has a NUL; runtimes disagree on what it ends`},
+		{"NUL in a raw cgroup key", `{"linux":{"resources":{"unified":{"dmem.max\u0000x":"1"}}}}`, `linux.resources.unified.dmem.max\x00x has a NUL; runtimes disagree on what it ends`},
+		{"NUL in what an annotation says", `{"annotations":{"note":"a\u0000b"}}`, ""},
+		{"a backslash and then u0000", `{"process":{"env":["A=\\u0000"]}}`, ""},
+
 		{"a list for a structure", `{"process":[]}`, "process is of the wrong type"},
 		{"a list for the whole", `[]`, "the whole file is of the wrong type"},
 		{"a word for a list", `{"process":{"env":"A=1"}}`, "process.env is of the wrong type"},

@@ -11,6 +11,7 @@ func TestUpdatesAreReadAsStrictly(t *testing.T) {
 		{"an ordinary one", `{"memory":{"limit":1},"cpu":{"shares":2}}`, "", ""},
 		{"raw keys", `{"unified":{"memory.high":"1"}}`, "", ""},
 		{"the driver's limit", `{"unified":{"memory.high":"1","dmem.max":"x","dmem.low":"y"}}`, "dmem.low", ""},
+		{"NUL in a key", `{"unified":{"dmem.max\u0000x":"1"}}`, "", `unified.dmem.max\x00x has a NUL; runtimes disagree on what it ends`},
 		{"a key twice", `{"devices":[],"devices":[]}`, "", "at byte 14: duplicate name devices; runtimes disagree on which counts"},
 		{"in capitals", `{"Devices":[]}`, "", `devices is spelt "Devices" there; runtimes disagree on whether it counts`},
 		{"of the wrong type", `{"devices":{}}`, "", "devices is of the wrong type"},
@@ -55,4 +56,16 @@ func TestUpdatesThatWiden(t *testing.T) {
 	if _, _, err := Widens(parseRules(t, "allow c 226:* rw"), s.spec, s.node); err == nil {
 		t.Error("it does not fail where it cannot tell")
 	}
+}
+
+func TestRawCgroupKeysOfTheDriversLimit(t *testing.T) {
+	unified := func(pairs ...string) func(*scene) {
+		return func(s *scene) { s.spec.Linux.Resources.Unified = annotations(pairs...) }
+	}
+	check(t, []row{
+		{"others", unified("memory.high", "1", "dmemory", "1", "misc.max", "x 1"), nil},
+		{"the limit", unified("dmem.max", "nvidia/0000:3b:00.0/vidmem max"), []string{"limit-unenforceable | unified:dmem.max | nvidia/0000:3b:00.0/vidmem max | never"}},
+		{"each of them, among others", unified("dmem.min", "a", "memory.high", "1", "dmem.low", "b"), []string{
+			"limit-unenforceable | unified:dmem.low | b | never", "limit-unenforceable | unified:dmem.min | a | never"}},
+	})
 }

@@ -1,0 +1,125 @@
+package request
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// mps makes the pipe directory of an MPS daemon.
+func (s *scene) mps(dir string) string {
+	s.mkdir(dir)
+	for _, name := range mpsFiles {
+		s.touch(dir + "/" + name)
+	}
+	return s.path(dir)
+}
+
+// listens writes the kernel's list of sockets, as /proc/net/unix has it.
+func (s *scene) listens(paths ...string) {
+	s.mkdir("proc/net")
+	text := "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 00010000 0001 01 20000 @/abstract/control\n0000000000000000: 00000003 00000000 00000000 0001 03 20001\n"
+	for _, path := range paths {
+		text += "0000000000000000: 00000002 00000000 00010000 0001 01 20002 " + path + "\n"
+	}
+	s.must(os.WriteFile(s.path("proc/net/unix"), []byte(text), 0o644))
+}
+
+func TestMountsOfMPSDaemons(t *testing.T) {
+	socket := func(vector, value string) []string {
+		return []string{"gpu-socket | " + vector + " | " + value + " | never"}
+	}
+	mounted := func(source string) []string { return socket("mount:/x", source) }
+	check(t, []row{
+		{"a pipe directory", func(s *scene) { s.bind(s.mps("data/mps"), "/x") }, mounted("T/data/mps")},
+		{"a pipe directory, read only: a socket answers all the same", func(s *scene) { s.bind(s.mps("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
+		{"its control socket", func(s *scene) { s.bind(s.mps("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
+		{"its log", func(s *scene) { s.mps("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
+		{"a link to it", func(s *scene) { s.mps("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},
+		{"a parent, while a daemon listens", func(s *scene) { s.listens(s.mps("data/a/b/mps") + "/control"); s.bind(s.path("data"), "/x") }, mounted("T/data")},
+		{"a link to a parent", func(s *scene) {
+			s.listens(s.mps("data/a/mps") + "/control")
+			s.bind(s.link("data", "link"), "/x")
+		}, mounted("T/link")},
+		{"a parent, of a daemon that was told a link", func(s *scene) {
+			s.mps("data/a/mps")
+			s.listens(s.link("data/a/mps", "pipe") + "/control")
+			s.bind(s.path("data"), "/x")
+		}, mounted("T/data")},
+		{"a parent of two, once", func(s *scene) {
+			s.listens(s.mps("data/a")+"/control", s.mps("data/b")+"/control")
+			s.bind(s.path("data"), "/x")
+		}, mounted("T/data")},
+		{"a directory beside it", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/other"), "/x") }, nil},
+		{"a directory whose name only begins alike", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/mpsx"), "/x") }, nil},
+		{"a parent, when the daemon has gone", func(s *scene) { s.listens(s.mkdir("data/mps") + "/control"); s.bind(s.path("data"), "/x") }, nil},
+		{"a parent of another program's socket of the name", func(s *scene) {
+			s.mkdir("data/x")
+			s.listens(s.touch("data/x/control"))
+			s.bind(s.path("data"), "/x")
+		}, nil},
+		{"a host directory, no daemon at all", func(s *scene) { s.listens(); s.bind(s.mkdir("tmp"), "/tmp") }, nil},
+		{"a host directory, and no list of sockets", func(s *scene) { s.bind(s.mkdir("tmp"), "/tmp") }, nil},
+		{"host / is an agent's: recorded", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind("/", "/x") }, nil},
+		{"an overlay over a parent", func(s *scene) {
+			s.listens(s.mps("data/a/mps") + "/control")
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.path("data") + ":/usr"}})
+		}, mounted("lowerdir=T/data:/usr")},
+		{"a root file system that holds one", func(s *scene) {
+			s.listens(s.mps("data/a/mps") + "/control")
+			s.spec.Root = &specs.Root{Path: s.path("data")}
+		}, socket("root", "T/data")},
+
+		{"the client's variable below a mount", func(s *scene) {
+			s.mps("data/a/mps")
+			s.bind(s.path("data"), "/mnt")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt//a/./mps/")
+		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt//a/./mps/")},
+		{"the client's variable at a mount that is found itself", func(s *scene) {
+			s.bind(s.mps("data/mps"), "/x")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/x")
+		}, mounted("T/data/mps")},
+		{"the client's variable below the last of two mounts at one place", func(s *scene) {
+			s.mps("data/mps")
+			s.bind(s.mkdir("other"), "/mnt")
+			s.bind(s.path("data"), "/mnt")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps")
+		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt/mps")},
+		{"the client's variable below a mount, with nothing there", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps") }, nil},
+		{"the client's variable in the image", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=/mntx/mps") }, nil},
+		{"the client's variable, empty", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=") }, nil},
+		{"a path of a hundred thousand directories over a thousand mounts", func(s *scene) {
+			for range 1000 {
+				s.bind(s.dir+"/bundle"+strings.Repeat("/b", 1000), "/mnt")
+			}
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt" + strings.Repeat("/a", 100_000))
+		}, nil},
+	})
+}
+
+func TestAnMPSDaemonBelowTheNodesRootIsRecorded(t *testing.T) {
+	s := newScene(t)
+	s.listens(s.mps("data/mps") + "/control")
+	s.spec.Process.User.UID = 65534
+	s.bind("/", "/host", "ro")
+	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/host with the MPS daemon of "+s.path("data/mps")) {
+		t.Errorf("node-root %q", r.NodeRoot)
+	}
+}
+
+// A client's settings are its own without a grant, and go with one.
+func TestClientSettingsOfMPSAreDropped(t *testing.T) {
+	s := newScene(t)
+	s.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_CLIENT_PRIORITY=0", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1")
+	r := s.find()
+	var names []string
+	for _, d := range r.Dropped {
+		names = append(names, d.String())
+	}
+	if want := []string{"env:CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "env:CUDA_MPS_CLIENT_PRIORITY", "env:CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"}; !slices.Equal(names, want) || len(r.Hits) > 0 {
+		t.Errorf("dropped %q, hits %v", names, r.Hits)
+	}
+}

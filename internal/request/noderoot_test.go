@@ -1,0 +1,202 @@
+package request
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func TestMountsThatMakeRoot(t *testing.T) {
+	bind := func(source string, options ...string) func(*scene) {
+		return func(s *scene) { s.bind(strings.Replace(source, "T", s.dir, 1), "/x", options...) }
+	}
+	mount := func(m specs.Mount) func(*scene) {
+		m.Destination = "/x"
+		return func(s *scene) { s.spec.Mounts = append(s.spec.Mounts, m) }
+	}
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		want  bool
+	}{
+		{"no mount of the host's", func(*scene) {}, false},
+		{"host /", bind("/"), true},
+		{"host /, read only", bind("/", "ro"), true},
+		{"the cgroup file system", bind("T/sys/fs/cgroup"), true},
+		{"a cgroup", bind("T/sys/fs/cgroup/system.slice"), true},
+		{"a parent of the cgroup file system", bind("T/sys"), true},
+		{"a parent, read only at its top", bind("T/sys", "ro"), true},
+		{"a parent, read only all the way down", bind("T/sys", "rro"), false},
+		{"the cgroup file system, read only", bind("T/sys/fs/cgroup", "ro"), false},
+		{"a writable cgroup mount of its own", mount(specs.Mount{Type: "cgroup2", Source: "cgroup"}), true},
+		{"a writable mount of version 1", mount(specs.Mount{Type: "cgroup", Source: "cgroup"}), true},
+		{"a writable sysfs", mount(specs.Mount{Type: "sysfs", Source: "sysfs"}), true},
+		{"a read-only sysfs", mount(specs.Mount{Type: "sysfs", Source: "sysfs", Options: []string{"ro"}}), false},
+		{"containerd's socket", bind("/run/containerd/containerd.sock"), true},
+		{"Docker's socket, read only, by its old path", bind("/var/run/docker.sock", "ro"), true},
+		{"CRI-O's socket", bind("/run/crio/crio.sock", "ro"), true},
+		{"Podman's socket", bind("/run/podman/podman.sock"), true},
+		{"a directory with Podman's socket", bind("/run/podman", "ro"), true},
+		{"NRI's socket", bind("/run/nri/nri.sock"), true},
+		{"systemd's own socket", bind("/run/systemd/private"), true},
+		{"the system bus", bind("/run/dbus/system_bus_socket", "ro"), true},
+		{"another daemon's socket", bind("/run/gssproxy.sock"), false},
+		{"the kubelet's plugins", bind("/var/lib/kubelet/plugins"), true},
+		{"one plugin's own directory", bind("/var/lib/kubelet/plugins/csi.example"), false},
+		{"the kubelet's device plugins", bind("/var/lib/kubelet/device-plugins", "ro"), true},
+		{"the socket among them", bind("/var/lib/kubelet/device-plugins/kubelet.sock"), true},
+		{"what the kubelet tells monitors", bind("/var/lib/kubelet/pod-resources"), false},
+		{"the kubelet's directory", bind("/var/lib/kubelet"), true},
+		{"one pod's directory", bind("/var/lib/kubelet/pods/u/volumes"), false},
+		{"the manifests of static pods", bind("/etc/kubernetes/manifests"), true},
+		{"a parent of state_dir and run_dir", bind("T"), true},
+		{"a parent of them, read only", bind("T", "rro"), true},
+		{"/dev", bind("T/dev"), false},
+		{"/etc, read only", bind("/etc", "ro"), false},
+		{"/etc", bind("/etc"), true},
+		{"one file of /etc", bind("/etc/localtime"), false},
+		{"the configuration's directory", bind("/etc/gpuledger"), true},
+		{"the configuration", bind("/etc/gpuledger/config.toml"), true},
+		{"the configuration, read only", bind("/etc/gpuledger/config.toml", "ro"), false},
+		{"a configuration elsewhere", func(s *scene) { s.node.Config = s.path("conf/gpu.toml"); s.bind(s.mkdir("conf"), "/x") }, true},
+		{"the same, read only", func(s *scene) { s.node.Config = s.path("conf/gpu.toml"); s.bind(s.mkdir("conf"), "/x", "ro") }, false},
+		{"our program", func(s *scene) { s.node.Program = "/srv/gpuledger-runtime"; s.bind("/srv/gpuledger-runtime", "/x") }, true},
+		{"its directory", func(s *scene) { s.node.Program = "/srv/gpuledger-runtime"; s.bind("/srv", "/x") }, true},
+		{"the real runtime", func(s *scene) {
+			s.node.Policy.Runtime.Path = []string{"runc", "/srv/bin/crun"}
+			s.bind("/srv/bin/crun", "/x")
+		}, true},
+		{"the node's programs", bind("/usr/bin"), true},
+		{"the node's programs, read only", bind("/usr/bin", "ro"), false},
+		{"one program", bind("/usr/bin/kubectl"), false},
+		{"the node's libraries", bind("/usr/lib/modules"), false},
+		{"CDI specifications", bind("/etc/cdi"), true},
+		{"CDI specifications, by the old path", bind("/var/run/cdi"), true},
+		{"one of them", bind("/etc/cdi/nvidia.yaml"), true},
+		{"CDI specifications, read only", bind("/etc/cdi", "ro"), false},
+		{"hooks of engines", bind("/usr/share/containers/oci/hooks.d"), true},
+		{"hooks of the administrator", bind("/etc/containers/oci/hooks.d"), true},
+		{"containerd's configuration", bind("/etc/containerd/config.toml"), true},
+		{"network plugins, which the engine runs", bind("/opt/cni/bin"), true},
+		{"units of systemd", bind("/etc/systemd/system"), true},
+		{"containerd's state", bind("/run/containerd"), true},
+		{"bundles of its containers", bind("/run/containerd/io.containerd.runtime.v2.task/k8s.io"), true},
+		{"a sandbox's files there", bind("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/s/shm"), false},
+		{"runc's state", bind("/run/runc"), true},
+		{"runc's state of one container", bind("/run/runc/c1"), true},
+		{"runc's state, read only", bind("/run/runc", "ro"), false},
+		{"crun's state", bind("/run/crun"), true},
+		{"Docker's state", bind("/var/lib/docker"), true},
+		{"Docker's state, read only", bind("/var/lib/docker", "ro"), false},
+		{"a volume of Docker's", bind("/var/lib/docker/volumes/v/_data"), false},
+		{"Podman's state", bind("/var/lib/containers"), true},
+		{"Podman's storage", bind("/var/lib/containers/storage"), true},
+		{"a volume of Podman's", bind("/var/lib/containers/storage/volumes/v/_data"), false},
+		{"CRI-O's state", bind("/run/crio"), true},
+		{"/var/lib", bind("/var/lib"), true},
+		{"a directory of one's own", bind("/data"), false},
+		{"host /proc", bind("/proc"), true},
+		{"host /proc, read only", bind("/proc", "ro"), false},
+		{"host /proc, read only, with a tracer's capability", func(s *scene) { bind("/proc", "ro")(s); s.caps("CAP_SYS_PTRACE") }, true},
+		{"host /proc/sys", bind("/proc/sys"), true},
+		{"network settings", bind("/proc/sys/net"), false},
+		{"a mount that makes /sys writable again", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/sys", Type: "none", Options: []string{"remount", "rw"}})
+		}, true},
+		{"an overlay whose writes go to what governs the node", mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=/usr", "upperdir=/etc/cdi", "workdir=/w"}}), true},
+		{"an overlay over it, which only reads", mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=/etc/cdi", "upperdir=/u", "workdir=/w"}}), false},
+		{"an overlay over a parent of our directories", func(s *scene) { mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.dir}})(s) }, true},
+		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
+		{"host / as nobody", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534 }, false},
+		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534; s.caps("CAP_DAC_OVERRIDE") }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			r := s.find()
+			way := slices.ContainsFunc(r.NodeRoot, func(w string) bool { return w == "mount:/x" || w == "mount:/sys" })
+			if way != c.want || len(r.Hits) > 0 {
+				t.Errorf("node-root %v, hits %v", r.NodeRoot, r.Hits)
+			}
+		})
+	}
+}
+
+// An engine's directory is often a link to another disk: a mount of the place itself counts.
+func TestAGuardThatALinkMoved(t *testing.T) {
+	s := newScene(t)
+	moved := s.mkdir("disk/docker")
+	was := slices.Clone(guards)
+	t.Cleanup(func() { guards = was })
+	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true})
+	s.bind(moved, "/x")
+	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/x") {
+		t.Errorf("node-root %v", r.NodeRoot)
+	}
+}
+
+// A recursive mount that is read-only at its top leaves other file systems below writable.
+func TestReadOnlyAtTheTop(t *testing.T) {
+	if _, err := os.Stat("/proc/sys/kernel/core_pattern"); err != nil {
+		t.Skip("misses /proc")
+	}
+	s := newScene(t)
+	guard := guard{path: "/proc/sys/kernel/core_pattern", write: true}
+	f := finder{node: s.node, places: map[string]place{}}
+	root := f.look("/")
+	for options, want := range map[string]bool{"rbind": true, "rbind,ro": true, "rbind,rro": false, "bind,ro": false, "bind": true} {
+		if got := f.touches(guard, root, specs.Mount{Options: strings.Split(options, ",")}); got != want {
+			t.Errorf("%s: %v", options, got)
+		}
+	}
+}
+
+func TestOtherWaysThatMakeRoot(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		want  []string
+	}{
+		{"none", func(*scene) {}, nil},
+		{"the node's mounts", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[:1] }, []string{"namespace:mount"}},
+		{"another's mounts", func(s *scene) { s.spec.Linux.Namespaces[1].Path = "/proc/1/ns/mnt" }, []string{"namespace:mount"}},
+		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] }, nil},
+		{"the node's processes, to trace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_PTRACE") }, []string{"namespace:pid"}},
+		{"the node's processes, with CAP_SYS_ADMIN", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_ADMIN") }, []string{"namespace:pid"}},
+		{"the node's processes by joining", func(s *scene) {
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/pid"
+			s.caps("CAP_SYS_PTRACE")
+		}, []string{"namespace:pid"}},
+		{"another container's processes, to trace", func(s *scene) {
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/net"
+			s.caps("CAP_SYS_PTRACE")
+		}, nil},
+		{"kernel modules", func(s *scene) { s.caps("CAP_SYS_MODULE") }, []string{"capability:CAP_SYS_MODULE"}},
+		{"file handles", func(s *scene) { s.caps("CAP_DAC_READ_SEARCH") }, []string{"capability:CAP_DAC_READ_SEARCH"}},
+		{"every disk", func(s *scene) { s.rules("deny a", "allow b *:* rwm") }, []string{"rule:1"}},
+		{"every disk of a kind", func(s *scene) { s.rules("deny a", "allow b 253:* rw") }, []string{"rule:1"}},
+		{"every disk, to read", func(s *scene) { s.rules("deny a", "allow b *:* rm") }, nil},
+		{"one disk, as a volume", func(s *scene) { s.rules("deny a", "allow b 8:16 rwm") }, nil},
+		{"the device mapper with CAP_SYS_ADMIN", func(s *scene) { s.rules("deny a", "allow c 10:236 rw"); s.caps("CAP_SYS_ADMIN") }, []string{"rule:1"}},
+		{"the device mapper without", func(s *scene) { s.rules("deny a", "allow c 10:236 rw") }, nil},
+		{"all of it in a user namespace", func(s *scene) {
+			s.spec.Linux.Namespaces = nil
+			s.userNamespace()
+			s.caps("CAP_SYS_MODULE", "CAP_SYS_PTRACE")
+			s.rules("deny a", "allow b *:* rwm")
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			if r := s.find(); !slices.Equal(r.NodeRoot, c.want) || len(r.Hits) > 0 {
+				t.Errorf("node-root %q, want %q; hits %v", r.NodeRoot, c.want, r.Hits)
+			}
+		})
+	}
+}
