@@ -223,15 +223,12 @@ func (f *finder) governsNode(p place, m specs.Mount) bool {
 	})
 }
 
-// own are the guards that this node's configuration names, by the paths of our programs and of the runtimes.
+// own are the guards that this node has beside: its configuration, our program, and the runtimes.
 func (f *finder) own() []guard {
-	own := []guard{}
-	if f.node.Config != "" {
-		own = append(own, guard{path: filepath.Dir(f.node.Config), below: true, write: true})
-	}
-	for _, program := range append(f.node.Policy.Runtime.Path[:len(f.node.Policy.Runtime.Path):len(f.node.Policy.Runtime.Path)], f.node.Program) {
-		if filepath.IsAbs(program) {
-			own = append(own, guard{path: program, write: true})
+	var own []guard
+	for _, path := range append([]string{f.node.Config, f.node.Program}, f.node.Policy.Runtime.Path...) {
+		if filepath.IsAbs(path) {
+			own = append(own, guard{path: path, write: true})
 		}
 	}
 	return own
