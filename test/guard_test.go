@@ -239,16 +239,16 @@ func TestMPSDaemonBelowAMount(t *testing.T) {
 func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
-	must(t, os.MkdirAll("/run/nvidia/mps", 0o755))
+	const pipe = "/run/nvidia/mps/nvidia.com/gpu/pipe"
+	must(t, os.MkdirAll(pipe, 0o755))
 	b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/run/nvidia", Destination: "/mnt", Options: []string{"rbind"}}), rig.Shell("exit 0"))
 	if r := b.Run(); r.Code != 0 {
 		t.Errorf("before there is a daemon: %+v", r)
 	}
 	b.Delete()
-	for _, name := range []string{"control", "control_lock"} {
-		must(t, os.WriteFile("/run/nvidia/mps/"+name, nil, 0o644))
-	}
+	must(t, os.WriteFile(pipe+"/control", nil, 0o644))
 	wantRefused(t, b.Create(), "gpu-socket")
+	wantRefused(t, n.Bundle("e", mount(specs.Mount{Type: "bind", Source: "/var/run/nvidia-mps", Destination: "/mnt", Options: []string{"rbind"}})).Create(), "gpu-socket")
 	b = n.Bundle("d", mount(specs.Mount{Type: "bind", Source: "/run", Destination: "/mnt", Options: []string{"rbind"}}), rig.Shell("exit 0"))
 	if r := b.Run(); r.Code != 0 {
 		t.Errorf("/run is an agent's: %+v", r)

@@ -34,7 +34,7 @@ func (f *finder) mounts() {
 		case slices.Contains(kernelTypes, m.Type):
 		case m.Type == "devtmpfs":
 			f.parentOfNodes(m)
-		case !bindTypes[m.Type]:
+		case !slices.Contains(bindTypes, m.Type):
 			f.fileSystem(m)
 		}
 	}
@@ -43,7 +43,7 @@ func (f *finder) mounts() {
 
 // bindTypes are what stands in the place of a type where the options say bind; the kernel knows no file system of these
 // names.
-var bindTypes = map[string]bool{"": true, "none": true, "bind": true, "rbind": true}
+var bindTypes = []string{"", "none", "bind", "rbind"}
 
 // isBind: the type is a convention, the options decide. runc takes whatever has such an option for a bind mount.
 func isBind(m specs.Mount) bool {

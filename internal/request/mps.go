@@ -18,7 +18,7 @@ var mpsFiles = []string{"control", "control_lock"}
 
 // mpsDefaults are where its pipe directory is when nobody says: of version 2, of version 3 under root, and of NVIDIA's
 // device plugin.
-var mpsDefaults = []string{"/tmp/nvidia-mps", "/run/nvidia-mps", "/run/nvidia/mps/nvidia.com/gpu/pipe", "/run/nvidia/mps"}
+var mpsDefaults = []string{"/tmp/nvidia-mps", "/run/nvidia-mps", "/run/nvidia/mps/nvidia.com/gpu/pipe"}
 
 // nodeWide are directories that node agents mount as a whole, for other reasons than what an MPS daemon keeps there
 // (docs/adr/0009).
@@ -30,6 +30,9 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // mpsBelow reports whether a place is the pipe directory of an MPS daemon, its socket, or a directory that holds one. For
 // those that agents mount as a whole it is only recorded.
 func (f *finder) mpsBelow(vector string, p place) bool {
+	if slices.ContainsFunc(mpsDefaults, func(dir string) bool { return within(p.Path, dir) }) {
+		return true // nobody else has a use for it, whether a daemon runs now or later
+	}
 	if !p.exists {
 		return false
 	}
@@ -50,7 +53,8 @@ func (f *finder) mpsBelow(vector string, p place) bool {
 	return i >= 0
 }
 
-// servesMPS reports whether a directory is the pipe directory of an MPS daemon.
+// servesMPS reports whether a directory is the pipe directory of an MPS daemon. Others have sockets called control as well,
+// as udev does, but no lock beside it.
 func servesMPS(dir string) bool {
 	return !slices.ContainsFunc(mpsFiles, func(name string) bool {
 		_, err := os.Lstat(filepath.Join(dir, name))
@@ -75,8 +79,8 @@ func (f *finder) pipeDirectories() []string {
 			candidates = append(candidates, filepath.Dir(string(bytes.TrimSuffix(line[i:], []byte("\n")))))
 		}
 	}
-	for _, dir := range candidates {
-		if servesMPS(dir) {
+	for i, dir := range candidates {
+		if servesMPS(dir) || i < len(mpsDefaults) && f.look(dir+"/"+mpsFiles[0]).exists {
 			f.pipes = append(f.pipes, f.real(dir))
 		}
 	}

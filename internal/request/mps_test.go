@@ -36,6 +36,23 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 	check(t, []row{
 		{"a pipe directory", func(s *scene) { s.bind(s.mps("data/mps"), "/x") }, mounted("T/data/mps")},
 		{"a pipe directory, read only: a socket answers all the same", func(s *scene) { s.bind(s.mps("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
+		{"the usual place, though nothing is there", func(s *scene) { s.bind("/tmp/nvidia-mps", "/x") }, mounted("/tmp/nvidia-mps")},
+		{"the usual place of version 3, by its old path", func(s *scene) { s.bind("/var/run/nvidia-mps/control", "/x") }, mounted("/var/run/nvidia-mps/control")},
+		{"the usual place of NVIDIA's device plugin", func(s *scene) { s.bind("/run/nvidia/mps/nvidia.com/gpu/pipe", "/x") }, mounted("/run/nvidia/mps/nvidia.com/gpu/pipe")},
+		{"what is called alike", func(s *scene) { s.bind("/tmp/nvidia-mps-logs", "/x") }, nil},
+		{"udev's socket, which is called the same", func(s *scene) {
+			s.mkdir("data/udev")
+			s.listens(s.touch("data/udev/control"))
+			s.bind(s.path("data/udev"), "/x")
+		}, nil},
+		{"a usual place that a link leads to, when its parent is mounted", func(s *scene) {
+			was := mpsDefaults
+			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			s.mkdir("data/mps")
+			s.touch("data/mps/control")
+			mpsDefaults = []string{s.link("data/mps", "nvidia-mps")}
+			s.bind(s.path("data"), "/x")
+		}, mounted("T/data")},
 		{"its control socket", func(s *scene) { s.bind(s.mps("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
 		{"its log", func(s *scene) { s.mps("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
 		{"a link to it", func(s *scene) { s.mps("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},
