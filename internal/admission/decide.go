@@ -44,6 +44,7 @@ type asking struct {
 	findings []finding
 	removed  []grant.Removal
 	recorded []string
+	removes  map[grant.Removal]bool // the same, to look up: a spec can have many
 }
 
 // finding is a reason to refuse.
@@ -197,10 +198,9 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 		default:
 			return grant.Verdict{}, false
 		}
-		if h.Removal != (grant.Removal{}) && !slices.Contains(v.Removed, h.Removal) {
-			v.Removed = append(v.Removed, h.Removal)
-		}
+		c.remove(h.Removal)
 	}
+	v.Removed = c.removed
 	if hidden {
 		v.Edits.Env = []string{visibleDevices + "=void"}
 		v.Recorded = append(v.Recorded, "GPUs hidden by policy")

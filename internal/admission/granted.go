@@ -205,9 +205,14 @@ func (c *asking) narrow(h grant.Hit) {
 }
 
 func (c *asking) remove(r grant.Removal) {
-	if r != (grant.Removal{}) && !slices.Contains(c.removed, r) {
-		c.removed = append(c.removed, r)
+	if r == (grant.Removal{}) || c.removes[r] {
+		return
 	}
+	if c.removes == nil {
+		c.removes = map[grant.Removal]bool{}
+	}
+	c.removes[r] = true
+	c.removed = append(c.removed, r)
 }
 
 // hasNode reports whether a node comes with the grant: its GPUs' own, and the control and UVM nodes that every client

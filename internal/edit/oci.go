@@ -17,7 +17,10 @@ import (
 // OCI applies a verdict to a config.json. What the verdict does not name keeps its bytes; applying it to its own result
 // changes nothing.
 func OCI(config []byte, v grant.Verdict) ([]byte, error) {
-	e := ociEdit{verdict: v}
+	e := ociEdit{verdict: v, removed: map[grant.Removal]bool{}}
+	for _, r := range v.Removed {
+		e.removed[r] = true
+	}
 	doc, err := change(config, []part{
 		{name: "process", parts: []part{{name: "env", fn: e.env}}},
 		{name: "linux", parts: []part{
@@ -34,10 +37,13 @@ func OCI(config []byte, v grant.Verdict) ([]byte, error) {
 	return doc, nil
 }
 
-type ociEdit struct{ verdict grant.Verdict }
+type ociEdit struct {
+	verdict grant.Verdict
+	removed map[grant.Removal]bool
+}
 
 func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
-	return slices.Contains(e.verdict.Removed, grant.Removal{Kind: kind, Name: name})
+	return e.removed[grant.Removal{Kind: kind, Name: name}]
 }
 
 // removesAny tells whether a part of the spec must be looked at at all; decoding one costs a create more than editing it.

@@ -30,7 +30,7 @@ type Node struct {
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
 // machine could not be asked about a device; the caller refuses then.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
-	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), places: map[string]place{}}
+	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), places: map[string]place{}, covered: map[string]bool{}}
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
 	if err := f.readDRM(); err != nil {
@@ -63,17 +63,19 @@ var vectors = []struct {
 
 // finder is one run of Find.
 type finder struct {
-	spec    Spec
-	caller  Caller
-	node    Node
-	env     map[string]string
-	places  map[string]place        // what the paths that were asked for lead to
-	pipes   []string                // pipe directories of MPS daemons; nil until a mount could hold one
-	majors  map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
-	drm     map[int]bool            // of major 226; nil until a spec names that major
-	open    []opening               // what the device rules open
-	request grant.Request
-	err     error
+	spec     Spec
+	caller   Caller
+	node     Node
+	env      map[string]string
+	places   map[string]place        // what the paths that were asked for lead to
+	covered  map[string]bool         // directories of the node that its mounts cover, where its root is the node's
+	covering int                     // how many mounts are in covered
+	pipes    []string                // pipe directories of MPS daemons; nil until a mount could hold one
+	majors   map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
+	drm      map[int]bool            // of major 226; nil until a spec names that major
+	open     []opening               // what the device rules open
+	request  grant.Request
+	err      error
 }
 
 func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }

@@ -119,9 +119,33 @@ func (f *finder) madeByMounts(before int, source string) bool {
 	if root != "/" {
 		return within(source, root)
 	}
-	return slices.ContainsFunc(f.spec.Mounts[:before], func(m specs.Mount) bool {
-		return within(source, f.real("/"+m.Destination)) && !slices.Contains(kernelTypes, m.Type)
-	})
+	for ; f.covering < before; f.covering++ {
+		if m := f.spec.Mounts[f.covering]; !slices.Contains(kernelTypes, m.Type) {
+			f.covered[top(f.real("/"+m.Destination), maxDepth)] = true
+		}
+	}
+	for depth := 1; depth <= maxDepth; depth++ {
+		if f.covered[top(source, depth)] {
+			return true
+		}
+	}
+	return false
+}
+
+// maxDepth bounds how many parents of a source are asked about, so that many long paths cost no more than their length. A
+// mount that lies deeper counts there.
+const maxDepth = 16
+
+// top is a path's beginning, of so many names.
+func top(path string, names int) string {
+	for i := 1; i < len(path); i++ {
+		if path[i] == '/' {
+			if names--; names == 0 {
+				return path[:i]
+			}
+		}
+	}
+	return path
 }
 
 // fileSystem judges the directories that a mount of a file system brings along: an overlay's layers, as Podman's

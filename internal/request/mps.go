@@ -14,7 +14,7 @@ import (
 )
 
 // mpsFiles are what nvidia-cuda-mps-control keeps in its pipe directory. Whoever reaches them reaches the GPUs of the daemon.
-var mpsFiles = []string{"control", "control_lock"}
+var mpsFiles = []string{"control", "control_lock", "control_privileged", "nvidia-cuda-mps-control.pid"}
 
 // mpsDefaults are where its pipe directory is when nobody says: of version 2, of version 3 under root, and of NVIDIA's
 // device plugin.
@@ -54,12 +54,13 @@ func (f *finder) mpsBelow(vector string, p place) bool {
 }
 
 // servesMPS reports whether a directory is the pipe directory of an MPS daemon. Others have sockets called control as well,
-// as udev does, but no lock beside it.
+// as udev does, but none of the files beside it.
 func servesMPS(dir string) bool {
-	return !slices.ContainsFunc(mpsFiles, func(name string) bool {
+	has := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(dir, name))
-		return err != nil
-	})
+		return err == nil
+	}
+	return has(mpsFiles[0]) && slices.ContainsFunc(mpsFiles[1:], has)
 }
 
 // maxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some hundred kilobytes.

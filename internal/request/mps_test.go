@@ -12,7 +12,7 @@ import (
 // mps makes the pipe directory of an MPS daemon.
 func (s *scene) mps(dir string) string {
 	s.mkdir(dir)
-	for _, name := range mpsFiles {
+	for _, name := range mpsFiles[:2] {
 		s.touch(dir + "/" + name)
 	}
 	return s.path(dir)

@@ -63,13 +63,16 @@ func (f *finder) isPrivate(path string) bool {
 // nodeRoot records ways by which the container's root is the node's. They pass: node agents have them, and a device
 // rule still stands between them and a GPU until they attack.
 func (f *finder) nodeRoot() {
-	if f.userNamespaced() {
+	users := f.userNamespaced() && !f.joinsOurs(specs.UserNamespace)
+	switch {
+	case users && !f.mapsRoot():
 		return
+	case !users:
+		f.namespaces()
+		f.capabilityWays()
 	}
-	f.namespaces()
-	f.capabilityWays()
 	f.rawDisks()
-	if f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") {
+	if f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") && !users {
 		return
 	}
 	if f.root() != "" {
@@ -85,9 +88,7 @@ func (f *finder) nodeRoot() {
 }
 
 func (f *finder) nodeRootBy(way string) {
-	if !slices.Contains(f.request.NodeRoot, way) {
-		f.request.NodeRoot = append(f.request.NodeRoot, way)
-	}
+	f.request.NodeRoot = append(f.request.NodeRoot, way)
 }
 
 // namespaces finds what a container shares with the node: its mounts, where chroot is all that holds it, and its processes,
@@ -111,13 +112,25 @@ func (f *finder) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespa
 
 // hostPIDs reports whether the container sees the node's processes: without a pid namespace, or by joining our own.
 func (f *finder) hostPIDs() bool {
-	ns, own := f.namespace(specs.PIDNamespace)
-	if !own || ns.Path == "" {
-		return !own
+	_, own := f.namespace(specs.PIDNamespace)
+	return !own || f.joinsOurs(specs.PIDNamespace)
+}
+
+// joinsOurs reports whether the namespace (pid or user) that a container joins by its path is ours, which is the node's.
+func (f *finder) joinsOurs(kind specs.LinuxNamespaceType) bool {
+	ns, _ := f.namespace(kind)
+	if ns.Path == "" {
+		return false
 	}
 	var theirs, ours unix.Stat_t
 	err := unix.Stat(ns.Path, &theirs)
-	return err == nil && unix.Stat(filepath.Join(f.node.Host.Proc, "self/ns/pid"), &ours) == nil && theirs.Ino == ours.Ino && theirs.Dev == ours.Dev
+	return err == nil && unix.Stat(filepath.Join(f.node.Host.Proc, "self/ns", string(kind)), &ours) == nil && theirs.Ino == ours.Ino && theirs.Dev == ours.Dev
+}
+
+// mapsRoot reports whether a user namespace has the node's root in it. Its capabilities end at the namespace; what root owns
+// it may write all the same.
+func (f *finder) mapsRoot() bool {
+	return slices.ContainsFunc(f.spec.Linux.UIDMappings, func(m specs.LinuxIDMapping) bool { return m.HostID == 0 && m.Size > 0 })
 }
 
 // capabilityWays finds capabilities that need no mount: a kernel module runs as the kernel, and a file handle opens any file

@@ -110,6 +110,21 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"an overlay over it, which only reads", mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=/etc/cdi", "upperdir=/u", "workdir=/w"}}), false},
 		{"an overlay over a parent of our directories", func(s *scene) { mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.dir}})(s) }, true},
 		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
+		{"host / in a user namespace that has the node's root in it", func(s *scene) {
+			bind("/")(s)
+			s.userNamespace()
+			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 1, HostID: 100000, Size: 65536}, {ContainerID: 0, HostID: 0, Size: 1}}
+		}, true},
+		{"host / in a user namespace of other users", func(s *scene) {
+			bind("/")(s)
+			s.userNamespace()
+			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		}, false},
+		{"host / in the node's own user namespace, joined", func(s *scene) {
+			bind("/")(s)
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
+		}, true},
 		{"host / as nobody", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534 }, false},
 		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534; s.caps("CAP_DAC_OVERRIDE") }, true},
 	} {

@@ -41,6 +41,8 @@ type Linux struct {
 	Devices    []specs.LinuxDevice    `json:"devices"`
 	Namespaces []specs.LinuxNamespace `json:"namespaces"`
 	Resources  *Resources             `json:"resources"`
+
+	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 }
 
 // Resources is the judged part of specs.LinuxResources.
@@ -68,7 +70,21 @@ func Parse(config []byte) (Spec, error) {
 	if err := json.Unmarshal(config, &spec); err != nil {
 		return Spec{}, plain(err)
 	}
-	return spec, nil
+	if spec.Linux == nil || spec.Linux.Resources == nil {
+		return spec, nil
+	}
+	return spec, checkRules(spec.Linux.Resources.Devices)
+}
+
+// maxRules bounds a list of device rules. Ours for a confined container, the longest there is, has some 500; what a longer one
+// opens would take time that grows with its square.
+const maxRules = 4096
+
+func checkRules(rules []specs.LinuxDeviceCgroup) error {
+	if len(rules) > maxRules {
+		return fmt.Errorf("it has %d device rules, more than %d", len(rules), maxRules)
+	}
+	return nil
 }
 
 // plain shortens the JSON library's errors to what a person needs: where, and what.

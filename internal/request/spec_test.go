@@ -61,6 +61,8 @@ func TestParse(t *testing.T) {
 		{"NUL in what an annotation says", `{"annotations":{"note":"a\u0000b"}}`, ""},
 		{"a backslash and then u0000", `{"process":{"env":["A=\\u0000"]}}`, ""},
 
+		{"as many device rules as there may be", `{"linux":{"resources":{"devices":[{}` + strings.Repeat(",{}", maxRules-1) + `]}}}`, ""},
+		{"more device rules", `{"linux":{"resources":{"devices":[{}` + strings.Repeat(",{}", maxRules) + `]}}}`, "it has 4097 device rules, more than 4096"},
 		{"a list for a structure", `{"process":[]}`, "process is of the wrong type"},
 		{"a list for the whole", `[]`, "the whole file is of the wrong type"},
 		{"a word for a list", `{"process":{"env":"A=1"}}`, "process.env is of the wrong type"},

@@ -32,7 +32,7 @@ func ParseUpdate(resources []byte) (Update, error) {
 	if err := json.Unmarshal(resources, &u); err != nil {
 		return Update{}, plain(err)
 	}
-	return u, nil
+	return u, checkRules(u.Devices)
 }
 
 // DeviceMemoryKey is the first key by which an update would set the driver's own memory limit (the dmem controller), or
