@@ -43,8 +43,8 @@ type asking struct {
 	tried    bool         // to adopt one
 	findings []finding
 	removed  []grant.Removal
-	recorded []string
 	removes  map[grant.Removal]bool // the same, to look up: a spec can have many
+	recorded []string
 }
 
 // finding is a reason to refuse.
