@@ -36,6 +36,8 @@ func TestWhatATenantIsTold(t *testing.T) {
 			"this node shares its GPUs by grant; request a share (docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
 		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) }, `container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon`,
 			"directories that govern GPUs are no container's; remove the mount"},
+		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) }, `container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
+			"that limit is the ledger's; leave the key out"},
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,
 			"request a new grant, or have this one's time extended before it ends"},
 		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) }, "the node cannot tell", "ask the administrator"},
