@@ -29,7 +29,11 @@ func (n Node) Devices() (grant.DeviceMap, error) {
 		return grant.DeviceMap{}, err
 	}
 	drm, err := n.DRM()
-	return grant.DeviceMap{Majors: majorClasses(majors), DRM: drm}, err
+	if err != nil || n.Taken == nil {
+		return grant.DeviceMap{Majors: majorClasses(majors), DRM: drm}, err
+	}
+	taken, err := n.Taken()
+	return grant.DeviceMap{Majors: majorClasses(majors), DRM: drm, Taken: taken}, err
 }
 
 // readDRM asks whose DRM nodes there are, but only for a spec that has to do with that major: the answer costs a look
