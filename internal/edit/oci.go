@@ -131,15 +131,20 @@ func sameDevice(a, b specs.LinuxDeviceCgroup) bool {
 	return a.Allow == b.Allow && ruleName(a) == ruleName(b)
 }
 
-// ruleName is how a Removal names a rule.
+// ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to it any type but a and b
+// is a character device, and a number is a C int.
 func ruleName(r specs.LinuxDeviceCgroup) string {
 	digits := func(n *int64) string {
-		if n == nil || *n < 0 {
+		if n == nil || int32(*n) < 0 {
 			return "*"
 		}
-		return fmt.Sprint(*n)
+		return fmt.Sprint(int32(*n))
 	}
-	return r.Type + " " + digits(r.Major) + ":" + digits(r.Minor)
+	kind := "c"
+	if r.Type == "" || r.Type[0] == 'a' || r.Type[0] == 'b' {
+		kind = r.Type
+	}
+	return kind + " " + digits(r.Major) + ":" + digits(r.Minor)
 }
 
 func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {

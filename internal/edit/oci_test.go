@@ -3,6 +3,7 @@ package edit
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"reflect"
 	"strings"
@@ -162,5 +163,23 @@ func TestRulesThatReplaceBeginByDenyingAll(t *testing.T) {
 	}
 	if rules := Rules(grant.Verdict{}); !reflect.DeepEqual(rules, rules[:0]) && rules != nil {
 		t.Errorf("rules out of nothing: %v", rules)
+	}
+}
+
+// TestRulesThatCrunTakesForTheSame are removed with the one that a removal names: crun takes every type but a and b for a
+// character device, and a number for a C int.
+func TestRulesThatCrunTakesForTheSame(t *testing.T) {
+	const before = `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},%s{"allow":true,"type":"c","major":10,"minor":254,"access":"rw"}]}}}`
+	for _, rule := range []string{`"type":"c","major":195,"minor":254`, `"type":"u","major":195,"minor":254`, `"type":"char","major":195,"minor":254`,
+		`"type":"c","major":4294967491,"minor":254`, `"type":"c","major":195,"minor":4294967550`} {
+		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+rule+`,"access":"rw"},`)), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
+		if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
+			t.Errorf("%s: got %s (%v), want %s", rule, got, err, want)
+		}
+	}
+	kept := fmt.Sprintf(before, `{"allow":true,"type":"b","major":195,"minor":254,"access":"rw"},{"allow":true,"type":"c","major":195,"access":"m"},`)
+	got, err := OCI([]byte(kept), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
+	if err != nil || string(got) != kept {
+		t.Errorf("others go too: %s (%v)", got, err)
 	}
 }

@@ -1,0 +1,50 @@
+package oracle
+
+import (
+	"path/filepath"
+	"strings"
+)
+
+// requests are what NVIDIA's container toolkit would act on: its documentation and internal/config/image.
+func requests(s spec) []Way {
+	var ways []Way
+	env := map[string]string{}
+	for _, entry := range s.env { // the last one stays
+		if name, value, found := strings.Cut(entry, "="); found {
+			env[name] = value
+		}
+	}
+	visible, set := env["NVIDIA_VISIBLE_DEVICES"]
+	if !set && env["CUDA_VERSION"] != "" && env["NVIDIA_REQUIRE_CUDA"] == "" {
+		visible = "all" // a legacy image
+	}
+	if visible != "void" && visible != "none" {
+		for _, element := range strings.Split(visible, ",") {
+			if element = strings.TrimSpace(element); element != "" {
+				ways = append(ways, Way{"visible devices", element})
+			}
+		}
+	}
+	for _, name := range []string{"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_IMEX_CHANNELS"} {
+		if env[name] != "" {
+			ways = append(ways, Way{"variable " + name, Nothing})
+		}
+	}
+	for _, name := range []string{"NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH"} {
+		if env[name] == "enabled" {
+			ways = append(ways, Way{"variable " + name, Nothing})
+		}
+	}
+	for _, path := range s.hooks {
+		switch filepath.Base(path) {
+		case "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook", "nvidia-ctk":
+			ways = append(ways, Way{"hook " + path, Nothing})
+		}
+	}
+	for key, value := range s.annotations {
+		if strings.HasPrefix(key, "cdi.k8s.io/") && strings.Contains(value, "nvidia.com/") {
+			ways = append(ways, Way{"annotation " + key, Nothing})
+		}
+	}
+	return ways
+}
