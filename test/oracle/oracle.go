@@ -22,7 +22,7 @@ type World struct {
 	// Devices are the character devices of GPUs, each with what a grant must hold for it: a GPU's UUID, Driver for what comes
 	// with every grant, Nothing for what no grant gives. Each of them is tried.
 	Devices map[Device]string
-	Majors  []int64 // those that are the driver's alone: what Devices does not list of them no grant gives
+	Majors  []int64  // those that are the driver's alone: what Devices does not list of them no grant gives
 	Private []string // directories of which no container gets a part, as real paths
 }
 

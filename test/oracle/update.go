@@ -1,0 +1,33 @@
+package oracle
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Update lists what the resources of a runtime's update open: crun puts their device rules in place of the container's, and
+// both write the keys of unified as they stand.
+func (w World) Update(resources []byte) ([]Way, error) {
+	var r specs.LinuxResources
+	if err := json.Unmarshal(resources, &r); err != nil {
+		return nil, err
+	}
+	var s spec
+	for _, d := range r.Devices {
+		s.rules = append(s.rules, rule{d.Allow, d.Type, number(d.Major), number(d.Minor), d.Access})
+	}
+	var ways []Way
+	if len(s.rules) > 0 {
+		ways = w.open(s, "crun", []filter{crunV1, crunV2})
+	}
+	for key := range r.Unified {
+		if strings.HasPrefix(key, "dmem.") {
+			ways = append(ways, Way{"unified " + key, Nothing})
+		}
+	}
+	slices.SortFunc(ways, func(a, b Way) int { return strings.Compare(a.How, b.How) })
+	return ways, nil
+}
