@@ -1,0 +1,124 @@
+package oci
+
+import (
+	"flag"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Here is how runc itself reads its arguments, by the same means: package flag, and what urfave/cli v1 does to the words of
+// a subcommand before (command.go: reorderArgs). What runc would start, Parse must have read alike.
+
+// runcCommand is a subcommand that starts a container, and its options.
+var runcCommands = map[string]struct{ values, switches []string }{
+	"create": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}, []string{"no-pivot", "no-new-keyring"}},
+	"run": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"},
+		[]string{"detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring"}},
+	"restore": {[]string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
+		[]string{"tcp-established", "ext-unix-sk", "shell-job", "file-locks", "detach", "d", "no-subreaper", "no-pivot", "auto-dedup", "lazy-pages"}},
+}
+
+// flags makes a set; aliases of the bundle share a value.
+func flags(values, switches []string) (*flag.FlagSet, map[string]*string) {
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	read := map[string]*string{"bundle": new(string)}
+	for _, name := range values {
+		switch name {
+		case "b", "bundle":
+			set.StringVar(read["bundle"], name, "", "")
+		default:
+			read[name] = set.String(name, "", "")
+		}
+	}
+	for _, name := range switches {
+		set.Bool(name, false, "")
+	}
+	return set, read
+}
+
+// asRunc reads argv; ok says that runc would start something.
+func asRunc(words []string) (c Command, ok bool) {
+	globals, read := flags([]string{"root", "log", "log-format", "criu", "rootless"}, []string{"debug", "systemd-cgroup", "version", "v", "help", "h"})
+	if globals.Parse(words) != nil || globals.NArg() == 0 || on(globals, "version", "v", "help", "h") {
+		return c, false
+	}
+	c.Name, c.Root = globals.Arg(0), *read["root"]
+	options, starts := runcCommands[c.Name]
+	if !starts {
+		return c, false
+	}
+	local, read := flags(options.values, append([]string{"help", "h"}, options.switches...))
+	if local.Parse(reordered(local, globals.Args()[1:])) != nil || on(local, "help", "h") || local.NArg() != 1 {
+		return c, false
+	}
+	c.Bundle, c.ID = *read["bundle"], local.Arg(0)
+	return c, true
+}
+
+func on(set *flag.FlagSet, names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return set.Lookup(name).Value.String() == "true" })
+}
+
+// reordered puts known options and the words behind them first, up to "--".
+func reordered(set *flag.FlagSet, words []string) []string {
+	known := func(word string) bool {
+		name := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
+		name, _, _ = strings.Cut(name, "=")
+		return word != "-" && word != "--" && strings.HasPrefix(word, "-") && set.Lookup(name) != nil
+	}
+	var first, rest []string
+	mayBeValue := false
+	for i, word := range words {
+		switch {
+		case mayBeValue && !known(word):
+			mayBeValue = false
+			first = append(first, word)
+		case word == "--":
+			return append(append(first, rest...), words[i:]...)
+		case known(word):
+			first = append(first, word)
+			mayBeValue = !strings.Contains(word, "=")
+		default:
+			rest = append(rest, word)
+		}
+	}
+	return append(first, rest...)
+}
+
+// vocabulary is what a byte of the fuzzer stands for.
+var vocabulary = []string{"create", "run", "restore", "state", "delete", "c", "create", "/b", "--bundle", "--bundle=/b", "-b", "-b=/b", "--root", "--root=/r", "/r",
+	"--log", "l", "--log-format", "json", "--debug", "--systemd-cgroup", "--pid-file", "--pid-file=p", "--console-socket", "--no-pivot", "-d", "--detach", "--", "-",
+	"--debug=false", "--no-pivot=true", "--rootless", "--rootless=true", "-bundle", "-root", "--preserve-fds", "3", "--image-path", "i", "--keep", "--tcp-established", "--help", "---b", "--=x", "--bundle="}
+
+// dangling reports whether the last word is an option that lacks its value. runc then takes the first argument for it,
+// which no engine can mean; Parse does not follow it there.
+func dangling(words []string) bool {
+	name, _, hasValue, isOption := option(words[len(words)-1])
+	return isOption && !hasValue && slices.ContainsFunc(Creates, func(command string) bool { return takesValue(command, name) })
+}
+
+// FuzzAsRunc: of every word list that runc would start a container by, Parse knows the subcommand, the bundle, the root and
+// the id.
+func FuzzAsRunc(f *testing.F) {
+	for _, seed := range []string{"\x0c\x0e\x00\x08\x07\x05", "\x00\x05\x08\x07", "\x13\x01\x19\x09\x05", "\x02\x25\x26\x09\x05", "\x0d\x00\x09\x1b\x05", "\x00\x18\x05", "\x1f\x00\x05"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		var words []string
+		for _, b := range input {
+			words = append(words, vocabulary[int(b)%len(vocabulary)])
+		}
+		want, starts := asRunc(words)
+		got := Parse(append([]string{"runc"}, words...))
+		if !starts || dangling(words) || strings.HasPrefix(want.ID, "-") || strings.HasPrefix(want.Bundle, "-") {
+			return // no engine's id or bundle begins like an option
+		}
+		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
+			t.Errorf("%q: runc reads %+v, we %+v", words, want, got)
+		}
+	})
+}
