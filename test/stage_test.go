@@ -51,6 +51,10 @@ func simulateMajors(t *testing.T) map[string]int {
 	majors := map[string]int{}
 	next := 400
 	for _, name := range []string{"nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch"} {
+		if m := regexp.MustCompile(`(?m)^ *([0-9]+) ` + name + `$`).FindStringSubmatch(characters); m != nil { // of a real driver
+			majors[name], _ = strconv.Atoi(m[1])
+			continue
+		}
 		for regexp.MustCompile(fmt.Sprintf(`(?m)^ *%d `, next)).MatchString(characters) {
 			next++
 		}
