@@ -3,6 +3,8 @@ package oracle
 import (
 	"math"
 	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // rule is one of linux.resources.devices. A number that the spec leaves out is -1.
@@ -169,4 +171,19 @@ func crunV2(rules []rule, d Device, access string) bool {
 		}
 	}
 	return len(rules) == 0
+}
+
+// Opens tells whether a container of "runc" or "crun" with these rules opens a device on version 1 or 2 of cgroups, with an
+// access of "r", "w" or "rw". One that the runtime would not start opens nothing.
+func Opens(runtime string, version int, list []specs.LinuxDeviceCgroup, d Device, access string) bool {
+	filters := map[string][]filter{"runc": {runcV1, runcV2}, "crun": {crunV1, crunV2}}
+	return filters[runtime][version-1](rulesOf(list), d, access)
+}
+
+func rulesOf(list []specs.LinuxDeviceCgroup) []rule {
+	var rules []rule
+	for _, r := range list {
+		rules = append(rules, rule{r.Allow, r.Type, number(r.Major), number(r.Minor), r.Access})
+	}
+	return rules
 }

@@ -140,9 +140,7 @@ func fromSpec(from specs.Spec) spec {
 		s.devices = append(s.devices, node{d.Path, d.Type, d.Major, d.Minor})
 	}
 	if from.Linux.Resources != nil {
-		for _, r := range from.Linux.Resources.Devices {
-			s.rules = append(s.rules, rule{r.Allow, r.Type, number(r.Major), number(r.Minor), r.Access})
-		}
+		s.rules = rulesOf(from.Linux.Resources.Devices)
 	}
 	return s
 }

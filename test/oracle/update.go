@@ -15,10 +15,7 @@ func (w World) Update(resources []byte) ([]Way, error) {
 	if err := json.Unmarshal(resources, &r); err != nil {
 		return nil, err
 	}
-	var s spec
-	for _, d := range r.Devices {
-		s.rules = append(s.rules, rule{d.Allow, d.Type, number(d.Major), number(d.Minor), d.Access})
-	}
+	s := spec{rules: rulesOf(r.Devices)}
 	var ways []Way
 	if len(s.rules) > 0 {
 		ways = w.open(s, "crun", []filter{crunV1, crunV2})
