@@ -353,7 +353,8 @@ func wantHooksWithEnvironment(t *testing.T, config []byte) {
 		return
 	}
 	h := spec.Hooks
-	for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) { //nolint:staticcheck
+	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
+	for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) {
 		if len(hook.Env) == 0 || !filepath.IsAbs(hook.Path) {
 			t.Errorf("a hook without an environment, or without a whole path: %+v", hook)
 		}

@@ -121,6 +121,7 @@ func addHook(t *testing.T, spec *specs.Spec, words []string) {
 	if spec.Hooks == nil {
 		spec.Hooks = &specs.Hooks{}
 	}
+	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	stages := map[string]*[]specs.Hook{"prestart": &spec.Hooks.Prestart, "createRuntime": &spec.Hooks.CreateRuntime, "createContainer": &spec.Hooks.CreateContainer,
 		"startContainer": &spec.Hooks.StartContainer, "poststart": &spec.Hooks.Poststart, "poststop": &spec.Hooks.Poststop}
 	stage := stages[words[0]]

@@ -132,10 +132,10 @@ func sameDevice(a, b specs.LinuxDeviceCgroup) bool {
 }
 
 // ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to it any type but a and b
-// is a character device, and a number is a C int.
+// is a character device, a number is a C int, and one below 0 stands for all.
 func ruleName(r specs.LinuxDeviceCgroup) string {
 	digits := func(n *int64) string {
-		if n == nil || int32(*n) < 0 {
+		if n == nil || *n < 0 || int32(*n) < 0 {
 			return "*"
 		}
 		return fmt.Sprint(int32(*n))

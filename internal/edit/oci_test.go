@@ -177,8 +177,13 @@ func TestRulesThatCrunTakesForTheSame(t *testing.T) {
 			t.Errorf("%s: got %s (%v), want %s", rule, got, err, want)
 		}
 	}
+	got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,"type":"c","major":195,"minor":-9223372036854775808,"access":"rw"},`)),
+		grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:*")})
+	if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
+		t.Errorf("below 0: got %s (%v), want %s", got, err, want)
+	}
 	kept := fmt.Sprintf(before, `{"allow":true,"type":"b","major":195,"minor":254,"access":"rw"},{"allow":true,"type":"c","major":195,"access":"m"},`)
-	got, err := OCI([]byte(kept), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
+	got, err = OCI([]byte(kept), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
 	if err != nil || string(got) != kept {
 		t.Errorf("others go too: %s (%v)", got, err)
 	}

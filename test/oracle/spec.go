@@ -128,6 +128,7 @@ func fromSpec(from specs.Spec) spec {
 		s.mounts = append(s.mounts, mount{m.Source, m.Destination, bind})
 	}
 	if h := from.Hooks; h != nil {
+		//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 		for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) {
 			s.hooks = append(s.hooks, hook.Path)
 		}
