@@ -88,6 +88,9 @@ func (s *scene) config(t *rapid.T, claims bool) []byte {
 		//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 		spec.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: path, Args: []string{path}}}}
 	}
+	if rapid.IntRange(0, 19).Draw(t, "unified") == 0 {
+		spec.Linux.Resources.Unified = map[string]string{rapid.SampledFrom([]string{"dmem.max", "memory.high", "dmemory.max"}).Draw(t, "key"): "1"}
+	}
 	if claims {
 		s.claim(t, &spec)
 	}

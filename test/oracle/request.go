@@ -36,14 +36,19 @@ func requests(s spec) []Way {
 		}
 	}
 	for _, path := range s.hooks {
-		switch filepath.Base(path) {
-		case "nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook", "nvidia-ctk":
+		switch filepath.Base(path) { // nvidia-container-runtime-hook acts only on the wishes above
+		case "nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-cli":
 			ways = append(ways, Way{"hook " + path, Nothing})
 		}
 	}
 	for key, value := range s.annotations {
 		if strings.HasPrefix(key, "cdi.k8s.io/") && strings.Contains(value, "nvidia.com/") {
 			ways = append(ways, Way{"annotation " + key, Nothing})
+		}
+	}
+	for _, key := range s.unified {
+		if strings.HasPrefix(key, "dmem.") { // the driver's limit of memory
+			ways = append(ways, Way{"unified " + key, Nothing})
 		}
 	}
 	return ways

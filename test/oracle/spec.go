@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -19,6 +20,7 @@ type spec struct {
 	mounts        []mount
 	hooks         []string // their paths
 	annotations   map[string]string
+	unified       []string // its keys
 	userNamespace bool
 }
 
@@ -65,7 +67,7 @@ func readAsCrun(config []byte) (spec, error) {
 // names are all that the oracle reads, in structures; another spelling of one is unknown to crun. The names in maps are
 // annotations' keys, none of which is equal to one of these in another case.
 var names = []string{"process", "env", "linux", "resources", "devices", "allow", "type", "major", "minor", "access", "path", "mounts", "source",
-	"destination", "options", "hooks", "annotations", "namespaces", "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
+	"destination", "options", "hooks", "annotations", "namespaces", "unified", "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
 func resembles(key string) bool {
 	return !slices.Contains(names, key) && slices.ContainsFunc(names, func(name string) bool {
@@ -141,6 +143,7 @@ func fromSpec(from specs.Spec) spec {
 		s.devices = append(s.devices, node{d.Path, d.Type, d.Major, d.Minor})
 	}
 	if from.Linux.Resources != nil {
+		s.unified = slices.Collect(maps.Keys(from.Linux.Resources.Unified))
 		s.rules = rulesOf(from.Linux.Resources.Devices)
 	}
 	return s
