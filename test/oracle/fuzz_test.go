@@ -67,6 +67,7 @@ func FuzzAnnotations(f *testing.F) {
 		f.Add(uint8(i), seed, "1", uint8(0), true)
 	}
 	f.Add(uint8(2), "2048MiB", "", uint8(3), false)
+	f.Add(uint8(2), "2048Mi", "0", uint8(1), false)
 	f.Fuzz(func(t *testing.T, key uint8, value, share string, engine uint8, inPod bool) {
 		name := keys[int(key)%len(keys)]
 		annotations := map[string]string{"gpuledger.dev/grant": s.grants[2].reference.String()}
@@ -95,7 +96,8 @@ func FuzzAnnotations(f *testing.F) {
 	})
 }
 
-var size = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)B$`)
+// size is with a unit, as we write it or as Kubernetes does.
+var size = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)B?$`)
 
 // agrees reads an annotation of ours beside the grant of 2 GiB over GPUs 0 and 1 in mode limit.
 func (s *scene) agrees(name, value string) bool {
