@@ -38,11 +38,20 @@ test: ## everything that needs root and no GPU, set-up included (root); what CI 
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build
 	go vet ./...
+	go vet -tags e2e ./test/e2e
 	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 9m ./...
 	@for package in $(FAILPOINT_TESTS); do \
 	  echo "go test -tags failpoint $$package"; \
 	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 9m "$$package"; \
 	done
+	test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
+
+E2E ?= containerd,crio,podman,docker
+.PHONY: e2e
+e2e: ## the story through real engines, set-up included (root); E2E=containerd,crio,podman,docker
+	@test/setup.sh e2e
+	$(MAKE) --no-print-directory build
+	test/rig/leftovers.sh test/e2e/run.sh $(E2E) -v
 
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook and bin/gpuledgerd
@@ -80,7 +89,9 @@ lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
 	.cache/bin/staticcheck ./...
 	go vet -tags failpoint ./...
 	.cache/bin/staticcheck -tags failpoint ./...
-	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh
+	go vet -tags e2e ./test/e2e
+	.cache/bin/staticcheck -tags e2e ./test/e2e
+	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|torture|bench|check-go
+# setup.sh demo|test|e2e|torture|bench|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,9 +13,10 @@ base="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/st
 declare -A needs=(
   [demo]="$base"
   [bench]="$base"
-  [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2"
+  [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2 podman:podman conmon:conmon pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 )
 needs[torture]=${needs[test]}
+needs[e2e]="${needs[test]} dockerd:docker.io"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {

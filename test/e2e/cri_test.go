@@ -1,0 +1,191 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// kubelet asks through CRI, with what a kubelet would ask for, in crictl's words.
+type kubelet struct {
+	cdi bool // the engine obeys CDI names in CRI
+}
+
+var crictl = built("crictl/crictl")
+
+func (k kubelet) name() string { return "CRI" }
+
+// owner is the pod's identity, which the engine itself writes into the bundle.
+func (k kubelet) owner(c container) string { return "pod:" + c.uid() + "/main" }
+
+// refer names the container: a pod's annotations reach all of its containers.
+func (k kubelet) refer(to *container, reference string) {
+	to.annotate("gpuledger.dev/grant.main", reference)
+}
+
+func (k kubelet) cannot(c container) string {
+	if len(c.cdi) > 0 && !k.cdi {
+		return "this engine ignores CRI's CDI names"
+	}
+	return ""
+}
+
+// uid is that of the container's pod.
+func (c container) uid() string { return "uid-of-" + c.name }
+
+func (k kubelet) run(s *site, c container) result {
+	pod, created := k.create(s, c)
+	if pod != "" {
+		defer s.command(crictl, "rmp", "--force", pod)
+	}
+	if created.Code != 0 {
+		return created
+	}
+	if r := s.command(crictl, "start", created.id); r.Code != 0 {
+		return result{r, created.id}
+	}
+	return k.wait(s, created.id)
+}
+
+// create makes a pod and its container. The pod is "" when there is none.
+func (k kubelet) create(s *site, c container) (pod string, created result) {
+	podFile, containerFile := k.podFile(s, c), k.containerFile(s, c)
+	r := s.command(crictl, "runp", podFile)
+	if r.Code != 0 {
+		return "", result{r, ""}
+	}
+	pod = strings.TrimSpace(r.Stdout)
+	r = s.command(crictl, "create", pod, containerFile, podFile)
+	return pod, result{r, strings.TrimSpace(r.Stdout)}
+}
+
+// endMark is what a container's output ends with: an engine writes logs when it comes to it.
+const endMark = "end of output\n"
+
+// wait is for the container's end and its output.
+func (k kubelet) wait(s *site, id string) result {
+	var state, out string
+	eventually(s.T, "container "+id+" ends", func() bool {
+		state = s.succeeds(crictl, "inspect", "--output", "go-template", "--template", "{{.status.state}} {{.status.exitCode}}", id)
+		return strings.HasPrefix(state, "CONTAINER_EXITED")
+	})
+	r := rig.Result{}
+	_, _ = fmt.Sscanf(strings.TrimPrefix(state, "CONTAINER_EXITED"), "%d", &r.Code)
+	eventually(s.T, "the output of container "+id+" is there", func() bool {
+		out = s.command(crictl, "logs", id).Stdout
+		return strings.HasSuffix(out, endMark)
+	})
+	r.Stdout = strings.TrimSuffix(out, endMark)
+	return result{r, id}
+}
+
+type object = map[string]any
+
+func (k kubelet) podFile(s *site, c container) string {
+	logs := "/var/log/pods/" + c.name
+	must(s.T, os.MkdirAll(logs, 0o755))
+	security := object{"namespace_options": c.namespaces()}
+	if c.privileged {
+		security["privileged"] = true
+	}
+	return s.json(c.name+".pod.json", object{
+		"metadata":      object{"name": c.name, "namespace": "team", "uid": c.uid(), "attempt": 0},
+		"log_directory": logs, "annotations": c.annotations, "labels": c.labels(),
+		"linux": object{"cgroup_parent": "/pods", "security_context": security},
+	})
+}
+
+func (k kubelet) containerFile(s *site, c container) string {
+	security := object{"namespace_options": c.namespaces()}
+	if c.privileged {
+		security["privileged"] = true
+	}
+	if c.readOnly {
+		security["readonly_rootfs"] = true
+	}
+	spec := object{
+		"metadata": object{"name": "main", "attempt": 0}, "image": object{"image": image}, "log_path": "main.log",
+		"command": []string{"/bin/sh", "-c", "{ " + c.script + "\n}; echo " + strings.TrimSpace(endMark)}, "labels": c.labels(),
+		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": 64 << 20, "cpu_shares": 512}},
+	}
+	spec["envs"], spec["devices"], spec["mounts"], spec["CDI_devices"] = []object{}, []object{}, []object{}, []object{}
+	add := func(list string, o object) { spec[list] = append(spec[list].([]object), o) }
+	for _, entry := range c.env {
+		key, value, _ := strings.Cut(entry, "=")
+		add("envs", object{"key": key, "value": value})
+	}
+	for _, path := range c.devices {
+		add("devices", object{"host_path": path, "container_path": path, "permissions": "rwm"})
+	}
+	for _, b := range c.binds {
+		add("mounts", object{"host_path": b.from, "container_path": b.to})
+	}
+	for _, name := range c.cdi {
+		add("CDI_devices", object{"name": name})
+	}
+	return s.json(c.name+".container.json", spec)
+}
+
+// labels are those that a kubelet gives to every container. CRI-O makes annotations of them.
+func (c container) labels() object {
+	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": "main"}
+}
+
+// namespaces are a pod's, in the numbers of CRI's NamespaceMode.
+func (c container) namespaces() object {
+	const ofPod, ofContainer, ofNode = 0, 1, 2
+	options := object{"network": ofPod, "pid": ofContainer}
+	if c.hostNetwork {
+		options["network"] = ofNode
+	}
+	if c.hostPID {
+		options["pid"] = ofNode
+	}
+	if c.userns {
+		all := []object{{"container_id": 0, "host_id": 100000, "length": 65536}}
+		options["userns_options"] = object{"mode": ofPod, "uids": all, "gids": all}
+	}
+	return options
+}
+
+func (s *site) json(name string, v any) string {
+	path := filepath.Join(s.dir, name)
+	writeFile(s.T, path, string(encode(s.T, v)))
+	return path
+}
+
+// useCRI points crictl at an engine.
+func useCRI(t testing.TB, socket string) {
+	writeFile(t, "/etc/crictl.yaml", fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 120\n", socket))
+}
+
+// criKnows waits for images: an engine hears of an import by and by.
+func criKnows(s *site, images ...string) {
+	s.T.Helper()
+	for _, name := range images {
+		eventually(s.T, "CRI knows "+name, func() bool { return s.command(crictl, "inspecti", name).Code == 0 })
+	}
+}
+
+// fakeNetwork is a CNI plugin that says what a network would and makes none: nobody here is called.
+func fakeNetwork(t testing.TB) {
+	for _, plugin := range []string{"fake", "loopback"} {
+		path := "/run/e2e/cni/" + plugin
+		writeFile(t, path, `#!/bin/sh
+configuration=$(cat)
+case $CNI_COMMAND in
+  VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0"]}' ;;
+  ADD) echo "$configuration" | jq --arg name "$CNI_IFNAME" --arg namespace "$CNI_NETNS" '{cniVersion,
+    interfaces: [{name: $name, sandbox: $namespace}], ips: [{version: "4", interface: 0, address: "10.88.0.2/16"}], dns: {}}' ;;
+esac
+`)
+		must(t, os.Chmod(path, 0o755))
+	}
+	writeFile(t, "/etc/cni/net.d/10-fake.conflist", `{"cniVersion": "0.4.0", "name": "fake", "plugins": [{"type": "fake"}]}`)
+}

@@ -1,0 +1,112 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// engine is a container engine at one version, with the real runtime behind it.
+type engine struct {
+	name    string // in E2E and in the table
+	trust   grant.Engine
+	runtime string // the real one: a name, or a path below .cache/engines
+	layout  rig.Layout
+	needs   []string // programs of Debian's that cannot be missing
+	up      func(*site) []client
+}
+
+var engines = []engine{
+	{name: "containerd2", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, up: containerd2},
+	{name: "containerd1.7", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, up: containerd17},
+	{name: "containerd1.6", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, needs: []string{"containerd", "ctr"}, up: containerd16},
+	//{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon"}, up: crio},
+	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, up: podman},
+	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
+	//{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, up: docker20},
+	//{name: "docker-2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
+}
+
+// built is a program that test/engines/build.sh has built.
+func built(name string) string {
+	path, _ := filepath.Abs("../../.cache/engines/" + name)
+	return path
+}
+
+// thisEngine is the one of this machine.
+func thisEngine(t *testing.T) engine {
+	for _, e := range engines {
+		if e.name == os.Getenv(engineVar) {
+			return e
+		}
+	}
+	t.Fatalf("there is no engine %q", os.Getenv(engineVar))
+	return engine{}
+}
+
+// container is what a test wants started, in nobody's words.
+type container struct {
+	name        string
+	script      string // for its shell
+	env         []string
+	annotations map[string]string
+	forged      bool     // annotations are what a user must not be believed
+	devices     []string // of the machine's /dev
+	binds       []bind   // read-write
+	cdi         []string // names of devices
+	privileged  bool
+	hostPID     bool
+	hostNetwork bool
+	readOnly    bool
+	userns      bool
+}
+
+// bind is a mount of a path of the machine's.
+type bind struct{ from, to string }
+
+func (c *container) annotate(key, value string) {
+	if c.annotations == nil {
+		c.annotations = map[string]string{}
+	}
+	c.annotations[key] = value
+}
+
+// result is what became of a container. Standard error is what the engine tells its user.
+type result struct {
+	rig.Result
+	id string // the real runtime's name for it; "" where the engine has none yet
+}
+
+// client is a way in which an engine's users start containers.
+type client interface {
+	name() string
+	// run runs a container to its end and removes it.
+	run(*site, container) result
+	// owner is who the engine says the container is, for a grant's --owner; "" where it says nothing that can be trusted.
+	owner(container) string
+	// refer puts a reference to a grant where this client's users put it.
+	refer(c *container, reference string)
+	// cannot says why a container cannot be asked for by this client; "" when it can.
+	cannot(container) string
+}
+
+// TestEngine runs every test on this machine's engine.
+func TestEngine(t *testing.T) {
+	s := newSite(t, thisEngine(t))
+	for _, cl := range s.engine.up(s) {
+		t.Run(cl.name(), func(t *testing.T) {
+			t.Run("story", func(t *testing.T) { story(t, s, cl) })
+			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })
+			t.Run("privileged", func(t *testing.T) { privileged(t, s, cl) })
+			if ctr, is := cl.(ctr); is {
+				t.Run("many at once", func(t *testing.T) { many(s.in(t), ctr) })
+			}
+		})
+	}
+	s.CheckSound("at the end")
+}

@@ -1,0 +1,110 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// harmless starts what every node runs, with gpuledger as the default runtime: the real runtime gets what the engine
+// wrote, byte for byte. An init container is to its runtime one container of the pod before another.
+func harmless(t *testing.T, s *site, cl client) {
+	for name, c := range map[string]container{
+		"busybox":        {},
+		"node's pids":    {hostPID: true},
+		"node's network": {hostNetwork: true},
+		"node's /":       {binds: []bind{{"/", "/mnt"}}},
+		"read-only":      {readOnly: true},
+		"void":           {env: []string{"NVIDIA_VISIBLE_DEVICES=void"}},
+		"user namespace": {userns: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := s.in(t)
+			c.name, c.script = named(cl, "harmless "+name), "echo here"
+			if why := cl.cannot(c); why != "" {
+				t.Skip("not shown: " + why)
+			}
+			r := cl.run(s, c)
+			if cl.name() == "podman" && c.userns {
+				// Podman writes no device rules for it at all. Measured: crun then lets a GPU node be opened, runc does not.
+				isRefused(t, r, grant.GPUDeviceRule, "no device rule is given")
+				return
+			}
+			if r.Code != 0 || r.Stdout != "here\n" {
+				t.Fatalf("got %+v, want it to run", r)
+			}
+			s.untouched(r)
+		})
+	}
+}
+
+// named is a container's name that every engine takes.
+func named(cl client, what string) string {
+	return cl.name() + "-" + strings.NewReplacer(" ", "-", "'", "", "/", "root").Replace(what)
+}
+
+// privileged starts a privileged container under each of the policies that let it start.
+func privileged(t *testing.T, s *site, cl client) {
+	t.Run("report", func(t *testing.T) {
+		s := s.in(t)
+		s.policy(`mode = "report"`)
+		r := cl.run(s, container{name: named(cl, "reported"), privileged: true, script: "echo here"})
+		if r.Code != 0 || r.Stdout != "here\n" {
+			t.Fatalf("got %+v, want it to run", r)
+		}
+		s.untouched(r)
+		audit, err := os.ReadFile(s.Dir + "/audit.jsonl")
+		must(t, err)
+		if lines := strings.Split(strings.TrimSpace(string(audit)), "\n"); !strings.Contains(lines[len(lines)-1], string(grant.PrivilegedGPU)) {
+			t.Errorf("the audit log ends with %s, want it recorded as %s", lines[len(lines)-1], grant.PrivilegedGPU)
+		}
+	})
+	t.Run("strip", func(t *testing.T) {
+		s := s.in(t)
+		s.policy(`privileged = "strip"`)
+		r := cl.run(s, container{name: named(cl, "stripped"), privileged: true, script: probe})
+		if r.Code != 0 || r.Stdout != nothing {
+			t.Fatalf("got %+v, want it to run and to reach nothing:\n%s", r, nothing)
+		}
+		s.onlyGPUsRemoved(r)
+	})
+}
+
+// policy adds to the node's configuration until the test ends.
+func (s *site) policy(line string) {
+	s.T.Helper()
+	before, err := os.ReadFile(s.Config)
+	must(s.T, err)
+	s.Write("config.toml", string(before)+"\n[policy]\n"+line+"\n")
+	s.T.Cleanup(func() { s.Write("config.toml", string(before)) })
+}
+
+// onlyGPUsRemoved wants the real runtime to have got what the engine wrote, but for GPU nodes and for device rules.
+func (s *site) onlyGPUsRemoved(r result) {
+	t := s.T
+	t.Helper()
+	before, after := s.seen(r.id)
+	var was, is specs.Spec
+	must(t, json.Unmarshal(before, &was), json.Unmarshal(after, &is))
+	was.Linux.Devices = slices.DeleteFunc(was.Linux.Devices, func(d specs.LinuxDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia") })
+	if len(is.Linux.Resources.Devices) < 2 || slices.ContainsFunc(is.Linux.Resources.Devices, opensGPUs) {
+		t.Errorf("device rules %+v, want a list that opens no GPU", is.Linux.Resources.Devices)
+	}
+	was.Linux.Resources.Devices, is.Linux.Resources.Devices = nil, nil
+	if !reflect.DeepEqual(was, is) {
+		t.Errorf("more than GPUs was removed: the engine wrote\n%s\nand the real runtime got\n%s", before, after)
+	}
+}
+
+func opensGPUs(rule specs.LinuxDeviceCgroup) bool {
+	return rule.Allow && rule.Type != "b" && (rule.Major == nil || *rule.Major < 0 || *rule.Major == 195)
+}

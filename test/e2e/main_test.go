@@ -1,0 +1,148 @@
+//go:build e2e
+
+// Package e2e tells the story through real container engines: a container reaches exactly what it was granted, or it does
+// not start, and the engine's own words say why.
+//
+// Each engine gets a machine of its own (see rig.InMachine), in which it runs at its standard paths with
+// gpuledger-runtime as its default runtime. test/e2e/run.sh builds what Debian does not have and runs the tests.
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// engineVar names the engine of a machine, resultsVar the file in which its machine notes results.
+const (
+	engineVar  = "GPULEDGER_E2E_ENGINE"
+	resultsVar = "GPULEDGER_E2E_RESULTS"
+)
+
+func TestMain(m *testing.M) {
+	if rig.EnterMachine() {
+		os.Exit(m.Run())
+	}
+	if os.Geteuid() != 0 {
+		fmt.Println("SKIP: these tests need root: they start container engines")
+		os.Exit(0)
+	}
+	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ",")))
+}
+
+// everyEngine runs the tests once for each engine and prints what came out. The names are those of the engines, or of
+// several at once: "podman" is podman-crun and podman-runc.
+func everyEngine(names []string) int {
+	file, err := os.CreateTemp("", "results-")
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	defer os.Remove(file.Name())
+	module, _ := filepath.Abs("../..")
+	status, ran := 0, 0
+	for _, e := range engines {
+		if !slices.ContainsFunc(names, func(name string) bool { return name == e.name || name != "" && strings.HasPrefix(e.name, name+"-") }) {
+			continue
+		}
+		ran++
+		fmt.Printf("=== %s\n", e.name)
+		status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name, resultsVar+"="+file.Name()))
+	}
+	if ran == 0 {
+		fmt.Printf("cannot run: no engine is named in E2E=%q; there are %s\n", os.Getenv("E2E"), known())
+		return 2
+	}
+	printTable(file.Name())
+	return status
+}
+
+func known() string {
+	var names []string
+	for _, e := range engines {
+		names = append(names, e.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// outcome is one cell of the table.
+type outcome struct {
+	Engine, Client, Entry, Case, Result, Why string
+}
+
+// note keeps an outcome for the table.
+func note(t *testing.T, o outcome) {
+	t.Helper()
+	line, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(os.Getenv(resultsVar), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(append(line, '\n')); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// printTable has a row for each case and a column for each engine, client and entry point. What an engine has no words for is
+// "-", with the reason below.
+func printTable(file string) {
+	data, _ := os.ReadFile(file)
+	results, reasons := map[string]string{}, map[string][]string{}
+	var columns, rows, whys []string
+	for _, line := range bytes.Split(bytes.TrimSpace(data), []byte("\n")) {
+		var o outcome
+		if json.Unmarshal(line, &o) != nil {
+			continue
+		}
+		column := strings.Join([]string{o.Engine, o.Client, o.Entry}, "\t")
+		columns, rows = appendOnce(columns, column), appendOnce(rows, o.Case)
+		results[column+o.Case] = o.Result
+		if o.Why != "" {
+			whys = appendOnce(whys, o.Why)
+			reasons[o.Why] = appendOnce(reasons[o.Why], o.Engine+" "+o.Client)
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w)
+	for i, head := range []string{"engine", "client", "entry point"} {
+		fmt.Fprint(w, head)
+		for _, column := range columns {
+			fmt.Fprint(w, "\t", strings.Split(column, "\t")[i])
+		}
+		fmt.Fprintln(w)
+	}
+	for _, row := range rows {
+		fmt.Fprint(w, row)
+		for _, column := range columns {
+			fmt.Fprint(w, "\t", results[column+row])
+		}
+		fmt.Fprintln(w)
+	}
+	_ = w.Flush()
+	for _, why := range whys {
+		fmt.Printf("- %s: %s\n", strings.Join(reasons[why], ", "), why)
+	}
+	fmt.Println()
+}
+
+func appendOnce(list []string, s string) []string {
+	if slices.Contains(list, s) {
+		return list
+	}
+	return append(list, s)
+}

@@ -1,0 +1,33 @@
+#!/bin/bash
+# run.sh [ENGINE[,ENGINE...]] [GO-TEST-FLAG...]
+# Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
+# the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
+
+# name: what test/engines/build.sh must build for it. The names are those of engine_test.go.
+table='
+containerd2    runc containerd-2 crictl
+containerd1.7  containerd-1.7 crictl
+containerd1.6  crictl
+podman-crun
+podman-runc
+'
+
+names=() builds=()
+IFS=, read -ra wanted <<<"${1:-containerd,podman}"
+for want in "${wanted[@]}"; do
+  found=
+  while read -r name needs; do
+    [[ -n $name && $name == "$want"* ]] || continue
+    found=1 names+=("$name")
+    read -ra needs <<<"$needs"
+    builds+=("${needs[@]}")
+  done <<<"$table"
+  [ -n "$found" ] || { echo "run.sh: there is no engine $want; there are:" $(awk 'NF { print $1 }' <<<"$table") >&2; exit 2; }
+done
+mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
+[ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
+[ -x bin/gpuledger ] && [ -x bin/gpuledger-runtime ] || { echo "run.sh: bin/ is empty; run make build first" >&2; exit 1; }
+E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 20m "${@:2}" ./test/e2e

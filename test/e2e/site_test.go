@@ -1,0 +1,204 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime, and a witness on either side of
+// it: what the engine wrote, and what the real runtime got.
+type site struct {
+	*rig.Node
+	engine engine
+	dir    string // short, and the machine's own
+	images map[string]string
+}
+
+const (
+	image      = "localhost/busybox:1"
+	pauseImage = "localhost/pause:1"
+)
+
+func newSite(t *testing.T, e engine) *site {
+	rig.Need(t, append([]string{"busybox", e.runtime}, e.needs...)...)
+	s := &site{engine: e, dir: "/run/e2e"}
+	for _, dir := range []string{"behind", "before", "after", "log"} {
+		must(t, os.MkdirAll(filepath.Join(s.dir, dir), 0o755))
+	}
+	real, err := exec.LookPath(e.runtime)
+	must(t, err)
+	// Named like the runtime behind it: gpuledger-runtime tells crun's state directory by the name.
+	behind := filepath.Join(s.dir, "behind", filepath.Base(real))
+	if e.name == "crio" {
+		real = s.weakRoot(t, real)
+	}
+	witness(t, behind, filepath.Join(s.dir, "after"), real)
+	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: behind})
+
+	// The binary's name says which engine calls, as the links that `gpuledger configure` makes; its configuration is at the default path.
+	link := filepath.Join(s.dir, "gpuledger-runtime."+suffix[string(e.trust)])
+	must(t, os.Symlink(rig.Binary(t, "gpuledger-runtime"), link))
+	witness(t, s.runtime(), filepath.Join(s.dir, "before"), link)
+	must(t, os.MkdirAll("/etc/gpuledger", 0o755))
+	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml"))
+
+	s.images = archives(t, filepath.Join(s.dir, "images"))
+	writeFile(t, "/etc/cdi/nvidia.json", cdiSpec)
+	return s
+}
+
+// in is the site for a subtest, whose failures are its own.
+func (s *site) in(t *testing.T) *site {
+	node, there := *s.Node, *s
+	node.T, there.Node = t, &node
+	return &there
+}
+
+var suffix = map[string]string{"containerd": "containerd", "cri-o": "crio", "podman": "podman", "docker": "docker"}
+
+// cdiSpec is what another vendor's generator would have left on the node.
+const cdiSpec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
+  {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
+  {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}}]}`
+
+// runtime is what the engine calls.
+func (s *site) runtime() string { return filepath.Join(s.dir, "runtime") }
+
+// witness is an OCI runtime that copies config.json at a create, and then runs another.
+func witness(t *testing.T, path, into, next string) {
+	t.Helper()
+	script(t, path, fmt.Sprintf(`bundle=. previous= create= word=
+for word; do
+  case $previous in --bundle | -b) bundle=$word ;; esac
+  case $word in --bundle=*) bundle=${word#*=} ;; create | run) create=yes ;; esac
+  previous=$word
+done
+[ -z "$create" ] || cp "$bundle/config.json" %q/"$word.json"
+exec %q "$@"
+`, into, next))
+}
+
+// weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, as containers and sandboxes have it: CRI-O has no switch
+// against what needs it. It stands behind the witness.
+func (s *site) weakRoot(t *testing.T, next string) string {
+	t.Helper()
+	path := filepath.Join(s.dir, "weak-root")
+	script(t, path, fmt.Sprintf(`bundle=. previous= create=
+for word; do
+  case $previous in --bundle | -b) bundle=$word ;; esac
+  case $word in --bundle=*) bundle=${word#*=} ;; create | run) create=yes ;; esac
+  previous=$word
+done
+if [ -n "$create" ]; then
+  jq 'if (.process.oomScoreAdj // 0) < 0 then .process.oomScoreAdj = 0 else . end
+    | del(.process.rlimits, .linux.resources.hugepageLimits)' "$bundle/config.json" >"$bundle/config.json.weak"
+  mv "$bundle/config.json.weak" "$bundle/config.json"
+fi
+exec %q "$@"
+`, next))
+	return path
+}
+
+func script(t *testing.T, path, text string) {
+	t.Helper()
+	writeFile(t, path, "#!/bin/sh\n"+text)
+	must(t, os.Chmod(path, 0o755))
+}
+
+func writeFile(t testing.TB, path, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// seen is a container's config.json, as the engine wrote it and as the real runtime got it; the second is nil where it never did.
+func (s *site) seen(id string) (before, after []byte) {
+	before, _ = os.ReadFile(filepath.Join(s.dir, "before", id+".json"))
+	after, _ = os.ReadFile(filepath.Join(s.dir, "after", id+".json"))
+	return before, after
+}
+
+// daemon starts a program of the engine's and waits until it answers. It ends with the test.
+func (s *site) daemon(answers func() bool, program string, args ...string) {
+	t := s.T
+	t.Helper()
+	log := filepath.Join(s.dir, "log", filepath.Base(program))
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(t, err)
+	defer out.Close()
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+	cmd.Stdout, cmd.Stderr = out, out
+	must(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			_ = cmd.Process.Kill()
+		}
+		if t.Failed() {
+			t.Logf("%s has said:\n%s", program, tail(log))
+		}
+	})
+	eventually(t, program+" answers", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("%s has ended:\n%s", program, tail(log))
+		default:
+		}
+		return answers()
+	})
+}
+
+func tail(file string) string {
+	text, _ := os.ReadFile(file)
+	lines := strings.Split(string(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-40):], "\n")
+}
+
+// eventually is rig.Eventually with the patience that an engine on a slow machine needs.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never came true: %s", what)
+		}
+	}
+}
+
+// command runs a program of the engine's that ends by itself.
+func (s *site) command(program string, args ...string) rig.Result {
+	return rig.Run(exec.Command(program, args...))
+}
+
+// succeeds runs a program that cannot fail.
+func (s *site) succeeds(program string, args ...string) string {
+	s.T.Helper()
+	r := s.command(program, args...)
+	if r.Code != 0 {
+		s.T.Fatalf("%s %s: %+v", program, strings.Join(args, " "), r)
+	}
+	return strings.TrimSpace(r.Stdout)
+}

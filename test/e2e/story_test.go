@@ -1,0 +1,197 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a driver that is not there,
+// EPERM where it does not. The last two nodes are of the container's own making.
+const probe = `open() { cat "$1" 2>&1 | sed "s/.*: //"; }
+open /dev/nvidia0; open /dev/nvidia1; open /dev/nvidiactl
+for minor in 0 1; do mknod /tmp/other c 195 $minor; open /tmp/other; rm /tmp/other; done`
+
+const (
+	absent = "No such file or directory\n"
+	denied = "Operation not permitted\n"
+	let    = "No such device or address\n"
+
+	gpu1    = absent + let + let + denied + let
+	nothing = absent + absent + absent + denied + denied
+)
+
+// scene is one container of the story, and what must become of it.
+type scene struct {
+	container
+	output  string     // of a container that starts
+	refused grant.Code // or the code of its refusal
+	because string     // and what must stand in the engine's own words
+	after   func(result)
+}
+
+// cases are the story. Each fills in a container that has a name, for a client on a site.
+var cases = []struct {
+	name string
+	make func(s *site, cl client, c container) scene // s.T is the case's own
+}{
+	{"plain", func(s *site, _ client, c container) scene {
+		c.script = "echo here; " + probe
+		return scene{container: c, output: "here\n" + nothing, after: s.untouched}
+	}},
+	{"granted", func(s *site, cl client, c container) scene {
+		c.script = probe
+		g := s.grantTo(cl, &c, "--memory", "4GiB", "--gpu", "1")
+		return scene{container: c, output: gpu1, after: func(r result) {
+			before, _ := s.seen(r.id)
+			if cl.owner(c) != "" && bytes.Contains(before, []byte(g.ID)) {
+				s.T.Error("the bundle names the grant; want it found by the pod's identity alone")
+			}
+			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
+		}}
+	}},
+	{"visible devices all", func(_ *site, _ client, c container) scene {
+		c.env = []string{"NVIDIA_VISIBLE_DEVICES=all"}
+		return scene{container: c, refused: grant.VisibleDevicesAll, because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES"}
+	}},
+	{"privileged", func(_ *site, _ client, c container) scene {
+		c.privileged = true
+		return scene{container: c, refused: grant.PrivilegedGPU, because: "privileged"}
+	}},
+	{"foreign grant", func(s *site, cl client, c container) scene {
+		g := s.granted("--memory", "1GiB", "--owner", "pod:somebody/else")
+		cl.refer(&c, string(g.ID))
+		return scene{container: c, refused: grant.GrantOwnerMismatch, after: s.stillFree(g)}
+	}},
+	{"forged reference", func(_ *site, cl client, c container) scene {
+		cl.refer(&c, "g-aaaaaaaaaaaa.0123456789abcdef0123456789abcdef")
+		return scene{container: c, refused: grant.GrantNotFound}
+	}},
+	{"forged identity", func(s *site, _ client, c container) scene {
+		g := s.granted("--memory", "1GiB", "--owner", "pod:victim/main")
+		c.script, c.forged, c.annotations = probe, true, claimToBe("victim", "main", "container")
+		return scene{container: c, output: nothing, after: s.stillFree(g)}
+	}},
+	{"forged sandbox", func(_ *site, _ client, c container) scene {
+		c.env, c.forged, c.annotations = []string{"NVIDIA_VISIBLE_DEVICES=all"}, true, claimToBe("victim", "main", "sandbox")
+		return scene{container: c, refused: grant.VisibleDevicesAll}
+	}},
+	{"device node", func(_ *site, _ client, c container) scene {
+		c.devices = []string{"/dev/nvidia0"}
+		return scene{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
+	}},
+	{"bind mount", func(_ *site, _ client, c container) scene {
+		c.binds = []bind{{"/dev/nvidia0", "/dev/nvidia0"}}
+		return scene{container: c, refused: grant.GPUBindMount, because: "/dev/nvidia0"}
+	}},
+	{"CDI name", func(_ *site, _ client, c container) scene {
+		c.cdi = []string{"nvidia.com/gpu=0"}
+		return scene{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
+	}},
+}
+
+// story tells every case to one client.
+func story(t *testing.T, s *site, cl client) {
+	for _, c := range cases {
+		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: "wrapper", Case: c.name, Result: "ok"}
+		t.Run(c.name, func(t *testing.T) {
+			defer func() {
+				if t.Failed() {
+					o.Result = "FAIL"
+				}
+				note(t, o)
+			}()
+			s := s.in(t)
+			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"), script: "true"})
+			if o.Why = cl.cannot(scene.container); o.Why != "" {
+				o.Result = "-"
+				return
+			}
+			scene.check(t, s, cl)
+		})
+	}
+}
+
+// check runs the container and compares.
+func (sc scene) check(t *testing.T, s *site, cl client) {
+	t.Helper()
+	r := cl.run(s, sc.container)
+	if sc.refused == "" {
+		if r.Code != 0 || r.Stdout != sc.output {
+			t.Errorf("got %+v, want status 0 and\n%s", r, sc.output)
+		}
+	} else {
+		isRefused(t, r, sc.refused, sc.because)
+		if _, after := s.seen(r.id); r.id != "" && after != nil {
+			t.Errorf("the real runtime was called for it")
+		}
+	}
+	if sc.after != nil {
+		sc.after(r)
+	}
+}
+
+// isRefused wants code, reason and hint in what the engine tells its user.
+func isRefused(t *testing.T, r result, code grant.Code, because string) {
+	t.Helper()
+	for _, want := range []string{fmt.Sprintf("gpuledger: refused (%s): ", code), because, "hint: "} {
+		if r.Code == 0 || !strings.Contains(strings.ReplaceAll(r.Stderr, `\"`, `"`), want) {
+			t.Errorf("got %+v, want a refusal with %q", r, want)
+		}
+	}
+	t.Logf("in the engine's words: %s", strings.TrimSpace(r.Stderr))
+}
+
+// granted enters a grant until the case ends.
+func (s *site) granted(args ...string) grant.Reference {
+	s.T.Helper()
+	g := s.Grant(args...)
+	s.T.Cleanup(func() { s.Must("release", string(g.ID)) })
+	return g
+}
+
+// grantTo enters a grant that the container will use: by who it is, where the engine vouches for that, or by reference.
+func (s *site) grantTo(cl client, c *container, args ...string) grant.Reference {
+	s.T.Helper()
+	if owner := cl.owner(*c); owner != "" {
+		return s.granted(append(args, "--owner", owner)...)
+	}
+	g := s.granted(args...)
+	cl.refer(c, g.String())
+	return g
+}
+
+// stillFree wants a grant that nobody could use.
+func (s *site) stillFree(g grant.Reference) func(result) {
+	return func(result) {
+		s.T.Helper()
+		if got := s.State(g.ID); got != grant.Free {
+			s.T.Errorf("the grant is %s, want it free", got)
+		}
+	}
+}
+
+// untouched wants the real runtime to have got what the engine wrote, byte for byte.
+func (s *site) untouched(r result) {
+	s.T.Helper()
+	before, after := s.seen(r.id)
+	if len(before) == 0 || !bytes.Equal(before, after) {
+		s.T.Errorf("config.json of %s: the engine wrote %d bytes, the real runtime got %d; want them the same:\n%s\n%s", r.id, len(before), len(after), before, after)
+	}
+}
+
+// claimToBe are the annotations by which any engine's containers say who they are.
+func claimToBe(uid, name, kind string) map[string]string {
+	return map[string]string{
+		"io.container.manager":          "cri-o",
+		"io.kubernetes.cri.sandbox-uid": uid, "io.kubernetes.cri.container-name": name, "io.kubernetes.cri.container-type": kind,
+		"io.kubernetes.cri.sandbox-name": "pod", "io.kubernetes.cri.sandbox-namespace": "team",
+		"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "team", "io.kubernetes.container.name": name,
+		"io.kubernetes.cri-o.ContainerType": kind, "io.kubernetes.cri-o.Labels": fmt.Sprintf(`{"io.kubernetes.pod.uid":%q,"io.kubernetes.container.name":%q}`, uid, name),
+	}
+}

@@ -1,0 +1,114 @@
+#!/bin/bash
+# build.sh NAME...       build engines that Debian does not have, into .cache/engines/NAME/; what is built already stays
+# build.sh --list        the names and versions
+# build.sh --pin NAME    write NAME/go.mod and NAME/go.sum anew from the table below; commit the result
+#
+# Each engine is a module of its own here, with its main packages as tools. As main modules they may have `replace` and
+# `exclude`, for want of which `go install engine@version` refuses most of them; none moves another's requirements, or
+# gpuledger's; and everything is checked against the go.sum that is committed.
+set -euo pipefail
+cd "$(dirname "$0")"
+export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
+cache=$(realpath -m "${ENGINES_CACHE:-../../.cache/engines}")
+tries=3
+
+#        name           module                              version          commands (below the module)                           build tags
+table='
+         runc           github.com/opencontainers/runc      v1.5.2           .                                                     seccomp
+         containerd-2   github.com/containerd/containerd/v2 v2.4.2           cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
+         containerd-1.7 github.com/containerd/containerd    v1.7.35          cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
+         crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -
+         crio           github.com/cri-o/cri-o              v1.34.0          cmd/crio                                              containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
+         dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
+'
+
+say() { echo "engines: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+# row NAME: sets name module version commands tags packages
+row() {
+  local command
+  read -r name module version commands tags < <(awk -v name="$1" '$1 == name' <<<"$table") || die "cannot build $1: there is no engine of that name; known are $(awk 'NF { printf "%s ", $1 }' <<<"$table")"
+  [ "$tags" != - ] || tags=
+  packages=()
+  for command in ${commands//,/ }; do
+    packages+=("$module${command:+/$command}")
+  done
+  packages=("${packages[@]%/.}")
+}
+
+# stamp: what the result depends on.
+stamp() { (echo "$module $version $commands $tags $(go env GOVERSION GOARCH)" && cat go.mod go.sum ../build.sh) | sha256sum | cut -d ' ' -f 1; }
+
+# fetch: everything the build needs, so that the compiler never waits for a server. The only step that a network can fail.
+fetch() {
+  local try log
+  log=$(mktemp)
+  for ((try = 1; try <= tries; try++)); do
+    if go list -deps -tags "$tags" tool >/dev/null 2>"$log"; then
+      rm -f "$log"
+      return
+    fi
+    say "try $try of $tries to fetch the modules of $name $version failed: $(tail -n 1 "$log")"
+    [ "$try" = "$tries" ] || sleep $((try * 5))
+  done
+  tail -n 20 "$log" >&2
+  rm -f "$log"
+  die "cannot fetch the modules of $name $version from GOPROXY=$(go env GOPROXY); the tests with it cannot run without them"
+}
+
+# build: one engine into a new folder, which then takes the place of the old one.
+build() (
+  row "$1"
+  cd "$name"
+  wanted=$(stamp)
+  out=$cache/$name
+  [ "$(cat "$out/stamp" 2>/dev/null)" != "$wanted" ] || exit 0
+  say "building $name $version, once; this can take some minutes"
+  began=$SECONDS
+  fetch
+  rm -rf "$out.new"
+  mkdir -p "$out.new"
+  go build -p 2 -trimpath -buildvcs=false -tags "$tags" -ldflags '-s -w' -o "$out.new/" tool || die "cannot build $name $version"
+  if [ "$name" = crio ]; then # a helper of its own, in C
+    gcc -O2 -o "$out.new/pinns" "$(go list -m -f '{{.Dir}}' "$module")"/pinns/src/*.c || die "cannot build pinns of $name $version"
+  fi
+  echo "$wanted" >"$out.new/stamp"
+  rm -rf "$out"
+  mv "$out.new" "$out"
+  say "built $name $version in $((SECONDS - began)) s"
+)
+
+# pin: a go.mod that says what the engine's own says, with its commands as tools. Nothing is tidied: that would ask for
+# the tests' requirements of every requirement.
+pin() (
+  row "$1"
+  mkdir -p "$name"
+  cd "$name"
+  rm -f go.mod go.sum
+  info=$(go mod download -json "$module@$version")
+  theirs=$(go mod edit -json "$(jq -r .GoMod <<<"$info")")
+  go mod init "github.com/gpuledger/gpuledger/test/engines/$name"
+  go mod edit -go="$(jq -r .Go <<<"$theirs")" # decides the defaults of GODEBUG, too
+  jq -r '(.Exclude[]? | "-exclude=\(.Path)@\(.Version)"),
+    (.Replace[]? | select(.New.Version) | "-replace=\(.Old.Path)\(if .Old.Version then "@" + .Old.Version else "" end)=\(.New.Path)@\(.New.Version)"),
+    (.Godebug[]? | "-godebug=\(.Key)=\(.Value)")' <<<"$theirs" | xargs -r go mod edit
+  if ! go get -tool "${packages[@]/%/@$version}"; then
+    # The checksum database does not know every module. The engine's own zip is verified, so its go.sum is as good.
+    install -m 644 "$(jq -r .Dir <<<"$info")/go.sum" go.sum
+    go get -tool "${packages[@]/%/@$version}"
+  fi
+)
+
+case ${1:-} in
+  '') sed -n 2,4p "$0" >&2; exit 2 ;;
+  --list) awk 'NF { print $1, $3 }' <<<"$table" ;;
+  --pin) pin "${2:?which engine}" ;;
+  *)
+    mkdir -p "$cache"
+    exec 9>"$cache/lock"
+    flock 9 # two runs of make never build the same engine at once
+    for engine; do
+      build "$engine" 9>&-
+    done ;;
+esac
