@@ -106,6 +106,9 @@ func (k kubelet) containerFile(s *site, c container) string {
 	if c.privileged {
 		security["privileged"] = true
 	}
+	if !c.privileged {
+		security["capabilities"] = object{"add_capabilities": []string{"MKNOD"}} // CRI-O gives it to nobody who does not ask
+	}
 	if c.readOnly {
 		security["readonly_rootfs"] = true
 	}

@@ -25,7 +25,7 @@ var engines = []engine{
 	{name: "containerd2", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, up: containerd2},
 	{name: "containerd1.7", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, up: containerd17},
 	{name: "containerd1.6", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, needs: []string{"containerd", "ctr"}, up: containerd16},
-	//{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon"}, up: crio},
+	{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon", "podman"}, up: crio},
 	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, up: podman},
 	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
 	//{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, up: docker20},

@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +36,7 @@ func many(s *site, c ctr) {
 	})
 	t.Cleanup(func() { c.removeAll(s) })
 	if !runEachOnce(t, references, results, grants, grants+shared) {
+		s.explainDoubles(c, references, results)
 		return
 	}
 	bound := 0
@@ -55,6 +58,24 @@ func many(s *site, c ctr) {
 		}
 		return true
 	})
+}
+
+// explainDoubles tells what is known of containers that run with the same grant.
+func (s *site) explainDoubles(c ctr, references []string, results []rig.Result) {
+	tasks := s.command(c.path, "tasks", "list").Stdout
+	audit, _ := os.ReadFile(s.Dir + "/audit.jsonl")
+	for i := range references {
+		j := slices.Index(references[:i], references[i])
+		if j < 0 || results[i].Code != 0 || results[j].Code != 0 {
+			continue
+		}
+		id, _, _ := strings.Cut(references[i], ".")
+		for _, line := range strings.Split(tasks+string(audit), "\n") {
+			if strings.Contains(line, id) || strings.HasPrefix(line, many1(i)+" ") || strings.HasPrefix(line, many1(j)+" ") {
+				s.T.Log(line)
+			}
+		}
+	}
 }
 
 func many1(i int) string { return fmt.Sprintf("many-%d", i) }

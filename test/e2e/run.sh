@@ -11,6 +11,7 @@ table='
 containerd2    runc containerd-2 crictl
 containerd1.7  containerd-1.7 crictl
 containerd1.6  crictl
+crio           runc crio crictl
 podman-crun
 podman-runc
 '

@@ -101,7 +101,8 @@ for word; do
 done
 if [ -n "$create" ]; then
   jq 'if (.process.oomScoreAdj // 0) < 0 then .process.oomScoreAdj = 0 else . end
-    | del(.process.rlimits, .linux.resources.hugepageLimits)' "$bundle/config.json" >"$bundle/config.json.weak"
+    | del(.process.rlimits, .linux.resources.hugepageLimits)
+    | (.process.capabilities // empty) |= map_values(map(select(. != "CAP_SYS_RESOURCE")))' "$bundle/config.json" >"$bundle/config.json.weak"
   mv "$bundle/config.json.weak" "$bundle/config.json"
 fi
 exec %q "$@"
@@ -181,7 +182,7 @@ func tail(file string) string {
 // eventually is rig.Eventually with the patience that an engine on a slow machine needs.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(4 * time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never came true: %s", what)
 		}

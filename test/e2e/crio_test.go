@@ -1,0 +1,59 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// crioConfig makes gpuledger the only runtime. No allowed_annotations: an unknown key there drops the whole runtime. The
+// monitor drops the engine's environment, and what it passes on stands here.
+const crioConfig = `[crio]
+storage_driver = "overlay"
+version_file_persist = ""
+[crio.api]
+stream_address = "127.0.0.1"
+stream_port = "0"
+[crio.runtime]
+default_runtime = "gpuledger"
+cgroup_manager = "cgroupfs"
+cdi_spec_dirs = ["/etc/cdi"]
+hooks_dir = ["/etc/containers/oci/hooks.d"]
+pinns_path = "%s"
+apparmor_profile = "unconfined"
+selinux = false
+[crio.runtime.runtimes.gpuledger]
+runtime_path = "/run/e2e/runtime"
+runtime_type = "oci"
+runtime_root = "/run/runc"
+monitor_path = "%s"
+monitor_cgroup = "pod"
+monitor_env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+[crio.image]
+pause_image = "` + pauseImage + `"
+pause_command = "/bin/sh"
+signature_policy = "/etc/containers/policy.json"
+[crio.network]
+plugin_dirs = ["/run/e2e/cni"]
+[crio.nri]
+enable_nri = false
+`
+
+// crio starts CRI-O. It has no client of its own but CRI, and loads images through Podman's storage, which is its own.
+func crio(s *site) []client {
+	conmon, err := exec.LookPath("conmon")
+	must(s.T, err)
+	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, built("crio/pinns"), conmon))
+	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
+	writeFile(s.T, "/etc/containers/oci/hooks.d/README", "")
+	fakeNetwork(s.T)
+	useCRI(s.T, "/run/crio/crio.sock")
+	for _, archive := range s.images {
+		s.succeeds("podman", strings.Fields("--root /var/lib/containers/storage --runroot /run/containers/storage --storage-driver overlay --events-backend file load --quiet --input "+archive)...)
+	}
+	s.daemon(func() bool { return s.command(crictl, "version").Code == 0 }, built("crio/crio"), "--config", "/etc/crio/crio.conf", "--config-dir", "")
+	criKnows(s, image, pauseImage)
+	return []client{kubelet{cdi: true}}
+}
