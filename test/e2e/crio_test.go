@@ -38,7 +38,7 @@ signature_policy = "/etc/containers/policy.json"
 [crio.network]
 plugin_dirs = ["/run/e2e/cni"]
 [crio.nri]
-enable_nri = false
+enable_nri = true
 `
 
 // crio starts CRI-O. It has no client of its own but CRI, and loads images through Podman's storage, which is its own.

@@ -5,6 +5,8 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -13,23 +15,38 @@ import (
 
 // engine is a container engine at one version, with the real runtime behind it.
 type engine struct {
-	name    string // in E2E and in the table
-	trust   grant.Engine
-	runtime string // the real one: a name, or a path below .cache/engines
-	layout  rig.Layout
-	needs   []string // programs of Debian's that cannot be missing
-	up      func(*site) []client
+	name     string // in E2E and in the table
+	trust    grant.Engine
+	runtime  string // the real one: a name, or a path below .cache/engines
+	layout   rig.Layout
+	needs    []string // programs of Debian's
+	weakRoot bool     // it has no switch against what a root without CAP_SYS_RESOURCE cannot do
+	up       func(*site) []client
 }
 
 var engines = []engine{
 	{name: "containerd2", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, up: containerd2},
 	{name: "containerd1.7", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, up: containerd17},
 	{name: "containerd1.6", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, needs: []string{"containerd", "ctr"}, up: containerd16},
-	{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon", "podman"}, up: crio},
+	{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon", "podman"}, weakRoot: true, up: crio},
 	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, up: podman},
 	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
-	//{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, up: docker20},
-	//{name: "docker-2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
+	{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, weakRoot: true, up: docker20},
+	{name: "docker-moby2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
+}
+
+// entry is a place at which gpuledger stands in an engine's way.
+type entry struct {
+	name string
+	on   func(engine) bool // nil: every engine has it
+	// prepare puts it there, before the engine starts. What the engine calls is s.runtime().
+	prepare func(*site)
+	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
+	cannot func(client, container) string
+}
+
+var entries = []entry{
+	{name: "wrapper", prepare: (*site).wrapRuntime},
 }
 
 // built is a program that test/engines/build.sh has built.
@@ -38,15 +55,15 @@ func built(name string) string {
 	return path
 }
 
-// thisEngine is the one of this machine.
-func thisEngine(t *testing.T) engine {
-	for _, e := range engines {
-		if e.name == os.Getenv(engineVar) {
-			return e
-		}
+// thisMachine has one engine, and gpuledger at one entry point.
+func thisMachine(t *testing.T) (engine, entry) {
+	name, at, _ := strings.Cut(os.Getenv(engineVar), " ")
+	e := slices.IndexFunc(engines, func(e engine) bool { return e.name == name })
+	i := slices.IndexFunc(entries, func(i entry) bool { return i.name == at })
+	if e < 0 || i < 0 {
+		t.Fatalf("there is no engine %q with the entry point %q", name, at)
 	}
-	t.Fatalf("there is no engine %q", os.Getenv(engineVar))
-	return engine{}
+	return engines[e], entries[i]
 }
 
 // container is what a test wants started, in nobody's words.
@@ -97,7 +114,7 @@ type client interface {
 
 // TestEngine runs every test on this machine's engine.
 func TestEngine(t *testing.T) {
-	s := newSite(t, thisEngine(t))
+	s := newSite(t)
 	for _, cl := range s.engine.up(s) {
 		t.Run(cl.name(), func(t *testing.T) {
 			t.Run("story", func(t *testing.T) { story(t, s, cl) })

@@ -30,7 +30,7 @@ func harmless(t *testing.T, s *site, cl client) {
 		t.Run(name, func(t *testing.T) {
 			s := s.in(t)
 			c.name, c.script = named(cl, "harmless "+name), "echo here"
-			if why := cl.cannot(c); why != "" {
+			if why := s.cannot(cl, c); why != "" {
 				t.Skip("not shown: " + why)
 			}
 			r := cl.run(s, c)

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// engineVar names the engine of a machine, resultsVar the file in which its machine notes results.
+// engineVar names the engine of a machine and gpuledger's entry point there, resultsVar the file in which its machine notes results.
 const (
 	engineVar  = "GPULEDGER_E2E_ENGINE"
 	resultsVar = "GPULEDGER_E2E_RESULTS"
@@ -53,9 +53,14 @@ func everyEngine(names []string) int {
 		if !slices.ContainsFunc(names, func(name string) bool { return name == e.name || name != "" && strings.HasPrefix(e.name, name+"-") }) {
 			continue
 		}
-		ran++
-		fmt.Printf("=== %s\n", e.name)
-		status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name, resultsVar+"="+file.Name()))
+		for _, at := range entries {
+			if at.on != nil && !at.on(e) {
+				continue
+			}
+			ran++
+			fmt.Printf("=== %s, %s\n", e.name, at.name)
+			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+at.name, resultsVar+"="+file.Name()))
+		}
 	}
 	if ran == 0 {
 		fmt.Printf("cannot run: no engine is named in E2E=%q; there are %s\n", os.Getenv("E2E"), known())

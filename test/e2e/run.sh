@@ -14,10 +14,12 @@ containerd1.6  crictl
 crio           runc crio crictl
 podman-crun
 podman-runc
+docker-20.10
+docker-moby2   runc containerd-2 dockerd
 '
 
 names=() builds=()
-IFS=, read -ra wanted <<<"${1:-containerd,podman}"
+IFS=, read -ra wanted <<<"${1:-containerd,crio,podman,docker}"
 for want in "${wanted[@]}"; do
   found=
   while read -r name needs; do

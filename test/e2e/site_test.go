@@ -16,11 +16,14 @@ import (
 )
 
 // site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime, and a witness on either side of
-// it: what the engine wrote, and what the real runtime got.
+// it: what the engine wrote, and what the real runtime got. Every engine has hooks in /etc/containers/oci/hooks.d (where it
+// knows them), CDI files in /etc/cdi and NRI at its default socket.
 type site struct {
 	*rig.Node
 	engine engine
+	entry  entry
 	dir    string // short, and the machine's own
+	behind string // the real runtime, with its witness
 	images map[string]string
 }
 
@@ -29,32 +32,36 @@ const (
 	pauseImage = "localhost/pause:1"
 )
 
-func newSite(t *testing.T, e engine) *site {
-	rig.Need(t, append([]string{"busybox", e.runtime}, e.needs...)...)
-	s := &site{engine: e, dir: "/run/e2e"}
+func newSite(t *testing.T) *site {
+	e, at := thisMachine(t)
+	rig.Need(t, append([]string{"busybox", "jq", e.runtime}, e.needs...)...)
+	s := &site{engine: e, entry: at, dir: "/run/e2e"}
 	for _, dir := range []string{"behind", "before", "after", "log"} {
 		must(t, os.MkdirAll(filepath.Join(s.dir, dir), 0o755))
 	}
 	real, err := exec.LookPath(e.runtime)
 	must(t, err)
 	// Named like the runtime behind it: gpuledger-runtime tells crun's state directory by the name.
-	behind := filepath.Join(s.dir, "behind", filepath.Base(real))
-	if e.name == "crio" {
+	s.behind = filepath.Join(s.dir, "behind", filepath.Base(real))
+	if e.weakRoot {
 		real = s.weakRoot(t, real)
 	}
-	witness(t, behind, filepath.Join(s.dir, "after"), real)
-	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: behind})
-
-	// The binary's name says which engine calls, as the links that `gpuledger configure` makes; its configuration is at the default path.
-	link := filepath.Join(s.dir, "gpuledger-runtime."+suffix[string(e.trust)])
-	must(t, os.Symlink(rig.Binary(t, "gpuledger-runtime"), link))
-	witness(t, s.runtime(), filepath.Join(s.dir, "before"), link)
+	witness(t, s.behind, filepath.Join(s.dir, "after"), real)
+	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: s.behind})
 	must(t, os.MkdirAll("/etc/gpuledger", 0o755))
-	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml"))
-
+	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // no engine needs to pass an environment on
+	at.prepare(s)
 	s.images = archives(t, filepath.Join(s.dir, "images"))
 	writeFile(t, "/etc/cdi/nvidia.json", cdiSpec)
 	return s
+}
+
+// wrapRuntime makes gpuledger-runtime what the engine calls. Its name says which engine calls, as that of the links that
+// `gpuledger configure` makes.
+func (s *site) wrapRuntime() {
+	link := filepath.Join(s.dir, "gpuledger-runtime."+strings.ReplaceAll(string(s.engine.trust), "-", ""))
+	must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), link))
+	witness(s.T, s.runtime(), filepath.Join(s.dir, "before"), link)
 }
 
 // in is the site for a subtest, whose failures are its own.
@@ -63,8 +70,6 @@ func (s *site) in(t *testing.T) *site {
 	node.T, there.Node = t, &node
 	return &there
 }
-
-var suffix = map[string]string{"containerd": "containerd", "cri-o": "crio", "podman": "podman", "docker": "docker"}
 
 // cdiSpec is what another vendor's generator would have left on the node.
 const cdiSpec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
@@ -75,7 +80,7 @@ const cdiSpec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
 func (s *site) runtime() string { return filepath.Join(s.dir, "runtime") }
 
 // witness is an OCI runtime that copies config.json at a create, and then runs another.
-func witness(t *testing.T, path, into, next string) {
+func witness(t testing.TB, path, into, next string) {
 	t.Helper()
 	script(t, path, fmt.Sprintf(`bundle=. previous= create= word=
 for word; do
@@ -89,7 +94,7 @@ exec %q "$@"
 }
 
 // weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, as containers and sandboxes have it: CRI-O has no switch
-// against what needs it. It stands behind the witness.
+// against what needs it, nor has Docker 20.10. It stands behind the witness.
 func (s *site) weakRoot(t *testing.T, next string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, "weak-root")
@@ -110,7 +115,7 @@ exec %q "$@"
 	return path
 }
 
-func script(t *testing.T, path, text string) {
+func script(t testing.TB, path, text string) {
 	t.Helper()
 	writeFile(t, path, "#!/bin/sh\n"+text)
 	must(t, os.Chmod(path, 0o755))

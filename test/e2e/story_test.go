@@ -98,7 +98,7 @@ var cases = []struct {
 // story tells every case to one client.
 func story(t *testing.T, s *site, cl client) {
 	for _, c := range cases {
-		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: "wrapper", Case: c.name, Result: "ok"}
+		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name, Result: "ok"}
 		t.Run(c.name, func(t *testing.T) {
 			defer func() {
 				if t.Failed() {
@@ -108,13 +108,21 @@ func story(t *testing.T, s *site, cl client) {
 			}()
 			s := s.in(t)
 			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"), script: "true"})
-			if o.Why = cl.cannot(scene.container); o.Why != "" {
+			if o.Why = s.cannot(cl, scene.container); o.Why != "" {
 				o.Result = "-"
 				return
 			}
 			scene.check(t, s, cl)
 		})
 	}
+}
+
+// cannot says why a container cannot be asked for here.
+func (s *site) cannot(cl client, c container) string {
+	if why := cl.cannot(c); why != "" || s.entry.cannot == nil {
+		return why
+	}
+	return s.entry.cannot(cl, c)
 }
 
 // check runs the container and compares.
