@@ -51,7 +51,7 @@ E2E ?= containerd,crio,podman,docker
 e2e: ## the story through real engines, set-up included (root); E2E=containerd,crio,podman,docker
 	@test/setup.sh e2e
 	$(MAKE) --no-print-directory build
-	test/rig/leftovers.sh test/e2e/run.sh $(E2E) -v
+	test/rig/leftovers.sh test/e2e/run.sh $(E2E)
 
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook and bin/gpuledgerd

@@ -57,9 +57,9 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 
 // containerd starts one, and gives its two clients: ctr, and CRI through crictl.
 func containerd(s *site, path, version, cri, more string) []client {
-	ctr := ctr{filepath.Join(filepath.Dir(path), "ctr")}
-	inCRI := ""
+	ctr, inCRI := ctr{filepath.Join(filepath.Dir(path), "ctr"), true}, ""
 	if version == "version = 2\n" {
+		ctr.cdi = false
 		inCRI = `sandbox_image = "` + pauseImage + `"` + "\n  enable_cdi = true"
 	}
 	config := strings.NewReplacer("CRI", cri, "MORE", inCRI).Replace(containerdConfig)
@@ -82,7 +82,10 @@ func containerd(s *site, path, version, cri, more string) []client {
 }
 
 // ctr is containerd's own client.
-type ctr struct{ path string }
+type ctr struct {
+	path string
+	cdi  bool // since 2.0
+}
 
 func (c ctr) name() string { return "ctr" }
 
@@ -94,7 +97,7 @@ func (c ctr) cannot(what container) string {
 	switch {
 	case what.forged:
 		return "whoever may call containerd is root on the node: nobody's annotations are forged there"
-	case len(what.cdi) > 0 && !strings.Contains(c.path, ".cache/engines/containerd-2"):
+	case len(what.cdi) > 0 && !c.cdi:
 		return "this ctr knows no CDI"
 	case what.userns:
 		return "ctr maps users only for root file systems that it has prepared so"

@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -55,9 +56,9 @@ var cases = []struct {
 			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
 		}}
 	}},
-	{"visible devices all", func(_ *site, _ client, c container) scene {
+	{"visible devices all", func(s *site, _ client, c container) scene {
 		c.env = []string{"NVIDIA_VISIBLE_DEVICES=all"}
-		return scene{container: c, refused: grant.VisibleDevicesAll, because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES"}
+		return scene{container: c, refused: grant.VisibleDevicesAll, because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES", after: s.documented}
 	}},
 	{"privileged", func(_ *site, _ client, c container) scene {
 		c.privileged = true
@@ -181,6 +182,23 @@ func (s *site) stillFree(g grant.Reference) func(result) {
 		if got := s.State(g.ID); got != grant.Free {
 			s.T.Errorf("the grant is %s, want it free", got)
 		}
+	}
+}
+
+// documented wants docs/refusals.md to show what the engine puts before our sentence.
+func (s *site) documented(r result) {
+	s.T.Helper()
+	docs, err := os.ReadFile("../../docs/refusals.md")
+	must(s.T, err)
+	const ours = "gpuledger: refused (visible-devices-all): container "
+	theirs, _, _ := strings.Cut(r.Stderr, ours)
+	for _, end := range []string{"\n", "desc = "} {
+		if i := strings.LastIndex(theirs, end); i >= 0 {
+			theirs = theirs[i+len(end):]
+		}
+	}
+	if theirs == "" || !strings.Contains(string(docs), "`"+theirs+ours) {
+		s.T.Errorf("docs/refusals.md does not say that %s prints\n%s", s.engine.name, theirs+ours)
 	}
 }
 

@@ -7,6 +7,7 @@ exclude github.com/mitchellh/osext v0.0.0-20151018003038-5e2d6d41470f
 tool (
 	github.com/containerd/containerd/cmd/containerd
 	github.com/containerd/containerd/cmd/containerd-shim-runc-v2
+	github.com/containerd/containerd/cmd/ctr
 )
 
 require (
