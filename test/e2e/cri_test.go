@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,11 +23,14 @@ var crictl = built("crictl/crictl")
 func (k kubelet) name() string { return "CRI" }
 
 // owner is the pod's identity, which the engine itself writes into the bundle.
-func (k kubelet) owner(c container) string { return "pod:" + c.uid() + "/main" }
+func (k kubelet) owner(c container) string { return "pod:" + c.uid() + "/" + c.inPod() }
+
+// inPod is the container's name in its pod.
+func (c container) inPod() string { return cmp.Or(c.part, "main") }
 
 // refer names the container: a pod's annotations reach all of its containers.
 func (k kubelet) refer(to *container, reference string) {
-	to.annotate("gpuledger.dev/grant.main", reference)
+	to.annotate("gpuledger.dev/grant."+to.inPod(), reference)
 }
 
 func (k kubelet) cannot(c container) string {
@@ -40,29 +44,31 @@ func (k kubelet) cannot(c container) string {
 func (c container) uid() string { return "uid-of-" + c.name }
 
 func (k kubelet) run(s *site, c container) result {
-	pod, created := k.create(s, c)
-	if pod != "" {
-		defer s.command(crictl, "rmp", "--force", pod)
+	pod, r := k.pod(s, c)
+	if r.Code != 0 {
+		return result{r, ""}
 	}
-	if created.Code != 0 {
-		return created
-	}
-	if r := s.command(crictl, "start", created.id); r.Code != 0 {
-		return result{r, created.id}
-	}
-	return k.wait(s, created.id)
+	defer s.command(crictl, "rmp", "--force", pod)
+	return k.runIn(s, pod, c)
 }
 
-// create makes a pod and its container. The pod is "" when there is none.
-func (k kubelet) create(s *site, c container) (pod string, created result) {
-	podFile, containerFile := k.podFile(s, c), k.containerFile(s, c)
-	r := s.command(crictl, "runp", podFile)
+// pod makes the container's pod.
+func (k kubelet) pod(s *site, c container) (string, rig.Result) {
+	r := s.command(crictl, "runp", k.podFile(s, c))
+	return strings.TrimSpace(r.Stdout), r
+}
+
+// runIn runs a container in a pod.
+func (k kubelet) runIn(s *site, pod string, c container) result {
+	r := s.command(crictl, "create", pod, k.containerFile(s, c), k.podFile(s, c))
 	if r.Code != 0 {
-		return "", result{r, ""}
+		return result{r, ""}
 	}
-	pod = strings.TrimSpace(r.Stdout)
-	r = s.command(crictl, "create", pod, containerFile, podFile)
-	return pod, result{r, strings.TrimSpace(r.Stdout)}
+	id := strings.TrimSpace(r.Stdout)
+	if r := s.command(crictl, "start", id); r.Code != 0 {
+		return result{r, id}
+	}
+	return k.wait(s, id)
 }
 
 // endMark is what a container's output ends with: an engine writes logs when it comes to it.
@@ -113,7 +119,7 @@ func (k kubelet) containerFile(s *site, c container) string {
 		security["readonly_rootfs"] = true
 	}
 	spec := object{
-		"metadata": object{"name": "main", "attempt": 0}, "image": object{"image": image}, "log_path": "main.log",
+		"metadata": object{"name": c.inPod(), "attempt": c.attempt}, "image": object{"image": image}, "log_path": fmt.Sprintf("%s.%d.log", c.inPod(), c.attempt),
 		"command": []string{"/bin/sh", "-c", "{ " + c.script + "\n}; echo " + strings.TrimSpace(endMark)}, "labels": c.labels(),
 		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": 64 << 20, "cpu_shares": 512}},
 	}
@@ -137,7 +143,7 @@ func (k kubelet) containerFile(s *site, c container) string {
 
 // labels are those that a kubelet gives to every container. CRI-O makes annotations of them.
 func (c container) labels() object {
-	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": "main"}
+	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": c.inPod()}
 }
 
 // namespaces are a pod's, in the numbers of CRI's NamespaceMode.

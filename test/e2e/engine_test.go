@@ -69,6 +69,8 @@ func thisMachine(t *testing.T) (engine, entry) {
 // container is what a test wants started, in nobody's words.
 type container struct {
 	name        string
+	part        string // its name in its pod, where clients know pods
+	attempt     int    // how often it was there before
 	script      string // for its shell
 	env         []string
 	annotations map[string]string
@@ -120,8 +122,11 @@ func TestEngine(t *testing.T) {
 			t.Run("story", func(t *testing.T) { story(t, s, cl) })
 			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })
 			t.Run("privileged", func(t *testing.T) { privileged(t, s, cl) })
-			if ctr, is := cl.(ctr); is {
-				t.Run("many at once", func(t *testing.T) { many(s.in(t), ctr) })
+			switch cl := cl.(type) {
+			case ctr:
+				t.Run("many at once", func(t *testing.T) { many(s.in(t), cl) })
+			case kubelet:
+				t.Run("pod", func(t *testing.T) { pod(s.in(t), cl) })
 			}
 		})
 	}

@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 // harmless starts what every node runs, with gpuledger as the default runtime: the real runtime gets what the engine
 // wrote, byte for byte. An init container is to its runtime one container of the pod before another.
 func harmless(t *testing.T, s *site, cl client) {
+	s.forget()
 	for name, c := range map[string]container{
 		"busybox":        {},
 		"node's pids":    {hostPID: true},
@@ -44,6 +46,28 @@ func harmless(t *testing.T, s *site, cl client) {
 			}
 			s.untouched(r)
 		})
+	}
+	s.in(t).allUntouched()
+}
+
+// forget removes what the witnesses have seen.
+func (s *site) forget() {
+	for _, when := range []string{"before", "after"} {
+		files, _ := filepath.Glob(filepath.Join(s.dir, when, "*.json"))
+		for _, file := range files {
+			_ = os.Remove(file)
+		}
+	}
+}
+
+// allUntouched looks at every container that has started since, sandboxes included.
+func (s *site) allUntouched() {
+	files, _ := filepath.Glob(filepath.Join(s.dir, "after", "*.json"))
+	if len(files) == 0 {
+		s.T.Error("no container has started")
+	}
+	for _, file := range files {
+		s.untouched(result{id: strings.TrimSuffix(filepath.Base(file), ".json")})
 	}
 }
 

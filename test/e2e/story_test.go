@@ -146,7 +146,7 @@ func (sc scene) check(t *testing.T, s *site, cl client) {
 }
 
 // isRefused wants code, reason and hint in what the engine tells its user.
-func isRefused(t *testing.T, r result, code grant.Code, because string) {
+func isRefused(t testing.TB, r result, code grant.Code, because string) {
 	t.Helper()
 	for _, want := range []string{fmt.Sprintf("gpuledger: refused (%s): ", code), because, "hint: "} {
 		if r.Code == 0 || !strings.Contains(strings.ReplaceAll(r.Stderr, `\"`, `"`), want) {
@@ -218,6 +218,7 @@ func claimToBe(uid, name, kind string) map[string]string {
 		"io.kubernetes.cri.sandbox-uid": uid, "io.kubernetes.cri.container-name": name, "io.kubernetes.cri.container-type": kind,
 		"io.kubernetes.cri.sandbox-name": "pod", "io.kubernetes.cri.sandbox-namespace": "team",
 		"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "team", "io.kubernetes.container.name": name,
+		"io.kubernetes.cri-o.Namespace": "team", "io.kubernetes.cri-o.KubeName": "pod", "io.kubernetes.cri-o.ContainerName": name,
 		"io.kubernetes.cri-o.ContainerType": kind, "io.kubernetes.cri-o.Labels": fmt.Sprintf(`{"io.kubernetes.pod.uid":%q,"io.kubernetes.container.name":%q}`, uid, name),
 	}
 }

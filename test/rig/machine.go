@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -28,7 +29,7 @@ func InMachine(module string, layout Layout, args []string, env ...string) int {
 	defer removeMachineCgroups(name)
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(append(os.Environ(), machineVar+"=init "+name, layoutVar+"="+string(layout), binariesVar+"="+module), env...)
+	cmd.Env = append(append(os.Environ(), machineVar+"=first "+name, layoutVar+"="+string(layout), binariesVar+"="+module), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC}
 	if err := cmd.Run(); err != nil {
@@ -44,9 +45,11 @@ func EnterMachine() bool {
 	switch part {
 	case "":
 		return false
+	case "first":
+		err = begin(name)
 	case "init":
 		var status int
-		if status, err = beInit(name); err == nil {
+		if status, err = beInit(); err == nil {
 			os.Exit(status)
 		}
 	default:
@@ -60,22 +63,31 @@ func EnterMachine() bool {
 	return true
 }
 
-// beInit is the machine's first process: it starts the tests in a cgroup namespace, reaps, and returns their status. The
-// kernel kills all others when it ends.
-func beInit(name string) (int, error) {
+// begin puts the machine's first process into cgroups and a cgroup namespace of its own. A namespace is the thread's that
+// asks for it, and an exec makes it the process's.
+func begin(name string) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
-		return 0, err
+		return err
 	}
 	for _, root := range hierarchies() {
 		if err := enterCgroup(filepath.Join(root, name)); err != nil {
-			return 0, err
+			return err
 		}
 	}
+	runtime.LockOSThread()
+	if err := cmp.Or(syscall.Unshare(syscall.CLONE_NEWCGROUP), os.Setenv(machineVar, "init")); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+}
+
+// beInit is the machine's process 1: it starts the tests, reaps, and returns their status. The kernel kills all others
+// when it ends.
+func beInit() (int, error) {
 	if err := os.Setenv(machineVar, "tests"); err != nil {
 		return 0, err
 	}
-	tests, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWCGROUP}})
+	tests, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		return 0, err
 	}
