@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -106,7 +107,10 @@ func (c ctr) cannot(what container) string {
 }
 
 func (c ctr) run(s *site, what container) result {
-	args := []string{"run", "--rm", "--runc-binary", s.runtime()}
+	log := filepath.Join(s.dir, "log", what.name)
+	_ = os.Remove(log)
+	// Not through ctr itself: on a busy machine it lost the output of a container that ended at once.
+	args := []string{"run", "--rm", "--log-uri", "file://" + log, "--runc-binary", s.runtime()}
 	for _, entry := range what.env {
 		args = append(args, "--env", entry)
 	}
@@ -127,5 +131,9 @@ func (c ctr) run(s *site, what container) result {
 	if what.hostPID {
 		args = append(args, "--with-ns", "pid:/proc/1/ns/pid")
 	}
-	return result{s.command(c.path, append(args, image, what.name, "/bin/sh", "-c", what.script)...), what.name}
+	r := s.command(c.path, append(args, image, what.name, "/bin/sh", "-c", what.marked())...)
+	if r.Code == 0 {
+		r.Stdout = s.output(what.name, func() string { text, _ := os.ReadFile(log); return string(text) })
+	}
+	return result{r, what.name}
 }

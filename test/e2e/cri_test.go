@@ -71,23 +71,16 @@ func (k kubelet) runIn(s *site, pod string, c container) result {
 	return k.wait(s, id)
 }
 
-// endMark is what a container's output ends with: an engine writes logs when it comes to it.
-const endMark = "end of output\n"
-
 // wait is for the container's end and its output.
 func (k kubelet) wait(s *site, id string) result {
-	var state, out string
+	var state string
 	eventually(s.T, "container "+id+" ends", func() bool {
 		state = s.succeeds(crictl, "inspect", "--output", "go-template", "--template", "{{.status.state}} {{.status.exitCode}}", id)
 		return strings.HasPrefix(state, "CONTAINER_EXITED")
 	})
 	r := rig.Result{}
 	_, _ = fmt.Sscanf(strings.TrimPrefix(state, "CONTAINER_EXITED"), "%d", &r.Code)
-	eventually(s.T, "the output of container "+id+" is there", func() bool {
-		out = s.command(crictl, "logs", id).Stdout
-		return strings.HasSuffix(out, endMark)
-	})
-	r.Stdout = strings.TrimSuffix(out, endMark)
+	r.Stdout = s.output(id, func() string { return s.command(crictl, "logs", id).Stdout })
 	return result{r, id}
 }
 
@@ -120,7 +113,7 @@ func (k kubelet) containerFile(s *site, c container) string {
 	}
 	spec := object{
 		"metadata": object{"name": c.inPod(), "attempt": c.attempt}, "image": object{"image": image}, "log_path": fmt.Sprintf("%s.%d.log", c.inPod(), c.attempt),
-		"command": []string{"/bin/sh", "-c", "{ " + c.script + "\n}; echo " + strings.TrimSpace(endMark)}, "labels": c.labels(),
+		"command": []string{"/bin/sh", "-c", c.marked()}, "labels": c.labels(),
 		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": 64 << 20, "cpu_shares": 512}},
 	}
 	spec["envs"], spec["devices"], spec["mounts"], spec["CDI_devices"] = []object{}, []object{}, []object{}, []object{}

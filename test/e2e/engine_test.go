@@ -85,6 +85,24 @@ type container struct {
 	userns      bool
 }
 
+// endMark is what a container's output ends with where its engine writes logs when it comes to it.
+const endMark = "end of output\n"
+
+// marked is the script with the mark.
+func (c container) marked() string {
+	return "{ " + c.script + "\n}; status=$?; echo " + strings.TrimSpace(endMark) + "; exit $status"
+}
+
+// output reads a container's until it is complete.
+func (s *site) output(id string, read func() string) (out string) {
+	s.T.Helper()
+	eventually(s.T, "the output of container "+id+" is complete", func() bool {
+		out = read()
+		return strings.HasSuffix(out, endMark)
+	})
+	return strings.TrimSuffix(out, endMark)
+}
+
 // bind is a mount of a path of the machine's.
 type bind struct{ from, to string }
 

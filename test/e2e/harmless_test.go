@@ -82,7 +82,8 @@ func privileged(t *testing.T, s *site, cl client) {
 		s := s.in(t)
 		s.policy(`mode = "report"`)
 		r := cl.run(s, container{name: named(cl, "reported"), privileged: true, script: "echo here"})
-		if r.Code != 0 || r.Stdout != "here\n" {
+		// containerd's shim takes what its runtime says for the container's own standard error, so the warning stands before it.
+		if r.Code != 0 || !strings.HasSuffix(r.Stdout, "here\n") {
 			t.Fatalf("got %+v, want it to run", r)
 		}
 		s.untouched(r)
