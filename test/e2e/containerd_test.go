@@ -35,7 +35,7 @@ const version2 = `
   bin_dir = "/run/e2e/cni"
 `
 
-// containerdConfig makes gpuledger the default runtime of plugin CRI. The globs let every annotation of a pod through:
+// containerdConfig makes HANDLER the default runtime of plugin CRI. The globs let every annotation of a pod through:
 // what it forges must be harmless where an administrator was careless, too. A root without CAP_SYS_RESOURCE cannot set
 // negative OOM scores.
 const containerdConfig = `oom_score = 0
@@ -47,12 +47,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   restrict_oom_score_adj = true
   disable_apparmor = true
   [plugins."CRI".containerd]
-    default_runtime_name = "gpuledger"
-    [plugins."CRI".containerd.runtimes.gpuledger]
+    default_runtime_name = "HANDLER"
+    [plugins."CRI".containerd.runtimes.HANDLER]
       runtime_type = "io.containerd.runc.v2"
       pod_annotations = ["*", "*/*"]
       container_annotations = ["*", "*/*"]
-      [plugins."CRI".containerd.runtimes.gpuledger.options]
+      [plugins."CRI".containerd.runtimes.HANDLER.options]
         BinaryName = "/run/e2e/runtime"
 `
 
@@ -63,10 +63,11 @@ func containerd(s *site, path, version, cri, more string) []client {
 		ctr.cdi = false
 		inCRI = `sandbox_image = "` + pauseImage + `"` + "\n  enable_cdi = true"
 	}
-	config := strings.NewReplacer("CRI", cri, "MORE", inCRI).Replace(containerdConfig)
+	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler).Replace(containerdConfig)
 	writeFile(s.T, "/etc/containerd/config.toml", version+config+more)
 	fakeNetwork(s.T)
 	useCRI(s.T, containerdSocket)
+	s.settled()
 	s.daemon(func() bool { return s.command(ctr.path, "version").Code == 0 }, path)
 	// --local: what comes through the transfer service of 1.7 stays unknown to its CRI.
 	local := []string{}

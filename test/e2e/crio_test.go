@@ -4,11 +4,12 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 )
 
-// crioConfig makes gpuledger the only runtime. No allowed_annotations: an unknown key there drops the whole runtime. The
+// crioConfig makes one runtime the only one. No allowed_annotations: an unknown key there drops the whole runtime. The
 // monitor drops the engine's environment, and what it passes on stands here.
 const crioConfig = `[crio]
 storage_driver = "overlay"
@@ -17,18 +18,18 @@ version_file_persist = ""
 stream_address = "127.0.0.1"
 stream_port = "0"
 [crio.runtime]
-default_runtime = "gpuledger"
+default_runtime = "%[1]s"
 cgroup_manager = "cgroupfs"
 cdi_spec_dirs = ["/etc/cdi"]
 hooks_dir = ["/etc/containers/oci/hooks.d"]
-pinns_path = "%s"
+pinns_path = "%[2]s"
 apparmor_profile = "unconfined"
 selinux = false
-[crio.runtime.runtimes.gpuledger]
+[crio.runtime.runtimes.%[1]s]
 runtime_path = "/run/e2e/runtime"
 runtime_type = "oci"
 runtime_root = "/run/runc"
-monitor_path = "%s"
+monitor_path = "%[3]s"
 monitor_cgroup = "pod"
 monitor_env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 [crio.image]
@@ -45,15 +46,17 @@ enable_nri = true
 func crio(s *site) []client {
 	conmon, err := exec.LookPath("conmon")
 	must(s.T, err)
-	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, built("crio/pinns"), conmon))
+	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, s.entry.handler, built("crio/pinns"), conmon))
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
 	writeFile(s.T, "/etc/containers/oci/hooks.d/README", "")
+	must(s.T, os.MkdirAll("/etc/crio/crio.conf.d", 0o755))
 	fakeNetwork(s.T)
 	useCRI(s.T, "/run/crio/crio.sock")
 	for _, archive := range s.images {
 		s.succeeds("podman", strings.Fields("--root /var/lib/containers/storage --runroot /run/containers/storage --storage-driver overlay --events-backend file load --quiet --input "+archive)...)
 	}
-	s.daemon(func() bool { return s.command(crictl, "version").Code == 0 }, built("crio/crio"), "--config", "/etc/crio/crio.conf", "--config-dir", "")
+	s.settled()
+	s.daemon(func() bool { return s.command(crictl, "version").Code == 0 }, built("crio/crio"), "--config", "/etc/crio/crio.conf", "--config-dir", "/etc/crio/crio.conf.d")
 	criKnows(s, image, pauseImage)
 	return []client{kubelet{cdi: true}}
 }

@@ -41,13 +41,14 @@ func docker(s *site, path string, m moby) []client {
 	config := object{
 		"hosts": []string{"unix://" + socket}, "bridge": "none", "iptables": false, "ip6tables": false, "userland-proxy": false,
 		"storage-driver": "overlay2", "exec-opts": []string{"native.cgroupdriver=cgroupfs"},
-		"default-runtime": "gpuledger", "runtimes": object{"gpuledger": object{"path": s.runtime()}},
+		"default-runtime": s.entry.handler, "runtimes": object{s.entry.handler: object{"path": s.runtime()}},
 	}
 	if m.modern {
 		config["features"] = object{"containerd-snapshotter": false, "cdi": true}
 		config["cdi-spec-dirs"] = []string{"/etc/cdi"}
 	}
 	writeFile(s.T, "/etc/docker/daemon.json", string(encode(s.T, config)))
+	s.settled()
 	m.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}

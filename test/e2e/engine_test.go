@@ -39,14 +39,24 @@ var engines = []engine{
 type entry struct {
 	name string
 	on   func(engine) bool // nil: every engine has it
-	// prepare puts it there, before the engine starts. What the engine calls is s.runtime().
+	// prepare makes s.runtime(), which the engine's configuration names as its runtime.
 	prepare func(*site)
+	// handler is what the engine calls that runtime.
+	handler string
+	// settle is the last thing before the engine starts, its configuration written; nil: nothing.
+	settle func(*site)
 	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
 	cannot func(client, container) string
 }
 
 var entries = []entry{
-	{name: "wrapper", prepare: (*site).wrapRuntime},
+	{name: "wrapper", prepare: (*site).wrapRuntime, handler: "gpuledger"},
+	{name: "configure", prepare: (*site).bareRuntime, handler: "plain", settle: (*site).configure, cannot: func(cl client, _ container) string {
+		if cl.name() == "ctr" {
+			return "ctr chooses its runtime itself: no configuration of containerd's is about it"
+		}
+		return ""
+	}},
 }
 
 // built is a program that test/engines/build.sh has built.
@@ -136,6 +146,10 @@ type client interface {
 func TestEngine(t *testing.T) {
 	s := newSite(t)
 	for _, cl := range s.engine.up(s) {
+		if why := s.cannot(cl, container{}); why != "" {
+			t.Logf("not shown for %s: %s", cl.name(), why)
+			continue
+		}
 		t.Run(cl.name(), func(t *testing.T) {
 			t.Run("story", func(t *testing.T) { story(t, s, cl) })
 			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -109,7 +110,12 @@ func (s *site) policy(line string) {
 	s.T.Helper()
 	before, err := os.ReadFile(s.Config)
 	must(s.T, err)
-	s.Write("config.toml", string(before)+"\n[policy]\n"+line+"\n")
+	others, key := string(before), strings.Fields(line)[0]
+	if !strings.Contains(others, "[policy]\n") {
+		others += "\n[policy]\n"
+	}
+	others = regexp.MustCompile("(?m)^"+key+" *=.*\n").ReplaceAllString(others, "")
+	s.Write("config.toml", strings.Replace(others, "[policy]\n", "[policy]\n"+line+"\n", 1))
 	s.T.Cleanup(func() { s.Write("config.toml", string(before)) })
 }
 

@@ -18,12 +18,13 @@ default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
-runtime = "gpuledger"
+runtime = "`+s.entry.handler+`"
 [engine.runtimes]
-gpuledger = ["/run/e2e/runtime"]
+`+s.entry.handler+` = ["/run/e2e/runtime"]
 `)
 	writeFile(s.T, "/etc/containers/storage.conf", "[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
+	s.settled()
 	s.succeeds("podman", "load", "--quiet", "--input", s.images[image])
 	return []client{libpod{}}
 }

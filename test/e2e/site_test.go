@@ -64,6 +64,27 @@ func (s *site) wrapRuntime() {
 	witness(s.T, s.runtime(), filepath.Join(s.dir, "before"), link)
 }
 
+// bareRuntime makes the real runtime what the engine calls: what it is before anybody has heard of gpuledger.
+func (s *site) bareRuntime() { must(s.T, os.Symlink(s.behind, s.runtime())) }
+
+// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it finds is a witness.
+func (s *site) configure() {
+	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
+	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755))
+	for _, name := range []string{"containerd", "crio", "podman", "docker"} {
+		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), filepath.Join(s.dir, "gpuledger-runtime."+name)))
+	}
+	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}") // by the name that it is called by
+	s.Must("configure", strings.ReplaceAll(string(s.engine.trust), "-", ""), "--as-default", "--mode", "enforce", "--privileged", "refuse", "--runtime", installed)
+}
+
+// settled is for engines to call when their configuration is written, before they start.
+func (s *site) settled() {
+	if s.entry.settle != nil {
+		s.entry.settle(s)
+	}
+}
+
 // in is the site for a subtest, whose failures are its own.
 func (s *site) in(t *testing.T) *site {
 	node, there := *s.Node, *s
@@ -89,7 +110,7 @@ for word; do
   previous=$word
 done
 [ -z "$create" ] || cp "$bundle/config.json" %q/"$word.json"
-exec %q "$@"
+exec "%s" "$@"
 `, into, next))
 }
 
