@@ -60,6 +60,9 @@ func everyEngine(names []string) int {
 			ran++
 			fmt.Printf("=== %s, %s\n", e.name, at.name)
 			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+at.name, resultsVar+"="+file.Name()))
+			if status == rig.Stopped {
+				return status
+			}
 		}
 	}
 	if ran == 0 {

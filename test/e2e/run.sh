@@ -34,4 +34,4 @@ mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
 [ -x bin/gpuledger ] && [ -x bin/gpuledger-runtime ] || { echo "run.sh: bin/ is empty; run make build first" >&2; exit 1; }
 cd test/e2e # go test shows the table of a run without failures only where no package is named
-E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 20m "${@:2}"
+E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 30m "${@:2}"

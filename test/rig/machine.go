@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,6 +23,9 @@ const machineVar = "GPULEDGER_TEST_MACHINE"
 // binariesVar names the directory whose bin/ has the programs under test: a machine cannot fetch what a build may need.
 const binariesVar = "GPULEDGER_TEST_BINARIES"
 
+// Stopped is the status of a machine whose caller was told to end.
+const Stopped = 130
+
 // InMachine runs this test binary once more, in a new machine, and returns its status. The binary's main must begin
 // with EnterMachine. The programs under test are those in the module's bin/.
 func InMachine(module string, layout Layout, args []string, env ...string) int {
@@ -32,10 +36,26 @@ func InMachine(module string, layout Layout, args []string, env ...string) int {
 	cmd.Env = append(append(os.Environ(), machineVar+"=first "+name, layoutVar+"="+string(layout), binariesVar+"="+module), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC}
-	if err := cmd.Run(); err != nil {
-		return max(cmd.ProcessState.ExitCode(), 1)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT) // go test, when it has waited for too long, sends the last
+	defer signal.Stop(stop)
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "rig: cannot make a machine:", err)
+		return 1
 	}
-	return 0
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			return 0
+		}
+	case <-stop:
+		_ = cmd.Process.Kill()
+		<-ended
+		return Stopped
+	}
+	return max(cmd.ProcessState.ExitCode(), 1)
 }
 
 // EnterMachine does a re-executed binary's part in the making of a machine, and reports whether the caller is inside.
@@ -54,7 +74,9 @@ func EnterMachine() bool {
 		}
 	default:
 		binaries = os.Getenv(binariesVar)
-		err = furnish(Layout(os.Getenv(layoutVar)))
+		if err = furnish(Layout(os.Getenv(layoutVar))); err == nil {
+			err = os.Setenv("TMPDIR", temporary)
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rig: cannot make a machine:", err)
@@ -162,6 +184,9 @@ var overlaid = []string{"/etc", "/opt", "/var/lib", "/var/log"}
 var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker", "/etc/nri", "/opt/nri",
 	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/docker", "/var/lib/gpuledger", "/var/lib/kubelet"}
 
+// temporary is gone with the machine, however that ends.
+const temporary = "/run/tmp"
+
 // furnish lays out the machine's files.
 func furnish(layout Layout) error {
 	steps := []func() error{
@@ -176,7 +201,7 @@ func furnish(layout Layout) error {
 			return err
 		}
 	}
-	for _, dir := range append(empty, "/run/lock") {
+	for _, dir := range append(empty, "/run/lock", temporary) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
