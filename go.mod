@@ -8,6 +8,7 @@ require (
 	github.com/containerd/nri v0.12.5 // indirect
 	github.com/containerd/ttrpc v1.2.7 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.7 // indirect
+	github.com/fsnotify/fsnotify v1.7.0 // indirect
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/knqyf263/go-plugin v0.9.0 // indirect
@@ -27,5 +28,6 @@ require (
 	google.golang.org/grpc v1.65.1 // indirect
 	google.golang.org/protobuf v1.34.1 // indirect
 	pgregory.net/rapid v1.3.0 // indirect
+	tags.cncf.io/container-device-interface v1.1.1 // indirect
 	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
 )

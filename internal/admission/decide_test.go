@@ -90,6 +90,11 @@ func node(class grant.NodeClass, minor int) grant.Hit {
 		Removal: grant.Removal{Kind: grant.RemoveDevice, Name: "/dev/x"}}
 }
 
+func cdiGPU(name string) grant.Hit {
+	return grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "gpuledger.dev/gpu=" + name, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs, GPUs: []string{name},
+		Removal: grant.Removal{Kind: grant.RemoveAnnotation, Name: "cdi.k8s.io/x"}}
+}
+
 func blamed(h grant.Hit) grant.Hit { h.Code = grant.PrivilegedGPU; return h }
 
 func rule(name string) grant.Hit {
@@ -220,6 +225,7 @@ func TestDecide(t *testing.T) {
 		{"a hook", with(hook), "refuse gpu-hook"},
 		{"a CDI name", with(cdi), "refuse cdi-device-outside-grant"},
 		{"the key of the driver's limit", with(dmem), "refuse limit-unenforceable"},
+		{"a CDI name of ours", with(cdiGPU("0")), "refuse cdi-device-outside-grant"},
 		{"privileged", func(w *world) { w.privileged(blamed(node(grant.ClassGPU, 0))) }, "refuse privileged-gpu privileged-gpu"},
 		{"an allocation", func(w *world) {
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"0"}}}
@@ -345,6 +351,9 @@ func TestDecide(t *testing.T) {
 		{"a CDI name", train(cdi), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"the key of the driver's limit", train(dmem), "refuse limit-unenforceable g-podpodpodpod"},
 		{"the legacy hook, which asks for nothing, goes", func(w *world) { w.train(); w.r.Dropped = []grant.Removal{hook.Removal} }, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
+		{"a CDI name of its own GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0 + " -annotation:cdi.k8s.io/x"},
+		{"a CDI name of another GPU", train(cdiGPU("1")), "refuse cdi-device-outside-grant g-podpodpodpod"},
+		{"a CDI name of no GPU", train(cdiGPU("all.")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse gpu-device-rule g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3), env("1", "1"), all),

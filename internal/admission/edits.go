@@ -49,19 +49,39 @@ func (c *asking) visible() string {
 // nodes lists the device nodes that the grant brings.
 func (c *asking) nodes() []*cdispec.DeviceNode {
 	var nodes []*cdispec.DeviceNode
-	add := func(path string, major, minor int) {
-		mode := os.FileMode(0o666) // as the driver makes them: the device cgroup is what keeps others out
-		nodes = append(nodes, &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: int64(minor), FileMode: &mode, Permissions: "rw"})
-	}
 	for _, gpu := range c.gpus() {
-		add("/dev/nvidia"+strconv.Itoa(gpu.Minor), grant.MajorNVIDIA, gpu.Minor)
+		nodes = append(nodes, GPUNode(gpu))
 	}
-	add("/dev/nvidiactl", grant.MajorNVIDIA, grant.MinorControl)
-	if uvm, found := c.inventory.Majors[string(grant.ClassUVM)]; found {
-		add("/dev/nvidia-uvm", uvm, 0)
-		add("/dev/nvidia-uvm-tools", uvm, 1)
+	return append(nodes, ControlNodes(c.inventory)...)
+}
+
+// GPUNode is a GPU's own device node.
+func GPUNode(gpu grant.GPU) *cdispec.DeviceNode {
+	return deviceNode("/dev/nvidia"+strconv.Itoa(gpu.Minor), grant.MajorNVIDIA, gpu.Minor)
+}
+
+// ControlNodes are the nodes that every client of the driver needs, whichever GPU it uses.
+func ControlNodes(inv grant.Inventory) []*cdispec.DeviceNode {
+	nodes := []*cdispec.DeviceNode{deviceNode("/dev/nvidiactl", grant.MajorNVIDIA, grant.MinorControl)}
+	if uvm, found := inv.Majors[string(grant.ClassUVM)]; found {
+		nodes = append(nodes, deviceNode("/dev/nvidia-uvm", uvm, 0), deviceNode("/dev/nvidia-uvm-tools", uvm, 1))
 	}
 	return nodes
+}
+
+// CapsNode is the node of a MIG instance: minor is what the driver says in the instance's capability file. Nil without the
+// driver's major for such nodes.
+func CapsNode(inv grant.Inventory, minor int) *cdispec.DeviceNode {
+	major, found := inv.Majors[string(grant.ClassCaps)]
+	if !found {
+		return nil
+	}
+	return deviceNode("/dev/nvidia-caps/nvidia-cap"+strconv.Itoa(minor), major, minor)
+}
+
+func deviceNode(path string, major, minor int) *cdispec.DeviceNode {
+	mode := os.FileMode(0o666) // as the driver makes them: the device cgroup is what keeps others out
+	return &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: int64(minor), FileMode: &mode, Permissions: "rw"}
 }
 
 // lastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).

@@ -179,7 +179,7 @@ func (c *asking) covered(h grant.Hit) {
 		for _, name := range h.GPUs {
 			gpu, _ := c.inventory.Find(name)
 			if name != "all" && !c.grant.Has(gpu.UUID) {
-				c.find(grant.VisibleDevicesOutsideGrant, h.Vector, h.Value)
+				c.find(outside(h.Code), h.Vector, h.Value)
 				return
 			}
 		}
@@ -193,6 +193,15 @@ func (c *asking) covered(h grant.Hit) {
 	default:
 		c.find(h.Code, h.Vector, h.Value)
 	}
+}
+
+// outside is the code for a list of GPUs that the grant does not hold all of. Who asks for all of them holds a grant here, so
+// that is not what is wrong.
+func outside(code grant.Code) grant.Code {
+	if code == grant.VisibleDevicesAll {
+		return grant.VisibleDevicesOutsideGrant
+	}
+	return code
 }
 
 // narrow takes from a privileged container the nodes and rules that its grant does not cover. Rules that open everything

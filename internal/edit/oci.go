@@ -1,4 +1,4 @@
-// Package edit translates a verdict's edits into what each consumer takes: an OCI spec here.
+// Package edit translates a verdict's edits into what each consumer takes: an OCI spec, a CDI device.
 package edit
 
 import (

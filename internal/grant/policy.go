@@ -18,6 +18,7 @@ type Policy struct {
 	Annotations Annotations `toml:"annotations"`
 	Enforcement Enforcement `toml:"enforcement"`
 	Pools       []Pool      `toml:"pool"`
+	CDI         CDI         `toml:"cdi"`
 	Daemon      Daemon      `toml:"daemon"`
 	Audit       Audit       `toml:"audit"`
 }
@@ -124,6 +125,12 @@ const (
 	Binpack Placement = "binpack" // the fullest GPU of a fitting mode that still fits
 	Spread  Placement = "spread"  // the emptiest, away from the owner's others
 )
+
+// CDI says where engines look for CDI files and what checks a container that one of ours was used for.
+type CDI struct {
+	Dir  string `toml:"dir"`  // a directory that engines read, for root only to write
+	Hook string `toml:"hook"` // absolute path of gpuledger-hook
+}
 
 // Daemon configures gpuledgerd.
 type Daemon struct {

@@ -18,6 +18,9 @@ type Reference struct {
 	Secret string // 32 hexadecimal digits, or empty
 }
 
+// ReferenceEnv is the environment variable by which a container presents a reference.
+const ReferenceEnv = "GPULEDGER_GRANT"
+
 const (
 	idLetters   = 12
 	secretBytes = 16

@@ -50,6 +50,7 @@ func Default() grant.Policy {
 			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
 		},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, VisibleDevices: grant.VisibleUUIDs},
+		CDI:         grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
 		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s"},
 		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl", MaxSize: grant.Size(16 * grant.MiB), Keep: 4},
 	}
@@ -193,6 +194,11 @@ func validate(p grant.Policy) error {
 	}
 	if !filepath.IsAbs(p.Inventory.DriverRoot) {
 		return fmt.Errorf("inventory.driver_root: want an absolute path, not %q", p.Inventory.DriverRoot)
+	}
+	for key, path := range map[string]string{"cdi.dir": p.CDI.Dir, "cdi.hook": p.CDI.Hook} {
+		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
+			return fmt.Errorf("%s: want an absolute path, not %q", key, path)
+		}
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)

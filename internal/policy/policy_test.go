@@ -57,6 +57,9 @@ visible_devices = "void"
 gpus = ["0-3", "5", "GPU-x"]
 modes = ["limit", "mps"]
 place = "spread"
+[cdi]
+dir = "/etc/cdi"
+hook = "/opt/hook"
 [daemon]
 listen = "unix:/run/x"
 interval = "2s"
@@ -81,6 +84,7 @@ keep = 9
 		Annotations: grant.Annotations{Trust: grant.Adopt, Dialects: []grant.Dialect{grant.DialectGPUShare}},
 		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, VisibleDevices: grant.VisibleVoid},
 		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
+		CDI:         grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},
 		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s"},
 		Audit:       grant.Audit{File: "/a", MaxSize: grant.Size(grant.MiB), Keep: 9},
 	}
@@ -130,6 +134,8 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"audit in the working directory", "[audit]\nfile = \"a.jsonl\"\n", "2: audit.file: want an absolute path"},
 		{"an audit file that a line fills", "[audit]\nmax_size = \"4KiB\"\n", "2: audit.max_size: want 0MiB"},
 		{"audit without an old file", "[audit]\nkeep = 0\n", "2: audit.keep: want 1 to 100"},
+		{"relative hook", "[cdi]\nhook = \"gpuledger-hook\"\n", "2: cdi.hook: want an absolute path"},
+		{"relative CDI directory", "[cdi]\ndir = \"cdi\"\n", "2: cdi.dir: want an absolute path"},
 		{"interval without a unit", "[daemon]\ninterval = \"1\"\n", "daemon.interval: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -47,10 +47,9 @@ func Vouch(annotations map[string]string, engine grant.Engine, id grant.Identity
 
 // The prefix of our own annotations, and the reference's name in annotation and environment.
 const (
-	prefix       = "gpuledger.dev/"
-	grantKey     = prefix + "grant"
-	referenceEnv = "GPULEDGER_GRANT"
-	cdiPrefix    = "cdi.k8s.io/"
+	prefix    = "gpuledger.dev/"
+	grantKey  = prefix + "grant"
+	cdiPrefix = "cdi.k8s.io/"
 )
 
 // keyed reads an annotation for this container: KEY.<container>, and KEY alone where no pod is known. A pod's engine
@@ -71,8 +70,8 @@ func (f *finder) references() {
 	if source, value, names, found := f.keyed(grantKey); found {
 		f.mention(source, value, names)
 	}
-	if value := f.env[referenceEnv]; value != "" { // empty, as a variable that was never filled in, asks for nothing
-		f.mention("env:"+referenceEnv, value, true)
+	if value := f.env[grant.ReferenceEnv]; value != "" { // empty, as a variable that was never filled in, asks for nothing
+		f.mention("env:"+grant.ReferenceEnv, value, true)
 	}
 }
 
@@ -161,19 +160,44 @@ func (f *finder) annotations() {
 		value := f.spec.Annotations[key]
 		switch {
 		case strings.Contains(key, cdiPrefix): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
-			if slices.ContainsFunc(list(value), isGPUName) {
-				f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever})
-			}
+			f.cdiNames(key, value)
 		case strings.HasPrefix(key, "org.systemd.property.Device"):
 			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
 		}
 	}
 }
 
-// isGPUName reports whether a CDI name is of a vendor of GPUs: nvidia.com and below, and ourselves.
-func isGPUName(name string) bool {
-	vendor, _, _ := strings.Cut(name, "/")
-	return vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") || vendor == "gpuledger.dev"
+// cdiNames judges the CDI names in an annotation. A grant's own name is a reference to it; GPUs of ours a grant can cover;
+// any other vendor's are never ours to give.
+func (f *finder) cdiNames(key, value string) {
+	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs,
+		Removal: grant.Removal{Kind: grant.RemoveAnnotation, Name: key}}
+	names := list(value)
+	for _, name := range names {
+		switch kind, device := grant.CDIName(name); {
+		case kind == grant.CDIKindGPU:
+			hit.GPUs = append(hit.GPUs, device)
+		case kind == grant.CDIKindGrant:
+			f.mention(hit.Vector, device, f.request.Container.Pod.Container == "")
+			hit.Removal = grant.Removal{}                                       // without it the container would name no grant any more
+			hit.Value = strings.ReplaceAll(hit.Value, "="+device, "=REFERENCE") // a hit is told and logged
+		}
+	}
+	if slices.ContainsFunc(names, isForeignGPU) {
+		hit.Cover, hit.Removal = grant.CoverNever, grant.Removal{}
+	} else if len(hit.GPUs) == 0 {
+		return
+	}
+	f.hit(hit)
+}
+
+// isForeignGPU reports whether a CDI name is of a vendor of GPUs: nvidia.com and below, and what has our name and is none of
+// our kinds.
+func isForeignGPU(name string) bool {
+	kind, _ := grant.CDIName(name)
+	vendor, _, _ := strings.Cut(kind, "/")
+	return vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") ||
+		vendor == grant.CDIVendor && kind != grant.CDIKindGPU && kind != grant.CDIKindGrant
 }
 
 func sortedKeys(m map[string]string) []string {

@@ -87,7 +87,14 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 		{"of NVIDIA's other classes", set("cdi.k8s.io/x", "nvidia.com/imex-channel=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/imex-channel=0 | never"}},
 		{"with white space and an end of line", set("cdi.k8s.io/x", "\n nvidia.com/mig=0:1 ,"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | \n nvidia.com/mig=0:1 , | never"}},
 		{"of another vendor's GPU, which is not the ledger's", set("cdi.k8s.io/x", "amd.com/gpu=0"), nil},
-		{"of ours", set("cdi.k8s.io/x", "gpuledger.dev/gpu=g-abcdefghijkl"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=g-abcdefghijkl | never"}},
+		{"a GPU by our name, which a grant can cover", set("cdi.k8s.io/x", "gpuledger.dev/gpu=0, gpuledger.dev/gpu=GPU-1"), []string{
+			"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=0, gpuledger.dev/gpu=GPU-1 | gpus=0+GPU-1 | -annotation:cdi.k8s.io/x"}},
+		{"a GPU by our name beside NVIDIA's", set("cdi.k8s.io/x", "gpuledger.dev/gpu=0,nvidia.com/gpu=0"), []string{
+			"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=0,nvidia.com/gpu=0 | never"}},
+		{"a kind of our vendor's that is none", set("cdi.k8s.io/x", "gpuledger.dev/all=all"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/all=all | never"}},
+		{"a grant by its CDI name: a reference and no more", set("cdi.k8s.io/x", "gpuledger.dev/grant=g-abcdefghijkl."+secret), nil},
+		{"a grant beside a GPU: the reference stays, and is not told", set("cdi.k8s.io/x", "gpuledger.dev/grant=g-abcdefghijkl."+secret+",gpuledger.dev/gpu=0"), []string{
+			"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/grant=REFERENCE,gpuledger.dev/gpu=0 | gpus=0"}},
 		{"among others", set("cdi.k8s.io/x", "vendor.example/net=1, nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | vendor.example/net=1, nvidia.com/gpu=0 | never"}},
 		{"of another vendor", set("cdi.k8s.io/x", "vendor.example/net=1"), nil},
 		{"of a vendor whose name only ends alike", set("cdi.k8s.io/x", "notnvidia.com/net=1"), nil},
@@ -159,6 +166,12 @@ func TestReferencesToGrants(t *testing.T) {
 		{"in a pod, named and for all: the name counts", func(s *scene) {
 			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", "g-zzzzzzzzzzzz", "gpuledger.dev/grant.train", id))
 		}, []grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
+		{"by its CDI name in an annotation", func(s *scene) { s.spec.Annotations["cdi.k8s.io/x"] = "gpuledger.dev/grant=" + ref.String() },
+			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: ref}}},
+		{"by its CDI name in a pod, whose containers all have the annotation", func(s *scene) {
+			s.spec.Annotations = merged(criKeys, annotations("cdi.k8s.io/x", "gpuledger.dev/grant="+id))
+		},
+			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Reference: grant.Reference{ID: id}}}},
 		{"unreadable, with a secret in it", func(s *scene) { s.env("GPULEDGER_GRANT=" + secret) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true,
 			Malformed: "cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it"}}},
 		{"of duplicates in the environment the last one counts", func(s *scene) { s.env("GPULEDGER_GRANT=x", "GPULEDGER_GRANT="+id) },
