@@ -44,9 +44,10 @@ var layers = map[string][]string{
 	"internal/nri":          {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},
 	"internal/daemon":       {"internal/nri", "internal/node", "internal/policy", "internal/host", "internal/version"},
 	"cmd/gpuledgerd":        {"internal/daemon"},
+	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
 	"cmd/gpuledger": {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
-		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated"},
+		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "cdi"},
 }
 
 // pure packages decide with values: they may not reach the system, not even through the standard library.

@@ -17,7 +17,7 @@ import (
 )
 
 // TestStories runs testdata/*.txt, each on a node of its own with two simulated GPUs of 16160MiB. Beside testscript's own
-// commands a story has those below, and the variables STATE, RUN, AUDIT, CONFIG, NODE, BUNDLES and ROOT.
+// commands a story has those below, and the variables STATE, RUN, AUDIT, CONFIG, NODE, CDI, BUNDLES and ROOT.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -45,7 +45,7 @@ func (s story) setup(env *testscript.Env) error {
 	rig.Binary(n.T, "gpuledger-runtime")
 	env.Setenv("PATH", filepath.Dir(cli)+":"+env.Getenv("PATH"))
 	env.Setenv("GPULEDGER_CONFIG", n.Config)
-	for name, path := range map[string]string{"STATE": "state", "RUN": "run", "AUDIT": "audit.jsonl", "CONFIG": "config.toml", "NODE": "node.json", "BUNDLES": "bundles"} {
+	for name, path := range map[string]string{"STATE": "state", "RUN": "run", "AUDIT": "audit.jsonl", "CONFIG": "config.toml", "NODE": "node.json", "CDI": "cdi", "BUNDLES": "bundles"} {
 		env.Setenv(name, filepath.Join(n.Dir, path))
 	}
 	env.Setenv("ROOT", n.Root)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -23,8 +24,8 @@ func grantCommand() *cli.Command {
 			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
 		Description: "Prints the reference on standard output, once: a bearer's or claim's reference holds a secret that the ledger\n" +
-			"keeps only as a hash. A container uses the grant by the annotation gpuledger.dev/grant or the variable\n" +
-			"GPULEDGER_GRANT; a pod's container by being it.",
+			"keeps only as a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
+			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE; a pod's container by being it.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
@@ -35,6 +36,7 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
+			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
 			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
 			jsonFlag(),
 		},
@@ -56,7 +58,7 @@ func enter(c *cli.Context, n *node.Node) error {
 	if err != nil {
 		return err
 	}
-	g, reference, err := n.Grant(ask)
+	g, reference, err := grantAndOffer(c, n, ask)
 	if err != nil {
 		return err
 	}
@@ -64,11 +66,42 @@ func enter(c *cli.Context, n *node.Node) error {
 		return printJSON(c.App.Writer, struct {
 			grantJSON
 			Reference string `json:"reference"`
-		}{grantToJSON(g, n.Host.Now()), reference.String()})
+			CDI       string `json:"cdi,omitempty"`
+		}{grantToJSON(g, n.Host.Now()), reference.String(), cdiName(c, reference)})
 	}
 	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g))
 	fmt.Fprintln(c.App.Writer, reference)
 	return nil
+}
+
+// grantAndOffer enters the grant and, with --cdi, offers it to engines: both or nothing.
+func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Grant, reference grant.Reference, err error) {
+	if !c.Bool("cdi") {
+		return n.Grant(ask)
+	}
+	files, err := cdiFiles(c, n)
+	if err == nil {
+		err = files.Ready()
+	}
+	if err != nil {
+		return g, reference, err
+	}
+	if g, reference, err = n.Grant(ask); err != nil {
+		return g, reference, err
+	}
+	if _, err = files.Expose(reference); err != nil {
+		_, e := n.Release(g.ID, true) // nobody was told of it yet
+		err = errors.Join(err, e)
+	}
+	return g, reference, err
+}
+
+// cdiName is the name by which an engine is asked for the grant, where it is offered so.
+func cdiName(c *cli.Context, reference grant.Reference) string {
+	if !c.Bool("cdi") {
+		return ""
+	}
+	return grant.CDIKindGrant + "=" + reference.String()
 }
 
 // askFrom reads the flags of a new grant.
@@ -113,7 +146,7 @@ func usage(format string, args ...any) error {
 }
 
 // fixed are the flags that a change cannot take: a container may already use the GPUs.
-var fixed = []string{"gpus", "gpu", "mode", "place", "owner", "label"}
+var fixed = []string{"gpus", "gpu", "mode", "place", "owner", "label", "cdi"}
 
 func change(c *cli.Context, n *node.Node) error {
 	reference, err := grant.ParseReference(c.String("update")) // the whole reference is what people have at hand

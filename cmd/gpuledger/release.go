@@ -63,6 +63,10 @@ func idsOf(names []string) ([]grant.ID, error) {
 
 // releaseAll releases each that it can and fails with the first that it can't.
 func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
+	files, err := cdiFiles(c, n)
+	if err != nil {
+		return err
+	}
 	var first error
 	released := []releasedJSON{}
 	for _, id := range ids {
@@ -72,6 +76,9 @@ func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 			released = append(released, r)
 			if !c.Bool("json") {
 				fmt.Fprintln(c.App.Writer, text)
+			}
+			if err := files.Forget(id); first == nil {
+				first = err
 			}
 		case first == nil:
 			first = err

@@ -1,0 +1,81 @@
+package cdi
+
+import (
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Device is one CDI name that our files offer.
+type Device struct {
+	Name   string   `json:"name"`  // kind and device; of a grant without its secret
+	Grant  grant.ID `json:"grant"` // "" for a GPU
+	Secret bool     `json:"secret"`
+	GPUs   []string `json:"gpus"` // UUIDs
+	File   string   `json:"file"`
+	State  State    `json:"state"`
+}
+
+// State is whether a file says what it should.
+type State string
+
+// The states of a file.
+const (
+	Current State = "current"
+	Stale   State = "stale" // the node or the ledger has changed: `gpuledger cdi generate` writes or removes it
+)
+
+// List gives the names that engines find, as they stand in our files.
+func (f Files) List() ([]Device, error) {
+	files, _, err := f.plan()
+	if err != nil {
+		return nil, err
+	}
+	inv, _ := f.Node.Inventory()
+	list := []Device{}
+	for _, l := range files {
+		if l.spec == nil {
+			continue
+		}
+		state := Stale
+		if l.unchanged {
+			state = Current
+		}
+		for _, d := range l.spec.Devices {
+			device := Device{Name: l.spec.Kind + "=" + d.Name, GPUs: []string{}, File: l.path, State: state}
+			if l.spec.Kind == grant.CDIKindGrant {
+				device.ofGrant(d.Name, d.ContainerEdits.Env)
+			} else if uuid := uuidOf(inv, d.Name); uuid != "" {
+				device.GPUs = []string{uuid}
+			}
+			list = append(list, device)
+		}
+	}
+	return list, nil
+}
+
+// ofGrant leaves the secret out: a list ends up in tickets and logs.
+func (d *Device) ofGrant(name string, env []string) {
+	id, secret, _ := strings.Cut(name, ".")
+	d.Name, d.Grant, d.Secret = grant.CDIKindGrant+"="+id, grant.ID(id), secret != ""
+	for _, entry := range env {
+		if uuids, found := strings.CutPrefix(entry, "NVIDIA_VISIBLE_DEVICES="); found && uuids != "void" {
+			d.GPUs = strings.Split(uuids, ",")
+		}
+	}
+}
+
+// uuidOf finds the GPU or MIG device that a name means.
+func uuidOf(inv grant.Inventory, name string) string {
+	if gpu, found := inv.Find(name); found {
+		return gpu.UUID
+	}
+	for _, gpu := range inv.GPUs {
+		for i, mig := range gpu.MIG {
+			if name == mig.UUID || name == migIndex(gpu, i) {
+				return mig.UUID
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,115 @@
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/edit"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+// Files are the CDI files of a node.
+type Files struct {
+	Node   *node.Node
+	Config string // absolute path of the configuration, for the hook to read the same
+}
+
+// hook has the container checked and bound before it starts. It has an environment of its own because a hook without one
+// inherits the image's, LD_PRELOAD included (CVE-2025-23266).
+func (f Files) hook() *cdispec.Hook {
+	path := f.Node.Policy.CDI.Hook
+	return &cdispec.Hook{HookName: "createRuntime", Path: path, Args: []string{filepath.Base(path), "createRuntime"},
+		Env: []string{policy.PathEnv + "=" + f.Config}}
+}
+
+// GPUs offers each GPU and each MIG device of the node, by its UUID and by its index. There is no name for all of them. The
+// notes say what is left out, and why; a spec without devices is nil.
+func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
+	inv, problem := f.Node.Inventory()
+	if problem != nil {
+		return nil, nil, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+	}
+	spec = &cdispec.Spec{Kind: grant.CDIKindGPU, ContainerEdits: cdispec.ContainerEdits{
+		// void keeps another injector from adding GPUs; the wrapper puts the granted ones in its place.
+		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
+		DeviceNodes: edit.CDINodes(admission.ControlNodes(inv)),
+		Hooks:       []*cdispec.Hook{f.hook()},
+	}}
+	for _, gpu := range inv.GPUs {
+		spec.Devices = append(spec.Devices, devices(edit.CDINodes([]*cdispec.DeviceNode{admission.GPUNode(gpu)}), strconv.Itoa(gpu.Index), gpu.UUID)...)
+		for i, mig := range gpu.MIG {
+			nodes, err := f.migNodes(inv, gpu, mig)
+			if err != nil {
+				notes = append(notes, fmt.Sprintf("MIG device %s is left out: %v", mig.UUID, err))
+				continue
+			}
+			spec.Devices = append(spec.Devices, devices(nodes, migIndex(gpu, i), mig.UUID)...)
+		}
+	}
+	if len(spec.Devices) == 0 {
+		return nil, notes, nil
+	}
+	spec.Version, err = cdispec.MinimumRequiredVersion(spec)
+	return spec, notes, err
+}
+
+// migIndex is how people name the i-th MIG device of a GPU: "0:1".
+func migIndex(gpu grant.GPU, i int) string { return fmt.Sprintf("%d:%d", gpu.Index, i) }
+
+// devices names the same nodes in several ways.
+func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
+	list := make([]cdispec.Device, len(names))
+	for i, name := range names {
+		list[i] = cdispec.Device{Name: name, ContainerEdits: cdispec.ContainerEdits{DeviceNodes: nodes}}
+	}
+	return list
+}
+
+// migNodes are the nodes of a MIG device: its card's, and those of its two instances.
+func (f Files) migNodes(inv grant.Inventory, gpu grant.GPU, mig grant.MIGDevice) ([]*cdispec.DeviceNode, error) {
+	minors, err := f.Node.Host.MIGMinors(gpu.Minor, mig.GI, mig.CI)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("the driver has no capability for it")
+	}
+	if err != nil {
+		return nil, err
+	}
+	nodes := []*cdispec.DeviceNode{admission.GPUNode(gpu)}
+	for _, minor := range minors {
+		caps := admission.CapsNode(inv, minor)
+		if caps == nil {
+			return nil, errors.New("the inventory has no major for nvidia-caps")
+		}
+		nodes = append(nodes, caps)
+	}
+	return edit.CDINodes(nodes), nil
+}
+
+// Grant offers all that a grant gives, under its reference as the name: who cannot present the reference cannot ask for the
+// device either, and the environment of whoever asks says which grant it means. Errors are those of node.Offer.
+func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
+	v, err := f.Node.Offer(r)
+	if err != nil {
+		return nil, err
+	}
+	if !v.Grant.Owner.HasSecret() {
+		r.Secret = ""
+	}
+	edits, err := edit.CDI(v)
+	if err != nil {
+		return nil, err
+	}
+	edits.Env = append([]string{grant.ReferenceEnv + "=" + r.String()}, edits.Env...)
+	edits.Hooks = append(edits.Hooks, f.hook())
+	spec := &cdispec.Spec{Kind: grant.CDIKindGrant, Devices: []cdispec.Device{{Name: r.String(), ContainerEdits: edits}}}
+	spec.Version, err = cdispec.MinimumRequiredVersion(spec)
+	return spec, err
+}

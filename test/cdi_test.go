@@ -1,0 +1,120 @@
+package test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// injected is an edit of a bundle by an engine's CDI support.
+func injected(t *testing.T, n *rig.Node, names ...string) rig.Edit {
+	t.Helper()
+	cache, err := cdiapi.NewCache(cdiapi.WithAutoRefresh(false), cdiapi.WithSpecDirs(n.Dir+"/cdi"))
+	must(t, err)
+	must(t, cache.Refresh())
+	return func(s *specs.Spec) {
+		if _, err := cache.InjectDevices(s, names...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hookThat puts a program in the hook's place. The real one is tested on its own; here it is about the files.
+func hookThat(t *testing.T, n *rig.Node, script string) {
+	t.Helper()
+	must(t, os.Chmod(n.Write("hook", "#!/bin/sh\n"+script+"\n"), 0o755))
+}
+
+// TestCDIBringsAGrantToTheWrapper: the engine injects what the name stands for, and the wrapper finds nothing that the grant
+// does not cover.
+func TestCDIBringsAGrantToTheWrapper(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			for _, runtime := range []string{"runc", "crun"} {
+				t.Run(runtime, func(t *testing.T) {
+					rig.NeedRuntime(t, runtime)
+					bringsAGrant(t, runtime)
+				})
+			}
+		})
+	}
+}
+
+func bringsAGrant(t *testing.T, runtime string) {
+	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+	hookThat(t, n, "exit 0")
+	reference := n.Grant("--memory", "4GiB", "--gpu", "1", "--cdi")
+	n.Must("cdi", "generate")
+	grantName := grant.CDIKindGrant + "=" + reference.String()
+
+	got := n.Bundle("c", injected(t, n, grantName), rig.Shell(probe+"\necho $NVIDIA_VISIBLE_DEVICES")).Run()
+	want := "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n" + n.Grants()[0].GPUs[0].UUID + "\n"
+	if got.Stdout != want || got.Code != 0 {
+		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s", got, want)
+	}
+	bound := n.Bundle("d", injected(t, n, grantName))
+	if r := bound.Create(); r.Code != 0 || n.State(reference.ID) != grant.Bound {
+		t.Fatalf("%+v, the grant is %s", r, n.State(reference.ID))
+	}
+	wantRefused(t, n.Bundle("e", injected(t, n, grantName)).Create(), "grant-in-use")
+	bound.End()
+	wantRefused(t, n.Bundle("f", injected(t, n, grantName, "gpuledger.dev/gpu=0")).Create(), "gpu-device-node")
+	inside := n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=1"), rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell(probe)).Run()
+	if inside.Code != 0 || !strings.HasPrefix(inside.Stdout, "No such file or directory\nNo such device or address\n") {
+		t.Errorf("the GPU's own name beside the reference: %+v", inside)
+	}
+}
+
+func TestACDINameIsNoGrant(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	hookThat(t, n, "exit 0")
+	reference := n.Grant("--memory", "4GiB", "--gpu", "1", "--cdi")
+	n.Must("cdi", "generate")
+	uuid := n.Grants()[0].GPUs[0].UUID
+	for _, name := range []string{"gpuledger.dev/gpu=0", "gpuledger.dev/gpu=1", "gpuledger.dev/gpu=" + uuid} {
+		wantRefused(t, n.Bundle("c", injected(t, n, name)).Create(), "gpu-device-node")
+	}
+	old := injected(t, n, grant.CDIKindGrant+"="+reference.String())
+	n.Must("release", string(reference.ID))
+	wantRefused(t, n.Bundle("d", old).Create(), "grant-not-found")
+	if left, err := filepath.Glob(n.Dir + "/cdi/*grant*"); err != nil || len(left) > 0 {
+		t.Errorf("%v: a released grant is still offered: %v", err, left)
+	}
+}
+
+// TestTheHookStandsWhereNoWrapperDoes: an engine that calls the real runtime itself still has the container checked. The hook
+// gets its own environment, and the container's not; its status decides.
+func TestTheHookStandsWhereNoWrapperDoes(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.Grant("--memory", "4GiB", "--cdi")
+	n.Must("cdi", "generate")
+	hookThat(t, n, `{ echo "$0 $*"; /usr/bin/env; /bin/cat; } >`+n.Dir+"/called; echo no grant >&2; exit 1")
+	n.Write("evil.so", "")
+	b := n.Bundle("c", injected(t, n, "gpuledger.dev/gpu=0"), rig.Env("LD_PRELOAD="+n.Dir+"/evil.so", "GPULEDGER_CONFIG=/evil"))
+	r := rig.Run(n.Real("create", "--bundle", b.Dir, b.ID))
+	if r.Code == 0 || !strings.Contains(r.Stderr, "no grant") {
+		t.Errorf("runc: %+v", r)
+	}
+	called := read(t, n.Dir+"/called")
+	call, rest, _ := strings.Cut(called, "\n")
+	env, state, _ := strings.Cut(rest, "{")
+	if call != n.Dir+"/hook createRuntime" || !strings.Contains(env, "GPULEDGER_CONFIG="+n.Config+"\n") || strings.Contains(env, "evil") {
+		t.Errorf("called as %q with\n%s", call, env)
+	}
+	var s specs.State
+	must(t, json.Unmarshal([]byte("{"+state), &s))
+	if s.ID != "c" || s.Bundle != b.Dir {
+		t.Errorf("state %+v", s)
+	}
+}
