@@ -312,6 +312,30 @@ func TestGenerateFollowsTheNode(t *testing.T) {
 	m.engine()
 }
 
+// TestDriverFilesAreMounted where the node has them: whoever writes a CDI file has not seen the image.
+func TestDriverFilesAreMounted(t *testing.T) {
+	m := newMachine(t)
+	inv := inventory(bootID(t))
+	inv.Driver = grant.Driver{Version: "580.142", Root: "/run/driver", Files: []grant.DriverFile{
+		{Path: "/usr/lib/libcuda.so.580.142", Kind: grant.FileLibrary, Capability: grant.Compute, Target: "/usr/lib", Names: []string{"libcuda.so", "libcuda.so.1"}, Bits: 64},
+		{Path: "/usr/bin/nvidia-smi", Kind: grant.FileBinary, Capability: grant.Utility, Target: "/usr/bin/nvidia-smi"}}}
+	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
+	reference := m.grant(grant.Bearer, 0)
+	m.generate()
+	const want = "/run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so [ro nosuid nodev bind], /run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so.1 [ro nosuid nodev bind], " +
+		"/run/driver/usr/bin/nvidia-smi /usr/bin/nvidia-smi [ro nosuid nodev bind]"
+	for name, edits := range map[string]cdispec.ContainerEdits{"GPUs": m.read(m.files.Path()).ContainerEdits, "a grant": m.read(m.files.GrantPath(reference.ID)).Devices[0].ContainerEdits} {
+		var got []string
+		for _, mount := range edits.Mounts {
+			got = append(got, fmt.Sprint(mount.HostPath, " ", mount.ContainerPath, " ", mount.Options))
+		}
+		if strings.Join(got, ", ") != want {
+			t.Errorf("%s mount %s", name, strings.Join(got, ", "))
+		}
+	}
+	m.engine()
+}
+
 func TestNoFileWithoutTheReference(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)

@@ -41,6 +41,7 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 		// void keeps another injector from adding GPUs; the wrapper puts the granted ones in its place.
 		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: edit.CDINodes(admission.ControlNodes(inv)),
+		Mounts:      admission.InstalledFiles(inv),
 		Hooks:       []*cdispec.Hook{f.hook()},
 	}}
 	for _, gpu := range inv.GPUs {

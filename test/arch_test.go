@@ -27,12 +27,14 @@ var layers = map[string][]string{
 	"internal/admission":     {"internal/grant"},
 	"internal/edit":          {"internal/grant"},
 	"internal/request":       {"internal/grant", "internal/host"},
+	"internal/layout":        {"internal/grant"},
 	"internal/gpu":           {"internal/grant", "internal/host"},
 	"internal/gpu/simulated": {"internal/grant", "internal/host"},
 	"internal/gpu/nvml":      {"internal/grant", "internal/host"},
+	"internal/gpu/driver":    {"internal/grant", "internal/host"},
 	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
 	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
-		"internal/edit", "internal/ledger", "internal/gpu"},
+		"internal/edit", "internal/ledger", "internal/gpu", "internal/layout"},
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
 	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
@@ -47,7 +49,7 @@ var layers = map[string][]string{
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
 	"cmd/gpuledger": {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
-		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "cdi"},
+		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 
 // pure packages decide with values: they may not reach the system, not even through the standard library.

@@ -27,15 +27,20 @@ func injected(t *testing.T, n *rig.Node, names ...string) rig.Edit {
 	}
 }
 
-// hookThat puts a program in the hook's place. The real one is tested on its own; here it is about the files.
+// realHook puts the hook where the node's CDI files name it.
+func realHook(t *testing.T, n *rig.Node) {
+	t.Helper()
+	must(t, os.Symlink(rig.Binary(t, "gpuledger-hook"), n.Dir+"/hook"))
+}
+
+// hookThat puts another program there.
 func hookThat(t *testing.T, n *rig.Node, script string) {
 	t.Helper()
 	must(t, os.Chmod(n.Write("hook", "#!/bin/sh\n"+script+"\n"), 0o755))
 }
 
-// TestCDIBringsAGrantToTheWrapper: the engine injects what the name stands for, and the wrapper finds nothing that the grant
-// does not cover.
-func TestCDIBringsAGrantToTheWrapper(t *testing.T) {
+// TestCDI on cgroup v1 and v2, with runc and crun, behind the wrapper and without it.
+func TestCDI(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
 			if rig.Under(t, layout) {
@@ -44,22 +49,25 @@ func TestCDIBringsAGrantToTheWrapper(t *testing.T) {
 			for _, runtime := range []string{"runc", "crun"} {
 				t.Run(runtime, func(t *testing.T) {
 					rig.NeedRuntime(t, runtime)
-					bringsAGrant(t, runtime)
+					t.Run("behind the wrapper", func(t *testing.T) { cdiBehindTheWrapper(t, runtime) })
+					t.Run("without it", func(t *testing.T) { cdiWithoutTheWrapper(t, runtime) })
 				})
 			}
 		})
 	}
 }
 
-func bringsAGrant(t *testing.T, runtime string) {
+// cdiBehindTheWrapper: the engine injects what the name stands for, the wrapper finds nothing that the grant does not cover, and
+// the hook finds the wrapper's binding.
+func cdiBehindTheWrapper(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-	hookThat(t, n, "exit 0")
+	realHook(t, n)
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1", "--cdi")
 	n.Must("cdi", "generate")
 	grantName := grant.CDIKindGrant + "=" + reference.String()
 
 	got := n.Bundle("c", injected(t, n, grantName), rig.Shell(probe+"\necho $NVIDIA_VISIBLE_DEVICES")).Run()
-	want := "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n" + n.Grants()[0].GPUs[0].UUID + "\n"
+	want := exactlyOne + n.Grants()[0].GPUs[0].UUID + "\n"
 	if got.Stdout != want || got.Code != 0 {
 		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s", got, want)
 	}
@@ -76,9 +84,31 @@ func bringsAGrant(t *testing.T, runtime string) {
 	}
 }
 
+// cdiWithoutTheWrapper: the engine calls the real runtime, and the hook in the files admits, binds and refuses.
+func cdiWithoutTheWrapper(t *testing.T, runtime string) {
+	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+	realHook(t, n)
+	reference := n.Grant("--memory", "4GiB", "--gpu", "1", "--cdi")
+	n.Must("cdi", "generate")
+	byGrant := injected(t, n, grant.CDIKindGrant+"="+reference.String())
+	if got := n.Bundle("c", byGrant, rig.Shell(probe)).RealRun(); got.Stdout != exactlyOne || got.Code != 0 {
+		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s", got, exactlyOne)
+	}
+	bound := n.Bundle("d", byGrant)
+	if r := bound.RealCreate(); r.Code != 0 || n.State(reference.ID) != grant.Bound {
+		t.Fatalf("%+v, the grant is %s", r, n.State(reference.ID))
+	}
+	isRefusedByHook(t, n.Bundle("e", byGrant).RealCreate(), grant.GrantInUse)
+	bound.End()
+	isRefusedByHook(t, n.Bundle("f", injected(t, n, "gpuledger.dev/gpu=0")).RealCreate(), grant.GPUDeviceNode)
+	isRefusedByHook(t, n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=0", grant.CDIKindGrant+"="+reference.String())).RealCreate(), grant.GPUDeviceNode)
+	n.Must("release", string(reference.ID))
+	isRefusedByHook(t, n.Bundle("h", byGrant).RealCreate(), grant.GrantNotFound)
+}
+
 func TestACDINameIsNoGrant(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	hookThat(t, n, "exit 0")
+	realHook(t, n)
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1", "--cdi")
 	n.Must("cdi", "generate")
 	uuid := n.Grants()[0].GPUs[0].UUID

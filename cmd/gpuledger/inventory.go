@@ -6,6 +6,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/driver"
 	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -41,6 +42,7 @@ func refresh(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	warn(c.App.ErrWriter, addDriver(&inv, n.Host))
 	path := gpu.Path(n.Policy.StateDir)
 	if err := gpu.Write(path, inv); err != nil {
 		return err
@@ -51,8 +53,28 @@ func refresh(c *cli.Context) error {
 	for _, g := range inv.GPUs {
 		fmt.Fprintf(c.App.Writer, "GPU %d: %s, %s, %s (%s)\n", g.Index, g.Name, g.Memory, g.UUID, g.Health)
 	}
+	if files := len(inv.Driver.Files); files > 0 {
+		fmt.Fprintf(c.App.Writer, "driver %s: %d files below %s\n", inv.Driver.Version, files, inv.Driver.Root)
+	}
 	fmt.Fprintf(c.App.Writer, "%d GPUs written to %s\n", len(inv.GPUs), path)
 	return nil
+}
+
+// addDriver adds the driver's files. A node of which they cannot be told still has its GPUs: the notes say what is missing.
+func addDriver(inv *grant.Inventory, h host.Host) (notes []string) {
+	where, err := driver.Of(*inv, h)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	found, err := driver.Look(where)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	inv.Driver.Files = found.Files
+	if inv.Driver.Version == "" {
+		inv.Driver.Version = found.Version
+	}
+	return found.Notes
 }
 
 // scan asks NVML, or takes the description of a simulated node.

@@ -91,8 +91,7 @@ func node(class grant.NodeClass, minor int) grant.Hit {
 }
 
 func cdiGPU(name string) grant.Hit {
-	return grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "gpuledger.dev/gpu=" + name, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs, GPUs: []string{name},
-		Removal: grant.Removal{Kind: grant.RemoveAnnotation, Name: "cdi.k8s.io/x"}}
+	return grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "gpuledger.dev/gpu=" + name, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs, GPUs: []string{name}}
 }
 
 func blamed(h grant.Hit) grant.Hit { h.Code = grant.PrivilegedGPU; return h }
@@ -351,9 +350,10 @@ func TestDecide(t *testing.T) {
 		{"a CDI name", train(cdi), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"the key of the driver's limit", train(dmem), "refuse limit-unenforceable g-podpodpodpod"},
 		{"the legacy hook, which asks for nothing, goes", func(w *world) { w.train(); w.r.Dropped = []grant.Removal{hook.Removal} }, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
-		{"a CDI name of its own GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0 + " -annotation:cdi.k8s.io/x"},
+		{"a CDI name of its own GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0},
 		{"a CDI name of another GPU", train(cdiGPU("1")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"a CDI name of no GPU", train(cdiGPU("all.")), "refuse cdi-device-outside-grant g-podpodpodpod"},
+		{"an image that can't be read", func(w *world) { w.train(); w.r.Layout.Problem = "open /r: no such file or directory" }, "refuse injection-impossible g-podpodpodpod"},
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse gpu-device-rule g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3), env("1", "1"), all),

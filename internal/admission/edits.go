@@ -14,7 +14,7 @@ import (
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // admit gives the container what its grant says: the nodes of its GPUs, the control and UVM nodes, device rules for
-// exactly these, and one NVIDIA_VISIBLE_DEVICES.
+// exactly these, one NVIDIA_VISIBLE_DEVICES, and the driver's files.
 func (c *asking) admit() grant.Verdict {
 	for _, r := range c.request.Dropped {
 		c.remove(r)
@@ -23,6 +23,7 @@ func (c *asking) admit() grant.Verdict {
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
+	v.Edits.Mounts = c.driverFiles()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
 	if c.request.AllDevices {
 		v.Rules = Confined(c.request.Devices)

@@ -75,6 +75,9 @@ func (c *asking) granted() grant.Verdict {
 	for _, h := range c.request.Hits {
 		c.covered(h)
 	}
+	if problem := c.request.Layout.Problem; problem != "" {
+		c.find(grant.InjectionImpossible, "root", problem)
+	}
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
 		c.find(grant.LimitUnenforceable, "strength", string(strength))
 	}

@@ -13,5 +13,9 @@ func Offer(g grant.Grant, now time.Time, inv grant.Inventory, p grant.Policy) gr
 	g.Bindings = nil
 	c := newCase(grant.Request{Container: grant.Container{ID: string(g.ID)}}, grant.View{Now: now}, inv, p)
 	c.grant = &g
-	return c.granted()
+	v := c.granted()
+	if v.Kind == grant.Admit {
+		v.Edits.Mounts = InstalledFiles(inv)
+	}
+	return v
 }

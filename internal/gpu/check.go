@@ -3,6 +3,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -30,10 +31,33 @@ func Check(inv grant.Inventory) error {
 			return fmt.Errorf("major %d of %q is not one of 0 to %d", major, name, maxMajor)
 		}
 	}
+	for _, f := range inv.Driver.Files {
+		if err := checkFile(f); err != nil {
+			return fmt.Errorf("driver file %q: %w", f.Path, err)
+		}
+	}
 	seen := newSeen(len(inv.GPUs))
 	for i, g := range inv.GPUs {
 		if err := seen.gpu(g); err != nil {
 			return fmt.Errorf("GPU %d of the list: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// checkFile holds a driver file to what a mount is made of: paths that lead nowhere else.
+func checkFile(f grant.DriverFile) error {
+	switch {
+	case !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path:
+		return errors.New("its path is not absolute and plain")
+	case !filepath.IsAbs(f.Target) || filepath.Clean(f.Target) != f.Target:
+		return fmt.Errorf("its target %q is not absolute and plain", f.Target)
+	case (f.Kind == grant.FileLibrary || f.Kind == grant.FileModule) && len(f.Names) == 0:
+		return errors.New("nothing would find it: it has no name")
+	}
+	for _, name := range f.Names {
+		if !filepath.IsLocal(name) || filepath.Clean(name) != name {
+			return fmt.Errorf("its name %q is not below a directory", name)
 		}
 	}
 	return nil

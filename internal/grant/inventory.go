@@ -20,9 +20,11 @@ type Inventory struct {
 
 // Driver is the kernel driver that was loaded when the inventory was taken.
 type Driver struct {
-	Version string `json:"version"` // as 580.142; empty when simulated
+	Version string `json:"version"` // as 580.142; of a simulated one that of the files, if any
 	CUDA    string `json:"cuda"`    // the highest CUDA version that it serves, as 13.0
 	Root    string `json:"root"`    // where its user space is found
+
+	Files []DriverFile `json:"files,omitempty"` // of its user space; none where it is not installed below Root
 }
 
 // GPU is a physical GPU.

@@ -14,6 +14,10 @@ type Request struct {
 	References  []Mention
 	Allocations []Allocation
 	Devices     DeviceMap // what the finder told GPU nodes by
+
+	Capabilities []Capability // the parts of the driver that it wants
+	Compat32     bool         // it wants 32-bit libraries too
+	Layout       Layout       // of its image, where that was looked at
 }
 
 // Container is who asks, as far as it can be known.

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/layout"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -94,6 +96,8 @@ type visit struct {
 	Create
 	finder    request.Node
 	inventory func() (grant.Inventory, *grant.Problem)
+	image     layout.Image
+	layout    func() grant.Layout // of the image
 	request   grant.Request
 }
 
@@ -105,17 +109,38 @@ func (n *Node) visit(c Create) (visit, *Decision) {
 		return v, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
 	}
 	var refused *Decision
-	v.request, refused = v.find(c.Config)
+	var spec request.Spec
+	v.request, spec, refused = v.find(c.Config)
+	v.image = imageOf(spec, c.Container.Bundle)
+	v.layout = sync.OnceValue(func() grant.Layout { return layout.Of(v.image) })
 	return v, refused
 }
 
+// imageOf is where the container's own files are.
+func imageOf(spec request.Spec, bundle string) layout.Image {
+	var i layout.Image
+	if spec.Root != nil {
+		if i.Root = spec.Root.Path; !filepath.IsAbs(i.Root) {
+			i.Root = filepath.Join(bundle, i.Root)
+		}
+	}
+	if spec.Process != nil {
+		i.Args, i.Path = spec.Process.Args, request.Variable(spec, "PATH")
+	}
+	for _, m := range spec.Mounts {
+		i.Mounts = append(i.Mounts, m.Destination)
+	}
+	return i
+}
+
 // find reads the spec. What cannot be read could be anything, so it is refused; the real runtime would refuse it too.
-func (v visit) find(config []byte) (grant.Request, *Decision) {
+func (v visit) find(config []byte) (grant.Request, request.Spec, *Decision) {
 	spec, err := request.Parse(config)
 	if err != nil {
-		return grant.Request{}, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", v.Container.ID, err)
+		return grant.Request{}, spec, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", v.Container.ID, err)
 	}
-	return v.findIn(spec)
+	r, refused := v.findIn(spec)
+	return r, spec, refused
 }
 
 func (v visit) findIn(spec request.Spec) (grant.Request, *Decision) {
@@ -196,6 +221,7 @@ func (v visit) judge(view grant.View) Decision {
 	var inv grant.Inventory
 	if admission.Asks(v.request, view) {
 		inv, view.Problems = v.inventoryFor(view)
+		v.request.Layout = v.layoutFor(inv)
 	}
 	return Decision{Verdict: admission.Decide(v.request, view, inv, v.Policy), pod: v.request.Container.Pod}
 }
@@ -209,6 +235,33 @@ func (v visit) inventoryFor(view grant.View) (grant.Inventory, []grant.Problem) 
 	return inv, append(slices.Clip(view.Problems), *problem)
 }
 
+// layoutFor is where the image's libraries are, which only matters on a node with a driver to mount.
+func (v visit) layoutFor(inv grant.Inventory) grant.Layout {
+	if len(inv.Driver.Files) == 0 {
+		return grant.Layout{}
+	}
+	return v.layout()
+}
+
+// placeless is a refusal where a runtime would have to make mount points in a root file system that nobody can write to.
+func (v visit) placeless(d Decision, l grant.Layout) *Decision {
+	if d.Kind != grant.Admit || !l.ReadOnly {
+		return nil
+	}
+	var places []string
+	for _, m := range d.Edits.Mounts {
+		places = append(places, m.ContainerPath)
+	}
+	missing, err := layout.Missing(v.image, places)
+	switch {
+	case err != nil:
+		return refusal(grant.InjectionImpossible, "cannot look for the places of the driver's files: %v", err)
+	case len(missing) > 0:
+		return refusal(grant.InjectionImpossible, "the root file system of container %q is read-only and has no %s, where a file of the driver goes", v.Container.Name(), grant.Printable(missing[0]))
+	}
+	return nil
+}
+
 // decide gives the verdict, and the edited config.json where it has edits.
 func (v visit) decide(view grant.View) Decision {
 	d := v.judge(view)
@@ -217,6 +270,10 @@ func (v visit) decide(view grant.View) Decision {
 	}
 	inv, problems := v.inventoryFor(view)
 	view.Problems = problems
+	v.request.Layout = v.layoutFor(inv)
+	if refused := v.placeless(d, v.request.Layout); refused != nil {
+		return *refused
+	}
 	config, err := v.edited(d.Verdict, view, inv)
 	var impossible *grant.Refusal
 	if errors.As(err, &impossible) {
@@ -249,10 +306,11 @@ func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventor
 	if err != nil {
 		return nil, err
 	}
-	r, refused := v.find(config)
+	r, _, refused := v.find(config)
 	if refused != nil {
 		return nil, errors.New(refused.Message)
 	}
+	r.Layout = v.request.Layout
 	second := admission.Decide(r, view, inv, v.Policy)
 	switch {
 	case second.Kind != verdict.Kind:

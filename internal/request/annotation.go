@@ -170,8 +170,7 @@ func (f *finder) annotations() {
 // cdiNames judges the CDI names in an annotation. A grant's own name is a reference to it; GPUs of ours a grant can cover;
 // any other vendor's are never ours to give.
 func (f *finder) cdiNames(key, value string) {
-	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs,
-		Removal: grant.Removal{Kind: grant.RemoveAnnotation, Name: key}}
+	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs}
 	names := list(value)
 	for _, name := range names {
 		switch kind, device := grant.CDIName(name); {
@@ -179,12 +178,11 @@ func (f *finder) cdiNames(key, value string) {
 			hit.GPUs = append(hit.GPUs, device)
 		case kind == grant.CDIKindGrant:
 			f.mention(hit.Vector, device, f.request.Container.Pod.Container == "")
-			hit.Removal = grant.Removal{}                                       // without it the container would name no grant any more
 			hit.Value = strings.ReplaceAll(hit.Value, "="+device, "=REFERENCE") // a hit is told and logged
 		}
 	}
 	if slices.ContainsFunc(names, isForeignGPU) {
-		hit.Cover, hit.Removal = grant.CoverNever, grant.Removal{}
+		hit.Cover = grant.CoverNever
 	} else if len(hit.GPUs) == 0 {
 		return
 	}

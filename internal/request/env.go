@@ -62,6 +62,27 @@ func (f *finder) mpsSettings() {
 	}
 }
 
+// driverCapabilities reads which parts of the driver the container wants. NVIDIA's default stands where it does not say; words that
+// nobody knows ask for nothing.
+func (f *finder) driverCapabilities() {
+	value := f.env["NVIDIA_DRIVER_CAPABILITIES"]
+	if value == "" {
+		value = "compute,utility"
+	}
+	all := []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.Display, grant.NGX}
+	for _, word := range list(value) {
+		switch c := grant.Capability(word); {
+		case word == allDevices:
+			f.request.Capabilities, f.request.Compat32 = all, true
+			return
+		case word == "compat32":
+			f.request.Compat32 = true
+		case slices.Contains(all, c) && !slices.Contains(f.request.Capabilities, c):
+			f.request.Capabilities = append(f.request.Capabilities, c)
+		}
+	}
+}
+
 // deviceList judges a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a list of indexes, UUIDs
 // and CDI names. It takes more for a request than NVIDIA's parser does, which lets one special word override the list.
 func (f *finder) deviceList(vector, value string, removal grant.Removal) {

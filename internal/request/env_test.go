@@ -1,6 +1,9 @@
 package request
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 func TestEnvironment(t *testing.T) {
 	set := func(entries ...string) func(*scene) { return func(s *scene) { s.env(entries...) } }
@@ -72,4 +75,26 @@ func TestEnvironment(t *testing.T) {
 		}, []string{"visible-devices-all | env:NVIDIA_VISIBLE_DEVICES | all | gpus=all | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"no process at all", func(s *scene) { s.spec.Process = nil }, nil},
 	})
+}
+
+func TestPartsOfTheDriver(t *testing.T) {
+	for value, want := range map[string]string{
+		"":                           "[compute utility] false",
+		"compute":                    "[compute] false",
+		" graphics , video,graphics": "[graphics video] false",
+		"all":                        "[compute utility graphics video display ngx] true",
+		"compute,all":                "[compute utility graphics video display ngx] true",
+		"compat32,utility":           "[utility] true",
+		"nonsense,COMPUTE":           "[] false",
+	} {
+		s := newScene(t)
+		s.env("NVIDIA_DRIVER_CAPABILITIES=x", "NVIDIA_DRIVER_CAPABILITIES="+value)
+		r := s.find()
+		if got := fmt.Sprint(r.Capabilities, " ", r.Compat32); got != want || len(r.Hits) > 0 {
+			t.Errorf("%q: %s, want %s; hits %v", value, got, want, r.Hits)
+		}
+	}
+	if r := newScene(t).find(); fmt.Sprint(r.Capabilities) != "[compute utility]" {
+		t.Errorf("unset: %v", r.Capabilities)
+	}
 }

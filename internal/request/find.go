@@ -56,6 +56,7 @@ var vectors = []struct {
 	{"raw cgroup keys of the driver's limit", (*finder).deviceMemory},
 	{"hooks of NVIDIA's injectors", (*finder).hooks},
 	{"CDI names, and annotations that change device policy", (*finder).annotations},
+	{"parts of the driver", (*finder).driverCapabilities},
 	{"references to grants", (*finder).references},
 	{"allocations by a scheduler", (*finder).allocations},
 	{"ways that make root in the container root on the node", (*finder).nodeRoot},
@@ -107,6 +108,9 @@ func lastWins(p *Process) map[string]string {
 	}
 	return env
 }
+
+// Variable is the value of one in the process's environment, "" where it is not set.
+func Variable(s Spec, name string) string { return lastWins(s.Process)[name] }
 
 // userNamespaced reports whether the container has a user namespace of its own. Its root is nobody outside.
 func (f *finder) userNamespaced() bool {

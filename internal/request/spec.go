@@ -31,6 +31,7 @@ type Spec struct {
 
 // Process is the judged part of specs.Process.
 type Process struct {
+	Args         []string                 `json:"args"`
 	Env          []string                 `json:"env"`
 	User         specs.User               `json:"user"`
 	Capabilities *specs.LinuxCapabilities `json:"capabilities"`

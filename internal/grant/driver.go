@@ -1,0 +1,45 @@
+package grant
+
+// DriverFile is one file of the driver's user space, found ahead of time: a create looks nothing up.
+type DriverFile struct {
+	Path       string     `json:"path"`                // below Driver.Root, every link resolved there
+	Kind       FileKind   `json:"kind"`                // what it is
+	Capability Capability `json:"capability,omitzero"` // what it is for; none: for every use of the GPU
+	Target     string     `json:"target"`              // where the driver's installation has it: of a library or module its directory, else the path
+	Names      []string   `json:"names,omitempty"`     // of a library or module: how programs find it, below such a directory
+	Bits       int        `json:"bits,omitzero"`       // of a library: 64 or 32
+}
+
+// FileKind is what a driver file is.
+type FileKind string
+
+// The kinds of driver files.
+const (
+	FileLibrary  FileKind = "library"
+	FileBinary   FileKind = "binary"
+	FileFirmware FileKind = "firmware"
+	FileSocket   FileKind = "socket"
+	FileConfig   FileKind = "config"
+	FileModule   FileKind = "module" // of the X server
+)
+
+// Capability is a value of NVIDIA_DRIVER_CAPABILITIES: what part of the driver a container wants.
+type Capability string
+
+// The capabilities that the driver's files are told apart by (container-toolkit documentation, "Driver Capabilities").
+const (
+	Compute  Capability = "compute"
+	Utility  Capability = "utility"
+	Graphics Capability = "graphics"
+	Video    Capability = "video"
+	Display  Capability = "display"
+	NGX      Capability = "ngx"
+)
+
+// Layout is where an image's own loaders look for libraries: a directory for 64-bit ones and one for 32-bit ones, each as a
+// path without links. Empty: the image has no such loader, so it cannot use the driver's libraries.
+type Layout struct {
+	Lib64, Lib32 string
+	ReadOnly     bool   // nobody can write to the root file system, not even the runtime that makes mount points there
+	Problem      string // why none of this can be told; "" when it can
+}

@@ -1,0 +1,280 @@
+// Package layout tells where the programs of an image look for libraries, by reading the image and running nothing of it. An
+// image is a tenant's: every path in it may lead anywhere, so it is walked with its own root as the root, and what is read is
+// bounded.
+package layout
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Image is what is looked at.
+type Image struct {
+	Root   string   // the root file system as the runtime will find it
+	Args   []string // the process's
+	Path   string   // its PATH
+	Mounts []string // destinations: what lies below them is not the image's
+}
+
+// loader is a dynamic loader's well-known place.
+type loader struct {
+	bits int
+	path string
+	musl string // where musl reads its search path; only of musl's loader
+}
+
+// loaders are those of this architecture: glibc's first, because NVIDIA's libraries are built for it.
+var loaders = map[string][]loader{
+	"amd64": {{64, "/lib64/ld-linux-x86-64.so.2", ""}, {64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}},
+	"arm64": {{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path"}, {32, "/lib/ld-linux-armhf.so.3", ""}},
+}[runtime.GOARCH]
+
+// Of finds the library directories of an image. One that has none, as an image with static programs alone, has no problem.
+func Of(i Image) grant.Layout {
+	r, err := open(i)
+	if err != nil {
+		return grant.Layout{Problem: err.Error()}
+	}
+	defer r.root.Close()
+	known := slices.Clone(loaders)
+	if own := r.interpreter(); own != "" { // of a distribution with another place for it, as NixOS
+		known = append(known, loader{64, own, ""})
+	}
+	l := grant.Layout{ReadOnly: r.readOnly()}
+	for _, ld := range known {
+		switch dir := r.libraries(ld); {
+		case ld.bits == 64 && l.Lib64 == "":
+			l.Lib64 = dir
+		case ld.bits == 32 && l.Lib32 == "":
+			l.Lib32 = dir
+		}
+	}
+	return l
+}
+
+// Missing lists the places of an image where nothing is: a runtime has to make something there before it can mount over it.
+func Missing(i Image, places []string) ([]string, error) {
+	r, err := open(i)
+	if err != nil {
+		return nil, err
+	}
+	defer r.root.Close()
+	var missing []string
+	for _, place := range places {
+		if f, err := pathrs.OpenatInRoot(r.root, place); err == nil {
+			f.Close()
+			continue
+		}
+		missing = append(missing, place)
+	}
+	return missing, nil
+}
+
+// open opens an image's root, without the runtime's poller, which has no part in files and costs a create 50 microseconds.
+func open(i Image) (reader, error) {
+	fd, err := unix.Open(i.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return reader{}, &fs.PathError{Op: "open", Path: i.Root, Err: err}
+	}
+	r := reader{Image: i, root: os.NewFile(uintptr(fd), i.Root)}
+	if r.real, err = pathOf(r.root); err != nil {
+		r.root.Close()
+	}
+	return r, err
+}
+
+// readOnly asks how the root file system is mounted.
+func (r reader) readOnly() bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(r.root.Fd()), &st) == nil && st.Flags&unix.ST_RDONLY != 0
+}
+
+// reader is an image that is being read.
+type reader struct {
+	Image
+	root *os.File
+	real string // the root's path
+}
+
+// libraries is the first directory that the loader searches and the image has, with its links resolved; "" without one.
+func (r reader) libraries(ld loader) string {
+	content, err := r.read(ld.path)
+	if err != nil {
+		return ""
+	}
+	var dirs []string
+	if ld.musl != "" {
+		dirs = r.muslPath(ld.musl)
+	} else {
+		dirs = systemDirs(content)
+	}
+	for _, dir := range dirs {
+		if real, ok := r.directory(dir); ok {
+			return real
+		}
+	}
+	return ""
+}
+
+// muslPath is where musl's loader searches: what its file says, else what is built in (ldso/dynlink.c).
+func (r reader) muslPath(file string) []string {
+	content, err := r.read(file)
+	if err != nil {
+		return []string{"/lib", "/usr/local/lib", "/usr/lib"}
+	}
+	return strings.FieldsFunc(string(content), func(c rune) bool { return c == ':' || c == '\n' })
+}
+
+const (
+	maxRead = 4 << 20 // a loader has some hundred kilobytes
+	maxPath = 1024
+	maxDirs = 16
+)
+
+// systemDirs reads the directories that are built into glibc's loader: strings one after another, each ending in a slash (elf/dl-load.c,
+// system_dirs). Distributions set them: Debian's has the multiarch directories there, NixOS's its own store path.
+func systemDirs(loader []byte) []string {
+	for {
+		i := bytes.Index(loader, []byte("\x00/"))
+		if i < 0 {
+			return nil
+		}
+		var dirs []string
+		dirs, loader = directories(loader[i+1:])
+		if slices.ContainsFunc(dirs, func(d string) bool { return strings.Contains(d+"/", "/lib") }) {
+			return dirs
+		}
+	}
+}
+
+// directories reads paths of directories, one after another, and returns what follows them.
+func directories(text []byte) (dirs []string, rest []byte) {
+	for len(dirs) < maxDirs {
+		dir, _, found := bytes.Cut(text[:min(len(text), maxPath)], []byte{0})
+		if !found || !isDirectory(dir) {
+			break
+		}
+		dirs = append(dirs, filepath.Clean(string(dir)))
+		text = text[len(dir)+1:]
+	}
+	return dirs, text
+}
+
+// isDirectory reports whether a string is an absolute path with a slash at its end, of ordinary letters.
+func isDirectory(s []byte) bool {
+	if len(s) < 3 || s[0] != '/' || s[len(s)-1] != '/' {
+		return false
+	}
+	for _, c := range s {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("/._+-", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// directory resolves one in the image. What is mounted over by the container's own mounts is not the image's: a runtime would
+// make our mount points there, in somebody's volume.
+func (r reader) directory(dir string) (string, bool) {
+	f, err := pathrs.OpenatInRoot(r.root, dir)
+	if err != nil {
+		return "", false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.IsDir() {
+		return "", false
+	}
+	path, err := pathOf(f)
+	below, inside := strings.CutPrefix(path, strings.TrimSuffix(r.real, "/"))
+	if err != nil || !inside || !strings.HasPrefix(below, "/") || below == "/" {
+		return "", false
+	}
+	covered := slices.ContainsFunc(r.Mounts, func(m string) bool {
+		m = filepath.Clean("/" + m)
+		return m != "/" && (below == m || strings.HasPrefix(below, m+"/"))
+	})
+	return below, !covered
+}
+
+// interpreter is the loader that the process's program names, "" for a script, a static program, or none.
+func (r reader) interpreter() string {
+	if len(r.Args) == 0 {
+		return ""
+	}
+	for _, path := range candidates(r.Args[0], r.Path) {
+		f, err := r.open(path)
+		if err != nil {
+			continue
+		}
+		name := interp(f)
+		f.Close()
+		return name
+	}
+	return ""
+}
+
+// candidates are where a program may lie that is called by name.
+func candidates(name, path string) []string {
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	var all []string
+	for _, dir := range strings.Split(path, ":") {
+		if dir != "" && len(all) < maxDirs {
+			all = append(all, filepath.Join(dir, name))
+		}
+	}
+	return all
+}
+
+// open opens a regular file of the image, and nothing else: opening a pipe would wait.
+func (r reader) open(path string) (*os.File, error) {
+	f, err := pathrs.OpenatInRoot(r.root, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fs.ErrInvalid)
+	}
+	return pathrs.Reopen(f, unix.O_RDONLY|unix.O_CLOEXEC)
+}
+
+// read reads the beginning of a file, which of a loader is all.
+func (r reader) read(path string) ([]byte, error) {
+	f, err := r.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, min(info.Size(), maxRead))
+	n, err := io.ReadFull(f, content)
+	if errors.Is(err, io.ErrUnexpectedEOF) { // it was cut short meanwhile
+		err = nil
+	}
+	return content[:n], err
+}
+
+func pathOf(f *os.File) (string, error) {
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+}
