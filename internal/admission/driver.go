@@ -19,11 +19,15 @@ var mountOptions = []string{"ro", "nosuid", "nodev", "bind"}
 // the directory that the image's own loader searches, by the names that programs look for. An image without a loader can use no
 // library and no program.
 func (c *asking) driverFiles() []*cdispec.Mount {
+	image := c.request.Layout
 	return c.mounts(func(f grant.DriverFile) string {
-		if f.Bits == 32 {
-			return c.request.Layout.Lib32
+		switch {
+		case image.Unseen:
+			return f.Target
+		case f.Bits == 32:
+			return image.Lib32
 		}
-		return c.request.Layout.Lib64
+		return image.Lib64
 	})
 }
 

@@ -56,6 +56,8 @@ func TestDriverFilesByCapability(t *testing.T) {
 		"display":               {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Display}}, []string{fresh, firmware, "/x/nvidia_drv.so /usr/lib64/xorg/modules/drivers/nvidia_drv.so"}},
 		"32-bit as well":        {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Compute}, Compat32: true}, []string{plain, cuda, "/l32/libcuda.so.9 /img/lib32/libcuda.so.1", fresh, firmware}},
 		"32-bit, but no loader": {grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}, Compat32: true}, []string{plain, cuda, fresh, firmware}},
+		"an image that nobody saw": {grant.Request{Layout: grant.Layout{Unseen: true}, Capabilities: []grant.Capability{grant.Compute}},
+			[]string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1", "/l64/libnew.so.9 /usr/lib64/libnew.so.1", firmware}},
 		"an image without libc": {grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility}}, []string{firmware}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
+	"github.com/gpuledger/gpuledger/internal/edit/adjust"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -52,6 +54,17 @@ var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.
 			t.Fatal(err)
 		}
 		return spec
+	},
+	"NRI": func(t *testing.T, spec specs.Spec, v grant.Verdict) specs.Spec {
+		adjustment, err := adjust.Engine{Rules: true}.Container(v, &api.Container{Id: "c1", Env: spec.Process.Env})
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := adjust.Apply(encoded(t, spec), adjustment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return decoded(t, config)
 	},
 }
 

@@ -42,4 +42,5 @@ type Layout struct {
 	Lib64, Lib32 string
 	ReadOnly     bool   // nobody can write to the root file system, not even the runtime that makes mount points there
 	Problem      string // why none of this can be told; "" when it can
+	Unseen       bool   // nobody could look: the container is known without its image, as by NRI. The node's own layout is taken
 }

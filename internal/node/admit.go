@@ -237,8 +237,11 @@ func (v visit) inventoryFor(view grant.View) (grant.Inventory, []grant.Problem) 
 
 // layoutFor is where the image's libraries are, which only matters on a node with a driver to mount.
 func (v visit) layoutFor(inv grant.Inventory) grant.Layout {
-	if len(inv.Driver.Files) == 0 {
+	switch {
+	case len(inv.Driver.Files) == 0:
 		return grant.Layout{}
+	case v.image.Root == "" || v.Running: // told by NRI, which knows no root; or it runs, and nothing is mounted any more
+		return grant.Layout{Unseen: true}
 	}
 	return v.layout()
 }
