@@ -67,10 +67,11 @@ func (f *finder) keyed(key string) (source, value string, names, found bool) {
 }
 
 func (f *finder) references() {
-	if source, value, names, found := f.keyed(grantKey); found {
+	// An empty one, as of a template that was never filled in, asks for nothing.
+	if source, value, names, _ := f.keyed(grantKey); value != "" {
 		f.mention(source, value, names)
 	}
-	if value := f.env[grant.ReferenceEnv]; value != "" { // empty, as a variable that was never filled in, asks for nothing
+	if value := f.env[grant.ReferenceEnv]; value != "" {
 		f.mention("env:"+grant.ReferenceEnv, value, true)
 	}
 }

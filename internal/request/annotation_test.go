@@ -172,6 +172,10 @@ func TestReferencesToGrants(t *testing.T) {
 			s.spec.Annotations = merged(criKeys, annotations("cdi.k8s.io/x", "gpuledger.dev/grant="+id))
 		},
 			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Reference: grant.Reference{ID: id}}}},
+		{"empty", func(s *scene) { s.spec.Annotations["gpuledger.dev/grant"] = ""; s.env("GPULEDGER_GRANT=") }, nil},
+		{"in a pod, named and empty: not that for all", func(s *scene) {
+			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", id, "gpuledger.dev/grant.train", ""))
+		}, nil},
 		{"unreadable, with a secret in it", func(s *scene) { s.env("GPULEDGER_GRANT=" + secret) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true,
 			Malformed: "cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it"}}},
 		{"of duplicates in the environment the last one counts", func(s *scene) { s.env("GPULEDGER_GRANT=x", "GPULEDGER_GRANT="+id) },
