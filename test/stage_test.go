@@ -21,13 +21,16 @@ import (
 // stage is a node on which rows of the corpus are played: four GPUs, the grants of nodes.toml, host nodes to mount.
 type stage struct {
 	*rig.Node
-	policy stagePolicy
-	grants map[string]grant.Reference
-	gpus   []grant.GPU
-	spec   []byte // of an ordinary container, its root file system shared by all rows
-	fill   *strings.Replacer
-	probed map[string]device64
-	audits int // bytes of the audit log that have been read
+	policy  stagePolicy
+	grants  map[string]grant.Reference
+	gpus    []grant.GPU
+	spec    []byte // of an ordinary container, its root file system shared by all rows
+	fill    *strings.Replacer
+	probed  map[string]device64
+	audits  int // bytes of the audit log that have been read
+	nri     map[string]*rig.NRI
+	all     *testing.T     // that the node lives for
+	unasked map[string]int // rows that an entry point was not asked about, by reason
 }
 
 type device64 struct{ major, minor int }
@@ -79,7 +82,8 @@ func newStage(t *testing.T, name string, majors map[string]int) *stage {
 	if len(policy.Grants) == 0 {
 		policy.Grants = nodes["default"].Grants
 	}
-	s := &stage{Node: rig.NewNode(t, rig.Setup{GPUs: 4, Config: policy.Config}), policy: policy, grants: map[string]grant.Reference{}}
+	s := &stage{Node: rig.NewNode(t, rig.Setup{GPUs: 4, Config: policy.Config}), policy: policy, grants: map[string]grant.Reference{},
+		nri: map[string]*rig.NRI{}, unasked: map[string]int{}, all: t}
 	var inv grant.Inventory
 	must(t, json.Unmarshal([]byte(read(t, s.Dir+"/state/inventory.json")), &inv))
 	s.gpus = inv.GPUs

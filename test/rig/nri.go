@@ -34,6 +34,9 @@ type NRI struct {
 	mu      sync.Mutex
 	listed  []*api.Container
 	NoPIDs  bool // it tells no process, as CRI-O
+	engine  string
+	version string
+	socket  string
 }
 
 // nriSocket is where the node's engine listens for plugins.
@@ -45,11 +48,24 @@ const patience = 20 * time.Second
 // NRI starts the server. It ends with the test.
 func (n *Node) NRI(options ...adaptation.Option) *NRI {
 	n.T.Helper()
-	e := &NRI{Node: n}
+	return n.nri(&NRI{Node: n, engine: "containerd", version: "v2.4.2", socket: n.nriSocket()}, options...)
+}
+
+// NRIOf is the server of an engine that calls itself so, at a socket of its own. It ends with the test.
+func (n *Node) NRIOf(engine, version string) *NRI {
+	n.T.Helper()
+	return n.nri(&NRI{Node: n, engine: engine, version: version, socket: n.nriSocket() + "." + engine})
+}
+
+func (n *Node) nri(e *NRI, options ...adaptation.Option) *NRI {
+	n.T.Helper()
 	e.Start(options...)
 	n.T.Cleanup(e.Stop)
 	return e
 }
+
+// Socket is where the engine listens for plugins.
+func (e *NRI) Socket() string { return e.socket }
 
 // Start listens, the first time or as an engine that comes back.
 func (e *NRI) Start(options ...adaptation.Option) {
@@ -57,10 +73,10 @@ func (e *NRI) Start(options ...adaptation.Option) {
 	adaptation.SetPluginRequestTimeout(patience) // a machine that is slow is no finding
 	adaptation.SetPluginRegistrationTimeout(patience)
 	none := filepath.Join(e.Node.Dir, "no-plugins")
-	options = append([]adaptation.Option{adaptation.WithSocketPath(e.Node.nriSocket() + ".server"), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
+	options = append([]adaptation.Option{adaptation.WithSocketPath(e.socket + ".server"), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
 		adaptation.WithMetrics(counter{e: e})}, options...)
 	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil }
-	server, err := adaptation.New("containerd", "v2.4.2", e.synchronize, update, options...)
+	server, err := adaptation.New(e.engine, e.version, e.synchronize, update, options...)
 	if err == nil {
 		err = server.Start()
 	}
@@ -68,7 +84,7 @@ func (e *NRI) Start(options ...adaptation.Option) {
 		e.Node.T.Fatal(err)
 	}
 	e.server = server
-	if e.front, err = net.Listen("unix", e.Node.nriSocket()); err != nil {
+	if e.front, err = net.Listen("unix", e.socket); err != nil {
 		e.Node.T.Fatal(err)
 	}
 	go e.accept(e.front)
@@ -82,7 +98,7 @@ func (e *NRI) accept(front net.Listener) {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("unix", e.Node.nriSocket()+".server")
+		server, err := net.Dial("unix", e.socket+".server")
 		if err != nil {
 			_ = plugin.Close()
 			continue
@@ -160,7 +176,7 @@ func (e *NRI) Restart() {
 // Plugin connects one that makes the same adjustment to every container, and returns what ends it.
 func (e *NRI) Plugin(adjust func(*api.ContainerAdjustment)) (stop func()) {
 	e.Node.T.Helper()
-	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.Node.nriSocket()), stub.WithPluginName("test"), stub.WithPluginIdx("00"), stub.WithOnClose(func() {}))
+	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.socket), stub.WithPluginName("test"), stub.WithPluginIdx("00"), stub.WithOnClose(func() {}))
 	if err == nil {
 		err = s.Start(context.Background())
 	}
@@ -226,7 +242,12 @@ func (e *NRI) AskIn(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjust
 // Begin tells the plugins that the bundle's container is created and about to start.
 func (e *NRI) Begin(b *Bundle) error {
 	e.Node.T.Helper()
-	return e.server.StartContainer(context.Background(), &api.StartContainerRequest{Pod: Pod(), Container: e.Now(b)})
+	return e.BeginIn(Pod(), e.Now(b))
+}
+
+// BeginIn is Begin for a container of another pod.
+func (e *NRI) BeginIn(pod *api.PodSandbox, c *api.Container) error {
+	return e.server.StartContainer(context.Background(), &api.StartContainerRequest{Pod: pod, Container: c})
 }
 
 // Now is the container as the engine lists it.
