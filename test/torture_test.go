@@ -71,6 +71,15 @@ var victims = map[string]victim{
 		starts(s.t, s.container(g)).KillInit()
 		return command(n, "check"), g
 	}, slices.Concat(unbindPoints, []string{"ledger/locked", "ledger/repaired"})},
+	// It never ends by itself: a point that it does not pass is a test that hangs until it is shot.
+	"gpuledgerd": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		over, g := n.Grant("--memory", "1GiB"), n.Grant("--memory", "4GiB")
+		b, other := starts(s.t, s.container(over)), starts(s.t, s.container(g))
+		n.Must("release", string(over.ID))
+		b.KillInit()
+		other.KillInit()
+		return n.Command(rig.Binary(n.T, "gpuledgerd", n.Tags...), "--nri", "off"), g
+	}, slices.Concat(unbindPoints, []string{"ledger/locked", "ledger/sweep-removed", "ledger/repaired"})},
 	"create": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		g := n.Grant("--memory", "4GiB", "--gpus", "2")
 		b := s.container(g)

@@ -3,12 +3,17 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/metrics"
 )
 
 // Manager looks after one concern.
@@ -21,28 +26,60 @@ type Manager interface {
 	Stop()
 }
 
+// Loop calls the managers, and remembers how that went.
+type Loop struct {
+	Interval func() time.Duration // between two passes; asked anew before each
+	Log      *logrus.Logger
+
+	mu     sync.Mutex
+	passes map[string]metrics.Manager
+}
+
 // Run has each manager ensure at once and then at every interval, until the context ends. One that hangs holds up no other.
-func Run(ctx context.Context, interval time.Duration, log *logrus.Logger, managers ...Manager) {
+func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	var all sync.WaitGroup
 	for _, m := range managers {
-		all.Go(func() { attend(ctx, interval, log, m) })
+		all.Go(func() { l.attend(ctx, m) })
 	}
 	<-ctx.Done() // with no manager at all, too
 	all.Wait()
 }
 
 // attend logs a failure when it is new, and its end.
-func attend(ctx context.Context, interval time.Duration, log *logrus.Logger, m Manager) {
+func (l *Loop) attend(ctx context.Context, m Manager) {
 	defer m.Stop()
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
 	for last := ""; ctx.Err() == nil; {
-		last = complain(log, m, last, m.Ensure(ctx))
+		began := time.Now()
+		err := m.Ensure(ctx)
+		l.passed(m.Name(), began, time.Since(began), err)
+		last = complain(l.Log, m, last, err)
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-time.After(l.Interval()):
 		}
 	}
+}
+
+func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.passes == nil {
+		l.passes = map[string]metrics.Manager{}
+	}
+	p := l.passes[name]
+	p.Name, p.Last, p.Took, p.Passes, p.Error = name, at, took, p.Passes+1, ""
+	if err != nil {
+		p.Errors++
+		p.Error = err.Error()
+	}
+	l.passes[name] = p
+}
+
+// Passes tells of each manager's last pass, by name. One that hangs in its first is not there.
+func (l *Loop) Passes() []metrics.Manager {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.Manager) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func complain(log *logrus.Logger, m Manager, last string, err error) string {

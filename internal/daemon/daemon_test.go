@@ -51,7 +51,8 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	log.SetOutput(&out)
 	ctx, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
-	done.Go(func() { Run(ctx, time.Millisecond, log, flaky, stuck) })
+	loop := &Loop{Interval: func() time.Duration { return time.Millisecond }, Log: log}
+	done.Go(func() { loop.Run(ctx, flaky, stuck) })
 	<-stuck.ensure
 	for range 8 {
 		<-flaky.ensure
@@ -60,6 +61,10 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	done.Wait()
 	if flaky.stops != 1 || stuck.stops != 1 || stuck.calls != 1 {
 		t.Errorf("stopped %d and %d times, want once each; the one that hangs was called %d times", flaky.stops, stuck.stops, stuck.calls)
+	}
+	passes := loop.Passes()
+	if len(passes) != 2 || passes[0].Name != "flaky" || passes[0].Errors != 5 || passes[0].Passes < 7 || passes[0].Error != "" || passes[0].Last.IsZero() {
+		t.Errorf("the passes are told as %+v", passes)
 	}
 	if first, second := strings.Count(out.String(), "flaky: no engine"), strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
 		t.Errorf("of two failures with a pause between, and another twice, the log has %d and %d lines:\n%s", first, second, out.String())

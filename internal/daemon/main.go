@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/urfave/cli/v2"
@@ -24,8 +23,10 @@ func Main(args []string) int {
 	app := &cli.App{
 		Name:  "gpuledgerd",
 		Usage: "the node daemon of gpuledger",
-		Description: "It looks after what needs a process that stays: the NRI plugin for engines whose default runtime cannot be changed.\n" +
-			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error and ends on SIGTERM.\n" +
+		Description: "It looks after what needs a process that stays: the NRI plugin for engines whose default runtime cannot be changed,\n" +
+			"a ledger without what is over, an inventory of this boot and this driver.\n" +
+			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads its configuration again on\n" +
+			"SIGHUP and when it changes, and ends on SIGTERM.\n" +
 			"Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:         version.Version,
 		HideHelpCommand: true,
@@ -86,36 +87,44 @@ func serve(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	open := func() *node.Node { return node.Open(policy.Path(c.String("config")), host.Default()) }
-	n := open()
-	if n.Broken != nil {
-		return n.Broken
-	}
-	interval, err := time.ParseDuration(n.Policy.Daemon.Interval)
+	config := policy.Path(c.String("config"))
+	s, err := newSettings(func() *node.Node { return node.Open(config, host.Default()) }, log)
 	if err != nil {
 		return err
 	}
-	lock, err := single(n.Policy.RunDir)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	hangup := make(chan os.Signal, 1) // without anybody who hears it, it would end the process
+	signal.Notify(hangup, syscall.SIGHUP)
+	go each(ctx, hangup, s.Reload)
 	log.Infof("gpuledgerd %s started", version.Version)
 	notify("READY=1")
-	Run(ctx, interval, log, managers(c, log, open)...)
+	loop := &Loop{Interval: s.Interval, Log: log}
+	loop.Run(ctx, managers(c, s, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
 	return nil
 }
 
+// each calls do for each signal.
+func each(ctx context.Context, signals <-chan os.Signal, do func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-signals:
+			do()
+		}
+	}
+}
+
 // managers are those that the arguments ask for.
-func managers(c *cli.Context, log *logrus.Logger, open func() *node.Node) []Manager {
-	var all []Manager
+func managers(c *cli.Context, s *settings, config string) []Manager {
+	book := &reconcile{node: s.Node, wait: s.Interval, log: s.log}
+	all := []Manager{s, book, newInventory(s.Node, config, s.log)}
 	if mode := c.String("nri"); mode != off {
-		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
-			Roots: c.StringSlice("runtime-root"), Log: log}))
+		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
+			Roots: c.StringSlice("runtime-root"), Log: s.log}))
 	}
 	return all
 }

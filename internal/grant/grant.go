@@ -95,6 +95,7 @@ type Binding struct {
 	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
+	Pod         Identity  `json:"pod,omitzero"` // who the engine vouched that the container is; only for people and metrics
 	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
 	// then. The first create of the container takes it over, under whichever root.
 	Reserved bool `json:"reserved,omitzero"`

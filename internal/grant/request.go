@@ -39,10 +39,10 @@ func (c Container) Name() string {
 
 // Identity is a container's place in a pod, from annotations that only the engine can have written.
 type Identity struct {
-	UID       string // of the pod; empty on engines that do not tell it
-	Namespace string
-	Pod       string
-	Container string
+	UID       string `json:"uid,omitzero"` // of the pod; empty on engines that do not tell it
+	Namespace string `json:"namespace,omitzero"`
+	Pod       string `json:"name,omitzero"`
+	Container string `json:"container,omitzero"`
 }
 
 // Owner is whose grants the identity proves; empty when it proves none.

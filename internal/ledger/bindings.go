@@ -77,6 +77,22 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
+// DeadBindings lists the bindings whose container is gone. It reads no grant and takes no lock: who removes one looks again
+// under it.
+func (tx *Tx) DeadBindings() []grant.Binding {
+	var dead []grant.Binding
+	for _, key := range tx.keys("") {
+		b, err := tx.load(key)
+		if err != nil {
+			continue // being made, just gone, or damaged, which Check tells
+		}
+		if tx.l.examine(&b); b.Life == grant.Dead {
+			dead = append(dead, b)
+		}
+	}
+	return dead
+}
+
 // BindingsIn lists the runtime roots under which a container of this id and bundle has a binding, dead or alive, for a
 // caller that knows no root.
 func (tx *Tx) BindingsIn(container, bundle string) []string {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -175,6 +176,43 @@ func TestHalfABindingIsTolerated(t *testing.T) {
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	if got := b.containers(id(1)); !strings.Contains(got, "linkless") || strings.Contains(got, "fileless") {
 		t.Errorf("after Sweep: %q, want the link back", got)
+	}
+}
+
+func TestReconcileTidiesAndReports(t *testing.T) {
+	b := newBook(t)
+	released, adopted, kept := sample(1), sample(2), sample(3)
+	released.Draining = true
+	adopted.Source = grant.Adopted
+	b.put(released, adopted, kept)
+	b.bind(deadBinding(id(1), "gone"), deadBinding(id(3), "gone too"), bindingOf(id(3), "here"))
+	dead := func() (names []string) {
+		_ = b.View(func(tx *Tx) error {
+			for _, d := range tx.DeadBindings() {
+				names = append(names, d.Container)
+			}
+			return nil
+		})
+		slices.Sort(names)
+		return names
+	}
+	if got := dead(); !slices.Equal(got, []string{"gone", "gone too"}) {
+		t.Errorf("dead are %q", got)
+	}
+	for _, findings := range []int{4, 0} { // two grants and two bindings, then nothing
+		report, err := b.Reconcile(nil, 0)
+		over := slices.DeleteFunc(slices.Clone(report.Findings), func(f Finding) bool {
+			return !strings.Contains(f.Problem, "is over") && !strings.Contains(f.Problem, "is gone") || strings.Contains(f.Problem, "link")
+		})
+		if err != nil || !report.Sound() || report.Grants != 1 || report.Bindings != 1 || len(over) != findings {
+			t.Errorf("want %d things tidied: %+v (%v)", findings, report, err)
+		}
+	}
+	if got := dead(); len(got) != 0 {
+		t.Errorf("still dead: %q", got)
+	}
+	if got := b.containers(id(3)); got != "here" {
+		t.Errorf("the grant that is used has %q", got)
 	}
 }
 

@@ -37,12 +37,22 @@ func (r Report) Sound() bool {
 // interrupted writes. Entries themselves it never touches. With an inventory it compares the grants with the GPUs'
 // memory less reserve. An error says that the ledger can't be looked at.
 func (l *Ledger) Check(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
+	return l.verify(inv, reserve, func(*survey) {})
+}
+
+// Reconcile is Check that removes as well what is over, as Sweep does.
+func (l *Ledger) Reconcile(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
+	return l.verify(inv, reserve, (*survey).removeOverdue)
+}
+
+func (l *Ledger) verify(inv *grant.Inventory, reserve grant.Bytes, first func(*survey)) (Report, error) {
 	var report Report
 	err := l.Update(func(tx *Tx) error {
 		s, err := tx.survey()
 		if err != nil {
 			return err
 		}
+		first(s)
 		s.repairAll()
 		s.findDamage()
 		s.findStrays()
@@ -58,7 +68,7 @@ func (l *Ledger) Check(inv *grant.Inventory, reserve grant.Bytes) (Report, error
 }
 
 func (s *survey) report() Report {
-	r := Report{Grants: len(s.sorted), Bindings: len(s.bindings) + len(s.broken), Findings: s.findings}
+	r := Report{Grants: len(s.grants), Bindings: len(s.bindings) + len(s.broken), Findings: s.findings}
 	for _, d := range s.damaged {
 		r.Damaged = append(r.Damaged, d)
 	}

@@ -375,7 +375,7 @@ func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 	tx.DropReserved(d.Grant.ID, v.Container.ID)
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Reserved: v.Reserve})
+		Creator: creator, Pod: bounded(d.pod), Reserved: v.Reserve})
 	if err != nil {
 		dropOrphan(tx, d.Grant.ID)
 	}

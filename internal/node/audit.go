@@ -52,8 +52,8 @@ func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
 func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
 	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText), Verdict: d.Kind, Code: d.Code,
 		Message: cut(d.Message, maxText), Mode: d.Mode}
-	if pod != (grant.Identity{}) {
-		line.Pod = &auditPod{UID: word(pod.UID), Namespace: word(pod.Namespace), Name: word(pod.Pod), Container: word(pod.Container)}
+	if pod = bounded(pod); pod != (grant.Identity{}) {
+		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
 	}
 	if d.Grant != nil {
 		line.Grant = d.Grant.ID
@@ -81,6 +81,11 @@ const (
 
 // word is a name, which never has to go, whatever the line holds: escaped twice, five of them fit.
 func word(name string) string { return cut(grant.Printable(name), maxWord) }
+
+// bounded is an identity as it is written down.
+func bounded(pod grant.Identity) grant.Identity {
+	return grant.Identity{UID: word(pod.UID), Namespace: word(pod.Namespace), Pod: word(pod.Pod), Container: word(pod.Container)}
+}
 
 // cut makes text fit for JSON, whose strings are UTF-8, and short.
 func cut(text string, most int) string {

@@ -235,12 +235,14 @@ func (n *Node) Overview() (Overview, error) {
 }
 
 // Check verifies the ledger and repairs what is derived.
-func (n *Node) Check() (ledger.Report, error) {
+func (n *Node) Check() (ledger.Report, error) { return n.verified(n.Ledger.Check) }
+
+func (n *Node) verified(verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
-		return n.Ledger.Check(nil, 0)
+		return verify(nil, 0)
 	}
-	return n.Ledger.Check(&inv, grant.Bytes(n.Policy.Rules.Reserve))
+	return verify(&inv, grant.Bytes(n.Policy.Rules.Reserve))
 }
 
 // Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It

@@ -60,6 +60,9 @@ func NewNode(t testing.TB, s Setup) *Node {
 	}
 	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"), Runtime: s.Runtime, Tags: s.Tags}
 	t.Cleanup(n.end)
+	if !strings.Contains(s.Config, "[daemon]") { // tests of other nodes have the usual port at the same time
+		s.Config += "\n[daemon]\nlisten = \"\"\n"
+	}
 	n.Write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = %q\n", dir+"/state", dir+"/run", s.Engine)+
 		fmt.Sprintf("[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n", s.Runtime, dir+"/node.json")+
 		fmt.Sprintf("[cdi]\ndir = %q\nhook = %q\n[audit]\nfile = %q\n", dir+"/cdi", dir+"/hook", dir+"/audit.jsonl")+s.Config)

@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/metrics"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// How often, in intervals. Nobody waits for it: whoever needs the room of what is over finds it over, and sweeps it out
+// himself.
+const (
+	tidyEvery      = 5
+	reconcileEvery = 60
+)
+
+// restAfter keeps the daemon below one percent of a core, and off the ledger's lock, however large the ledger is: after
+// work of one second it rests a hundred.
+const restAfter = 100
+
+// reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
+type reconcile struct {
+	node func() *node.Node
+	wait func() time.Duration // the interval
+	log  *logrus.Logger
+
+	tidy, whole time.Time // not before
+	failure     error     // of the last whole pass
+
+	mu    sync.Mutex
+	found metrics.Ledger
+}
+
+func (r *reconcile) Name() string { return "reconcile" }
+func (r *reconcile) Stop()        {}
+
+// Ensure does what is due, the whole ledger at the first time.
+func (r *reconcile) Ensure(context.Context) error {
+	began := time.Now()
+	switch {
+	case !began.Before(r.whole):
+		r.failure = r.reconcile(r.node())
+		r.whole = due(began, reconcileEvery*r.wait())
+		r.tidy = due(began, tidyEvery*r.wait())
+	case !began.Before(r.tidy):
+		if gone := r.node().TidyDead(); gone > 0 {
+			r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
+		}
+		r.tidy = due(began, tidyEvery*r.wait())
+	}
+	return r.failure
+}
+
+// due is when something is to be done again that began at a time and ends now.
+func due(began time.Time, every time.Duration) time.Time {
+	return began.Add(max(every, restAfter*time.Since(began)))
+}
+
+// reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.
+func (r *reconcile) reconcile(n *node.Node) error {
+	report, err := n.Reconcile()
+	if err != nil {
+		return fmt.Errorf("cannot reconcile the ledger: %w", err)
+	}
+	wrong := slices.DeleteFunc(slices.Clone(report.Findings), func(f ledger.Finding) bool { return f.Repaired })
+	r.mu.Lock()
+	r.found = metrics.Ledger{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
+	r.mu.Unlock()
+	for _, f := range report.Findings {
+		if f.Repaired {
+			r.log.WithFields(logrus.Fields{"subject": f.Subject, "problem": f.Problem}).Info("tidied")
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)", wrong[0].Subject, wrong[0].Problem, len(wrong))
+}
+
+// Found is what the last whole pass found.
+func (r *reconcile) Found() metrics.Ledger {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.found
+}

@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// settings is the manager of the configuration: what the other managers go by. Decisions about containers do not ask it; they
+// read the file themselves, so that they are the same with and without a daemon.
+type settings struct {
+	open func() *node.Node
+	log  *logrus.Logger
+
+	mu   sync.Mutex
+	good *node.Node // as last read without an error
+	lock *os.File   // of its run directory
+}
+
+// newSettings reads the configuration for the first time, and makes this process the node's only daemon.
+func newSettings(open func() *node.Node, log *logrus.Logger) (*settings, error) {
+	n := open()
+	if n.Broken != nil {
+		return nil, n.Broken
+	}
+	lock, err := single(n.Policy.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	return &settings{open: open, log: log, good: n, lock: lock}, nil
+}
+
+func (s *settings) Name() string { return "configuration" }
+
+// Stop gives the lock back.
+func (s *settings) Stop() { _ = s.lock.Close() }
+
+// Ensure takes up a changed file. A broken one is told, and the last good one stays in force for the daemon's own work.
+func (s *settings) Ensure(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.open()
+	if n.Broken != nil {
+		return n.Broken
+	}
+	if reflect.DeepEqual(n.Policy, s.good.Policy) {
+		return nil
+	}
+	if n.Policy.RunDir != s.good.Policy.RunDir {
+		lock, err := single(n.Policy.RunDir)
+		if err != nil {
+			return fmt.Errorf("cannot take up the changed configuration: %w", err)
+		}
+		_ = s.lock.Close()
+		s.lock = lock
+	}
+	s.good = n
+	s.log.WithFields(logrus.Fields{"mode": n.Policy.Rules.Mode, "listen": n.Policy.Daemon.Listen, "interval": n.Policy.Daemon.Interval}).Info("the configuration has changed and is in force")
+	return nil
+}
+
+// Reload is Ensure for a person who asked, and hears how it went.
+func (s *settings) Reload() {
+	if err := s.Ensure(context.Background()); err != nil {
+		s.log.WithError(err).Warn("the configuration stays as it was")
+		return
+	}
+	s.log.Info("the configuration is read again")
+}
+
+// Node is this machine as the last good configuration describes it.
+func (s *settings) Node() *node.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.good
+}
+
+// Interval is the time between two passes of a manager.
+func (s *settings) Interval() time.Duration {
+	interval, err := time.ParseDuration(s.Node().Policy.Daemon.Interval)
+	if err != nil { // the configuration is checked for it
+		return time.Second
+	}
+	return interval
+}

@@ -1,0 +1,20 @@
+// Package metrics tells Prometheus what the ledger says and how the daemon is.
+package metrics
+
+import "time"
+
+// Manager is how one of the daemon's managers is.
+type Manager struct {
+	Name           string
+	Last           time.Time // when its last finished pass began
+	Took           time.Duration
+	Passes, Errors uint64
+	Error          string // of the last pass; "" if there was none
+}
+
+// Ledger is what the last look at the whole ledger found.
+type Ledger struct {
+	Checked  time.Time // zero: not yet
+	Problems int       // that cannot be repaired
+	Damaged  int       // of them entries that cannot be read
+}

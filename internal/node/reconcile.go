@@ -1,0 +1,21 @@
+package node
+
+import "github.com/gpuledger/gpuledger/internal/ledger"
+
+// Reconcile makes the ledger agree with what runs: it removes grants that are over and bindings of dead containers, puts
+// right whatever is derived, and reports what it cannot. It reads the whole ledger under the lock. Done twice it does nothing.
+func (n *Node) Reconcile() (ledger.Report, error) { return n.verified(n.Ledger.Reconcile) }
+
+// TidyDead removes the bindings of containers that are gone, and with them the grants that these adopted, and tells how
+// many there were. It reads bindings only, and takes the lock only for those.
+func (n *Node) TidyDead() int {
+	gone := 0
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		for _, b := range tx.DeadBindings() {
+			n.Tidy(b.RuntimeRoot, b.Container)
+			gone++
+		}
+		return nil
+	})
+	return gone
+}
