@@ -1,0 +1,96 @@
+package journal
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// file is one file of the log, read as far as at.
+type file struct {
+	f        *os.File
+	dev, ino uint64
+	at       int64
+	partial  bool // at stands within a line
+	ends     int  // how often its end was found since something was read, or since it was rotated away
+}
+
+// open waits for nothing and follows no link, whatever stands in the file's place.
+func open(path string) (*file, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot follow the audit log: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = f.Close()
+		return nil, fmt.Errorf("cannot follow the audit log: %s is no regular file", path)
+	}
+	return &file{f: f, dev: uint64(st.Dev), ino: st.Ino}, nil
+}
+
+func (f *file) close()            { _ = f.f.Close() }
+func (f *file) same(o *file) bool { return f.dev == o.dev && f.ino == o.ino }
+
+// skipTo leaves all but the last bytes out.
+func (f *file) skipTo(last int64) {
+	if info, err := f.f.Stat(); err == nil && info.Size() > last {
+		f.at, f.partial = info.Size()-last, true
+	}
+}
+
+// chunk is what is read at once, in bytes; a line has at most 4 KiB.
+const chunk = 64 << 10
+
+// lines calls fn with each whole line that is new, until limit bytes are read, and tells how many were. What is longer than a
+// chunk is no line of ours and is left out.
+func (f *file) lines(limit int, fn func([]byte)) (read int, err error) {
+	f.rewind()
+	buffer := make([]byte, chunk)
+	for read < limit {
+		n, err := f.f.ReadAt(buffer, f.at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return read, fmt.Errorf("cannot follow the audit log: %w", err)
+		}
+		used := f.split(buffer[:n], fn)
+		f.at += int64(used)
+		read += used
+		if used == 0 {
+			f.ends++
+			return read, nil
+		}
+		f.ends = 0
+	}
+	return read, nil
+}
+
+// split gives the whole lines of a piece to fn, and tells how much of it is done.
+func (f *file) split(piece []byte, fn func([]byte)) (used int) {
+	for {
+		end := bytes.IndexByte(piece[used:], '\n')
+		if end < 0 {
+			break
+		}
+		if !f.partial {
+			fn(piece[used : used+end])
+		}
+		f.partial = false
+		used += end + 1
+	}
+	if used == 0 && len(piece) == chunk {
+		f.partial = true
+		return chunk
+	}
+	return used
+}
+
+// rewind begins anew where the file was emptied in place, as logrotate's copytruncate does.
+func (f *file) rewind() {
+	if info, err := f.f.Stat(); err == nil && info.Size() < f.at {
+		f.at, f.partial = 0, false
+	}
+}

@@ -1,0 +1,298 @@
+// Package journal follows the audit log. Decisions are made by many short processes, and the log is the one place where all of
+// them tell what they did; docs/audit.md has its fields.
+package journal
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Refusal is a container that was refused, or would have been. Its texts are cut, and hold nothing that a terminal would act
+// on; they are somebody else's words all the same.
+type Refusal struct {
+	Time      time.Time
+	Code      string
+	Mode      string // Enforced, "report", "disabled" or "observed"
+	Message   string
+	Container string // the id
+	Pod       grant.Identity
+}
+
+// Enforced is the mode of a refusal that kept its container from starting.
+const Enforced = "enforced"
+
+// Other stands for codes and modes that this version does not know, so that a log makes no names up without end.
+const Other = "other"
+
+// Kind is what refusals are counted by.
+type Kind struct{ Code, Mode string }
+
+// Counts are what was read since the follower began. They never fall.
+type Counts struct {
+	Refusals   map[Kind]uint64
+	Admissions uint64
+	Passes     uint64 // that were recorded: exempted, stripped, hidden or node-root
+	Unreadable uint64 // lines
+	Gaps       uint64 // rotations of which a file was gone before it was read
+}
+
+// keep is how many refusals are remembered.
+const keep = 50
+
+// Follower reads what is new in a log across its rotations. Many goroutines may ask it; one polls.
+type Follower struct {
+	mu     sync.Mutex
+	path   string
+	files  []*file // oldest first; the last is the one at the path
+	counts Counts
+	recent []Refusal // newest last
+}
+
+// Follow sets the log's path, "" for none. What the log holds already is remembered and not counted: another process may
+// have counted it.
+func (f *Follower) Follow(path string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.path == path {
+		return
+	}
+	f.close()
+	f.path = path
+	if path == "" {
+		return
+	}
+	if at, err := open(path); err == nil {
+		at.skipTo(window)
+		for range window/budget + 1 {
+			_, _ = at.lines(budget, func(line []byte) { f.take(line, false) })
+		}
+		f.files = []*file{at}
+	}
+}
+
+// What is read of an old log at the beginning, and of a new one at a time, in bytes.
+const (
+	window = 256 << 10
+	budget = 1 << 20
+)
+
+// Poll reads what is new, in bounded steps: what is left is read at the next. An error says that the log cannot be read.
+func (f *Follower) Poll() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.path == "" {
+		return nil
+	}
+	err := f.find()
+	left := budget
+	for _, at := range f.files {
+		n, e := at.lines(left, func(line []byte) { f.take(line, true) })
+		left -= n
+		err = errors.Join(err, e)
+	}
+	f.forget()
+	return err
+}
+
+// find opens what has come since: the file at the path, and those that were rotated away in between.
+func (f *Follower) find() error {
+	now, err := open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was decided yet, or a rotation is on its way
+	}
+	if err != nil {
+		return err
+	}
+	if len(f.files) == 0 {
+		f.files = []*file{now}
+		return nil
+	}
+	last := f.files[len(f.files)-1]
+	if now.same(last) {
+		now.close()
+		return nil
+	}
+	last.ends = 0
+	f.files = append(append(f.files, f.between(last)...), now)
+	return nil
+}
+
+// most is how many rotated files may wait to be read.
+const most = 8
+
+// between opens the files that were the log after last, oldest first.
+func (f *Follower) between(last *file) []*file {
+	var missed []*file
+	for i := 1; i <= most; i++ {
+		at, err := open(f.path + "." + strconv.Itoa(i))
+		if err != nil {
+			break
+		}
+		if at.same(last) {
+			at.close()
+			slices.Reverse(missed)
+			return missed
+		}
+		missed = append(missed, at)
+	}
+	for _, at := range missed { // the one that we read last is none of them: they may be of any age
+		at.close()
+	}
+	f.counts.Gaps++
+	return nil
+}
+
+// forget closes a rotated file that has ended twice: a line more may be written to it by who opened it before.
+func (f *Follower) forget() {
+	for len(f.files) > 1 && (f.files[0].ends > 1 || len(f.files) > 2*most) {
+		f.files[0].close()
+		f.files = f.files[1:]
+	}
+}
+
+func (f *Follower) close() {
+	for _, at := range f.files {
+		at.close()
+	}
+	f.files = nil
+}
+
+// Close lets go of the files.
+func (f *Follower) Close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.close()
+	f.path = ""
+}
+
+// Following is the log's path; "" for none.
+func (f *Follower) Following() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.path
+}
+
+// Counts gives a copy.
+func (f *Follower) Counts() Counts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.counts
+	c.Refusals = make(map[Kind]uint64, len(f.counts.Refusals))
+	for kind, n := range f.counts.Refusals {
+		c.Refusals[kind] = n
+	}
+	return c
+}
+
+// Recent gives the last refusals, the newest first.
+func (f *Follower) Recent() []Refusal {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	recent := slices.Clone(f.recent)
+	slices.Reverse(recent)
+	return recent
+}
+
+// line is what is read of one.
+type line struct {
+	Time      time.Time      `json:"time"`
+	Container string         `json:"container"`
+	Pod       grant.Identity `json:"pod"`
+	Verdict   string         `json:"verdict"`
+	Mode      string         `json:"mode"`
+	Code      string         `json:"code"`
+	Message   string         `json:"message"`
+	Action    string         `json:"action"`
+}
+
+// take reads a line. It may hold whatever a tenant put into its annotations.
+func (f *Follower) take(text []byte, counted bool) {
+	var l line
+	err := json.Unmarshal(text, &l, jsontext.AllowInvalidUTF8(true))
+	switch {
+	case err != nil:
+		f.counts.Unreadable += one(counted && len(bytes.TrimSpace(text)) > 0)
+	case l.Verdict == string(grant.Admit):
+		f.counts.Admissions += one(counted)
+	case l.Verdict == string(grant.Pass):
+		f.counts.Passes += one(counted)
+	case l.Verdict == string(grant.Refused):
+		f.refused(l, counted)
+	}
+}
+
+func one(counted bool) uint64 {
+	if counted {
+		return 1
+	}
+	return 0
+}
+
+func (f *Follower) refused(l line, counted bool) {
+	r := Refusal{Time: l.Time, Code: known(l.Code, codes), Mode: known(l.Mode, modes), Message: Clean(l.Message), Container: Clean(l.Container),
+		Pod: grant.Identity{UID: Clean(l.Pod.UID), Namespace: Clean(l.Pod.Namespace), Pod: Clean(l.Pod.Pod), Container: Clean(l.Pod.Container)}}
+	if l.Mode == "" {
+		r.Mode = Enforced
+	}
+	if counted {
+		if f.counts.Refusals == nil {
+			f.counts.Refusals = map[Kind]uint64{}
+		}
+		f.counts.Refusals[Kind{r.Code, r.Mode}]++
+	}
+	f.recent = append(f.recent, r)
+	if len(f.recent) > keep {
+		f.recent = slices.Delete(f.recent, 0, len(f.recent)-keep)
+	}
+}
+
+var (
+	codes = func() (list []string) {
+		for _, code := range grant.Codes {
+			list = append(list, string(code))
+		}
+		return list
+	}()
+	modes = []string{string(grant.Report), string(grant.Disabled), string(grant.Observed)}
+)
+
+func known(word string, list []string) string {
+	if slices.Contains(list, word) {
+		return word
+	}
+	return Other
+}
+
+// secret is a reference with its secret. No decision writes one; a tenant could, into what a message repeats.
+var secret = regexp.MustCompile(`(g-[a-z]{12})\.[0-9a-fA-F]{8,}`)
+
+// maxText bounds a text, in bytes; the log's own bound is 512.
+const maxText = 1024
+
+// Clean makes somebody else's text fit to be shown: short, without secrets, and without what turns or hides the text around
+// it.
+func Clean(text string) string {
+	if len(text) > maxText {
+		text = text[:maxText] + "..."
+	}
+	text = secret.ReplaceAllString(text, "$1.(secret)")
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !strconv.IsPrint(r) {
+			return '\uFFFD'
+		}
+		return r
+	}, text)
+}
