@@ -24,7 +24,7 @@ func Main(args []string) int {
 		Name:  "gpuledgerd",
 		Usage: "the node daemon of gpuledger",
 		Description: "It looks after what needs a process that stays: the NRI plugin for engines whose default runtime cannot be changed,\n" +
-			"a ledger without what is over, an inventory of this boot and this driver.\n" +
+			"a ledger without what is over, an inventory of this boot and this driver, metrics and a status page ([daemon] listen).\n" +
 			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads its configuration again on\n" +
 			"SIGHUP and when it changes, and ends on SIGTERM.\n" +
 			"Exit status: 0 stopped, 1 failed, 2 usage.",
@@ -100,7 +100,7 @@ func serve(c *cli.Context) error {
 	log.Infof("gpuledgerd %s started", version.Version)
 	notify("READY=1")
 	loop := &Loop{Interval: s.Interval, Log: log}
-	loop.Run(ctx, managers(c, s, config)...)
+	loop.Run(ctx, managers(c, s, loop, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
 	return nil
@@ -119,9 +119,10 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 }
 
 // managers are those that the arguments ask for.
-func managers(c *cli.Context, s *settings, config string) []Manager {
-	book := &reconcile{node: s.Node, wait: s.Interval, log: s.log}
-	all := []Manager{s, book, newInventory(s.Node, config, s.log)}
+func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
+	book, decisions := &reconcile{node: s.Node, wait: s.Interval, log: s.log}, &audit{node: s.Node}
+	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop}
+	all := []Manager{s, book, newInventory(s.Node, config, s.log), decisions, &listener{view: shown, log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))

@@ -1,7 +1,23 @@
 // Package metrics tells Prometheus what the ledger says and how the daemon is.
 package metrics
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// State is all that is told.
+type State struct {
+	Version  string
+	Node     node.Picture
+	Err      error // why the ledger or the configuration's pools cannot be read; Node has what can
+	Audited  bool  // there is an audit log to count from
+	Counts   journal.Counts
+	Ledger   Ledger
+	Managers []Manager
+}
 
 // Manager is how one of the daemon's managers is.
 type Manager struct {

@@ -1,0 +1,130 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen opens what [daemon].listen names: HOST:PORT or unix:/path.
+func listen(address string) (net.Listener, error) {
+	var l net.Listener
+	var err error
+	if path, isPath := strings.CutPrefix(address, "unix:"); isPath {
+		l, err = listenUnix(path)
+	} else {
+		l, err = net.Listen("tcp", address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot serve metrics and the status page on %s: %w", address, cause(err))
+	}
+	return l, nil
+}
+
+// cause leaves out what package net says of the address once more.
+func cause(err error) error {
+	var call *os.SyscallError
+	var address *net.AddrError
+	switch {
+	case errors.As(err, &call):
+		return call.Err
+	case errors.As(err, &address):
+		return fmt.Errorf("want HOST:PORT, unix:/path or \"\": %s", address.Err)
+	}
+	return err
+}
+
+// listenUnix makes a socket for root alone. It takes its name when it has its mode, in place of one that nobody listens on any
+// more; anything else is left where it is.
+func listenUnix(path string) (net.Listener, error) {
+	if !filepath.IsAbs(path) {
+		return nil, errors.New("want unix: and an absolute path")
+	}
+	if err := vacant(path); err != nil {
+		return nil, err
+	}
+	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
+	_ = os.Remove(tmp)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // its name is another then
+	if err = os.Chmod(tmp, 0o600); err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		_ = l.Close()
+		return nil, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	return &ownSocket{l, path, info}, nil
+}
+
+// vacant tells what keeps a path from becoming our socket.
+func vacant(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("there is a file that is no socket")
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		_ = conn.Close()
+		return syscall.EADDRINUSE
+	}
+	return nil
+}
+
+// ownSocket lets only root and our own user in, whatever becomes of the socket's mode, and takes its name with it.
+type ownSocket struct {
+	*net.UnixListener
+	path string
+	made fs.FileInfo
+}
+
+func (s *ownSocket) Accept() (net.Conn, error) {
+	for {
+		conn, err := s.AcceptUnix()
+		if err != nil || fromRoot(conn) {
+			return conn, err
+		}
+		_ = conn.Close()
+	}
+}
+
+func (s *ownSocket) Close() error {
+	if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.made) {
+		_ = os.Remove(s.path)
+	}
+	return s.UnixListener.Close()
+}
+
+// fromRoot asks the kernel who connected.
+func fromRoot(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var peer *unix.Ucred
+	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
+		return false
+	}
+	return peer.Uid == 0 || int(peer.Uid) == os.Geteuid()
+}

@@ -1,0 +1,187 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	stdlog "log"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/metrics"
+	"github.com/gpuledger/gpuledger/internal/page"
+)
+
+// listener is the manager of the listener: metrics and the status page, for reading only.
+type listener struct {
+	*view
+	log *logrus.Logger
+
+	mu      sync.Mutex
+	address string // as configured, of the server that runs
+	server  *http.Server
+}
+
+func (s *listener) Name() string { return "listener" }
+
+// Ensure listens where the configuration says, and only there.
+func (s *listener) Ensure(context.Context) error {
+	want := s.node().Policy.Daemon.Listen
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.address == want {
+		return nil
+	}
+	s.stop()
+	if want == "" {
+		return nil
+	}
+	l, err := listen(want)
+	if err != nil {
+		return err
+	}
+	s.address, s.server = want, newServer(s.handler(want), s.log)
+	go s.run(s.server, l)
+	s.announce(l.Addr())
+	return nil
+}
+
+// run serves until the server is stopped. Where it ends by itself the next Ensure listens again.
+func (s *listener) run(server *http.Server, l net.Listener) {
+	err := server.Serve(l)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == server && !errors.Is(err, http.ErrServerClosed) {
+		s.log.WithError(err).Warn("the listener has ended")
+		s.address, s.server = "", nil
+	}
+}
+
+func (s *listener) announce(at net.Addr) {
+	log := s.log.WithField("address", at.String())
+	if tcp, isTCP := at.(*net.TCPAddr); isTCP && !tcp.IP.IsLoopback() {
+		log.Warn("serving metrics and the status page to whoever reaches this node")
+		return
+	}
+	log.Info("serving metrics and the status page")
+}
+
+// Stop closes the listener and every connection.
+func (s *listener) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop()
+}
+
+func (s *listener) stop() {
+	if s.server != nil {
+		_ = s.server.Close()
+	}
+	s.address, s.server = "", nil
+}
+
+// What one client may take: connections that are open at once, and scrapes that are answered at once.
+const (
+	maxConnections = 64
+	maxScrapes     = 4
+)
+
+func newServer(h http.Handler, log *logrus.Logger) *http.Server {
+	var open atomic.Int64
+	return &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: quiet(log), ConnState: func(conn net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				if open.Add(1) > maxConnections {
+					_ = conn.Close()
+				}
+			case http.StateClosed, http.StateHijacked:
+				open.Add(-1)
+			}
+		}}
+}
+
+// handler answers GET and HEAD of two paths.
+func (s *listener) handler(address string) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metrics.Collector{State: s.state}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes}))
+	mux.HandleFunc("/{$}", s.page)
+	return guarded(address, mux)
+}
+
+// page is the status page.
+func (s *listener) page(w http.ResponseWriter, _ *http.Request) {
+	text, err := page.Render(s.shown())
+	if err != nil {
+		s.log.Error(err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	page.Headers(w.Header())
+	_, _ = w.Write(text)
+}
+
+// guarded lets through what only reads, and what was asked of this node by a name that is its own: a web page elsewhere can
+// have its own name lead to this address (DNS rebinding), and would then read the answers as if they were its own.
+func guarded(address string, next http.Handler) http.Handler {
+	isUnix := strings.HasPrefix(address, "unix:")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		switch {
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			h.Set("Allow", "GET, HEAD")
+			http.Error(w, "cannot do that: gpuledgerd is only read here", http.StatusMethodNotAllowed)
+		case !isUnix && !isOurs(r.Host, address):
+			http.Error(w, "cannot answer for a name that is not this node's; use its address, or the name in daemon.listen", http.StatusMisdirectedRequest)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// isOurs reports whether a Host header names this node: by an address, which no rebinding can use, or by its own name.
+func isOurs(host, address string) bool {
+	name := withoutPort(host)
+	if name == "" || name == "localhost" || name == withoutPort(address) {
+		return true
+	}
+	if _, err := netip.ParseAddr(strings.Trim(name, "[]")); err == nil {
+		return true
+	}
+	own, err := os.Hostname()
+	return err == nil && strings.EqualFold(name, own)
+}
+
+func withoutPort(address string) string {
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		return host
+	}
+	return address
+}
+
+// quiet has the server's complaints about its clients where debugging shows them.
+func quiet(log *logrus.Logger) *stdlog.Logger { return stdlog.New(debugWriter{log}, "listener: ", 0) }
+
+type debugWriter struct{ log *logrus.Logger }
+
+func (w debugWriter) Write(line []byte) (int, error) {
+	w.log.Debug(strings.TrimSpace(string(line)))
+	return len(line), nil
+}

@@ -1,0 +1,107 @@
+package daemon
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
+	own, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const tcp, named, path = "127.0.0.1:9836", "gpu7.example:9836", "unix:/run/gpuledger/status.sock"
+	for _, c := range []struct {
+		listen, method, host string
+		want                 int
+	}{
+		{tcp, "GET", "127.0.0.1:9836", 200}, {tcp, "HEAD", "127.0.0.1:9836", 200}, {tcp, "GET", "localhost:9836", 200}, {tcp, "GET", "localhost", 200},
+		{tcp, "GET", "[::1]:9836", 200}, {tcp, "GET", "10.0.0.7", 200}, {tcp, "GET", strings.ToUpper(own) + ":9836", 200},
+		{tcp, "GET", "evil.example:9836", 421}, {tcp, "GET", "127.0.0.1.evil.example", 421}, {tcp, "GET", "localhost.evil.example:9836", 421}, {tcp, "GET", "gpu7.example:9836", 421},
+		{named, "GET", "gpu7.example:9836", 200}, {named, "GET", "gpu8.example", 421},
+		{path, "GET", "whatever", 200}, {path, "GET", "localhost", 200},
+		{tcp, "POST", "127.0.0.1", 405}, {tcp, "PUT", "127.0.0.1", 405}, {tcp, "DELETE", "127.0.0.1", 405}, {tcp, "OPTIONS", "127.0.0.1", 405}, {path, "POST", "localhost", 405},
+	} {
+		r := httptest.NewRequest(c.method, "/", nil)
+		r.Host = c.host
+		w := httptest.NewRecorder()
+		guarded(c.listen, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })).ServeHTTP(w, r)
+		if w.Code != c.want || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%s for host %q at %s: %d %v, want %d", c.method, c.host, c.listen, w.Code, w.Header(), c.want)
+		}
+	}
+}
+
+func TestASocketForRootAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.sock")
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	_ = stale.Close() // as a daemon leaves it that was killed
+	l, err := listen("unix:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
+		t.Errorf("the socket is %v (%v)", info, err)
+	}
+	if _, err := listen("unix:" + path); err == nil || err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
+		t.Errorf("a second one hears %v", err)
+	}
+	if again, err := os.Stat(path); err != nil || !os.SameFile(info, again) {
+		t.Error("the second one has taken the first one's socket away")
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err == nil {
+			_ = conn.Close()
+		}
+		accepted <- err
+	}()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := <-accepted; err != nil {
+		t.Errorf("our own user is not let in: %v", err)
+	}
+	_ = l.Close()
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 0 {
+		t.Errorf("%v is left behind", left)
+	}
+}
+
+func TestWhereNobodyCanListen(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for address, why := range map[string]string{
+		"unix:" + file: "there is a file that is no socket", "unix:" + dir + "/no/such": "no such file or directory", "unix:relative": "want unix: and an absolute path",
+		"unix:@abstract": "want unix: and an absolute path", taken.Addr().String(): "address already in use", "9836": `want HOST:PORT, unix:/path or "": missing port in address`,
+	} {
+		if l, err := listen(address); err == nil || err.Error() != "cannot serve metrics and the status page on "+address+": "+why {
+			t.Errorf("listen(%q): %v, %v; want %q", address, l, err, why)
+		}
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "precious" {
+		t.Errorf("the file has %q (%v)", text, err)
+	}
+}

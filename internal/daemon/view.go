@@ -1,0 +1,93 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/metrics"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/page"
+	"github.com/gpuledger/gpuledger/internal/version"
+)
+
+// audit is the manager that keeps up with the audit log.
+type audit struct {
+	journal.Follower
+	node func() *node.Node
+}
+
+func (a *audit) Name() string { return "audit" }
+func (a *audit) Stop()        { a.Close() }
+
+func (a *audit) Ensure(context.Context) error {
+	a.Follow(a.node().Policy.Audit.File)
+	return a.Poll()
+}
+
+// view is what the daemon shows. However many ask, the node is read once in a while: a picture is shown for a second, and for
+// ten times as long as it took to make.
+type view struct {
+	node  func() *node.Node
+	audit *audit
+	book  *reconcile
+	loop  *Loop
+
+	mu      sync.Mutex
+	picture node.Picture
+	err     error
+	until   time.Time
+}
+
+func (v *view) look() (node.Picture, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if began := time.Now(); !began.Before(v.until) {
+		v.picture, v.err = v.node().Picture()
+		v.until = time.Now().Add(max(time.Second, 10*time.Since(began)))
+	}
+	return v.picture, v.err
+}
+
+// state is for Prometheus.
+func (v *view) state() metrics.State {
+	picture, err := v.look()
+	return metrics.State{Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
+		Ledger: v.book.Found(), Managers: v.loop.Passes()}
+}
+
+// shown is for people.
+func (v *view) shown() page.State {
+	s := v.state()
+	host, _ := os.Hostname()
+	return page.State{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s)}
+}
+
+// alarms are what an administrator should look at, in sentences.
+func alarms(s metrics.State) []string {
+	var all []string
+	switch p := s.Node.Pause; {
+	case s.Node.Mode == grant.Disabled && p.Until.IsZero():
+		all = append(all, "gpuledger is disabled until `gpuledger enable`: containers start without grants")
+	case s.Node.Mode == grant.Disabled:
+		all = append(all, "gpuledger is disabled until "+p.Until.UTC().Format(time.RFC3339)+": containers start without grants")
+	}
+	if s.Err != nil {
+		all = append(all, s.Err.Error())
+	}
+	if p := s.Node.Problem; p != nil {
+		all = append(all, p.Message+"; "+p.Hint)
+	}
+	for _, d := range s.Node.Damaged {
+		all = append(all, "the ledger's entry "+string(d.ID)+" is damaged; its GPUs take no new grants")
+	}
+	for _, m := range s.Managers {
+		if m.Error != "" {
+			all = append(all, m.Name+": "+m.Error)
+		}
+	}
+	return all
+}

@@ -1,0 +1,192 @@
+package metrics
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 500_000_000, time.UTC)
+
+func share(uuid string, memory grant.Bytes) []grant.Share {
+	return []grant.Share{{UUID: uuid, Memory: memory}}
+}
+
+// sample is one GPU with a pod's grant and a claim's, which two pods use.
+func sample() State {
+	pod := func(name string) grant.Identity {
+		return grant.Identity{UID: "u", Namespace: "team", Pod: name, Container: "train"}
+	}
+	grants := []grant.Grant{
+		{ID: "g-aaaaaaaaaaaa", Owner: "pod:u/train", Secret: "5ec4e7", Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: share("GPU-0", 4*grant.GiB), Compute: 25, Expires: noon,
+			Bindings: []grant.Binding{{Container: "c1", Life: grant.Alive, Pod: pod("job-0")}}},
+		{ID: "g-bbbbbbbbbbbb", Owner: "claim:u", Mode: grant.Limit, Strength: grant.StrengthNone, GPUs: share("GPU-0", 8*grant.GiB),
+			Bindings: []grant.Binding{{Container: "c2", Life: grant.Alive, Pod: pod("job-1")}, {Container: "c3", Pod: pod("job-2")}}},
+	}
+	s := State{Version: "v1", Audited: true, Ledger: Ledger{Checked: noon, Problems: 2, Damaged: 1}}
+	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, grants, map[string]grant.Bytes{"GPU-0": grant.GiB}
+	s.Node.Inventory.Taken = noon
+	s.Node.Cards = []node.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
+		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: grants}}
+	s.Counts = journal.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[journal.Kind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
+	s.Managers = []Manager{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
+	return s
+}
+
+func TestCollect(t *testing.T) {
+	s := sample()
+	want := `
+gpuledger_admissions_total 7
+gpuledger_audit_followed 1
+gpuledger_audit_gaps_total 3
+gpuledger_audit_unreadable_lines_total 2
+gpuledger_binding_info{container="train",container_id="c1",grant="g-aaaaaaaaaaaa",life="alive",namespace="team",pod="job-0"} 1
+gpuledger_binding_info{container="train",container_id="c2",grant="g-bbbbbbbbbbbb",life="alive",namespace="team",pod="job-1"} 1
+gpuledger_binding_info{container="train",container_id="c3",grant="g-bbbbbbbbbbbb",life="unknown",namespace="team",pod="job-2"} 1
+gpuledger_build_info{goversion="` + runtime.Version() + `",version="v1"} 1
+gpuledger_gpu_compute_granted_ratio{gpu="GPU-0"} 0.25
+gpuledger_gpu_grants{gpu="GPU-0"} 2
+gpuledger_gpu_healthy{gpu="GPU-0"} 1
+gpuledger_gpu_info{gpu="GPU-0",index="0",name="V100",pci="0000:3b:00.0"} 1
+gpuledger_gpu_memory_bytes{gpu="GPU-0"} 1.7179869184e+10
+gpuledger_gpu_memory_free_bytes{gpu="GPU-0"} 3.221225472e+09
+gpuledger_gpu_memory_granted_bytes{gpu="GPU-0"} 1.2884901888e+10
+gpuledger_gpu_memory_outside_bytes{gpu="GPU-0"} 1.073741824e+09
+gpuledger_gpu_mode{gpu="GPU-0",mode="limit"} 1
+gpuledger_grant_bindings{grant="g-aaaaaaaaaaaa"} 1
+gpuledger_grant_bindings{grant="g-bbbbbbbbbbbb"} 2
+gpuledger_grant_compute_ratio{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 0.25
+gpuledger_grant_expiry_timestamp_seconds{grant="g-aaaaaaaaaaaa"} 1.7952624005e+09
+gpuledger_grant_memory_bytes{container="",gpu="GPU-0",grant="g-bbbbbbbbbbbb",namespace="",pod=""} 8.589934592e+09
+gpuledger_grant_memory_bytes{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 4.294967296e+09
+gpuledger_grants{mode="limit",owner="claim",state="unknown",strength="none"} 1
+gpuledger_grants{mode="limit",owner="pod",state="draining",strength="library"} 1
+gpuledger_inventory_taken_timestamp_seconds 1.7952624005e+09
+gpuledger_inventory_usable 1
+gpuledger_ledger_checked_timestamp_seconds 1.7952624005e+09
+gpuledger_ledger_damaged_entries 1
+gpuledger_ledger_problems 2
+gpuledger_ledger_readable 1
+gpuledger_ledger_sound 0
+gpuledger_manager_errors_total{manager="reconcile"} 4
+gpuledger_manager_failing{manager="reconcile"} 1
+gpuledger_manager_last_pass_duration_seconds{manager="reconcile"} 0.25
+gpuledger_manager_last_pass_timestamp_seconds{manager="reconcile"} 1.7952624005e+09
+gpuledger_manager_passes_total{manager="reconcile"} 9
+gpuledger_policy_mode{mode="disabled"} 0
+gpuledger_policy_mode{mode="enforce"} 1
+gpuledger_policy_mode{mode="report"} 0
+gpuledger_recorded_passes_total 1
+`
+	var got []string
+	for _, line := range strings.Split(scraped(t, s), "\n") {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "gpuledger_refusals_total") {
+			got = append(got, line)
+		}
+	}
+	if text := strings.Join(got, "\n"); text != strings.TrimPrefix(want, "\n") {
+		t.Errorf("told:\n%s\nwant:%s", text, want)
+	}
+}
+
+// scraped is the text that Prometheus reads.
+func scraped(t *testing.T, s State) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(Collector{State: func() State { return s }})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	encoder := expfmt.NewEncoder(&text, expfmt.NewFormat(expfmt.TypeTextPlain))
+	for _, family := range families {
+		if err := encoder.Encode(family); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return text.String()
+}
+
+func TestRefusalsAreToldFromTheFirstOn(t *testing.T) {
+	text := scraped(t, sample())
+	for _, code := range grant.Codes {
+		n := map[bool]int{true: 5}[code == grant.NoCapacity]
+		if want := fmt.Sprintf("gpuledger_refusals_total{code=%q,mode=\"enforced\"} %d\n", code, n); !strings.Contains(text, want) {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	if !strings.Contains(text, `gpuledger_refusals_total{code="gpu-env",mode="report"} 1`) {
+		t.Error("what was only recorded is missing")
+	}
+}
+
+// TestHostileLabels: names of others neither break a scrape nor tell secrets.
+func TestHostileLabels(t *testing.T) {
+	s := sample()
+	hostile := "x\xff\"\n}{\u202e g-abcdefghijkl.00112233445566778899aabbccddeeff"
+	s.Node.Cards[0].Name = hostile
+	s.Node.Grants[0].Bindings[0].Pod = grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}
+	s.Node.Grants[1].Bindings[0].Container, s.Node.Grants[1].Bindings[1].Container = "a\x01", "a\x02"
+	text := scraped(t, s)
+	for _, bad := range []string{"\xff", "\u202e", "00112233", "5ec4e7"} {
+		if strings.Contains(text, bad) {
+			t.Errorf("the scrape has %q", bad)
+		}
+	}
+}
+
+// TestLint asks Prometheus' own linter about names, units and help.
+func TestLint(t *testing.T) {
+	problems, err := testutil.CollectAndLint(Collector{State: sample})
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%+v %v", problems, err)
+	}
+}
+
+// TestEveryMetricIsTold finds one that is described and that nothing tells.
+func TestEveryMetricIsTold(t *testing.T) {
+	s := sample()
+	s.Node.Mode, s.Node.Pause.Until = grant.Disabled, noon
+	out := make(chan prometheus.Metric, 1000)
+	Collector{State: func() State { return s }}.Collect(out)
+	close(out)
+	told := map[*prometheus.Desc]bool{}
+	for m := range out {
+		told[m.Desc()] = true
+	}
+	for _, d := range described {
+		if !told[d] {
+			t.Errorf("nothing tells %s", d)
+		}
+	}
+	if len(told) != len(described) {
+		t.Errorf("%d are told and %d described", len(told), len(described))
+	}
+}
+
+// TestWithoutAnything: a node that could not be read is told as such.
+func TestWithoutAnything(t *testing.T) {
+	s := State{Err: fmt.Errorf("no")}
+	s.Node.Problem = &grant.Problem{}
+	text := scraped(t, s)
+	for _, want := range []string{"gpuledger_ledger_readable 0", "gpuledger_inventory_usable 0", "gpuledger_audit_followed 0"} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("%q is missing", want)
+		}
+	}
+	if strings.Contains(text, "ledger_sound") {
+		t.Error("a ledger that was not looked at is judged")
+	}
+}

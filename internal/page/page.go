@@ -1,0 +1,209 @@
+// Package page draws the node as one HTML document that needs nothing else: no script, no image, no font, no second request.
+package page
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// State is what is drawn.
+type State struct {
+	Host, Version string
+	Node          node.Picture
+	Audited       bool // there is an audit log
+	Refusals      []journal.Refusal
+	Alarms        []string // what an administrator should look at
+}
+
+// refresh is the time between two pictures, in seconds.
+const refresh = 5
+
+// maxGrants is how many grants of one GPU are listed; the bar has all of them.
+const maxGrants = 64
+
+var (
+	//go:embed page.html
+	markup string
+	//go:embed style.css
+	style string
+
+	document = template.Must(template.New("page").Funcs(template.FuncMap{"stamp": stamp}).Parse(markup))
+)
+
+// Headers are the answer's: nothing but the document's own style is taken from anywhere, nobody may frame it, and no browser
+// keeps it.
+func Headers(h http.Header) {
+	sum := sha256.Sum256([]byte(style))
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+
+		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+}
+
+// Render draws. An error is our own bug.
+func Render(s State) ([]byte, error) {
+	var out bytes.Buffer
+	if err := document.Execute(&out, viewOf(s)); err != nil {
+		return nil, fmt.Errorf("internal error: cannot draw the page: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// view is the document's content.
+type view struct {
+	Title, Host, Version string
+	Style                template.CSS
+	Refresh              int
+	Now                  time.Time
+	Mode                 grant.RulesMode
+	Alarms               []string
+	Granted, Total       grant.Bytes
+	GPUs                 []gpu
+	Audited              bool
+	Refusals             []refusal
+}
+
+type gpu struct {
+	Index         int
+	Name, UUID    string
+	Health        string
+	Healthy       bool
+	Mode          grant.Mode
+	Memory        grant.Bytes
+	Granted, Free grant.Bytes
+	Outside       grant.Bytes
+	Compute       int
+	Parts         []part
+	Grants        []row
+	More          int
+}
+
+// part is a piece of a bar of 1000.
+type part struct {
+	Class    string
+	X, Width int
+	Title    string
+}
+
+type row struct {
+	Class, ID, State, Mode, Strength, Owner, Left string
+	Memory                                        grant.Bytes
+	Compute                                       int
+	Users                                         []string
+}
+
+type refusal struct {
+	Time                     time.Time
+	Code, Note, Who, Message string
+}
+
+func viewOf(s State) view {
+	v := view{Title: "gpuledger: " + journal.Clean(s.Host), Host: journal.Clean(s.Host), Version: s.Version, Style: template.CSS(style), Refresh: refresh,
+		Now: s.Node.Now, Mode: s.Node.Mode, Audited: s.Audited}
+	for _, alarm := range s.Alarms {
+		v.Alarms = append(v.Alarms, journal.Clean(alarm))
+	}
+	for _, card := range s.Node.Cards {
+		v.GPUs = append(v.GPUs, gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now))
+		v.Granted += card.Allocated
+		v.Total += card.Memory
+	}
+	for _, r := range s.Refusals {
+		v.Refusals = append(v.Refusals, refusalOf(r))
+	}
+	return v
+}
+
+func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
+	g := gpu{Index: c.Index, Name: journal.Clean(c.Name), UUID: c.UUID, Health: journal.Clean(c.Health), Healthy: c.Health == grant.Healthy, Mode: c.Mode,
+		Memory: c.Memory, Granted: c.Allocated, Free: c.Free, Outside: outside, Compute: c.Compute}
+	bar := bar{whole: max(c.Memory, c.Allocated+outside, 1)}
+	for i, held := range c.Grants {
+		r := rowOf(held, c.UUID, now)
+		r.Class = fmt.Sprintf("c%d", i%colours)
+		bar.add(r.Class, r.Memory, r.ID+": "+r.Memory.String())
+		if i < maxGrants {
+			g.Grants = append(g.Grants, r)
+		}
+	}
+	bar.add("outside", outside, "outside the ledger: "+outside.String())
+	g.Parts, g.More = bar.parts, len(c.Grants)-len(g.Grants)
+	return g
+}
+
+// colours are those of style.css.
+const colours = 8
+
+// bar lays its parts end to end. What is too small to be seen has one thousandth, so that no grant is hidden.
+type bar struct {
+	whole, taken grant.Bytes
+	parts        []part
+}
+
+func (b *bar) add(class string, size grant.Bytes, title string) {
+	if size <= 0 {
+		return
+	}
+	from, to := thousandths(b.taken, b.whole), thousandths(b.taken+size, b.whole)
+	b.taken += size
+	b.parts = append(b.parts, part{Class: class, X: min(from, 999), Width: max(to-from, 1), Title: title})
+}
+
+func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float64(whole) * 1000) }
+
+func rowOf(g grant.Grant, uuid string, now time.Time) row {
+	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode), Strength: string(g.Strength), Owner: journal.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
+	if i := slices.IndexFunc(g.GPUs, func(s grant.Share) bool { return s.UUID == uuid }); i >= 0 {
+		r.Memory = g.GPUs[i].Memory
+	}
+	for _, b := range g.Bindings {
+		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(journal.Clean(b.Container)), "a container that cannot be told"))
+	}
+	return r
+}
+
+func left(g grant.Grant, now time.Time) string {
+	switch rest := g.Expires.Sub(now).Round(time.Second); {
+	case g.Expires.IsZero():
+		return "no end"
+	case rest > 0:
+		return rest.String()
+	}
+	return "over"
+}
+
+// name is a container as people call it: namespace/pod/container, as much as is known.
+func name(i grant.Identity) string {
+	parts := slices.DeleteFunc([]string{i.Namespace, i.Pod, i.Container}, func(s string) bool { return s == "" })
+	return journal.Clean(strings.Join(parts, "/"))
+}
+
+// short is as much of a container's id as engines show.
+func short(id string) string {
+	if characters := []rune(id); len(characters) > 32 {
+		return string(characters[:12]) + "..."
+	}
+	return id
+}
+
+func refusalOf(r journal.Refusal) refusal {
+	v := refusal{Time: r.Time, Code: journal.Clean(r.Code), Who: cmp.Or(name(r.Pod), journal.Clean(r.Container)), Message: journal.Clean(r.Message)}
+	if r.Mode != journal.Enforced {
+		v.Note = "only recorded (" + journal.Clean(r.Mode) + ")"
+	}
+	return v
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

@@ -1,0 +1,179 @@
+package page
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// sample is a node of n GPUs, the first with two grants, the second overfull.
+func sample(n int) State {
+	s := State{Host: "node-1", Version: "v1.2.3", Audited: true}
+	s.Node.Now, s.Node.Mode = noon, grant.Enforce
+	for i := range n {
+		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
+		switch i {
+		case 0:
+			c.Mode, c.Compute, c.Allocated, c.Free = grant.Limit, 50, 12*grant.GiB, 4*grant.GiB
+			c.Grants = []grant.Grant{held("g-aaaaaaaaaaaa", c.UUID, 4*grant.GiB), held("g-bbbbbbbbbbbb", c.UUID, 8*grant.GiB)}
+			c.Grants[0].Bindings = []grant.Binding{{Container: "0123", Life: grant.Alive, Pod: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}}}
+			c.Grants[1].Expires, c.Grants[1].Compute = noon.Add(90*time.Second), 50
+		case 1:
+			c.Mode, c.Allocated, c.Free, c.Health = grant.Limit, 32*grant.GiB, 0, "it fell off the bus"
+			c.Grants = []grant.Grant{held("g-cccccccccccc", c.UUID, 32*grant.GiB)}
+		}
+		s.Node.Cards = append(s.Node.Cards, c)
+	}
+	return s
+}
+
+func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
+	return grant.Grant{ID: id, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
+}
+
+// drawn renders a state and holds the document to what every one must be.
+func drawn(t *testing.T, s State) string {
+	t.Helper()
+	text, err := Render(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(text)
+	balanced(t, page)
+	for _, wrong := range []string{"<script", "<img", "<link", "<iframe", "javascript:", "http://", "https://", " on", "ZgotmplZ", "style="} {
+		for _, tag := range regexp.MustCompile(`<[a-z][^>]*>`).FindAllString(page, -1) {
+			if strings.Contains(tag, wrong) {
+				t.Errorf("the page has %s", tag)
+			}
+		}
+	}
+	h := http.Header{}
+	Headers(h)
+	_, rest, _ := strings.Cut(page, "<style>")
+	css, _, _ := strings.Cut(rest, "</style>")
+	sum := sha256.Sum256([]byte(css))
+	if policy := h.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || !strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
+		t.Errorf("the policy %q does not allow the page's style", policy)
+	}
+	return page
+}
+
+// balanced reads the document as browsers do, strictly: text that broke out of its place would show here.
+func balanced(t *testing.T, page string) {
+	t.Helper()
+	d := xml.NewDecoder(strings.NewReader(page))
+	d.Strict, d.AutoClose, d.Entity = false, xml.HTMLAutoClose, xml.HTMLEntity
+	for depth := 0; ; {
+		switch token, err := d.Token(); {
+		case errors.Is(err, io.EOF):
+			if depth != 0 {
+				t.Errorf("%d elements are not closed", depth)
+			}
+			return
+		case err != nil:
+			t.Fatalf("the page is no document: %v\n%s", err, page)
+		default:
+			switch token.(type) {
+			case xml.StartElement:
+				depth++
+			case xml.EndElement:
+				depth--
+			}
+		}
+	}
+}
+
+func TestNodes(t *testing.T) {
+	for _, n := range []int{0, 1, 2, 8, 16} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			page := drawn(t, sample(n))
+			if got := strings.Count(page, "<svg"); got != n {
+				t.Errorf("%d bars, want %d", got, n)
+			}
+			if none := strings.Contains(page, "There is no GPU"); none != (n == 0) {
+				t.Errorf("that there is no GPU is said: %v", none)
+			}
+		})
+	}
+}
+
+func TestABar(t *testing.T) {
+	page := drawn(t, sample(2))
+	for _, want := range []string{
+		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4GiB</title>`, `<rect class="c1" x="250" y="0" width="500" height="28">`,
+		"12GiB of 16GiB granted, 4GiB free, 50 % of compute; mode limit", "<strong>44GiB</strong> of 32GiB granted on 2 GPUs", "team/job-0/train", "1m30s", "library",
+		`<strong class="bad">it fell off the bus</strong>`, `<rect class="c0" x="0" y="0" width="1000" height="28">`, "None is in the audit log", "refusals are <strong>enforce</strong>",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+}
+
+func TestManyGrants(t *testing.T) {
+	s := sample(1)
+	c := &s.Node.Cards[0]
+	c.Grants, c.Allocated = nil, 0
+	for range 1000 {
+		c.Grants = append(c.Grants, held("g-aaaaaaaaaaaa", c.UUID, 16*grant.MiB))
+		c.Allocated += 16 * grant.MiB
+	}
+	page := drawn(t, s)
+	if rows := strings.Count(page, `<i class="key`); rows != maxGrants || !strings.Contains(page, "and 936 more grants") {
+		t.Errorf("%d rows", rows)
+	}
+	for _, place := range regexp.MustCompile(`x="(\d+)" y="0" width="(\d+)"`).FindAllStringSubmatch(page, -1) {
+		var x, width int
+		fmt.Sscan(place[1], &x)
+		fmt.Sscan(place[2], &width)
+		if width < 1 || x+width > 1001 {
+			t.Fatalf("a part lies at %v", place)
+		}
+	}
+}
+
+// hostile is what a tenant can get into names and messages.
+const hostile = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} g-abcdefghijkl.00112233445566778899aabbccddeeff"
+
+func TestHostileText(t *testing.T) {
+	s := sample(1)
+	s.Host, s.Alarms = hostile, []string{hostile}
+	c := &s.Node.Cards[0]
+	c.Name, c.Health = hostile, hostile
+	c.Grants[0].Owner = hostile
+	c.Grants[0].Bindings = []grant.Binding{{Container: hostile}, {Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
+	s.Refusals = []journal.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile, Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
+	page := drawn(t, s)
+	for _, bad := range []string{"<script", "<img", "\u202e", "\x1b", "00112233"} {
+		if strings.Contains(page, bad) {
+			t.Errorf("the page has %q", bad)
+		}
+	}
+	if strings.Count(page, "<style") != 1 || !strings.Contains(page, "only recorded (report)") {
+		t.Error("text became markup, or a refusal is missing")
+	}
+}
+
+func TestLongNames(t *testing.T) {
+	s := sample(1)
+	long := strings.Repeat("very-long-name-", 300)
+	s.Node.Cards[0].Name = long
+	s.Node.Cards[0].Grants[0].Bindings[0] = grant.Binding{Container: long}
+	if page := drawn(t, s); strings.Contains(page, long) || !strings.Contains(page, "very-long-na...") {
+		t.Error("long names are not cut")
+	}
+}
