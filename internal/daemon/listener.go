@@ -102,7 +102,7 @@ func newServer(h http.Handler, log *logrus.Logger) *http.Server {
 		ErrorLog: quiet(log), ConnState: func(conn net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
-				if open.Add(1) > maxConnections {
+				if open.Add(1) > maxConnections { // beyond them a client hears nothing
 					_ = conn.Close()
 				}
 			case http.StateClosed, http.StateHijacked:

@@ -176,6 +176,23 @@ func TestEveryMetricIsTold(t *testing.T) {
 	}
 }
 
+// TestCostIsLinear: a grant more is so many series more, however many there are.
+func TestCostIsLinear(t *testing.T) {
+	series := func(n int) int {
+		s := sample()
+		s.Node.Grants = nil
+		for i := range n {
+			g := sample().Node.Grants[0]
+			g.ID = grant.NewID([16]byte{byte(i % 26), byte(i / 26 % 26), byte(i / 676)})
+			s.Node.Grants = append(s.Node.Grants, g)
+		}
+		return strings.Count(scraped(t, s), "\ngpuledger_")
+	}
+	if few, some, many := series(10), series(110), series(1110); many-some != 10*(some-few) {
+		t.Errorf("%d, %d and %d series of 10, 110 and 1110 grants", few, some, many)
+	}
+}
+
 // TestWithoutAnything: a node that could not be read is told as such.
 func TestWithoutAnything(t *testing.T) {
 	s := State{Err: fmt.Errorf("no")}
