@@ -92,6 +92,7 @@ func serve(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	defer s.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	hangup := make(chan os.Signal, 1) // without anybody who hears it, it would end the process

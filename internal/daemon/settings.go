@@ -39,8 +39,10 @@ func newSettings(open func() *node.Node, log *logrus.Logger) (*settings, error) 
 
 func (s *settings) Name() string { return "configuration" }
 
-// Stop gives the lock back.
-func (s *settings) Stop() { _ = s.lock.Close() }
+func (s *settings) Stop() {}
+
+// Close gives the lock back, when every manager has stopped.
+func (s *settings) Close() { _ = s.lock.Close() }
 
 // Ensure takes up a changed file. A broken one is told, and the last good one stays in force for the daemon's own work.
 func (s *settings) Ensure(context.Context) error {
