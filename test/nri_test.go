@@ -22,7 +22,7 @@ import (
 // nriNode is a node with an engine and a gpuledgerd that is connected to it.
 func nriNode(t *testing.T, config string, args ...string) (*rig.Node, *rig.NRI, *rig.Daemon) {
 	t.Helper()
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\ninterval = \"50ms\"\n" + config})
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n" + config})
 	e := n.NRI()
 	d := n.Daemon(args...)
 	e.Connected()

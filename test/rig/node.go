@@ -60,12 +60,13 @@ func NewNode(t testing.TB, s Setup) *Node {
 	}
 	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"), Runtime: s.Runtime, Tags: s.Tags}
 	t.Cleanup(n.end)
-	if !strings.Contains(s.Config, "[daemon]") { // tests of other nodes have the usual port at the same time
-		s.Config += "\n[daemon]\nlisten = \"\"\n"
+	daemon := "[daemon]\nlisten = \"\"\n" // tests of other nodes have the usual port at the same time
+	if strings.Contains(s.Config, "[daemon]") {
+		daemon = ""
 	}
 	n.Write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = %q\n", dir+"/state", dir+"/run", s.Engine)+
 		fmt.Sprintf("[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n", s.Runtime, dir+"/node.json")+
-		fmt.Sprintf("[cdi]\ndir = %q\nhook = %q\n[audit]\nfile = %q\n", dir+"/cdi", dir+"/hook", dir+"/audit.jsonl")+s.Config)
+		fmt.Sprintf("[cdi]\ndir = %q\nhook = %q\n%s[audit]\nfile = %q\n", dir+"/cdi", dir+"/hook", daemon, dir+"/audit.jsonl")+s.Config)
 	n.Must("inventory", "simulate", "--gpus", fmt.Sprint(s.GPUs), "--memory", s.Memory, "--out", dir+"/node.json")
 	n.Must("inventory", "refresh")
 	return n
