@@ -65,6 +65,10 @@ build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook and bin/gpule
 	  [ "$$size" -le $(HOT_LIMIT) ] || { echo "$$hot has $$size bytes, more than the $(HOT_LIMIT) that a hot binary may have" >&2; exit 1; }; \
 	done
 
+.PHONY: fakedriver
+fakedriver: ## bin/fakedriver: a driver root with stand-in libcuda and libnvidia-ml, for inventory.driver_root
+	@test/fakedriver/build.sh bin/fakedriver
+
 .PHONY: bench
 bench: ## ratios against bare runc and nvidia-container-runtime, in one run (root); BENCHFLAGS="-pairs 60 -markdown"
 	@test/setup.sh bench

@@ -1,0 +1,236 @@
+/* The book: a text file "devices" that says what GPUs there are, and "usage", which all processes map. Both lie in
+ * $FAKEDRIVER_DIR, else in /run/fakedriver (a container), else in run/fakedriver of the driver root that the library
+ * was loaded from. */
+#define _GNU_SOURCE
+#include "book.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SLOTS = 1024, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
+
+struct seat {
+    uint32_t pid;
+    uint64_t used[BOOK_KINDS][BOOK_GPUS];
+};
+
+struct usage {
+    uint64_t peak[BOOK_GPUS];
+    struct seat seats[SLOTS];
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct book_gpu gpus[BOOK_GPUS];
+static int count;
+static uint64_t context_bytes;
+static struct usage *usage;
+static int fd = -1, mine = -1;
+
+static bool directory(char *path, size_t size)
+{
+    const char *env = getenv("FAKEDRIVER_DIR");
+    Dl_info self;
+
+    if (env) return snprintf(path, size, "%s", env) > 0;
+    if (snprintf(path, size, "/run/fakedriver") > 0 && access(path, X_OK) == 0) return true;
+    if (!dladdr((void *)book_open, &self)) return false;
+    for (const char *usr = self.dli_fname; (usr = strstr(usr, "/usr/")); usr++) {
+        snprintf(path, size, "%.*s/run/fakedriver", (int)(usr - self.dli_fname), self.dli_fname);
+        if (access(path, X_OK) == 0) return true;
+    }
+    return false;
+}
+
+static bool parse_uuid(struct book_gpu *g)
+{
+    const char *p = g->uuid + 4;
+
+    for (int i = 0; i < 16; i++, p += 2) {
+        unsigned int byte;
+        if (*p == '-') p++;
+        if (sscanf(p, "%2x", &byte) != 1) return false;
+        g->bytes[i] = (unsigned char)byte;
+    }
+    return true;
+}
+
+/* read_devices: lines of "UUID MiB NAME", and one of "context MiB" for what a context takes. */
+static bool read_devices(const char *dir)
+{
+    char path[4096], line[256];
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/devices", dir);
+    f = fopen(path, "re");
+    if (!f) return false;
+    while (count < BOOK_GPUS && fgets(line, sizeof line, f)) {
+        unsigned long long mib;
+        struct book_gpu *g = &gpus[count];
+        if (sscanf(line, "context %llu", &mib) == 1)
+            context_bytes = mib << 20;
+        else if (sscanf(line, "%63s %llu %63[^\n]", g->uuid, &mib, g->name) == 3 && parse_uuid(g)) {
+            g->memory = mib << 20;
+            count++;
+        }
+    }
+    fclose(f);
+    return count > 0;
+}
+
+static bool map_usage(const char *dir)
+{
+    char path[4096];
+    struct stat st;
+
+    snprintf(path, sizeof path, "%s/usage", dir);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || fstat(fd, &st) < 0) return false;
+    fchmod(fd, 0666); /* the umask is not to keep other users out */
+    if ((size_t)st.st_size < sizeof *usage && ftruncate(fd, sizeof *usage) < 0) return false;
+    usage = mmap(NULL, sizeof *usage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (usage == MAP_FAILED) usage = NULL;
+    return usage != NULL;
+}
+
+static bool lock_byte(int command, int type, off_t byte)
+{
+    struct flock l = {.l_type = (short)type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    return fcntl(fd, command, &l) == 0;
+}
+
+static void enter(void) { lock_byte(F_OFD_SETLKW, F_WRLCK, DESK); }
+static void leave(void) { lock_byte(F_OFD_SETLK, F_UNLCK, DESK); }
+
+/* take_seat: the first that nobody holds. A dead process's lock is gone. */
+static bool take_seat(void)
+{
+    enter();
+    for (int i = 0; i < SLOTS && mine < 0; i++)
+        if (lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SEAT + i)) mine = i;
+    if (mine >= 0) {
+        memset(&usage->seats[mine], 0, sizeof usage->seats[mine]);
+        usage->seats[mine].pid = (uint32_t)getpid();
+    }
+    leave();
+    return mine >= 0;
+}
+
+static void close_in_child(void)
+{
+    if (fd >= 0) close(fd);
+    if (usage) munmap(usage, sizeof *usage);
+    fd = mine = -1;
+    usage = NULL;
+    count = 0;
+    pthread_mutex_init(&mutex, NULL);
+}
+
+bool book_open(void)
+{
+    static bool registered;
+    char dir[4000];
+    bool ok;
+
+    pthread_mutex_lock(&mutex);
+    ok = mine >= 0;
+    if (!ok && directory(dir, sizeof dir)) {
+        count = 0;
+        ok = read_devices(dir) && map_usage(dir) && take_seat();
+        if (!registered) registered = pthread_atfork(NULL, NULL, close_in_child) == 0;
+    }
+    pthread_mutex_unlock(&mutex);
+    return ok;
+}
+
+int book_gpus(void) { return count; }
+uint64_t book_context_bytes(void) { return context_bytes; }
+const struct book_gpu *book_gpu(int index) { return index >= 0 && index < count ? &gpus[index] : NULL; }
+
+/* bury empties the seat of a process that is no more. Under the desk's lock. */
+static void bury(int i)
+{
+    struct seat *s = &usage->seats[i];
+
+    if (i == mine || s->pid == 0 || !lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SEAT + i)) return;
+    memset(s, 0, sizeof *s);
+    lock_byte(F_OFD_SETLK, F_UNLCK, FIRST_SEAT + i);
+}
+
+static uint64_t sum(int gpu, unsigned int kinds)
+{
+    uint64_t total = 0;
+
+    for (int i = 0; i < SLOTS; i++) {
+        bury(i);
+        for (int k = 0; k < BOOK_KINDS; k++)
+            if (kinds & 1u << k) total += usage->seats[i].used[k][gpu];
+    }
+    return total;
+}
+
+static const unsigned int every_kind = (1u << BOOK_KINDS) - 1;
+
+bool book_add(int gpu, enum book_kind kind, uint64_t bytes)
+{
+    bool fits = false;
+
+    pthread_mutex_lock(&mutex);
+    enter();
+    if (bytes <= gpus[gpu].memory && sum(gpu, every_kind) <= gpus[gpu].memory - bytes) {
+        uint64_t memory;
+        fits = true;
+        usage->seats[mine].used[kind][gpu] += bytes;
+        memory = sum(gpu, 1u << BOOK_MEMORY);
+        if (memory > usage->peak[gpu]) usage->peak[gpu] = memory;
+    }
+    leave();
+    pthread_mutex_unlock(&mutex);
+    return fits;
+}
+
+void book_sub(int gpu, enum book_kind kind, uint64_t bytes)
+{
+    pthread_mutex_lock(&mutex);
+    enter();
+    usage->seats[mine].used[kind][gpu] -= bytes;
+    leave();
+    pthread_mutex_unlock(&mutex);
+}
+
+static uint64_t ask(int gpu, unsigned int kinds)
+{
+    uint64_t total;
+
+    pthread_mutex_lock(&mutex);
+    enter();
+    total = sum(gpu, kinds);
+    leave();
+    pthread_mutex_unlock(&mutex);
+    return total;
+}
+
+uint64_t book_used(int gpu) { return ask(gpu, every_kind); }
+uint64_t book_mine(int gpu, enum book_kind kind) { return usage->seats[mine].used[kind][gpu]; }
+uint64_t book_peak(int gpu) { return usage->peak[gpu]; }
+
+int book_processes(int gpu, struct book_process *list, int room)
+{
+    int n = 0;
+
+    ask(gpu, every_kind);
+    for (int i = 0; i < SLOTS; i++) {
+        const struct seat *s = &usage->seats[i];
+        uint64_t used = s->used[BOOK_MEMORY][gpu] + s->used[BOOK_CONTEXTS][gpu];
+        if (used == 0) continue;
+        if (n < room) list[n] = (struct book_process){.pid = s->pid, .used = used};
+        n++;
+    }
+    return n;
+}

@@ -1,0 +1,38 @@
+/* What the stand-in's libraries have in common: which GPUs there are, and who uses how much of them. One file shared by
+ * all processes plays the kernel: what a process holds is gone with it, however it ends. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BOOK_GPUS 16
+
+struct book_gpu {
+    char uuid[64]; /* GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+    unsigned char bytes[16];
+    char name[64];
+    uint64_t memory;
+};
+
+enum book_kind { BOOK_MEMORY, BOOK_CONTEXTS, BOOK_KINDS };
+
+struct book_process {
+    unsigned int pid;
+    uint64_t used; /* of both kinds */
+};
+
+/* All return false when the book can't be opened. Threads may call them at once. */
+bool book_open(void);
+int book_gpus(void);
+const struct book_gpu *book_gpu(int index);
+uint64_t book_context_bytes(void);
+
+/* book_add takes bytes of a GPU for this process; false if it does not have them free. */
+bool book_add(int gpu, enum book_kind kind, uint64_t bytes);
+void book_sub(int gpu, enum book_kind kind, uint64_t bytes);
+
+/* What is used of a GPU, and the most that its memory (not contexts) ever was. */
+uint64_t book_used(int gpu);
+uint64_t book_mine(int gpu, enum book_kind kind);
+uint64_t book_peak(int gpu);
+int book_processes(int gpu, struct book_process *list, int room);

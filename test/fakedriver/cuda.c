@@ -1,0 +1,450 @@
+/* A libcuda that computes nothing and counts everything: contexts, memory of each kind, and what becomes of it. It is
+ * as strict about handles as the driver is and keeps to the documented rules of life (a VMM allocation lives while a
+ * handle or a mapping does, a pool keeps what was freed, graph memory lives with its executable graph). */
+#define _GNU_SOURCE
+#include "../../shim/cuda_abi.h"
+#include "book.h"
+#include "objects.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool ready;
+static int ordinals[BOOK_GPUS], devices; /* CUDA_VISIBLE_DEVICES: ordinal -> GPU */
+static struct CUctx_st *primary[BOOK_GPUS];
+static __thread CUcontext stack[16];
+static __thread int depth;
+
+#define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
+#define READY CHECK(ready, CUDA_ERROR_NOT_INITIALIZED)
+#define DEVICE(d) READY; CHECK((d) >= 0 && (d) < devices, CUDA_ERROR_INVALID_DEVICE)
+#define CURRENT READY; CHECK(depth > 0 && stack[depth - 1], CUDA_ERROR_INVALID_CONTEXT)
+
+static CUcontext current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+static int gpu(void) { return current()->gpu; }
+
+/* ---- start and devices ---- */
+
+/* see reads one entry of CUDA_VISIBLE_DEVICES: an index or the start of a UUID. The first that is wrong ends the list. */
+static bool see(const char *word)
+{
+    char *end;
+    long index = strtol(word, &end, 10);
+
+    if (end == word || *end) {
+        for (index = 0; index < book_gpus(); index++)
+            if (*word && strncmp(word, book_gpu((int)index)->uuid, strlen(word)) == 0) break;
+    }
+    if (index < 0 || index >= book_gpus()) return false;
+    ordinals[devices++] = (int)index;
+    return true;
+}
+
+static void look(void)
+{
+    const char *env = getenv("CUDA_VISIBLE_DEVICES");
+    char list[1024], *rest = list, *word;
+
+    devices = 0;
+    if (!env) {
+        for (int i = 0; i < book_gpus(); i++) ordinals[devices++] = i;
+        return;
+    }
+    snprintf(list, sizeof list, "%s", env);
+    while (devices < BOOK_GPUS && (word = strsep(&rest, ",")) && see(word)) {}
+}
+
+API CUresult cuInit(unsigned int flags)
+{
+    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    CHECK(book_open(), CUDA_ERROR_NO_DEVICE);
+    if (!ready) look();
+    CHECK(devices > 0, CUDA_ERROR_NO_DEVICE);
+    ready = true;
+    objects_forget_in_child(&ready);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDriverGetVersion(int *version)
+{
+    CHECK(version, CUDA_ERROR_INVALID_VALUE);
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGetErrorString(CUresult e, const char **text)
+{
+    CHECK(text, CUDA_ERROR_INVALID_VALUE);
+    *text = e == CUDA_SUCCESS ? "no error" : e == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error";
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetCount(int *n)
+{
+    READY;
+    CHECK(n, CUDA_ERROR_INVALID_VALUE);
+    *n = devices;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGet(CUdevice *d, int ordinal)
+{
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    DEVICE(ordinal);
+    *d = ordinal;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetName(char *name, int length, CUdevice d)
+{
+    DEVICE(d);
+    snprintf(name, (size_t)length, "%s", book_gpu(ordinals[d])->name);
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice d)
+{
+    DEVICE(d);
+    CHECK(uuid, CUDA_ERROR_INVALID_VALUE);
+    memcpy(uuid->bytes, book_gpu(ordinals[d])->bytes, 16);
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice d) { return cuDeviceGetUuid_v2(uuid, d); }
+API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d)
+{
+    DEVICE(d);
+    CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
+    *bytes = book_gpu(ordinals[d])->memory;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice d)
+{
+    DEVICE(d);
+    CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
+    *bytes = (unsigned int)book_gpu(ordinals[d])->memory;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d)
+{
+    (void)attribute;
+    DEVICE(d);
+    *value = 1;
+    return CUDA_SUCCESS;
+}
+
+/* ---- contexts ---- */
+
+static CUcontext create_context(CUdevice d)
+{
+    CUcontext c;
+
+    if (!book_add(ordinals[d], BOOK_CONTEXTS, book_context_bytes())) return NULL;
+    c = object_new(OBJECT_CONTEXT, sizeof *c);
+    c->gpu = ordinals[d];
+    c->device = d;
+    return c;
+}
+
+static void destroy_context(CUcontext c)
+{
+    free_context_memory(c);
+    book_sub(c->gpu, BOOK_CONTEXTS, book_context_bytes());
+    for (int i = 0; i < depth; i++)
+        if (stack[i] == c) stack[i] = NULL;
+    object_delete(&c->head);
+}
+
+API CUresult cuCtxCreate_v2(CUcontext *c, unsigned int flags, CUdevice d)
+{
+    (void)flags;
+    DEVICE(d);
+    CHECK(c && depth < 16, CUDA_ERROR_INVALID_VALUE);
+    *c = create_context(d);
+    CHECK(*c, CUDA_ERROR_OUT_OF_MEMORY);
+    stack[depth++] = *c;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxCreate(CUcontext *c, unsigned int flags, CUdevice d) { return cuCtxCreate_v2(c, flags, d); }
+API CUresult cuCtxCreate_v3(CUcontext *c, void *affinity, int n, unsigned int flags, CUdevice d)
+{
+    (void)affinity, (void)n;
+    return cuCtxCreate_v2(c, flags, d);
+}
+API CUresult cuCtxCreate_v4(CUcontext *c, void *params, unsigned int flags, CUdevice d)
+{
+    (void)params;
+    return cuCtxCreate_v2(c, flags, d);
+}
+API CUresult cuCtxDestroy_v2(CUcontext c)
+{
+    READY;
+    CHECK(object_is(c, OBJECT_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
+    destroy_context(c);
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxDestroy(CUcontext c) { return cuCtxDestroy_v2(c); }
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
+{
+    DEVICE(d);
+    CHECK(c, CUDA_ERROR_INVALID_VALUE);
+    if (!primary[d]) primary[d] = create_context(d);
+    CHECK(primary[d], CUDA_ERROR_OUT_OF_MEMORY);
+    primary[d]->references++;
+    *c = primary[d];
+    return CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d)
+{
+    DEVICE(d);
+    if (primary[d]) destroy_context(primary[d]);
+    primary[d] = NULL;
+    return CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxReset(CUdevice d) { return cuDevicePrimaryCtxReset_v2(d); }
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d)
+{
+    DEVICE(d);
+    CHECK(primary[d], CUDA_ERROR_INVALID_CONTEXT);
+    return --primary[d]->references == 0 ? cuDevicePrimaryCtxReset_v2(d) : CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxRelease(CUdevice d) { return cuDevicePrimaryCtxRelease_v2(d); }
+API CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned int *flags, int *active)
+{
+    DEVICE(d);
+    CHECK(flags && active, CUDA_ERROR_INVALID_VALUE);
+    *flags = 0;
+    *active = primary[d] != NULL;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxGetCurrent(CUcontext *c)
+{
+    READY;
+    CHECK(c, CUDA_ERROR_INVALID_VALUE);
+    *c = current();
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxSetCurrent(CUcontext c)
+{
+    READY;
+    CHECK(!c || object_is(c, OBJECT_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
+    if (depth == 0) depth = 1;
+    stack[depth - 1] = c;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+    READY;
+    CHECK(object_is(c, OBJECT_CONTEXT) && depth < 16, CUDA_ERROR_INVALID_CONTEXT);
+    stack[depth++] = c;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxPopCurrent_v2(CUcontext *c)
+{
+    CURRENT;
+    depth--;
+    if (c) *c = stack[depth];
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxGetDevice(CUdevice *d)
+{
+    CURRENT;
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    *d = current()->device;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+    CURRENT;
+    CHECK(free && total, CUDA_ERROR_INVALID_VALUE);
+    *total = book_gpu(gpu())->memory;
+    *free = *total - book_used(gpu());
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
+{
+    size_t f, t;
+    CURRENT;
+    CHECK(free && total, CUDA_ERROR_INVALID_VALUE);
+    cuMemGetInfo_v2(&f, &t);
+    *free = (unsigned int)f;
+    *total = (unsigned int)t;
+    return CUDA_SUCCESS;
+}
+
+/* ---- plain memory ---- */
+
+static CUresult allocate(CUdeviceptr *p, size_t bytes)
+{
+    CURRENT;
+    CHECK(p && bytes, CUDA_ERROR_INVALID_VALUE);
+    return memory_new(current(), gpu(), bytes, p) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes) { return allocate(p, bytes); }
+API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
+{
+    CHECK(flags == 1 || flags == 2, CUDA_ERROR_INVALID_VALUE);
+    return allocate(p, bytes);
+}
+API CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    CHECK(pitch && width && height && (element == 4 || element == 8 || element == 16), CUDA_ERROR_INVALID_VALUE);
+    *pitch = (width + 511) & ~(size_t)511;
+    return allocate(p, *pitch * height);
+}
+
+/* The entry points of before CUDA 3.2 have pointers of 32 bits. */
+static CUresult shorten(CUresult r, CUdeviceptr wide, CUdeviceptr_v1 *p)
+{
+    if (r == CUDA_SUCCESS) *p = (CUdeviceptr_v1)wide;
+    return r;
+}
+API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
+{
+    CUdeviceptr wide = MEMORY_BELOW_4G;
+    CHECK(p, CUDA_ERROR_INVALID_VALUE);
+    return shorten(allocate(&wide, bytes), wide, p);
+}
+API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
+{
+    CUdeviceptr wide = MEMORY_BELOW_4G;
+    size_t rows = 0;
+    CUresult r;
+    CHECK(p && pitch, CUDA_ERROR_INVALID_VALUE);
+    r = cuMemAllocPitch_v2(&wide, &rows, width, height, element);
+    *pitch = (unsigned int)rows;
+    return shorten(r, wide, p);
+}
+API CUresult cuMemFree_v2(CUdeviceptr p)
+{
+    READY;
+    if (p == 0) return CUDA_SUCCESS;
+    return memory_free(p) || pool_memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuMemFree(CUdeviceptr_v1 p) { return cuMemFree_v2(p); }
+API CUresult cuMemAllocHost_v2(void **p, size_t bytes)
+{
+    CURRENT;
+    *p = malloc(bytes);
+    return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+API CUresult cuMemFreeHost(void *p)
+{
+    free(p);
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+{
+    READY;
+    return memory_range(p, base, size) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- arrays: as large as their elements, 4 bytes each ---- */
+
+static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    static const unsigned int width_of[] = {[1] = 1, [2] = 2, [3] = 4, [8] = 1, [9] = 2, [10] = 4, [0x10] = 2, [0x20] = 4};
+    size_t bytes = 0;
+
+    CURRENT;
+    CHECK(a && d && d->Width && d->Format > 0 && d->Format <= 0x20 && width_of[d->Format], CUDA_ERROR_INVALID_VALUE);
+    for (unsigned int l = 0; l < levels; l++) {
+        size_t w = d->Width >> l, h = d->Height >> l, z = d->Flags & CUDA_ARRAY3D_LAYERED ? d->Depth : d->Depth >> l;
+        bytes += (w ? w : 1) * (h ? h : 1) * (z ? z : 1) * d->NumChannels * width_of[d->Format];
+    }
+    if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) bytes = 0;
+    CHECK(book_add(gpu(), BOOK_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    *a = object_new(kind, sizeof **a);
+    **a = (struct CUarray_st){.head = (*a)->head, .context = current(), .gpu = gpu(), .bytes = bytes};
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuArray3DCreate_v2(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR *d) { return array_new(a, OBJECT_ARRAY, d, 1); }
+API CUresult cuArrayCreate_v2(CUarray *a, const CUDA_ARRAY_DESCRIPTOR *d)
+{
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    return array_new(a, OBJECT_ARRAY, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, 0, d->Format, d->NumChannels, 0}, 1);
+}
+API CUresult cuArrayCreate(CUarray *a, const CUDA_ARRAY_DESCRIPTOR_v1 *d)
+{
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    return array_new(a, OBJECT_ARRAY, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, 0, d->Format, d->NumChannels, 0}, 1);
+}
+API CUresult cuArray3DCreate(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)
+{
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    return array_new(a, OBJECT_ARRAY, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, d->Depth, d->Format, d->NumChannels, d->Flags}, 1);
+}
+API CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    return array_new((CUarray *)a, OBJECT_MIPMAP, d, levels);
+}
+static CUresult array_destroy(CUarray a, enum object_kind kind)
+{
+    READY;
+    CHECK(object_is(a, kind), CUDA_ERROR_INVALID_HANDLE);
+    book_sub(a->gpu, BOOK_MEMORY, a->bytes);
+    object_delete(&a->head);
+    return CUDA_SUCCESS;
+}
+API CUresult cuArrayDestroy(CUarray a) { return array_destroy(a, OBJECT_ARRAY); }
+API CUresult cuMipmappedArrayDestroy(CUmipmappedArray a) { return array_destroy((CUarray)a, OBJECT_MIPMAP); }
+
+/* ---- modules: their code takes memory that no allocation call told of ---- */
+
+API CUresult cuModuleLoadData(void **module, const void *image)
+{
+    CURRENT;
+    CHECK(module && image, CUDA_ERROR_INVALID_VALUE);
+    return array_new((CUarray *)module, OBJECT_MODULE, &(CUDA_ARRAY3D_DESCRIPTOR){1 << 20, 0, 0, 1, 1, 0}, 1);
+}
+API CUresult cuModuleUnload(void *module) { return array_destroy(module, OBJECT_MODULE); }
+API CUresult cuLaunchKernel(void *f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+                            unsigned int shared, CUstream s, void **params, void **extra)
+{
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)s, (void)params, (void)extra;
+    CURRENT;
+    return CUDA_SUCCESS;
+}
+
+/* ---- between processes: a handle names memory that stays the exporter's ---- */
+
+typedef struct { unsigned char bytes[64]; } CUipcMemHandle;
+
+API CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
+{
+    CURRENT;
+    CHECK(h, CUDA_ERROR_INVALID_VALUE);
+    memset(h, 0, sizeof *h);
+    memcpy(h->bytes, &p, sizeof p);
+    return CUDA_SUCCESS;
+}
+API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned int flags)
+{
+    (void)flags;
+    CURRENT;
+    CHECK(p, CUDA_ERROR_INVALID_VALUE);
+    memcpy(p, h.bytes, sizeof *p);
+    *p |= IPC_MAPPED;
+    return CUDA_SUCCESS;
+}
+API CUresult cuIpcCloseMemHandle(CUdeviceptr p)
+{
+    CURRENT;
+    return p & IPC_MAPPED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- not the driver's, for tests ---- */
+
+/* An entry point that the proxy cannot know, as the next CUDA release brings them. */
+API CUresult cuFutureThing(int *answer)
+{
+    *answer = 42;
+    return CUDA_SUCCESS;
+}
+API unsigned long long fakedriverPeak(int index) { return book_open() ? book_peak(index) : ~0ull; }
+API unsigned long long fakedriverMine(int index) { return book_mine(index, BOOK_MEMORY); }
+API unsigned long long fakedriverUsed(int index) { return book_used(index); }
+int device_gpu(CUdevice d) { return d >= 0 && d < devices ? ordinals[d] : -1; }
+CUcontext device_current(void) { return ready ? current() : NULL; }

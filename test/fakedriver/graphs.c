@@ -1,0 +1,202 @@
+/* Graphs with memory of their own. The memory of a graph is taken at its first launch and kept, by the device, after the
+ * executable graph is gone until it is trimmed. */
+#include "graphs.h"
+#include "objects.h"
+
+#include <string.h>
+
+#define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
+
+struct CUgraph_st { struct object head; };
+struct CUgraphNode_st { struct object head; CUgraph graph, child; int type, device; CUdeviceptr address; uint64_t bytes; };
+struct CUgraphExec_st { struct object head; uint64_t bytes[BOOK_GPUS]; bool launched; };
+
+static uint64_t reserved[BOOK_GPUS], used[BOOK_GPUS]; /* by device */
+
+CUgraph graph_new(void) { return object_new(OBJECT_GRAPH, sizeof(struct CUgraph_st)); }
+
+static CUgraphNode node_new(CUgraph g, int type)
+{
+    CUgraphNode n = object_new(OBJECT_NODE, sizeof *n);
+    n->graph = g;
+    n->type = type;
+    return n;
+}
+
+CUresult graph_add_memory(CUgraph g, CUdevice device, size_t bytes, CUdeviceptr *p)
+{
+    CUgraphNode n;
+
+    CHECK(p && bytes, CUDA_ERROR_INVALID_VALUE);
+    n = node_new(g, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+    n->device = device;
+    n->bytes = bytes;
+    n->address = *p = address_new(bytes);
+    return CUDA_SUCCESS;
+}
+
+static bool at(void *n, const void *p) { return ((CUgraphNode)n)->address == *(const CUdeviceptr *)p; }
+bool graph_memory(CUdeviceptr p) { return object_find(OBJECT_NODE, at, &p) != NULL; }
+
+API CUresult cuGraphCreate(CUgraph *g, unsigned int flags)
+{
+    CHECK(g && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    *g = graph_new();
+    return CUDA_SUCCESS;
+}
+
+static bool of(void *n, const void *graph) { return ((CUgraphNode)n)->graph == graph; }
+
+API CUresult cuGraphDestroy(CUgraph g)
+{
+    CUgraphNode n;
+
+    CHECK(object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
+    while ((n = object_find(OBJECT_NODE, of, g))) object_delete(&n->head);
+    object_delete(&g->head);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+    (void)after, (void)n;
+    CHECK(node && p && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
+    CHECK(device_gpu(p->poolProps.location.id) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    CHECK(graph_add_memory(g, p->poolProps.location.id, p->bytesize, &p->dptr) == CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE);
+    *node = object_find(OBJECT_NODE, at, &p->dptr);
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraph child)
+{
+    (void)after, (void)n;
+    CHECK(node && object_is(g, OBJECT_GRAPH) && object_is(child, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
+    *node = node_new(g, CU_GRAPH_NODE_TYPE_GRAPH);
+    (*node)->child = child;
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph g, const CUgraphNode *after, const void *edges, size_t n, CUgraphNodeParams *p)
+{
+    (void)edges;
+    CHECK(p && p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_ERROR_INVALID_VALUE);
+    return cuGraphAddMemAllocNode(node, g, after, n, &p->alloc);
+}
+API CUresult cuGraphAddNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraphNodeParams *p)
+{
+    return cuGraphAddNode_v2(node, g, after, NULL, n, p);
+}
+
+struct collection { CUgraph graph; CUgraphNode *to; size_t found, room; };
+static bool collect(void *node, const void *key)
+{
+    struct collection *c = *(struct collection *const *)key;
+    if (((CUgraphNode)node)->graph == c->graph && c->found++ < c->room) c->to[c->found - 1] = node;
+    return false;
+}
+
+API CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *n)
+{
+    struct collection c = {.graph = g, .to = nodes, .room = nodes && n ? *n : 0}, *key = &c;
+
+    CHECK(n && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
+    object_find(OBJECT_NODE, collect, &key);
+    *n = nodes && c.found > c.room ? c.room : c.found;
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphNodeGetType(CUgraphNode n, int *type)
+{
+    CHECK(type && object_is(n, OBJECT_NODE), CUDA_ERROR_INVALID_VALUE);
+    *type = n->type;
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *g)
+{
+    CHECK(g && object_is(n, OBJECT_NODE) && n->child, CUDA_ERROR_INVALID_VALUE);
+    *g = n->child;
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+    CHECK(p && object_is(n, OBJECT_NODE) && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_ERROR_INVALID_VALUE);
+    memset(p, 0, sizeof *p);
+    p->poolProps.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, n->device};
+    p->bytesize = n->bytes;
+    p->dptr = n->address;
+    return CUDA_SUCCESS;
+}
+
+/* total adds up the graph's memory by device, with that of its child graphs. */
+static bool total(void *node, const void *key)
+{
+    struct { CUgraph graph; uint64_t *bytes; } const *t = key;
+    CUgraphNode n = node;
+
+    if (n->graph == t->graph && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) t->bytes[n->device] += n->bytes;
+    return false;
+}
+static void add_up(CUgraph g, uint64_t *bytes)
+{
+    struct { CUgraph graph; uint64_t *bytes; } t = {g, bytes};
+    CUgraphNode nodes[64];
+    size_t n = 64;
+
+    object_find(OBJECT_NODE, total, &t);
+    cuGraphGetNodes(g, nodes, &n);
+    for (size_t i = 0; i < n; i++)
+        if (nodes[i]->child) add_up(nodes[i]->child, bytes);
+}
+
+API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
+{
+    (void)flags;
+    CHECK(e && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
+    *e = object_new(OBJECT_EXEC, sizeof **e);
+    add_up(g, (*e)->bytes);
+    return CUDA_SUCCESS;
+}
+API CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *bad, char *log, size_t size)
+{
+    (void)bad, (void)log, (void)size;
+    return cuGraphInstantiateWithFlags(e, g, 0);
+}
+API CUresult cuGraphInstantiate(CUgraphExec *e, CUgraph g, CUgraphNode *bad, char *log, size_t size) { return cuGraphInstantiate_v2(e, g, bad, log, size); }
+API CUresult cuGraphInstantiateWithParams(CUgraphExec *e, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
+{
+    CHECK(p, CUDA_ERROR_INVALID_VALUE);
+    return cuGraphInstantiateWithFlags(e, g, p->flags);
+}
+API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p) { return cuGraphInstantiateWithParams(e, g, p); }
+
+API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+{
+    (void)s;
+    CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
+    for (int d = 0; d < BOOK_GPUS && !e->launched; d++) {
+        uint64_t more = used[d] + e->bytes[d] > reserved[d] ? used[d] + e->bytes[d] - reserved[d] : 0;
+        CHECK(more == 0 || book_add(device_gpu(d), BOOK_MEMORY, more), CUDA_ERROR_OUT_OF_MEMORY);
+        reserved[d] += more;
+        used[d] += e->bytes[d];
+    }
+    e->launched = true;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphExecDestroy(CUgraphExec e)
+{
+    CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
+    for (int d = 0; d < BOOK_GPUS && e->launched; d++) used[d] -= e->bytes[d];
+    object_delete(&e->head);
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGraphMemTrim(CUdevice d)
+{
+    CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    if (reserved[d] > used[d]) book_sub(device_gpu(d), BOOK_MEMORY, reserved[d] - used[d]);
+    reserved[d] = used[d];
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetGraphMemAttribute(CUdevice d, int attribute, void *value)
+{
+    CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    *(uint64_t *)value = attribute >= 2 ? reserved[d] : used[d];
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,10 @@
+/* What stream capture needs of graphs. */
+#pragma once
+
+#include "../../shim/cuda_abi.h"
+
+#include <stdbool.h>
+
+CUgraph graph_new(void);
+CUresult graph_add_memory(CUgraph graph, CUdevice device, size_t bytes, CUdeviceptr *p);
+bool graph_memory(CUdeviceptr p);

@@ -1,0 +1,222 @@
+/* A libnvidia-ml that knows the GPUs of the book. */
+#include "../../shim/nvml_abi.h"
+#include "book.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define DRIVER_VERSION_TEXT FAKEDRIVER_VERSION
+#define API __attribute__((visibility("default")))
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+
+struct nvmlDevice_st { int index; };
+static struct nvmlDevice_st handles[BOOK_GPUS];
+static int users;
+
+/* index_of: a handle that is none gives -1. */
+static int index_of(nvmlDevice_t d)
+{
+    return d >= handles && d < handles + book_gpus() ? (int)(d - handles) : -1;
+}
+
+#define NEED(index, condition)                                    \
+    int index = index_of(device);                                 \
+    if (users == 0) return NVML_ERROR_UNINITIALIZED;              \
+    if (index < 0 || !(condition)) return NVML_ERROR_INVALID_ARGUMENT
+
+API nvmlReturn_t nvmlInit_v2(void)
+{
+    if (!book_open()) return NVML_ERROR_DRIVER_NOT_LOADED;
+    users++;
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }
+API nvmlReturn_t nvmlInitWithFlags(unsigned int flags) { (void)flags; return nvmlInit_v2(); }
+API nvmlReturn_t nvmlShutdown(void)
+{
+    if (users == 0) return NVML_ERROR_UNINITIALIZED;
+    users--;
+    return NVML_SUCCESS;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t r)
+{
+    switch (r) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    default: return "Unknown Error";
+    }
+}
+
+static nvmlReturn_t text(char *to, unsigned int length, const char *from)
+{
+    if (!to) return NVML_ERROR_INVALID_ARGUMENT;
+    if (strlen(from) >= length) return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) { return text(version, length, DRIVER_VERSION_TEXT); }
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) { return text(version, length, "13." DRIVER_VERSION_TEXT); }
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    if (!version) return NVML_ERROR_INVALID_ARGUMENT;
+    *version = 13000;
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+
+API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *n)
+{
+    if (users == 0) return NVML_ERROR_UNINITIALIZED;
+    if (!n) return NVML_ERROR_INVALID_ARGUMENT;
+    *n = (unsigned int)book_gpus();
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetCount(unsigned int *n) { return nvmlDeviceGetCount_v2(n); }
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    if (users == 0) return NVML_ERROR_UNINITIALIZED;
+    if (!device || index >= (unsigned int)book_gpus()) return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &handles[index];
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device) { return nvmlDeviceGetHandleByIndex_v2(index, device); }
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    if (users == 0) return NVML_ERROR_UNINITIALIZED;
+    if (!uuid || !device) return NVML_ERROR_INVALID_ARGUMENT;
+    for (int i = 0; i < book_gpus(); i++)
+        if (strcmp(uuid, book_gpu(i)->uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned int)i, device);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    NEED(i, uuid);
+    return text(uuid, length, book_gpu(i)->uuid);
+}
+API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    NEED(i, name);
+    return text(name, length, book_gpu(i)->name);
+}
+API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    NEED(i, index);
+    *index = (unsigned int)i;
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) { return nvmlDeviceGetIndex(device, minor); }
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    NEED(i, pci);
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (unsigned int)i + 1;
+    snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m)
+{
+    NEED(i, m);
+    m->total = book_gpu(i)->memory;
+    m->used = book_used(i);
+    m->free = m->total - m->used;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *m)
+{
+    NEED(i, m);
+    if (m->version != NVML_MEMORY_V2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    m->total = book_gpu(i)->memory;
+    m->used = book_used(i);
+    m->reserved = 0;
+    m->free = m->total - m->used;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *m)
+{
+    NEED(i, m);
+    *m = (nvmlBAR1Memory_t){.bar1Total = book_gpu(i)->memory * 2, .bar1Free = book_gpu(i)->memory * 2};
+    return NVML_SUCCESS;
+}
+
+/* processes answers all six calls: with too little room it only says how much is needed. */
+static nvmlReturn_t processes(int gpu, unsigned int *n, void *infos, size_t size)
+{
+    struct book_process list[1024];
+    int found = book_processes(gpu, list, 1024);
+    char *to = infos;
+
+    if (found > 0 && (*n < (unsigned int)found || !infos)) {
+        *n = (unsigned int)found;
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    for (int i = 0; i < found; i++, to += size) {
+        nvmlProcessInfo_v2_t p = {.pid = list[i].pid, .usedGpuMemory = list[i].used, .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
+        memcpy(to, &p, size);
+    }
+    *n = (unsigned int)found;
+    return NVML_SUCCESS;
+}
+
+#define PROCESSES(name, type)                                                                   \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned int *n, type *infos)                    \
+    {                                                                                           \
+        NEED(i, n);                                                                             \
+        return processes(i, n, infos, sizeof *infos);                                           \
+    }
+#define NO_PROCESSES(name, type)                                                                \
+    API nvmlReturn_t name(nvmlDevice_t device, unsigned int *n, type *infos)                    \
+    {                                                                                           \
+        NEED(i, n);                                                                             \
+        (void)infos;                                                                            \
+        *n = 0;                                                                                 \
+        return NVML_SUCCESS;                                                                    \
+    }
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
+
+API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
+{
+    NEED(i, list);
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
+{
+    NEED(i, current && pending);
+    *current = *pending = 0;
+    return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
+{
+    (void)id;
+    if (table) *table = NULL;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* Not NVML's: what the memory of a GPU was at most, in all processes, for tests. */
+API unsigned long long fakedriverPeak(unsigned int gpu) { return book_open() ? book_peak((int)gpu) : ~0ull; }

@@ -1,0 +1,45 @@
+/* The stand-in's objects: what a handle points to, all on one list, so that a handle that is none is noticed. */
+#pragma once
+
+#include "../../shim/cuda_abi.h"
+#include "book.h"
+
+#define API __attribute__((visibility("default")))
+
+enum object_kind {
+    OBJECT_CONTEXT = 1, OBJECT_MEMORY, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_MODULE, OBJECT_BLOCK, OBJECT_MAPPING, OBJECT_POOL,
+    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC,
+};
+
+struct object {
+    enum object_kind kind;
+    struct object *next, *previous;
+};
+
+struct CUctx_st { struct object head; int gpu, device, references; };
+struct CUarray_st { struct object head; CUcontext context; int gpu; uint64_t bytes; };
+
+/* Where memory_new may lay memory: the old entry points have pointers of 32 bits. */
+#define MEMORY_BELOW_4G ((CUdeviceptr)1)
+#define IPC_MAPPED ((CUdeviceptr)1 << 62)
+
+void *object_new(enum object_kind kind, size_t size);
+void object_delete(struct object *o);
+bool object_is(const void *handle, enum object_kind kind);
+
+/* object_find calls match for each object of the kind until it says yes. */
+void *object_find(enum object_kind kind, bool (*match)(void *object, const void *key), const void *key);
+
+/* objects_forget_in_child: a forked child starts with none, and *flag false. */
+void objects_forget_in_child(bool *flag);
+
+bool memory_new(CUcontext context, int gpu, uint64_t bytes, CUdeviceptr *p);
+bool memory_free(CUdeviceptr p);
+bool memory_range(CUdeviceptr p, CUdeviceptr *base, size_t *size);
+void free_context_memory(CUcontext context);
+CUdeviceptr address_new(uint64_t bytes);
+
+bool pool_memory_free(CUdeviceptr p);
+
+int device_gpu(CUdevice d);
+CUcontext device_current(void);

@@ -1,0 +1,263 @@
+/* Streams and stream-ordered memory. A pool grows by chunks and keeps what was freed: it gives back what is above its
+ * threshold at the next synchronisation, as documented. In a capture an allocation is a node of the graph. */
+#include "graphs.h"
+#include "objects.h"
+
+#include <string.h>
+
+#define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
+
+enum { CHUNK = 32 << 20 };
+
+struct CUmemPoolHandle_st { struct object head; int gpu, device; bool host; uint64_t reserved, used, threshold; };
+struct CUstream_st { struct object head; CUcontext context; CUgraph capture; };
+struct pool_memory { struct object head; CUmemoryPool pool; CUdeviceptr address; uint64_t bytes; };
+
+static CUmemoryPool defaults[BOOK_GPUS], chosen[BOOK_GPUS];
+
+static CUmemoryPool pool_new(CUdevice d, bool host)
+{
+    CUmemoryPool p = object_new(OBJECT_POOL, sizeof *p);
+    p->gpu = device_gpu(d);
+    p->device = d;
+    p->host = host;
+    return p;
+}
+
+/* grow makes the pool hold `used` bytes. */
+static bool grow(CUmemoryPool p, uint64_t used)
+{
+    uint64_t more;
+
+    if (used <= p->reserved) return true;
+    more = (used - p->reserved + CHUNK - 1) / CHUNK * CHUNK;
+    if (!p->host && !book_add(p->gpu, BOOK_MEMORY, more)) return false;
+    p->reserved += more;
+    return true;
+}
+
+static void shrink(CUmemoryPool p, uint64_t keep)
+{
+    uint64_t want = keep > p->used ? keep : p->used;
+
+    want = (want + CHUNK - 1) / CHUNK * CHUNK;
+    if (want >= p->reserved) return;
+    if (!p->host) book_sub(p->gpu, BOOK_MEMORY, p->reserved - want);
+    p->reserved = want;
+}
+
+static bool shrink_to_threshold(void *pool, const void *unused)
+{
+    CUmemoryPool p = pool;
+    (void)unused;
+    if (p->reserved > p->threshold) shrink(p, p->threshold);
+    return false; /* on to the next */
+}
+static void synchronised(void) { object_find(OBJECT_POOL, shrink_to_threshold, NULL); }
+
+API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *p, CUdevice d)
+{
+    CHECK(p, CUDA_ERROR_INVALID_VALUE);
+    CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    if (!object_is(defaults[d], OBJECT_POOL)) defaults[d] = pool_new(d, false);
+    *p = defaults[d];
+    return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetMemPool(CUmemoryPool *p, CUdevice d)
+{
+    CUresult r = cuDeviceGetDefaultMemPool(p, d);
+    if (r == CUDA_SUCCESS && object_is(chosen[d], OBJECT_POOL)) *p = chosen[d];
+    return r;
+}
+API CUresult cuDeviceSetMemPool(CUdevice d, CUmemoryPool p)
+{
+    CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    CHECK(object_is(p, OBJECT_POOL) && p->device == d, CUDA_ERROR_INVALID_VALUE);
+    chosen[d] = p;
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *props)
+{
+    bool host;
+    CHECK(p && props, CUDA_ERROR_INVALID_VALUE);
+    host = props->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+    CHECK(host || device_gpu(props->location.id) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    *p = pool_new(host ? 0 : props->location.id, host);
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
+{
+    CHECK(object_is(p, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
+    shrink(p, keep);
+    return CUDA_SUCCESS;
+}
+
+static bool in_pool(void *m, const void *pool) { return ((struct pool_memory *)m)->pool == pool; }
+
+API CUresult cuMemPoolDestroy(CUmemoryPool p)
+{
+    struct pool_memory *m;
+
+    CHECK(object_is(p, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
+    while ((m = object_find(OBJECT_POOL_MEMORY, in_pool, p))) object_delete(&m->head);
+    p->used = 0;
+    shrink(p, 0);
+    object_delete(&p->head);
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolSetAttribute(CUmemoryPool p, int attribute, void *value)
+{
+    CHECK(object_is(p, OBJECT_POOL) && value, CUDA_ERROR_INVALID_VALUE);
+    if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) memcpy(&p->threshold, value, sizeof p->threshold);
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value)
+{
+    uint64_t answer;
+    CHECK(object_is(p, OBJECT_POOL) && value, CUDA_ERROR_INVALID_VALUE);
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: answer = p->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: answer = p->reserved; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: answer = p->used; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    memcpy(value, &answer, sizeof answer);
+    return CUDA_SUCCESS;
+}
+
+/* ---- streams ---- */
+
+static bool special(CUstream s) { return !s || s == CU_STREAM_LEGACY || s == CU_STREAM_PER_THREAD; }
+static CUcontext context_of(CUstream s) { return special(s) ? device_current() : object_is(s, OBJECT_STREAM) ? s->context : NULL; }
+
+API CUresult cuStreamCreate(CUstream *s, unsigned int flags)
+{
+    (void)flags;
+    CHECK(s, CUDA_ERROR_INVALID_VALUE);
+    CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
+    *s = object_new(OBJECT_STREAM, sizeof **s);
+    (*s)->context = device_current();
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamDestroy_v2(CUstream s)
+{
+    CHECK(!special(s) && object_is(s, OBJECT_STREAM), CUDA_ERROR_INVALID_HANDLE);
+    object_delete(&s->head);
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamGetCtx(CUstream s, CUcontext *c)
+{
+    CHECK(c, CUDA_ERROR_INVALID_VALUE);
+    *c = context_of(s);
+    return *c ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+API CUresult cuStreamSynchronize(CUstream s)
+{
+    CHECK(context_of(s), CUDA_ERROR_INVALID_HANDLE);
+    synchronised();
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
+API CUresult cuCtxSynchronize(void)
+{
+    CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
+    synchronised();
+    return CUDA_SUCCESS;
+}
+API CUresult cuEventCreate(CUevent *e, unsigned int flags)
+{
+    (void)flags;
+    CHECK(e, CUDA_ERROR_INVALID_VALUE);
+    *e = object_new(OBJECT_EVENT, sizeof(struct object));
+    return CUDA_SUCCESS;
+}
+API CUresult cuEventSynchronize(CUevent e)
+{
+    CHECK(object_is(e, OBJECT_EVENT), CUDA_ERROR_INVALID_HANDLE);
+    synchronised();
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamIsCapturing(CUstream s, int *status)
+{
+    CHECK(status, CUDA_ERROR_INVALID_VALUE);
+    *status = !special(s) && object_is(s, OBJECT_STREAM) && s->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamBeginCapture_v2(CUstream s, int mode)
+{
+    (void)mode;
+    CHECK(!special(s) && object_is(s, OBJECT_STREAM) && !s->capture, CUDA_ERROR_INVALID_VALUE);
+    s->capture = graph_new();
+    return CUDA_SUCCESS;
+}
+API CUresult cuStreamEndCapture(CUstream s, CUgraph *g)
+{
+    CHECK(g && object_is(s, OBJECT_STREAM) && s->capture, CUDA_ERROR_INVALID_VALUE);
+    *g = s->capture;
+    s->capture = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* ---- stream-ordered memory ---- */
+
+static CUresult take(CUdeviceptr *p, size_t bytes, CUmemoryPool pool)
+{
+    struct pool_memory *m;
+
+    CHECK(p && bytes, CUDA_ERROR_INVALID_VALUE);
+    CHECK(grow(pool, pool->used + bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    pool->used += bytes;
+    m = object_new(OBJECT_POOL_MEMORY, sizeof *m);
+    m->pool = pool;
+    m->bytes = bytes;
+    m->address = *p = address_new(bytes);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
+{
+    CHECK(object_is(pool, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
+    CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
+    if (!special(s) && s->capture) return graph_add_memory(s->capture, pool->device, bytes, p);
+    return take(p, bytes, pool);
+}
+API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
+{
+    CUmemoryPool pool;
+
+    CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
+    if (!special(s) && s->capture) return graph_add_memory(s->capture, s->context->device, bytes, p);
+    cuDeviceGetMemPool(&pool, context_of(s)->device);
+    return take(p, bytes, pool);
+}
+
+static bool at(void *m, const void *p) { return ((struct pool_memory *)m)->address == *(const CUdeviceptr *)p; }
+
+bool pool_memory_free(CUdeviceptr p)
+{
+    struct pool_memory *m = object_find(OBJECT_POOL_MEMORY, at, &p);
+
+    if (!m) return false;
+    m->pool->used -= m->bytes;
+    object_delete(&m->head);
+    return true;
+}
+
+API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s)
+{
+    CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
+    if (!special(s) && s->capture) return graph_memory(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return pool_memory_free(p) || memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(p, n, pool, s); }
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t n, CUstream s) { return cuMemAllocAsync(p, n, s); }
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return cuMemFreeAsync(p, s); }
+
+API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p)
+{
+    const struct pool_memory *m = object_find(OBJECT_POOL_MEMORY, at, &p);
+
+    CHECK(value && m && attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, CUDA_ERROR_INVALID_VALUE);
+    *(CUmemoryPool *)value = m->pool;
+    return CUDA_SUCCESS;
+}
