@@ -32,6 +32,7 @@ var layers = map[string][]string{
 	"internal/gpu/simulated": {"internal/grant", "internal/host"},
 	"internal/gpu/nvml":      {"internal/grant", "internal/host"},
 	"internal/gpu/driver":    {"internal/grant", "internal/host"},
+	"internal/limits":        {"internal/grant", "internal/host"},
 	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
 	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
 		"internal/edit", "internal/ledger", "internal/gpu", "internal/layout"},

@@ -1,0 +1,266 @@
+package limits
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+const (
+	uuid0 = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
+	uuid1 = "MIG-00000000-fa4e-d41e-0000-0000000000ff"
+)
+
+func shares(first, second grant.Bytes) []grant.Share {
+	return []grant.Share{{UUID: uuid0, Memory: first}, {UUID: uuid1, Memory: second}}
+}
+
+// TestTheLayoutIsTheShims compiles shim/record.h and compares what the compiler says of it with what is written here.
+func TestTheLayoutIsTheShims(t *testing.T) {
+	var r record
+	var d device
+	var h head
+	var s slot
+	var ours, c strings.Builder
+	c.WriteString("#include <stddef.h>\n#include <stdio.h>\n#include \"record.h\"\nint main(void) {\n")
+	same := func(expression string, value uint64) {
+		fmt.Fprintf(&c, "printf(\"%s=%%llu\\n\", (unsigned long long)(%s));\n", expression, expression)
+		fmt.Fprintf(&ours, "%s=%d\n", expression, value)
+	}
+	field := func(structure, name string, offset uintptr) {
+		same(fmt.Sprintf("offsetof(struct %s, %s)", structure, name), uint64(offset))
+	}
+	same("RECORD_LIMITS_MAGIC", limitsMagic)
+	same("RECORD_REGION_MAGIC", regionMagic)
+	same("RECORD_VERSION", version)
+	same("RECORD_DEVICES", MaxDevices)
+	same("RECORD_SLOTS", slots)
+	same("RECORD_PAGE", page)
+	same("RECORD_REGION_SIZE", regionSize)
+	same("RECORD_SLOT(7)", page+7*slotSize)
+	same("sizeof(struct record_device)", uint64(unsafe.Sizeof(d)))
+	field("record_device", "uuid", unsafe.Offsetof(d.UUID))
+	field("record_device", "bytes", unsafe.Offsetof(d.Bytes))
+	field("record_device", "overhead", unsafe.Offsetof(d.Overhead))
+	same("sizeof(struct record_limits)", uint64(unsafe.Sizeof(r)))
+	field("record_limits", "magic", unsafe.Offsetof(r.Magic))
+	field("record_limits", "version", unsafe.Offsetof(r.Version))
+	field("record_limits", "devices", unsafe.Offsetof(r.Devices))
+	field("record_limits", "id", unsafe.Offsetof(r.ID))
+	field("record_limits", "generation", unsafe.Offsetof(r.Generation))
+	field("record_limits", "device", unsafe.Offsetof(r.Device))
+	same("sizeof(struct record_head)", uint64(unsafe.Sizeof(h)))
+	field("record_head", "magic", unsafe.Offsetof(h.Magic))
+	field("record_head", "version", unsafe.Offsetof(h.Version))
+	field("record_head", "devices", unsafe.Offsetof(h.Devices))
+	field("record_head", "id", unsafe.Offsetof(h.ID))
+	field("record_head", "slots", unsafe.Offsetof(h.Slots))
+	field("record_head", "slot_size", unsafe.Offsetof(h.SlotSize))
+	field("record_head", "high", unsafe.Offsetof(h.High))
+	same("sizeof(struct record_slot)", uint64(unsafe.Sizeof(s)))
+	field("record_slot", "used", unsafe.Offsetof(s.Used))
+	field("record_slot", "pid", unsafe.Offsetof(s.PID))
+	field("record_slot", "claims", unsafe.Offsetof(s.Claims))
+	c.WriteString("}\n")
+
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "layout.c"), []byte(c.String()))
+	if out, err := exec.Command("cc", "-Wall", "-Werror", "-I../../shim", "-o", dir+"/layout", dir+"/layout.c").CombinedOutput(); err != nil {
+		t.Fatalf("cannot compile: %v\n%s", err, out)
+	}
+	out, err := exec.Command(dir + "/layout").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(out) != ours.String() {
+		t.Errorf("C says\n%s\nGo says\n%s", out, ours.String())
+	}
+}
+
+func put(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ensure(t *testing.T, dir string, s []grant.Share) {
+	t.Helper()
+	if err := Ensure(dir, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, dir string) *Limits {
+	t.Helper()
+	l, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	return l
+}
+
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
+
+func TestEnsureMakesBothFilesForAnyUser(t *testing.T) {
+	dir := t.TempDir()
+	defer unix.Umask(unix.Umask(0o077))
+	ensure(t, dir, shares(4*grant.GiB, grant.MiB))
+	for name, mode := range map[string]os.FileMode{LimitsFile: 0o444, RegionFile: 0o666} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v %v", name, info.Mode(), err)
+		}
+	}
+	r := open(t, dir).record
+	if r.Devices != 2 || r.Generation != 1 || r.Device[0].Bytes != 4<<30 || r.Device[1].Bytes != 1<<20 || r.Device[0].UUID[0] != 0xec || r.Device[1].UUID[15] != 0xff {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// TestAChangeIsSeenThroughTheOldFile: a container's mount shows the file that was there when it started.
+func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(4*grant.GiB, grant.GiB))
+	container := open(t, dir)
+	region := inode(t, filepath.Join(dir, RegionFile))
+
+	ensure(t, dir, shares(2*grant.GiB, grant.GiB))
+	if got := container.record.Device[0].Bytes; got != 2<<30 || container.record.Generation != 2 {
+		t.Errorf("after Ensure: %d bytes, generation %d", got, container.record.Generation)
+	}
+	l := open(t, dir)
+	for _, err := range []error{l.SetBytes(uuid1, 3*grant.GiB), l.SetOverhead(uuid1, 500*grant.MiB)} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if d := container.record.Device[1]; d.Bytes != 3<<30 || d.Overhead != 500<<20 || container.record.Generation != 4 {
+		t.Errorf("after the setters: %+v, generation %d", d, container.record.Generation)
+	}
+	if inode(t, filepath.Join(dir, RegionFile)) != region {
+		t.Error("the region is another file: its users are forgotten")
+	}
+	if err := l.SetBytes("GPU-00000000-0000-0000-0000-000000000000", 1); err == nil || !strings.Contains(err.Error(), "does not have it") {
+		t.Errorf("a device that is not granted: %v", err)
+	}
+}
+
+func TestEnsureReplacesWhatIsNotTheGrants(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, dir string){
+		"other devices": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },
+		"half a file":   func(t *testing.T, dir string) { put(t, filepath.Join(dir, LimitsFile), make([]byte, 100)) },
+		"no magic":      func(t *testing.T, dir string) { put(t, filepath.Join(dir, LimitsFile), make([]byte, page)) },
+		"a region only": func(t *testing.T, dir string) { put(t, filepath.Join(dir, RegionFile), []byte("x")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			spoil(t, dir)
+			ensure(t, dir, shares(7, 8))
+			if r := open(t, dir).record; r.Devices != 2 || r.Device[1].Bytes != 8 {
+				t.Errorf("got %+v", r)
+			}
+			if _, err := Use(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestWhatTheShimCannotLimitIsRefused(t *testing.T) {
+	for name, s := range map[string][]grant.Share{
+		"no device":        nil,
+		"too many devices": make([]grant.Share, MaxDevices+1),
+		"an old MIG name":  {{UUID: "MIG-GPU-ec6f3a93-0db3-4679-0464-05f9944454e7/1/0"}},
+		"no UUID":          {{UUID: "GPU-standin-0"}},
+		"no digits":        {{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454eX"}},
+	} {
+		dir := t.TempDir()
+		if err := Ensure(dir, s); err == nil || !strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if files, _ := os.ReadDir(dir); len(files) > 0 {
+			t.Errorf("%s: it left %v", name, files)
+		}
+	}
+}
+
+// write puts a slot into the region as a process does.
+func write(t *testing.T, f *os.File, i int, s slot) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.NativeEndian, s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(b.Bytes(), int64(page+i*slotSize)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUse: only a slot whose lock is held counts, only as far as the head says, and nothing is changed.
+func TestUse(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(1<<30, 1<<30))
+	path := filepath.Join(dir, RegionFile)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for i, pid := range []uint32{11, 12, 13, 14} {
+		write(t, f, i, slot{Used: [MaxDevices]uint64{uint64(i) * 10, 5}, PID: pid})
+	}
+	write(t, f, 2, slot{PID: 13}) // uses nothing
+	for _, i := range []int64{0, 2, 3} {
+		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: i, Len: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	high := func(n uint32) {
+		if _, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, n), int64(unsafe.Offsetof(head{}.High))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		high uint32
+		want []Process
+	}{
+		{0, nil},
+		{3, []Process{{11, []grant.Bytes{0, 5}}}},
+		{1 << 31, []Process{{11, []grant.Bytes{0, 5}}, {14, []grant.Bytes{30, 5}}}},
+	} {
+		high(tt.high)
+		before, _ := os.ReadFile(path)
+		got, err := Use(dir)
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("high %d: got %v %v, want %v", tt.high, got, err, tt.want)
+		}
+		if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+			t.Error("reading changed the region")
+		}
+	}
+	if err := os.Truncate(path, page); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Use(dir); err == nil {
+		t.Error("a region that the container truncated was read")
+	}
+}

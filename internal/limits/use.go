@@ -1,0 +1,65 @@
+package limits
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Process is one process of the grant's containers that uses memory.
+type Process struct {
+	PID  int           // as the process sees itself, in its own pid namespace
+	Used []grant.Bytes // by the order of the grant's devices
+}
+
+// Use reads what the processes that are alive say they use. The container can write anything there: it is for reports, never for
+// a decision. It is read, not mapped, because the container could truncate a mapping away.
+func Use(dir string) ([]Process, error) {
+	path := filepath.Join(dir, RegionFile)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data := make([]byte, regionSize)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, fmt.Errorf("cannot read %s: %w", path, err)
+	}
+	var h head
+	if err := decode(data, &h); err != nil || h.Magic != regionMagic || h.Version != version || h.Devices > MaxDevices {
+		return nil, fmt.Errorf("cannot read %s: it is no accounting region of version %d", path, version)
+	}
+	var processes []Process
+	for i := range min(int(h.High), slots) {
+		var s slot
+		if err := decode(data[page+i*slotSize:], &s); err != nil {
+			return nil, fmt.Errorf("cannot read %s: %w", path, err)
+		}
+		if s.Used == [MaxDevices]uint64{} || !held(f, i) {
+			continue
+		}
+		p := Process{PID: int(s.PID)}
+		for _, used := range s.Used[:h.Devices] {
+			p.Used = append(p.Used, grant.Bytes(used))
+		}
+		processes = append(processes, p)
+	}
+	return processes, nil
+}
+
+func decode(data []byte, v any) error {
+	return binary.Read(bytes.NewReader(data), binary.NativeEndian, v)
+}
+
+// held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking takes no lock.
+func held(f *os.File, slot int) bool {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(slot), Len: 1}
+	return unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
+}

@@ -1,0 +1,28 @@
+#!/bin/bash
+# build.sh DIR: the two proxy libraries in DIR. CC and CFLAGS are obeyed, so that another architecture or a sanitizer can be had.
+#
+# What is needed is the real library's absolute path in the container, so a stand-in with that name is linked against.
+# An old glibc must do: libdl is needed by name, because before 2.34 dlopen is there.
+set -euo pipefail
+out=$1
+src=$(dirname "$(readlink -f "$0")")
+cc=${CC:-cc}
+mkdir -p "$out"
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+read -ra flags <<<"${CFLAGS:--O2 -g}"
+flags+=(-std=gnu11 -Wall -Wextra -Wshadow -Werror -fPIC -fvisibility=hidden)
+
+# proxy NAME REAL SOURCE...
+proxy() {
+  local name=$1 real=$2
+  shift 2
+  : | $cc -shared -nostdlib -Wl,-soname,"$real" -o "$tmp/real.so" -x c -
+  $cc "${flags[@]}" -shared -o "$tmp/$name" "${@/#/$src/}" \
+    -Wl,-soname,"$name" -Wl,--version-script,"$src/${name%.so.1}.map" -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,defs \
+    -Wl,--no-as-needed "$tmp/real.so" -l:libdl.so.2
+  mv "$tmp/$name" "$out/$name" # never into a file that somebody has mapped
+}
+place() { sed -n "s|^#define $1 PLACE \"\(.*\)\"|/run/gpuledger/\1|p" "$src/place.h"; }
+proxy libcuda.so.1 "$(place PLACE_LIBCUDA)" cuda.c cuda_memory.c cuda_virtual.c cuda_pools.c cuda_graphs.c track.c account.c os.c
+proxy libnvidia-ml.so.1 "$(place PLACE_LIBNVML)" nvml.c account.c os.c

@@ -1,0 +1,224 @@
+/* Plain, pitched and managed memory, and arrays. */
+#include "cuda.h"
+
+static struct track pointer(const struct place *p, uint64_t bytes)
+{
+    return (struct track){.kind = TRACK_POINTER, .device = (int8_t)p->device, .context = p->context, .bytes = bytes};
+}
+
+static void undo_pointer(uint64_t p) { REAL(cuMemFree_v2)(p); }
+static void undo_pointer_v1(uint64_t p) { REAL(cuMemFree)((CUdeviceptr_v1)p); }
+
+/* start counts an allocation in the current context. Without a context the driver's own error is the answer. */
+static CUresult start(struct track *t, uint64_t bytes)
+{
+    struct place p;
+    CUresult r = place_current(&p);
+
+    if (r != CUDA_SUCCESS) return r;
+    *t = pointer(&p, bytes);
+    return account_take(p.device, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Where the driver will refuse the arguments nothing is counted: the answer is the driver's. */
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
+{
+    struct track t;
+    CUresult r;
+
+    if (!p || !bytes) return REAL(cuMemAlloc_v2)(p, bytes);
+    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    r = REAL(cuMemAlloc_v2)(p, bytes);
+    t.key = *p;
+    return keep(r, &t, undo_pointer);
+}
+API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
+{
+    struct track t;
+    CUresult r;
+
+    if (!p || !bytes) return REAL(cuMemAlloc)(p, bytes);
+    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    r = REAL(cuMemAlloc)(p, bytes);
+    t.key = *p;
+    return keep(r, &t, undo_pointer_v1);
+}
+API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
+{
+    struct track t;
+    CUresult r;
+
+    if (!p || !bytes) return REAL(cuMemAllocManaged)(p, bytes, flags);
+    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    r = REAL(cuMemAllocManaged)(p, bytes, flags);
+    t.key = *p;
+    return keep(r, &t, undo_pointer);
+}
+
+/* pitched is the size of rows that are padded to 512 bytes, which is what drivers do; the largest number if there is none. */
+static uint64_t pitched(uint64_t width, uint64_t height)
+{
+    uint64_t bytes;
+    if (width > UINT64_MAX - 511 || __builtin_mul_overflow((width + 511) & ~UINT64_C(511), height, &bytes)) return UINT64_MAX;
+    return bytes;
+}
+
+/* recount makes the count agree with the pitch that the driver chose. False: that does not fit. */
+static bool recount(struct track *t, uint64_t bytes)
+{
+    if (bytes > t->bytes && !account_take(t->device, bytes - t->bytes)) return false;
+    if (bytes < t->bytes) account_give(t->device, t->bytes - bytes);
+    t->bytes = bytes;
+    return true;
+}
+
+API CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    struct track t;
+    CUresult r;
+
+    if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
+    if ((r = start(&t, pitched(width, height))) != CUDA_SUCCESS) return r;
+    r = REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
+    t.key = *p;
+    if (r == CUDA_SUCCESS && !recount(&t, *pitch * height)) {
+        undo_pointer(*p);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return keep(r, &t, undo_pointer);
+}
+API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
+{
+    struct track t;
+    CUresult r;
+
+    if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch)(p, pitch, width, height, element);
+    if ((r = start(&t, pitched(width, height))) != CUDA_SUCCESS) return r;
+    r = REAL(cuMemAllocPitch)(p, pitch, width, height, element);
+    t.key = *p;
+    if (r == CUDA_SUCCESS && !recount(&t, (uint64_t)*pitch * height)) {
+        undo_pointer_v1(*p);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return keep(r, &t, undo_pointer_v1);
+}
+
+/* An entry goes before the driver frees, because the driver may give the address to another thread at once. A pointer that we
+ * don't know is the driver's affair. */
+static void forget_pointer(uint64_t p, struct track *t)
+{
+    if (!track_remove(TRACK_POINTER, p, t)) track_remove(TRACK_POOLED, p, t);
+}
+
+static CUresult freed(CUresult r, const struct track *t)
+{
+    struct track old;
+
+    if (r != CUDA_SUCCESS && t->kind) track_put(t, &old);
+    else if (t->kind == TRACK_POOLED) pool_release(t), pools_settle();
+    else give(t);
+    return r;
+}
+
+API CUresult cuMemFree_v2(CUdeviceptr p)
+{
+    struct track t;
+    forget_pointer(p, &t);
+    return freed(REAL(cuMemFree_v2)(p), &t);
+}
+API CUresult cuMemFree(CUdeviceptr_v1 p)
+{
+    struct track t;
+    forget_pointer(p, &t);
+    return freed(REAL(cuMemFree)(p), &t);
+}
+
+/* ---- arrays ---- */
+
+/* element_bytes is the size of an element with all its channels. The formats are those of the documented enum; of one
+ * that is newer the largest size there is is assumed. */
+static uint64_t element_bytes(int format, unsigned int channels)
+{
+    switch (format) {
+    case 0x01: case 0x08: return channels;          /* 8 bits */
+    case 0x02: case 0x09: case 0x10: return 2 * channels;
+    case 0x03: case 0x0a: case 0x20: return 4 * channels;
+    default: return 16;
+    }
+}
+
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(a, b ? b : 1, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    uint64_t sum = 0, element = element_bytes(d->Format, d->NumChannels);
+    bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+
+    if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) return 0;
+    for (unsigned int l = 0; l < levels && l < 64; l++) {
+        uint64_t area = times(times(d->Width >> l ? d->Width >> l : 1, d->Height >> l), layers ? d->Depth : d->Depth >> l);
+        if (__builtin_add_overflow(sum, times(area, element), &sum)) return UINT64_MAX;
+    }
+    return sum;
+}
+
+static void undo_array(uint64_t a) { REAL(cuArrayDestroy)((CUarray)(uintptr_t)a); }
+static void undo_mipmap(uint64_t a) { REAL(cuMipmappedArrayDestroy)((CUmipmappedArray)(uintptr_t)a); }
+
+static CUresult array_start(struct track *t, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    CUresult r = start(t, array_bytes(d, levels));
+    t->kind = TRACK_ARRAY;
+    return r;
+}
+
+static CUresult array_keep(CUresult r, struct track *t, const void *array, void (*undo)(uint64_t))
+{
+    t->key = (uint64_t)(uintptr_t)array;
+    return keep(r, t, undo);
+}
+
+#define ARRAY(function, type, depth, flags)                                                                            \
+    API CUresult function(CUarray *a, const type *d)                                                                   \
+    {                                                                                                                  \
+        struct track t;                                                                                                \
+        CUresult r;                                                                                                    \
+        if (!a || !d) return REAL(function)(a, d);                                                                     \
+        r = array_start(&t, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, depth, d->Format, d->NumChannels, flags}, 1); \
+        if (r != CUDA_SUCCESS) return r;                                                                               \
+        r = REAL(function)(a, d);                                                                                      \
+        return array_keep(r, &t, *a, undo_array);                                                                      \
+    }
+ARRAY(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, 0, 0)
+ARRAY(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, 0, 0)
+ARRAY(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, d->Depth, d->Flags)
+ARRAY(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, d->Depth, d->Flags)
+
+API CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    struct track t;
+    CUresult r;
+
+    if (!a || !d) return REAL(cuMipmappedArrayCreate)(a, d, levels);
+    if ((r = array_start(&t, d, levels)) != CUDA_SUCCESS) return r;
+    r = REAL(cuMipmappedArrayCreate)(a, d, levels);
+    return array_keep(r, &t, *a, undo_mipmap);
+}
+
+API CUresult cuArrayDestroy(CUarray a)
+{
+    struct track t;
+    track_remove(TRACK_ARRAY, (uint64_t)(uintptr_t)a, &t);
+    return freed(REAL(cuArrayDestroy)(a), &t);
+}
+API CUresult cuMipmappedArrayDestroy(CUmipmappedArray a)
+{
+    struct track t;
+    track_remove(TRACK_ARRAY, (uint64_t)(uintptr_t)a, &t);
+    return freed(REAL(cuMipmappedArrayDestroy)(a), &t);
+}

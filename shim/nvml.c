@@ -1,0 +1,161 @@
+/* The proxy of libnvidia-ml: it tells a container of its grant instead of the GPU. NVML allocates nothing, so where the
+ * account can't be read the reports fail and nothing else does. */
+#include "account.h"
+#include "nvml_abi.h"
+#include "nvml_entries.h"
+#include "os.h"
+#include "place.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+
+/* The prototypes, of which process lists have two kinds: structures with and without the MIG instance. */
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
+API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list);
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length);
+#define LISTS(ROW)                                                       \
+    ROW(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)      \
+    ROW(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)   \
+    ROW(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, true)   \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)    \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, false) \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t, false) \
+    ROW(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)  \
+    ROW(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, false) \
+    ROW(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, false)
+#define PROTOTYPE(name, type, ours) API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos);
+LISTS(PROTOTYPE)
+
+static nvmlReturn_t absent(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
+
+#define REAL(f) ((__typeof__(f) *)real_address(real_##f))
+#define REAL_ROW(name, how, why) real_##name,
+#define REAL_USED(name) real_##name,
+enum { NVML_WRAPPED(REAL_ROW) NVML_USED(REAL_USED) real_count };
+#define NAME_ROW(name, how, why) #name,
+#define NAME_USED(name) #name,
+static const char *const names[real_count] = {NVML_WRAPPED(NAME_ROW) NVML_USED(NAME_USED)};
+
+static void *real_address(int entry)
+{
+    static void *found[real_count];
+    void *f = __atomic_load_n(&found[entry], __ATOMIC_RELAXED), *lib;
+
+    if (f) return f;
+    lib = os_library(PLACE_LIBNVML);
+    f = lib ? os_symbol(lib, names[entry]) : NULL;
+    if (!f) f = (void *)absent;
+    __atomic_store_n(&found[entry], f, __ATOMIC_RELAXED);
+    return f;
+}
+
+static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
+
+/* parse_uuid reads GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or the same with MIG. */
+static bool parse_uuid(const char *text, uint8_t uuid[16])
+{
+    if (strncmp(text, "GPU-", 4) != 0 && strncmp(text, "MIG-", 4) != 0) return false;
+    text += 4;
+    for (int i = 0; i < 16; i++, text += 2) {
+        int high, low;
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            if (*text++ != '-') return false;
+        if ((high = digit(text[0])) < 0 || (low = digit(text[1])) < 0) return false;
+        uuid[i] = (uint8_t)(high << 4 | low);
+    }
+    return *text == 0;
+}
+
+/* device_of: -1 is a GPU that is not in the grant: nothing of it is the container's. */
+static nvmlReturn_t device_of(nvmlDevice_t handle, int *device)
+{
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    uint8_t uuid[16];
+    nvmlReturn_t r = REAL(nvmlDeviceGetUUID)(handle, text, sizeof text);
+
+    if (r != NVML_SUCCESS) return r;
+    if (!account_open(PLACE_LIMITS, PLACE_REGION)) return NVML_ERROR_NO_PERMISSION;
+    *device = parse_uuid(text, uuid) ? account_device(uuid) : -1;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t look(nvmlDevice_t handle, struct account_view *v)
+{
+    int device;
+    nvmlReturn_t r = device_of(handle, &device);
+
+    if (r == NVML_SUCCESS) *v = account_look(device);
+    return r;
+}
+
+/* The driver is asked first: it knows which arguments are wrong. */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    struct account_view v;
+    nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
+
+    if (r != NVML_SUCCESS || !memory) return r;
+    memset(memory, 0, sizeof *memory);
+    if ((r = look(device, &v)) != NVML_SUCCESS) return r;
+    *memory = (nvmlMemory_t){.total = v.total, .free = v.free, .used = v.used};
+    return r;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    struct account_view v;
+    nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+
+    if (r != NVML_SUCCESS || !memory) return r;
+    *memory = (nvmlMemory_v2_t){.version = memory->version};
+    if ((r = look(device, &v)) != NVML_SUCCESS) return r;
+    memory->total = v.total;
+    memory->free = v.free;
+    memory->used = v.used;
+    return r;
+}
+
+/* list answers as NVML does: too little room is an error that says how much is needed. */
+static nvmlReturn_t list(nvmlDevice_t handle, unsigned int *count, void *infos, size_t size, bool ours)
+{
+    static const unsigned int most = 1024;
+    int device;
+    nvmlReturn_t r = device_of(handle, &device);
+    unsigned int found, room = infos ? *count : 0;
+    struct account_process *all;
+    char *to = infos;
+
+    if (r != NVML_SUCCESS) return r;
+    all = os_pages(most * sizeof *all);
+    if (!all) return NVML_ERROR_INSUFFICIENT_SIZE;
+    found = ours ? account_processes(device, all, most) : 0;
+    *count = found;
+    for (unsigned int i = 0; i < found && found <= room; i++, to += size) {
+        nvmlProcessInfo_v2_t p = {.pid = all[i].pid, .usedGpuMemory = all[i].used, .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
+        memcpy(to, &p, size);
+    }
+    os_pages_free(all, most * sizeof *all);
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* The driver's own list is asked for its length only: whether it can be had at all. */
+#define LIST(name, type, ours)                                                                  \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                    \
+    {                                                                                           \
+        unsigned int none = 0;                                                                  \
+        nvmlReturn_t r = REAL(name)(device, count ? &none : NULL, NULL);                        \
+        if (!count || (r != NVML_SUCCESS && r != NVML_ERROR_INSUFFICIENT_SIZE)) return r;       \
+        return list(device, count, infos, sizeof *infos, ours);                                 \
+    }
+LISTS(LIST)
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
+{
+    nvmlReturn_t r = REAL(nvmlDeviceGetRunningProcessDetailList)(device, NULL);
+
+    (void)list;
+    return r == NVML_SUCCESS || r == NVML_ERROR_INVALID_ARGUMENT ? NVML_ERROR_NOT_SUPPORTED : r;
+}

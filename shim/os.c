@@ -1,0 +1,116 @@
+#define _GNU_SOURCE
+#include "os.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The oldest version of each symbol that changed its version after glibc 2.17 (fstat and dlopen did in 2.33 and 2.34):
+ * fstat is avoided, dlopen and dlsym are asked for by their first version. arm64 began with 2.17. */
+#if defined __x86_64__
+#define FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined __aarch64__
+#define FIRST_GLIBC "GLIBC_2.17"
+#else
+#error "the proxies are for x86-64 and arm64"
+#endif
+void *first_dlopen(const char *, int);
+void *first_dlsym(void *, const char *);
+__asm__(".symver first_dlopen, dlopen@" FIRST_GLIBC);
+__asm__(".symver first_dlsym, dlsym@" FIRST_GLIBC);
+
+#ifndef F_OFD_SETLK
+#define F_OFD_SETLK 37
+#endif
+
+static bool has(int fd, size_t size)
+{
+    off_t end = lseek(fd, 0, SEEK_END);
+    return end >= 0 && (uint64_t)end >= size;
+}
+
+const void *os_map_limits(const char *path, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    void *p = MAP_FAILED;
+
+    if (fd < 0) return NULL;
+    if (has(fd, size)) p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+int os_open_region(const char *path, size_t size)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd >= 0 && !has(fd, size)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+void *os_map_region(int fd, size_t size)
+{
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    if (p == MAP_FAILED) return NULL;
+    if (madvise(p, size, MADV_DONTFORK) == 0) return p;
+    munmap(p, size); /* a child would hold the parent's lock */
+    return NULL;
+}
+
+void os_close(int fd) { close(fd); }
+
+bool os_lock(int fd, uint64_t byte)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    int r;
+
+    do r = fcntl(fd, F_OFD_SETLK, &l);
+    while (r < 0 && errno == EINTR);
+    return r == 0;
+}
+
+void *os_pages(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+void os_pages_free(void *pages, size_t bytes) { munmap(pages, bytes); }
+uint32_t os_pid(void) { return (uint32_t)getpid(); }
+
+void os_pause(unsigned int microseconds)
+{
+    struct timespec t = {.tv_nsec = (long)microseconds * 1000};
+    nanosleep(&t, NULL);
+}
+
+bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void))
+{
+    return pthread_atfork(before, in_parent, in_child) == 0;
+}
+
+/* The library was loaded with us, as what we need. */
+void *os_library(const char *path) { return first_dlopen(path, RTLD_LAZY | RTLD_NOLOAD); }
+void *os_symbol(void *library, const char *name) { return first_dlsym(library, name); }
+
+/* Spinning is for the case that the holder runs on another CPU, yielding for that it waits for this one, and sleeping for
+ * that it has a lower priority than we do, so that yielding never lets it run. */
+void os_spin_lock(struct os_spin *s)
+{
+    for (unsigned int i = 0; __atomic_exchange_n(&s->held, 1, __ATOMIC_ACQUIRE); i++)
+        if (i >= 1000)
+            os_pause(50);
+        else if (i >= 100)
+            sched_yield();
+}
+
+void os_spin_unlock(struct os_spin *s) { __atomic_store_n(&s->held, 0, __ATOMIC_RELEASE); }

@@ -1,0 +1,37 @@
+/* All that the proxies ask of the kernel and the C library beyond plain C, in one place. Nothing here prints, exits,
+ * starts a thread or touches a signal. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* os_map_limits maps the first `size` bytes of a file for reading; NULL if it has fewer or can't be read. */
+const void *os_map_limits(const char *path, size_t size);
+
+/* os_open_region opens for reading, writing and locking, -1 on failure. os_map_region maps all `size` bytes; a forked child
+ * does not inherit the mapping. */
+int os_open_region(const char *path, size_t size);
+void *os_map_region(int fd, size_t size);
+void os_close(int fd);
+
+/* os_lock takes the OFD lock on one byte without waiting. The lock belongs to the open file: it goes with the last of
+ * its descriptors and mappings. */
+bool os_lock(int fd, uint64_t byte);
+
+/* os_pages gives zeroed memory of our own, NULL if there is none: malloc is the program's, and may be anything. */
+void *os_pages(size_t bytes);
+void os_pages_free(void *pages, size_t bytes);
+
+uint32_t os_pid(void);
+void os_pause(unsigned int microseconds);
+bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+
+/* os_library opens a library that is loaded already; os_symbol finds a function in it and what it needs. */
+void *os_library(const char *path);
+void *os_symbol(void *library, const char *name);
+
+/* A lock between the threads of this process, for a few instructions at a time. */
+struct os_spin { int held; };
+void os_spin_lock(struct os_spin *s);
+void os_spin_unlock(struct os_spin *s);

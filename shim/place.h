@@ -1,0 +1,8 @@
+/* Where things lie in a container. docs/adr/0020 has why. */
+#pragma once
+
+#define PLACE "/run/gpuledger/"
+#define PLACE_LIMITS PLACE "limits"
+#define PLACE_REGION PLACE "region"
+#define PLACE_LIBCUDA PLACE "driver/libcuda.so.1"
+#define PLACE_LIBNVML PLACE "driver/libnvidia-ml.so.1"

@@ -1,0 +1,155 @@
+/* Hash tables with open addressing, one a shard so that threads seldom meet. */
+#include "track.h"
+
+#include "os.h"
+
+#include <stddef.h>
+
+enum { SHARDS = 64, FIRST = 64 }; /* FIRST: places of a new table; a power of two */
+
+struct shard {
+    struct os_spin lock;
+    uint32_t places, used;
+    struct track *table;
+} __attribute__((aligned(64)));
+
+static struct shard shards[SHARDS];
+
+static uint64_t hash(enum track_kind kind, uint64_t key)
+{
+    uint64_t h = (key ^ (uint64_t)kind << 56) * UINT64_C(0x9e3779b97f4a7c15);
+    return h ^ h >> 32;
+}
+
+static struct shard *lock_shard(uint64_t h)
+{
+    struct shard *s = &shards[h >> 58];
+    os_spin_lock(&s->lock);
+    return s;
+}
+
+/* place is where the key stands, or the free place where it would. */
+static uint32_t place(const struct shard *s, enum track_kind kind, uint64_t key, uint64_t h)
+{
+    uint32_t i = (uint32_t)h & (s->places - 1);
+
+    while (s->table[i].kind && (s->table[i].key != key || s->table[i].kind != kind)) i = (i + 1) & (s->places - 1);
+    return i;
+}
+
+static bool grow(struct shard *s)
+{
+    struct shard larger = {.places = s->places ? s->places * 2 : FIRST};
+
+    if (s->places > 0 && s->used < s->places / 4 * 3) return true;
+    larger.table = os_pages(larger.places * sizeof *larger.table);
+    if (!larger.table) return s->used + 1 < s->places; /* the last free place ends every search */
+    for (uint32_t i = 0; i < s->places; i++) {
+        const struct track *t = &s->table[i];
+        if (t->kind) larger.table[place(&larger, t->kind, t->key, hash(t->kind, t->key))] = *t;
+    }
+    if (s->table) os_pages_free(s->table, s->places * sizeof *s->table);
+    s->table = larger.table;
+    s->places = larger.places;
+    return true;
+}
+
+/* vacate empties place i and moves up what had to make way for it. */
+static void vacate(struct shard *s, uint32_t i)
+{
+    uint32_t mask = s->places - 1;
+
+    s->used--;
+    for (uint32_t j = (i + 1) & mask; s->table[j].kind; j = (j + 1) & mask) {
+        uint32_t home = (uint32_t)hash(s->table[j].kind, s->table[j].key) & mask;
+        if (((j - home) & mask) < ((j - i) & mask)) continue;
+        s->table[i] = s->table[j];
+        i = j;
+    }
+    s->table[i].kind = 0;
+}
+
+bool track_put(const struct track *t, struct track *old)
+{
+    uint64_t h = hash(t->kind, t->key);
+    struct shard *s = lock_shard(h);
+    bool ok = grow(s);
+
+    old->kind = 0;
+    if (ok) {
+        uint32_t i = place(s, t->kind, t->key, h);
+        if (s->table[i].kind) *old = s->table[i];
+        else s->used++;
+        s->table[i] = *t;
+    }
+    os_spin_unlock(&s->lock);
+    return ok;
+}
+
+/* at copies the entry, if there is one, and leaves its shard locked. */
+static struct shard *at(enum track_kind kind, uint64_t key, struct track *copy, uint32_t *i)
+{
+    uint64_t h = hash(kind, key);
+    struct shard *s = lock_shard(h);
+
+    copy->kind = 0;
+    if (s->places > 0) {
+        *i = place(s, kind, key, h);
+        *copy = s->table[*i];
+    }
+    return s;
+}
+
+bool track_find(enum track_kind kind, uint64_t key, struct track *found)
+{
+    uint32_t i;
+    os_spin_unlock(&at(kind, key, found, &i)->lock);
+    return found->kind != 0;
+}
+
+bool track_remove(enum track_kind kind, uint64_t key, struct track *removed)
+{
+    uint32_t i = 0;
+    struct shard *s = at(kind, key, removed, &i);
+
+    if (removed->kind) vacate(s, i);
+    os_spin_unlock(&s->lock);
+    return removed->kind != 0;
+}
+
+bool track_count(enum track_kind kind, uint64_t key, int by, struct track *t)
+{
+    uint32_t i = 0;
+    struct shard *s = at(kind, key, t, &i);
+
+    if (t->kind) {
+        t->count += (uint32_t)by;
+        s->table[i].count = t->count;
+        if (t->count == 0) vacate(s, i);
+    }
+    os_spin_unlock(&s->lock);
+    return t->kind != 0;
+}
+
+void track_remove_if(bool (*match)(const struct track *, uint64_t), uint64_t argument, void (*gone)(const struct track *))
+{
+    for (int n = 0; n < SHARDS; n++) {
+        struct shard *s = &shards[n];
+        os_spin_lock(&s->lock);
+        for (uint32_t i = 0; i < s->places;) {
+            struct track t = s->table[i];
+            if (t.kind && match(&t, argument)) {
+                vacate(s, i); /* what comes in its place is looked at next */
+                gone(&t);
+            } else {
+                i++;
+            }
+        }
+        os_spin_unlock(&s->lock);
+    }
+}
+
+void track_forget(void)
+{
+    for (int n = 0; n < SHARDS; n++) shards[n] = (struct shard){.table = NULL};
+}
