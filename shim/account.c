@@ -148,27 +148,40 @@ int account_device(const uint8_t uuid[16])
     return -1;
 }
 
-/* sum adds up a device's use; it stays at the largest number instead of starting over. */
+/* No device has this much memory: a word with such a bit is nonsense, and without them no sum can overflow. */
+#define NONSENSE (~UINT64_C(0) << 48)
+
+/* What the last sum was. A hint for the next one, of no consequence when it is wrong. */
+static uint64_t recent[RECORD_DEVICES];
+
+/* sum adds up a device's use; nonsense in it makes it the largest number. */
 static uint64_t sum(struct record_head *h, int device)
 {
     uint32_t high = LOAD(&h->high);
-    uint64_t total = LOAD(&limits->device[device].overhead);
-    bool over = false;
+    const uint64_t *used = &slot_at(h, 0)->used[device];
+    uint64_t total = LOAD(&limits->device[device].overhead), bits = total;
 
     if (high > RECORD_SLOTS) high = RECORD_SLOTS;
-    for (uint32_t i = 0; i < high; i++) over |= __builtin_add_overflow(total, LOAD(&slot_at(h, i)->used[device]), &total);
-    return over ? UINT64_MAX : total;
+    for (uint32_t i = 0; i < high; i++, used += sizeof(struct record_slot) / sizeof *used) {
+        uint64_t one = LOAD(used);
+        total += one;
+        bits |= one;
+    }
+    if (bits & NONSENSE) total = UINT64_MAX;
+    __atomic_store_n(&recent[device], total, __ATOMIC_RELAXED);
+    return total;
 }
 
+/* try_take publishes and then sums. What can't fit is not published, because it would only make others fail: where the
+ * last sum leaves doubt, a sum comes first. */
 static bool try_take(struct record_head *h, struct record_slot *s, int device, uint64_t bytes)
 {
-    const uint64_t *limit = &limits->device[device].bytes;
-    uint64_t used = sum(h, device);
+    uint64_t limit = LOAD(&limits->device[device].bytes), used = __atomic_load_n(&recent[device], __ATOMIC_RELAXED);
 
-    /* What can't fit is not published: it would only make others fail. */
-    if (bytes > LOAD(limit) || used > LOAD(limit) - bytes) return false;
+    if (bytes > limit) return false;
+    if (used > limit - bytes && sum(h, device) > limit - bytes) return false;
     __atomic_fetch_add(&s->used[device], bytes, __ATOMIC_SEQ_CST);
-    if (sum(h, device) <= LOAD(limit)) return true;
+    if (sum(h, device) <= LOAD(&limits->device[device].bytes)) return true;
     __atomic_fetch_sub(&s->used[device], bytes, __ATOMIC_SEQ_CST);
     return false;
 }

@@ -5,6 +5,7 @@
 
 #include "os.h"
 
+/* Drivers grow a pool by 32 MiB or the request. */
 enum { POOLS = 256, CHUNK = 32 << 20 };
 
 struct pool {
@@ -13,7 +14,7 @@ struct pool {
     int device;          /* -1: host memory, not counted */
     uint64_t live;       /* bytes in use */
     uint64_t charged;    /* bytes in the account */
-    uint64_t chunk;      /* by which the pool grows, as far as is known */
+    uint64_t chunk;      /* by which the pool grows: CHUNK until it was seen to be less */
     unsigned int busy;   /* allocations on their way */
 };
 
@@ -49,10 +50,13 @@ static void note(CUmemoryPool handle, const CUmemLocation *location)
     os_spin_unlock(&lock);
 }
 
-static uint64_t holds(const struct pool *p)
+/* holds is what the driver says, and at least what is in use or on its way. */
+static uint64_t holds(struct pool *p)
 {
     uint64_t bytes = 0;
+
     REAL(cuMemPoolGetAttribute)(p->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes);
+    if (bytes & (p->chunk - 1)) p->chunk = bytes & -bytes;
     return bytes > p->live ? bytes : p->live;
 }
 
@@ -63,7 +67,6 @@ static bool settle(struct pool *p)
 
     if (p->device < 0 || !p->handle) return true;
     held = holds(p);
-    if (held & (p->chunk - 1)) p->chunk = held & -held;
     if (held > p->charged && !account_take(p->device, held - p->charged)) return false;
     if (held > p->charged || p->busy == 0) {
         if (held < p->charged) account_give(p->device, p->charged - held);
@@ -72,7 +75,8 @@ static bool settle(struct pool *p)
     return true;
 }
 
-/* reserve charges what the pool may grow by: whole chunks, or if these don't fit just the bytes. */
+/* reserve charges what the pool may grow by, which is whole chunks: what does not fit must not be tried, because once the
+ * driver has tried it the GPU has given it. */
 static bool reserve(struct pool *p, uint64_t bytes)
 {
     uint64_t live, whole;
@@ -80,9 +84,8 @@ static bool reserve(struct pool *p, uint64_t bytes)
     if (p->device < 0) return true;
     if (__builtin_add_overflow(p->live, bytes, &live) || live > UINT64_MAX - CHUNK) return false;
     whole = (live + p->chunk - 1) & ~(p->chunk - 1);
-    if (whole > p->charged && account_take(p->device, whole - p->charged)) p->charged = whole;
-    if (live > p->charged && !account_take(p->device, live - p->charged)) return false;
-    if (live > p->charged) p->charged = live;
+    if (whole > p->charged && !account_take(p->device, whole - p->charged)) return false;
+    if (whole > p->charged) p->charged = whole;
     p->live = live;
     return true;
 }

@@ -1,7 +1,8 @@
 /* Memory by parts. An allocation lives while a handle or a mapping does; "block" is what the account knows of it. */
 #include "cuda.h"
 
-static uint64_t next_block;
+static uint64_t next_block; /* in steps of what the tracking takes for neighbours */
+enum { BLOCK_STEP = 512 };
 
 /* unblock takes one handle or mapping off a block. */
 static void unblock(uint64_t block)
@@ -30,7 +31,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     b.device = (int8_t)device_of(prop->location.id);
     if (!account_take(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
-    b.key = __atomic_add_fetch(&next_block, 1, __ATOMIC_RELAXED);
+    b.key = __atomic_add_fetch(&next_block, BLOCK_STEP, __ATOMIC_RELAXED);
     if (r == CUDA_SUCCESS && !enter(TRACK_HANDLE, *handle, b.key, 0)) {
         REAL(cuMemRelease)(*handle);
         r = CUDA_ERROR_OUT_OF_MEMORY;

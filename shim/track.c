@@ -15,10 +15,12 @@ struct shard {
 
 static struct shard shards[SHARDS];
 
+/* hash lays few neighbours beside each other: small allocations come 512 bytes apart, and what was allocated one after the
+ * other is then found in the same cache lines and the same page. Longer runs would run into each other. */
 static uint64_t hash(enum track_kind kind, uint64_t key)
 {
-    uint64_t h = (key ^ (uint64_t)kind << 56) * UINT64_C(0x9e3779b97f4a7c15);
-    return h ^ h >> 32;
+    uint64_t run = (key >> 13 ^ (uint64_t)kind << 56) * UINT64_C(0x9e3779b97f4a7c15);
+    return (run ^ (run >> 32 & UINT32_MAX)) + (key >> 9 & 0xf);
 }
 
 static struct shard *lock_shard(uint64_t h)
@@ -41,7 +43,7 @@ static bool grow(struct shard *s)
 {
     struct shard larger = {.places = s->places ? s->places * 2 : FIRST};
 
-    if (s->places > 0 && s->used < s->places / 4 * 3) return true;
+    if (s->places > 0 && s->used < s->places / 2) return true;
     larger.table = os_pages(larger.places * sizeof *larger.table);
     if (!larger.table) return s->used + 1 < s->places; /* the last free place ends every search */
     for (uint32_t i = 0; i < s->places; i++) {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|e2e|torture|bench|check-go
+# setup.sh demo|test|e2e|torture|bench|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,7 @@ declare -A needs=(
 )
 needs[torture]=${needs[test]}
 needs[e2e]="${needs[test]} dockerd:docker.io"
+needs[shim-arm64]="gcc:gcc aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {

@@ -6,6 +6,7 @@
 #include "book.h"
 #include "objects.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +14,38 @@
 static bool ready;
 static int ordinals[BOOK_GPUS], devices; /* CUDA_VISIBLE_DEVICES: ordinal -> GPU */
 static struct CUctx_st *primary[BOOK_GPUS];
-static __thread CUcontext stack[16];
-static __thread int depth;
+
+/* Each thread's stack of contexts. No __thread: in a program with a static C library dlopen cannot give it. */
+enum { DEPTH = 16 };
+struct contexts { int depth; CUcontext at[DEPTH]; };
+static pthread_key_t key;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 
 #define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
 #define READY CHECK(ready, CUDA_ERROR_NOT_INITIALIZED)
 #define DEVICE(d) READY; CHECK((d) >= 0 && (d) < devices, CUDA_ERROR_INVALID_DEVICE)
-#define CURRENT READY; CHECK(depth > 0 && stack[depth - 1], CUDA_ERROR_INVALID_CONTEXT)
+#define CURRENT READY; CHECK(current(), CUDA_ERROR_INVALID_CONTEXT)
 
-static CUcontext current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+static void make_key(void) { pthread_key_create(&key, free); }
+
+static struct contexts *contexts(void)
+{
+    struct contexts *c;
+
+    pthread_once(&key_once, make_key);
+    c = pthread_getspecific(key);
+    if (!c) {
+        c = calloc(1, sizeof *c);
+        pthread_setspecific(key, c);
+    }
+    return c;
+}
+
+static CUcontext current(void)
+{
+    const struct contexts *c = contexts();
+    return c->depth > 0 ? c->at[c->depth - 1] : NULL;
+}
 static int gpu(void) { return current()->gpu; }
 
 /* ---- start and devices ---- */
@@ -147,8 +171,8 @@ static void destroy_context(CUcontext c)
 {
     free_context_memory(c);
     book_sub(c->gpu, BOOK_CONTEXTS, book_context_bytes());
-    for (int i = 0; i < depth; i++)
-        if (stack[i] == c) stack[i] = NULL;
+    for (int i = 0; i < contexts()->depth; i++)
+        if (contexts()->at[i] == c) contexts()->at[i] = NULL;
     object_delete(&c->head);
 }
 
@@ -156,10 +180,10 @@ API CUresult cuCtxCreate_v2(CUcontext *c, unsigned int flags, CUdevice d)
 {
     (void)flags;
     DEVICE(d);
-    CHECK(c && depth < 16, CUDA_ERROR_INVALID_VALUE);
+    CHECK(c && contexts()->depth < DEPTH, CUDA_ERROR_INVALID_VALUE);
     *c = create_context(d);
     CHECK(*c, CUDA_ERROR_OUT_OF_MEMORY);
-    stack[depth++] = *c;
+    contexts()->at[contexts()->depth++] = *c;
     return CUDA_SUCCESS;
 }
 API CUresult cuCtxCreate(CUcontext *c, unsigned int flags, CUdevice d) { return cuCtxCreate_v2(c, flags, d); }
@@ -227,22 +251,22 @@ API CUresult cuCtxSetCurrent(CUcontext c)
 {
     READY;
     CHECK(!c || object_is(c, OBJECT_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
-    if (depth == 0) depth = 1;
-    stack[depth - 1] = c;
+    if (contexts()->depth == 0) contexts()->depth = 1;
+    contexts()->at[contexts()->depth - 1] = c;
     return CUDA_SUCCESS;
 }
 API CUresult cuCtxPushCurrent_v2(CUcontext c)
 {
     READY;
-    CHECK(object_is(c, OBJECT_CONTEXT) && depth < 16, CUDA_ERROR_INVALID_CONTEXT);
-    stack[depth++] = c;
+    CHECK(object_is(c, OBJECT_CONTEXT) && contexts()->depth < DEPTH, CUDA_ERROR_INVALID_CONTEXT);
+    contexts()->at[contexts()->depth++] = c;
     return CUDA_SUCCESS;
 }
 API CUresult cuCtxPopCurrent_v2(CUcontext *c)
 {
     CURRENT;
-    depth--;
-    if (c) *c = stack[depth];
+    if (c) *c = current();
+    contexts()->depth--;
     return CUDA_SUCCESS;
 }
 API CUresult cuCtxGetDevice(CUdevice *d)
@@ -303,8 +327,10 @@ static CUresult shorten(CUresult r, CUdeviceptr wide, CUdeviceptr_v1 *p)
 API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
 {
     CUdeviceptr wide = MEMORY_BELOW_4G;
+    CUresult r;
     CHECK(p, CUDA_ERROR_INVALID_VALUE);
-    return shorten(allocate(&wide, bytes), wide, p);
+    r = allocate(&wide, bytes);
+    return shorten(r, wide, p);
 }
 API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
 {

@@ -40,6 +40,7 @@ bool graph_memory(CUdeviceptr p) { return object_find(OBJECT_NODE, at, &p) != NU
 
 API CUresult cuGraphCreate(CUgraph *g, unsigned int flags)
 {
+    GUARD;
     CHECK(g && flags == 0, CUDA_ERROR_INVALID_VALUE);
     *g = graph_new();
     return CUDA_SUCCESS;
@@ -49,6 +50,7 @@ static bool of(void *n, const void *graph) { return ((CUgraphNode)n)->graph == g
 
 API CUresult cuGraphDestroy(CUgraph g)
 {
+    GUARD;
     CUgraphNode n;
 
     CHECK(object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
@@ -59,6 +61,7 @@ API CUresult cuGraphDestroy(CUgraph g)
 
 API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p)
 {
+    GUARD;
     (void)after, (void)n;
     CHECK(node && p && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
     CHECK(device_gpu(p->poolProps.location.id) >= 0, CUDA_ERROR_INVALID_DEVICE);
@@ -68,6 +71,7 @@ API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgraphN
 }
 API CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraph child)
 {
+    GUARD;
     (void)after, (void)n;
     CHECK(node && object_is(g, OBJECT_GRAPH) && object_is(child, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
     *node = node_new(g, CU_GRAPH_NODE_TYPE_GRAPH);
@@ -76,12 +80,14 @@ API CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgrap
 }
 API CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph g, const CUgraphNode *after, const void *edges, size_t n, CUgraphNodeParams *p)
 {
+    GUARD;
     (void)edges;
     CHECK(p && p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_ERROR_INVALID_VALUE);
     return cuGraphAddMemAllocNode(node, g, after, n, &p->alloc);
 }
 API CUresult cuGraphAddNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraphNodeParams *p)
 {
+    GUARD;
     return cuGraphAddNode_v2(node, g, after, NULL, n, p);
 }
 
@@ -95,6 +101,7 @@ static bool collect(void *node, const void *key)
 
 API CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *n)
 {
+    GUARD;
     struct collection c = {.graph = g, .to = nodes, .room = nodes && n ? *n : 0}, *key = &c;
 
     CHECK(n && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
@@ -104,18 +111,21 @@ API CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *n)
 }
 API CUresult cuGraphNodeGetType(CUgraphNode n, int *type)
 {
+    GUARD;
     CHECK(type && object_is(n, OBJECT_NODE), CUDA_ERROR_INVALID_VALUE);
     *type = n->type;
     return CUDA_SUCCESS;
 }
 API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *g)
 {
+    GUARD;
     CHECK(g && object_is(n, OBJECT_NODE) && n->child, CUDA_ERROR_INVALID_VALUE);
     *g = n->child;
     return CUDA_SUCCESS;
 }
 API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PARAMS *p)
 {
+    GUARD;
     CHECK(p && object_is(n, OBJECT_NODE) && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_ERROR_INVALID_VALUE);
     memset(p, 0, sizeof *p);
     p->poolProps.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, n->device};
@@ -147,6 +157,7 @@ static void add_up(CUgraph g, uint64_t *bytes)
 
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
 {
+    GUARD;
     (void)flags;
     CHECK(e && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
     *e = object_new(OBJECT_EXEC, sizeof **e);
@@ -155,12 +166,14 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned lon
 }
 API CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *bad, char *log, size_t size)
 {
+    GUARD;
     (void)bad, (void)log, (void)size;
     return cuGraphInstantiateWithFlags(e, g, 0);
 }
 API CUresult cuGraphInstantiate(CUgraphExec *e, CUgraph g, CUgraphNode *bad, char *log, size_t size) { return cuGraphInstantiate_v2(e, g, bad, log, size); }
 API CUresult cuGraphInstantiateWithParams(CUgraphExec *e, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
 {
+    GUARD;
     CHECK(p, CUDA_ERROR_INVALID_VALUE);
     return cuGraphInstantiateWithFlags(e, g, p->flags);
 }
@@ -168,6 +181,7 @@ API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, CUDA_G
 
 API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 {
+    GUARD;
     (void)s;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
     for (int d = 0; d < BOOK_GPUS && !e->launched; d++) {
@@ -182,6 +196,7 @@ API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 
 API CUresult cuGraphExecDestroy(CUgraphExec e)
 {
+    GUARD;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
     for (int d = 0; d < BOOK_GPUS && e->launched; d++) used[d] -= e->bytes[d];
     object_delete(&e->head);
@@ -189,6 +204,7 @@ API CUresult cuGraphExecDestroy(CUgraphExec e)
 }
 API CUresult cuDeviceGraphMemTrim(CUdevice d)
 {
+    GUARD;
     CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
     if (reserved[d] > used[d]) book_sub(device_gpu(d), BOOK_MEMORY, reserved[d] - used[d]);
     reserved[d] = used[d];
@@ -196,6 +212,7 @@ API CUresult cuDeviceGraphMemTrim(CUdevice d)
 }
 API CUresult cuDeviceGetGraphMemAttribute(CUdevice d, int attribute, void *value)
 {
+    GUARD;
     CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
     *(uint64_t *)value = attribute >= 2 ? reserved[d] : used[d];
     return CUDA_SUCCESS;

@@ -6,8 +6,16 @@
 #include <stdlib.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t driver = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct object *list;
 static bool *flag_of_readiness;
+
+int driver_enter(void) { return pthread_mutex_lock(&driver); }
+void driver_leave(const int *unused)
+{
+    (void)unused;
+    pthread_mutex_unlock(&driver);
+}
 
 void *object_new(enum object_kind kind, size_t size)
 {
@@ -56,6 +64,7 @@ static void forget(void)
     list = NULL; /* the parent's, and leaked: its memory is a copy */
     if (flag_of_readiness) *flag_of_readiness = false;
     pthread_mutex_init(&mutex, NULL);
+    driver = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 }
 
 void objects_forget_in_child(bool *flag)

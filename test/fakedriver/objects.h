@@ -23,6 +23,11 @@ struct CUarray_st { struct object head; CUcontext context; int gpu; uint64_t byt
 #define MEMORY_BELOW_4G ((CUdeviceptr)1)
 #define IPC_MAPPED ((CUdeviceptr)1 << 62)
 
+/* GUARD lets one thread at a time into the rest of a function. It may be entered again. */
+int driver_enter(void);
+void driver_leave(const int *unused);
+#define GUARD __attribute__((cleanup(driver_leave), unused)) int guard = driver_enter()
+
 void *object_new(enum object_kind kind, size_t size);
 void object_delete(struct object *o);
 bool object_is(const void *handle, enum object_kind kind);

@@ -57,6 +57,7 @@ static void synchronised(void) { object_find(OBJECT_POOL, shrink_to_threshold, N
 
 API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *p, CUdevice d)
 {
+    GUARD;
     CHECK(p, CUDA_ERROR_INVALID_VALUE);
     CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
     if (!object_is(defaults[d], OBJECT_POOL)) defaults[d] = pool_new(d, false);
@@ -65,12 +66,14 @@ API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *p, CUdevice d)
 }
 API CUresult cuDeviceGetMemPool(CUmemoryPool *p, CUdevice d)
 {
+    GUARD;
     CUresult r = cuDeviceGetDefaultMemPool(p, d);
     if (r == CUDA_SUCCESS && object_is(chosen[d], OBJECT_POOL)) *p = chosen[d];
     return r;
 }
 API CUresult cuDeviceSetMemPool(CUdevice d, CUmemoryPool p)
 {
+    GUARD;
     CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
     CHECK(object_is(p, OBJECT_POOL) && p->device == d, CUDA_ERROR_INVALID_VALUE);
     chosen[d] = p;
@@ -78,6 +81,7 @@ API CUresult cuDeviceSetMemPool(CUdevice d, CUmemoryPool p)
 }
 API CUresult cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *props)
 {
+    GUARD;
     bool host;
     CHECK(p && props, CUDA_ERROR_INVALID_VALUE);
     host = props->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
@@ -87,6 +91,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *props)
 }
 API CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
 {
+    GUARD;
     CHECK(object_is(p, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
     shrink(p, keep);
     return CUDA_SUCCESS;
@@ -96,6 +101,7 @@ static bool in_pool(void *m, const void *pool) { return ((struct pool_memory *)m
 
 API CUresult cuMemPoolDestroy(CUmemoryPool p)
 {
+    GUARD;
     struct pool_memory *m;
 
     CHECK(object_is(p, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
@@ -107,12 +113,14 @@ API CUresult cuMemPoolDestroy(CUmemoryPool p)
 }
 API CUresult cuMemPoolSetAttribute(CUmemoryPool p, int attribute, void *value)
 {
+    GUARD;
     CHECK(object_is(p, OBJECT_POOL) && value, CUDA_ERROR_INVALID_VALUE);
     if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) memcpy(&p->threshold, value, sizeof p->threshold);
     return CUDA_SUCCESS;
 }
 API CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value)
 {
+    GUARD;
     uint64_t answer;
     CHECK(object_is(p, OBJECT_POOL) && value, CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
@@ -132,6 +140,7 @@ static CUcontext context_of(CUstream s) { return special(s) ? device_current() :
 
 API CUresult cuStreamCreate(CUstream *s, unsigned int flags)
 {
+    GUARD;
     (void)flags;
     CHECK(s, CUDA_ERROR_INVALID_VALUE);
     CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
@@ -141,18 +150,21 @@ API CUresult cuStreamCreate(CUstream *s, unsigned int flags)
 }
 API CUresult cuStreamDestroy_v2(CUstream s)
 {
+    GUARD;
     CHECK(!special(s) && object_is(s, OBJECT_STREAM), CUDA_ERROR_INVALID_HANDLE);
     object_delete(&s->head);
     return CUDA_SUCCESS;
 }
 API CUresult cuStreamGetCtx(CUstream s, CUcontext *c)
 {
+    GUARD;
     CHECK(c, CUDA_ERROR_INVALID_VALUE);
     *c = context_of(s);
     return *c ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 API CUresult cuStreamSynchronize(CUstream s)
 {
+    GUARD;
     CHECK(context_of(s), CUDA_ERROR_INVALID_HANDLE);
     synchronised();
     return CUDA_SUCCESS;
@@ -160,12 +172,14 @@ API CUresult cuStreamSynchronize(CUstream s)
 API CUresult cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
 API CUresult cuCtxSynchronize(void)
 {
+    GUARD;
     CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
     synchronised();
     return CUDA_SUCCESS;
 }
 API CUresult cuEventCreate(CUevent *e, unsigned int flags)
 {
+    GUARD;
     (void)flags;
     CHECK(e, CUDA_ERROR_INVALID_VALUE);
     *e = object_new(OBJECT_EVENT, sizeof(struct object));
@@ -173,18 +187,21 @@ API CUresult cuEventCreate(CUevent *e, unsigned int flags)
 }
 API CUresult cuEventSynchronize(CUevent e)
 {
+    GUARD;
     CHECK(object_is(e, OBJECT_EVENT), CUDA_ERROR_INVALID_HANDLE);
     synchronised();
     return CUDA_SUCCESS;
 }
 API CUresult cuStreamIsCapturing(CUstream s, int *status)
 {
+    GUARD;
     CHECK(status, CUDA_ERROR_INVALID_VALUE);
     *status = !special(s) && object_is(s, OBJECT_STREAM) && s->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 API CUresult cuStreamBeginCapture_v2(CUstream s, int mode)
 {
+    GUARD;
     (void)mode;
     CHECK(!special(s) && object_is(s, OBJECT_STREAM) && !s->capture, CUDA_ERROR_INVALID_VALUE);
     s->capture = graph_new();
@@ -192,6 +209,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream s, int mode)
 }
 API CUresult cuStreamEndCapture(CUstream s, CUgraph *g)
 {
+    GUARD;
     CHECK(g && object_is(s, OBJECT_STREAM) && s->capture, CUDA_ERROR_INVALID_VALUE);
     *g = s->capture;
     s->capture = NULL;
@@ -216,6 +234,7 @@ static CUresult take(CUdeviceptr *p, size_t bytes, CUmemoryPool pool)
 
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
+    GUARD;
     CHECK(object_is(pool, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
     if (!special(s) && s->capture) return graph_add_memory(s->capture, pool->device, bytes, p);
@@ -223,6 +242,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool 
 }
 API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
 {
+    GUARD;
     CUmemoryPool pool;
 
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
@@ -245,6 +265,7 @@ bool pool_memory_free(CUdeviceptr p)
 
 API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s)
 {
+    GUARD;
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
     if (!special(s) && s->capture) return graph_memory(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     return pool_memory_free(p) || memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -255,6 +276,7 @@ API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return cuMemFreeAs
 
 API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p)
 {
+    GUARD;
     const struct pool_memory *m = object_find(OBJECT_POOL_MEMORY, at, &p);
 
     CHECK(value && m && attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, CUDA_ERROR_INVALID_VALUE);

@@ -15,6 +15,7 @@ static void drop(struct block *b)
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
+    GUARD;
     struct block *b;
     int gpu = -1; /* the host's memory */
 
@@ -42,6 +43,7 @@ static struct block *block_of(CUmemGenericAllocationHandle h)
 
 API CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 {
+    GUARD;
     struct block *b = block_of(h);
 
     CHECK(b, CUDA_ERROR_INVALID_VALUE);
@@ -52,6 +54,7 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 
 API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option)
 {
+    GUARD;
     (void)option;
     CHECK(granularity && prop, CUDA_ERROR_INVALID_VALUE);
     *granularity = 2 << 20;
@@ -60,6 +63,7 @@ API CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAlloc
 
 API CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
 {
+    GUARD;
     (void)alignment, (void)wish, (void)flags;
     CHECK(p && bytes, CUDA_ERROR_INVALID_VALUE);
     *p = address_new(bytes);
@@ -67,12 +71,14 @@ API CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t alignment,
 }
 API CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
 {
+    GUARD;
     (void)p, (void)bytes;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllocationHandle h, unsigned long long flags)
 {
+    GUARD;
     struct block *b = block_of(h);
     struct mapping *m;
 
@@ -95,6 +101,7 @@ static bool covers(void *object, const void *p)
 /* A range of several whole mappings may be unmapped at once. */
 API CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
+    GUARD;
     CUdeviceptr end = p + bytes;
 
     for (CUdeviceptr at = p; at < end;) {
@@ -115,12 +122,14 @@ API CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 
 API CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
+    GUARD;
     (void)bytes, (void)access, (void)count;
     return object_find(OBJECT_MAPPING, covers, &p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *address)
 {
+    GUARD;
     CUdeviceptr p = (CUdeviceptr)(uintptr_t)address;
     struct mapping *m = object_find(OBJECT_MAPPING, covers, &p);
 
@@ -133,6 +142,7 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *
 /* An exported handle is a number; importing it gives a block of which this process holds no memory of its own. */
 API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h, int type, unsigned long long flags)
 {
+    GUARD;
     struct block *b = block_of(h);
 
     (void)type, (void)flags;
@@ -142,6 +152,7 @@ API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocatio
 }
 API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *shareable, int type)
 {
+    GUARD;
     struct block *b;
 
     (void)type;

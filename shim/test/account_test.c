@@ -1,0 +1,276 @@
+/* The account and the tracking by themselves, without a driver: also under thread and address sanitizers. */
+#define _GNU_SOURCE
+#include "tap.h"
+
+#include "../account.h"
+#include "../record.h"
+#include "../track.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char limits_file[] = "/tmp/account-limits-XXXXXX", region_file[] = "/tmp/account-region-XXXXXX";
+static struct record_limits *limits;
+static struct record_head *head;
+
+static void *make(char *name, size_t size)
+{
+    int fd = mkstemp(name);
+    void *p = fd < 0 || ftruncate(fd, (off_t)size) < 0 ? MAP_FAILED : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) abort();
+    close(fd);
+    return p;
+}
+
+static void remove_files(void)
+{
+    unlink(limits_file);
+    unlink(region_file);
+}
+
+static void begin(uint64_t bytes)
+{
+    limits = make(limits_file, RECORD_PAGE);
+    head = make(region_file, RECORD_REGION_SIZE);
+    atexit(remove_files);
+    *limits = (struct record_limits){.magic = RECORD_LIMITS_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 7, .device[0] = {.uuid = {1}, .bytes = bytes}};
+    *head = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 7, .slots = RECORD_SLOTS, .slot_size = sizeof(struct record_slot)};
+    OK(account_open(limits_file, region_file), "the account opens");
+}
+
+static struct record_slot *slot(int i) { return (struct record_slot *)((char *)head + RECORD_SLOT(i)); }
+
+static void to_the_byte(void)
+{
+    begin(1000);
+    IS(account_device((uint8_t[16]){1}), 0, "a device of the grant");
+    IS(account_device((uint8_t[16]){2}), -1, "one that is not");
+    OK(account_take(0, 999) && account_take(0, 1) && !account_take(0, 1), "the grant to the byte");
+    OK(account_take(0, 0), "nothing more always fits");
+    account_give(0, 1);
+    OK(!account_take(0, 2) && account_take(0, 1), "what is given back can be taken");
+    OK(!account_take(-1, 1) && !account_take(RECORD_DEVICES, 1), "no other device");
+    account_give(0, 5000);
+    IS(account_look(0).used, 0, "giving too much ends at nothing");
+    OK(!account_take(0, UINT64_MAX), "the largest number does not wrap");
+    slot(3)->used[0] = UINT64_MAX;
+    head->high = UINT32_MAX;
+    OK(account_take(0, 1), "nonsense in a dead slot is buried");
+    IS(slot(3)->used[0], 0, "when memory is short");
+}
+
+static void a_slot_is_for_life(void)
+{
+    struct account_process list[2];
+    int fd;
+
+    begin(1000);
+    OK(account_join() && account_take(0, 10), "joined");
+    fd = open(region_file, O_RDWR);
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+    IS(fcntl(fd, F_OFD_SETLK, &l), 0, "another process has the next slot");
+    slot(1)->used[0] = 20;
+    slot(1)->pid = 4711;
+    slot(2)->used[0] = 30; /* dead */
+    head->high = 3;
+    IS(account_look(0).used, 30, "the living count");
+    IS(account_processes(0, list, 2), 2, "two processes");
+    OK(list[0].pid == (uint32_t)getpid() && list[0].used == 10 && list[1].pid == 4711 && list[1].used == 20, "these");
+    IS(account_processes(0, list, 0), 2, "counted without room");
+    IS(account_bury(), 0, "nobody else is dead");
+}
+
+static int overruns;
+static void *race(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < 20000; i++) {
+        if (account_take(0, 100)) account_give(0, 100);
+    }
+    return NULL;
+}
+
+/* core #273: the sum that a winner sees is within the limit. Here each one that was granted is counted by hand. */
+static int holders;
+static void *hold(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < 5000; i++) {
+        if (!account_take(0, 400)) continue;
+        if (__atomic_add_fetch(&holders, 1, __ATOMIC_SEQ_CST) > 2) overruns++;
+        __atomic_sub_fetch(&holders, 1, __ATOMIC_SEQ_CST);
+        account_give(0, 400);
+    }
+    return NULL;
+}
+
+static void never_more_than_fit(void)
+{
+    pthread_t t[6];
+
+    begin(1000);
+    for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, i % 2 ? hold : race, NULL);
+    for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
+    IS(overruns, 0, "of those that take 400 of 1000 there are two at most");
+    IS(account_look(0).used, 0, "and nothing is left");
+}
+
+static void processes_race(void)
+{
+    int *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), status;
+    pid_t pids[8];
+    int fine = 0;
+
+    begin(1000);
+    for (int i = 0; i < 8; i++) {
+        if ((pids[i] = fork()) > 0) continue;
+        if (!account_open(limits_file, region_file)) _exit(1);
+        for (int n = 0; n < 5000; n++) {
+            if (!account_take(0, 400)) continue;
+            if (__atomic_add_fetch(&shared[0], 1, __ATOMIC_SEQ_CST) > 2) _exit(2);
+            __atomic_add_fetch(&shared[1], 1, __ATOMIC_SEQ_CST);
+            __atomic_sub_fetch(&shared[0], 1, __ATOMIC_SEQ_CST);
+            account_give(0, 400);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 8; i++) waitpid(pids[i], &status, 0), fine += status == 0;
+    IS(fine, 8, "eight processes, never three with 400 of 1000");
+    OK(shared[1] > 1000, "and not because nobody got any: %d", shared[1]);
+    IS(account_look(0).used, 0, "nothing is left");
+}
+
+/* core #86: nobody waits for anybody. */
+static void a_stopped_process_stops_nobody(void)
+{
+    pid_t others[8];
+    int failed = 0;
+
+    begin(1000);
+    for (int i = 0; i < 8; i++)
+        if ((others[i] = fork()) == 0) {
+            if (!account_open(limits_file, region_file)) _exit(1);
+            for (;;) {
+                if (account_take(0, 50)) account_give(0, 50);
+                account_look(0);
+            }
+        }
+    for (int round = 0; round < 50; round++) {
+        usleep(1000);
+        for (int i = 0; i < 8; i++) kill(others[i], SIGSTOP);
+        for (int i = 0; i < 8; i++) waitpid(others[i], NULL, WUNTRACED);
+        for (int i = 0; i < 100; i++) {
+            if (account_take(0, 600)) account_give(0, 600);
+            else failed++;
+        }
+        for (int i = 0; i < 8; i++) kill(others[i], SIGCONT);
+    }
+    IS(failed, 0, "wherever eight others were stopped, 5000 allocations went on");
+    for (int i = 0; i < 8; i++) kill(others[i], SIGKILL), waitpid(others[i], NULL, 0);
+    IS(account_look(0).used, 0, "and killed they leave nothing");
+}
+
+/* core #248 #260, hami #2500: killed at any moment, in the first call or the last. */
+static void killed_at_any_moment(void)
+{
+    unsigned int seed = 1;
+
+    begin(1000);
+    for (int round = 0; round < 300; round++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (!account_open(limits_file, region_file)) _exit(1);
+            for (;;)
+                if (account_take(0, 1000)) account_give(0, 1000);
+        }
+        usleep(rand_r(&seed) % 1000);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        if (account_take(0, 1000)) account_give(0, 1000);
+        else overruns++;
+    }
+    IS(overruns, 0, "what a killed process held is to be had at once, 300 times");
+}
+
+/* ---- tracking ---- */
+
+static bool put(uint64_t key, uint64_t bytes)
+{
+    struct track old;
+    return track_put(&(struct track){.kind = TRACK_POINTER, .key = key, .bytes = bytes, .context = key % 3, .count = 1}, &old);
+}
+
+static uint64_t gone_bytes;
+static void gone(const struct track *t) { gone_bytes += t->bytes; }
+static bool of_context(const struct track *t, uint64_t context) { return t->context == context; }
+
+static void a_million_entries(void)
+{
+    enum { N = 1000000 };
+    struct track t, old;
+    int bad = 0;
+    uint64_t left = 0;
+
+    for (uint64_t i = 1; i <= N; i++) bad += !put(i * 512, i);
+    IS(bad, 0, "a million entries");
+    for (uint64_t i = 1; i <= N; i += 2) bad += !track_remove(TRACK_POINTER, i * 512, &t) || t.bytes != i;
+    IS(bad, 0, "every other removed");
+    for (uint64_t i = 1; i <= N; i++) bad += track_find(TRACK_POINTER, i * 512, &t) != (i % 2 == 0);
+    IS(bad, 0, "the others are there");
+    OK(!track_find(TRACK_ARRAY, 1024, &t), "under their own kind only");
+    OK(track_put(&(struct track){.kind = TRACK_POINTER, .key = 1024, .bytes = 99}, &old) && old.bytes == 2, "a key that comes again tells the old entry");
+    track_put(&old, &t);
+    track_remove_if(of_context, 0, gone);
+    for (uint64_t i = 2; i <= N; i += 2) {
+        if (i * 512 % 3 == 0) left += i;
+        else bad += !track_find(TRACK_POINTER, i * 512, &t);
+    }
+    IS(gone_bytes, left, "those of one context removed, each once");
+    IS(bad, 0, "and no other");
+    track_forget();
+    OK(!track_find(TRACK_POINTER, 1024, &t), "forgotten");
+    OK(put(1024, 1), "and begun anew");
+}
+
+static void counted_entries(void)
+{
+    struct track t;
+    put(5, 50);
+    OK(track_count(TRACK_POINTER, 5, 1, &t) && t.count == 2, "one more");
+    OK(track_count(TRACK_POINTER, 5, -1, &t) && t.count == 1, "one less");
+    OK(track_count(TRACK_POINTER, 5, -1, &t) && t.count == 0 && t.bytes == 50, "none");
+    OK(!track_count(TRACK_POINTER, 5, -1, &t), "then it is gone");
+}
+
+static void *churn(void *n)
+{
+    struct track t;
+    uint64_t base = (uint64_t)(uintptr_t)n << 32;
+    for (int round = 0; round < 20; round++) {
+        for (uint64_t i = 1; i < 300; i++) put(base + i, i);
+        for (uint64_t i = 1; i < 300; i++)
+            if (!track_remove(TRACK_POINTER, base + i, &t) || t.bytes != i) overruns++;
+    }
+    return NULL;
+}
+
+static void tracking_threads(void)
+{
+    pthread_t t[4];
+    for (uintptr_t i = 0; i < 4; i++) pthread_create(&t[i], NULL, churn, (void *)(i + 1));
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+    IS(overruns, 0, "four threads find what they put");
+}
+
+static const struct tap_test tests[] = {
+    {"to_the_byte", to_the_byte}, {"a_slot_is_for_life", a_slot_is_for_life}, {"never_more_than_fit", never_more_than_fit},
+    {"processes_race", processes_race}, {"a_stopped_process_stops_nobody", a_stopped_process_stops_nobody},
+    {"killed_at_any_moment", killed_at_any_moment}, {"a_million_entries", a_million_entries}, {"counted_entries", counted_entries},
+    {"tracking_threads", tracking_threads}, {NULL, NULL},
+};
+
+int main(int argc, char **argv) { return tap_main(argc, argv, tests); }

@@ -1,0 +1,23 @@
+#!/bin/bash
+# build.sh OUT FAKEDRIVER: the test programs in OUT. CFLAGS are obeyed. They are linked against the stand-in driver and find the
+# proxies by their names.
+set -euo pipefail
+out=$1 fake=$2
+src=$(dirname "$(readlink -f "$0")")
+cc=${CC:-cc}
+read -ra flags <<<"${CFLAGS:--O1 -g}"
+flags+=(-std=gnu11 -Wall -Wextra -Werror -Wno-unused-function -pthread)
+lib=$(dirname "$(find "$fake" -name libcuda.so)")
+mkdir -p "$out"
+# The proxy lacks what it does not wrap, so the linker has to look into the driver.
+link=(-L"$lib" -Wl,--allow-shlib-undefined -lcuda -ldl)
+$cc "${flags[@]}" -o "$out/account_test" "$src"/{account_test.c,../account.c,../track.c,../os.c} -ldl
+$cc "${flags[@]}" -o "$out/proxy_test" "$src/proxy_test.c" "${link[@]}"
+$cc "${flags[@]}" -o "$out/storm" "$src/storm.c" "${link[@]}"
+$cc "${flags[@]}" -o "$out/client" "$src/client.c" -ldl
+$cc "${flags[@]}" -DLINKED -o "$out/client-linked" "$src/client.c" "${link[@]}"
+$cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -ldl
+$cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
+# A static program has the C library's dlopen in itself; sanitizers can't be linked statically.
+[[ " ${flags[*]} " == *" -fsanitize="* ]] ||
+  $cc "${flags[@]}" -DSTATIC -static -o "$out/client-static" "$src/client.c" 2> >(grep -v 'statically linked applications\|in function' >&2)

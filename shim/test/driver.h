@@ -1,0 +1,35 @@
+/* The driver as the tests call it: what is wrapped, and some that is not. */
+#pragma once
+
+#include "../cuda_api.h"
+#include "../nvml_abi.h"
+
+#define MIB ((size_t)1 << 20)
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuModuleLoadData(void **module, const void *image);
+CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h, int type, unsigned long long flags);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *shareable, int type);
+typedef struct { unsigned char bytes[64]; } CUipcMemHandle;
+CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned int flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr p);
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
+CUresult cuGraphDestroy(CUgraph graph);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p);
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraph child);
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
+CUresult cuGetExportTable(const void **table, const CUuuid *id);
+CUresult cuFutureThing(int *answer);
+
+/* The stand-in's own: what really is used. */
+unsigned long long fakedriverPeak(int gpu), fakedriverMine(int gpu), fakedriverUsed(int gpu);

@@ -1,0 +1,16 @@
+/* Prints the tables: "wrapped cuda cuMemAlloc COUNTED the reason", for the check of symbols. */
+#include "../cuda_entries.h"
+#include "../nvml_entries.h"
+
+#include <stdio.h>
+
+int main(void)
+{
+#define WRAPPED(name, how, why) puts("wrapped " #name " " #how " " why);
+#define PASSED(name, how, why) puts("passed " #name " " #how " " why);
+    CUDA_WRAPPED(WRAPPED)
+    CUDA_PASSED(PASSED)
+    NVML_WRAPPED(WRAPPED)
+    NVML_PASSED(PASSED)
+    return 0;
+}

@@ -1,0 +1,162 @@
+/* What the shim adds: an allocation and its free, with and without it, in turns, while other processes hold slots; and the load of
+ * libcuda. Prints one line a case, in nanoseconds: the median of the rounds. */
+#define _GNU_SOURCE
+#include "../../shim/cuda_api.h"
+#include "../../shim/place.h"
+#include "../../shim/record.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ROUNDS = 21, PAIRS = 50000, LOADS = 61 };
+
+typedef CUresult alloc_function(CUdeviceptr *, size_t);
+typedef CUresult free_function(CUdeviceptr);
+struct driver { alloc_function *alloc; free_function *free; };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, compare);
+    return v[n / 2];
+}
+
+static void *map_new(const char *path, size_t size)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    void *p = ftruncate(fd, (off_t)size) == 0 ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (p == MAP_FAILED) abort();
+    close(fd);
+    return p;
+}
+
+static void write_records(void)
+{
+    struct record_limits *l = map_new(PLACE_LIMITS, RECORD_PAGE);
+    struct record_head *h = map_new(PLACE_REGION, RECORD_REGION_SIZE);
+    *l = (struct record_limits){.magic = RECORD_LIMITS_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 1, .device[0] = {.uuid = {1}, .bytes = 1ull << 40}};
+    *h = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 1, .slots = RECORD_SLOTS, .slot_size = sizeof(struct record_slot)};
+}
+
+static struct driver load(const char *path)
+{
+    void *lib = dlopen(path, RTLD_NOW);
+    if (!lib) {
+        fprintf(stderr, "cannot load: %s\n", dlerror());
+        exit(1);
+    }
+    ((CUresult(*)(unsigned int))dlsym(lib, "cuInit"))(0);
+    return (struct driver){(alloc_function *)dlsym(lib, "cuMemAlloc_v2"), (free_function *)dlsym(lib, "cuMemFree_v2")};
+}
+
+static double pairs(struct driver d)
+{
+    double start = now();
+    for (int i = 0; i < PAIRS; i++) {
+        CUdeviceptr p;
+        if (d.alloc(&p, 4096) != CUDA_SUCCESS) abort();
+        d.free(p);
+    }
+    return (now() - start) / PAIRS;
+}
+
+static void measure(int processes, int earlier)
+{
+    static struct driver bare, shim;
+    double without[ROUNDS], with[ROUNDS];
+    CUdeviceptr *held = malloc(sizeof *held * (size_t)(earlier + 1));
+
+    /* In this order: loaded first, the driver itself would be "libcuda.so.1". */
+    if (!bare.alloc) shim = load("libcuda.so.1"), bare = load(PLACE_LIBCUDA);
+    for (int i = 0; i < earlier; i++) shim.alloc(&held[i], 4096);
+    for (int r = 0; r < ROUNDS; r++) without[r] = pairs(bare), with[r] = pairs(shim);
+    for (int i = 0; i < earlier; i++) shim.free(held[i]);
+    free(held);
+    printf("alloc+free, %4d processes, %7d earlier allocations: %6.1f ns without, %6.1f ns with: +%.1f ns\n", processes, earlier, median(without, ROUNDS),
+           median(with, ROUNDS), median(with, ROUNDS) - median(without, ROUNDS));
+    fflush(stdout);
+}
+
+/* hold is another process with a slot and some memory. */
+static pid_t hold(void)
+{
+    int ready[2];
+    char byte;
+    pid_t pid;
+
+    if (pipe(ready) < 0) abort();
+    if ((pid = fork()) == 0) {
+        CUdeviceptr p;
+        struct driver d = load("libcuda.so.1");
+        d.alloc(&p, 4096);
+        if (write(ready[1], "y", 1) == 1)
+            for (;;) pause();
+        _exit(1);
+    }
+    if (read(ready[0], &byte, 1) != 1) abort();
+    close(ready[0]);
+    close(ready[1]);
+    return pid;
+}
+
+static void at(int processes)
+{
+    pid_t others[RECORD_SLOTS], me;
+
+    for (int i = 1; i < processes; i++) others[i] = hold();
+    if ((me = fork()) == 0) {
+        measure(processes, 0);
+        if (processes == 1) measure(processes, 1000), measure(processes, 100000), measure(processes, 1000000);
+        _exit(0);
+    }
+    waitpid(me, NULL, 0);
+    for (int i = 1; i < processes; i++) kill(others[i], SIGKILL), waitpid(others[i], NULL, 0);
+}
+
+/* load_time is of a new process each: dlopen, and the first function. */
+static double load_time(const char *path)
+{
+    double *t = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), took;
+
+    if (fork() == 0) {
+        double start = now();
+        load(path);
+        *t = now() - start;
+        _exit(0);
+    }
+    wait(NULL);
+    took = *t;
+    munmap(t, 4096);
+    return took;
+}
+
+int main(void)
+{
+    double without[LOADS], with[LOADS];
+
+    write_records();
+    for (int i = 0; i < LOADS; i++) without[i] = load_time(PLACE_LIBCUDA), with[i] = load_time("libcuda.so.1");
+    printf("load and cuInit: %.0f us without, %.0f us with: +%.0f us\n", median(without, LOADS) / 1e3, median(with, LOADS) / 1e3,
+           (median(with, LOADS) - median(without, LOADS)) / 1e3);
+    fflush(stdout);
+    at(1);
+    at(8);
+    at(64);
+    at(1000);
+    return 0;
+}

@@ -1,0 +1,114 @@
+package shim
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+func except(names ...string) func(string) bool {
+	return func(name string) bool {
+		for _, n := range names {
+			if n == name {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+func only(names ...string) func(string) bool {
+	others := except(names...)
+	return func(name string) bool { return !others(name) }
+}
+
+func TestLibcuda(t *testing.T) {
+	each(t, os.Environ(), stage(t, "plain")+"/bin/proxy_test", nil)
+}
+
+func TestLibnvidiaML(t *testing.T) {
+	each(t, os.Environ(), stage(t, "plain")+"/bin/nvml_test", nil)
+}
+
+func TestAccount(t *testing.T) {
+	each(t, os.Environ(), stage(t, "plain")+"/bin/account_test", nil)
+}
+
+// TestClients: however a program finds the driver, and whatever its environment is, it meets the limit.
+func TestClients(t *testing.T) {
+	dir := stage(t, "plain")
+	for _, tt := range []struct {
+		name, program string
+		env           []string
+	}{
+		{"dynamic", "client", os.Environ()},
+		{"linked", "client-linked", os.Environ()},
+		{"static C library", "client-static", os.Environ()},
+		{"no environment", "client", []string{}},
+		{"no environment, linked", "client-linked", []string{}},
+		{"bound at once", "client", []string{"LD_BIND_NOW=1"}},
+		{"what other shims obey", "client", []string{"CUDA_DISABLE_CONTROL=true", "CUDA_DEVICE_MEMORY_LIMIT=99g", "LD_PRELOAD="}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			each(t, tt.env, dir+"/bin/"+tt.program, except("no_driver"))
+		})
+	}
+}
+
+// TestWithoutADriver: without the real library at its place the proxy does not load, so nobody runs without a limit.
+func TestWithoutADriver(t *testing.T) {
+	dir := stage(t, "plain")
+	if err := os.Remove("/run/gpuledger/driver/libcuda.so.1"); err != nil {
+		t.Fatal(err)
+	}
+	each(t, os.Environ(), dir+"/bin/client", only("no_driver"))
+	each(t, os.Environ(), dir+"/bin/client-static", only("no_driver"))
+}
+
+// TestNvidiaSMI: the tool that everybody looks with shows the grant.
+func TestNvidiaSMI(t *testing.T) {
+	dir := stage(t, "plain")
+	out, err := command(t, os.Environ(), dir+"/driver/usr/bin/nvidia-smi")
+	want := fmt.Sprintf("GPU 0: Stand-in GPU (UUID: %s) 0MiB / 256MiB\nGPU 1: Stand-in GPU (UUID: %s) 0MiB / 128MiB\n", shares[0].UUID, shares[1].UUID)
+	if err != nil || out != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, out, want)
+	}
+}
+
+// TestStorm kills processes at any moment. SHIM_KILLS is how many; make torture asks for 500.
+func TestStorm(t *testing.T) {
+	kills := 60
+	if text := os.Getenv("SHIM_KILLS"); text != "" {
+		var err error
+		if kills, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tap(t, os.Environ(), stage(t, "plain")+"/bin/storm", strconv.Itoa(kills), "8")
+}
+
+// The heaviest are left out: what they show is shown without a sanitizer, and a sanitizer makes a process of some MiB one of
+// some GiB.
+var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_stops_nobody"}
+
+func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
+	env := append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1")
+	t.Run("account", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/account_test", except(heavy...)) })
+	t.Run("libcuda", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/proxy_test", except(heavy...)) })
+	t.Run("libnvidia-ml", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/nvml_test", nil) })
+}
+
+// TestUnderThreadSanitizer: without randomised addresses, which gcc 12's sanitizer doesn't stand on newer kernels.
+func TestUnderThreadSanitizer(t *testing.T) {
+	rig.Need(t, "setarch")
+	env := append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1")
+	t.Run("account", func(t *testing.T) {
+		each(t, env, stage(t, "threads")+"/bin/account_test", only("never_more_than_fit", "tracking_threads"), "setarch", "-R")
+	})
+	t.Run("libcuda", func(t *testing.T) {
+		each(t, env, stage(t, "threads")+"/bin/proxy_test", only("threads"), "setarch", "-R")
+	})
+}

@@ -1,0 +1,152 @@
+package shim
+
+import (
+	"debug/elf"
+	_ "embed"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+//go:embed entry-points
+var entryPoints string
+
+// row is one of shim/cuda_entries.h or shim/nvml_entries.h.
+type row struct{ kind, name, how, why string }
+
+func table(t *testing.T) map[string]row {
+	t.Helper()
+	out, err := exec.Command(need(t, "plain") + "/bin/entries").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string]row{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.SplitN(strings.TrimSpace(line), " ", 4)
+		if _, twice := rows[f[1]]; twice {
+			t.Errorf("%s has two rows", f[1])
+		}
+		r := row{kind: f[0], name: f[1], how: f[2]}
+		if len(f) == 4 {
+			r.why = f[3]
+		}
+		rows[f[1]] = r
+	}
+	return rows
+}
+
+// TestEveryEntryPointIsDecided: whatever obtains, frees or reports memory is wrapped, or it stands beside the reason why not.
+func TestEveryEntryPointIsDecided(t *testing.T) {
+	rows := table(t)
+	for _, name := range strings.Fields(entryPoints) {
+		if _, decided := rows[name]; !decided {
+			t.Errorf("%s is neither wrapped nor said to be passed on: give it a row in shim/cuda_entries.h or shim/nvml_entries.h", name)
+		}
+	}
+	for _, r := range rows {
+		if r.kind == "passed" && (r.why == "" || r.how != "TRUTH" && r.how != "HARMLESS") {
+			t.Errorf("%s is passed on as %q and %q", r.name, r.how, r.why)
+		}
+	}
+}
+
+// TestTheProxiesExportWhatTheyWrap: nothing more, or it would hide the driver's; nothing less.
+func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
+	for library, prefix := range map[string]string{"libcuda.so.1": "cu", "libnvidia-ml.so.1": "nvml"} {
+		f := open(t, library)
+		var want, got []string
+		for _, r := range table(t) {
+			if r.kind == "wrapped" && strings.HasPrefix(r.name, prefix) {
+				want = append(want, r.name)
+			}
+		}
+		symbols, err := f.DynamicSymbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range symbols {
+			if s.Section != elf.SHN_UNDEF {
+				got = append(got, s.Name)
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s exports\n%v\nand wraps\n%v", library, got, want)
+		}
+	}
+}
+
+func open(t *testing.T, library string) *elf.File {
+	t.Helper()
+	f, err := elf.Open(need(t, "plain") + "/proxy/" + library)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// calls are all that a proxy asks of the C library. What is not here is not wanted inside of somebody else's process: no output,
+// no exit, no signal, no thread, no malloc, no environment.
+var calls = []string{
+	"__cxa_finalize", "__errno_location", "__register_atfork", "close", "dlopen", "dlsym", "fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
+	"memset", "mmap", "munmap", "nanosleep", "open", "sched_yield", "strlen", "strncmp", "__stack_chk_fail",
+	// weak, of the compiler's start files
+	"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
+}
+
+var version = regexp.MustCompile(`^GLIBC_2\.(\d+)(\.\d+)?$`)
+
+// TestTheProxiesAskLittle: only those calls, of glibc 2.17 or before, and the real library by its absolute path.
+func TestTheProxiesAskLittle(t *testing.T) {
+	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		f := open(t, library)
+		imported, err := f.ImportedSymbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range imported {
+			if !slices.Contains(calls, s.Name) {
+				t.Errorf("%s asks for %s", library, s.Name)
+			}
+			if s.Version == "" {
+				continue
+			}
+			m := version.FindStringSubmatch(s.Version)
+			if m == nil {
+				t.Errorf("%s asks for %s of %s", library, s.Name, s.Version)
+				continue
+			}
+			if minor, _ := strconv.Atoi(m[1]); minor > 17 {
+				t.Errorf("%s asks for %s of %s: glibc 2.17 has none", library, s.Name, s.Version)
+			}
+		}
+		needed, _ := f.DynString(elf.DT_NEEDED)
+		if want := []string{"/run/gpuledger/driver/" + library, "libdl.so.2", "libc.so.6"}; !slices.Equal(needed, want) {
+			t.Errorf("%s needs %v, want %v", library, needed, want)
+		}
+		if name, _ := f.DynString(elf.DT_SONAME); !slices.Equal(name, []string{library}) {
+			t.Errorf("%s is called %v", library, name)
+		}
+		checkStart(t, library, f)
+	}
+}
+
+// checkStart: nothing of ours runs at load, all is bound at load, and an unload leaves the account alone.
+func checkStart(t *testing.T, library string, f *elf.File) {
+	t.Helper()
+	for _, tag := range []elf.DynTag{elf.DT_INIT_ARRAYSZ, elf.DT_FINI_ARRAYSZ} {
+		// One entry is the compiler's frame_dummy or __do_global_dtors_aux.
+		if size, _ := f.DynValue(tag); len(size) > 1 || len(size) == 1 && size[0] > 8 {
+			t.Errorf("%s has constructors or destructors: %v is %d", library, tag, size)
+		}
+	}
+	const now, nodelete = 1, 8
+	if flags, _ := f.DynValue(elf.DT_FLAGS_1); len(flags) != 1 || flags[0]&(now|nodelete) != now|nodelete {
+		t.Errorf("%s is not linked with -z now and -z nodelete: %v", library, flags)
+	}
+}
