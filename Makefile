@@ -75,11 +75,11 @@ shim-test: ## the shim alone: its stories, sanitizers and symbols (root)
 .PHONY: shim-arm64
 shim-arm64: ## the proxies for arm64 in bin/shim-arm64, and their account's tests in an emulator (root)
 	@test/setup.sh shim-arm64
-	@test/shim/arm64.sh
+	@shim/test/arm64.sh
 
 .PHONY: bench-shim
 bench-shim: ## what the shim adds to an allocation and to a load, at 1, 8 and 64 processes
-	@test/shim/bench.sh
+	@shim/test/bench.sh
 
 .PHONY: fakedriver
 fakedriver: ## bin/fakedriver: a driver root with stand-in libcuda and libnvidia-ml, for inventory.driver_root

@@ -18,6 +18,7 @@ $cc "${flags[@]}" -o "$out/client" "$src/client.c" -ldl
 $cc "${flags[@]}" -DLINKED -o "$out/client-linked" "$src/client.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -ldl
 $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
+$cc "${flags[@]}" -o "$out/records" "$src/records.c"
 # A static program has the C library's dlopen in itself; sanitizers can't be linked statically.
 [[ " ${flags[*]} " == *" -fsanitize="* ]] ||
   $cc "${flags[@]}" -DSTATIC -static -o "$out/client-static" "$src/client.c" 2> >(grep -v 'statically linked applications\|in function' >&2)

@@ -4,13 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 if [ "${1:-}" != inside ]; then
   [ "$(id -u)" = 0 ] || { echo "bench-shim needs root: it lays out a container's files" >&2; exit 1; }
-  exec unshare -m "$PWD/test/shim/bench.sh" inside
+  exec unshare -m "$PWD/shim/test/bench.sh" inside
 fi
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 shim/build.sh "$tmp/proxy"
 mount -t tmpfs tmpfs /run
 mkdir -p /run/gpuledger/driver
-cc -O2 -shared -fPIC -Wl,-soname,libcuda.so.1 -o /run/gpuledger/driver/libcuda.so.1 test/shim/bench_driver.c
-cc -O2 -std=gnu11 -o "$tmp/bench" test/shim/bench.c -ldl
+cc -O2 -shared -fPIC -Wl,-soname,libcuda.so.1 -o /run/gpuledger/driver/libcuda.so.1 shim/test/bench_driver.c
+cc -O2 -std=gnu11 -o "$tmp/bench" shim/test/bench.c -ldl
 LD_LIBRARY_PATH=$tmp/proxy "$tmp/bench"

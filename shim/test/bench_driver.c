@@ -1,5 +1,5 @@
 /* A libcuda that costs next to nothing, so that what the shim adds can be seen. */
-#include "../../shim/cuda_api.h"
+#include "../cuda_api.h"
 
 #define API __attribute__((visibility("default")))
 

@@ -1,0 +1,44 @@
+#!/bin/bash
+# arm64.sh: builds the proxies for arm64 in bin/shim-arm64, checks what they ask of the C library, and runs stories of theirs in an
+# emulator, with the stand-in driver built for arm64, too.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+if [ "${1:-}" != inside ]; then
+  export CC=aarch64-linux-gnu-gcc
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' EXIT
+  shim/build.sh bin/shim-arm64
+  test/fakedriver/build.sh "$tmp/driver"
+  shim/test/build.sh "$tmp/bin" "$tmp/driver"
+  for library in bin/shim-arm64/*; do
+    newer=$(aarch64-linux-gnu-objdump -T "$library" | grep -o 'GLIBC_2\.[0-9]*' | sort -u | grep -v '^GLIBC_2.17$' || true)
+    [ -z "$newer" ] || { echo "$library asks for $newer" >&2; exit 1; }
+  done
+  unshare -m "$PWD/shim/test/arm64.sh" inside "$tmp"
+  exit
+fi
+
+tmp=$2
+mount -t tmpfs tmpfs /run
+mkdir -p /run/gpuledger/driver /run/fakedriver
+cp -L "$tmp"/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 /run/gpuledger/driver
+cp "$tmp/driver/run/fakedriver/devices" /run/fakedriver
+emulate() { qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$PWD/bin/shim-arm64" "$@"; }
+
+# stories PROGRAM NAME...: each with a grant that nobody used, written by "records".
+stories() {
+  local program=$1 name
+  shift
+  for name; do
+    rm -f /run/fakedriver/usage
+    emulate "$tmp/bin/records"
+    out=$(emulate "$tmp/bin/$program" "$name" 2>&1) || { echo "$program $name failed:"$'\n'"$out" >&2; exit 1; }
+    echo "ok $program $name"
+  done
+}
+stories account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
+stories client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
+stories client-linked linked
+stories proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_lives_with_its_last_handle_or_mapping \
+  graph_memory_is_counted_when_it_is_instantiated fork_after_cuda out_of_memory_buries_the_dead_first cu_get_proc_address
+stories nvml_test memory_is_the_grant processes_are_the_containers
