@@ -161,8 +161,9 @@ static CUresult released(CUresult r, CUdevice ordinal)
     int active = 1;
 
     if (r != CUDA_SUCCESS || ordinal < 0 || ordinal >= ORDINALS) return r;
-    if (REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) == CUDA_SUCCESS && !active)
-        forget_context(__atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED));
+    if (REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active) return r;
+    forget_context(__atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED));
+    pools_reset(device_of(ordinal));
     return r;
 }
 API CUresult cuDevicePrimaryCtxRelease(CUdevice d) { return released(REAL(cuDevicePrimaryCtxRelease)(d), d); }

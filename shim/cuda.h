@@ -32,3 +32,6 @@ void give(const struct track *t);
 void pool_release(const struct track *t);
 void pools_settle(void);
 void pools_forget(void);
+
+/* pools_reset: a device was reset. What its pools hold then, only the driver knows. */
+void pools_reset(int device);

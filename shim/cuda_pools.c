@@ -145,6 +145,25 @@ void pools_settle(void)
     if (still) __atomic_store_n(&slack, 1, __ATOMIC_RELAXED);
 }
 
+static bool of_device(const struct track *t, uint64_t device)
+{
+    return t->kind == TRACK_POOLED && pools[t->link].device == (int)device;
+}
+static void nothing(const struct track *t) { (void)t; }
+
+/* The pointers are forgotten, not what they took: that goes when the driver says that its pool holds it no more. */
+void pools_reset(int device)
+{
+    if (device < 0) return;
+    track_remove_if(of_device, (uint64_t)device, nothing);
+    os_spin_lock(&lock);
+    for (int i = 0; i < POOLS; i++)
+        if (pools[i].taken && pools[i].handle && pools[i].device == device && pools[i].busy == 0) pools[i].live = 0;
+    os_spin_unlock(&lock);
+    __atomic_store_n(&slack, 1, __ATOMIC_RELAXED);
+    pools_settle();
+}
+
 void pools_forget(void)
 {
     for (int i = 0; i < POOLS; i++) pools[i].taken = false;

@@ -20,7 +20,16 @@ static bool enter(enum track_kind kind, uint64_t key, uint64_t block, uint64_t b
     return true;
 }
 
-static void undo_block(uint64_t block) { (void)block; }
+/* keep_block enters a new allocation and its first handle. */
+static bool keep_block(CUmemGenericAllocationHandle handle, const struct track *b)
+{
+    struct track old;
+
+    if (!track_put(b, &old)) return false;
+    if (enter(TRACK_HANDLE, handle, b->key, 0)) return true;
+    track_remove(TRACK_BLOCK, b->key, &old);
+    return false;
+}
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -32,12 +41,11 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     if (!account_take(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     b.key = __atomic_add_fetch(&next_block, BLOCK_STEP, __ATOMIC_RELAXED);
-    if (r == CUDA_SUCCESS && !enter(TRACK_HANDLE, *handle, b.key, 0)) {
+    if (r == CUDA_SUCCESS && !keep_block(*handle, &b)) {
         REAL(cuMemRelease)(*handle);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    r = keep(r, &b, undo_block);
-    if (r == CUDA_ERROR_OUT_OF_MEMORY && track_remove(TRACK_HANDLE, *handle, &b)) REAL(cuMemRelease)(*handle);
+    if (r != CUDA_SUCCESS) give(&b);
     return r;
 }
 

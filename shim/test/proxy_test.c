@@ -467,6 +467,36 @@ static void memory_goes_with_its_context(void) /* core #304, hami #2865 */
     IS(cuMemAlloc_v2(&p, MIB), CUDA_ERROR_INVALID_CONTEXT, "the driver's error");
 }
 
+static void a_reset_leaves_what_pools_still_hold(void)
+{
+    CUcontext c;
+    CUdeviceptr p;
+
+    cuInit(0);
+    cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    IS(cuMemAllocAsync(&p, 64 * MIB, NULL), 0, "64 MiB of a pool");
+    IS(cuDevicePrimaryCtxReset_v2(0) | cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c), 0, "reset");
+    IS(free_mib(), GRANT - 64, "the stand-in's pool still has them");
+    IS(cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "freed");
+    IS(free_mib(), GRANT, "it gave them back, and that is noticed");
+}
+
+static void a_failed_create_leaves_other_handles_alone(void)
+{
+    CUmemGenericAllocationHandle h;
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+    begin(0);
+    IS(cuMemCreate(&h, 64 * MIB, &prop, 0), 0, "a handle");
+    limits()->device[0].bytes = (uint64_t)1 << 40;
+    IS(cuMemCreate(&h, ((size_t)1 << 30) * 32, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY, "more than the GPU has, into the same variable");
+    limits()->device[0].bytes = GRANT * MIB;
+    IS(free_mib(), GRANT - 64, "the handle is there and counted");
+    IS(cuMemRelease(h), 0, "until it is released");
+    IS(free_mib(), GRANT, "once");
+}
+
 static void overhead_counts(void) /* core #79, hami #446 #1026 */
 {
     struct record_limits *l = limits();
@@ -911,7 +941,7 @@ static const struct tap_test tests[] = {
     TEST(the_grant_is_the_total), TEST(beyond_the_grant_is_out_of_memory), TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted),
     TEST(null_arguments_are_the_drivers_affair), TEST(unknown_pointers_go_to_the_driver), TEST(vmm_memory_lives_with_its_last_handle_or_mapping),
     TEST(many_mappings), TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_ones_own), TEST(a_stream_of_another_device),
-    TEST(graph_memory_is_counted_when_it_is_instantiated), TEST(a_capture_is_a_plan), TEST(memory_goes_with_its_context), TEST(overhead_counts),
+    TEST(graph_memory_is_counted_when_it_is_instantiated), TEST(a_capture_is_a_plan), TEST(memory_goes_with_its_context), TEST(a_reset_leaves_what_pools_still_hold), TEST(a_failed_create_leaves_other_handles_alone), TEST(overhead_counts),
     TEST(a_grant_grows_and_shrinks), TEST(visible_devices_are_told_apart_by_uuid), TEST(a_subset_of_devices),
     TEST(a_device_that_is_not_granted_gives_nothing), TEST(a_second_process_sees_the_first), TEST(out_of_memory_buries_the_dead_first),
     TEST(slots_never_move), TEST(fork_before_cuda), TEST(fork_after_cuda),
