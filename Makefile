@@ -73,7 +73,7 @@ shim-test: ## the shim alone: its stories, sanitizers and symbols (root)
 	go test -p $(JOBS) -count=1 ./internal/limits ./test/shim
 
 .PHONY: shim-arm64
-shim-arm64: ## the proxies for arm64 in bin/shim-arm64, and their account's tests in an emulator (root)
+shim-arm64: ## the proxies for arm64 in bin/shim-arm64, and stories of theirs in an emulator (root)
 	@test/setup.sh shim-arm64
 	@shim/test/arm64.sh
 

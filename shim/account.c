@@ -234,14 +234,16 @@ unsigned int account_bury(void)
 {
     struct record_head *h;
     unsigned int buried = 0;
-    int fd;
+    int fd = -1;
 
     os_spin_lock(&files);
     h = head;
-    fd = h ? os_open_region(region_path, RECORD_REGION_SIZE) : -1;
-    for (uint32_t i = 0; fd >= 0 && i < RECORD_SLOTS && i < LOAD(&h->high); i++) {
+    for (uint32_t i = 0; h && i < RECORD_SLOTS && i < LOAD(&h->high); i++) {
         struct record_slot *s = slot_at(h, i);
-        if (s == mine || !in_use(s) || !os_lock(fd, i)) continue;
+        if (s == mine || !in_use(s)) continue;
+        if (fd < 0) fd = os_open_region(region_path, RECORD_REGION_SIZE);
+        if (fd < 0) break;
+        if (!os_lock(fd, i)) continue;
         empty(s);
         buried++;
     }
