@@ -603,6 +603,36 @@ static void out_of_memory_buries_the_dead_first(void) /* hami #2500, core #260 *
     OK(get(256), "and nobody has to ask for what they leave");
 }
 
+static void a_dying_process_counts_until_the_driver_let_go(void)
+{
+    int got = 0;
+
+    begin(0);
+    for (int round = 0; round < 50; round++) {
+        CUcontext c;
+        CUdeviceptr p = 0;
+        int ready[2];
+        char byte;
+        pid_t pid;
+
+        if (pipe(ready) < 0 || (pid = fork()) < 0) break;
+        if (pid == 0) {
+            if (cuInit(0) || cuCtxCreate_v2(&c, 0, 0) || !get(GRANT) || write(ready[1], "y", 1) != 1) _exit(1);
+            for (;;) pause();
+        }
+        if (read(ready[0], &byte, 1) != 1) break;
+        kill(pid, SIGKILL);
+        for (int i = 0; i < 100000 && !p; i++) p = get(GRANT); /* while it dies */
+        got += p != 0;
+        cuMemFree_v2(p);
+        waitpid(pid, NULL, 0);
+        close(ready[0]);
+        close(ready[1]);
+    }
+    IS(got, 50, "what a killed process had is granted again, 50 times");
+    IS(fakedriverPeak(0), GRANT * MIB, "and never before the GPU had it back");
+}
+
 static void slots_never_move(void) /* core #241 #242 */
 {
     struct record_head *h = region();
@@ -944,7 +974,7 @@ static const struct tap_test tests[] = {
     TEST(graph_memory_is_counted_when_it_is_instantiated), TEST(a_capture_is_a_plan), TEST(memory_goes_with_its_context), TEST(a_reset_leaves_what_pools_still_hold), TEST(a_failed_create_leaves_other_handles_alone), TEST(overhead_counts),
     TEST(a_grant_grows_and_shrinks), TEST(visible_devices_are_told_apart_by_uuid), TEST(a_subset_of_devices),
     TEST(a_device_that_is_not_granted_gives_nothing), TEST(a_second_process_sees_the_first), TEST(out_of_memory_buries_the_dead_first),
-    TEST(slots_never_move), TEST(fork_before_cuda), TEST(fork_after_cuda),
+    TEST(a_dying_process_counts_until_the_driver_let_go), TEST(slots_never_move), TEST(fork_before_cuda), TEST(fork_after_cuda),
     TEST(a_child_does_not_keep_its_dead_parents_slot), TEST(exec_gives_the_slot_up), TEST(closing_every_descriptor), TEST(threads),
     TEST(sixty_four_processes), TEST(without_limits_nothing_starts), TEST(without_a_region_nothing_starts), TEST(a_region_of_another_grant),
     TEST(a_record_of_another_version), TEST(half_a_region), TEST(a_region_that_goes_away), TEST(no_slot_is_out_of_memory), TEST(cu_get_proc_address),
