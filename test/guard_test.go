@@ -3,7 +3,6 @@ package test
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -215,9 +214,7 @@ func TestMPSDaemonBelowAMount(t *testing.T) {
 	if r := b("before", n.Dir+"/shared").Run(); r.Code != 0 {
 		t.Errorf("before there is a daemon: %+v", r)
 	}
-	l, err := net.Listen("unix", pipe+"/control")
-	must(t, err)
-	defer l.Close()
+	listen(t, pipe+"/control")
 	n.Write("shared/tmp/mps/control_lock", "")
 	for id, source := range map[string]string{"pipe": pipe, "socket": pipe + "/control", "parent": n.Dir + "/shared/tmp", "above": n.Dir + "/shared"} {
 		wantRefused(t, b(id, source).Create(), "gpu-socket")
@@ -235,7 +232,42 @@ func TestMPSDaemonBelowAMount(t *testing.T) {
 	}
 }
 
-// TestMPSDaemonAtItsUsualPlace needs no socket of this network namespace: the files tell.
+// TestNeighbourCannotCloseAVolume: an unprivileged container makes what looks like an MPS daemon's on a volume that others
+// mount. They start, untouched; of sockets the log has a line.
+func TestNeighbourCannotCloseAVolume(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		noted  bool
+	}{
+		"control_lock": {"touch /data/control /data/control_lock", false},
+		"pid":          {"touch /data/control /data/nvidia-cuda-mps-control.pid", false},
+		"directory":    {"mkdir /data/control && touch /data/control_lock", false},
+		"socket":       {"touch /data/control_lock", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{})
+			must(t, os.Mkdir(n.Dir+"/data", 0o777))
+			data := mount(specs.Mount{Type: "bind", Source: n.Dir + "/data", Destination: "/data", Options: []string{"rbind"}})
+			if name == "socket" { // one on which nobody listens here: as of a container with a network of its own
+				must(t, syscall.Mknod(n.Dir+"/data/control", syscall.S_IFSOCK|0o666, 0))
+			}
+			if r := n.Bundle("neighbour", data, rig.Shell(c.script)).Run(); r.Code != 0 {
+				t.Fatalf("%+v", r)
+			}
+			b := n.Bundle("c", data, rig.Shell("exit 0"))
+			before := b.Config()
+			if r := b.Run(); r.Code != 0 || r.Stderr != "" || !bytes.Equal(b.Config(), before) {
+				t.Errorf("%+v", r)
+			}
+			audit, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+			if got := strings.Contains(string(audit), "mount:/data has what may be an MPS daemon's socket in "+n.Dir+"/data"); got != c.noted {
+				t.Errorf("noted %v: %s", got, audit)
+			}
+		})
+	}
+}
+
+// TestMPSDaemonAtItsUsualPlace needs no socket of this network namespace: root's own directory tells.
 func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -247,6 +279,11 @@ func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	}
 	b.Delete()
 	must(t, os.WriteFile(pipe+"/control", nil, 0o644))
+	if r := b.Run(); r.Code != 0 {
+		t.Errorf("a file of the name: %+v", r)
+	}
+	b.Delete()
+	must(t, os.Remove(pipe+"/control"), syscall.Mknod(pipe+"/control", syscall.S_IFSOCK|0o666, 0))
 	wantRefused(t, b.Create(), "gpu-socket")
 	wantRefused(t, n.Bundle("e", mount(specs.Mount{Type: "bind", Source: "/var/run/nvidia-mps", Destination: "/mnt", Options: []string{"rbind"}})).Create(), "gpu-socket")
 	b = n.Bundle("d", mount(specs.Mount{Type: "bind", Source: "/run", Destination: "/mnt", Options: []string{"rbind"}}), rig.Shell("exit 0"))

@@ -3,6 +3,7 @@ package test
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -168,8 +169,18 @@ func (s *stage) hostDevices(t *testing.T, majors map[string]int) {
 	must(t, os.Symlink(dev, filepath.Join(s.Dir, "devices")), os.Symlink(s.Dir+"/run", filepath.Join(s.Dir, "torun")),
 		os.WriteFile(filepath.Join(dev, "plain/nvidia0"), []byte("a file"), 0o644),
 		os.MkdirAll(filepath.Join(s.Dir, "mps/log"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "mps/pipe"), 0o755),
-		os.WriteFile(filepath.Join(s.Dir, "mps/pipe/control"), nil, 0o666), os.WriteFile(filepath.Join(s.Dir, "mps/pipe/control_lock"), nil, 0o666),
+		os.WriteFile(filepath.Join(s.Dir, "mps/pipe/control_lock"), nil, 0o666),
+		os.MkdirAll(filepath.Join(s.Dir, "decoy"), 0o755), os.WriteFile(filepath.Join(s.Dir, "decoy/control"), nil, 0o666), os.WriteFile(filepath.Join(s.Dir, "decoy/control_lock"), nil, 0o666),
 		os.Symlink("pipe", filepath.Join(s.Dir, "mps/link")), os.MkdirAll(filepath.Join(s.Dir, "nvidia-data"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "running"), 0o755))
+	listen(t, filepath.Join(s.Dir, "mps/pipe/control"))
+}
+
+// listen is a socket on which the test listens until it ends.
+func listen(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	must(t, err)
+	t.Cleanup(func() { _ = l.Close() })
 }
 
 // enterGrants makes the grants. Those that are held are held by a container each.

@@ -115,7 +115,7 @@ func glob(pattern, name string) bool {
 
 // pass lets the container start as it is. What is worth knowing about it is recorded.
 func (c *asking) pass(recorded ...string) grant.Verdict {
-	v := grant.Verdict{Kind: grant.Pass, Recorded: append(recorded, c.nodeRoot()...), Strength: grant.StrengthNone}
+	v := grant.Verdict{Kind: grant.Pass, Recorded: append(recorded, c.noted()...), Strength: grant.StrengthNone}
 	if c.request.Sandbox && len(c.request.Hits) > 0 {
 		v.Recorded = append(v.Recorded, "a sandbox with a way to a GPU: "+c.request.Hits[0].Vector)
 	}
@@ -134,11 +134,14 @@ func (c *asking) pass(recorded ...string) grant.Verdict {
 	return v
 }
 
-// nodeRoot says by which mounts the container is as good as root on the node.
-func (c *asking) nodeRoot() []string {
+// noted says by what the container is as good as root on the node, and what else was noticed.
+func (c *asking) noted() []string {
 	var ways []string
 	for _, way := range c.request.NodeRoot {
 		ways = append(ways, "node-root by "+grant.Printable(way))
+	}
+	for _, note := range c.request.Noted {
+		ways = append(ways, grant.Printable(note))
 	}
 	return ways
 }

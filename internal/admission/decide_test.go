@@ -210,6 +210,7 @@ func TestDecide(t *testing.T) {
 			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: "g-nonenonenone"}}}
 		}, "pass"},
 		{"root on the node is recorded", func(w *world) { w.r.NodeRoot = []string{"mount:/host", "mount:/a\nb"} }, `pass [node-root by mount:/host] [node-root by mount:/a\nb]`},
+		{"what was noticed is recorded", func(w *world) { w.r.Noted = []string{"mount:/a\nb has something"} }, `pass [mount:/a\nb has something]`},
 
 		// without a grant
 		{"all GPUs", with(all), "refuse visible-devices-all"},
@@ -376,6 +377,7 @@ func TestDecide(t *testing.T) {
 		{"privileged, but a limit is wanted", func(w *world) { w.train(); w.privileged(); w.p.Rules.MinimumStrength = grant.StrengthLibrary }, "refuse limit-unenforceable g-podpodpodpod"},
 		{"CAP_SYS_ADMIN makes the strength none", func(w *world) { w.train(); w.r.SysAdmin = true }, "admit g-podpodpodpod none" + uuid0},
 		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) { w.train(); w.r.SysAdmin = true; w.p.Rules.MinimumStrength = grant.StrengthLibrary }, "refuse limit-unenforceable g-podpodpodpod"},
+		{"what was noticed changes no strength", func(w *world) { w.train(); w.r.Noted = []string{"mount:/x has something"} }, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=GPU-0 [mount:/x has something]"},
 		{"root on the node makes the strength none", func(w *world) { w.train(); w.r.NodeRoot = []string{"mount:/host"} }, "admit g-podpodpodpod none" + uuid0 + " [node-root by mount:/host]"},
 		{"root on the node, but a limit is wanted", func(w *world) {
 			w.train()

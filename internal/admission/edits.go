@@ -31,7 +31,7 @@ func (c *asking) admit() grant.Verdict {
 	for _, n := range nodes {
 		v.Rules = append(v.Rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions})
 	}
-	v.Recorded = append(c.recorded, c.nodeRoot()...)
+	v.Recorded = append(c.recorded, c.noted()...)
 	return v
 }
 

@@ -9,6 +9,7 @@ type Request struct {
 	AllDevices  bool     // a device rule lets it open everything
 	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
 	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
+	Noted       []string // what else the audit log should know; it changes no verdict
 	Hits        []Hit
 	Dropped     []Removal // what asks for nothing by itself, and goes when a grant is admitted
 	References  []Mention

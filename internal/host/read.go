@@ -53,6 +53,7 @@ func RealPath(path string) (string, error) {
 type Target struct {
 	Path      string // real
 	Mode      uint32 // type and permissions, as stat tells them
+	GID       uint32
 	Dev, Rdev uint64
 	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process (/proc/self/cwd,
 	// /proc/self/fd/7, /dev/stdin). What another process will find there cannot be told.
@@ -61,6 +62,9 @@ type Target struct {
 
 // IsDir reports whether the path leads to a directory.
 func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// IsSocket reports whether the path leads to a socket.
+func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
 // Look walks a path, and opens nothing that it leads to.
 func Look(path string) (t Target, err error) {
@@ -74,15 +78,42 @@ func Look(path string) (t Target, err error) {
 		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
+	err = t.ask(fd, path)
+	return t, err
+}
+
+// LookNear walks a path below a directory without leaving the mount that the directory is of: unix.EXDEV says that it would.
+// Other mounts are not touched, so one whose server is dead hangs nobody. A link at the path's end is not followed.
+func LookNear(dir, rest string) (t Target, err error) {
+	path := dir + "/" + rest
+	top, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Target{}, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(top)
+	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
+	if err == unix.ENOSYS || err == unix.EPERM { // as in Look; then it leaves the mount
+		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	}
+	if err != nil {
+		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	err = t.ask(fd, path)
+	return t, err
+}
+
+// ask fills in what an open file is.
+func (t *Target) ask(fd int, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return Target{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	name := make([]byte, unix.PathMax)
 	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
 	if err != nil {
-		return Target{}, &fs.PathError{Op: "readlink", Path: path, Err: err}
+		return &fs.PathError{Op: "readlink", Path: path, Err: err}
 	}
-	t.Path, t.Mode, t.Dev, t.Rdev = string(name[:n]), st.Mode, uint64(st.Dev), uint64(st.Rdev)
-	return t, nil
+	t.Path, t.Mode, t.GID, t.Dev, t.Rdev = string(name[:n]), st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
+	return nil
 }

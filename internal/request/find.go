@@ -71,7 +71,7 @@ type finder struct {
 	places   map[string]place        // what the paths that were asked for lead to
 	covered  map[string]bool         // directories of the node that its mounts cover, where its root is the node's
 	covering int                     // how many mounts are in covered
-	pipes    []string                // pipe directories of MPS daemons; nil until a mount could hold one
+	pipes    []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
 	majors   map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
 	drm      map[int]bool            // of major 226; nil until a spec names that major
 	open     []opening               // what the device rules open
@@ -80,6 +80,8 @@ type finder struct {
 }
 
 func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }
+
+func (f *finder) note(text string) { f.request.Noted = append(f.request.Noted, text) }
 
 // normal fills in what a spec may leave out, so that the vectors need not ask.
 func normal(s Spec) Spec {

@@ -2,23 +2,37 @@ package request
 
 import (
 	"bytes"
-	"os"
+	"errors"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// mpsFiles are what nvidia-cuda-mps-control keeps in its pipe directory. Whoever reaches them reaches the GPUs of the daemon.
-var mpsFiles = []string{"control", "control_lock", "control_privileged", "nvidia-cuda-mps-control.pid"}
+// controlSocket is what nvidia-cuda-mps-control listens on in its pipe directory. Whoever may connect reaches the GPUs of the
+// daemon.
+const controlSocket = "control"
+
+// mpsFiles are what it keeps beside it. Others have sockets called control as well, as udev does, but none of these.
+var mpsFiles = []string{"control_lock", "control_privileged", "nvidia-cuda-mps-control.pid"}
 
 // mpsDefaults are where its pipe directory is when nobody says: of version 2, of version 3 under root, and of NVIDIA's
 // device plugin.
 var mpsDefaults = []string{"/tmp/nvidia-mps", "/run/nvidia-mps", "/run/nvidia/mps/nvidia.com/gpu/pipe"}
+
+// rootsOwn is where only root makes directories: a socket at a usual place there is a daemon's, in whichever network
+// namespace it listens.
+const rootsOwn = "/run"
+
+// localMounts are the mounts of the node itself. Names of sockets, which anybody on the node's network makes up, are looked
+// at only there: any other mount can be a tenant's FUSE, whose server is dead.
+var localMounts = []string{"/run", "/tmp", "/"}
 
 // nodeWide are directories that node agents mount as a whole, for other reasons than what an MPS daemon keeps there
 // (docs/adr/0009).
@@ -27,68 +41,149 @@ var nodeWide = []string{"/", "/run"}
 // pipeVariable is where a client of MPS looks for its daemon.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
-// mpsBelow reports whether a place is the pipe directory of an MPS daemon, its socket, or a directory that holds one. For
-// those that agents mount as a whole it is only recorded.
+// pipe is the pipe directory of a daemon that listens.
+type pipe struct {
+	dir  string // real where it was seen, else as the daemon called it
+	seen bool   // its files were; else it lies on another mount, and only a container's own mount leads there
+}
+
+// mpsBelow reports whether a place is the pipe directory of an MPS daemon that listens, its socket, or a directory that
+// holds one. For those that agents mount as a whole it is only recorded, and so is what merely looks alike: any tenant can
+// put such files on a volume that it shares with others.
+//
+// Of the file system this touches what the container's own mount leads to, and never another mount below: the source itself
+// (which its runtime will touch too) and the names of MPS in it. So a dead file system of a tenant hangs the creates of
+// containers that mount it, or a part of it, and of nobody else.
 func (f *finder) mpsBelow(vector string, p place) bool {
 	if slices.ContainsFunc(mpsDefaults, func(dir string) bool { return within(p.Path, dir) }) {
 		return true // nobody else has a use for it, whether a daemon runs now or later
 	}
-	if !p.exists {
+	socket := p.exists && p.IsSocket() && filepath.Base(p.Path) == controlSocket
+	top := p.Path
+	switch {
+	case socket:
+		top = filepath.Dir(p.Path)
+	case !p.exists || !p.IsDir():
 		return false
 	}
-	if !p.IsDir() {
-		return filepath.Base(p.Path) == mpsFiles[0] && servesMPS(filepath.Dir(p.Path))
-	}
-	if servesMPS(p.Path) {
-		return true
-	}
-	if f.isPrivate(p.Path) {
+	_, direct, _ := pipeIn(top, "")
+	if !direct && (socket || f.isPrivate(top)) {
 		return false
 	}
-	i := slices.IndexFunc(f.pipeDirectories(), func(dir string) bool { return within(dir, p.Path) })
-	if i >= 0 && slices.Contains(nodeWide, p.Path) {
-		f.nodeRootBy(vector + " with the MPS daemon of " + f.pipes[i])
+	dir, serving := f.daemonBelow(top, socket)
+	if dir == "" && direct {
+		dir = top
+	}
+	switch {
+	case dir == "":
+	case !serving:
+		f.note(vector + " has what may be an MPS daemon's socket in " + dir)
+	case slices.Contains(nodeWide, p.Path):
+		f.nodeRootBy(vector + " with the MPS daemon of " + dir)
 		return false
 	}
-	return i >= 0
+	return serving
 }
 
-// servesMPS reports whether a directory is the pipe directory of an MPS daemon. Others have sockets called control as well,
-// as udev does, but none of the files beside it.
-func servesMPS(dir string) bool {
-	has := func(name string) bool {
-		_, err := os.Lstat(filepath.Join(dir, name))
-		return err == nil
+// daemonBelow finds the pipe directory of a daemon at a directory, or below it as well: one that serves, or else one that may,
+// because it lies on another mount.
+func (f *finder) daemonBelow(top string, itself bool) (dir string, serving bool) {
+	for _, d := range f.pipeDirectories() {
+		if d.dir != top && (itself || !within(d.dir, top)) {
+			continue
+		}
+		_, is, err := pipeIn(top, below(d.dir, top))
+		if d.seen || is {
+			return d.dir, true
+		}
+		if errors.Is(err, unix.EXDEV) {
+			dir = d.dir
+		}
 	}
-	return has(mpsFiles[0]) && slices.ContainsFunc(mpsFiles[1:], has)
+	return dir, false
+}
+
+// below is the rest of a path after a directory that it is within.
+func below(path, dir string) string {
+	return strings.TrimPrefix(path[len(strings.TrimSuffix(dir, "/")):], "/")
+}
+
+// pipeIn looks for a pipe directory below a mounted one, without leaving its mount, and gives its real path. At a usual place
+// the socket is enough.
+func pipeIn(top, rest string) (dir string, is bool, err error) {
+	t, err := host.LookNear(top, filepath.Join(rest, controlSocket))
+	if err != nil || !t.IsSocket() {
+		return "", false, err
+	}
+	return filepath.Dir(t.Path), slices.Contains(mpsDefaults, filepath.Join(top, rest)) || slices.ContainsFunc(mpsFiles, func(name string) bool {
+		_, err := host.LookNear(top, filepath.Join(rest, name))
+		return err == nil
+	}), nil
 }
 
 // maxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some hundred kilobytes.
 const maxSockets = 32 << 20
 
-// pipeDirectories are those of the daemons that this node shows: at the usual places, and wherever a process listens on a
-// socket of the name. They are asked for once, and only for a container that mounts a directory of the host's.
-func (f *finder) pipeDirectories() []string {
+// pipeDirectories are those of the daemons that this node shows: wherever a process on its network listens on a socket of the
+// name, and at the usual places of root. They are asked for once, and only for a container that mounts a directory of the
+// host's.
+func (f *finder) pipeDirectories() []pipe {
 	if f.pipes != nil {
 		return f.pipes
 	}
-	f.pipes = []string{}
-	candidates := slices.Clone(mpsDefaults)
+	f.pipes = []pipe{}
 	sockets, _ := host.ReadFile(filepath.Join(f.node.Host.Proc, "net/unix"), maxSockets) // without it: the usual places
-	for line := range bytes.Lines(sockets) {
-		if i := bytes.IndexByte(line, '/'); i >= 0 && bytes.HasSuffix(line, []byte("/"+mpsFiles[0]+"\n")) {
-			candidates = append(candidates, filepath.Dir(string(bytes.TrimSuffix(line[i:], []byte("\n")))))
+	candidates := listening(sockets)
+	for _, dir := range mpsDefaults {
+		if within(dir, rootsOwn) {
+			candidates = append(candidates, dir)
 		}
 	}
-	for i, dir := range candidates {
-		if servesMPS(dir) || i < len(mpsDefaults) && f.look(dir+"/"+mpsFiles[0]).exists {
-			f.pipes = append(f.pipes, f.real(dir))
+	for _, dir := range candidates {
+		top := localMounts[slices.IndexFunc(localMounts, func(mount string) bool { return within(dir, mount) })]
+		real, is, err := pipeIn(top, below(dir, top))
+		switch {
+		case is:
+			f.pipes = append(f.pipes, pipe{dir: real, seen: true})
+		case errors.Is(err, unix.EXDEV):
+			f.pipes = append(f.pipes, pipe{dir: dir})
 		}
 	}
 	return f.pipes
 }
 
-// pipeDirectory follows the container's own CUDA_MPS_PIPE_DIRECTORY through its mounts to the host.
+// acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).
+const acceptsConnections = 1 << 16
+
+// listening lists the directories of the control sockets in /proc/net/unix that listen, by the names they were bound to. Each
+// line has seven words before the name: number, references, protocol, flags, type, state, inode.
+func listening(sockets []byte) []string {
+	var dirs []string
+	for line := range bytes.Lines(sockets) {
+		i := bytes.IndexByte(line, '/')
+		if i < 0 || !bytes.HasSuffix(line, []byte("/"+controlSocket+"\n")) {
+			continue
+		}
+		words := strings.Fields(string(line[:i]))
+		if len(words) != 7 {
+			continue
+		}
+		flags, err := strconv.ParseUint(words[3], 16, 64)
+		if err != nil || flags&acceptsConnections == 0 {
+			continue
+		}
+		name := filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n"))))
+		if within(name, "/var/run") {
+			name = name[len("/var"):]
+		}
+		dirs = append(dirs, filepath.Dir(name))
+	}
+	return dirs
+}
+
+// pipeDirectory follows the container's own CUDA_MPS_PIPE_DIRECTORY through its mounts to the host. What looks like a daemon's
+// is enough there, since the container itself says that it means to be its client; and whoever names a dead file system hangs
+// its own create.
 func (f *finder) pipeDirectory() {
 	value := f.env[pipeVariable]
 	if value == "" {
@@ -109,7 +204,10 @@ func (f *finder) pipeDirectory() {
 	rest := strings.TrimPrefix(value[min(longest, len(value)):], "/")
 	for _, path := range f.walks(by.Source) {
 		p := f.look(path + "/" + rest)
-		if p.exists && p.IsDir() && servesMPS(p.Path) && !f.found("mount:"+by.Destination, grant.GPUSocket) {
+		if !p.exists || !p.IsDir() || f.found("mount:"+by.Destination, grant.GPUSocket) {
+			continue
+		}
+		if _, is, _ := pipeIn(p.Path, ""); is {
 			f.hit(grant.Hit{Vector: "env:" + pipeVariable, Value: f.env[pipeVariable], Code: grant.GPUSocket, Cover: grant.CoverNever})
 			return
 		}

@@ -7,25 +7,42 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
-// mps makes the pipe directory of an MPS daemon.
+// mps makes the pipe directory of an MPS daemon, with its socket.
 func (s *scene) mps(dir string) string {
 	s.mkdir(dir)
-	for _, name := range mpsFiles[:2] {
-		s.touch(dir + "/" + name)
-	}
+	s.socket(dir + "/" + controlSocket)
+	s.touch(dir + "/" + mpsFiles[0])
 	return s.path(dir)
 }
 
+// socket makes one of any length of path: bind(2) takes 108 bytes.
+func (s *scene) socket(name string) string {
+	s.t.Helper()
+	s.must(unix.Mknod(s.path(name), unix.S_IFSOCK|0o666, 0))
+	return s.path(name)
+}
+
+const listens, bound = "00010000", "00000000"
+
 // listens writes the kernel's list of sockets, as /proc/net/unix has it.
-func (s *scene) listens(paths ...string) {
+func (s *scene) listens(paths ...string) { s.sockets(listens, paths...) }
+
+func (s *scene) sockets(flags string, paths ...string) {
 	s.mkdir("proc/net")
 	text := "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 00010000 0001 01 20000 @/abstract/control\n0000000000000000: 00000003 00000000 00000000 0001 03 20001\n"
 	for _, path := range paths {
-		text += "0000000000000000: 00000002 00000000 00010000 0001 01 20002 " + path + "\n"
+		text += "0000000000000000: 00000002 00000000 " + flags + " 0001 01 20002 " + path + "\n"
 	}
 	s.must(os.WriteFile(s.path("proc/net/unix"), []byte(text), 0o644))
+}
+
+// daemon is a pipe directory on whose socket a process listens.
+func (s *scene) daemon(dir string) string {
+	s.listens(s.mps(dir) + "/control")
+	return s.path(dir)
 }
 
 func TestMountsOfMPSDaemons(t *testing.T) {
@@ -34,28 +51,51 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 	}
 	mounted := func(source string) []string { return socket("mount:/x", source) }
 	check(t, []row{
-		{"a pipe directory", func(s *scene) { s.bind(s.mps("data/mps"), "/x") }, mounted("T/data/mps")},
-		{"a pipe directory, read only: a socket answers all the same", func(s *scene) { s.bind(s.mps("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
+		{"a pipe directory", func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, mounted("T/data/mps")},
+		{"a pipe directory, read only: a socket answers all the same", func(s *scene) { s.bind(s.daemon("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
 		{"the usual place, though nothing is there", func(s *scene) { s.bind("/tmp/nvidia-mps", "/x") }, mounted("/tmp/nvidia-mps")},
 		{"the usual place of version 3, by its old path", func(s *scene) { s.bind("/var/run/nvidia-mps/control", "/x") }, mounted("/var/run/nvidia-mps/control")},
 		{"the usual place of NVIDIA's device plugin", func(s *scene) { s.bind("/run/nvidia/mps/nvidia.com/gpu/pipe", "/x") }, mounted("/run/nvidia/mps/nvidia.com/gpu/pipe")},
 		{"what is called alike", func(s *scene) { s.bind("/tmp/nvidia-mps-logs", "/x") }, nil},
 		{"udev's socket, which is called the same", func(s *scene) {
 			s.mkdir("data/udev")
-			s.listens(s.touch("data/udev/control"))
+			s.listens(s.socket("data/udev/control"))
 			s.bind(s.path("data/udev"), "/x")
 		}, nil},
+		{"files of a daemon's names, made by a neighbour", func(s *scene) {
+			s.mkdir("data/mps")
+			s.listens(s.touch("data/mps/control"))
+			s.touch("data/mps/control_lock")
+			s.bind(s.path("data/mps"), "/x")
+		}, nil},
+		{"the same below a mount", func(s *scene) {
+			s.mkdir("data/mps")
+			s.listens(s.touch("data/mps/control"))
+			s.touch("data/mps/control_lock")
+			s.bind(s.path("data"), "/x")
+		}, nil},
+		{"a link to a daemon's socket, made by a neighbour", func(s *scene) {
+			s.daemon("mps")
+			s.mkdir("data")
+			s.link("mps/control", "data/control")
+			s.touch("data/control_lock")
+			s.bind(s.path("data"), "/x")
+		}, nil},
+		{"a socket on which nobody listens", func(s *scene) { s.sockets(bound, s.mps("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, nil},
+		{"a socket that nobody has", func(s *scene) { s.listens(); s.bind(s.mps("data/mps"), "/x") }, nil},
+		{"a file like that, mounted itself", func(s *scene) { s.listens(); s.bind(s.mps("data/mps")+"/control", "/x") }, nil},
 		{"a usual place that a link leads to, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
 			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
 			s.mkdir("data/mps")
-			s.touch("data/mps/control")
+			s.socket("data/mps/control")
 			mpsDefaults = []string{s.link("data/mps", "nvidia-mps")}
+			s.listens(mpsDefaults[0] + "/control")
 			s.bind(s.path("data"), "/x")
 		}, mounted("T/data")},
-		{"its control socket", func(s *scene) { s.bind(s.mps("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
-		{"its log", func(s *scene) { s.mps("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
-		{"a link to it", func(s *scene) { s.mps("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},
+		{"its control socket", func(s *scene) { s.bind(s.daemon("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
+		{"its log", func(s *scene) { s.daemon("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
+		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},
 		{"a parent, while a daemon listens", func(s *scene) { s.listens(s.mps("data/a/b/mps") + "/control"); s.bind(s.path("data"), "/x") }, mounted("T/data")},
 		{"a link to a parent", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
@@ -75,7 +115,7 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 		{"a parent, when the daemon has gone", func(s *scene) { s.listens(s.mkdir("data/mps") + "/control"); s.bind(s.path("data"), "/x") }, nil},
 		{"a parent of another program's socket of the name", func(s *scene) {
 			s.mkdir("data/x")
-			s.listens(s.touch("data/x/control"))
+			s.listens(s.socket("data/x/control"))
 			s.bind(s.path("data"), "/x")
 		}, nil},
 		{"a host directory, no daemon at all", func(s *scene) { s.listens(); s.bind(s.mkdir("tmp"), "/tmp") }, nil},
@@ -96,7 +136,7 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt//a/./mps/")
 		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt//a/./mps/")},
 		{"the client's variable at a mount that is found itself", func(s *scene) {
-			s.bind(s.mps("data/mps"), "/x")
+			s.bind(s.daemon("data/mps"), "/x")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/x")
 		}, mounted("T/data/mps")},
 		{"the client's variable below the last of two mounts at one place", func(s *scene) {
@@ -124,6 +164,35 @@ func TestAnMPSDaemonBelowTheNodesRootIsRecorded(t *testing.T) {
 	s.bind("/", "/host", "ro")
 	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/host with the MPS daemon of "+s.path("data/mps")) {
 		t.Errorf("node-root %q", r.NodeRoot)
+	}
+}
+
+// What looks like a daemon's, with nobody seen to listen, is recorded and changes nothing.
+func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
+	for name, c := range map[string]struct {
+		setup func(*scene)
+		want  bool
+	}{
+		"a socket beside a daemon's file": {func(s *scene) { s.bind(s.mps("data/mps"), "/x") }, true},
+		"the socket itself":               {func(s *scene) { s.bind(s.mps("data/mps")+"/control", "/x") }, true},
+		"one on which nobody listens":     {func(s *scene) { s.sockets(bound, s.mps("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, true},
+		"files alone": {func(s *scene) {
+			s.bind(s.mkdir("data/mps"), "/x")
+			s.touch("data/mps/control")
+			s.touch("data/mps/control_lock")
+		}, false},
+		"a daemon":              {func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, false},
+		"an ordinary directory": {func(s *scene) { s.daemon("data/mps"); s.bind(s.mkdir("data/other"), "/x") }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			c.setup(s)
+			r := s.find()
+			want := []string{"mount:/x has what may be an MPS daemon's socket in " + s.path("data/mps")}
+			if c.want != slices.Equal(r.Noted, want) || !c.want && r.Noted != nil || len(r.NodeRoot) > 0 {
+				t.Errorf("noted %q, node-root %q", r.Noted, r.NodeRoot)
+			}
+		})
 	}
 }
 
