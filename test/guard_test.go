@@ -380,6 +380,25 @@ func TestNodeRootIsRecorded(t *testing.T) {
 	}
 }
 
+// TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container moves to another cgroup of
+// version 1, and is recorded; on version 2 it cannot, and is not.
+func TestReadOnlyCgroupsOfVersion1(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/sys/fs/cgroup", Destination: "/x", Options: []string{"rbind", "ro"}}),
+			rig.Shell(`for d in /x/devices /x; do [ -e $d/cgroup.procs ] && echo $$ >$d/cgroup.procs && echo moved && exit; done; true`))
+		r := b.Run()
+		audit, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		moved, recorded := strings.Contains(r.Stdout, "moved"), strings.Contains(string(audit), "node-root by mount:/x")
+		if r.Code != 0 || moved != recorded {
+			t.Errorf("recorded %v: %+v", recorded, r)
+		}
+		if _, err := os.Stat("/sys/fs/cgroup/devices"); moved != (err == nil) {
+			t.Errorf("moved %v: %+v", moved, r)
+		}
+	})
+}
+
 // TestLookAlikesStart: what node agents mount, with no rule that opens a GPU, is none of our business.
 func TestLookAlikesStart(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})

@@ -204,11 +204,16 @@ func readOnly(m specs.Mount) bool {
 }
 
 // writesCgroups reports whether a bind mount brings along a writable cgroup file system. Of a recursive one "ro" makes only
-// the top read-only, not what is mounted below (mount_setattr(2)); "rro" makes all.
+// the top read-only, not what is mounted below (mount_setattr(2)); "rro" makes all. On version 1 the top is a tmpfs, and every
+// controller is mounted below.
 func (f *finder) writesCgroups(source string, m specs.Mount) bool {
 	cgroup := filepath.Join(f.node.Host.Sys, "fs/cgroup")
-	if source != cgroup && within(cgroup, source) {
-		return slices.Contains(m.Options, "rbind") && !slices.Contains(m.Options, "rro")
+	below := slices.Contains(m.Options, "rbind") && !slices.Contains(m.Options, "rro")
+	switch {
+	case source == cgroup:
+		return !readOnly(m) || below && !f.look(cgroup+"/cgroup.controllers").exists // which version 2 has, and a tmpfs not
+	case within(cgroup, source):
+		return below
 	}
 	return within(source, cgroup) && !readOnly(m)
 }
