@@ -380,6 +380,31 @@ func TestNodeRootIsRecorded(t *testing.T) {
 	}
 }
 
+// TestWhoMayMountIsRecorded: an ungranted container with CAP_SYS_ADMIN can open devices by force: the log has a line. An
+// ordinary one has none.
+func TestWhoMayMountIsRecorded(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	admin := func(s *specs.Spec) {
+		caps := append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+		s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
+	}
+	plain := n.Bundle("plain", rig.Shell("exit 0"))
+	if r := plain.Run(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if _, err := os.Stat(n.Dir + "/audit.jsonl"); err == nil {
+		t.Errorf("an ordinary container has a line: %s", read(t, n.Dir+"/audit.jsonl"))
+	}
+	b := n.Bundle("admin", admin, rig.Shell("exit 0"))
+	before := b.Config()
+	if r := b.Run(); r.Code != 0 || r.Stderr != "" || !bytes.Equal(b.Config(), before) {
+		t.Errorf("%+v", r)
+	}
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "node-root by capability:CAP_SYS_ADMIN") || strings.Count(audit, "\n") != 1 {
+		t.Errorf("audit: %s", audit)
+	}
+}
+
 // TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container moves to another cgroup of
 // version 1, and is recorded; on version 2 it cannot, and is not.
 func TestReadOnlyCgroupsOfVersion1(t *testing.T) {

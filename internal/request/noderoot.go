@@ -133,13 +133,17 @@ func (f *finder) mapsRoot() bool {
 	return slices.ContainsFunc(f.spec.Linux.UIDMappings, func(m specs.LinuxIDMapping) bool { return m.HostID == 0 && m.Size > 0 })
 }
 
-// capabilityWays finds capabilities that need no mount: a kernel module runs as the kernel, and a file handle opens any file
-// of a file system that the container has a part of (open_by_handle_at(2)).
+// capabilityWays finds capabilities that need no mount: a kernel module runs as the kernel, a file handle opens any file of a
+// file system that the container has a part of (open_by_handle_at(2)), and who may mount mounts the cgroup file system and
+// leaves its own cgroup, or rewrites its devices on version 1.
 func (f *finder) capabilityWays() {
 	for _, name := range []string{"CAP_SYS_MODULE", "CAP_DAC_READ_SEARCH"} {
 		if f.has(name) {
 			f.nodeRootBy("capability:" + name)
 		}
+	}
+	if f.request.SysAdmin {
+		f.nodeRootBy("capability:CAP_SYS_ADMIN")
 	}
 }
 

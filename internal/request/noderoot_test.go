@@ -184,7 +184,7 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 		{"another's mounts", func(s *scene) { s.spec.Linux.Namespaces[1].Path = "/proc/1/ns/mnt" }, []string{"namespace:mount"}},
 		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] }, nil},
 		{"the node's processes, to trace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_PTRACE") }, []string{"namespace:pid"}},
-		{"the node's processes, with CAP_SYS_ADMIN", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_ADMIN") }, []string{"namespace:pid"}},
+		{"the node's processes, with CAP_SYS_ADMIN", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_ADMIN") }, []string{"namespace:pid", "capability:CAP_SYS_ADMIN"}},
 		{"the node's processes by joining", func(s *scene) {
 			s.node.Host.Proc = "/proc"
 			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/pid"
@@ -195,13 +195,21 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/net"
 			s.caps("CAP_SYS_PTRACE")
 		}, nil},
+		{"CAP_SYS_ADMIN", func(s *scene) { s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN"}},
+		{"CAP_SYS_ADMIN that can only be raised", func(s *scene) {
+			s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
+		}, []string{"capability:CAP_SYS_ADMIN"}},
+		{"CAP_SYS_ADMIN in a user namespace", func(s *scene) { s.caps("CAP_SYS_ADMIN"); s.userNamespace() }, nil},
+		{"what engines give everybody", func(s *scene) {
+			s.caps("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETUID", "CAP_SYS_CHROOT")
+		}, nil},
 		{"kernel modules", func(s *scene) { s.caps("CAP_SYS_MODULE") }, []string{"capability:CAP_SYS_MODULE"}},
 		{"file handles", func(s *scene) { s.caps("CAP_DAC_READ_SEARCH") }, []string{"capability:CAP_DAC_READ_SEARCH"}},
 		{"every disk", func(s *scene) { s.rules("deny a", "allow b *:* rwm") }, []string{"rule:1"}},
 		{"every disk of a kind", func(s *scene) { s.rules("deny a", "allow b 253:* rw") }, []string{"rule:1"}},
 		{"every disk, to read", func(s *scene) { s.rules("deny a", "allow b *:* rm") }, nil},
 		{"one disk, as a volume", func(s *scene) { s.rules("deny a", "allow b 8:16 rwm") }, nil},
-		{"the device mapper with CAP_SYS_ADMIN", func(s *scene) { s.rules("deny a", "allow c 10:236 rw"); s.caps("CAP_SYS_ADMIN") }, []string{"rule:1"}},
+		{"the device mapper with CAP_SYS_ADMIN", func(s *scene) { s.rules("deny a", "allow c 10:236 rw"); s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN", "rule:1"}},
 		{"the device mapper without", func(s *scene) { s.rules("deny a", "allow c 10:236 rw") }, nil},
 		{"all of it in a user namespace", func(s *scene) {
 			s.spec.Linux.Namespaces = nil
