@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -402,6 +403,45 @@ func TestWhoMayMountIsRecorded(t *testing.T) {
 	}
 	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "node-root by capability:CAP_SYS_ADMIN") || strings.Count(audit, "\n") != 1 {
 		t.Errorf("audit: %s", audit)
+	}
+}
+
+// TestWhoSeesOthersProcessesIsRecorded: a container of the same user writes into its neighbour's root through /proc/PID/root,
+// with the node's pids and with the neighbour's own. The log has both, and no line for one with pids of its own or its pod's.
+func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+	neighbour := n.Bundle("neighbour")
+	if r := neighbour.Create(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if r := neighbour.Start(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	pid := fmt.Sprint(neighbour.Init())
+	joins := func(s *specs.Spec) {
+		i := slices.IndexFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
+		s.Linux.Namespaces[i].Path = "/proc/" + pid + "/ns/pid"
+	}
+	for id, c := range map[string]struct {
+		target   string
+		edits    []rig.Edit
+		recorded bool
+	}{
+		"node":  {pid, []rig.Edit{rig.NodePIDs}, true},
+		"joins": {"1", []rig.Edit{joins}, true},
+		"pod":   {"1", []rig.Edit{joins, inPod("main")}, false},
+		"own":   {"1", nil, false},
+	} {
+		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		r := n.Bundle(id, append(c.edits, rig.Shell("echo x >/proc/"+c.target+"/root/tmp/"+id))...).Run()
+		after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		_, err := os.Stat(neighbour.Dir + "/rootfs/tmp/" + id)
+		if wrote := err == nil; r.Code != 0 || wrote != (id != "own") {
+			t.Errorf("%s: wrote %v: %+v", id, wrote, r)
+		}
+		if got := strings.Contains(string(after[len(before):]), "node-root by namespace:pid"); got != c.recorded {
+			t.Errorf("%s: recorded %v", id, got)
+		}
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // guard is a path of the host by which a container can change who decides about containers, or what was decided. It is
@@ -91,13 +93,14 @@ func (f *finder) nodeRootBy(way string) {
 	f.request.NodeRoot = append(f.request.NodeRoot, way)
 }
 
-// namespaces finds what a container shares with the node: its mounts, where chroot is all that holds it, and its processes,
-// of whose root a tracer gets hold.
+// namespaces finds what a container shares with the node: its mounts, where chroot is all that holds it, and processes that are
+// not its own. Through /proc/PID/root it gets at the files of whoever runs as the same user with no more capabilities, which is
+// most of its neighbours, and has them do what it likes with their GPUs.
 func (f *finder) namespaces() {
 	if ns, own := f.namespace(specs.MountNamespace); !own || ns.Path != "" {
 		f.nodeRootBy("namespace:mount")
 	}
-	if (f.has("CAP_SYS_PTRACE") || f.has("CAP_SYS_ADMIN")) && f.hostPIDs() {
+	if f.othersPIDs() {
 		f.nodeRootBy("namespace:pid")
 	}
 }
@@ -110,10 +113,12 @@ func (f *finder) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespa
 	return f.spec.Linux.Namespaces[i], true
 }
 
-// hostPIDs reports whether the container sees the node's processes: without a pid namespace, or by joining our own.
-func (f *finder) hostPIDs() bool {
-	_, own := f.namespace(specs.PIDNamespace)
-	return !own || f.joinsOurs(specs.PIDNamespace)
+// othersPIDs reports whether the container sees processes of the node, or of another container: without a pid namespace, or by
+// joining one. In a pod the engine makes it join that of the pod (shareProcessNamespace), which is its own.
+func (f *finder) othersPIDs() bool {
+	ns, own := f.namespace(specs.PIDNamespace)
+	inPod := f.request.Container.Pod != (grant.Identity{})
+	return !own || ns.Path != "" && !(inPod && !f.joinsOurs(specs.PIDNamespace))
 }
 
 // joinsOurs reports whether the namespace (pid or user) that a container joins by its path is ours, which is the node's.

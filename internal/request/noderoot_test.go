@@ -182,19 +182,32 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 		{"none", func(*scene) {}, nil},
 		{"the node's mounts", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[:1] }, []string{"namespace:mount"}},
 		{"another's mounts", func(s *scene) { s.spec.Linux.Namespaces[1].Path = "/proc/1/ns/mnt" }, []string{"namespace:mount"}},
-		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] }, nil},
-		{"the node's processes, to trace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_PTRACE") }, []string{"namespace:pid"}},
-		{"the node's processes, with CAP_SYS_ADMIN", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.caps("CAP_SYS_ADMIN") }, []string{"namespace:pid", "capability:CAP_SYS_ADMIN"}},
+		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] }, []string{"namespace:pid"}},
+		{"the node's processes, for a pod", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.pod() }, []string{"namespace:pid"}},
+		{"the node's processes, of a user without capabilities", func(s *scene) {
+			s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]
+			s.spec.Process.User = specs.User{UID: 1000, GID: 1000}
+			s.spec.Process.NoNewPrivileges = true
+		}, []string{"namespace:pid"}},
 		{"the node's processes by joining", func(s *scene) {
 			s.node.Host.Proc = "/proc"
 			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/pid"
-			s.caps("CAP_SYS_PTRACE")
 		}, []string{"namespace:pid"}},
-		{"another container's processes, to trace", func(s *scene) {
+		{"the node's processes by joining, for a pod", func(s *scene) {
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/pid"
+			s.pod()
+		}, []string{"namespace:pid"}},
+		{"another container's processes", func(s *scene) {
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/net" // any that is not the node's of pids
+		}, []string{"namespace:pid"}},
+		{"the processes of its pod (shareProcessNamespace)", func(s *scene) {
 			s.node.Host.Proc = "/proc"
 			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/net"
-			s.caps("CAP_SYS_PTRACE")
+			s.pod()
 		}, nil},
+		{"the node's processes in a user namespace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.userNamespace() }, nil},
 		{"CAP_SYS_ADMIN", func(s *scene) { s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN"}},
 		{"CAP_SYS_ADMIN that can only be raised", func(s *scene) {
 			s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}

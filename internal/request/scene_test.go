@@ -105,6 +105,13 @@ func (s *scene) caps(names ...string) {
 	s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
 }
 
+// pod says whose container it is, as containerd does.
+func (s *scene) pod() {
+	for key, value := range map[string]string{"container-type": "container", "sandbox-uid": "u", "sandbox-namespace": "ns", "sandbox-name": "p", "container-name": "main"} {
+		s.spec.Annotations["io.kubernetes.cri."+key] = value
+	}
+}
+
 func (s *scene) userNamespace() {
 	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 }

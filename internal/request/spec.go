@@ -35,6 +35,8 @@ type Process struct {
 	Env          []string                 `json:"env"`
 	User         specs.User               `json:"user"`
 	Capabilities *specs.LinuxCapabilities `json:"capabilities"`
+
+	NoNewPrivileges bool `json:"noNewPrivileges"`
 }
 
 // Linux is the judged part of specs.Linux.
