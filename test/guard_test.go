@@ -445,6 +445,71 @@ func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
 	}
 }
 
+// TestWhoCanUseAnEnginesSocketIsRecorded: a user in root's group, or in the group that owns the socket, may connect to it and is
+// recorded; so is one whom a setuid program could make root. Nobody else is, with the same mount.
+func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	const socket, group = "/run/docker.sock", 64000
+	listen(t, socket)
+	must(t, os.Chown(socket, 0, group), os.Chmod(socket, 0o660))
+	for id, c := range map[string]struct {
+		user           specs.User
+		setuid         bool
+		uses, recorded bool
+	}{
+		"root":   {specs.User{}, false, true, true},
+		"group":  {specs.User{UID: 1000, GID: group}, false, true, true},
+		"beside": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{group}}, false, true, true},
+		"setuid": {specs.User{UID: 1000, GID: 1000}, true, false, true},
+		"nobody": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{1001}}, false, false, false},
+	} {
+		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		r := n.Bundle(id, func(s *specs.Spec) {
+			s.Process.User, s.Process.NoNewPrivileges = c.user, !c.setuid
+			if id != "root" {
+				s.Process.Capabilities = &specs.LinuxCapabilities{}
+			}
+		}, mount(specs.Mount{Type: "bind", Source: socket, Destination: "/x", Options: []string{"rbind"}}), rig.Shell("[ -w /x ] && echo uses; true")).Run()
+		after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		if r.Code != 0 || strings.Contains(r.Stdout, "uses") != c.uses {
+			t.Errorf("%s: %+v", id, r)
+		}
+		if got := strings.Contains(string(after[len(before):]), "node-root by mount:/x"); got != c.recorded {
+			t.Errorf("%s: recorded %v", id, got)
+		}
+	}
+}
+
+// TestWhoRewritesBundlesIsRecorded: a container that mounts all bundles of an engine writes to another's config.json. What engines
+// mount of a bundle, and a container's own, leave no line.
+func TestWhoRewritesBundlesIsRecorded(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	const bundles = "/run/containers/storage/overlay-containers"
+	must(t, os.MkdirAll(bundles+"/other/userdata/shm", 0o700))
+	for _, name := range []string{"config.json", "hosts"} {
+		must(t, os.WriteFile(bundles+"/other/userdata/"+name, nil, 0o600))
+	}
+	for id, c := range map[string]struct {
+		source, write string
+		recorded      bool
+	}{
+		"all":    {bundles, "/x/other/userdata/config.json", true},
+		"one":    {bundles + "/other/userdata", "/x/config.json", true},
+		"hosts":  {bundles + "/other/userdata/hosts", "/x", false},
+		"shm":    {bundles + "/other/userdata/shm", "/x/file", false},
+		"itself": {n.Dir + "/bundles/itself", "/x/file", false},
+	} {
+		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		r := n.Bundle(id, mount(specs.Mount{Type: "bind", Source: c.source, Destination: "/x", Options: []string{"rbind"}}), rig.Shell("echo x >"+c.write)).Run()
+		after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		if r.Code != 0 || strings.Contains(string(after[len(before):]), "node-root by mount:/x") != c.recorded {
+			t.Errorf("%s: %+v, audit %s", id, r, after[len(before):])
+		}
+	}
+}
+
 // TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container moves to another cgroup of
 // version 1, and is recorded; on version 2 it cannot, and is not.
 func TestReadOnlyCgroupsOfVersion1(t *testing.T) {

@@ -72,6 +72,8 @@ type finder struct {
 	covered  map[string]bool         // directories of the node that its mounts cover, where its root is the node's
 	covering int                     // how many mounts are in covered
 	pipes    []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
+	rooted   bool                    // what the node's root owns is open to its user
+	owned    []guard                 // what own found; nil until it is asked
 	majors   map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
 	drm      map[int]bool            // of major 226; nil until a spec names that major
 	open     []opening               // what the device rules open

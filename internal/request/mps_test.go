@@ -77,7 +77,7 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 		{"a link to a daemon's socket, made by a neighbour", func(s *scene) {
 			s.daemon("mps")
 			s.mkdir("data")
-			s.link("mps/control", "data/control")
+			s.link("../mps/control", "data/control")
 			s.touch("data/control_lock")
 			s.bind(s.path("data"), "/x")
 		}, nil},

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 type guard struct {
 	path  string
 	below bool // what lies below counts as well: of other directories that is where ordinary volumes are
+	names int  // what lies up to so many names below counts: one container's part as a whole, but not the files in it that engines mount
 	write bool // only a mount that can be written through; a socket is as good read-only
 	moves bool // administrators put a link there and the directory on another disk
 }
@@ -45,6 +47,8 @@ var guards = []guard{
 	{path: "/run/containerd", write: true}, {path: "/var/lib/containerd", write: true, moves: true}, {path: "/run/docker", write: true}, {path: "/var/lib/docker", write: true, moves: true},
 	{path: "/run/crio", write: true}, {path: "/var/lib/crio", write: true, moves: true}, {path: "/run/containers", write: true}, {path: "/run/libpod", write: true},
 	{path: "/var/lib/containers", write: true, moves: true}, {path: "/var/lib/containers/storage", write: true, moves: true}, {path: "/var/lib/kubelet", write: true, moves: true},
+	{path: "/var/lib/containerd/io.containerd.metadata.v1.bolt", below: true, write: true}, {path: "/var/lib/containerd/io.containerd.content.v1.content", below: true, write: true},
+	{path: "/var/lib/kubelet/config.yaml", write: true}, {path: "/var/lib/kubelet/kubeadm-flags.env", write: true},
 	// the kernel's own: a program for dumped cores runs as root (core(5)), and so does one for uevents
 	{path: "/proc/sys/kernel/core_pattern", write: true}, {path: "/sys/kernel/uevent_helper", write: true},
 }
@@ -56,10 +60,38 @@ var privateDirs = []string{
 	"/var/lib/containers/storage/volumes", "/var/lib/containers/storage/overlay", "/var/lib/containers/storage/overlay-containers", "/run/containers/storage/overlay-containers",
 }
 
+// stores are where engines keep bundles, layers and volumes of all containers. Who writes to one of them rewrites what others
+// are made of; what a container's own engine mounts lies deeper.
+var stores = []guard{
+	{path: "/var/lib/kubelet/pods", names: 1, write: true},
+	{path: "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs", write: true}, {path: "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots", write: true},
+	{path: "/var/lib/docker/containers", names: 1, write: true}, {path: "/var/lib/docker/overlay2", write: true}, {path: "/var/lib/docker/overlay2/l", write: true},
+	{path: "/var/lib/docker/rootfs", names: 1, write: true}, {path: "/var/lib/docker/volumes", write: true},
+	{path: "/var/lib/containers/storage/overlay", write: true}, {path: "/var/lib/containers/storage/overlay/l", write: true}, {path: "/var/lib/containers/storage/volumes", write: true},
+	{path: "/var/lib/containers/storage/overlay-containers", names: 2, write: true}, {path: "/run/containers/storage/overlay-containers", names: 2, write: true},
+}
+
+// programs are what starts containers or is started for each, as root. Mounted writable, one of them runs anything; their
+// directories are guards.
+var programs = []string{"runc", "crun", "containerd", "containerd-shim", "containerd-shim-runc-v1", "containerd-shim-runc-v2", "dockerd", "docker-init", "docker-proxy", "crio", "crio-conmon", "conmon",
+	"conmonrs", "podman", "kubelet", "pinns", "netavark", "aardvark-dns", "gpuledger", "gpuledger-runtime", "gpuledger-hook", "gpuledgerd", "nvidia-ctk", "nvidia-cdi-hook",
+	"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-container-cli", "k3s", "systemctl", "modprobe", "kmod"}
+
+var programDirs = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/usr/libexec", "/usr/libexec/crio", "/usr/libexec/podman", "/usr/lib/podman", "/bin", "/sbin", "/usr/local/nvidia/toolkit"}
+
+// isProgram reports whether a file is a program of those by its place.
+func isProgram(path string) bool {
+	return slices.Contains(programs, filepath.Base(path)) && slices.Contains(programDirs, filepath.Dir(path))
+}
+
 // isPrivate reports whether a real path is a container's own, as most mounts of most containers are.
 func (f *finder) isPrivate(path string) bool {
+	return f.inBundle(path) || slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
+}
+
+func (f *finder) inBundle(path string) bool {
 	bundle := filepath.Clean(f.caller.Container.Bundle)
-	return bundle != "." && bundle != "/" && within(path, bundle) || slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
+	return bundle != "." && bundle != "/" && within(path, bundle)
 }
 
 // nodeRoot records ways by which the container's root is the node's. They pass: node agents have them, and a device
@@ -74,9 +106,7 @@ func (f *finder) nodeRoot() {
 		f.capabilityWays()
 	}
 	f.rawDisks()
-	if f.spec.Process.User.UID != 0 && !f.has("CAP_DAC_OVERRIDE") && !users {
-		return
-	}
+	f.rooted = users || f.becomesRoot()
 	if f.root() != "" {
 		if p := f.look(f.root()); f.governsNode(p, specs.Mount{}) {
 			f.nodeRootBy("root")
@@ -87,6 +117,23 @@ func (f *finder) nodeRoot() {
 			f.nodeRootBy("mount:" + m.Destination)
 		}
 	}
+}
+
+// becomesRoot reports whether the container's user is root, or can be taken for root by the files of the node: with a
+// capability, with root's group, or by a setuid program of its image, which only noNewPrivileges takes the force out of.
+func (f *finder) becomesRoot() bool {
+	u := f.spec.Process.User
+	return u.UID == 0 || u.GID == 0 || slices.Contains(u.AdditionalGids, 0) || f.has("CAP_DAC_OVERRIDE") || !f.spec.Process.NoNewPrivileges
+}
+
+// lets reports whether the container's user can use a guard: as root, or as one of the group that it belongs to, as Docker's
+// socket does.
+func (f *finder) lets(path string) bool {
+	if f.rooted {
+		return true
+	}
+	u, p := f.spec.Process.User, f.look(path)
+	return p.exists && (p.GID == u.GID || slices.Contains(u.AdditionalGids, p.GID))
 }
 
 func (f *finder) nodeRootBy(way string) {
@@ -169,12 +216,14 @@ func (f *finder) rootBy(m specs.Mount) bool {
 	if isBind(m) {
 		for _, path := range f.walks(m.Source) {
 			p := f.look(path)
-			if f.governsNode(p, m) || f.writesCgroups(p.Path, m) || f.has("CAP_SYS_PTRACE") && within("/proc/1/root", p.Path) {
+			if f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || f.has("CAP_SYS_PTRACE") && within("/proc/1/root", p.Path)) {
 				return true
 			}
 		}
 	}
 	switch {
+	case !f.rooted && m.Type != "overlay": // of which a group may still own a layer
+		return false
 	case m.Type == "cgroup", m.Type == "cgroup2", m.Type == "sysfs":
 		return !readOnly(m)
 	case slices.Contains(m.Options, "remount") && !readOnly(m): // makes writable again what is there
@@ -231,12 +280,18 @@ func (f *finder) writesCgroups(source string, m specs.Mount) bool {
 // programs and the runtimes, or what the engines have.
 func (f *finder) governsNode(p place, m specs.Mount) bool {
 	for _, dir := range []string{f.node.Policy.StateDir, f.node.Policy.RunDir} {
-		if within(f.real(dir), p.Path) {
+		if dir = f.real(dir); within(dir, p.Path) && f.lets(dir) {
 			return true
 		}
 	}
+	if !f.inBundle(p.Path) && slices.ContainsFunc(stores, func(g guard) bool { return f.touches(g, p, m) }) {
+		return true
+	}
 	if f.isPrivate(p.Path) {
 		return false
+	}
+	if isProgram(p.Path) && f.writes(m, p, p.Path) && f.lets(p.Path) {
+		return true
 	}
 	if slices.ContainsFunc(guards, func(g guard) bool { return f.touches(g, p, m) }) || slices.ContainsFunc(f.own(), func(g guard) bool { return f.touches(g, p, m) }) {
 		return true
@@ -250,23 +305,37 @@ func (f *finder) governsNode(p place, m specs.Mount) bool {
 	})
 }
 
-// own are the guards that this node has beside: its configuration, our program, and the runtimes.
+// own are the guards that this node has beside: its configuration, our program, and the runtimes, by the places where they
+// really are.
 func (f *finder) own() []guard {
-	var own []guard
+	if f.owned != nil {
+		return f.owned
+	}
+	f.owned = []guard{}
 	for _, path := range append([]string{f.node.Config, f.node.Program}, f.node.Policy.Runtime.Path...) {
-		if filepath.IsAbs(path) {
-			own = append(own, guard{path: path, write: true})
+		if path != "" && !filepath.IsAbs(path) {
+			path, _ = exec.LookPath(path) // as the wrapper finds the real runtime; where it is not, there is nothing to guard
+		}
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		for _, path := range slices.Compact([]string{path, f.real(path)}) {
+			f.owned = append(f.owned, guard{path: path, write: true})
 		}
 	}
-	return own
+	return f.owned
 }
 
 // touches reports whether a mount of a place reaches a guard.
 func (f *finder) touches(g guard, p place, m specs.Mount) bool {
-	if !within(g.path, p.Path) && !(g.below && within(p.Path, g.path)) {
+	switch {
+	case within(g.path, p.Path):
+	case g.below && within(p.Path, g.path):
+	case g.names > 0 && within(p.Path, g.path) && strings.Count(below(p.Path, g.path), "/") < g.names:
+	default:
 		return false
 	}
-	return !g.write || f.writes(m, p, g.path)
+	return (!g.write || f.writes(m, p, g.path)) && f.lets(g.path)
 }
 
 // writes reports whether a path can be written to by way of a mount. Where a mount is recursive and only its top read-only,

@@ -93,6 +93,44 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"runc's state of one container", bind("/run/runc/c1"), true},
 		{"runc's state, read only", bind("/run/runc", "ro"), false},
 		{"crun's state", bind("/run/crun"), true},
+		{"Podman's and CRI-O's bundles", bind("/run/containers/storage/overlay-containers"), true},
+		{"another container's bundle", bind("/run/containers/storage/overlay-containers/other/userdata"), true},
+		{"another container's bundle, read only", bind("/run/containers/storage/overlay-containers/other/userdata", "ro"), false},
+		{"its own bundle", func(s *scene) {
+			s.caller.Container.Bundle = "/run/containers/storage/overlay-containers/mine/userdata"
+			bind("/run/containers/storage/overlay-containers/mine/userdata")(s)
+		}, false},
+		{"what CRI-O and Podman mount of one", bind("/run/containers/storage/overlay-containers/sandbox/userdata/resolv.conf"), false},
+		{"its sandbox's shared memory", bind("/run/containers/storage/overlay-containers/sandbox/userdata/shm"), false},
+		{"Podman's bundles on disk", bind("/var/lib/containers/storage/overlay-containers"), true},
+		{"Podman's layers", bind("/var/lib/containers/storage/overlay"), true},
+		{"a mounted image of Podman's", bind("/var/lib/containers/storage/overlay/l1/merged"), false},
+		{"all volumes of Podman's", bind("/var/lib/containers/storage/volumes"), true},
+		{"Docker's containers", bind("/var/lib/docker/containers"), true},
+		{"one of Docker's containers", bind("/var/lib/docker/containers/c1"), true},
+		{"what Docker mounts of one", bind("/var/lib/docker/containers/c1/resolv.conf"), false},
+		{"the shared memory of one", bind("/var/lib/docker/containers/c1/mounts/shm"), false},
+		{"Docker's layers", bind("/var/lib/docker/overlay2"), true},
+		{"containerd's snapshots", bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"), true},
+		{"containerd's snapshotter", bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"), true},
+		{"containerd's metadata", bind("/var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"), true},
+		{"all pods", bind("/var/lib/kubelet/pods"), true},
+		{"all pods, read only", bind("/var/lib/kubelet/pods", "ro"), false},
+		{"a whole pod", bind("/var/lib/kubelet/pods/u"), true},
+		{"a volume of a pod", bind("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v"), false},
+		{"a pod's hosts file", bind("/var/lib/kubelet/pods/u/etc-hosts"), false},
+		{"the kubelet's configuration", bind("/var/lib/kubelet/config.yaml"), true},
+		{"runc where it always is", bind("/usr/sbin/runc"), true},
+		{"runc, read only", bind("/usr/sbin/runc", "ro"), false},
+		{"a file of the name elsewhere", bind("/data/runc"), false},
+		{"containerd's shim", bind("/usr/bin/containerd-shim-runc-v2"), true},
+		{"the monitor of Podman and CRI-O", bind("/usr/bin/conmon"), true},
+		{"the real runtime, that a link leads to", func(s *scene) {
+			s.mkdir("opt")
+			s.touch("opt/crun-1.2")
+			s.node.Policy.Runtime.Path = []string{s.link("crun-1.2", "opt/crun")}
+			s.bind(s.path("opt/crun-1.2"), "/x")
+		}, true},
 		{"Docker's state", bind("/var/lib/docker"), true},
 		{"Docker's state, read only", bind("/var/lib/docker", "ro"), false},
 		{"a volume of Docker's", bind("/var/lib/docker/volumes/v/_data"), false},
@@ -129,8 +167,24 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.node.Host.Proc = "/proc"
 			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
 		}, true},
-		{"host / as nobody", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534 }, false},
-		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.spec.Process.User.UID = 65534; s.caps("CAP_DAC_OVERRIDE") }, true},
+		{"host / as nobody", func(s *scene) { bind("/")(s); s.nobody() }, false},
+		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.nobody(); s.caps("CAP_DAC_OVERRIDE") }, true},
+		{"host / as nobody whose image has a setuid program, perhaps", func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.NoNewPrivileges = false }, true},
+		{"host / as nobody in root's group", func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.User.GID = 0 }, true},
+		{"host / as nobody with root's group beside", func(s *scene) { bind("/")(s); s.nobody(5, 0) }, true},
+		{"host / as nobody with a group of no guard's", func(s *scene) { bind("/")(s); s.nobody(64000) }, false},
+		{"a parent of our directories as nobody of their group", func(s *scene) {
+			bind("T")(s)
+			s.must(os.Chown(s.path("state"), 0, 64000))
+			s.nobody(64000)
+		}, true},
+		{"a parent of our directories as nobody", func(s *scene) { bind("T")(s); s.nobody() }, false},
+		{"the cgroup file system as nobody", func(s *scene) { bind("T/sys/fs/cgroup")(s); s.nobody() }, false},
+		{"a writable cgroup mount of its own as nobody", func(s *scene) { mount(specs.Mount{Type: "cgroup2", Source: "cgroup"})(s); s.nobody() }, false},
+		{"an ordinary volume as a user without noNewPrivileges, in root's group", func(s *scene) {
+			s.bind(s.mkdir("data"), "/x")
+			s.spec.Process.User = specs.User{UID: 1000, GID: 0}
+		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScene(t)
@@ -164,7 +218,7 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 	}
 	s := newScene(t)
 	guard := guard{path: "/proc/sys/kernel/core_pattern", write: true}
-	f := finder{node: s.node, places: map[string]place{}}
+	f := finder{node: s.node, places: map[string]place{}, rooted: true}
 	root := f.look("/")
 	for options, want := range map[string]bool{"rbind": true, "rbind,ro": true, "rbind,rro": false, "bind,ro": false, "bind": true} {
 		if got := f.touches(guard, root, specs.Mount{Options: strings.Split(options, ",")}); got != want {

@@ -126,5 +126,6 @@ func (f *finder) real(path string) string { return f.look(path).Path }
 
 // within reports whether path is dir or below it.
 func within(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+	dir = strings.TrimSuffix(dir, "/") // and no concatenation: each mount is held against each guard
+	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }

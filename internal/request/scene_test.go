@@ -112,6 +112,12 @@ func (s *scene) pod() {
 	}
 }
 
+// nobody makes its user one who can become nobody else.
+func (s *scene) nobody(groups ...uint32) {
+	s.spec.Process.User = specs.User{UID: 65534, GID: 65534, AdditionalGids: groups}
+	s.spec.Process.NoNewPrivileges = true
+}
+
 func (s *scene) userNamespace() {
 	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 }
