@@ -168,7 +168,9 @@ func (s *stage) hostDevices(t *testing.T, majors map[string]int) {
 	}
 	must(t, os.Symlink(dev, filepath.Join(s.Dir, "devices")), os.Symlink(s.Dir+"/run", filepath.Join(s.Dir, "torun")),
 		os.WriteFile(filepath.Join(dev, "plain/nvidia0"), []byte("a file"), 0o644),
-		os.MkdirAll(filepath.Join(s.Dir, "mps/log"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "mps/pipe"), 0o755),
+		os.Mkdir(filepath.Join(s.Dir, "mps"), 0o755))
+	rig.Mount(t, "tmpfs", filepath.Join(s.Dir, "mps"), "tmpfs", 0, "") // so that a daemon in it closes no mount of its parents (docs/adr/0009)
+	must(t, os.MkdirAll(filepath.Join(s.Dir, "mps/log"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "mps/pipe"), 0o755),
 		os.WriteFile(filepath.Join(s.Dir, "mps/pipe/control_lock"), nil, 0o666),
 		os.MkdirAll(filepath.Join(s.Dir, "decoy"), 0o755), os.WriteFile(filepath.Join(s.Dir, "decoy/control"), nil, 0o666), os.WriteFile(filepath.Join(s.Dir, "decoy/control_lock"), nil, 0o666),
 		os.Symlink("pipe", filepath.Join(s.Dir, "mps/link")), os.MkdirAll(filepath.Join(s.Dir, "nvidia-data"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "running"), 0o755))
