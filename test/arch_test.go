@@ -42,6 +42,7 @@ var layers = map[string][]string{
 	"runtime":         {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
 		"internal/failpoint"},
+	"internal/doctor":      {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/ledger"},
 	"cmd/gpuledger-hook":   {"hook"},
 	"internal/edit/adjust": {"internal/edit", "internal/grant"},
 	"internal/nri":         {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},
@@ -53,7 +54,7 @@ var layers = map[string][]string{
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
-	"cmd/gpuledger": {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
+	"cmd/gpuledger": {"internal/configure", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
 		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 

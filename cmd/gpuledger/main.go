@@ -27,7 +27,7 @@ func run(args []string) int {
 		Flags:                []cli.Flag{configFlag()},
 		Commands: []*cli.Command{
 			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(), releaseCommand(), inspectCommand(),
-			explainCommand(), checkCommand(), cdiCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
+			explainCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
 		},
 		Action:         unknownCommand,
 		OnUsageError:   usageError,

@@ -105,13 +105,21 @@ func (c *containerdConfig) check() error {
 	if c.version >= 3 {
 		c.plugin = criRuntimePlugin
 	}
+	if path := c.withoutCRI(); path != "" {
+		return fmt.Errorf("cannot configure containerd for Kubernetes: disabled_plugins in %s switches its CRI plugin off (for Docker's containers use `gpuledger configure docker`)", path)
+	}
+	return nil
+}
+
+// withoutCRI is the file that switches the CRI plugin off; "" if none does.
+func (c *containerdConfig) withoutCRI() string {
 	for _, f := range c.files {
 		disabled, _ := texts(f.tree, "disabled_plugins")
 		if slices.Contains(disabled, criPlugin) || slices.Contains(disabled, c.plugin) || slices.Contains(disabled, "cri") {
-			return fmt.Errorf("cannot configure containerd for Kubernetes: disabled_plugins in %s switches its CRI plugin off (for Docker's containers use `gpuledger configure docker`)", f.path)
+			return f.path
 		}
 	}
-	return nil
+	return ""
 }
 
 // target is the file to edit. Since version 3 imported files are merged key by key, so a file of our own in an imported

@@ -73,11 +73,12 @@ func New(o Options) (*Plan, error) {
 
 // engine is what differs between engines.
 type engine struct {
-	suffix string // of the wrapper's name, by which it knows who calls
-	file   string // its main configuration file
-	unit   string // of systemd
-	daemon string // the process's name; "" where there is none
-	plan   func(*Plan) (present, error)
+	suffix  string // of the wrapper's name, by which it knows who calls
+	program string // its own
+	file    string // its main configuration file
+	unit    string // of systemd
+	daemon  string // the process's name; "" where there is none
+	plan    func(*Plan) (present, error)
 }
 
 // engines is filled in by init, because the plans read it.
@@ -85,10 +86,10 @@ var engines map[grant.Engine]engine
 
 func init() {
 	engines = map[grant.Engine]engine{
-		grant.Containerd: {"containerd", "/etc/containerd/config.toml", "containerd.service", "containerd", (*Plan).containerd},
-		grant.CRIO:       {"crio", "/etc/crio/crio.conf", "crio.service", "crio", (*Plan).crio},
-		grant.Podman:     {"podman", "/etc/containers/containers.conf", "", "", (*Plan).podman},
-		grant.Docker:     {"docker", "/etc/docker/daemon.json", "docker.service", "dockerd", (*Plan).docker},
+		grant.Containerd: {"containerd", "containerd", "/etc/containerd/config.toml", "containerd.service", "containerd", (*Plan).containerd},
+		grant.CRIO:       {"crio", "crio", "/etc/crio/crio.conf", "crio.service", "crio", (*Plan).crio},
+		grant.Podman:     {"podman", "podman", "/etc/containers/containers.conf", "", "", (*Plan).podman},
+		grant.Docker:     {"docker", "dockerd", "/etc/docker/daemon.json", "docker.service", "dockerd", (*Plan).docker},
 	}
 }
 

@@ -21,13 +21,7 @@ var (
 
 // podman plans our drop-in file of Podman, Buildah and their like.
 func (p *Plan) podman() (present, error) {
-	main := p.mainFile()
-	dir := main + ".d"
-	if main == "/etc/containers/containers.conf" {
-		dir = "/etc/containers/containers.conf.d"
-	}
-	ours := filepath.Join(dir, dropIn+".conf")
-	files := sortedWith(p.system.glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf", main)
+	ours, files := p.podmanFiles()
 	d, err := p.readDropIns(ours, files)
 	if err != nil {
 		return present{}, err
@@ -51,6 +45,14 @@ func (p *Plan) podman() (present, error) {
 	set.to([]string{p.link()}, "engine", "runtimes", Handler)
 	p.noteConfig("Podman")
 	return was, p.enter(d, set.err, keys...)
+}
+
+// podmanFiles are our file and all that Podman reads, in its order.
+func (p *Plan) podmanFiles() (ours string, files []string) {
+	main := p.mainFile()
+	dir := main + ".d"
+	ours = filepath.Join(dir, dropIn+".conf")
+	return ours, sortedWith(p.system.glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf", main)
 }
 
 // podmanList is a list as it is, or as Podman has it by default, with our names.

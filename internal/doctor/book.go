@@ -1,0 +1,155 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func configuration(f Facts) []Line {
+	switch {
+	case f.Broken != nil:
+		return []Line{{Status: Problem, Message: f.Broken.Error(), Hint: "correct it: until then the defaults are in force and no pod's identity is believed"}}
+	case f.Config.Missing:
+		return []Line{{Status: OK, Message: "there is no " + f.Config.Path + ": the defaults are in force"}}
+	case f.Config.loose() || len(f.Config.Above) > 0:
+		return []Line{open(f.Config)}
+	}
+	return []Line{{Status: OK, Message: f.Config.Path + " is in force"}}
+}
+
+// rules says what becomes of a refusal now.
+func rules(f Facts) []Line {
+	switch f.Mode {
+	case grant.Disabled:
+		until := "until `gpuledger enable`"
+		if !f.Until.IsZero() {
+			until = "until " + f.Until.Local().Format(time.RFC3339)
+		}
+		return []Line{{Status: Warning, Message: "gpuledger is disabled " + until + ": nothing is refused", Hint: "run `gpuledger enable` when the emergency is over"}}
+	case grant.Report:
+		return []Line{{Status: Warning, Message: `policy.mode is "report": what would be refused starts, and is recorded`, Hint: "read the audit log, then set policy.mode = \"enforce\""}}
+	}
+	return []Line{{Status: OK, Message: "refusals are enforced"}}
+}
+
+// directories: whoever can write there makes grants.
+func directories(f Facts) []Line {
+	var lines []Line
+	for _, p := range []Place{f.State, f.Run} {
+		switch {
+		case p.Error != nil:
+			lines = append(lines, Line{Status: Problem, Message: fmt.Sprintf("cannot look at %s: %v", p.Path, p.Error), Hint: "look at the disk and its mounts"})
+		case len(p.Above) > 0:
+			lines = append(lines, open(p.Above[0]))
+		case p.Missing:
+		case !p.Mode.IsDir():
+			lines = append(lines, Line{Status: Problem, Message: p.Path + " is no directory", Hint: "move it away; gpuledger makes a directory there"})
+		case p.UID != 0 || p.Mode.Perm()&0o077 != 0:
+			lines = append(lines, Line{Status: Problem, Message: fmt.Sprintf("%s has mode %04o and owner %d: grants and their secrets are for root alone", p.Path, p.Mode.Perm(), p.UID),
+				Hint: fmt.Sprintf("chown root %s && chmod 0700 %s", p.Path, p.Path)})
+		case !p.Writable:
+			lines = append(lines, Line{Status: Problem, Message: p.Path + " cannot be written to", Hint: "is its file system mounted read-only?"})
+		}
+	}
+	return orOK(lines, "%s and %s are root's alone", f.State.Path, f.Run.Path)
+}
+
+func inventory(f Facts) []Line {
+	if p := f.InventoryProblem; p != nil {
+		return []Line{{Status: Problem, Message: p.Message, Hint: p.Hint}}
+	}
+	var lines []Line
+	if _, loaded := f.Majors["nvidia"]; loaded && f.Policy.Inventory.Source == grant.Simulated {
+		lines = append(lines, Line{Status: Warning, Message: "the inventory is simulated, but an NVIDIA driver is loaded", Hint: "set inventory.source = \"nvml\" and run `gpuledger inventory refresh`"})
+	}
+	for _, g := range f.Inventory.GPUs {
+		if g.Health != grant.Healthy {
+			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("GPU %d (%s) takes no grants: %s", g.Index, g.UUID, g.Health), Hint: "when it is well again run `gpuledger inventory refresh`"})
+		}
+	}
+	if len(f.Inventory.GPUs) == 0 {
+		lines = append(lines, Line{Status: Warning, Message: "the inventory is of this boot and has no GPU", Hint: "after a GPU was added run `gpuledger inventory refresh`"})
+	}
+	return orOK(lines, "%d GPUs from source %s, of this boot and driver", len(f.Inventory.GPUs), f.Inventory.Source)
+}
+
+// built are the strengths that this version itself can give to a grant of mode limit. It grows with the backends.
+var built = []grant.Strength{}
+
+// strength says what could hold a container to its memory in mode limit, and what this version makes of it.
+func strength(f Facts) []Line {
+	var could grant.Strength
+	var why string
+	switch {
+	case f.Driver != "" && newer(f.Driver, 615, 0) && f.Cgroup.Version == 2 && !f.Cgroup.Hybrid:
+		could, why = grant.StrengthDriver, "driver "+f.Driver+" and cgroup v2"
+	case f.Shim != "":
+		could, why = grant.StrengthLibrary, "by "+f.Shim
+	default:
+		could, why = grant.StrengthNone, "strength driver takes driver 615 or newer and cgroup v2, strength library the shim"
+	}
+	has := could
+	if !slices.Contains(built, could) {
+		has = grant.StrengthNone
+	}
+	message := fmt.Sprintf("mode limit can reach strength %s on this node (%s)", could, why)
+	if could == grant.StrengthNone {
+		message = "nothing on this node holds a container to its memory in mode limit: " + why
+	}
+	if has != could {
+		message += "; this version does not use it yet: its grants have strength " + string(has)
+	}
+	if minimum := f.Policy.Rules.MinimumStrength; !has.AtLeast(minimum) {
+		return []Line{{Status: Warning, Message: fmt.Sprintf("%s; policy.minimum_strength is %q, so grants of mode limit are refused (limit-unenforceable)", message, minimum),
+			Hint: "lower policy.minimum_strength, or use mode mig where it is needed"}}
+	}
+	return []Line{{Status: OK, Message: message}}
+}
+
+func book(f Facts) []Line {
+	switch {
+	case f.LedgerError != nil:
+		return []Line{{Status: Problem, Message: f.LedgerError.Error(), Hint: "run `gpuledger check`"}}
+	case !f.LedgerLooked && f.Broken != nil:
+		return []Line{{Status: Warning, Message: "the ledger was not looked at, because the configuration that says where it lies is broken", Hint: "correct the configuration"}}
+	case !f.LedgerLooked:
+		return []Line{{Status: OK, Message: "the ledger is empty"}}
+	}
+	var lines []Line
+	for _, finding := range f.Ledger.Findings {
+		if !finding.Repaired {
+			lines = append(lines, Line{Status: Problem, Message: finding.Subject + ": " + finding.Problem, Hint: "`gpuledger release --force ID` drops an entry that cannot be read; see `gpuledger check`"})
+		}
+	}
+	return orOK(lines, "the ledger is sound: %d grants, %d in use", f.Ledger.Grants, f.Ledger.Bindings)
+}
+
+func audit(f Facts) []Line {
+	file, p := f.Policy.Audit.File, f.Audit
+	full := uint64(f.Policy.Audit.MaxSize) * uint64(f.Policy.Audit.Keep+1)
+	switch {
+	case file == "":
+		return []Line{{Status: Warning, Message: "audit.file is off: refusals and admissions are not recorded", Hint: "set audit.file"}}
+	case p.Error != nil || !p.Writable:
+		return []Line{{Status: Problem, Message: file + " cannot be written: decisions are not recorded", Hint: "look at its directory, the disk and its mounts"}}
+	case !p.Missing && !p.Mode.IsRegular():
+		return []Line{{Status: Problem, Message: file + " is no regular file: nothing is written to it", Hint: "move it away, or set audit.file"}}
+	case p.loose():
+		return []Line{open(p)}
+	case f.Free < full:
+		return []Line{{Status: Warning, Message: fmt.Sprintf("%s may grow to %s, and its file system has %s free", file, grant.Bytes(full), grant.Bytes(f.Free)),
+			Hint: "make room, or lower audit.max_size or audit.keep"}}
+	}
+	return []Line{{Status: OK, Message: "decisions are recorded in " + file}}
+}
+
+// daemon: only the NRI plugin needs it.
+func daemon(f Facts) []Line {
+	if f.Daemon != 0 {
+		return []Line{{Status: OK, Message: fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)}}
+	}
+	return []Line{{Status: OK, Message: "gpuledgerd does not run; only guarding by NRI needs it"}}
+}

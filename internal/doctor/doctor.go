@@ -1,0 +1,69 @@
+// Package doctor tells an administrator what works on this node, what does not, and what to do. Gather reads the facts;
+// each check is a function of them.
+package doctor
+
+import "slices"
+
+// Status is how a line stands.
+type Status string
+
+// The statuses. A problem keeps gpuledger from doing what it is configured to do; a warning is for the administrator to
+// weigh.
+const (
+	OK      Status = "ok"
+	Warning Status = "warning"
+	Problem Status = "problem"
+)
+
+// Line is one thing that was looked at.
+type Line struct {
+	Check   string `json:"check"` // the name of a row of Checks
+	Status  Status `json:"status"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"` // what to do
+}
+
+// Check is one concern. It looks at facts only, and says at least one line.
+type Check struct {
+	Name string
+	look func(Facts) []Line
+}
+
+// Checks are all of them, in the order in which they are told: what others rest on comes first.
+var Checks = []Check{
+	{"configuration", configuration},
+	{"policy", rules},
+	{"directories", directories},
+	{"programs", programs},
+	{"runtimes", runtimes},
+	{"kernel", kernel},
+	{"cgroup", cgroups},
+	{"driver", driver},
+	{"inventory", inventory},
+	{"devices", devices},
+	{"strength", strength},
+	{"ledger", book},
+	{"audit", audit},
+	{"engines", engines},
+	{"hooks", hooks},
+	{"cdi", cdi},
+	{"toolkit", toolkit},
+	{"daemon", daemon},
+}
+
+// Examine runs all checks.
+func Examine(f Facts) []Line {
+	var all []Line
+	for _, c := range Checks {
+		for _, l := range c.look(f) {
+			l.Check = c.Name
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// Healthy reports whether no line is a problem.
+func Healthy(lines []Line) bool {
+	return !slices.ContainsFunc(lines, func(l Line) bool { return l.Status == Problem })
+}

@@ -1,0 +1,126 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// engines says, engine by engine, whose containers go through gpuledger.
+func engines(f Facts) []Line {
+	var lines []Line
+	for _, e := range f.Engines {
+		lines = append(lines, engine(e))
+	}
+	if len(lines) == 0 {
+		return []Line{{Status: Warning, Message: "no containerd, CRI-O, Podman or Docker was found", Hint: "an engine that gpuledger does not know must be told to run gpuledger-runtime"}}
+	}
+	return lines
+}
+
+func engine(e configure.Presence) Line {
+	command := "gpuledger configure " + e.Name
+	program, has := e.Handlers[configure.Handler]
+	switch {
+	case e.Err != nil:
+		return Line{Status: Warning, Message: fmt.Sprintf("%s: %v", e.Engine, e.Err), Hint: "correct it, then run `" + command + " --dry-run`"}
+	case !has && e.Default == configure.Handler:
+		return Line{Status: Problem, Message: string(e.Engine) + ": its default handler is gpuledger, which is not configured: it starts no container", Hint: "run `" + command + "`"}
+	case !has:
+		return Line{Status: Warning, Message: string(e.Engine) + ": gpuledger is not configured in it; its containers go around the ledger",
+			Hint: "run `" + command + " --as-default`, if it runs containers on this node"}
+	case configure.Find(program) == "":
+		return Line{Status: Problem, Message: fmt.Sprintf("%s: the program of handler gpuledger, %q, is not there", e.Engine, program), Hint: "run `" + command + "` again"}
+	case e.Default != configure.Handler:
+		return Line{Status: Warning, Message: string(e.Engine) + ": only containers that choose handler gpuledger go through it; the others go around the ledger",
+			Hint: "run `" + command + " --as-default`"}
+	}
+	return Line{Status: OK, Message: string(e.Engine) + ": containers that choose no handler go through gpuledger"}
+}
+
+// injectors are NVIDIA's programs that put GPUs into containers, by the beginning of their names.
+var injectors = []string{"nvidia-container-runtime", "nvidia-container-toolkit"}
+
+func injects(program string) bool {
+	return slices.ContainsFunc(injectors, func(name string) bool { return strings.HasPrefix(filepath.Base(program), name) })
+}
+
+func hooks(f Facts) []Line {
+	var lines []Line
+	var ours []string
+	for _, h := range f.Hooks {
+		switch {
+		case h.Error != nil:
+			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s cannot be read: %v", h.Path, h.Error), Hint: "engines skip such a file, or fail"})
+		case h.loose() || len(h.Above) > 0:
+			lines = append(lines, open(h.Place))
+		case injects(h.Program):
+			lines = append(lines, Line{Status: Warning, Message: h.Path + " gives NVIDIA's hook to containers: behind gpuledger one without a grant is refused (gpu-hook)", Hint: "remove it"})
+		case filepath.Base(h.Program) == "gpuledger-hook" && h.Gone:
+			lines = append(lines, Line{Status: Problem, Message: h.Path + " runs " + h.Program + ", which is not there: its engine starts no container", Hint: "install it, or remove the file"})
+		case filepath.Base(h.Program) == "gpuledger-hook":
+			ours = append(ours, h.Path)
+		}
+	}
+	if len(ours) > 0 {
+		lines = append(lines, Line{Status: OK, Message: "gpuledger-hook is called by " + strings.Join(ours, ", ")})
+	}
+	return orOK(lines, "no engine has a hook for GPUs")
+}
+
+func cdi(f Facts) []Line {
+	var lines []Line
+	var kinds []string
+	for _, s := range f.CDI {
+		vendor, _, _ := strings.Cut(s.Kind, "/")
+		switch {
+		case s.loose() || len(s.Above) > 0:
+			l := open(s.Place)
+			l.Message += ": what stands there, engines inject"
+			lines = append(lines, l)
+		case s.Error != nil:
+			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s cannot be read: %v", s.Path, s.Error), Hint: "engines leave such a file out; write it anew"})
+		case vendor == "management.nvidia.com":
+			lines = append(lines, Line{Status: Warning, Message: s.Path + " names all GPUs at once (" + s.Kind + ")",
+				Hint: "it is for the GPU operator's own containers; whoever else asks for it is refused without a grant, where gpuledger is the handler"})
+		case s.Kind != "":
+			kinds = append(kinds, s.Kind)
+		}
+	}
+	if len(lines) > 0 {
+		return lines
+	}
+	slices.Sort(kinds)
+	if kinds = slices.Compact(kinds); len(kinds) > 0 {
+		return []Line{{Status: OK, Message: "only root writes there; kinds " + strings.Join(kinds, ", ")}}
+	}
+	return []Line{{Status: OK, Message: "no CDI files"}}
+}
+
+// toolkit tells whether NVIDIA's container toolkit would inject what gpuledger injects, or around it.
+func toolkit(f Facts) []Line {
+	var lines []Line
+	if len(f.Runtimes) > 0 && injects(f.Runtimes[0].Path) && f.Policy.Enforcement.VisibleDevices == grant.VisibleUUIDs {
+		lines = append(lines, Line{Status: Problem, Message: "containers run under " + f.Runtimes[0].Path + ", which would inject again what gpuledger injects",
+			Hint: "set runtime.path = [\"runc\"], or enforcement.visible_devices = \"void\""})
+	}
+	for _, e := range f.Engines {
+		for _, name := range sortedKeys(e.Handlers) {
+			if injects(e.Handlers[name]) {
+				lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s: containers that choose handler %s get GPUs from %s, around the ledger", e.Engine, name, e.Handlers[name]),
+					Hint: "take the handler out, when nothing on this node needs it any more"})
+			}
+		}
+	}
+	if len(f.Toolkit) == 0 {
+		return orOK(lines, "NVIDIA's container toolkit is not installed")
+	}
+	return orOK(lines, "%s: nothing calls it behind or beside gpuledger", strings.Join(f.Toolkit, ", "))
+}

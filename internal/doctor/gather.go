@@ -1,0 +1,232 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// maxFile bounds a file of others that is read, in bytes.
+const maxFile = 4 << 20
+
+// Gather reads the facts of a node whose configuration is the file config. self is the path of gpuledger: our other
+// programs lie beside it. It takes root, and it repairs what is derived in the ledger, as `gpuledger check` does.
+func Gather(n *node.Node, config, self string) (Facts, error) {
+	if os.Geteuid() != 0 {
+		return Facts{}, errors.New("cannot examine the node: it takes root")
+	}
+	p := n.Policy
+	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir), Run: at(p.RunDir), Engines: configure.Look("/")}
+	if pause, paused := n.Paused(); paused {
+		f.Until = pause.Until
+	}
+	for _, name := range []string{"gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
+		f.Programs = append(f.Programs, at(filepath.Join(filepath.Dir(self), name)))
+	}
+	f.gatherRuntimes()
+	f.gatherKernel(n.Host)
+	f.gatherLedger(n)
+	f.gatherInjectors()
+	f.Shim = configure.Find(filepath.Join(filepath.Dir(self), "../lib/gpuledger/shim/libcuda.so.1"))
+	f.Daemon = holder(filepath.Join(p.RunDir, "gpuledgerd.lock"), n.Host)
+	return f, nil
+}
+
+// at looks at a name, and at the directories above it.
+func at(path string) Place {
+	p := look(path)
+	p.Writable = unix.Access(path, unix.W_OK) == nil
+	for dir := path; dir != "/"; {
+		dir = filepath.Dir(dir)
+		above := look(dir)
+		if above.loose() {
+			p.Above = append(p.Above, above)
+		}
+		if p.Missing && !p.Writable && !above.Missing {
+			p.Writable = unix.Access(dir, unix.W_OK) == nil
+			if !p.Writable {
+				break
+			}
+		}
+	}
+	return p
+}
+
+func look(path string) Place {
+	p := Place{Path: path}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		p.Missing = true
+	case err != nil:
+		p.Error = err
+	default:
+		p.Mode = info.Mode()
+		var st unix.Stat_t
+		p.Error = unix.Stat(path, &st)
+		p.UID = st.Uid
+	}
+	return p
+}
+
+func (f *Facts) gatherRuntimes() {
+	for _, name := range f.Policy.Runtime.Path {
+		path := configure.Find(name)
+		if path == "" {
+			continue
+		}
+		r := Runtime{Place: at(path)}
+		if !r.loose() && len(r.Above) == 0 { // else it is not for root to run
+			r.Version, r.Failed = versionOf(path)
+		}
+		f.Runtimes = append(f.Runtimes, r)
+	}
+}
+
+// versionOf asks a runtime; one that does not answer is not waited for long.
+func versionOf(path string) (string, error) {
+	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	defer stop()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	return grant.Printable(line), err
+}
+
+func (f *Facts) gatherKernel(h host.Host) {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	f.Kernel = unix.ByteSliceToString(name.Release[:])
+	f.Cgroup = cgroup(filepath.Join(h.Sys, "fs/cgroup"))
+	f.Majors, _ = h.NVIDIAMajors()
+	f.Driver, _ = h.DriverVersion()
+	for _, pattern := range []string{"nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
+		names, _ := filepath.Glob(filepath.Join(h.Dev, pattern))
+		for _, name := range names {
+			f.Devices = append(f.Devices, look(name))
+		}
+	}
+}
+
+func (f *Facts) gatherLedger(n *node.Node) {
+	if f.Broken == nil {
+		f.Inventory, f.InventoryProblem = n.Inventory()
+	} else {
+		f.InventoryProblem = &grant.Problem{Message: "the inventory was not looked at, because the configuration is broken", Hint: "correct the configuration"}
+	}
+	if f.LedgerLooked = f.Broken == nil && !f.State.Missing; f.LedgerLooked {
+		f.Ledger, f.LedgerError = n.Check()
+	}
+	if f.Policy.Audit.File != "" {
+		f.Audit = at(f.Policy.Audit.File)
+		f.Free = free(f.Policy.Audit.File)
+	}
+}
+
+// free is the room where a file lies, or would.
+func free(path string) uint64 {
+	var st unix.Statfs_t
+	for ; unix.Statfs(path, &st) != nil && path != "/"; path = filepath.Dir(path) {
+	}
+	return st.Bavail * uint64(st.Bsize)
+}
+
+// The places that engines read without being told.
+var (
+	hookDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
+	cdiDirs  = []string{"/etc/cdi", "/var/run/cdi"}
+)
+
+func (f *Facts) gatherInjectors() {
+	hookDirs, cdiDirs := slices.Clone(hookDirs), slices.Clone(cdiDirs)
+	for _, e := range f.Engines {
+		hookDirs, cdiDirs = append(hookDirs, e.HookDirs...), append(cdiDirs, e.CDIDirs...)
+	}
+	for _, path := range filesIn(hookDirs, ".json") {
+		f.Hooks = append(f.Hooks, readHook(path))
+	}
+	for _, dir := range cdiDirs {
+		if p := at(dir); !p.Missing {
+			f.CDI = append(f.CDI, Spec{Place: p}) // whoever writes into an empty one, too
+		}
+	}
+	for _, path := range filesIn(cdiDirs, ".json", ".yaml") {
+		f.CDI = append(f.CDI, readSpec(path))
+	}
+	for _, name := range []string{"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk"} {
+		if path := configure.Find(name); path != "" {
+			f.Toolkit = append(f.Toolkit, path)
+		}
+	}
+}
+
+// filesIn lists files by the ends of their names, each once, however its directory is called.
+func filesIn(dirs []string, ends ...string) []string {
+	var files []string
+	for _, dir := range dirs {
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			continue
+		}
+		entries, _ := os.ReadDir(real)
+		for _, e := range entries {
+			if slices.Contains(ends, filepath.Ext(e.Name())) {
+				files = append(files, filepath.Join(real, e.Name()))
+			}
+		}
+	}
+	slices.Sort(files)
+	return slices.Compact(files)
+}
+
+func readHook(path string) Hook {
+	h := Hook{Place: at(path)}
+	var text []byte
+	var file struct {
+		Hook struct{ Path string }
+	}
+	if text, h.Error = host.ReadFile(path, maxFile); h.Error == nil {
+		h.Error = json.Unmarshal(text, &file)
+	}
+	h.Program = file.Hook.Path
+	h.Gone = look(h.Program).Missing
+	return h
+}
+
+// readSpec reads no more of a CDI file than its kind, which stands in a line of its own at the top level of YAML.
+func readSpec(path string) Spec {
+	s := Spec{Place: at(path)}
+	text, err := host.ReadFile(path, maxFile)
+	if s.Error = err; err != nil {
+		return s
+	}
+	var file struct {
+		Kind string `json:"kind"`
+	}
+	if filepath.Ext(path) == ".json" {
+		s.Error = json.Unmarshal(text, &file)
+	} else {
+		for line := range strings.Lines(string(text)) {
+			if kind, found := strings.CutPrefix(line, "kind:"); found {
+				file.Kind = strings.Trim(strings.TrimSpace(kind), `"'`)
+			}
+		}
+	}
+	if s.Kind = grant.Printable(file.Kind); s.Kind == "" && s.Error == nil {
+		s.Error = errors.New("it has no kind")
+	}
+	return s
+}

@@ -1,0 +1,120 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
+	dir := t.TempDir()
+	path := write(t, filepath.Join(dir, "a/b/file"), "")
+	if p := at(path); len(p.Above) > 0 && filepath.Dir(p.Above[0].Path) == dir {
+		t.Errorf("nobody else can write to %v", p.Above)
+	}
+	if err := os.Chmod(filepath.Join(dir, "a"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{path, filepath.Join(dir, "a/b/c/d/missing")} {
+		p := at(name)
+		if len(p.Above) == 0 || p.Above[0].Path != filepath.Join(dir, "a") {
+			t.Errorf("%s: anybody can replace %s/a/b, but that is not among %v", name, dir, p.Above)
+		}
+		if !p.Writable || p.Missing != (name != path) {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+	if err := os.Chmod(filepath.Join(dir, "a"), 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if p := at(path); slices.ContainsFunc(p.Above, func(a Place) bool { return a.Path == filepath.Join(dir, "a") }) {
+		t.Error("in a sticky directory nobody replaces what is root's")
+	}
+}
+
+func TestSpecsAreKnownByTheirKind(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct{ text, kind string }{
+		"a.json": {`{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu"}`, "nvidia.com/gpu"},
+		"b.yaml": {"---\ncdiVersion: 0.6.0\nkind: \"management.nvidia.com/gpu\"\ndevices:\n- name: all\n  kind: no\n", "management.nvidia.com/gpu"},
+		"c.json": {`{"kind":`, ""},
+		"d.yaml": {"devices: []\n", ""},
+	} {
+		s := readSpec(write(t, filepath.Join(dir, name), c.text))
+		if s.Kind != c.kind || (s.Error != nil) != (c.kind == "") {
+			t.Errorf("%s: kind %q, %v", name, s.Kind, s.Error)
+		}
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if files := filesIn([]string{dir, link, dir + "/none"}, ".json"); len(files) != 2 {
+		t.Errorf("two files under two names: %v", files)
+	}
+}
+
+func TestHooksAreKnownByTheirProgram(t *testing.T) {
+	dir := t.TempDir()
+	h := readHook(write(t, dir+"/a.json", `{"version":"1.0.0","hook":{"path":"/nowhere/gpuledger-hook"}}`))
+	if h.Program != "/nowhere/gpuledger-hook" || !h.Gone || h.Error != nil {
+		t.Errorf("%+v", h)
+	}
+	if h := readHook(write(t, dir+"/b.json", "no")); h.Error == nil {
+		t.Error("no JSON is no hook")
+	}
+}
+
+func TestTheHolderOfALock(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "lock"), fmt.Sprintln(os.Getpid()))
+	if pid := holder(path, host.Default()); pid != 0 {
+		t.Errorf("nobody holds it, but %d does", pid)
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if pid := holder(path, host.Default()); pid != os.Getpid() {
+		t.Errorf("process %d holds it, not %d", os.Getpid(), pid)
+	}
+	if pid := holder(path+"-none", host.Default()); pid != 0 {
+		t.Errorf("of no lock: %d", pid)
+	}
+}
+
+// TestCgroup looks at this machine's: a node without any could run none of our tests.
+func TestCgroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it takes root to ask for device programs")
+	}
+	if c := cgroup("/sys/fs/cgroup"); c.Version == 0 || c.Error != nil {
+		t.Errorf("%+v", c)
+	}
+	if c := cgroup(t.TempDir()); c.Version != 0 {
+		t.Errorf("an empty directory: %+v", c)
+	}
+	if deviceProgramsOf(t.TempDir()) == nil {
+		t.Error("a directory that is no cgroup has no device programs")
+	}
+}

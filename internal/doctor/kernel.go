@@ -1,0 +1,72 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// cgroup looks at what is mounted at /sys/fs/cgroup.
+func cgroup(dir string) Cgroup {
+	switch {
+	case isOn(dir, unix.CGROUP2_SUPER_MAGIC):
+		return Cgroup{Version: 2, Error: deviceProgramsOf(dir)}
+	case isOn(filepath.Join(dir, "devices"), unix.CGROUP_SUPER_MAGIC):
+		return Cgroup{Version: 1, Hybrid: isOn(filepath.Join(dir, "unified"), unix.CGROUP2_SUPER_MAGIC),
+			Error: unix.Access(filepath.Join(dir, "devices/devices.allow"), unix.W_OK)}
+	}
+	return Cgroup{}
+}
+
+func isOn(dir string, magic int64) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && int64(st.Type) == magic
+}
+
+// deviceProgramsOf asks which device programs a cgroup has: who may not ask, or a kernel that knows none, cannot attach one.
+func deviceProgramsOf(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	attr := struct { // union bpf_attr, the member "query" (include/uapi/linux/bpf.h); without room for ids it only counts
+		cgroup, kind, queryFlags, attachFlags uint32
+		ids                                   uint64
+		count, _                              uint32
+		_                                     [128]byte
+	}{cgroup: uint32(fd), kind: unix.BPF_CGROUP_DEVICE}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 && !errors.Is(errno, unix.ENOSPC) {
+		return fmt.Errorf("bpf(BPF_PROG_QUERY): %w", errno)
+	}
+	return nil
+}
+
+// holder is the process that holds a flock on a file, 0 if none does. It reads /proc/locks: to try the lock would hold up
+// who wants it in that moment. The pid in the file tells the file apart from one of the same inode elsewhere.
+func holder(path string, h host.Host) int {
+	var st unix.Stat_t
+	text, err := host.ReadFile(path, maxFile)
+	if err != nil || unix.Stat(path, &st) != nil {
+		return 0
+	}
+	pid := strings.TrimSpace(string(text))
+	locks, _ := host.ReadFile(filepath.Join(h.Proc, "locks"), maxFile)
+	for line := range strings.Lines(string(locks)) {
+		// 1: FLOCK  ADVISORY  WRITE 708 fe:00:397 0 EOF
+		fields := strings.Fields(line)
+		if len(fields) > 5 && fields[1] == "FLOCK" && fields[4] == pid && strings.HasSuffix(fields[5], ":"+strconv.FormatUint(st.Ino, 10)) {
+			found, _ := strconv.Atoi(pid)
+			return found
+		}
+	}
+	return 0
+}
