@@ -23,7 +23,7 @@ BENCHFLAGS ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## the story on this machine, set-up included (root)
@@ -100,6 +100,16 @@ peers:
 	  mkdir -p bin/peers && go build -C test/tools/$$peer -p $(JOBS) -trimpath -ldflags '-s -w' -o ../../../bin/peers/ tool; \
 	done
 
+.PHONY: packages
+packages: ## deb and rpm for amd64 and arm64 in dist/ (root, where a compiler is missing)
+	@test/setup.sh packages
+	@packaging/build.sh dist
+
+.PHONY: test-packages
+test-packages: ## install, upgrade, remove and purge them in a Debian 12 of their own (root)
+	@test/setup.sh test-packages
+	@packaging/test.sh
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
 	@unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l); \
@@ -111,7 +121,7 @@ lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
 	.cache/bin/staticcheck -tags failpoint ./...
 	go vet -tags e2e ./test/e2e
 	.cache/bin/staticcheck -tags e2e ./test/e2e
-	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh
+	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh packaging/*.sh packaging/scripts/*.sh
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|e2e|torture|bench|shim-arm64|check-go
+# setup.sh demo|test|e2e|torture|bench|packages|test-packages|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +18,13 @@ declare -A needs=(
 needs[torture]=${needs[test]}
 needs[e2e]="${needs[test]} dockerd:docker.io"
 needs[shim-arm64]="gcc:gcc aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static"
+# gpuledger itself is linked with C, so the other architecture takes a compiler for it.
+case $(uname -m) in
+  aarch64) cross="x86_64-linux-gnu-gcc:gcc-x86-64-linux-gnu /usr/x86_64-linux-gnu/include/stdio.h:libc6-dev-amd64-cross" ;;
+  *) cross="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross" ;;
+esac
+needs[packages]="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/stdio.h:libc6-dev git:git $cross"
+needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm readelf:binutils unshare:util-linux"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {
@@ -89,10 +96,11 @@ if [ -z "$target" ] || [ -z "${needs[$target]:-}" ]; then
   sed -n 2,3p "$0" >&2
   exit 2
 fi
-[ "$(id -u)" = 0 ] || die "make $target needs root, because it starts real containers; run: sudo make $target"
+[ "$target" = packages ] || [ "$(id -u)" = 0 ] || die "make $target needs root, because it starts real containers; run: sudo make $target"
 check_go
 read -ra pairs <<<"${needs[$target]}"
 mapfile -t packages < <(missing "${pairs[@]}")
+[ ${#packages[@]} = 0 ] || [ "$(id -u)" = 0 ] || die "cannot install ${packages[*]}: it takes root"
 if command -v busybox >/dev/null && ! busybox_is_static; then
   packages+=(busybox-static)
 fi

@@ -73,11 +73,19 @@ func (p *Plan) ourConfig() (*tomlDocument, error) {
 // settle writes our own configuration where it is missing, and the policy that a default handler needs. It is the first
 // file that changes: the engine must never call a wrapper that refuses what it should report.
 func (p *Plan) settle(d *tomlDocument, was present) error {
-	if len(d.bytes()) == 0 {
+	switch {
+	case len(d.bytes()) == 0:
 		if err := p.newConfig(d, was); err != nil {
 			return err
 		}
-	} else {
+	case saysNothing(d.tree): // as a package brings it: every key stands there as a comment
+		set := setter{d, nil}
+		set.to(string(p.options.Engine), "engine")
+		set.to(p.realRuntimes(was), "runtime", "path")
+		if set.err != nil {
+			return fmt.Errorf("cannot edit %s:%w", p.options.Config, set.err)
+		}
+	default:
 		p.compareRuntime(was)
 	}
 	if err := p.setRules(d); err != nil {
@@ -105,6 +113,16 @@ func (p *Plan) settle(d *tomlDocument, was present) error {
 	}
 	p.Changes = append(p.Changes, engineFiles...)
 	return nil
+}
+
+// saysNothing reports whether a tree has tables only, and no value in any.
+func saysNothing(tree map[string]any) bool {
+	for _, v := range tree {
+		if table, isTable := v.(map[string]any); !isTable || !saysNothing(table) {
+			return false
+		}
+	}
+	return true
 }
 
 // newConfig is the least that a node's configuration must say.

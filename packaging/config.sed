@@ -1,0 +1,3 @@
+# configs/config.toml as the packages bring it: every key is a comment, so that `gpuledger configure` finds nothing decided.
+1s/.*/# gpuledger's configuration. What is commented out shows the default; unknown keys are an error that names key and line./
+s/^([a-z_]+ *=)/# \1/

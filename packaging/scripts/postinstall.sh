@@ -1,0 +1,9 @@
+#!/bin/sh
+# dpkg calls it with "configure [OLD-VERSION]", rpm with the number of versions that are installed now.
+# It starts nothing and changes no engine: that is `gpuledger configure`, when the administrator says so. What runs goes on with
+# the version it started with.
+set -e
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload || true
+  udevadm control --reload || true
+fi

@@ -1,0 +1,12 @@
+#!/bin/sh
+# dpkg calls it with "remove", "purge", "upgrade ..." and others, rpm with the number of versions that stay.
+# rpm knows no purge: there, grants and the audit log stay in /var/lib/gpuledger and /var/log/gpuledger.
+set -e
+if [ "${1:-}" = purge ]; then
+  rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger
+  rm -f /etc/systemd/system/multi-user.target.wants/gpuledgerd.service
+  ! [ -d /etc/gpuledger ] || rmdir --ignore-fail-on-non-empty /etc/gpuledger
+fi
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload || true
+fi
