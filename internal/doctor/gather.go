@@ -48,9 +48,12 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 
 // at looks at a name, and at the directories above it.
 func at(path string) Place {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
 	p := look(path)
 	p.Writable = unix.Access(path, unix.W_OK) == nil
-	for dir := path; dir != "/"; {
+	for dir := path; filepath.IsAbs(dir) && dir != "/"; {
 		dir = filepath.Dir(dir)
 		above := look(dir)
 		if above.loose() {
@@ -151,14 +154,15 @@ var (
 )
 
 func (f *Facts) gatherInjectors() {
-	hookDirs, cdiDirs := slices.Clone(hookDirs), slices.Clone(cdiDirs)
+	hookDirs, cdiDirs := slices.Clone(hookDirs), append(slices.Clone(cdiDirs), f.Policy.CDI.Dir)
 	for _, e := range f.Engines {
 		hookDirs, cdiDirs = append(hookDirs, e.HookDirs...), append(cdiDirs, e.CDIDirs...)
 	}
 	for _, path := range filesIn(hookDirs, ".json") {
 		f.Hooks = append(f.Hooks, readHook(path))
 	}
-	for _, dir := range cdiDirs {
+	slices.Sort(cdiDirs)
+	for _, dir := range slices.Compact(cdiDirs) {
 		if p := at(dir); !p.Missing {
 			f.CDI = append(f.CDI, Spec{Place: p}) // whoever writes into an empty one, too
 		}

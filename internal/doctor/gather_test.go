@@ -49,6 +49,15 @@ func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
 	}
 }
 
+func TestARelativeNameIsThatOfTheWorkingDirectory(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "file", "")
+	here, _ := os.Getwd()
+	if p := at("file"); p.Missing || p.Path != filepath.Join(here, "file") {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestSpecsAreKnownByTheirKind(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct{ text, kind string }{
