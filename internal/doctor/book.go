@@ -146,10 +146,10 @@ func audit(f Facts) []Line {
 	return []Line{{Status: OK, Message: "decisions are recorded in " + file}}
 }
 
-// daemon: only the NRI plugin needs it.
+// daemon: no container behind the wrapper needs it.
 func daemon(f Facts) []Line {
 	if f.Daemon != 0 {
 		return []Line{{Status: OK, Message: fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)}}
 	}
-	return []Line{{Status: OK, Message: "gpuledgerd does not run; only guarding by NRI needs it"}}
+	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI and metrics need it, nothing else does"}}
 }
