@@ -2,12 +2,16 @@ package hook
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -202,5 +206,50 @@ func TestComplaintIsOneShortLine(t *testing.T) {
 	}
 	if got, want := complaint(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}), "gpuledger: refused (gpu-env): m; hint: h"; got != want {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestIsNameless: only what the runtime made for us is written to, not what a tenant had it open by a path.
+func TestIsNameless(t *testing.T) {
+	open := func(path string, flags int) int {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		return fd
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	sockets, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sockets[0])
+	defer unix.Close(sockets[1])
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		fd   int
+		want bool
+	}{
+		{"a pipe, as runc's", int(w.Fd()), true},
+		{"a socket", sockets[0], true},
+		{"the null device, as crun's", open("/dev/null", unix.O_RDWR), false},
+		{"a file", open(filepath.Join(t.TempDir(), "file"), unix.O_CREAT|unix.O_WRONLY), false},
+		{"a FIFO", open(fifo, unix.O_RDWR), false},
+		{"another's pipe, by its name in /proc", open(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), unix.O_CREAT|unix.O_WRONLY|unix.O_APPEND), false},
+		{"nothing", -1, false},
+	} {
+		if got := isNameless(c.fd); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
 	}
 }

@@ -30,6 +30,7 @@ func TestHook(t *testing.T) {
 		{"refuses what it cannot make whole", hookRefusesWhatItCannotMakeWhole},
 		{"follows no link of an image", hookFollowsNoLinkOfAnImage},
 		{"leaves others alone", hookLeavesOthersAlone},
+		{"writes into no file of a tenant's choice", hookWritesIntoNoFileOfATenantsChoice},
 		{"beside the wrapper", hookBesideTheWrapper},
 		{"follows the container", hookFollowsTheContainer},
 		{"strips privileged containers", hookStripsPrivileged},
@@ -157,6 +158,40 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	}
 	if nodes, _ := filepath.Glob("/dev/nvidia*"); len(nodes) > 0 && !realGPU() {
 		t.Errorf("the host's /dev has got %v", nodes)
+	}
+}
+
+// hookWritesIntoNoFileOfATenantsChoice: crun opens what run.oci.hooks.stderr names for its hooks, as root on the node. A
+// refusal repeats the tenant's words, and reaches the engine all the same.
+func hookWritesIntoNoFileOfATenantsChoice(t *testing.T, runtime string) {
+	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+	reference := n.Grant("--memory", "1GiB")
+	fifo := filepath.Join(n.Dir, "fifo")
+	must(t, unix.Mkfifo(fifo, 0o600))
+	reader, err := os.OpenFile(fifo, os.O_RDWR|unix.O_NONBLOCK, 0)
+	must(t, err)
+	defer reader.Close()
+	preload := n.Write("ld.so.preload", "/lib/usual.so\n")
+	for i, file := range []string{preload, n.Dir + "/absent", fifo, "/dev/null"} {
+		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Env("NVIDIA_VISIBLE_DEVICES=1 /tmp/evil.so x"), n.Hooked,
+			rig.Annotation("run.oci.hooks.stderr", file), rig.Annotation("run.oci.hooks.stdout", file), rig.Shell("echo started"))
+		isRefusedByHook(t, b.RealRun(), grant.VisibleDevicesOutsideGrant)
+		plain := n.Bundle("p"+string(rune('a'+i)), n.Hooked, rig.Annotation("run.oci.hooks.stderr", file), rig.Shell("echo started")).RealRun()
+		if plain.Code != 0 || plain.Stdout != "started\n" {
+			t.Errorf("a container without a GPU: %+v", plain)
+		}
+	}
+	if got := read(t, preload); got != "/lib/usual.so\n" {
+		t.Errorf("the hook wrote %q", got)
+	}
+	if got, _ := os.ReadFile(n.Dir + "/absent"); len(got) > 0 {
+		t.Errorf("the hook wrote %q", got)
+	}
+	if count, _ := unix.Read(int(reader.Fd()), make([]byte, 1)); count > 0 {
+		t.Error("the hook wrote into the FIFO")
+	}
+	if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, `"recorded":["node-root by annotation:run.oci.hooks.stderr"`) {
+		t.Errorf("the audit log lacks what the runtime writes as root: %s", log)
 	}
 }
 
@@ -368,7 +403,7 @@ func TestHookArgv(t *testing.T) {
 	} {
 		cmd := n.Command(rig.Binary(t, "gpuledger-hook"), strings.Fields(c.args)...)
 		cmd.Stdin = strings.NewReader(c.stdin)
-		r := rig.Run(cmd)
+		r := rig.RunHook(cmd)
 		silent := r.Stdout == "" || c.args == "--help"
 		if r.Code != c.code || !silent || c.code == 1 && (strings.Count(r.Stderr, "\n") != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: ")) || c.code == 0 && r.Stderr != "" {
 			t.Errorf("%q < %.40q: %+v, want status %d", c.args, c.stdin, r, c.code)
@@ -383,7 +418,7 @@ func TestHookPrecreate(t *testing.T) {
 	precreate := func(b *rig.Bundle) rig.Result {
 		cmd := n.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
 		cmd.Stdin = bytes.NewReader(b.Config())
-		return rig.Run(cmd)
+		return rig.RunHook(cmd)
 	}
 	plain := n.Bundle("plain")
 	if r := precreate(plain); r.Code != 0 || r.Stdout != string(plain.Config()) {
@@ -416,7 +451,7 @@ func TestHookScrubsItsEnvironment(t *testing.T) {
 	cmd.Env = []string{"GPULEDGER_CONFIG=" + n.Config, "LD_PRELOAD=" + marker, "LD_AUDIT=" + marker, "GODEBUG=gctrace=1,inittrace=1", "PATH=" + n.Dir, "HOME=" + marker, "TMPDIR=" + marker, "XDG_RUNTIME_DIR=" + marker}
 	b := n.Bundle("c", with(n.Grant("--memory", "1GiB")))
 	cmd.Stdin = bytes.NewReader(b.Config())
-	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "/dev/nvidia0") {
+	if r := rig.RunHook(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "/dev/nvidia0") {
 		t.Errorf("%+v", r)
 	}
 }

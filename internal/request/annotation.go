@@ -154,8 +154,8 @@ func percent(value string) (int, error) {
 	return n, nil
 }
 
-// annotations judges keys that make some component act: CDI names of GPU vendors, and systemd properties that change
-// the device policy (runc and crun hand org.systemd.property.* on to systemd).
+// annotations judges keys that make some component act: CDI names of GPU vendors, systemd properties that change
+// the device policy (runc and crun hand org.systemd.property.* on to systemd), and crun's own keys, of crun(1).
 func (f *finder) annotations() {
 	for _, key := range sortedKeys(f.spec.Annotations) {
 		value := f.spec.Annotations[key]
@@ -164,9 +164,22 @@ func (f *finder) annotations() {
 			f.cdiNames(key, value)
 		case strings.HasPrefix(key, "org.systemd.property.Device"):
 			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+		case slices.Contains(subCgroups, key) && slices.Contains(strings.Split(value, "/"), ".."):
+			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+		case slices.Contains(rootsWords, key):
+			f.nodeRootBy("annotation:" + key)
 		}
 	}
 }
+
+// subCgroups name a cgroup below the container's, into which crun moves it. One that is not below lies outside of the device
+// rules.
+var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
+
+// rootsWords are keys whose value is a file that the runtime itself uses as root on the node: what hooks print is appended to
+// it, or it is loaded as a library, or says what CRIU runs. crun's other keys (handler, seccomp.receiver, pidfd_receiver,
+// systemd.force_cgroup_v1, keep_original_groups, ...) reach no GPU.
+var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins", "org.criu.config"}
 
 // cdiNames judges the CDI names in an annotation. A grant's own name is a reference to it; GPUs of ours a grant can cover;
 // any other vendor's are never ours to give.

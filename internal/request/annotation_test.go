@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,8 +102,24 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 		{"a CDI name under a key that nobody obeys", set("example/cdi", "nvidia.com/gpu=0"), nil},
 		{"systemd's device policy", set("org.systemd.property.DevicePolicy", "'auto'"), []string{"gpu-device-rule | annotation:org.systemd.property.DevicePolicy | 'auto' | never"}},
 		{"systemd's device list", set("org.systemd.property.DeviceAllow", "[('char-nvidia', 'rw')]"), []string{"gpu-device-rule | annotation:org.systemd.property.DeviceAllow | [('char-nvidia', 'rw')] | never"}},
+		{"crun's sub-cgroup that is outside", set("run.oci.delegate-cgroup", "../../x"), []string{"gpu-device-rule | annotation:run.oci.delegate-cgroup | ../../x | never"}},
+		{"and under systemd", set("run.oci.systemd.subgroup", "x/../../.."), []string{"gpu-device-rule | annotation:run.oci.systemd.subgroup | x/../../.. | never"}},
+		{"crun's sub-cgroup below", set("run.oci.delegate-cgroup", "a/..b"), nil},
+		{"no sub-cgroup", set("run.oci.systemd.subgroup", ""), nil},
+		{"crun's handler", set("run.oci.handler", "krun"), nil},
 		{"another property of systemd's", set("org.systemd.property.TimeoutStopUSec", "uint64 1"), nil},
 	})
+}
+
+// TestFilesThatTheRuntimeUsesAsRoot pass, and are recorded.
+func TestFilesThatTheRuntimeUsesAsRoot(t *testing.T) {
+	for _, key := range []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins", "org.criu.config"} {
+		s := newScene(t)
+		s.spec.Annotations = annotations(key, "/etc/ld.so.preload", "run.oci.handler", "krun", "run.oci.keep_original_groups", "1")
+		if r := s.find(); !slices.Equal(r.NodeRoot, []string{"annotation:" + key}) || len(r.Hits) > 0 {
+			t.Errorf("%s: node-root %q, hits %v", key, r.NodeRoot, r.Hits)
+		}
+	}
 }
 
 func TestHooksOfInjectors(t *testing.T) {

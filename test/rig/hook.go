@@ -1,6 +1,9 @@
 package rig
 
 import (
+	"bytes"
+	"os/exec"
+
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -34,3 +37,15 @@ func (n *Node) HookedAt(stages ...string) Edit {
 func (b *Bundle) RealCreate() Result { return Run(b.Node.Real("create", "--bundle", b.Dir, b.ID)) }
 func (b *Bundle) RealRun() Result    { return Run(b.Node.Real("run", "--bundle", b.Dir, b.ID)) }
 func (b *Bundle) RealDelete() Result { return Run(b.Node.Real("delete", "--force", b.ID)) }
+
+// RunHook is Run for a hook that no runtime calls. It gets pipes, as from runc and Podman: a hook complains to nothing that
+// was opened by a name.
+func RunHook(cmd *exec.Cmd) Result {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	code := 0
+	if err := cmd.Run(); err != nil {
+		code = cmd.ProcessState.ExitCode() // -1 of one that did not start
+	}
+	return Result{Stdout: stdout.String(), Stderr: stderr.String(), Code: code}
+}
