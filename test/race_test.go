@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -12,7 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -226,4 +231,57 @@ func (s *storm) checks(string) {
 		s.want("check", s.n.CLI("check"), 0)
 		s.want("inspect", s.n.CLI("inspect"), 0)
 	}
+}
+
+// TestTheLedgerChangesUnderAnEdit: a spec is edited before the ledger is locked. What was decided then counts only if it is
+// still so; nothing is bound to a container that has the edits of another decision.
+func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
+	n := adopting(t, "")
+	b := n.Bundle("c", inPod("train"), written("train", "memory", "12GiB"))
+	door := node.Open(n.Config, host.Default())
+	admit := func(meanwhile func(edits int)) node.Decision {
+		edits := 0
+		return door.Admit(node.Create{Caller: request.Caller{Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: n.Root, ID: b.ID, Bundle: b.Dir}},
+			Config: b.Config(), Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
+				edits++
+				meanwhile(edits)
+				return edit.OCI(config, v)
+			}})
+	}
+	var taken []grant.Reference
+	d := admit(func(edits int) {
+		if edits == 1 {
+			taken = append(taken, n.Grant("--memory", "8GiB", "--gpu", "0"))
+		}
+	})
+	if d.Kind != grant.Admit || !d.Bound || d.Grant.GPUs[0].Index != 1 || bytes.Contains(d.Config, []byte(`"/dev/nvidia0"`)) || !bytes.Contains(d.Config, []byte(`"/dev/nvidia1"`)) {
+		t.Errorf("the GPU that it would have adopted is taken meanwhile: %+v\n%s", d.Verdict, d.Config)
+	}
+	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: b.ID}))
+
+	d = admit(func(edits int) {
+		if edits == 1 {
+			taken = append(taken, n.Grant("--memory", "8GiB", "--gpu", "1"))
+		}
+	})
+	if d.Code != grant.NoCapacity || d.Bound || d.Config != nil {
+		t.Errorf("all room is taken meanwhile: %+v", d)
+	}
+	n.Must("release", string(taken[0].ID))
+	n.Must("release", string(taken[1].ID))
+
+	d = admit(func(edits int) { // each time the other GPU
+		if len(taken) > 0 && edits > 1 {
+			n.Must("release", string(taken[len(taken)-1].ID))
+		}
+		taken = append(taken, n.Grant("--memory", "8GiB", "--gpu", strconv.Itoa((edits+1)%2)))
+	})
+	if d.Code != grant.LedgerUnreadable || d.Bound {
+		t.Errorf("the ledger never stands still: %+v", d.Verdict)
+	}
+	n.Must("release", string(taken[len(taken)-1].ID))
+	if got := n.Grants(); len(got) != 0 {
+		t.Errorf("left: %+v", got)
+	}
+	n.CheckSound("at the end")
 }

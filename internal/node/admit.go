@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
-	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/layout"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -47,7 +46,8 @@ type Decision struct {
 	Devices grant.DeviceMap
 	Others  []grant.DeviceRule
 
-	pod grant.Identity // who asked, where the engine vouches for it
+	pod  grant.Identity // who asked, where the engine vouches for it
+	left grant.Request  // what Config still reaches
 }
 
 // Admit decides about a create and, where it admits, binds the grant to the container. It never fails: what goes wrong
@@ -80,14 +80,7 @@ func (n *Node) admit(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	switch d := v.look(v.judge); {
-	case d.Kind == grant.Admit:
-		return v.bind()
-	case d.Touches():
-		return v.look(v.decide)
-	default:
-		return d
-	}
+	return v.bind()
 }
 
 // visit is one container at the door. What it reads of the node it reads once.
@@ -277,7 +270,10 @@ func (v visit) decide(view grant.View) Decision {
 	if refused := v.placeless(d, v.request.Layout); refused != nil {
 		return *refused
 	}
-	config, err := v.edited(d.Verdict, view, inv)
+	err := v.edit(&d)
+	if err == nil {
+		err = v.sound(d, view, inv)
+	}
 	var impossible *grant.Refusal
 	if errors.As(err, &impossible) {
 		r := refusal(impossible.Code, "%s", impossible.Message)
@@ -287,7 +283,6 @@ func (v visit) decide(view grant.View) Decision {
 	if err != nil {
 		return *refusal(grant.Internal, "internal error: %v", err)
 	}
-	d.Config = config
 	if v.Live == nil || !d.Narrow {
 		return d
 	}
@@ -298,101 +293,33 @@ func (v visit) decide(view grant.View) Decision {
 	return d
 }
 
-// edited applies a verdict and looks at the result with the same eyes as at the original: whatever it still reaches must
-// be in the grant. (That editing it again changes nothing is a property test's business.)
-func (v visit) edited(verdict grant.Verdict, view grant.View, inv grant.Inventory) ([]byte, error) {
+// edit applies a verdict and looks at the result with the same eyes as at the original.
+func (v visit) edit(d *Decision) (err error) {
 	apply := v.Edit
 	if apply == nil {
 		apply = edit.OCI
 	}
-	config, err := apply(v.Config, verdict)
-	if err != nil {
-		return nil, err
+	if d.Config, err = apply(v.Config, d.Verdict); err != nil {
+		return err
 	}
-	r, _, refused := v.find(config)
+	left, _, refused := v.find(d.Config)
 	if refused != nil {
-		return nil, errors.New(refused.Message)
+		return errors.New(refused.Message)
 	}
-	r.Layout = v.request.Layout
-	second := admission.Decide(r, view, inv, v.Policy)
+	left.Layout = v.request.Layout
+	d.left = left
+	return nil
+}
+
+// sound is nil where everything that the edited spec still reaches is in the grant. (That editing it again changes nothing is
+// a property test's business.)
+func (v visit) sound(d Decision, view grant.View, inv grant.Inventory) error {
+	second := admission.Decide(d.left, view, inv, v.Policy)
 	switch {
-	case second.Kind != verdict.Kind:
-		return nil, fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
-	case second.Narrow || len(second.Removed) > 0 && verdict.Kind == grant.Pass:
-		return nil, fmt.Errorf("the edited spec still reaches what was taken away: %v", second.Removed)
+	case second.Kind != d.Kind:
+		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
+	case second.Narrow || len(second.Removed) > 0 && d.Kind == grant.Pass:
+		return fmt.Errorf("the edited spec still reaches what was taken away: %v", second.Removed)
 	}
-	return config, nil
-}
-
-// bind decides again with the ledger locked, so that of two containers with one grant one is refused, and records the
-// binding before anything is done with it.
-func (v visit) bind() (d Decision) {
-	err := v.Ledger.Update(func(tx *ledger.Tx) error {
-		if d = v.decide(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
-			return nil
-		}
-		if v.Live != nil {
-			return v.bindLive(tx, &d)
-		}
-		if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
-			// The id is a running container's. The real runtime says so better, to engines that know its words; nothing is
-			// bound, because the binding would live with that container. The edits stay: it may end before the real runtime
-			// looks.
-			d = Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}, Config: d.Config}
-			return nil
-		}
-		creating, err := v.creating(tx)
-		if creating {
-			d = *refusal(grant.GrantInUse, "another container of the id %q is being created", v.Container.ID)
-		}
-		if creating || err != nil {
-			return err
-		}
-		self, err := v.Host.Self()
-		if err != nil {
-			return err
-		}
-		// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
-		return v.use(tx, &d, self)
-	})
-	if err != nil {
-		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
-	}
-	failpoint.Hit("node/bound")
-	return d
-}
-
-// use enters the grant where it is adopted, and records its binding in place of what was reserved for the container.
-func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
-	if d.Grant.ID == "" {
-		g, err := v.enter(tx, *d.Grant)
-		if err != nil {
-			return err
-		}
-		d.Grant = &g
-	}
-	tx.DropDead(d.Grant.ID)
-	tx.DropReserved(d.Grant.ID, v.Container.ID)
-	d.Bound = true
-	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Pod: bounded(d.pod), Reserved: v.Reserve})
-	if err != nil {
-		dropOrphan(tx, d.Grant.ID)
-	}
-	return err
-}
-
-// creating reports whether a container of the same id is about to be: bound, and not there yet. The real runtime cannot
-// refuse that one, so both would start, and one of them unbound.
-func (v visit) creating(tx *ledger.Tx) (bool, error) {
-	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return false, nil
-	}
-	return b.Life != grant.Dead && !b.Reserved, err
-}
-
-// Unbind takes a binding back whose container did not come to be.
-func (n *Node) Unbind(c grant.Container) error {
-	return n.Ledger.Update(func(tx *ledger.Tx) error { return unbind(tx, c.RuntimeRoot, c.ID) })
+	return nil
 }

@@ -1,0 +1,125 @@
+package node
+
+import (
+	"errors"
+	"reflect"
+
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// maxTries bounds how often the ledger may change between an edit and its binding. Whoever changes it gets on by that, so
+// that many containers at once need few.
+const maxTries = 32
+
+// bind decides, and where that is an admission decides again with the ledger locked, so that of two containers with one
+// grant one is refused. The binding is recorded before anything is done with it.
+//
+// What a tenant chooses is read before the lock is taken: its paths may lead into a file system that answers never, and who
+// waits for that cannot be killed. With the lock held, values are compared.
+func (v visit) bind() Decision {
+	for range maxTries {
+		planned := v.look(v.decide)
+		if planned.Kind != grant.Admit {
+			return planned
+		}
+		d, settled, err := v.bindAs(planned)
+		if err != nil {
+			return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
+		}
+		if settled {
+			failpoint.Hit("node/bound")
+			return d
+		}
+	}
+	return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: the ledger changed %d times meanwhile", v.Container.Name(), maxTries)
+}
+
+// bindAs binds if the decision is what it was when it was planned, and gives it as it is now. It is not settled where other
+// edits are needed than were planned.
+func (v visit) bindAs(planned Decision) (d Decision, settled bool, err error) {
+	err = v.Ledger.Update(func(tx *ledger.Tx) error {
+		view := v.withWhole(tx, v.view(tx, v.request))
+		if d = v.judge(view); !d.Touches() {
+			settled = true
+			return nil
+		}
+		inv, problems := v.inventoryFor(view)
+		view.Problems = problems
+		if !sameEdits(d.Verdict, planned.Verdict) || v.sound(planned, view, inv) != nil {
+			return nil
+		}
+		settled = true
+		d.Config, d.Devices, d.Others = planned.Config, planned.Devices, planned.Others
+		return v.enlist(tx, &d)
+	})
+	return d, settled, err
+}
+
+// sameEdits reports whether two verdicts change a spec in the same way.
+func sameEdits(a, b grant.Verdict) bool {
+	return a.Kind == b.Kind && a.Narrow == b.Narrow && reflect.DeepEqual(a.Edits, b.Edits) && reflect.DeepEqual(a.Rules, b.Rules) && reflect.DeepEqual(a.Removed, b.Removed)
+}
+
+// enlist records the binding of an admission, unless the id is another container's.
+func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
+	if v.Live != nil {
+		return v.bindLive(tx, d)
+	}
+	if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
+		// The id is a running container's. The real runtime says so better, to engines that know its words; nothing is
+		// bound, because the binding would live with that container. The edits stay: it may end before the real runtime
+		// looks.
+		*d = Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}, Config: d.Config}
+		return nil
+	}
+	creating, err := v.creating(tx)
+	if creating {
+		*d = *refusal(grant.GrantInUse, "another container of the id %q is being created", v.Container.ID)
+	}
+	if creating || err != nil {
+		return err
+	}
+	self, err := v.Host.Self()
+	if err != nil {
+		return err
+	}
+	// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
+	return v.use(tx, d, self)
+}
+
+// use enters the grant where it is adopted, and records its binding in place of what was reserved for the container.
+func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
+	if d.Grant.ID == "" {
+		g, err := v.enter(tx, *d.Grant)
+		if err != nil {
+			return err
+		}
+		d.Grant = &g
+	}
+	tx.DropDead(d.Grant.ID)
+	tx.DropReserved(d.Grant.ID, v.Container.ID)
+	d.Bound = true
+	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
+		Creator: creator, Pod: bounded(d.pod), Reserved: v.Reserve})
+	if err != nil {
+		dropOrphan(tx, d.Grant.ID)
+	}
+	return err
+}
+
+// creating reports whether a container of the same id is about to be: bound, and not there yet. The real runtime cannot
+// refuse that one, so both would start, and one of them unbound.
+func (v visit) creating(tx *ledger.Tx) (bool, error) {
+	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return false, nil
+	}
+	return b.Life != grant.Dead && !b.Reserved, err
+}
+
+// Unbind takes a binding back whose container did not come to be.
+func (n *Node) Unbind(c grant.Container) error {
+	return n.Ledger.Update(func(tx *ledger.Tx) error { return unbind(tx, c.RuntimeRoot, c.ID) })
+}
