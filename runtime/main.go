@@ -69,27 +69,54 @@ func (w *wrapper) create() error {
 	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID, Bundle: absolute(w.Bundle)}
 	path := w.ConfigPath()
 	config, err := host.ReadFile(path, request.MaxSpec)
-	d := w.node.Admit(node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err})
+	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err}
+	d := w.node.Admit(asked)
 	if d.Mode != "" {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it starts because %s\n", oci.Clean(d.Refusal().Error()), because[d.Mode])
+		fmt.Fprintf(os.Stderr, "gpuledger: %s because %s\n", instead(d.Refusal()), because[d.Mode])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
 	failpoint.Hit("runtime/admitted")
-	if err = nil; d.Config != nil {
-		err = replaceSpec(path, d.Config)
+	if refusal := replaceSpec(path, d.Config); refusal != nil {
+		w.unbind(d, container)
+		if !w.starts(asked, d, refusal) {
+			return refusal
+		}
 	}
 	failpoint.Hit("runtime/edited")
-	if err == nil {
-		err = w.exec()
-	}
-	if d.Bound {
-		_ = w.node.Unbind(container) // dead with this process in any case
-	}
+	err = w.exec()
+	w.unbind(d, container)
 	return err
 }
 
-// because says why a refusal stops nothing.
+// instead says what the policy would do with a container, and what becomes of it.
+func instead(refusal *grant.Refusal) string {
+	if refusal == nil {
+		return "would start without GPUs; it starts as it is"
+	}
+	return "would be " + oci.Clean(refusal.Error()) + "; it starts"
+}
+
+// starts reports whether a container that cannot be given its grant starts all the same: with nothing of it, where nothing is
+// enforced.
+func (w *wrapper) starts(asked node.Create, d node.Decision, refusal *grant.Refusal) bool {
+	mode := w.node.Mode()
+	if mode == grant.Enforce {
+		return false
+	}
+	w.node.Fails(asked, d, refusal)
+	fmt.Fprintf(os.Stderr, "gpuledger: %s because %s\n", instead(refusal), because[mode])
+	return true
+}
+
+// unbind takes a binding back; it would be dead with this process in any case.
+func (w *wrapper) unbind(d node.Decision, container grant.Container) {
+	if d.Bound {
+		_ = w.node.Unbind(container)
+	}
+}
+
+// because says why nothing is refused and nothing taken away.
 var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`, grant.Disabled: "gpuledger is disabled"}
 
 // exec becomes the real runtime.
@@ -98,8 +125,11 @@ func (w *wrapper) exec() error {
 	return fmt.Errorf("cannot run %s: %w", w.real, syscall.Exec(w.real, argv, os.Environ()))
 }
 
-// replaceSpec puts the edited spec in place of the engine's, with its permissions.
-func replaceSpec(path string, config []byte) error {
+// replaceSpec puts the edited spec, if there is one, in place of the engine's, with its permissions.
+func replaceSpec(path string, config []byte) *grant.Refusal {
+	if config == nil {
+		return nil
+	}
 	info, err := os.Stat(path)
 	if err == nil {
 		err = host.ReplaceFile(path, config, info.Mode().Perm(), host.Volatile)

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bytes"
 	"os"
 	"strings"
 	"syscall"
@@ -230,6 +231,15 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 	must(t, e.Create(n.Bundle("reported", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))))
 	if !strings.Contains(d.Log(), "visible-devices-all") {
 		t.Error("the daemon's log says nothing of what it would refuse")
+	}
+	n.Write("config.toml", strings.Replace(sound, "[audit]", "[policy]\nmode = \"report\"\nungranted = \"hide\"\n[audit]", 1))
+	kept := n.Bundle("kept", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES"))
+	before := kept.Config()
+	must(t, e.Create(kept))
+	succeeds(t, rig.Run(n.Real("create", "--bundle", kept.Dir, kept.ID)))
+	must(t, e.Begin(kept))
+	if audit := read(t, n.Dir+"/audit.jsonl"); !bytes.Contains(kept.Config(), []byte("NVIDIA_VISIBLE_DEVICES=all")) || strings.Contains(audit, "injection-impossible") {
+		t.Errorf("what is hidden is hidden without being enforced:\n%s\n%s\n%s", before, kept.Config(), audit)
 	}
 	n.Write("config.toml", sound+"nonsense = 1\n")
 	must(t, e.Create(n.Bundle("plain")))

@@ -8,9 +8,11 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -108,4 +110,74 @@ func TestInStepsAndOutInOne(t *testing.T) {
 	if !bytes.Equal(b.Config(), before) {
 		t.Error("config.json was changed")
 	}
+}
+
+// TestNothingIsTakenAwayUnlessEnforced: what policy hides and strips, it only records in report mode and while it is
+// disabled, whoever asks.
+func TestNothingIsTakenAwayUnlessEnforced(t *testing.T) {
+	const takes = "[policy]\nprivileged = \"strip\"\nungranted = \"hide\"\n"
+	for mode, begin := range map[string]func() *rig.Node{
+		"report": func() *rig.Node { return rig.NewNode(t, rig.Setup{Config: takes + "mode = \"report\"\n"}) },
+		"disabled": func() *rig.Node {
+			n := rig.NewNode(t, rig.Setup{Config: takes})
+			n.Must("disable")
+			return n
+		},
+	} {
+		n := begin()
+		for _, c := range []struct {
+			name    string
+			edits   []rig.Edit
+			out     string
+			removed string
+		}{
+			{"env", []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES")}, "all\n", "env:NVIDIA_VISIBLE_DEVICES"},
+			{"privileged", []rig.Edit{allDevices, rig.Shell(privilegedProbe)},
+				"/dev/fuse\n/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl\n" + strings.Repeat("No such device or address\n", 4) + "end\n", "device:/dev/nvidia0"},
+		} {
+			b := carriesNodes(t, n.Bundle(c.name, c.edits...))
+			before := b.Config()
+			if r := b.Run(); r.Code != 0 || r.Stdout != c.out || !bytes.Equal(b.Config(), before) || !strings.HasPrefix(r.Stderr, "gpuledger: would start without GPUs; it starts as it is because ") {
+				t.Errorf("%s, %s: %+v", mode, c.name, r)
+			}
+			hooked := carriesNodes(t, n.Bundle("hooked-"+c.name, append(c.edits, n.Hooked)...))
+			if r := hooked.RealRun(); r.Code != 0 || r.Stdout != c.out {
+				t.Errorf("%s, %s with the hook: %+v", mode, c.name, r)
+			}
+			ask := n.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
+			ask.Stdin = bytes.NewReader(before)
+			if r := rig.RunHook(ask); r.Code != 0 || r.Stdout != string(before) {
+				t.Errorf("%s, %s before the create: %+v", mode, c.name, r)
+			}
+			for _, line := range lines(t, n)[len(lines(t, n))-2:] {
+				if line.Verdict != "pass" || line.Mode != mode || !slices.Contains(line.Removed, c.removed) {
+					t.Errorf("%s, %s: recorded is %+v", mode, c.name, line)
+				}
+			}
+			var said audited
+			must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &said))
+			if said.Verdict != "pass" || said.Mode != mode || !slices.Contains(said.Removed, c.removed) {
+				t.Errorf("%s, %s: explain says %+v", mode, c.name, said)
+			}
+		}
+	}
+}
+
+// TestAGrantThatCannotBeWritten stops a container only where the policy is enforced.
+func TestAGrantThatCannotBeWritten(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	reference := n.Grant("--memory", "1GiB")
+	b := n.Bundle("c", with(reference), rig.Shell("echo ran; ls /dev"))
+	rig.ReadOnly(t, b.Dir)
+	wantRefused(t, b.Run(), "injection-impossible")
+	n.Write("config.toml", read(t, n.Config)+"[policy]\nmode = \"report\"\n")
+	r := b.Run()
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "ran\n") || strings.Contains(r.Stdout, "nvidia") || !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (injection-impossible): ") {
+		t.Errorf("%+v", r)
+	}
+	log := lines(t, n)
+	if last := log[len(log)-1]; last.Verdict != "refuse" || last.Mode != "report" || last.Code != "injection-impossible" {
+		t.Errorf("recorded is %+v", last)
+	}
+	wantState(t, n, reference.ID, "at the end", grant.Free)
 }

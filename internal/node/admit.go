@@ -37,7 +37,7 @@ type Create struct {
 type Decision struct {
 	grant.Verdict
 	Config []byte          // the config.json to run instead of the given one; nil: run it as it is
-	Mode   grant.RulesMode // report or disabled: the verdict is a refusal that is only recorded; run the container as it is
+	Mode   grant.RulesMode // report or disabled: the verdict, a refusal or a pass that takes GPUs away, is only recorded; run the container as it is
 	Bound  bool            // the grant is bound to the container by this call; Unbind if it does not come to be
 	Known  bool            // the wrapper bound the grant to this very container before
 
@@ -54,9 +54,7 @@ type Decision struct {
 // is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
 	d := n.admit(c)
-	if d.Kind == grant.Refused && n.Mode() != grant.Enforce {
-		d.Mode, d.Config = n.Mode(), nil
-	}
+	n.recordOnly(&d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
 	}
@@ -64,6 +62,17 @@ func (n *Node) Admit(c Create) Decision {
 		n.audit(c.Container, d.pod, d)
 	}
 	return d
+}
+
+// recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so that the ledger stays true;
+// nothing is refused then, hidden or stripped.
+func (n *Node) recordOnly(d *Decision) {
+	if d.Kind == grant.Admit || d.Kind == grant.Pass && !d.Touches() {
+		return
+	}
+	if mode := n.Mode(); mode != grant.Enforce {
+		d.Mode, d.Config = mode, nil
+	}
 }
 
 // Explain is what Admit would say, without doing any of it.

@@ -17,7 +17,7 @@ type auditLine struct {
 	Bundle    string            `json:"bundle"`
 	Pod       *auditPod         `json:"pod,omitzero"`
 	Verdict   grant.VerdictKind `json:"verdict"`
-	Mode      grant.RulesMode   `json:"mode,omitzero"` // "report", "disabled" or "observed" where a refusal was only recorded
+	Mode      grant.RulesMode   `json:"mode,omitzero"` // "report", "disabled" or "observed" where a refusal, or what policy takes away, was only recorded
 	Code      grant.Code        `json:"code,omitzero"`
 	Message   string            `json:"message,omitzero"`
 	Grant     grant.ID          `json:"grant,omitzero"`

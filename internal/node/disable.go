@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Pause is the break-glass: while it lasts, what would be refused starts as it is, and is recorded. Admissions go on, so
-// that the ledger stays true.
+// Pause is the break-glass: while it lasts, what would be refused, or lose GPUs by policy, starts as it is, and is recorded.
+// Admissions go on, so that the ledger stays true.
 type Pause struct {
 	Version int       `json:"version"`
 	Since   time.Time `json:"since"`
@@ -74,7 +74,7 @@ func (n *Node) Enable() (bool, error) {
 	return was, nil
 }
 
-// Mode is what becomes of refusals now: "enforce", "report" or "disabled".
+// Mode is what becomes of refusals, and of what policy takes away, now: "enforce", "report" or "disabled".
 func (n *Node) Mode() grant.RulesMode {
 	if _, paused := n.Paused(); paused {
 		return grant.Disabled

@@ -45,10 +45,8 @@ func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
 // runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
 	d := n.Explain(c)
+	n.recordOnly(&d)
 	if d.Kind == grant.Refused {
-		if mode := n.Mode(); mode != grant.Enforce {
-			d.Mode, d.Config = mode, nil
-		}
 		n.audit(c.Container, d.pod, d)
 	}
 	return d
