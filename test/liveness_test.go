@@ -1,10 +1,13 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +33,8 @@ var lives = map[string]func(t *testing.T, n *rig.Node){
 	"child outlives init":                       childOutlivesInit,
 	"seen from another pid namespace":           seenFromElsewhere,
 	"two containers of one claim":               claimIsShared,
+	"others in its cgroup before it":            othersInItsCgroup,
+	"others in its cgroup after it":             othersOutliveIt,
 	"released while in use":                     releasedWhileInUse,
 	"released by force":                         releasedByForce,
 	"id of a container that is being created":   idTakenInCreate,
@@ -403,5 +408,60 @@ func seenFromAnotherTime(t *testing.T, n *rig.Node) {
 	r := rig.Run(n.Command("unshare", "--time", "--boottime", "100000", "--fork", rig.Binary(t, "gpuledger", n.Tags...), "grants", "--json"))
 	if !strings.Contains(r.Stdout, `"state": "unknown"`) {
 		t.Errorf("grants in another time: %+v, want the state unknown", r)
+	}
+}
+
+// othersInItsCgroup would have its device rules, and so its GPUs. A cgroup that somebody has left behind is as good as none.
+func othersInItsCgroup(t *testing.T, n *rig.Node) {
+	reference := n.Grant("--memory", "1GiB")
+	b := n.Bundle("c", with(reference), rig.Light)
+	first := n.Bundle("first", rig.Light, func(s *specs.Spec) { s.Linux.CgroupsPath = filepath.Dir(s.Linux.CgroupsPath) + "/c" })
+	starts(t, first)
+	r := b.Create()
+	wantRefused(t, r, "injection-impossible")
+	if !strings.Contains(r.Stderr, "would share the cgroup") {
+		t.Errorf("%+v", r)
+	}
+	wantState(t, n, reference.ID, "refused", grant.Free)
+	first.End()
+	inCgroup(t, b, 0)
+	starts(t, b)
+	wantState(t, n, reference.ID, "in a cgroup that was left behind", grant.Bound)
+	b.End()
+	wantState(t, n, reference.ID, "at the end", grant.Free)
+}
+
+// othersOutliveIt: whoever is in its cgroup has its GPUs, though the runtime has forgotten the container.
+func othersOutliveIt(t *testing.T, n *rig.Node) {
+	reference := n.Grant("--memory", "1GiB")
+	b := n.Bundle("c", with(reference), rig.Light)
+	starts(t, b)
+	stranger := exec.Command("sleep", "1000")
+	must(t, stranger.Start())
+	t.Cleanup(func() { _ = stranger.Process.Kill(); _ = stranger.Wait() })
+	inCgroup(t, b, stranger.Process.Pid)
+	b.KillInit()
+	must(t, os.RemoveAll(filepath.Join(n.Root, b.ID)))
+	wantState(t, n, reference.ID, "the container forgotten, a stranger in its cgroup", grant.Bound)
+	wantRefused(t, n.Bundle("next", with(reference), rig.Light).Create(), "grant-in-use")
+	must(t, stranger.Process.Kill())
+	_ = stranger.Wait()
+	becomesFree(t, n, reference.ID)
+	b.End()
+}
+
+// inCgroup makes the container's cgroup in each hierarchy that has its device rules, and puts a process there, 0 for none.
+func inCgroup(t *testing.T, b *rig.Bundle, pid int) {
+	t.Helper()
+	var spec specs.Spec
+	must(t, json.Unmarshal(b.Config(), &spec))
+	root := "/sys/fs/cgroup"
+	if _, err := os.Stat(root + "/devices"); err == nil {
+		root += "/devices"
+	}
+	dir := filepath.Join(root, spec.Linux.CgroupsPath)
+	must(t, os.MkdirAll(dir, 0o755))
+	if pid != 0 {
+		must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644))
 	}
 }

@@ -96,6 +96,9 @@ type Binding struct {
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
 	Pod         Identity  `json:"pod,omitzero"` // who the engine vouched that the container is; only for people and metrics
+	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
+	// it is there, whatever the runtime still knows of the container.
+	Cgroups []string `json:"cgroups,omitzero"`
 	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
 	// then. The first create of the container takes it over, under whichever root.
 	Reserved bool `json:"reserved,omitzero"`

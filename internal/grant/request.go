@@ -15,6 +15,7 @@ type Request struct {
 	References  []Mention
 	Allocations []Allocation
 	Devices     DeviceMap // what the finder told GPU nodes by
+	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
 
 	Capabilities []Capability // the parts of the driver that it wants
 	Compat32     bool         // it wants 32-bit libraries too

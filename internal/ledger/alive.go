@@ -50,7 +50,7 @@ func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
 	state, err := readState(b.RuntimeRoot, b.Container)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
-		return grant.Dead, 0
+		return l.remains(b.Cgroups), 0
 	}
 	if err != nil {
 		return grant.LifeUnknown, 0
@@ -70,4 +70,24 @@ func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
 		return grant.Alive, 0
 	}
 	return grant.Dead, 0
+}
+
+// remains tells whether anybody is left in the cgroups of a container that its runtime has forgotten.
+func (l *Ledger) remains(cgroups []string) grant.Life {
+	life := grant.Dead
+	for _, path := range cgroups {
+		switch populated, err := l.Populated(path); {
+		case populated:
+			return grant.Alive
+		case err != nil:
+			life = grant.LifeUnknown
+		}
+	}
+	return life
+}
+
+// Populated reports whether a process is in a cgroup or below it, a path from the root of each hierarchy. An error says that
+// it cannot be told from here.
+func (l *Ledger) Populated(path string) (bool, error) {
+	return cgroup{relative: path}.populated(l.Host)
 }

@@ -101,6 +101,8 @@ type visit struct {
 	image     layout.Image
 	layout    func() grant.Layout // of the image
 	request   grant.Request
+	cgroups   []string // where the container's processes will be
+	crowded   bool     // others are there already
 }
 
 // visit reads the spec and what tells GPUs on this node.
@@ -151,6 +153,9 @@ func (v visit) findIn(spec request.Spec) (grant.Request, *Decision) {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
 	bound(&r, spec.Annotations)
+	if spec.Linux != nil {
+		r.Cgroup = spec.Linux.CgroupsPath
+	}
 	return r, nil
 }
 

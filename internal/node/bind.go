@@ -19,10 +19,13 @@ const maxTries = 32
 // What a tenant chooses is read before the lock is taken: its paths may lead into a file system that answers never, and who
 // waits for that cannot be killed. With the lock held, values are compared.
 func (v visit) bind() Decision {
-	for range maxTries {
+	for try := range maxTries {
 		planned := v.look(v.decide)
 		if planned.Kind != grant.Admit {
 			return planned
+		}
+		if try == 0 {
+			v.inCgroups()
 		}
 		d, settled, err := v.bindAs(planned)
 		if err != nil {
@@ -68,10 +71,9 @@ func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
 		return v.bindLive(tx, d)
 	}
 	if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
-		// The id is a running container's. The real runtime says so better, to engines that know its words; nothing is
-		// bound, because the binding would live with that container. The edits stay: it may end before the real runtime
-		// looks.
-		*d = Decision{Verdict: grant.Verdict{Kind: grant.Pass, Recorded: []string{"the id is in use; the real runtime refuses it"}, Strength: grant.StrengthNone}, Config: d.Config}
+		// Nothing can be bound: the binding would live with that container. And it may end before the real runtime looks, which
+		// would start this one unbound then.
+		*d = *inUse(v.Container)
 		return nil
 	}
 	creating, err := v.creating(tx)
@@ -81,12 +83,23 @@ func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
 	if creating || err != nil {
 		return err
 	}
+	if v.crowded {
+		*d = *v.crowdedCgroup()
+		return nil
+	}
 	self, err := v.Host.Self()
 	if err != nil {
 		return err
 	}
 	// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
 	return v.use(tx, d, self)
+}
+
+// inUse refuses as runc does, whose words engines know (libcontainer's ErrExist).
+func inUse(c grant.Container) *Decision {
+	r := refusal(grant.GrantInUse, "container with given ID already exists: %q", c.ID)
+	r.Hint = "delete that container first"
+	return r
 }
 
 // use enters the grant where it is adopted, and records its binding in place of what was reserved for the container.
@@ -102,7 +115,7 @@ func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 	tx.DropReserved(d.Grant.ID, v.Container.ID)
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Pod: bounded(d.pod), Reserved: v.Reserve})
+		Creator: creator, Cgroups: v.cgroups, Pod: bounded(d.pod), Reserved: v.Reserve})
 	if err != nil {
 		dropOrphan(tx, d.Grant.ID)
 	}

@@ -23,7 +23,8 @@ func specOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) specs.Sp
 		Version:     specs.Version,
 		Process:     &specs.Process{Cwd: "/", Env: c.GetEnv(), User: specs.User{UID: c.GetUser().GetUid(), GID: c.GetUser().GetGid()}},
 		Annotations: annotationsOf(engine, pod, c),
-		Linux:       &specs.Linux{Resources: &specs.LinuxResources{Devices: rulesOf(linux), Unified: linux.GetResources().GetUnified()}},
+		Linux: &specs.Linux{Resources: &specs.LinuxResources{Devices: rulesOf(linux), Unified: linux.GetResources().GetUnified()},
+			CgroupsPath: linux.GetCgroupsPath()},
 	}
 	for _, m := range c.GetMounts() {
 		spec.Mounts = append(spec.Mounts, m.ToOCI(nil))

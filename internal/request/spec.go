@@ -45,6 +45,7 @@ type Linux struct {
 	Namespaces []specs.LinuxNamespace `json:"namespaces"`
 	Resources  *Resources             `json:"resources"`
 
+	CgroupsPath string                 `json:"cgroupsPath"`
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 }
 
