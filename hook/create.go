@@ -31,6 +31,9 @@ func (c *call) create() error {
 	container := grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: filepath.Clean(state.Bundle)}
 	r.Bundle = container.Bundle // as the state has it: absolute
 	config, err := host.ReadFile(r.ConfigPath(), request.MaxSpec)
+	if odd := r.Ambiguous(r.program); odd != nil {
+		err = odd
+	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: r.CgroupsOff}, Config: config, Unread: err,
 		Live: &node.Live{Creators: r.ancestors, Unknown: unknown}}
 	d := c.node.Admit(asked)

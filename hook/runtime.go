@@ -17,6 +17,7 @@ import (
 // arguments do, and those are the engine's.
 type caller struct {
 	oci.Command
+	program   string          // as it was called
 	root      string          // of its state, absolute
 	ancestors []grant.Process // itself, then its parent
 }
@@ -31,7 +32,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 	if err != nil {
 		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
 	}
-	r.Command = oci.Parse(argv)
+	r.Command, r.program = oci.Parse(argv), argv[0]
 	if r.ID != id {
 		return r, fmt.Errorf("cannot tell which runtime calls: process %d is not about container %q", pid, id)
 	}

@@ -69,6 +69,9 @@ func (w *wrapper) create() error {
 	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID, Bundle: absolute(w.Bundle)}
 	path := w.ConfigPath()
 	config, err := host.ReadFile(path, request.MaxSpec)
+	if odd := w.Ambiguous(w.real); odd != nil {
+		err = odd
+	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {

@@ -16,6 +16,9 @@ import (
 // update looks at the resources that an update sets. Where something is taken out of them, the real runtime reads the
 // rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
+	if err := w.Ambiguous(w.real); err != nil && w.node.Mode() == grant.Enforce {
+		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " + err.Error(), Hint: "see docs/refusals.md"}
+	}
 	if w.Resources == 0 {
 		return nil
 	}

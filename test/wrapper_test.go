@@ -51,7 +51,7 @@ func timeless(r rig.Result) rig.Result {
 // recorder puts a program in the real runtime's place that writes down how it was called and ends with status 7.
 func recorder(t *testing.T, n *rig.Node) (called func() (argv string, was bool)) {
 	t.Helper()
-	script := n.Write("recorder", "#!/bin/sh\nprintf '%s\\n' \"$@\" >"+n.Dir+"/called\nexit 7\n")
+	script := n.Write("runc-recorder", "#!/bin/sh\nprintf '%s\\n' \"$@\" >"+n.Dir+"/called\nexit 7\n")
 	must(t, os.Chmod(script, 0o755))
 	setRuntime(t, n, script)
 	return func() (string, bool) {
@@ -97,6 +97,29 @@ func TestEveryFormOfACreateIsJudged(t *testing.T) {
 			t.Errorf("%q was handed on: %q", args, argv)
 		}
 		wantRefused(t, r, "visible-devices-all")
+	}
+}
+
+// TestAFormThatCrunReadsAlone is refused: what crun would start is not what we would look at.
+func TestAFormThatCrunReadsAlone(t *testing.T) {
+	if rig.Under(t, rig.V1) { // crun 1.8 refuses a hybrid
+		return
+	}
+	rig.NeedRuntime(t, "crun")
+	n := rig.NewNode(t, rig.Setup{Runtime: "crun"})
+	greedy := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo started"))
+	plain := n.Bundle("plain", rig.Shell("echo started"))
+	for _, args := range []string{"run -bB c", "run -dbB c", "run --bun=B c", "run --bund B c", "run -fB/config.json c", "--cgroup-m=disabled run c", "update --reso=B/config.json c"} {
+		cmd := n.Wrapper(strings.Fields(strings.ReplaceAll(args, "B", greedy.Dir))...)
+		cmd.Dir = plain.Dir
+		r := rig.Run(cmd)
+		wantRefused(t, r, "spec-invalid")
+		if r.Stdout != "" || !strings.Contains(r.Stderr, "runtimes disagree on the option -") {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	if r := plain.Run(); r.Code != 0 || r.Stdout != "started\n" {
+		t.Errorf("in full: %+v", r)
 	}
 }
 

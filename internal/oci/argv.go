@@ -1,9 +1,12 @@
 package oci
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc and crun do: global
@@ -21,6 +24,8 @@ type Command struct {
 	Resources  int    // index in argv of update's --resources value, with ResourcesPrefix before it; 0: not given
 
 	ResourcesPrefix string // "" or "--resources="
+
+	Short string // the first option that runtimes read differently: "-b/dir" and "-bundle", or a beginning as "--bun"
 }
 
 // valued are the options that take a value, "--name value" or "--name=value", one dash or two. Those of the globals are
@@ -76,6 +81,7 @@ func (c *Command) globals(argv []string) int {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
+		c.noteShort(argv[i], name, slices.Contains(globalValued, name) || slices.Contains(globalFlags, name))
 		switch {
 		case argv[i] == "--": // the end of the options, not of the command
 			return min(i+1, len(argv))
@@ -120,13 +126,16 @@ func (c *Command) arguments(argv []string, from int) {
 	onlyWords := false
 	for i := from; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
-		switch {
-		case onlyWords || !isOption:
+		if onlyWords || !isOption {
 			if argv[i] == "--" && !onlyWords {
 				onlyWords = true
 				continue
 			}
 			c.ID = argv[i]
+			continue
+		}
+		c.noteShort(argv[i], name, takesValue(c.Name, name))
+		switch {
 		case hasValue:
 			c.local(name, value, i, argv[i][:len(argv[i])-len(value)])
 		case takesValue(c.Name, name):
@@ -146,6 +155,28 @@ func (c *Command) local(name, value string, index int, prefix string) {
 	case "resources", "r":
 		c.Resources, c.ResourcesPrefix = index, prefix
 	}
+}
+
+// governing are the options that say what is judged.
+var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager", "bundle", "config", "resources"}
+
+// noteShort remembers an option that runtimes read differently. crun's (getopt) are one letter after one dash, with the value
+// right behind it or further letters, and any unambiguous beginning after two; runc's (Go's flag) are whole names after either.
+func (c *Command) noteShort(word, name string, known bool) {
+	attached := len(word) > 2 && word[0] == '-' && word[1] != '-'
+	begun := len(name) > 0 && strings.HasPrefix(word, "--") && !known && slices.ContainsFunc(governing, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
+	if c.Short == "" && (attached || begun) {
+		c.Short = word
+	}
+}
+
+// Ambiguous is why a runtime of this path may read the command otherwise than Parse does, or nil. runc reads whole names, as
+// Parse does, and refuses the rest itself.
+func (c Command) Ambiguous(program string) error {
+	if c.Short == "" || strings.HasPrefix(filepath.Base(program), "runc") {
+		return nil
+	}
+	return fmt.Errorf("runtimes disagree on the option %s; write its name in full", grant.Printable(c.Short))
 }
 
 // option takes a word apart: "--name=value", "-name", "--name". "-" and "--" are none.

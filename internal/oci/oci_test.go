@@ -18,7 +18,16 @@ func TestParse(t *testing.T) {
 		{"Podman with cgroups off", "--cgroup-manager disabled create --bundle=/b c1", Command{Name: "create", CgroupsOff: true, Bundle: "/b", ID: "c1"}},
 		{"systemd's cgroups to crun", "--cgroup-manager=systemd create c1", Command{Name: "create", Systemd: true, ID: "c1"}},
 		{"and not", "--systemd-cgroup=false create c1", Command{Name: "create", ID: "c1"}},
-		{"one dash, as Go's flags allow", "-root /r create -b /b c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1"}},
+		{"one dash, as Go's flags allow", "-root /r create -b /b c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1", Short: "-root"}},
+		{"a value behind its letter, as getopt allows", "create -b/b c1", Command{Name: "create", ID: "c1", Short: "-b/b"}},
+		{"letters together", "run -db /b c1", Command{Name: "run", ID: "c1", Short: "-db"}},
+		{"a letter with =, which getopt takes for a part of the value", "create -b=/b c1", Command{Name: "create", Bundle: "/b", ID: "c1", Short: "-b=/b"}},
+		{"the beginning of a name, as getopt allows", "create --bun=/b c1", Command{Name: "create", ID: "c1", Short: "--bun=/b"}},
+		{"of a global one", "--cgroup-m=disabled create c1", Command{Name: "create", ID: "c1", Short: "--cgroup-m=disabled"}},
+		{"of update's", "update --reso=- c1", Command{Name: "update", ID: "c1", Short: "--reso=-"}},
+		{"of an option that governs nothing", "create --pid-f=/p --no-p c1", Command{Name: "create", ID: "c1"}},
+		{"in a word behind --", "create -- -bx", Command{Name: "create", ID: "-bx"}},
+		{"in a value", "create --pid-file -bx c1", Command{Name: "create", ID: "c1"}},
 		{"options behind the id", "create c1 --bundle /b", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"the last of two bundles", "create --bundle /a -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"an id after --", "create --bundle /b -- -x", Command{Name: "create", Bundle: "/b", ID: "-x"}},
@@ -101,5 +110,24 @@ func TestLogLine(t *testing.T) {
 func TestCleanLeavesATerminalAlone(t *testing.T) {
 	if got := Clean("a\nb\x1b[2Jc\u0085d\xffé"); strings.ContainsAny(got, "\n\x1b\u0085") || !strings.HasSuffix(got, "é") {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestAmbiguous(t *testing.T) {
+	for _, c := range []struct {
+		argv, program string
+		ambiguous     bool
+	}{
+		{"create --bundle /b c1", "/usr/bin/crun", false},
+		{"create -b /b c1", "/usr/bin/crun", false},
+		{"create -b/b c1", "/usr/bin/crun", true},
+		{"create -b/b c1", "/opt/youki", true},
+		{"create -b/b c1", "/usr/sbin/runc", false}, // which refuses it
+		{"-root /r create -bundle /b c1", "runc", false},
+		{"-root /r create -bundle /b c1", "crun", true},
+	} {
+		if err := Parse(append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...)).Ambiguous(c.program); (err != nil) != c.ambiguous {
+			t.Errorf("%q for %s: %v", c.argv, c.program, err)
+		}
 	}
 }
