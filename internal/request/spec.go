@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/go-json-experiment/json"
@@ -126,6 +127,7 @@ func checkWords(config []byte) error {
 	if !bytes.Contains(config, escapedNUL) {
 		return nil
 	}
+	inAnnotations := false
 	for d := jsontext.NewDecoder(bytes.NewBuffer(config)); ; {
 		token, err := d.ReadToken()
 		if err == io.EOF {
@@ -134,13 +136,16 @@ func checkWords(config []byte) error {
 		if err != nil {
 			return plain(err)
 		}
-		if token.Kind() != '"' || !strings.Contains(token.String(), "\x00") {
+		if token.Kind() != '"' {
 			continue
 		}
 		kind, n := d.StackIndex(d.StackDepth())
-		pointer := string(d.StackPointer())
-		if isName := kind == '{' && n%2 == 1; isName || !strings.HasPrefix(pointer, "/annotations/") {
-			return fmt.Errorf("%s has a NUL; runtimes disagree on what it ends", grant.Printable(name(pointer)))
+		isName := kind == '{' && n%2 == 1
+		if isName && d.StackDepth() == 1 {
+			inAnnotations = token.String() == "annotations"
+		}
+		if strings.Contains(token.String(), "\x00") && (isName || !inAnnotations) {
+			return fmt.Errorf("%s has a NUL; runtimes disagree on what it ends", grant.Printable(name(string(d.StackPointer()))))
 		}
 	}
 }
@@ -178,13 +183,18 @@ func misspelt(field string) (known string, wrong bool) {
 	if _, found := slices.BinarySearch(structFields[:], field); found {
 		return "", false
 	}
-	folded := fold(field)
-	i := slices.IndexFunc(structFields[:], func(f string) bool { return len(f) <= len(field) && fold(f) == folded })
-	if i < 0 {
-		return "", false
-	}
-	return structFields[i], true
+	known, wrong = foldedFields()[fold(field)]
+	return known, wrong
 }
+
+// foldedFields are the known fields by their folded names, made when a document has a name that is none: it may have millions.
+var foldedFields = sync.OnceValue(func() map[string]string {
+	fields := make(map[string]string, len(structFields))
+	for _, f := range structFields {
+		fields[fold(f)] = f
+	}
+	return fields
+})
 
 // fold maps names that encoding/json takes for equal to one: 'ſ' is an s there, and the Kelvin sign a k.
 func fold(s string) string {

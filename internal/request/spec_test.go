@@ -2,7 +2,9 @@ package request
 
 import (
 	"bytes"
+	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -177,4 +179,29 @@ func message(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// TestParseWorksInProportion to the document, whatever is in it: who writes it waits for himself alone, but the node pays.
+// What is allocated stands for the work.
+func TestParseWorksInProportion(t *testing.T) {
+	const n, depth = 20_000, 5_000
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%q:0", fmt.Sprintf("unknownName%d", i))
+	}
+	words := strings.TrimSuffix(strings.Repeat(`"\u0000",`, n), ",")
+	for name, config := range map[string]string{
+		"unknown names":            "{" + strings.Join(names, ",") + "}",
+		"NUL deep in annotations":  `{"annotations":{"x":` + strings.Repeat("[", depth) + words + strings.Repeat("]", depth) + "}}",
+		"annotations, as engines'": `{"annotations":{"x":"` + strings.Repeat("x", 200_000) + `"}}`,
+	} {
+		_, _ = Parse([]byte(`{"x":0}`)) // what is made once
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _ = Parse([]byte(config))
+		runtime.ReadMemStats(&after)
+		if spent := (after.TotalAlloc - before.TotalAlloc) / uint64(len(config)); spent > 40 {
+			t.Errorf("%s: %d bytes are allocated for each of the document", name, spent)
+		}
+	}
 }
