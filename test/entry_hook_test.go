@@ -190,7 +190,7 @@ func foreseen(t *testing.T, c *cell) outcome {
 	cmd := c.Node.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
 	cmd.Args[0] = "gpuledger-hook." + c.engine()
 	cmd.Stdin = bytes.NewReader(c.config)
-	r := rig.Run(cmd)
+	r := rig.RunHook(cmd)
 	o := c.recordedOutcome(t, r)
 	if o.verdict == grant.Refused && o.mode == "" {
 		wantRefusedInOneLine(t, r, o.code)

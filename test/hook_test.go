@@ -299,6 +299,13 @@ func hookFollowsTheContainer(t *testing.T, runtime string) {
 	if left, _ := os.ReadDir(n.Dir + "/run/bindings"); len(left) != 0 {
 		t.Errorf("after poststop bindings are left: %v", left)
 	}
+	bare := n.Bundle("bare", with(reference), n.HookedAt("createRuntime")) // nothing tidies
+	for _, time := range []string{"first", "again", "and again"} {
+		if r := bare.RealCreate(); r.Code != 0 {
+			t.Errorf("%s: %+v", time, r)
+		}
+		bare.End()
+	}
 	if r := b.RealCreate(); r.Code != 0 {
 		t.Errorf("once more: %+v", r)
 	}

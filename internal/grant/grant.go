@@ -105,6 +105,7 @@ type Binding struct {
 
 	Life Life `json:"-"` // as its reader found it
 	PID  int  `json:"-"` // the container's init when it runs, else 0
+	Left bool `json:"-"` // the runtime has forgotten the container: it is not dead because of who may be in its cgroups
 }
 
 // Process is a process that no reused pid is mistaken for.

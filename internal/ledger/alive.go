@@ -12,7 +12,7 @@ import (
 // The creator is asked before the runtime's state is read. It writes the state while it runs, so a state that is read
 // after its end is the last; the other way round a container that came up in between would be taken for dead.
 func (l *Ledger) examine(b *grant.Binding) {
-	b.Life, b.PID = grant.LifeUnknown, 0
+	b.Life, b.PID, b.Left = grant.LifeUnknown, 0, false
 	boot, err := l.bootID()
 	if err != nil {
 		return
@@ -30,7 +30,7 @@ func (l *Ledger) examine(b *grant.Binding) {
 	}
 	b.Life, b.PID = l.contained(b)
 	if created {
-		b.Life = grant.Alive
+		b.Life, b.Left = grant.Alive, false
 	}
 }
 
@@ -50,7 +50,9 @@ func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
 	state, err := readState(b.RuntimeRoot, b.Container)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
-		return l.remains(b.Cgroups), 0
+		life := l.remains(b.Cgroups)
+		b.Left = life != grant.Dead
+		return life, 0
 	}
 	if err != nil {
 		return grant.LifeUnknown, 0

@@ -220,7 +220,7 @@ func (v visit) isOwn(b grant.Binding) bool {
 
 // holds reports whether the container's own create has bound the grant.
 func (v visit) holds(g grant.Grant) bool {
-	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return v.isOwn(b) && !b.Reserved })
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return v.isOwn(b) && !b.Reserved && !b.Left })
 }
 
 // judge gives the verdict alone.

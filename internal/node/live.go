@@ -26,6 +26,11 @@ func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
 		return v.Live.Unknown
 	}
 	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+	if b.Left { // this container is in the cgroup of the one before it, and whoever else is there shares its GPUs now
+		v.cgroups = append(v.cgroups, b.Cgroups...)
+		slices.Sort(v.cgroups)
+		v.cgroups, b.Life = slices.Compact(v.cgroups), grant.Dead
+	}
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
 	case err != nil:
