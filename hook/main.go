@@ -124,9 +124,9 @@ func (c *call) poststop() error {
 		return nil
 	}
 	if r, err := c.runtime(state.ID); err == nil && (r.Name == "delete" || r.Name == "run") {
-		c.node.Tidy(r.root, state.ID)
+		c.node.Delete(r.root, state.ID)
 	} else { // Podman calls this stage itself, as `podman container cleanup ID`
-		c.node.TidyIn(filepath.Clean(state.Bundle), state.ID)
+		c.node.DeleteIn(filepath.Clean(state.Bundle), state.ID)
 	}
 	return nil
 }

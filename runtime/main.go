@@ -54,7 +54,7 @@ func (w *wrapper) run() (err error) {
 			return err
 		}
 	case "delete":
-		w.node.Tidy(w.runtimeRoot(), w.ID)
+		w.node.Delete(w.runtimeRoot(), w.ID)
 	default:
 		return w.create()
 	}

@@ -40,6 +40,7 @@ const (
 // path without links. Empty: the image has no such loader, so it cannot use the driver's libraries.
 type Layout struct {
 	Lib64, Lib32 string
+	Cache        bool   // the loader asks /etc/ld.so.cache: musl's does not, nor does NixOS's glibc
 	ReadOnly     bool   // nobody can write to the root file system, not even the runtime that makes mount points there
 	Problem      string // why none of this can be told; "" when it can
 	Unseen       bool   // nobody could look: the container is known without its image, as by NRI. The node's own layout is taken

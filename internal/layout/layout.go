@@ -55,7 +55,9 @@ func Of(i Image) grant.Layout {
 	}
 	l := grant.Layout{ReadOnly: r.readOnly()}
 	for _, ld := range known {
-		switch dir := r.libraries(ld); {
+		dir, cache := r.libraries(ld)
+		l.Cache = l.Cache || cache && dir != ""
+		switch {
 		case ld.bits == 64 && l.Lib64 == "":
 			l.Lib64 = dir
 		case ld.bits == 32 && l.Lib32 == "":
@@ -109,24 +111,25 @@ type reader struct {
 	real string // the root's path
 }
 
-// libraries is the first directory that the loader searches and the image has, with its links resolved; "" without one.
-func (r reader) libraries(ld loader) string {
+// libraries is the first directory that the loader searches and the image has, with its links resolved; "" without one. It
+// tells, too, whether the loader asks glibc's cache before.
+func (r reader) libraries(ld loader) (dir string, cache bool) {
 	content, err := r.read(ld.path)
 	if err != nil {
-		return ""
+		return "", false
 	}
 	var dirs []string
 	if ld.musl != "" {
 		dirs = r.muslPath(ld.musl)
 	} else {
-		dirs = systemDirs(content)
+		dirs, cache = systemDirs(content), bytes.Contains(content, []byte("\x00/etc/ld.so.cache\x00"))
 	}
 	for _, dir := range dirs {
 		if real, ok := r.directory(dir); ok {
-			return real
+			return real, cache
 		}
 	}
-	return ""
+	return "", false
 }
 
 // muslPath is where musl's loader searches: what its file says, else what is built in (ldso/dynlink.c).

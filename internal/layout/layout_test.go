@@ -109,6 +109,10 @@ func TestImages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := layout.Of(layout.Image{Root: c.image.make(t), Args: c.args, Path: "/usr/bin:/bin", Mounts: c.mounts})
+			asks := got.Cache
+			if got.Cache = false; asks != (got.Lib64 != "" && !strings.HasPrefix(name, "Alpine") || name == "Alpine with glibc beside it") {
+				t.Errorf("its loader asks ld.so.cache: %v", asks)
+			}
 			if got != c.want {
 				t.Errorf("got %+v; want %+v", got, c.want)
 			}

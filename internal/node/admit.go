@@ -89,7 +89,7 @@ func (n *Node) admit(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return v.bind()
+	return v.listed(v.bind())
 }
 
 // visit is one container at the door. What it reads of the node it reads once.

@@ -100,14 +100,14 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []s
 	return nil
 }
 
-// TidyIn is Tidy for a caller that does not know the runtime's root, as Podman's poststop.
-func (n *Node) TidyIn(bundle, container string) {
+// DeleteIn is Delete for a caller that does not know the runtime's root, as Podman's poststop.
+func (n *Node) DeleteIn(bundle, container string) {
 	var roots []string
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
 		roots = tx.BindingsIn(container, bundle)
 		return nil
 	})
 	for _, root := range roots {
-		n.Tidy(root, container)
+		n.Delete(root, container)
 	}
 }

@@ -246,10 +246,11 @@ func (n *Node) verified(verify func(*grant.Inventory, grant.Bytes) (ledger.Repor
 }
 
 // Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It
-// waits for the lock no longer than tidyWait and never fails: what is left is found dead by whoever looks next.
-func (n *Node) Tidy(runtimeRoot, container string) {
+// waits for the lock no longer than tidyWait and never fails: what is left is found dead by whoever looks next. It returns
+// the bundle of what it removed.
+func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.HasBinding(runtimeRoot, container) {
-		return
+		return ""
 	}
 	quick := *n.Ledger
 	quick.Wait = tidyWait
@@ -258,8 +259,10 @@ func (n *Node) Tidy(runtimeRoot, container string) {
 		if err != nil || b.Life != grant.Dead {
 			return err
 		}
+		bundle = b.Bundle
 		return unbind(tx, runtimeRoot, container)
 	})
+	return bundle
 }
 
 // tidyWait is how long a delete or a create may be held up.

@@ -1,0 +1,305 @@
+package rootfs
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// The cache of glibc's loader (sysdeps/generic/dl-cache.h): a header, entries in the order of a binary search, strings; since 2.33
+// an extension that names the subdirectories of glibc-hwcaps. Before 2.32 ldconfig wrote the old format too, with the new one
+// behind it; every glibc since 2.2 reads a file of the new format alone, which is what we write.
+const (
+	newMagic    = "glibc-ld.so.cache1.1"
+	newHeader   = 48
+	newEntry    = 24
+	oldMagic    = "ld.so-1.7.0"
+	oldHeader   = 16
+	oldEntry    = 12
+	extension   = 0xeaa42174 // cache_extension_magic
+	hwcapsTag   = 1          // cache_extension_tag_glibc_hwcaps
+	hwcapNamed  = 1 << 62    // DL_CACHE_HWCAP_EXTENSION: the low half of an entry's hwcap is an index of the extension's names
+	littleFlag  = 2          // cache_file_new_flags_endian_little
+	maxCache    = 8 << 20    // bytes; a full desktop's has 300 KiB
+	maxEntries  = 64 << 10
+	maxString   = 4096
+	maxText     = 4 << 20 // of all names and paths; they may lie in one another
+	maxSections = 16
+	maxHwcaps   = 64
+)
+
+// entry is one library of a cache.
+type entry struct {
+	flags     int32  // what kind of library, for which architecture
+	name      string // what programs ask for
+	path      string
+	osVersion uint32
+	hwcap     uint64 // never of the named kind; that is hwcaps
+	hwcaps    string // the subdirectory of glibc-hwcaps that it lies in
+}
+
+// errOdd says that a cache is none that ldconfig wrote.
+var errOdd = errors.New("it is no cache of a format that is known")
+
+// parse reads a cache. It is a tenant's: every number in it may be anything. An empty one has no entries.
+func parse(content []byte) ([]entry, error) {
+	switch {
+	case len(content) == 0:
+		return nil, nil
+	case len(content) > maxCache:
+		return nil, errOdd
+	case bytes.HasPrefix(content, []byte(newMagic)):
+		return parseNew(content)
+	case !bytes.HasPrefix(content, []byte(oldMagic)) || len(content) < oldHeader:
+		return nil, errOdd
+	}
+	count := binary.LittleEndian.Uint32(content[12:])
+	if int64(count) > int64(len(content)-oldHeader)/oldEntry || count > maxEntries {
+		return nil, errOdd
+	}
+	end := oldHeader + int(count)*oldEntry
+	if behind := (end + 7) &^ 7; behind < len(content) && bytes.HasPrefix(content[behind:], []byte(newMagic)) {
+		return parseNew(content[behind:])
+	}
+	return parseEntries(content[oldHeader:end], oldEntry, content[end:])
+}
+
+func parseNew(content []byte) ([]entry, error) {
+	if len(content) < newHeader {
+		return nil, errOdd
+	}
+	count := binary.LittleEndian.Uint32(content[20:])
+	if endian := content[28] & 3; int64(count) > int64(len(content)-newHeader)/newEntry || count > maxEntries || endian != 0 && endian != littleFlag {
+		return nil, errOdd
+	}
+	entries, err := parseEntries(content[newHeader:newHeader+int(count)*newEntry], newEntry, content)
+	if err != nil {
+		return nil, err
+	}
+	return entries, nameHwcaps(entries, content)
+}
+
+// parseEntries reads entries whose names and paths are offsets into strings.
+func parseEntries(table []byte, size int, strings []byte) ([]entry, error) {
+	entries, length := make([]entry, 0, len(table)/size), 0
+	for ; len(table) > 0; table = table[size:] {
+		name, ok := text(strings, binary.LittleEndian.Uint32(table[4:]))
+		path, ok2 := text(strings, binary.LittleEndian.Uint32(table[8:]))
+		if length += len(name) + len(path); !ok || !ok2 || length > maxText {
+			return nil, errOdd
+		}
+		e := entry{flags: int32(binary.LittleEndian.Uint32(table)), name: name, path: path}
+		if size == newEntry {
+			e.osVersion, e.hwcap = binary.LittleEndian.Uint32(table[12:]), binary.LittleEndian.Uint64(table[16:])
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+func text(content []byte, at uint32) (string, bool) {
+	if int64(at) >= int64(len(content)) {
+		return "", false
+	}
+	content = content[at:min(int64(len(content)), int64(at)+maxString)]
+	end := bytes.IndexByte(content, 0)
+	if end < 0 {
+		return "", false
+	}
+	return string(content[:end]), true
+}
+
+// nameHwcaps gives the entries that lie in subdirectories of glibc-hwcaps the names of these in place of their numbers.
+func nameHwcaps(entries []entry, content []byte) error {
+	names, err := hwcapsOf(content)
+	if err != nil {
+		return err
+	}
+	for i := range entries {
+		e := &entries[i]
+		if e.hwcap&hwcapNamed == 0 {
+			continue
+		}
+		index := uint32(e.hwcap)
+		if int64(index) >= int64(len(names)) || names[index] == "" {
+			return errOdd
+		}
+		e.hwcaps, e.hwcap = names[index], 0
+	}
+	return nil
+}
+
+// hwcapsOf reads the names of the subdirectories of glibc-hwcaps out of a cache's extension.
+func hwcapsOf(content []byte) ([]string, error) {
+	at := int64(binary.LittleEndian.Uint32(content[32:]))
+	if at == 0 {
+		return nil, nil
+	}
+	if at+8 > int64(len(content)) || binary.LittleEndian.Uint32(content[at:]) != extension {
+		return nil, errOdd
+	}
+	count := int64(binary.LittleEndian.Uint32(content[at+4:]))
+	if count > maxSections || at+8+count*16 > int64(len(content)) {
+		return nil, errOdd
+	}
+	for section := content[at+8:]; count > 0; count, section = count-1, section[16:] {
+		if binary.LittleEndian.Uint32(section) == hwcapsTag {
+			return texts(content, int64(binary.LittleEndian.Uint32(section[8:])), int64(binary.LittleEndian.Uint32(section[12:])/4))
+		}
+	}
+	return nil, nil
+}
+
+// texts reads strings whose offsets stand one after another.
+func texts(content []byte, at, count int64) ([]string, error) {
+	if count > maxHwcaps || at+4*count > int64(len(content)) {
+		return nil, errOdd
+	}
+	all := make([]string, count)
+	for i := range all {
+		var ok bool
+		if all[i], ok = text(content, binary.LittleEndian.Uint32(content[at+4*int64(i):])); !ok {
+			return nil, errOdd
+		}
+	}
+	return all, nil
+}
+
+// encode writes a cache of the new format. Entries must be in order.
+func encode(entries []entry) []byte {
+	var hwcaps []string
+	for _, e := range entries {
+		if e.hwcaps != "" && !slices.Contains(hwcaps, e.hwcaps) {
+			hwcaps = append(hwcaps, e.hwcaps)
+		}
+	}
+	slices.Sort(hwcaps) // as ldconfig has them
+	table := newHeader + len(entries)*newEntry
+	p := pool{base: table, at: make(map[string]uint32, 2*len(entries)), bytes: make([]byte, 0, 64*len(entries))}
+	out := make([]byte, newHeader, table)
+	copy(out, newMagic)
+	binary.LittleEndian.PutUint32(out[20:], uint32(len(entries)))
+	out[28] = littleFlag
+	for _, e := range entries {
+		if e.hwcaps != "" {
+			e.hwcap = hwcapNamed | uint64(slices.Index(hwcaps, e.hwcaps))
+		}
+		out = binary.LittleEndian.AppendUint32(out, uint32(e.flags))
+		out = binary.LittleEndian.AppendUint32(out, p.add(e.name))
+		out = binary.LittleEndian.AppendUint32(out, p.add(e.path))
+		out = binary.LittleEndian.AppendUint32(out, e.osVersion)
+		out = binary.LittleEndian.AppendUint64(out, e.hwcap)
+	}
+	offsets := make([]uint32, len(hwcaps))
+	for i, name := range hwcaps {
+		offsets[i] = p.add(name)
+	}
+	binary.LittleEndian.PutUint32(out[24:], uint32(len(p.bytes)))
+	out = append(out, p.bytes...)
+	if len(hwcaps) == 0 {
+		return out
+	}
+	for len(out)%4 != 0 {
+		out = append(out, 0)
+	}
+	binary.LittleEndian.PutUint32(out[32:], uint32(len(out)))
+	for _, word := range append([]uint32{extension, 1, hwcapsTag, 0, uint32(len(out) + 24), uint32(4 * len(hwcaps))}, offsets...) {
+		out = binary.LittleEndian.AppendUint32(out, word)
+	}
+	return out
+}
+
+// pool is the strings of a cache, each once.
+type pool struct {
+	base  int
+	at    map[string]uint32
+	bytes []byte
+}
+
+func (p *pool) add(s string) uint32 {
+	at, found := p.at[s]
+	if !found {
+		at = uint32(p.base + len(p.bytes))
+		p.at[s] = at
+		p.bytes = append(append(p.bytes, s...), 0)
+	}
+	return at
+}
+
+// order is how ldconfig sorts (elf/cache.c, compare): names downwards, and of one name the subdirectories of glibc-hwcaps first.
+// Equal ones keep their order; the loader takes the first.
+func order(a, b entry) int {
+	if c := compareNames(b.name, a.name); c != 0 {
+		return c
+	}
+	switch {
+	case a.flags != b.flags:
+		return cmp.Compare(b.flags, a.flags)
+	case (a.hwcaps == "") != (b.hwcaps == ""):
+		if a.hwcaps != "" {
+			return -1
+		}
+		return 1
+	case a.hwcaps != b.hwcaps:
+		return strings.Compare(a.hwcaps, b.hwcaps)
+	case a.hwcap != b.hwcap:
+		if a.hwcap > b.hwcap {
+			return -1
+		}
+		return 1
+	}
+	return 0
+}
+
+// compareNames is the loader's own comparison (elf/dl-cache.c, _dl_cache_libcmp): numbers by value, and above other letters. A
+// cache in another order is searched in vain.
+func compareNames(a, b string) int {
+	at := func(s string) byte {
+		if s == "" {
+			return 0
+		}
+		return s[0]
+	}
+	for a != "" {
+		switch digitA, digitB := isDigit(a[0]), isDigit(at(b)); {
+		case digitA && digitB:
+			var valueA, valueB int32 // an int in C, and it wraps around as one does
+			valueA, a = number(a)
+			valueB, b = number(b)
+			if valueA != valueB {
+				return int(int64(valueA) - int64(valueB))
+			}
+		case digitA:
+			return 1
+		case digitB:
+			return -1
+		case a[0] != at(b):
+			return int(int8(a[0])) - int(int8(at(b)))
+		default:
+			a, b = a[1:], b[1:]
+		}
+	}
+	return -int(int8(at(b)))
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+func number(s string) (value int32, rest string) {
+	for s != "" && isDigit(s[0]) {
+		value, s = value*10+int32(s[0]-'0'), s[1:]
+	}
+	return value, s
+}
+
+// flagsOf are a library's: ELF for libc6 of this machine's architecture (sysdeps/generic/ldconfig.h). None: it is not known.
+func flagsOf(bits int) (int32, bool) {
+	flags, known := map[string]map[int]int32{
+		"amd64": {64: 0x0303, 32: 0x0003},
+		"arm64": {64: 0x0a03, 32: 0x0903},
+	}[runtime.GOARCH][bits]
+	return flags, known
+}

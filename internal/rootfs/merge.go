@@ -1,0 +1,39 @@
+package rootfs
+
+import (
+	"path/filepath"
+	"slices"
+)
+
+// Library is a library that a container gets: a path of the container's.
+type Library struct {
+	Path string
+	Bits int // 64 or 32
+}
+
+// merge puts libraries into a cache, before whatever the image itself has by their names. What it has stays behind them, for the
+// day when the container starts without: only what lies in directories for better processors goes, since that would win.
+func merge(old []entry, libraries []Library) []entry {
+	var ours []entry
+	names := map[string]bool{}
+	for _, l := range libraries {
+		if flags, known := flagsOf(l.Bits); known {
+			ours = append(ours, entry{flags: flags, name: filepath.Base(l.Path), path: l.Path})
+			names[filepath.Base(l.Path)] = true
+		}
+	}
+	kept := slices.DeleteFunc(old, func(e entry) bool {
+		return names[e.name] && slices.ContainsFunc(ours, func(o entry) bool {
+			return o.name == e.name && o.flags == e.flags && (o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
+		})
+	})
+	all := append(ours, kept...)
+	slices.SortStableFunc(all, order)
+	return all
+}
+
+// without takes libraries out that are no longer there, and tells whether there were any.
+func without(old []entry, gone map[string]bool) ([]entry, bool) {
+	kept := slices.DeleteFunc(slices.Clone(old), func(e entry) bool { return gone[e.path] })
+	return kept, len(kept) < len(old)
+}
