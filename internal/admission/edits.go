@@ -24,6 +24,7 @@ func (c *asking) admit() grant.Verdict {
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
 	v.Edits.Mounts = c.driverFiles()
+	v.Masked = c.others()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
 	if c.request.AllDevices {
 		v.Rules = Confined(c.request.Devices)
@@ -33,6 +34,19 @@ func (c *asking) admit() grant.Verdict {
 	}
 	v.Recorded = append(c.recorded, c.noted()...)
 	return v
+}
+
+// others are the directories in which the driver tells of GPUs that are not granted. They give no access, but procfs shows every
+// container all of the node's.
+func (c *asking) others() []string {
+	var paths []string
+	granted := c.gpus()
+	for _, gpu := range c.inventory.GPUs {
+		if gpu.PCI != "" && !slices.ContainsFunc(granted, func(g grant.GPU) bool { return g.UUID == gpu.UUID }) {
+			paths = append(paths, "/proc/driver/nvidia/gpus/"+gpu.PCI)
+		}
+	}
+	return paths
 }
 
 // visible is the container's one NVIDIA_VISIBLE_DEVICES: its UUIDs, or void where another injector would act on them.

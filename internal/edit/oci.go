@@ -25,6 +25,7 @@ func OCI(config []byte, v grant.Verdict) ([]byte, error) {
 		{name: "process", parts: []part{{name: "env", fn: e.env}}},
 		{name: "linux", parts: []part{
 			{name: "devices", fn: e.devices},
+			{name: "maskedPaths", fn: e.masked},
 			{name: "resources", parts: []part{{name: "devices", fn: e.rules}}},
 		}},
 		{name: "mounts", fn: e.mounts},
@@ -145,6 +146,18 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 		kind = r.Type
 	}
 	return kind + " " + digits(r.Major) + ":" + digits(r.Minor)
+}
+
+// masked hides paths. CDI and NRI have no words for it; behind them a container sees what the driver tells of all GPUs.
+func (e ociEdit) masked(old jsontext.Value) (jsontext.Value, error) {
+	if len(e.verdict.Masked) == 0 {
+		return old, nil
+	}
+	add, err := values(e.verdict.Masked)
+	if err != nil {
+		return nil, err
+	}
+	return list(old, func(path string) bool { return !slices.Contains(e.verdict.Masked, path) }, add)
 }
 
 func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {

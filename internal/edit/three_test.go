@@ -113,6 +113,20 @@ func TestTheWrapperTakesCDIsEditsForItsOwn(t *testing.T) {
 	}
 }
 
+// TestOnlyAnOCISpecHidesPaths: neither CDI's edits nor NRI's adjustments have a word for it. What it hides gives no access, so an
+// admission goes through them all the same.
+func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
+	hidden := []string{"/proc/driver/nvidia/gpus/0000:02:00.0"}
+	v := admission.Offer(ledger.Grants[0], ledger.Now, inventory, node.Policy)
+	v.Masked = hidden
+	for way, translate := range translations {
+		masked := translate(t, ordinarySpec(), v).Linux.MaskedPaths
+		if says := way == "OCI spec"; says != slices.Equal(masked, hidden) || !says && masked != nil {
+			t.Errorf("by %s hidden are %q", way, masked)
+		}
+	}
+}
+
 func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 	mode := os.FileMode(0o666)
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c", Major: 195, FileMode: &mode, Permissions: "rw"}

@@ -87,6 +87,8 @@ func (s seen) gpu(g grant.GPU) error {
 		return fmt.Errorf("minor %d is not one of 0 to %d", g.Minor, maxMinor)
 	case s.minors[g.Minor]:
 		return fmt.Errorf("minor %d is another GPU's", g.Minor)
+	case g.PCI != "" && (filepath.Base(g.PCI) != g.PCI || g.PCI[0] == '.'):
+		return fmt.Errorf("PCI address %q is no name of a directory", g.PCI)
 	case g.Health == "":
 		return errors.New("it has no health")
 	case g.Memory == 0 && g.Health == grant.Healthy: // of a broken one it often can't be told

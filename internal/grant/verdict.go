@@ -14,6 +14,7 @@ type Verdict struct {
 	Details  []Detail
 	Edits    cdispec.ContainerEdits
 	Rules    []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
+	Masked   []string     // paths to be hidden; only an OCI spec has words for it
 	Narrow   bool         // the spec's own device rules are too wide to be kept
 	Removed  []Removal
 	Strength Strength
