@@ -27,6 +27,9 @@ func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *
 	if why := stale(inv, h, source); why != "" {
 		return inv, problem(grant.InventoryStale, why)
 	}
+	if source == grant.NVML {
+		examine(inv.GPUs, h)
+	}
 	return inv, nil
 }
 
@@ -52,7 +55,10 @@ func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	if why := otherDriver(inv, h); why != "" {
 		return why
 	}
-	return otherMajors(inv, h)
+	if why := otherMajors(inv, h); why != "" {
+		return why
+	}
+	return otherPartitions(inv.GPUs, h)
 }
 
 // otherDriver compares versions only where the kernel tells one. A driver that is gone altogether shows in its majors.

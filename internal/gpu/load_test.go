@@ -1,6 +1,7 @@
 package gpu_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,6 +120,79 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestPartitionsMadeAnew: as many as before are not the same.
+func TestPartitionsMadeAnew(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		instances []string
+		want      string // "" is no problem
+	}{
+		{"as they were", []string{"gi7/ci0"}, ""},
+		{"an instance that is no device yet", []string{"gi7/ci0", "gi9"}, ""},
+		{"no longer in mode mig", nil, "1 MIG devices on GPU 1 and it has 0 now"},
+		{"gone", []string{""}, "1 MIG devices on GPU 1 and it has 0 now"},
+		{"one more", []string{"gi7/ci0", "gi8/ci0"}, "1 MIG devices on GPU 1 and it has 2 now"},
+		{"another GPU instance", []string{"gi8/ci0"}, "MIG instance 7/0 on GPU 1 and the driver no longer has it"},
+		{"another compute instance", []string{"gi7/ci1"}, "MIG instance 7/0 on GPU 1 and the driver no longer has it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h, path := machine(t), gpu.Path(t.TempDir())
+			if err := gpu.Write(path, node()); err != nil {
+				t.Fatal(err)
+			}
+			for _, instance := range tt.instances {
+				put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig", instance, "access"), "DeviceFileMinor: 66\n")
+			}
+			put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"), "DeviceFileMinor: 1\n")
+			_, problem := gpu.Load(path, h, grant.NVML)
+			code := grant.InventoryStale
+			if tt.want == "" {
+				code = ""
+			}
+			judge(t, problem, code, tt.want)
+		})
+	}
+}
+
+// TestGPUsThatTheKernelLost are unhealthy, each alone.
+func TestGPUsThatTheKernelLost(t *testing.T) {
+	const pci = "0000:3b:00.0"
+	for _, tt := range []struct {
+		name         string
+		bus, drivers []string // files
+		config       string
+		want         string
+	}{
+		{"a kernel that tells nothing", nil, nil, "", grant.Healthy},
+		{"there", []string{pci + "/vendor"}, []string{pci + "/information"}, "\xde\x10\xb1\x20", grant.Healthy},
+		{"no configuration space to be read", []string{pci + "/vendor"}, []string{pci + "/information"}, "", grant.Healthy},
+		{"removed", []string{"0000:3c:00.0/vendor"}, nil, "", "it is no longer on the PCI bus"},
+		{"silent", []string{pci + "/vendor"}, []string{pci + "/information"}, "\xff\xff\xff\xff", "it has fallen off the PCI bus (see the kernel's log)"},
+		{"of no driver", []string{pci + "/vendor"}, []string{"0000:3c:00.0/information"}, "\xde\x10\xb1\x20", "the driver has let go of it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h, path := machine(t), gpu.Path(t.TempDir())
+			if err := gpu.Write(path, node()); err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range tt.bus {
+				put(t, filepath.Join(h.Sys, "bus/pci/devices", file), "")
+			}
+			for _, file := range tt.drivers {
+				put(t, filepath.Join(h.Proc, "driver/nvidia/gpus", file), "")
+			}
+			if tt.config != "" {
+				put(t, filepath.Join(h.Sys, "bus/pci/devices", pci, "config"), tt.config)
+			}
+			inv, problem := gpu.Load(path, h, grant.NVML)
+			judge(t, problem, "", "")
+			if a, b := inv.GPUs[0].Health, inv.GPUs[1].Health; a != tt.want || b != grant.Healthy {
+				t.Errorf("got %q and %q, want %q", a, b, tt.want)
+			}
+		})
+	}
+}
+
 func judge(t *testing.T, problem *grant.Problem, code grant.Code, want string) {
 	t.Helper()
 	switch {
@@ -145,6 +219,12 @@ func BenchmarkLoad(b *testing.B) {
 	if err := gpu.Write(path, inv); err != nil {
 		b.Fatal(err)
 	}
+	for i := range 8 {
+		put(b, filepath.Join(h.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/config", i)), "")
+	}
+	put(b, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access"), "")
+	put(b, filepath.Join(h.Proc, "driver/nvidia/gpus/0000:3b:00.0/information"), "")
+	put(b, filepath.Join(h.Sys, "bus/pci/devices/0000:3b:00.0/config"), "\xde\x10\xb1\x20")
 	for b.Loop() {
 		if _, problem := gpu.Load(path, h, grant.NVML); problem != nil {
 			b.Fatal(problem.Message)
