@@ -84,11 +84,12 @@ func parseNew(content []byte) ([]entry, error) {
 }
 
 // parseEntries reads entries whose names and paths are offsets into strings.
-func parseEntries(table []byte, size int, strings []byte) ([]entry, error) {
+func parseEntries(table []byte, size int, pool []byte) ([]entry, error) {
+	texts := string(pool) // all of them in one piece: a create pays for each allocation
 	entries, length := make([]entry, 0, len(table)/size), 0
 	for ; len(table) > 0; table = table[size:] {
-		name, ok := text(strings, binary.LittleEndian.Uint32(table[4:]))
-		path, ok2 := text(strings, binary.LittleEndian.Uint32(table[8:]))
+		name, ok := text(texts, binary.LittleEndian.Uint32(table[4:]))
+		path, ok2 := text(texts, binary.LittleEndian.Uint32(table[8:]))
 		if length += len(name) + len(path); !ok || !ok2 || length > maxText {
 			return nil, errOdd
 		}
@@ -101,16 +102,17 @@ func parseEntries(table []byte, size int, strings []byte) ([]entry, error) {
 	return entries, nil
 }
 
-func text(content []byte, at uint32) (string, bool) {
+func text(content string, at uint32) (string, bool) {
 	if int64(at) >= int64(len(content)) {
 		return "", false
 	}
 	content = content[at:min(int64(len(content)), int64(at)+maxString)]
-	end := bytes.IndexByte(content, 0)
-	if end < 0 {
-		return "", false
-	}
-	return string(content[:end]), true
+	return cutText(content)
+}
+
+func cutText(content string) (string, bool) {
+	s, _, found := strings.Cut(content, "\x00")
+	return s, found
 }
 
 // nameHwcaps gives the entries that lie in subdirectories of glibc-hwcaps the names of these in place of their numbers.
@@ -159,10 +161,10 @@ func texts(content []byte, at, count int64) ([]string, error) {
 	if count > maxHwcaps || at+4*count > int64(len(content)) {
 		return nil, errOdd
 	}
-	all := make([]string, count)
+	all, whole := make([]string, count), string(content)
 	for i := range all {
 		var ok bool
-		if all[i], ok = text(content, binary.LittleEndian.Uint32(content[at+4*int64(i):])); !ok {
+		if all[i], ok = text(whole, binary.LittleEndian.Uint32(content[at+4*int64(i):])); !ok {
 			return nil, errOdd
 		}
 	}
@@ -179,7 +181,7 @@ func encode(entries []entry) []byte {
 	}
 	slices.Sort(hwcaps) // as ldconfig has them
 	table := newHeader + len(entries)*newEntry
-	p := pool{base: table, at: make(map[string]uint32, 2*len(entries)), bytes: make([]byte, 0, 64*len(entries))}
+	p := pool{base: table, bytes: make([]byte, 0, 64*len(entries))}
 	out := make([]byte, newHeader, table)
 	copy(out, newMagic)
 	binary.LittleEndian.PutUint32(out[20:], uint32(len(entries)))
@@ -189,8 +191,13 @@ func encode(entries []entry) []byte {
 			e.hwcap = hwcapNamed | uint64(slices.Index(hwcaps, e.hwcaps))
 		}
 		out = binary.LittleEndian.AppendUint32(out, uint32(e.flags))
-		out = binary.LittleEndian.AppendUint32(out, p.add(e.name))
-		out = binary.LittleEndian.AppendUint32(out, p.add(e.path))
+		path := p.add(e.path)
+		name := path + uint32(len(e.path)-len(e.name)) // a path ends in the name, but for a few
+		if !strings.HasSuffix(e.path, e.name) {
+			name = p.add(e.name)
+		}
+		out = binary.LittleEndian.AppendUint32(out, name)
+		out = binary.LittleEndian.AppendUint32(out, path)
 		out = binary.LittleEndian.AppendUint32(out, e.osVersion)
 		out = binary.LittleEndian.AppendUint64(out, e.hwcap)
 	}
@@ -213,21 +220,16 @@ func encode(entries []entry) []byte {
 	return out
 }
 
-// pool is the strings of a cache, each once.
+// pool is the strings of a cache.
 type pool struct {
 	base  int
-	at    map[string]uint32
 	bytes []byte
 }
 
 func (p *pool) add(s string) uint32 {
-	at, found := p.at[s]
-	if !found {
-		at = uint32(p.base + len(p.bytes))
-		p.at[s] = at
-		p.bytes = append(append(p.bytes, s...), 0)
-	}
-	return at
+	at := p.base + len(p.bytes)
+	p.bytes = append(append(p.bytes, s...), 0)
+	return uint32(at)
 }
 
 // order is how ldconfig sorts (elf/cache.c, compare): names downwards, and of one name the subdirectories of glibc-hwcaps first.

@@ -27,9 +27,20 @@ func merge(old []entry, libraries []Library) []entry {
 			return o.name == e.name && o.flags == e.flags && (o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
 		})
 	})
-	all := append(ours, kept...)
-	slices.SortStableFunc(all, order)
-	return all
+	slices.SortStableFunc(ours, order)
+	if !slices.IsSortedFunc(kept, order) {
+		slices.SortStableFunc(kept, order)
+	}
+	all := make([]entry, 0, len(ours)+len(kept))
+	for len(ours) > 0 {
+		before := slices.IndexFunc(kept, func(e entry) bool { return order(ours[0], e) <= 0 })
+		if before < 0 {
+			before = len(kept)
+		}
+		all = append(append(all, kept[:before]...), ours[0])
+		ours, kept = ours[1:], kept[before:]
+	}
+	return append(all, kept...)
 }
 
 // without takes libraries out that are no longer there, and tells whether there were any.
