@@ -62,7 +62,8 @@ func (v visit) bindAs(planned Decision) (d Decision, settled bool, err error) {
 
 // sameEdits reports whether two verdicts change a spec in the same way.
 func sameEdits(a, b grant.Verdict) bool {
-	return a.Kind == b.Kind && a.Narrow == b.Narrow && reflect.DeepEqual(a.Edits, b.Edits) && reflect.DeepEqual(a.Rules, b.Rules) && reflect.DeepEqual(a.Removed, b.Removed)
+	return a.Kind == b.Kind && a.Narrow == b.Narrow && reflect.DeepEqual(a.Edits, b.Edits) && reflect.DeepEqual(a.Rules, b.Rules) && reflect.DeepEqual(a.Removed, b.Removed) &&
+		reflect.DeepEqual(a.Masked, b.Masked)
 }
 
 // enlist records the binding of an admission, unless the id is another container's.
