@@ -45,18 +45,22 @@ type entry struct {
 	handler string
 	// settle is the last thing before the engine starts, its configuration written; nil: nothing.
 	settle func(*site)
+	// leave is the first thing when the engine has stopped, and says what is wrong; nil: nothing. leaves names it in the table.
+	leave  func(*site) []string
+	leaves string
 	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
 	cannot func(client, container) string
 }
 
 var entries = []entry{
 	{name: "wrapper", prepare: (*site).wrapRuntime, handler: "gpuledger"},
-	{name: "configure", prepare: (*site).bareRuntime, handler: "plain", settle: (*site).configure, cannot: func(cl client, _ container) string {
-		if cl.name() == "ctr" {
-			return "ctr chooses its runtime itself: no configuration of containerd's is about it"
-		}
-		return ""
-	}},
+	{name: "configure", prepare: (*site).bareRuntime, handler: "plain", settle: (*site).configure,
+		leave: (*site).unconfigure, leaves: "undone to the byte", cannot: func(cl client, _ container) string {
+			if cl.name() == "ctr" {
+				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
+			}
+			return ""
+		}},
 }
 
 // built is a program that test/engines/build.sh has built.
@@ -145,7 +149,10 @@ type client interface {
 // TestEngine runs every test on this machine's engine.
 func TestEngine(t *testing.T) {
 	s := newSite(t)
-	for _, cl := range s.engine.up(s) {
+	var clients []client
+	t.Cleanup(func() { s.left(clients) })
+	clients = s.engine.up(s)
+	for _, cl := range clients {
 		if why := s.cannot(cl, container{}); why != "" {
 			t.Logf("not shown for %s: %s", cl.name(), why)
 			continue
@@ -163,4 +170,21 @@ func TestEngine(t *testing.T) {
 		})
 	}
 	s.CheckSound("at the end")
+}
+
+// left is when the engine has stopped.
+func (s *site) left(clients []client) {
+	if s.entry.leave == nil || len(clients) == 0 {
+		return
+	}
+	o := outcome{Engine: s.engine.name, Entry: s.entry.name, Case: s.entry.leaves, Result: "ok"}
+	for _, wrong := range s.entry.leave(s) {
+		s.T.Error(wrong)
+		o.Result = "FAIL"
+	}
+	for _, cl := range clients {
+		if o.Client = cl.name(); s.cannot(cl, container{}) == "" {
+			note(s.T, o)
+		}
+	}
 }

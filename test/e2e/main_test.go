@@ -9,6 +9,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -21,8 +22,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// engineVar names the engine of a machine and gpuledger's entry point there, resultsVar the file in which its machine notes results.
+// entriesVar has the names of the entry points to test; empty: all. engineVar names the engine of a machine and gpuledger's entry point there, resultsVar the file in which its machine notes results.
 const (
+	entriesVar = "E2E_ENTRIES"
 	engineVar  = "GPULEDGER_E2E_ENGINE"
 	resultsVar = "GPULEDGER_E2E_RESULTS"
 )
@@ -35,12 +37,12 @@ func TestMain(m *testing.M) {
 		fmt.Println("SKIP: these tests need root: they start container engines")
 		os.Exit(0)
 	}
-	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ",")))
+	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ","), strings.Split(cmp.Or(os.Getenv(entriesVar), allEntries()), ",")))
 }
 
 // everyEngine runs the tests once for each engine and prints what came out. The names are those of the engines, or of
 // several at once: "podman" is podman-crun and podman-runc.
-func everyEngine(names []string) int {
+func everyEngine(names, at []string) int {
 	file, err := os.CreateTemp("", "results-")
 	if err != nil {
 		fmt.Println(err)
@@ -53,20 +55,20 @@ func everyEngine(names []string) int {
 		if !slices.ContainsFunc(names, func(name string) bool { return name == e.name || name != "" && strings.HasPrefix(e.name, name+"-") }) {
 			continue
 		}
-		for _, at := range entries {
-			if at.on != nil && !at.on(e) {
+		for _, i := range entries {
+			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) {
 				continue
 			}
 			ran++
-			fmt.Printf("=== %s, %s\n", e.name, at.name)
-			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+at.name, resultsVar+"="+file.Name()))
+			fmt.Printf("=== %s, %s\n", e.name, i.name)
+			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+i.name, resultsVar+"="+file.Name()))
 			if status == rig.Stopped {
 				return status
 			}
 		}
 	}
 	if ran == 0 {
-		fmt.Printf("cannot run: no engine is named in E2E=%q; there are %s\n", os.Getenv("E2E"), known())
+		fmt.Printf("cannot run: no engine is named in E2E=%q and %s=%q; there are %s, and %s\n", os.Getenv("E2E"), entriesVar, os.Getenv(entriesVar), known(), allEntries())
 		return 2
 	}
 	printTable(file.Name())
@@ -81,13 +83,21 @@ func known() string {
 	return strings.Join(names, ", ")
 }
 
+func allEntries() string {
+	var names []string
+	for _, i := range entries {
+		names = append(names, i.name)
+	}
+	return strings.Join(names, ",")
+}
+
 // outcome is one cell of the table.
 type outcome struct {
 	Engine, Client, Entry, Case, Result, Why string
 }
 
 // note keeps an outcome for the table.
-func note(t *testing.T, o outcome) {
+func note(t testing.TB, o outcome) {
 	t.Helper()
 	line, err := json.Marshal(o)
 	if err != nil {

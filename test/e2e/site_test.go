@@ -25,6 +25,8 @@ type site struct {
 	dir    string // short, and the machine's own
 	behind string // the real runtime, with its witness
 	images map[string]string
+
+	unconfigured, configured map[string]string // what lay on the machine before and after `gpuledger configure`
 }
 
 const (
@@ -59,24 +61,13 @@ func newSite(t *testing.T) *site {
 // wrapRuntime makes gpuledger-runtime what the engine calls. Its name says which engine calls, as that of the links that
 // `gpuledger configure` makes.
 func (s *site) wrapRuntime() {
-	link := filepath.Join(s.dir, "gpuledger-runtime."+strings.ReplaceAll(string(s.engine.trust), "-", ""))
+	link := filepath.Join(s.dir, "gpuledger-runtime."+s.engineName())
 	must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), link))
 	witness(s.T, s.runtime(), filepath.Join(s.dir, "before"), link)
 }
 
 // bareRuntime makes the real runtime what the engine calls: what it is before anybody has heard of gpuledger.
 func (s *site) bareRuntime() { must(s.T, os.Symlink(s.behind, s.runtime())) }
-
-// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it finds is a witness.
-func (s *site) configure() {
-	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
-	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755))
-	for _, name := range []string{"containerd", "crio", "podman", "docker"} {
-		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), filepath.Join(s.dir, "gpuledger-runtime."+name)))
-	}
-	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}") // by the name that it is called by
-	s.Must("configure", strings.ReplaceAll(string(s.engine.trust), "-", ""), "--as-default", "--mode", "enforce", "--privileged", "refuse", "--runtime", installed)
-}
 
 // settled is for engines to call when their configuration is written, before they start.
 func (s *site) settled() {

@@ -1,0 +1,92 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it finds is a witness.
+func (s *site) configure() {
+	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
+	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755))
+	for _, name := range []string{"containerd", "crio", "podman", "docker"} {
+		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), filepath.Join(s.dir, "gpuledger-runtime."+name)))
+	}
+	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}") // by the name that it is called by
+	s.unconfigured = s.configuration()
+	s.Must("configure", s.engineName(), "--as-default", "--mode", "enforce", "--privileged", "refuse", "--runtime", installed)
+	s.configured = s.configuration()
+	if len(different(s.unconfigured, s.configured)) < 3 {
+		s.T.Errorf("configure has changed no more than %v", different(s.unconfigured, s.configured))
+	}
+}
+
+// unconfigure takes gpuledger out of the engine, which has stopped, and says what is not as it was. What the engine has
+// written for itself meanwhile stays.
+func (s *site) unconfigure() (wrong []string) {
+	after := s.configuration()
+	for _, path := range different(s.configured, after) {
+		if s.configured[path] != "" {
+			wrong = append(wrong, fmt.Sprintf("%s has become %q while the engine ran, was %q", path, after[path], s.configured[path]))
+		}
+		s.T.Logf("the engine has made %s", path)
+		s.unconfigured[path] = after[path]
+	}
+	s.Must("configure", s.engineName(), "--undo")
+	is := s.configuration()
+	for _, path := range different(s.unconfigured, is) {
+		wrong = append(wrong, fmt.Sprintf("after configure --undo, %s is %q, want %q", path, is[path], s.unconfigured[path]))
+	}
+	return wrong
+}
+
+// engineName is the engine as the command line calls it.
+func (s *site) engineName() string { return strings.ReplaceAll(string(s.engine.trust), "-", "") }
+
+// configuration is every file that configures anything on the machine, with its kind, mode, owner and content.
+func (s *site) configuration() map[string]string {
+	files := map[string]string{}
+	for _, root := range []string{"/etc", filepath.Join(s.dir, "installed"), s.Config} {
+		must(s.T, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return err
+			}
+			content := ""
+			switch {
+			case entry.Type() == fs.ModeSymlink:
+				content, err = os.Readlink(path)
+			case entry.Type().IsRegular():
+				var data []byte
+				data, err = os.ReadFile(path)
+				content = fmt.Sprintf("%x", sha256.Sum256(data))
+			}
+			owner := info.Sys().(*syscall.Stat_t)
+			files[path] = fmt.Sprintf("%s %d:%d %s", info.Mode(), owner.Uid, owner.Gid, content)
+			return err
+		}))
+	}
+	return files
+}
+
+// different are the paths of which two configurations differ.
+func different(a, b map[string]string) []string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	maps.DeleteFunc(all, func(path, _ string) bool { return a[path] == b[path] })
+	return slices.Sorted(maps.Keys(all))
+}
