@@ -45,9 +45,15 @@ type entry struct {
 	handler string
 	// settle is the last thing before the engine starts, its configuration written; nil: nothing.
 	settle func(*site)
+	// ready is when the engine answers; nil: nothing.
+	ready func(*site)
 	// leave is the first thing when the engine has stopped, and says what is wrong; nil: nothing. leaves names it in the table.
 	leave  func(*site) []string
 	leaves string
+	// bare: the engine calls the real runtime itself, so what it wrote before gpuledger came is not seen.
+	bare bool
+	// stripped is what a privileged container says to the probe where policy strips it; "" is refused. nil: the probe's usual nothing.
+	stripped func(engine) string
 	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
 	cannot func(client, container) string
 }
@@ -61,7 +67,33 @@ var entries = []entry{
 			}
 			return ""
 		}},
+	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain", settle: (*site).installHook, bare: true,
+		stripped: func(e engine) string {
+			if e.trust == grant.Podman { // edited before its create
+				return nothing
+			}
+			return absent + absent + absent + absent + absent // the runtime's own rules are gone, which let any node be made
+		}},
+	{name: "nri", on: hasNRI, prepare: (*site).bareRuntime, handler: "plain", ready: (*site).startPlugin, bare: true,
+		stripped: func(e engine) string {
+			if e.trust == grant.CRIO { // its NRI is too old for device rules
+				return ""
+			}
+			return denied + denied // the nodes have become /dev/null
+		},
+		cannot: func(cl client, _ container) string {
+			if cl.name() == "ctr" {
+				return "containerd asks NRI's plugins about CRI's containers only"
+			}
+			return ""
+		}},
 }
+
+// hasHooks reports whether an engine has a hooks directory.
+func hasHooks(e engine) bool { return e.trust == grant.CRIO || e.trust == grant.Podman }
+
+// hasNRI reports whether an engine asks NRI's plugins without being told to.
+func hasNRI(e engine) bool { return e.name == "containerd2" || e.trust == grant.CRIO }
 
 // built is a program that test/engines/build.sh has built.
 func built(name string) string {
@@ -152,6 +184,9 @@ func TestEngine(t *testing.T) {
 	var clients []client
 	t.Cleanup(func() { s.left(clients) })
 	clients = s.engine.up(s)
+	if s.entry.ready != nil {
+		s.entry.ready(s)
+	}
 	for _, cl := range clients {
 		if why := s.cannot(cl, container{}); why != "" {
 			t.Logf("not shown for %s: %s", cl.name(), why)

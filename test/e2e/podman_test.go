@@ -18,12 +18,14 @@ default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+hooks_dir = ["/etc/containers/oci/hooks.d"]
 runtime = "`+s.entry.handler+`"
 [engine.runtimes]
 `+s.entry.handler+` = ["/run/e2e/runtime"]
 `)
 	writeFile(s.T, "/etc/containers/storage.conf", "[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
+	must(s.T, os.MkdirAll("/etc/containers/oci/hooks.d", 0o755))
 	s.settled()
 	s.succeeds("podman", "load", "--quiet", "--input", s.images[image])
 	return []client{libpod{}}

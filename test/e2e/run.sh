@@ -2,6 +2,7 @@
 # run.sh [ENGINE[,ENGINE...]] [GO-TEST-FLAG...]
 # Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
 # the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker.
+# E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
@@ -32,6 +33,8 @@ for want in "${wanted[@]}"; do
 done
 mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
-[ -x bin/gpuledger ] && [ -x bin/gpuledger-runtime ] || { echo "run.sh: bin/ is empty; run make build first" >&2; exit 1; }
+for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
+  [ -x bin/$program ] || { echo "run.sh: bin/$program is not there; run make build first" >&2; exit 1; }
+done
 cd test/e2e # go test shows the table of a run without failures only where no package is named
 E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 30m "${@:2}"
