@@ -20,7 +20,7 @@ stream_port = "0"
 [crio.runtime]
 default_runtime = "%[1]s"
 cgroup_manager = "cgroupfs"
-cdi_spec_dirs = ["/etc/cdi"]
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
 hooks_dir = ["/etc/containers/oci/hooks.d"]
 pinns_path = "%[2]s"
 apparmor_profile = "unconfined"

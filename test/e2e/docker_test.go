@@ -45,7 +45,7 @@ func docker(s *site, path string, m moby) []client {
 	}
 	if m.modern {
 		config["features"] = object{"containerd-snapshotter": false, "cdi": true}
-		config["cdi-spec-dirs"] = []string{"/etc/cdi"}
+		config["cdi-spec-dirs"] = []string{"/etc/cdi", "/var/run/cdi"}
 	}
 	writeFile(s.T, "/etc/docker/daemon.json", string(encode(s.T, config)))
 	s.settled()

@@ -52,6 +52,7 @@ func newSite(t *testing.T) *site {
 	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: s.behind})
 	must(t, os.MkdirAll("/etc/gpuledger", 0o755))
 	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // no engine needs to pass an environment on
+	s.offerGPUs()
 	at.prepare(s)
 	s.images = archives(t, filepath.Join(s.dir, "images"))
 	writeFile(t, "/etc/cdi/nvidia.json", cdiSpec)

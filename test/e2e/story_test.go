@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,6 +103,17 @@ var cases = []struct {
 		c.cdi = []string{"nvidia.com/gpu=0"}
 		return scene{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
 	}},
+	{grantByName, func(s *site, _ client, c container) scene {
+		c.script = probe
+		g := s.offered(&c, "--memory", "4GiB", "--gpu", "1")
+		return scene{container: c, output: gpu1, after: func(result) {
+			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
+		}}
+	}},
+	{gpuByName, func(s *site, _ client, c container) scene {
+		c.cdi = []string{grant.CDIKindGPU + "=" + s.uuid(0)}
+		return scene{container: c, refused: grant.GPUDeviceNode, because: "brings the GPU device /dev/nvidia"}
+	}},
 }
 
 // story tells every case to one client.
@@ -117,7 +129,10 @@ func story(t *testing.T, s *site, cl client) {
 			}()
 			s := s.in(t)
 			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"), script: "echo here"})
-			if o.Why = s.cannot(cl, scene.container); o.Why != "" {
+			if o.Why = s.cannot(cl, scene.container); o.Why == "" && s.entry.only != nil && !slices.Contains(s.entry.only, c.name) {
+				o.Why = s.entry.why
+			}
+			if o.Why != "" {
 				o.Result = "-"
 				return
 			}
@@ -143,7 +158,7 @@ func (sc scene) check(t *testing.T, s *site, cl client) {
 			t.Errorf("got %+v, want status 0 and\n%s", r, sc.output)
 		}
 	} else {
-		isRefused(t, r, sc.refused, sc.because)
+		s.isRefused(t, r, sc.refused, sc.because)
 		if _, after := s.seen(r.id); r.id != "" && after != nil && !s.entry.bare {
 			t.Errorf("the real runtime was called for it")
 		}
@@ -153,6 +168,23 @@ func (sc scene) check(t *testing.T, s *site, cl client) {
 	}
 	if sc.after != nil {
 		sc.after(r)
+	}
+}
+
+// isRefused wants a refusal in the engine's own words, or in the audit log where the engine has none for what hooks say.
+func (s *site) isRefused(t testing.TB, r result, code grant.Code, because string) {
+	t.Helper()
+	if !s.engine.mute || s.entry.name != "cdi" {
+		isRefused(t, r, code, because)
+		return
+	}
+	audit, err := os.ReadFile(s.Dir + "/audit.jsonl")
+	must(t, err)
+	lines := strings.Split(strings.TrimSpace(string(audit)), "\n")
+	for what, text := range map[string]string{"error executing hook": r.Stderr, `"` + string(code) + `"`: lines[len(lines)-1], because: lines[len(lines)-1]} {
+		if r.Code == 0 || !strings.Contains(text, what) {
+			t.Errorf("got %+v and in the audit log %s, want %q", r, lines[len(lines)-1], what)
+		}
 	}
 }
 
