@@ -44,7 +44,7 @@ test: ## everything that needs root and no GPU, set-up included (root); what CI 
 	  echo "go test -tags failpoint $$package"; \
 	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 9m "$$package"; \
 	done
-	test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
+	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
 E2E ?= containerd,crio,podman,docker
 .PHONY: e2e

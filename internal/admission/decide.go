@@ -18,6 +18,8 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 		return c.ungranted() // a sandbox has no grant
 	case !c.asks():
 		return c.pass()
+	case c.onlyUnclosed():
+		return c.closed()
 	case c.exempt() && !c.claims():
 		return c.pass("exempt from grants by policy")
 	}
@@ -221,6 +223,26 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 }
 
 func isEnv(h grant.Hit) bool { return len(h.Vector) > 4 && h.Vector[:4] == "env:" }
+
+// onlyUnclosed reports whether nothing but the lack of a rule that denies all lets the container reach GPUs, as Podman
+// writes it for whoever wants a user namespace: it asks for none (docs/adr/0017).
+func (c *asking) onlyUnclosed() bool {
+	return c.request.Unclosed && !c.claims() && !slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return !isUnclosed(h) })
+}
+
+// isUnclosed reports whether a hit is gone with that lack: the lack itself, and a mount above GPUs' nodes, which counts only
+// where a rule lets them be opened.
+func isUnclosed(h grant.Hit) bool {
+	return h.Cover == grant.CoverNarrow || h.Code == grant.GPUBindMount && h.Cover == grant.CoverDrop && h.Node.Class == ""
+}
+
+// closed lets it start with its own device rules behind one that denies all, whatever the policy: runtimes add the usual
+// devices of a container to such a list.
+func (c *asking) closed() grant.Verdict {
+	v := c.pass("device rules closed: " + c.request.Hits[0].Value)
+	v.Narrow, v.Rules = true, c.request.Rules
+	return v
+}
 
 // refuse turns the findings into a verdict: the first by the order of codes gives the text, all are listed. What keeps
 // the node from telling is a finding too.

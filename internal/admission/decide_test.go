@@ -152,6 +152,9 @@ func TestDecide(t *testing.T) {
 	const uuids = " +NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1"
 	const noEnv = " -env:NVIDIA_VISIBLE_DEVICES"
 	with := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.r.Hits = hits } }
+	unclosed := func(hits ...grant.Hit) func(*world) {
+		return func(w *world) { w.r.Unclosed, w.r.Hits = true, hits }
+	}
 	train := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.train(); w.r.Hits = hits } }
 	for _, c := range []struct {
 		name  string
@@ -239,6 +242,31 @@ func TestDecide(t *testing.T) {
 		{"everything at once, by the order of the codes", with(cdi, hook, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 0), migEnv, env("0", "0"), all),
 			"refuse visible-devices-all visible-devices-outside-grant gpu-env gpu-device-node gpu-device-rule gpu-bind-mount gpu-socket gpu-hook cdi-device-outside-grant"},
 		{"report mode is not Decide's business", func(w *world) { w.p.Rules.Mode = grant.Report; w.hit(all) }, "refuse visible-devices-all"},
+
+		// in a user namespace, nothing but the lack of a rule that denies all
+		{"unclosed", unclosed(noRules), "pass narrow [device rules closed: no device rule is given]"},
+		{"unclosed, though the ledger, the configuration and the inventory are broken", func(w *world) {
+			unclosed(noRules)(w)
+			w.problem(grant.LedgerUnreadable)
+			w.problem(grant.ConfigInvalid)
+			w.problem(grant.InventoryMissing)
+		}, "pass narrow [device rules closed: no device rule is given]"},
+		{"unclosed, whatever the policy", func(w *world) {
+			unclosed(noRules)(w)
+			w.p.Rules.Ungranted, w.p.Rules.Privileged, w.p.Rules.Mode = grant.Hide, grant.Strip, grant.Report
+		}, "pass narrow [device rules closed: no device rule is given]"},
+		{"unclosed, with a mount above the nodes", unclosed(noRules, parent), "pass narrow [device rules closed: no device rule is given]"},
+		{"unclosed, with a mount of a node", unclosed(noRules, bind1), "refuse gpu-device-rule gpu-bind-mount"},
+		{"unclosed, and asks by environment", unclosed(noRules, all), "refuse visible-devices-all gpu-device-rule"},
+		{"unclosed, with a node", unclosed(noRules, node(grant.ClassGPU, 0)), "refuse gpu-device-node gpu-device-rule"},
+		{"unclosed, with a GPU's rule", unclosed(noRules, exactRule), "refuse gpu-device-rule gpu-device-rule"},
+		{"unclosed, and names a grant", func(w *world) {
+			unclosed(noRules)(w)
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
+		}, "refuse grant-not-found gpu-device-rule"},
+		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) }, "admit g-podpodpodpod library" + uuid0 + " narrow"},
+		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse gpu-device-rule"},
+		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass [a sandbox with a way to a GPU: rule:none]"},
 
 		// what keeps the node from telling stops only who asks
 		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) }, "refuse config-invalid visible-devices-all"},

@@ -17,6 +17,11 @@ type Request struct {
 	Devices     DeviceMap // what the finder told GPU nodes by
 	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
 
+	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all. Podman writes them so there, for
+	// whatever container. Rules are those that it has, where they are plain allows.
+	Unclosed bool
+	Rules    []DeviceRule
+
 	Capabilities []Capability // the parts of the driver that it wants
 	Compat32     bool         // it wants 32-bit libraries too
 	Layout       Layout       // of its image, where that was looked at

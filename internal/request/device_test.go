@@ -175,6 +175,37 @@ func TestDeviceRules(t *testing.T) {
 	})
 }
 
+// TestUnclosed: what a container in a user namespace keeps where nothing but the lack of a rule that denies all lets it reach GPUs.
+func TestUnclosed(t *testing.T) {
+	fuse := grant.DeviceRule{Allow: true, Type: 'c', Major: 10, Minor: 229, Access: "rwm"}
+	for _, c := range []struct {
+		name     string
+		make     func(*scene)
+		unclosed bool
+		keeps    []grant.DeviceRule
+	}{
+		{"Podman's with --uidmap", func(s *scene) { s.userNamespace(); s.rules() }, true, nil},
+		{"and with --device", func(s *scene) { s.userNamespace(); s.rules("allow c 10:229 rwm") }, true, []grant.DeviceRule{fuse}},
+		{"and with a privilege", func(s *scene) { s.userNamespace(); s.rules("allow a") }, false, nil},
+		{"all majors", func(s *scene) { s.userNamespace(); s.rules("allow b *:1 r") }, true, []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: 1, Access: "r"}}},
+		{"an engine's that denies all first", func(s *scene) { s.userNamespace() }, false, nil},
+		{"one that denies in between", func(s *scene) { s.userNamespace(); s.rules("allow c 1:3 rwm", "deny c 1:3 rwm") }, false, nil},
+		{"a type that readers take for different ones", func(s *scene) { s.userNamespace(); s.rules("allow u 10:229 rwm") }, false, nil},
+		{"a number that they take for different ones", func(s *scene) { s.userNamespace(); s.rules("allow c 4294967306:229 rwm") }, false, nil},
+		{"no access", func(s *scene) { s.userNamespace(); s.rules("allow c 10:229 -") }, false, nil},
+		{"no user namespace", func(s *scene) { s.rules() }, false, nil},
+		{"cgroups switched off", func(s *scene) { s.userNamespace(); s.rules(); s.caller.CgroupsOff = true }, false, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene(t)
+			c.make(s)
+			if r := s.find(); r.Unclosed != c.unclosed || !slices.Equal(r.Rules, c.keeps) {
+				t.Errorf("%v %+v, want %v %+v", r.Unclosed, r.Rules, c.unclosed, c.keeps)
+			}
+		})
+	}
+}
+
 func TestWhatMakesAContainerPrivileged(t *testing.T) {
 	for _, c := range []struct {
 		name                      string

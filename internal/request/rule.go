@@ -59,6 +59,21 @@ func (f *finder) deviceRules() {
 	for _, o := range f.open {
 		f.ruleHit(o)
 	}
+	if f.userNamespaced() && !f.caller.CgroupsOff {
+		f.request.Rules, f.request.Unclosed = allowsOnly(f.spec.Linux.Resources.Devices)
+	}
+}
+
+// allowsOnly gives rules of which each opens a device in every reader's eyes; false where one is of another kind, as one that
+// closes what comes before it.
+func allowsOnly(rules []specs.LinuxDeviceCgroup) (allows []grant.DeviceRule, only bool) {
+	for _, r := range rules {
+		if !r.Allow || r.Type != "c" && r.Type != "b" || r.Access == "" || !agreed(r) {
+			return nil, false
+		}
+		allows = append(allows, grant.DeviceRule{Allow: true, Type: r.Type[0], Major: number(r.Major), Minor: number(r.Minor), Access: r.Access})
+	}
+	return allows, true
 }
 
 func (f *finder) ruleHit(o opening) {
