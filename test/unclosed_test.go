@@ -8,6 +8,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -68,6 +69,10 @@ done; echo >/dev/null && echo end`
 			}
 		})
 	}
+	t.Run("before a hook alone", func(t *testing.T) {
+		b := n.Bundle("hooked", rig.Shell(script), n.Hooked, userNamespace, func(s *specs.Spec) { s.Linux.Resources.Devices = nil })
+		isRefusedByHook(t, b.RealRun(), grant.InjectionImpossible)
+	})
 	n.CheckSound("at the end")
 }
 

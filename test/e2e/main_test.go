@@ -3,8 +3,8 @@
 // Package e2e tells the story through real container engines: a container reaches exactly what it was granted, or it does
 // not start, and the engine's own words say why.
 //
-// Each engine gets a machine of its own (see rig.InMachine), in which it runs at its standard paths with
-// gpuledger-runtime as its default runtime. test/e2e/run.sh builds what Debian does not have and runs the tests.
+// Each engine gets a machine of its own (see rig.InMachine) for each of gpuledger's entry points that it has, in which it runs
+// at its standard paths. test/e2e/run.sh builds what Debian does not have and runs the tests.
 package e2e
 
 import (
