@@ -17,6 +17,9 @@ func containerd2(s *site) []client {
   sandbox = "`+pauseImage+`"
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["/run/e2e/cni"]
+[plugins."io.containerd.nri.v1.nri"]
+  plugin_registration_timeout = "1m" # it goes on without a plugin on a machine that is slow for longer
+  plugin_request_timeout = "1m"
 `)
 }
 

@@ -40,6 +40,8 @@ signature_policy = "/etc/containers/policy.json"
 plugin_dirs = ["/run/e2e/cni"]
 [crio.nri]
 enable_nri = true
+nri_plugin_registration_timeout = "1m"
+nri_plugin_request_timeout = "1m"
 `
 
 // crio starts CRI-O. It has no client of its own but CRI, and loads images through Podman's storage, which is its own.
