@@ -13,7 +13,7 @@ import (
 )
 
 // TestAUserNamespaceWithoutDeviceRules: Podman's containers with --uidmap have no rule that denies. They start, reach no GPU
-// and keep what every container has, and what they were given (docs/adr/0017).
+// and keep what every container has, and what they were given (docs/adr/0024).
 func TestAUserNamespaceWithoutDeviceRules(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {

@@ -225,7 +225,7 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 func isEnv(h grant.Hit) bool { return len(h.Vector) > 4 && h.Vector[:4] == "env:" }
 
 // onlyUnclosed reports whether nothing but the lack of a rule that denies all lets the container reach GPUs, as Podman
-// writes it for whoever wants a user namespace: it asks for none (docs/adr/0017).
+// writes it for whoever wants a user namespace: it asks for none (docs/adr/0024).
 func (c *asking) onlyUnclosed() bool {
 	return c.request.Unclosed && !c.claims() && !slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return !isUnclosed(h) })
 }
