@@ -176,10 +176,20 @@ func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	return r.Code == 0
 }
 
+// cli calls the command line, again where a starved machine did not let it have the ledger's lock in time.
+func (s *storm) cli(args ...string) rig.Result {
+	for range 10 {
+		if r := s.n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {
+			return r
+		}
+	}
+	return s.n.CLI(args...)
+}
+
 // containers takes a grant, runs a container with it, and gives one up while the other is there.
 func (s *storm) containers(name string) {
 	for i := range stormSteps {
-		r := s.n.CLI("grant", "--memory", "3GiB", "--label", name)
+		r := s.cli("grant", "--memory", "3GiB", "--label", name)
 		reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout))
 		if !s.want("grant", r, 0, 5) || err != nil {
 			continue
@@ -187,12 +197,12 @@ func (s *storm) containers(name string) {
 		b := s.n.Bundle(fmt.Sprintf("%s-%d", name, i%3), with(reference), rig.Light)
 		s.want("create", b.Create(), 0)
 		if i%2 == 0 {
-			s.want("release", s.n.CLI("release", string(reference.ID)), 0)
+			s.want("release", s.cli("release", string(reference.ID)), 0)
 		}
 		b.KillInit()
 		s.want("delete", rig.Run(s.n.Wrapper("delete", b.ID)), 0)
 		if i%4 == 1 {
-			s.want("release", s.n.CLI("release", string(reference.ID)), 0)
+			s.want("release", s.cli("release", string(reference.ID)), 0)
 		}
 	}
 }
@@ -200,10 +210,10 @@ func (s *storm) containers(name string) {
 func (s *storm) grants(name string) {
 	for range 2 * stormSteps {
 		size := fmt.Sprintf("%dMiB", 2*(1+rand.IntN(1024)))
-		r := s.n.CLI("grant", "--memory", size, "--gpus", strconv.Itoa(1+rand.IntN(2)), "--label", name)
+		r := s.cli("grant", "--memory", size, "--gpus", strconv.Itoa(1+rand.IntN(2)), "--label", name)
 		if reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout)); s.want("grant", r, 0, 5) && err == nil {
-			s.want("update", s.n.CLI("grant", "--update", string(reference.ID), "--memory", "2GiB"), 0, 5)
-			s.want("release", s.n.CLI("release", string(reference.ID)), 0)
+			s.want("update", s.cli("grant", "--update", string(reference.ID), "--memory", "2GiB"), 0, 5)
+			s.want("release", s.cli("release", string(reference.ID)), 0)
 		}
 	}
 }
@@ -212,12 +222,12 @@ func (s *storm) grants(name string) {
 func (s *storm) owners(string) {
 	const owner = "pod:7a1c0000-0000-4000-8000-000000000002/main"
 	for range stormSteps {
-		results := atOnce(2, func(int) rig.Result { return s.n.CLI("grant", "--memory", "256MiB", "--owner", owner) })
+		results := atOnce(2, func(int) rig.Result { return s.cli("grant", "--memory", "256MiB", "--owner", owner) })
 		granted := 0
 		for _, r := range results {
 			if s.want("grant to an owner", r, 0, 5) {
 				granted++
-				s.want("release", s.n.CLI("release", strings.TrimSpace(r.Stdout)), 0)
+				s.want("release", s.cli("release", strings.TrimSpace(r.Stdout)), 0)
 			}
 		}
 		if granted > 1 {
@@ -228,8 +238,8 @@ func (s *storm) owners(string) {
 
 func (s *storm) checks(string) {
 	for range 2 * stormSteps {
-		s.want("check", s.n.CLI("check"), 0)
-		s.want("inspect", s.n.CLI("inspect"), 0)
+		s.want("check", s.cli("check"), 0)
+		s.want("inspect", s.cli("inspect"), 0)
 	}
 }
 
