@@ -132,7 +132,7 @@ func list(value string) []string {
 
 func gpuList(value string) ([]string, error) {
 	gpus := list(value)
-	if len(gpus) == 0 {
+	if len(gpus) != strings.Count(value, ",")+1 { // an empty name stands for a GPU that somebody left out
 		return nil, &grant.UsageError{Message: "cannot read gpus " + strconv.Quote(value) + ": want UUIDs or indexes, separated by commas"}
 	}
 	return gpus, nil
