@@ -90,9 +90,14 @@ func isRefused(t *testing.T, r rig.Result, code grant.Code) {
 	}
 }
 
+// wantState waits a little: the kernel takes a killed process out of its cgroup after it has become a zombie.
 func wantState(t *testing.T, n *rig.Node, id grant.ID, when string, want grant.State) {
 	t.Helper()
-	if got := n.State(id); got != want {
+	got := n.State(id)
+	for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); got = n.State(id) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got != want {
 		t.Errorf("%s: the grant is %q, want %q", when, got, want)
 	}
 }

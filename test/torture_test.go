@@ -197,9 +197,7 @@ func (s *scaffold) afterwards(what string, g grant.Reference) {
 		b.End()
 	}
 	for _, listed := range s.n.Grants() {
-		if listed.State != grant.Free {
-			s.t.Errorf("%s: grant %s is %s and no container is there", what, listed.ID, listed.State)
-		}
+		wantState(s.t, s.n, listed.ID, what+", and no container is there", grant.Free)
 		s.n.Must("release", string(listed.ID))
 	}
 	whole := s.n.Grant("--mode", "exclusive", "--gpus", "2", "--owner", owned)
