@@ -72,11 +72,20 @@ func NewNode(t testing.TB, s Setup) *Node {
 	return n
 }
 
-// Write puts a file into the node's directory and returns its path.
+// Write puts a file into the node's directory and returns its path. The configuration is replaced whole: a daemon may be reading
+// it, and one that it finds empty means the directories of the machine.
 func (n *Node) Write(name, content string) string {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+	draft := path
+	if path == n.Config {
+		draft += ".new"
+	}
+	err := os.WriteFile(draft, []byte(content), 0o600)
+	if err == nil && draft != path {
+		err = os.Rename(draft, path)
+	}
+	if err != nil {
 		n.T.Fatal(err)
 	}
 	return path
