@@ -5,6 +5,7 @@ package admission
 import (
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -222,7 +223,11 @@ func (c *asking) takenAway() (grant.Verdict, bool) {
 	return v, true
 }
 
-func isEnv(h grant.Hit) bool { return len(h.Vector) > 4 && h.Vector[:4] == "env:" }
+// isEnv reports whether a hit is a variable that injectors obey. That of a client of MPS is none: what it leads to is mounted, and
+// stays so when the variable is hidden.
+func isEnv(h grant.Hit) bool {
+	return strings.HasPrefix(h.Vector, "env:") && h.Code != grant.GPUSocket
+}
 
 // onlyUnclosed reports whether nothing but the lack of a rule that denies all lets the container reach GPUs, as Podman
 // writes it for whoever wants a user namespace: it asks for none (docs/adr/0024).

@@ -301,6 +301,11 @@ func TestDecide(t *testing.T) {
 			w.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: "8.0", Code: grant.VisibleDevicesAll, Cover: grant.CoverGPUs, GPUs: []string{"all"}})
 		}, "pass +NVIDIA_VISIBLE_DEVICES=void [GPUs hidden by policy]"},
 		{"hide: not a node", func(w *world) { w.p.Rules.Ungranted = grant.Hide; w.hit(all); w.hit(node(grant.ClassGPU, 0)) }, "refuse visible-devices-all gpu-device-node"},
+		{"hide: not what a client of MPS has mounted", func(w *world) {
+			w.p.Rules.Ungranted = grant.Hide
+			w.hit(all)
+			w.hit(grant.Hit{Vector: "env:CUDA_MPS_PIPE_DIRECTORY", Value: "/mnt/mps", Code: grant.GPUSocket, Cover: grant.CoverNever})
+		}, "refuse visible-devices-all gpu-socket"},
 		{"hide: not from one that names a grant", func(w *world) {
 			w.p.Rules.Ungranted = grant.Hide
 			w.hit(all)
