@@ -105,18 +105,25 @@ func (t Tree) covered(path string) bool {
 }
 
 // open opens the root, if it was made for the container: engines mount one, or put it into the bundle. Any other directory is
-// somebody's own, as with `podman run --rootfs` or `ctr run --rootfs`, and nothing but the runtime writes there.
+// somebody's own, as with `podman run --rootfs` or `ctr run --rootfs`, and nothing but the runtime writes there. So is the node's
+// own root, though it is a mount.
 func (t Tree) open() (*os.File, error) {
 	fd, err := unix.Open(t.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: t.Root, Err: err}
 	}
 	root := os.NewFile(uintptr(fd), t.Root)
-	if strings.HasPrefix(filepath.Clean(t.Root), filepath.Clean(t.Bundle)+"/") || isMount(root) {
+	if !isNodes(root) && (strings.HasPrefix(filepath.Clean(t.Root), filepath.Clean(t.Bundle)+"/") || isMount(root)) {
 		return root, nil
 	}
 	root.Close()
 	return nil, ErrNotOurs
+}
+
+// isNodes reports whether a directory is the root of the node itself.
+func isNodes(dir *os.File) bool {
+	var st, own unix.Stat_t
+	return unix.Fstat(int(dir.Fd()), &st) != nil || unix.Stat("/", &own) != nil || st.Dev == own.Dev && st.Ino == own.Ino
 }
 
 // isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not tell; there it is one if its parent is of

@@ -18,6 +18,21 @@ import (
 
 var libcuda = []Library{{"/usr/lib/x86_64-linux-gnu/libcuda.so", 64}, {"/usr/lib/x86_64-linux-gnu/libcuda.so.1", 64}}
 
+// The node's own root is a mount, and no container's: nothing is opened there, so nothing can be written.
+func TestTheNodesOwnRootIsNobodys(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "root")
+	if err := os.Symlink("/", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, tree := range []Tree{{Root: "/", Bundle: dir}, {Root: "/", Bundle: "/"}, {Root: "//.", Bundle: dir}, {Root: link, Bundle: dir}} {
+		if root, err := tree.open(); !errors.Is(err, ErrNotOurs) {
+			t.Errorf("%+v: %v", tree, err)
+			_ = root.Close()
+		}
+	}
+}
+
 // image is a root file system in a bundle, with a cache; nil is none.
 func image(t testing.TB, cache []byte) Tree {
 	t.Helper()
