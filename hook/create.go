@@ -3,6 +3,7 @@ package hook
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -33,6 +34,8 @@ func (c *call) create() error {
 	config, err := host.ReadFile(r.ConfigPath(), request.MaxSpec)
 	if odd := r.Ambiguous(r.program); odd != nil {
 		err = odd
+	} else if !filepath.IsAbs(r.ConfigPath()) {
+		err = errors.New("--config is relative to where the runtime was, and it is elsewhere now")
 	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: r.CgroupsOff}, Config: config, Unread: err,
 		Live: &node.Live{Creators: r.ancestors, Unknown: unknown}}

@@ -189,14 +189,12 @@ func option(word string) (name, value string, hasValue, isOption bool) {
 	return name, value, hasValue, true
 }
 
-// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set.
+// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set, and so does
+// another name than the usual one: crun resolves it before it enters the bundle.
 func (c Command) ConfigPath() string {
-	name := c.Config
-	if name == "" {
-		name = "config.json"
+	const usual = "config.json"
+	if c.Config != "" && c.Config != usual {
+		return c.Config
 	}
-	if filepath.IsAbs(name) {
-		return name
-	}
-	return filepath.Join(c.Bundle, name)
+	return filepath.Join(c.Bundle, usual)
 }

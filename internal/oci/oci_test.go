@@ -66,7 +66,9 @@ func TestConfigPath(t *testing.T) {
 	}{
 		{Command{Bundle: "/b"}, "/b/config.json"},
 		{Command{}, "config.json"}, // runtimes take the working directory
-		{Command{Bundle: "/b", Config: "x.json"}, "/b/x.json"},
+		{Command{Bundle: "/b", Config: "config.json"}, "/b/config.json"},
+		{Command{Bundle: "/b", Config: "x.json"}, "x.json"}, // crun resolves it before it enters the bundle
+		{Command{Bundle: "/b", Config: "./config.json"}, "./config.json"},
 		{Command{Bundle: "/b", Config: "/x.json"}, "/x.json"},
 	} {
 		if got := c.command.ConfigPath(); got != c.want {
