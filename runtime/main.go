@@ -75,7 +75,7 @@ func (w *wrapper) create() error {
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
-		fmt.Fprintf(os.Stderr, "gpuledger: %s because %s\n", instead(d.Refusal()), because[d.Mode])
+		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
@@ -108,7 +108,7 @@ func (w *wrapper) starts(asked node.Create, d node.Decision, refusal *grant.Refu
 		return false
 	}
 	w.node.Fails(asked, d, refusal)
-	fmt.Fprintf(os.Stderr, "gpuledger: %s because %s\n", instead(refusal), because[mode])
+	oci.Tell("gpuledger: " + instead(refusal) + " because " + because[mode])
 	return true
 }
 

@@ -32,7 +32,7 @@ func (w *wrapper) update() error {
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		fmt.Fprintf(os.Stderr, "gpuledger: would be %s; it is done because %s\n", oci.Clean(err.Error()), because[mode])
+		oci.Tell("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " + because[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -18,9 +19,9 @@ import (
 // error in the --log file, CRI-O and Podman show stderr.
 func (c Command) Complain(err error) {
 	message, hint := "gpuledger: "+Clean(err.Error()), Clean(Hint(err))
-	fmt.Fprintln(os.Stderr, message)
+	Tell(message)
 	if hint != "" {
-		fmt.Fprintln(os.Stderr, "hint: "+hint)
+		Tell("hint: " + hint)
 		message += "; hint: " + hint
 	}
 	if c.Log == "" {
@@ -33,6 +34,10 @@ func (c Command) Complain(err error) {
 	_, _ = f.WriteString(logLine(c.LogFormat, message, time.Now()))
 	_ = f.Close()
 }
+
+// Tell says a line to whoever reads our standard error. Where nobody does any more, package os would end the process by SIGPIPE, and
+// with it a container that may start.
+func Tell(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
 
 // logLine writes one entry at level error as runc would. containerd decodes the file as JSON objects whose time is RFC
 // 3339, and shows nothing at all if one line is odd.
