@@ -168,6 +168,8 @@ func (f *finder) annotations() {
 			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
 		case slices.Contains(rootsWords, key):
 			f.nodeRootBy("annotation:" + key)
+		case slices.Contains(unitWords, key):
+			f.request.Dropped = append(f.request.Dropped, grant.Removal{Kind: grant.RemoveAnnotation, Name: key})
 		}
 	}
 }
@@ -180,6 +182,10 @@ var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
 // it, or it is loaded as a library, or says what CRIU runs. crun's other keys (handler, seccomp.receiver, pidfd_receiver,
 // systemd.force_cgroup_v1, keep_original_groups, ...) reach no GPU.
 var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins", "org.criu.config"}
+
+// unitWords move a container's processes into another cgroup than its runtime knows, or others' into its own. Whether a grant is
+// in use is asked of the cgroup that the runtime knows, so a grant drops them; without one they give nothing.
+var unitWords = []string{"org.systemd.property.Slice", "org.systemd.property.PIDs"}
 
 // cdiNames judges the CDI names in an annotation. A grant's own name is a reference to it; GPUs of ours a grant can cover;
 // any other vendor's are never ours to give.

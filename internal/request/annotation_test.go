@@ -122,6 +122,16 @@ func TestFilesThatTheRuntimeUsesAsRoot(t *testing.T) {
 	}
 }
 
+// TestUnitsOfSystemdsThatAGrantDrops: they give nothing, but with a grant it could not be told any more whether the grant is in use.
+func TestUnitsOfSystemdsThatAGrantDrops(t *testing.T) {
+	s := newScene(t)
+	s.spec.Annotations = annotations("org.systemd.property.Slice", "'system.slice'", "org.systemd.property.PIDs", "[uint32 1]", "org.systemd.property.SliceX", "1")
+	want := []grant.Removal{{Kind: grant.RemoveAnnotation, Name: "org.systemd.property.PIDs"}, {Kind: grant.RemoveAnnotation, Name: "org.systemd.property.Slice"}}
+	if r := s.find(); len(r.Hits) > 0 || len(r.NodeRoot) > 0 || !reflect.DeepEqual(r.Dropped, want) {
+		t.Errorf("hits %v, node-root %v, dropped %v", r.Hits, r.NodeRoot, r.Dropped)
+	}
+}
+
 func TestHooksOfInjectors(t *testing.T) {
 	hook := func(path string, args ...string) []specs.Hook { return []specs.Hook{{Path: path, Args: args}} }
 	stage := func(h specs.Hooks) func(*scene) { return func(s *scene) { s.spec.Hooks = &h } }
