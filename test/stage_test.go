@@ -175,6 +175,8 @@ func (s *stage) hostDevices(t *testing.T, majors map[string]int) {
 		os.MkdirAll(filepath.Join(s.Dir, "decoy"), 0o755), os.WriteFile(filepath.Join(s.Dir, "decoy/control"), nil, 0o666), os.WriteFile(filepath.Join(s.Dir, "decoy/control_lock"), nil, 0o666),
 		os.Symlink("pipe", filepath.Join(s.Dir, "mps/link")), os.MkdirAll(filepath.Join(s.Dir, "nvidia-data"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "running"), 0o755))
 	listen(t, filepath.Join(s.Dir, "mps/pipe/control"))
+	must(t, os.Mkdir(filepath.Join(s.Dir, "quiet"), 0o755), syscall.Mknod(filepath.Join(s.Dir, "quiet/control"), syscall.S_IFSOCK|0o666, 0),
+		os.WriteFile(filepath.Join(s.Dir, "quiet/control_lock"), nil, 0o666))
 }
 
 // listen is a socket on which the test listens until it ends.

@@ -27,7 +27,7 @@ func (f *finder) mounts() {
 	}
 	for i, m := range f.spec.Mounts {
 		f.volumeDevice(m)
-		if isBind(m) {
+		if IsBind(m) {
 			f.bind(i, m)
 		}
 		switch {
@@ -45,9 +45,13 @@ func (f *finder) mounts() {
 // names.
 var bindTypes = []string{"", "none", "bind", "rbind"}
 
-// isBind: the type is a convention, the options decide. runc takes whatever has such an option for a bind mount.
-func isBind(m specs.Mount) bool {
-	return m.Type == "bind" || m.Type == "rbind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+// IsBind reports whether a mount brings along what its source is on the host. The type is a convention, the options decide: runc
+// takes whatever has such an option for a bind mount, and crun clones the source of whatever has ids of its own, before it looks
+// at the type (linux.c, maybe_get_idmapped_mount).
+func IsBind(m specs.Mount) bool {
+	return m.Type == "bind" || m.Type == "rbind" || len(m.UIDMappings)+len(m.GIDMappings) > 0 || slices.ContainsFunc(m.Options, func(option string) bool {
+		return option == "bind" || option == "rbind" || strings.HasPrefix(option, "idmap") || strings.HasPrefix(option, "ridmap")
+	})
 }
 
 func (f *finder) volumeDevice(m specs.Mount) {
@@ -161,7 +165,7 @@ func (f *finder) fileSystem(m specs.Mount) {
 			}
 		}
 	}
-	if filepath.IsAbs(m.Source) && !overlay && !isBind(m) {
+	if filepath.IsAbs(m.Source) && !overlay && !IsBind(m) {
 		f.source(m, m.Source, f.look(m.Source))
 	}
 }

@@ -157,6 +157,16 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 		{"a type of proc with options of a bind mount", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "proc", Source: s.path("run"), Options: []string{"bind"}})
 		}, socket("T/run")},
+		{"a type of tmpfs with ids of its own, whose source crun clones", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "tmpfs", Source: s.path("run"), Options: []string{"idmap=uids=0-0-1;gids=0-0-1"}})
+		}, socket("T/run")},
+		{"the same, and all below", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "mqueue", Source: s.path("run"), Options: []string{"ridmap"}})
+		}, socket("T/run")},
+		{"the same, its ids in fields", func(s *scene) {
+			ids := []specs.LinuxIDMapping{{Size: 1}}
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "sysfs", Source: s.path("run"), UIDMappings: ids, GIDMappings: ids})
+		}, socket("T/run")},
 		{"no type, with options of an overlay, which nobody mounts", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.path("state")}})
 		}, nil},

@@ -194,7 +194,7 @@ func (f *finder) pipeDirectory() {
 	longest := -1
 	for i := range f.spec.Mounts {
 		m := &f.spec.Mounts[i]
-		if destination := filepath.Clean("/" + m.Destination); isBind(*m) && len(destination) >= longest && within(value, destination) {
+		if destination := filepath.Clean("/" + m.Destination); IsBind(*m) && len(destination) >= longest && within(value, destination) {
 			by, longest = m, len(destination)
 		}
 	}

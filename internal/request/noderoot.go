@@ -213,7 +213,7 @@ func (f *finder) rawDisks() {
 
 // rootBy reports whether a mount makes root in the container root on the node.
 func (f *finder) rootBy(m specs.Mount) bool {
-	if isBind(m) {
+	if IsBind(m) {
 		for _, path := range f.walks(m.Source) {
 			p := f.look(path)
 			if f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || f.has("CAP_SYS_PTRACE") && within("/proc/1/root", p.Path)) {
@@ -229,7 +229,7 @@ func (f *finder) rootBy(m specs.Mount) bool {
 	case slices.Contains(m.Options, "remount") && !readOnly(m): // makes writable again what is there
 		destination := filepath.Clean("/" + m.Destination)
 		return within(destination, "/sys") || within(destination, "/proc")
-	case isBind(m), slices.Contains(kernelTypes, m.Type), m.Type == "devtmpfs":
+	case IsBind(m), slices.Contains(kernelTypes, m.Type), m.Type == "devtmpfs":
 		return false
 	}
 	return f.bringsRoot(m)
@@ -257,8 +257,29 @@ func (f *finder) bringsRoot(m specs.Mount) bool {
 	return false
 }
 
+// readOnly reports whether every runtime makes a mount read-only at its top: of options that contradict each other runc obeys the
+// last, and those for all mounts below are applied after the others.
 func readOnly(m specs.Mount) bool {
-	return slices.Contains(m.Options, "ro") || slices.Contains(m.Options, "rro")
+	switch last(m, "rro", "rrw") {
+	case "rro":
+		return true
+	case "rrw":
+		return false
+	}
+	return last(m, "ro", "rw") == "ro"
+}
+
+// readOnlyBelow reports whether a recursive mount is read-only all the way down.
+func readOnlyBelow(m specs.Mount) bool { return last(m, "rro", "rrw") == "rro" }
+
+// last is the last of a mount's options that is one of these, "" without one.
+func last(m specs.Mount, options ...string) (found string) {
+	for _, option := range m.Options {
+		if slices.Contains(options, option) {
+			found = option
+		}
+	}
+	return found
 }
 
 // writesCgroups reports whether a bind mount brings along a writable cgroup file system. Of a recursive one "ro" makes only
@@ -266,7 +287,7 @@ func readOnly(m specs.Mount) bool {
 // controller is mounted below.
 func (f *finder) writesCgroups(source string, m specs.Mount) bool {
 	cgroup := filepath.Join(f.node.Host.Sys, "fs/cgroup")
-	below := slices.Contains(m.Options, "rbind") && !slices.Contains(m.Options, "rro")
+	below := slices.Contains(m.Options, "rbind") && !readOnlyBelow(m)
 	switch {
 	case source == cgroup:
 		return !readOnly(m) || below && !f.look(cgroup+"/cgroup.controllers").exists // which version 2 has, and a tmpfs not
@@ -344,7 +365,7 @@ func (f *finder) writes(m specs.Mount, p place, path string) bool {
 	if !readOnly(m) {
 		return true
 	}
-	if !slices.Contains(m.Options, "rbind") || slices.Contains(m.Options, "rro") {
+	if !slices.Contains(m.Options, "rbind") || readOnlyBelow(m) {
 		return false
 	}
 	below := f.look(path)
