@@ -29,6 +29,9 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 			return c, err
 		}
 	}
+	if hook := request.AskingHook(spec); hook != "" && asksByEnv(spec, d) {
+		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, and the runtime has read both", grant.Printable(hook))
+	}
 	for _, n := range d.Edits.DeviceNodes {
 		if !hasNode(spec, n) {
 			c.Nodes = append(c.Nodes, n)
@@ -49,8 +52,18 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 	return c, nil
 }
 
-// visibleDevices is obeyed by injectors only. None runs after us: a hook of theirs in the spec is refused below.
+// visibleDevices is obeyed by injectors only, and none runs after us where it is not what it should be.
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+
+// asksByEnv reports whether a verdict takes something out of the environment, or says it otherwise.
+func asksByEnv(spec request.Spec, d node.Decision) bool {
+	return slices.ContainsFunc(d.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveEnv }) ||
+		slices.ContainsFunc(d.Edits.Env, func(entry string) bool {
+			name, wanted, _ := strings.Cut(entry, "=")
+			value, set := lastOf(spec, name)
+			return !set || value != wanted
+		})
+}
 
 // unchangeable is an error where edits are about what only a spec can say: the runtime has read it.
 func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
@@ -217,7 +230,7 @@ func ownDev(spec request.Spec) bool {
 	own := false
 	for _, m := range spec.Mounts {
 		if filepath.Clean("/"+m.Destination) == "/dev" {
-			own = m.Type == "tmpfs" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind")
+			own = m.Type == "tmpfs" && !request.IsBind(m)
 		}
 	}
 	return own

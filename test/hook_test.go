@@ -34,6 +34,7 @@ func TestHook(t *testing.T) {
 		{"beside the wrapper", hookBesideTheWrapper},
 		{"follows the container", hookFollowsTheContainer},
 		{"strips privileged containers", hookStripsPrivileged},
+		{"hides nothing from another injector", hookHidesNothingFromAnotherInjector},
 		{"adopts", hookAdopts},
 	}
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {

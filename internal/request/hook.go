@@ -25,17 +25,33 @@ func (f *finder) hooks() {
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	for _, stage := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} {
 		for _, hook := range stage {
-			program := strings.TrimSuffix(filepath.Base(hook.Path), ".real") // as NVIDIA's operator installs them, behind a script
 			removal := grant.Removal{Kind: grant.RemoveHook, Name: hook.Path}
 			switch {
-			case slices.Contains(injectorHooks, program):
+			case slices.Contains(injectorHooks, program(hook)):
 				f.hit(grant.Hit{Vector: "hook:" + hook.Path, Value: lastOf(hook.Args), Code: grant.GPUHook, Cover: grant.CoverDrop, Removal: removal})
-			case slices.Contains(askingHooks, program):
+			case slices.Contains(askingHooks, program(hook)):
 				f.request.Dropped = append(f.request.Dropped, removal)
 			}
 		}
 	}
 }
+
+// AskingHook is a hook of the spec that injects what its config.json asks for by then; "" without one.
+func AskingHook(s Spec) string {
+	if s.Hooks == nil {
+		return ""
+	}
+	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
+	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer) {
+		if slices.Contains(askingHooks, program(hook)) {
+			return hook.Path
+		}
+	}
+	return ""
+}
+
+// program is what a hook runs. NVIDIA's operator installs its programs behind scripts of their names.
+func program(h specs.Hook) string { return strings.TrimSuffix(filepath.Base(h.Path), ".real") }
 
 func lastOf(args []string) string {
 	if len(args) == 0 {
