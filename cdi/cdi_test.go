@@ -24,7 +24,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// machine is a node in a directory of its own: two GPUs, the second in two MIG devices, of which the driver knows one.
+// machine is a node in a directory of its own: two GPUs, the second in two MIG devices, of which the driver showed one.
 type machine struct {
 	t     *testing.T
 	dir   string
@@ -37,8 +37,6 @@ func newMachine(t *testing.T) *machine {
 	m := &machine{t: t, dir: t.TempDir(), now: time.Now()}
 	m.put("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[cdi]\ndir = %q\nhook = \"/usr/bin/gpuledger-hook\"\n[audit]\nfile = \"\"\n",
 		m.dir+"/state", m.dir+"/run", m.cdiDir()))
-	m.put("proc/driver/nvidia/capabilities/gpu1/mig/gi7/access", "DeviceFileMinor: 66\nDeviceFileMode: 292\n")
-	m.put("proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci0/access", "DeviceFileMinor: 67\nDeviceFileMode: 292\n")
 	h := host.Default()
 	boot, err := h.BootID()
 	m.must(err)
@@ -69,7 +67,7 @@ func inventory(boot string) grant.Inventory {
 	return grant.Inventory{Version: 1, BootID: boot, Source: "simulated", Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}, GPUs: []grant.GPU{
 		{UUID: "GPU-a", Index: 0, Minor: 3, Memory: 16 * grant.GiB, Health: grant.Healthy},
 		{UUID: "GPU-b", Index: 1, Minor: 1, Memory: 80 * grant.GiB, Health: grant.Healthy, MIG: []grant.MIGDevice{
-			{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7}, {UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
+			{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{66, 67}}, {UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
 	}}
 }
 
@@ -144,7 +142,7 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 	m := newMachine(t)
 	_, notes, err := m.files.Generate()
 	m.must(err)
-	if len(notes) != 1 || notes[0] != "MIG device MIG-b8 is left out: the driver has no capability for it" {
+	if len(notes) != 1 || notes[0] != "MIG device MIG-b8 is left out: the driver had no capability for it when the inventory was taken" {
 		t.Errorf("notes %q", notes)
 	}
 	want := []string{"gpuledger.dev/gpu=0", "gpuledger.dev/gpu=1", "gpuledger.dev/gpu=1:0", "gpuledger.dev/gpu=GPU-a", "gpuledger.dev/gpu=GPU-b", "gpuledger.dev/gpu=MIG-b7"}

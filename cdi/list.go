@@ -45,8 +45,8 @@ func (f Files) List() ([]Device, error) {
 			device := Device{Name: l.spec.Kind + "=" + d.Name, GPUs: []string{}, File: l.path, State: state}
 			if l.spec.Kind == grant.CDIKindGrant {
 				device.ofGrant(d.Name, d.ContainerEdits.Env)
-			} else if uuid := uuidOf(inv, d.Name); uuid != "" {
-				device.GPUs = []string{uuid}
+			} else if gpu, found := inv.Device(d.Name); found {
+				device.GPUs = []string{gpu.UUID()}
 			}
 			list = append(list, device)
 		}
@@ -63,19 +63,4 @@ func (d *Device) ofGrant(name string, env []string) {
 			d.GPUs = strings.Split(uuids, ",")
 		}
 	}
-}
-
-// uuidOf finds the GPU or MIG device that a name means.
-func uuidOf(inv grant.Inventory, name string) string {
-	if gpu, found := inv.Find(name); found {
-		return gpu.UUID
-	}
-	for _, gpu := range inv.GPUs {
-		for i, mig := range gpu.MIG {
-			if name == mig.UUID || name == migIndex(gpu, i) {
-				return mig.UUID
-			}
-		}
-	}
-	return ""
 }

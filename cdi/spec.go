@@ -1,11 +1,8 @@
 package cdi
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
-	"strconv"
 
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
@@ -44,16 +41,12 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 		Mounts:      admission.InstalledFiles(inv),
 		Hooks:       []*cdispec.Hook{f.hook()},
 	}}
-	for _, gpu := range inv.GPUs {
-		spec.Devices = append(spec.Devices, devices(edit.CDINodes([]*cdispec.DeviceNode{admission.GPUNode(gpu)}), strconv.Itoa(gpu.Index), gpu.UUID)...)
-		for i, mig := range gpu.MIG {
-			nodes, err := f.migNodes(inv, gpu, mig)
-			if err != nil {
-				notes = append(notes, fmt.Sprintf("MIG device %s is left out: %v", mig.UUID, err))
-				continue
-			}
-			spec.Devices = append(spec.Devices, devices(nodes, migIndex(gpu, i), mig.UUID)...)
+	for _, d := range inv.Devices() {
+		if d.MIG != nil && d.MIG.Caps == [2]int{} {
+			notes = append(notes, fmt.Sprintf("MIG device %s is left out: the driver had no capability for it when the inventory was taken", d.UUID()))
+			continue
 		}
+		spec.Devices = append(spec.Devices, devices(edit.CDINodes(admission.DeviceNodes(inv, d)), d.Name(), d.UUID())...)
 	}
 	if len(spec.Devices) == 0 {
 		return nil, notes, nil
@@ -62,9 +55,6 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	return spec, notes, err
 }
 
-// migIndex is how people name the i-th MIG device of a GPU: "0:1".
-func migIndex(gpu grant.GPU, i int) string { return fmt.Sprintf("%d:%d", gpu.Index, i) }
-
 // devices names the same nodes in several ways.
 func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 	list := make([]cdispec.Device, len(names))
@@ -72,26 +62,6 @@ func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 		list[i] = cdispec.Device{Name: name, ContainerEdits: cdispec.ContainerEdits{DeviceNodes: nodes}}
 	}
 	return list
-}
-
-// migNodes are the nodes of a MIG device: its card's, and those of its two instances.
-func (f Files) migNodes(inv grant.Inventory, gpu grant.GPU, mig grant.MIGDevice) ([]*cdispec.DeviceNode, error) {
-	minors, err := f.Node.Host.MIGMinors(gpu.Minor, mig.GI, mig.CI)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("the driver has no capability for it")
-	}
-	if err != nil {
-		return nil, err
-	}
-	nodes := []*cdispec.DeviceNode{admission.GPUNode(gpu)}
-	for _, minor := range minors {
-		caps := admission.CapsNode(inv, minor)
-		if caps == nil {
-			return nil, errors.New("the inventory has no major for nvidia-caps")
-		}
-		nodes = append(nodes, caps)
-	}
-	return edit.CDINodes(nodes), nil
 }
 
 // Grant offers all that a grant gives, under its reference as the name: who cannot present the reference cannot ask for the

@@ -1,6 +1,8 @@
 package test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,7 +11,9 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -212,6 +216,63 @@ func TestAReadOnlyRootFileSystem(t *testing.T) {
 	}); r.Stdout != cuda {
 		t.Errorf("with the places made before: %+v", r)
 	}
+}
+
+// nodesOfTheDriver gives the test a /dev with the nodes that a driver makes: in a user namespace runtimes mount the host's.
+func nodesOfTheDriver(t *testing.T, inv grant.Inventory) {
+	t.Helper()
+	dev := t.TempDir()
+	rig.Mount(t, "dev", dev, "tmpfs", 0, "mode=755")
+	must(t, os.Mkdir(dev+"/pts", 0o755), os.Mkdir(dev+"/shm", 0o777))
+	mknod := func(name string, major, minor int) {
+		must(t, syscall.Mknod(dev+"/"+name, syscall.S_IFCHR|0o666, int(unix.Mkdev(uint32(major), uint32(minor)))), os.Chmod(dev+"/"+name, 0o666))
+	}
+	for name, minor := range map[string]int{"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9} {
+		mknod(name, 1, minor)
+	}
+	mknod("tty", 5, 0)
+	mknod("ptmx", 5, 2)
+	for _, g := range inv.GPUs {
+		mknod(fmt.Sprintf("nvidia%d", g.Minor), 195, g.Minor)
+	}
+	mknod("nvidiactl", 195, 255)
+	mknod("nvidia-uvm", inv.Majors["nvidia-uvm"], 0)
+	mknod("nvidia-uvm-tools", inv.Majors["nvidia-uvm"], 1)
+	rig.Mount(t, "/dev/pts", dev+"/pts", "", syscall.MS_BIND, "")
+	rig.Mount(t, dev, "/dev", "", syscall.MS_BIND, "")
+}
+
+// TestUserNamespaces: root of the container is nobody on the node. Where its image is its own it has the driver; where the directories are
+// the node's root's it is refused with a sentence, and not by the runtime with its own.
+func TestUserNamespaces(t *testing.T) {
+	rig.Need(t, "gcc")
+	n := rig.NewNode(t, rig.Setup{})
+	withDriver(t, n)
+	nodesOfTheDriver(t, snapshot(t, n))
+	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
+	must(t, os.Chmod(n.Dir, 0o755))
+	bundle := func(id string, owner int) *rig.Bundle {
+		b := n.Bundle(id, with(reference), userNamespace, rig.Shell("/bin/client libcuda.so.1; ls /dev | grep nvidia; cat </dev/nvidia1"), func(s *specs.Spec) {
+			ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+			s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
+		})
+		dynamic(t, b)
+		must(t, filepath.WalkDir(b.Dir+"/rootfs", func(path string, _ os.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(path, owner, owner))
+		}))
+		return b
+	}
+	r := bundle("own", 100000).Run()
+	if want := "libcuda.so.1 of libcuda.so.999.1\nnvidia-uvm\nnvidia-uvm-tools\nnvidia1\nnvidiactl\n"; r.Stdout != want || !strings.Contains(r.Stderr, "No such device or address") {
+		t.Errorf("%+v, want\n%s", r, want)
+	}
+	becomesFree(t, n, reference.ID)
+	r = bundle("roots", 0).Run()
+	wantRefused(t, r, "injection-impossible")
+	if !strings.Contains(r.Stderr, "belongs to users who are not in its user namespace and has no /") {
+		t.Errorf("%+v", r)
+	}
+	wantState(t, n, reference.ID, "nothing started", grant.Free)
 }
 
 // TestExplainTellsTheDriverFiles and changes nothing; creating the same bundle twice changes it once.

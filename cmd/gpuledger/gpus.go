@@ -66,20 +66,25 @@ type gpuJSON struct {
 	Grants []grant.ID  `json:"grants"`
 	Health string      `json:"health"`
 	Parent string      `json:"parent,omitempty"` // of a MIG device: its GPU's UUID
+	Part   string      `json:"part,omitempty"`   // and how people name it, as 0:1
 }
 
 func cardsToJSON(cards []node.Card) []gpuJSON {
 	list := []gpuJSON{}
 	for _, card := range cards {
-		ids := []grant.ID{}
-		for _, g := range card.Grants {
-			ids = append(ids, g.ID)
+		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory, Free: card.Free, Mode: card.Mode, Grants: ids(card.Grants), Health: card.Health})
+		for _, m := range card.Parts {
+			list = append(list, gpuJSON{UUID: m.UUID, Index: card.Index, Name: card.Name + " MIG " + m.Profile, Memory: m.Memory, Free: m.Free,
+				Mode: grant.MIG, Grants: ids(m.Grants), Health: card.Health, Parent: card.UUID, Part: m.Name})
 		}
-		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory, Free: card.Free, Mode: card.Mode, Grants: ids, Health: card.Health})
-		for _, m := range card.MIG {
-			list = append(list, gpuJSON{UUID: m.UUID, Index: card.Index, Name: card.Name + " MIG " + m.Profile, Memory: m.Memory, Free: m.Memory,
-				Mode: grant.MIG, Grants: []grant.ID{}, Health: card.Health, Parent: card.UUID})
-		}
+	}
+	return list
+}
+
+func ids(grants []grant.Grant) []grant.ID {
+	list := make([]grant.ID, len(grants))
+	for i, g := range grants {
+		list[i] = g.ID
 	}
 	return list
 }
@@ -91,7 +96,7 @@ func printGPUs(w io.Writer, cards []node.Card) error {
 		name := g.Name
 		index := fmt.Sprint(g.Index)
 		if g.Parent != "" {
-			index = "  " + index
+			index = "  " + g.Part
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, g.Memory, g.Free, dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
 	}

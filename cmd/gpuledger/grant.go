@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -22,6 +23,7 @@ func grantCommand() *cli.Command {
 		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each of two GPUs\n" +
 			"gpuledger grant --memory 4GiB --compute 30 --owner pod:UID/train\n" +
 			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
+			"gpuledger grant --mode mig --profile 1g.10gb                     a MIG device that is there\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
 		Description: "Prints the reference on standard output, once: a bearer's or claim's reference holds a secret that the ledger\n" +
 			"keeps only as a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
@@ -30,9 +32,10 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
 			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
-			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mig", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, as 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
-			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
+			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, as 0:1; may be given again"},
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
@@ -106,7 +109,7 @@ func cdiName(c *cli.Context, reference grant.Reference) string {
 
 // askFrom reads the flags of a new grant.
 func askFrom(c *cli.Context) (ask admission.Ask, err error) {
-	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"), Label: c.String("label"), TTL: c.Duration("ttl"), Source: "cli"}
+	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"), Label: c.String("label"), TTL: c.Duration("ttl"), Profile: c.String("profile"), Source: "cli"}
 	switch {
 	case c.IsSet("gpus") && ask.GPUs < 1:
 		return ask, usage("--gpus: want at least 1, not %d", ask.GPUs)
@@ -119,6 +122,9 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 	}
 	if ask.Mode, err = grant.ParseMode(c.String("mode")); err != nil {
 		return ask, usage("--mode: %v", err)
+	}
+	if !c.IsSet("mode") && (c.IsSet("profile") || slices.ContainsFunc(ask.Names, isMIG)) {
+		ask.Mode = grant.MIG
 	}
 	if ask.Owner, err = grant.ParseOwner(c.String("owner")); err != nil {
 		return ask, usage("--owner: %v", err)
@@ -134,6 +140,9 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 	return ask, err
 }
 
+// isMIG reports whether a name can only be a MIG device's.
+func isMIG(name string) bool { return strings.HasPrefix(name, "MIG-") || strings.Contains(name, ":") }
+
 // maxLabel bounds a label: it stands in every listing.
 const maxLabel = 256
 
@@ -146,7 +155,7 @@ func usage(format string, args ...any) error {
 }
 
 // fixed are the flags that a change cannot take: a container may already use the GPUs.
-var fixed = []string{"gpus", "gpu", "mode", "place", "owner", "label", "cdi"}
+var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "label", "cdi"}
 
 func change(c *cli.Context, n *node.Node) error {
 	reference, err := grant.ParseReference(c.String("update")) // the whole reference is what people have at hand
@@ -199,6 +208,9 @@ func sentence(verb string, g grant.Grant) string {
 	parts := make([]string, len(g.GPUs))
 	for i, s := range g.GPUs {
 		parts[i] = fmt.Sprintf("%s on GPU %d", s.Memory, s.Index)
+		if s.Profile != "" {
+			parts[i] = fmt.Sprintf("MIG device %s of GPU %d with %s", s.Profile, s.Index, s.Memory)
+		}
 	}
 	text := fmt.Sprintf("%s %s to %s: %s, mode %s", verb, g.ID, g.Owner, strings.Join(parts, ", "), g.Mode)
 	if g.Compute > 0 {

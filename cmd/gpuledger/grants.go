@@ -97,7 +97,7 @@ func table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 8, 
 func shares(g grant.Grant) string {
 	parts := make([]string, len(g.GPUs))
 	for i, s := range g.GPUs {
-		parts[i] = fmt.Sprintf("%d:%s", s.Index, s.Memory)
+		parts[i] = s.Label()
 	}
 	return strings.Join(parts, ",")
 }

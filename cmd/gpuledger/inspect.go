@@ -75,22 +75,48 @@ type inspectJSON struct {
 }
 
 type inspectGPU struct {
+	UUID      string       `json:"uuid"`
+	Index     int          `json:"index"`
+	Name      string       `json:"name"`
+	Mode      grant.Mode   `json:"mode"`
+	Allocated grant.Bytes  `json:"allocated"`
+	Total     grant.Bytes  `json:"total"`
+	Compute   int          `json:"compute"` // percent granted
+	Health    string       `json:"health"`
+	Grants    []grantJSON  `json:"grants"`
+	MIG       []inspectMIG `json:"mig,omitempty"`
+}
+
+// inspectMIG is a MIG device: it is granted whole, to one grant.
+type inspectMIG struct {
 	UUID      string      `json:"uuid"`
-	Index     int         `json:"index"`
-	Name      string      `json:"name"`
-	Mode      grant.Mode  `json:"mode"`
+	Name      string      `json:"name"` // as 0:1
+	Profile   string      `json:"profile"`
 	Allocated grant.Bytes `json:"allocated"`
 	Total     grant.Bytes `json:"total"`
-	Compute   int         `json:"compute"` // percent granted
-	Health    string      `json:"health"`
-	Grants    []grantJSON `json:"grants"`
+	Grants    []grant.ID  `json:"grants"`
+}
+
+func migToJSON(parts []node.Part) (list []inspectMIG) {
+	for _, p := range parts {
+		list = append(list, inspectMIG{UUID: p.UUID, Name: p.Name, Profile: p.Profile, Allocated: held(p), Total: p.Memory, Grants: ids(p.Grants)})
+	}
+	return list
+}
+
+// held is what is granted of a MIG device: all of it, or nothing.
+func held(p node.Part) grant.Bytes {
+	if len(p.Grants) > 0 {
+		return p.Memory
+	}
+	return 0
 }
 
 func inspectToJSON(o node.Overview, cards []node.Card) inspectJSON {
 	j := inspectJSON{GPUs: []inspectGPU{}}
 	for _, card := range cards {
 		j.GPUs = append(j.GPUs, inspectGPU{UUID: card.UUID, Index: card.Index, Name: card.Name, Mode: card.Mode, Allocated: card.Allocated,
-			Total: card.Memory, Compute: card.Compute, Health: card.Health, Grants: grantsToJSON(card.Grants, o.Now)})
+			Total: card.Memory, Compute: card.Compute, Health: card.Health, Grants: grantsToJSON(card.Grants, o.Now), MIG: migToJSON(card.Parts)})
 		j.Allocated += card.Allocated
 		j.Total += card.Memory
 	}
@@ -103,6 +129,9 @@ func printInspect(w io.Writer, o node.Overview, cards []node.Card, details bool)
 	var allocated, total grant.Bytes
 	for _, card := range cards {
 		fmt.Fprintf(t, "%d\t%s\t%s\t%s/%s\t%s\t%d\n", card.Index, card.Name, dash(string(card.Mode)), card.Allocated, card.Memory, percentage(card.Compute), len(card.Grants))
+		for _, p := range card.Parts {
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s/%s\t-\t%d\n", p.Name, "MIG "+p.Profile, grant.MIG, held(p), p.Memory, len(p.Grants))
+		}
 		allocated, total = allocated+card.Allocated, total+card.Memory
 	}
 	if err := t.Flush(); err != nil {
@@ -127,20 +156,11 @@ func printDetails(w io.Writer, o node.Overview, cards []node.Card) error {
 		t := table(w)
 		fmt.Fprintln(t, "  GRANT\tSTATE\tMEMORY\tCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tLABEL")
 		for _, g := range card.Grants {
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(o.Now), memoryOn(g, card.UUID), percentage(g.Compute), g.Strength, g.Owner, containers(g), g.Label)
+			fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(o.Now), card.Share(g), percentage(g.Compute), g.Strength, g.Owner, containers(g), g.Label)
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func memoryOn(g grant.Grant, uuid string) grant.Bytes {
-	for _, s := range g.GPUs {
-		if s.UUID == uuid {
-			return s.Memory
-		}
-	}
-	return 0
 }

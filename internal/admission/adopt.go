@@ -39,7 +39,7 @@ func (c *asking) adopt() {
 		c.unplaced(ask, err)
 		return
 	}
-	c.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: grant.StrengthNone, GPUs: shares, Compute: ask.Compute, Source: ask.Source}
+	c.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: StrengthOf(ask.Mode), GPUs: shares, Compute: ask.Compute, Source: ask.Source}
 	c.recorded = append(c.recorded, fmt.Sprintf("adopts %s in mode %s from %s", sharesOf(shares), ask.Mode, c.source()))
 }
 
@@ -86,8 +86,8 @@ func say[T comparable](said *T, now T) bool {
 func (c *asking) uuids(names []string) []string {
 	var uuids []string
 	for _, name := range names {
-		if gpu, found := c.inventory.Find(name); found {
-			name = gpu.UUID
+		if d, found := c.inventory.Device(name); found {
+			name = d.UUID()
 		}
 		uuids = append(uuids, name)
 	}
@@ -168,7 +168,7 @@ func (c *asking) unplaced(ask Ask, err error) {
 
 // size is what was asked for, as a tenant said it.
 func (a Ask) size() string {
-	if a.Mode == grant.Exclusive {
+	if a.wholly() && a.Memory == 0 {
 		return fmt.Sprintf("%d whole", a.count())
 	}
 	return fmt.Sprintf("%s over %d", a.Memory, a.count())
@@ -184,7 +184,7 @@ func (c *asking) source() string {
 func sharesOf(shares []grant.Share) string {
 	parts := make([]string, len(shares))
 	for i, s := range shares {
-		parts[i] = fmt.Sprintf("%d:%s", s.Index, s.Memory)
+		parts[i] = s.Label()
 	}
 	return strings.Join(parts, ",")
 }

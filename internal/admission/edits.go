@@ -30,7 +30,10 @@ func (c *asking) admit() grant.Verdict {
 		v.Rules = Confined(c.request.Devices)
 	}
 	for _, n := range nodes {
-		v.Rules = append(v.Rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions})
+		r := grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions}
+		if !slices.Contains(v.Rules, r) { // a node can have two names
+			v.Rules = append(v.Rules, r)
+		}
 	}
 	v.Recorded = append(c.recorded, c.noted()...)
 	return v
@@ -46,7 +49,7 @@ func (c *asking) others() []string {
 			paths = append(paths, "/proc/driver/nvidia/gpus/"+gpu.PCI)
 		}
 	}
-	return paths
+	return append(paths, c.otherInstances()...)
 }
 
 // visible is the container's one NVIDIA_VISIBLE_DEVICES: its UUIDs, or void where another injector would act on them.
@@ -61,13 +64,17 @@ func (c *asking) visible() string {
 	return strings.Join(uuids, ",")
 }
 
-// nodes lists the device nodes that the grant brings.
+// nodes lists the device nodes that the grant brings, each once: MIG devices share their GPU's.
 func (c *asking) nodes() []*cdispec.DeviceNode {
 	var nodes []*cdispec.DeviceNode
-	for _, gpu := range c.gpus() {
-		nodes = append(nodes, GPUNode(gpu))
+	for _, d := range c.devices() {
+		for _, n := range DeviceNodes(c.inventory, d) {
+			if !slices.ContainsFunc(nodes, func(o *cdispec.DeviceNode) bool { return o.Path == n.Path }) {
+				nodes = append(nodes, n)
+			}
+		}
 	}
-	return append(nodes, ControlNodes(c.inventory)...)
+	return append(append(nodes, ControlNodes(c.inventory)...), c.graphicsNodes()...)
 }
 
 // GPUNode is a GPU's own device node.

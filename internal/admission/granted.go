@@ -102,12 +102,12 @@ func (c *asking) usable() {
 		return // no inventory to hold it against
 	}
 	for _, s := range g.GPUs {
-		gpu, found := c.inventory.Find(s.UUID)
+		d, found := c.inventory.Device(s.UUID)
 		switch {
 		case !found:
 			c.find(grant.GPUUnhealthy, s.UUID, "is not there any more")
-		case gpu.Health != grant.Healthy:
-			c.find(grant.GPUUnhealthy, s.UUID, gpu.Health)
+		case d.Trouble() != "":
+			c.find(grant.GPUUnhealthy, s.UUID, d.Trouble())
 		}
 	}
 }
@@ -133,7 +133,8 @@ func (c *asking) agrees(a grant.Allocation) {
 	if a.GPUs != nil && !c.sameGPUs(a.GPUs) {
 		disagree(fmt.Sprintf("GPUs %v", a.GPUs))
 	}
-	if a.Memory != 0 && a.Memory != g.Memory() {
+	// A MIG device is as large as it is: what was asked for fits into it.
+	if a.Memory != 0 && a.Memory != g.Memory() && (g.Mode != grant.MIG || a.Memory > g.Memory()) {
 		disagree(a.Memory.String())
 	}
 	if a.Units != 0 && !c.sameUnits(a) {
@@ -151,11 +152,11 @@ func (c *asking) agrees(a grant.Allocation) {
 func (c *asking) sameGPUs(names []string) bool {
 	seen := map[string]bool{}
 	for _, name := range names {
-		gpu, found := c.inventory.Find(name)
-		if !found || !c.grant.Has(gpu.UUID) {
+		d, found := c.inventory.Device(name)
+		if !found || !c.grant.Has(d.UUID()) {
 			return false
 		}
-		seen[gpu.UUID] = true
+		seen[d.UUID()] = true
 	}
 	return len(seen) == len(c.grant.GPUs)
 }
@@ -180,8 +181,8 @@ func (c *asking) covered(h grant.Hit) {
 	case grant.CoverNarrow:
 	case grant.CoverGPUs:
 		for _, name := range h.GPUs {
-			gpu, _ := c.inventory.Find(name)
-			if name != "all" && !c.grant.Has(gpu.UUID) {
+			d, _ := c.inventory.Device(name)
+			if name != "all" && !c.grant.Has(d.UUID()) {
 				c.find(outside(h.Code), h.Vector, h.Value)
 				return
 			}
@@ -192,7 +193,9 @@ func (c *asking) covered(h grant.Hit) {
 			c.find(h.Code, h.Vector, h.Value)
 		}
 	case grant.CoverDrop:
-		c.remove(h.Removal)
+		if !c.hasNode(h.Node) {
+			c.remove(h.Removal)
+		}
 	default:
 		c.find(h.Code, h.Vector, h.Value)
 	}
@@ -227,8 +230,8 @@ func (c *asking) remove(r grant.Removal) {
 	c.removed = append(c.removed, r)
 }
 
-// hasNode reports whether a node comes with the grant: its GPUs' own, and the control and UVM nodes that every client
-// needs.
+// hasNode reports whether a node comes with the grant: its GPUs' own, those of its MIG devices, and the control and UVM nodes that
+// every client needs.
 func (c *asking) hasNode(n grant.Node) bool {
 	switch n.Class {
 	case grant.ClassControl:
@@ -237,20 +240,24 @@ func (c *asking) hasNode(n grant.Node) bool {
 		return n.Minor == 0 || n.Minor == 1
 	case grant.ClassGPU:
 		return slices.ContainsFunc(c.gpus(), func(g grant.GPU) bool { return g.Minor == n.Minor })
+	case grant.ClassCaps:
+		return c.hasInstance(n.Minor)
+	case grant.ClassModeset:
+		return c.drives()
 	case grant.ClassDRM:
-		return slices.ContainsFunc(c.gpus(), func(g grant.GPU) bool {
-			return slices.ContainsFunc(g.Render, func(path string) bool { return drmMinor(path) == n.Minor })
+		return slices.ContainsFunc(c.devices(), func(d grant.Device) bool {
+			return drawsGraphics(d) && slices.ContainsFunc(d.GPU.Render, func(path string) bool { return drmMinor(path) == n.Minor })
 		})
 	}
 	return false
 }
 
-// gpus are the grant's as the inventory knows them.
+// gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of.
 func (c *asking) gpus() []grant.GPU {
 	var gpus []grant.GPU
-	for _, s := range c.grant.GPUs {
-		if gpu, found := c.inventory.Find(s.UUID); found {
-			gpus = append(gpus, gpu)
+	for _, d := range c.devices() {
+		if !slices.ContainsFunc(gpus, func(g grant.GPU) bool { return g.UUID == d.GPU.UUID }) {
+			gpus = append(gpus, d.GPU)
 		}
 	}
 	return gpus

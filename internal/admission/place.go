@@ -17,7 +17,8 @@ type Ask struct {
 	Compute int         // percent of each GPU; 0: no share of its own
 	Mode    grant.Mode
 	Place   grant.Placement // "": the pool's
-	Names   []string        // GPUs by UUID or index; nil: placement chooses
+	Names   []string        // GPUs by UUID or index, MIG devices by UUID or as 0:1; nil: placement chooses
+	Profile string          // of MIG devices, as 1g.10gb; "": whatever is large enough
 	Owner   grant.Owner
 	Label   string
 	TTL     time.Duration // 0: for ever
@@ -42,7 +43,7 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant
 	if len(ask.Names) > 0 {
 		return ask.named(seats)
 	}
-	return ask.choose(seats)
+	return ask.choose(ask.ofKind(seats))
 }
 
 // maxGPUs is more than any node has, and little enough to multiply with.
@@ -59,6 +60,17 @@ func (a Ask) count() int {
 	return 1
 }
 
+// wholly reports whether the grant takes all of each GPU or MIG device.
+func (a Ask) wholly() bool { return a.Mode == grant.Exclusive || a.Mode == grant.MIG }
+
+// kind is what the grant is of, in words.
+func (a Ask) kind() string {
+	if a.Mode == grant.MIG {
+		return "MIG devices"
+	}
+	return "GPUs"
+}
+
 // each is the memory on each GPU.
 func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
 
@@ -68,8 +80,10 @@ func (a Ask) Validate() error {
 		return &grant.UsageError{Message: fmt.Sprintf("cannot grant: "+format, args...)}
 	}
 	switch n := grant.Bytes(a.count()); {
-	case a.Mode == grant.MPS || a.Mode == grant.MIG:
-		return usage("mode %s is not enforced by this version yet; use exclusive, timeslice or limit", a.Mode)
+	case a.Mode == grant.MPS:
+		return usage("mode %s is not enforced by this version yet; use exclusive, timeslice, limit or mig", a.Mode)
+	case a.migUsage() != "":
+		return usage("%s", a.migUsage())
 	case a.GPUs < 0 || a.GPUs > maxGPUs:
 		return usage("want 1 to %d GPUs, not %d", maxGPUs, a.GPUs)
 	case len(a.Names) > 0 && len(a.Names) != a.count():
@@ -80,7 +94,7 @@ func (a Ask) Validate() error {
 		return usage("an exclusive grant has all memory of its GPUs; leave the memory out")
 	case a.Mode == grant.Exclusive && a.Compute != 0:
 		return usage("an exclusive grant has all compute of its GPUs; leave the compute out")
-	case a.Mode != grant.Exclusive && a.Memory == 0:
+	case a.Mode != grant.Exclusive && a.Mode != grant.MIG && a.Memory == 0:
 		return usage("mode %s needs an amount of memory, as 4GiB", a.Mode)
 	case a.Memory%(n*grant.MiB) != 0:
 		return usage("%s over %d GPUs does not divide evenly in MiB; %s would", a.Memory, n, (a.Memory/(n*grant.MiB)+1)*n*grant.MiB)
@@ -90,16 +104,22 @@ func (a Ask) Validate() error {
 
 // misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only its mode forbids it.
 func (a Ask) misfit(s seat) (why string, conflict bool) {
-	gpu := fmt.Sprintf("GPU %d ", s.gpu.Index)
+	gpu := fmt.Sprintf("GPU %s ", s.device.Name())
 	switch {
+	case a.otherKind(s):
+		return gpu + a.notOfKind(s), true
 	case s.closed != "":
 		return gpu + s.closed, false
 	case s.pool != nil && len(s.pool.Modes) > 0 && !slices.Contains(s.pool.Modes, a.Mode):
 		return gpu + fmt.Sprintf("is in a pool for %v", s.pool.Modes), true
 	case s.mode != "" && (s.mode != a.Mode || a.Mode == grant.Exclusive):
 		return gpu + fmt.Sprintf("is in mode %s, held by %s", s.mode, strings.Join(s.holders, ", ")), true
-	case a.Mode == grant.Exclusive && s.outside > 0:
+	case s.mode == grant.MIG:
+		return gpu + "is held by " + strings.Join(s.holders, ", "), false
+	case a.wholly() && s.outside > 0:
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
+	case a.otherSize(s) != "":
+		return gpu + a.otherSize(s), false
 	case a.each() > s.free:
 		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
 	case a.Compute > s.compute:
@@ -112,11 +132,11 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 func (a Ask) named(seats []seat) ([]grant.Share, error) {
 	var chosen []seat
 	for _, name := range a.Names {
-		i := slices.IndexFunc(seats, func(s seat) bool { return s.gpu.UUID == name || fmt.Sprint(s.gpu.Index) == name })
+		i := slices.IndexFunc(seats, func(s seat) bool { return s.device.UUID() == name || s.device.Name() == name })
 		if i < 0 {
 			return nil, &grant.NotFoundError{Message: fmt.Sprintf("cannot grant: this node has no GPU %q; it has %s", name, indexes(seats))}
 		}
-		if slices.ContainsFunc(chosen, func(s seat) bool { return s.gpu.UUID == seats[i].gpu.UUID }) {
+		if slices.ContainsFunc(chosen, func(s seat) bool { return s.device.UUID() == seats[i].device.UUID() }) {
 			return nil, &grant.UsageError{Message: fmt.Sprintf("cannot grant: GPU %q is named twice", name)}
 		}
 		chosen = append(chosen, seats[i])
@@ -165,9 +185,9 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 	conflict := conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count()
 	switch {
 	case a.count() > len(seats):
-		misfits = []string{fmt.Sprintf("GPUs on this node: %d", len(seats))}
+		misfits = []string{fmt.Sprintf("%s on this node: %d", a.kind(), len(seats))}
 	case len(seats)-len(misfits) >= a.count():
-		misfits = append(misfits, fmt.Sprintf("no pool has %d GPUs with that much free", a.count()))
+		misfits = append(misfits, fmt.Sprintf("no pool has %d %s with that much free", a.count(), a.kind()))
 	}
 	return nil, a.cannot(misfits, conflict)
 }
@@ -181,10 +201,14 @@ func (a Ask) order(pool *grant.Pool) func(x, y seat) int {
 	if placement == grant.Spread {
 		group := a.Owner.Group()
 		serves := func(s seat) int { return count(group != "" && slices.Contains(s.groups, group)) }
-		return func(x, y seat) int { return cmp.Or(serves(x)-serves(y), cmp.Compare(y.free, x.free)) }
+		return func(x, y seat) int {
+			return cmp.Or(a.bySize(x, y), serves(x)-serves(y), x.beside-y.beside, cmp.Compare(y.free, x.free))
+		}
 	}
 	taken := func(s seat) int { return count(s.mode != "") }
-	return func(x, y seat) int { return cmp.Or(taken(y)-taken(x), cmp.Compare(x.free, y.free)) }
+	return func(x, y seat) int {
+		return cmp.Or(a.bySize(x, y), taken(y)-taken(x), y.beside-x.beside, cmp.Compare(x.free, y.free))
+	}
 }
 
 func count(b bool) int {
@@ -198,13 +222,15 @@ func count(b bool) int {
 func (a Ask) shares(seats []seat) []grant.Share {
 	shares := make([]grant.Share, len(seats))
 	for i, s := range seats {
-		memory := a.each()
-		if a.Mode == grant.Exclusive {
-			memory = s.space
+		shares[i] = grant.Share{UUID: s.device.UUID(), Index: s.device.GPU.Index, Memory: a.each()}
+		if a.wholly() {
+			shares[i].Memory = s.space
 		}
-		shares[i] = grant.Share{UUID: s.gpu.UUID, Index: s.gpu.Index, Memory: memory}
+		if s.device.MIG != nil {
+			shares[i].Profile = s.device.MIG.Profile
+		}
 	}
-	slices.SortFunc(shares, func(x, y grant.Share) int { return x.Index - y.Index })
+	slices.SortStableFunc(shares, func(x, y grant.Share) int { return x.Index - y.Index })
 	return shares
 }
 
@@ -212,6 +238,8 @@ func (a Ask) shares(seats []seat) []grant.Share {
 func (a Ask) cannot(misfits []string, conflict bool) error {
 	what := fmt.Sprintf("%s on each of %d GPUs", a.each(), a.count())
 	switch {
+	case a.Mode == grant.MIG:
+		what = a.partitions()
 	case a.Mode == grant.Exclusive:
 		what = fmt.Sprintf("%d whole GPUs", a.count())
 	case a.count() == 1:
@@ -232,7 +260,7 @@ func (a Ask) cannot(misfits []string, conflict bool) error {
 func indexes(seats []seat) string {
 	names := make([]string, len(seats))
 	for i, s := range seats {
-		names[i] = fmt.Sprint(s.gpu.Index)
+		names[i] = s.device.Name()
 	}
 	return strings.Join(names, ", ")
 }

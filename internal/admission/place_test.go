@@ -144,7 +144,7 @@ func TestPlace(t *testing.T) {
 			"no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU 0 has 1MiB in use outside the ledger"},
 		{"exclusive with memory", nil, asked(grant.GiB, mode(grant.Exclusive)), "usage: cannot grant: an exclusive grant has all memory of its GPUs; leave the memory out"},
 		{"exclusive with compute", nil, asked(0, func(a *Ask) { a.Mode, a.Compute = grant.Exclusive, 10 }), "usage: cannot grant: an exclusive grant has all compute of its GPUs; leave the compute out"},
-		{"MPS", nil, asked(grant.GiB, mode(grant.MPS)), "usage: cannot grant: mode mps is not enforced by this version yet; use exclusive, timeslice or limit"},
+		{"MPS", nil, asked(grant.GiB, mode(grant.MPS)), "usage: cannot grant: mode mps is not enforced by this version yet; use exclusive, timeslice, limit or mig"},
 
 		{"the reserve", func(n *node) { n.inv = inventory(1); n.policy.Rules.Reserve = grant.Size(grant.GiB) }, asked(16*grant.GiB, nil),
 			"no-capacity: cannot grant 16GiB on a GPU in mode limit: GPU 0 has 15GiB of 15GiB free"},

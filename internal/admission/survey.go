@@ -7,9 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// seat is a GPU as a placement sees it.
+// seat is a GPU or a MIG device as a placement sees it.
 type seat struct {
-	gpu     grant.GPU
+	device  grant.Device
 	pool    *grant.Pool // nil where there are no pools
 	closed  string      // why it takes no grant at all
 	mode    grant.Mode  // "" when free
@@ -19,21 +19,25 @@ type seat struct {
 	space   grant.Bytes // what could be granted if nobody had any
 	free    grant.Bytes
 	compute int // percent not granted yet
+	beside  int // of a MIG device: how many others of its GPU are granted
 }
 
-// survey adds the ledger up, GPU by GPU.
+// survey adds the ledger up, GPU by GPU and MIG device by MIG device.
 func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]seat, error) {
-	seats := make([]seat, len(inv.GPUs))
-	for i, gpu := range inv.GPUs {
-		pool, err := poolOf(gpu, p.Pools)
+	devices := inv.Devices()
+	seats := make([]seat, len(devices))
+	for i, d := range devices {
+		pool, err := poolOf(d.GPU, p.Pools)
 		if err != nil {
 			return nil, err
 		}
-		s := seat{gpu: gpu, pool: pool, outside: v.Outside[gpu.UUID], compute: 100, closed: closedBy(gpu, v)}
+		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], compute: 100, closed: closedBy(d, v)}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
 		}
-		s.space = less(gpu.Memory, grant.Bytes(p.Rules.Reserve), s.outside)
+		if s.space = d.Memory(); d.MIG == nil { // a MIG device is granted whole
+			s.space = less(s.space, grant.Bytes(p.Rules.Reserve), s.outside)
+		}
 		s.free = s.space
 		for _, g := range v.Grants {
 			if g.ID != updated && g.Live(v.Now) {
@@ -42,23 +46,26 @@ func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy)
 		}
 		seats[i] = s
 	}
+	for i := range seats {
+		seats[i].join(seats)
+	}
 	return seats, nil
 }
 
-// closedBy says why a GPU takes no grants, whatever is free on it.
-func closedBy(gpu grant.GPU, v grant.View) string {
+// closedBy says why a GPU or MIG device takes no grants, whatever is free on it.
+func closedBy(device grant.Device, v grant.View) string {
 	for _, d := range v.Damaged {
-		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, gpu.UUID) {
+		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, device.GPU.UUID) || slices.Contains(d.GPUs, device.UUID()) {
 			return fmt.Sprintf("is closed: the ledger's entry %s is damaged (`gpuledger check` says how)", d.ID)
 		}
 	}
 	switch {
-	case gpu.Health != grant.Healthy:
-		return "is unhealthy: " + gpu.Health
-	case len(gpu.MIG) > 0:
+	case device.GPU.Health != grant.Healthy:
+		return "is unhealthy: " + device.GPU.Health
+	case device.MIG == nil && len(device.GPU.MIG) > 0:
 		return "is partitioned (mode mig)"
 	}
-	return ""
+	return device.Trouble()
 }
 
 // less subtracts without going below zero.
@@ -71,7 +78,7 @@ func less(b grant.Bytes, parts ...grant.Bytes) grant.Bytes {
 
 func (s *seat) seatGrant(g grant.Grant) {
 	for _, share := range g.GPUs {
-		if share.UUID != s.gpu.UUID {
+		if share.UUID != s.device.UUID() {
 			continue
 		}
 		s.mode = g.Mode
@@ -99,7 +106,7 @@ func poolOf(gpu grant.GPU, pools []grant.Pool) (*grant.Pool, error) {
 	return in, nil
 }
 
-// Free tells for each GPU, by UUID, how much memory a placement could still grant; 0 where the GPU takes no grants.
+// Free tells for each GPU and MIG device, by UUID, how much memory a placement could still grant; 0 where it takes no grants.
 func Free(v grant.View, inv grant.Inventory, p grant.Policy) (map[string]grant.Bytes, error) {
 	seats, err := survey("", v, inv, p)
 	if err != nil {
@@ -108,7 +115,7 @@ func Free(v grant.View, inv grant.Inventory, p grant.Policy) (map[string]grant.B
 	free := map[string]grant.Bytes{}
 	for _, s := range seats {
 		if s.closed == "" {
-			free[s.gpu.UUID] = s.free
+			free[s.device.UUID()] = s.free
 		}
 	}
 	return free, nil

@@ -13,6 +13,8 @@ const (
 	maxUUID  = 96   // bytes, NVML_DEVICE_UUID_V2_BUFFER_SIZE
 	maxMinor = 247  // of /dev/nvidiaN: 248 to 255 are control nodes (nv-chardev-numbers.h)
 	maxMajor = 4095 // 12 bits in a dev_t (linux/kdev_t.h)
+
+	maxDeviceMinor = 1<<20 - 1 // the other 20
 )
 
 // Check tells whether an inventory holds together: every decision relies on what it demands. UUIDs become names of
@@ -105,6 +107,11 @@ func (s seen) parts(g grant.GPU) error {
 			return fmt.Errorf("%q is no DRM node", path)
 		}
 	}
+	for _, path := range g.Links {
+		if name, found := strings.CutPrefix(path, "/dev/dri/by-path/pci-"); !found || !isName("pci-"+strings.ReplaceAll(name, ":", ".")) {
+			return fmt.Errorf("%q is no link to a DRM node", path)
+		}
+	}
 	for _, m := range g.MIG {
 		err := s.uuid(m.UUID)
 		switch {
@@ -113,6 +120,8 @@ func (s seen) parts(g grant.GPU) error {
 			err = errors.New("it has no memory")
 		case m.GI < 0 || m.CI < 0:
 			err = fmt.Errorf("instance %d/%d is below 0", m.GI, m.CI)
+		case m.Caps != [2]int{} && (m.Caps[0] < 1 || m.Caps[1] < 1 || max(m.Caps[0], m.Caps[1]) > maxDeviceMinor):
+			err = fmt.Errorf("capability minors %v are not 1 to %d", m.Caps, maxDeviceMinor)
 		}
 		if err != nil {
 			return fmt.Errorf("MIG device %q: %w", m.Profile, err)

@@ -79,6 +79,21 @@ func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	return ""
 }
 
+// OtherCaps tells whether the driver has other minors for a MIG device than the inventory, or "". They are read for each create that
+// uses one: what has an instance's number after MIG devices were made anew can be another's.
+func OtherCaps(d grant.Device, h host.Host) string {
+	now, err := h.MIGMinors(d.GPU.Minor, d.MIG.GI, d.MIG.CI)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Sprintf("the inventory has MIG device %s and the driver no longer has it", d.Name())
+	case err != nil:
+		return "cannot tell whether the inventory's MIG devices hold: " + err.Error()
+	case now != d.MIG.Caps:
+		return fmt.Sprintf("the inventory has capability minors %v for MIG device %s and they are %v now", d.MIG.Caps, d.Name(), now)
+	}
+	return ""
+}
+
 // partitions are the compute instances of a card, as directories giN/ciN. A GPU instance without one is no device.
 func partitions(dir string) (map[[2]int]bool, error) {
 	found := map[[2]int]bool{}

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-const hintRefresh = "run `gpuledger inventory refresh`"
+// HintRefresh is what to do about an inventory that does not hold.
+const HintRefresh = "run `gpuledger inventory refresh`"
 
 // Load reads the snapshot at path and judges whether it describes this node as it is now, for a configuration that
 // takes its inventory from source. The problem is nil when it does. With inventory-missing there is no inventory; with
@@ -34,7 +35,7 @@ func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *
 }
 
 func problem(code grant.Code, message string) *grant.Problem {
-	return &grant.Problem{Code: code, Message: message, Hint: hintRefresh}
+	return &grant.Problem{Code: code, Message: message, Hint: HintRefresh}
 }
 
 // stale says why the inventory can't be trusted now, or "". A reboot can renumber everything, and so can the driver's

@@ -154,6 +154,27 @@ func TestPartitionsMadeAnew(t *testing.T) {
 	}
 }
 
+// TestCapabilitiesOfAMIGDevice: an instance that was made anew can have another's number.
+func TestCapabilitiesOfAMIGDevice(t *testing.T) {
+	h := machine(t)
+	d := grant.Device{GPU: grant.GPU{Index: 1, Minor: 0}, MIG: &grant.MIGDevice{GI: 7, CI: 0, Caps: [2]int{66, 67}}}
+	dir := filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig/gi7")
+	for _, tt := range []struct{ gi, ci, want string }{
+		{"", "", "the inventory has MIG device 1:0 and the driver no longer has it"},
+		{"DeviceFileMinor: 66\nDeviceFileMode: 292\n", "DeviceFileMinor: 67\n", ""},
+		{"DeviceFileMinor: 66\n", "DeviceFileMinor: 68\n", "the inventory has capability minors [66 67] for MIG device 1:0 and they are [66 68] now"},
+		{"DeviceFileMinor: 66\n", "nothing\n", "cannot tell whether the inventory's MIG devices hold: "},
+	} {
+		if tt.gi != "" {
+			put(t, filepath.Join(dir, "access"), tt.gi)
+			put(t, filepath.Join(dir, "ci0/access"), tt.ci)
+		}
+		if got := gpu.OtherCaps(d, h); got != tt.want && (tt.want == "" || !strings.HasPrefix(got, tt.want)) {
+			t.Errorf("%q and %q: got %q, want %q", tt.gi, tt.ci, got, tt.want)
+		}
+	}
+}
+
 // TestGPUsThatTheKernelLost are unhealthy, each alone.
 func TestGPUsThatTheKernelLost(t *testing.T) {
 	const pci = "0000:3b:00.0"

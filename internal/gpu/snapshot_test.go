@@ -180,6 +180,9 @@ var readings = []struct {
 	{"a DRM node that is a path", `/dev/dri/card0`, `/dev/dri/../sda`, "no DRM node"},
 	{"a MIG device without memory", `"memory":1,`, "", `MIG device "p": it has no memory`},
 	{"a MIG instance below 0", `"gi":1`, `"gi":-1`, `MIG device "p": instance -1/0`},
+	{"a capability that is everybody's", `"ci":0}`, `"ci":0,"caps":[66,0]}`, `MIG device "p": capability minors [66 0] are not 1 to 1048575`},
+	{"a capability beyond a minor", `"ci":0}`, `"ci":0,"caps":[66,1048576]}`, `MIG device "p": capability minors [66 1048576] are not`},
+	{"a link elsewhere", `"mig":[`, `"links":["/dev/dri/by-path/pci-../../sda"],"mig":[`, `is no link to a DRM node`},
 }
 
 func TestRead(t *testing.T) {

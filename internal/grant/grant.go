@@ -2,6 +2,7 @@ package grant
 
 import (
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -27,7 +28,17 @@ type Grant struct {
 type Share struct {
 	UUID   string `json:"uuid"`
 	Index  int    `json:"index"`  // when it was granted; the UUID is what counts
-	Memory Bytes  `json:"memory"` // for an exclusive grant all of the GPU's
+	Memory Bytes  `json:"memory"` // for an exclusive grant all of the GPU's, in mode mig all of the MIG device's
+
+	Profile string `json:"profile,omitzero"` // of a MIG device: then the index is that of its GPU
+}
+
+// Label is a share as listings write it: "0:4GiB", of a MIG device "0/1g.10gb:9856MiB".
+func (s Share) Label() string {
+	if s.Profile != "" {
+		return strconv.Itoa(s.Index) + "/" + s.Profile + ":" + s.Memory.String()
+	}
+	return strconv.Itoa(s.Index) + ":" + s.Memory.String()
 }
 
 // Memory is the sum over the grant's GPUs.

@@ -29,16 +29,17 @@ type Driver struct {
 
 // GPU is a physical GPU.
 type GPU struct {
-	UUID   string      `json:"uuid"`   // as NVML gives it: GPU-xxxxxxxx-...
-	Index  int         `json:"index"`  // NVML's order (PCI bus id); what a user means by "GPU 0"
-	Minor  int         `json:"minor"`  // N of /dev/nvidiaN, which need not be the index
-	Name   string      `json:"name"`   // product name
-	Memory Bytes       `json:"memory"` // what can be granted: NVML's total less what the driver keeps for itself
-	PCI    string      `json:"pci"`    // bus id, as 0000:3b:00.0
-	NUMA   int         `json:"numa"`   // node, or -1
-	Render []string    `json:"render"` // its DRM nodes, as /dev/dri/renderD128
-	MIG    []MIGDevice `json:"mig"`    // its partitions; with any, the GPU itself is in mode mig
-	Health string      `json:"health"` // Healthy, or what is wrong with it
+	UUID   string      `json:"uuid"`            // as NVML gives it: GPU-xxxxxxxx-...
+	Index  int         `json:"index"`           // NVML's order (PCI bus id); what a user means by "GPU 0"
+	Minor  int         `json:"minor"`           // N of /dev/nvidiaN, which need not be the index
+	Name   string      `json:"name"`            // product name
+	Memory Bytes       `json:"memory"`          // what can be granted: NVML's total less what the driver keeps for itself
+	PCI    string      `json:"pci"`             // bus id, as 0000:3b:00.0
+	NUMA   int         `json:"numa"`            // node, or -1
+	Render []string    `json:"render"`          // its DRM nodes, as /dev/dri/renderD128
+	Links  []string    `json:"links,omitempty"` // links to these by its address, as /dev/dri/by-path/pci-0000:3b:00.0-render
+	MIG    []MIGDevice `json:"mig"`             // its partitions; with any, the GPU itself is in mode mig
+	Health string      `json:"health"`          // Healthy, or what is wrong with it
 }
 
 // Healthy is the health of a GPU that may be granted.
@@ -51,6 +52,10 @@ type MIGDevice struct {
 	Memory  Bytes  `json:"memory"`
 	GI      int    `json:"gi"` // GPU instance id
 	CI      int    `json:"ci"` // compute instance id
+
+	// Caps are the minors below /dev/nvidia-caps of its GPU instance and of its compute instance: who can open both may use it.
+	// Zero where the driver shows none; minor 0 is nobody's.
+	Caps [2]int `json:"caps,omitzero"`
 }
 
 // Find looks a GPU up as a user names it: by UUID or by index.

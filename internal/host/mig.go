@@ -15,7 +15,7 @@ func (h Host) MIGMinors(gpu, gi, ci int) (minors [2]int, err error) {
 	instance := filepath.Join(h.Proc, "driver/nvidia/capabilities", fmt.Sprintf("gpu%d/mig/gi%d", gpu, gi))
 	for i, file := range []string{"access", fmt.Sprintf("ci%d/access", ci)} {
 		if minors[i], err = capMinor(filepath.Join(instance, file)); err != nil {
-			return minors, fmt.Errorf("cannot tell the device of MIG instance %d/%d of card %d: %w", gi, ci, gpu, err)
+			return [2]int{}, fmt.Errorf("cannot tell the device of MIG instance %d/%d of card %d: %w", gi, ci, gpu, err)
 		}
 	}
 	return minors, nil

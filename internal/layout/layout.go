@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -27,6 +28,8 @@ type Image struct {
 	Args   []string // the process's
 	Path   string   // its PATH
 	Mounts []string // destinations: what lies below them is not the image's
+
+	UIDs, GIDs []specs.LinuxIDMapping // of a user namespace of the container's own; nil: the node's users
 }
 
 // loader is a dynamic loader's well-known place.
@@ -65,24 +68,6 @@ func Of(i Image) grant.Layout {
 		}
 	}
 	return l
-}
-
-// Missing lists the places of an image where nothing is: a runtime has to make something there before it can mount over it.
-func Missing(i Image, places []string) ([]string, error) {
-	r, err := open(i)
-	if err != nil {
-		return nil, err
-	}
-	defer r.root.Close()
-	var missing []string
-	for _, place := range places {
-		if f, err := pathrs.OpenatInRoot(r.root, place); err == nil {
-			f.Close()
-			continue
-		}
-		missing = append(missing, place)
-	}
-	return missing, nil
 }
 
 // open opens an image's root, without the runtime's poller, which has no part in files and costs a create 50 microseconds.

@@ -10,11 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/layout"
@@ -195,20 +196,52 @@ func TestNoRoot(t *testing.T) {
 	if got := layout.Of(none); got != (grant.Layout{Problem: "open " + none.Root + ": no such file or directory"}) {
 		t.Errorf("got %+v", got)
 	}
-	if _, err := layout.Missing(none, []string{"/x"}); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := layout.Unmakeable(none, []string{"/x"}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestMissing(t *testing.T) {
-	outside := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(outside, nil, 0o600); err != nil {
-		t.Fatal(err)
+// TestUnmakeable: in a user namespace its root is root where it knows owner and group, and one user among others elsewhere. What is
+// there already need not be made.
+func TestUnmakeable(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: directories of other users are not looked at")
 	}
-	root := image{"lib/there": "x", "link": "-> lib", "out": "-> " + outside, "dangling": "-> none"}.make(t)
-	missing, err := layout.Missing(layout.Image{Root: root}, []string{"/lib/there", "/link/there", "/lib/not", "/out", "/dangling", outside})
-	if want := []string{"/lib/not", "/out", "/dangling", outside}; err != nil || !slices.Equal(missing, want) {
-		t.Errorf("%v, %v; want %v", err, missing, want)
+	root := image{"lib/there": "x", "link": "-> lib", "open/x": "x", "sealed/x": "x", "grouped/x": "x", "own/x": "x", "out": "-> /etc"}.make(t)
+	for dir, own := range map[string]struct {
+		uid, gid int
+		mode     os.FileMode
+	}{"lib": {100000, 100000, 0o555}, "open": {0, 0, 0o777}, "sealed": {0, 0, 0o755}, "grouped": {0, 100000, 0o775}, "own": {100000, 0, 0o755}, ".": {0, 0, 0o755}} {
+		if err := errors.Join(os.Chown(filepath.Join(root, dir), own.uid, own.gid), os.Chmod(filepath.Join(root, dir), own.mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+	user := layout.Image{Root: root, UIDs: ids, GIDs: ids}
+	for _, c := range []struct {
+		name  string
+		image layout.Image
+		place string
+		want  string
+	}{
+		{"the node's users", layout.Image{Root: root}, "/sealed/new", ""},
+		{"there already", user, "/sealed/x", ""},
+		{"its own directory, whatever its mode", user, "/lib/new", ""},
+		{"through a link", user, "/link/new", ""},
+		{"a directory to be made in its own", user, "/lib/deep/er/new", ""},
+		{"everybody's", user, "/open/new", ""},
+		{"of its root's group", user, "/grouped/new", ""},
+		{"of its root, in a group it does not know", user, "/own/new", ""},
+		{"another's", user, "/sealed/new", "belongs to users who are not in its user namespace"},
+		{"a directory to be made in another's", user, "/none/deep/new", "belongs to users who are not in its user namespace"},
+		{"a link out of the image, which leads nowhere in it", user, "/out/new", "belongs to users who are not in its user namespace"},
+		{"the node's root among its users", layout.Image{Root: root, UIDs: append(ids, specs.LinuxIDMapping{ContainerID: 65536, HostID: 0, Size: 1}),
+			GIDs: append(ids, specs.LinuxIDMapping{ContainerID: 65536, HostID: 0, Size: 1})}, "/sealed/new", ""},
+	} {
+		place, why, err := layout.Unmakeable(c.image, []string{"/lib/there", c.place})
+		if err != nil || why != c.want || (place == c.place) != (c.want != "") {
+			t.Errorf("%s: %q %q %v, want %q", c.name, place, why, err, c.want)
+		}
 	}
 }
 

@@ -116,6 +116,9 @@ func (n *Node) visit(c Create) (visit, *Decision) {
 	var spec request.Spec
 	v.request, spec, refused = v.find(c.Config)
 	v.image = imageOf(spec, c.Container.Bundle)
+	if spec.Linux != nil {
+		v.image.UIDs, v.image.GIDs = spec.Linux.UIDMappings, spec.Linux.GIDMappings
+	}
 	v.layout = sync.OnceValue(func() grant.Layout { return layout.Of(v.image) })
 	return v, refused
 }
@@ -237,6 +240,9 @@ func (v visit) judge(view grant.View) Decision {
 func (v visit) inventoryFor(view grant.View) (grant.Inventory, []grant.Problem) {
 	inv, problem := v.inventory()
 	if problem == nil {
+		problem = v.otherPartition(view.Grants, inv)
+	}
+	if problem == nil {
 		return inv, view.Problems
 	}
 	return inv, append(slices.Clip(view.Problems), *problem)
@@ -253,21 +259,23 @@ func (v visit) layoutFor(inv grant.Inventory) grant.Layout {
 	return v.layout()
 }
 
-// placeless is a refusal where a runtime would have to make mount points in a root file system that nobody can write to.
+// placeless is a refusal where a runtime would have to make mount points in a root file system that it cannot write to.
 func (v visit) placeless(d Decision, l grant.Layout) *Decision {
-	if d.Kind != grant.Admit || !l.ReadOnly {
+	if d.Kind != grant.Admit || l.Unseen || !l.ReadOnly && len(v.image.UIDs) == 0 {
 		return nil
 	}
 	var places []string
 	for _, m := range d.Edits.Mounts {
 		places = append(places, m.ContainerPath)
 	}
-	missing, err := layout.Missing(v.image, places)
+	place, why, err := layout.Unmakeable(v.image, places)
 	switch {
 	case err != nil:
 		return refusal(grant.InjectionImpossible, "cannot look for the places of the driver's files: %v", err)
-	case len(missing) > 0:
-		return refusal(grant.InjectionImpossible, "the root file system of container %q is read-only and has no %s, where a file of the driver goes", v.Container.Name(), grant.Printable(missing[0]))
+	case place != "":
+		r := refusal(grant.InjectionImpossible, "the root file system of container %q %s and has no %s, where a file of the driver goes", v.Container.Name(), why, grant.Printable(place))
+		r.Hint = "an image that has the places as empty files starts; so does one on a root file system that its runtime can write to (docs/driver.md)"
+		return r
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"slices"
+
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -13,6 +15,15 @@ type Card struct {
 	Free      grant.Bytes // what a placement could still grant
 	Compute   int         // percent granted
 	Grants    []grant.Grant
+	Parts     []Part // its MIG devices
+}
+
+// Part is a MIG device of a card.
+type Part struct {
+	grant.MIGDevice
+	Name   string      // "0:1"
+	Free   grant.Bytes // all of it, or nothing
+	Grants []grant.Grant
 }
 
 // Cards adds an overview up, GPU by GPU, as a placement does.
@@ -27,6 +38,9 @@ func (n *Node) Cards(o Overview) ([]Card, error) {
 		if len(gpu.MIG) > 0 {
 			card.Mode = grant.MIG
 		}
+		for part, m := range gpu.MIG {
+			card.Parts = append(card.Parts, Part{MIGDevice: m, Name: grant.Device{GPU: gpu, MIG: &gpu.MIG[part], Part: part}.Name(), Free: free[m.UUID]})
+		}
 		for _, g := range o.Grants {
 			card.add(g)
 		}
@@ -35,13 +49,33 @@ func (n *Node) Cards(o Overview) ([]Card, error) {
 	return cards, nil
 }
 
+// add counts what a grant has of the card.
 func (c *Card) add(g grant.Grant) {
-	for _, s := range g.GPUs {
-		if s.UUID == c.UUID {
-			c.Mode = g.Mode
-			c.Allocated += s.Memory
-			c.Compute += g.Compute
-			c.Grants = append(c.Grants, g)
+	if !slices.ContainsFunc(g.GPUs, c.has) {
+		return
+	}
+	c.Mode = g.Mode
+	c.Allocated += c.Share(g)
+	c.Compute += g.Compute
+	c.Grants = append(c.Grants, g)
+	for i := range c.Parts {
+		if g.Has(c.Parts[i].UUID) {
+			c.Parts[i].Grants = append(c.Parts[i].Grants, g)
 		}
 	}
+}
+
+// has reports whether a share is one of the card or of its MIG devices.
+func (c *Card) has(s grant.Share) bool {
+	return s.UUID == c.UUID || slices.ContainsFunc(c.Parts, func(p Part) bool { return p.UUID == s.UUID })
+}
+
+// Share is what a grant has of the card and of its MIG devices.
+func (c *Card) Share(g grant.Grant) (memory grant.Bytes) {
+	for _, s := range g.GPUs {
+		if c.has(s) {
+			memory += s.Memory
+		}
+	}
+	return memory
 }

@@ -45,7 +45,7 @@ func (n *Node) newGrant(ask admission.Ask) (grant.Grant, grant.Reference, error)
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: grant.StrengthNone,
+	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
 		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond)}
 	if ask.TTL > 0 {
 		g.Expires = g.Created.Add(ask.TTL)
@@ -141,8 +141,11 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 
 func apply(g *grant.Grant, c Change, now time.Time) error {
 	if c.Memory != nil {
-		if g.Mode == grant.Exclusive {
+		switch g.Mode {
+		case grant.Exclusive:
 			return &grant.UsageError{Message: "cannot change the memory of an exclusive grant: it has all of its GPUs"}
+		case grant.MIG:
+			return &grant.UsageError{Message: "cannot change the memory of a grant in mode mig: it has all of its MIG devices"}
 		}
 		for i := range g.GPUs {
 			g.GPUs[i].Memory = 0 // Place divides the whole anew
@@ -164,7 +167,7 @@ func apply(g *grant.Grant, c Change, now time.Time) error {
 // divide spreads a grant's memory over its GPUs.
 func divide(g *grant.Grant) error {
 	ask := askOf(*g)
-	if err := ask.Validate(); err != nil || g.Mode == grant.Exclusive {
+	if err := ask.Validate(); err != nil || g.Mode == grant.Exclusive || g.Mode == grant.MIG {
 		return err
 	}
 	for i := range g.GPUs {
@@ -176,7 +179,7 @@ func divide(g *grant.Grant) error {
 // askOf is the question that a grant answers: its own GPUs, its own size.
 func askOf(g grant.Grant) admission.Ask {
 	ask := admission.Ask{Compute: g.Compute, Mode: g.Mode, Owner: g.Owner}
-	if g.Mode != grant.Exclusive {
+	if g.Mode != grant.Exclusive && g.Mode != grant.MIG {
 		ask.Memory = g.Memory()
 	}
 	for _, s := range g.GPUs {

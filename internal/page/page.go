@@ -132,7 +132,7 @@ func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
 	bar := bar{whole: max(c.Memory, c.Allocated+outside, 1)}
 	for i, held := range c.Grants {
 		r := rowOf(held, c.UUID, now)
-		r.Class = fmt.Sprintf("c%d", i%colours)
+		r.Class, r.Memory = fmt.Sprintf("c%d", i%colours), c.Share(held)
 		bar.add(r.Class, r.Memory, r.ID+": "+r.Memory.String())
 		if i < maxGrants {
 			g.Grants = append(g.Grants, r)

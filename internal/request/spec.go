@@ -48,6 +48,7 @@ type Linux struct {
 
 	CgroupsPath string                 `json:"cgroupsPath"`
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
+	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
 }
 
 // Resources is the judged part of specs.LinuxResources.

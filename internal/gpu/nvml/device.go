@@ -53,7 +53,7 @@ func (d device) place(g *grant.GPU) {
 	}
 	g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 	g.NUMA = numaNode(d.host, g.PCI)
-	g.Render = drmNodes(d.host, g.PCI)
+	g.Render, g.Links = drmNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
 }
 
 // minor finds N of /dev/nvidiaN. There is no inventory without it: a number that is guessed is somebody else's GPU.

@@ -43,6 +43,17 @@ func drmNodes(h host.Host, pci string) []string {
 	return nodes
 }
 
+// drmLinks are the links that udev makes to the DRM nodes of a PCI device.
+func drmLinks(h host.Host, pci string) (links []string) {
+	for _, kind := range []string{"card", "render"} {
+		name := "dri/by-path/pci-" + pci + "-" + kind
+		if _, err := os.Stat(filepath.Join(h.Dev, name)); err == nil {
+			links = append(links, "/dev/"+name)
+		}
+	}
+	return links
+}
+
 // information is what the driver tells in /proc about a GPU, even one that NVML no longer gives a handle for.
 type information struct {
 	uuid, name string

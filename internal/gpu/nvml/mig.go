@@ -28,7 +28,7 @@ func (d device) partitions(g *grant.GPU) {
 	case current != nvml.DEVICE_MIG_ENABLE:
 		return
 	}
-	devices, err := d.migDevices(g.Memory)
+	devices, err := d.migDevices(g.Minor, g.Memory)
 	switch {
 	case err != nil:
 		ail(g, "its MIG devices can't be read: %v", err)
@@ -40,7 +40,7 @@ func (d device) partitions(g *grant.GPU) {
 }
 
 // migDevices goes through all places that a MIG device can have; empty ones are not found.
-func (d device) migDevices(memory grant.Bytes) ([]grant.MIGDevice, error) {
+func (d device) migDevices(card int, memory grant.Bytes) ([]grant.MIGDevice, error) {
 	count, ret := d.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -58,6 +58,7 @@ func (d device) migDevices(memory grant.Bytes) ([]grant.MIGDevice, error) {
 		if err != nil {
 			return nil, fmt.Errorf("device %d: %w", i, err)
 		}
+		m.Caps, _ = d.host.MIGMinors(card, m.GI, m.CI) // without them nobody is given it
 		devices = append(devices, m)
 	}
 	return devices, nil

@@ -46,7 +46,7 @@ func TestRefreshWithAStandIn(t *testing.T) {
 		want := grant.GPU{
 			UUID: uuid, Index: i, Minor: 1 - i, Name: "Stand-in", Memory: 16 * grant.GiB, PCI: pciOf(i), NUMA: 1,
 			Render: []string{fmt.Sprintf("/dev/dri/card%d", i), fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
-			MIG:    []grant.MIGDevice{}, Health: "ok",
+			Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"}, MIG: []grant.MIGDevice{}, Health: "ok",
 		}
 		if !reflect.DeepEqual(inv.GPUs[i], want) {
 			t.Errorf("got  %+v\nwant %+v", inv.GPUs[i], want)

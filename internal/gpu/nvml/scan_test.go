@@ -30,7 +30,7 @@ import (
 func machine(t testing.TB, gpus int) host.Host {
 	t.Helper()
 	dir := t.TempDir()
-	h := host.Host{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Now: func() time.Time {
+	h := host.Host{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Dev: filepath.Join(dir, "dev"), Now: func() time.Time {
 		return time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
 	}}
 	put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-a\n")
@@ -41,6 +41,7 @@ func machine(t testing.TB, gpus int) host.Host {
 		put(t, filepath.Join(dir, "drm", fmt.Sprintf("renderD%d", 128+i), "dev"), "")
 		put(t, filepath.Join(dir, "drm", fmt.Sprintf("card%d", i), "dev"), "")
 		put(t, filepath.Join(dir, "drm", "controlD64", "dev"), "")
+		put(t, filepath.Join(h.Dev, "dri/by-path", "pci-"+pciOf(i)+"-render"), "")
 	}
 	return h
 }
@@ -126,6 +127,7 @@ func TestScanOfEachSystem(t *testing.T) {
 				want.GPUs = append(want.GPUs, grant.GPU{
 					UUID: at(tt.server, i).UUID, Index: i, Minor: 7 - i, Name: tt.name, Memory: tt.memory, PCI: pciOf(i), NUMA: 1,
 					Render: []string{fmt.Sprintf("/dev/dri/card%d", i), fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
+					Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
 					MIG:    []grant.MIGDevice{}, Health: "ok",
 				})
 			}
@@ -357,12 +359,16 @@ func TestMIG(t *testing.T) {
 	broken := slice("MIG-5", "", 1, 0, attributes(1, 1, 9856))
 	broken.GetGpuInstanceIdFunc = func() (int, api.Return) { return 0, api.ERROR_UNKNOWN }
 	partitioned(at(s, 3), broken)
-	gpus := scan(t, s, machine(t, 8)).GPUs
+	h := machine(t, 8)
+	for instance, minor := range map[string]int{"gi9": 84, "gi9/ci0": 85, "gi2": 21, "gi2/ci1": 23, "gi1": 12} { // of MIG-2 no compute instance's, of MIG-4 none
+		put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu7/mig", instance, "access"), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor))
+	}
+	gpus := scan(t, s, h).GPUs
 
 	want := []grant.MIGDevice{
-		{UUID: "MIG-1", Profile: "1g.10gb+me", Memory: 9856 * grant.MiB, GI: 9, CI: 0},
+		{UUID: "MIG-1", Profile: "1g.10gb+me", Memory: 9856 * grant.MiB, GI: 9, CI: 0, Caps: [2]int{84, 85}},
 		{UUID: "MIG-2", Profile: "3g.40gb", Memory: 40320 * grant.MiB, GI: 1, CI: 0},
-		{UUID: "MIG-3", Profile: "1c.3g.40gb", Memory: 40320 * grant.MiB, GI: 2, CI: 1},
+		{UUID: "MIG-3", Profile: "1c.3g.40gb", Memory: 40320 * grant.MiB, GI: 2, CI: 1, Caps: [2]int{21, 23}},
 		{UUID: "MIG-4", Profile: "1g.10gb", Memory: 9856 * grant.MiB, GI: 7, CI: 0},
 	}
 	if !reflect.DeepEqual(gpus[0].MIG, want) {

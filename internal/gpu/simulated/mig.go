@@ -75,3 +75,11 @@ func place(profiles []profile, gigabytes int, memory grant.Bytes) []grant.MIGDev
 	}
 	return devices
 }
+
+// caps are the minors that the driver gives to a MIG device's two instances: two for the node, then for each card 15 GPU instances, each
+// with its own and those of 8 compute instances (/proc/driver/nvidia-caps/mig-minors).
+func caps(card, gi, ci int) [2]int {
+	const first, instances, computes = 3, 15, 8
+	instance := first + (card*instances+gi)*(computes+1)
+	return [2]int{instance, instance + 1 + ci}
+}

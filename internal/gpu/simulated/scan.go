@@ -45,6 +45,7 @@ func (g GPU) at(index int) grant.GPU {
 	mig, _ := partition(g.MIG, grant.Bytes(g.Memory))
 	for i := range mig {
 		mig[i].UUID = "MIG-" + uuidOf(fmt.Sprintf("%s\x00%d\x00%s", uuid, mig[i].GI, mig[i].Profile))
+		mig[i].Caps = caps(g.minor(index), mig[i].GI, mig[i].CI)
 	}
 	numa := 0
 	if g.NUMA != nil {

@@ -64,17 +64,19 @@ func TestScan(t *testing.T) {
 			seen[*id], *id = true, ""
 		}
 	}
-	partitions := []grant.MIGDevice{
-		{Profile: "3g.40gb", Memory: 40 * grant.GiB, GI: 1},
-		{Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7},
-		{Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8},
+	partitions := func(first, second, third int) []grant.MIGDevice { // minors as the driver numbers them
+		return []grant.MIGDevice{
+			{Profile: "3g.40gb", Memory: 40 * grant.GiB, GI: 1, Caps: [2]int{first, first + 1}},
+			{Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{second, second + 1}},
+			{Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8, Caps: [2]int{third, third + 1}},
+		}
 	}
 	want := grant.Inventory{
 		Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a", Source: "simulated",
 		Driver: grant.Driver{Root: "/drv"}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 384, "nvidia-caps": 385},
 		GPUs: []grant.GPU{
-			{Index: 0, Minor: 0, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:01:00.0", Render: []string{"/dev/dri/renderD128"}, MIG: partitions, Health: "ok"},
-			{Index: 1, Minor: 1, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:02:00.0", Render: []string{"/dev/dri/renderD129"}, MIG: partitions, Health: "ok"},
+			{Index: 0, Minor: 0, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:01:00.0", Render: []string{"/dev/dri/renderD128"}, MIG: partitions(12, 66, 75), Health: "ok"},
+			{Index: 1, Minor: 1, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:02:00.0", Render: []string{"/dev/dri/renderD129"}, MIG: partitions(147, 201, 210), Health: "ok"},
 		},
 	}
 	if !reflect.DeepEqual(inv, want) {

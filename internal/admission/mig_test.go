@@ -1,0 +1,272 @@
+package admission
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// partitioned is a node of two H100 in MIG devices and one whole GPU. The last MIG device is one of which the driver tells no
+// capability.
+func partitioned() grant.Inventory {
+	mig := func(uuid, profile string, gib grant.Bytes, gi, ci, first int) grant.MIGDevice {
+		return grant.MIGDevice{UUID: uuid, Profile: profile, Memory: gib * grant.GiB, GI: gi, CI: ci, Caps: [2]int{first, first + 1 + ci}}
+	}
+	inv := inventory(3)
+	inv.Majors = map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}
+	for i := range inv.GPUs[:2] {
+		inv.GPUs[i].Memory = 80 * grant.GiB
+	}
+	for i, pci := range []string{"0000:01:00.0", "0000:02:00.0", "0000:03:00.0"} {
+		inv.GPUs[i].PCI = pci
+	}
+	inv.GPUs[0].MIG = []grant.MIGDevice{mig("MIG-a", "1g.10gb", 10, 7, 0, 66), mig("MIG-b", "1g.10gb", 10, 8, 0, 75), mig("MIG-c", "3g.40gb", 40, 1, 0, 12)}
+	inv.GPUs[1].MIG = []grant.MIGDevice{mig("MIG-d", "1c.3g.40gb", 40, 2, 0, 156), mig("MIG-e", "1c.3g.40gb", 40, 2, 1, 156), mig("MIG-f", "1g.10gb", 10, 9, 0, 219),
+		{UUID: "MIG-g", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 10}}
+	return inv
+}
+
+func heldMIG(id grant.ID, owner grant.Owner, uuids ...string) grant.Grant {
+	g := grant.Grant{ID: id, Owner: owner, Mode: grant.MIG, Strength: grant.StrengthHardware}
+	for _, uuid := range uuids {
+		d, found := partitioned().Device(uuid)
+		if !found {
+			panic(uuid)
+		}
+		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Index: d.GPU.Index, Memory: d.Memory(), Profile: d.MIG.Profile})
+	}
+	return g
+}
+
+func TestPlaceMIGDevices(t *testing.T) {
+	mig := func(more func(*Ask)) Ask {
+		a := Ask{Mode: grant.MIG, Owner: grant.Bearer}
+		more(&a)
+		return a
+	}
+	profile := func(p string, n int) Ask { return mig(func(a *Ask) { a.Profile, a.GPUs = p, n }) }
+	named := func(names ...string) Ask { return mig(func(a *Ask) { a.Names = names }) }
+	memory := func(b grant.Bytes) Ask { return mig(func(a *Ask) { a.Memory = b }) }
+	whole := held("g-wholewholewh", grant.Bearer, grant.Limit, 0, grant.GiB, 0) // from before it was partitioned
+	for _, c := range []struct {
+		name   string
+		ask    Ask
+		grants []grant.Grant
+		want   string // UUIDs, or what begins the error
+	}{
+		{"by profile", profile("1g.10gb", 0), nil, "MIG-a"},
+		{"by profile, the first taken", profile("1g.10gb", 0), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-a")}, "MIG-b"},
+		{"by profile, binpacked to the fuller GPU", profile("1g.10gb", 0), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-d")}, "MIG-f"},
+		{"by profile, spread to the emptier", mig(func(a *Ask) { a.Profile, a.Place = "1g.10gb", grant.Spread }), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-c")}, "MIG-f"},
+		{"spread away from the owner's others", mig(func(a *Ask) { a.Profile, a.Place, a.Owner = "1g.10gb", grant.Spread, "pod:u/b" }), []grant.Grant{
+			heldMIG("g-a", "pod:u/a", "MIG-c"), heldMIG("g-b", grant.Bearer, "MIG-d", "MIG-e")}, "MIG-f"},
+		{"several at once", profile("1g.10gb", 3), nil, "MIG-a MIG-b MIG-f"},
+		{"one too many", profile("1g.10gb", 4), nil, "no-capacity: cannot grant 4 times a MIG device 1g.10gb in mode mig: GPU 0:2 is a 3g.40gb; "},
+		{"by size: the smallest that is large enough", memory(8 * grant.GiB), nil, "MIG-a"},
+		{"by size: a larger one", memory(11 * grant.GiB), nil, "MIG-c"},
+		{"by size: none is so large", memory(41 * grant.GiB), nil, "no-capacity: cannot grant a MIG device of 41GiB in mode mig: GPU 0:0 has 10GiB; "},
+		{"by UUID", named("MIG-c"), nil, "MIG-c"},
+		{"by place", named("1:1", "0:0"), nil, "MIG-a MIG-e"},
+		{"by UUID, which is held", named("MIG-c"), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")}, "no-capacity: cannot grant a MIG device in mode mig: GPU 0:2 is held by g-c (mig, 40GiB)"},
+		{"twice by two names", named("0:0", "MIG-a"), nil, `usage: cannot grant: GPU "MIG-a" is named twice`},
+		{"one that is not there", named("0:3"), nil, `not found: cannot grant: this node has no GPU "0:3"; it has 0, 0:0, 0:1, 0:2, 1, `},
+		{"a partitioned GPU", named("0"), nil, "mode-conflict: cannot grant a MIG device in mode mig: GPU 0 is partitioned; mode mig grants its MIG devices, 0:0 to 0:2"},
+		{"a whole GPU", named("2"), nil, "mode-conflict: cannot grant a MIG device in mode mig: GPU 2 is not partitioned; "},
+		{"in another mode", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0:0"} }), nil, "mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0:0 is a MIG device, which mode mig alone grants"},
+		{"limit takes the whole GPU that is left", asked(grant.GiB, nil), nil, "GPU-2"},
+		{"limit on a partitioned GPU", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), nil, "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is partitioned (mode mig)"},
+		{"of a GPU that is granted as a whole", named("0:0"), []grant.Grant{whole}, "mode-conflict: cannot grant a MIG device in mode mig: GPU 0:0 is in mode limit, held by g-wholewholewh"},
+		{"beside a GPU that is granted as a whole", profile("1g.10gb", 0), []grant.Grant{whole}, "MIG-f"},
+		{"without a capability", named("MIG-g"), nil, "no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the driver tells of"},
+		{"nothing said", mig(func(*Ask) {}), nil, "usage: cannot grant: mode mig needs a profile, as 1g.10gb, "},
+		{"with compute", mig(func(a *Ask) { a.Profile, a.Compute = "1g.10gb", 10 }), nil, "usage: cannot grant: a MIG device has compute of its own; "},
+		{"a profile in another mode", asked(grant.GiB, func(a *Ask) { a.Profile = "1g.10gb" }), nil, "usage: cannot grant: a profile is a MIG device's, and mode limit grants none; "},
+	} {
+		shares, err := Place(c.ask, "", grant.View{Now: now, Grants: c.grants}, partitioned(), grant.Policy{})
+		got := placed(shares, err)
+		if err == nil {
+			var uuids []string
+			for _, s := range shares {
+				uuids = append(uuids, s.UUID)
+				if d, _ := partitioned().Device(s.UUID); c.ask.Mode == grant.MIG && (s.Memory != d.Memory() || s.Profile != d.MIG.Profile || s.Index != d.GPU.Index) {
+					t.Errorf("%s: the share %+v is not %+v", c.name, s, d.MIG)
+				}
+			}
+			got = strings.Join(uuids, " ")
+		}
+		if got != c.want && !(err != nil && strings.HasPrefix(got, c.want)) {
+			t.Errorf("%s: got  %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+// TestASickGPUsMIGDevices take no grants, and a damaged entry closes those it may name.
+func TestASickGPUsMIGDevices(t *testing.T) {
+	inv := partitioned()
+	inv.GPUs[0].Health = "it has fallen off the PCI bus"
+	v := grant.View{Now: now, Damaged: []grant.Damage{{ID: "g-damaged", GPUs: []string{"MIG-f"}}}}
+	_, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Profile: "1g.10gb"}, "", v, inv, grant.Policy{})
+	for _, want := range []string{"GPU 0:0 is unhealthy: it has fallen off the PCI bus", "GPU 1:2 is closed: the ledger's entry g-damaged is damaged"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	free, err := Free(v, inv, grant.Policy{})
+	if err != nil || free["MIG-a"] != 0 || free["MIG-f"] != 0 || free["MIG-d"] != 40*grant.GiB || free["GPU-0"] != 0 || free["GPU-2"] != 16*grant.GiB {
+		t.Errorf("free is %v, %v", free, err)
+	}
+}
+
+// mig is a container that holds these MIG devices by reference.
+func mig(uuids ...string) *world {
+	w := newWorld()
+	g := heldMIG(bearerGrant, grant.Bearer, uuids...)
+	g.Secret = grant.SecretHash(secret)
+	w.inv, w.v.Grants = partitioned(), []grant.Grant{g}
+	w.r.Devices.Majors[509] = grant.ClassCaps
+	w.bearer()
+	return w
+}
+
+func paths(nodes []*cdispec.DeviceNode) string {
+	var list []string
+	for _, n := range nodes {
+		list = append(list, strings.TrimPrefix(n.Path, "/dev/"))
+	}
+	return strings.Join(list, " ")
+}
+
+// TestAMIGGrantGives its card's node, the two that open its instances, and no other: each once, with a rule for each.
+func TestAMIGGrantGives(t *testing.T) {
+	const control = " nvidiactl nvidia-uvm nvidia-uvm-tools"
+	const dir, beside = "/proc/driver/nvidia/gpus/0000:0", "/proc/driver/nvidia/capabilities/gpu"
+	for _, c := range []struct{ name, nodes, visible, masked string }{
+		{"MIG-a", "nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67" + control, "MIG-a",
+			dir + "2:00.0 " + dir + "3:00.0 " + beside + "0/mig/gi1 " + beside + "0/mig/gi8"},
+		{"MIG-a MIG-b", "nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 nvidia-caps/nvidia-cap75 nvidia-caps/nvidia-cap76" + control, "MIG-a,MIG-b",
+			dir + "2:00.0 " + dir + "3:00.0 " + beside + "0/mig/gi1"},
+		{"MIG-d", "nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157" + control, "MIG-d",
+			dir + "1:00.0 " + dir + "3:00.0 " + beside + "1/mig/gi10 " + beside + "1/mig/gi2/ci1 " + beside + "1/mig/gi9"},
+		{"MIG-d MIG-e", "nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157 nvidia-caps/nvidia-cap158" + control, "MIG-d,MIG-e",
+			dir + "1:00.0 " + dir + "3:00.0 " + beside + "1/mig/gi10 " + beside + "1/mig/gi9"},
+		{"MIG-c MIG-f", "nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 nvidia-caps/nvidia-cap219 nvidia-caps/nvidia-cap220" + control, "MIG-c,MIG-f",
+			dir + "3:00.0 " + beside + "0/mig/gi7 " + beside + "0/mig/gi8 " + beside + "1/mig/gi10 " + beside + "1/mig/gi2"},
+	} {
+		v := mig(strings.Fields(c.name)...).decide()
+		if v.Kind != grant.Admit || v.Strength != grant.StrengthHardware || paths(v.Edits.DeviceNodes) != c.nodes || v.Edits.Env[0] != "NVIDIA_VISIBLE_DEVICES="+c.visible {
+			t.Errorf("%s: %s (%s), strength %s, nodes %s\nwant %s, env %v", c.name, v.Kind, v.Message, v.Strength, paths(v.Edits.DeviceNodes), c.nodes, v.Edits.Env)
+		}
+		if got := strings.Join(v.Masked, " "); got != c.masked {
+			t.Errorf("%s: masked\n%s\nwant\n%s", c.name, got, c.masked)
+		}
+		if len(v.Rules) != len(v.Edits.DeviceNodes) || !slices.ContainsFunc(v.Rules, func(r grant.DeviceRule) bool { return r.Major == 509 && r.Allow }) {
+			t.Errorf("%s: rules %v", c.name, v.Rules)
+		}
+	}
+}
+
+// TestAMIGGrantCovers what belongs to its own devices, whoever put it into the spec.
+func TestAMIGGrantCovers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		hit  grant.Hit
+		code grant.Code // "": covered
+	}{
+		{"its GPU instance", node(grant.ClassCaps, 66), ""},
+		{"its compute instance", node(grant.ClassCaps, 67), ""},
+		{"its card", node(grant.ClassGPU, 0), ""},
+		{"its neighbour's instance", node(grant.ClassCaps, 75), grant.GPUDeviceNode},
+		{"the capability to partition GPUs", node(grant.ClassCaps, 1), grant.GPUDeviceNode},
+		{"the capability to watch all", node(grant.ClassCaps, 2), grant.GPUDeviceNode},
+		{"minor 0, which a device without capability has", node(grant.ClassCaps, 0), grant.GPUDeviceNode},
+		{"another card", node(grant.ClassGPU, 1), grant.GPUDeviceNode},
+		{"by UUID", env("MIG-a", "MIG-a"), ""},
+		{"by place", env("0:0", "0:0"), ""},
+		{"all", all, ""},
+		{"its neighbour by UUID", env("MIG-b", "MIG-b"), grant.VisibleDevicesOutsideGrant},
+		{"its neighbour by place", env("0:1", "0:1"), grant.VisibleDevicesOutsideGrant},
+		{"its card, whole", env("0", "0"), grant.VisibleDevicesOutsideGrant},
+		{"one that is not there", env("0:9", "0:9"), grant.VisibleDevicesOutsideGrant},
+		{"our CDI name", cdiGPU("0:0"), ""},
+		{"our CDI name of its neighbour", cdiGPU("0:1"), grant.CDIDeviceOutsideGrant},
+		{"what makes an injector give the right to partition", migEnv, ""},
+	} {
+		w := mig("MIG-a")
+		w.hit(c.hit)
+		if v := w.decide(); v.Code != c.code || (v.Kind == grant.Admit) != (c.code == "") {
+			t.Errorf("%s: %s %s (%s), want %q", c.name, v.Kind, v.Code, v.Message, c.code)
+		}
+	}
+}
+
+// TestAMIGGrantWhoseDeviceIsAnother: the ledger keeps what was granted, and the node has changed.
+func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*grant.Inventory)
+		want   string
+	}{
+		"destroyed":        {func(inv *grant.Inventory) { inv.GPUs[0].MIG = inv.GPUs[0].MIG[1:] }, "holds a grant of MIG-a, which is not there any more"},
+		"without its node": {func(inv *grant.Inventory) { inv.GPUs[0].MIG[0].Caps = [2]int{} }, "which has no capability that the driver tells of"},
+		"a sick card":      {func(inv *grant.Inventory) { inv.GPUs[0].Health = "is lost" }, "which is lost"},
+	} {
+		w := mig("MIG-a")
+		c.change(&w.inv)
+		if v := w.decide(); v.Code != grant.GPUUnhealthy || !strings.Contains(v.Message, c.want) {
+			t.Errorf("%s: %s %s: %s", name, v.Kind, v.Code, v.Message)
+		}
+	}
+	w := newWorld() // a whole GPU, partitioned since
+	w.bearer()
+	w.inv.GPUs[0].MIG = partitioned().GPUs[0].MIG
+	if v := w.decide(); v.Code != grant.GPUUnhealthy || !strings.Contains(v.Message, "which is partitioned into MIG devices") {
+		t.Errorf("a partitioned GPU: %s %s: %s", v.Kind, v.Code, v.Message)
+	}
+}
+
+// TestWhatASchedulerSaysOfAMIGDevice must be the granted one, and what it asked for must fit.
+func TestWhatASchedulerSaysOfAMIGDevice(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		said grant.Allocation
+		code grant.Code
+	}{
+		{"its UUID", grant.Allocation{GPUs: []string{"MIG-a"}}, ""},
+		{"its place", grant.Allocation{GPUs: []string{"0:0"}}, ""},
+		{"its mode", grant.Allocation{Mode: grant.MIG}, ""},
+		{"less than it has", grant.Allocation{Memory: 8 * grant.GiB}, ""},
+		{"more than it has", grant.Allocation{Memory: 11 * grant.GiB}, grant.AnnotationMismatch},
+		{"its neighbour", grant.Allocation{GPUs: []string{"0:1"}}, grant.AnnotationMismatch},
+		{"another mode", grant.Allocation{Mode: grant.Limit}, grant.AnnotationMismatch},
+	} {
+		w := mig("MIG-a")
+		c.said.Source, c.said.Asks = "annotation:gpuledger.dev/x", true
+		w.r.Allocations = append(w.r.Allocations, c.said)
+		if v := w.decide(); v.Code != c.code {
+			t.Errorf("%s: %s %s (%s), want %q", c.name, v.Kind, v.Code, v.Message, c.code)
+		}
+	}
+}
+
+// TestAPrivilegedContainerWithAMIGDevice keeps what is its own, and is isolated by nothing.
+func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
+	w := mig("MIG-a")
+	w.r.Privileged, w.r.AllDevices = true, true
+	w.hit(blamed(grant.Hit{Vector: "rule:0", Cover: grant.CoverNarrow}))
+	own, other := blamed(node(grant.ClassCaps, 66)), blamed(node(grant.ClassCaps, 75))
+	own.Removal.Name, other.Removal.Name = "/dev/own", "/dev/other"
+	w.hit(own)
+	w.hit(other)
+	v := w.decide()
+	if v.Kind != grant.Admit || v.Strength != grant.StrengthNone || !v.Narrow || len(v.Removed) != 1 || v.Removed[0].Name != "/dev/other" {
+		t.Errorf("%+v", v)
+	}
+	for _, r := range v.Rules {
+		if r.Type == 'c' && r.Major == 509 && r.Minor != 66 && r.Minor != 67 {
+			t.Errorf("a rule for other capabilities: %+v", r)
+		}
+	}
+}
