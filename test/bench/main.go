@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -23,6 +24,7 @@ type options struct {
 	json     bool
 	markdown bool
 	disk     bool
+	only     string
 	bin      string
 	runtime  string
 }
@@ -33,11 +35,12 @@ func main() {
 	flag.BoolVar(&o.json, "json", false, "print one JSON document")
 	flag.BoolVar(&o.markdown, "markdown", false, "print the tables as Markdown")
 	flag.BoolVar(&o.disk, "disk", false, "keep bindings, bundles and runtime state on the checkout's file system too, not on a tmpfs as under /run")
+	flag.StringVar(&o.only, "only", "", "measure only what has this `TEXT` in its name")
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 {
-		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
+		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
 		os.Exit(2)
 	}
 	if err := start(o); err != nil {
@@ -96,10 +99,15 @@ func measureAll(ctx context.Context, o options) (err error) {
 		{"create without a GPU, the wrappers alone", createNoGPUAlone},
 		{"list", list},
 		{"create with a grant", createGranted},
+		{"create with a grant and the driver's files", createWithDriver},
+		{"inventory of eight GPUs", refreshInventory},
 		{"64 grants at once", grantsAtOnce},
 		{"admit at 1 and at 1,000 grants", admitAtScale},
 		{"sizes", sizes},
 	} {
+		if !strings.Contains(scenario.name, o.only) {
+			continue
+		}
 		fmt.Fprintf(os.Stderr, "bench: %s\n", scenario.name)
 		rows, err := scenario.run(r)
 		if err != nil {

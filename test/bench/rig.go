@@ -131,10 +131,15 @@ func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 }
 
 // bundle makes a bundle as containerd does: config.json under run, with a root file system of its own elsewhere.
-func (r *rig) bundle(name string, spec *specs.Spec) (string, error) {
+func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) error) (string, error) {
 	spec.Root.Path = r.path("rootfs", name)
 	if err := writeRootfs(spec.Root.Path); err != nil {
 		return "", err
+	}
+	for _, change := range more {
+		if err := change(spec); err != nil {
+			return "", err
+		}
 	}
 	dir := r.path("run/bundles", name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 const (
@@ -166,10 +168,10 @@ func (r *rig) against(what string, wrappings []wrapping, contestants []contestan
 
 // granting is a contestant that creates a container with a grant. The wrapper replaces config.json, so each round begins
 // by putting back the one that the engine wrote.
-func (r *rig) granting(name string, node *node, reference string) (contestant, string, error) {
+func (r *rig) granting(name string, node *node, reference string, more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
 	spec.Annotations["gpuledger.dev/grant"] = reference
-	bundle, err := r.bundle(name, spec)
+	bundle, err := r.bundle(name, spec, more...)
 	if err != nil {
 		return contestant{}, "", err
 	}
@@ -188,39 +190,67 @@ func createGranted(r *rig) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.sameConfig("grant", "create, 2 GPUs, mode limit; bare: same final config.json", node, "/dev/nvidia1")
+}
+
+// sameConfig compares a create through the wrapper with one by the bare runtime that is given the config.json which the wrapper made. The
+// root file systems are alike; what must stand in that config.json shows that the wrapper did its work.
+func (r *rig) sameConfig(name, what string, node *node, must string, more ...func(*specs.Spec) error) ([]Row, error) {
 	reference, err := node.grant("--memory", "8GiB", "--gpus", "2")
 	if err != nil {
 		return nil, err
 	}
-	ours, bundle, err := r.granting("grant-ours", node, reference)
+	ours, bundle, err := r.granting(name+"-ours", node, reference, more...)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := r.once(ours); err != nil {
 		return nil, err
 	}
-	final, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	config := filepath.Join(bundle, "config.json")
+	final, err := os.ReadFile(config)
 	if err != nil {
 		return nil, err
 	}
-	if !strings.Contains(string(final), "/dev/nvidia1") {
-		return nil, fmt.Errorf("%s started the container without the second GPU's node", wrapperName)
+	if !strings.Contains(string(final), must) {
+		return nil, fmt.Errorf("%s started the container without %s", wrapperName, must)
 	}
-	same, err := r.bundle("grant-bare", r.spec())
+	same, err := r.bundle(name+"-bare", r.spec(), more...)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(same, "config.json"), final, 0o644); err != nil {
+	own := strings.NewReplacer(r.path("rootfs", name+"-ours"), r.path("rootfs", name+"-bare"))
+	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))), 0o644); err != nil {
 		return nil, err
 	}
-	times, err := r.compare(r.options.pairs, r.creating("grant-bare", r.runtime, same, nil), ours)
+	bare := r.creating(name+"-bare", r.runtime, same, nil)
+	bare.before = func() error { return r.tidy(r.path("rootfs", name+"-bare"), final) }
+	times, err := r.compare(r.options.pairs, bare, ours)
 	if err != nil {
 		return nil, err
 	}
-	row := comparison("create, 2 GPUs, mode limit; bare: same final config.json", wrapperName, times[0], times[1])
+	row := comparison(what, wrapperName, times[0], times[1])
 	row.Budget = "+4 ms"
 	row.within(row.Added.Median <= 4, true)
 	return []Row{row}, nil
+}
+
+// tidy takes away the mount points of the driver's files that the runtime has made, as a delete through the wrapper does: both sides then
+// have them to make again.
+func (r *rig) tidy(rootfs string, config []byte) error {
+	var spec specs.Spec
+	if err := json.Unmarshal(config, &spec); err != nil {
+		return err
+	}
+	for _, m := range spec.Mounts {
+		if !strings.HasPrefix(m.Source, r.path("driver")) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(rootfs, m.Destination)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // grantsAtOnce starts 64 grants together on an empty ledger, several times, each time on a new one. Beside it stands what

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	api "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxh100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/driver"
+	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README, "Installed Components").
+const driverVersion = "999.1.1"
+
+var (
+	driverLibraries = strings.Fields(`cuda cudadebugger nvcuvid nvoptix EGL_nvidia GLESv1_CM_nvidia GLESv2_nvidia GLX_nvidia nvidia-allocator nvidia-api nvidia-cbl
+		nvidia-cfg nvidia-compiler nvidia-compiler-next nvidia-eglcore nvidia-encode nvidia-fbc nvidia-glcore nvidia-glsi nvidia-glvkspirv nvidia-gpucomp nvidia-gtk3
+		nvidia-ml nvidia-ngx nvidia-nscq nvidia-nvvm nvidia-nvvm70 nvidia-opencl nvidia-opticalflow nvidia-pkcs11 nvidia-pkcs11-openssl3 nvidia-present
+		nvidia-ptxjitcompiler nvidia-rtcore nvidia-sandboxutils nvidia-tileiras nvidia-tls nvidia-vksc-core nvidia-wayland-client nvidia-vulkan-producer
+		nvidia-egl-gbm nvidia-egl-wayland nvidia-egl-xcb nvidia-egl-xlib vdpau_nvidia`)
+	driverOthers = strings.Fields(`usr/bin/nvidia-smi usr/bin/nvidia-debugdump usr/bin/nvidia-xconfig usr/bin/nvidia-ngx-updater etc/OpenCL/vendors/nvidia.icd
+		usr/share/glvnd/egl_vendor.d/10_nvidia.json usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json
+		usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json usr/share/nvidia/nvoptix.bin
+		usr/share/vulkan/icd.d/nvidia_icd.json usr/share/vulkan/implicit_layer.d/nvidia_layers.json usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf
+		usr/lib/xorg/modules/drivers/nvidia_drv.so lib/firmware/nvidia/999.1.1/gsp_ga10x.bin lib/firmware/nvidia/999.1.1/gsp_tu10x.bin`)
+)
+
+// writeDriver makes a driver root with a whole installation. No library has content but the head of an ELF file: none is loaded here.
+func writeDriver(root string) error {
+	head, err := elfHead()
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{}
+	for _, name := range driverLibraries {
+		files["usr/lib64/lib"+name+".so."+driverVersion] = head
+	}
+	for _, path := range driverOthers {
+		files[path] = []byte("a file of the driver\n")
+	}
+	for path, content := range files {
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o755)); err != nil {
+			return err
+		}
+		if plain, _, found := strings.Cut(path, "."+driverVersion); found {
+			if err := errors.Join(os.Symlink(filepath.Base(path), plain+".1"), os.Symlink(filepath.Base(path), plain)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// elfHead is the smallest ELF file of this machine: no section, no segment.
+func elfHead() ([]byte, error) {
+	h := elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)}, Type: uint16(elf.ET_DYN),
+		Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT), Ehsize: 64, Phentsize: 56, Shentsize: 64}
+	return binary.Append(nil, binary.LittleEndian, h)
+}
+
+// withLoader gives an image a loader that searches as Debian's does; the driver's files then have a place. It is never run.
+func withLoader(spec *specs.Spec) error {
+	spec.Process.Env = append(spec.Process.Env, "NVIDIA_DRIVER_CAPABILITIES=all")
+	loader := filepath.Join(spec.Root.Path, "lib64/ld-linux-x86-64.so.2")
+	return errors.Join(os.MkdirAll(filepath.Join(spec.Root.Path, "lib/x86_64-linux-gnu"), 0o755), os.MkdirAll(filepath.Dir(loader), 0o755),
+		os.WriteFile(loader, []byte("\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
+}
+
+// createWithDriver has the same mounts on both sides: what is compared is finding their places, writing them down and the
+// image's ld.so.cache.
+func createWithDriver(r *rig) ([]Row, error) {
+	root := r.path("driver")
+	if err := writeDriver(root); err != nil {
+		return nil, err
+	}
+	node, err := r.newNode("driver", r.runtime)
+	if err != nil {
+		return nil, err
+	}
+	config := strings.TrimPrefix(node.env[0], "GPULEDGER_CONFIG=")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		return nil, err
+	}
+	with := strings.Replace(string(text), "[inventory]\n", fmt.Sprintf("[inventory]\ndriver_root = %q\n", root), 1)
+	if err := errors.Join(os.WriteFile(config, []byte(with), 0o644), r.run(node.cli("inventory", "refresh"))); err != nil {
+		return nil, err
+	}
+	return r.sameConfig("driver", "the same with the driver's files, all capabilities", node, "/lib/x86_64-linux-gnu/libnvoptix.so.1", withLoader)
+}
+
+// refreshInventory asks NVML's stand-in of a DGX H100 and finds the driver's files, as `gpuledger inventory refresh` does, in this process:
+// a stand-in is no library that a program could load.
+func refreshInventory(r *rig) ([]Row, error) {
+	root := r.path("inventory-driver")
+	if err := writeDriver(root); err != nil {
+		return nil, err
+	}
+	lib, h := dgxh100.New(), host.Default()
+	complete(lib)
+	var took []float64
+	for range max(r.options.pairs, 20) {
+		begin := time.Now()
+		inv, err := nvml.Scan(lib, h, root)
+		if err != nil {
+			return nil, err
+		}
+		found, err := driver.Look(driver.Where{Root: root, Version: driverVersion})
+		if err != nil {
+			return nil, err
+		}
+		inv.Driver.Version, inv.Driver.Files = found.Version, found.Files
+		if err := gpu.Write(r.path("inventory.json"), inv); err != nil {
+			return nil, err
+		}
+		took = append(took, milliseconds(time.Since(begin)))
+		if len(inv.GPUs) != 8 || len(inv.Driver.Files) < len(driverLibraries) {
+			return nil, fmt.Errorf("the inventory has %d GPUs and %d files", len(inv.GPUs), len(inv.Driver.Files))
+		}
+	}
+	row := Row{What: "inventory of a DGX H100 (stand-in NVML), with the driver's files", Who: "gpuledger inventory refresh", Took: spread(took), Budget: "100 ms"}
+	row.within(row.Took.Median <= 100, true)
+	return []Row{row}, nil
+}
+
+// complete gives the stand-in what it lacks: PCI addresses, and no newer calls than those that it answers.
+func complete(s *server.Server) {
+	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true}
+	s.LookupSymbolFunc = func(symbol string) error {
+		if newer[symbol] {
+			return errors.New("undefined symbol")
+		}
+		return nil
+	}
+	for i := range s.Devices {
+		s.Devices[i].(*server.Device).GetPciInfoFunc = func() (api.PciInfo, api.Return) { return api.PciInfo{Bus: uint32(i + 1)}, api.SUCCESS }
+	}
+}
