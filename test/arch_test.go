@@ -151,6 +151,17 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
+// Kubernetes' libraries are larger than all of gpuledger: what links them is a module of its own, kube.
+func TestNothingHereLinksKubernetes(t *testing.T) {
+	for _, p := range goList(t, "CGO_ENABLED=1", "./...") {
+		for _, dep := range p.Deps {
+			if strings.HasPrefix(dep, "k8s.io/") || strings.HasPrefix(dep, module+"kube") {
+				t.Errorf("%s links %s", p.ImportPath, dep)
+			}
+		}
+	}
+}
+
 // limit is the size of a hot binary, in bytes.
 const limit = 5 << 20
 

@@ -20,6 +20,8 @@ table='
          crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -
          crio           github.com/cri-o/cri-o              v1.34.0          cmd/crio                                              containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
          dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
+         etcd           go.etcd.io/etcd/server/v3           v3.6.16          .                                                     -
+         kubernetes     k8s.io/kubernetes                   v1.36.3          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler,cmd/kubectl -
 '
 
 say() { echo "engines: $*" >&2; }
@@ -69,7 +71,10 @@ build() (
   fetch
   rm -rf "$out.new"
   mkdir -p "$out.new"
-  go build -p 2 -trimpath -buildvcs=false -tags "$tags" -ldflags '-s -w' -o "$out.new/" tool || die "cannot build $name $version"
+  flags='-s -w'
+  [ "$name" != kubernetes ] || flags+=" -X k8s.io/component-base/version.gitVersion=$version" # else it has no version at all
+  go build -p 2 -trimpath -buildvcs=false -tags "$tags" -ldflags "$flags" -o "$out.new/" tool || die "cannot build $name $version"
+  [ "$name" != etcd ] || mv "$out.new/server" "$out.new/etcd" # go names it after its import path
   if [ "$name" = crio ]; then # a helper of its own, in C
     gcc -O2 -o "$out.new/pinns" "$(go list -m -f '{{.Dir}}' "$module")"/pinns/src/*.c || die "cannot build pinns of $name $version"
   fi

@@ -1,0 +1,48 @@
+package admission
+
+import (
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Seat is a GPU as it is shown to somebody who places by himself, as a cluster's scheduler does.
+type Seat struct {
+	GPU     grant.GPU
+	Closed  string       // why it takes no grant, as "is unhealthy: ..."; "" where it does
+	Mode    grant.Mode   // of the grants that it serves; "" where it serves none
+	Modes   []grant.Mode // those that a grant could be in: one where it serves any
+	Outside grant.Bytes  // used by nobody's grant
+	Space   grant.Bytes  // what could be granted if nobody had any
+	Free    grant.Bytes  // what can be granted
+	Compute int          // percent that can be granted
+}
+
+// Seats tells of every GPU what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
+func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
+	all, err := survey("", v, inv, p)
+	if err != nil {
+		return nil, err
+	}
+	seats := make([]Seat, len(all))
+	for i, s := range all {
+		seats[i] = Seat{GPU: s.gpu, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)}
+	}
+	return seats, nil
+}
+
+// modes are those that a grant of some size could be in here.
+func (s seat) modes() []grant.Mode {
+	var modes []grant.Mode
+	for _, m := range grant.Modes {
+		ask := Ask{Mode: m}
+		if m != grant.Exclusive {
+			ask.Memory = grant.MiB
+		}
+		s.closed = "" // a closed GPU opens again
+		if why, conflict := ask.misfit(s); ask.Validate() == nil && (why == "" || !conflict) {
+			modes = append(modes, m)
+		}
+	}
+	return slices.Clip(modes)
+}

@@ -1,0 +1,63 @@
+package kube
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	module = "github.com/gpuledger/gpuledger/"
+	here   = module + "kube"
+)
+
+// layers says what each package may import of gpuledger. The ledger is reached through book alone, but for values.
+var layers = map[string][]string{
+	"":                      {},
+	"book":                  {"cdi", "internal/node", "internal/admission", "internal/grant"},
+	"booktest":              {"kube/book", "internal/node", "internal/admission", "internal/grant", "internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
+	"dra":                   {"kube/book", "internal/admission", "internal/grant"},
+	"deviceplugin":          {"kube/book", "internal/admission", "internal/grant"},
+	"cluster":               {"kube/dra"},
+	"cmd/gpuledger-kube":    {"kube/book", "kube/dra", "kube/deviceplugin", "internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
+	"cmd/kubectl-gpuledger": {"kube/cluster", "internal/version"},
+}
+
+func TestArrowsPointDown(t *testing.T) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for d := json.NewDecoder(bytes.NewReader(out)); ; seen++ {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		allowed, placed := layers[strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, here), "/")]
+		if !placed {
+			t.Errorf("%s has no place in the layers", p.ImportPath)
+		}
+		for _, imported := range p.Imports {
+			if name, ours := strings.CutPrefix(imported, module); ours && !slices.Contains(allowed, name) {
+				t.Errorf("%s imports %s, which is not below it", p.ImportPath, name)
+			}
+		}
+	}
+	if seen != len(layers) {
+		t.Errorf("%d packages have places in the layers, but there are %d", len(layers), seen)
+	}
+}

@@ -1,0 +1,170 @@
+// Package book is the node's ledger as the cluster's agents use it. The ledger has the last word: what the scheduler
+// allocated is entered only where it fits.
+package book
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/cdi"
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Book is a node's ledger with its CDI files.
+type Book struct {
+	Open   func() *node.Node // the node as its configuration describes it now
+	Config string            // absolute path of the configuration, for the hook in CDI files
+}
+
+// Page is the ledger at a moment.
+type Page struct {
+	node.Overview
+	Node *node.Node
+}
+
+// Read gives the ledger and the inventory. An inventory that can't be used is an error: nothing can be placed by it.
+func (b Book) Read() (Page, error) {
+	n := b.Open()
+	if n.Broken != nil {
+		return Page{}, n.Broken
+	}
+	o, err := n.Overview()
+	if err != nil {
+		return Page{}, err
+	}
+	if o.Problem != nil {
+		return Page{}, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
+	}
+	return Page{Overview: o, Node: n}, nil
+}
+
+// Of are the grants that one of the agents has entered.
+func (p Page) Of(source string) []grant.Grant {
+	return slices.DeleteFunc(slices.Clone(p.Grants), func(g grant.Grant) bool { return g.Source != source })
+}
+
+// Seats are the GPUs with what is left by everybody but the agent that has this source; "" leaves nobody out.
+func (p Page) Seats(without string) ([]admission.Seat, error) {
+	v := p.View
+	if without != "" {
+		v.Grants = slices.DeleteFunc(slices.Clone(v.Grants), func(g grant.Grant) bool { return g.Source == without })
+	}
+	return admission.Seats(v, p.Inventory, p.Node.Policy)
+}
+
+// Held is an owner's grant, where it has one.
+func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
+	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Owner == owner })
+	if i < 0 {
+		return grant.Grant{}, false
+	}
+	return p.Grants[i], true
+}
+
+// Strength is what would hold a container to a grant of this mode here. It is what Offer says, so nothing is promised that
+// an admission would not keep.
+func (p Page) Strength(mode grant.Mode, seat admission.Seat) grant.Strength {
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Mode: mode, GPUs: []grant.Share{{UUID: seat.GPU.UUID, Index: seat.GPU.Index, Memory: seat.GPU.Memory}}}
+	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy).Strength
+}
+
+// Enter makes a grant. Its errors may stand in a pod's events: they name no other tenant.
+func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	n := b.Open()
+	g, reference, err := n.Grant(ask)
+	var refusal *grant.Refusal
+	if errors.As(err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
+		return g, reference, b.noRoom(ask, refusal.Code)
+	}
+	return g, reference, err
+}
+
+// Widen gives a grant more memory where it is. Its errors are those of Enter.
+func (b Book) Widen(g grant.Grant, memory grant.Bytes) error {
+	_, err := b.Open().Change(g.ID, node.Change{Memory: &memory})
+	var refusal *grant.Refusal
+	if errors.As(err, &refusal) && refusal.Code == grant.NoCapacity {
+		return b.noRoom(admission.Ask{Memory: memory, Mode: g.Mode, GPUs: len(g.GPUs)}, refusal.Code)
+	}
+	return err
+}
+
+// noRoom says what is free where, without the holders that the administrator is told.
+func (b Book) noRoom(ask admission.Ask, code grant.Code) error {
+	p, err := b.Read()
+	if err != nil {
+		return err
+	}
+	room, err := p.Room()
+	if err != nil {
+		return err
+	}
+	return &grant.Refusal{Code: code, Message: fmt.Sprintf("cannot grant %s: %s", describe(ask), room), Hint: "ask for less, or wait until a grant is released"}
+}
+
+func describe(ask admission.Ask) string {
+	gpus := max(ask.GPUs, len(ask.Names), 1)
+	what := fmt.Sprintf("%s over %d GPUs in mode %s", ask.Memory, gpus, ask.Mode)
+	switch {
+	case ask.Mode == grant.Exclusive && gpus == 1:
+		what = "a whole GPU"
+	case ask.Mode == grant.Exclusive:
+		what = fmt.Sprintf("%d whole GPUs", gpus)
+	case gpus == 1:
+		what = fmt.Sprintf("%s on a GPU in mode %s", ask.Memory, ask.Mode)
+	}
+	if ask.Compute > 0 {
+		what += fmt.Sprintf(" with %d%% of its compute", ask.Compute)
+	}
+	return what
+}
+
+// Room says for each GPU what is free there: "GPU 0 has 4GiB of 16160MiB free (mode limit)".
+func (p Page) Room() (string, error) {
+	seats, err := p.Seats("")
+	if err != nil {
+		return "", err
+	}
+	if len(seats) == 0 {
+		return "this node has no GPU", nil
+	}
+	text := ""
+	for i, s := range seats {
+		if i > 0 {
+			text += "; "
+		}
+		text += room(s)
+	}
+	return text, nil
+}
+
+func room(s admission.Seat) string {
+	gpu := fmt.Sprintf("GPU %d ", s.GPU.Index)
+	switch {
+	case s.Closed != "":
+		return gpu + s.Closed
+	case s.Mode == grant.Exclusive:
+		return gpu + "is taken whole"
+	case s.Mode == "" && s.Outside > 0:
+		return gpu + fmt.Sprintf("has %s free, and %s in use outside the ledger", s.Free, s.Outside)
+	case s.Mode == "":
+		return gpu + "is free"
+	}
+	return gpu + fmt.Sprintf("has %s of %s free (mode %s)", s.Free, s.Space, s.Mode)
+}
+
+// Files are the node's CDI files.
+func (b Book) Files() cdi.Files { return cdi.Files{Node: b.Open(), Config: b.Config} }
+
+// Release gives a grant up. One that is gone already is no error: whoever releases may have been stopped half-way.
+func (b Book) Release(id grant.ID) error {
+	_, err := b.Open().Release(id, false)
+	var gone *grant.NotFoundError
+	if errors.As(err, &gone) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,48 @@
+package book
+
+import (
+	"errors"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// EnterExposed makes a grant that engines find as a CDI device: both or nothing.
+func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
+	files := b.Files()
+	if err := files.Ready(); err != nil {
+		return grant.Reference{}, err
+	}
+	g, reference, err := b.Enter(ask)
+	if err != nil {
+		return grant.Reference{}, err
+	}
+	if _, err = files.Expose(reference); err != nil {
+		return grant.Reference{}, errors.Join(err, b.Release(g.ID)) // nobody was told of it yet
+	}
+	return reference, nil
+}
+
+// ExposeAgain gives the reference of a grant that was made before, its CDI file in place. The file is the only one that knows
+// the secret; where it is gone, as after a boot, the grant gets another.
+func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
+	files := b.Files()
+	reference, found := files.Reference(g.ID)
+	if !found || !reference.Opens(g.Secret) {
+		var err error
+		if reference, err = b.Open().Renew(g.ID); err != nil {
+			return grant.Reference{}, err
+		}
+	}
+	_, err := files.Expose(reference)
+	return reference, err
+}
+
+// Withdraw removes a grant with its CDI file. The file goes first: whoever is stopped in between finds the grant still, and
+// comes again.
+func (b Book) Withdraw(id grant.ID) error {
+	if err := b.Files().Forget(id); err != nil {
+		return err
+	}
+	return b.Release(id)
+}

@@ -1,0 +1,97 @@
+// Package booktest gives tests a simulated node with a real ledger.
+package booktest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+// Node is a simulated node.
+type Node struct {
+	book.Book
+	T   testing.TB
+	Dir string
+}
+
+// New makes a node with so many GPUs of so much memory; more is TOML for its configuration.
+func New(t testing.TB, gpus int, memory grant.Bytes, more string) *Node {
+	t.Helper()
+	n := &Node{T: t, Dir: t.TempDir()}
+	n.Config = filepath.Join(n.Dir, "config.toml")
+	n.Open = func() *node.Node { return node.Open(n.Config, host.Default()) }
+	n.must(os.WriteFile(n.Config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = %q\n[audit]\nfile = \"\"\n%s",
+		n.Dir+"/state", n.Dir+"/run", n.Dir+"/gpus.json", n.Dir+"/cdi", more), 0o600))
+	n.SetGPUs(gpus, memory, func([]simulated.GPU) {})
+	return n
+}
+
+// SetGPUs takes the inventory anew, of GPUs that change has changed.
+func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU)) {
+	n.T.Helper()
+	d, err := simulated.Describe(gpus, memory, "", nil)
+	n.must(err)
+	change(d.GPUs)
+	inv, err := simulated.Scan(d, host.Default(), "/")
+	n.must(err)
+	n.must(os.MkdirAll(n.Dir+"/state", 0o700))
+	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
+}
+
+// Grant enters a grant of somebody else's on the node.
+func (n *Node) Grant(ask admission.Ask) grant.Grant {
+	n.T.Helper()
+	if ask.Owner == "" {
+		ask.Owner = grant.Bearer
+	}
+	g, _, err := n.Open().Grant(ask)
+	n.must(err)
+	return g
+}
+
+// Grants are those that count.
+func (n *Node) Grants() []grant.Grant {
+	n.T.Helper()
+	p, err := n.Read()
+	n.must(err)
+	return p.Grants
+}
+
+// UUID is a GPU's by its index.
+func (n *Node) UUID(index int) string {
+	n.T.Helper()
+	p, err := n.Read()
+	n.must(err)
+	return p.Inventory.GPUs[index].UUID
+}
+
+// Use binds a grant to a container, which lives as long as this process; the function ends it.
+func (n *Node) Use(id grant.ID, who grant.Identity) (end func()) {
+	n.T.Helper()
+	self, err := host.Default().Self()
+	n.must(err)
+	root, container := n.Dir+"/runtime", "container-of-"+string(id)
+	n.must(n.Open().Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: root, Container: container, Bundle: n.Dir, Creator: self, Pod: who})
+	}))
+	return func() {
+		n.must(n.Open().Ledger.Update(func(tx *ledger.Tx) error { return tx.Unbind(root, container) }))
+	}
+}
+
+func (n *Node) must(err error) {
+	n.T.Helper()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+}

@@ -1,0 +1,229 @@
+// Package cluster is what the API alone tells of a cluster's GPUs: nodes, GPUs, claims and the pods that have them.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuledger/gpuledger/kube/dra"
+)
+
+// Node is a node with GPUs.
+type Node struct {
+	Name    string  `json:"name"`
+	Address string  `json:"address,omitempty"`
+	GPUs    []GPU   `json:"gpus"`
+	Counted []Count `json:"counted,omitempty"` // of a device plugin, which tells of no single GPU
+}
+
+// GPU is one of them, as its slices describe it.
+type GPU struct {
+	UUID      string  `json:"uuid"`
+	Index     int64   `json:"index"`
+	Product   string  `json:"product,omitempty"`
+	Health    string  `json:"health,omitempty"`
+	Mode      string  `json:"mode,omitempty"` // of the claims that have it
+	Total     int64   `json:"total"`          // bytes
+	Allocated int64   `json:"allocated"`
+	Shares    []Share `json:"shares,omitempty"`
+}
+
+// Share is a claim's part of a GPU.
+type Share struct {
+	Namespace string   `json:"namespace"`
+	Claim     string   `json:"claim"`
+	Pods      []string `json:"pods,omitempty"`
+	Mode      string   `json:"mode"`
+	Memory    int64    `json:"memory"` // bytes
+	Compute   int64    `json:"compute,omitempty"`
+}
+
+// Count is a resource of a device plugin.
+type Count struct {
+	Resource  string `json:"resource"`
+	Total     int64  `json:"total"`
+	Allocated int64  `json:"allocated"`
+}
+
+// Read asks the API. A cluster without dynamic resource allocation has device plugins only.
+func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
+	machines, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the nodes: %w", err)
+	}
+	slices, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
+	if apierrors.IsNotFound(err) {
+		slices = &resourceapi.ResourceSliceList{}
+	} else if err != nil {
+		return nil, fmt.Errorf("cannot list what the nodes have: %w", err)
+	}
+	claims, err := client.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		claims = &resourceapi.ResourceClaimList{}
+	} else if err != nil {
+		return nil, fmt.Errorf("cannot list the claims: %w", err)
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"})
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the pods: %w", err)
+	}
+	return build(machines.Items, slices.Items, claims.Items, pods.Items), nil
+}
+
+// build joins what was read.
+func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim, pods []corev1.Pod) []Node {
+	var nodes []Node
+	for _, machine := range machines {
+		n := Node{Name: machine.Name, Address: address(machine), Counted: counted(machine, pods)}
+		devices := devicesOf(machine.Name, published)
+		for _, d := range devices {
+			n.addDevice(d)
+		}
+		for _, claim := range claims {
+			n.addClaim(claim, devices)
+		}
+		if len(n.GPUs) == 0 && len(n.Counted) == 0 {
+			continue
+		}
+		slices.SortFunc(n.GPUs, func(a, b GPU) int { return int(a.Index - b.Index) })
+		nodes = append(nodes, n)
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	return nodes
+}
+
+func address(machine corev1.Node) string {
+	for _, a := range machine.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			return a.Address
+		}
+	}
+	return ""
+}
+
+// devicesOf are those of the node's pool, in the newest generation.
+func devicesOf(node string, published []resourceapi.ResourceSlice) []resourceapi.Device {
+	var devices []resourceapi.Device
+	newest := int64(-1)
+	for _, s := range published {
+		if s.Spec.Pool.Name == node && s.Spec.Driver == dra.DriverName {
+			newest = max(newest, s.Spec.Pool.Generation)
+		}
+	}
+	for _, s := range published {
+		if s.Spec.Pool.Name == node && s.Spec.Driver == dra.DriverName && s.Spec.Pool.Generation == newest {
+			devices = append(devices, s.Spec.Devices...)
+		}
+	}
+	return devices
+}
+
+// addDevice notes the GPU of a device; the device that has the most memory tells how much the GPU has.
+func (n *Node) addDevice(d resourceapi.Device) {
+	uuid, total := word(d, "uuid"), d.Capacity["memory"].Value
+	i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		n.GPUs = append(n.GPUs, GPU{UUID: uuid, Index: *whole(d, "index"), Product: word(d, "product"), Health: word(d, "health")})
+		i = len(n.GPUs) - 1
+	}
+	n.GPUs[i].Total = max(n.GPUs[i].Total, total.Value())
+}
+
+func word(d resourceapi.Device, name resourceapi.QualifiedName) string {
+	if a := d.Attributes[name]; a.StringValue != nil {
+		return *a.StringValue
+	}
+	return ""
+}
+
+func whole(d resourceapi.Device, name resourceapi.QualifiedName) *int64 {
+	if a := d.Attributes[name]; a.IntValue != nil {
+		return a.IntValue
+	}
+	return new(int64)
+}
+
+// addClaim notes what a claim has of the node's GPUs.
+func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.Device) {
+	if claim.Status.Allocation == nil {
+		return
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != dra.DriverName || result.Pool != n.Name {
+			continue
+		}
+		i := slices.IndexFunc(devices, func(d resourceapi.Device) bool { return d.Name == result.Device })
+		if i < 0 {
+			continue // its GPU is gone
+		}
+		share := Share{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"), Pods: users(claim)}
+		amount, several := result.ConsumedCapacity["memory"]
+		if !several {
+			amount = devices[i].Capacity["memory"].Value
+		}
+		percent := result.ConsumedCapacity["compute"]
+		share.Memory, share.Compute = amount.Value(), percent.Value()
+		n.give(word(devices[i], "uuid"), share)
+	}
+}
+
+func (n *Node) give(uuid string, share Share) {
+	for i := range n.GPUs {
+		if n.GPUs[i].UUID == uuid {
+			n.GPUs[i].Mode = share.Mode
+			n.GPUs[i].Allocated += share.Memory
+			n.GPUs[i].Shares = append(n.GPUs[i].Shares, share)
+		}
+	}
+}
+
+func users(claim resourceapi.ResourceClaim) []string {
+	var names []string
+	for _, r := range claim.Status.ReservedFor {
+		if r.Resource == "pods" {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+// counted are the resources of device plugins that gpuledger serves.
+func counted(machine corev1.Node, pods []corev1.Pod) []Count {
+	var list []Count
+	for _, name := range []corev1.ResourceName{"gpuledger.dev/gpu-memory", "gpuledger.dev/gpu", "aliyun.com/gpu-mem"} {
+		total, found := machine.Status.Capacity[name]
+		if !found || total.IsZero() {
+			continue
+		}
+		c := Count{Resource: string(name), Total: total.Value()}
+		for _, pod := range pods {
+			if pod.Spec.NodeName == machine.Name {
+				c.Allocated += limits(pod, name)
+			}
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// limits is what a pod holds of a resource: the sum over its containers, or what an init container needs, if that is more.
+func limits(pod corev1.Pod, name corev1.ResourceName) int64 {
+	var sum, most int64
+	for _, c := range pod.Spec.Containers {
+		amount := c.Resources.Limits[name]
+		sum += amount.Value()
+	}
+	for _, c := range pod.Spec.InitContainers {
+		amount := c.Resources.Limits[name]
+		most = max(most, amount.Value())
+	}
+	return max(sum, most)
+}

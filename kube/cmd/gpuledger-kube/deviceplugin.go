@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/deviceplugin"
+)
+
+func devicePluginCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "device-plugin",
+		Usage: "memory and whole GPUs as resources, for clusters without dynamic resource allocation",
+		Flags: append(common(),
+			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, with commas between", Value: "memory,gpu"},
+			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` that one gpuledger.dev/gpu-memory stands for", Value: "1GiB"},
+			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps", Value: string(grant.Limit)}),
+		Action: serveDevices,
+	}
+}
+
+func serveDevices(c *cli.Context) error {
+	b, log, err := open(c)
+	if err != nil {
+		return err
+	}
+	resources, err := wanted(c)
+	if err != nil {
+		return err
+	}
+	var all sync.WaitGroup
+	for _, r := range resources {
+		p := &deviceplugin.Plugin{Desk: &deviceplugin.Desk{Book: b, Resource: r, Log: log, Now: time.Now},
+			Dir: filepath.Join(c.String("kubelet-dir"), "device-plugins"), PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock")}
+		all.Go(func() {
+			defer p.Stop()
+			tend(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)
+		})
+	}
+	all.Wait()
+	return nil
+}
+
+// wanted are the resources that the arguments name.
+func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
+	unit, err := grant.ParseBytes(c.String("unit"))
+	if err != nil || unit == 0 || unit%grant.MiB != 0 {
+		return nil, fmt.Errorf("cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB", c.String("unit"))
+	}
+	mode, err := grant.ParseMode(c.String("mode"))
+	if err != nil || mode == grant.Exclusive || mode == grant.MIG {
+		return nil, fmt.Errorf("cannot use --mode %q: want timeslice, limit or mps", c.String("mode"))
+	}
+	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode), "gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
+	var list []deviceplugin.Resource
+	for name := range strings.SplitSeq(c.String("resources"), ",") {
+		r, found := known[name]
+		if !found {
+			return nil, fmt.Errorf("cannot use --resources %q: there is no %q; there are memory, gpu and gpushare", c.String("resources"), name)
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}

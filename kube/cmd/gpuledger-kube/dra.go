@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuledger/gpuledger/kube/dra"
+)
+
+func draCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "dra",
+		Usage: "the driver for dynamic resource allocation (Kubernetes 1.36 and later)",
+		Flags: append(common(),
+			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster", EnvVars: []string{"NODE_NAME"}, Required: true},
+			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in", EnvVars: []string{"KUBECONFIG"}},
+			&cli.StringFlag{Name: "pod-uid", Usage: "the `UID` of this driver's own pod: an update then starts the new one before it ends the old", EnvVars: []string{"POD_UID"}},
+			&cli.DurationFlag{Name: "reclaim", Usage: "between two looks for grants whose claim is gone", Value: time.Minute}),
+		Action: serveDRA,
+	}
+}
+
+func serveDRA(c *cli.Context) error {
+	b, log, err := open(c)
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	if err != nil {
+		return fmt.Errorf("cannot find the API: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("cannot find the API: %w", err)
+	}
+	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log}
+	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
+	if err := os.MkdirAll(data, 0o750); err != nil {
+		return fmt.Errorf("cannot make the driver's directory: %w", err)
+	}
+	plugin, err := kubeletplugin.Start(c.Context, driver, kubeletplugin.DriverName(dra.DriverName), kubeletplugin.NodeName(driver.Node),
+		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.GRPCVerbosity(-1),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.String("kubelet-dir"), "plugins_registry")),
+		kubeletplugin.RollingUpdate(types.UID(c.String("pod-uid"))))
+	if err != nil {
+		return fmt.Errorf("cannot serve the kubelet: %w", err)
+	}
+	defer plugin.Stop()
+	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
+	var all sync.WaitGroup
+	all.Go(func() {
+		tend(c.Context, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
+	})
+	all.Go(func() { tend(c.Context, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
+	all.Wait()
+	return nil
+}

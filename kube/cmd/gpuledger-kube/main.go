@@ -1,0 +1,85 @@
+// Command gpuledger-kube is a node's agent in a cluster: the DRA driver, or the device plugin where the cluster has no dynamic
+// resource allocation. It enters what the cluster decides into the node's ledger.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/klog/v2"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/version"
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	app := &cli.App{
+		Name:            "gpuledger-kube",
+		Usage:           "a node's agent in a Kubernetes cluster: grants what the cluster decides",
+		Version:         version.Version,
+		HideHelpCommand: true,
+		Commands:        []*cli.Command{draCommand(), devicePluginCommand()},
+		ExitErrHandler:  func(*cli.Context, error) {},
+	}
+	if err := app.RunContext(ctx, os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, "gpuledger-kube:", err)
+		os.Exit(1)
+	}
+}
+
+// common are the flags of both.
+func common() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "config", Usage: "the configuration `FILE` of the node", EnvVars: []string{policy.PathEnv}, Value: policy.DefaultPath},
+		&cli.StringFlag{Name: "kubelet-dir", Usage: "the kubelet's `DIR`ectory", Value: "/var/lib/kubelet"},
+		&cli.DurationFlag{Name: "interval", Usage: "between two looks at the ledger", Value: time.Second},
+	}
+}
+
+// open reads the arguments that are common. The configuration must be readable: an agent of a node that nobody can describe
+// would publish nonsense.
+func open(c *cli.Context) (book.Book, *slog.Logger, error) {
+	if c.NArg() > 0 {
+		return book.Book{}, nil, fmt.Errorf("cannot understand %q: %s takes no arguments", c.Args().First(), c.Command.Name)
+	}
+	config, err := filepath.Abs(c.String("config"))
+	if err != nil {
+		return book.Book{}, nil, err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	klog.SetSlogLogger(log)
+	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
+	return b, log, b.Open().Broken
+}
+
+// tend calls do at once and at every interval, until the context ends. A failure is logged when it is new.
+func tend(ctx context.Context, interval time.Duration, log *slog.Logger, what string, do func(context.Context) error) {
+	for last := ""; ctx.Err() == nil; {
+		err := do(ctx)
+		now := ""
+		if err != nil && !errors.Is(err, context.Canceled) {
+			now = err.Error()
+		}
+		if now != "" && now != last {
+			log.Warn(what, "error", now)
+		}
+		last = now
+		select {
+		case <-ctx.Done():
+		case <-time.After(interval):
+		}
+	}
+}

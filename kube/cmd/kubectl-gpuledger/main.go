@@ -1,0 +1,107 @@
+// Command kubectl-gpuledger is `kubectl gpuledger`: the GPUs of a whole cluster and what pods have of them, from the API alone.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpuledger/gpuledger/internal/version"
+	"github.com/gpuledger/gpuledger/kube/cluster"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	app := &cli.App{
+		Name:            "kubectl gpuledger",
+		Usage:           "the GPUs of a cluster, and who has them",
+		Version:         version.Version,
+		HideHelpCommand: true,
+		Commands: []*cli.Command{
+			{Name: "inspect", Usage: "nodes by GPUs: allocated and total", Action: inspect,
+				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"}, Usage: "a line for each claim on each GPU"})},
+			{Name: "explain", Usage: "what a pod has, or what keeps it from that", ArgsUsage: "POD", Action: explain, Flags: common()},
+		},
+		ExitErrHandler: func(*cli.Context, error) {},
+	}
+	if err := app.RunContext(ctx, os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, "kubectl gpuledger:", err)
+		os.Exit(1)
+	}
+}
+
+func common() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "kubeconfig", Usage: "the `FILE` that says how to reach the cluster"},
+		&cli.StringFlag{Name: "context", Usage: "the `NAME` of a context in it"},
+		&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "the pod's `NAMESPACE`"},
+		&cli.BoolFlag{Name: "json", Usage: "one JSON document"},
+	}
+}
+
+// connect finds the cluster as kubectl does.
+func connect(c *cli.Context) (client kubernetes.Interface, namespace string, err error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.String("kubeconfig")
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.String("context")}
+	overrides.Context.Namespace = c.String("namespace")
+	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+	if namespace, _, err = config.Namespace(); err != nil {
+		return nil, "", fmt.Errorf("cannot find the cluster: %w", err)
+	}
+	rest, err := config.ClientConfig()
+	if err != nil {
+		return nil, "", fmt.Errorf("cannot find the cluster: %w", err)
+	}
+	client, err = kubernetes.NewForConfig(rest)
+	return client, namespace, err
+}
+
+func inspect(c *cli.Context) error {
+	client, _, err := connect(c)
+	if err != nil {
+		return err
+	}
+	nodes, err := cluster.Read(c.Context, client)
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(map[string]any{"nodes": nodes})
+	}
+	return cluster.Print(os.Stdout, nodes, c.Bool("details"))
+}
+
+func explain(c *cli.Context) error {
+	if c.NArg() != 1 {
+		return errors.New("explain: want the name of one pod; flags come before it")
+	}
+	client, namespace, err := connect(c)
+	if err != nil {
+		return err
+	}
+	e, err := cluster.Explain(c.Context, client, namespace, c.Args().First())
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return printJSON(e)
+	}
+	e.Write(os.Stdout)
+	return nil
+}
+
+func printJSON(v any) error {
+	encoder := json.NewEncoder(os.Stdout)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
+}

@@ -1,0 +1,76 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A unit of memory is a device to the kubelet, which knows no amounts. Its id is a number and names no GPU: which GPU it is of,
+// the ledger decides at each Allocate.
+
+// unitPrefix begins the id of a unit.
+const unitPrefix = "unit-"
+
+func unitID(n int) string { return unitPrefix + strconv.Itoa(n) }
+
+// units reads the ids that the kubelet has chosen.
+func units(ids []string) ([]int, error) {
+	list := make([]int, len(ids))
+	for i, id := range ids {
+		n, err := strconv.Atoi(strings.TrimPrefix(id, unitPrefix))
+		if err != nil || n < 0 || unitID(n) != id {
+			return nil, fmt.Errorf("the kubelet asks for a device %q that was never offered", id)
+		}
+		list[i] = n
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
+}
+
+// ranges writes numbers as people do: 0-3,7.
+func ranges(list []int) string {
+	var text []string
+	for i := 0; i < len(list); {
+		j := i
+		for j+1 < len(list) && list[j+1] == list[j]+1 {
+			j++
+		}
+		if i == j {
+			text = append(text, strconv.Itoa(list[i]))
+		} else {
+			text = append(text, fmt.Sprintf("%d-%d", list[i], list[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(text, ",")
+}
+
+// maxUnits bounds what a range in a label may stand for.
+const maxUnits = 1 << 20
+
+// numbers reads what ranges has written; what it cannot read names nothing.
+func numbers(text string) []int {
+	var list []int
+	for word := range strings.SplitSeq(text, ",") {
+		from, to, isRange := strings.Cut(word, "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if err == nil && isRange {
+			last, err = strconv.Atoi(to)
+		}
+		if err != nil || first < 0 || last < first || last-first > maxUnits {
+			continue
+		}
+		for n := first; n <= last; n++ {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// overlap reports whether two lists have a device in common.
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(x string) bool { return slices.Contains(b, x) })
+}

@@ -1,0 +1,172 @@
+package deviceplugin
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/booktest"
+)
+
+// fakeKubelet speaks the real protocols over real sockets, in the current directory: their paths must be short.
+type fakeKubelet struct {
+	api.UnimplementedRegistrationServer
+	podresources.UnimplementedPodResourcesListerServer
+	t        *testing.T
+	server   *grpc.Server
+	requests chan *api.RegisterRequest
+
+	mu   sync.Mutex
+	pods []*podresources.PodResources
+}
+
+// startKubelet is a kubelet's start: it empties the directory of sockets, and knows nobody.
+func startKubelet(t *testing.T) *fakeKubelet {
+	t.Helper()
+	sockets, err := os.ReadDir(".")
+	check(t, err)
+	for _, s := range sockets {
+		if s.Type()&os.ModeSocket != 0 {
+			check(t, os.Remove(s.Name()))
+		}
+	}
+	k := &fakeKubelet{t: t, server: grpc.NewServer(), requests: make(chan *api.RegisterRequest, 8)}
+	api.RegisterRegistrationServer(k.server, k)
+	podresources.RegisterPodResourcesListerServer(k.server, k)
+	listener, err := net.Listen("unix", "kubelet.sock")
+	check(t, err)
+	go func() { _ = k.server.Serve(listener) }()
+	t.Cleanup(k.server.Stop)
+	return k
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (k *fakeKubelet) Register(_ context.Context, r *api.RegisterRequest) (*api.Empty, error) {
+	k.requests <- r
+	return &api.Empty{}, nil
+}
+
+func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
+}
+
+// has says that a pod is there, with the devices of its container.
+func (k *fakeKubelet) has(pod, resource string, ids ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pods = append(k.pods, &podresources.PodResources{Namespace: "team", Name: pod, Containers: []*podresources.ContainerResources{
+		{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}}}})
+}
+
+func (k *fakeKubelet) forgets() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pods = nil
+}
+
+// registered is the next plugin that registers, called at the endpoint that it names.
+func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest) {
+	k.t.Helper()
+	select {
+	case r := <-k.requests:
+		conn, err := grpc.NewClient("unix:"+r.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		check(k.t, err)
+		k.t.Cleanup(func() { conn.Close() })
+		return api.NewDevicePluginClient(conn), r
+	case <-time.After(time.Minute):
+		k.t.Fatal("no plugin has registered")
+		return nil, nil
+	}
+}
+
+// site is a node whose plugin is called by hand as often as a test wants.
+type site struct {
+	*booktest.Node
+	*Plugin
+	kubelet *fakeKubelet
+	now     time.Time
+}
+
+func newSite(t *testing.T, gpus int, r Resource, config string) *site {
+	t.Helper()
+	t.Chdir(t.TempDir())
+	s := &site{Node: booktest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
+	s.kubelet = startKubelet(t)
+	s.Plugin = &Plugin{Dir: ".", PodResources: "kubelet.sock", Desk: &Desk{Book: s.Book, Resource: r, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return s.now }}}
+	t.Cleanup(s.Plugin.Stop)
+	return s
+}
+
+func (s *site) ensure() {
+	s.Node.T.Helper()
+	check(s.kubelet.t, s.Ensure(context.Background()))
+}
+
+// allocate is the kubelet's Allocate for one container.
+func (s *site) allocate(c api.DevicePluginClient, ids ...string) (*api.ContainerAllocateResponse, error) {
+	r, err := c.Allocate(context.Background(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	if err != nil {
+		return nil, err
+	}
+	return r.ContainerResponses[0], nil
+}
+
+// gets allocates what is there, and returns the grant by its reference.
+func (s *site) gets(c api.DevicePluginClient, ids ...string) (grant.Grant, grant.Reference) {
+	t := s.kubelet.t
+	t.Helper()
+	r, err := s.allocate(c, ids...)
+	check(t, err)
+	reference, err := grant.ParseReference(r.Envs[grant.ReferenceEnv])
+	check(t, err)
+	if r.Annotations[Annotation] != reference.String() {
+		t.Errorf("the annotation says %q, the variable %q", r.Annotations[Annotation], reference)
+	}
+	all := s.Grants()
+	i := slices.IndexFunc(all, func(g grant.Grant) bool { return g.ID == reference.ID })
+	if i < 0 || !reference.Opens(all[i].Secret) {
+		t.Fatalf("%s opens none of %v", reference.ID, all)
+	}
+	return all[i], reference
+}
+
+// some are the ids of units.
+func some(from, to int) []string {
+	var ids []string
+	for n := from; n <= to; n++ {
+		ids = append(ids, unitID(n))
+	}
+	return ids
+}
+
+// healthy counts what the kubelet could give out, in the next list that it is told.
+func healthy(t *testing.T, stream api.DevicePlugin_ListAndWatchClient) (healthy, all int) {
+	t.Helper()
+	r, err := stream.Recv()
+	check(t, err)
+	for _, d := range r.Devices {
+		if d.Health == api.Healthy {
+			healthy++
+		}
+	}
+	return healthy, len(r.Devices)
+}

@@ -1,0 +1,231 @@
+// Package deviceplugin serves the kubelet's device plugin API, for clusters without dynamic resource allocation: memory of
+// GPUs in units, and whole GPUs.
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// Plugin serves one resource to the kubelet of this node.
+type Plugin struct {
+	api.UnimplementedDevicePluginServer
+	Desk         *Desk
+	Dir          string // of the kubelet's device plugins
+	PodResources string // the kubelet's socket that lists pods with their devices; "" where there is none
+
+	mu      sync.Mutex
+	server  *grpc.Server
+	kubelet os.FileInfo // its socket, when this plugin registered
+	devices []*api.Device
+	changed chan struct{} // closed when devices are others
+}
+
+// wait bounds a call to the kubelet.
+const wait = 10 * time.Second
+
+// Ensure brings everything up to date: what the kubelet is told, whether it knows this plugin, and the grants of containers that
+// are gone. It is called again and again.
+func (p *Plugin) Ensure(ctx context.Context) error {
+	err := p.look()
+	if e := p.attend(ctx); e != nil {
+		err = errors.Join(err, e)
+	}
+	return errors.Join(err, p.reclaim(ctx))
+}
+
+// look reads the ledger for what the kubelet is to be told.
+func (p *Plugin) look() error {
+	page, err := p.Desk.Book.Read()
+	if err != nil {
+		return err // the kubelet goes on with what it knows; an Allocate will say what is wrong
+	}
+	devices, err := p.Desk.Resource.Devices(page)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed != nil && same(devices, p.devices) {
+		return nil
+	}
+	p.devices = devices
+	if p.changed != nil {
+		close(p.changed)
+	}
+	p.changed = make(chan struct{})
+	return nil
+}
+
+func same(a, b []*api.Device) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].ID != b[i].ID || a[i].Health != b[i].Health || !reflect.DeepEqual(a[i].Topology.GetNodes(), b[i].Topology.GetNodes()) {
+			return false
+		}
+	}
+	return true
+}
+
+// attend serves and registers where the kubelet is new: one that starts empties the directory and knows nobody.
+func (p *Plugin) attend(ctx context.Context) error {
+	kubelet, err := os.Stat(p.kubeletSocket())
+	if errors.Is(err, fs.ErrNotExist) {
+		p.kubelet = nil
+		return nil // it is not there yet
+	}
+	if err != nil {
+		return fmt.Errorf("cannot find the kubelet: %w", err)
+	}
+	_, gone := os.Lstat(p.path())
+	if p.server != nil && gone == nil && p.kubelet != nil && os.SameFile(kubelet, p.kubelet) && changeTime(kubelet) == changeTime(p.kubelet) {
+		return nil
+	}
+	p.Stop()
+	if err := p.serve(); err != nil {
+		return err
+	}
+	if err := p.register(ctx); err != nil {
+		return err
+	}
+	p.kubelet = kubelet
+	p.Desk.Log.Info("registered with the kubelet", "resource", p.Desk.Resource.Name)
+	return nil
+}
+
+// changeTime tells a socket from another one in its place that has its inode.
+func changeTime(info os.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
+
+func (p *Plugin) kubeletSocket() string { return filepath.Join(p.Dir, "kubelet.sock") }
+func (p *Plugin) path() string          { return filepath.Join(p.Dir, p.Desk.Resource.socket()) }
+
+func (p *Plugin) serve() error {
+	if err := os.Remove(p.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot serve the kubelet: %w", err)
+	}
+	listener, err := net.Listen("unix", p.path())
+	if err != nil {
+		return fmt.Errorf("cannot serve the kubelet: %w", err)
+	}
+	p.server = grpc.NewServer()
+	api.RegisterDevicePluginServer(p.server, p)
+	go func(s *grpc.Server) { _ = s.Serve(listener) }(p.server)
+	return nil
+}
+
+func (p *Plugin) register(ctx context.Context) error {
+	return call(ctx, p.kubeletSocket(), func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := api.NewRegistrationClient(c).Register(ctx, &api.RegisterRequest{Version: api.Version, Endpoint: p.Desk.Resource.socket(),
+			ResourceName: p.Desk.Resource.Name, Options: options})
+		if err != nil {
+			return fmt.Errorf("cannot register with the kubelet: %w", err)
+		}
+		return nil
+	})
+}
+
+// call is one call to a socket of the kubelet's.
+func call(ctx context.Context, socket string, do func(context.Context, *grpc.ClientConn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return do(ctx, conn)
+}
+
+// reclaim asks the kubelet who has what. Without an answer nothing is released.
+func (p *Plugin) reclaim(ctx context.Context) error {
+	if p.PodResources == "" {
+		return nil
+	}
+	if _, err := os.Stat(p.PodResources); errors.Is(err, fs.ErrNotExist) {
+		return nil // the kubelet is not there
+	}
+	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
+		list, err := podresources.NewPodResourcesListerClient(c).List(ctx, &podresources.ListPodResourcesRequest{})
+		if err != nil {
+			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
+		}
+		return p.Desk.Reclaim(list.PodResources)
+	})
+}
+
+// Stop ends the service. The kubelet keeps what it was told for some minutes.
+func (p *Plugin) Stop() {
+	if p.server != nil {
+		p.server.Stop()
+		p.server = nil
+	}
+	_ = os.Remove(p.path())
+}
+
+var options = &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+
+// GetDevicePluginOptions says that the plugin likes to be asked which devices to take.
+func (p *Plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+	return options, nil
+}
+
+// ListAndWatch tells the kubelet what there is, and again whenever that is something else.
+func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatchServer) error {
+	for {
+		p.mu.Lock()
+		devices, changed := p.devices, p.changed
+		p.mu.Unlock()
+		if err := stream.Send(&api.ListAndWatchResponse{Devices: devices}); err != nil {
+			return err
+		}
+		select {
+		case <-changed: // without any list yet it waits for ever: Ensure makes one before it registers, or fails
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+// GetPreferredAllocation chooses for the kubelet.
+func (p *Plugin) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+	response := &api.PreferredAllocationResponse{}
+	for _, c := range r.ContainerRequests {
+		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{
+			DeviceIDs: p.Desk.Preferred(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))})
+	}
+	return response, nil
+}
+
+// Allocate enters a grant for each container of the request: all, or an error that the pod's events show.
+func (p *Plugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
+	response := &api.AllocateResponse{}
+	for _, c := range r.ContainerRequests {
+		answer, err := p.Desk.Allocate(c.DevicesIds)
+		if err != nil {
+			p.Desk.Log.Warn("cannot allocate", "resource", p.Desk.Resource.Name, "devices", len(c.DevicesIds), "error", err)
+			return nil, fmt.Errorf("gpuledger: %w", err)
+		}
+		response.ContainerResponses = append(response.ContainerResponses, answer)
+	}
+	if err := p.look(); err != nil {
+		p.Desk.Log.Log(context.Background(), slog.LevelWarn, err.Error())
+	}
+	return response, nil
+}

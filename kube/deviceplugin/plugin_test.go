@@ -1,0 +1,256 @@
+package deviceplugin
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+var units1GiB = Memory(grant.GiB, grant.Limit)
+
+func TestAContainersUnitsAreAGrantOnOneGPU(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	s.ensure()
+	c, r := s.kubelet.registered()
+	if r.ResourceName != "gpuledger.dev/gpu-memory" || r.Version != "v1beta1" || !r.Options.GetPreferredAllocationAvailable {
+		t.Errorf("registered as %v", r)
+	}
+	first, _ := s.gets(c, some(0, 3)...)
+	second, _ := s.gets(c, some(4, 7)...) // of equal size: told apart by its own reference
+	if first.ID == second.ID || first.Owner != grant.Bearer || first.Memory() != 4*grant.GiB || len(first.GPUs) != 1 || first.Mode != grant.Limit {
+		t.Errorf("got %+v and %+v", first, second)
+	}
+	if first.GPUs[0].UUID != second.GPUs[0].UUID {
+		t.Errorf("got %s and %s, want both on the fuller GPU", first.GPUs[0].UUID, second.GPUs[0].UUID)
+	}
+}
+
+func TestAFullGPUIsAnErrorThatSaysWhatIsFree(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	other := s.Grant(admission.Ask{Memory: 12 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}})
+	s.Grant(admission.Ask{Memory: 10 * grant.GiB, Mode: grant.Limit, Names: []string{"1"}})
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	_, err := s.allocate(c, some(0, 7)...) // ten units are free, on no GPU eight
+	const want = "gpuledger: refused (no-capacity): cannot grant 8GiB on a GPU in mode limit: GPU 0 has 4GiB of 16GiB free (mode limit); GPU 1 has 6GiB of 16GiB free (mode limit)"
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), string(other.ID)) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if _, err := s.allocate(c, "unit-x"); err == nil || !strings.Contains(err.Error(), `"unit-x" that was never offered`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheKubeletIsToldWhatIsLeft(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	check(t, err)
+	if free, all := healthy(t, stream); free != 32 || all != 32 {
+		t.Errorf("%d of %d units are healthy, want all 32", free, all)
+	}
+	s.gets(c, some(0, 3)...) // the kubelet counts it itself: nothing to tell
+	whole := s.Grant(admission.Ask{Mode: grant.Exclusive})
+	s.ensure()
+	if free, all := healthy(t, stream); free != 16 || all != 32 {
+		t.Errorf("%d of %d units are healthy while somebody has a GPU whole, want 16", free, all)
+	}
+	check(t, s.Book.Release(whole.ID))
+	s.ensure()
+	if free, _ := healthy(t, stream); free != 32 {
+		t.Errorf("%d units are healthy, want all again", free)
+	}
+}
+
+func TestTheFirstUnitsArePreferred(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	r, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: []string{"unit-10", "unit-9", "unit-2", "unit-11"}, MustIncludeDeviceIDs: []string{"unit-11"}, AllocationSize: 3}}})
+	check(t, err)
+	if got, want := r.ContainerResponses[0].DeviceIDs, []string{"unit-11", "unit-2", "unit-9"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestWholeGPUs(t *testing.T) {
+	s := newSite(t, 3, Whole(), "")
+	s.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit, Names: []string{"2"}})
+	s.ensure()
+	c, r := s.kubelet.registered()
+	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	check(t, err)
+	if free, all := healthy(t, stream); r.ResourceName != "gpuledger.dev/gpu" || free != 2 || all != 3 {
+		t.Errorf("%s: %d of %d are healthy, want the 2 that nobody shares", r.ResourceName, free, all)
+	}
+	g, _ := s.gets(c, s.UUID(0), s.UUID(1))
+	if g.Mode != grant.Exclusive || len(g.GPUs) != 2 {
+		t.Errorf("got %+v, want two GPUs whole", g)
+	}
+	if _, err := s.allocate(c, s.UUID(2)); err == nil || !strings.Contains(err.Error(), "mode-conflict") {
+		t.Errorf("got %v, want a conflict with the share on that GPU", err)
+	}
+	s.now = s.now.Add(time.Minute)
+	again, _ := s.gets(c, s.UUID(0)) // the kubelet gives it out anew: the first container is gone
+	for _, g := range s.Grants() {
+		if g.Source == Source && g.ID != again.ID {
+			t.Errorf("%+v is left", g)
+		}
+	}
+}
+
+func TestUnitsThatAreGivenOutAnewReleaseTheirGrant(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	old, _ := s.gets(c, some(0, 11)...)
+	s.now = s.now.Add(time.Hour)
+	anew, _ := s.gets(c, some(0, 7)...) // 4 GiB were free beside the old one
+	if all := s.Grants(); len(all) != 1 || all[0].ID != anew.ID || anew.ID == old.ID {
+		t.Errorf("got %+v, want the new grant alone", all)
+	}
+}
+
+// The kubelet hands an init container's devices on to the containers after it, in the same admission.
+func TestAnInitContainersGrantIsHandedOn(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	init, reference := s.gets(c, some(0, 9)...)
+	app, same := s.gets(c, some(0, 9)...)
+	if app.ID != init.ID || same != reference || len(s.Grants()) != 1 {
+		t.Errorf("got %s and %s, want one grant for one after the other", init.ID, app.ID)
+	}
+	larger, _ := s.gets(c, some(0, 11)...) // in place of the last: what a pod needs is the greater of both
+	if larger.ID != init.ID || larger.Memory() != 12*grant.GiB {
+		t.Errorf("got %+v, want the same grant with 12 GiB", larger)
+	}
+	if _, err := s.allocate(c, some(0, 16)...); err == nil || !strings.Contains(err.Error(), "refused (no-capacity): cannot grant 17GiB on a GPU") {
+		t.Errorf("got %v", err)
+	}
+	beside, _ := s.gets(c, some(12, 13)...)
+	if beside.ID == app.ID {
+		t.Error("a container of other units has the same grant")
+	}
+}
+
+func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
+	s := newSite(t, 2, Whole(), "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	init, _ := s.gets(c, s.UUID(0))
+	app, _ := s.gets(c, s.UUID(0))
+	if app.ID != init.ID {
+		t.Errorf("got %s and %s, want one grant", init.ID, app.ID)
+	}
+	defer s.Use(init.ID, grant.Identity{Namespace: "team", Pod: "a"})()
+	s.kubelet.has("a", Whole().Name, s.UUID(0))
+	s.ensure()
+	if _, err := s.allocate(c, s.UUID(0)); err == nil || !strings.Contains(err.Error(), "GPU 0 is taken whole") {
+		t.Errorf("got %v, want a GPU in use kept, whatever the kubelet says", err)
+	}
+}
+
+func TestContainersThatRunAtOnceNeverShareAGrant(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	init, _ := s.gets(c, some(0, 7)...)
+	a, _ := s.gets(c, some(0, 3)...)
+	b, _ := s.gets(c, some(4, 7)...)
+	if a.ID != init.ID || b.ID == a.ID {
+		t.Errorf("got init %s, a %s, b %s: want a after init, and b apart", init.ID, a.ID, b.ID)
+	}
+}
+
+func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	listed, _ := s.gets(c, some(0, 1)...)
+	used, _ := s.gets(c, some(2, 3)...)
+	never, _ := s.gets(c, some(4, 5)...)
+	foreign := s.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit})
+	s.kubelet.has("a", units1GiB.Name, some(0, 1)...)
+	s.kubelet.has("b", "vendor.example/thing", some(0, 9)...) // whose init container has units, which the kubelet does not list
+	end := s.Use(used.ID, grant.Identity{Namespace: "team", Pod: "b", Container: "init"})
+	are := func(want ...grant.Grant) {
+		t.Helper()
+		s.ensure()
+		all := s.Grants()
+		for _, g := range want {
+			if !slices.ContainsFunc(all, func(o grant.Grant) bool { return o.ID == g.ID }) {
+				t.Errorf("%s (%s) is gone", g.ID, g.Label)
+			}
+		}
+		if len(all) != len(want) {
+			t.Errorf("got %d grants, want %d", len(all), len(want))
+		}
+	}
+	are(listed, used, never, foreign)
+	end()
+	are(listed, used, never, foreign) // its pod is there, and may start it again
+	s.kubelet.forgets()
+	s.kubelet.has("a", units1GiB.Name, some(0, 1)...)
+	are(listed, never, foreign)
+	s.now = s.now.Add(2 * time.Hour)
+	are(listed, foreign)
+	s.kubelet.forgets()
+	are(foreign)
+}
+
+func TestAKubeletThatRestartsIsRegisteredWithAnew(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	s.kubelet.registered()
+	s.ensure() // the same kubelet hears it once
+	s.kubelet.server.Stop()
+	s.ensure() // nobody there: nothing to do, and no error
+	s.kubelet = startKubelet(t)
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	s.gets(c, some(0, 0)...)
+	if len(s.kubelet.requests) != 0 {
+		t.Errorf("registered %d times more than once", len(s.kubelet.requests))
+	}
+	s.Plugin.Stop()
+	if _, err := os.Stat(s.path()); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
+
+func TestGpushareNames(t *testing.T) {
+	s := newSite(t, 2, GPUShare(grant.Limit), "")
+	s.ensure()
+	c, r := s.kubelet.registered()
+	response, err := s.allocate(c, some(0, 4)...)
+	check(t, err)
+	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "5", "ALIYUN_COM_GPU_MEM_DEV": "16"} {
+		if got := response.Envs[name]; got != want || r.ResourceName != "aliyun.com/gpu-mem" {
+			t.Errorf("%s: %s is %q, want %q", r.ResourceName, name, got, want)
+		}
+	}
+}
+
+func TestRanges(t *testing.T) {
+	for text, list := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,5,7-8": {0, 1, 5, 7, 8}} {
+		if got := ranges(list); got != text || !slices.Equal(numbers(text), list) {
+			t.Errorf("%v is written %q and read %v, want %q", list, got, numbers(text), text)
+		}
+	}
+	for _, text := range []string{"", "x", "3-1", "-1", "0-99999999999", "0-9999999999999999999999"} {
+		if got := numbers(text); len(got) > 0 {
+			t.Errorf("%q is read as %d numbers", text, len(got))
+		}
+	}
+}

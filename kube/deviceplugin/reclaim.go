@@ -1,0 +1,88 @@
+package deviceplugin
+
+import (
+	"errors"
+	"time"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// unseen is how long a grant waits for a container that was never found to use it: a pod may pull its images for long, and the
+// kubelet does not list the devices of init containers.
+const unseen = time.Hour
+
+// Reclaim releases the grants whose containers are gone. There is no call for that: the kubelet lists who has which device,
+// and a pod that is gone gives up all. A grant in use is left alone.
+func (d *Desk) Reclaim(pods []*podresources.PodResources) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.Book.Open()
+	if n.Broken != nil {
+		return n.Broken
+	}
+	o, err := n.Overview()
+	if err != nil {
+		return err
+	}
+	there := listed(pods, d.Resource.Name)
+	if d.seen == nil {
+		d.seen = map[grant.ID]grant.Identity{}
+	}
+	var failed error
+	live := map[grant.ID]bool{}
+	for _, g := range o.Grants {
+		if g.Source != Source || !d.Resource.mine(g) {
+			continue
+		}
+		live[g.ID] = true
+		if len(g.Bindings) > 0 {
+			d.seen[g.ID] = g.Bindings[0].Pod
+			continue
+		}
+		if d.over(g, there) {
+			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
+			failed = errors.Join(failed, d.Book.Release(g.ID))
+		}
+	}
+	for id := range d.seen {
+		if !live[id] {
+			delete(d.seen, id)
+		}
+	}
+	return failed
+}
+
+// over reports whether nobody will use a grant any more.
+func (d *Desk) over(g grant.Grant, there kubelet) bool {
+	if overlap(d.Resource.holds(g), there.devices) {
+		return false
+	}
+	user, used := d.seen[g.ID]
+	if !used || user.Pod == "" { // never found, or by an engine that vouches for nobody
+		return d.Now().Sub(g.Created) > unseen
+	}
+	return !there.pods[user.Namespace+"/"+user.Pod]
+}
+
+// kubelet is what the kubelet lists of a resource.
+type kubelet struct {
+	devices []string
+	pods    map[string]bool // namespace/name, with and without devices
+}
+
+func listed(pods []*podresources.PodResources, resource string) kubelet {
+	k := kubelet{pods: map[string]bool{}}
+	for _, pod := range pods {
+		k.pods[pod.Namespace+"/"+pod.Name] = true
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				if devices.ResourceName == resource {
+					k.devices = append(k.devices, devices.DeviceIds...)
+				}
+			}
+		}
+	}
+	return k
+}

@@ -1,0 +1,169 @@
+package deviceplugin
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+// Source is the source of the grants that the plugin enters.
+const Source = "device-plugin"
+
+// Resource is what a pod counts in its limits: units of memory on one GPU, or whole GPUs.
+type Resource struct {
+	Name string      // as gpuledger.dev/gpu-memory
+	Unit grant.Bytes // of memory; 0: whole GPUs
+	Mode grant.Mode  // of the grants; Exclusive where there is no unit
+	// Variables are what containers of another system expect in their environment, beside the reference; nil: none.
+	Variables func(g grant.Grant, seat grant.Bytes) map[string]string
+}
+
+// Memory is memory in units, under gpuledger's own name.
+func Memory(unit grant.Bytes, mode grant.Mode) Resource {
+	return Resource{Name: "gpuledger.dev/gpu-memory", Unit: unit, Mode: mode}
+}
+
+// Whole are whole GPUs.
+func Whole() Resource { return Resource{Name: "gpuledger.dev/gpu", Mode: grant.Exclusive} }
+
+// GPUShare is memory under the name that Alibaba's gpushare has for it, in GiB, with its variables
+// (gpushare-device-plugin, pkg/gpu/nvidia/const.go). The pod's sum is not among them: an Allocate is about one container.
+func GPUShare(mode grant.Mode) Resource {
+	return Resource{Name: "aliyun.com/gpu-mem", Unit: grant.GiB, Mode: mode, Variables: func(g grant.Grant, of grant.Bytes) map[string]string {
+		return map[string]string{"ALIYUN_COM_GPU_MEM_IDX": fmt.Sprint(g.GPUs[0].Index), "ALIYUN_COM_GPU_MEM_CONTAINER": inGiB(g.Memory()), "ALIYUN_COM_GPU_MEM_DEV": inGiB(of)}
+	}}
+}
+
+func inGiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.GiB), 10) }
+
+// socket is the file that the kubelet calls the resource at.
+func (r Resource) socket() string {
+	return strings.NewReplacer("/", "_", ".", "-").Replace(r.Name) + ".sock"
+}
+
+// label is how a grant says which of the kubelet's devices it stands for: "gpuledger.dev/gpu-memory 0-3".
+func (r Resource) label(ids []int) string { return r.Name + " " + ranges(ids) }
+
+// holds are the kubelet's devices that a grant of this resource stands for.
+func (r Resource) holds(g grant.Grant) []string {
+	var ids []string
+	if r.Unit == 0 {
+		for _, s := range g.GPUs {
+			ids = append(ids, s.UUID)
+		}
+		return ids
+	}
+	_, list, _ := strings.Cut(g.Label, " ")
+	for _, n := range numbers(list) {
+		ids = append(ids, unitID(n))
+	}
+	return ids
+}
+
+// covers reports whether a grant can serve a container with these devices: units can be added to it, GPUs cannot.
+func (r Resource) covers(g grant.Grant, ids []string) bool {
+	return r.Unit > 0 || !slices.ContainsFunc(ids, func(id string) bool { return !g.Has(id) })
+}
+
+// mine reports whether a grant of the plugin is of this resource.
+func (r Resource) mine(g grant.Grant) bool {
+	name, _, _ := strings.Cut(g.Label, " ")
+	return name == r.Name
+}
+
+// own are the resource's grants.
+func (r Resource) own(p book.Page) []grant.Grant {
+	return slices.DeleteFunc(p.Of(Source), func(g grant.Grant) bool { return !r.mine(g) })
+}
+
+// Devices are what the kubelet is told that there is. What somebody else has is unhealthy, so that the scheduler does not
+// count on it.
+func (r Resource) Devices(p book.Page) ([]*api.Device, error) {
+	seats, err := p.Seats("")
+	if err != nil {
+		return nil, err
+	}
+	if r.Unit == 0 {
+		return r.gpus(p, seats), nil
+	}
+	return r.units(p, seats), nil
+}
+
+func (r Resource) gpus(p book.Page, seats []admission.Seat) []*api.Device {
+	var list []*api.Device
+	for _, s := range seats {
+		held := slices.ContainsFunc(r.own(p), func(g grant.Grant) bool { return g.Has(s.GPU.UUID) })
+		free := s.Mode == "" && s.Outside == 0 && slices.Contains(s.Modes, grant.Exclusive)
+		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held || free))}
+		if s.GPU.NUMA >= 0 {
+			d.Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(s.GPU.NUMA)}}}
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// units are as many as the GPUs have room for, each GPU for itself. Those that containers have stay healthy; of the others
+// the last are the unhealthy ones, for the first are given out first.
+func (r Resource) units(p book.Page, seats []admission.Seat) []*api.Device {
+	total, usable := 0, 0
+	var taken []string
+	for _, g := range r.own(p) {
+		taken = append(taken, r.holds(g)...)
+	}
+	for _, s := range seats {
+		total += int(s.GPU.Memory / r.Unit)
+		if s.Closed != "" || !slices.Contains(s.Modes, r.Mode) {
+			continue
+		}
+		room := s.Free
+		for _, g := range r.own(p) {
+			for _, share := range g.GPUs {
+				if share.UUID == s.GPU.UUID {
+					room += share.Memory
+				}
+			}
+		}
+		usable += int(room / r.Unit)
+	}
+	list := make([]*api.Device, total)
+	for n := range list {
+		list[n] = &api.Device{ID: unitID(n), Health: api.Healthy}
+	}
+	for n := total - 1; n >= 0 && usable < total; n-- {
+		if !slices.Contains(taken, unitID(n)) {
+			list[n].Health = api.Unhealthy
+			usable++
+		}
+	}
+	return list
+}
+
+func health(ok bool) string {
+	if ok {
+		return api.Healthy
+	}
+	return api.Unhealthy
+}
+
+// ask is the question to the ledger for these devices.
+func (r Resource) ask(ids []string) (admission.Ask, error) {
+	ask := admission.Ask{Mode: r.Mode, Owner: grant.Bearer, Source: Source}
+	if r.Unit == 0 {
+		ask.Names, ask.Label = ids, r.Name
+		return ask, nil
+	}
+	list, err := units(ids)
+	if err != nil {
+		return ask, err
+	}
+	ask.Memory, ask.Label = grant.Bytes(len(list))*r.Unit, r.label(list)
+	return ask, nil
+}

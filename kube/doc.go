@@ -1,0 +1,10 @@
+// Package kube brings the ledger of each node and the cluster's scheduler together.
+//
+//   - book: the node's ledger, as the parts below use it, with errors that a tenant may read
+//   - dra: the DRA driver: slices from the inventory, a grant for each prepared claim
+//   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
+//   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger
+//
+// It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing that starts containers may
+// link them. docs/kubernetes.md is for those who install it.
+package kube

@@ -1,0 +1,148 @@
+package dra
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+// want is a claim as the ledger is asked for it.
+type want struct {
+	ask     admission.Ask
+	devices []kubeletplugin.Device // without CDI names yet
+}
+
+// owner is who holds a claim's grant.
+func owner(uid string) grant.Owner { return grant.Owner("claim:" + uid) }
+
+// translate says what a claim's allocation means here. A claim is one grant, because a container uses one: in one mode, with
+// the same amount on each of its GPUs.
+func translate(claim *resourceapi.ResourceClaim, pool string, p book.Page) (want, error) {
+	w := want{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source, Label: claim.Namespace + "/" + claim.Name}}
+	if claim.Status.Allocation == nil {
+		return w, errors.New("the claim is not allocated")
+	}
+	seats, err := p.Seats(Source)
+	if err != nil {
+		return w, err
+	}
+	var parts []part
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != DriverName || result.Pool != pool {
+			continue
+		}
+		part, err := partOf(result, claim.Status.Allocation.Devices.Config, seats, p)
+		if err != nil {
+			return w, err
+		}
+		parts = append(parts, part)
+		w.devices = append(w.devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device, ShareID: result.ShareID})
+	}
+	return w, sum(parts, &w.ask)
+}
+
+// part is one allocated device.
+type part struct {
+	request string
+	uuid    string
+	mode    grant.Mode
+	memory  grant.Bytes
+	compute int
+}
+
+func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
+	if result.AdminAccess != nil && *result.AdminAccess {
+		return part{}, fmt.Errorf("request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics", result.Request)
+	}
+	gpu, mode, err := find(result.Device, p.Inventory)
+	if err != nil {
+		return part{}, err
+	}
+	config, err := configFor(result.Request, configs)
+	if err != nil {
+		return part{}, err
+	}
+	i := slices.IndexFunc(seats, func(s admission.Seat) bool { return s.GPU.UUID == gpu.UUID })
+	if err := config.allows(result.Request, mode, p.Strength(mode, seats[i])); err != nil {
+		return part{}, err
+	}
+	of := part{request: result.Request, uuid: gpu.UUID, mode: mode}
+	if mode == grant.Exclusive {
+		return of, nil
+	}
+	amount, found := result.ConsumedCapacity[memory]
+	if !found {
+		return part{}, fmt.Errorf("the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only mode exclusive works without", result.Request)
+	}
+	percent := result.ConsumedCapacity[compute]
+	of.memory, of.compute = grant.Bytes(amount.Value()), int(percent.Value())
+	return of, nil
+}
+
+// sum makes one ask of all parts. Two shares of one GPU are one grant of both on it, where different requests have them; one
+// request that has a GPU twice wanted two GPUs.
+func sum(parts []part, ask *admission.Ask) error {
+	if len(parts) == 0 {
+		return fmt.Errorf("nothing of the claim is allocated from %s on this node", DriverName)
+	}
+	var merged []part
+	for _, p := range parts {
+		i := slices.IndexFunc(merged, func(m part) bool { return m.uuid == p.uuid })
+		switch {
+		case p.mode != parts[0].mode:
+			return fmt.Errorf("the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant has one mode", parts[0].mode, p.mode)
+		case i < 0:
+			merged = append(merged, p)
+		case merged[i].request == p.request:
+			return fmt.Errorf("request %q got two shares of one GPU: ask for distinct GPUs with the constraint distinctAttribute: %s/uuid, or for one larger share", p.request, DriverName)
+		default:
+			merged[i].memory += p.memory
+			merged[i].compute += p.compute
+		}
+	}
+	for _, m := range merged {
+		if m.memory != merged[0].memory || m.compute != merged[0].compute {
+			return fmt.Errorf("the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on each of its GPUs", merged[0].memory, merged[0].compute, m.memory, m.compute)
+		}
+		ask.Names = append(ask.Names, m.uuid)
+		ask.Memory += m.memory
+	}
+	ask.Mode, ask.Compute = merged[0].mode, merged[0].compute
+	return nil
+}
+
+// is reports whether a grant is what the claim asks for: the answer to a Prepare that came before.
+func (w want) is(g grant.Grant) bool {
+	var uuids []string
+	for _, s := range g.GPUs {
+		uuids = append(uuids, s.UUID)
+	}
+	names := slices.Clone(w.ask.Names)
+	slices.Sort(names)
+	slices.Sort(uuids)
+	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode && g.Compute == w.ask.Compute && (g.Mode == grant.Exclusive || g.Memory() == w.ask.Memory)
+}
+
+// named are the devices with the grant's CDI name: on the first one, for all requests, because some engines do a name twice
+// that they are told twice.
+func (w want) named(r grant.Reference) []kubeletplugin.Device {
+	devices := slices.Clone(w.devices)
+	for _, d := range devices[1:] {
+		if !slices.Contains(devices[0].Requests, d.Requests[0]) {
+			devices[0].Requests = append(slices.Clip(devices[0].Requests), d.Requests[0])
+		}
+	}
+	devices[0].CDIDeviceIDs = []string{grant.CDIKindGrant + "=" + r.String()}
+	return devices
+}
+
+// place is a claim's namespace and name, which its grant has as a label.
+func place(g grant.Grant) (namespace, name string, ok bool) { return strings.Cut(g.Label, "/") }

@@ -1,0 +1,89 @@
+package dra
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Config is what a DeviceClass or a claim can say to the driver, in the opaque parameters of its config.
+type Config struct {
+	APIVersion      string         `json:"apiVersion"`                // ConfigVersion
+	Kind            string         `json:"kind"`                      // ConfigKind
+	Mode            grant.Mode     `json:"mode,omitempty"`            // the device must be in it
+	MinimumStrength grant.Strength `json:"minimumStrength,omitempty"` // what must hold the containers to the grant, at least
+}
+
+// How a Config names itself.
+const (
+	ConfigVersion = "gpuledger.dev/v1"
+	ConfigKind    = "GrantConfig"
+)
+
+// ParseConfig reads opaque parameters. What it does not know is an error: it may be a limit with a typing error in its name.
+func ParseConfig(raw []byte) (Config, error) {
+	var c Config
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		return c, fmt.Errorf("cannot read the parameters for %s: %w", DriverName, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("cannot read the parameters for %s: more than one object", DriverName)
+	}
+	if c.APIVersion != ConfigVersion || c.Kind != ConfigKind {
+		return c, fmt.Errorf("cannot read the parameters for %s: want apiVersion %s and kind %s, not %q and %q", DriverName, ConfigVersion, ConfigKind, c.APIVersion, c.Kind)
+	}
+	return c, nil
+}
+
+// configFor is what all configurations together say of a request. The class's come first in an allocation, and what a claim
+// adds can only make it stricter: another mode is an error, and of two strengths the greater counts.
+func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) (Config, error) {
+	var sum Config
+	for _, a := range all {
+		if a.Opaque == nil || a.Opaque.Driver != DriverName || !concerns(a.Requests, request) {
+			continue
+		}
+		c, err := ParseConfig(a.Opaque.Parameters.Raw)
+		if err != nil {
+			return sum, err
+		}
+		if c.Mode != "" && sum.Mode != "" && c.Mode != sum.Mode {
+			return sum, fmt.Errorf("request %q is to be in mode %s and in mode %s: its class and its claim disagree", request, sum.Mode, c.Mode)
+		}
+		if c.Mode != "" {
+			sum.Mode = c.Mode
+		}
+		if c.MinimumStrength.AtLeast(sum.MinimumStrength) {
+			sum.MinimumStrength = c.MinimumStrength
+		}
+	}
+	return sum, nil
+}
+
+// concerns reports whether a configuration for these requests is about one of them; a name before the slash stands for all
+// of its subrequests.
+func concerns(requests []string, request string) bool {
+	main, _, _ := strings.Cut(request, "/")
+	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, main)
+}
+
+// allows is nil where a device in this mode, held by this strength, is what the configuration wants.
+func (c Config) allows(request string, mode grant.Mode, strength grant.Strength) error {
+	if c.Mode != "" && c.Mode != mode {
+		return fmt.Errorf("request %q asks for mode %s, but its device is in mode %s: choose the DeviceClass of that mode, or select by device.attributes[%q].mode", request, c.Mode, mode, DriverName)
+	}
+	if c.MinimumStrength != "" && !strength.AtLeast(c.MinimumStrength) {
+		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: fmt.Sprintf("request %q wants strength %s, but in mode %s this node has %s", request, c.MinimumStrength, mode, strength)}
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+// Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1): the scheduler counts the bytes by
+// the slices that the node publishes, and the node's ledger has the last word when a claim is prepared.
+package dra
+
+import "github.com/gpuledger/gpuledger/internal/grant"
+
+// DriverName is the driver's name in slices, classes and claims, and the domain of its attributes.
+const DriverName = "gpuledger.dev"
+
+// Source is the source of the grants that the driver enters.
+const Source = "dra"
+
+// The capacities of a device.
+const (
+	memory  = "memory"  // bytes
+	compute = "compute" // percent
+)
+
+// shared are the modes in which several claims have parts of one GPU.
+var shared = []grant.Mode{grant.Timeslice, grant.Limit, grant.MPS}

@@ -1,0 +1,114 @@
+package dra
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+// Driver answers the kubelet of one node. It keeps nothing: all that it knows is in the ledger and in the grants' CDI files,
+// so another process can take over between any two calls.
+type Driver struct {
+	Book   book.Book
+	Node   string // its name in the cluster, and that of the pool
+	Client kubernetes.Interface
+	Log    *slog.Logger
+
+	mu   sync.Mutex // one claim is prepared or given up at a time
+	last string     // what was published
+}
+
+// PrepareResourceClaims enters a grant for each claim and offers it as a CDI device. A claim that cannot be had is an error of
+// its own, which the kubelet shows in the pod's events.
+func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		devices, err := d.prepare(claim)
+		if err != nil {
+			err = fmt.Errorf("gpuledger: %w", err)
+			d.Log.Warn("cannot prepare", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "error", err)
+		}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, err := d.Book.Read()
+	if err != nil {
+		return nil, err
+	}
+	w, err := translate(claim, d.Node, p)
+	if err != nil {
+		return nil, err
+	}
+	g, held := p.Held(w.ask.Owner)
+	switch {
+	case held && g.Draining:
+		return nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it", g.ID)
+	case held && w.is(g):
+		reference, err := d.Book.ExposeAgain(g)
+		if err != nil {
+			return nil, err
+		}
+		return w.named(reference), nil
+	case held && len(g.Bindings) > 0:
+		return nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s", g.ID)
+	case held: // allocated anew, and the kubelet missed the end of the old allocation
+		if err := d.Book.Withdraw(g.ID); err != nil {
+			return nil, err
+		}
+	}
+	reference, err := d.Book.EnterExposed(w.ask)
+	if err != nil {
+		return nil, err
+	}
+	d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "grant", reference.ID)
+	return w.named(reference), nil
+}
+
+// UnprepareResourceClaims gives the claims' grants up. A claim that holds none is done already.
+func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		results[claim.UID] = d.unprepare(string(claim.UID))
+	}
+	return results, nil
+}
+
+func (d *Driver) unprepare(uid string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.Book.Open()
+	if n.Broken != nil {
+		return n.Broken
+	}
+	o, err := n.Overview() // the inventory may be anything: giving up needs none
+	if err != nil {
+		return err
+	}
+	g, held := book.Page{Overview: o, Node: n}.Held(owner(uid))
+	if !held {
+		return nil
+	}
+	if err := d.Book.Withdraw(g.ID); err != nil {
+		return fmt.Errorf("gpuledger: %w", err)
+	}
+	d.Log.Info("released", "uid", uid, "grant", g.ID)
+	return nil
+}
+
+// HandleError logs what goes wrong in the background. Nothing of it ends the driver: grants are entered without slices, too.
+func (d *Driver) HandleError(_ context.Context, err error, message string) {
+	d.Log.Error(message, "error", err)
+}

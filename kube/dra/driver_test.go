@@ -1,0 +1,328 @@
+package dra
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/booktest"
+)
+
+const pool = "node-1"
+
+// site is a node's driver with the node's real ledger and a cluster that is only told.
+type site struct {
+	*booktest.Node
+	*Driver
+}
+
+func newSite(t *testing.T, gpus int) site {
+	n := booktest.New(t, gpus, 16*grant.GiB, "")
+	return site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler)}}
+}
+
+// result is one device of a claim's allocation.
+func (s site) result(request string, gpu int, mode grant.Mode, amounts ...string) resourceapi.DeviceRequestAllocationResult {
+	r := resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: request, Device: strings.ToLower(s.UUID(gpu)) + "-" + string(mode)}
+	for i, name := range []resourceapi.QualifiedName{memory, compute}[:len(amounts)] {
+		if r.ConsumedCapacity == nil {
+			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+		}
+		r.ConsumedCapacity[name] = resource.MustParse(amounts[i])
+	}
+	return r
+}
+
+func claim(uid string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + uid, UID: types.UID(uid)},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
+}
+
+func (s site) prepares(t *testing.T, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+	t.Helper()
+	results, err := s.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{c})
+	if err != nil || len(results) != 1 {
+		t.Fatalf("got %v, %v", results, err)
+	}
+	return results[c.UID]
+}
+
+// has prepares a claim that can be had, and returns its CDI name.
+func (s site) has(t *testing.T, c *resourceapi.ResourceClaim) string {
+	t.Helper()
+	r := s.prepares(t, c)
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	var names []string
+	for _, d := range r.Devices {
+		names = append(names, d.CDIDeviceIDs...)
+	}
+	if len(names) != 1 {
+		t.Fatalf("got the CDI names %v of %v, want one for all devices", names, r.Devices)
+	}
+	return names[0]
+}
+
+func (s site) unprepares(t *testing.T, uid string) {
+	t.Helper()
+	results, err := s.UnprepareResourceClaims(context.Background(), []kubeletplugin.NamespacedObject{{UID: types.UID(uid)}})
+	if e, told := results[types.UID(uid)]; err != nil || e != nil || !told {
+		t.Fatalf("got %v, %v", results, err)
+	}
+}
+
+func (s site) cdiFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir(s.Dir + "/cdi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
+	s := newSite(t, 2)
+	c := claim("u-1", s.result("gpu", 1, grant.Limit, "4Gi", "30"))
+	name := s.has(t, c)
+	grants := s.Grants()
+	if len(grants) != 1 {
+		t.Fatalf("got %v, want one grant", grants)
+	}
+	g := grants[0]
+	if g.Owner != "claim:u-1" || g.Mode != grant.Limit || g.Memory() != 4*grant.GiB || g.Compute != 30 || !g.Has(s.UUID(1)) || g.Label != "team/claim-u-1" || g.Source != Source {
+		t.Errorf("got %+v", g)
+	}
+	reference, err := grant.ParseReference(strings.TrimPrefix(name, "gpuledger.dev/grant="))
+	if err != nil || !reference.Opens(g.Secret) {
+		t.Errorf("%q does not open the grant: %v", name, err)
+	}
+	if again := s.has(t, c); again != name || len(s.Grants()) != 1 {
+		t.Errorf("prepared again: got %q and %v, want the same", again, s.Grants())
+	}
+	s.unprepares(t, "u-1")
+	s.unprepares(t, "u-1")
+	if grants, files := s.Grants(), s.cdiFiles(t); len(grants) > 0 || files > 0 {
+		t.Errorf("given up: got %v and %d CDI files", grants, files)
+	}
+}
+
+func TestAfterABootAClaimHasANewSecret(t *testing.T) {
+	s := newSite(t, 1)
+	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
+	before := s.has(t, c)
+	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil { // /run is empty then
+		t.Fatal(err)
+	}
+	after := s.has(t, c)
+	if after == before {
+		t.Fatal("the secret is kept nowhere, but the name is the same")
+	}
+	g := s.Grants()[0]
+	for name, opens := range map[string]bool{before: false, after: true} {
+		reference, err := grant.ParseReference(strings.TrimPrefix(name, "gpuledger.dev/grant="))
+		if err != nil || reference.ID != g.ID || reference.Opens(g.Secret) != opens {
+			t.Errorf("%q opens the grant: want %v (%v)", name, opens, err)
+		}
+	}
+}
+
+func TestAClaimThatIsAllocatedAnew(t *testing.T) {
+	s := newSite(t, 2)
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+	s.has(t, claim("u-1", s.result("gpu", 1, grant.Limit, "6Gi", "0")))
+	grants := s.Grants()
+	if len(grants) != 1 || !grants[0].Has(s.UUID(1)) || grants[0].Memory() != 6*grant.GiB || s.cdiFiles(t) != 1 {
+		t.Fatalf("got %+v and %d CDI files, want the new allocation alone", grants, s.cdiFiles(t))
+	}
+	end := s.Use(grants[0].ID, grant.Identity{})
+	r := s.prepares(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+	if r.Err == nil || !strings.Contains(r.Err.Error(), "while a container uses its grant") {
+		t.Errorf("got %v, want the grant in use kept", r.Err)
+	}
+	s.unprepares(t, "u-1")
+	if g := s.Grants()[0]; !g.Draining {
+		t.Errorf("got %+v, want a grant in use to drain", g)
+	}
+	end()
+	if grants := s.Grants(); len(grants) != 0 {
+		t.Errorf("got %+v, want nothing after the container's end", grants)
+	}
+}
+
+func TestWhatAClaimCannotHave(t *testing.T) {
+	params := func(text string) []resourceapi.DeviceAllocationConfiguration {
+		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName, Parameters: runtime.RawExtension{Raw: []byte(text)}}}}}
+	}
+	const head = `"apiVersion":"gpuledger.dev/v1","kind":"GrantConfig"`
+	yes := true
+	for name, c := range map[string]struct {
+		claim func(s site) *resourceapi.ResourceClaim
+		want  string
+	}{
+		"more than is free": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("gpu", 0, grant.Limit, "13Gi", "0"))
+		},
+			"refused (no-capacity): cannot grant 13GiB on a GPU in mode limit: GPU 0 has 12GiB of 16GiB free (mode limit); GPU 1 is free"},
+		"another mode than the GPU's": {func(s site) *resourceapi.ResourceClaim { return claim("u", s.result("gpu", 0, grant.Exclusive)) },
+			"refused (mode-conflict): cannot grant a whole GPU"},
+		"a GPU that is not here": {func(s site) *resourceapi.ResourceClaim {
+			r := s.result("gpu", 0, grant.Limit, "1Gi")
+			r.Device = "gpu-somewhere-limit"
+			return claim("u", r)
+		}, `no device "gpu-somewhere-limit"`},
+		"another node's pool": {func(s site) *resourceapi.ResourceClaim {
+			r := s.result("gpu", 0, grant.Limit, "1Gi")
+			r.Pool = "node-2"
+			return claim("u", r)
+		}, "nothing of the claim is allocated from gpuledger.dev on this node"},
+		"everything, to watch it": {func(s site) *resourceapi.ResourceClaim {
+			r := s.result("gpu", 0, grant.Limit, "1Gi")
+			r.AdminAccess = &yes
+			return claim("u", r)
+		}, "adminAccess"},
+		"no amount": {func(s site) *resourceapi.ResourceClaim { return claim("u", s.result("gpu", 0, grant.Limit)) }, "DRAConsumableCapacity"},
+		"one GPU twice for one request": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("gpu", 1, grant.Limit, "1Gi", "0"), s.result("gpu", 1, grant.Limit, "1Gi", "0"))
+		}, "distinctAttribute: gpuledger.dev/uuid"},
+		"different amounts": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Limit, "2Gi", "0"))
+		}, "the same on each of its GPUs"},
+		"two modes": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Timeslice, "1Gi", "0"))
+		}, "a grant has one mode"},
+		"a mode that its device is not in": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"mode":"timeslice"}`)
+			return c
+		}, "asks for mode timeslice, but its device is in mode limit"},
+		"a mode that there is not": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"mode":"fast"}`)
+			return c
+		}, `not "fast"`},
+		"parameters with a typing error": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"mdoe":"limit"}`)
+			return c
+		}, `unknown field "mdoe"`},
+		"parameters of another version": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{"apiVersion":"gpuledger.dev/v9","kind":"GrantConfig"}`)
+			return c
+		}, `not "gpuledger.dev/v9"`},
+		"a strength that nothing here has": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"minimumStrength":"hardware"}`)
+			return c
+		}, "refused (limit-unenforceable)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 2)
+			other := s.Grant(admission.Ask{Memory: 4 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}, Label: "the neighbour's"})
+			r := s.prepares(t, c.claim(s))
+			if r.Err == nil || !strings.Contains(r.Err.Error(), c.want) {
+				t.Errorf("got %v, want %q", r.Err, c.want)
+			}
+			if r.Err != nil && strings.Contains(r.Err.Error(), string(other.ID)) {
+				t.Errorf("%q names another tenant's grant", r.Err)
+			}
+			if grants := s.Grants(); len(grants) != 1 {
+				t.Errorf("got %+v, want the neighbour's grant alone", grants)
+			}
+		})
+	}
+}
+
+func TestSharesOverSeveralGPUs(t *testing.T) {
+	s := newSite(t, 2)
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"), s.result("gpu", 1, grant.Limit, "4Gi", "0")))
+	if g := s.Grants()[0]; len(g.GPUs) != 2 || g.Memory() != 8*grant.GiB {
+		t.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
+	}
+	s.has(t, claim("u-2", s.result("a", 0, grant.Limit, "1Gi", "5"), s.result("b", 0, grant.Limit, "2Gi", "5")))
+	for _, g := range s.Grants() {
+		if g.Owner == "claim:u-2" && (len(g.GPUs) != 1 || g.Memory() != 3*grant.GiB || g.Compute != 10) {
+			t.Errorf("got %+v, want both requests' shares of one GPU in one grant", g)
+		}
+	}
+}
+
+func TestGrantsOfClaimsThatAreGoneAreReclaimed(t *testing.T) {
+	s := newSite(t, 2)
+	there := claim("u-there", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	over := claim("u-over", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	reborn := claim("u-reborn", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	moved := claim("u-moved", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	gone := claim("u-gone", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	used := claim("u-used", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	for _, c := range []*resourceapi.ResourceClaim{there, over, reborn, moved, gone, used} {
+		s.has(t, c)
+	}
+	mine := s.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit, Owner: "claim:by-hand"})
+	for _, g := range s.Grants() {
+		if g.Owner == "claim:u-used" {
+			defer s.Use(g.ID, grant.Identity{})()
+		}
+	}
+	over.Status.Allocation = nil
+	reborn.UID = "another"
+	moved.Status.Allocation.Devices.Results[0].Pool = "node-2"
+	s.Client = fake.NewClientset(there, over, reborn, moved)
+	if err := s.Reclaim(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, g := range s.Grants() {
+		left = append(left, string(g.Owner))
+	}
+	if len(left) != 3 || !strings.Contains(strings.Join(left, " "), "claim:u-there") || !strings.Contains(strings.Join(left, " "), "claim:u-used") || mine.Owner != "claim:by-hand" {
+		t.Errorf("got the grants of %v, want those of u-there, u-used and by-hand", left)
+	}
+}
+
+// told is a publisher that remembers.
+type told struct {
+	all []resourceslice.DriverResources
+}
+
+func (p *told) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
+	p.all = append(p.all, r)
+	return nil
+}
+
+func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
+	s, to := newSite(t, 1), &told{}
+	publish := func() {
+		t.Helper()
+		if err := s.Publish(context.Background(), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish()
+	publish()
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))) // the scheduler counts it
+	publish()
+	if len(to.all) != 1 {
+		t.Fatalf("published %d times, want once", len(to.all))
+	}
+	s.Grant(admission.Ask{Memory: 2 * grant.GiB, Mode: grant.Limit}) // the scheduler cannot know of it
+	publish()
+	if len(to.all) != 2 {
+		t.Errorf("published %d times, want twice", len(to.all))
+	}
+}

@@ -1,0 +1,188 @@
+package dra
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
+)
+
+// The API takes no more of them in one slice (k8s.io/api/resource/v1, types.go).
+const (
+	maxDevices  = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	maxCounters = resourceapi.ResourceSliceMaxCounterSets
+)
+
+// Slices describe the node's GPUs to the scheduler. A GPU is one counter and a device for each mode that it could be in; each
+// takes the whole counter, so a GPU is in one mode at a time. Several claims can have a device of a shared mode, and the
+// scheduler adds up what they consume: what the driver itself has granted is therefore not taken off.
+func Slices(p book.Page) ([]resourceslice.Slice, error) {
+	seats, err := p.Seats(Source)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		counters []resourceapi.CounterSet
+		devices  []resourceapi.Device
+	)
+	for _, s := range seats {
+		of := devicesOf(p, s)
+		if len(of) == 0 {
+			continue
+		}
+		counters = append(counters, counterOf(s.GPU))
+		devices = append(devices, of...)
+	}
+	var list []resourceslice.Slice
+	for part := range slices.Chunk(devices, maxDevices) {
+		list = append(list, resourceslice.Slice{Devices: part})
+	}
+	for part := range slices.Chunk(counters, maxCounters) {
+		list = append(list, resourceslice.Slice{SharedCounters: part})
+	}
+	if list == nil {
+		list = []resourceslice.Slice{{}} // "there is nothing" is not "nobody knows"
+	}
+	return list, nil
+}
+
+// whole is the one counter of a GPU: whoever takes it has decided the GPU's mode.
+const whole = "gpu"
+
+func counterOf(gpu grant.GPU) resourceapi.CounterSet {
+	return resourceapi.CounterSet{Name: counterName(gpu), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}
+}
+
+func counterName(gpu grant.GPU) string { return strings.ToLower(gpu.UUID) }
+
+// deviceName tells GPU and mode. It is made of the UUID, because an index can be another GPU's after a boot.
+func deviceName(gpu grant.GPU, mode grant.Mode) string {
+	return strings.ToLower(gpu.UUID) + "-" + string(mode)
+}
+
+// devicesOf are a GPU's devices, one a mode. A mode in which nothing could be granted has none.
+func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
+	var devices []resourceapi.Device
+	for _, mode := range s.Modes {
+		d := resourceapi.Device{Name: deviceName(s.GPU, mode), Attributes: attributes(p, s, mode), Taints: taints(s, mode),
+			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}}
+		switch {
+		case mode == grant.Exclusive:
+			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
+		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
+			several := true
+			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s)
+		default:
+			continue
+		}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+// consumable are the capacities of a shared GPU. A claim that names no memory gets all that there is, so that it never runs
+// with less than it needs by an oversight; one that names no compute gets no share of its own, and no limit.
+func consumable(s admission.Seat) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	free := s.Free - s.Free%grant.MiB
+	capacities := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(free),
+		RequestPolicy: policy(quantity(free), quantity(grant.MiB), quantity(free), quantity(grant.MiB))}}
+	if s.Compute > 0 {
+		percent := int64(s.Compute)
+		capacities[compute] = resourceapi.DeviceCapacity{Value: *number(percent), RequestPolicy: policy(number(0), number(0), number(percent), number(1))}
+	}
+	return capacities
+}
+
+func policy(standard, least, most, step *resource.Quantity) *resourceapi.CapacityRequestPolicy {
+	return &resourceapi.CapacityRequestPolicy{Default: standard, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: least, Max: most, Step: step}}
+}
+
+func quantity(b grant.Bytes) *resource.Quantity {
+	return resource.NewQuantity(int64(b), resource.BinarySI)
+}
+func number(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
+
+func attributes(p book.Page, s admission.Seat, mode grant.Mode) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"uuid": text(s.GPU.UUID), "index": integer(s.GPU.Index), "product": text(s.GPU.Name), "driver": text(p.Inventory.Driver.Version),
+		"mode": text(string(mode)), "strength": text(string(p.Strength(mode, s))), "health": text(s.GPU.Health), "numa": integer(s.GPU.NUMA),
+		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
+	}
+	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil { // a simulated GPU has none
+		all[root.Name] = root.Value
+	}
+	for name, a := range all {
+		if a.StringValue != nil && *a.StringValue == "" {
+			delete(all, name)
+		}
+	}
+	return all
+}
+
+func text(s string) resourceapi.DeviceAttribute {
+	if len(s) > resourceapi.DeviceAttributeMaxValueLength {
+		s = s[:resourceapi.DeviceAttributeMaxValueLength]
+	}
+	return resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+func integer(n int) resourceapi.DeviceAttribute {
+	value := int64(n)
+	return resourceapi.DeviceAttribute{IntValue: &value}
+}
+
+// The taints of a device. A pod that runs is never ended for one: its grant stands.
+const (
+	taintClosed  = "gpuledger.dev/closed"  // it takes no grants: unhealthy, or its entry in the ledger is damaged
+	taintOutside = "gpuledger.dev/outside" // used outside the ledger, so nobody can have the whole of it
+)
+
+func taints(s admission.Seat, mode grant.Mode) []resourceapi.DeviceTaint {
+	var list []resourceapi.DeviceTaint
+	add := func(key, value string) {
+		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	if s.Closed != "" {
+		add(taintClosed, label(s.Closed))
+	}
+	if s.Outside > 0 && mode == grant.Exclusive {
+		add(taintOutside, label(s.Outside.String()))
+	}
+	return list
+}
+
+// label is a text as a label's value may be: at most 63 letters, digits, '-', '_' and '.', of which the outer are letters
+// or digits.
+func label(text string) string {
+	clean := strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '.':
+			return r
+		}
+		return '-'
+	}, text)
+	for strings.Contains(clean, "--") {
+		clean = strings.ReplaceAll(clean, "--", "-")
+	}
+	return strings.Trim(clean[:min(len(clean), 63)], "-.")
+}
+
+// find is the GPU and the mode of a device.
+func find(name string, inv grant.Inventory) (grant.GPU, grant.Mode, error) {
+	for _, gpu := range inv.GPUs {
+		for _, mode := range grant.Modes {
+			if deviceName(gpu, mode) == name {
+				return gpu, mode, nil
+			}
+		}
+	}
+	return grant.GPU{}, "", fmt.Errorf("this node has no device %q: its GPU is gone or was never here", name)
+}

@@ -1,0 +1,144 @@
+package dra
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/booktest"
+)
+
+// published are the devices of a node, described in short: "0 limit memory=16Gi compute=100", by GPU and mode.
+func published(t *testing.T, n *booktest.Node) []string {
+	t.Helper()
+	p, err := n.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := Slices(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, s := range list {
+		for _, d := range s.Devices {
+			memory := d.Capacity["memory"].Value
+			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue, *d.Attributes["mode"].StringValue, memory.String())
+			if c, found := d.Capacity["compute"]; found {
+				line += " compute=" + c.Value.String()
+			}
+			for _, taint := range d.Taints {
+				line += " " + taint.Key + "=" + taint.Value
+			}
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func TestWhatTheSchedulerIsTold(t *testing.T) {
+	unhealthy := func(all []simulated.GPU) { all[0].Health = "fell off the bus (Xid 79)" }
+	for name, c := range map[string]struct {
+		config string
+		make   func(n *booktest.Node)
+		want   []string
+	}{
+		"a free GPU can be in each mode": {"", func(*booktest.Node) {}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
+		"what others hold is taken off, in their mode": {"", func(n *booktest.Node) {
+			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
+		}, []string{"0 timeslice memory=11Gi compute=60"}},
+		"a GPU that somebody has whole is not there": {"", func(n *booktest.Node) {
+			n.Grant(admission.Ask{Mode: grant.Exclusive})
+		}, nil},
+		"what the driver has granted the scheduler counts": {"", func(n *booktest.Node) {
+			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
+		"what is used outside the ledger is taken off, and nobody gets the whole": {"", func(n *booktest.Node) {
+			if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}); err != nil {
+				n.T.Fatal(err)
+			}
+		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100", "0 limit memory=13Gi compute=100"}},
+		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {}, []string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100", "0 limit memory=15Gi compute=100"}},
+		"a pool's modes":         {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {}, []string{"0 limit memory=16Gi compute=100"}},
+		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
+			[]string{"0 limit memory=16Gi compute=100 gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := booktest.New(t, 1, 16*grant.GiB, c.config)
+			c.make(n)
+			got := slices.DeleteFunc(published(t, n), func(line string) bool { return strings.Contains(line, " mps ") })
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+// The API refuses a slice that breaks one of these rules, and a driver hears of it only in its log.
+func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
+	for _, gpus := range []int{1, 8, 16, 64} {
+		n := booktest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, "")
+		p, err := n.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := Slices(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counters, names := map[string]bool{}, map[string]bool{}
+		for _, s := range list {
+			for _, c := range s.SharedCounters {
+				counters[c.Name] = true
+			}
+			if len(s.Devices) > 64 || len(s.SharedCounters) > 8 || len(s.Devices) > 0 && len(s.SharedCounters) > 0 {
+				t.Errorf("%d GPUs: a slice has %d devices and %d counters", gpus, len(s.Devices), len(s.SharedCounters))
+			}
+		}
+		if len(counters) != gpus {
+			t.Errorf("%d GPUs have %d counters", gpus, len(counters))
+		}
+		for _, s := range list {
+			for _, d := range s.Devices {
+				if problems := validation.IsDNS1123Label(d.Name); len(problems) > 0 || names[d.Name] {
+					t.Errorf("name %q: %v", d.Name, problems)
+				}
+				names[d.Name] = true
+				if len(d.ConsumesCounters) != 1 || !counters[d.ConsumesCounters[0].CounterSet] {
+					t.Errorf("%s consumes %v", d.Name, d.ConsumesCounters)
+				}
+				checkPolicies(t, d)
+			}
+		}
+	}
+}
+
+// checkPolicies: min <= default <= max <= value, and max and default are whole steps.
+func checkPolicies(t *testing.T, d resourceapi.Device) {
+	t.Helper()
+	for name, c := range d.Capacity {
+		if c.RequestPolicy == nil {
+			continue
+		}
+		r := c.RequestPolicy.ValidRange
+		least, standard, most, step, value := r.Min.Value(), c.RequestPolicy.Default.Value(), r.Max.Value(), r.Step.Value(), c.Value.Value()
+		if least > standard || standard > most || most > value || least+step > value || most%step != 0 || standard%step != 0 || d.AllowMultipleAllocations == nil {
+			t.Errorf("%s: %s has min %d, default %d, max %d, step %d, value %d", d.Name, name, least, standard, most, step, value)
+		}
+	}
+}
+
+func TestTaintsAreLabels(t *testing.T) {
+	for _, text := range []string{"is unhealthy: " + strings.Repeat("no answer, ", 20), "--", "", "fell off the bus (Xid 79)", "ä", "3GiB"} {
+		if problems := validation.IsValidLabelValue(label(text)); len(problems) > 0 {
+			t.Errorf("%q becomes %q: %v", text, label(text), problems)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package dra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// publisher is what takes slices to the API: the kubelet plugin's helper.
+type publisher interface {
+	PublishResources(context.Context, resourceslice.DriverResources) error
+}
+
+// Publish tells the cluster what the node has, where that has changed. It is called again and again.
+func (d *Driver) Publish(ctx context.Context, to publisher) error {
+	p, err := d.Book.Read()
+	if err != nil {
+		return fmt.Errorf("cannot publish: %w", err) // what was published stays: a grant needs an inventory anyhow
+	}
+	list, err := Slices(p)
+	if err != nil {
+		return fmt.Errorf("cannot publish: %w", err)
+	}
+	now, err := json.Marshal(list)
+	if err != nil {
+		return fmt.Errorf("cannot publish: %w", err)
+	}
+	if string(now) == d.last {
+		return nil
+	}
+	if err := to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}}); err != nil {
+		return fmt.Errorf("cannot publish: %w", err)
+	}
+	d.last = string(now)
+	return nil
+}
+
+// Reclaim releases grants whose claim is gone, or is no longer allocated here: of a kubelet that lost its memory while the
+// claim ended. A grant that a container uses is left alone; so is one whose claim the API does not tell of.
+func (d *Driver) Reclaim(ctx context.Context) error {
+	n := d.Book.Open()
+	if n.Broken != nil {
+		return n.Broken
+	}
+	o, err := n.Overview()
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, g := range o.Grants {
+		if g.Source == Source && len(g.Bindings) == 0 {
+			failed = errors.Join(failed, d.reclaim(ctx, g))
+		}
+	}
+	return failed
+}
+
+func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
+	namespace, name, ok := place(g)
+	if !ok {
+		return nil
+	}
+	d.mu.Lock() // no Prepare comes in between
+	defer d.mu.Unlock()
+	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("cannot tell whether the claim of grant %s is there: %w", g.ID, err)
+	case err == nil && owner(string(claim.UID)) == g.Owner && d.allocatedHere(claim):
+		return nil
+	}
+	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim", name, "grant", g.ID)
+	return d.Book.Withdraw(g.ID)
+}
+
+// allocatedHere reports whether a claim has anything of this node's.
+func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == DriverName && r.Pool == d.Node
+	})
+}
