@@ -1,0 +1,139 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// api answers what a cluster with two nodes would: one publishes slices, the other has a device plugin.
+func api(t *testing.T, answers map[string]string) kubernetes.Interface {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer, found := answers[r.URL.Path]
+		if !found {
+			w.WriteHeader(http.StatusNotFound)
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"not found"}`
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// device is one of gpu-a's or gpu-b's, in a mode.
+func device(gpu, index, mode, memory string) string {
+	return `{"name":"` + gpu + `-` + mode + `","attributes":{"uuid":{"string":"GPU-` + gpu + `"},"index":{"int":` + index + `},"mode":{"string":"` + mode + `"},"health":{"string":"ok"}},"capacity":{"memory":{"value":"` + memory + `"}}}`
+}
+
+func result(device, more string) string {
+	return `{"request":"gpu","driver":"gpuledger.dev","pool":"gpu-1","device":"` + device + `"` + more + `}`
+}
+
+var whole2 = map[string]string{
+	"/api/v1/nodes": `{"items":[{"metadata":{"name":"gpu-1"},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.1"}]}},
+		{"metadata":{"name":"cpu"}},
+		{"metadata":{"name":"old"},"status":{"addresses":[{"type":"Hostname","address":"old"},{"type":"InternalIP","address":"10.0.0.2"}],"capacity":{"gpuledger.dev/gpu-memory":"32"}}}]}`,
+	"/apis/resource.k8s.io/v1/resourceslices": `{"items":[
+		{"spec":{"driver":"gpuledger.dev","pool":{"name":"gpu-1","generation":1},"devices":[` + device("gone", "7", "limit", "99Gi") + `]}},
+		{"spec":{"driver":"gpuledger.dev","pool":{"name":"gpu-1","generation":2},"devices":[` + device("b", "1", "exclusive", "16Gi") + `,` + device("a", "0", "exclusive", "16Gi") + `,` + device("a", "0", "limit", "16Gi") + `]}}]}`,
+	"/apis/resource.k8s.io/v1/resourceclaims": `{"items":[
+		{"metadata":{"namespace":"team","name":"share"},"status":{"reservedFor":[{"resource":"pods","name":"train","uid":"1"}],"allocation":{"devices":{"results":[` +
+		result("a-limit", `,"consumedCapacity":{"memory":"6656Mi","compute":"30"}`) + `]}}}},
+		{"metadata":{"namespace":"team","name":"whole"},"status":{"allocation":{"devices":{"results":[` + result("b-exclusive", "") + `]}}}},
+		{"metadata":{"namespace":"team","name":"waits"}}]}`,
+	"/api/v1/pods": `{"items":[{"metadata":{"namespace":"team","name":"p"},"spec":{"nodeName":"old","initContainers":[{"name":"i","resources":{"limits":{"gpuledger.dev/gpu-memory":"5"}}}],
+		"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu-memory":"4"}}},{"name":"b","resources":{"limits":{"gpuledger.dev/gpu-memory":"4"}}}]}}]}`,
+	"/api/v1/namespaces/team/pods/train": `{"metadata":{"namespace":"team","name":"train","uid":"1"},"spec":{"nodeName":"gpu-1","resourceClaims":[{"name":"gpu","resourceClaimTemplateName":"t"}],"containers":[{"name":"main"}]},
+		"status":{"phase":"Running","resourceClaimStatuses":[{"name":"gpu","resourceClaimName":"share"}]}}`,
+	"/api/v1/namespaces/team/pods/late": `{"metadata":{"namespace":"team","name":"late","uid":"2"},"spec":{"resourceClaims":[{"name":"gpu","resourceClaimName":"waits"},{"name":"other","resourceClaimTemplateName":"t"}],"containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]},
+		"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":"0/3 nodes are available: 1 cannot allocate all claims."}]}}`,
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{}}}`,
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"}}`,
+	"/api/v1/namespaces/team/events": `{"items":[{"type":"Warning","message":"Error: gpuledger: refused (visible-devices-all): container \"main\" asks for all GPUs"},
+		{"type":"Warning","message":"Back-off restarting failed container"},{"type":"Normal","message":"gpuledger is nice"}]}`,
+}
+
+func TestInspect(t *testing.T) {
+	nodes, err := Read(context.Background(), api(t, whole2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := Print(&out, nodes, true); err != nil {
+		t.Fatal(err)
+	}
+	const want = `NAME   IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
+gpu-1  10.0.0.1   6.5/16 limit           16/16 exclusive        22.5/32
+old    10.0.0.2   -                      -                      0/0
+------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+22.5/32 (70%)
+old: 8/32 gpuledger.dev/gpu-memory by the device plugin
+
+NODE gpu-1
+GPU  NAMESPACE  CLAIM  PODS   MODE       MEMORY(GiB)  COMPUTE
+0    team       share  train  limit      6.5          30%
+1    team       whole         exclusive  16           -
+
+NODE old
+GPU  NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+	if text, err := json.Marshal(nodes); err != nil || !strings.Contains(string(text), `"claim":"share"`) {
+		t.Errorf("got %s, %v", text, err)
+	}
+}
+
+func TestAClusterWithoutDynamicResourceAllocation(t *testing.T) {
+	nodes, err := Read(context.Background(), api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"], "/api/v1/pods": whole2["/api/v1/pods"]}))
+	if err != nil || len(nodes) != 1 || nodes[0].Name != "old" {
+		t.Errorf("got %v, %v; want the node with the device plugin", nodes, err)
+	}
+	var out bytes.Buffer
+	if err := Print(&out, nil, false); err != nil || !strings.HasPrefix(out.String(), "no node has GPUs") {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for pod, want := range map[string]string{
+		"train": `pod team/train is Running on gpu-1
+claim share has 6.5 GiB of GPU 0 in mode limit, with 30% of its compute
+event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
+`,
+		"late": `pod team/late is Pending
+claim waits is not allocated
+claim other: the claim is not made from its template yet
+container main: 1 gpuledger.dev/gpu by the device plugin
+it waits: 0/3 nodes are available: 1 cannot allocate all claims.
+event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
+`} {
+		e, err := Explain(context.Background(), api(t, whole2), "team", pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		e.Write(&out)
+		if out.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+		}
+	}
+	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil || !strings.Contains(err.Error(), "cannot explain") {
+		t.Errorf("got %v", err)
+	}
+}
