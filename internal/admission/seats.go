@@ -18,15 +18,17 @@ type Seat struct {
 	Compute int          // percent that can be granted
 }
 
-// Seats tells of every GPU what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
+// Seats tells of every whole GPU what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
 func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	all, err := survey("", v, inv, p)
 	if err != nil {
 		return nil, err
 	}
-	seats := make([]Seat, len(all))
-	for i, s := range all {
-		seats[i] = Seat{GPU: s.gpu, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)}
+	var seats []Seat
+	for _, s := range all {
+		if s.device.MIG == nil {
+			seats = append(seats, Seat{GPU: s.device.GPU, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)})
+		}
 	}
 	return seats, nil
 }
