@@ -108,7 +108,7 @@ peers:
 	done
 
 .PHONY: packages
-packages: ## deb and rpm for amd64 and arm64 in dist/ (root, where a compiler is missing)
+packages: ## deb and rpm for amd64 and arm64, and the image of the Kubernetes set-up, in dist/ (root, where a compiler is missing)
 	@test/setup.sh packages
 	@packaging/build.sh dist
 

@@ -1,5 +1,6 @@
 #!/bin/bash
-# packaging/build.sh [DIRECTORY]: deb and rpm for amd64 and arm64 into DIRECTORY (dist), with SHA256SUMS.
+# packaging/build.sh [DIRECTORY]: deb, rpm and the image of the Kubernetes set-up for amd64 and arm64 into DIRECTORY (dist), with
+# a bill of materials (CycloneDX) for each architecture and SHA256SUMS.
 # Two builds of one commit give the same bytes: no time but the commit's, no path and no host name goes into them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,6 +49,19 @@ programs() {
   done
 }
 
+# shim ARCH DIRECTORY: the libraries that go into containers. No container's mount is ever written to: each version has a
+# directory of its own, and dpkg and rpm replace files by rename.
+shim() {
+  CC=$(compiler "$1") CFLAGS="-O2 -s -ffile-prefix-map=$PWD/=" shim/build.sh "$2"
+}
+
+# manual NAME.SECTION FILE SUMMARY: a manual page out of a document. Its first heading is the page's name.
+manual() {
+  local name=${1%.*} section=${1##*.}
+  { printf '%% %s %s\n# NAME\n%s - %s\n\n' "$name" "$section" "$name" "$3"; sed 1d "$2"; } |
+    "$work/bin/md2man" | gzip -9n >"$work/shared/man/$1.gz"
+}
+
 # shared: what is the same for every architecture, made by the programs of this one.
 shared() {
   local to=$work/shared host
@@ -58,6 +72,9 @@ shared() {
   "$work/$host/gpuledger" completion bash >"$to/completions/bash"
   "$work/$host/gpuledger" completion zsh >"$to/completions/zsh"
   "$work/$host/gpuledger" completion fish >"$to/completions/fish"
+  manual gpuledger-runtime.8 docs/man/gpuledger-runtime.md "an OCI runtime that holds containers to the ledger of GPU grants"
+  manual gpuledger-hook.8 docs/man/gpuledger-hook.md "an OCI hook that holds containers to the ledger of GPU grants"
+  manual gpuledger-config.5 docs/configuration.md "configuration of gpuledger"
   gzip -9n <CHANGELOG.md >"$to/changelog.gz"
   sed -Ef packaging/config.sed configs/config.toml >"$to/config.toml"
 }
@@ -68,7 +85,9 @@ stage() {
   install -Dt "$to/usr/bin" "$work/$1"/*
   install -Dm644 -t "$to/usr/lib/systemd/system" packaging/systemd/*
   install -Dm644 -t "$to/usr/lib/udev/rules.d" packaging/90-gpuledger.rules
-  install -Dm644 -t "$share/man/man8" "$from"/man/*
+  install -Dm644 -t "$to/usr/lib/gpuledger/shim/$VERSION" "$work/shim-$1"/*
+  install -Dm644 -t "$share/man/man8" "$from"/man/*.8.gz
+  install -Dm644 -t "$share/man/man5" "$from"/man/*.5.gz
   install -Dm644 "$from/completions/bash" "$share/bash-completion/completions/gpuledger"
   install -Dm644 "$from/completions/zsh" "$share/zsh/vendor-completions/_gpuledger"
   install -Dm644 "$from/completions/fish" "$share/fish/vendor_completions.d/gpuledger.fish"
@@ -79,18 +98,36 @@ stage() {
   chmod -R u=rwX,go=rX "$to"
 }
 
+# image ARCH DEB: the set-up by DaemonSet: what the package brings, but for its documents, and the program that puts it there.
+image() {
+  local to=$work/image-$1
+  mkdir -p "$to/host"
+  dpkg-deb -x "$2" "$to/node"
+  find "$to/node/usr/share" -mindepth 1 -maxdepth 1 ! -name doc -exec rm -r {} +
+  find "$to/node/usr/share/doc" -type f ! -name copyright -delete
+  CGO_ENABLED=0 GOARCH=$1 go build -p 2 -trimpath -ldflags "-s -w -buildid=" -o "$to/gpuledger-setup" ./cmd/gpuledger-setup
+  "$work/bin/image" -root "$to" -arch "$1" -entrypoint /gpuledger-setup -tag gpuledger.dev/setup:latest -time "$SOURCE_DATE_EPOCH" \
+    -out "$out/gpuledger-setup_${VERSION}_$1.tar"
+}
+
 mkdir -p "$out" "$work/bin"
 go build -C packaging/tools/nfpm -p 2 -o "$work/bin/" tool
+go build -C packaging/tools/sbom -p 2 -o "$work/bin/sbom" .
+go build -C packaging/tools/image -p 2 -o "$work/bin/image" .
+go build -p 2 -o "$work/bin/md2man" github.com/cpuguy83/go-md2man/v2
 for arch in amd64 arm64; do
   mkdir "$work/$arch"
   programs "$arch" "$work/$arch"
+  shim "$arch" "$work/shim-$arch"
 done
 shared
-rm -f "$out"/*.deb "$out"/*.rpm "$out/SHA256SUMS"
+rm -f "$out"/*.deb "$out"/*.rpm "$out"/*.cdx.json "$out"/gpuledger-setup_*.tar "$out/SHA256SUMS"
 for arch in amd64 arm64; do
   stage "$arch"
   for packager in deb rpm; do
     ARCH=$arch STAGE=$work/stage-$arch SHARED=$work/shared "$work/bin/nfpm" package --config packaging/nfpm.yaml --packager "$packager" --target "$out/" >/dev/null
   done
+  "$work/bin/sbom" -name gpuledger -version "$VERSION" -time "$SOURCE_DATE_EPOCH" -root "$work/stage-$arch" >"$out/gpuledger_${VERSION}_$arch.cdx.json"
+  image "$arch" "$(ls "$out"/gpuledger_*_"$arch".deb)"
 done
-(cd "$out" && sha256sum -- *.deb *.rpm >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && sha256sum -- *.deb *.rpm *.cdx.json *.tar >SHA256SUMS && cat SHA256SUMS)

@@ -44,6 +44,8 @@ var layers = map[string][]string{
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
 		"internal/failpoint"},
 	"internal/doctor":      {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/ledger"},
+	"internal/setup":       {"internal/host"},
+	"cmd/gpuledger-setup":  {"internal/setup"},
 	"cmd/gpuledger-hook":   {"hook"},
 	"internal/edit/adjust": {"internal/edit", "internal/grant"},
 	"internal/nri":         {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},

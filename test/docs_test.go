@@ -2,12 +2,15 @@ package test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
 )
 
 // TestEveryRefusalIsExplained holds docs/refusals.md to the closed list, in its order: where several codes apply, the
@@ -18,9 +21,13 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sections []string
-	for line := range strings.Lines(string(text)) {
-		if name, found := strings.CutPrefix(line, "## `"); found {
-			sections = append(sections, strings.TrimSuffix(strings.TrimSpace(name), "`"))
+	for _, section := range strings.Split(string(text), "\n## `")[1:] {
+		name, body, _ := strings.Cut(section, "`\n")
+		sections = append(sections, name)
+		for _, part := range []string{"**Cause.** ", "**Example.** ", "**What to do.** "} {
+			if strings.Count(body, part) != 1 {
+				t.Errorf("docs/refusals.md, %s: want %q once", name, strings.TrimSpace(part))
+			}
 		}
 	}
 	var codes []string
@@ -29,6 +36,82 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 	}
 	if got, want := strings.Join(sections, " "), strings.Join(codes, " "); got != want {
 		t.Errorf("docs/refusals.md explains\n%s\nbut the codes are\n%s", got, want)
+	}
+}
+
+// TestEveryKeyIsDocumented holds docs/configuration.md to the configuration: each key that can be set has a row, with the default that
+// configs/config.toml shows, and no row is about anything else.
+func TestEveryKeyIsDocumented(t *testing.T) {
+	told := map[string]string{}
+	for _, row := range keyRow.FindAllStringSubmatch(read(t, "../docs/configuration.md"), -1) {
+		if _, twice := told[row[1]]; twice {
+			t.Errorf("docs/configuration.md has %s twice", row[1])
+		}
+		told[row[1]] = strings.Trim(row[2], "`")
+	}
+	defaults := shownDefaults(read(t, "../configs/config.toml"))
+	for _, key := range keysOf(reflect.TypeFor[grant.Policy](), "") {
+		said, found := told[key]
+		if !found {
+			t.Errorf("docs/configuration.md has no row for %s", key)
+		} else if shown, set := defaults[key]; set && shown != said {
+			t.Errorf("docs/configuration.md says that %s is %s by default; it is %s", key, said, shown)
+		}
+		delete(told, key)
+	}
+	for key := range told {
+		t.Errorf("docs/configuration.md explains %s, which is no key", key)
+	}
+}
+
+// keyRow is a row of a table whose first cell is a key: its name and its default.
+var keyRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]+) \\|")
+
+// keysOf are the keys that a configuration of this type can set, with their tables.
+func keysOf(table reflect.Type, name string) (keys []string) {
+	for i := range table.NumField() {
+		field := table.Field(i)
+		key := name + field.Tag.Get("toml")
+		kind := field.Type
+		for kind.Kind() == reflect.Slice {
+			kind = kind.Elem()
+		}
+		if kind.Kind() == reflect.Struct {
+			keys = append(keys, keysOf(kind, key+".")...)
+		} else {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// shownDefaults are the keys that a configuration file sets, as they are written there.
+func shownDefaults(file string) map[string]string {
+	defaults, table := map[string]string{}, ""
+	for line := range strings.Lines(file) {
+		line, _, _ = strings.Cut(line, " #")
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			table = strings.Trim(line, "[]") + "."
+		} else if key, value, set := strings.Cut(line, "="); set && line[0] != '#' {
+			defaults[table+strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	return defaults
+}
+
+// TestManualsNameEveryStage: the hook's page is not made from its help, so it is compared with it.
+func TestManualsNameEveryStage(t *testing.T) {
+	page := read(t, "../docs/man/gpuledger-hook.md")
+	help := rig.Run(exec.Command(rig.Binary(t, "gpuledger-hook"), "--help"))
+	stages := regexp.MustCompile(`(createRuntime|prestart|precreate|poststop)`).FindAllString(help.Stdout+help.Stderr, -1)
+	if len(stages) < 4 {
+		t.Fatalf("the help names %v: %+v", stages, help)
+	}
+	for _, stage := range stages {
+		if !strings.Contains(page, "`"+stage+"`") {
+			t.Errorf("docs/man/gpuledger-hook.md does not name %s", stage)
+		}
 	}
 }
 
@@ -41,15 +124,19 @@ func TestDocumentsLinkToWhatIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	decisions, _ := filepath.Glob("../docs/adr/*.md")
-	for _, document := range append(append(documents, decisions...), "../README.md", "../CHANGELOG.md") {
-		text, err := os.ReadFile(document)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, found := range link.FindAllStringSubmatch(string(text), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(document), found[1])); err != nil {
+	linked := map[string]bool{}
+	for _, document := range append(append(documents, decisions...), "../README.md", "../CHANGELOG.md", "../CONTRIBUTING.md") {
+		for _, found := range link.FindAllStringSubmatch(read(t, document), -1) {
+			target := filepath.Join(filepath.Dir(document), found[1])
+			linked[target] = linked[target] || target != filepath.Clean(document)
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: %v", document, err)
 			}
+		}
+	}
+	for _, page := range append(documents, decisions...) {
+		if !linked[page] && filepath.Base(page) != "README.md" {
+			t.Errorf("no page leads to %s", page)
 		}
 	}
 }

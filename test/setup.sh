@@ -24,7 +24,7 @@ case $(uname -m) in
   *) cross="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross" ;;
 esac
 needs[packages]="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/stdio.h:libc6-dev git:git $cross"
-needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm readelf:binutils unshare:util-linux"
+needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm readelf:binutils unshare:util-linux jq:jq lintian:lintian rpmlint:rpmlint systemd-analyze:systemd"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {

@@ -1,0 +1,218 @@
+package setup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// node is the node's file system, which is this process's root, and the tree that goes there.
+type node struct {
+	tree  fs.FS
+	enter []string
+}
+
+// record lists what was installed, one path a line; what it does not list is not ours to replace or to remove.
+const record = "/usr/lib/gpuledger/setup.list"
+
+// configFile is the administrator's, once it is there.
+const configFile = "/etc/gpuledger/config.toml"
+
+// systemdRuns is there where systemd is the node's process 1 (sd_booted(3)).
+const systemdRuns = "/run/systemd/system"
+
+// install can be repeated and be killed at any point: the record names every file before it is written.
+func (n *node) install(o options) error {
+	before, err := recorded()
+	if err != nil {
+		return err
+	}
+	files, err := n.files()
+	if err != nil {
+		return err
+	}
+	if err := foreign(files, before); err != nil {
+		return err
+	}
+	if err := writeRecord(union(before, files)); err != nil {
+		return err
+	}
+	for _, path := range files {
+		if err := n.put(path); err != nil {
+			return fmt.Errorf("cannot install %s: %w", path, err)
+		}
+	}
+	for _, path := range before {
+		if !slices.Contains(files, path) && path != configFile {
+			removeFile(path) // of an older version
+		}
+	}
+	if err := writeRecord(files); err != nil {
+		return err
+	}
+	return n.configure(o)
+}
+
+// configure does what an administrator does after the package is there. A driver that is not loaded yet is no failure: the
+// inventory is taken when it is (udev), and until then containers that ask for a GPU are refused.
+func (n *node) configure(o options) error {
+	if exists(systemdRuns) {
+		if err := n.run("systemctl", "daemon-reload"); err != nil {
+			return err
+		}
+		_ = n.run("udevadm", "control", "--reload")
+		if err := n.run("systemctl", "start", "gpuledger-inventory.path"); err != nil {
+			return err
+		}
+	}
+	if err := n.run("gpuledger", "inventory", "refresh"); err != nil {
+		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error())
+	}
+	args := []string{"configure", o.engine, "--restart"}
+	if o.asDefault {
+		args = append(args, "--as-default")
+	}
+	if o.mode != "" {
+		args = append(args, "--mode", o.mode)
+	}
+	return n.run("gpuledger", args...)
+}
+
+// remove leaves the ledger, the audit log and the configuration, as removing a package does.
+func (n *node) remove(o options) error {
+	files, err := recorded()
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	if err := n.run("gpuledger", "configure", o.engine, "--undo", "--restart"); err != nil {
+		return err
+	}
+	if exists(systemdRuns) {
+		_ = n.run("systemctl", "stop", "gpuledger-inventory.path")
+	}
+	for _, path := range files {
+		if path != configFile {
+			removeFile(path)
+		}
+	}
+	removeFile(record)
+	if exists(systemdRuns) {
+		return n.run("systemctl", "daemon-reload")
+	}
+	return nil
+}
+
+// files are the paths of the tree, sorted.
+func (n *node) files() (paths []string, err error) {
+	err = fs.WalkDir(n.tree, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			paths = append(paths, "/"+name)
+		}
+		return err
+	})
+	if err == nil && len(paths) == 0 {
+		err = errors.New("there is nothing in it")
+	}
+	if err != nil {
+		err = fmt.Errorf("cannot read what is to be installed: %w", err)
+	}
+	slices.Sort(paths)
+	return paths, err
+}
+
+// foreign refuses where a package, or somebody's hand, has put our programs there.
+func foreign(files, ours []string) error {
+	for _, path := range files {
+		if strings.HasPrefix(path, "/usr/bin/") && !slices.Contains(ours, path) && exists(path) {
+			return fmt.Errorf("%s is there already, and was not put there by gpuledger-setup: remove the package, or keep this node out of the DaemonSet", path)
+		}
+	}
+	return nil
+}
+
+// put copies a file or link of the tree, by rename: what runs or is mounted keeps the file that it has.
+func (n *node) put(path string) error {
+	if path == configFile && exists(path) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	info, err := fs.Lstat(n.tree, path[1:])
+	if err != nil {
+		return err
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return n.putLink(path)
+	}
+	content, err := fs.ReadFile(n.tree, path[1:])
+	if err != nil {
+		return err
+	}
+	return host.ReplaceFile(path, content, info.Mode().Perm(), host.Durable)
+}
+
+func (n *node) putLink(path string) error {
+	target, err := fs.ReadLink(n.tree, path[1:])
+	if err != nil {
+		return err
+	}
+	draft := path + ".gpuledger-setup"
+	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(target, draft); err != nil {
+		return err
+	}
+	return os.Rename(draft, path)
+}
+
+func recorded() ([]string, error) {
+	text, err := os.ReadFile(record)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read what was installed: %w", err)
+	}
+	return strings.Fields(string(text)), nil
+}
+
+func writeRecord(paths []string) error {
+	if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
+		return err
+	}
+	if err := host.ReplaceFile(record, []byte(strings.Join(paths, "\n")+"\n"), 0o644, host.Durable); err != nil {
+		return fmt.Errorf("cannot record what is installed: %w", err)
+	}
+	return nil
+}
+
+// removeFile removes a file, and the directories that it leaves empty.
+func removeFile(path string) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error())
+	}
+	for dir := filepath.Dir(path); strings.Contains(dir, "gpuledger"); dir = filepath.Dir(dir) {
+		if os.Remove(dir) != nil {
+			return
+		}
+	}
+}
+
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -1,0 +1,123 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// TestReadme walks the story of the README: every command is given as it is printed there, in order, and what it says is compared.
+// What no command says is what the text says: the references go into the annotations of the bundles, and what images carry.
+func TestReadme(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	rig.Need(t, "jq")
+	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name", "Tesla V100-SXM2-16GB", "--out", n.Dir+"/node.json")
+	n.Must("inventory", "refresh")
+	bundles := map[string]*rig.Bundle{}
+	for id, edit := range map[string]rig.Edit{
+		"train": together(), "infer": together(), "thief": together(), "greedy": rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+		"privileged": func(s *specs.Spec) {
+			rig.Privileged(s)
+			s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
+		},
+	} {
+		bundles[id] = n.Bundle(id, edit)
+		for _, applet := range []string{"sh", "ls", "mknod", "head"} {
+			must(t, exec.Command("ln", "-s", "busybox", filepath.Join(bundles[id].Dir, "rootfs/bin", applet)).Run())
+		}
+	}
+	shell := typist(t, n)
+	steps := story(t, read(t, "../README.md"))
+	if len(steps) < 10 {
+		t.Fatalf("the README's story has %d commands only", len(steps))
+	}
+	for _, s := range steps {
+		said := shell(s.command)
+		if got, want := unnamed(said), unnamed(s.says); got != want {
+			t.Errorf("$ %s\nsays\n%s\nbut the README has\n%s", s.command, said, s.says)
+		}
+		if label := labelled.FindStringSubmatch(s.command); label != nil {
+			reference := referenceIn.FindString(said)
+			annotate(t, bundles[label[1]], reference)
+			annotate(t, bundles["thief"], strings.Split(reference, ".")[0]+"."+strings.Repeat("0", 32))
+		}
+	}
+}
+
+// step is a command of the story and what it prints.
+type step struct{ command, says string }
+
+// story are the commands of a section's blocks: what begins with "$ ".
+func story(t *testing.T, readme string) (steps []step) {
+	t.Helper()
+	_, section, found := strings.Cut(readme, "\n## The story\n")
+	if !found {
+		t.Fatal("the README has no story")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	for i, block := range strings.Split(section, "```") {
+		for line := range strings.Lines(block) {
+			command, isCommand := strings.CutPrefix(line, "$ ")
+			switch {
+			case i%2 == 0:
+			case isCommand:
+				steps = append(steps, step{command: strings.TrimSpace(command)})
+			case len(steps) > 0:
+				steps[len(steps)-1].says += line
+			}
+		}
+	}
+	return steps
+}
+
+var (
+	labelled    = regexp.MustCompile(`gpuledger grant .*--label (\w+)`)
+	referenceIn = regexp.MustCompile(`g-[a-z]{12}\.[0-9a-f]{32}`)
+)
+
+func annotate(t *testing.T, b *rig.Bundle, reference string) {
+	t.Helper()
+	var spec specs.Spec
+	must(t, json.Unmarshal(b.Config(), &spec))
+	spec.Annotations = map[string]string{"gpuledger.dev/grant": reference}
+	b.WriteSpec(spec)
+}
+
+// typist gives commands to a shell among the bundles. The real runtime's state is the test's own, everything else as printed.
+func typist(t *testing.T, n *rig.Node) func(command string) string {
+	runtime := n.Wrapper()
+	functions := fmt.Sprintf("exec 2>&1 </dev/null\ngpuledger() { %s \"$@\"; }\ngpuledger-runtime() { %s \"$@\"; }\n",
+		rig.Binary(t, "gpuledger"), strings.Join(runtime.Args, " "))
+	return func(command string) string {
+		bash := exec.Command("bash", "-c", functions+command)
+		bash.Dir, bash.Env = filepath.Join(n.Dir, "bundles"), runtime.Env
+		return rig.Run(bash).Stdout
+	}
+}
+
+// unnamed takes out what differs from run to run, and how lines were broken: ids, secrets, dates, the width of columns.
+func unnamed(text string) string {
+	ids := map[string]string{}
+	text = regexp.MustCompile(`g-[a-z]{12}`).ReplaceAllStringFunc(text, func(id string) string {
+		if ids[id] == "" {
+			ids[id] = fmt.Sprintf("g-%d", len(ids))
+		}
+		return ids[id]
+	})
+	text = regexp.MustCompile(`[0-9a-f]{32}`).ReplaceAllString(text, "SECRET")
+	text = regexp.MustCompile(`[A-Z][a-z]{2} +\d+ \d\d:\d\d`).ReplaceAllString(text, "DATE")
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if strings.HasPrefix(text, "ID ") { // grants are listed by id
+		slices.Sort(lines)
+	}
+	return strings.Join(strings.Fields(strings.Join(lines, " ")), " ")
+}
