@@ -36,7 +36,7 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	shell := typist(t, n)
-	steps := story(t, read(t, "../README.md"))
+	steps := told(t, read(t, "../README.md"))
 	if len(steps) < 10 {
 		t.Fatalf("the README's story has %d commands only", len(steps))
 	}
@@ -56,8 +56,8 @@ func TestReadme(t *testing.T) {
 // step is a command of the story and what it prints.
 type step struct{ command, says string }
 
-// story are the commands of a section's blocks: what begins with "$ ".
-func story(t *testing.T, readme string) (steps []step) {
+// told are the commands of a section's blocks: what begins with "$ ".
+func told(t *testing.T, readme string) (steps []step) {
 	t.Helper()
 	_, section, found := strings.Cut(readme, "\n## The story\n")
 	if !found {
