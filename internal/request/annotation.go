@@ -198,8 +198,8 @@ func (f *finder) cdiNames(key, value string) {
 			hit.GPUs = append(hit.GPUs, device)
 		case kind == grant.CDIKindGrant:
 			f.mention(hit.Vector, device, f.request.Container.Pod.Container == "")
-			hit.Value = strings.ReplaceAll(hit.Value, "="+device, "=REFERENCE") // a hit is told and logged
 		}
+		hit.Value = untold(hit.Value, name)
 	}
 	if slices.ContainsFunc(names, isForeignGPU) {
 		hit.Cover = grant.CoverNever
@@ -207,6 +207,14 @@ func (f *finder) cdiNames(key, value string) {
 		return
 	}
 	f.hit(hit)
+}
+
+// untold takes a grant's reference out of a value in which it is named as a CDI device: a hit is told and logged.
+func untold(value, name string) string {
+	if kind, device := grant.CDIName(name); kind == grant.CDIKindGrant && device != "" {
+		return strings.ReplaceAll(value, "="+device, "=REFERENCE")
+	}
+	return value
 }
 
 // isForeignGPU reports whether a CDI name is of a vendor of GPUs: nvidia.com and below, and what has our name and is none of

@@ -105,6 +105,7 @@ func (f *finder) deviceList(vector, value string, removal grant.Removal) {
 		case isCDIName(id) && hit.Code != grant.VisibleDevicesAll:
 			hit.Code, hit.Cover = grant.CDIDeviceOutsideGrant, grant.CoverNever
 		}
+		hit.Value = untold(hit.Value, id)
 	}
 	f.hit(hit)
 }

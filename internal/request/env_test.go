@@ -44,6 +44,8 @@ func TestEnvironment(t *testing.T) {
 		{"an entry without = after one with it takes nothing back", set(nvd+"all", "NVIDIA_VISIBLE_DEVICES"), []string{"visible-devices-all | env:NVIDIA_VISIBLE_DEVICES | all | gpus=all | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"a CDI name", set(nvd + "nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | nvidia.com/gpu=0 | never | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"a CDI name of any other kind, which the injector obeys too", set(nvd + "vendor.example/thing=x"), []string{"cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | vendor.example/thing=x | never | -env:NVIDIA_VISIBLE_DEVICES"}},
+		{"a grant's CDI name, whose secret is not told", set(nvd + "0, gpuledger.dev/grant=g-abcdefghijkl.00112233445566778899aabbccddeeff"), []string{
+			"cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | 0, gpuledger.dev/grant=REFERENCE | never | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"a CDI name beside an index", set(nvd + "0,nvidia.com/gpu=1"), []string{"cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | 0,nvidia.com/gpu=1 | never | -env:NVIDIA_VISIBLE_DEVICES"}},
 		{"a legacy CUDA image", set("CUDA_VERSION=8.0.61"), []string{"visible-devices-all | env:CUDA_VERSION | 8.0.61 | gpus=all"}},
 		{"a CUDA image that says what it requires", set("CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.4"), nil},
