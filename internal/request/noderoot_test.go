@@ -198,6 +198,19 @@ func TestMountsThatMakeRoot(t *testing.T) {
 	}
 }
 
+// A capability in any set can be raised to the effective one, by the process or by what it runs.
+func TestACapabilityCountsInEachSet(t *testing.T) {
+	admin := []string{"cap_sys_admin"} // in any case: runtimes disagree on it
+	for name, sets := range map[string]specs.LinuxCapabilities{"bounding": {Bounding: admin}, "effective": {Effective: admin}, "permitted": {Permitted: admin},
+		"inheritable": {Inheritable: admin}, "ambient": {Ambient: admin}} {
+		s := newScene(t)
+		s.spec.Process.Capabilities = &sets
+		if r := s.find(); !r.SysAdmin || !slices.Contains(r.NodeRoot, "capability:CAP_SYS_ADMIN") {
+			t.Errorf("%s: CAP_SYS_ADMIN %v, node-root %v", name, r.SysAdmin, r.NodeRoot)
+		}
+	}
+}
+
 // An engine's directory is often a link to another disk: a mount of the place itself counts.
 func TestAGuardThatALinkMoved(t *testing.T) {
 	s := newScene(t)
@@ -224,6 +237,19 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 		"bind,ro,rw": true, "bind,rw,ro": false, "rbind,rro,rw": false, "rbind,rro,rrw": true, "bind,ro,rrw": true, "bind,rro,ro": false} {
 		if got := f.touches(guard, root, specs.Mount{Options: strings.Split(options, ",")}); got != want {
 			t.Errorf("%s: %v", options, got)
+		}
+	}
+}
+
+// A GPU is a directory of sysfs, too.
+func TestWritableSysfsOfDevices(t *testing.T) {
+	for source, want := range map[string]bool{"/sys/devices": true, "/sys": true, "/sys/devices/system": true, "/sys/bus": false, "/sys/fs": false} {
+		for _, option := range []string{"rw", "ro"} {
+			s := newScene(t)
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: []string{"bind", option}})
+			if r := s.find(); slices.Contains(r.NodeRoot, "mount:/x") != (want && option == "rw") || len(r.Hits) > 0 {
+				t.Errorf("%s %s: node-root %v, hits %v", source, option, r.NodeRoot, r.Hits)
+			}
 		}
 	}
 }
