@@ -397,6 +397,53 @@ func TestList(t *testing.T) {
 	}
 }
 
+// TestFilesThatAreThereAreTended: what the node has changed to stands in them, and a node without any gets none.
+func TestFilesThatAreThereAreTended(t *testing.T) {
+	m := newMachine(t)
+	tend := func() string {
+		t.Helper()
+		changes, _, err := m.files.Tend()
+		m.must(err)
+		var all []string
+		for _, c := range changes {
+			all = append(all, fmt.Sprintf("%s %s", c.What, filepath.Base(c.Path)))
+		}
+		return strings.Join(all, ", ")
+	}
+	bearer, pod := m.grant(grant.Bearer, 0), m.grant("pod:u/train", time.Hour)
+	m.must(m.files.Forget(bearer.ID))
+	m.must(m.files.Forget(pod.ID))
+	if got := tend(); got != "" {
+		t.Errorf("without a file: %s", got)
+	}
+	if _, err := os.Stat(m.files.Path()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file of the GPUs is there: %v", err)
+	}
+	for _, r := range []grant.Reference{bearer, pod} {
+		if _, err := m.files.Expose(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := tend(); got != "" { // the file of the GPUs was never asked for
+		t.Errorf("with files of grants: %s", got)
+	}
+	m.generate()
+	inv := inventory(bootID(t))
+	inv.Majors["nvidia-uvm"] = 400
+	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
+	m.now = m.now.Add(2 * time.Hour)
+	want := []string{"written gpuledger.dev-gpu.json", "written gpuledger.dev-grant_" + string(bearer.ID) + ".json", "removed gpuledger.dev-grant_" + string(pod.ID) + ".json"}
+	got := strings.Split(tend(), ", ")
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("after another major and an hour: %q, want %q", got, want)
+	}
+	if got := tend(); got != "" {
+		t.Errorf("again: %s", got)
+	}
+}
+
 func TestNothingIsWrittenFromAStaleInventory(t *testing.T) {
 	m := newMachine(t)
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inventory("another boot")))

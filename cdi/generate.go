@@ -46,6 +46,42 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 	return changes, notes, nil
 }
 
+// Tend makes anew those of our files that are there, after the node or the ledger has changed: what Generate does, on a node that
+// offers something by CDI. It makes no directory, and gives only the changes.
+func (f Files) Tend() (changes []Change, notes []string, err error) {
+	if there, err := f.any(); err != nil || !there {
+		return nil, nil, err
+	}
+	if err := f.Ready(); err != nil {
+		return nil, nil, err
+	}
+	files, notes, err := f.plan()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, l := range files {
+		if l.have == nil || l.unchanged {
+			continue
+		}
+		what, err := l.apply()
+		if err != nil {
+			return changes, notes, err
+		}
+		changes = append(changes, Change{Path: l.path, What: what})
+	}
+	return changes, notes, nil
+}
+
+// any reports whether one of our files is there.
+func (f Files) any() (bool, error) {
+	ids, err := f.exposed()
+	if err != nil || len(ids) > 0 {
+		return len(ids) > 0, err
+	}
+	_, err = os.Lstat(f.Path())
+	return err == nil, nil
+}
+
 func (l file) apply() (What, error) {
 	switch {
 	case l.want == nil && l.have == nil:

@@ -52,7 +52,7 @@ var layers = map[string][]string{
 	"internal/journal":     {"internal/grant"},
 	"internal/metrics":     {"internal/node", "internal/journal", "internal/grant"},
 	"internal/page":        {"internal/node", "internal/journal", "internal/grant"},
-	"internal/daemon": {"internal/nri", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
+	"internal/daemon": {"cdi", "internal/nri", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
 		"internal/host", "internal/grant", "internal/version"},
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -104,6 +105,38 @@ func cdiWithoutTheWrapper(t *testing.T, runtime string) {
 	isRefusedByHook(t, n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=0", grant.CDIKindGrant+"="+reference.String())).RealCreate(), grant.GPUDeviceNode)
 	n.Must("release", string(reference.ID))
 	isRefusedByHook(t, n.Bundle("h", byGrant).RealCreate(), grant.GrantNotFound)
+}
+
+// TestCDIFilesFollowTheNode: a refresh of the inventory writes those anew that are there, and the daemon puts right what is wrong with them and
+// takes away those of grants whose time is over.
+func TestCDIFilesFollowTheNode(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: busy})
+	gpus := filepath.Join(n.Dir, "cdi/gpuledger.dev-gpu.json")
+	inv := partition(t, n)
+	if _, err := os.Stat(gpus); err == nil {
+		t.Fatal("a refresh offers GPUs by CDI that nobody had offered")
+	}
+	n.Must("cdi", "generate")
+	before := read(t, gpus)
+	second := inv.GPUs[0].MIG[1].UUID
+	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "80GiB", "--mig", "1g.10gb", "--out", n.Dir+"/node.json")
+	n.Must("inventory", "refresh")
+	if after := read(t, gpus); !strings.Contains(before, second) || strings.Contains(after, second) || !strings.Contains(after, inv.GPUs[0].MIG[0].UUID) {
+		t.Errorf("after a MIG device was destroyed the file has\n%s", after)
+	}
+	whole := read(t, gpus)
+	must(t, os.WriteFile(gpus, []byte("{}"), 0o644))
+	reference := n.Grant("--profile", "1g.10gb", "--cdi")
+	file := filepath.Join(n.Dir, "cdi/gpuledger.dev-grant_"+string(reference.ID)+".json")
+	content := read(t, file)
+	n.Must("release", string(reference.ID))
+	must(t, os.WriteFile(file, []byte(content), 0o600)) // as after a crash between the two
+	d := n.Daemon("--nri", "off")
+	rig.Eventually(t, "the file of the GPUs is whole again", func() bool { return read(t, gpus) == whole })
+	rig.Eventually(t, "the file of a grant that is none is gone", func() bool { _, err := os.Stat(file); return err != nil })
+	if code := d.End(syscall.SIGTERM); code != 0 {
+		t.Errorf("it ends with status %d", code)
+	}
 }
 
 func TestACDINameIsNoGrant(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 func inventoryCommand() *cli.Command {
@@ -47,17 +48,34 @@ func refresh(c *cli.Context) error {
 	if err := gpu.Write(path, inv); err != nil {
 		return err
 	}
+	tendCDI(c, n)
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, inv)
 	}
 	for _, g := range inv.GPUs {
-		fmt.Fprintf(c.App.Writer, "GPU %d: %s, %s, %s (%s)\n", g.Index, g.Name, g.Memory, g.UUID, g.Health)
+		fmt.Fprintf(c.App.Writer, "GPU %d: %s%s, %s, %s (%s)\n", g.Index, g.Name, virtually[g.Virtual], g.Memory, g.UUID, g.Health)
 	}
 	if files := len(inv.Driver.Files); files > 0 {
 		fmt.Fprintf(c.App.Writer, "driver %s: %d files below %s\n", inv.Driver.Version, files, inv.Driver.Root)
 	}
 	fmt.Fprintf(c.App.Writer, "%d GPUs written to %s\n", len(inv.GPUs), path)
 	return nil
+}
+
+// virtually says what a virtual machine has of a GPU.
+var virtually = map[grant.Virtual]string{grant.VGPU: " (vGPU)", grant.PassThrough: " (passed through)", grant.VGPUHost: " (host of vGPUs)"}
+
+// tendCDI has the CDI files say what the new snapshot says, where the node has some. A snapshot that is taken stands without them.
+func tendCDI(c *cli.Context, n *node.Node) {
+	files, err := cdiFiles(c, n)
+	if err == nil {
+		var notes []string
+		_, notes, err = files.Tend()
+		warn(c.App.ErrWriter, notes)
+	}
+	if err != nil {
+		warn(c.App.ErrWriter, []string{fmt.Sprintf("the CDI files are as they were: %v", err)})
+	}
 }
 
 // addDriver adds the driver's files. A node of which they cannot be told still has its GPUs: the notes say what is missing.

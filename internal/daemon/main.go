@@ -123,7 +123,7 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
 	book, decisions := &reconcile{node: s.Node, wait: s.Interval, log: s.log}, &audit{node: s.Node}
 	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop}
-	all := []Manager{s, book, newInventory(s.Node, config, s.log), decisions, &listener{view: shown, log: s.log}}
+	all := []Manager{s, book, newInventory(s.Node, config, s.log), &offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, &listener{view: shown, log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))

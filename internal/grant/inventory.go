@@ -40,7 +40,19 @@ type GPU struct {
 	Links  []string    `json:"links,omitempty"` // links to these by its address, as /dev/dri/by-path/pci-0000:3b:00.0-render
 	MIG    []MIGDevice `json:"mig"`             // its partitions; with any, the GPU itself is in mode mig
 	Health string      `json:"health"`          // Healthy, or what is wrong with it
+
+	Virtual Virtual `json:"virtual,omitzero"` // what this machine has of it; "" is all, or it cannot be told
 }
+
+// Virtual is what a machine has of a GPU, in the words of NVML's virtualization modes.
+type Virtual string
+
+// The kinds of a GPU that is not simply the machine's own.
+const (
+	VGPU        Virtual = "vgpu"         // a part that a hypervisor made; the machine is a guest
+	PassThrough Virtual = "pass-through" // all of it, given to this guest
+	VGPUHost    Virtual = "vgpu-host"    // the machine makes vGPUs of it: what its guests use is in nobody's ledger here
+)
 
 // Healthy is the health of a GPU that may be granted.
 const Healthy = "ok"

@@ -138,7 +138,7 @@ func refreshInventory(r *rig) ([]Row, error) {
 
 // complete gives the stand-in what it lacks: PCI addresses, and no newer calls than those that it answers.
 func complete(s *server.Server) {
-	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true}
+	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true, "nvmlDeviceGetVirtualizationMode": true}
 	s.LookupSymbolFunc = func(symbol string) error {
 		if newer[symbol] {
 			return errors.New("undefined symbol")

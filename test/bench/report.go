@@ -91,7 +91,7 @@ func (r Report) notes() []string {
 		fmt.Sprintf("Load average before: %s; after: %s.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("Bare runtime: %s. Ours: %s. Peer: %s.", m.Runtime, m.Ours, m.Peer),
 		fmt.Sprintf("Medians of %d rounds, contestants in a new random order in each; ratio and added are medians of what each round gives, in parentheses the 95 %% confidence interval of that median.", r.Pairs),
-		"Simulated GPUs: the grant's edits are device nodes and rules, without a driver's files.",
+		"Simulated GPUs: the grant's edits are device nodes and rules; a driver's files only where a row says so.",
 	}
 }
 

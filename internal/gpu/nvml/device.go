@@ -33,6 +33,7 @@ func (d device) gpu(index int) (grant.GPU, error) {
 	d.name(&g)
 	d.memory(&g)
 	d.partitions(&g)
+	d.virtualization(&g)
 	return g, nil
 }
 

@@ -58,10 +58,11 @@ func put(t testing.TB, path, text string) {
 	}
 }
 
-// without is a library that lacks these functions. It answers for the C library's symbols, which the mock has all.
+// without is a library that lacks these functions. It answers for the C library's symbols, which the mock has all. One it has no answer
+// for unless a test gives it one.
 func without(names ...string) func(string) error {
 	return func(symbol string) error {
-		for _, name := range names {
+		for _, name := range append([]string{virtual}, names...) {
 			if symbol == name {
 				return errors.New("undefined symbol")
 			}
@@ -73,6 +74,7 @@ func without(names ...string) func(string) error {
 const (
 	memoryV2 = "nvmlDeviceGetMemoryInfo_v2"
 	cudaV2   = "nvmlSystemGetCudaDriverVersion_v2"
+	virtual  = "nvmlDeviceGetVirtualizationMode"
 )
 
 // prepare gives the mock what it lacks: PCI addresses, and no newer calls than those that it answers. Minors count
@@ -378,6 +380,32 @@ func TestMIG(t *testing.T) {
 		"its MIG devices can't be read: device 0: GPU instance: ERROR_UNKNOWN", "ok"} {
 		if gpus[i].Health != health || i > 0 && len(gpus[i].MIG) > 0 {
 			t.Errorf("GPU %d has health %q and %v", i, gpus[i].Health, gpus[i].MIG)
+		}
+	}
+}
+
+// TestVirtualGPUs are told from others; one that NVML cannot tell about is granted like any.
+func TestVirtualGPUs(t *testing.T) {
+	s := prepare(dgxa100.New())
+	s.LookupSymbolFunc = func(symbol string) error {
+		if symbol == virtual {
+			return nil
+		}
+		return without(memoryV2, cudaV2)(symbol)
+	}
+	modes := []api.GpuVirtualizationMode{api.GPU_VIRTUALIZATION_MODE_NONE, api.GPU_VIRTUALIZATION_MODE_PASSTHROUGH, api.GPU_VIRTUALIZATION_MODE_VGPU,
+		api.GPU_VIRTUALIZATION_MODE_HOST_VGPU, api.GPU_VIRTUALIZATION_MODE_HOST_VSGA, 99, 99, api.GPU_VIRTUALIZATION_MODE_VGPU}
+	for i, mode := range modes {
+		at(s, i).GetVirtualizationModeFunc = func() (api.GpuVirtualizationMode, api.Return) {
+			if i == 7 {
+				return mode, api.ERROR_UNKNOWN
+			}
+			return mode, api.SUCCESS
+		}
+	}
+	for i, want := range []grant.Virtual{"", grant.PassThrough, grant.VGPU, grant.VGPUHost, grant.VGPUHost, "", "", ""} {
+		if g := scan(t, s, machine(t, 8)).GPUs[i]; g.Virtual != want || g.Health != "ok" {
+			t.Errorf("mode %d: %q with health %q, want %q", modes[i], g.Virtual, g.Health, want)
 		}
 	}
 }

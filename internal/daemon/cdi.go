@@ -1,0 +1,48 @@
+package daemon
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/cdi"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// offers is the manager of the CDI files that a node has: they say what the snapshot and the ledger say, and those of grants whose time is over
+// go. A node that offers nothing by CDI stays so.
+type offers struct {
+	node   func() *node.Node
+	config string // the configuration's path, for the hook in the files
+	wait   func() time.Duration
+	log    *logrus.Logger
+
+	due time.Time // not before
+}
+
+func (o *offers) Name() string { return "cdi" }
+func (o *offers) Stop()        {}
+
+// Ensure is in no hurry: a file that is out of date opens nothing, and `gpuledger inventory refresh` and `release` see to their own.
+func (o *offers) Ensure(context.Context) error {
+	began := time.Now()
+	if began.Before(o.due) {
+		return nil
+	}
+	defer func() { o.due = due(began, tidyEvery*o.wait()) }()
+	n := o.node()
+	if _, problem := n.Inventory(); problem != nil {
+		return nil // another manager's
+	}
+	config, err := filepath.Abs(o.config)
+	if err != nil {
+		return err
+	}
+	changes, _, err := cdi.Files{Node: n, Config: config}.Tend()
+	for _, c := range changes {
+		o.log.WithField("file", c.Path).Infof("the CDI file is %s", c.What)
+	}
+	return err
+}
