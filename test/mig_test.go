@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,6 +133,42 @@ func TestExplainTellsOfAMIGDevice(t *testing.T) {
 		if !strings.Contains(r.Stdout, want) || r.Code != 0 {
 			t.Errorf("%+v, want %q", r, want)
 		}
+	}
+}
+
+// TestNodesToDrawWithInAContainer: by the wrapper and by a hook before a bare runtime, which run the probe on a node with a render node and
+// a card node, both with links by their address.
+func TestNodesToDrawWithInAContainer(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	inv := snapshot(t, n)
+	inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/renderD128"}
+	inv.GPUs[0].Links = []string{"/dev/dri/by-path/pci-0000:01:00.0-card", "/dev/dri/by-path/pci-0000:01:00.0-render"}
+	data, err := json.Marshal(inv)
+	must(t, err, os.WriteFile(n.Dir+"/state/inventory.json", data, 0o600))
+	const probe = `for d in dri/card0 dri/renderD128 dri/renderD129 dri/by-path/pci-0000:01:00.0-card dri/by-path/pci-0000:01:00.0-render nvidia-modeset; do echo "$d $(stat -c %t:%T /dev/$d 2>/dev/null || echo none)"; done`
+	const all = "dri/card0 e2:0\ndri/renderD128 e2:80\ndri/renderD129 none\ndri/by-path/pci-0000:01:00.0-card e2:0\ndri/by-path/pci-0000:01:00.0-render e2:80\nnvidia-modeset c3:fe\n"
+	const shared = "dri/card0 none\ndri/renderD128 e2:80\ndri/renderD129 none\ndri/by-path/pci-0000:01:00.0-card none\ndri/by-path/pci-0000:01:00.0-render e2:80\nnvidia-modeset none\n"
+	none := regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+\n`).ReplaceAllString(all, "none\n")
+	for _, c := range []struct {
+		name, capabilities, want string
+		grant                    []string
+	}{
+		{"alone", "graphics", all, []string{"--mode", "exclusive"}},
+		{"alone-display", "display,compute", all, []string{"--mode", "exclusive"}},
+		{"alone-computing", "compute", none, []string{"--mode", "exclusive"}},
+		{"shared", "all", shared, []string{"--mode", "timeslice", "--memory", "1GiB"}},
+	} {
+		reference := n.Grant(append(c.grant, "--gpu", "0")...)
+		edits := []rig.Edit{with(reference), rig.Env("NVIDIA_DRIVER_CAPABILITIES=" + c.capabilities), rig.Shell(probe)}
+		if r := n.Bundle(c.name, edits...).Run(); r.Stdout != c.want || r.Code != 0 {
+			t.Errorf("%s: %+v, want\n%s", c.name, r, c.want)
+		}
+		becomesFree(t, n, reference.ID)
+		if r := n.Bundle(c.name+"-hook", append(edits, n.Hooked)...).RealRun(); r.Stdout != c.want || r.Code != 0 {
+			t.Errorf("%s, by a hook: %+v, want\n%s", c.name, r, c.want)
+		}
+		becomesFree(t, n, reference.ID)
+		n.Must("release", string(reference.ID))
 	}
 }
 

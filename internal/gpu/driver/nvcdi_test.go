@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,15 +10,17 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/driver"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // nvcdi is what NVIDIA's own CDI generator (nvidia-container-toolkit 1.20.1) finds below a driver root. Its module is apart from
 // ours, so that its requirements are not ours.
-func nvcdi(t *testing.T) func(root string) cdispec.ContainerEdits {
+func nvcdi(t *testing.T) func(root string, more ...string) cdispec.ContainerEdits {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nvcdi")
 	build := exec.Command("go", "build", "-o", program, ".")
@@ -26,8 +29,8 @@ func nvcdi(t *testing.T) func(root string) cdispec.ContainerEdits {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build NVIDIA's generator: %v\n%s", err, out)
 	}
-	return func(root string) (edits cdispec.ContainerEdits) {
-		out, err := exec.Command(program, root, version).Output()
+	return func(root string, more ...string) (edits cdispec.ContainerEdits) {
+		out, err := exec.Command(program, append([]string{root, version}, more...)...).Output()
 		if err == nil {
 			err = json.Unmarshal(out, &edits)
 		}
@@ -74,6 +77,70 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNodesAndVariablesAreNVIDIAsGenerators but for what is listed here, each with its reason: the nodes and the environment of a container
+// with GPU 0, as theirs and as ours gives them with all capabilities to who has it alone.
+func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: device nodes cannot be made, so those that NVIDIA's generator finds are not compared")
+	}
+	dir := debian().make(t)
+	for name, number := range map[string][2]uint32{"nvidia0": {195, 0}, "nvidia1": {195, 1}, "nvidiactl": {195, 255}, "nvidia-modeset": {195, 254},
+		"nvidia-uvm": {508, 0}, "nvidia-uvm-tools": {508, 1}, "nvidia-caps/nvidia-cap1": {509, 1}} {
+		path := filepath.Join(dir, "dev", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(number[0], number[1]))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	generate := nvcdi(t)
+	common, gpu := generate(dir), generate(dir, "gpu")
+	inv := grant.Inventory{Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}, GPUs: []grant.GPU{{UUID: "GPU-0", Memory: grant.GiB, Health: grant.Healthy}}}
+	own := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Secret: grant.SecretHash("s"), Mode: grant.Exclusive, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+	asks := grant.Request{References: []grant.Mention{{Asks: true, Reference: grant.Reference{ID: own.ID, Secret: "s"}}}, Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Display}}
+	ours := admission.Decide(asks, grant.View{Grants: []grant.Grant{own}}, inv, grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthNone}})
+
+	nodes := func(lists ...[]*cdispec.DeviceNode) (all []string) {
+		for _, list := range lists {
+			for _, n := range list {
+				all = append(all, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	if theirs, ours := nodes(common.DeviceNodes, gpu.DeviceNodes), nodes(ours.Edits.DeviceNodes); len(theirs) < 5 || !slices.Equal(theirs, ours) {
+		t.Errorf("theirs has the nodes %q, ours %q", theirs, ours)
+	}
+	explained := map[string]string{
+		"NVIDIA_VISIBLE_DEVICES": "theirs is void, so that no other injector adds GPUs; ours names the granted one, as programs read it, and policy can say void",
+		"NVIDIA_CTK_LIBCUDA_DIR": "for NVIDIA's own hooks, of which there is none here",
+	}
+	for _, entry := range append(common.Env, gpu.Env...) {
+		name, _, _ := strings.Cut(entry, "=")
+		if explained[name] == "" && !slices.Contains(ours.Edits.Env, entry) {
+			t.Errorf("theirs sets %s, and nothing says why ours does not", entry)
+		}
+	}
+	done := map[string]string{
+		"create-symlinks":                  "every name is a mount",
+		"enable-cuda-compat":               "libraries of the image are mounted by nobody (docs/driver.md)",
+		"update-ldcache":                   "the cache is written before the start (docs/adr/0017)",
+		"disable-device-node-modification": "what the container makes there, its device rules close",
+		"update-application-profile":       "profiles of GL applications, which an image can bring itself",
+		"apply-cuda-memory-limits":         "limits are the ledger's, and not the environment's (docs/adr/0012)",
+	}
+	for _, h := range append(common.Hooks, gpu.Hooks...) {
+		if len(h.Args) < 2 || done[h.Args[1]] == "" {
+			t.Errorf("theirs runs %q, and nothing says what does it here", h.Args)
+		}
+	}
+	if len(ours.Edits.Hooks) > 0 {
+		t.Errorf("ours runs %+v", ours.Edits.Hooks)
 	}
 }
 
