@@ -69,6 +69,9 @@ func (f Files) Expose(r grant.Reference) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := f.Node.Prepare(r.ID); err != nil {
+		return "", err
+	}
 	path := f.GrantPath(r.ID)
 	return path, host.ReplaceFile(path, content, grantMode, host.Durable)
 }
@@ -93,6 +96,7 @@ func Encode(spec *cdispec.Spec) ([]byte, error) {
 // file is one of our files as it is and as it should be.
 type file struct {
 	path      string
+	grant     grant.ID // whose it is; "" for the GPUs'
 	mode      os.FileMode
 	have      []byte // nil: it is not there
 	want      []byte // nil: it should not be
@@ -119,6 +123,7 @@ func (f Files) plan() (files []file, notes []string, err error) {
 	}
 	for _, id := range ids {
 		g := look(f.GrantPath(id), grantMode)
+		g.grant = id
 		if g.want, err = f.again(id, g); err != nil {
 			notes = append(notes, fmt.Sprintf("%s is left as it is: %v", g.path, err))
 			g.want = g.have

@@ -37,6 +37,11 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 		return nil, nil, err
 	}
 	for _, l := range files {
+		if l.grant != "" && l.want != nil { // after a boot what the file mounts is not there
+			if err := f.Node.Prepare(l.grant); err != nil {
+				notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
+			}
+		}
 		what, err := l.apply()
 		if err != nil {
 			return changes, notes, err

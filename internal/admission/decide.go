@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -42,6 +44,8 @@ type asking struct {
 	policy    grant.Policy
 
 	owned    *grant.Grant // by the container's identity
+	files    []*cdispec.Mount
+	held     bool         // to the memory of its grant, by the shim
 	grant    *grant.Grant // the one that all references agree on
 	tried    bool         // to adopt one
 	findings []finding

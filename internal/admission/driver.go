@@ -20,7 +20,7 @@ var mountOptions = []string{"ro", "nosuid", "nodev", "bind"}
 // library and no program.
 func (c *asking) driverFiles() []*cdispec.Mount {
 	image := c.request.Layout
-	return c.mounts(func(f grant.DriverFile) string {
+	mounts := c.mounts(func(f grant.DriverFile) string {
 		switch {
 		case image.Unseen:
 			return f.Target
@@ -29,28 +29,48 @@ func (c *asking) driverFiles() []*cdispec.Mount {
 		}
 		return image.Lib64
 	})
+	if c.limited() {
+		return c.withLimit(mounts)
+	}
+	return mounts
 }
 
-// InstalledFiles are the mounts of the driver's user space for a container whose image nobody has seen, as a CDI file's: all that
-// needs neither an X server nor 32-bit programs, each where the node has it. An image of the node's own kind finds them there.
+// unseen is a container whose image nobody has seen, as a CDI file's: it gets all that needs neither an X server nor 32-bit programs,
+// each where the node has it. An image of the node's own kind finds them there.
+var unseen = grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.NGX}, Layout: grant.Layout{Unseen: true}}
+
+// InstalledFiles are the mounts of the driver's user space for such a container, where no grant is known either.
 func InstalledFiles(inv grant.Inventory) []*cdispec.Mount {
-	r := grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.NGX}}
-	c := newCase(r, grant.View{}, inv, grant.Policy{})
-	return c.mounts(func(f grant.DriverFile) string { return f.Target })
+	return newCase(unseen, grant.View{}, inv, grant.Policy{}).driverFiles()
 }
 
 // mounts makes them of the files that the container wants, libraries in the directory that dir says; "" is nowhere.
 func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 	var mounts []*cdispec.Mount
+	limited := c.limited()
 	for _, f := range c.inventory.Driver.Files {
-		if !c.wants(f) {
+		places := placesOf(f, dir(f))
+		if !c.wants(f) || len(places) == 0 {
 			continue
 		}
-		for _, place := range placesOf(f, dir(f)) {
-			mounts = append(mounts, &cdispec.Mount{HostPath: filepath.Join(c.inventory.Driver.Root, f.Path), ContainerPath: place, Options: slices.Clone(mountOptions)})
+		source, proxy := filepath.Join(c.inventory.Driver.Root, f.Path), proxyOf(f)
+		switch {
+		case !limited || proxy == "":
+		case f.Bits == 32: // which has no proxy
+			continue
+		default:
+			mounts = append(mounts, driverMount(source, realDriver(proxy)))
+			source = filepath.Join(c.inventory.Shim.Dir, proxy)
+		}
+		for _, place := range places {
+			mounts = append(mounts, driverMount(source, place))
 		}
 	}
 	return mounts
+}
+
+func driverMount(source, place string) *cdispec.Mount {
+	return &cdispec.Mount{HostPath: source, ContainerPath: place, Options: slices.Clone(mountOptions)}
 }
 
 // wants reports whether a file is one for this container. Sockets are none: behind them are daemons of the node's.

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,7 +24,8 @@ func (c *asking) admit() grant.Verdict {
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
-	v.Edits.Mounts = c.driverFiles()
+	v.Edits.Mounts = c.files
+	v.Limited = has(c.files, filepath.Join(grant.ShimPlace, grant.LimitsFile))
 	v.Masked = c.others()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
 	if c.request.AllDevices {

@@ -78,6 +78,9 @@ func (c *asking) granted() grant.Verdict {
 	if problem := c.request.Layout.Problem; problem != "" {
 		c.find(grant.InjectionImpossible, "root", problem)
 	}
+	c.files = c.driverFiles()
+	c.held = has(c.files, realDriver(libcuda))
+	c.enforceable()
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
 		c.find(grant.LimitUnenforceable, "strength", string(strength))
 	}
@@ -112,10 +115,13 @@ func (c *asking) usable() {
 	}
 }
 
-// strength is the grant's, but for a container that can undo what enforces it.
+// strength is what this container gets of the grant's, but for one that can undo what enforces it.
 func (c *asking) strength() grant.Strength {
-	if c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0 {
+	switch {
+	case c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0:
 		return grant.StrengthNone
+	case c.held:
+		return grant.StrengthLibrary
 	}
 	return c.grant.Strength
 }
@@ -194,6 +200,10 @@ func (c *asking) covered(h grant.Hit) {
 		}
 	case grant.CoverDrop:
 		if !c.hasNode(h.Node) {
+			c.remove(h.Removal)
+		}
+	case grant.CoverRecord:
+		if h.Grant != c.grantID() { // of an earlier create of this bundle
 			c.remove(h.Removal)
 		}
 	default:

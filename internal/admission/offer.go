@@ -11,11 +11,9 @@ import (
 // grant already stands in nobody's way here.
 func Offer(g grant.Grant, now time.Time, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	g.Bindings = nil
-	c := newCase(grant.Request{Container: grant.Container{ID: string(g.ID)}}, grant.View{Now: now}, inv, p)
+	r := unseen
+	r.Container.ID = string(g.ID)
+	c := newCase(r, grant.View{Now: now}, inv, p)
 	c.grant = &g
-	v := c.granted()
-	if v.Kind == grant.Admit {
-		v.Edits.Mounts = InstalledFiles(inv)
-	}
-	return v
+	return c.granted()
 }

@@ -77,23 +77,19 @@ func inventory(f Facts) []Line {
 }
 
 // built are the strengths that this version itself can give to a grant of mode limit. It grows with the backends.
-var built = []grant.Strength{}
+var built = []grant.Strength{grant.StrengthLibrary}
 
 // strength says what could hold a container to its memory in mode limit, and what this version makes of it.
 func strength(f Facts) []Line {
-	var could grant.Strength
-	var why string
-	switch {
-	case f.Driver != "" && newer(f.Driver, 615, 0) && f.Cgroup.Version == 2 && !f.Cgroup.Hybrid:
-		could, why = grant.StrengthDriver, "driver "+f.Driver+" and cgroup v2"
-	case f.Shim != "":
-		could, why = grant.StrengthLibrary, "by "+f.Shim
-	default:
-		could, why = grant.StrengthNone, "strength driver takes driver 615 or newer and cgroup v2, strength library the shim"
+	could, why, has := grant.StrengthNone, f.Limitless, grant.StrengthNone
+	if f.Limitless == "" {
+		could, why, has = grant.StrengthLibrary, "by the shim in "+f.Inventory.Shim.Dir, grant.StrengthLibrary
 	}
-	has := could
-	if !slices.Contains(built, could) {
-		has = grant.StrengthNone
+	if f.Driver != "" && newer(f.Driver, 615, 0) && f.Cgroup.Version == 2 && !f.Cgroup.Hybrid {
+		could, why = grant.StrengthDriver, "driver "+f.Driver+" and cgroup v2"
+	}
+	if slices.Contains(built, could) {
+		has = could
 	}
 	message := fmt.Sprintf("mode limit can reach strength %s on this node (%s)", could, why)
 	if could == grant.StrengthNone {
@@ -102,11 +98,21 @@ func strength(f Facts) []Line {
 	if has != could {
 		message += "; this version does not use it yet: its grants have strength " + string(has)
 	}
-	if minimum := f.Policy.Rules.MinimumStrength; !has.AtLeast(minimum) {
-		return []Line{{Status: Warning, Message: fmt.Sprintf("%s; policy.minimum_strength is %q, so grants of mode limit are refused (limit-unenforceable)", message, minimum),
-			Hint: "lower policy.minimum_strength, or use mode mig where it is needed"}}
+	return []Line{judged(f, has, message)}
+}
+
+// judged holds a strength against what the policy wants.
+func judged(f Facts, has grant.Strength, message string) Line {
+	backend := f.Policy.Enforcement.Limit
+	switch minimum := f.Policy.Rules.MinimumStrength; {
+	case !has.AtLeast(minimum):
+		return Line{Status: Warning, Message: fmt.Sprintf("%s; policy.minimum_strength is %q, so grants of mode limit are refused (limit-unenforceable)", message, minimum),
+			Hint: "lower policy.minimum_strength, or use mode mig where it is needed"}
+	case has == grant.StrengthNone && (backend == grant.LibraryBackend || backend == grant.DriverBackend):
+		return Line{Status: Warning, Message: fmt.Sprintf("%s; enforcement.limit is %q, so grants of mode limit are refused (limit-unenforceable)", message, backend),
+			Hint: "set enforcement.limit = \"auto\", or give the node what it lacks"}
 	}
-	return []Line{{Status: OK, Message: message}}
+	return Line{Status: OK, Message: message}
 }
 
 func book(f Facts) []Line {

@@ -26,6 +26,7 @@ func well() Facts {
 		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)}, Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel: "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
 		Devices:   []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
+		Limitless: "the shim is not installed",
 		Inventory: grant.Inventory{Source: "nvml", GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
 		Ledger:    ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true, Audit: file("/var/log/a", 0o640), Free: 1 << 40,
 		Engines: []configure.Presence{{Engine: grant.Containerd, Name: "containerd", Handlers: map[string]string{"gpuledger": "/bin/sh", "runc": ""}, Default: "gpuledger"}},
@@ -35,6 +36,8 @@ func well() Facts {
 var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
 }
+
+var shim = func(f *Facts) { f.Limitless, f.Inventory.Shim.Dir = "", "/lib/shim" }
 
 // answers: what is changed of a node that is well, and what is then said.
 var answers = []struct {
@@ -100,8 +103,11 @@ var answers = []struct {
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 
 	{"no strength", func(*Facts) {}, "strength", OK, "nothing on this node holds"},
-	{"the shim", func(f *Facts) { f.Shim = "/lib/shim" }, "strength", OK, "can reach strength library on this node (by /lib/shim)"},
-	{"R615", func(f *Facts) { f.Driver = "615.62.00" }, "strength", OK, "can reach strength driver"},
+	{"the shim", shim, "strength", OK, "can reach strength library on this node (by the shim in /lib/shim)"},
+	{"R615", func(f *Facts) { f.Driver = "615.62.00" }, "strength", OK, "can reach strength driver on this node (driver 615.62.00 and cgroup v2); this version does not use it yet: its grants have strength none"},
+	{"R615 and the shim", func(f *Facts) { shim(f); f.Driver = "615.62.00" }, "strength", OK, "its grants have strength library"},
+	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", OK, "can reach strength library"},
+	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend }, "strength", Warning, `enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
 	{"R615 on cgroup v1", func(f *Facts) { f.Driver, f.Cgroup.Version = "615.62.00", 1 }, "strength", OK, "nothing on this node holds"},
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", Warning, "limit-unenforceable"},
 

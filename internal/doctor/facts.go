@@ -26,8 +26,8 @@ type Facts struct {
 	Majors  map[string]int // of NVIDIA's devices, by the driver's names
 	Driver  string         // version of the loaded module, "" without one
 	Devices []Place        // NVIDIA's nodes in /dev
-	Shim    string         // the libraries of strength library, "" without them
 
+	Limitless        string // why the shim limits no container here; "" where it does
 	Inventory        grant.Inventory
 	InventoryProblem *grant.Problem
 	Ledger           ledger.Report

@@ -41,7 +41,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	f.gatherKernel(n.Host)
 	f.gatherLedger(n)
 	f.gatherInjectors()
-	f.Shim = configure.Find(filepath.Join(filepath.Dir(self), "../lib/gpuledger/shim/libcuda.so.1"))
+	f.Limitless = n.Limitless()
 	f.Daemon = holder(filepath.Join(p.RunDir, "gpuledgerd.lock"), n.Host)
 	return f, nil
 }

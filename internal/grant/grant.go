@@ -106,7 +106,8 @@ type Binding struct {
 	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
-	Pod         Identity  `json:"pod,omitzero"` // who the engine vouched that the container is; only for people and metrics
+	Strength    Strength  `json:"strength,omitzero"` // what holds this container to the grant; none in records of older versions
+	Pod         Identity  `json:"pod,omitzero"`      // who the engine vouched that the container is; only for people and metrics
 	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
 	// it is there, whatever the runtime still knows of the container.
 	Cgroups []string `json:"cgroups,omitzero"`

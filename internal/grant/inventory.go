@@ -16,6 +16,8 @@ type Inventory struct {
 	Driver  Driver         `json:"driver"`
 	Majors  map[string]int `json:"majors"` // character device majors by the driver's name in /proc/devices
 	GPUs    []GPU          `json:"gpus"`
+
+	Shim Shim `json:"-"` // of gpuledger itself: looked at when the snapshot is read
 }
 
 // Driver is the kernel driver that was loaded when the inventory was taken.

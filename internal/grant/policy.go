@@ -76,6 +76,7 @@ type Annotations struct {
 // Enforcement chooses how limits are enforced and what NVIDIA_VISIBLE_DEVICES says.
 type Enforcement struct {
 	Limit          LimitBackend   `toml:"limit"`
+	Shim           string         `toml:"shim"` // directory of the proxy libraries; "": where they lie beside the program that runs
 	VisibleDevices VisibleDevices `toml:"visible_devices"`
 }
 

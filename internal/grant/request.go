@@ -25,6 +25,7 @@ type Request struct {
 	Capabilities []Capability // the parts of the driver that it wants
 	Compat32     bool         // it wants 32-bit libraries too
 	Layout       Layout       // of its image, where that was looked at
+	Own          []OwnLibrary // sorted by place; looked for where a limit has to be put over them
 }
 
 // Container is who asks, as far as it can be known.
@@ -68,6 +69,7 @@ type Hit struct {
 	Cover   Cover  // how a grant can cover it
 	GPUs    []string
 	Node    Node
+	Grant   ID      // with CoverRecord: whose record it is
 	Removal Removal // how to take it out of the spec
 }
 
@@ -81,6 +83,7 @@ const (
 	CoverNode                // Hit.Node must come with the grant
 	CoverDrop                // a grant drops it: what it asks for is injected by us
 	CoverNarrow              // a grant puts its own device rules in place of the spec's
+	CoverRecord              // a grant's own record where ours goes: its own stays, another's is dropped
 )
 
 // Node is a device node as the driver knows it, whatever its path.

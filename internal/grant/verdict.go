@@ -18,6 +18,7 @@ type Verdict struct {
 	Narrow   bool         // the spec's own device rules are too wide to be kept
 	Removed  []Removal
 	Strength Strength
+	Limited  bool     // the edits bring the shim: the grant's records must be there before the container is
 	Recorded []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
 }
 

@@ -27,6 +27,7 @@ type Image struct {
 	Root   string   // the root file system as the runtime will find it
 	Args   []string // the process's
 	Path   string   // its PATH
+	Search []string // its LD_LIBRARY_PATH
 	Mounts []string // destinations: what lies below them is not the image's
 
 	UIDs, GIDs []specs.LinuxIDMapping // of a user namespace of the container's own; nil: the node's users
@@ -68,6 +69,47 @@ func Of(i Image) grant.Layout {
 		}
 	}
 	return l
+}
+
+// File is a regular file of an image.
+type File struct {
+	Path string // as it was asked for
+	Real string // with its links resolved
+}
+
+// Files lists those of the paths that lead to regular files of the image. Nothing of it is opened for reading.
+func Files(i Image, paths []string) []File {
+	r, err := open(i)
+	if err != nil {
+		return nil
+	}
+	defer r.root.Close()
+	var files []File
+	for _, path := range paths {
+		if real, ok := r.regular(path); ok {
+			files = append(files, File{path, real})
+		}
+	}
+	return files
+}
+
+func (r reader) regular(path string) (string, bool) {
+	f, err := pathrs.OpenatInRoot(r.root, path)
+	if err != nil {
+		return "", false
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", false
+	}
+	return r.below(f)
+}
+
+// below is an open file's path in the image.
+func (r reader) below(f *os.File) (string, bool) {
+	path, err := pathOf(f)
+	below, inside := strings.CutPrefix(path, strings.TrimSuffix(r.real, "/"))
+	return below, err == nil && inside && strings.HasPrefix(below, "/") && below != "/"
 }
 
 // open opens an image's root, without the runtime's poller, which has no part in files and costs a create 50 microseconds.
@@ -188,9 +230,8 @@ func (r reader) directory(dir string) (string, bool) {
 	if err != nil || !info.IsDir() {
 		return "", false
 	}
-	path, err := pathOf(f)
-	below, inside := strings.CutPrefix(path, strings.TrimSuffix(r.real, "/"))
-	if err != nil || !inside || !strings.HasPrefix(below, "/") || below == "/" {
+	below, inside := r.below(f)
+	if !inside {
 		return "", false
 	}
 	covered := slices.ContainsFunc(r.Mounts, func(m string) bool {

@@ -2,10 +2,10 @@ package limits
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -17,12 +17,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The names of the files in a grant's directory. They are mounted one by one: the limits read-only, the region not.
-const (
-	LimitsFile = "limits"
-	RegionFile = "region"
-)
-
 // Limits are a grant's limits file, open for changes. The processes of its containers see a change at their next
 // allocation.
 type Limits struct {
@@ -30,21 +24,42 @@ type Limits struct {
 	record *record
 }
 
-// Ensure makes the files of a grant in dir, which must exist, and sets each share's bytes. Files that are there for the same
-// devices stay and keep their users. Nobody else may write into dir. A grant is limited to MaxDevices devices.
+// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes. Files that are there for the same devices stay and
+// keep their users; what a container has done to its region is put right under them. Nobody else may write into dir, and only
+// one process at a time may call this. A grant is limited to MaxDevices devices.
 func Ensure(dir string, shares []grant.Share) error {
 	devices, err := devicesOf(shares)
+	if err == nil {
+		err = establish(dir, devices)
+	}
 	if err != nil {
 		return fmt.Errorf("cannot limit the grant in %s: %w", dir, err)
+	}
+	return nil
+}
+
+// establish makes the region before the limits: who finds limits finds a region.
+func establish(dir string, devices []device) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
 	}
 	if l, err := Open(dir); err == nil {
 		defer l.Close()
 		if l.isFor(devices) {
 			l.set(devices)
-			return nil
+			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
-	return create(dir, devices)
+	random, err := host.Random()
+	if err != nil {
+		return err
+	}
+	r := record{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)), ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
+	copy(r.Device[:], devices)
+	if err := ensureRegion(dir, headOf(&r), true); err != nil {
+		return err
+	}
+	return host.ReplaceFile(filepath.Join(dir, grant.LimitsFile), padded(r, page), 0o444, host.Volatile)
 }
 
 func devicesOf(shares []grant.Share) ([]device, error) {
@@ -62,22 +77,6 @@ func devicesOf(shares []grant.Share) ([]device, error) {
 	return devices, nil
 }
 
-// create writes the region before the limits: who finds limits finds a region.
-func create(dir string, devices []device) error {
-	var id [8]byte
-	if _, err := rand.Read(id[:]); err != nil {
-		return err
-	}
-	l := record{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)), ID: binary.NativeEndian.Uint64(id[:]), Generation: 1}
-	copy(l.Device[:], devices)
-	h := head{Magic: regionMagic, Version: version, Devices: l.Devices, ID: l.ID, Slots: slots, SlotSize: slotSize}
-	// Any user of the container writes into the region. The directory keeps the node's other users out.
-	if err := host.ReplaceFile(filepath.Join(dir, RegionFile), padded(h, regionSize), 0o666, host.Volatile); err != nil {
-		return err
-	}
-	return host.ReplaceFile(filepath.Join(dir, LimitsFile), padded(l, page), 0o444, host.Volatile)
-}
-
 func padded(v any, size int) []byte {
 	var b bytes.Buffer
 	if err := binary.Write(&b, binary.NativeEndian, v); err != nil {
@@ -88,7 +87,7 @@ func padded(v any, size int) []byte {
 
 // Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an error and not a verdict.
 func Open(dir string) (*Limits, error) {
-	path := filepath.Join(dir, LimitsFile)
+	path := filepath.Join(dir, grant.LimitsFile)
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -130,13 +129,38 @@ func (l *Limits) isFor(devices []device) bool {
 // set changes the bytes in place: a container's mount shows this file and would never see another one. Each word is
 // written whole.
 func (l *Limits) set(devices []device) {
+	changed := false
 	for i, d := range devices {
-		atomic.StoreUint64(&l.record.Device[i].Bytes, d.Bytes)
+		changed = atomic.SwapUint64(&l.record.Device[i].Bytes, d.Bytes) != d.Bytes || changed
 	}
-	atomic.AddUint64(&l.record.Generation, 1)
+	if changed {
+		atomic.AddUint64(&l.record.Generation, 1)
+	}
 }
 
-var errNotGranted = errors.New("the grant does not have it")
+// Set grows or shrinks what may be used of each device. What is used above it stays; nothing more can be had.
+func (l *Limits) Set(shares []grant.Share) error {
+	devices, err := devicesOf(shares)
+	if err == nil && !l.isFor(devices) {
+		err = errNotGranted
+	}
+	if err != nil {
+		return fmt.Errorf("cannot change the limits: %w", err)
+	}
+	l.set(devices)
+	return nil
+}
+
+// Bytes tells what may be used of a device.
+func (l *Limits) Bytes(uuid string) (grant.Bytes, error) {
+	d, err := l.device(uuid)
+	if err != nil {
+		return 0, err
+	}
+	return grant.Bytes(atomic.LoadUint64(&d.Bytes)), nil
+}
+
+var errNotGranted = errors.New("the grant does not have these devices")
 
 func (l *Limits) device(uuid string) (*device, error) {
 	id, err := ParseUUID(uuid)
@@ -149,17 +173,6 @@ func (l *Limits) device(uuid string) (*device, error) {
 		}
 	}
 	return nil, fmt.Errorf("cannot limit device %q: %w", uuid, errNotGranted)
-}
-
-// SetBytes grows or shrinks what may be used of a device. What is used above it stays; nothing more can be had.
-func (l *Limits) SetBytes(uuid string, b grant.Bytes) error {
-	d, err := l.device(uuid)
-	if err != nil {
-		return err
-	}
-	atomic.StoreUint64(&d.Bytes, uint64(b))
-	atomic.AddUint64(&l.record.Generation, 1)
-	return nil
 }
 
 // SetOverhead publishes what is used of a device beyond what the processes count themselves: contexts, code, memory that they

@@ -125,7 +125,7 @@ func TestEnsureMakesBothFilesForAnyUser(t *testing.T) {
 	dir := t.TempDir()
 	defer unix.Umask(unix.Umask(0o077))
 	ensure(t, dir, shares(4*grant.GiB, grant.MiB))
-	for name, mode := range map[string]os.FileMode{LimitsFile: 0o444, RegionFile: 0o666} {
+	for name, mode := range map[string]os.FileMode{grant.LimitsFile: 0o444, grant.RegionFile: 0o666} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v %v", name, info.Mode(), err)
 		}
@@ -141,14 +141,14 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(4*grant.GiB, grant.GiB))
 	container := open(t, dir)
-	region := inode(t, filepath.Join(dir, RegionFile))
+	region := inode(t, filepath.Join(dir, grant.RegionFile))
 
 	ensure(t, dir, shares(2*grant.GiB, grant.GiB))
 	if got := container.record.Device[0].Bytes; got != 2<<30 || container.record.Generation != 2 {
 		t.Errorf("after Ensure: %d bytes, generation %d", got, container.record.Generation)
 	}
 	l := open(t, dir)
-	for _, err := range []error{l.SetBytes(uuid1, 3*grant.GiB), l.SetOverhead(uuid1, 500*grant.MiB)} {
+	for _, err := range []error{l.Set(shares(2*grant.GiB, 3*grant.GiB)), l.SetOverhead(uuid1, 500*grant.MiB)} {
 		if err != nil {
 			t.Error(err)
 		}
@@ -156,20 +156,30 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	if d := container.record.Device[1]; d.Bytes != 3<<30 || d.Overhead != 500<<20 || container.record.Generation != 4 {
 		t.Errorf("after the setters: %+v, generation %d", d, container.record.Generation)
 	}
-	if inode(t, filepath.Join(dir, RegionFile)) != region {
+	if inode(t, filepath.Join(dir, grant.RegionFile)) != region {
 		t.Error("the region is another file: its users are forgotten")
 	}
-	if err := l.SetBytes("GPU-00000000-0000-0000-0000-000000000000", 1); err == nil || !strings.Contains(err.Error(), "does not have it") {
-		t.Errorf("a device that is not granted: %v", err)
+	if err := l.Set(shares(2*grant.GiB, 3*grant.GiB)); err != nil || container.record.Generation != 4 {
+		t.Errorf("what is so already: %v, generation %d", err, container.record.Generation)
+	}
+	if b, err := l.Bytes(uuid1); err != nil || b != 3*grant.GiB {
+		t.Errorf("read again: %v %v", b, err)
+	}
+	other := shares(1, 1)
+	other[0].UUID = "GPU-00000000-0000-0000-0000-000000000000"
+	for _, err := range []error{l.Set(other), l.Set(other[:1]), l.SetOverhead(other[0].UUID, 1)} {
+		if err == nil || !strings.Contains(err.Error(), "does not have these devices") {
+			t.Errorf("a device that is not granted: %v", err)
+		}
 	}
 }
 
 func TestEnsureReplacesWhatIsNotTheGrants(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string){
 		"other devices": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },
-		"half a file":   func(t *testing.T, dir string) { put(t, filepath.Join(dir, LimitsFile), make([]byte, 100)) },
-		"no magic":      func(t *testing.T, dir string) { put(t, filepath.Join(dir, LimitsFile), make([]byte, page)) },
-		"a region only": func(t *testing.T, dir string) { put(t, filepath.Join(dir, RegionFile), []byte("x")) },
+		"half a file":   func(t *testing.T, dir string) { put(t, filepath.Join(dir, grant.LimitsFile), make([]byte, 100)) },
+		"no magic":      func(t *testing.T, dir string) { put(t, filepath.Join(dir, grant.LimitsFile), make([]byte, page)) },
+		"a region only": func(t *testing.T, dir string) { put(t, filepath.Join(dir, grant.RegionFile), []byte("x")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -219,7 +229,7 @@ func write(t *testing.T, f *os.File, i int, s slot) {
 func TestUse(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1<<30, 1<<30))
-	path := filepath.Join(dir, RegionFile)
+	path := filepath.Join(dir, grant.RegionFile)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -262,5 +272,91 @@ func TestUse(t *testing.T) {
 	}
 	if _, err := Use(dir); err == nil {
 		t.Error("a region that the container truncated was read")
+	}
+}
+
+// TestARegionIsPutRightUnderItsUsers: a container can do to its region what it likes. The next Ensure gives it its size, its pages and
+// its head again, in the same file, and lets every slot count, because nobody knows any more which were used.
+func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, path string){
+		"cut to nothing": func(t *testing.T, path string) { mustDo(t, os.Truncate(path, 0)) },
+		"cut":            func(t *testing.T, path string) { mustDo(t, os.Truncate(path, page+5*slotSize)) },
+		"grown":          func(t *testing.T, path string) { mustDo(t, os.Truncate(path, 1<<30)) },
+		"zeroed":         func(t *testing.T, path string) { mustDo(t, os.WriteFile(path, make([]byte, regionSize), 0)) },
+		"for root alone": func(t *testing.T, path string) { mustDo(t, os.Chmod(path, 0o600)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			ensure(t, dir, shares(1, 1))
+			path := filepath.Join(dir, grant.RegionFile)
+			before, id := inode(t, path), open(t, dir).record.ID
+			spoil(t, path)
+			ensure(t, dir, shares(1, 1))
+			var h head
+			content, err := os.ReadFile(path)
+			mustDo(t, err)
+			mustDo(t, decode(content, &h))
+			info, err := os.Stat(path)
+			mustDo(t, err)
+			if inode(t, path) != before || len(content) != regionSize || info.Mode() != 0o666 || h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
+				t.Errorf("%v, %d bytes, head %+v", info.Mode(), len(content), h)
+			}
+			kept := name == "cut" || name == "grown" || name == "for root alone" // the head is there still
+			if kept && h.High != 0 || !kept && h.High != slots {
+				t.Errorf("%d slots count", h.High)
+			}
+		})
+	}
+}
+
+// TestARegionThatIsNoFile is refused: a link in its place would lead to somebody else's.
+func TestARegionThatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(1, 1))
+	path, elsewhere := filepath.Join(dir, grant.RegionFile), filepath.Join(t.TempDir(), "elsewhere")
+	mustDo(t, os.Remove(path))
+	mustDo(t, os.Symlink(elsewhere, path))
+	if err := Ensure(dir, shares(1, 1)); err == nil || inodeOf(elsewhere) != 0 {
+		t.Errorf("%v; the link's target is %d", err, inodeOf(elsewhere))
+	}
+	mustDo(t, os.Remove(path))
+	mustDo(t, unix.Mkfifo(path, 0o666))
+	if err := Ensure(dir, shares(1, 1)); err == nil {
+		t.Error("a pipe was taken for a region")
+	}
+}
+
+func inodeOf(path string) uint64 {
+	var st unix.Stat_t
+	_ = unix.Lstat(path, &st)
+	return st.Ino
+}
+
+// TestTrimAndRemove: what has grown is named and cut back, what is over leaves nothing, whatever lies there.
+func TestTrimAndRemove(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		ensure(t, filepath.Join(root, name), shares(1, 1))
+	}
+	mustDo(t, os.Truncate(filepath.Join(root, "b", grant.RegionFile), 1<<20))
+	if grown, again := Trim(root), Trim(root); !reflect.DeepEqual(grown, []string{"b"}) || again != nil {
+		t.Errorf("grown %v, then %v", grown, again)
+	}
+	put(t, filepath.Join(root, "a", ".limits.123"), []byte("a write that was interrupted"))
+	for range 2 {
+		mustDo(t, Remove(filepath.Join(root, "a")))
+	}
+	if kept := Kept(root); !reflect.DeepEqual(kept, []string{"b"}) {
+		t.Errorf("kept %v", kept)
+	}
+	if Kept(filepath.Join(root, "nowhere")) != nil {
+		t.Error("a directory that is not there has names")
+	}
+}
+
+func mustDo(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

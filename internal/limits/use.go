@@ -22,7 +22,7 @@ type Process struct {
 // Use reads what the processes that are alive say they use. The container can write anything there: it is for reports, never for
 // a decision. It is read, not mapped, because the container could truncate a mapping away.
 func Use(dir string) ([]Process, error) {
-	path := filepath.Join(dir, RegionFile)
+	path := filepath.Join(dir, grant.RegionFile)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/layout"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -100,6 +102,9 @@ type visit struct {
 	inventory func() (grant.Inventory, *grant.Problem)
 	image     layout.Image
 	layout    func() grant.Layout // of the image
+	own       func() []grant.OwnLibrary
+	fresh     func() grant.ID // of a grant that is adopted
+	cover     cover           // of the place of the grant's records
 	request   grant.Request
 	cgroups   []string // where the container's processes will be
 	crowded   bool     // others are there already
@@ -120,6 +125,9 @@ func (n *Node) visit(c Create) (visit, *Decision) {
 		v.image.UIDs, v.image.GIDs = spec.Linux.UIDMappings, spec.Linux.GIDMappings
 	}
 	v.layout = sync.OnceValue(func() grant.Layout { return layout.Of(v.image) })
+	v.own = sync.OnceValue(v.ownLibraries)
+	v.fresh = sync.OnceValue(freshID)
+	v.cover = coverOf(spec.Mounts)
 	return v, refused
 }
 
@@ -133,11 +141,20 @@ func imageOf(spec request.Spec, bundle string) layout.Image {
 	}
 	if spec.Process != nil {
 		i.Args, i.Path = spec.Process.Args, request.Variable(spec, "PATH")
+		i.Search = strings.FieldsFunc(request.Variable(spec, "LD_LIBRARY_PATH"), func(c rune) bool { return c == ':' || c == ';' })
 	}
 	for _, m := range spec.Mounts {
 		i.Mounts = append(i.Mounts, m.Destination)
 	}
 	return i
+}
+
+func freshID() grant.ID {
+	random, err := host.Random()
+	if err != nil {
+		return "" // and nothing can be adopted
+	}
+	return grant.NewID(random)
 }
 
 // find reads the spec. What cannot be read could be anything, so it is refused; the real runtime would refuse it too.
@@ -231,7 +248,7 @@ func (v visit) judge(view grant.View) Decision {
 	var inv grant.Inventory
 	if admission.Asks(v.request, view) {
 		inv, view.Problems = v.inventoryFor(view)
-		v.request.Layout = v.layoutFor(inv)
+		v.see(inv, view)
 	}
 	return Decision{Verdict: admission.Decide(v.request, view, inv, v.Policy), pod: v.request.Container.Pod}
 }
@@ -248,16 +265,23 @@ func (v visit) inventoryFor(view grant.View) (grant.Inventory, []grant.Problem) 
 	return inv, append(slices.Clip(view.Problems), *problem)
 }
 
-// layoutFor is where the image's libraries are, which only matters on a node with a driver to mount.
-func (v visit) layoutFor(inv grant.Inventory) grant.Layout {
+// see looks at the image, which only matters on a node with a driver to mount.
+func (v *visit) see(inv grant.Inventory, view grant.View) {
 	switch {
 	case len(inv.Driver.Files) == 0:
-		return grant.Layout{}
-	case v.image.Root == "" || v.Running: // told by NRI, which knows no root; or it runs, and nothing is mounted any more
-		return grant.Layout{Unseen: true}
+		return
+	case v.unseen():
+		v.request.Layout = grant.Layout{Unseen: true}
+	default:
+		v.request.Layout = v.layout()
 	}
-	return v.layout()
+	if inv.Shim.Dir != "" && couldBeLimited(view) {
+		v.request.Own = v.own()
+	}
 }
+
+// unseen: it was told by NRI, which knows no root; or it runs, and nothing is mounted any more.
+func (v visit) unseen() bool { return v.image.Root == "" || v.Running }
 
 // placeless is a refusal where a runtime would have to make mount points in a root file system that it cannot write to.
 func (v visit) placeless(d Decision, l grant.Layout) *Decision {
@@ -266,7 +290,9 @@ func (v visit) placeless(d Decision, l grant.Layout) *Decision {
 	}
 	var places []string
 	for _, m := range d.Edits.Mounts {
-		places = append(places, m.ContainerPath)
+		if !v.cover.exists || !strings.HasPrefix(m.ContainerPath, grant.ShimPlace+"/") { // else in a file system that the runtime mounts
+			places = append(places, m.ContainerPath)
+		}
 	}
 	place, why, err := layout.Unmakeable(v.image, places)
 	switch {
@@ -288,8 +314,11 @@ func (v visit) decide(view grant.View) Decision {
 	}
 	inv, problems := v.inventoryFor(view)
 	view.Problems = problems
-	v.request.Layout = v.layoutFor(inv)
+	v.see(inv, view)
 	if refused := v.placeless(d, v.request.Layout); refused != nil {
+		return *refused
+	}
+	if refused := v.hidden(d); refused != nil {
 		return *refused
 	}
 	err := v.edit(&d)
@@ -328,7 +357,7 @@ func (v visit) edit(d *Decision) (err error) {
 	if refused != nil {
 		return errors.New(refused.Message)
 	}
-	left.Layout = v.request.Layout
+	left.Layout, left.Own = v.request.Layout, v.request.Own
 	d.left = left
 	return nil
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"strconv"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -39,7 +40,7 @@ func (v visit) withWhole(tx *ledger.Tx, view grant.View) grant.View {
 		view.Problems = append(view.Problems, unreadable(err))
 		return view
 	}
-	view.Whole = &whole
+	view.Whole, view.Fresh = &whole, v.fresh()
 	return view
 }
 
@@ -50,12 +51,15 @@ func unreadable(err error) grant.Problem {
 // enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
 // binding, so a crash between here and the binding leaves nothing that holds a GPU.
 func (v visit) enter(tx *ledger.Tx, adopted grant.Grant) (grant.Grant, error) {
-	if err := tx.Sweep(); err != nil { // the grants of containers that ended, this one's last among them
+	if err := v.sweep(tx); err != nil { // the grants of containers that ended, this one's last among them
 		return adopted, err
 	}
 	g, _, err := v.newGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
+	}
+	if g.ID = v.fresh(); g.ID == "" {
+		return adopted, errors.New("the system gives no random bytes")
 	}
 	g.GPUs = adopted.GPUs
 	if err := tx.Put(g); err != nil {
@@ -65,21 +69,25 @@ func (v visit) enter(tx *ledger.Tx, adopted grant.Grant) (grant.Grant, error) {
 	return g, nil
 }
 
-// unbind forgets a binding, and with it the grant that its container adopted.
-func unbind(tx *ledger.Tx, runtimeRoot, container string) error {
+// unbind forgets a binding, and with it what only its container kept: the grant that it adopted, and the limits of one that is over.
+func (n *Node) unbind(tx *ledger.Tx, runtimeRoot, container string) error {
 	b, err := tx.Binding(runtimeRoot, container)
 	if err := tx.Unbind(runtimeRoot, container); err != nil {
 		return err
 	}
 	if err == nil {
-		dropOrphan(tx, b.Grant)
+		n.dropOrphan(tx, b.Grant)
 	}
 	return nil
 }
 
 // dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep would remove it.
-func dropOrphan(tx *ledger.Tx, id grant.ID) {
-	if g, err := tx.Get(id); err == nil && g.Orphaned() {
+func (n *Node) dropOrphan(tx *ledger.Tx, id grant.ID) {
+	g, err := tx.Get(id)
+	if err == nil && g.Orphaned() {
 		_ = tx.Delete(id)
+	}
+	if errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()) {
+		n.unlimit(id)
 	}
 }

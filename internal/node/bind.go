@@ -112,13 +112,22 @@ func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 		}
 		d.Grant = &g
 	}
+	if d.Limited {
+		if err := v.limit(*d.Grant); err != nil {
+			v.dropOrphan(tx, d.Grant.ID)
+			*d = *unlimitable(v.Container, err)
+			return nil
+		}
+		failpoint.Hit("node/limited")
+	}
 	tx.DropDead(d.Grant.ID)
 	tx.DropReserved(d.Grant.ID, v.Container.ID)
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Cgroups: v.cgroups, Pod: bounded(d.pod), Reserved: v.Reserve})
+		Creator: creator, Cgroups: v.cgroups, Pod: bounded(d.pod), Strength: d.Strength,
+		Reserved: v.Reserve})
 	if err != nil {
-		dropOrphan(tx, d.Grant.ID)
+		v.dropOrphan(tx, d.Grant.ID)
 	}
 	return err
 }
@@ -135,5 +144,5 @@ func (v visit) creating(tx *ledger.Tx) (bool, error) {
 
 // Unbind takes a binding back whose container did not come to be.
 func (n *Node) Unbind(c grant.Container) error {
-	return n.Ledger.Update(func(tx *ledger.Tx) error { return unbind(tx, c.RuntimeRoot, c.ID) })
+	return n.Ledger.Update(func(tx *ledger.Tx) error { return n.unbind(tx, c.RuntimeRoot, c.ID) })
 }

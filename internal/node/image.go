@@ -1,12 +1,17 @@
 package node
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/layout"
 	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/internal/rootfs"
 )
@@ -72,13 +77,58 @@ func (n *Node) clear(bundle string) {
 	image, places := imageOf(spec, bundle), []string(nil)
 	t := rootfs.Tree{Root: image.Root, Bundle: bundle}
 	for _, m := range spec.Mounts {
-		if ours[m.Source] {
+		if ours[m.Source] || n.isShim(m) {
 			places = append(places, m.Destination)
 		} else {
 			t.Mounts = append(t.Mounts, m.Destination)
 		}
 	}
 	if len(places) > 0 {
-		t.Tidy(places, info.ModTime().UnixNano())
+		t.Tidy(places, info.ModTime().UnixNano(), filepath.Join(grant.ShimPlace, "driver"), grant.ShimPlace)
 	}
+}
+
+// isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of a record.
+func (n *Node) isShim(m specs.Mount) bool {
+	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && strings.HasSuffix(shimmed(m.Source), ".1")
+}
+
+// shimmed is the library that a path is a place of, "" if it is none that the shim takes the place of.
+func shimmed(path string) string {
+	if name := filepath.Base(path); slices.Contains(grant.Shimmed, name) {
+		return name
+	}
+	return ""
+}
+
+// compat is where CUDA's images have a libcuda of their own, newer than the node's (NVIDIA's "forward compatibility" packages).
+const compat = "/usr/local/cuda/compat"
+
+// maxSearched bounds how many directories of LD_LIBRARY_PATH are looked into.
+const maxSearched = 64
+
+// ownLibraries are the places where a program of the container would find a libcuda or an NVML of the image's or of its own mounts:
+// in LD_LIBRARY_PATH, which comes before all, and by ld.so.cache. A limit has to lie over them.
+func (v visit) ownLibraries() []grant.OwnLibrary {
+	var own []grant.OwnLibrary
+	for _, place := range v.image.Mounts {
+		if name := shimmed(place); name != "" && !strings.HasPrefix(filepath.Clean(place), grant.ShimPlace+"/") {
+			own = append(own, grant.OwnLibrary{Place: filepath.Clean("/" + place), Name: name})
+		}
+	}
+	if v.image.Root != "" {
+		places := v.tree().Listed(grant.Shimmed)
+		for _, dir := range append(slices.Clone(v.image.Search[:min(len(v.image.Search), maxSearched)]), compat) {
+			for _, name := range grant.Shimmed {
+				places = append(places, filepath.Join(dir, name))
+			}
+		}
+		for _, f := range layout.Files(v.image, places) {
+			own = append(own, grant.OwnLibrary{Place: f.Real, Name: filepath.Base(f.Path)})
+		}
+	}
+	slices.SortFunc(own, func(a, b grant.OwnLibrary) int {
+		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.Name, b.Name))
+	})
+	return slices.CompactFunc(own, func(a, b grant.OwnLibrary) bool { return a.Place == b.Place })
 }

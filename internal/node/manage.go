@@ -7,9 +7,11 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
 )
 
 // Grant enters a new grant. The reference with its secret is given this one time; the ledger keeps a hash. Errors are
@@ -36,7 +38,14 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 		}
 		return tx.Put(g)
 	})
-	return g, reference, err
+	return n.told(g), reference, err
+}
+
+// told is a grant as people are told of it: with what holds its containers to it here and now.
+func (n *Node) told(g grant.Grant) grant.Grant {
+	inv, _ := n.Inventory()
+	g.Strength = admission.Strength(g, inv, n.Policy)
+	return g
 }
 
 // newGrant is the grant that is asked for, before it has its GPUs.
@@ -80,7 +89,7 @@ func (n *Node) whole(tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	if problem != nil {
 		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
 	}
-	if err := tx.Sweep(); err != nil {
+	if err := n.sweep(tx); err != nil {
 		return grant.View{}, inv, err
 	}
 	v, err := n.all(tx)
@@ -105,7 +114,8 @@ type Change struct {
 	TTL     *time.Duration // from now; 0: for ever
 }
 
-// Change grows or shrinks a grant where it is. Errors are those of Grant, and *grant.NotFoundError.
+// Change grows or shrinks a grant where it is. Its containers are limited to the new size from their next allocation on. Errors
+// are those of Grant, and *grant.NotFoundError.
 func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 	var g grant.Grant
 	if n.Broken != nil {
@@ -122,21 +132,50 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 		if g.Draining || g.Expired(v.Now) {
 			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
 		}
-		memory, compute := g.Memory(), g.Compute
-		if err := apply(&g, c, v.Now); err != nil {
+		before := g
+		if g, err = n.changed(before, c, v, inv); err != nil {
 			return err
 		}
-		if g.Memory() > memory || g.Compute > compute {
-			g.GPUs, err = admission.Place(askOf(g), id, v, inv, n.Policy)
-		} else {
-			err = divide(&g) // what does not grow needs no room: a GPU may be over-full by now, and this the way out
-		}
-		if err != nil {
-			return err
-		}
-		return tx.Put(g)
+		return n.putLimited(tx, before, g)
 	})
+	return n.told(g), err
+}
+
+// changed is a grant as it would be. What does not grow needs no room: a GPU may be over-full by now, and this the way out.
+func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+	memory, compute := g.Memory(), g.Compute
+	g.GPUs = slices.Clone(g.GPUs)
+	if err := apply(&g, c, v.Now); err != nil {
+		return g, err
+	}
+	if g.Memory() <= memory && g.Compute <= compute {
+		return g, divide(&g)
+	}
+	var err error
+	g.GPUs, err = admission.Place(askOf(g), g.ID, v, inv, n.Policy)
 	return g, err
+}
+
+// putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a limit that is too small; the
+// next pass over the ledger puts it right.
+func (n *Node) putLimited(tx *ledger.Tx, before, after grant.Grant) error {
+	l, err := n.held(before)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return tx.Put(after)
+	}
+	defer l.Close()
+	if err := l.Set(smaller(before.GPUs, after.GPUs)); err != nil {
+		return err
+	}
+	failpoint.Hit("node/limit-lowered")
+	if err := tx.Put(after); err != nil {
+		return errors.Join(err, l.Set(before.GPUs))
+	}
+	failpoint.Hit("node/grant-changed")
+	return l.Set(after.GPUs)
 }
 
 func apply(g *grant.Grant, c Change, now time.Time) error {
@@ -197,17 +236,26 @@ func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 		if g, err = get(tx, id); err != nil {
 			var damaged *ledger.DamagedError
 			if force && errors.As(err, &damaged) {
-				return tx.Delete(id)
+				return n.end(tx, id)
 			}
 			return err
 		}
 		if len(g.Bindings) == 0 || force {
-			return tx.Delete(id)
+			return n.end(tx, id)
 		}
 		g.Draining = true
 		return tx.Put(g)
 	})
 	return g, err
+}
+
+// end removes a grant and what was kept for it. A container that uses it by force keeps its limit.
+func (n *Node) end(tx *ledger.Tx, id grant.ID) error {
+	err := tx.Delete(id)
+	if err == nil {
+		n.unlimit(id)
+	}
+	return err
 }
 
 func get(tx *ledger.Tx, id grant.ID) (grant.Grant, error) {
@@ -234,6 +282,9 @@ func (n *Node) Overview() (Overview, error) {
 		return err
 	})
 	o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !g.Live(o.Now) })
+	for i := range o.Grants {
+		o.Grants[i].Strength = admission.Strength(o.Grants[i], o.Inventory, n.Policy)
+	}
 	return o, err
 }
 
@@ -242,10 +293,20 @@ func (n *Node) Check() (ledger.Report, error) { return n.verified(n.Ledger.Check
 
 func (n *Node) verified(verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
 	inv, problem := n.Inventory()
+	known, reserve := &inv, grant.Bytes(n.Policy.Rules.Reserve)
 	if problem != nil {
-		return verify(nil, 0)
+		known, reserve = nil, 0
 	}
-	return verify(&inv, grant.Bytes(n.Policy.Rules.Reserve))
+	report, err := verify(known, reserve)
+	if err != nil || len(limits.Kept(n.Policy.LimitsRoot())) == 0 {
+		return report, err
+	}
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		findings, err := n.settleLimits(tx)
+		report.Findings = append(report.Findings, findings...)
+		return err
+	})
+	return report, err
 }
 
 // Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It
@@ -263,7 +324,7 @@ func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 			return err
 		}
 		bundle = b.Bundle
-		return unbind(tx, runtimeRoot, container)
+		return n.unbind(tx, runtimeRoot, container)
 	})
 	return bundle
 }

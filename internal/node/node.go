@@ -39,7 +39,9 @@ func Open(path string, h host.Host) *Node {
 
 // Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold what was read.
 func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
-	return gpu.Load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
+	inv, problem := gpu.Load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
+	inv.Shim = n.Shim()
+	return inv, problem
 }
 
 // finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -46,6 +47,12 @@ func (v visit) standing(view grant.View) Decision {
 		return d
 	}
 	what := v.missing(d.Verdict)
+	if d.Limited && what == "" {
+		what = v.unheld(d)
+		if what != "" && v.Running { // since before there was a shim: it is told as what it is
+			d.Limited, d.Strength, what = false, grant.StrengthNone, ""
+		}
+	}
 	if what == "" {
 		return d
 	}
@@ -64,6 +71,38 @@ func (v visit) missing(verdict grant.Verdict) string {
 		return ""
 	}
 	return verdict.Removed[i].String()
+}
+
+// unheld names what keeps the spec's container from being held to its memory by the shim; "" if nothing does.
+func (v visit) unheld(d Decision) string {
+	spec, err := request.Parse(v.Config)
+	if err != nil {
+		return "its memory limit"
+	}
+	inv, _ := v.inventory()
+	at := map[string]string{} // what is mounted where, the last one counts
+	for _, m := range spec.Mounts {
+		at[filepath.Clean("/"+m.Destination)] = m.Source
+	}
+	for _, m := range v.Policy.RecordMounts(d.Grant.ID) {
+		if at[m.ContainerPath] != m.HostPath {
+			return "its memory limit at " + m.ContainerPath
+		}
+	}
+	for place, source := range at {
+		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Dir(source) != inv.Shim.Dir {
+			return "the limiting " + place
+		}
+	}
+	if v.unseen() {
+		return ""
+	}
+	for _, own := range v.own() {
+		if at[own.Place] == "" {
+			return "one over its image's own " + own.Place
+		}
+	}
+	return ""
 }
 
 // isSet reports whether every occurrence of a variable has the value that the verdict gives it.

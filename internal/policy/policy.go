@@ -200,6 +200,9 @@ func validate(p grant.Policy) error {
 			return fmt.Errorf("%s: want an absolute path, not %q", key, path)
 		}
 	}
+	if p.Enforcement.Shim != "" && !filepath.IsAbs(p.Enforcement.Shim) {
+		return fmt.Errorf("enforcement.shim: want an absolute path, not %q", p.Enforcement.Shim)
+	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
 	}

@@ -67,6 +67,11 @@ func (f *finder) volumeDevice(m specs.Mount) {
 
 // bind judges a bind mount by what its source is on the host, not by its name.
 func (f *finder) bind(i int, m specs.Mount) {
+	if id := f.node.Policy.RecordOf(m.Source, m.Destination, m.Options); id != "" {
+		f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket, Cover: grant.CoverRecord, Grant: id,
+			Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
+		return
+	}
 	for _, path := range f.walks(m.Source) {
 		p := f.look(path)
 		if f.madeByMounts(i, p.Path) {

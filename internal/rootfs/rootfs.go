@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
@@ -38,9 +39,34 @@ func (t Tree) Enter(libraries []Library) error {
 	return t.change(func(old []entry) ([]entry, bool) { return merge(old, libraries), true })
 }
 
+// Listed are the places that the image's ld.so.cache has for libraries of these names. Of a cache that cannot be read, none.
+func (t Tree) Listed(names []string) (places []string) {
+	root, err := openDir(t.Root)
+	if err != nil || t.covered("/etc/"+cacheName) {
+		return nil
+	}
+	defer root.Close()
+	etc, err := openat(root, "etc", unix.O_DIRECTORY|unix.O_RDONLY)
+	if err != nil {
+		return nil
+	}
+	defer etc.Close()
+	content, err := readCache(etc)
+	if err != nil {
+		return nil
+	}
+	entries, _ := parse(content)
+	for _, e := range entries {
+		if slices.Contains(names, e.name) {
+			places = append(places, e.path)
+		}
+	}
+	return places
+}
+
 // Tidy removes, of the places where files were mounted, those that a runtime made for it: empty files that are not older than since,
-// in nanoseconds of the epoch. Their names leave ld.so.cache, too.
-func (t Tree) Tidy(places []string, since int64) {
+// in nanoseconds of the epoch. Their names leave ld.so.cache, too. Of the directories those go that are empty then.
+func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	root, err := t.open()
 	if err != nil {
 		return
@@ -52,8 +78,15 @@ func (t Tree) Tidy(places []string, since int64) {
 			gone[place] = true
 		}
 	}
-	if len(gone) > 0 {
-		_ = t.change(func(old []entry) ([]entry, bool) { return without(old, gone) })
+	if len(gone) == 0 {
+		return
+	}
+	_ = t.change(func(old []entry) ([]entry, bool) { return without(old, gone) })
+	for _, dir := range dirs {
+		if above, err := pathrs.OpenatInRoot(root, filepath.Dir(dir)); err == nil && !t.covered(dir) {
+			_ = unix.Unlinkat(int(above.Fd()), filepath.Base(dir), unix.AT_REMOVEDIR)
+			above.Close()
+		}
 	}
 }
 
@@ -108,11 +141,10 @@ func (t Tree) covered(path string) bool {
 // somebody's own, as with `podman run --rootfs` or `ctr run --rootfs`, and nothing but the runtime writes there. So is the node's
 // own root, though it is a mount.
 func (t Tree) open() (*os.File, error) {
-	fd, err := unix.Open(t.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := openDir(t.Root)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: t.Root, Err: err}
+		return nil, err
 	}
-	root := os.NewFile(uintptr(fd), t.Root)
 	if !isNodes(root) && (strings.HasPrefix(filepath.Clean(t.Root), filepath.Clean(t.Bundle)+"/") || isMount(root)) {
 		return root, nil
 	}
@@ -124,6 +156,14 @@ func (t Tree) open() (*os.File, error) {
 func isNodes(dir *os.File) bool {
 	var st, own unix.Stat_t
 	return unix.Fstat(int(dir.Fd()), &st) != nil || unix.Stat("/", &own) != nil || st.Dev == own.Dev && st.Ino == own.Ino
+}
+
+func openDir(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not tell; there it is one if its parent is of

@@ -1,0 +1,256 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
+)
+
+// The records by which the shim in a container learns its limits are made, changed and removed with the ledger locked, as the
+// grants are whose they are. What a crash leaves undone the next pass does: they are derived from the ledger.
+
+// shimDirs are where the proxies lie, from the directory of the program that runs: as packages install them, and as `make build`
+// does.
+var shimDirs = []string{"../lib/gpuledger/shim", "shim"}
+
+// Shim looks for the proxies. The directory is named without links, because a package's leads to that of its version: what is
+// mounted is never written over.
+func (n *Node) Shim() grant.Shim {
+	dirs := []string{n.Policy.Enforcement.Shim}
+	if dirs[0] == "" {
+		program, err := os.Executable()
+		if err != nil {
+			return grant.Shim{Problem: "the shim is not found: " + err.Error()}
+		}
+		for i, dir := range shimDirs {
+			dirs = append(dirs[:i], filepath.Join(filepath.Dir(program), dir))
+		}
+	}
+	var problem string
+	for _, dir := range dirs {
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			err = soundShim(real)
+		}
+		if err == nil {
+			return grant.Shim{Dir: real}
+		}
+		if problem == "" || !errors.Is(err, fs.ErrNotExist) {
+			problem = err.Error()
+		}
+	}
+	return grant.Shim{Problem: "the shim is not installed: " + problem}
+}
+
+// Limitless says why nothing here can hold a container of mode limit to its memory; "" where the shim does.
+func (n *Node) Limitless() string {
+	inv, _ := n.Inventory()
+	return admission.Limitless(1, inv, n.Policy)
+}
+
+// soundShim is an error where the proxies are not there, or not of this architecture.
+func soundShim(dir string) error {
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if err := isLibrary(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isLibrary reads the head of an ELF file (elf.h): class, byte order, type and machine.
+func isLibrary(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var head [20]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil {
+		return fmt.Errorf("%s is no library: %w", path, err)
+	}
+	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine || head[19] != 0 {
+		return fmt.Errorf("%s is no library of this machine's architecture", path)
+	}
+	return nil
+}
+
+const elfShared = 3 // ET_DYN
+
+// elfMachine is this architecture's: EM_X86_64, EM_AARCH64.
+var elfMachine = map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
+
+// couldBeLimited reports whether one of the grants that a container may hold is of mode limit.
+func couldBeLimited(view grant.View) bool {
+	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit })
+}
+
+// limit makes the records of a grant, or sets them to what the grant is now. The ledger is locked.
+func (n *Node) limit(g grant.Grant) error {
+	root := n.Policy.LimitsRoot()
+	if err := limits.Room(root); err != nil {
+		return err
+	}
+	err := limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs)
+	if errors.Is(err, unix.ENOSPC) {
+		if grown := limits.Trim(root); len(grown) > 0 {
+			if err = limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs); err != nil {
+				err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(grown, ", "))
+			}
+		}
+	}
+	return err
+}
+
+func unlimitable(c grant.Container, err error) *Decision {
+	r := refusal(grant.InjectionImpossible, "the memory limit of container %q cannot be set up", c.Name())
+	r.Recorded = append(r.Recorded, err.Error()) // it may name other grants
+	r.Hint = "an administrator finds the reason in the audit log"
+	return r
+}
+
+// unlimit removes the records of a grant that is over.
+func (n *Node) unlimit(id grant.ID) {
+	_ = limits.Remove(n.Policy.LimitsDir(id)) // else the next sweep does
+}
+
+// Prepare makes the records of a grant whose containers an engine starts without asking us before, by a CDI file.
+func (n *Node) Prepare(id grant.ID) error {
+	return n.Ledger.Update(func(tx *ledger.Tx) error {
+		g, err := get(tx, id)
+		if err != nil {
+			return err
+		}
+		inv, problem := n.Inventory()
+		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
+			return nil // no file of it mounts them
+		}
+		return n.limit(g)
+	})
+}
+
+// sweep removes from the ledger what is over, and from the run directory what was kept for it.
+func (n *Node) sweep(tx *ledger.Tx) error {
+	if err := tx.Sweep(); err != nil {
+		return err
+	}
+	_, err := n.settleLimits(tx)
+	return err
+}
+
+// settleLimits makes the records agree with the ledger: those of grants that are gone go, those of live ones say what the ledger
+// says. It costs as much as there are records.
+func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error) {
+	root := n.Policy.LimitsRoot()
+	for _, name := range limits.Kept(root) {
+		id, dir := grant.ID(name), filepath.Join(root, name)
+		g, err := tx.Get(id)
+		var problem string
+		switch {
+		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()):
+			problem, err = "the limits of a grant that is over", limits.Remove(dir)
+		case err == nil:
+			problem, err = n.agree(g, dir)
+		default: // damaged: its containers keep what they have
+			continue
+		}
+		if err != nil {
+			return findings, err
+		}
+		if problem != "" {
+			findings = append(findings, ledger.Finding{Subject: dir, Problem: problem, Repaired: true})
+		}
+	}
+	for _, name := range limits.Trim(root) {
+		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger", Repaired: true})
+	}
+	return findings, nil
+}
+
+// agree sets what a grant's records say to what the ledger says, and tells whether they said something else. Records that cannot be
+// read are made again by the next create.
+func (n *Node) agree(g grant.Grant, dir string) (problem string, err error) {
+	l, err := limits.Open(dir)
+	if err != nil {
+		return "", nil
+	}
+	defer l.Close()
+	for _, s := range g.GPUs {
+		if b, err := l.Bytes(s.UUID); err != nil || b != s.Memory {
+			return "the limits are not what the ledger says", l.Set(g.GPUs)
+		}
+	}
+	return "", nil
+}
+
+// held is the open limits of a grant, nil where no container has any. Those of a container that has some, but which cannot be
+// reached from here, are an error: the ledger must not say what does not come to be.
+func (n *Node) held(g grant.Grant) (*limits.Limits, error) {
+	l, err := limits.Open(n.Policy.LimitsDir(g.ID))
+	if err == nil {
+		return l, nil
+	}
+	bound := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Strength == grant.StrengthLibrary })
+	if bound || !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot change the limits of grant %s, which a container uses: %w", g.ID, err)
+	}
+	return nil, nil
+}
+
+// smaller are the shares of a grant that is about to change, none of them larger than it may be before or after: what is given up is
+// given up before the ledger says that it is free, and what is gained is had after.
+func smaller(before, after []grant.Share) []grant.Share {
+	least := slices.Clone(before)
+	for i := range least {
+		for _, s := range after {
+			if s.UUID == least[i].UUID {
+				least[i].Memory = min(least[i].Memory, s.Memory)
+			}
+		}
+	}
+	return least
+}
+
+// cover is the last mount of a container's own that lies over the place of a grant's records.
+type cover struct {
+	exists      bool
+	destination string
+	volatile    bool // a file system of the container's own, in which a runtime makes what it needs
+}
+
+func coverOf(mounts []specs.Mount) (c cover) {
+	for _, m := range mounts {
+		place := filepath.Clean("/" + m.Destination)
+		over := func(dir string) bool { return place == "/" || dir == place || strings.HasPrefix(dir, place+"/") }
+		if !over(grant.ShimPlace) && !over("/var"+grant.ShimPlace) {
+			continue
+		}
+		bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+		c = cover{true, m.Destination, m.Type == "tmpfs" && !bind}
+	}
+	return c
+}
+
+// hidden is a refusal where a runtime would have to make mount points in a directory of somebody's, perhaps the node's own /run.
+func (v visit) hidden(d Decision) *Decision {
+	if d.Kind != grant.Admit || !d.Limited || !v.cover.exists || v.cover.volatile {
+		return nil
+	}
+	r := refusal(grant.InjectionImpossible, "the memory limit of container %q goes to %s, which its own mount at %s covers", v.Container.Name(), grant.ShimPlace,
+		grant.Printable(v.cover.destination))
+	r.Hint = "mount what it needs of that directory, file by file, or use a tmpfs"
+	return r
+}
