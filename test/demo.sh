@@ -23,6 +23,8 @@ outside() {
   echo "\$ make build"
   log=$DEMO_DIR/build.log
   make --no-print-directory build >"$log" 2>&1 || { cat "$log" >&2; die "cannot build"; }
+  real_gpu || test/fakedriver/build.sh "$DEMO_DIR/driver" >"$log" 2>&1 || { cat "$log" >&2; die "cannot build the stand-in driver"; }
+  gcc -o "$DEMO_DIR/gpu" test/testdata/gpu.c -ldl || die "cannot build the client"
   unshare --mount --pid --fork --kill-child --mount-proc --propagation private test/demo.sh inside
 }
 
@@ -126,6 +128,19 @@ edit() {
   mv "$1/config.new" "$1/config.json"
 }
 
+# programs NAME: gives the bundle this machine's C library, as an image of its kind has it, and a program that asks for GPU memory.
+programs() {
+  local loader lib library
+  loader=$(readlink -f /lib64/ld-linux-x86-64.so.2 || readlink -f /lib/ld-linux-aarch64.so.1)
+  lib=$1/rootfs/$(dirname "${loader#/usr/}")
+  mkdir -p "$lib" "$1/rootfs/lib64" "$1/rootfs/run" "$1/rootfs/tmp"
+  for library in "${loader##*/}" libc.so.6 libdl.so.2 libpthread.so.0 libm.so.6 librt.so.1; do
+    cp -L "$(dirname "$loader")/$library" "$lib/$library"
+  done
+  [ ! -e /lib64/ld-linux-x86-64.so.2 ] || ln -s "/${loader#/usr/}" "$1/rootfs/lib64/ld-linux-x86-64.so.2"
+  cp gpu "$1/rootfs/bin/gpu"
+}
+
 annotate() { edit "$1" ".annotations[\"gpuledger.dev/grant\"] = \"$2\""; }
 
 # ---------------------------------------------------------------- the node
@@ -141,6 +156,7 @@ engine    = "none"
 [inventory]
 source = "$1"
 file   = "$2"
+driver_root = "$3"
 [audit]
 file = "$PWD/audit.jsonl"
 EOF
@@ -156,10 +172,10 @@ set_up_node() {
   show export "GPULEDGER_CONFIG=$GPULEDGER_CONFIG"
   if real_gpu; then
     say "This machine has an NVIDIA driver: the story is told on its own GPUs."
-    write_config nvml ""
+    write_config nvml "" /
   else
-    say "This machine has no NVIDIA GPU, so two are simulated. Everything else is real: the containers, runc, the kernel's device cgroup."
-    write_config simulated "$PWD/gpus.json"
+    say "This machine has no NVIDIA GPU, so two are simulated, with a stand-in for the driver's libraries. Everything else is real: the containers, runc, the kernel's device cgroup."
+    write_config simulated "$PWD/gpus.json" "$PWD/driver"
     run gpuledger inventory simulate --gpus 2 --memory 16160MiB --name "Tesla V100-SXM2-16GB" --out gpus.json
   fi
   show cat config.toml
@@ -287,7 +303,46 @@ story() {
   run gpuledger check
 
   gpuledger-runtime --root run delete --force infer
+  memory
   chapter "That was all. The containers, the ledger and this folder are gone now; run it again if you like."
+}
+
+# memory: a program gets what its grant says, and sees no more.
+memory() {
+  local mib=4096 held id
+  chapter "7. A container sees its grant as the GPU, and gets not a byte more"
+  while [ "$(mib "$(gpu free 0)")" -lt "$mib" ]; do
+    mib=$((mib / 2))
+  done
+  run gpuledger grant --memory "$(size $mib)" --gpu 0 --label memory
+  held=$(reference)
+  id=${held%.*}
+  bundle memory
+  programs memory
+  annotate memory "$held"
+  if ! real_gpu; then
+    mkdir -p book
+    printf '%s %s Stand-in\n' "$(gpu uuid 0)" "$(mib "$(gpu memory 0)")" >book/devices
+    edit memory '.mounts += [{destination: "/run/fakedriver", type: "bind", source: (env.PWD + "/book"), options: ["bind", "rw"]}]'
+  fi
+  say "The image has a C library and a program that asks libcuda for memory; of the driver it has nothing."
+  run gpuledger-runtime --root run run --detach --bundle memory memory
+  say "The driver's libraries are there, in front of them the shim. $mib MiB are all that there is:"
+  run gpuledger-runtime --root run exec memory nvidia-smi
+  grep -qE "/ *${mib} ?MiB" said || die "nvidia-smi should show $mib MiB"
+  say "What goes beyond the grant is out of memory (2 is CUDA_ERROR_OUT_OF_MEMORY), and the program goes on:"
+  run gpuledger-runtime --root run exec memory gpu total $((mib + 1)) $((mib / 2))
+  says "GPU 0 total $mib MiB (0)"
+  says "$((mib + 1)) MiB: 2"
+  says "$((mib / 2)) MiB: 0"
+  say "A grant shrinks and grows while its container runs:"
+  run gpuledger grant --update "$id" --memory "$(size $((mib / 2)))"
+  run gpuledger-runtime --root run exec memory gpu total
+  says "GPU 0 total $((mib / 2)) MiB (0)"
+  run gpuledger grants
+  says library
+  run gpuledger-runtime --root run delete --force memory
+  run gpuledger release "$id"
 }
 
 # wait_until_free: a killed process takes a moment to be gone.

@@ -513,3 +513,107 @@ func TestTheStrengthIsTheTrueOne(t *testing.T) {
 		})
 	}
 }
+
+// TestNRILimits: the proxies go where the node has the driver. An image with a libcuda of its own, which the create could not see, does
+// not start.
+func TestNRILimits(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n[enforcement]\nshim = \"{shim}\"\n"})
+	e := n.NRI()
+	n.Daemon()
+	e.Connected()
+	reference := n.Grant("--memory", "1GiB")
+	b := n.container("c", holding(reference), rig.Shell("/bin/gpu total 1025 >/tmp/draft; /bin/busybox mv /tmp/draft /tmp/said; exec /bin/busybox sleep 1000"))
+	made := func(b *rig.Bundle) {
+		t.Helper()
+		must(t, e.Create(b))
+		if r := b.RealCreate(); r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	made(b)
+	must(t, e.Begin(b))
+	if r := rig.Run(n.Real("start", "c")); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	said := filepath.Join(b.Dir, "rootfs/tmp/said")
+	rig.Eventually(t, "the program is done", func() bool { _, err := os.Stat(said); return err == nil })
+	if got := read(t, said); got != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+		t.Errorf("it says %q", got)
+	}
+	if got := n.strengthOf(reference); got != "library" {
+		t.Errorf("the grant has strength %q", got)
+	}
+	b.End()
+	must(t, e.Remove("c"))
+	n.free(reference)
+
+	own := n.container("own", holding(reference), rig.Env("LD_LIBRARY_PATH=/opt"))
+	must(t, os.MkdirAll(filepath.Join(own.Dir, "rootfs/opt"), 0o755), os.WriteFile(filepath.Join(own.Dir, "rootfs/opt/libcuda.so.1"), []byte("a library"), 0o755))
+	made(own)
+	if err := e.Begin(own); err == nil || !strings.Contains(err.Error(), "injection-impossible") || !strings.Contains(err.Error(), "/opt/libcuda.so.1") {
+		t.Errorf("an image with its own: %v", err)
+	}
+}
+
+// TestACrashLeavesNoWrongLimit: whoever dies while a grant changes leaves its containers with less than it may be, never more; the next
+// look at the ledger puts it right. Whoever dies before the binding has taken nothing.
+func TestACrashLeavesNoWrongLimit(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{Tags: []string{"failpoint"}, Memory: "8GiB"})
+	reference := n.Grant("--memory", "2GiB")
+	b := n.holding("c", reference, "exec /bin/gpu serve")
+	killed := func(point string, r rig.Result) {
+		t.Helper()
+		if r.Code != 128+int(syscall.SIGKILL) {
+			t.Fatalf("%s: %+v", point, r)
+		}
+	}
+	killed("node/limited", b.On(n.Dying("node/limited")).Create())
+	rig.Eventually(t, "nothing is taken", func() bool { return n.State(reference.ID) == "free" })
+	b.RealDelete() // of what the runtime never made
+	start(t, b)
+	id := string(reference.ID)
+	killed("lowered", n.Dying("node/limit-lowered").CLI("grant", "--update", id, "--memory", "1GiB"))
+	if got := ask(t, b, 1, 1025); got != outOfReach {
+		t.Errorf("after it was lowered: %s", got)
+	}
+	n.CheckSound("after a limit was lowered and the grant was not")
+	if a, b := ask(t, b, 2, 2048), ask(t, b, 3, 1); a != had || b != outOfReach {
+		t.Errorf("put right: %s %s", a, b)
+	}
+	killed("changed", n.Dying("node/grant-changed").CLI("grant", "--update", id, "--memory", "3GiB"))
+	if got := ask(t, b, 4, 1); got != outOfReach {
+		t.Errorf("before the limit was raised: %s", got)
+	}
+	n.Must("check")
+	if a, b := ask(t, b, 5, 1024), ask(t, b, 6, 1); a != had || b != outOfReach {
+		t.Errorf("put right: %s %s", a, b)
+	}
+}
+
+// TestAUserNamespaceHasItsLimit under both runtimes: the records lie below directories of the node's root alone.
+func TestAUserNamespaceHasItsLimit(t *testing.T) {
+	for _, runtime := range []string{"runc", "crun"} {
+		t.Run(runtime, func(t *testing.T) {
+			rig.NeedRuntime(t, runtime)
+			n := newGPUNode(t, rig.Setup{Runtime: runtime})
+			reference := n.Grant("--memory", "1GiB")
+			must(t, os.Chmod(n.Dir, 0o711)) // so that the namespace's root finds its own root file system
+			b := n.holding("c", reference, "/bin/gpu total 1025", func(s *specs.Spec) {
+				ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+				s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+				s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
+				s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev/pts" })
+			})
+			must(t, os.Chmod(filepath.Join(n.Dir, "bundles"), 0o711), os.Chmod(n.Dir+"/book", 0o777))
+			must(t, filepath.WalkDir(b.Dir, func(path string, _ os.DirEntry, err error) error {
+				if err == nil {
+					err = os.Lchown(path, 100000, 100000)
+				}
+				return err
+			}))
+			if r := b.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}

@@ -118,12 +118,12 @@ func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength
 	}
 	weakest := grant.StrengthHardware
 	for _, b := range g.Bindings {
+		if b.Strength == "" { // of a version that limited nothing
+			b.Strength = g.Strength
+		}
 		if !b.Strength.AtLeast(weakest) {
 			weakest = b.Strength
 		}
-	}
-	if weakest == "" { // of a version that limited nothing
-		return grant.StrengthNone
 	}
 	return weakest
 }

@@ -17,26 +17,36 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limits"
+	"github.com/gpuledger/gpuledger/internal/version"
 )
 
 // The records by which the shim in a container learns its limits are made, changed and removed with the ledger locked, as the
 // grants are whose they are. What a crash leaves undone the next pass does: they are derived from the ledger.
 
-// shimDirs are where the proxies lie, from the directory of the program that runs: as packages install them, and as `make build`
-// does.
-var shimDirs = []string{"../lib/gpuledger/shim", "shim"}
+// shimPlaces are where the proxies lie, from the directory of the program that runs: as packages install them, of this version or, where
+// a package was upgraded under a program that runs on, of another; and as `make build` does.
+func shimPlaces() ([]string, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	bin := filepath.Dir(program)
+	packaged := filepath.Join(bin, "../lib/gpuledger/shim")
+	places := []string{filepath.Join(packaged, version.Version)}
+	others, _ := os.ReadDir(packaged) // none but where a package is
+	for _, e := range others {
+		places = append(places, filepath.Join(packaged, e.Name()))
+	}
+	return append(places, filepath.Join(bin, "shim")), nil
+}
 
-// Shim looks for the proxies. The directory is named without links, because a package's leads to that of its version: what is
-// mounted is never written over.
+// Shim looks for the proxies. Each version has a directory of its own: what is mounted into a container is never written over.
 func (n *Node) Shim() grant.Shim {
 	dirs := []string{n.Policy.Enforcement.Shim}
 	if dirs[0] == "" {
-		program, err := os.Executable()
-		if err != nil {
+		var err error
+		if dirs, err = shimPlaces(); err != nil {
 			return grant.Shim{Problem: "the shim is not found: " + err.Error()}
-		}
-		for i, dir := range shimDirs {
-			dirs = append(dirs[:i], filepath.Join(filepath.Dir(program), dir))
 		}
 	}
 	var problem string

@@ -3,6 +3,7 @@
 # rpm knows no purge: there, grants and the audit log stay in /var/lib/gpuledger and /var/log/gpuledger.
 set -e
 if [ "${1:-}" = purge ]; then
+  ! grep -qs ' /run/gpuledger/limits ' /proc/self/mounts || umount --lazy /run/gpuledger/limits
   rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger
   rm -f /etc/systemd/system/multi-user.target.wants/gpuledgerd.service
   ! [ -d /etc/gpuledger ] || rmdir --ignore-fail-on-non-empty /etc/gpuledger
