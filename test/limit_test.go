@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -590,30 +591,21 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	}
 }
 
-// TestAUserNamespaceHasItsLimit under both runtimes: the records lie below directories of the node's root alone.
+// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and its own root is somebody else.
 func TestAUserNamespaceHasItsLimit(t *testing.T) {
-	for _, runtime := range []string{"runc", "crun"} {
-		t.Run(runtime, func(t *testing.T) {
-			rig.NeedRuntime(t, runtime)
-			n := newGPUNode(t, rig.Setup{Runtime: runtime})
-			reference := n.Grant("--memory", "1GiB")
-			must(t, os.Chmod(n.Dir, 0o711)) // so that the namespace's root finds its own root file system
-			b := n.holding("c", reference, "/bin/gpu total 1025", func(s *specs.Spec) {
-				ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
-				s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
-				s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
-				s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev/pts" })
-			})
-			must(t, os.Chmod(filepath.Join(n.Dir, "bundles"), 0o711), os.Chmod(n.Dir+"/book", 0o777))
-			must(t, filepath.WalkDir(b.Dir, func(path string, _ os.DirEntry, err error) error {
-				if err == nil {
-					err = os.Lchown(path, 100000, 100000)
-				}
-				return err
-			}))
-			if r := b.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
-				t.Errorf("%+v", r)
-			}
-		})
+	n := newGPUNode(t, rig.Setup{})
+	nodesOfTheDriver(t, snapshot(t, n.Node))
+	reference := n.Grant("--memory", "1GiB")
+	must(t, os.Chmod(n.Dir, 0o755)) // so that it finds its own root file system
+	b := n.holding("c", reference, "/bin/gpu total 1025", userNamespace, func(s *specs.Spec) {
+		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run/fakedriver", Type: "bind", Source: n.Dir + "/book", Options: []string{"bind", "rw"}})
+	})
+	must(t, filepath.WalkDir(b.Dir+"/rootfs", func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, 100000, 100000))
+	}), os.Chmod(n.Dir+"/book", 0o777))
+	if r := b.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+		t.Errorf("%+v", r)
 	}
 }

@@ -161,7 +161,8 @@ func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.De
 		return node.Decision{}, err
 	}
 	create.Running, create.AnyRoot = s.running, true
-	if config := p.configOf(n, create.Container); config != nil {
+	create.Container.Bundle = n.Ledger.ContainerBundle(create.Container.RuntimeRoot, create.Container.ID)
+	if config := p.configOf(create.Container.Bundle); config != nil {
 		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
 		create.Unread = err
 	}
@@ -188,8 +189,7 @@ func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process
 }
 
 // configOf reads the spec that the real runtime was given; nil where the container is not there yet or cannot be found.
-func (p *plugin) configOf(n *node.Node, c grant.Container) []byte {
-	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)
+func (p *plugin) configOf(bundle string) []byte {
 	if bundle == "" {
 		return nil
 	}
