@@ -290,6 +290,7 @@ story() {
   chapter "5. Who has what"
   run gpuledger inspect
   run gpuledger grants
+  say "Strength none: these images have no C library, so they get nothing of the driver, and nothing that holds them to the memory."
 
   chapter "6. A grant comes free by itself"
   say "One container is deleted, the other one's process is killed. No daemon runs; nothing is told to the ledger."
