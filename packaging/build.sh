@@ -85,7 +85,8 @@ stage() {
   install -Dt "$to/usr/bin" "$work/$1"/*
   install -Dm644 -t "$to/usr/lib/systemd/system" packaging/systemd/*
   install -Dm644 -t "$to/usr/lib/udev/rules.d" packaging/90-gpuledger.rules
-  install -Dm644 -t "$to/usr/lib/gpuledger/shim/$VERSION" "$work/shim-$1"/*
+  install -Dm644 -t "$to/usr/lib/gpuledger/shim-$VERSION" "$work/shim-$1"/*
+  ln -s "shim-$VERSION" "$to/usr/lib/gpuledger/shim"
   install -Dm644 -t "$share/man/man8" "$from"/man/*.8.gz
   install -Dm644 -t "$share/man/man5" "$from"/man/*.5.gz
   install -Dm644 "$from/completions/bash" "$share/bash-completion/completions/gpuledger"

@@ -65,7 +65,7 @@ for arch in amd64 arm64; do
   newest=$(readelf -VW "$work/$arch/usr/bin/gpuledger" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
   [ "$(printf '%s\nGLIBC_2.34\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.34 ] || fail "$arch gpuledger needs $newest, and the packages say GLIBC_2.34"
   for library in libcuda.so.1 libnvidia-ml.so.1; do
-    [ "$(stat -c '%a %u' "$work/$arch/usr/lib/gpuledger/shim/$version/$library")" = "644 0" ] || fail "$arch: the shim's $library is not in a directory of its version"
+    [ "$(stat -c '%a %u' "$work/$arch/usr/lib/gpuledger/shim-$version/$library")" = "644 0" ] || fail "$arch: the shim's $library is not in a directory of its version"
   done
 done
 
@@ -102,8 +102,9 @@ cp "$deb" "$root/packages/new.deb"
 dpkg-deb -R "$deb" "$work/old"
 sed -i 's/^Version: .*/Version: 0.0.0+0-1/' "$work/old/DEBIAN/control"
 echo '# as it was' >>"$work/old/etc/gpuledger/config.toml"
-mv "$work/old/usr/lib/gpuledger/shim/$version" "$work/old/usr/lib/gpuledger/shim/0.0.0+0"
-echo older >>"$work/old/usr/lib/gpuledger/shim/0.0.0+0/libcuda.so.1"
+mv "$work/old/usr/lib/gpuledger/shim-$version" "$work/old/usr/lib/gpuledger/shim-0.0.0+0"
+ln -sfn shim-0.0.0+0 "$work/old/usr/lib/gpuledger/shim"
+echo older >>"$work/old/usr/lib/gpuledger/shim-0.0.0+0/libcuda.so.1"
 (cd "$work/old" && find . -type f ! -path './DEBIAN/*' -printf '%P\n' | sort | xargs -d '\n' md5sum >DEBIAN/md5sums)
 dpkg-deb --root-owner-group -b "$work/old" "$root/packages/old.deb" >/dev/null
 listing >"$work/before"
@@ -138,7 +139,7 @@ in_root sh -c 'cd /srv/one && runc spec'
 jq --arg grant "$reference" --arg group "/$group/one" '
   .process.terminal = false | .process.args = ["/bin/busybox", "sleep", "3600"] | .root.readonly = false | del(.process.rlimits)
   | .annotations["gpuledger.dev/grant"] = $grant | .linux.cgroupsPath = $group
-  | .mounts += [{destination: "/lib/shim.so", type: "bind", source: "/usr/lib/gpuledger/shim/0.0.0+0/libcuda.so.1", options: ["rbind", "ro"]}]' \
+  | .mounts += [{destination: "/lib/shim.so", type: "bind", source: "/usr/lib/gpuledger/shim-0.0.0+0/libcuda.so.1", options: ["rbind", "ro"]}]' \
   "$bundle/config.json" >"$work/config.json"
 mv "$work/config.json" "$bundle/config.json"
 runtime() { in_root gpuledger-runtime --root /run/test "$@"; }
@@ -155,7 +156,7 @@ sum=$(runtime exec one /bin/busybox sha256sum /lib/shim.so)
 undisturbed "before"
 install_deb --force-confdef --force-confold /packages/new.deb
 undisturbed "after the upgrade"
-[ ! -e "$root/usr/lib/gpuledger/shim/0.0.0+0" ] || fail "the older shim stays behind"
+[ ! -e "$root/usr/lib/gpuledger/shim-0.0.0+0" ] || fail "the older shim stays behind"
 grep -q '^# ' "$config.dpkg-dist" || fail "the new default configuration is not laid beside the administrator's"
 install_deb --force-confdef --force-confold /packages/old.deb
 undisturbed "after the downgrade"

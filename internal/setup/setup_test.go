@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -51,7 +52,8 @@ func newScene(t *testing.T) scene {
 	s.write("tree/usr/bin/gpuledger", said)
 	s.write("tree/usr/bin/gpuledger-runtime", "first")
 	s.link("tree/usr/bin/gpuledger-runtime.crio", "gpuledger-runtime")
-	s.write("tree/usr/lib/gpuledger/shim/1/libcuda.so.1", "first")
+	s.write("tree/usr/lib/gpuledger/shim-1/libcuda.so.1", "first")
+	s.link("tree/usr/lib/gpuledger/shim", "shim-1")
 	s.write("tree/etc/gpuledger/config.toml", "# the default\n")
 	return s
 }
@@ -138,15 +140,17 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.must("install", "--engine=crio", "--as-default", "--mode=report")
 	s.wants("installed", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # the default",
 		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: first", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
-		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim/", "/usr/lib/gpuledger/shim/1/", "/usr/lib/gpuledger/shim/1/libcuda.so.1: first")
+		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1", "/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
 	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload", "systemctl start gpuledger-inventory.path",
 		"gpuledger inventory refresh", "gpuledger configure crio --restart --as-default --mode report")
 
 	s.write("node/etc/gpuledger/config.toml", "# mine\n")
 	s.write("tree/usr/bin/gpuledger-runtime", "second")
-	if err := os.Rename(s.dir+"/tree/usr/lib/gpuledger/shim/1", s.dir+"/tree/usr/lib/gpuledger/shim/2"); err != nil {
+	lib := s.dir + "/tree/usr/lib/gpuledger/"
+	if err := errors.Join(os.Rename(lib+"shim-1", lib+"shim-2"), os.Remove(lib+"shim")); err != nil {
 		t.Fatal(err)
 	}
+	s.link("tree/usr/lib/gpuledger/shim", "shim-2")
 	mapped, err := os.Open(s.dir + "/node/usr/bin/gpuledger-runtime")
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +159,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.must("install", "--engine=crio")
 	s.wants("upgraded", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine",
 		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: second", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
-		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim/", "/usr/lib/gpuledger/shim/2/", "/usr/lib/gpuledger/shim/2/libcuda.so.1: first")
+		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-2", "/usr/lib/gpuledger/shim-2/", "/usr/lib/gpuledger/shim-2/libcuda.so.1: first")
 	old := make([]byte, 5)
 	if _, err := mapped.ReadAt(old, 0); err != nil || string(old) != "first" {
 		t.Errorf("a file in use became %q (%v)", old, err)
