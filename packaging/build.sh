@@ -55,16 +55,19 @@ shim() {
   CC=$(compiler "$1") CFLAGS="-O2 -s -ffile-prefix-map=$PWD/=" shim/build.sh "$2"
 }
 
-# manual NAME.SECTION FILE SUMMARY: a manual page out of a document. Its first heading is the page's name.
+# manual NAME.SECTION FILE SUMMARY: a manual page out of a document. Its first heading is the page's name; a table's rows become
+# paragraphs, because a terminal is narrow.
 manual() {
   local name=${1%.*} section=${1##*.}
-  { printf '%% %s %s\n# NAME\n%s - %s\n\n' "$name" "$section" "$name" "$3"; sed 1d "$2"; } |
+  { printf '%% %s %s\n# NAME\n%s - %s\n\n' "$name" "$section" "$name" "$3"; sed 1d "$2" | awk -F ' [|] ' '
+    !/^[|]/ { print; next }
+    /^[|] `/ { sub(/^[|] /, "", $1); sub(/ [|]$/, "", $3); printf "%s = %s\n\n:   %s\n\n", $1, $2, $3 }'; } |
     "$work/bin/md2man" | gzip -9n >"$work/shared/man/$1.gz"
 }
 
 # shared: what is the same for every architecture, made by the programs of this one.
 shared() {
-  local to=$work/shared host
+  local to=$work/shared host name
   host=$(go env GOHOSTARCH)
   mkdir -p "$to/man" "$to/completions"
   "$work/$host/gpuledger" man | gzip -9n >"$to/man/gpuledger.8.gz"
@@ -75,6 +78,11 @@ shared() {
   manual gpuledger-runtime.8 docs/man/gpuledger-runtime.md "an OCI runtime that holds containers to the ledger of GPU grants"
   manual gpuledger-hook.8 docs/man/gpuledger-hook.md "an OCI hook that holds containers to the ledger of GPU grants"
   manual gpuledger-config.5 docs/configuration.md "configuration of gpuledger"
+  for name in containerd crio docker podman; do
+    ln -s gpuledger-runtime.8.gz "$to/man/gpuledger-runtime.$name.8.gz"
+  done
+  printf 'gpuledger (%s-1) unstable; urgency=medium\n\n  * What has changed stands in changelog.gz.\n\n -- The gpuledger authors <gpuledger@users.noreply.github.com>  %s\n' \
+    "$VERSION" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$to/changelog.Debian.gz"
   gzip -9n <CHANGELOG.md >"$to/changelog.gz"
   sed -Ef packaging/config.sed configs/config.toml >"$to/config.toml"
 }
@@ -87,12 +95,12 @@ stage() {
   install -Dm644 -t "$to/usr/lib/udev/rules.d" packaging/90-gpuledger.rules
   install -Dm644 -t "$to/usr/lib/gpuledger/shim-$VERSION" "$work/shim-$1"/*
   ln -s "shim-$VERSION" "$to/usr/lib/gpuledger/shim"
-  install -Dm644 -t "$share/man/man8" "$from"/man/*.8.gz
+  mkdir -p "$share/man/man8"
+  cp -d "$from"/man/*.8.gz "$share/man/man8"
   install -Dm644 -t "$share/man/man5" "$from"/man/*.5.gz
   install -Dm644 "$from/completions/bash" "$share/bash-completion/completions/gpuledger"
   install -Dm644 "$from/completions/zsh" "$share/zsh/vendor-completions/_gpuledger"
   install -Dm644 "$from/completions/fish" "$share/fish/vendor_completions.d/gpuledger.fish"
-  install -Dm644 LICENSE "$share/doc/gpuledger/copyright"
   install -Dm644 -t "$share/doc/gpuledger" "$from/changelog.gz" docs/*.md
   mkdir -p "$share/doc/gpuledger/examples"
   cp -r configs/. "$share/doc/gpuledger/examples"
