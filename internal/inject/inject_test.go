@@ -202,6 +202,10 @@ func TestOnlyTheRuntimesOwn(t *testing.T) {
 			t.Errorf("%s was changed", name)
 		}
 	}
+	shares := Target{Host: s.target.Host, PID: os.Getpid(), Parent: os.Getppid(), Rootfs: "/proc"} // a mount in which nothing can be made
+	if _, err := Into(shares, Change{Nodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}); err == nil || !strings.Contains(err.Error(), "mount namespace of its own") {
+		t.Errorf("of a process that shares our mounts: %v", err)
+	}
 	if found, err := Into(s.target, Change{Close: rulesOf(false, "c 195:* rw")}); err == nil {
 		t.Errorf("the rules of our own cgroup were changed: %+v", found)
 	}
