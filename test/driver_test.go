@@ -250,16 +250,17 @@ func TestUserNamespaces(t *testing.T) {
 	withDriver(t, n)
 	nodesOfTheDriver(t, snapshot(t, n))
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
-	must(t, os.Chmod(n.Dir, 0o755))
+	const root = "/mnt" // the test's own directory is closed to other users, and root of the container is one
 	bundle := func(id string, owner int) *rig.Bundle {
 		b := n.Bundle(id, with(reference), userNamespace, rig.Shell("/bin/client libcuda.so.1; ls /dev | grep nvidia; cat </dev/nvidia1"), func(s *specs.Spec) {
 			ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
-			s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
+			s.Linux.UIDMappings, s.Linux.GIDMappings, s.Root.Path = ids, ids, root
 		})
 		dynamic(t, b)
 		must(t, filepath.WalkDir(b.Dir+"/rootfs", func(path string, _ os.DirEntry, err error) error {
 			return errors.Join(err, os.Lchown(path, owner, owner))
 		}))
+		rig.Mount(t, b.Dir+"/rootfs", root, "", syscall.MS_BIND, "")
 		return b
 	}
 	r := bundle("own", 100000).Run()
