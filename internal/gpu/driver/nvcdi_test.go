@@ -128,7 +128,7 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	}
 	done := map[string]string{
 		"create-symlinks":                  "every name is a mount",
-		"enable-cuda-compat":               "libraries of the image are mounted by nobody (docs/driver.md)",
+		"enable-cuda-compat":               "libraries of the image are left to it (docs/adr/0033)",
 		"update-ldcache":                   "the cache is written before the start (docs/adr/0017)",
 		"disable-device-node-modification": "what the container makes there, its device rules close",
 		"update-application-profile":       "profiles of GL applications, which an image can bring itself",
