@@ -208,6 +208,11 @@ func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	if said := n.Must("inspect", "--details"); !strings.Contains(said, "library") {
 		t.Error(said)
 	}
+	b.KillInit()
+	b.Delete()
+	if left, err := os.ReadDir(filepath.Join(b.Dir, "rootfs/run")); err != nil || len(left) > 1 { // the driver's book
+		t.Errorf("the root file system has %v in /run: %v", left, err)
+	}
 }
 
 // TestNeighboursKeepTheirMemory: two containers on one GPU, both of whom want all of it.

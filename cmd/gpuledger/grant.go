@@ -220,6 +220,9 @@ func sentence(verb string, g grant.Grant) string {
 		text += ", until " + g.Expires.Local().Format(time.RFC3339)
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
+	if g.Mode == grant.Limit && g.Compute > 0 {
+		text += "; the compute is counted and not enforced"
+	}
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"
 	}
