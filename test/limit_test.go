@@ -45,6 +45,13 @@ func standIn(t *testing.T) string {
 	return dir
 }
 
+// shortPaths makes what the test makes lie in a directory that everybody may enter, and whose name leaves room for a socket's.
+func shortPaths(t *testing.T) {
+	t.Helper()
+	rig.Mount(t, "tmpfs", "/mnt", "tmpfs", 0, "mode=755")
+	t.Setenv("TMPDIR", "/mnt")
+}
+
 // gpuNode is a node whose driver keeps a book of what it gave, and on which the shim is installed.
 type gpuNode struct {
 	*rig.Node
@@ -523,6 +530,7 @@ func TestTheStrengthIsTheTrueOne(t *testing.T) {
 // TestNRILimits: the proxies go where the node has the driver. An image with a libcuda of its own, which the create could not see, does
 // not start.
 func TestNRILimits(t *testing.T) {
+	shortPaths(t)
 	n := newGPUNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n[enforcement]\nshim = \"{shim}\"\n"})
 	e := n.NRI()
 	n.Daemon()
@@ -598,6 +606,7 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 
 // TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and its own root is somebody else.
 func TestAUserNamespaceHasItsLimit(t *testing.T) {
+	shortPaths(t)
 	n := newGPUNode(t, rig.Setup{})
 	nodesOfTheDriver(t, snapshot(t, n.Node))
 	reference := n.Grant("--memory", "1GiB")
