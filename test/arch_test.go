@@ -36,7 +36,7 @@ var layers = map[string][]string{
 	"internal/limits":        {"internal/grant", "internal/host"},
 	"internal/ledger":        {"internal/grant", "internal/host", "internal/failpoint"},
 	"internal/node": {"internal/grant", "internal/host", "internal/failpoint", "internal/policy", "internal/request", "internal/admission",
-		"internal/edit", "internal/ledger", "internal/gpu", "internal/layout", "internal/rootfs", "internal/limits", "internal/version"},
+		"internal/edit", "internal/ledger", "internal/gpu", "internal/layout", "internal/rootfs", "internal/limits"},
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
 	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},

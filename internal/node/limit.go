@@ -17,36 +17,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limits"
-	"github.com/gpuledger/gpuledger/internal/version"
 )
 
 // The records by which the shim in a container learns its limits are made, changed and removed with the ledger locked, as the
 // grants are whose they are. What a crash leaves undone the next pass does: they are derived from the ledger.
 
-// shimPlaces are where the proxies lie, from the directory of the program that runs: as packages install them, of this version or, where
-// a package was upgraded under a program that runs on, of another; and as `make build` does.
-func shimPlaces() ([]string, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	bin := filepath.Dir(program)
-	packaged := filepath.Join(bin, "../lib/gpuledger/shim")
-	places := []string{filepath.Join(packaged, version.Version)}
-	others, _ := os.ReadDir(packaged) // none but where a package is
-	for _, e := range others {
-		places = append(places, filepath.Join(packaged, e.Name()))
-	}
-	return append(places, filepath.Join(bin, "shim")), nil
-}
+// shimPlaces are where the proxies lie, from the directory of the program that runs: as packages install them, and as `make build`
+// does.
+var shimPlaces = []string{"../lib/gpuledger/shim", "shim"}
 
-// Shim looks for the proxies. Each version has a directory of its own: what is mounted into a container is never written over.
+// Shim looks for the proxies. Their directory is told without links: a package's is a link to that of its version, and what is
+// mounted into a container is never written over.
 func (n *Node) Shim() grant.Shim {
-	dirs := []string{n.Policy.Enforcement.Shim}
-	if dirs[0] == "" {
-		var err error
-		if dirs, err = shimPlaces(); err != nil {
-			return grant.Shim{Problem: "the shim is not found: " + err.Error()}
+	var dirs []string
+	if dir := n.Policy.Enforcement.Shim; dir != "" {
+		dirs = append(dirs, dir)
+	} else if program, err := os.Executable(); err == nil {
+		for _, place := range shimPlaces {
+			dirs = append(dirs, filepath.Join(filepath.Dir(program), place))
 		}
 	}
 	var problem string
