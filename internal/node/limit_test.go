@@ -1,0 +1,80 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// TestTheShimIsToldWithoutLinks: a package's link may lead elsewhere tomorrow, what is mounted stays. What is not there, or of another
+// machine, is a problem with a reason.
+func TestTheShimIsToldWithoutLinks(t *testing.T) {
+	dir := t.TempDir()
+	head := func(machine byte) []byte {
+		b := append([]byte("\x7fELF\x02\x01"), make([]byte, 58)...)
+		b[16], b[18] = 3, machine
+		return b
+	}
+	for name, content := range map[string][]byte{"whole": head(elfMachine), "foreign": head(elfMachine ^ 1), "text": []byte(strings.Repeat("text", 20)), "short": []byte("\x7fELF")} {
+		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+			must(t, os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, library), content, 0o644))
+		}
+	}
+	must(t, os.MkdirAll(dir+"/half", 0o755), os.WriteFile(dir+"/half/libcuda.so.1", head(elfMachine), 0o644), os.Symlink("whole", dir+"/link"))
+	for name, problem := range map[string]string{"whole": "", "link": "", "foreign": "architecture", "text": "architecture", "short": "no library", "half": "libnvidia-ml.so.1", "nowhere": "no such file"} {
+		n := &Node{Policy: grant.Policy{Enforcement: grant.Enforcement{Shim: filepath.Join(dir, name)}}}
+		got := n.Shim()
+		real, _ := filepath.EvalSymlinks(filepath.Join(dir, "whole"))
+		if problem == "" && got != (grant.Shim{Dir: real}) || problem != "" && (got.Dir != "" || !strings.Contains(got.Problem, problem)) {
+			t.Errorf("%s: %+v, want %q", name, got, problem)
+		}
+	}
+}
+
+// TestWhatLiesOverTheRecordsPlace: the last mount that does, wherever it comes from.
+func TestWhatLiesOverTheRecordsPlace(t *testing.T) {
+	mount := func(destination, kind string, options ...string) specs.Mount {
+		return specs.Mount{Destination: destination, Type: kind, Options: options}
+	}
+	for name, c := range map[string]struct {
+		mounts []specs.Mount
+		want   cover
+	}{
+		"nothing":           {[]specs.Mount{mount("/proc", "proc"), mount("/runner", "bind", "bind"), mount("/run/gpuledger/limits", "bind", "bind"), mount("/run/secrets", "tmpfs")}, cover{}},
+		"a tmpfs":           {[]specs.Mount{mount("/run", "tmpfs")}, cover{true, "/run", true}},
+		"a volume":          {[]specs.Mount{mount("/run", "bind", "rbind")}, cover{true, "/run", false}},
+		"by the other name": {[]specs.Mount{mount("/var/run/", "bind", "bind")}, cover{true, "/var/run/", false}},
+		"not clean":         {[]specs.Mount{mount("run/./gpuledger", "none", "bind")}, cover{true, "run/./gpuledger", false}},
+		"a bind of a tmpfs": {[]specs.Mount{mount("/run", "tmpfs", "bind")}, cover{true, "/run", false}},
+		"the last counts":   {[]specs.Mount{mount("/run", "bind", "bind"), mount("/run", "tmpfs")}, cover{true, "/run", true}},
+		"all":               {[]specs.Mount{mount("/", "bind", "bind")}, cover{true, "/", false}},
+	} {
+		if got := coverOf(c.mounts); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// TestBetweenTwoSizesTheSmallerHolds, GPU by GPU.
+func TestBetweenTwoSizesTheSmallerHolds(t *testing.T) {
+	before := []grant.Share{{UUID: "a", Memory: 4}, {UUID: "b", Memory: 4}}
+	got := smaller(before, []grant.Share{{UUID: "b", Memory: 6}, {UUID: "a", Memory: 2}})
+	if want := []grant.Share{{UUID: "a", Memory: 2}, {UUID: "b", Memory: 4}}; !reflect.DeepEqual(got, want) || before[0].Memory != 4 {
+		t.Errorf("got %v of %v", got, before)
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
