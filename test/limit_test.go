@@ -569,24 +569,31 @@ func TestNRILimits(t *testing.T) {
 	}
 }
 
+// limitPoints are dangerous lines that only a node with the shim passes. TestACrashLeavesNoWrongLimit kills at each of them.
+var limitPoints = []string{"node/limited", "node/limit-lowered", "node/grant-changed"}
+
 // TestACrashLeavesNoWrongLimit: whoever dies while a grant changes leaves its containers with less than it may be, never more; the next
 // look at the ledger puts it right. Whoever dies before the binding has taken nothing.
 func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Tags: []string{"failpoint"}, Memory: "8GiB"})
 	reference := n.Grant("--memory", "2GiB")
 	b := n.holding("c", reference, "exec /bin/gpu serve")
-	killed := func(point string, r rig.Result) {
+	killed := func(point string, at func(*rig.Node) rig.Result) {
 		t.Helper()
-		if r.Code != 128+int(syscall.SIGKILL) {
+		if r := at(n.Dying(point)); r.Code != 128+int(syscall.SIGKILL) {
 			t.Fatalf("%s: %+v", point, r)
 		}
 	}
-	killed("node/limited", b.On(n.Dying("node/limited")).Create())
+	update := func(memory string) func(*rig.Node) rig.Result {
+		return func(n *rig.Node) rig.Result {
+			return n.CLI("grant", "--update", string(reference.ID), "--memory", memory)
+		}
+	}
+	killed(limitPoints[0], func(n *rig.Node) rig.Result { return b.On(n).Create() })
 	rig.Eventually(t, "nothing is taken", func() bool { return n.State(reference.ID) == "free" })
 	b.RealDelete() // of what the runtime never made
 	start(t, b)
-	id := string(reference.ID)
-	killed("lowered", n.Dying("node/limit-lowered").CLI("grant", "--update", id, "--memory", "1GiB"))
+	killed(limitPoints[1], update("1GiB"))
 	if got := ask(t, b, 1, 1025); got != outOfReach {
 		t.Errorf("after it was lowered: %s", got)
 	}
@@ -594,7 +601,7 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	if a, b := ask(t, b, 2, 2048), ask(t, b, 3, 1); a != had || b != outOfReach {
 		t.Errorf("put right: %s %s", a, b)
 	}
-	killed("changed", n.Dying("node/grant-changed").CLI("grant", "--update", id, "--memory", "3GiB"))
+	killed(limitPoints[2], update("3GiB"))
 	if got := ask(t, b, 4, 1); got != outOfReach {
 		t.Errorf("before the limit was raised: %s", got)
 	}
