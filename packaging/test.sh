@@ -92,10 +92,16 @@ rpmlint --config packaging/rpmlint.toml "$rpm" >"$work/log" 2>&1 || { cat "$work
 grep -q ' 0 errors, 0 warnings' "$work/log" || { cat "$work/log" >&2; fail "rpmlint has something to say"; }
 
 step "debootstrap"
-debootstrap --variant=minbase --include=runc,busybox-static,systemd,systemd-sysv,dbus,containerd,podman bookworm "$root" >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "debootstrap"; }
+debootstrap --variant=minbase bookworm "$root" >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "debootstrap"; }
 mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
+# debootstrap cannot order what Podman needs; apt can. Nothing may start its service.
+printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+chmod 755 "$root/usr/sbin/policy-rc.d"
+in_root apt-get -q install -y --no-install-recommends runc busybox-static systemd systemd-sysv dbus containerd podman >"$work/log" 2>&1 </dev/null ||
+  { tail -n 20 "$work/log" >&2; fail "apt-get install"; }
+rm "$root/usr/sbin/policy-rc.d"
 mkdir "$root/packages"
 cp "$deb" "$root/packages/new.deb"
 # The version before: another number, another default configuration, another shim.
