@@ -39,7 +39,11 @@ inside() {
   ln -s null "$root/dev/console"
   mkdir "$root/dev/shm" "$root/dev/pts"
   mv "$pidfile.new" "$pidfile"
-  exec chroot "$root" /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
+  mkdir -p "$root/packages/machine"
+  cd "$root"
+  pivot_root . packages/machine
+  umount -l /packages/machine
+  exec /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
 }
 
 clean() {
