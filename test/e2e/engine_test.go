@@ -23,6 +23,7 @@ type engine struct {
 	mute     bool     // it does not show what a hook of its runtime says
 	weakRoot bool     // it has no switch against what a root without CAP_SYS_RESOURCE cannot do
 	up       func(*site) []client
+	cluster  bool // it is a whole cluster, with an entry point of its own and no other
 }
 
 var engines = []engine{
@@ -33,6 +34,7 @@ var engines = []engine{
 	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, mute: true, up: podman},
 	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
 	{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, weakRoot: true, up: docker20},
+	{name: "kubernetes", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip"}, up: kubernetes, cluster: true},
 	{name: "docker-moby2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
 }
 
@@ -58,6 +60,8 @@ type entry struct {
 	bare bool
 	// stripped is what a privileged container says to the probe where policy strips it; "" is refused. nil: the probe's usual nothing.
 	stripped func(engine) string
+	// tell is all that is told at this entry point; nil: the story and what follows it.
+	tell func(*testing.T, *site)
 	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
 	cannot func(client, container) string
 }
@@ -91,9 +95,13 @@ var entries = []entry{
 			}
 			return ""
 		}},
+	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", tell: cluster},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
 		only: []string{"plain", grantByName, gpuByName}, why: "CDI alone sees only who uses one of gpuledger's names"},
 }
+
+// isCluster reports whether an engine is a whole cluster.
+func isCluster(e engine) bool { return e.cluster }
 
 // knowsCDI reports whether an engine takes CDI's names.
 func knowsCDI(e engine) bool { return e.name != "containerd1.6" && e.name != "docker-20.10" }
@@ -195,6 +203,10 @@ func TestEngine(t *testing.T) {
 	clients = s.engine.up(s)
 	if s.entry.ready != nil {
 		s.entry.ready(s)
+	}
+	if s.entry.tell != nil {
+		s.entry.tell(t, s)
+		clients = nil
 	}
 	for _, cl := range clients {
 		if why := s.cannot(cl, container{}); why != "" {

@@ -56,7 +56,7 @@ func everyEngine(names, at []string) int {
 			continue
 		}
 		for _, i := range entries {
-			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) {
+			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) || e.cluster != (i.tell != nil) {
 				continue
 			}
 			ran++

@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [ENGINE[,ENGINE...]] [GO-TEST-FLAG...]
 # Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
-# the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker.
+# the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker, kubernetes.
 # E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,10 +17,11 @@ podman-crun
 podman-runc
 docker-20.10
 docker-moby2   runc containerd-2 dockerd
+kubernetes     runc containerd-2 crictl etcd kubernetes
 '
 
 names=() builds=()
-IFS=, read -ra wanted <<<"${1:-containerd,crio,podman,docker}"
+IFS=, read -ra wanted <<<"${1:-containerd,crio,podman,docker,kubernetes}"
 for want in "${wanted[@]}"; do
   found=
   while read -r name needs; do
@@ -36,5 +37,8 @@ mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
 for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
   [ -x bin/$program ] || { echo "run.sh: bin/$program is not there; run make build first" >&2; exit 1; }
 done
+case " ${names[*]} " in
+  *" kubernetes "*) [ -x bin/gpuledger-kube ] || { echo "run.sh: bin/gpuledger-kube is not there; run make kube first" >&2; exit 1; } ;;
+esac
 cd test/e2e # go test shows the table of a run without failures only where no package is named
 E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 30m "${@:2}"

@@ -1,0 +1,357 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// cluster tells what the cluster's scheduler and the node's ledger do together. The node has two GPUs of 16160 MiB.
+func cluster(t *testing.T, s *site) {
+	s.administer("apply", "-k", "../../kube/manifests/dra")
+	s.administer("create", "namespace", "team")
+	driver := s.startDRA()
+	for _, c := range []struct {
+		name string
+		tell func(*site, **agent)
+	}{
+		{"the scheduler hears of the GPUs", func(s *site, _ **agent) { s.hearsOfGPUs() }},
+		{"two pods share a GPU and a third waits", func(s *site, _ **agent) { s.sharing() }},
+		{"exclusive and shared exclude each other", func(s *site, _ **agent) { s.excluding() }},
+		{"shares on distinct GPUs", func(s *site, _ **agent) { s.distinct() }},
+		{"more than there is", func(s *site, _ **agent) { s.tooMuch() }},
+		{"refused with the reason in the pod's events", func(s *site, _ **agent) { s.refusals() }},
+		{"the driver is killed and updated", func(s *site, d **agent) { s.upgrade(d) }},
+		{"a device plugin", func(s *site, _ **agent) { s.devicePlugin() }},
+	} {
+		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name, Result: "ok"}
+		t.Run(c.name, func(t *testing.T) {
+			defer func() {
+				if t.Failed() {
+					o.Result = "FAIL"
+				}
+				note(t, o)
+			}()
+			at := s.in(t)
+			c.tell(at, &driver)
+			at.administer("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "team", "--wait=true", "--grace-period=1")
+			at.nothingLeft()
+		})
+	}
+	driver.stop(t)
+}
+
+// nothingLeft wants no grant in the ledger and no grant's CDI file.
+func (s *site) nothingLeft() {
+	s.T.Helper()
+	eventually(s.T, "no grant is left", func() bool { return len(s.Grants()) == 0 })
+	eventually(s.T, "no grant's CDI file is left", func() bool {
+		files, err := filepath.Glob("/var/run/cdi/gpuledger.dev-grant_*")
+		must(s.T, err)
+		return len(files) == 0
+	})
+	s.CheckSound("after the pods")
+}
+
+// pod is one with a container that lives until it is deleted, as soon as it has said what it reaches.
+func clusterPod(name string, change func(pod, container object)) object {
+	container := object{"name": "main", "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", probe + "\necho " + strings.TrimSpace(endMark) + "; exec sleep 100000"}}
+	spec := object{"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "runtimeClassName": "gpuledger", "containers": []object{container}}
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name}, "spec": spec}
+	if change != nil {
+		change(pod, container)
+	}
+	return pod
+}
+
+// claiming is a pod with a claim of its own: a class, how many devices, and what of each.
+func claiming(name, class string, count int, capacity object, distinct bool) []object {
+	request := object{"deviceClassName": class + ".gpuledger.dev", "count": count}
+	if capacity != nil {
+		request["capacity"] = object{"requests": capacity}
+	}
+	devices := object{"requests": []object{{"name": "gpu", "exactly": request}}}
+	if distinct {
+		devices["constraints"] = []object{{"distinctAttribute": "gpuledger.dev/uuid"}}
+	}
+	claim := object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": object{"name": name}, "spec": object{"devices": devices}}
+	return []object{claim, clusterPod(name, func(pod, container object) {
+		pod["spec"].(object)["resourceClaims"] = []object{{"name": "gpu", "resourceClaimName": name}}
+		container["resources"] = object{"claims": []object{{"name": "gpu"}}}
+	})}
+}
+
+// podSeen is what the API tells of a pod.
+type podSeen struct {
+	Metadata struct{ UID string }
+	Status   struct {
+		Phase, Reason, Message string
+		Conditions             []struct{ Type, Status, Message string }
+		ContainerStatuses      []struct{ RestartCount int }
+	}
+}
+
+func (s *site) podNamed(name string) (p podSeen) {
+	s.read(&p, "pod", name)
+	return p
+}
+
+// runs waits until a pod has said what it reaches, and returns that.
+func (s *site) runs(name string) string {
+	s.T.Helper()
+	var text string
+	eventually(s.T, "pod "+name+" runs", func() bool {
+		p := s.podNamed(name)
+		if p.Status.Phase == "Failed" {
+			s.T.Fatalf("pod %s has failed: %+v\n%s", name, p, s.eventsOf(name))
+		}
+		files, _ := filepath.Glob("/var/log/pods/team_" + name + "_" + p.Metadata.UID + "/main/0.log")
+		if len(files) == 0 || p.Metadata.UID == "" {
+			return false
+		}
+		log, _ := os.ReadFile(files[0])
+		text = said(string(log))
+		return p.Status.Phase == "Running" && strings.HasSuffix(text, endMark)
+	})
+	return strings.TrimSuffix(text, endMark)
+}
+
+// said is what a container has written, out of CRI's log: "time stream F line".
+func said(log string) string {
+	var text strings.Builder
+	for line := range strings.Lines(log) {
+		if words := strings.SplitN(line, " ", 4); len(words) == 4 {
+			text.WriteString(words[3])
+		}
+	}
+	return text.String()
+}
+
+// waits wants a pod that the scheduler cannot place, and a reason.
+func (s *site) waits(name string) {
+	s.T.Helper()
+	eventually(s.T, "pod "+name+" waits, and is told why", func() bool {
+		p := s.podNamed(name)
+		if p.Status.Phase == "Running" {
+			s.T.Fatalf("pod %s runs, want it to wait\n%+v", name, s.Grants())
+		}
+		for _, c := range p.Status.Conditions {
+			if c.Type == "PodScheduled" && c.Status == "False" && strings.Contains(c.Message, "cannot allocate all claims") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (s *site) removed(names ...string) {
+	s.T.Helper()
+	s.administer(append([]string{"delete", "pod", "-n", "team", "--wait=true", "--grace-period=1"}, names...)...)
+}
+
+// eventsOf are the messages of a pod's events.
+func (s *site) eventsOf(name string) string {
+	return s.kubectl("get", "events", "-n", "team", "--field-selector", "involvedObject.name="+name, "-o", `jsonpath={range .items[*]}{.message}{"\n"}{end}`).Stdout
+}
+
+// claimOf is the grant of a claim.
+func (s *site) claimOf(name string) rig.Listed {
+	s.T.Helper()
+	uid := s.administer("get", "resourceclaim", name, "-n", "team", "-o", "jsonpath={.metadata.uid}")
+	all := s.Grants()
+	i := slices.IndexFunc(all, func(g rig.Listed) bool { return g.Owner == grant.Owner("claim:"+uid) })
+	if i < 0 {
+		s.T.Fatalf("claim %s has no grant: %+v", name, all)
+	}
+	return all[i]
+}
+
+func (s *site) hearsOfGPUs() {
+	eventually(s.T, "two GPUs are published, with counters that tell their modes apart", func() bool {
+		out := s.kubectl("get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
+		return strings.Count(out, "=exclusive ") == 2 && strings.Count(out, "=limit ") == 2 && strings.Count(out, "=timeslice ") == 2
+	})
+	s.applied(clusterPod("plain", nil))
+	if out := s.runs("plain"); out != nothing {
+		s.T.Errorf("a pod that asks for no GPU reaches\n%s", out)
+	}
+}
+
+const only0 = let + absent + let + let + denied
+
+func (s *site) sharing() {
+	s.applied(append(append(claiming("whole", "exclusive", 1, nil, false), claiming("a", "limit", 1, object{"memory": "6Gi", "compute": "30"}, false)...),
+		claiming("b", "limit", 1, object{"memory": "8Gi"}, false)...)...)
+	outs := map[string]bool{s.runs("whole"): true, s.runs("a"): true}
+	if out := s.runs("b"); !outs[only0] || !outs[gpu1] || !outs[out] {
+		s.T.Errorf("want one GPU for the first, the other for the two others, got %q", out)
+	}
+	a, b, whole := s.claimOf("a"), s.claimOf("b"), s.claimOf("whole")
+	if a.GPUs[0].UUID != b.GPUs[0].UUID || whole.GPUs[0].UUID == a.GPUs[0].UUID || a.GPUs[0].Memory != 6*grant.GiB || b.GPUs[0].Memory != 8*grant.GiB {
+		s.T.Errorf("got %+v, %+v and %+v", a, b, whole)
+	}
+	for _, g := range []rig.Listed{a, b, whole} {
+		if g.State != grant.Bound || g.Source != "dra" {
+			s.T.Errorf("got %+v, want it bound", g)
+		}
+	}
+	s.applied(claiming("c", "limit", 1, object{"memory": "4Gi"}, false)...)
+	s.waits("c")
+	s.removed("a")
+	if out := s.runs("c"); out != only0 && out != gpu1 {
+		s.T.Errorf("got %q", out)
+	}
+	s.seesCluster()
+}
+
+// seesCluster wants kubectl gpuledger to show what the ledger says.
+func (s *site) seesCluster() {
+	s.T.Helper()
+	program, err := filepath.Abs("../../bin/kubectl-gpuledger")
+	must(s.T, err)
+	cmd := s.Command(program, "inspect", "-d", "--kubeconfig", adminConfig)
+	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "12/15.8 limit") || !strings.Contains(r.Stdout, "15.8/15.8 exclusive") {
+		s.T.Errorf("kubectl gpuledger inspect: %+v", r)
+	}
+	cmd = s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "team", "c")
+	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "claim c has 4 GiB of GPU ") {
+		s.T.Errorf("kubectl gpuledger explain: %+v", r)
+	}
+}
+
+func (s *site) excluding() {
+	s.applied(append(claiming("w1", "exclusive", 1, nil, false), claiming("w2", "exclusive", 1, nil, false)...)...)
+	s.runs("w1")
+	s.runs("w2")
+	s.applied(claiming("share", "limit", 1, object{"memory": "1Gi"}, false)...)
+	s.waits("share")
+	s.removed("w1")
+	s.runs("share")
+	s.applied(claiming("w3", "exclusive", 1, nil, false)...)
+	s.waits("w3")
+	s.applied(claiming("slice", "timeslice", 1, object{"memory": "1Gi"}, false)...)
+	s.waits("slice") // one GPU is whole, and on the other the memory is limited
+	s.removed("share", "w2")
+	s.runs("w3")
+	s.runs("slice")
+}
+
+func (s *site) distinct() {
+	s.applied(claiming("two", "limit", 2, object{"memory": "4Gi"}, true)...)
+	if out := s.runs("two"); out != let+let+let+let+let {
+		s.T.Errorf("got %q, want both GPUs", out)
+	}
+	if g := s.claimOf("two"); len(g.GPUs) != 2 || g.GPUs[0].UUID == g.GPUs[1].UUID || g.GPUs[0].Memory != 4*grant.GiB || g.GPUs[1].Memory != 4*grant.GiB {
+		s.T.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
+	}
+	if r := s.apply(claiming("twice", "limit", 2, object{"memory": "1Gi"}, false)...); r.Code == 0 || !strings.Contains(r.Stderr, "distinctAttribute: gpuledger.dev/uuid") {
+		s.T.Errorf("got %+v, want it refused before it is scheduled", r)
+	}
+}
+
+func (s *site) tooMuch() {
+	s.applied(append(claiming("huge", "limit", 1, object{"memory": "64Gi"}, false), claiming("many", "exclusive", 3, nil, false)...)...)
+	s.waits("huge")
+	s.waits("many")
+}
+
+// refusals are pods that want what nobody gave them: they do not start, and `kubectl describe pod` says why.
+func (s *site) refusals() {
+	s.applied(claiming("victim", "limit", 1, object{"memory": "1Gi"}, false)...)
+	s.runs("victim")
+	victim := s.claimOf("victim")
+	for name, c := range map[string]struct {
+		change func(pod, container object)
+		code   grant.Code
+	}{
+		"all":        {func(_, c object) { c["env"] = []object{{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}} }, grant.VisibleDevicesAll},
+		"privileged": {func(_, c object) { c["securityContext"] = object{"privileged": true} }, grant.PrivilegedGPU},
+		"forged": {func(p, _ object) {
+			p["metadata"].(object)["annotations"] = object{"gpuledger.dev/grant.main": string(victim.ID) + "." + strings.Repeat("0", 32)}
+		}, grant.GrantOwnerMismatch},
+		"by-id": {func(_, c object) { c["env"] = []object{{"name": grant.ReferenceEnv, "value": string(victim.ID)}} }, grant.GrantOwnerMismatch},
+		"host-node": {func(p, c object) {
+			p["spec"].(object)["volumes"] = []object{{"name": "gpu", "hostPath": object{"path": "/dev/nvidia0"}}}
+			c["volumeMounts"] = []object{{"name": "gpu", "mountPath": "/dev/nvidia0"}}
+		}, grant.GPUBindMount},
+	} {
+		s.applied(clusterPod(name, c.change))
+		want := fmt.Sprintf("gpuledger: refused (%s): ", c.code)
+		eventually(s.T, "pod "+name+"'s events say "+want, func() bool {
+			if p := s.podNamed(name); p.Status.Phase == "Running" {
+				s.T.Fatalf("pod %s runs, want %q", name, want)
+			}
+			return strings.Contains(s.eventsOf(name), want)
+		})
+	}
+	if described := s.administer("describe", "pod", "all", "-n", "team"); !strings.Contains(described, "asks for all GPUs through NVIDIA_VISIBLE_DEVICES") {
+		s.T.Errorf("kubectl describe says\n%s", described)
+	}
+}
+
+// upgrade ends the driver in both ways while pods run, and lets one go while nobody is there.
+func (s *site) upgrade(driver **agent) {
+	s.applied(append(claiming("stays", "limit", 1, object{"memory": "2Gi"}, false), claiming("goes", "limit", 1, object{"memory": "2Gi"}, false)...)...)
+	s.runs("stays")
+	s.runs("goes")
+	before := s.claimOf("stays")
+	(*driver).kill()
+	s.kubectl("delete", "pod", "goes", "-n", "team", "--wait=false", "--grace-period=1")
+	*driver = s.startDRA()
+	eventually(s.T, "the pod that went has given its grant up", func() bool { return len(s.Grants()) == 1 })
+	(*driver).stop(s.T)
+	*driver = s.startDRA()
+	s.applied(claiming("comes", "limit", 1, object{"memory": "2Gi"}, false)...)
+	s.runs("comes")
+	p := s.podNamed("stays")
+	if after := s.claimOf("stays"); after.ID != before.ID || after.State != grant.Bound || p.Status.Phase != "Running" || p.Status.ContainerStatuses[0].RestartCount != 0 {
+		s.T.Errorf("the pod that stays: %+v and %+v, want nothing to have happened to it", after, p)
+	}
+}
+
+// devicePlugin is for clusters without DRA: the same guard, and the kubelet counts.
+func (s *site) devicePlugin() {
+	plugin := s.startAgent("device-plugin", "--interval", "200ms")
+	defer plugin.stop(s.T)
+	eventually(s.T, "the node has units of memory", func() bool {
+		return s.kubectl("get", "node", clusterNode, "-o", `jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30" // 15 whole GiB on each
+	})
+	units := func(n int) object { return object{"limits": object{"gpuledger.dev/gpu-memory": n}} }
+	beside := func(pod object, kind, name, script string, n int) {
+		spec := pod["spec"].(object)
+		list, _ := spec[kind].([]object)
+		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
+	}
+	s.applied(clusterPod("equal", func(pod, container object) {
+		container["resources"] = units(4)
+		beside(pod, "containers", "twin", "exec sleep 100000", 4)
+		beside(pod, "initContainers", "first", "test -c /dev/nvidiactl", 4)
+	}))
+	if out := s.runs("equal"); out != only0 && out != gpu1 {
+		s.T.Errorf("got %q, want one GPU", out)
+	}
+	eventually(s.T, "each of two equal containers has a grant of its own", func() bool {
+		bound := 0
+		for _, g := range s.Grants() {
+			if g.State == grant.Bound && g.GPUs[0].Memory == 4*grant.GiB {
+				bound++
+			}
+		}
+		return bound == 2
+	})
+	s.applied(clusterPod("too-large", func(_, container object) { container["resources"] = units(16) })) // the node has that many, no GPU has
+	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and says what is free where", func() bool {
+		p := s.podNamed("too-large")
+		return p.Status.Phase == "Failed" && strings.Contains(p.Status.Message, "refused (no-capacity)") && strings.Contains(p.Status.Message, "GPU 0 ")
+	})
+	s.removed("equal", "too-large")
+	s.nothingLeft()
+}

@@ -1,0 +1,195 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// A cluster of one node on loopback: etcd, API server, controller manager, scheduler and kubelet, on containerd.
+
+const (
+	etcKubernetes = "/etc/kubernetes"
+	adminConfig   = etcKubernetes + "/admin.yaml"
+	clusterNode   = "localhost" // a name that the API server resolves
+)
+
+// kubeconfig is how a bearer of a token reaches the API.
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters: [{name: node, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}]
+users: [{name: user, user: {token: %q}}]
+contexts: [{name: node, context: {cluster: node, user: user}}]
+current-context: node
+`
+
+// kubeletConfig is for a root without CAP_SYS_RESOURCE, who can set no negative OOM score, and for machines with cgroup v1.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: 127.0.0.1
+readOnlyPort: 0
+healthzBindAddress: 127.0.0.1
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix://` + containerdSocket + `
+imageServiceEndpoint: unix://` + containerdSocket + `
+cgroupDriver: cgroupfs
+cgroupRoot: /
+failCgroupV1: false
+failSwapOn: false
+makeIPTablesUtilChains: false
+oomScoreAdj: 0
+resolvConf: ""
+clusterDNS: []
+syncFrequency: 5s
+nodeStatusUpdateFrequency: 2s
+evictionHard: {imagefs.available: "1%", nodefs.available: "1%", memory.available: 50Mi}
+`
+
+// kubernetes starts the cluster. Its users are not containers' clients: what is told of it is cluster's.
+func kubernetes(s *site) []client {
+	containerd2(s)
+	wireNode(s.T)
+	writeFile(s.T, adminConfig, fmt.Sprintf(kubeconfig, "admin"))
+	writeFile(s.T, etcKubernetes+"/tokens.csv", `admin,admin,admin,"system:masters"`+"\n")
+	writeFile(s.T, etcKubernetes+"/kubelet.yaml", kubeletConfig)
+	writeFile(s.T, etcKubernetes+"/sa.key", signingKey(s.T))
+	must(s.T, os.MkdirAll("/var/lib/etcd", 0o700))
+	program := func(name string) string { return built("kubernetes/" + name) }
+	ready := func() bool { return s.kubectl("get", "--raw", "/readyz").Code == 0 }
+	s.daemon(func() bool { return exists("/var/lib/etcd/data/member/snap/db") }, built("etcd/etcd"), "--data-dir", "/var/lib/etcd/data", "--log-level=warn")
+	s.daemon(ready, program("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", "--cert-dir="+etcKubernetes+"/certs", "--token-auth-file="+etcKubernetes+"/tokens.csv", "--anonymous-auth=false",
+		"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount", "--allow-privileged=true", "--shutdown-delay-duration=0s",
+		"--service-account-issuer=https://127.0.0.1:6443", "--service-account-key-file="+etcKubernetes+"/sa.key",
+		"--service-account-signing-key-file="+etcKubernetes+"/sa.key", "--service-cluster-ip-range=10.96.0.0/24")
+	s.daemon(ready, program("kube-controller-manager"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs",
+		"--leader-elect=false", "--service-account-private-key-file="+etcKubernetes+"/sa.key")
+	s.daemon(ready, program("kube-scheduler"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs", "--leader-elect=false")
+	s.daemon(func() bool { return strings.Contains(s.kubectl("get", "node", clusterNode).Stdout, " Ready") }, program("kubelet"), "--config="+etcKubernetes+"/kubelet.yaml",
+		"--kubeconfig="+adminConfig, "--cert-dir="+etcKubernetes+"/certs", "--hostname-override="+clusterNode)
+	return nil
+}
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
+
+// wireNode gives the machine a default route, which leads nowhere: the kubelet takes its address from there.
+func wireNode(t testing.TB) {
+	for _, args := range [][]string{{"link", "add", "node0", "type", "bridge"}, {"addr", "add", "10.77.0.1/24", "dev", "node0"}, {"link", "set", "node0", "up"},
+		{"route", "add", "default", "via", "10.77.0.254"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+}
+
+func signingKey(t testing.TB) string {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	must(t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+}
+
+// kubectl is the administrator's.
+func (s *site) kubectl(args ...string) rig.Result {
+	return s.kubectlWith("", args...)
+}
+
+func (s *site) kubectlWith(input string, args ...string) rig.Result {
+	cmd := exec.Command(built("kubernetes/kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+adminConfig, "HOME="+s.dir)
+	cmd.Stdin = strings.NewReader(input)
+	return rig.Run(cmd)
+}
+
+// administer is a kubectl that cannot fail.
+func (s *site) administer(args ...string) string {
+	s.T.Helper()
+	r := s.kubectl(args...)
+	if r.Code != 0 {
+		s.T.Fatalf("kubectl %s: %+v", strings.Join(args, " "), r)
+	}
+	return strings.TrimSpace(r.Stdout)
+}
+
+// apply makes objects in the namespace of the test.
+func (s *site) apply(objects ...object) rig.Result {
+	s.T.Helper()
+	return s.kubectlWith(string(encode(s.T, object{"apiVersion": "v1", "kind": "List", "items": objects})), "apply", "-n", "team", "-f", "-")
+}
+
+func (s *site) applied(objects ...object) {
+	s.T.Helper()
+	if r := s.apply(objects...); r.Code != 0 {
+		s.T.Fatalf("kubectl apply: %+v", r)
+	}
+}
+
+// read gets an object as JSON; nil where there is none.
+func (s *site) read(into any, args ...string) bool {
+	r := s.kubectl(append([]string{"get", "-n", "team", "-o", "json"}, args...)...)
+	return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), into) == nil
+}
+
+// agent is gpuledger-kube as a process of the node's.
+type agent struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+func (s *site) startAgent(args ...string) *agent {
+	s.T.Helper()
+	program, err := filepath.Abs("../../bin/gpuledger-kube")
+	must(s.T, err)
+	log, err := os.OpenFile(filepath.Join(s.dir, "log", "gpuledger-kube"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(s.T, err)
+	defer log.Close()
+	a := &agent{cmd: s.Command(program, args...), done: make(chan struct{})}
+	a.cmd.Stdout, a.cmd.Stderr = log, log
+	must(s.T, a.cmd.Start())
+	go func() { _ = a.cmd.Wait(); close(a.done) }()
+	s.T.Cleanup(func() {
+		a.kill()
+		if s.T.Failed() {
+			s.T.Logf("gpuledger-kube has said:\n%s", tail(log.Name()))
+		}
+	})
+	return a
+}
+
+// kill ends the agent as a power cut would.
+func (a *agent) kill() { _ = a.cmd.Process.Kill(); <-a.done }
+
+// stop ends it as systemd would.
+func (a *agent) stop(t testing.TB) {
+	_ = a.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-a.done:
+	case <-time.After(time.Minute):
+		t.Error("gpuledger-kube does not end")
+		a.kill()
+	}
+}
+
+// startDRA starts the driver with the rights of its manifest and a token that names the node, as a pod's does.
+func (s *site) startDRA() *agent {
+	s.T.Helper()
+	uid := s.administer("get", "node", clusterNode, "-o", "jsonpath={.metadata.uid}")
+	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger", "--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
+	path := etcKubernetes + "/dra.yaml"
+	writeFile(s.T, path, fmt.Sprintf(kubeconfig, token))
+	return s.startAgent("dra", "--kubeconfig", path, "--node-name", clusterNode, "--interval", "200ms", "--reclaim", "2s")
+}
