@@ -1,0 +1,57 @@
+package book_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/booktest"
+)
+
+func TestWhatIsFreeWhereNamesNobody(t *testing.T) {
+	n := booktest.New(t, 4, 16*grant.GiB, "")
+	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPU) { all[3].Health = "lost" })
+	one := n.Grant(admission.Ask{Mode: grant.Exclusive, Names: []string{"0"}, Label: "secret project"})
+	n.Grant(admission.Ask{Mode: grant.Timeslice, Memory: 5 * grant.GiB, Names: []string{"1"}})
+	if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(2): grant.GiB}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: 16 * grant.GiB, Compute: 10, Owner: grant.Bearer})
+	const want = "cannot grant 16GiB on a GPU in mode limit with 10% of its compute: GPU 0 is taken whole; GPU 1 has 11GiB of 16GiB free (mode timeslice); " +
+		"GPU 2 has 15GiB free, and 1GiB in use outside the ledger; GPU 3 is unhealthy: lost"
+	var refusal *grant.Refusal
+	if !errors.As(err, &refusal) || refusal.Message != want || strings.Contains(refusal.Message, string(one.ID)) {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+func TestASecretIsRenewedOnlyWhereOneIsNeeded(t *testing.T) {
+	n := booktest.New(t, 1, 16*grant.GiB, "")
+	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})
+	if _, err := n.Open().Renew(pods.ID); err == nil || !strings.Contains(err.Error(), "without a secret") {
+		t.Errorf("a pod's: %v", err)
+	}
+	claims := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "claim:u"})
+	end := n.Use(claims.ID, grant.Identity{})
+	defer end()
+	if err := n.Release(claims.ID); err != nil {
+		t.Fatal(err)
+	}
+	var gone *grant.NotFoundError
+	if _, err := n.Open().Renew(claims.ID); !errors.As(err, &gone) {
+		t.Errorf("a released one: %v", err)
+	}
+	if _, err := n.Open().Renew("g-zzzzzzzzzzzz"); !errors.As(err, &gone) {
+		t.Errorf("none: %v", err)
+	}
+}
+
+func TestABrokenNodeSaysSo(t *testing.T) {
+	n := booktest.New(t, 1, 16*grant.GiB, "nonsense = 1\n")
+	if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer}); err == nil || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("got %v", err)
+	}
+}
