@@ -6,9 +6,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Seat is a GPU as it is shown to somebody who places by himself, as a cluster's scheduler does.
+// Seat is a GPU or a MIG device as it is shown to somebody who places by himself, as a cluster's scheduler does.
 type Seat struct {
-	GPU     grant.GPU
+	grant.Device
 	Closed  string       // why it takes no grant, as "is unhealthy: ..."; "" where it does
 	Mode    grant.Mode   // of the grants that it serves; "" where it serves none
 	Modes   []grant.Mode // those that a grant could be in: one where it serves any
@@ -18,17 +18,15 @@ type Seat struct {
 	Compute int          // percent that can be granted
 }
 
-// Seats tells of every whole GPU what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
+// Seats tells of every GPU and every MIG device what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
 func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	all, err := survey("", v, inv, p)
 	if err != nil {
 		return nil, err
 	}
-	var seats []Seat
-	for _, s := range all {
-		if s.device.MIG == nil {
-			seats = append(seats, Seat{GPU: s.device.GPU, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)})
-		}
+	seats := make([]Seat, len(all))
+	for i, s := range all {
+		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)}
 	}
 	return seats, nil
 }
@@ -36,13 +34,14 @@ func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 // modes are those that a grant of some size could be in here.
 func (s seat) modes() []grant.Mode {
 	var modes []grant.Mode
+	s.closed = "" // a closed GPU opens again
 	for _, m := range grant.Modes {
-		ask := Ask{Mode: m}
-		if m != grant.Exclusive {
+		ask := Ask{Mode: m, Names: []string{s.device.UUID()}}
+		if !ask.wholly() {
 			ask.Memory = grant.MiB
 		}
-		s.closed = "" // a closed GPU opens again
-		if why, conflict := ask.misfit(s); ask.Validate() == nil && (why == "" || !conflict) {
+		_, conflict := ask.misfit(s)
+		if taken := s.mode != "" && ask.wholly(); ask.Validate() == nil && !conflict && !taken {
 			modes = append(modes, m)
 		}
 	}

@@ -21,7 +21,7 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 	}
 	for _, s := range seats {
 		for _, mode := range []grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit} {
-			ask := Ask{Mode: mode, Owner: grant.Bearer, Names: []string{s.GPU.UUID}}
+			ask := Ask{Mode: mode, Owner: grant.Bearer, Names: []string{s.UUID()}}
 			if mode != grant.Exclusive {
 				ask.Memory, ask.Compute = s.Free, s.Compute
 			}

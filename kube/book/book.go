@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/cdi"
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -67,7 +68,7 @@ func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
 // Strength is what would hold a container to a grant of this mode here. It is what Offer says, so nothing is promised that
 // an admission would not keep.
 func (p Page) Strength(mode grant.Mode, seat admission.Seat) grant.Strength {
-	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Mode: mode, GPUs: []grant.Share{{UUID: seat.GPU.UUID, Index: seat.GPU.Index, Memory: seat.GPU.Memory}}}
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Mode: mode, GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
 	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy).Strength
 }
 
@@ -113,6 +114,8 @@ func describe(ask admission.Ask) string {
 		what = "a whole GPU"
 	case ask.Mode == grant.Exclusive:
 		what = fmt.Sprintf("%d whole GPUs", gpus)
+	case ask.Mode == grant.MIG:
+		what = fmt.Sprintf("%d MIG devices", gpus)
 	case gpus == 1:
 		what = fmt.Sprintf("%s on a GPU in mode %s", ask.Memory, ask.Mode)
 	}
@@ -131,22 +134,22 @@ func (p Page) Room() (string, error) {
 	if len(seats) == 0 {
 		return "this node has no GPU", nil
 	}
-	text := ""
+	texts := make([]string, len(seats))
 	for i, s := range seats {
-		if i > 0 {
-			text += "; "
-		}
-		text += room(s)
+		texts[i] = room(s)
 	}
-	return text, nil
+	return strings.Join(texts, "; "), nil
 }
 
 func room(s admission.Seat) string {
-	gpu := fmt.Sprintf("GPU %d ", s.GPU.Index)
+	gpu := fmt.Sprintf("GPU %s ", s.Name())
+	if s.MIG != nil {
+		gpu = fmt.Sprintf("MIG device %s (%s) ", s.Name(), s.MIG.Profile)
+	}
 	switch {
 	case s.Closed != "":
 		return gpu + s.Closed
-	case s.Mode == grant.Exclusive:
+	case s.Mode == grant.Exclusive || s.MIG != nil && s.Mode == grant.MIG:
 		return gpu + "is taken whole"
 	case s.Mode == "" && s.Outside > 0:
 		return gpu + fmt.Sprintf("has %s free, and %s in use outside the ledger", s.Free, s.Outside)

@@ -90,6 +90,7 @@ func (r Resource) Devices(p book.Page) ([]*api.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool { return s.MIG != nil || len(s.GPU.MIG) > 0 }) // partitions are DRA's
 	if r.Unit == 0 {
 		return r.gpus(p, seats), nil
 	}

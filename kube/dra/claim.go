@@ -62,7 +62,7 @@ func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resource
 	if result.AdminAccess != nil && *result.AdminAccess {
 		return part{}, fmt.Errorf("request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics", result.Request)
 	}
-	gpu, mode, err := find(result.Device, p.Inventory)
+	seat, mode, err := find(result.Device, seats)
 	if err != nil {
 		return part{}, err
 	}
@@ -70,17 +70,16 @@ func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resource
 	if err != nil {
 		return part{}, err
 	}
-	i := slices.IndexFunc(seats, func(s admission.Seat) bool { return s.GPU.UUID == gpu.UUID })
-	if err := config.allows(result.Request, mode, p.Strength(mode, seats[i])); err != nil {
+	if err := config.allows(result.Request, mode, p.Strength(mode, seat)); err != nil {
 		return part{}, err
 	}
-	of := part{request: result.Request, uuid: gpu.UUID, mode: mode}
-	if mode == grant.Exclusive {
+	of := part{request: result.Request, uuid: seat.UUID(), mode: mode}
+	if mode == grant.Exclusive || mode == grant.MIG {
 		return of, nil
 	}
 	amount, found := result.ConsumedCapacity[memory]
 	if !found {
-		return part{}, fmt.Errorf("the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only mode exclusive works without", result.Request)
+		return part{}, fmt.Errorf("the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without", result.Request)
 	}
 	percent := result.ConsumedCapacity[compute]
 	of.memory, of.compute = grant.Bytes(amount.Value()), int(percent.Value())
@@ -128,7 +127,7 @@ func (w want) is(g grant.Grant) bool {
 	names := slices.Clone(w.ask.Names)
 	slices.Sort(names)
 	slices.Sort(uuids)
-	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode && g.Compute == w.ask.Compute && (g.Mode == grant.Exclusive || g.Memory() == w.ask.Memory)
+	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode && g.Compute == w.ask.Compute && (w.ask.Memory == 0 || g.Memory() == w.ask.Memory)
 }
 
 // named are the devices with the grant's CDI name: on the first one, for all requests, because some engines do a name twice

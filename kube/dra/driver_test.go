@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
@@ -259,6 +260,28 @@ func TestSharesOverSeveralGPUs(t *testing.T) {
 		if g.Owner == "claim:u-2" && (len(g.GPUs) != 1 || g.Memory() != 3*grant.GiB || g.Compute != 10) {
 			t.Errorf("got %+v, want both requests' shares of one GPU in one grant", g)
 		}
+	}
+}
+
+func TestAClaimOfAMIGDevice(t *testing.T) {
+	s := newSite(t, 1)
+	s.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+	p, err := s.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mig := p.Inventory.GPUs[0].MIG[1]
+	c := claim("u-1", resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: "gpu", Device: strings.ToLower(mig.UUID) + "-mig"})
+	name := s.has(t, c)
+	if g := s.Grants()[0]; g.Mode != grant.MIG || len(g.GPUs) != 1 || !g.Has(mig.UUID) {
+		t.Errorf("got %+v, want the MIG device", g)
+	}
+	if again := s.has(t, c); again != name {
+		t.Errorf("prepared again: %q, want %q", again, name)
+	}
+	c.UID = "u-2"
+	if r := s.prepares(t, c); r.Err == nil || !strings.Contains(r.Err.Error(), "MIG device 0:1 (1g.10gb) is taken whole") {
+		t.Errorf("got %v, want it taken", r.Err)
 	}
 }
 

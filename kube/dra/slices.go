@@ -21,7 +21,7 @@ const (
 	maxCounters = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// Slices describe the node's GPUs to the scheduler. A GPU is one counter and a device for each mode that it could be in; each
+// Slices describe the node's GPUs and MIG devices to the scheduler. A GPU is one counter and a device for each mode that it could be in; each
 // takes the whole counter, so a GPU is in one mode at a time. Several claims can have a device of a shared mode, and the
 // scheduler adds up what they consume: what the driver itself has granted is therefore not taken off.
 func Slices(p book.Page) ([]resourceslice.Slice, error) {
@@ -35,10 +35,9 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	)
 	for _, s := range seats {
 		of := devicesOf(p, s)
-		if len(of) == 0 {
-			continue
+		if len(of) > 0 && s.MIG == nil {
+			counters = append(counters, counterOf(s.GPU))
 		}
-		counters = append(counters, counterOf(s.GPU))
 		devices = append(devices, of...)
 	}
 	var list []resourceslice.Slice
@@ -64,18 +63,24 @@ func counterOf(gpu grant.GPU) resourceapi.CounterSet {
 func counterName(gpu grant.GPU) string { return strings.ToLower(gpu.UUID) }
 
 // deviceName tells GPU and mode. It is made of the UUID, because an index can be another GPU's after a boot.
-func deviceName(gpu grant.GPU, mode grant.Mode) string {
-	return strings.ToLower(gpu.UUID) + "-" + string(mode)
+func deviceName(uuid string, mode grant.Mode) string {
+	return strings.ToLower(uuid) + "-" + string(mode)
 }
 
-// devicesOf are a GPU's devices, one a mode. A mode in which nothing could be granted has none.
+// devicesOf are a GPU's devices, one a mode. A mode in which nothing could be granted has none. A MIG device is one of its own:
+// the hardware keeps it apart from the others of its GPU.
 func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 	var devices []resourceapi.Device
+	if s.MIG == nil && len(s.GPU.MIG) > 0 {
+		return nil // it is partitioned
+	}
 	for _, mode := range s.Modes {
-		d := resourceapi.Device{Name: deviceName(s.GPU, mode), Attributes: attributes(p, s, mode), Taints: taints(s, mode),
-			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}}
+		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode), Taints: taints(s, mode)}
+		if s.MIG == nil {
+			d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
+		}
 		switch {
-		case mode == grant.Exclusive:
+		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
 		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
 			several := true
@@ -112,12 +117,15 @@ func number(n int64) *resource.Quantity { return resource.NewQuantity(n, resourc
 
 func attributes(p book.Page, s admission.Seat, mode grant.Mode) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"uuid": text(s.GPU.UUID), "index": integer(s.GPU.Index), "product": text(s.GPU.Name), "driver": text(p.Inventory.Driver.Version),
+		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name), "driver": text(p.Inventory.Driver.Version),
 		"mode": text(string(mode)), "strength": text(string(p.Strength(mode, s))), "health": text(s.GPU.Health), "numa": integer(s.GPU.NUMA),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
 	}
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil { // a simulated GPU has none
 		all[root.Name] = root.Value
+	}
+	if s.MIG != nil {
+		all["profile"], all["parent"] = text(s.MIG.Profile), text(s.GPU.UUID)
 	}
 	for name, a := range all {
 		if a.StringValue != nil && *a.StringValue == "" {
@@ -175,14 +183,14 @@ func label(text string) string {
 	return strings.Trim(clean[:min(len(clean), 63)], "-.")
 }
 
-// find is the GPU and the mode of a device.
-func find(name string, inv grant.Inventory) (grant.GPU, grant.Mode, error) {
-	for _, gpu := range inv.GPUs {
+// find is the seat and the mode of a device.
+func find(name string, seats []admission.Seat) (admission.Seat, grant.Mode, error) {
+	for _, s := range seats {
 		for _, mode := range grant.Modes {
-			if deviceName(gpu, mode) == name {
-				return gpu, mode, nil
+			if deviceName(s.UUID(), mode) == name {
+				return s, mode, nil
 			}
 		}
 	}
-	return grant.GPU{}, "", fmt.Errorf("this node has no device %q: its GPU is gone or was never here", name)
+	return admission.Seat{}, "", fmt.Errorf("this node has no device %q: its GPU is gone or was never here", name)
 }

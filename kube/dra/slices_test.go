@@ -66,7 +66,11 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 			}
 		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100", "0 limit memory=13Gi compute=100"}},
 		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {}, []string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100", "0 limit memory=15Gi compute=100"}},
-		"a pool's modes":         {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {}, []string{"0 limit memory=16Gi compute=100"}},
+		"MIG devices, and nothing of the GPU that they are of": {"", func(n *booktest.Node) {
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
+		}, []string{"0 mig memory=40Gi"}},
+		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {}, []string{"0 limit memory=16Gi compute=100"}},
 		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
 			[]string{"0 limit memory=16Gi compute=100 gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
 	} {

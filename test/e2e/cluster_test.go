@@ -17,6 +17,8 @@ import (
 // cluster tells what the cluster's scheduler and the node's ledger do together. The node has two GPUs of 16160 MiB.
 func cluster(t *testing.T, s *site) {
 	s.administer("apply", "-k", "../../kube/manifests/dra")
+	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system") // the driver runs without an image here, before the label calls for it
+	s.administer("label", "node", clusterNode, "gpuledger.dev/node=shared")
 	s.administer("create", "namespace", "team")
 	driver := s.startDRA()
 	for _, c := range []struct {

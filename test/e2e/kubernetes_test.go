@@ -188,7 +188,7 @@ func (a *agent) stop(t testing.TB) {
 func (s *site) startDRA() *agent {
 	s.T.Helper()
 	uid := s.administer("get", "node", clusterNode, "-o", "jsonpath={.metadata.uid}")
-	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger", "--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
+	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger-system", "--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
 	path := etcKubernetes + "/dra.yaml"
 	writeFile(s.T, path, fmt.Sprintf(kubeconfig, token))
 	return s.startAgent("dra", "--kubeconfig", path, "--node-name", clusterNode, "--interval", "200ms", "--reclaim", "2s")
