@@ -278,8 +278,8 @@ func (s *site) refusals() {
 		"privileged": {func(_, c object) { c["securityContext"] = object{"privileged": true} }, grant.PrivilegedGPU},
 		"forged": {func(p, _ object) {
 			p["metadata"].(object)["annotations"] = object{"gpuledger.dev/grant.main": string(victim.ID) + "." + strings.Repeat("0", 32)}
-		}, grant.GrantOwnerMismatch},
-		"by-id": {func(_, c object) { c["env"] = []object{{"name": grant.ReferenceEnv, "value": string(victim.ID)}} }, grant.GrantOwnerMismatch},
+		}, grant.GrantNotFound},
+		"by-id": {func(_, c object) { c["env"] = []object{{"name": grant.ReferenceEnv, "value": string(victim.ID)}} }, grant.GrantNotFound},
 		"host-node": {func(p, c object) {
 			p["spec"].(object)["volumes"] = []object{{"name": "gpu", "hostPath": object{"path": "/dev/nvidia0"}}}
 			c["volumeMounts"] = []object{{"name": "gpu", "mountPath": "/dev/nvidia0"}}
