@@ -200,7 +200,7 @@ step "rpm: install, upgrade over a changed configuration, refuse, erase"
 rpm=$(realpath "$rpm")
 rpms() { rpm --root "$root" --dbpath /var/lib/rpm --force-debian "$@"; } # Debian's rpm warns without
 # What every system with rpm has: their owners are other packages there.
-mkdir -p "$root/usr/share/fish/vendor_completions.d" "$root/usr/share/zsh"
+mkdir -p "$root/usr/share/fish/vendor_completions.d" "$root/usr/share/zsh" "$root/usr/share/licenses"
 listing >"$work/before"
 rpms -i --nodeps "$rpm"
 rpms -V --nodeps gpuledger || fail "rpm finds its files changed"
