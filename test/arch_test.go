@@ -50,15 +50,16 @@ var layers = map[string][]string{
 	"internal/edit/adjust": {"internal/edit", "internal/grant"},
 	"internal/nri":         {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},
 	"internal/journal":     {"internal/grant"},
-	"internal/metrics":     {"internal/node", "internal/journal", "internal/grant"},
-	"internal/page":        {"internal/node", "internal/journal", "internal/grant"},
-	"internal/daemon": {"cdi", "internal/nri", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
+	"internal/watch":       {"internal/grant", "internal/host"},
+	"internal/metrics":     {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
+	"internal/page":        {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
+	"internal/daemon": {"cdi", "internal/nri", "internal/watch", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
 		"internal/host", "internal/grant", "internal/version"},
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
 	"cmd/gpuledger": {"internal/configure", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
-		"internal/ledger", "internal/request", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
+		"internal/ledger", "internal/request", "internal/watch", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 
 // pure packages decide with values: they may not reach the system, not even through the standard library.

@@ -102,12 +102,14 @@ func (c *asking) claims() bool {
 
 // exempt reports whether policy lets the container pass without a grant. That takes an identity which the engine vouches
 // for.
-func (c *asking) exempt() bool {
-	id := c.request.Container.Pod
+func (c *asking) exempt() bool { return Exempt(c.request.Container.Pod, c.policy) }
+
+// Exempt reports whether policy lets a container of this identity use GPUs without a grant.
+func Exempt(id grant.Identity, p grant.Policy) bool {
 	if id == (grant.Identity{}) {
 		return false
 	}
-	return slices.ContainsFunc(c.policy.Rules.Exempt, func(e grant.Exemption) bool {
+	return slices.ContainsFunc(p.Rules.Exempt, func(e grant.Exemption) bool {
 		return glob(e.Namespace, id.Namespace) && glob(e.Pod, id.Pod) && glob(e.Container, id.Container)
 	})
 }

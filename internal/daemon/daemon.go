@@ -33,10 +33,14 @@ type Loop struct {
 
 	mu     sync.Mutex
 	passes map[string]metrics.Manager
+	began  time.Time
 }
 
 // Run has each manager ensure at once and then at every interval, until the context ends. One that hangs holds up no other.
 func (l *Loop) Run(ctx context.Context, managers ...Manager) {
+	l.mu.Lock()
+	l.began = time.Now()
+	l.mu.Unlock()
 	var all sync.WaitGroup
 	for _, m := range managers {
 		all.Go(func() { l.attend(ctx, m) })
@@ -73,6 +77,21 @@ func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) 
 		p.Error = err.Error()
 	}
 	l.passes[name] = p
+}
+
+// Turns reports whether a manager that waits for nobody has finished a pass within a time, or has only just begun with its first.
+// The others may hang with what they look after: that is theirs to say.
+func (l *Loop) Turns(name string, within time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.began.IsZero() {
+		return true
+	}
+	last := l.began
+	if p, passed := l.passes[name]; passed {
+		last = p.Last
+	}
+	return time.Since(last) < within
 }
 
 // Passes tells of each manager's last pass, by name. One that hangs in its first is not there.

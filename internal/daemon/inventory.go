@@ -20,13 +20,15 @@ import (
 // to. It calls `gpuledger inventory refresh` for it, because NVML can hang and crash: then a child does, which can be ended.
 type inventory struct {
 	node    func() *node.Node
-	config  string   // the configuration's path
-	command []string // what refreshes
+	changed func() string // what else than the snapshot itself says that it is out of date
+	config  string        // the configuration's path
+	command []string      // what refreshes
 	log     *logrus.Logger
 
 	retry   time.Time // not before
 	wait    time.Duration
-	failure error // of the last attempt
+	failure error  // of the last attempt
+	asked   string // what changed said when a snapshot was taken for it
 }
 
 // The waits between attempts that fail, and the time for one: NVML needs seconds on a node with many GPUs, more where the
@@ -37,8 +39,8 @@ const (
 	scanTime  = time.Minute
 )
 
-func newInventory(n func() *node.Node, config string, log *logrus.Logger) *inventory {
-	return &inventory{node: n, config: config, command: []string{beside("gpuledger"), "inventory", "refresh"}, log: log}
+func newInventory(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventory {
+	return &inventory{node: n, changed: changed, config: config, command: []string{beside("gpuledger"), "inventory", "refresh"}, log: log}
 }
 
 // beside is the program of that name that was installed with this one, or else the first in $PATH.
@@ -61,8 +63,8 @@ func (i *inventory) Stop()        {}
 
 // Ensure refreshes a snapshot that is missing or stale.
 func (i *inventory) Ensure(ctx context.Context) error {
-	_, problem := i.node().Inventory()
-	if problem == nil {
+	reason := i.reason()
+	if reason == "" {
 		i.failure, i.wait = nil, 0
 		return nil
 	}
@@ -74,8 +76,25 @@ func (i *inventory) Ensure(ctx context.Context) error {
 		i.retry = time.Now().Add(i.wait)
 		return i.failure
 	}
-	i.log.WithField("reason", problem.Message).Info("the inventory is refreshed")
+	i.asked = i.changed()
+	i.log.WithField("reason", reason).Info("the inventory is refreshed")
 	return nil
+}
+
+// reason is why the snapshot has to be taken again. What the watch sees is a reason once: where a new snapshot does not agree with
+// it, another would not either.
+func (i *inventory) reason() string {
+	if _, problem := i.node().Inventory(); problem != nil {
+		return problem.Message
+	}
+	seen := i.changed()
+	switch seen {
+	case "":
+		i.asked = ""
+	case i.asked:
+		return ""
+	}
+	return seen
 }
 
 func (i *inventory) refresh(ctx context.Context) error {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/urfave/cli/v2"
@@ -101,6 +102,7 @@ func serve(c *cli.Context) error {
 	log.Infof("gpuledgerd %s started", version.Version)
 	notify("READY=1")
 	loop := &Loop{Interval: s.Interval, Log: log}
+	go guard(ctx, watchdog(), func() bool { return loop.Turns(s.Name(), max(time.Minute, 3*s.Interval())) })
 	loop.Run(ctx, managers(c, s, loop, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
@@ -122,8 +124,10 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 // managers are those that the arguments ask for.
 func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
 	book, decisions := &reconcile{node: s.Node, wait: s.Interval, log: s.log}, &audit{node: s.Node}
-	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop}
-	all := []Manager{s, book, newInventory(s.Node, config, s.log), &offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, &listener{view: shown, log: s.log}}
+	watcher := newWatcher(s.Node, config, c.StringSlice("runtime-root"), s.log)
+	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop, watch: watcher}
+	all := []Manager{s, book, newInventory(s.Node, config, watcher.Stale, s.log),
+		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ type view struct {
 	audit *audit
 	book  *reconcile
 	loop  *Loop
+	watch *watcher
 
 	mu      sync.Mutex
 	picture node.Picture
@@ -56,15 +58,18 @@ func (v *view) look() (node.Picture, error) {
 func (v *view) state() metrics.State {
 	picture, err := v.look()
 	return metrics.State{Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
-		Ledger: v.book.Found(), Managers: v.loop.Passes()}
+		Ledger: v.book.Found(), Managers: v.loop.Passes(), Watch: v.watch.State()}
 }
 
 // shown is for people.
 func (v *view) shown() page.State {
 	s := v.state()
 	host, _ := os.Hostname()
-	return page.State{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s)}
+	return page.State{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }
+
+// maxAlarms is how many findings of the watch are said.
+const maxAlarms = 20
 
 // alarms are what an administrator should look at, in sentences.
 func alarms(s metrics.State) []string {
@@ -83,6 +88,13 @@ func alarms(s metrics.State) []string {
 	}
 	for _, d := range s.Node.Damaged {
 		all = append(all, "the ledger's entry "+string(d.ID)+" is damaged; its GPUs take no new grants")
+	}
+	for i, f := range s.Watch.Findings {
+		if i == maxAlarms {
+			all = append(all, fmt.Sprintf("and %d more findings: the audit log has them", len(s.Watch.Findings)-i))
+			break
+		}
+		all = append(all, f.Message)
 	}
 	for _, m := range s.Managers {
 		if m.Error != "" {

@@ -126,6 +126,9 @@ type Process struct {
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat: clock ticks since the boot
 }
 
+// String is for keys and logs.
+func (p Process) String() string { return strconv.Itoa(p.PID) + "/" + strconv.FormatUint(p.Start, 10) }
+
 // Life is whether a binding's container is there.
 type Life int
 

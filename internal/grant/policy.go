@@ -137,6 +137,7 @@ type CDI struct {
 type Daemon struct {
 	Listen   string `toml:"listen"`
 	Interval string `toml:"interval"`
+	Grace    string `toml:"grace"` // how long a finding stands before its container is stopped, where policy says so
 }
 
 // Audit configures the audit log.

@@ -47,6 +47,7 @@ type Counts struct {
 	Passes     uint64 // that were recorded: exempted, stripped, hidden or node-root
 	Unreadable uint64 // lines
 	Gaps       uint64 // rotations of which a file was gone before it was read
+	Latency    Latency
 }
 
 // keep is how many refusals are remembered.
@@ -216,12 +217,16 @@ type line struct {
 	Code      string         `json:"code"`
 	Message   string         `json:"message"`
 	Action    string         `json:"action"`
+	Took      float64        `json:"took_ms"`
 }
 
 // take reads a line. It may hold whatever a tenant put into its annotations.
 func (f *Follower) take(text []byte, counted bool) {
 	var l line
 	err := json.Unmarshal(text, &l, jsontext.AllowInvalidUTF8(true))
+	if err == nil && counted && l.Verdict != "" && l.Took > 0 {
+		f.counts.Latency.add(l.Took)
+	}
 	switch {
 	case err != nil:
 		f.counts.Unreadable += one(counted && len(bytes.TrimSpace(text)) > 0)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -15,6 +16,7 @@ import (
 type outsideRecord struct {
 	Version int                    `json:"version"`
 	BootID  string                 `json:"boot_id"`
+	Taken   time.Time              `json:"taken,omitzero"` // only for people: what was found counts until somebody looks again
 	GPUs    map[string]grant.Bytes `json:"gpus"`
 }
 
@@ -39,13 +41,13 @@ func (tx *Tx) Outside() (map[string]grant.Bytes, error) {
 }
 
 // SetOutside records the memory, by GPU, that is in use outside the ledger. It holds until it is set again or the node
-// boots.
+// boots, however old it is: while nobody looks nobody is granted what may still be in use.
 func (l *Ledger) SetOutside(gpus map[string]grant.Bytes) error {
 	boot, err := l.bootID()
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(outsideRecord{runFormat.version, boot, gpus}, jsontext.WithIndent("  "), json.Deterministic(true))
+	data, err := json.Marshal(outsideRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus}, jsontext.WithIndent("  "), json.Deterministic(true))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode what is outside the ledger: %w", err)
 	}

@@ -54,6 +54,7 @@ var (
 	recorded   = desc("recorded_passes_total", "Containers that passed and were recorded: exempted, stripped, hidden, or root on the node.")
 	unreadable = desc("audit_unreadable_lines_total", "Lines of the audit log that are no decision and no switch.")
 	gaps       = desc("audit_gaps_total", "Rotations of the audit log of which a file was gone before it was read: counts are too low.")
+	latency    = desc("decision_duration_seconds", "How long recorded decisions took, from the call to the verdict, by the audit log since the daemon started.")
 	audited    = desc("audit_followed", "1 if there is an audit log to count from; without one the counts stay at 0.")
 
 	readable = desc("ledger_readable", "1 if the ledger could be read for this scrape; without it grants are missing here.")
@@ -100,6 +101,7 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 	for _, m := range s.Managers {
 		t.manager(m)
 	}
+	t.watch(s.Watch, s.Node.Grants)
 }
 
 type teller struct{ out chan<- prometheus.Metric }
@@ -239,6 +241,7 @@ func (t teller) journal(s State) {
 	t.count(recorded, s.Counts.Passes)
 	t.count(unreadable, s.Counts.Unreadable)
 	t.count(gaps, s.Counts.Gaps)
+	t.histogram(latency, s.Counts.Latency)
 }
 
 func (t teller) ledger(l Ledger) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 500_000_000, time.UTC)
@@ -40,7 +41,20 @@ func sample() State {
 	s.Node.Cards = []node.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
 		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: grants}}
 	s.Counts = journal.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[journal.Kind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
+	s.Counts.Latency = journal.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
+	s.Watch = watched()
 	s.Managers = []Manager{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
+	return s
+}
+
+// watched is the sample's GPU with a grant that is exceeded and a container of nobody's.
+func watched() watch.State {
+	s := watch.State{Samples: 9, Events: map[grant.FindingKind]uint64{grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{grant.OutsideLedger: 1},
+		XIDs: map[watch.XID]uint64{{GPU: "GPU-0", Number: 79}: 1}, Changes: map[string]uint64{"grant": 5, "bind": 4}}
+	s.Taken = noon
+	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50, Processes: 3}}
+	s.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 5 * grant.GiB, Compute: 40}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: grant.GiB, Compute: -1}}
+	s.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Bytes: grant.GiB}, {Kind: grant.OutsideLedger, GPU: "GPU-0", Bytes: grant.GiB}}
 	return s
 }
 
@@ -55,7 +69,36 @@ gpuledger_binding_info{container="train",container_id="c1",grant="g-aaaaaaaaaaaa
 gpuledger_binding_info{container="train",container_id="c2",grant="g-bbbbbbbbbbbb",life="alive",namespace="team",pod="job-1"} 1
 gpuledger_binding_info{container="train",container_id="c3",grant="g-bbbbbbbbbbbb",life="unknown",namespace="team",pod="job-2"} 1
 gpuledger_build_info{goversion="` + runtime.Version() + `",version="v1"} 1
+gpuledger_containers_stopped_total{kind="outside-ledger"} 1
+gpuledger_containers_stopped_total{kind="over-grant"} 0
+gpuledger_decision_duration_seconds_bucket{le="0.00025"} 0
+gpuledger_decision_duration_seconds_bucket{le="0.0005"} 0
+gpuledger_decision_duration_seconds_bucket{le="0.001"} 2
+gpuledger_decision_duration_seconds_bucket{le="0.0025"} 2
+gpuledger_decision_duration_seconds_bucket{le="0.005"} 3
+gpuledger_decision_duration_seconds_bucket{le="0.01"} 3
+gpuledger_decision_duration_seconds_bucket{le="0.025"} 3
+gpuledger_decision_duration_seconds_bucket{le="0.05"} 3
+gpuledger_decision_duration_seconds_bucket{le="0.1"} 3
+gpuledger_decision_duration_seconds_bucket{le="0.25"} 3
+gpuledger_decision_duration_seconds_bucket{le="1"} 3
+gpuledger_decision_duration_seconds_bucket{le="10"} 3
+gpuledger_decision_duration_seconds_bucket{le="+Inf"} 3
+gpuledger_decision_duration_seconds_sum 0.006
+gpuledger_decision_duration_seconds_count 3
+gpuledger_finding_bytes{gpu="GPU-0",kind="outside-ledger"} 1.073741824e+09
+gpuledger_finding_bytes{gpu="GPU-0",kind="over-grant"} 1.073741824e+09
+gpuledger_findings{gpu="GPU-0",kind="outside-ledger"} 1
+gpuledger_findings{gpu="GPU-0",kind="over-grant"} 1
+gpuledger_findings_total{kind="gpu-error"} 0
+gpuledger_findings_total{kind="gpu-lost"} 0
+gpuledger_findings_total{kind="layout-changed"} 0
+gpuledger_findings_total{kind="mode-changed"} 0
+gpuledger_findings_total{kind="outside-ledger"} 1
+gpuledger_findings_total{kind="over-grant"} 2
+gpuledger_findings_total{kind="unexplained"} 0
 gpuledger_gpu_compute_granted_ratio{gpu="GPU-0"} 0.25
+gpuledger_gpu_errors_total{gpu="GPU-0",xid="79"} 1
 gpuledger_gpu_grants{gpu="GPU-0"} 2
 gpuledger_gpu_healthy{gpu="GPU-0"} 1
 gpuledger_gpu_info{gpu="GPU-0",index="0",name="V100",pci="0000:3b:00.0"} 1
@@ -63,17 +106,28 @@ gpuledger_gpu_memory_bytes{gpu="GPU-0"} 1.7179869184e+10
 gpuledger_gpu_memory_free_bytes{gpu="GPU-0"} 3.221225472e+09
 gpuledger_gpu_memory_granted_bytes{gpu="GPU-0"} 1.2884901888e+10
 gpuledger_gpu_memory_outside_bytes{gpu="GPU-0"} 1.073741824e+09
+gpuledger_gpu_memory_unexplained_bytes{gpu="GPU-0"} 1.048576e+06
+gpuledger_gpu_memory_used_bytes{gpu="GPU-0"} 7.516192768e+09
 gpuledger_gpu_mode{gpu="GPU-0",mode="limit"} 1
+gpuledger_gpu_processes{gpu="GPU-0"} 3
+gpuledger_gpu_utilization_ratio{gpu="GPU-0"} 0.5
 gpuledger_grant_bindings{grant="g-aaaaaaaaaaaa"} 1
 gpuledger_grant_bindings{grant="g-bbbbbbbbbbbb"} 2
 gpuledger_grant_compute_ratio{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 0.25
 gpuledger_grant_expiry_timestamp_seconds{grant="g-aaaaaaaaaaaa"} 1.7952624005e+09
 gpuledger_grant_memory_bytes{container="",gpu="GPU-0",grant="g-bbbbbbbbbbbb",namespace="",pod=""} 8.589934592e+09
 gpuledger_grant_memory_bytes{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 4.294967296e+09
+gpuledger_grant_memory_used_bytes{container="",gpu="GPU-0",grant="g-bbbbbbbbbbbb",namespace="",pod=""} 1.073741824e+09
+gpuledger_grant_memory_used_bytes{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 5.36870912e+09
+gpuledger_grant_utilization_ratio{container="train",gpu="GPU-0",grant="g-aaaaaaaaaaaa",namespace="team",pod="job-0"} 0.4
 gpuledger_grants{mode="limit",owner="claim",state="unknown",strength="none"} 1
 gpuledger_grants{mode="limit",owner="pod",state="draining",strength="library"} 1
 gpuledger_inventory_taken_timestamp_seconds 1.7952624005e+09
 gpuledger_inventory_usable 1
+gpuledger_ledger_changes_total{operation="bind"} 4
+gpuledger_ledger_changes_total{operation="grant"} 5
+gpuledger_ledger_changes_total{operation="release"} 0
+gpuledger_ledger_changes_total{operation="unbind"} 0
 gpuledger_ledger_checked_timestamp_seconds 1.7952624005e+09
 gpuledger_ledger_damaged_entries 1
 gpuledger_ledger_problems 2
@@ -88,6 +142,9 @@ gpuledger_policy_mode{mode="disabled"} 0
 gpuledger_policy_mode{mode="enforce"} 1
 gpuledger_policy_mode{mode="report"} 0
 gpuledger_recorded_passes_total 1
+gpuledger_watch_sample_timestamp_seconds 1.7952624005e+09
+gpuledger_watch_samples_total 9
+gpuledger_watch_working 1
 `
 	var got []string
 	for _, line := range strings.Split(scraped(t, s), "\n") {

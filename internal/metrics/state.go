@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // State is all that is told.
@@ -17,6 +18,7 @@ type State struct {
 	Counts   journal.Counts
 	Ledger   Ledger
 	Managers []Manager
+	Watch    watch.State
 }
 
 // Manager is how one of the daemon's managers is.

@@ -48,14 +48,17 @@ type Decision struct {
 	Devices grant.DeviceMap
 	Others  []grant.DeviceRule
 
-	pod  grant.Identity // who asked, where the engine vouches for it
-	left grant.Request  // what Config still reaches
+	pod   grant.Identity // who asked, where the engine vouches for it
+	left  grant.Request  // what Config still reaches
+	began time.Time      // when the decision was asked for; zero where nobody measures it
 }
 
 // Admit decides about a create and, where it admits, binds the grant to the container. It never fails: what goes wrong
 // is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
+	began := time.Now()
 	d := n.admit(c)
+	d.began = began
 	n.recordOnly(&d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one

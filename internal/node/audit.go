@@ -25,6 +25,7 @@ type auditLine struct {
 	Details   []grant.Detail    `json:"details,omitempty"`
 	Removed   []string          `json:"removed,omitempty"`
 	Recorded  []string          `json:"recorded,omitempty"`
+	Took      float64           `json:"took_ms,omitzero"`  // milliseconds from the call to the verdict
 	LeftOut   int               `json:"left_out,omitzero"` // entries of the three lists, cut to bound the line
 }
 
@@ -54,6 +55,9 @@ func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decisi
 		Message: cut(d.Message, maxText), Mode: d.Mode}
 	if pod = bounded(pod); pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
+	}
+	if !d.began.IsZero() {
+		line.Took = float64(time.Since(d.began).Microseconds()) / 1000
 	}
 	if d.Grant != nil {
 		line.Grant = d.Grant.ID

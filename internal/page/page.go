@@ -17,6 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // State is what is drawn.
@@ -26,6 +27,7 @@ type State struct {
 	Audited       bool // there is an audit log
 	Refusals      []journal.Refusal
 	Alarms        []string // what an administrator should look at
+	Watch         watch.State
 }
 
 // refresh is the time between two pictures, in seconds.
@@ -70,6 +72,7 @@ type view struct {
 	Mode                 grant.RulesMode
 	Alarms               []string
 	Granted, Total       grant.Bytes
+	Used                 *grant.Bytes // nil: not known
 	GPUs                 []gpu
 	Audited              bool
 	Refusals             []refusal
@@ -86,6 +89,8 @@ type gpu struct {
 	Outside       grant.Bytes
 	Compute       int
 	Parts         []part
+	Use           *use // nil: not known
+	History       *history
 	Grants        []row
 	More          int
 }
@@ -100,6 +105,8 @@ type part struct {
 type row struct {
 	Class, ID, State, Mode, Strength, Owner, Left string
 	Memory                                        grant.Bytes
+	Used                                          *grant.Bytes // nil: not known
+	Over                                          bool
 	Compute                                       int
 	Users                                         []string
 }
@@ -116,7 +123,10 @@ func viewOf(s State) view {
 		v.Alarms = append(v.Alarms, journal.Clean(alarm))
 	}
 	for _, card := range s.Node.Cards {
-		v.GPUs = append(v.GPUs, gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now))
+		g := gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now)
+		g.measured(s.Watch)
+		v.GPUs = append(v.GPUs, g)
+		v.add(g.Use)
 		v.Granted += card.Allocated
 		v.Total += card.Memory
 	}

@@ -51,7 +51,7 @@ func Default() grant.Policy {
 		},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, VisibleDevices: grant.VisibleUUIDs},
 		CDI:         grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
-		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s"},
+		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s", Grace: "10s"},
 		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl", MaxSize: grant.Size(16 * grant.MiB), Keep: 4},
 	}
 }
@@ -205,6 +205,9 @@ func validate(p grant.Policy) error {
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
+	}
+	if d, err := time.ParseDuration(p.Daemon.Grace); err != nil || d < 0 {
+		return fmt.Errorf("daemon.grace: want a duration, as 10s, not %q", p.Daemon.Grace)
 	}
 	if p.Audit.File != "" && !filepath.IsAbs(p.Audit.File) {
 		return fmt.Errorf("audit.file: want an absolute path, not %q", p.Audit.File)

@@ -63,6 +63,7 @@ hook = "/opt/hook"
 [daemon]
 listen = "unix:/run/x"
 interval = "2s"
+grace = "3s"
 [audit]
 file = "/a"
 max_size = "1MiB"
@@ -85,7 +86,7 @@ keep = 9
 		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, VisibleDevices: grant.VisibleVoid},
 		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
 		CDI:         grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},
-		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s"},
+		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s", Grace: "3s"},
 		Audit:       grant.Audit{File: "/a", MaxSize: grant.Size(grant.MiB), Keep: 9},
 	}
 	if !equal(p, want) {
@@ -137,6 +138,7 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"relative hook", "[cdi]\nhook = \"gpuledger-hook\"\n", "2: cdi.hook: want an absolute path"},
 		{"relative CDI directory", "[cdi]\ndir = \"cdi\"\n", "2: cdi.dir: want an absolute path"},
 		{"interval without a unit", "[daemon]\ninterval = \"1\"\n", "daemon.interval: "},
+		{"grace below zero", "[daemon]\ngrace = \"-1s\"\n", "daemon.grace: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse([]byte(c.text))

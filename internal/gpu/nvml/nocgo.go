@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"errors"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -13,3 +14,17 @@ import (
 func Refresh(host.Host, string) (grant.Inventory, error) {
 	return grant.Inventory{}, errors.New("cannot load NVML: this gpuledger was built without cgo. " + advice)
 }
+
+// Sampler asks nobody in this build.
+type Sampler struct{}
+
+// OpenSampler fails as Refresh does.
+func OpenSampler(string) (*Sampler, error) {
+	return nil, errors.New("cannot load NVML: this gpuledger was built without cgo. " + advice)
+}
+
+// Close does nothing.
+func (*Sampler) Close() {}
+
+// Sample is never called.
+func (*Sampler) Sample(time.Time) (grant.Sample, error) { return grant.Sample{}, errors.New(advice) }

@@ -1,0 +1,252 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// watcher is the manager that holds what is used of the GPUs against the ledger. It only reports, unless policy says that
+// containers are to be stopped.
+type watcher struct {
+	node    func() *node.Node
+	sampler interface {
+		Sample(context.Context, grant.Source) (grant.Sample, error)
+		Close()
+	}
+	roots []string // where runtimes keep states, beside the usual places
+	log   *logrus.Logger
+
+	census  watch.Census
+	tracker watch.Tracker
+	book    book
+	others  bystanders
+	next    time.Time              // not before
+	told    map[string]grant.Bytes // what was last recorded as outside the ledger
+	written time.Time              // when
+	failure error                  // of the last pass
+
+	mu      sync.Mutex
+	watched watch.State
+}
+
+func newWatcher(n func() *node.Node, config string, roots []string, log *logrus.Logger) *watcher {
+	return &watcher{node: n, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}}
+}
+
+func (w *watcher) Name() string { return "watch" }
+func (w *watcher) Stop()        { w.sampler.Close() }
+
+// Ensure takes a sample and does what policy says about it, and rests for a while where the interval is shorter than that is worth.
+func (w *watcher) Ensure(ctx context.Context) error {
+	began := time.Now()
+	if began.Before(w.next) {
+		return w.failure
+	}
+	w.failure = w.pass(ctx, w.node())
+	w.next = time.Now().Add(min(passRest*time.Since(began), time.Second))
+	return w.failure
+}
+
+// passRest is how many times as long as it worked the watch rests, up to a second.
+const passRest = 20
+
+func (w *watcher) pass(ctx context.Context, n *node.Node) error {
+	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory)
+	if err != nil {
+		w.blind(err)
+		return err
+	}
+	report, err := w.judge(n, sample)
+	if err != nil {
+		w.blind(err)
+		return err
+	}
+	news := w.tracker.Note(&report)
+	w.tell(n, news)
+	w.show(report)
+	if err := w.record(n, report); err != nil {
+		return err
+	}
+	return w.react(n, report)
+}
+
+// judge holds a sample against the ledger. What is new is held against a ledger that was read after the sample: a container that
+// has just started may have its grant only there.
+func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error) {
+	for anew := false; ; anew = true {
+		o, fresh, err := w.book.open(n, anew)
+		if err != nil {
+			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
+		}
+		scene := watch.Scene{Sample: sample, People: w.people(sample, o.Grants), Grants: o.Grants, Inventory: o.Inventory,
+			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }}
+		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
+			return report, nil
+		}
+	}
+}
+
+func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watch.Person {
+	return w.census.Take(append(sample.PIDs(), watch.Inits(grants)...))
+}
+
+// blind says that nothing is known any more. What was recorded as outside the ledger stays so: nobody is granted what somebody
+// may still use.
+func (w *watcher) blind(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.watched.Failure = err.Error()
+}
+
+// tell writes what has changed to the audit log and to the daemon's own.
+func (w *watcher) tell(n *node.Node, news watch.News) {
+	for _, f := range news.Begun {
+		reaction := w.reaction(n, f)
+		n.Found("found", f, reaction, f.Message)
+		w.log.WithFields(fields(f)).WithField("reaction", reaction).Warn(f.Message)
+	}
+	for _, f := range news.Ended {
+		n.Found("over", f, "", f.Message)
+		w.log.WithFields(fields(f)).Info("over: " + f.Message)
+	}
+}
+
+func fields(f grant.Finding) logrus.Fields {
+	return logrus.Fields{"finding": f.Kind, "gpu": f.GPU, "container": grant.Printable(f.User.Container), "grant": f.Grant}
+}
+
+// reaction is what policy wants. Where refusals are only recorded, nothing is stopped either.
+func (w *watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
+	if n.Mode() != grant.Enforce {
+		return grant.ReportFinding
+	}
+	return watch.Reaction(f, n.Policy.Rules)
+}
+
+// show is what metrics and the page have from now on.
+func (w *watcher) show(r watch.Report) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.watched.Failure = ""
+	w.watched.Report = r
+	w.watched.Samples++
+	w.watched.Events, w.watched.XIDs = maps.Clone(w.tracker.Events), maps.Clone(w.tracker.XIDs)
+	w.watched.Changes = maps.Clone(w.book.changes)
+	w.watched.Remember(r, w.book.overview.Grants)
+}
+
+// State is a copy of what was last found.
+func (w *watcher) State() watch.State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.watched
+	s.History = append([]watch.Moment(nil), s.History...)
+	s.Stopped = maps.Clone(s.Stopped)
+	return s
+}
+
+// Stale is why the inventory should be taken again, "" if it need not.
+func (w *watcher) Stale() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.watched.Stale
+}
+
+// remind is how often what is outside the ledger is recorded again while it does not change, so that its age can be seen.
+const remind = time.Minute
+
+// record writes the run directory's files: what every placement counts as taken, and what `gpuledger inspect` shows.
+func (w *watcher) record(n *node.Node, r watch.Report) error {
+	outside := r.Outside()
+	if w.told == nil {
+		w.told = w.book.overview.Outside // as who ran before us left it
+	}
+	if !maps.Equal(outside, w.told) || len(outside) > 0 && r.Taken.Sub(w.written) > remind {
+		if err := n.Ledger.SetOutside(outside); err != nil {
+			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
+		}
+		w.told, w.written = outside, r.Taken
+	}
+	boot, err := n.Host.BootID()
+	if err == nil {
+		err = watch.Save(n.Policy.RunDir, boot, r)
+	}
+	return err
+}
+
+// react stops the containers that policy wants stopped, once their findings stand for the grace time.
+func (w *watcher) react(n *node.Node, r watch.Report) error {
+	grace, err := time.ParseDuration(n.Policy.Daemon.Grace)
+	if err != nil || n.Mode() != grant.Enforce { // the configuration is checked for it
+		return err
+	}
+	for _, f := range w.tracker.Due(r, n.Policy.Rules, grace) {
+		ended, e := watch.Stop(n.Host, f.User)
+		switch {
+		case e != nil:
+			err = e
+			n.Found("not-stopped", f, grant.StopContainer, e.Error())
+		case ended > 0:
+			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended, r.Taken.Sub(f.Since).Round(time.Second), f.Message)
+			n.Found("stopped", f, grant.StopContainer, message)
+			w.log.WithFields(fields(f)).Warn(message)
+			w.stopped(f.Kind)
+		}
+	}
+	return err
+}
+
+func (w *watcher) stopped(kind grant.FindingKind) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.watched.Stopped == nil {
+		w.watched.Stopped = map[grant.FindingKind]uint64{}
+	}
+	w.watched.Stopped[kind]++
+}
+
+// bystanders remembers who containers without grants are. To find out takes their specs.
+type bystanders struct{ known map[string]bystander }
+
+type bystander struct {
+	pod    grant.Identity
+	exempt bool
+	asked  time.Time
+}
+
+// identityRest is how long it is remembered: policy may exempt a container, or not any more.
+const identityRest = 10 * time.Second
+
+// stateRoots are where engines have their runtimes keep the states of containers.
+var stateRoots = []string{"/run/containerd/runc/*", "/run/docker/runtime-runc/*", "/run/runc", "/run/crun"}
+
+func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.User {
+	if b.known == nil || len(b.known) > 4096 {
+		b.known = map[string]bystander{}
+	}
+	who, found := b.known[u.Key()]
+	if !found || time.Since(who.asked) > identityRest {
+		who = bystander{asked: time.Now()}
+		for _, pattern := range stateRoots {
+			dirs, _ := filepath.Glob(pattern)
+			roots = append(roots[:len(roots):len(roots)], dirs...)
+		}
+		who.pod, who.exempt, _ = n.Bystander(roots, u.Engine, u.Container)
+		b.known[u.Key()] = who
+	}
+	if who.pod != (grant.Identity{}) {
+		u.Pod = who.pod
+	}
+	u.Exempt = who.exempt
+	return u
+}

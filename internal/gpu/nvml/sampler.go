@@ -1,0 +1,274 @@
+//go:build cgo
+
+package nvml
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Sampler asks an NVML that stays loaded what is used. NVML can hang in the kernel and crash: a Sampler belongs into a process
+// that can be given up. One that lost a GPU or gained one is opened anew.
+type Sampler struct {
+	lib    nvml.Interface
+	events nvml.EventSet     // nil: XIDs are not told
+	seen   map[string]uint64 // the newest measurement of processes that was taken, by GPU
+	uuids  map[int]string    // by index, as they answered last
+	close  func()
+}
+
+// OpenSampler loads the NVML that lies below driverRoot.
+func OpenSampler(driverRoot string) (*Sampler, error) {
+	path, err := libraryPath(driverRoot)
+	if err != nil {
+		return nil, fmt.Errorf("cannot load NVML: %w; %s", err, hint)
+	}
+	lib := nvml.New(nvml.WithLibraryPath(path))
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return nil, initError(path, ret)
+	}
+	s, err := NewSampler(lib)
+	if err != nil {
+		_ = lib.Shutdown()
+		return nil, err
+	}
+	s.close = func() { _ = lib.Shutdown() }
+	return s, nil
+}
+
+// NewSampler asks through an NVML that is initialised.
+func NewSampler(lib nvml.Interface) (*Sampler, error) {
+	if err := checkLibrary(lib); err != nil {
+		return nil, err
+	}
+	s := &Sampler{lib: lib, seen: map[string]uint64{}, uuids: map[int]string{}, close: func() {}}
+	s.listen()
+	return s, nil
+}
+
+// Close unloads it.
+func (s *Sampler) Close() { s.close() }
+
+// listen has the driver tell its errors. Where it cannot, everything else is told.
+func (s *Sampler) listen() {
+	if !hasAll(s.lib, []symbols{{"nvmlEventSetCreate"}, {"nvmlDeviceRegisterEvents"}, {"nvmlEventSetWait_v2", "nvmlEventSetWait"}, {"nvmlEventSetFree"}}) {
+		return
+	}
+	set, ret := s.lib.EventSetCreate()
+	count, counted := s.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS || counted != nvml.SUCCESS {
+		return
+	}
+	for i := range count {
+		if d, ret := s.lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
+			_ = d.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+		}
+	}
+	s.events = set
+}
+
+// maxEvents bounds how many errors one sample takes: a GPU that falls off the bus reports without end.
+const maxEvents = 256
+
+// xids are the errors since the last call, by the GPU's UUID.
+func (s *Sampler) xids() map[string][]int {
+	found := map[string][]int{}
+	for range maxEvents {
+		if s.events == nil {
+			break
+		}
+		e, ret := s.events.Wait(0)
+		if ret != nvml.SUCCESS { // a time-out: there are no more
+			break
+		}
+		if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS && !slices.Contains(found[uuid], int(e.EventData)) {
+			found[uuid] = append(found[uuid], int(e.EventData))
+		}
+	}
+	return found
+}
+
+// Sample asks every GPU. One that does not answer has a health that says so; an error means that nothing can be told.
+func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return grant.Sample{}, fmt.Errorf("cannot count the GPUs: %v", ret)
+	}
+	sample := grant.Sample{Taken: now.UTC(), GPUs: []grant.Usage{}}
+	xids := s.xids()
+	for i := range count {
+		u := grant.Usage{UUID: s.uuids[i], Index: i, Health: grant.Healthy, Utilization: -1, Processes: []grant.ProcessUse{}}
+		handle, ret := s.lib.DeviceGetHandleByIndex(i)
+		if ret == nvml.SUCCESS {
+			var uuid string
+			if uuid, ret = handle.GetUUID(); ret == nvml.SUCCESS {
+				u.UUID, s.uuids[i], u.XIDs = uuid, uuid, xids[uuid]
+				(usage{s, handle}).read(&u)
+			}
+		}
+		if ret != nvml.SUCCESS {
+			u.Health = fmt.Sprintf("NVML gives no access to it: %v", ret)
+		}
+		if u.UUID != "" { // one that never answered is missed by whoever knows the inventory
+			sample.GPUs = append(sample.GPUs, u)
+		}
+	}
+	return sample, nil
+}
+
+// usage reads one GPU.
+type usage struct {
+	*Sampler
+	nvml.Device
+}
+
+func (d usage) read(u *grant.Usage) {
+	if ret := d.memory(u); ret != nvml.SUCCESS {
+		u.Health = fmt.Sprintf("its memory can't be read: %v", ret)
+		return
+	}
+	if has(d.lib, symbols{"nvmlDeviceGetUtilizationRates"}) {
+		if rates, ret := d.GetUtilizationRates(); ret == nvml.SUCCESS && rates.Gpu <= 100 {
+			u.Utilization = int(rates.Gpu)
+		}
+	}
+	if has(d.lib, symbols{"nvmlDeviceGetComputeMode"}) {
+		if mode, ret := d.GetComputeMode(); ret == nvml.SUCCESS {
+			u.ComputeMode = computeModes[mode]
+		}
+	}
+	instances := d.instances(u)
+	if ret := d.processes(u, instances); ret != nvml.SUCCESS {
+		u.Health = fmt.Sprintf("its processes can't be read: %v", ret)
+	}
+}
+
+var computeModes = map[nvml.ComputeMode]grant.ComputeMode{nvml.COMPUTEMODE_DEFAULT: grant.ComputeDefault,
+	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: grant.ComputeExclusive, nvml.COMPUTEMODE_PROHIBITED: grant.ComputeProhibited}
+
+// memory is as in the inventory: the driver's own part, where it can be told apart, is neither there nor used.
+func (d usage) memory(u *grant.Usage) nvml.Return {
+	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
+		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
+			u.Total, u.Used = grant.Bytes(m.Total-m.Reserved), grant.Bytes(m.Used)
+			return ret
+		}
+	}
+	m, ret := d.GetMemoryInfo()
+	u.Total, u.Used = grant.Bytes(m.Total), grant.Bytes(m.Used)
+	return ret
+}
+
+// instance is a MIG device by the numbers that a process has it by.
+type instance struct{ gpu, compute uint32 }
+
+// noInstance is what a process has that runs on the GPU itself (nvml.h, nvmlProcessInfo_t).
+const noInstance = 0xFFFFFFFF
+
+// instances lists the GPU's MIG devices.
+func (d usage) instances(u *grant.Usage) map[instance]string {
+	if !hasAll(d.lib, mig) {
+		return nil
+	}
+	if mode, _, ret := d.GetMigMode(); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+		return nil
+	}
+	devices, err := (device{lib: d.lib, Device: d.Device}).migDevices(u.Total)
+	if err != nil {
+		u.Health = fmt.Sprintf("its MIG devices can't be read: %v", err)
+		return nil
+	}
+	of := map[instance]string{}
+	for _, m := range devices {
+		u.MIG = append(u.MIG, m.UUID)
+		of[instance{uint32(m.GI), uint32(m.CI)}] = m.UUID
+	}
+	return of
+}
+
+// lists are the calls that list processes, with what they end up in. A process stands in each that it is a client of, with all of
+// its memory.
+func (d usage) lists() []func() ([]nvml.ProcessInfo, nvml.Return) {
+	var calls []func() ([]nvml.ProcessInfo, nvml.Return)
+	for _, list := range []struct {
+		symbols
+		call func() ([]nvml.ProcessInfo, nvml.Return)
+	}{
+		{symbols{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, d.GetComputeRunningProcesses},
+		{symbols{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, d.GetGraphicsRunningProcesses},
+		{symbols{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}, d.GetMPSComputeRunningProcesses},
+	} {
+		if has(d.lib, list.symbols) {
+			calls = append(calls, list.call)
+		}
+	}
+	return calls
+}
+
+// unavailable is NVML_VALUE_NOT_AVAILABLE, -1 in 64 bits.
+const unavailable = 1<<64 - 1
+
+func (d usage) processes(u *grant.Usage, instances map[instance]string) nvml.Return {
+	type key struct {
+		pid    int
+		device string
+	}
+	place := map[key]int{}
+	answered := nvml.ERROR_FUNCTION_NOT_FOUND
+	for _, list := range d.lists() {
+		infos, ret := list()
+		if ret != nvml.SUCCESS {
+			if ret != nvml.ERROR_NOT_SUPPORTED && answered != nvml.SUCCESS {
+				answered = ret
+			}
+			continue
+		}
+		answered = nvml.SUCCESS
+		for _, info := range infos {
+			p := grant.ProcessUse{PID: int(info.Pid), Memory: grant.Bytes(info.UsedGpuMemory), Compute: -1}
+			if info.GpuInstanceId != noInstance {
+				p.Device = instances[instance{info.GpuInstanceId, info.ComputeInstanceId}]
+			}
+			if p.Unmeasured = info.UsedGpuMemory == unavailable; p.Unmeasured {
+				p.Memory = 0
+			}
+			at := key{p.PID, p.Device}
+			if i, found := place[at]; found {
+				u.Processes[i].Memory = max(u.Processes[i].Memory, p.Memory)
+				continue
+			}
+			place[at] = len(u.Processes)
+			u.Processes = append(u.Processes, p)
+		}
+	}
+	d.compute(u)
+	return answered
+}
+
+// compute adds what each process had of the GPU's time, where the driver tells; drivers from 580 on need not.
+func (d usage) compute(u *grant.Usage) {
+	if len(u.Processes) == 0 || !has(d.lib, symbols{"nvmlDeviceGetProcessUtilization"}) {
+		return
+	}
+	samples, ret := d.GetProcessUtilization(d.seen[u.UUID])
+	if ret != nvml.SUCCESS {
+		return
+	}
+	newest := d.seen[u.UUID]
+	of := map[int]int{}
+	for _, s := range samples {
+		newest = max(newest, s.TimeStamp)
+		if s.SmUtil <= 100 { // what is above is no measurement (go-nvml hands over what the driver left in the buffer)
+			of[int(s.Pid)] = max(of[int(s.Pid)], int(s.SmUtil))
+		}
+	}
+	d.seen[u.UUID] = newest
+	for i := range u.Processes {
+		u.Processes[i].Compute = of[u.Processes[i].PID]
+	}
+}

@@ -1,0 +1,104 @@
+package metrics
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/journal"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+var (
+	gpuUsed          = desc("gpu_memory_used_bytes", "Memory of a GPU that is in use, by whomever.", "gpu")
+	gpuUnexplained   = desc("gpu_memory_unexplained_bytes", "Memory of a GPU that is in use and that no process accounts for.", "gpu")
+	gpuUtilization   = desc("gpu_utilization_ratio", "Share of the last moment in which something ran on a GPU, 0 to 1; absent where the driver does not tell.", "gpu")
+	gpuProcesses     = desc("gpu_processes", "Processes that use a GPU.", "gpu")
+	grantUsed        = desc("grant_memory_used_bytes", "Memory of a GPU that the containers of a grant use.", grantLabels...)
+	grantUtilization = desc("grant_utilization_ratio", "Share of a GPU's compute that the containers of a grant had, 0 to 1; absent where the driver does not tell.", grantLabels...)
+
+	findings      = desc("findings", "What stands now that the ledger does not say, by kind.", "kind", "gpu")
+	findingBytes  = desc("finding_bytes", "Memory that findings are about: beyond the grant for over-grant, in use for others.", "kind", "gpu")
+	findingEvents = desc("findings_total", "Findings that were made since the daemon started.", "kind")
+	stopped       = desc("containers_stopped_total", "Containers that were stopped because policy says so.", "kind")
+	xids          = desc("gpu_errors_total", "Errors that the driver reported (XID).", "gpu", "xid")
+
+	watching    = desc("watch_working", "1 if the last sample of what is used could be taken; without it use is not known.")
+	watchSample = desc("watch_sample_timestamp_seconds", "When what is used was last known.")
+	samples     = desc("watch_samples_total", "Samples of what is used.")
+	changes     = desc("ledger_changes_total", "Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.", "operation")
+)
+
+// watch tells what is used, and what was found.
+func (t teller) watch(s watch.State, held []grant.Grant) {
+	t.gauge(watching, truth(s.Failure == "" && s.Samples > 0))
+	t.stamp(watchSample, s.Taken)
+	t.count(samples, s.Samples)
+	for _, operation := range []string{"grant", "release", "bind", "unbind"} {
+		t.count(changes, s.Changes[operation], operation)
+	}
+	t.found(s)
+	if s.Failure != "" { // what was used some time ago is not what is used
+		return
+	}
+	for _, g := range s.GPUs {
+		t.gauge(gpuUsed, float64(g.Used), g.UUID)
+		t.gauge(gpuUnexplained, float64(g.Unexplained), g.UUID)
+		t.gauge(gpuProcesses, float64(g.Processes), g.UUID)
+		t.ratio(gpuUtilization, g.Utilization, g.UUID)
+	}
+	who := map[grant.ID]grant.Identity{}
+	for _, g := range held {
+		who[g.ID] = user(g)
+	}
+	for _, g := range s.Grants {
+		u := who[g.ID]
+		t.gauge(grantUsed, float64(g.Used), g.GPU, string(g.ID), u.Namespace, u.Pod, u.Container)
+		t.ratio(grantUtilization, g.Compute, g.GPU, string(g.ID), u.Namespace, u.Pod, u.Container)
+	}
+}
+
+// ratio tells percent as a ratio, if there are any.
+func (t teller) ratio(d *prometheus.Desc, percent int, labels ...string) {
+	if percent >= 0 {
+		t.gauge(d, float64(percent)/100, labels...)
+	}
+}
+
+// found tells every kind, at 0 too.
+func (t teller) found(s watch.State) {
+	type place struct {
+		kind grant.FindingKind
+		gpu  string
+	}
+	number, bytes := map[place]int{}, map[place]grant.Bytes{}
+	for _, f := range s.Findings {
+		number[place{f.Kind, f.GPU}]++
+		bytes[place{f.Kind, f.GPU}] += f.Bytes
+	}
+	for at, n := range number {
+		t.gauge(findings, float64(n), string(at.kind), at.gpu)
+		t.gauge(findingBytes, float64(bytes[at]), string(at.kind), at.gpu)
+	}
+	for _, kind := range grant.FindingKinds {
+		t.count(findingEvents, s.Events[kind], string(kind))
+	}
+	for _, kind := range []grant.FindingKind{grant.OverGrant, grant.OutsideLedger} {
+		t.count(stopped, s.Stopped[kind], string(kind))
+	}
+	for x, n := range s.XIDs {
+		t.count(xids, n, x.GPU, strconv.Itoa(x.Number))
+	}
+}
+
+// histogram tells how long decisions took.
+func (t teller) histogram(d *prometheus.Desc, l journal.Latency) {
+	buckets := map[float64]uint64{}
+	sum := uint64(0)
+	for i, bound := range journal.LatencyBounds {
+		sum += l.Buckets[i]
+		buckets[bound.Seconds()] = sum
+	}
+	t.out <- prometheus.MustNewConstHistogram(d, l.Count, l.Sum.Seconds(), buckets)
+}

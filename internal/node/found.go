@@ -1,0 +1,79 @@
+package node
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// foundLine is a finding of the watch in the audit log, or what was done about one.
+type foundLine struct {
+	Time      time.Time         `json:"time"`
+	Action    string            `json:"action"` // "found", "over", "stopped" or "not-stopped"
+	Finding   grant.FindingKind `json:"finding"`
+	GPU       string            `json:"gpu"`
+	Index     int               `json:"index"`
+	Bytes     grant.Bytes       `json:"bytes"`
+	Grant     grant.ID          `json:"grant,omitzero"`
+	Engine    grant.Engine      `json:"engine,omitzero"`
+	Container string            `json:"container,omitzero"`
+	Pod       *auditPod         `json:"pod,omitzero"`
+	PIDs      []int             `json:"pids,omitempty"`
+	Command   string            `json:"command,omitzero"`
+	Reaction  grant.Reaction    `json:"reaction,omitzero"`
+	Since     time.Time         `json:"since,omitzero"`
+	Message   string            `json:"message"`
+	LeftOut   int               `json:"left_out,omitzero"` // pids
+}
+
+// maxPIDs is how many processes one line names.
+const maxPIDs = 32
+
+// Found records what the watch found or did. Best effort, as every line of the log.
+func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, message string) {
+	if n.Policy.Audit.File == "" {
+		return
+	}
+	line := foundLine{Time: n.Host.Now().UTC(), Action: action, Finding: f.Kind, GPU: word(f.GPU), Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
+		Container: word(f.User.Container), Command: word(f.User.Command), Reaction: reaction, Since: f.Since, Message: cut(message, maxText)}
+	if pod := bounded(f.User.Pod); pod != (grant.Identity{}) {
+		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
+	}
+	for i, p := range f.User.Processes {
+		if i == maxPIDs {
+			line.LeftOut = len(f.User.Processes) - maxPIDs
+			break
+		}
+		line.PIDs = append(line.PIDs, p.PID)
+	}
+	if text, err := json.Marshal(line); err == nil {
+		appendAudit(n.Policy.Audit, append(text, '\n'))
+	}
+}
+
+// Bystander tells, by the records of the real runtimes that keep their states in roots, who a container is that nothing was granted
+// to, and whether policy exempts it. False where none of them knows it.
+func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt, found bool) {
+	if engine == "" {
+		engine = n.Policy.Engine
+	}
+	for _, root := range roots {
+		bundle := n.Ledger.ContainerBundle(root, id)
+		if bundle == "" {
+			continue
+		}
+		c := Create{}
+		c.Container = grant.Container{Engine: engine, RuntimeRoot: root, ID: id, Bundle: bundle}
+		c.Config, c.Unread = host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+		v, _ := n.visit(c)
+		pod = v.request.Container.Pod
+		return pod, admission.Exempt(pod, n.Policy), true
+	}
+	return grant.Identity{}, false, false
+}

@@ -1,0 +1,383 @@
+package watch
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Scene is all that a judgement takes.
+type Scene struct {
+	Sample    grant.Sample
+	People    map[int]Person // the sample's processes, as far as there are any by these pids
+	Grants    []grant.Grant  // those that count
+	Inventory grant.Inventory
+	// Identify tells more of a container without a grant; nil knows nothing.
+	Identify func(grant.User) grant.User
+}
+
+// Report is what a sample comes to. It is also what is kept in the run directory for whoever asks.
+type Report struct {
+	Taken    time.Time       `json:"taken"`
+	GPUs     []GPUUse        `json:"gpus"`
+	Grants   []GrantUse      `json:"grants"`
+	Findings []grant.Finding `json:"findings"`
+	Stale    string          `json:"stale,omitzero"` // why the inventory should be taken again
+}
+
+// GPUUse is what is used of a GPU.
+type GPUUse struct {
+	UUID        string      `json:"uuid"`
+	Index       int         `json:"index"`
+	Total       grant.Bytes `json:"total"`
+	Used        grant.Bytes `json:"used"`
+	Outside     grant.Bytes `json:"outside"`     // of it by nobody's grant, or beyond a grant
+	Unexplained grant.Bytes `json:"unexplained"` // of it by no process; small amounts are the driver's own
+	Utilization int         `json:"utilization"` // percent; -1: not told
+	Processes   int         `json:"processes"`
+	XIDs        []int       `json:"xids,omitempty"` // since the last sample
+}
+
+// GrantUse is what a grant's containers use of one GPU or MIG device of it.
+type GrantUse struct {
+	ID        grant.ID    `json:"id"`
+	GPU       string      `json:"gpu"`
+	Granted   grant.Bytes `json:"granted"`
+	Used      grant.Bytes `json:"used"`
+	Compute   int         `json:"compute"` // percent of the GPU; -1: not told
+	Processes int         `json:"processes"`
+}
+
+// Judge holds a sample against the ledger. Pure; its lists are sorted.
+func Judge(s Scene) Report {
+	j := judge{Scene: s, roll: rollOf(s.Grants, s.People)}
+	j.out.Taken = s.Sample.Taken
+	for _, g := range s.Sample.GPUs {
+		j.gpu(g)
+	}
+	j.layout()
+	slices.SortFunc(j.out.Grants, func(a, b GrantUse) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.GPU, b.GPU)) })
+	slices.SortFunc(j.out.Findings, func(a, b grant.Finding) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Key(), b.Key()))
+	})
+	return j.out
+}
+
+type judge struct {
+	Scene
+	roll roll
+	out  Report
+}
+
+// tenant is one user of a GPU.
+type tenant struct {
+	grant.User
+	grant      *grant.Grant // nil: none
+	device     string       // the GPU, or the MIG device on it
+	memory     grant.Bytes
+	unmeasured bool
+	compute    int
+	processes  int
+}
+
+func (j *judge) find(f grant.Finding) { j.out.Findings = append(j.out.Findings, f) }
+
+func (j *judge) gpu(g grant.Usage) {
+	if g.Health != grant.Healthy {
+		j.find(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
+		j.out.GPUs = append(j.out.GPUs, GPUUse{UUID: g.UUID, Index: g.Index, Utilization: -1})
+		return
+	}
+	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization, Processes: len(g.Processes), XIDs: g.XIDs}
+	tenants, told := j.tenants(g)
+	for _, t := range tenants {
+		use.Outside += j.tenant(g, t)
+	}
+	if hidden := j.hidden(tenants); !hidden.any {
+		use.Unexplained = g.Used - min(g.Used, told)
+		if use.Unexplained > slack(g.Total) {
+			j.unexplained(g, use.Unexplained)
+		}
+	} else if hidden.outside {
+		use.Outside += g.Used - min(g.Used, told)
+	}
+	j.errors(g)
+	j.computeMode(g)
+	j.out.GPUs = append(j.out.GPUs, use)
+}
+
+// tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
+func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
+	by := map[string]*tenant{}
+	for _, p := range g.Processes {
+		person, known := j.People[p.PID]
+		if !known {
+			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
+		}
+		told += p.Memory
+		user, held := j.roll.userOf(person)
+		device := cmp.Or(p.Device, g.UUID)
+		key := device + "\x00" + user.Key()
+		if held != nil {
+			key = device + "\x00" + string(held.ID) + "\x00" + user.Key()
+		}
+		t := by[key]
+		if t == nil {
+			t = &tenant{User: user, grant: held, device: device, compute: -1}
+			by[key] = t
+			list = append(list, t)
+		} else {
+			t.User.Processes = append(t.User.Processes, person.Process)
+		}
+		t.memory += p.Memory
+		t.unmeasured = t.unmeasured || p.Unmeasured
+		t.processes++
+		if p.Compute >= 0 {
+			t.compute = max(t.compute, 0) + p.Compute
+		}
+	}
+	return list, told
+}
+
+// tenant notes what a user uses, and gives what of it the ledger does not have.
+func (j *judge) tenant(g grant.Usage, t *tenant) grant.Bytes {
+	if t.grant == nil {
+		return j.outsider(g, t)
+	}
+	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
+	if i < 0 {
+		j.outside(g, t, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", name(t.User), amount(t), device(g, t), t.grant.ID))
+		return t.memory
+	}
+	return j.granted(g, t, t.grant.GPUs[i])
+}
+
+// granted adds a container to its grant's use; a claim has several.
+func (j *judge) granted(g grant.Usage, t *tenant, share grant.Share) grant.Bytes {
+	i := slices.IndexFunc(j.out.Grants, func(u GrantUse) bool { return u.ID == t.grant.ID && u.GPU == share.UUID })
+	if i < 0 {
+		i = len(j.out.Grants)
+		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory, Compute: -1})
+	}
+	u := &j.out.Grants[i]
+	before := beyond(*u)
+	u.Used += t.memory
+	u.Processes += t.processes
+	if t.compute >= 0 {
+		u.Compute = max(u.Compute, 0) + t.compute
+	}
+	over := beyond(*u)
+	if over == 0 || !measured(t.grant.Mode) {
+		return 0
+	}
+	j.over(g, t, *u, over)
+	return over - before
+}
+
+func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
+
+// measured reports whether a grant of the mode has an amount of its own: whoever has a GPU or a partition has all of it.
+func measured(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
+
+// over finds that a grant is exceeded. Of a claim's containers the one is named that uses the most.
+func (j *judge) over(g grant.Usage, t *tenant, u GrantUse, over grant.Bytes) {
+	f := grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: t.User,
+		Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(t.User), u.Used, g.Index, over, u.Granted, u.ID)}
+	same := func(o grant.Finding) bool { return o.Kind == grant.OverGrant && o.Grant == f.Grant && o.GPU == f.GPU }
+	if i := slices.IndexFunc(j.out.Findings, same); i >= 0 {
+		j.out.Findings[i] = f
+		return
+	}
+	j.find(f)
+}
+
+// outsider is somebody without a grant.
+func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
+	if isMPS(t.User) && j.shares(g.UUID, grant.MPS) {
+		return 0 // the server of the GPU's own clients
+	}
+	if t.Container != "" && j.Identify != nil {
+		t.User = j.Identify(t.User)
+	}
+	if !t.Exempt {
+		j.outside(g, t, fmt.Sprintf("%s uses %s of %s without a grant", name(t.User), amount(t), device(g, t)))
+	}
+	return t.memory
+}
+
+// isMPS knows the server of NVIDIA's MPS, which owns memory of its clients. A container's own server is the container's.
+func isMPS(u grant.User) bool { return u.Container == "" && u.Command == "nvidia-cuda-mps-server"[:15] }
+
+// shares reports whether a grant has the GPU in the mode.
+func (j *judge) shares(uuid string, mode grant.Mode) bool {
+	return slices.ContainsFunc(j.Grants, func(g grant.Grant) bool { return g.Mode == mode && g.Has(uuid) })
+}
+
+func (j *judge) outside(g grant.Usage, t *tenant, message string) {
+	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: t.User, Message: message}
+	if t.grant != nil {
+		f.Grant = t.grant.ID
+	}
+	j.find(f)
+}
+
+// hidden tells whether the driver keeps to itself how much some process uses, and whether that is one without a grant.
+func (j *judge) hidden(tenants []*tenant) (h struct{ any, outside bool }) {
+	for _, t := range tenants {
+		h.any = h.any || t.unmeasured
+		h.outside = h.outside || t.unmeasured && t.grant == nil
+	}
+	return h
+}
+
+// slack is what a GPU uses without any process: tables of the driver, memory of processes that are ending.
+func slack(total grant.Bytes) grant.Bytes { return max(512*grant.MiB, total/100) }
+
+func (j *judge) unexplained(g grant.Usage, bytes grant.Bytes) {
+	j.find(grant.Finding{Kind: grant.Unexplained, GPU: g.UUID, Index: g.Index, Bytes: bytes,
+		Message: fmt.Sprintf("%s of GPU %d are in use and no process accounts for them", bytes, g.Index)})
+}
+
+func (j *judge) errors(g grant.Usage) {
+	if len(g.XIDs) == 0 {
+		return
+	}
+	var numbers []string
+	for _, xid := range g.XIDs {
+		if number := fmt.Sprint(xid); !slices.Contains(numbers, number) {
+			numbers = append(numbers, number)
+		}
+	}
+	j.find(grant.Finding{Kind: grant.GPUError, GPU: g.UUID, Index: g.Index,
+		Message: fmt.Sprintf("the driver reported XID %s on GPU %d", strings.Join(numbers, ", "), g.Index)})
+}
+
+// computeMode finds that somebody has set a compute mode in which the GPU's grants cannot be used.
+func (j *judge) computeMode(g grant.Usage) {
+	for _, held := range j.Grants {
+		if !held.Has(g.UUID) || g.ComputeMode == "" || g.ComputeMode == grant.ComputeDefault ||
+			g.ComputeMode == grant.ComputeExclusive && (held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
+			continue
+		}
+		j.find(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,
+			Message: fmt.Sprintf("GPU %d is in compute mode %s, in which its grants of mode %s cannot be used (`nvidia-smi -i %d -c DEFAULT` undoes it)", g.Index, g.ComputeMode, held.Mode, g.Index)})
+		return
+	}
+}
+
+// layout compares which GPUs and MIG devices there are with what the inventory says, and with what is granted.
+func (j *judge) layout() {
+	there := map[string]bool{}
+	for _, g := range j.Sample.GPUs {
+		known, found := j.Inventory.Find(g.UUID)
+		var before []string
+		for _, m := range known.MIG {
+			before = append(before, m.UUID)
+		}
+		there[g.UUID] = true
+		for _, uuid := range g.MIG {
+			there[uuid] = true
+		}
+		switch {
+		case !found:
+			j.out.Stale = fmt.Sprintf("GPU %d (%s) is new", g.Index, g.UUID)
+		case g.Health != grant.Healthy: // it tells nothing; the inventory should say so
+			if known.Health == grant.Healthy {
+				j.out.Stale = fmt.Sprintf("GPU %d does not answer any more", g.Index)
+			}
+			for _, uuid := range before {
+				there[uuid] = true
+			}
+		case known.Health != grant.Healthy && len(g.MIG) == 0 && len(before) == 0:
+		case !sameSet(before, g.MIG):
+			j.out.Stale = fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
+			j.find(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index, Message: j.out.Stale + " behind the inventory"})
+		}
+	}
+	for _, g := range j.Inventory.GPUs {
+		if !there[g.UUID] {
+			j.out.Stale = fmt.Sprintf("GPU %d (%s) is gone", g.Index, g.UUID)
+			j.find(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: j.out.Stale})
+			there[g.UUID] = true
+		}
+	}
+	j.granting(there)
+}
+
+// granting finds grants of what is not there any more.
+func (j *judge) granting(there map[string]bool) {
+	for _, g := range j.Grants {
+		for _, s := range g.GPUs {
+			if there[s.UUID] {
+				continue
+			}
+			kind, what := grant.GPULost, "GPU"
+			if strings.HasPrefix(s.UUID, "MIG-") {
+				kind, what = grant.LayoutChanged, "MIG device"
+			}
+			j.find(grant.Finding{Kind: kind, GPU: s.UUID, Index: -1, Grant: g.ID, Message: fmt.Sprintf("grant %s is of %s %s, which is gone", g.ID, what, s.UUID)})
+		}
+	}
+}
+
+func sameSet(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+// name is what a person calls a user.
+func name(u grant.User) string {
+	pod := ""
+	if u.Pod.Pod != "" {
+		pod = u.Pod.Namespace + "/" + u.Pod.Pod
+	} else if u.Pod.UID != "" {
+		pod = u.Pod.UID
+	}
+	switch {
+	case u.Container == "":
+		return fmt.Sprintf("process %d (%s) of the node", u.Processes[0].PID, grant.Printable(u.Command))
+	case u.Pod.Container != "":
+		return grant.Printable(fmt.Sprintf("container %q of pod %s", u.Pod.Container, pod))
+	case pod != "":
+		return grant.Printable(fmt.Sprintf("container %s of pod %s", short(u.Container), pod))
+	case u.Engine != "":
+		return grant.Printable(fmt.Sprintf("container %s of %s", short(u.Container), u.Engine))
+	}
+	return grant.Printable("container " + short(u.Container))
+}
+
+// short is as much of an id as engines show.
+func short(id string) string {
+	if isID(id) {
+		return id[:12]
+	}
+	return id
+}
+
+func amount(t *tenant) string {
+	if t.unmeasured {
+		return "an amount that the driver does not tell"
+	}
+	return t.memory.String()
+}
+
+func device(g grant.Usage, t *tenant) string {
+	if t.device != g.UUID {
+		return fmt.Sprintf("MIG device %s on GPU %d", t.device, g.Index)
+	}
+	return fmt.Sprintf("GPU %d", g.Index)
+}
+
+// Outside is the memory, by GPU, that is in use and in nobody's grant.
+func (r Report) Outside() map[string]grant.Bytes {
+	outside := map[string]grant.Bytes{}
+	for _, g := range r.GPUs {
+		if g.Outside > 0 {
+			outside[g.UUID] = g.Outside
+		}
+	}
+	return outside
+}

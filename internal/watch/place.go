@@ -1,0 +1,89 @@
+package watch
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Place is what the path of a cgroup tells of the processes in it.
+type Place struct {
+	Engine    grant.Engine // "" where the path does not tell
+	Container string       // id; "" where no engine has made such a path
+	Pod       string       // UID
+	Cgroup    string       // the container's own, from the hierarchy's root
+}
+
+// PlaceOf reads a path as engines make them, on cgroup v1 and v2, under systemd and without it:
+//
+//	/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7a1c_….slice/cri-containerd-ID.scope
+//	/kubepods/burstable/pod7a1c-…/ID      (or crio-ID)
+//	/machine.slice/libpod-ID.scope/container
+//	/system.slice/docker-ID.scope, /docker/ID
+//
+// Of containers within a container it is the outer one: its engine is the node's.
+func PlaceOf(path string) Place {
+	var p Place
+	end, parent := 0, ""
+	path = filepath.Clean("/" + path)
+	for name := range strings.SplitSeq(path[1:], "/") {
+		end += 1 + len(name)
+		if uid := podOf(name); uid != "" {
+			p.Pod = uid
+		}
+		if engine, id := containerOf(name, parent); id != "" {
+			p.Engine, p.Container, p.Cgroup = engine, id, path[:end]
+			return p
+		}
+		parent = name
+	}
+	return p
+}
+
+// prefixes are what engines put before a container's id.
+var prefixes = []struct {
+	prefix string
+	engine grant.Engine
+}{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO}, {"libpod-", grant.Podman}, {"docker-", grant.Docker}}
+
+// containerOf reads one name of a path. Helpers of engines (crio-conmon-ID, libpod-conmon-ID) are processes of the node.
+func containerOf(name, parent string) (grant.Engine, string) {
+	name = strings.TrimSuffix(name, ".scope")
+	for _, p := range prefixes {
+		if id, found := strings.CutPrefix(name, p.prefix); found && isID(id) {
+			return p.engine, id
+		}
+	}
+	switch {
+	case !isID(name):
+		return "", ""
+	case parent == "docker":
+		return grant.Docker, name
+	}
+	return "", name
+}
+
+// idDigits is what every engine's ids have.
+const idDigits = 64
+
+func isID(text string) bool { return len(text) == idDigits && isHex(text) }
+
+func isHex(text string) bool { return strings.Trim(text, "0123456789abcdef") == "" }
+
+// podOf is the UID in the name that the kubelet gives a pod's cgroup. That of a static pod is a hash without hyphens.
+func podOf(name string) string {
+	if i := strings.LastIndex(name, "-pod"); strings.HasPrefix(name, "kubepods") && strings.HasSuffix(name, ".slice") && i > 0 {
+		name = strings.ReplaceAll(strings.TrimSuffix(name[i+1:], ".slice"), "_", "-")
+	}
+	uid, found := strings.CutPrefix(name, "pod")
+	if found && len(uid) >= 32 && len(uid) <= 36 && isHex(strings.ReplaceAll(uid, "-", "")) {
+		return uid
+	}
+	return ""
+}
+
+// isBelow reports whether a path is a cgroup or lies below it.
+func isBelow(path, cgroup string) bool {
+	return path == cgroup || strings.HasPrefix(path, cgroup+"/")
+}

@@ -1,0 +1,63 @@
+package watch
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+var (
+	id0 = strings.Repeat("0123456789abcdef", 4)
+	id1 = strings.Repeat("f", 64)
+	uid = "7a1c3c1e-0b5e-4a8e-9f0c-1d2e3f405162"
+)
+
+func TestPlaces(t *testing.T) {
+	slice := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/"
+	static := strings.Repeat("ab", 16)
+	for name, c := range map[string]struct {
+		path string
+		want Place
+	}{
+		"containerd, systemd":      {slice + "cri-containerd-" + id0 + ".scope", Place{grant.Containerd, id0, uid, slice + "cri-containerd-" + id0 + ".scope"}},
+		"containerd, cgroupfs":     {"/kubepods/besteffort/pod" + uid + "/" + id0, Place{"", id0, uid, "/kubepods/besteffort/pod" + uid + "/" + id0}},
+		"guaranteed pod":           {"/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/crio-" + id0 + ".scope", Place{grant.CRIO, id0, uid, "/kubepods.slice/kubepods-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/crio-" + id0 + ".scope"}},
+		"static pod":               {"/kubepods/burstable/pod" + static + "/" + id0, Place{"", id0, static, "/kubepods/burstable/pod" + static + "/" + id0}},
+		"CRI-O, cgroupfs":          {"/kubepods/pod" + uid + "/crio-" + id0, Place{grant.CRIO, id0, uid, "/kubepods/pod" + uid + "/crio-" + id0}},
+		"CRI-O's conmon":           {slice + "crio-conmon-" + id0 + ".scope", Place{Pod: uid}},
+		"Podman":                   {"/machine.slice/libpod-" + id0 + ".scope/container", Place{grant.Podman, id0, "", "/machine.slice/libpod-" + id0 + ".scope"}},
+		"Podman, a pod of its own": {"/machine.slice/machine-libpod_pod_" + id1 + ".slice/libpod-" + id0 + ".scope", Place{grant.Podman, id0, "", "/machine.slice/machine-libpod_pod_" + id1 + ".slice/libpod-" + id0 + ".scope"}},
+		"Podman, cgroupfs":         {"/libpod_parent/libpod-" + id0, Place{grant.Podman, id0, "", "/libpod_parent/libpod-" + id0}},
+		"Podman's conmon":          {"/machine.slice/libpod-conmon-" + id0 + ".scope", Place{}},
+		"Docker, systemd":          {"/system.slice/docker-" + id0 + ".scope", Place{grant.Docker, id0, "", "/system.slice/docker-" + id0 + ".scope"}},
+		"Docker, cgroupfs":         {"/docker/" + id0, Place{grant.Docker, id0, "", "/docker/" + id0}},
+		"Docker in Docker":         {"/docker/" + id0 + "/docker/" + id1, Place{grant.Docker, id0, "", "/docker/" + id0}},
+		"systemd in a container":   {"/docker/" + id0 + "/system.slice/ssh.service", Place{grant.Docker, id0, "", "/docker/" + id0}},
+		"kind":                     {"/docker/" + id1 + "/kubelet" + slice + "cri-containerd-" + id0 + ".scope", Place{grant.Docker, id1, "", "/docker/" + id1}},
+		"nerdctl":                  {"/system.slice/nerdctl-" + id0 + ".scope", Place{grant.Containerd, id0, "", "/system.slice/nerdctl-" + id0 + ".scope"}},
+		"a pod's own cgroup":       {strings.TrimSuffix(slice, "/"), Place{Pod: uid}},
+		"a session":                {"/user.slice/user-1000.slice/session-2.scope", Place{}},
+		"a service":                {"/system.slice/docker.service", Place{}},
+		"the root":                 {"/", Place{}},
+		"nothing":                  {"", Place{}},
+		"an id too short":          {"/docker/" + id0[1:], Place{}},
+		"no hexadecimal id":        {"/docker/" + strings.Repeat("g", 64), Place{}},
+		"a pod that is none":       {"/podium/podcasts", Place{}},
+	} {
+		if got := PlaceOf(c.path); got != c.want {
+			t.Errorf("%s: PlaceOf(%q)\n got %+v\nwant %+v", name, c.path, got, c.want)
+		}
+	}
+}
+
+func FuzzPlaceOf(f *testing.F) {
+	f.Add("/docker/" + id0 + "/x")
+	f.Add("//" + id0)
+	f.Fuzz(func(t *testing.T, path string) {
+		if p := PlaceOf(path); p.Container != "" && (!isBelow(filepath.Clean("/"+path), p.Cgroup) || !strings.HasSuffix(strings.TrimSuffix(p.Cgroup, ".scope"), p.Container)) {
+			t.Errorf("PlaceOf(%q) is %+v", path, p)
+		}
+	})
+}

@@ -1,0 +1,86 @@
+package watch
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// roll tells which grant the processes of a cgroup have, by the bindings of the ledger.
+type roll map[string]bound // by cgroup
+
+type bound struct {
+	grant   *grant.Grant
+	binding *grant.Binding
+}
+
+// rollOf lists the cgroups of every container with a grant: those that its spec named, and the one that its first process is in.
+func rollOf(grants []grant.Grant, people map[int]Person) roll {
+	r := roll{}
+	for i := range grants {
+		g := &grants[i]
+		for j := range g.Bindings {
+			b := &g.Bindings[j]
+			for _, cgroup := range b.Cgroups {
+				r.add(cgroup, bound{g, b})
+			}
+			if init, known := people[b.PID]; known && b.PID > 0 && isOwn(init.Cgroup, b.Container) {
+				r.add(init.Cgroup, bound{g, b})
+			}
+		}
+	}
+	return r
+}
+
+func (r roll) add(cgroup string, b bound) {
+	if cgroup = path.Clean("/" + cgroup); cgroup != "/" { // everybody's
+		r[cgroup] = b
+	}
+}
+
+// isOwn reports whether a cgroup was made for the container: one without a cgroup of its own is in somebody else's.
+func isOwn(cgroup, container string) bool {
+	return container != "" && strings.Contains(path.Base(cgroup), container)
+}
+
+// find goes up from a cgroup to the first that a grant's container has.
+func (r roll) find(cgroup string) (b bound, own string, found bool) {
+	for at := path.Clean("/" + cgroup); at != "/"; at = path.Dir(at) {
+		if b, found := r[at]; found {
+			return b, at, true
+		}
+	}
+	return bound{}, "", false
+}
+
+// userOf is who a process is: the container of a grant, a container that nothing was granted to, or the node's own process.
+func (r roll) userOf(p Person) (grant.User, *grant.Grant) {
+	u := grant.User{Command: p.Command, Processes: []grant.Process{p.Process}}
+	if b, own, found := r.find(p.Cgroup); found {
+		u.Container, u.Pod, u.Cgroup, u.Engine = b.binding.Container, b.binding.Pod, own, PlaceOf(p.Cgroup).Engine
+		return u, b.grant
+	}
+	place := PlaceOf(p.Cgroup)
+	u.Container, u.Engine, u.Cgroup, u.Pod.UID = place.Container, place.Engine, place.Cgroup, place.Pod
+	if u.Container == "" && p.Foreign && path.Base(p.Cgroup) != "/" && p.Cgroup != "" {
+		u.Container, u.Cgroup = path.Base(p.Cgroup), p.Cgroup // of some runtime that no engine stands behind
+	}
+	if u.Container == "" {
+		u.Pod.UID = ""
+	}
+	return u, nil
+}
+
+// Inits are the first processes of the containers whose cgroup the ledger does not know.
+func Inits(grants []grant.Grant) (pids []int) {
+	for _, g := range grants {
+		for _, b := range g.Bindings {
+			if len(b.Cgroups) == 0 && b.PID > 0 && !slices.Contains(pids, b.PID) {
+				pids = append(pids, b.PID)
+			}
+		}
+	}
+	return pids
+}

@@ -1,0 +1,152 @@
+package watch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Tracker follows findings from sample to sample: which are new, which are over, and how long each stands.
+type Tracker struct {
+	standing  map[string]*standing
+	sightings map[string]int // of what is not believed at first sight, in a row
+	Events    map[grant.FindingKind]uint64
+	XIDs      map[XID]uint64
+}
+
+// XID is an error of the driver on a GPU.
+type XID struct {
+	GPU    string
+	Number int
+}
+
+type standing struct {
+	grant.Finding
+	missed  int       // samples since it was last seen
+	stopped time.Time // when its container was stopped last
+}
+
+// How often a finding has to be seen before it is said, and missed before it is over. What a process leaves when it ends
+// takes the driver a moment to take back; and use that goes up and down around a grant is one event.
+const (
+	believed  = 3
+	forgotten = 5
+)
+
+// News is what has changed with a sample.
+type News struct{ Begun, Ended []grant.Finding }
+
+// Note takes a report in. It leaves those findings in it that are believed, with the time since when they stand, and counts
+// the memory that no process explains as outside the ledger once that is believed.
+func (t *Tracker) Note(r *Report) (n News) {
+	if t.standing == nil {
+		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{}, map[grant.FindingKind]uint64{}, map[XID]uint64{}
+	}
+	for _, g := range r.GPUs {
+		for _, number := range g.XIDs {
+			t.XIDs[XID{g.UUID, number}]++
+		}
+	}
+	r.Findings = t.believe(r)
+	seen := map[string]bool{}
+	for i := range r.Findings {
+		f := &r.Findings[i]
+		key := f.Key()
+		seen[key] = true
+		s, found := t.standing[key]
+		if !found {
+			s = &standing{}
+			s.Since = r.Taken
+			t.standing[key] = s
+			t.Events[f.Kind]++
+		}
+		f.Since, s.missed = s.Since, 0
+		s.Finding = *f
+		if !found {
+			n.Begun = append(n.Begun, *f)
+		}
+	}
+	n.Ended = t.forget(seen)
+	return n
+}
+
+// believe leaves out what was not seen often enough in a row.
+func (t *Tracker) believe(r *Report) []grant.Finding {
+	sightings := map[string]int{}
+	kept := slices.DeleteFunc(r.Findings, func(f grant.Finding) bool {
+		if f.Kind != grant.Unexplained {
+			return false
+		}
+		key := f.Key()
+		sightings[key] = t.sightings[key] + 1
+		return sightings[key] < believed
+	})
+	t.sightings = sightings
+	for _, f := range kept {
+		if i := slices.IndexFunc(r.GPUs, func(g GPUUse) bool { return g.UUID == f.GPU }); f.Kind == grant.Unexplained && i >= 0 {
+			r.GPUs[i].Outside += f.Bytes
+		}
+	}
+	return kept
+}
+
+func (t *Tracker) forget(seen map[string]bool) (ended []grant.Finding) {
+	for key, s := range t.standing {
+		if seen[key] {
+			continue
+		}
+		if s.missed++; s.missed >= forgotten || s.Kind == grant.GPUError { // an error is a moment
+			delete(t.standing, key)
+			ended = append(ended, s.Finding)
+		}
+	}
+	slices.SortFunc(ended, func(a, b grant.Finding) int {
+		if a.Key() < b.Key() {
+			return -1
+		}
+		return 1
+	})
+	return ended
+}
+
+// HasNew reports whether a report has a finding that does not stand yet.
+func (t *Tracker) HasNew(r Report) bool {
+	return slices.ContainsFunc(r.Findings, func(f grant.Finding) bool { return t.standing[f.Key()] == nil })
+}
+
+// Due are the findings of a report whose containers policy wants stopped, and whose grace is over.
+func (t *Tracker) Due(r Report, rules grant.Rules, grace time.Duration) (due []grant.Finding) {
+	for _, f := range r.Findings {
+		s := t.standing[f.Key()]
+		if s == nil || Reaction(f, rules) != grant.StopContainer {
+			continue
+		}
+		if r.Taken.Sub(s.Since) >= grace && r.Taken.Sub(s.stopped) >= max(grace, time.Second) {
+			s.stopped = r.Taken
+			due = append(due, f)
+		}
+	}
+	return due
+}
+
+// Reaction is what policy wants done about a finding. Processes of the node itself are never stopped: who is root there has put
+// them there. Nor is a container that is only as much above its grant as the contexts of its processes may take, which no library
+// can keep it from.
+func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
+	switch {
+	case f.User.Container == "" || f.User.Cgroup == "" || f.User.Exempt:
+	case f.Kind == grant.OverGrant && f.Bytes > contexts(f):
+		return rules.OnOverGrant
+	case f.Kind == grant.OutsideLedger:
+		return rules.OnOutsideLedger
+	}
+	return grant.ReportFinding
+}
+
+// perContext is more than the largest context that is known of takes: 100 to 500 MiB.
+const perContext = 600 * grant.MiB
+
+func contexts(f grant.Finding) grant.Bytes {
+	return grant.Bytes(len(f.User.Processes)) * perContext
+}
