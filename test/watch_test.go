@@ -1,0 +1,385 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// watches is a daemon's configuration that passes often, and stops what policy wants stopped almost at once.
+const watches = "[daemon]\nlisten = \"127.0.0.1:0\"\ninterval = \"10ms\"\ngrace = \"50ms\"\n"
+
+const stops = "[policy]\non_over_grant = \"stop\"\non_outside_ledger = \"stop\"\n"
+
+// gpus is what a simulated driver tells of who uses what.
+type gpus struct {
+	t   *testing.T
+	n   *rig.Node
+	use simulated.Use
+}
+
+func gpusOf(t *testing.T, n *rig.Node) *gpus { return &gpus{t, n, simulated.Use{Version: 1}} }
+
+// tells replaces what the driver says.
+func (g *gpus) tells() {
+	g.t.Helper()
+	text, err := json.Marshal(g.use)
+	must(g.t, err)
+	path := g.n.Dir + "/node.json" + simulated.UseSuffix
+	must(g.t, os.WriteFile(path+".new", text, 0o600))
+	must(g.t, os.Rename(path+".new", path))
+}
+
+func (g *gpus) runs(pid, gpu int, memory grant.Bytes) {
+	g.t.Helper()
+	if pid <= 0 {
+		g.t.Fatal("there is no such process")
+	}
+	g.use.Processes = append(g.use.Processes, simulated.ProcessUse{PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
+}
+
+// innocent starts a process of the node. It ends with the test.
+func innocent(t *testing.T) int {
+	t.Helper()
+	cmd := exec.Command("busybox", "sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd.Process.Pid
+}
+
+// foreign starts a container of Docker's past the wrapper, as `docker run --gpus all` would.
+func foreign(t *testing.T, n *rig.Node, edits ...rig.Edit) *rig.Bundle {
+	t.Helper()
+	id := strings.Repeat("d0c4e5", 10) + "abcd"
+	b := n.Bundle(id, append([]rig.Edit{rig.Light, func(s *specs.Spec) {
+		s.Linux.CgroupsPath = strings.TrimSuffix(s.Linux.CgroupsPath, id) + "docker/" + id
+	}}, edits...)...)
+	for _, args := range [][]string{{"create", "--bundle", b.Dir, b.ID}, {"start", b.ID}} {
+		if r := rig.Run(n.Real(args...)); r.Code != 0 {
+			t.Fatalf("%s: %+v", args[0], r)
+		}
+	}
+	return b
+}
+
+// found is a line of the audit log about a finding.
+type found struct {
+	Action, Finding, Container, Grant, Message, Command, Engine, Reaction string
+	GPU                                                                   string
+	Bytes                                                                 grant.Bytes
+	PIDs                                                                  []int
+	Pod                                                                   struct{ UID, Namespace, Name, Container string }
+}
+
+func findings(t *testing.T, n *rig.Node, action, kind string) (list []found) {
+	t.Helper()
+	text, err := os.ReadFile(n.Dir + "/audit.jsonl")
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var f found
+		if strings.HasSuffix(line, "\n") && json.Unmarshal([]byte(line), &f) == nil && f.Action == action && f.Finding == kind {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// passes waits until the daemon has looked at the GPUs so many times more.
+func (s site) passes(more int) {
+	s.t.Helper()
+	samples := regexp.MustCompile(`(?m)^gpuledger_watch_samples_total (\d+)$`)
+	count := func() int {
+		m := samples.FindStringSubmatch(s.get("/metrics"))
+		if m == nil {
+			return 0
+		}
+		n, _ := strconv.Atoi(m[1])
+		return n
+	}
+	first := count()
+	rig.Eventually(s.t, fmt.Sprintf("%d more samples are taken", more), func() bool { return count() >= first+more })
+}
+
+// TestWatchFinds a process above its grant, a process of the node and a container of another runtime, names each, and stops nobody.
+func TestWatchFinds(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			watchFinds(t)
+		})
+	}
+}
+
+func watchFinds(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + watches})
+	d := n.Daemon("--nri", "off")
+	s := siteOf(t, d)
+	over := starts(t, n.Bundle("over", inPod("train"), allocated("train", "0", "4GiB"), rig.Light))
+	within := starts(t, n.Bundle("within", with(n.Grant("--memory", "4GiB", "--gpu", "0")), rig.Light))
+	other, host := foreign(t, n), innocent(t)
+	g := gpusOf(t, n)
+	g.runs(over.Init(), 0, 6*grant.GiB)
+	g.runs(within.Init(), 0, 4*grant.GiB)
+	g.runs(host, 1, grant.GiB)
+	g.runs(other.Init(), 1, 2*grant.GiB)
+	g.tells()
+	s.eventually("/metrics", `gpuledger_findings_total{kind="over-grant"} 1`, `gpuledger_findings_total{kind="outside-ledger"} 2`, `kind="over-grant"} 2.147483648e+09`,
+		`kind="outside-ledger"} 3.221225472e+09`, `container="train",gpu="`, `pod="job-0"} 6.442450944e+09`, "gpuledger_watch_working 1")
+	owner := grant.ID("")
+	for _, listed := range n.Grants() {
+		if listed.Source == grant.Adopted {
+			owner = listed.ID
+		}
+	}
+	messages := []string{`container "train" of pod team/job-0 uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant ` + string(owner),
+		fmt.Sprintf("process %d (busybox) of the node uses 1GiB of GPU 1 without a grant", host), "container " + other.ID[:12] + " of docker uses 2GiB of GPU 1 without a grant"}
+	for _, message := range messages {
+		s.eventually("/", strings.ReplaceAll(message, `"`, "&#34;"))
+	}
+	logged := findings(t, n, "found", "over-grant")
+	if len(logged) != 1 || logged[0].Message != messages[0] || logged[0].Container != "over" || logged[0].Grant != string(owner) || !slices.Equal(logged[0].PIDs, []int{over.Init()}) ||
+		logged[0].Pod.Namespace != "team" || logged[0].Pod.Name != "job-0" || logged[0].Pod.Container != "train" || logged[0].Bytes != 2*grant.GiB || logged[0].Reaction != "report" {
+		t.Errorf("the audit log has %+v", logged)
+	}
+	for _, f := range findings(t, n, "found", "outside-ledger") {
+		ofHost := f.Container == "" && slices.Equal(f.PIDs, []int{host}) && f.Message == messages[1] && f.Command == "busybox"
+		ofOther := f.Container == other.ID && f.Engine == "docker" && slices.Equal(f.PIDs, []int{other.Init()}) && f.Message == messages[2]
+		if !ofHost && !ofOther {
+			t.Errorf("the audit log has %+v", f)
+		}
+	}
+	r := n.CLI("inspect", "--details")
+	for _, want := range []string{"USED", "10GiB", "over-grant: " + messages[0], "outside-ledger: " + messages[2]} {
+		if !strings.Contains(r.Stdout, want) {
+			t.Errorf("inspect lacks %q:\n%s%s", want, r.Stdout, r.Stderr)
+		}
+	}
+	s.passes(10)
+	for _, pid := range []int{over.Init(), within.Init(), host, other.Init()} {
+		if pid == 0 || !rig.Lives(pid) {
+			t.Error("somebody was stopped where policy only reports")
+		}
+	}
+	g.use.Processes = nil
+	g.tells()
+	s.eventually("/metrics", `gpuledger_watch_working 1`)
+	rig.Eventually(t, "what is over is told", func() bool {
+		return len(findings(t, n, "over", "over-grant")) == 1 && len(findings(t, n, "over", "outside-ledger")) == 2 && !strings.Contains(s.get("/metrics"), "gpuledger_findings{")
+	})
+}
+
+// TestWatchStops those that policy names, with all of their processes, and of 200 others nobody.
+func TestWatchStops(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			watchStops(t)
+		})
+	}
+}
+
+// many is a container's program with four processes beside its first.
+var many = rig.Shell("for i in 1 2 3 4; do /bin/busybox sleep 1000 & done; wait")
+
+func watchStops(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	g := gpusOf(t, n)
+	var innocents []int
+	for i := range 150 {
+		pid := innocent(t)
+		innocents = append(innocents, pid)
+		if i%3 == 0 { // outside the ledger, and of the node
+			g.runs(pid, 1, 16*grant.MiB)
+		}
+	}
+	full := func(b *rig.Bundle) []int {
+		rig.Eventually(t, "its processes are there", func() bool { return len(b.Processes()) == 5 })
+		return b.Processes()
+	}
+	for i := range 5 {
+		b := starts(t, n.Bundle(fmt.Sprintf("within%d", i), with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+		g.runs(b.Init(), 0, 900*grant.MiB)
+		innocents = append(innocents, full(b)...)
+		innocents = append(innocents, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i), rig.Light, many)))...)
+	}
+	over := starts(t, n.Bundle("over", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+	context := starts(t, n.Bundle("context", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+	innocents = append(innocents, full(context)...)
+	other := foreign(t, n, many)
+	offenders := full(over)
+	rig.Eventually(t, "the other runtime's processes are there", func() bool { return len(below(n, other)) == 5 })
+	offenders = append(offenders, below(n, other)...)
+	if len(innocents) < 200 {
+		t.Fatalf("%d innocents", len(innocents))
+	}
+	g.runs(over.Init(), 0, 3*grant.GiB)
+	g.runs(context.Init(), 0, 1400*grant.MiB) // 1 GiB and what a context takes
+	g.runs(other.Init(), 1, grant.GiB)
+	g.tells()
+	rig.Eventually(t, "both are stopped, with all that is in them", func() bool { return !slices.ContainsFunc(offenders, rig.Lives) })
+	rig.Eventually(t, "that is in the audit log", func() bool {
+		return len(findings(t, n, "stopped", "over-grant")) == 1 && len(findings(t, n, "stopped", "outside-ledger")) == 1
+	})
+	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="over-grant"} 1`, `gpuledger_containers_stopped_total{kind="outside-ledger"} 1`)
+	if f := findings(t, n, "stopped", "over-grant")[0]; f.Container != "over" || f.Reaction != "stop" || !strings.Contains(f.Message, "stopped, 5 processes, after ") {
+		t.Errorf("the audit log has %+v", f)
+	}
+	s.passes(10)
+	for _, pid := range innocents {
+		if !rig.Lives(pid) {
+			t.Errorf("process %d was stopped too", pid)
+		}
+	}
+	if f := findings(t, n, "stopped", "outside-ledger"); len(f) != 1 || f[0].Container != other.ID {
+		t.Errorf("stopped were %+v", f)
+	}
+}
+
+// below are the processes of a container that is not where the rig puts its own.
+func below(n *rig.Node, b *rig.Bundle) (pids []int) {
+	init := b.Init()
+	if init == 0 {
+		return nil
+	}
+	pids = append(pids, init)
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", init, init))
+	for field := range strings.FieldsSeq(string(children)) {
+		if pid, err := strconv.Atoi(field); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// TestWatchStopsNobody where refusals are only recorded, where the container is exempt, or while the grace time lasts.
+func TestWatchStopsNobody(t *testing.T) {
+	for name, c := range map[string]struct{ config, reaction string }{
+		"report mode": {watches + stops + "mode = \"report\"\n", "report"},
+		"grace":       {strings.Replace(watches, "50ms", "1h", 1) + stops, "stop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{Config: c.config})
+			s := siteOf(t, n.Daemon("--nri", "off"))
+			other := foreign(t, n)
+			g := gpusOf(t, n)
+			g.runs(other.Init(), 0, grant.GiB)
+			g.tells()
+			s.eventually("/metrics", `gpuledger_findings_total{kind="outside-ledger"} 1`)
+			s.passes(10)
+			if f := findings(t, n, "found", "outside-ledger"); len(f) != 1 || f[0].Reaction != c.reaction {
+				t.Errorf("the audit log has %+v", f)
+			}
+			if other.Init() == 0 {
+				t.Error("it was stopped")
+			}
+		})
+	}
+}
+
+// TestWatchExempts whom policy lets use GPUs without a grant: by the spec that the real runtime was given, and its engine's word.
+func TestWatchExempts(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops + "[[policy.exempt]]\nnamespace = \"gpu-operator\"\n"})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	id := strings.Repeat("ab", 32)
+	exempt := starts(t, n.Bundle(id, rig.Identity("7a1c0000-0000-4000-8000-00000000000b", "gpu-operator", "dcgm", "exporter"), rig.Light))
+	g := gpusOf(t, n)
+	g.runs(exempt.Init(), 0, grant.GiB)
+	g.tells()
+	s.eventually("/metrics", `"} 1.073741824e+09`)
+	s.passes(10)
+	if found := findings(t, n, "found", "outside-ledger"); len(found) != 0 || exempt.Init() == 0 {
+		t.Errorf("found %+v", found)
+	}
+}
+
+// TestWatchTakesWhatIsUsed: memory that is in use outside the ledger is granted to nobody, also while nobody watches, until somebody
+// sees that it is free.
+func TestWatchTakesWhatIsUsed(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: watches})
+	d := n.Daemon("--nri", "off")
+	g := gpusOf(t, n)
+	g.runs(innocent(t), 0, 12*grant.GiB)
+	g.tells()
+	ask := func() int { return n.CLI("grant", "--memory", "8GiB", "--gpu", "0", "--ttl", "1h").Code }
+	free := func(want grant.Bytes) func() bool {
+		return func() bool {
+			var list struct{ GPUs []struct{ Free grant.Bytes } }
+			must(t, json.Unmarshal([]byte(n.Must("gpus", "--json")), &list))
+			return list.GPUs[0].Free == want
+		}
+	}
+	rig.Eventually(t, "what is used counts as taken", free(16160*grant.MiB-12*grant.GiB))
+	if code := ask(); code != 5 {
+		t.Errorf("a grant that does not fit beside it: status %d", code)
+	}
+	d.End(syscall.SIGKILL)
+	if code := ask(); code != 5 {
+		t.Errorf("while nobody watches: status %d", code)
+	}
+	g.use.Processes = nil
+	g.tells()
+	n.Daemon("--nri", "off")
+	rig.Eventually(t, "it is free again", free(16160*grant.MiB))
+	if code := ask(); code != 0 {
+		t.Errorf("a grant that fits: status %d", code)
+	}
+}
+
+// TestWatchSaysThatItIsBlind, keeps what it knew as taken, serves, and sees again.
+func TestWatchSaysThatItIsBlind(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: watches})
+	d := n.Daemon("--nri", "off")
+	s := siteOf(t, d)
+	g := gpusOf(t, n)
+	g.use.GPUs = []simulated.GPUUse{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)}, {GPU: 1, XIDs: []int{79}, Health: "it fell off the bus"}}
+	g.tells()
+	s.eventually("/metrics", `gpuledger_findings_total{kind="unexplained"} 1`, `gpuledger_findings_total{kind="gpu-lost"} 1`, `kind="unexplained"} 4.294967296e+09`)
+	s.eventually("/", "GPU 1 does not answer: it fell off the bus", "4GiB of GPU 0 are in use and no process accounts for them")
+	must(t, os.WriteFile(n.Dir+"/node.json"+simulated.UseSuffix, []byte("{garbage"), 0o600))
+	s.eventually("/metrics", "gpuledger_watch_working 0", `gpuledger_manager_failing{manager="watch"} 1`)
+	s.eventually("/", "cannot tell what is used of the GPUs: cannot read what is used of simulated GPUs")
+	if code := n.CLI("grant", "--memory", "14GiB", "--gpu", "0").Code; code != 5 {
+		t.Errorf("what was known to be used is granted: status %d", code)
+	}
+	g.use.GPUs = nil
+	g.tells()
+	s.eventually("/metrics", "gpuledger_watch_working 1", `gpuledger_manager_failing{manager="watch"} 0`)
+	if got := strings.Count(d.Log(), "cannot tell what is used"); got != 1 {
+		t.Errorf("it is said %d times", got)
+	}
+}
+
+// TestMeasure: what the daemon asks for can be asked by hand.
+func TestMeasure(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	g := gpusOf(t, n)
+	g.runs(os.Getpid(), 1, grant.GiB)
+	g.tells()
+	var sample grant.Sample
+	must(t, json.Unmarshal([]byte(n.Must("inventory", "measure")), &sample))
+	if len(sample.GPUs) != 2 || sample.GPUs[1].Used != grant.GiB || sample.GPUs[1].Processes[0].PID != os.Getpid() || time.Since(sample.Taken) > time.Hour {
+		t.Errorf("%+v", sample)
+	}
+}
