@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/metrics"
@@ -43,24 +44,33 @@ func (r *reconcile) Stop()        {}
 
 // Ensure does what is due, the whole ledger at the first time.
 func (r *reconcile) Ensure(context.Context) error {
-	began := time.Now()
+	began, worked := time.Now(), cpu()
 	switch {
 	case !began.Before(r.whole):
 		r.failure = r.reconcile(r.node())
-		r.whole = due(began, reconcileEvery*r.wait())
-		r.tidy = due(began, tidyEvery*r.wait())
+		r.whole = due(began, reconcileEvery*r.wait(), cpu()-worked)
+		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
 	case !began.Before(r.tidy):
 		if gone := r.node().TidyDead(); gone > 0 {
 			r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
 		}
-		r.tidy = due(began, tidyEvery*r.wait())
+		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
 	}
 	return r.failure
 }
 
-// due is when something is to be done again that began at a time and ends now.
-func due(began time.Time, every time.Duration) time.Time {
-	return began.Add(max(every, restAfter*time.Since(began)))
+// due is when something is to be done again that began at a time and cost so much.
+func due(began time.Time, every, cost time.Duration) time.Time {
+	return began.Add(max(every, restAfter*cost))
+}
+
+// cpu is what this program has computed. On a machine that is short of it the time that passes says little about what work costs.
+func cpu() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
 
 // reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.

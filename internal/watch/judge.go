@@ -54,7 +54,7 @@ type GrantUse struct {
 
 // Judge holds a sample against the ledger. Pure; its lists are sorted.
 func Judge(s Scene) Report {
-	j := judge{Scene: s, roll: rollOf(s.Grants, s.People)}
+	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), at: map[held]place{}}
 	j.out.Taken = s.Sample.Taken
 	for _, g := range s.Sample.GPUs {
 		j.gpu(g)
@@ -71,7 +71,17 @@ type judge struct {
 	Scene
 	roll roll
 	out  Report
+	at   map[held]place
 }
+
+// held is a grant on one GPU or MIG device.
+type held struct {
+	id  grant.ID
+	gpu string
+}
+
+// place is where the report has it.
+type place struct{ use, finding int } // finding: -1 is none
 
 // tenant is one user of a GPU.
 type tenant struct {
@@ -84,7 +94,12 @@ type tenant struct {
 	processes  int
 }
 
-func (j *judge) find(f grant.Finding) { j.out.Findings = append(j.out.Findings, f) }
+func (j *judge) find(f grant.Finding) {
+	if f.User.Engine == "" {
+		f.User.Engine = PlaceOf(f.User.Cgroup).Engine
+	}
+	j.out.Findings = append(j.out.Findings, f)
+}
 
 func (j *judge) gpu(g grant.Usage) {
 	if g.Health != grant.Healthy {
@@ -158,12 +173,13 @@ func (j *judge) tenant(g grant.Usage, t *tenant) grant.Bytes {
 
 // granted adds a container to its grant's use; a claim has several.
 func (j *judge) granted(g grant.Usage, t *tenant, share grant.Share) grant.Bytes {
-	i := slices.IndexFunc(j.out.Grants, func(u GrantUse) bool { return u.ID == t.grant.ID && u.GPU == share.UUID })
-	if i < 0 {
-		i = len(j.out.Grants)
+	key := held{t.grant.ID, share.UUID}
+	at, known := j.at[key]
+	if !known {
+		at = place{len(j.out.Grants), -1}
 		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory, Compute: -1})
 	}
-	u := &j.out.Grants[i]
+	u := &j.out.Grants[at.use]
 	before := beyond(*u)
 	u.Used += t.memory
 	u.Processes += t.processes
@@ -171,10 +187,14 @@ func (j *judge) granted(g grant.Usage, t *tenant, share grant.Share) grant.Bytes
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
 	over := beyond(*u)
-	if over == 0 || !measured(t.grant.Mode) {
-		return 0
+	if !measured(t.grant.Mode) {
+		over, before = 0, 0
 	}
-	j.over(g, t, *u, over)
+	if over > 0 {
+		at.finding = j.over(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: t.User,
+			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(t.User), u.Used, g.Index, over, u.Granted, u.ID)})
+	}
+	j.at[key] = at
 	return over - before
 }
 
@@ -183,16 +203,15 @@ func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
 // measured reports whether a grant of the mode has an amount of its own: whoever has a GPU or a partition has all of it.
 func measured(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
 
-// over finds that a grant is exceeded. Of a claim's containers the one is named that uses the most.
-func (j *judge) over(g grant.Usage, t *tenant, u GrantUse, over grant.Bytes) {
-	f := grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: t.User,
-		Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(t.User), u.Used, g.Index, over, u.Granted, u.ID)}
-	same := func(o grant.Finding) bool { return o.Kind == grant.OverGrant && o.Grant == f.Grant && o.GPU == f.GPU }
-	if i := slices.IndexFunc(j.out.Findings, same); i >= 0 {
-		j.out.Findings[i] = f
-		return
+// over notes that a grant is exceeded, in place of what was said of it before: of a claim's containers the one is named that makes
+// it so.
+func (j *judge) over(at int, f grant.Finding) int {
+	if at >= 0 {
+		j.out.Findings[at] = f
+		return at
 	}
 	j.find(f)
+	return len(j.out.Findings) - 1
 }
 
 // outsider is somebody without a grant.

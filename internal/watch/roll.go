@@ -59,7 +59,7 @@ func (r roll) find(cgroup string) (b bound, own string, found bool) {
 func (r roll) userOf(p Person) (grant.User, *grant.Grant) {
 	u := grant.User{Command: p.Command, Processes: []grant.Process{p.Process}}
 	if b, own, found := r.find(p.Cgroup); found {
-		u.Container, u.Pod, u.Cgroup, u.Engine = b.binding.Container, b.binding.Pod, own, PlaceOf(p.Cgroup).Engine
+		u.Container, u.Pod, u.Cgroup = b.binding.Container, b.binding.Pod, own
 		return u, b.grant
 	}
 	place := PlaceOf(p.Cgroup)

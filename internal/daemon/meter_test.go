@@ -1,0 +1,196 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// asked answers each line as the file beside it says.
+const asked = `while read -r line; do
+  case $(cat "$1/does") in
+    sample) cat "$1/sample" ;;
+    hang) exec sleep 1000 ;;
+    fail) echo 'gpuledger: cannot count the GPUs: ERROR_GPU_IS_LOST' >&2; exit 1 ;;
+    end) exit 0 ;;
+    crash) kill -SEGV $$ ;;
+    garbage) echo '{"gpus": 17' ;;
+    twice) cat "$1/sample" "$1/sample" ;;
+  esac
+done`
+
+// nvml is a stand-in for the process that asks NVML.
+type nvml struct {
+	t   *testing.T
+	dir string
+	m   *meter
+}
+
+func newNVML(t *testing.T) *nvml {
+	t.Helper()
+	dir := t.TempDir()
+	n := &nvml{t, dir, &meter{command: []string{"/bin/sh", "-c", asked, "sh", dir}, first: time.Minute, later: time.Minute}}
+	t.Cleanup(func() {
+		n.m.Close()
+		n.eventually("every child has ended", func() bool { return n.m.stuck.Load() == 0 })
+	})
+	n.sample(1)
+	return n
+}
+
+// sample makes it tell of so many GPUs.
+func (n *nvml) sample(gpus int) {
+	var list []string
+	for i := range gpus {
+		list = append(list, fmt.Sprintf(`{"uuid":"GPU-%d","index":%d,"health":"ok","total":16,"used":%d,"processes":[]}`, i, i, i))
+	}
+	n.tell(`{"gpus":[` + strings.Join(list, ",") + "]}")
+	n.does("sample")
+}
+
+func (n *nvml) tell(text string) { n.put("sample", text+"\n") }
+func (n *nvml) does(what string) { n.put("does", what) }
+
+func (n *nvml) put(name, text string) {
+	n.t.Helper()
+	path := filepath.Join(n.dir, name)
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *nvml) ask() (int, error) {
+	s, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML})
+	return len(s.GPUs), err
+}
+
+// eventually bounds how long a failure takes.
+func (n *nvml) eventually(what string, is func() bool) {
+	n.t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("never came true: %s", what)
+		}
+	}
+}
+
+// TestMeterOutlivesNVML: whatever NVML does, it is said, and what comes next is asked for anew.
+func TestMeterOutlivesNVML(t *testing.T) {
+	for what, want := range map[string]string{
+		"hang":    "NVML has not answered for 100ms",
+		"fail":    "cannot count the GPUs: ERROR_GPU_IS_LOST",
+		"end":     "the process that asks NVML has ended",
+		"crash":   "the process that asks NVML has ended",
+		"garbage": "NVML's answer cannot be understood",
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNVML(t)
+			if gpus, err := n.ask(); gpus != 1 || err != nil {
+				t.Fatalf("%d GPUs, %v", gpus, err)
+			}
+			n.does(what)
+			if what == "hang" {
+				n.m.later = 100 * time.Millisecond
+			}
+			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(), "cannot tell what is used of the GPUs: "+want) {
+				t.Errorf("it says %v", err)
+			}
+			if _, err := n.ask(); err == nil {
+				t.Error("it asks again at once")
+			}
+			n.m.later = time.Minute
+			n.sample(2)
+			n.eventually("it is asked again", func() bool { gpus, err := n.ask(); return err == nil && gpus == 2 })
+		})
+	}
+}
+
+// TestMeterFollowsChanges: GPUs come and go, and other sources are asked, through another process.
+func TestMeterFollowsChanges(t *testing.T) {
+	n := newNVML(t)
+	for _, want := range []int{1, 8, 0, 3} {
+		n.sample(want)
+		if gpus, err := n.ask(); gpus != want || err != nil {
+			t.Errorf("%d GPUs, want %d (%v)", gpus, want, err)
+		}
+	}
+	before := n.m.child.cmd.Process.Pid
+	if _, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.child.cmd.Process.Pid == before {
+		t.Errorf("another driver root is asked for through the same process (%v)", err)
+	}
+}
+
+// TestMeterRefusesWhatCannotBe.
+func TestMeterRefusesWhatCannotBe(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"used":17}]}`:                                             "of GPU 0",
+		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":18446744073709551615,"used":1}]}`:                            "of GPU 0",
+		`{"gpus":[{"uuid":"GPU-0","health":"ok"},{"uuid":"GPU-0","health":"ok","index":1}]}`:                         `GPU 1 has the UUID "GPU-0"`,
+		`{"gpus":[{"uuid":"","health":"ok"}]}`:                                                                       `GPU 0 has the UUID ""`,
+		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"processes":[{"pid":0,"memory":1}]}]}`:                    "process 0 uses",
+		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"processes":[{"pid":7,"memory":18446744073709551615}]}]}`: "process 7 uses",
+	} {
+		n := newNVML(t)
+		n.tell(text)
+		if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "NVML's answer cannot be true: "+want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// TestMeterStartsNoMoreThatHang: processes that no signal reaches are waited for, and do not become more and more.
+func TestMeterStartsNoMoreThatHang(t *testing.T) {
+	n := newNVML(t)
+	n.m.stuck.Store(maxStuck)
+	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "2 processes that asked NVML hang in the driver and cannot be ended") || n.m.child != nil {
+		t.Errorf("it says %v", err)
+	}
+	n.m.stuck.Store(0)
+	n.eventually("it is asked when they have ended", func() bool { _, err := n.ask(); return err == nil })
+}
+
+// TestMeterEndsWithItsContext, while NVML hangs.
+func TestMeterEndsWithItsContext(t *testing.T) {
+	n := newNVML(t)
+	n.does("hang")
+	ctx, stop := context.WithCancel(context.Background())
+	time.AfterFunc(50*time.Millisecond, stop)
+	if _, err := n.m.Sample(ctx, grant.Source{}); err == nil {
+		t.Error("there is a sample")
+	}
+}
+
+// TestWatchdog: systemd hears of us for as long as we turn.
+func TestWatchdog(t *testing.T) {
+	for _, c := range []struct {
+		usec, pid string
+		want      time.Duration
+	}{{"", "", 0}, {"3000000", "", 3 * time.Second}, {"3000000", fmt.Sprint(os.Getpid()), 3 * time.Second}, {"3000000", "1", 0}, {"x", "", 0}, {"-1", "", 0}} {
+		t.Setenv("WATCHDOG_USEC", c.usec)
+		t.Setenv("WATCHDOG_PID", c.pid)
+		if got := watchdog(); got != c.want {
+			t.Errorf("WATCHDOG_USEC=%q WATCHDOG_PID=%q: %s, want %s", c.usec, c.pid, got, c.want)
+		}
+	}
+	var l Loop
+	if !l.Turns("configuration", 0) {
+		t.Error("before it runs it hangs")
+	}
+	l.began = time.Now().Add(-time.Hour)
+	if l.Turns("configuration", time.Minute) {
+		t.Error("a manager that has not passed for an hour turns")
+	}
+	l.passed("configuration", time.Now(), 0, nil)
+	if !l.Turns("configuration", time.Minute) {
+		t.Error("a manager that has just passed hangs")
+	}
+}

@@ -1,0 +1,202 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestCgroupLines of /proc/PID/cgroup, on v1, v2 and both.
+func TestCgroupLines(t *testing.T) {
+	hybrid := "12:pids:/p\n7:cpu,cpuacct:/c\n5:devices:/docker/x:y\n1:name=systemd:/s\n0::/two\n"
+	for name, c := range map[string]struct {
+		lines string
+		v1    bool
+		want  string
+	}{
+		"v1 beside v2":                   {hybrid, true, "/docker/x:y"},
+		"v2 beside v1":                   {hybrid, false, "/two"},
+		"v2":                             {"0::/user.slice\n", false, "/user.slice"},
+		"controllers together":           {"3:net_cls,devices:/a\n", true, "/a"},
+		"a cgroup that is removed":       {"0::/gone (deleted)\n", false, "/gone"},
+		"beside what we see":             {"0::/../../other\n", false, ""},
+		"no such hierarchy":              {"0::/two\n", true, ""},
+		"nothing":                        {"", false, ""},
+		"no end of line":                 {"0::/two", false, "/two"},
+		"a line that is too short":       {"0:\n0::/two\n", false, "/two"},
+		"another hierarchy without name": {"4::/four\n", false, ""},
+	} {
+		if got := cgroupIn([]byte(c.lines), c.v1); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestCensus: those who are there are found, those who have gone are not, and one who has taken another's pid is not taken for it.
+func TestCensus(t *testing.T) {
+	dir := t.TempDir()
+	put := func(pid int, start int, cgroup string) {
+		for name, text := range map[string]string{"stat": fmt.Sprintf("%d (a ) b) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start),
+			"comm": "a ) b\n", "cgroup": "0::" + cgroup + "\n"} {
+			path := filepath.Join(dir, "proc", fmt.Sprint(pid), name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c := Census{Host: host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}}
+	put(10, 100, "/a")
+	put(11, 101, "/b")
+	people := c.Take([]int{10, 11, 12})
+	if len(people) != 2 || people[10] != (Person{Process: grant.Process{PID: 10, Start: 100}, Command: "a ) b", Cgroup: "/a"}) {
+		t.Errorf("%+v", people)
+	}
+	put(10, 200, "/c")
+	if err := os.RemoveAll(dir + "/proc/11"); err != nil {
+		t.Fatal(err)
+	}
+	for range rest {
+		people = c.Take([]int{10, 11})
+	}
+	if len(people) != 1 || people[10].Start != 200 || people[10].Cgroup != "/c" {
+		t.Errorf("after %d passes: %+v", rest, people)
+	}
+}
+
+// TestStopRefuses what is no container's own cgroup, and whatever it could not tell from ourselves.
+func TestStopRefuses(t *testing.T) {
+	h := host.Default()
+	self, err := look(h, os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, u := range map[string]grant.User{
+		"a process of the node": {Cgroup: "/x"}, "no cgroup": {Container: "c"}, "the root": {Container: "c", Cgroup: "/"}, "relative": {Container: "c", Cgroup: "x"},
+		"not clean": {Container: "c", Cgroup: "/x/../"}, "our own": {Container: "c", Cgroup: max(self.Cgroup, "/")},
+	} {
+		u.Processes = []grant.Process{self.Process}
+		if n, err := Stop(h, u); n != 0 || err == nil || !strings.HasPrefix(err.Error(), "cannot stop ") {
+			t.Errorf("%s: %d stopped, %v", name, n, err)
+		}
+	}
+}
+
+// TestStopLeavesWhoHasMoved: a process that is not in the container's cgroup is not stopped, and a pid that somebody else has now is
+// nobody's.
+func TestStopLeavesWhoHasMoved(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	h := host.Default()
+	p, _, err := h.Process(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range []grant.Process{p, {PID: p.PID, Start: p.Start + 1}} {
+		if n, err := Stop(h, grant.User{Container: "c", Cgroup: "/no/such/container", Processes: []grant.Process{process}}); n != 0 || err != nil {
+			t.Errorf("%d stopped, %v", n, err)
+		}
+	}
+	if kill(h, p.PID, "/no/such/container") {
+		t.Error("a process was killed for a cgroup that it is not in")
+	}
+	if runs, err := h.Runs(p); !runs || err != nil {
+		t.Errorf("it runs: %v (%v)", runs, err)
+	}
+}
+
+// TestFile: what is written is read, by whoever has the same boot.
+func TestFile(t *testing.T) {
+	dir := t.TempDir()
+	s := scene()
+	s.runs(10, 0, "/pods/c1", 6*grant.GiB)
+	want := Judge(s)
+	for range 2 {
+		if err := Save(dir, "boot", want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Load(dir, "boot")
+	if err != nil || len(got.Findings) != 1 || got.Findings[0].Message != want.Findings[0].Message || got.GPUs[0].Used != 6*grant.GiB || !got.Taken.Equal(noon) {
+		t.Errorf("%+v %v", got, err)
+	}
+	if _, err := Load(dir, "another"); err == nil {
+		t.Error("a report of another boot is read")
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Errorf("left are %v", files)
+	}
+}
+
+// TestHistory keeps a minute, however often samples are taken.
+func TestHistory(t *testing.T) {
+	var s State
+	for i := range 10 * 60 * 10 {
+		r := Report{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond), GPUs: []GPUUse{{UUID: gpu0, Used: grant.Bytes(i)}}}
+		s.Remember(r, scene().Grants)
+	}
+	last := s.History[len(s.History)-1]
+	if n := len(s.History); n < 60 || n > moments || last.Taken.Sub(s.History[0].Taken) > past || last.GPUs[gpu0].Granted != 4*grant.GiB {
+		t.Errorf("%d moments, from %s to %s: %+v", n, s.History[0].Taken, last.Taken, last)
+	}
+}
+
+// crowd is a node of eight GPUs with so many containers of five processes each.
+func crowd(containers int) Scene {
+	s := Scene{People: map[int]Person{}}
+	for i := range 8 {
+		uuid := fmt.Sprintf("GPU-%d", i)
+		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
+		s.Sample.GPUs = append(s.Sample.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB})
+	}
+	for i := range containers {
+		id := fmt.Sprintf("%064x", i)
+		cgroup := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/cri-containerd-" + id + ".scope"
+		g := grant.Grant{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26 % 26), byte(i / 676)}), Mode: grant.Limit, GPUs: []grant.Share{{UUID: fmt.Sprintf("GPU-%d", i%8), Index: i % 8, Memory: grant.GiB}},
+			Bindings: []grant.Binding{{Container: id, Cgroups: []string{cgroup}}}}
+		s.Grants = append(s.Grants, g)
+		for p := range 5 {
+			s.runs(100+5*i+p, i%8, cgroup, 100*grant.MiB)
+		}
+	}
+	return s
+}
+
+// TestCostIsLinear: a container more is so many allocations more, however many there are.
+func TestCostIsLinear(t *testing.T) {
+	cost := func(containers int) float64 {
+		s := crowd(containers)
+		return testing.AllocsPerRun(3, func() {
+			if r := Judge(s); len(r.Grants) != containers || len(r.Findings) != 0 {
+				t.Fatalf("%d grants, %d findings", len(r.Grants), len(r.Findings))
+			}
+		})
+	}
+	if few, many := cost(100), cost(800); many > 9*few {
+		t.Errorf("%.0f allocations for 100 containers and %.0f for 800", few, many)
+	}
+}
+
+// BenchmarkJudge is a pass without what asks the kernel: 1,000 processes in 200 containers on 8 GPUs, and eight times that.
+func BenchmarkJudge(b *testing.B) {
+	for _, containers := range []int{200, 1600} {
+		b.Run(fmt.Sprint(containers), func(b *testing.B) {
+			s := crowd(containers)
+			for b.Loop() {
+				Judge(s)
+			}
+		})
+	}
+}
