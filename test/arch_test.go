@@ -53,7 +53,7 @@ var layers = map[string][]string{
 	"internal/watch":       {"internal/grant", "internal/host"},
 	"internal/metrics":     {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
 	"internal/page":        {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
-	"internal/daemon": {"cdi", "internal/nri", "internal/watch", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
+	"internal/daemon": {"cdi", "internal/nri", "internal/watch", "internal/limits", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
 		"internal/host", "internal/grant", "internal/version"},
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},

@@ -30,6 +30,7 @@ type watcher struct {
 	tracker watch.Tracker
 	book    book
 	others  bystanders
+	overheads
 	next    time.Time              // not before
 	told    map[string]grant.Bytes // what was last recorded as outside the ledger
 	written time.Time              // when
@@ -74,6 +75,7 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	news := w.tracker.Note(&report)
 	w.tell(n, news)
 	w.show(report)
+	w.publish(n, report)
 	if err := w.record(n, report); err != nil {
 		return err
 	}

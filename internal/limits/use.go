@@ -63,3 +63,33 @@ func held(f *os.File, slot int) bool {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(slot), Len: 1}
 	return unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
 }
+
+// Used is the sum of what the processes that are alive say they use of one device. What the container writes there, it writes to
+// its own account only.
+func Used(dir, uuid string) (sum grant.Bytes, err error) {
+	l, err := Open(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	place := -1
+	id, err := ParseUUID(uuid)
+	if err != nil {
+		return 0, err
+	}
+	for i := range l.record.Device[:l.record.Devices] {
+		if l.record.Device[i].UUID == id {
+			place = i
+		}
+	}
+	if place < 0 {
+		return 0, fmt.Errorf("cannot tell what is used of device %q: %w", uuid, errNotGranted)
+	}
+	processes, err := Use(dir)
+	for _, p := range processes {
+		if place < len(p.Used) && sum+p.Used[place] >= sum {
+			sum += p.Used[place]
+		}
+	}
+	return sum, err
+}

@@ -124,7 +124,7 @@ func viewOf(s State) view {
 	}
 	for _, card := range s.Node.Cards {
 		g := gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now)
-		g.measured(s.Watch)
+		g.measured(s.Watch, card)
 		v.GPUs = append(v.GPUs, g)
 		v.add(g.Use)
 		v.Granted += card.Allocated

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -121,6 +122,41 @@ func TestABar(t *testing.T) {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
 		}
+	}
+}
+
+// watched adds what is used of the sample: the first grant within it, the second above, and a process of the node.
+func watched(s State) State {
+	w := &s.Watch
+	w.Samples = 3
+	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70}}
+	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
+	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb", Bytes: grant.GiB, Message: "it uses more"}}
+	for i := range 61 {
+		w.History = append(w.History, watch.Moment{Taken: noon.Add(time.Duration(i-60) * time.Second),
+			GPUs: map[string]watch.Level{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60, Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
+	}
+	return s
+}
+
+func TestUse(t *testing.T) {
+	page := drawn(t, watched(sample(2)))
+	for _, want := range []string{
+		"14GiB used, busy 70 %; mode limit", "and <strong>14GiB</strong> used on 2 GPUs", "<td>3GiB</td>", `<td><strong class="bad">9GiB</strong></td>`,
+		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3GiB</title>`, `<rect class="outside" x="750" y="0" width="125" height="10">`,
+		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`, "in the last 60 seconds, up to 16GiB",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Count(page, `class="history"`) != 1 {
+		t.Error("a GPU of which nothing is known has a history")
+	}
+	s := watched(sample(2))
+	s.Watch.Failure = "NVML hangs"
+	if page := drawn(t, s); strings.Contains(page, "14GiB used") || strings.Contains(page, "<polyline") {
+		t.Error("what was used some time ago is shown as what is used")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
@@ -26,7 +27,7 @@ type history struct {
 }
 
 // measured adds what the watch knows of the GPU.
-func (g *gpu) measured(s watch.State) {
+func (g *gpu) measured(s watch.State, c node.Card) {
 	i := slices.IndexFunc(s.GPUs, func(u watch.GPUUse) bool { return u.UUID == g.UUID })
 	if i < 0 || s.Failure != "" {
 		return
@@ -35,7 +36,7 @@ func (g *gpu) measured(s watch.State) {
 	g.Use = &use{Used: u.Used, Utilization: u.Utilization}
 	line := bar{whole: max(g.Memory, g.Granted+g.Outside, u.Used, 1)}
 	for j := range g.Grants {
-		g.Grants[j].measured(s, g.UUID)
+		g.Grants[j].measured(s, c)
 		if used := g.Grants[j].Used; used != nil {
 			line.add(g.Grants[j].Class, *used, g.Grants[j].ID+" uses "+used.String())
 		}
@@ -45,15 +46,15 @@ func (g *gpu) measured(s watch.State) {
 	g.History = historyOf(s.History, g.UUID)
 }
 
-func (r *row) measured(s watch.State, uuid string) {
-	i := slices.IndexFunc(s.Grants, func(u watch.GrantUse) bool { return string(u.ID) == r.ID && u.GPU == uuid })
-	used := grant.Bytes(0)
-	if i >= 0 {
-		used = s.Grants[i].Used
+func (r *row) measured(s watch.State, c node.Card) {
+	r.Used = new(grant.Bytes)
+	for _, u := range s.Grants {
+		if string(u.ID) == r.ID && (u.GPU == c.UUID || slices.ContainsFunc(c.MIG, func(m grant.MIGDevice) bool { return m.UUID == u.GPU })) {
+			*r.Used += u.Used
+		}
 	}
-	r.Used = &used
 	r.Over = slices.ContainsFunc(s.Findings, func(f grant.Finding) bool {
-		return f.Kind == grant.OverGrant && string(f.Grant) == r.ID && f.GPU == uuid
+		return f.Kind == grant.OverGrant && string(f.Grant) == r.ID && f.GPU == c.UUID
 	})
 }
 

@@ -178,17 +178,39 @@ func (d usage) instances(u *grant.Usage) map[instance]string {
 	if mode, _, ret := d.GetMigMode(); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
 		return nil
 	}
-	devices, err := (device{lib: d.lib, Device: d.Device}).migDevices(u.Total)
-	if err != nil {
-		u.Health = fmt.Sprintf("its MIG devices can't be read: %v", err)
-		return nil
-	}
+	count, ret := d.GetMaxMigDeviceCount()
 	of := map[instance]string{}
-	for _, m := range devices {
-		u.MIG = append(u.MIG, m.UUID)
-		of[instance{uint32(m.GI), uint32(m.CI)}] = m.UUID
+	for i := 0; ret == nvml.SUCCESS && i < count; i++ {
+		handle, got := d.GetMigDeviceHandleByIndex(i)
+		if got == nvml.ERROR_NOT_FOUND { // a free place
+			continue
+		}
+		if ret = got; ret == nvml.SUCCESS {
+			ret = number(of, u, handle)
+		}
+	}
+	if ret != nvml.SUCCESS {
+		u.Health = fmt.Sprintf("its MIG devices can't be read: %v", ret)
 	}
 	return of
+}
+
+// number enters a MIG device under its numbers.
+func number(of map[instance]string, u *grant.Usage, d nvml.Device) nvml.Return {
+	uuid, ret := d.GetUUID()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	gi, ret := d.GetGpuInstanceId()
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	ci, ret := d.GetComputeInstanceId()
+	if ret == nvml.SUCCESS {
+		u.MIG = append(u.MIG, uuid)
+		of[instance{uint32(gi), uint32(ci)}] = uuid
+	}
+	return ret
 }
 
 // lists are the calls that list processes, with what they end up in. A process stands in each that it is a client of, with all of

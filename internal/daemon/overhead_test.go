@@ -1,0 +1,82 @@
+package daemon
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/limits"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// Offsets of shim/record.h, which package limits checks against the compiler's: where the first device's overhead is in the limits,
+// the head's highest slot and the first slot in the region.
+const (
+	overheadAt = 64 + 24
+	highAt     = 64
+	slotAt     = 4096
+)
+
+// TestOverhead: what is used in truth and not counted by the shim counts against the grant.
+func TestOverhead(t *testing.T) {
+	const uuid, id = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa")
+	run := t.TempDir()
+	dir := filepath.Join(run, "limits", string(id))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}); err != nil {
+		t.Fatal(err)
+	}
+	region, err := os.OpenFile(filepath.Join(dir, limits.RegionFile), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	counts := func(b grant.Bytes) {
+		for at, value := range map[int64]uint64{highAt: 1, slotAt: uint64(b)} {
+			if _, err := region.WriteAt(binary.NativeEndian.AppendUint64(nil, value), at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	owner := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1} // the slot is somebody's
+	if err := unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK, &owner); err != nil {
+		t.Fatal(err)
+	}
+	told := func() grant.Bytes {
+		text, err := os.ReadFile(filepath.Join(dir, limits.LimitsFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return grant.Bytes(binary.NativeEndian.Uint64(text[overheadAt:]))
+	}
+	n := &node.Node{Policy: grant.Policy{RunDir: run}}
+	var o overheads
+	now := time.Now()
+	for _, c := range []struct {
+		name          string
+		after         time.Duration
+		used, counted grant.Bytes
+		want          grant.Bytes
+	}{
+		{"a context", 0, 3*grant.GiB + 300*grant.MiB, 3 * grant.GiB, 300 * grant.MiB},
+		{"the truth has not moved", time.Second, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
+		{"for some time", overheadRest, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
+		{"the truth has moved", 0, 2*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
+		{"less than is counted", 0, grant.GiB, 2 * grant.GiB, 0},
+	} {
+		counts(c.counted)
+		now = now.Add(c.after)
+		o.publish(n, watch.Report{Taken: now, Grants: []watch.GrantUse{{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
+		if got := told(); got != c.want {
+			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
+		}
+	}
+}
