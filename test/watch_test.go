@@ -273,6 +273,39 @@ func below(n *rig.Node, b *rig.Bundle) (pids []int) {
 	return pids
 }
 
+// TestWatchStopsWhatARuntimeKeeps: a container that somebody started by hand, in a cgroup of any name; but not what has only a pid
+// namespace of its own.
+func TestWatchStopsWhatARuntimeKeeps(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: watches + stops})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	b := n.Bundle("byhand", rig.Light)
+	for _, args := range [][]string{{"create", "--bundle", b.Dir, b.ID}, {"start", b.ID}} {
+		if r := rig.Run(n.Real(args...)); r.Code != 0 {
+			t.Fatalf("%s: %+v", args[0], r)
+		}
+	}
+	alone := exec.Command("unshare", "--pid", "--fork", "--kill-child", "busybox", "sleep", "1000")
+	alone.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, alone.Start())
+	t.Cleanup(func() { _ = alone.Process.Kill(); _ = alone.Wait() })
+	child := 0
+	rig.Eventually(t, "it has a child", func() bool {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", alone.Process.Pid, alone.Process.Pid))
+		_, err := fmt.Sscan(string(text), &child)
+		return err == nil
+	})
+	g := gpusOf(t, n)
+	g.runs(b.Init(), 0, grant.GiB)
+	g.runs(child, 1, grant.GiB)
+	g.tells()
+	rig.Eventually(t, "the container is stopped", func() bool { return b.Init() == 0 })
+	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="outside-ledger"} 1`)
+	s.passes(10)
+	if !rig.Lives(child) || !rig.Lives(alone.Process.Pid) {
+		t.Error("a process in a pid namespace of its own was stopped")
+	}
+}
+
 // TestWatchStopsNobody where refusals are only recorded, where the container is exempt, or while the grace time lasts.
 func TestWatchStopsNobody(t *testing.T) {
 	for name, c := range map[string]struct{ config, reaction string }{

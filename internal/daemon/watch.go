@@ -223,6 +223,7 @@ type bystanders struct{ known map[string]bystander }
 type bystander struct {
 	pod    grant.Identity
 	exempt bool
+	known  bool // a runtime has a container of the id
 	asked  time.Time
 }
 
@@ -243,12 +244,15 @@ func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.
 			dirs, _ := filepath.Glob(pattern)
 			roots = append(roots[:len(roots):len(roots)], dirs...)
 		}
-		who.pod, who.exempt, _ = n.Bystander(roots, u.Engine, u.Container)
+		who.pod, who.exempt, who.known = n.Bystander(roots, u.Engine, u.Container)
 		b.known[u.Key()] = who
 	}
 	if who.pod != (grant.Identity{}) {
 		u.Pod = who.pod
 	}
 	u.Exempt = who.exempt
+	if !who.known && watch.PlaceOf(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
+		u.Cgroup = ""
+	}
 	return u
 }

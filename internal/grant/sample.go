@@ -94,7 +94,7 @@ type User struct {
 	Container string    `json:"container,omitzero"` // its id; "" is a process of the node
 	Engine    Engine    `json:"engine,omitzero"`    // where its cgroup or its binding tells
 	Pod       Identity  `json:"pod,omitzero"`       // only for people, but for the UID of a binding's
-	Cgroup    string    `json:"cgroup,omitzero"`    // the container's own, from the hierarchy's root
+	Cgroup    string    `json:"cgroup,omitzero"`    // the container's own, from the hierarchy's root; "" where that cannot be told
 	Command   string    `json:"command,omitzero"`   // of the first process, as the kernel has it
 	Processes []Process `json:"processes,omitempty"`
 	Exempt    bool      `json:"exempt,omitzero"` // policy lets it use GPUs without a grant
