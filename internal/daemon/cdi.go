@@ -27,11 +27,11 @@ func (o *offers) Stop()        {}
 
 // Ensure is in no hurry: a file that is out of date opens nothing, and `gpuledger inventory refresh` and `release` see to their own.
 func (o *offers) Ensure(context.Context) error {
-	began := time.Now()
+	began, worked := time.Now(), cpu()
 	if began.Before(o.due) {
 		return nil
 	}
-	defer func() { o.due = due(began, tidyEvery*o.wait()) }()
+	defer func() { o.due = due(began, tidyEvery*o.wait(), cpu()-worked) }()
 	n := o.node()
 	if _, problem := n.Inventory(); problem != nil {
 		return nil // another manager's

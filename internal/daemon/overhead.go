@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"path/filepath"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -42,7 +41,7 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 			continue
 		}
 		told[key] = overhead{g.Used, r.Taken}
-		publishOverhead(filepath.Join(n.Policy.RunDir, "limits", string(g.ID)), g)
+		publishOverhead(n.Policy.LimitsDir(g.ID), g)
 	}
 	o.told = told
 }

@@ -34,7 +34,7 @@ func TestOverhead(t *testing.T) {
 	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}); err != nil {
 		t.Fatal(err)
 	}
-	region, err := os.OpenFile(filepath.Join(dir, limits.RegionFile), os.O_RDWR, 0)
+	region, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestOverhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := func() grant.Bytes {
-		text, err := os.ReadFile(filepath.Join(dir, limits.LimitsFile))
+		text, err := os.ReadFile(filepath.Join(dir, grant.LimitsFile))
 		if err != nil {
 			t.Fatal(err)
 		}

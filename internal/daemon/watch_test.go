@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// same is a sampler that says the same again and again, with the time.
+type same struct{ s grant.Sample }
+
+func (s same) Sample(context.Context, grant.Source) (grant.Sample, error) {
+	s.s.Taken = time.Now()
+	return s.s, nil
+}
+
+func (same) Close() {}
+
+// crowded is a watcher of eight GPUs, on which so many containers run with a grant each and five processes each.
+func crowded(t testing.TB, containers int) *watcher {
+	dir := t.TempDir()
+	put := func(name, text string) {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("proc/sys/kernel/random/boot_id", "boot\n")
+	put("proc/self/ns/pid", "")
+	h := host.Host{Proc: dir + "/proc", Sys: dir + "/sys", Dev: dir + "/dev", Now: time.Now}
+	p := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run", Daemon: grant.Daemon{Grace: "10s"}}
+	put("run/lock", "")
+	put("state/grants/.keep", "")
+	n := &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	var s grant.Sample
+	var o node.Overview
+	for i := range 8 {
+		uuid := fmt.Sprintf("GPU-%d", i)
+		s.GPUs = append(s.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB, Utilization: 50})
+		o.Inventory.GPUs = append(o.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
+	}
+	for c := range containers {
+		id := fmt.Sprintf("%064x", c)
+		cgroup := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7a1c3c1e_0b5e_4a8e_9f0c_1d2e3f405162.slice/cri-containerd-" + id + ".scope"
+		g := &s.GPUs[c%8]
+		o.Grants = append(o.Grants, grant.Grant{ID: grant.NewID([16]byte{byte(c % 26), byte(c / 26 % 26), byte(c / 676)}), Mode: grant.Limit,
+			GPUs: []grant.Share{{UUID: g.UUID, Index: g.Index, Memory: grant.GiB}}, Bindings: []grant.Binding{{Container: id, Cgroups: []string{cgroup}}}})
+		for k := range 5 {
+			pid := 100 + 5*c + k
+			put(fmt.Sprintf("proc/%d/stat", pid), fmt.Sprintf("%d (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid))
+			put(fmt.Sprintf("proc/%d/comm", pid), "python\n")
+			put(fmt.Sprintf("proc/%d/cgroup", pid), "0::"+cgroup+"\n")
+			put(fmt.Sprintf("proc/%d/ns/pid", pid), "")
+			g.Processes = append(g.Processes, grant.ProcessUse{PID: pid, Memory: 100 * grant.MiB})
+			g.Used += 100 * grant.MiB
+		}
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	w := newWatcher(func() *node.Node { return n }, "", nil, log)
+	w.sampler = same{s}
+	w.book = book{node: n, overview: o, read: time.Now().Add(time.Hour), changed: n.Ledger.Changed()}
+	return w
+}
+
+// TestAPassOfACrowd finds nothing where everybody keeps to his grant, and writes what is used.
+func TestAPassOfACrowd(t *testing.T) {
+	w := crowded(t, 200)
+	n := w.node()
+	for range 3 {
+		if err := w.pass(context.Background(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := w.State(); s.Samples != 3 || len(s.Grants) != 200 || len(s.Findings) != 0 || s.Failure != "" {
+		t.Errorf("%d samples, %d grants, findings %+v, %q", s.Samples, len(s.Grants), s.Findings, s.Failure)
+	}
+	if r, err := watch.Load(n.Policy.RunDir, "boot"); err != nil || len(r.GPUs) != 8 || r.GPUs[0].Used != 125*100*grant.MiB {
+		t.Errorf("%+v %v", r.GPUs, err)
+	}
+}
+
+// BenchmarkPass is what the daemon does with a sample of 1,000 processes in 200 containers, and of four times that.
+func BenchmarkPass(b *testing.B) {
+	for _, containers := range []int{200, 800} {
+		b.Run(fmt.Sprint(5*containers), func(b *testing.B) {
+			w := crowded(b, containers)
+			n := w.node()
+			worked := cpu()
+			for b.Loop() {
+				if err := w.pass(context.Background(), n); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64((cpu()-worked).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+		})
+	}
+}
