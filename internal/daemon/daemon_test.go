@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -94,7 +95,7 @@ func TestASecondDaemonHearsOfTheFirst(t *testing.T) {
 }
 
 func TestNotifyTellsSystemd(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "notify")
+	path := filepath.Join(shortDir(t), "notify")
 	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
@@ -108,4 +109,15 @@ func TestNotifyTellsSystemd(t *testing.T) {
 	}
 	t.Setenv("NOTIFY_SOCKET", path+"-gone")
 	notify("READY=1") // nobody is harmed
+}
+
+// shortDir is a directory for sockets, whose names have 107 bytes at most, where those of temporary directories may be long.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "s-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }

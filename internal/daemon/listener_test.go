@@ -44,7 +44,7 @@ func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
 }
 
 func TestASocketForRootAlone(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "status.sock")
+	path := filepath.Join(shortDir(t), "status.sock")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func heard(path string, uid int) (text string, err error) {
 }
 
 func TestWhereNobodyCanListen(t *testing.T) {
-	dir := t.TempDir()
+	dir := shortDir(t)
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
