@@ -32,7 +32,7 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
 			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
-			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mig", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mps, mig", Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, as 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, as 0:1; may be given again"},

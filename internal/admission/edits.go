@@ -17,14 +17,17 @@ const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 // admit gives the container what its grant says: the nodes of its GPUs, the control and UVM nodes, device rules for
 // exactly these, one NVIDIA_VISIBLE_DEVICES, and the driver's files.
 func (c *asking) admit() grant.Verdict {
+	set := append(c.mpsEnv(), visibleDevices+"="+c.visible())
 	for _, r := range c.request.Dropped {
-		c.remove(r)
+		if !sets(set, r) { // setting it replaces every occurrence
+			c.remove(r)
+		}
 	}
 	v := grant.Verdict{Kind: grant.Admit, Grant: c.grant, Strength: c.strength(), Removed: c.removed}
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes
-	v.Edits.Env = []string{visibleDevices + "=" + c.visible()}
-	v.Edits.Mounts = c.files
+	v.Edits.Env = set
+	v.Edits.Mounts = append(c.files, c.mpsMounts()...)
 	v.Limited = has(c.files, filepath.Join(grant.ShimPlace, grant.LimitsFile))
 	v.Masked = c.others()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
@@ -39,6 +42,11 @@ func (c *asking) admit() grant.Verdict {
 	}
 	v.Recorded = append(c.recorded, c.noted()...)
 	return v
+}
+
+// sets reports whether the edits set what a removal would take out.
+func sets(env []string, r grant.Removal) bool {
+	return r.Kind == grant.RemoveEnv && slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, r.Name+"=") })
 }
 
 // others are the directories in which the driver tells of GPUs that are not granted. They give no access, but procfs shows every

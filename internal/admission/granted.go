@@ -81,6 +81,7 @@ func (c *asking) granted() grant.Verdict {
 	c.files = c.driverFiles()
 	c.held = has(c.files, realDriver(libcuda))
 	c.enforceable()
+	c.mpsReady()
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
 		c.find(grant.LimitUnenforceable, "strength", string(strength))
 	}
@@ -120,7 +121,7 @@ func (c *asking) strength() grant.Strength {
 	switch {
 	case c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0:
 		return grant.StrengthNone
-	case c.held:
+	case c.held && c.grant.Mode == grant.Limit:
 		return grant.StrengthLibrary
 	}
 	return c.grant.Strength
@@ -181,6 +182,9 @@ func (c *asking) sameUnits(a grant.Allocation) bool {
 func (c *asking) covered(h grant.Hit) {
 	if h.Code == grant.PrivilegedGPU {
 		c.narrow(h)
+		return
+	}
+	if c.brings(h) {
 		return
 	}
 	switch h.Cover {

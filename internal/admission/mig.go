@@ -165,8 +165,11 @@ func drawsGraphics(d grant.Device) bool {
 
 // StrengthOf is what holds a container to a grant of a mode.
 func StrengthOf(mode grant.Mode) grant.Strength {
-	if mode == grant.MIG {
+	switch mode {
+	case grant.MIG:
 		return grant.StrengthHardware
+	case grant.MPS:
+		return grant.StrengthServer
 	}
 	return grant.StrengthNone
 }

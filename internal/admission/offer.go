@@ -13,7 +13,7 @@ func Offer(g grant.Grant, now time.Time, inv grant.Inventory, p grant.Policy) gr
 	g.Bindings = nil
 	r := unseen
 	r.Container.ID = string(g.ID)
-	c := newCase(r, grant.View{Now: now}, inv, p)
+	c := newCase(r, grant.View{Now: now, MPS: []grant.MPSDaemon{assumed(g)}}, inv, p)
 	c.grant = &g
 	return c.granted()
 }

@@ -80,8 +80,6 @@ func (a Ask) Validate() error {
 		return &grant.UsageError{Message: fmt.Sprintf("cannot grant: "+format, args...)}
 	}
 	switch n := grant.Bytes(a.count()); {
-	case a.Mode == grant.MPS:
-		return usage("mode %s is not enforced by this version yet; use exclusive, timeslice, limit or mig", a.Mode)
 	case a.migUsage() != "":
 		return usage("%s", a.migUsage())
 	case a.GPUs < 0 || a.GPUs > maxGPUs:
@@ -116,6 +114,8 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 		return gpu + fmt.Sprintf("is in mode %s, held by %s", s.mode, strings.Join(s.holders, ", ")), true
 	case s.mode == grant.MIG:
 		return gpu + "is held by " + strings.Join(s.holders, ", "), false
+	case len(s.together) > 0 && len(s.together) != a.count():
+		return gpu + s.served(), true
 	case a.wholly() && s.outside > 0:
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
 	case a.otherSize(s) != "":
@@ -151,6 +151,9 @@ func (a Ask) named(seats []seat) ([]grant.Share, error) {
 			}
 		}
 	}
+	if why := apart(chosen); why != "" && len(misfits) == 0 {
+		misfits, conflicts = []string{why}, 1
+	}
 	if len(misfits) > 0 {
 		return nil, a.cannot(misfits, conflicts > 0)
 	}
@@ -161,8 +164,8 @@ func (a Ask) named(seats []seat) ([]grant.Share, error) {
 func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 	var misfits []string
 	conflicts := 0
-	fitting := map[*grant.Pool][]seat{}
-	var pools []*grant.Pool
+	fitting := map[row][]seat{}
+	var rows []row
 	for _, s := range seats {
 		if why, conflict := a.misfit(s); why != "" {
 			misfits = append(misfits, why)
@@ -171,14 +174,16 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 			}
 			continue
 		}
-		if fitting[s.pool] == nil {
-			pools = append(pools, s.pool)
+		r := a.row(s)
+		if fitting[r] == nil {
+			rows = append(rows, r)
 		}
-		fitting[s.pool] = append(fitting[s.pool], s)
+		fitting[r] = append(fitting[r], s)
 	}
-	for _, pool := range pools {
-		if fits := fitting[pool]; len(fits) >= a.count() {
-			slices.SortStableFunc(fits, a.order(pool))
+	slices.SortStableFunc(rows, a.orderRows)
+	for _, r := range rows {
+		if fits := fitting[r]; len(fits) >= a.count() {
+			slices.SortStableFunc(fits, a.order(r.pool))
 			return a.shares(fits[:a.count()]), nil
 		}
 	}
@@ -194,11 +199,7 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 
 // order sorts the seats of a pool by the placement, best first.
 func (a Ask) order(pool *grant.Pool) func(x, y seat) int {
-	placement := a.Place
-	if placement == "" && pool != nil {
-		placement = pool.Place
-	}
-	if placement == grant.Spread {
+	if a.placement(pool) == grant.Spread {
 		group := a.Owner.Group()
 		serves := func(s seat) int { return count(group != "" && slices.Contains(s.groups, group)) }
 		return func(x, y seat) int {

@@ -30,6 +30,11 @@ func held(id grant.ID, owner grant.Owner, mode grant.Mode, compute int, memory g
 	return g
 }
 
+// overMPS asks for several GPUs in mode mps.
+func overMPS(gpus int) func(*Ask) {
+	return func(a *Ask) { a.Mode, a.GPUs = grant.MPS, gpus }
+}
+
 func asked(memory grant.Bytes, more func(*Ask)) Ask {
 	a := Ask{Memory: memory, Mode: grant.Limit, Owner: grant.Bearer}
 	if more != nil {
@@ -144,7 +149,19 @@ func TestPlace(t *testing.T) {
 			"no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU 0 has 1MiB in use outside the ledger"},
 		{"exclusive with memory", nil, asked(grant.GiB, mode(grant.Exclusive)), "usage: cannot grant: an exclusive grant has all memory of its GPUs; leave the memory out"},
 		{"exclusive with compute", nil, asked(0, func(a *Ask) { a.Mode, a.Compute = grant.Exclusive, 10 }), "usage: cannot grant: an exclusive grant has all compute of its GPUs; leave the compute out"},
-		{"MPS", nil, asked(grant.GiB, mode(grant.MPS)), "usage: cannot grant: mode mps is not enforced by this version yet; use exclusive, timeslice, limit or mig"},
+		{"MPS", nil, asked(grant.GiB, mode(grant.MPS)), "0:1GiB"},
+		{"MPS: beside others, with compute", grants(held(g1, grant.Bearer, grant.MPS, 60, 4*grant.GiB, 2)), asked(grant.GiB, func(a *Ask) { a.Mode, a.Compute = grant.MPS, 40 }), "2:1GiB"},
+		{"MPS: no compute left", grants(held(g1, grant.Bearer, grant.MPS, 60, 4*grant.GiB, 2)), asked(grant.GiB, func(a *Ask) { a.Mode, a.Compute, a.Names = grant.MPS, 41, []string{"2"} }),
+			"no-capacity: cannot grant 1GiB on a GPU with 41% of its compute in mode mps: GPU 2 has 40% of its compute free"},
+		{"MPS over two: those of a daemon that is there", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(2*grant.GiB, overMPS(2)), "1:1GiB 3:1GiB"},
+		{"MPS over two, spread: others", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 0, 3)), asked(2*grant.GiB, func(a *Ask) { overMPS(2)(a); a.Place = grant.Spread }), "1:1GiB 2:1GiB"},
+		{"MPS over three, two of them served together", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(3*grant.GiB, overMPS(3)),
+			"mode-conflict: cannot grant 1GiB on each of 3 GPUs in mode mps: GPU 1 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB); " +
+				"GPU 3 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
+		{"MPS over one that is served with another", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"3"} }),
+			"mode-conflict: cannot grant 1GiB on a GPU in mode mps: GPU 3 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
+		{"MPS over two that are served with others", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "2"} }),
+			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode mps: GPU 1 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
 
 		{"the reserve", func(n *node) { n.inv = inventory(1); n.policy.Rules.Reserve = grant.Size(grant.GiB) }, asked(16*grant.GiB, nil),
 			"no-capacity: cannot grant 16GiB on a GPU in mode limit: GPU 0 has 15GiB of 15GiB free"},
@@ -218,7 +235,7 @@ func TestPlacementNeverGivesMoreThanThereIs(t *testing.T) {
 				v.Grants = slices.Delete(slices.Clone(v.Grants), at, at+1)
 				continue
 			}
-			ask := Ask{Mode: rapid.SampledFrom([]grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive}).Draw(t, "mode"),
+			ask := Ask{Mode: rapid.SampledFrom([]grant.Mode{grant.Limit, grant.Limit, grant.MPS, grant.Timeslice, grant.Exclusive}).Draw(t, "mode"),
 				GPUs: rapid.IntRange(1, 4).Draw(t, "M"), Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(t, "place"), Owner: grant.Bearer}
 			if ask.Mode != grant.Exclusive {
 				ask.Memory = grant.Bytes(ask.GPUs) * grant.MiB * grant.Bytes(rapid.IntRange(1, 16<<10).Draw(t, "MiB"))

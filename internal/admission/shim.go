@@ -60,9 +60,10 @@ func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// limited reports whether the container gets the proxies in place of the driver's libraries.
+// limited reports whether the container gets the proxies in place of the driver's libraries. In mode mps they count the container's
+// processes together, as its server does not, and show the grant as the GPU's memory.
 func (c *asking) limited() bool {
-	return c.grant != nil && c.grant.Mode == grant.Limit && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
+	return c.grant != nil && (c.grant.Mode == grant.Limit || c.grant.Mode == grant.MPS) && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
 }
 
 // withLimit adds to a container's driver files what the proxies need: the records of the grant, and the proxies at every other place

@@ -20,6 +20,8 @@ type seat struct {
 	free    grant.Bytes
 	compute int // percent not granted yet
 	beside  int // of a MIG device: how many others of its GPU are granted
+
+	together []string // in mode mps: the GPUs of the daemon that serves it, by UUID
 }
 
 // survey adds the ledger up, GPU by GPU and MIG device by MIG device.
@@ -82,6 +84,9 @@ func (s *seat) seatGrant(g grant.Grant) {
 			continue
 		}
 		s.mode = g.Mode
+		if g.Mode == grant.MPS {
+			s.together = g.UUIDs()
+		}
 		s.free = less(s.free, share.Memory)
 		s.compute -= g.Compute
 		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))

@@ -36,6 +36,7 @@ var sentences = map[grant.Code]sentence{
 	grant.ModeConflict:               {without: "is allocated {x} GPU(s) by {v}, but a GPU is in another mode", hint: "a GPU is in one mode at a time, until its last grant is released"},
 	grant.NoCapacity:                 {without: "is allocated {x} GPU(s) by {v}, but there is not as much free", hint: "ask for less; an administrator sees who holds what with `gpuledger inspect` and in the audit log"},
 	grant.LimitUnenforceable:         {without: "would be held to its grant by strength {x}, which is less than this node's minimum_strength", hint: "drop its privileges, or ask for a mode that this node enforces better"},
+	grant.MPSNotReady:                {without: "holds a grant in mode mps, and its MPS daemon cannot take it as a client: {x}", hint: "gpuledgerd starts a daemon within seconds of its first grant, and its log says what keeps it; try again"},
 	grant.InjectionImpossible:        {without: "cannot be given the driver's files, because its root file system can't be read: {x}", hint: "the engine mounts it before it calls the runtime; is the bundle complete?"},
 	grant.VisibleDevicesAll:          {without: "asks for all GPUs through {v} but holds no grant", hint: hintVoid},
 	grant.VisibleDevicesOutsideGrant: {without: "asks for GPUs {x} through {v} but holds no grant", with: "asks for GPUs {x} through {v}, which are not all in its grant {g}", hint: hintVoid},

@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/nri"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -40,7 +41,7 @@ func Main(args []string) int {
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "`LEVEL`: error, warning, info or debug"},
 		},
 		Action:   func(c *cli.Context) error { return serve(c) },
-		Commands: []*cli.Command{manCommand()},
+		Commands: []*cli.Command{mpsCommand(), manCommand()},
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
 			return usage("cannot understand the arguments: %v", err)
 		},
@@ -80,6 +81,17 @@ func manCommand() *cli.Command {
 		}
 		return err
 	}}
+}
+
+// mpsCommand is how an MPS daemon is started: by gpuledgerd, or by systemd at its request.
+func mpsCommand() *cli.Command {
+	return &cli.Command{Name: "mps", Usage: "become the MPS control daemon of a directory that gpuledgerd has made", ArgsUsage: "DIRECTORY", Hidden: true, HideHelpCommand: true,
+		Action: func(c *cli.Context) error {
+			if c.NArg() != 1 {
+				return usage("cannot understand the arguments: want one directory")
+			}
+			return mps.Launch(c.Args().First(), host.Default())
+		}}
 }
 
 // serve runs until a signal ends it.
@@ -127,7 +139,8 @@ func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager 
 	watcher := newWatcher(s.Node, config, c.StringSlice("runtime-root"), s.log)
 	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop, watch: watcher}
 	all := []Manager{s, book, newInventory(s.Node, config, watcher.Stale, s.log),
-		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log}}
+		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},
+		&mps.Manager{Node: s.Node, Log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))

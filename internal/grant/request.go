@@ -15,6 +15,7 @@ type Request struct {
 	References  []Mention
 	Allocations []Allocation
 	Devices     DeviceMap // what the finder told GPU nodes by
+	UID         int       // of its first process, as the node counts; -1 where a user namespace maps it to nobody
 	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
 
 	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all. Podman writes them so there, for

@@ -11,6 +11,7 @@ type View struct {
 	Outside  map[string]Bytes // by UUID: memory that the watch found in use by nobody's grant; it counts as taken
 	Whole    *View            // all of the ledger, for a container that could adopt a grant; nil for any other
 	Fresh    ID               // what a grant that is adopted now would be called
+	MPS      []MPSDaemon      // daemons of the grants here that are in mode mps; one that is not there does not run
 	Problems []Problem        // what keeps the node from telling; with any of them nothing that needs a GPU is admitted
 }
 

@@ -232,6 +232,7 @@ func (c visit) view(tx *ledger.Tx, r grant.Request) grant.View {
 			add(tx.Get(m.ID))
 		}
 	}
+	v.MPS = c.mps(v.Grants)
 	return v
 }
 

@@ -41,6 +41,7 @@ func (v visit) withWhole(tx *ledger.Tx, view grant.View) grant.View {
 		return view
 	}
 	view.Whole, view.Fresh = &whole, v.fresh()
+	view.MPS = append(view.MPS, v.allMPS()...)
 	return view
 }
 

@@ -91,9 +91,9 @@ const elfShared = 3 // ET_DYN
 // elfMachine is this architecture's: EM_X86_64, EM_AARCH64.
 var elfMachine = map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
 
-// couldBeLimited reports whether one of the grants that a container may hold is of mode limit.
+// couldBeLimited reports whether one of the grants that a container may hold is of mode limit or mps.
 func couldBeLimited(view grant.View) bool {
-	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit })
+	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit || g.Mode == grant.MPS })
 }
 
 // limit makes the records of a grant, or sets them to what the grant is now. The ledger is locked.

@@ -39,6 +39,7 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	for _, v := range vectors {
 		v.find(&f)
 	}
+	f.request.UID = f.uid()
 	f.request.Devices.Majors, f.request.Devices.DRM = f.majors, f.drm
 	return f.request, f.err
 }

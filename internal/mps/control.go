@@ -1,0 +1,192 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// program is NVIDIA's: the daemon itself, and what asks it.
+const program = "nvidia-cuda-mps-control"
+
+// answerTime is how long it may think.
+const answerTime = 5 * time.Second
+
+// control asks a daemon, one command a call, as the documentation of MPS lists them.
+type control struct {
+	program string
+	env     []string
+}
+
+// control is how the daemon is asked. The program is that of the inventory's driver.
+func (d *daemon) control() (control, error) {
+	inv, problem := d.node.Inventory()
+	if problem != nil {
+		return control{}, errors.New(problem.Message)
+	}
+	i := slices.IndexFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Kind == grant.FileBinary && filepath.Base(f.Target) == program })
+	if i < 0 {
+		return control{}, fmt.Errorf("the driver's files have no %s", program)
+	}
+	path := filepath.Join(inv.Driver.Root, inv.Driver.Files[i].Path)
+	return control{program: path, env: d.env(inv, filepath.Dir(path))}, nil
+}
+
+// env is all that NVIDIA's programs get. The server's program lies beside the control's.
+func (d *daemon) env(inv grant.Inventory, bin string) []string {
+	env := []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(d.dir, "pipe"),
+		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(d.dir, "log")}
+	var dirs []string
+	for _, f := range inv.Driver.Files {
+		if dir := filepath.Dir(filepath.Join(inv.Driver.Root, f.Path)); f.Kind == grant.FileLibrary && f.Bits == 64 && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	if inv.Driver.Root != "/" && len(dirs) > 0 {
+		env = append(env, "LD_LIBRARY_PATH="+strings.Join(dirs, ":"))
+	}
+	return env
+}
+
+// ask gives the answer to one command.
+func (c control) ask(ctx context.Context, format string, args ...any) (string, error) {
+	command := fmt.Sprintf(format, args...)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.program)
+	cmd.Env, cmd.Stdin, cmd.WaitDelay = c.env, strings.NewReader(command+"\n"), time.Second
+	var wrong strings.Builder
+	cmd.Stderr = &wrong
+	out, err := cmd.Output()
+	switch {
+	case ctx.Err() == context.DeadlineExceeded:
+		return "", fmt.Errorf("it does not answer %q within %s", command, answerTime)
+	case err != nil:
+		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err, firstLine(wrong.String()+string(out)))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return grant.Printable(line)
+}
+
+// pids asks for a list of processes.
+func (c control) pids(ctx context.Context, format string, args ...any) ([]int, error) {
+	answer, err := c.ask(ctx, format, args...)
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, word := range strings.Fields(answer) {
+		pid, err := strconv.Atoi(word)
+		if err != nil || pid <= 0 {
+			return nil, fmt.Errorf("it answers %q with %q, which are no processes", fmt.Sprintf(format, args...), firstLine(answer))
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+func (c control) servers(ctx context.Context) ([]int, error) { return c.pids(ctx, "get_server_list") }
+
+// clients are those of all servers.
+func (c control) clients(ctx context.Context) (all []int, err error) {
+	servers, err := c.servers(ctx)
+	for _, pid := range servers {
+		clients, e := c.pids(ctx, "get_client_list %d", pid)
+		all, err = append(all, clients...), errors.Join(err, e)
+	}
+	return all, err
+}
+
+// startServer starts root's, before any client asks for one: what it says is the proof that one can.
+func (c control) startServer(ctx context.Context) ([]int, error) {
+	if _, err := c.ask(ctx, "start_server -uid 0"); err != nil {
+		return nil, err
+	}
+	servers, err := c.servers(ctx)
+	if err == nil && len(servers) == 0 {
+		err = errors.New("it has not started its server yet")
+	}
+	return servers, err
+}
+
+// active is an error where a server takes no clients: it is being made, or waits for those of a fault to end.
+func (c control) active(ctx context.Context, server int) error {
+	status, err := c.ask(ctx, "get_server_status %d", server)
+	if err == nil && status != "ACTIVE" {
+		err = fmt.Errorf("its server %d is %s", server, firstLine(status))
+	}
+	return err
+}
+
+// settle sets the limits, for servers to come and for those that are there, and reads them back: a daemon that knows a GPU by
+// another name than we do sets nothing and says nothing.
+func (c control) settle(ctx context.Context, w want, servers []int) error {
+	for ordinal, uuid := range w.uuids {
+		size := fmt.Sprintf("%dM", w.limits[uuid]/grant.MiB)
+		if _, err := c.ask(ctx, "set_default_device_pinned_mem_limit %d %s", ordinal, size); err != nil {
+			return err
+		}
+		for _, pid := range servers {
+			if _, err := c.ask(ctx, "set_device_pinned_mem_limit %d %d %s", pid, ordinal, size); err != nil {
+				return err
+			}
+		}
+		answer, err := c.ask(ctx, "get_default_device_pinned_mem_limit %d", ordinal)
+		if err != nil {
+			return err
+		}
+		if limit, err := parseLimit(answer); err != nil || limit != w.limits[uuid] {
+			return fmt.Errorf("its limit on GPU %s is %q and not %s", uuid, firstLine(answer), w.limits[uuid])
+		}
+	}
+	return c.settleThreads(ctx, w.threads, servers)
+}
+
+func (c control) settleThreads(ctx context.Context, percent int, servers []int) error {
+	if _, err := c.ask(ctx, "set_default_active_thread_percentage %d", percent); err != nil {
+		return err
+	}
+	for _, pid := range servers {
+		if _, err := c.ask(ctx, "set_active_thread_percentage %d %d", pid, percent); err != nil {
+			return err
+		}
+	}
+	answer, err := c.ask(ctx, "get_default_active_thread_percentage")
+	if err != nil {
+		return err
+	}
+	if got, err := strconv.ParseFloat(answer, 64); err != nil || got != float64(percent) {
+		return fmt.Errorf("its thread percentage is %q and not %d", firstLine(answer), percent)
+	}
+	return nil
+}
+
+// parseLimit reads a size as the daemon writes it: 3G, 512M.
+func parseLimit(text string) (grant.Bytes, error) {
+	units := map[string]grant.Bytes{"M": grant.MiB, "G": grant.GiB}
+	for suffix, unit := range units {
+		if digits, found := strings.CutSuffix(text, suffix); found {
+			n, err := strconv.ParseUint(digits, 10, 32)
+			return grant.Bytes(n) * unit, err
+		}
+	}
+	return 0, fmt.Errorf("%q is no size", text)
+}
+
+// quit ends the daemon and its servers.
+func (c control) quit(ctx context.Context) error {
+	_, err := c.ask(ctx, "quit")
+	return err
+}

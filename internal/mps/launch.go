@@ -1,0 +1,78 @@
+package mps
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Launch makes this process the control daemon whose directory is given. A client and its server have to see the same /dev/shm;
+// so that neither needs the node's, the daemon gets a mount namespace of its own, where that is the directory's. It returns
+// only an error.
+func Launch(dir string, h host.Host) error {
+	var o orders
+	data, err := host.ReadFile(filepath.Join(dir, ordersFile), 1<<20)
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the orders of the MPS daemon: %w", err)
+	}
+	runtime.LockOSThread() // namespaces are a thread's
+	if err := share(filepath.Join(dir, "shm"), o.SHM); err != nil {
+		return err
+	}
+	if err := announce(dir, h); err != nil {
+		return err
+	}
+	err = unix.Exec(o.Program, []string{o.Program, "-f"}, o.Env)
+	return fmt.Errorf("cannot run %s: %w", o.Program, err)
+}
+
+// share mounts a tmpfs, where the node sees it, and puts it in the place of /dev/shm for this process alone.
+func share(shm string, size int64) error {
+	var at, above unix.Stat_t
+	if err := unix.Stat(shm, &at); err != nil {
+		return fmt.Errorf("cannot find %s: %w", shm, err)
+	}
+	if err := unix.Stat(filepath.Dir(shm), &above); err != nil {
+		return err
+	}
+	if at.Dev == above.Dev { // not mounted yet: containers that lost their daemon have the one that is there
+		if err := unix.Mount("gpuledger-mps", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=1777", size)); err != nil {
+			return fmt.Errorf("cannot mount the shared memory of the MPS daemon: %w", err)
+		}
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("cannot make a mount namespace for the MPS daemon: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("cannot close the mount namespace of the MPS daemon: %w", err)
+	}
+	if err := unix.Mount(shm, "/dev/shm", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("cannot put the shared memory of the MPS daemon in its place: %w", err)
+	}
+	return nil
+}
+
+// announce writes down who this process is; it stays that by the exec.
+func announce(dir string, h host.Host) error {
+	self, err := h.Self()
+	if err != nil {
+		return err
+	}
+	boot, err := h.BootID()
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(started{self, boot})
+	if err != nil {
+		return err
+	}
+	return host.ReplaceFile(filepath.Join(dir, processFile), data, 0o600, host.Volatile)
+}

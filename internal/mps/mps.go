@@ -1,0 +1,367 @@
+// Package mps looks after NVIDIA's Multi-Process Service for grants in mode mps: one control daemon for each set of GPUs that
+// such grants are over, from the first of them to the last.
+//
+// A daemon is not gpuledgerd's child in spirit: it lives in a directory below the run directory, says there who it is, and stays
+// when gpuledgerd stops, crashes or is upgraded; the next gpuledgerd finds it and leaves it as it is. To restart it would kill
+// every client. What gpuledgerd finds stands in the daemon's state.json; a container whose grant needs the daemon starts only
+// when that says that its limits are set and a server answers.
+package mps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Manager is gpuledgerd's manager of MPS daemons.
+type Manager struct {
+	Node func() *node.Node
+	Log  *logrus.Logger
+
+	daemons map[string]*daemon // by directory
+	due     time.Time          // the ledger is not read before
+	failure error              // of the last time that it was
+}
+
+// Name is how the daemon calls it in logs.
+func (m *Manager) Name() string { return "mps" }
+
+// Stop leaves the daemons as they are.
+func (m *Manager) Stop() {}
+
+// restAfter keeps the reading of a large ledger below one percent of a core.
+const restAfter = 100
+
+// Ensure has a daemon run, with the limits that the ledger says, for every set of GPUs with a grant in mode mps, and none
+// elsewhere. Dead ones are noticed first, at every pass: what follows waits for answers, and may be put off.
+func (m *Manager) Ensure(ctx context.Context) error {
+	began, died := time.Now(), false
+	for _, d := range m.daemons {
+		died = d.notice() || died
+	}
+	if began.Before(m.due) && !died {
+		return m.failure
+	}
+	o, err := m.Node().Overview()
+	m.due = began.Add(restAfter * time.Since(began))
+	if err == nil {
+		err = m.ensure(ctx, o)
+	}
+	m.failure = err
+	return err
+}
+
+func (m *Manager) ensure(ctx context.Context, o node.Overview) error {
+	wanted := wants(o.Grants)
+	all, err := m.known(m.Node(), wanted)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range all { // those from before this gpuledgerd was started
+		d.notice()
+	}
+	for _, d := range all {
+		switch w, is := wanted[d.name]; {
+		case is:
+			errs = append(errs, d.ensure(ctx, w, all))
+		case len(o.Damaged) == 0: // a damaged entry may be the one that needs it
+			errs = append(errs, d.retire(ctx))
+		}
+		errs = append(errs, d.mourn())
+	}
+	return errors.Join(errs...)
+}
+
+// want is a daemon that grants need.
+type want struct {
+	uuids      []string // by index
+	limits     map[string]grant.Bytes
+	threads    int
+	containers []string
+}
+
+// wants adds grants up: a daemon's defaults bound every client, and each client's own settings may only lower them. So they are
+// those of the largest grant.
+func wants(grants []grant.Grant) map[string]want {
+	all := map[string]want{}
+	for _, g := range grants {
+		if g.Mode != grant.MPS {
+			continue
+		}
+		name := grant.MPSName(g.UUIDs())
+		w, found := all[name]
+		if !found {
+			w = want{uuids: g.UUIDs(), limits: map[string]grant.Bytes{}}
+		}
+		for _, s := range g.GPUs {
+			w.limits[s.UUID] = max(w.limits[s.UUID], s.Memory)
+		}
+		w.threads = max(w.threads, cmp.Or(g.Compute, 100))
+		for _, b := range g.Bindings {
+			w.containers = append(w.containers, b.Container)
+		}
+		all[name] = w
+	}
+	return all
+}
+
+// known are the daemons that are wanted or there, those that are not wanted first: they may be in the way of others.
+func (m *Manager) known(n *node.Node, wanted map[string]want) ([]*daemon, error) {
+	names := map[string]bool{}
+	entries, err := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		names[e.Name()] = true
+	}
+	for name := range wanted {
+		names[name] = true
+	}
+	var all []*daemon
+	here := map[string]*daemon{}
+	for name := range names {
+		dir := grant.MPSDir(n.Policy.RunDir, name)
+		d := m.daemons[dir]
+		if d == nil {
+			d = &daemon{name: name, dir: dir}
+		}
+		d.node, d.log = n, m.Log
+		here[dir] = d
+		all = append(all, d)
+	}
+	m.daemons = here
+	slices.SortFunc(all, func(a, b *daemon) int {
+		_, x := wanted[a.name]
+		_, y := wanted[b.name]
+		return cmp.Or(boolean(x)-boolean(y), cmp.Compare(a.name, b.name))
+	})
+	return all, nil
+}
+
+func boolean(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// The waits between starts of a daemon that does not come up, and between looks at whether its limits are still as set: whoever
+// reaches the control socket, as every client does, can change them.
+const (
+	firstWait = time.Second
+	lastWait  = time.Minute
+	lookEvery = 10 * time.Second
+	patience  = 10 * time.Second // with a daemon that was told to end
+)
+
+// daemon is one control daemon, in its directory.
+type daemon struct {
+	name, dir string
+	node      *node.Node
+	log       *logrus.Logger
+
+	read   bool            // state was, from the file
+	state  grant.MPSDaemon // as last written
+	retry  time.Time       // no start before
+	wait   time.Duration
+	looked time.Time // at its limits
+	users  []string  // containers, at the last pass
+	lost   []string  // containers that its end, or its server's, took along
+	when   time.Time
+	told   time.Time // to end
+}
+
+// notice finds that a daemon, or a server of it, has ended that was there at the last pass, or before gpuledgerd was started.
+func (d *daemon) notice() (died bool) {
+	if !d.read {
+		d.state, _ = d.node.MPSState(d.dir)
+		d.read = true
+	}
+	who := ""
+	for _, p := range d.state.Servers {
+		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
+			who = fmt.Sprintf("server (process %d)", p.PID)
+		}
+	}
+	if p := d.state.Daemon; p.PID != 0 {
+		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
+			who = fmt.Sprintf("daemon (process %d)", p.PID)
+		}
+	}
+	if who == "" {
+		return false
+	}
+	d.lost, d.when = append(d.lost, d.bound()...), time.Now()
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
+	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: "its " + who + " has ended"}); err != nil {
+		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // whoever reads that it runs asks the kernel too
+	}
+	return true
+}
+
+// bound are the containers that use grants of the daemon now.
+func (d *daemon) bound() []string {
+	o, err := d.node.Overview()
+	if err != nil {
+		return d.users
+	}
+	return wants(o.Grants)[d.name].containers
+}
+
+// mourn is the error that stands for as long as containers are there that lost their daemon.
+func (d *daemon) mourn() error {
+	d.lost = slices.DeleteFunc(d.lost, func(c string) bool { return !slices.Contains(d.users, c) })
+	if len(d.lost) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their contexts: %v; start them again", d.state.GPUs,
+		d.when.UTC().Format(time.RFC3339), d.lost)
+}
+
+// say writes the state down where it is another than before.
+func (d *daemon) say(state grant.MPSDaemon) error {
+	if same(state, d.state) {
+		return nil
+	}
+	if err := d.node.SetMPSState(d.dir, state); err != nil {
+		return err
+	}
+	d.state = state
+	return nil
+}
+
+func same(a, b grant.MPSDaemon) bool {
+	a.Version, a.BootID, b.Version, b.BootID = 0, "", 0, ""
+	return fmt.Sprint(a) == fmt.Sprint(b)
+}
+
+// ensure has it run and serve what is wanted.
+func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
+	d.users, d.told = w.containers, time.Time{}
+	p, runs := d.process()
+	if !runs {
+		return d.bring(w, all)
+	}
+	state, err := d.serve(ctx, w, p)
+	if err != nil {
+		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
+		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
+	}
+	return errors.Join(err, d.say(state))
+}
+
+// serve sets its limits, has a server run and gives what it then says of itself.
+func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
+	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
+	c, err := d.control()
+	if err != nil {
+		return state, err
+	}
+	servers, err := c.servers(ctx)
+	if err != nil {
+		return state, err
+	}
+	settled := d.state.Problem == "" && d.state.Daemon == p && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
+	if !settled || len(servers) == 0 || time.Since(d.looked) > lookEvery {
+		if err := c.settle(ctx, w, servers); err != nil {
+			return state, err
+		}
+		d.looked = time.Now()
+	}
+	if len(servers) == 0 { // only now: defaults reach servers that start after them
+		if servers, err = c.startServer(ctx); err != nil {
+			return state, err
+		}
+	}
+	for _, pid := range servers {
+		if err := c.active(ctx, pid); err != nil {
+			return state, err
+		}
+		server, _, err := d.node.Host.Process(pid)
+		if err != nil {
+			return state, fmt.Errorf("its server %d: %w", pid, err)
+		}
+		state.Servers = append(state.Servers, server)
+	}
+	return state, nil
+}
+
+// bring starts it, unless another daemon still has one of its GPUs, or it failed a moment ago.
+func (d *daemon) bring(w want, all []*daemon) error {
+	for _, o := range all {
+		if _, runs := o.process(); runs && o != d && slices.ContainsFunc(o.state.GPUs, func(uuid string) bool { return slices.Contains(w.uuids, uuid) }) {
+			return d.fails(w, fmt.Errorf("the daemon of %v is not gone yet", o.state.GPUs))
+		}
+	}
+	now := time.Now()
+	if now.Before(d.retry) {
+		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
+	}
+	d.wait = min(max(firstWait, 2*d.wait), lastWait)
+	d.retry = now.Add(d.wait)
+	if err := d.start(w); err != nil {
+		return d.fails(w, err)
+	}
+	p, runs := d.process()
+	if !runs {
+		return d.fails(w, fmt.Errorf("it ended at once; see %s", filepath.Join(d.dir, "log")))
+	}
+	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
+	return d.say(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "its daemon is being started"})
+}
+
+// fails says why it does not run.
+func (d *daemon) fails(w want, err error) error {
+	said := error(nil)
+	if os.MkdirAll(d.dir, 0o700) == nil {
+		said = d.say(grant.MPSDaemon{GPUs: w.uuids, Problem: err.Error()})
+	}
+	return errors.Join(fmt.Errorf("cannot start the MPS daemon of %v: %w", w.uuids, err), said)
+}
+
+// retire ends it when it has no clients any more: to end it under one that has work on the GPU can hang them all, and clients
+// of other daemons too (seen up to CUDA 13.5).
+func (d *daemon) retire(ctx context.Context) error {
+	d.users = nil
+	if _, runs := d.process(); !runs {
+		return d.clear()
+	}
+	if !d.told.IsZero() {
+		if time.Since(d.told) < patience {
+			return nil
+		}
+		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs, d.told.UTC().Format(time.RFC3339))
+	}
+	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
+		return err
+	}
+	c, err := d.control()
+	if err != nil {
+		return err
+	}
+	clients, err := c.clients(ctx)
+	switch {
+	case err != nil:
+		return err
+	case len(clients) > 0:
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays until they end", d.state.GPUs, clients)
+	}
+	if err := c.quit(ctx); err != nil {
+		return err
+	}
+	d.told = time.Now()
+	d.log.WithField("gpus", d.state.GPUs).Info("the MPS daemon is told to end: its last grant is gone")
+	return nil
+}

@@ -1,0 +1,192 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// The files of a daemon's directory, beside state.json: what its launcher is told, and who it became.
+const (
+	ordersFile  = "orders.json"
+	processFile = "process.json"
+)
+
+// orders tell the launcher what to run.
+type orders struct {
+	Program string   `json:"program"`
+	Env     []string `json:"env"`
+	SHM     int64    `json:"shm"` // size of the clients' shared memory, in bytes
+}
+
+// shmSize bounds what the clients of a daemon can put into the shared memory that they have in common: it is the node's memory,
+// charged to whoever touches it first.
+const shmSize = 1 << 30
+
+// started is who a launcher became.
+type started struct {
+	grant.Process
+	BootID string `json:"boot_id"`
+}
+
+// process is the daemon's, and whether it runs.
+func (d *daemon) process() (grant.Process, bool) {
+	var s started
+	data, err := host.ReadFile(filepath.Join(d.dir, processFile), 1<<10)
+	if err != nil || json.Unmarshal(data, &s) != nil {
+		return s.Process, false
+	}
+	boot, err := d.node.Host.BootID()
+	if err != nil || boot != s.BootID {
+		return s.Process, false
+	}
+	runs, err := d.node.Host.Runs(s.Process)
+	return s.Process, runs || err != nil // what cannot be told is not started twice
+}
+
+// start makes its directory and has it launched.
+func (d *daemon) start(w want) error {
+	c, err := d.control()
+	if err != nil {
+		return err
+	}
+	if err := d.lay(); err != nil {
+		return err
+	}
+	data, err := json.Marshal(orders{Program: c.program, Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
+	if err == nil {
+		err = host.ReplaceFile(filepath.Join(d.dir, ordersFile), data, 0o600, host.Volatile)
+	}
+	if err != nil {
+		return err
+	}
+	if unit := unitOf(d.dir); hasUnit() {
+		return system("start", unit)
+	}
+	return d.launch()
+}
+
+// lay makes the directories. What the daemon before it left in its pipe directory is taken out; the directory itself stays,
+// because containers that lost their daemon have it mounted.
+func (d *daemon) lay() error {
+	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "shm": 0o1777, "log": 0o700} {
+		path := filepath.Join(d.dir, name)
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return err
+		}
+		if err := unix.Chmod(path, uint32(mode)); err != nil {
+			return fmt.Errorf("cannot make %s: %w", path, err)
+		}
+	}
+	stale, err := os.ReadDir(filepath.Join(d.dir, "pipe"))
+	for _, e := range stale {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(d.dir, "pipe", e.Name())))
+	}
+	if e := os.Remove(filepath.Join(d.dir, processFile)); e != nil && !errors.Is(e, os.ErrNotExist) {
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// launch runs the launcher in a session of its own. It outlives this process; while this one lives it is its child, and waited
+// for.
+func (d *daemon) launch() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(filepath.Join(d.dir, "log/launch.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(self, "mps", d.dir)
+	cmd.Stdout, cmd.Stderr, cmd.Dir, cmd.Env = log, log, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }()
+	for end := time.Now().Add(answerTime); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if p, runs := d.process(); p.PID == cmd.Process.Pid {
+			if runs {
+				return nil
+			}
+			return fmt.Errorf("it ended at once: %s", d.lastWords())
+		}
+	}
+	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.lastWords())
+}
+
+// lastWords is what the launcher, or the daemon, said before its end.
+func (d *daemon) lastWords() string {
+	data, _ := host.ReadFile(filepath.Join(d.dir, "log/launch.log"), 64<<10)
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return grant.Printable(lines[len(lines)-1])
+}
+
+// unitDirs are where systemd has the template unit from, where we are installed as a package.
+var unitDirs = []string{"/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
+
+// hasUnit reports whether systemd is to run the daemons: in cgroups of their own, which the end of gpuledgerd.service does not
+// touch, and with what that unit gives up.
+func hasUnit() bool {
+	if info, err := os.Stat("/run/systemd/system"); err != nil || !info.IsDir() {
+		return false
+	}
+	for _, dir := range unitDirs {
+		if _, err := os.Stat(filepath.Join(dir, "gpuledger-mps@.service")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// unitOf is the template's instance for a directory, escaped as systemd-escape(1) does paths.
+func unitOf(dir string) string {
+	var name strings.Builder
+	for i, c := range []byte(strings.Trim(filepath.Clean(dir), "/")) {
+		switch {
+		case c == '/':
+			name.WriteByte('-')
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == ':', c == '_', c == '.' && i > 0:
+			name.WriteByte(c)
+		default:
+			fmt.Fprintf(&name, `\x%02x`, c)
+		}
+	}
+	return "gpuledger-mps@" + name.String() + ".service"
+}
+
+func system(verb, unit string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*answerTime)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, "systemctl", verb, unit).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot %s %s: %w: %s", verb, unit, err, firstLine(string(out)))
+	}
+	return nil
+}
+
+// clear removes what a daemon leaves. Under systemd its unit has unmounted the shared memory, because gpuledgerd may not.
+func (d *daemon) clear() error {
+	if err := unix.Unmount(filepath.Join(d.dir, "shm"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("cannot unmount the shared memory of an MPS daemon: %w", err)
+	}
+	if err := os.RemoveAll(d.dir); err != nil {
+		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
+	}
+	d.state = grant.MPSDaemon{}
+	return nil
+}

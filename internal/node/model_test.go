@@ -1,0 +1,461 @@
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// TestModel: whatever is granted, bound, changed and released, while GPUs fail, pools change and the node boots, the node says
+// what a model says that is too simple to be wrong: no GPU has more memory or compute granted than it has, none is in two modes,
+// each grant has the strength of its mode, what would fit is granted and what would not is refused with its reason. 100,000 steps
+// are `go test ./internal/node -run 'TestModel$' -rapid.checks=1000 -rapid.steps=100 -timeout 60m`.
+func TestModel(t *testing.T) {
+	steps := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		m := newModel(t, rt)
+		defer os.RemoveAll(m.dir)
+		actions := map[string]func(*rapid.T){"": m.compare}
+		for name, act := range map[string]func(*rapid.T){"grant": m.grant, "grant again": m.grant, "bind": m.bind, "unbind": m.unbind, "change": m.change,
+			"release": m.release, "pin": m.pin, "health": m.health, "reboot": m.reboot, "check": m.check} {
+			actions[name] = func(rt *rapid.T) { steps++; act(rt) }
+		}
+		rt.Repeat(actions)
+	})
+	t.Logf("%d steps", steps)
+}
+
+const (
+	cards = 4
+	card  = 8 * grant.GiB
+)
+
+// holding is a grant as the model has it.
+type holding struct {
+	owner           grant.Owner
+	mode            grant.Mode
+	gpus            []int
+	each            grant.Bytes
+	compute         int
+	bound, draining bool
+}
+
+func (h holding) live() bool { return h.bound || !h.draining }
+
+func (h holding) has(i int) bool { return slices.Contains(h.gpus, i) }
+
+// model is the node, and what it should say.
+type model struct {
+	t     *testing.T
+	dir   string
+	node  *node.Node
+	boots int
+	sick  [cards]bool
+	pools [][]int        // nil: none; the GPUs of each
+	modes [][]grant.Mode // of each pool; nil: all
+	held  map[grant.ID]*holding
+}
+
+func newModel(t *testing.T, rt *rapid.T) *model {
+	dir, err := os.MkdirTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &model{t: t, dir: dir, held: map[grant.ID]*holding{}}
+	proc := filepath.Join(dir, "proc")
+	m.must(os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755))
+	for _, name := range []string{"self", "devices", strconv.Itoa(os.Getpid())} {
+		m.must(os.Symlink("/proc/"+name, filepath.Join(proc, name)))
+	}
+	m.must(os.WriteFile(filepath.Join(dir, "config.toml"), []byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[audit]\nfile = \"\"\n", dir+"/state", dir+"/run")), 0o600))
+	m.boot()
+	m.scan()
+	return m
+}
+
+func (m *model) must(err error) {
+	m.t.Helper()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// boot gives the node another boot id. No process lives through one.
+func (m *model) boot() {
+	m.boots++
+	h := host.Default()
+	h.Proc = filepath.Join(m.dir, "proc")
+	m.node = node.Open(filepath.Join(m.dir, "config.toml"), h)
+	m.must(m.node.Broken)
+	m.must(host.ReplaceFile(filepath.Join(m.dir, "proc/sys/kernel/random/boot_id"), []byte(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots)), 0o644, host.Volatile))
+}
+
+// scan takes the inventory of this boot.
+func (m *model) scan() {
+	boot, err := m.node.Host.BootID()
+	m.must(err)
+	inv := grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated", Majors: map[string]int{"nvidia": 195}}
+	for i := range cards {
+		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
+		if m.sick[i] {
+			g.Health = "fell off the bus"
+		}
+		inv.GPUs = append(inv.GPUs, g)
+	}
+	m.must(gpu.Write(gpu.Path(m.node.Policy.StateDir), inv))
+}
+
+func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
+
+// pool is which one a GPU is in; -1 is none.
+func (m *model) pool(i int) int {
+	return slices.IndexFunc(m.pools, func(gpus []int) bool { return slices.Contains(gpus, i) })
+}
+
+// open reports whether a GPU takes grants of the mode at all.
+func (m *model) open(i int, mode grant.Mode) bool {
+	if m.sick[i] {
+		return false
+	}
+	p := m.pool(i)
+	return m.pools == nil || p >= 0 && (m.modes[p] == nil || slices.Contains(m.modes[p], mode))
+}
+
+// on are the live grants on a GPU, but for one.
+func (m *model) on(i int, but grant.ID) map[grant.ID]*holding {
+	all := maps.Clone(m.held)
+	maps.DeleteFunc(all, func(id grant.ID, h *holding) bool { return id == but || !h.live() || !h.has(i) })
+	return all
+}
+
+// fits reports whether a GPU has room for a share of it.
+func (m *model) fits(i int, h holding, but grant.ID) bool {
+	memory, compute := h.each, h.compute
+	for _, o := range m.on(i, but) {
+		if o.mode != h.mode || h.mode == grant.Exclusive || h.mode == grant.MPS && len(o.gpus) != len(h.gpus) {
+			return false
+		}
+		memory, compute = memory+o.each, compute+o.compute
+	}
+	return m.open(i, h.mode) && memory <= card && compute <= 100
+}
+
+// allFit reports whether exactly these GPUs have room.
+func (m *model) allFit(h holding, but grant.ID) bool {
+	for _, i := range h.gpus {
+		if !m.fits(i, h, but) {
+			return false
+		}
+		for _, o := range m.on(i, but) {
+			if h.mode == grant.MPS && !slices.Equal(o.gpus, h.gpus) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// anyFit reports whether some GPUs of one pool have room: every choice is tried.
+func (m *model) anyFit(h holding) bool {
+	n := len(h.gpus)
+	for set := range 1 << cards {
+		h.gpus = nil
+		pool := map[int]bool{}
+		for i := range cards {
+			if set>>i&1 == 1 {
+				h.gpus = append(h.gpus, i)
+				pool[m.pool(i)] = true
+			}
+		}
+		if len(h.gpus) == n && len(pool) == 1 && m.allFit(h, "") {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) grant(rt *rapid.T) {
+	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS}).Draw(rt, "mode"),
+		owner: rapid.SampledFrom([]grant.Owner{grant.Bearer, grant.Bearer, "pod:u/a", "pod:u/b", "claim:c"}).Draw(rt, "owner")}
+	ask := admission.Ask{Mode: h.mode, Owner: h.owner, Source: "test", Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(rt, "place")}
+	n := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3}).Draw(rt, "gpus")
+	h.gpus = make([]int, n)
+	named := rapid.Bool().Draw(rt, "named")
+	if named {
+		h.gpus = slices.Sorted(slices.Values(rapid.Permutation([]int{0, 1, 2, 3}).Draw(rt, "names")[:n]))
+		for _, i := range h.gpus {
+			ask.Names = append(ask.Names, strconv.Itoa(i))
+		}
+	} else {
+		ask.GPUs = n
+	}
+	if h.mode != grant.Exclusive {
+		h.each = grant.Bytes(rapid.IntRange(1, 8).Draw(rt, "GiB")) * grant.GiB
+		h.compute = rapid.SampledFrom([]int{0, 0, 25, 50, 100}).Draw(rt, "compute")
+		ask.Memory, ask.Compute = h.each*grant.Bytes(n), h.compute
+	}
+	owns := h.owner != grant.Bearer && slices.ContainsFunc(slices.Collect(maps.Values(m.held)), func(o *holding) bool { return o.owner == h.owner && o.live() })
+	possible := named && m.allFit(h, "") || !named && m.anyFit(h)
+	g, _, err := m.node.Grant(ask)
+	m.swept()
+	switch {
+	case owns:
+		m.refused(rt, err, grant.GrantInUse)
+	case !possible:
+		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
+		if named && n == 1 {
+			m.conflict(rt, err, h)
+		}
+	case err != nil:
+		rt.Fatalf("what would fit is refused: %+v: %v", ask, err)
+	default:
+		m.enter(rt, g, h, named)
+	}
+}
+
+// swept is what every placement does first: it forgets what is over.
+func (m *model) swept() {
+	maps.DeleteFunc(m.held, func(_ grant.ID, h *holding) bool { return !h.live() })
+}
+
+func (m *model) refused(rt *rapid.T, err error, codes ...grant.Code) {
+	var r *grant.Refusal
+	if !errors.As(err, &r) || !slices.Contains(codes, r.Code) {
+		rt.Fatalf("%v is not one of %v", err, codes)
+	}
+}
+
+// conflict: who asks for a GPU in another mode hears who holds it in which.
+func (m *model) conflict(rt *rapid.T, err error, h holding) {
+	i := h.gpus[0]
+	for id, o := range m.on(i, "") {
+		if !m.open(i, h.mode) || o.mode == h.mode && o.mode != grant.Exclusive {
+			continue
+		}
+		m.refused(rt, err, grant.ModeConflict)
+		if text := err.Error(); !strings.Contains(text, string(id)) || !strings.Contains(text, "is in mode "+string(o.mode)) {
+			rt.Fatalf("the refusal does not say that %s holds GPU %d in mode %s: %s", id, i, o.mode, text)
+		}
+	}
+}
+
+// enter takes a new grant into the model, if it is one that may be.
+func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
+	var gpus []int
+	for _, s := range g.GPUs {
+		gpus = append(gpus, s.Index)
+		if want := h.each; h.mode != grant.Exclusive && s.Memory != want || h.mode == grant.Exclusive && s.Memory != card {
+			rt.Fatalf("%s has %s of GPU %d", g.ID, s.Memory, s.Index)
+		}
+	}
+	if named && !slices.Equal(gpus, h.gpus) || len(gpus) != len(h.gpus) {
+		rt.Fatalf("asked for GPUs %v, got %v", h.gpus, gpus)
+	}
+	if h.gpus = gpus; !m.allFit(h, "") {
+		rt.Fatalf("granted is what does not fit: %+v beside %v", h, m.held)
+	}
+	if h.mode == grant.Exclusive {
+		h.each = card
+	}
+	m.held[g.ID] = &h
+}
+
+// pick is one of the grants, "" where there is none.
+func (m *model) pick(rt *rapid.T) grant.ID {
+	if len(m.held) == 0 {
+		return ""
+	}
+	return rapid.SampledFrom(slices.Sorted(maps.Keys(m.held))).Draw(rt, "id")
+}
+
+func container(id grant.ID) string { return "c-" + string(id) }
+
+func (m *model) bind(rt *rapid.T) {
+	id := m.pick(rt)
+	if id == "" || !m.held[id].live() {
+		return // an admission refuses it
+	}
+	self, err := m.node.Host.Self()
+	m.must(err)
+	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: m.dir + "/none", Container: container(id), Creator: self,
+			Strength: strengths[m.held[id].mode][0]})
+	}))
+	m.held[id].bound = true
+}
+
+func (m *model) unbind(rt *rapid.T) {
+	if id := m.pick(rt); id != "" {
+		m.must(m.node.Unbind(grant.Container{RuntimeRoot: m.dir + "/none", ID: container(id)}))
+		m.held[id].bound = false
+	}
+}
+
+func (m *model) release(rt *rapid.T) {
+	id := m.pick(rt)
+	if id == "" {
+		_, err := m.node.Release("g-aaaaaaaaaaaa", false)
+		var missing *grant.NotFoundError
+		if !errors.As(err, &missing) {
+			rt.Fatalf("release of what is not there: %v", err)
+		}
+		return
+	}
+	force := rapid.Bool().Draw(rt, "force")
+	_, err := m.node.Release(id, force)
+	m.must(err)
+	if m.held[id].draining = true; force || !m.held[id].bound {
+		delete(m.held, id)
+	}
+}
+
+func (m *model) change(rt *rapid.T) {
+	id := m.pick(rt)
+	if id == "" || m.held[id].mode == grant.Exclusive {
+		return
+	}
+	old := *m.held[id]
+	h := old
+	h.each = grant.Bytes(rapid.IntRange(1, 8).Draw(rt, "GiB")) * grant.GiB
+	memory := h.each * grant.Bytes(len(h.gpus))
+	what := node.Change{Memory: &memory}
+	if rapid.Bool().Draw(rt, "with compute") {
+		h.compute = rapid.SampledFrom([]int{10, 50, 100}).Draw(rt, "compute")
+		what.Compute = &h.compute
+	}
+	_, err := m.node.Change(id, what)
+	over := !old.live() || old.draining
+	m.swept()
+	var missing *grant.NotFoundError
+	switch grows := h.each > old.each || h.compute > old.compute; {
+	case over:
+		if !errors.As(err, &missing) {
+			rt.Fatalf("change of a grant that is over: %v", err)
+		}
+	case grows && !m.allFit(h, id):
+		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
+	case err != nil:
+		rt.Fatalf("a change that fits is refused: %v", err)
+	default:
+		m.held[id] = &h
+	}
+}
+
+// pin gives the node other pools.
+func (m *model) pin(rt *rapid.T) {
+	m.pools, m.modes, m.node.Policy.Pools = nil, nil, nil
+	for _, gpus := range rapid.SampledFrom([][][]int{nil, {{0, 1}, {2, 3}}, {{0}, {1, 2}}, {{0, 1, 2, 3}}}).Draw(rt, "pools") {
+		modes := rapid.SampledFrom([][]grant.Mode{nil, {grant.MPS}, {grant.Limit, grant.MPS}, {grant.Exclusive, grant.Timeslice}}).Draw(rt, "modes")
+		pool := grant.Pool{Modes: modes, Place: rapid.SampledFrom([]grant.Placement{grant.Binpack, grant.Spread}).Draw(rt, "placement")}
+		for _, i := range gpus {
+			pool.GPUs = append(pool.GPUs, strconv.Itoa(i))
+		}
+		m.pools, m.modes = append(m.pools, gpus), append(m.modes, modes)
+		m.node.Policy.Pools = append(m.node.Policy.Pools, pool)
+	}
+}
+
+// health fails a GPU, or has it return.
+func (m *model) health(rt *rapid.T) {
+	i := rapid.IntRange(0, cards-1).Draw(rt, "GPU")
+	m.sick[i] = !m.sick[i]
+	m.scan()
+}
+
+// reboot ends every container. Grants survive it; nothing is granted before the inventory is taken again.
+func (m *model) reboot(rt *rapid.T) {
+	pools := m.node.Policy.Pools
+	m.boot()
+	m.node.Policy.Pools = pools
+	for _, h := range m.held {
+		h.bound = false
+	}
+	_, _, err := m.node.Grant(admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer})
+	m.refused(rt, err, grant.InventoryStale)
+	m.scan()
+}
+
+func (m *model) check(rt *rapid.T) {
+	report, err := m.node.Check()
+	if err != nil || len(report.Damaged) > 0 {
+		rt.Fatalf("check: %+v, %v", report, err)
+	}
+}
+
+// strengths are what a mode may be said to be enforced by.
+var strengths = map[grant.Mode][]grant.Strength{
+	grant.Exclusive: {grant.StrengthNone}, grant.Timeslice: {grant.StrengthNone}, grant.Limit: {grant.StrengthNone, grant.StrengthLibrary, grant.StrengthDriver},
+	grant.MPS: {grant.StrengthServer}, grant.MIG: {grant.StrengthHardware},
+}
+
+// compare is after every step.
+func (m *model) compare(rt *rapid.T) {
+	picture, err := m.node.Picture()
+	if err != nil {
+		rt.Fatal(err)
+	}
+	seen := 0
+	for _, g := range picture.Grants {
+		h := m.held[g.ID]
+		if h == nil || !h.live() {
+			rt.Fatalf("%s is live, and the model has %+v", g.ID, h)
+		}
+		if g.Mode != h.mode || g.Memory() != h.each*grant.Bytes(len(h.gpus)) || g.Compute != h.compute || g.Draining != h.draining || len(g.Bindings) > 0 != h.bound {
+			rt.Fatalf("%+v is %+v in the model", g, h)
+		}
+		if !slices.Contains(strengths[g.Mode], g.Strength) {
+			rt.Fatalf("a grant in mode %s is said to have strength %s", g.Mode, g.Strength)
+		}
+		seen++
+	}
+	for _, h := range m.held {
+		if h.live() {
+			seen--
+		}
+	}
+	if seen != 0 {
+		rt.Fatalf("the ledger and the model differ by %d grants", seen)
+	}
+	for i, c := range picture.Cards {
+		m.invariant(rt, i, c)
+	}
+}
+
+// invariant is what must hold of each GPU whatever was asked.
+func (m *model) invariant(rt *rapid.T, i int, c node.Card) {
+	var memory grant.Bytes
+	compute, mode := 0, grant.Mode("")
+	for id, h := range m.on(i, "") {
+		memory, compute = memory+h.each, compute+h.compute
+		if mode != "" && (mode != h.mode || mode == grant.Exclusive) {
+			rt.Fatalf("GPU %d is in mode %s, and %s holds it in mode %s", i, mode, id, h.mode)
+		}
+		mode = h.mode
+	}
+	if memory > card || compute > 100 {
+		rt.Fatalf("GPU %d has %s and %d%% granted", i, memory, compute)
+	}
+	free := card - memory
+	if m.sick[i] || m.pools != nil && m.pool(i) < 0 {
+		free = 0
+	}
+	if c.Allocated != memory || c.Compute != compute || c.Mode != mode || c.Free != free {
+		rt.Fatalf("GPU %d: the node says %s, %d%%, mode %q, %s free; the model %s, %d%%, mode %q, %s free", i, c.Allocated, c.Compute, c.Mode, c.Free, memory, compute, mode, free)
+	}
+}

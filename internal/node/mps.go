@@ -1,0 +1,86 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// mpsVersion is the version of the file that gpuledgerd writes about an MPS daemon.
+const mpsVersion = 1
+
+// maxMPS bounds that file, in bytes.
+const maxMPS = 64 << 10
+
+// MPSState is what gpuledgerd wrote about the daemon in a directory. Of another boot or another version nothing is known.
+func (n *Node) MPSState(dir string) (grant.MPSDaemon, bool) {
+	var m grant.MPSDaemon
+	data, err := host.ReadFile(filepath.Join(dir, "state.json"), maxMPS)
+	if err != nil || json.Unmarshal(data, &m) != nil || m.Version != mpsVersion {
+		return grant.MPSDaemon{}, false
+	}
+	boot, err := n.Host.BootID()
+	return m, err == nil && boot == m.BootID
+}
+
+// SetMPSState replaces it.
+func (n *Node) SetMPSState(dir string, m grant.MPSDaemon) (err error) {
+	m.Version = mpsVersion
+	if m.BootID, err = n.Host.BootID(); err != nil {
+		return err
+	}
+	data, err := json.Marshal(m, jsontext.WithIndent("  "), json.Deterministic(true))
+	if err != nil {
+		return fmt.Errorf("internal error: cannot encode the state of an MPS daemon: %w", err)
+	}
+	return host.ReplaceFile(filepath.Join(dir, "state.json"), append(data, '\n'), 0o600, host.Volatile)
+}
+
+// mps are the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead, or not have noticed yet.
+func (n *Node) mps(grants []grant.Grant) (daemons []grant.MPSDaemon) {
+	for _, g := range grants {
+		if g.Mode != grant.MPS {
+			continue
+		}
+		if m, known := n.mpsIn(grant.MPSDir(n.Policy.RunDir, grant.MPSName(g.UUIDs()))); known {
+			daemons = append(daemons, m)
+		}
+	}
+	return daemons
+}
+
+// allMPS are the daemons of the node, for a container whose grant is still to be placed.
+func (n *Node) allMPS() (daemons []grant.MPSDaemon) {
+	names, _ := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
+	for _, name := range names {
+		if m, known := n.mpsIn(grant.MPSDir(n.Policy.RunDir, name.Name())); known {
+			daemons = append(daemons, m)
+		}
+	}
+	return daemons
+}
+
+func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {
+	m, known := n.MPSState(dir)
+	if !known || m.Problem != "" {
+		return m, known
+	}
+	for _, p := range append([]grant.Process{m.Daemon}, m.Servers...) {
+		if runs, err := n.Host.Runs(p); err != nil || !runs {
+			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
+		}
+	}
+	// A client that finds no daemon there goes on without one, with the whole GPU (NVIDIA's documentation of MPS).
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, "pipe/control"), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		m.Problem = "it has no control socket"
+	}
+	return m, true
+}

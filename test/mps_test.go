@@ -1,0 +1,365 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// mpsNode is a node whose driver has a stand-in for NVIDIA's MPS (test/fakemps).
+type mpsNode struct {
+	*rig.Node
+	t       *testing.T
+	program string
+}
+
+func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
+	t.Helper()
+	rig.Need(t, "gcc")
+	if !strings.Contains(s.Config, "[daemon]") {
+		s.Config += busy
+	}
+	n := mpsNode{Node: rig.NewNode(t, s), t: t}
+	withDriver(t, n.Node)
+	n.program = filepath.Join(n.Dir, "driver/usr/bin/nvidia-cuda-mps-control")
+	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-o", n.program, "github.com/gpuledger/gpuledger/test/fakemps")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build fakemps: %v\n%s", err, out)
+	}
+	n.Must("inventory", "refresh")
+	t.Cleanup(n.killDaemons)
+	return n
+}
+
+// killDaemons ends what gpuledgerd would have left to the next one.
+func (n mpsNode) killDaemons() {
+	for _, m := range n.states() {
+		for _, p := range append(m.Servers, m.Daemon) {
+			if p.PID > 0 {
+				_ = syscall.Kill(p.PID, syscall.SIGKILL)
+			}
+		}
+		rig.Eventually(n.t, "a killed MPS daemon is gone", func() bool { return m.Daemon.PID == 0 || !rig.Lives(m.Daemon.PID) })
+	}
+}
+
+// states are what gpuledgerd has written about its daemons.
+func (n mpsNode) states() (all []grant.MPSDaemon) {
+	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/state.json"))
+	for _, file := range files {
+		var m grant.MPSDaemon
+		if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &m) == nil {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// ready waits for that many daemons and returns them.
+func (n mpsNode) ready(count int) []grant.MPSDaemon {
+	n.t.Helper()
+	rig.Eventually(n.t, fmt.Sprintf("%d MPS daemons are ready", count), func() bool {
+		all := n.states()
+		return len(all) == count && !slices.ContainsFunc(all, func(m grant.MPSDaemon) bool { return m.Problem != "" })
+	})
+	return n.states()
+}
+
+// client is a bundle that runs a CUDA program, with what it says in /tmp/out where it goes on.
+func (n mpsNode) client(id string, r grant.Reference, deeds string, edits ...rig.Edit) *rig.Bundle {
+	n.t.Helper()
+	b := n.Bundle(id, append([]rig.Edit{with(r), rig.Light, rig.Shell("/bin/client " + deeds)}, edits...)...)
+	if path := filepath.Join(b.Dir, "rootfs/bin/client"); os.Link(n.program, path) != nil {
+		n.t.Fatalf("cannot link %s", path)
+	}
+	return b
+}
+
+// holds starts a client that goes on, and waits until it has what it wants.
+func (n mpsNode) holds(id string, r grant.Reference) *rig.Bundle {
+	n.t.Helper()
+	b := starts(n.t, n.client(id, r, "0:64 hold >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
+	rig.Eventually(n.t, id+" is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
+	return b
+}
+
+func clientSays(b *rig.Bundle) string {
+	text, _ := os.ReadFile(filepath.Join(b.Dir, "rootfs/tmp/out"))
+	return string(text)
+}
+
+// wants checks what a client says.
+func (n mpsNode) wants(b *rig.Bundle, want string) {
+	n.t.Helper()
+	if r := b.Run(); r.Code != 0 || r.Stdout != want {
+		n.t.Errorf("%s: %+v\nwant\n%s", b.ID, r, want)
+	}
+}
+
+// TestMPS is the life of a daemon: from the first grant to the last, and what its clients get.
+func TestMPS(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	small := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "0")
+	early := n.client("early", small, "0:1")
+	wantRefused(t, early.Create(), "mps-not-ready")
+	if r := early.Explain(); r.Code != 3 || !strings.Contains(r.Stdout+r.Stderr, "no daemon runs for its GPUs") {
+		t.Errorf("explain: %+v", r)
+	}
+	n.Daemon("--nri", "off")
+	daemon := n.ready(1)[0]
+	if daemon.Limits[daemon.GPUs[0]] != 2*grant.GiB || daemon.Threads != 25 || len(daemon.Servers) != 1 {
+		t.Errorf("%+v", daemon)
+	}
+	const small25 = "mps threads=25\n0:1500 CUDA_SUCCESS\n0:548 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
+	n.wants(n.client("c1", small, "0:1500 0:548 0:1"), small25)
+
+	large := n.Grant("--mode", "mps", "--memory", "4GiB", "--compute", "50", "--gpu", "0")
+	rig.Eventually(t, "the daemon's limits have grown", func() bool { m := n.ready(1)[0]; return m.Limits[m.GPUs[0]] == 4*grant.GiB && m.Threads == 50 })
+	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || m.Servers[0] != daemon.Servers[0] {
+		t.Errorf("for a larger grant %+v became %+v", daemon, m)
+	}
+	n.wants(n.client("c2", large, "0:4096 0:1"), "mps threads=50\n0:4096 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	n.wants(n.client("c3", small, "0:1500 0:548 0:1"), small25)
+
+	for _, r := range []grant.Reference{small, large} {
+		n.Must("release", string(r.ID))
+	}
+	n.gone()
+	if rig.Lives(daemon.Daemon.PID) || rig.Lives(daemon.Servers[0].PID) {
+		t.Error("the daemon, or its server, is still there")
+	}
+	n.Grant("--mode", "exclusive", "--gpu", "0")
+}
+
+// gone waits until nothing is left of any daemon.
+func (n mpsNode) gone() {
+	n.t.Helper()
+	rig.Eventually(n.t, "nothing is left of the MPS daemons", func() bool {
+		left, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*"))
+		return len(left) == 0
+	})
+	if mounts, _ := os.ReadFile("/proc/self/mountinfo"); strings.Contains(string(mounts), filepath.Join(n.Dir, "run/mps")) {
+		n.t.Error("shared memory is still mounted")
+	}
+}
+
+// TestMPSTraps: what NVIDIA's parts get wrong without a word (reference in docs/strength.md), one row each.
+func TestMPSTraps(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	g := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "1")
+	n.Daemon("--nri", "off")
+	n.ready(1)
+	const bound = "mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
+	for name, edit := range map[string]rig.Edit{
+		"a limit that names a GPU which is not there drops all limits": rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
+		"of two, the second":                rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
+		"a pipe directory without a daemon": rig.Env("CUDA_MPS_PIPE_DIRECTORY=/nowhere"),
+		"a thread percentage of its own":    rig.Env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"),
+		"a protocol of its own":             rig.Env("CUDA_MPS_PROTOCOL_VERSION=3"),
+		"shared memory of its own, or the pod's": func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/dev/shm", Type: "tmpfs", Source: "shm"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n.wants(n.client("trap"+fmt.Sprint(len(name)), g, "0:2048 0:1", edit), bound)
+		})
+	}
+	t.Run("a program that has lost its environment still finds the daemon", func(t *testing.T) {
+		b := n.client("bare", g, "", rig.Shell("/bin/busybox env -i /bin/client 0:2048 0:1"))
+		n.wants(b, bound)
+	})
+	t.Run("limits are a process's: this is what MPS cannot do", func(t *testing.T) {
+		b := n.client("two", g, "", rig.Shell("/bin/client 0:2048 hold & /bin/client 0:2048; kill $!"))
+		r := b.Run()
+		if strings.Count(r.Stdout, "0:2048 CUDA_SUCCESS\n") != 2 {
+			t.Errorf("two processes of one container: %+v; if they share a limit now, docs/strength.md says otherwise", r)
+		}
+	})
+	t.Run("whoever leaves the daemon has the whole GPU: this too", func(t *testing.T) {
+		b := n.client("away", g, "", rig.Shell("CUDA_MPS_PIPE_DIRECTORY=/nowhere /bin/client 0:99999"))
+		n.wants(b, "plain CUDA, the whole GPU\n0:99999 CUDA_SUCCESS\n")
+	})
+	t.Run("another user than the server's", func(t *testing.T) {
+		b := n.client("user", g, "0:1", func(s *specs.Spec) { s.Process.User.UID = 1000 })
+		wantRefused(t, b.Create(), "mps-not-ready")
+	})
+	t.Run("a user namespace", func(t *testing.T) {
+		b := n.client("userns", g, "0:1", func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+			s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+			s.Linux.GIDMappings = s.Linux.UIDMappings
+		})
+		wantRefused(t, b.Create(), "mps-not-ready")
+	})
+	t.Run("the pipe directory of another's grant", func(t *testing.T) {
+		pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(n.states()[0].GPUs)), "pipe")
+		mount := func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind", Source: pipe, Options: []string{"bind"}})
+		}
+		wantRefused(t, n.Bundle("none", mount).Create(), "gpu-socket")
+		wantRefused(t, n.Bundle("other", mount, with(n.Grant("--memory", "1GiB", "--gpu", "0"))).Create(), "gpu-socket")
+	})
+}
+
+// TestMPSIsNotReady: a daemon that is there and does not do what it is told takes no clients.
+func TestMPSIsNotReady(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	moods := filepath.Join(filepath.Dir(n.program), "fakemps.moods")
+	mood := func(word string) {
+		must(t, os.WriteFile(moods+".new", []byte(word), 0o644))
+		must(t, os.Rename(moods+".new", moods))
+	}
+	n.Daemon("--nri", "off")
+	for word, problem := range map[string]string{"deaf": "its limit on GPU", "initializing": "is INITIALIZING", "stillborn": "cannot find a GPU"} {
+		t.Run(word, func(t *testing.T) {
+			mood(word)
+			g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
+			rig.Eventually(t, "it is said: "+problem, func() bool {
+				return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool { return strings.Contains(m.Problem, problem) })
+			})
+			b := n.client(word, g, "0:1")
+			wantRefused(t, b.Create(), "mps-not-ready")
+			mood("")
+			n.ready(1)
+			n.wants(b, "mps threads=100\n0:1 CUDA_SUCCESS\n")
+			n.Must("release", string(g.ID))
+			n.gone()
+		})
+	}
+	t.Run("its limits are changed by whoever reaches its socket", func(t *testing.T) {
+		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
+		dir := grant.MPSDir(n.Dir+"/run", grant.MPSName(n.ready(1)[0].GPUs))
+		ask := func(command string) string {
+			c := exec.Command(n.program)
+			c.Env, c.Stdin = []string{"CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"}, strings.NewReader(command+"\n")
+			return rig.Run(c).Stdout
+		}
+		ask("set_default_device_pinned_mem_limit 0 9000M")
+		rig.Eventually(t, "they are set again", func() bool { return ask("get_default_device_pinned_mem_limit 0") == "2G\n" })
+		n.Must("release", string(g.ID))
+		n.gone()
+	})
+}
+
+// TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in containers, and neither they nor
+// their daemons notice.
+func TestMPSOutlivesGpuledgerd(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	d := n.Daemon("--nri", "off")
+	var clients []*rig.Bundle
+	var grants []grant.Reference
+	for i := range 20 {
+		grants = append(grants, n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "5", "--gpu", fmt.Sprint(i%2)))
+	}
+	n.ready(2)
+	for i, g := range grants {
+		clients = append(clients, n.holds(fmt.Sprintf("c%d", i), g))
+	}
+	processes := func() string {
+		text := ""
+		for _, m := range n.ready(2) {
+			text += fmt.Sprintln(m.GPUs, m.Daemon, m.Servers)
+		}
+		return text
+	}
+	before := processes()
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		d.End(signal)
+		d = n.Daemon("--nri", "off")
+		files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/state.json"))
+		for _, file := range files { // it says so anew, once it has asked
+			must(t, os.Remove(file))
+		}
+		if after := processes(); after != before {
+			t.Errorf("after %v of gpuledgerd the daemons are\n%s, and were\n%s", signal, after, before)
+		}
+	}
+	for _, b := range clients {
+		if strings.Contains(clientSays(b), "end") || !rig.Lives(b.Init()) {
+			t.Errorf("%s is disturbed: %s", b.ID, clientSays(b))
+		}
+	}
+	for i, b := range clients {
+		b.End()
+		n.Must("release", string(grants[i].ID))
+	}
+	n.gone()
+}
+
+// TestMPSDies: a daemon or a server that ends is told with the containers that it takes along; new clients wait for the next one.
+func TestMPSDies(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	d := n.Daemon("--nri", "off")
+	for what, victim := range map[string]func(grant.MPSDaemon) int{
+		"daemon": func(m grant.MPSDaemon) int { return m.Daemon.PID },
+		"server": func(m grant.MPSDaemon) int { return m.Servers[0].PID },
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := n.ready(1)[0]
+			b := n.holds("lost-"+what, g)
+			pid := victim(m)
+			must(t, syscall.Kill(pid, syscall.SIGKILL))
+			rig.Eventually(t, "its end is told, with the container", func() bool {
+				return strings.Contains(d.Log(), fmt.Sprintf("the MPS %s (process %d) has ended", what, pid)) && strings.Contains(d.Log(), "these containers lost their contexts: [lost-"+what+"]")
+			})
+			rig.Eventually(t, "the client has lost its context", func() bool { return strings.Contains(clientSays(b), "lost: ") })
+			rig.Eventually(t, "another one is ready", func() bool {
+				return len(n.states()) == 1 && n.states()[0].Problem == "" && victim(n.states()[0]) != pid
+			})
+			n.wants(n.client("next-"+what, other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
+			b.End()
+		})
+	}
+	t.Run("and gpuledgerd with it", func(t *testing.T) {
+		d.End(syscall.SIGKILL)
+		m := n.states()[0]
+		must(t, syscall.Kill(m.Daemon.PID, syscall.SIGKILL))
+		rig.Eventually(t, "it is gone", func() bool { return !rig.Lives(m.Daemon.PID) })
+		b := n.client("nobody", other, "0:1")
+		wantRefused(t, b.Create(), "mps-not-ready") // nobody has written it down: the kernel was asked
+		n.Daemon("--nri", "off")
+		rig.Eventually(t, "another one is ready", func() bool {
+			return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != m.Daemon
+		})
+		n.wants(b, "mps threads=100\n0:1 CUDA_SUCCESS\n")
+	})
+}
+
+// TestMPSDrains: a daemon whose last grant is gone stays for as long as it has clients.
+func TestMPSDrains(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	d := n.Daemon("--nri", "off")
+	g := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	daemon := n.ready(1)[0]
+	b := n.holds("c", g)
+	n.Must("release", "--force", string(g.ID))
+	rig.Eventually(t, "it is said that it waits", func() bool { return strings.Contains(d.Log(), "so it stays until they end") })
+	again := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2")
+	rig.Eventually(t, "another daemon waits for it", func() bool { return strings.Contains(d.Log(), "is not gone yet") })
+	wantRefused(t, n.client("waits", again, "0:1").Create(), "mps-not-ready")
+	if strings.Contains(clientSays(b), "end") || !rig.Lives(daemon.Daemon.PID) {
+		t.Errorf("the client is disturbed: %s", clientSays(b))
+	}
+	b.End()
+	rig.Eventually(t, "it has ended", func() bool { return !rig.Lives(daemon.Daemon.PID) })
+	n.ready(1)
+	n.wants(n.client("both", again, "0:1024 0:1 1:1024 1:1"), "mps threads=100\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n1:1024 CUDA_SUCCESS\n1:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	if r := n.CLI("grant", "--mode", "mps", "--memory", "1GiB", "--gpu", "0"); r.Code != 5 || !strings.Contains(r.Stderr, "is served by an MPS daemon over 2 GPUs, for "+string(again.ID)) {
+		t.Errorf("one of its GPUs alone: %+v", r)
+	}
+	beside := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2", "--compute", "50")
+	n.wants(n.client("beside", beside, "0:1024 1:1024"), "mps threads=50\n0:1024 CUDA_SUCCESS\n1:1024 CUDA_SUCCESS\n")
+}
