@@ -157,5 +157,5 @@ func daemon(f Facts) []Line {
 	if f.Daemon != 0 {
 		return []Line{{Status: OK, Message: fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)}}
 	}
-	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI and metrics need it, nothing else does"}}
+	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, metrics and mode mps need it, nothing else does"}}
 }

@@ -41,7 +41,7 @@ var Checks = []Check{
 	{"driver", driver},
 	{"inventory", inventory},
 	{"devices", devices},
-	{"strength", strength},
+	{"strength", strengths},
 	{"ledger", book},
 	{"audit", audit},
 	{"engines", engines},

@@ -33,6 +33,9 @@ func well() Facts {
 	}
 }
 
+// control is what MPS needs of a driver.
+var control = []grant.DriverFile{{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary, Target: "/usr/bin/nvidia-cuda-mps-control"}}
+
 var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
 }
@@ -108,6 +111,12 @@ var answers = []struct {
 	{"R615 and the shim", func(f *Facts) { shim(f); f.Driver = "615.62.00" }, "strength", OK, "its grants have strength library"},
 	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", OK, "can reach strength library"},
 	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend }, "strength", Warning, `enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
+	{"no MPS", func(*Facts) {}, "strength", OK, "cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
+	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK, "mode mps has strength server; docs/strength.md"},
+	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength", OK, "needs gpuledgerd, which does not run"},
+	{"MPS is too weak", func(f *Facts) {
+		f.Inventory.Driver.Files, f.Policy.Rules.MinimumStrength = control, grant.StrengthDriver
+	}, "strength", OK, "its grants are refused (limit-unenforceable)"},
 	{"R615 on cgroup v1", func(f *Facts) { f.Driver, f.Cgroup.Version = "615.62.00", 1 }, "strength", OK, "nothing on this node holds"},
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", Warning, "limit-unenforceable"},
 

@@ -230,9 +230,10 @@ func (d *daemon) mourn() error {
 		d.when.UTC().Format(time.RFC3339), d.lost)
 }
 
-// say writes the state down where it is another than before.
+// say writes the state down where something else stands.
 func (d *daemon) say(state grant.MPSDaemon) error {
-	if same(state, d.state) {
+	if written, known := d.node.MPSState(d.dir); known && same(state, written) {
+		d.state = state
 		return nil
 	}
 	if err := d.node.SetMPSState(d.dir, state); err != nil {

@@ -168,12 +168,13 @@ func (n *Node) Grant(args ...string) grant.Reference {
 
 // Listed is a grant as `grants --json` shows it.
 type Listed struct {
-	ID       grant.ID      `json:"id"`
-	Owner    grant.Owner   `json:"owner"`
-	Source   string        `json:"source"`
-	State    grant.State   `json:"state"`
-	Mode     grant.Mode    `json:"mode"`
-	GPUs     []grant.Share `json:"gpus"`
+	ID       grant.ID       `json:"id"`
+	Owner    grant.Owner    `json:"owner"`
+	Source   string         `json:"source"`
+	State    grant.State    `json:"state"`
+	Mode     grant.Mode     `json:"mode"`
+	Strength grant.Strength `json:"strength"`
+	GPUs     []grant.Share  `json:"gpus"`
 	Bindings []struct {
 		Container string `json:"container"`
 		PID       int    `json:"pid"`

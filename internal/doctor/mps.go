@@ -1,0 +1,27 @@
+package doctor
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// strengths says for the modes that limit what a container can take how strongly they do here.
+func strengths(f Facts) []Line { return append(strength(f), mps(f)...) }
+
+// mps: its daemons are NVIDIA's program, under gpuledgerd. A node without the program is no worse for it.
+func mps(f Facts) []Line {
+	const program = "nvidia-cuda-mps-control"
+	i := slices.IndexFunc(f.Inventory.Driver.Files, func(d grant.DriverFile) bool { return d.Kind == grant.FileBinary && filepath.Base(d.Target) == program })
+	switch minimum := f.Policy.Rules.MinimumStrength; {
+	case i < 0:
+		return []Line{{Status: OK, Message: "mode mps has strength server, and cannot be used on this node: the driver's files have no " + program}}
+	case !grant.StrengthServer.AtLeast(minimum):
+		return []Line{{Status: OK, Message: fmt.Sprintf("mode mps has strength server, and policy.minimum_strength is %q: its grants are refused (limit-unenforceable)", minimum)}}
+	case f.Daemon == 0:
+		return []Line{{Status: OK, Message: "mode mps has strength server, and needs gpuledgerd, which does not run: its grants are refused (mps-not-ready)"}}
+	}
+	return []Line{{Status: OK, Message: "mode mps has strength server; docs/strength.md says what that does not hold"}}
+}

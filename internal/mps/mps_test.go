@@ -1,0 +1,66 @@
+package mps
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func held(mode grant.Mode, compute int, memory grant.Bytes, containers []string, gpus ...string) grant.Grant {
+	g := grant.Grant{Mode: mode, Compute: compute}
+	for i, uuid := range gpus {
+		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Index: i, Memory: memory})
+	}
+	for _, c := range containers {
+		g.Bindings = append(g.Bindings, grant.Binding{Container: c})
+	}
+	return g
+}
+
+// TestWants: one daemon for each set of GPUs, with the limits of its largest grant.
+func TestWants(t *testing.T) {
+	all := wants([]grant.Grant{
+		held(grant.MPS, 25, grant.GiB, []string{"a"}, "GPU-0"),
+		held(grant.MPS, 10, 4*grant.GiB, []string{"b"}, "GPU-0"),
+		held(grant.Limit, 0, 8*grant.GiB, []string{"c"}, "GPU-3"),
+		held(grant.MPS, 0, 2*grant.GiB, nil, "GPU-1", "GPU-2"),
+	})
+	for name, text := range map[string]string{
+		grant.MPSName([]string{"GPU-0"}):          "{[GPU-0] map[GPU-0:4294967296] 25 [a b]}",
+		grant.MPSName([]string{"GPU-2", "GPU-1"}): "{[GPU-1 GPU-2] map[GPU-1:2147483648 GPU-2:2147483648] 100 []}",
+	} {
+		if got := fmt.Sprint(all[name]); got != text {
+			t.Errorf("got %s, want %s", got, text)
+		}
+	}
+	if len(all) != 2 {
+		t.Errorf("%d daemons", len(all))
+	}
+}
+
+func TestParseLimit(t *testing.T) {
+	for text, want := range map[string]grant.Bytes{"3G": 3 * grant.GiB, "512M": 512 * grant.MiB, "0M": 0} {
+		if got, err := parseLimit(text); err != nil || got != want {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "3", "G", "-1G", "3GG", "unlimited", "3G\n4G", "99999999999G"} { // what is no size is no limit
+		if got, err := parseLimit(text); err == nil {
+			t.Errorf("%q is taken for %s", text, got)
+		}
+	}
+}
+
+// TestUnitOf: what `systemd-escape --path --template=gpuledger-mps@.service DIRECTORY` prints (systemd 252).
+func TestUnitOf(t *testing.T) {
+	for dir, want := range map[string]string{
+		"/run/gpuledger/mps/0a1b2c3d4e5f": "gpuledger-mps@run-gpuledger-mps-0a1b2c3d4e5f.service",
+		"/run/gpu-ledger/.x y/mps/é":      `gpuledger-mps@run-gpu\x2dledger-.x\x20y-mps-\xc3\xa9.service`,
+		"/.hidden":                        `gpuledger-mps@\x2ehidden.service`,
+	} {
+		if got := unitOf(dir); got != want {
+			t.Errorf("%s is %s, want %s", dir, got, want)
+		}
+	}
+}
