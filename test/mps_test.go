@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -43,15 +44,29 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 	return n
 }
 
-// killDaemons ends what gpuledgerd would have left to the next one.
-func (n mpsNode) killDaemons() {
-	for _, m := range n.states() {
-		for _, p := range append(m.Servers, m.Daemon) {
-			if p.PID > 0 {
-				_ = syscall.Kill(p.PID, syscall.SIGKILL)
-			}
+// eventually is rig.Eventually with more time: between a grant and its clients are a daemon's pass, several programs and their answers.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never came true: %s", what)
 		}
-		rig.Eventually(n.t, "a killed MPS daemon is gone", func() bool { return m.Daemon.PID == 0 || !rig.Lives(m.Daemon.PID) })
+	}
+}
+
+// killDaemons ends what gpuledgerd would have left to the next one. A server of the stand-in ends with its daemon.
+func (n mpsNode) killDaemons() {
+	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/process.json"))
+	for _, file := range files {
+		var p struct{ PID int }
+		if data, err := os.ReadFile(file); err != nil || json.Unmarshal(data, &p) != nil || p.PID <= 1 {
+			continue
+		}
+		if program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.PID)); program != n.program {
+			continue
+		}
+		_ = syscall.Kill(p.PID, syscall.SIGKILL)
+		eventually(n.t, "a killed MPS daemon is gone", func() bool { return !rig.Lives(p.PID) })
 	}
 }
 
@@ -70,7 +85,7 @@ func (n mpsNode) states() (all []grant.MPSDaemon) {
 // ready waits for that many daemons and returns them.
 func (n mpsNode) ready(count int) []grant.MPSDaemon {
 	n.t.Helper()
-	rig.Eventually(n.t, fmt.Sprintf("%d MPS daemons are ready", count), func() bool {
+	eventually(n.t, fmt.Sprintf("%d MPS daemons are ready", count), func() bool {
 		all := n.states()
 		return len(all) == count && !slices.ContainsFunc(all, func(m grant.MPSDaemon) bool { return m.Problem != "" })
 	})
@@ -91,7 +106,7 @@ func (n mpsNode) client(id string, r grant.Reference, deeds string, edits ...rig
 func (n mpsNode) holds(id string, r grant.Reference) *rig.Bundle {
 	n.t.Helper()
 	b := starts(n.t, n.client(id, r, "0:64 hold >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
-	rig.Eventually(n.t, id+" is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
+	eventually(n.t, id+" is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
 	return b
 }
 
@@ -126,7 +141,7 @@ func TestMPS(t *testing.T) {
 	n.wants(n.client("c1", small, "0:1500 0:548 0:1"), small25)
 
 	large := n.Grant("--mode", "mps", "--memory", "4GiB", "--compute", "50", "--gpu", "0")
-	rig.Eventually(t, "the daemon's limits have grown", func() bool { m := n.ready(1)[0]; return m.Limits[m.GPUs[0]] == 4*grant.GiB && m.Threads == 50 })
+	eventually(t, "the daemon's limits have grown", func() bool { m := n.ready(1)[0]; return m.Limits[m.GPUs[0]] == 4*grant.GiB && m.Threads == 50 })
 	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || m.Servers[0] != daemon.Servers[0] {
 		t.Errorf("for a larger grant %+v became %+v", daemon, m)
 	}
@@ -146,7 +161,7 @@ func TestMPS(t *testing.T) {
 // gone waits until nothing is left of any daemon.
 func (n mpsNode) gone() {
 	n.t.Helper()
-	rig.Eventually(n.t, "nothing is left of the MPS daemons", func() bool {
+	eventually(n.t, "nothing is left of the MPS daemons", func() bool {
 		left, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*"))
 		return len(left) == 0
 	})
@@ -226,7 +241,7 @@ func TestMPSIsNotReady(t *testing.T) {
 		t.Run(word, func(t *testing.T) {
 			mood(word)
 			g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
-			rig.Eventually(t, "it is said: "+problem, func() bool {
+			eventually(t, "it is said: "+problem, func() bool {
 				return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool { return strings.Contains(m.Problem, problem) })
 			})
 			b := n.client(word, g, "0:1")
@@ -247,7 +262,7 @@ func TestMPSIsNotReady(t *testing.T) {
 			return rig.Run(c).Stdout
 		}
 		ask("set_default_device_pinned_mem_limit 0 9000M")
-		rig.Eventually(t, "they are set again", func() bool { return ask("get_default_device_pinned_mem_limit 0") == "2G\n" })
+		eventually(t, "they are set again", func() bool { return ask("get_default_device_pinned_mem_limit 0") == "2G\n" })
 		n.Must("release", string(g.ID))
 		n.gone()
 	})
@@ -312,11 +327,11 @@ func TestMPSDies(t *testing.T) {
 			b := n.holds("lost-"+what, g)
 			pid := victim(m)
 			must(t, syscall.Kill(pid, syscall.SIGKILL))
-			rig.Eventually(t, "its end is told, with the container", func() bool {
+			eventually(t, "its end is told, with the container", func() bool {
 				return strings.Contains(d.Log(), fmt.Sprintf("the MPS %s (process %d) has ended", what, pid)) && strings.Contains(d.Log(), "these containers lost their contexts: [lost-"+what+"]")
 			})
-			rig.Eventually(t, "the client has lost its context", func() bool { return strings.Contains(clientSays(b), "lost: ") })
-			rig.Eventually(t, "another one is ready", func() bool {
+			eventually(t, "the client has lost its context", func() bool { return strings.Contains(clientSays(b), "lost: ") })
+			eventually(t, "another one is ready", func() bool {
 				return len(n.states()) == 1 && n.states()[0].Problem == "" && victim(n.states()[0]) != pid
 			})
 			n.wants(n.client("next-"+what, other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
@@ -327,11 +342,11 @@ func TestMPSDies(t *testing.T) {
 		d.End(syscall.SIGKILL)
 		m := n.states()[0]
 		must(t, syscall.Kill(m.Daemon.PID, syscall.SIGKILL))
-		rig.Eventually(t, "it is gone", func() bool { return !rig.Lives(m.Daemon.PID) })
+		eventually(t, "it is gone", func() bool { return !rig.Lives(m.Daemon.PID) })
 		b := n.client("nobody", other, "0:1")
 		wantRefused(t, b.Create(), "mps-not-ready") // nobody has written it down: the kernel was asked
 		n.Daemon("--nri", "off")
-		rig.Eventually(t, "another one is ready", func() bool {
+		eventually(t, "another one is ready", func() bool {
 			return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != m.Daemon
 		})
 		n.wants(b, "mps threads=100\n0:1 CUDA_SUCCESS\n")
@@ -346,15 +361,15 @@ func TestMPSDrains(t *testing.T) {
 	daemon := n.ready(1)[0]
 	b := n.holds("c", g)
 	n.Must("release", "--force", string(g.ID))
-	rig.Eventually(t, "it is said that it waits", func() bool { return strings.Contains(d.Log(), "so it stays until they end") })
+	eventually(t, "it is said that it waits", func() bool { return strings.Contains(d.Log(), "so it stays until they end") })
 	again := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2")
-	rig.Eventually(t, "another daemon waits for it", func() bool { return strings.Contains(d.Log(), "is not gone yet") })
+	eventually(t, "another daemon waits for it", func() bool { return strings.Contains(d.Log(), "is not gone yet") })
 	wantRefused(t, n.client("waits", again, "0:1").Create(), "mps-not-ready")
 	if strings.Contains(clientSays(b), "end") || !rig.Lives(daemon.Daemon.PID) {
 		t.Errorf("the client is disturbed: %s", clientSays(b))
 	}
 	b.End()
-	rig.Eventually(t, "it has ended", func() bool { return !rig.Lives(daemon.Daemon.PID) })
+	eventually(t, "it has ended", func() bool { return !rig.Lives(daemon.Daemon.PID) })
 	n.ready(1)
 	n.wants(n.client("both", again, "0:1024 0:1 1:1024 1:1"), "mps threads=100\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n1:1024 CUDA_SUCCESS\n1:1 CUDA_ERROR_OUT_OF_MEMORY\n")
 	if r := n.CLI("grant", "--mode", "mps", "--memory", "1GiB", "--gpu", "0"); r.Code != 5 || !strings.Contains(r.Stderr, "is served by an MPS daemon over 2 GPUs, for "+string(again.ID)) {

@@ -29,8 +29,10 @@ type Manager struct {
 	Log  *logrus.Logger
 
 	daemons map[string]*daemon // by directory
-	due     time.Time          // the ledger is not read before
-	failure error              // of the last time that it was
+	began   time.Time          // when the ledger was last read,
+	took    time.Duration      // how long that took,
+	seen    time.Time          // how new its grants were,
+	failure error              // and what came of it
 }
 
 // Name is how the daemon calls it in logs.
@@ -39,8 +41,9 @@ func (m *Manager) Name() string { return "mps" }
 // Stop leaves the daemons as they are.
 func (m *Manager) Stop() {}
 
-// restAfter keeps the reading of a large ledger below one percent of a core.
-const restAfter = 100
+// restAfter keeps the reading of a large ledger below one percent of a core: of one that nobody has changed, only containers that are
+// gone and time that is over can be news. One that was changed is read at once, if not all of the time.
+const restAfter, restAfterChange = 100, 4
 
 // Ensure has a daemon run, with the limits that the ledger says, for every set of GPUs with a grant in mode mps, and none
 // elsewhere. Dead ones are noticed first, at every pass: what follows waits for answers, and may be put off.
@@ -49,16 +52,29 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	for _, d := range m.daemons {
 		died = d.notice() || died
 	}
-	if began.Before(m.due) && !died {
+	rest, changed := time.Duration(restAfter), m.changed()
+	if !changed.Equal(m.seen) {
+		rest = restAfterChange
+	}
+	if began.Before(m.began.Add(rest*m.took)) && !died {
 		return m.failure
 	}
 	o, err := m.Node().Overview()
-	m.due = began.Add(restAfter * time.Since(began))
+	m.began, m.took, m.seen = began, time.Since(began), changed
 	if err == nil {
 		err = m.ensure(ctx, o)
 	}
 	m.failure = err
 	return err
+}
+
+// changed is when a grant was last entered, changed or removed: each is a file, replaced by rename.
+func (m *Manager) changed() time.Time {
+	info, err := os.Stat(filepath.Join(m.Node().Policy.StateDir, "grants"))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 func (m *Manager) ensure(ctx context.Context, o node.Overview) error {

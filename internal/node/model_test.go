@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -27,9 +28,13 @@ import (
 // each grant has the strength of its mode, what would fit is granted and what would not is refused with its reason. 100,000 steps
 // are `go test ./internal/node -run 'TestModel$' -rapid.checks=1000 -rapid.steps=100 -timeout 60m`.
 func TestModel(t *testing.T) {
+	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue { // every grant is synced to the disk
+		t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
+		_ = checks.Value.Set("30")
+	}
 	steps := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		m := newModel(t, rt)
+		m := newModel(t)
 		defer os.RemoveAll(m.dir)
 		actions := map[string]func(*rapid.T){"": m.compare}
 		for name, act := range map[string]func(*rapid.T){"grant": m.grant, "grant again": m.grant, "bind": m.bind, "unbind": m.unbind, "change": m.change,
@@ -72,7 +77,7 @@ type model struct {
 	held  map[grant.ID]*holding
 }
 
-func newModel(t *testing.T, rt *rapid.T) *model {
+func newModel(t *testing.T) *model {
 	dir, err := os.MkdirTemp(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,77 @@
+package node_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// TestTheWordOfADaemonIsNotEnough: what gpuledgerd wrote about an MPS daemon counts for as long as it is of this boot and this
+// format, and the kernel agrees.
+func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
+	m := newModel(t)
+	g, reference, err := m.node.Grant(admission.Ask{Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
+	m.must(err)
+	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName(g.UUIDs()))
+	m.must(os.MkdirAll(filepath.Join(dir, "pipe"), 0o755))
+	t.Chdir(filepath.Join(dir, "pipe")) // a socket's path is short
+	listener, err := net.Listen("unix", "control")
+	m.must(err)
+	defer listener.Close()
+	self, err := m.node.Host.Self()
+	m.must(err)
+	dead := exec.Command("true")
+	m.must(dead.Run())
+	good := grant.MPSDaemon{GPUs: g.UUIDs(), Daemon: self, Servers: []grant.Process{self}, Limits: map[string]grant.Bytes{uuid(0): grant.GiB}, Threads: 100}
+	file := filepath.Join(dir, "state.json")
+	rewrite := func(old, new string) {
+		data, err := os.ReadFile(file)
+		m.must(err)
+		text := strings.Replace(string(data), old, new, 1)
+		if text == string(data) {
+			t.Fatalf("%s is not in %s", old, data)
+		}
+		m.must(os.WriteFile(file, []byte(text), 0o600))
+	}
+	config := fmt.Sprintf(`{"annotations":{"gpuledger.dev/grant":%q},"process":{},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)
+	for _, c := range []struct {
+		name   string
+		change func()
+		want   string
+	}{
+		{"as written", func() {}, ""},
+		{"a dead daemon", func() {
+			gone := good
+			gone.Daemon = grant.Process{PID: dead.Process.Pid, Start: 1}
+			m.must(m.node.SetMPSState(dir, gone))
+		}, "has ended"},
+		{"a dead server", func() {
+			gone := good
+			gone.Servers = append(gone.Servers, grant.Process{PID: self.PID, Start: self.Start + 1})
+			m.must(m.node.SetMPSState(dir, gone))
+		}, "has ended"},
+		{"a problem", func() { rewrite(`"problem": ""`, `"problem": "deaf"`) }, "deaf"},
+		{"a newer format", func() { rewrite(`"version": 1`, `"version": 2`) }, "no daemon runs"},
+		{"another boot", func() { rewrite(`"boot_id": "`, `"boot_id": "9`) }, "no daemon runs"},
+		{"half a file", func() { rewrite("}", "") }, "no daemon runs"},
+		{"no control socket", func() { m.must(os.Remove("control")) }, "no control socket"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m.must(m.node.SetMPSState(dir, good))
+			c.change()
+			d := m.node.Explain(node.Create{Caller: request.Caller{Container: grant.Container{ID: "c", RuntimeRoot: m.dir + "/none", Bundle: m.dir}}, Config: []byte(config)})
+			if c.want == "" && d.Kind != grant.Admit || c.want != "" && (d.Code != grant.MPSNotReady || !strings.Contains(d.Message, c.want)) {
+				t.Errorf("%s %s: %s, want %q", d.Kind, d.Code, d.Message, c.want)
+			}
+		})
+	}
+}
