@@ -1,8 +1,10 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,8 +26,9 @@ type neighbour struct {
 var neighbours = []neighbour{
 	{grant.Exclusive, "0", 1, grant.StrengthNone, nil},
 	{grant.Timeslice, "1", 6, grant.StrengthNone, []string{"--memory", "1GiB"}},
-	{grant.Limit, "2", 6, "", []string{"--memory", "1GiB", "--compute", "10"}}, // of as much strength as the node has
-	{grant.MPS, "3", 7, grant.StrengthServer, []string{"--memory", "1GiB", "--compute", "10"}},
+	{grant.Limit, "2", 5, "", []string{"--memory", "1GiB", "--compute", "10"}}, // of as much strength as the node has
+	{grant.MPS, "3", 6, grant.StrengthServer, []string{"--memory", "1GiB", "--compute", "10"}},
+	{grant.MIG, "4", 2, grant.StrengthHardware, []string{"--profile", "1g.10gb"}},
 }
 
 func (b neighbour) args(more ...string) []string {
@@ -35,14 +38,15 @@ func (b neighbour) args(more ...string) []string {
 // TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that run; every combination that may
 // not be is refused with its code and with who holds the GPU in which mode; and in the end all GPUs are free.
 func TestModesSideBySide(t *testing.T) {
-	n := newMPSNode(t, rig.Setup{GPUs: len(neighbours), Config: shows("127.0.0.1:0")})
+	n := newMPSNode(t, rig.Setup{GPUs: len(neighbours), Memory: "80GiB", Config: shows("127.0.0.1:0")})
+	n.partition(4, "1g.10gb", "1g.10gb")
 	d := n.Daemon("--nri", "off")
 	granted := map[grant.ID]neighbour{}
 	var running []*rig.Bundle
 	for _, b := range neighbours {
 		for i := range b.containers {
 			where := []string{"--gpu", b.gpu}
-			if i > 0 {
+			if i > 0 || b.mode == grant.MIG {
 				where = nil // placement finds the GPU that is in the mode already
 			}
 			g := n.Grant(b.args(where...)...)
@@ -73,9 +77,26 @@ func TestModesSideBySide(t *testing.T) {
 	}
 	n.gone()
 	for _, b := range neighbours {
+		if b.mode == grant.MIG {
+			n.Grant("--mode", "mig", "--gpu", "4:0", "--gpu", "4:1")
+			continue
+		}
 		n.Grant("--mode", "exclusive", "--gpu", b.gpu)
 	}
 	n.CheckSound("after all modes")
+}
+
+// partition makes MIG devices of a GPU.
+func (n mpsNode) partition(index int, profiles ...string) {
+	n.t.Helper()
+	file := filepath.Join(n.Dir, "node.json")
+	var description map[string]any
+	must(n.t, json.Unmarshal([]byte(read(n.t, file)), &description))
+	description["gpus"].([]any)[index].(map[string]any)["mig"] = profiles
+	data, err := json.Marshal(description)
+	must(n.t, err)
+	n.Write("node.json", string(data))
+	n.Must("inventory", "refresh")
 }
 
 // wantWords: the strength of a grant in mode mps is the same word wherever it is told.
@@ -88,7 +109,7 @@ func (n mpsNode) wantWords(s site) {
 	for where, text := range said {
 		word := map[bool]string{true: `"strength": "server"`, false: "server"}[strings.HasSuffix(where, "--json")]
 		if where == "metrics" {
-			word = `mode="mps",owner="bearer",state="bound",strength="server"} 7`
+			word = `mode="mps",owner="bearer",state="bound",strength="server"} 6`
 		}
 		if !strings.Contains(text, word) {
 			n.t.Errorf("%s does not say %s:\n%s", where, word, text)
@@ -108,7 +129,14 @@ func (n mpsNode) wantApart(held, other neighbour) {
 		return
 	}
 	r := n.CLI(append([]string{"grant"}, other.args("--gpu", held.gpu)...)...)
-	if r.Code != 5 || !strings.Contains(r.Stderr, fmt.Sprintf("GPU %s is in mode %s, held by g-", held.gpu, held.mode)) || !strings.Contains(r.Stderr, "hint: a GPU is in one mode at a time") {
+	why := fmt.Sprintf("GPU %s is in mode %s, held by g-", held.gpu, held.mode)
+	switch grant.MIG {
+	case held.mode:
+		why = "GPU 4 is partitioned (mode mig)"
+	case other.mode:
+		why = "GPU " + held.gpu + " is not partitioned; mode mig grants MIG devices"
+	}
+	if r.Code != 5 || !strings.Contains(r.Stderr, why) {
 		n.t.Errorf("%s on the GPU in mode %s: %+v", other.mode, held.mode, r)
 	}
 }
