@@ -46,10 +46,24 @@ func TestModel(t *testing.T) {
 	t.Logf("%d steps", steps)
 }
 
+// What can be granted is units: the GPUs 0 to 3, and as 4 and 5 the MIG devices of GPU 4.
 const (
 	cards = 4
+	units = 6
 	card  = 8 * grant.GiB
+	part  = 4 * grant.GiB
 )
+
+// cardOf is the GPU that a unit is, or is a part of.
+func cardOf(unit int) int { return min(unit, cards) }
+
+// unitOf is the unit that a share is of.
+func unitOf(s grant.Share) int {
+	if s.Index < cards {
+		return s.Index
+	}
+	return slices.IndexFunc([]int{0, 1, 2, 3, 4, 5}, func(i int) bool { return uuid(i) == s.UUID })
+}
 
 // holding is a grant as the model has it.
 type holding struct {
@@ -71,7 +85,7 @@ type model struct {
 	dir   string
 	node  *node.Node
 	boots int
-	sick  [cards]bool
+	sick  [cards + 1]bool
 	pools [][]int        // nil: none; the GPUs of each
 	modes [][]grant.Mode // of each pool; nil: all
 	held  map[grant.ID]*holding
@@ -123,6 +137,14 @@ func (m *model) scan() {
 		}
 		inv.GPUs = append(inv.GPUs, g)
 	}
+	last := grant.GPU{UUID: uuid(units), Index: cards, Minor: cards, Name: "test", Memory: card, Health: grant.Healthy}
+	for i := cards; i < units; i++ {
+		last.MIG = append(last.MIG, grant.MIGDevice{UUID: uuid(i), Profile: "1g.4gb", Memory: part, GI: i, Caps: [2]int{10 + i, 20 + i}})
+	}
+	if m.sick[cards] {
+		last.Health = "fell off the bus"
+	}
+	inv.GPUs = append(inv.GPUs, last)
 	m.must(gpu.Write(gpu.Path(m.node.Policy.StateDir), inv))
 }
 
@@ -130,12 +152,12 @@ func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
 
 // pool is which one a GPU is in; -1 is none.
 func (m *model) pool(i int) int {
-	return slices.IndexFunc(m.pools, func(gpus []int) bool { return slices.Contains(gpus, i) })
+	return slices.IndexFunc(m.pools, func(gpus []int) bool { return slices.Contains(gpus, cardOf(i)) })
 }
 
 // open reports whether a GPU takes grants of the mode at all.
 func (m *model) open(i int, mode grant.Mode) bool {
-	if m.sick[i] {
+	if m.sick[cardOf(i)] || (i >= cards) != (mode == grant.MIG) {
 		return false
 	}
 	p := m.pool(i)
@@ -153,7 +175,7 @@ func (m *model) on(i int, but grant.ID) map[grant.ID]*holding {
 func (m *model) fits(i int, h holding, but grant.ID) bool {
 	memory, compute := h.each, h.compute
 	for _, o := range m.on(i, but) {
-		if o.mode != h.mode || h.mode == grant.Exclusive || h.mode == grant.MPS && len(o.gpus) != len(h.gpus) {
+		if o.mode != h.mode || h.mode == grant.Exclusive || h.mode == grant.MIG || h.mode == grant.MPS && len(o.gpus) != len(h.gpus) {
 			return false
 		}
 		memory, compute = memory+o.each, compute+o.compute
@@ -179,10 +201,10 @@ func (m *model) allFit(h holding, but grant.ID) bool {
 // anyFit reports whether some GPUs of one pool have room: every choice is tried.
 func (m *model) anyFit(h holding) bool {
 	n := len(h.gpus)
-	for set := range 1 << cards {
+	for set := range 1 << units {
 		h.gpus = nil
 		pool := map[int]bool{}
-		for i := range cards {
+		for i := range units {
 			if set>>i&1 == 1 {
 				h.gpus = append(h.gpus, i)
 				pool[m.pool(i)] = true
@@ -196,21 +218,24 @@ func (m *model) anyFit(h holding) bool {
 }
 
 func (m *model) grant(rt *rapid.T) {
-	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS}).Draw(rt, "mode"),
+	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS, grant.MIG}).Draw(rt, "mode"),
 		owner: rapid.SampledFrom([]grant.Owner{grant.Bearer, grant.Bearer, "pod:u/a", "pod:u/b", "claim:c"}).Draw(rt, "owner")}
 	ask := admission.Ask{Mode: h.mode, Owner: h.owner, Source: "test", Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(rt, "place")}
-	n := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3}).Draw(rt, "gpus")
+	n, of := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3}).Draw(rt, "gpus"), []int{0, 1, 2, 3}
+	if h.mode == grant.MIG {
+		n, of, h.each, ask.Profile = min(n, units-cards), []int{4, 5}, part, "1g.4gb"
+	}
 	h.gpus = make([]int, n)
 	named := rapid.Bool().Draw(rt, "named")
 	if named {
-		h.gpus = slices.Sorted(slices.Values(rapid.Permutation([]int{0, 1, 2, 3}).Draw(rt, "names")[:n]))
+		h.gpus = slices.Sorted(slices.Values(rapid.Permutation(of).Draw(rt, "names")[:n]))
 		for _, i := range h.gpus {
-			ask.Names = append(ask.Names, strconv.Itoa(i))
+			ask.Names = append(ask.Names, uuid(i))
 		}
 	} else {
 		ask.GPUs = n
 	}
-	if h.mode != grant.Exclusive {
+	if h.mode != grant.Exclusive && h.mode != grant.MIG {
 		h.each = grant.Bytes(rapid.IntRange(1, 8).Draw(rt, "GiB")) * grant.GiB
 		h.compute = rapid.SampledFrom([]int{0, 0, 25, 50, 100}).Draw(rt, "compute")
 		ask.Memory, ask.Compute = h.each*grant.Bytes(n), h.compute
@@ -224,7 +249,7 @@ func (m *model) grant(rt *rapid.T) {
 		m.refused(rt, err, grant.GrantInUse)
 	case !possible:
 		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
-		if named && n == 1 {
+		if named && n == 1 && h.mode != grant.MIG {
 			m.conflict(rt, err, h)
 		}
 	case err != nil:
@@ -264,7 +289,7 @@ func (m *model) conflict(rt *rapid.T, err error, h holding) {
 func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
 	var gpus []int
 	for _, s := range g.GPUs {
-		gpus = append(gpus, s.Index)
+		gpus = append(gpus, unitOf(s))
 		if want := h.each; h.mode != grant.Exclusive && s.Memory != want || h.mode == grant.Exclusive && s.Memory != card {
 			rt.Fatalf("%s has %s of GPU %d", g.ID, s.Memory, s.Index)
 		}
@@ -332,7 +357,7 @@ func (m *model) release(rt *rapid.T) {
 
 func (m *model) change(rt *rapid.T) {
 	id := m.pick(rt)
-	if id == "" || m.held[id].mode == grant.Exclusive {
+	if id == "" || m.held[id].mode == grant.Exclusive || m.held[id].mode == grant.MIG {
 		return
 	}
 	old := *m.held[id]
@@ -365,8 +390,8 @@ func (m *model) change(rt *rapid.T) {
 // pin gives the node other pools.
 func (m *model) pin(rt *rapid.T) {
 	m.pools, m.modes, m.node.Policy.Pools = nil, nil, nil
-	for _, gpus := range rapid.SampledFrom([][][]int{nil, {{0, 1}, {2, 3}}, {{0}, {1, 2}}, {{0, 1, 2, 3}}}).Draw(rt, "pools") {
-		modes := rapid.SampledFrom([][]grant.Mode{nil, {grant.MPS}, {grant.Limit, grant.MPS}, {grant.Exclusive, grant.Timeslice}}).Draw(rt, "modes")
+	for _, gpus := range rapid.SampledFrom([][][]int{nil, {{0, 1}, {2, 3, 4}}, {{0}, {1, 2}}, {{0, 1, 2, 3, 4}}}).Draw(rt, "pools") {
+		modes := rapid.SampledFrom([][]grant.Mode{nil, {grant.MPS}, {grant.Limit, grant.MPS, grant.MIG}, {grant.Exclusive, grant.Timeslice}}).Draw(rt, "modes")
 		pool := grant.Pool{Modes: modes, Place: rapid.SampledFrom([]grant.Placement{grant.Binpack, grant.Spread}).Draw(rt, "placement")}
 		for _, i := range gpus {
 			pool.GPUs = append(pool.GPUs, strconv.Itoa(i))
@@ -378,7 +403,7 @@ func (m *model) pin(rt *rapid.T) {
 
 // health fails a GPU, or has it return.
 func (m *model) health(rt *rapid.T) {
-	i := rapid.IntRange(0, cards-1).Draw(rt, "GPU")
+	i := rapid.IntRange(0, cards).Draw(rt, "GPU")
 	m.sick[i] = !m.sick[i]
 	m.scan()
 }
@@ -437,8 +462,22 @@ func (m *model) compare(rt *rapid.T) {
 	if seen != 0 {
 		rt.Fatalf("the ledger and the model differ by %d grants", seen)
 	}
-	for i, c := range picture.Cards {
+	for i, c := range picture.Cards[:cards] {
 		m.invariant(rt, i, c)
+	}
+	for i, p := range picture.Cards[cards].Parts {
+		m.whole(rt, cards+i, p)
+	}
+}
+
+// whole: a MIG device is granted to one, or free.
+func (m *model) whole(rt *rapid.T, i int, p node.Part) {
+	free := part
+	if len(m.on(i, "")) > 0 || m.sick[cards] || m.pools != nil && m.pool(i) < 0 {
+		free = 0
+	}
+	if len(m.on(i, "")) > 1 || len(p.Grants) != len(m.on(i, "")) || p.Free != free {
+		rt.Fatalf("MIG device %s has %d grants and %s free; the model has %v and %s free", p.Name, len(p.Grants), p.Free, m.on(i, ""), free)
 	}
 }
 
