@@ -130,7 +130,7 @@ func (c *asking) mpsEnv() []string {
 }
 
 // mpsMounts are the daemon's pipe directory and the shared memory that it has in common with its clients, in place of the node's
-// (docs/adr/0040).
+// (docs/adr/0045).
 func (c *asking) mpsMounts() []*cdispec.Mount {
 	if c.grant.Mode != grant.MPS {
 		return nil

@@ -218,7 +218,7 @@ func (m *model) anyFit(h holding) bool {
 }
 
 func (m *model) grant(rt *rapid.T) {
-	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS, grant.MIG}).Draw(rt, "mode"),
+	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS, grant.MPS, grant.MIG}).Draw(rt, "mode"),
 		owner: rapid.SampledFrom([]grant.Owner{grant.Bearer, grant.Bearer, "pod:u/a", "pod:u/b", "claim:c"}).Draw(rt, "owner")}
 	ask := admission.Ask{Mode: h.mode, Owner: h.owner, Source: "test", Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(rt, "place")}
 	n, of := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3}).Draw(rt, "gpus"), []int{0, 1, 2, 3}
