@@ -177,7 +177,7 @@ func boolean(b bool) int {
 // reaches the control socket, as every client does, can change them.
 const (
 	firstWait = time.Second
-	lastWait  = time.Minute
+	lastWait  = 10 * time.Second
 	lookEvery = 10 * time.Second
 	patience  = 10 * time.Second // with a daemon that was told to end
 )
@@ -221,7 +221,11 @@ func (d *daemon) notice() (died bool) {
 	}
 	d.lost, d.when = append(d.lost, d.bound()...), time.Now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
-	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: "its " + who + " has ended"}); err != nil {
+	problem := "its " + who + " has ended"
+	if words := d.lastWords(); words != "" { // of one that ends as soon as it is started, the reason
+		problem += ": " + words
+	}
+	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: problem}); err != nil {
 		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // whoever reads that it runs asks the kernel too
 	}
 	return true
@@ -275,6 +279,8 @@ func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
 	if err != nil {
 		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
+	} else {
+		d.wait = 0
 	}
 	return errors.Join(err, d.say(state))
 }
