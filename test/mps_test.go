@@ -196,7 +196,9 @@ func TestMPSTraps(t *testing.T) {
 		n.wants(b, bound)
 	})
 	t.Run("limits are a process's: this is what MPS cannot do", func(t *testing.T) {
-		b := n.client("two", g, "", rig.Shell("/bin/client 0:2048 hold & /bin/client 0:2048; kill $!"))
+		b := n.client("two", g, "", rig.Shell(`/bin/client 0:2048 hold >/tmp/one &
+until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
+/bin/client 0:2048; /bin/busybox cat /tmp/one; kill $!`))
 		r := b.Run()
 		if strings.Count(r.Stdout, "0:2048 CUDA_SUCCESS\n") != 2 {
 			t.Errorf("two processes of one container: %+v; if they share a limit now, docs/strength.md says otherwise", r)
