@@ -48,9 +48,9 @@ test: ## everything that needs root and no GPU, set-up included (root); what CI 
 	done
 	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
-E2E ?= containerd,crio,podman,docker
+E2E ?= containerd,crio,podman,docker,kubernetes
 .PHONY: e2e
-e2e: ## the story through real engines, set-up included (root); E2E=containerd,crio,podman,docker, and kubernetes where it is named
+e2e: ## the story through real engines and a real control plane, set-up included (root); E2E=containerd,crio,podman,docker,kubernetes
 	@test/setup.sh e2e
 	$(MAKE) --no-print-directory build kube
 	test/rig/leftovers.sh test/e2e/run.sh $(E2E)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # run.sh [ENGINE[,ENGINE...]] [GO-TEST-FLAG...]
-# Runs the end-to-end tests on these engines (default: all but kubernetes), building those that Debian does not have. ENGINE is a name of
+# Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
 # the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker, kubernetes.
 # E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
 set -euo pipefail
@@ -21,7 +21,7 @@ kubernetes     runc containerd-2 crictl etcd kubernetes
 '
 
 names=() builds=()
-IFS=, read -ra wanted <<<"${1:-containerd,crio,podman,docker}"
+IFS=, read -ra wanted <<<"${1:-containerd,crio,podman,docker,kubernetes}"
 for want in "${wanted[@]}"; do
   found=
   while read -r name needs; do

@@ -181,7 +181,7 @@ func removeMachineCgroups(name string) {
 var overlaid = []string{"/etc", "/opt", "/var/lib", "/var/log"}
 
 // empty are empty at first, and never on an overlay: engines put overlays of their own there.
-var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker", "/etc/nri", "/opt/nri",
+var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker", "/etc/gpuledger", "/etc/nri", "/opt/nri",
 	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/docker", "/var/lib/gpuledger", "/var/lib/kubelet"}
 
 // temporary is gone with the machine, however that ends.
