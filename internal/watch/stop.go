@@ -43,25 +43,27 @@ func isIn(h host.Host, p grant.Process, cgroup string) bool {
 // stopTime is how long processes may take to end once they are killed. One that hangs in the driver does not.
 const stopTime = 5 * time.Second
 
-// empty kills until the cgroup has nobody left. The kernel's own cgroup.kill leaves no gap to fork through; without it the
-// processes are killed one by one, each held by a pidfd while it is made sure that it is the container's.
+// empty kills until the cgroup has nobody left, and tells how many were there. The kernel's own cgroup.kill leaves no gap to fork
+// through; without it the processes are killed one by one, each held by a pidfd while it is made sure that it is the
+// container's. Many of them end with their init before their turn comes.
 func empty(h host.Host, u grant.User) (int, error) {
 	dir := filepath.Join(root(h), u.Cgroup)
-	killed := map[int]bool{}
+	there := map[int]bool{}
 	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
 		pids, err := pidsBelow(dir)
 		switch {
 		case err != nil:
-			return len(killed), fmt.Errorf("cannot stop %s: %w", name(u), err)
+			return len(there), fmt.Errorf("cannot stop %s: %w", name(u), err)
 		case len(pids) == 0:
-			return len(killed), nil
+			return len(there), nil
 		case time.Now().After(end):
-			return len(killed), fmt.Errorf("cannot stop %s: %d of its processes do not end", name(u), len(pids))
+			return len(there), fmt.Errorf("cannot stop %s: %d of its processes do not end", name(u), len(pids))
 		}
 		all := killAll(dir)
 		for _, pid := range pids {
-			if all || kill(h, pid, u.Cgroup) {
-				killed[pid] = true
+			there[pid] = true
+			if !all {
+				kill(h, pid, u.Cgroup)
 			}
 		}
 	}
