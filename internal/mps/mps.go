@@ -276,6 +276,7 @@ func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
 		return d.bring(w, all)
 	}
 	state, err := d.serve(ctx, w, p)
+	d.notice() // a server that ended since the look at the beginning may have been replaced by serve
 	if err != nil {
 		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
