@@ -322,7 +322,7 @@ func TestConfigureWantsARealRuntime(t *testing.T) {
 func TestConfigureFindsTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
-	script := n.Write("dockerd", "#!/bin/sh\ntrap 'echo reloaded >"+n.Dir+"/reloaded; exit' HUP\necho >"+n.Dir+"/up\nwhile :; do sleep 0.05; done\n")
+	script := n.Write("dockerd", "#!/bin/sh\ntrap 'echo reloaded >"+n.Dir+"/reloaded; kill $!; exit' HUP\nsleep 1000 &\necho >"+n.Dir+"/up\nwait\n")
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}

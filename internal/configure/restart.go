@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Restart is what makes an engine read its configuration again.
@@ -118,8 +119,17 @@ func configOf(args []string) string {
 	return ""
 }
 
-// processes are those of a program's name that see the same files as we.
+// processes are those of a program's name that see the same files as we, without their own children: one that has forked and
+// not yet run another program has its parent's name.
 func processes(name string) []int {
+	all := named(name)
+	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
+		_, parent, err := host.Default().Process(pid)
+		return err == nil && slices.Contains(all, parent)
+	})
+}
+
+func named(name string) []int {
 	var pids []int
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")

@@ -20,7 +20,7 @@ type Device struct{ Major, Minor int64 }
 // World is a node as far as the oracle needs it.
 type World struct {
 	// Devices are the character devices of GPUs, each with what a grant must hold for it: a GPU's UUID, Driver for what comes
-	// with every grant, Nothing for what no grant gives. Each of them is tried.
+	// with every grant, Display for what may come with exclusive ones, Nothing for what no grant gives. Each of them is tried.
 	Devices map[Device]string
 	Majors  []int64  // those that are the driver's alone: what Devices does not list of them no grant gives
 	Private []string // directories of which no container gets a part, as real paths
@@ -29,6 +29,7 @@ type World struct {
 // What a device needs, beside a UUID.
 const (
 	Driver  = "driver"
+	Display = "display" // what drives displays: of GPUs that nobody else has
 	Nothing = "nothing"
 )
 
@@ -43,7 +44,7 @@ func (w World) needs(d Device) (needs string, isGPU bool) {
 // Way is one way to a GPU, or a request for one.
 type Way struct {
 	How   string
-	Needs string // what a grant must hold: a UUID, an index or another name of a GPU, Driver, "all", or Nothing
+	Needs string // what a grant must hold: a UUID, an index or another name of a GPU, Driver, Display, "all", or Nothing
 }
 
 // Ways lists every way in a config.json, read as runc reads it and as crun does. An error says that no runtime starts it.

@@ -92,8 +92,9 @@ func (s *scene) host(t testing.TB) host.Host {
 
 // devices tells the oracle what the node has, and puts nodes into the host's /dev.
 func (s *scene) devices(t testing.TB) {
-	devices := map[oracle.Device]string{{Major: 195, Minor: 255}: oracle.Driver, {Major: majorUVM, Minor: 0}: oracle.Driver, {Major: majorUVM, Minor: 1}: oracle.Driver}
-	for _, d := range []oracle.Device{{Major: 195, Minor: 254}, {Major: 195, Minor: 77}, {Major: majorCaps, Minor: 1}, {Major: majorIMEX, Minor: 0}, {Major: majorSwitch, Minor: 255}} {
+	devices := map[oracle.Device]string{{Major: 195, Minor: 255}: oracle.Driver, {Major: majorUVM, Minor: 0}: oracle.Driver, {Major: majorUVM, Minor: 1}: oracle.Driver,
+		{Major: 195, Minor: 254}: oracle.Display}
+	for _, d := range []oracle.Device{{Major: 195, Minor: 77}, {Major: majorCaps, Minor: 1}, {Major: majorIMEX, Minor: 0}, {Major: majorSwitch, Minor: 255}} {
 		devices[d] = oracle.Nothing
 	}
 	for _, g := range s.gpus {
@@ -119,7 +120,7 @@ func (s *scene) grant(t testing.TB, mode grant.Mode, gpus ...int) {
 		ask.Names = append(ask.Names, s.gpus[i].UUID)
 		gives[s.gpus[i].UUID], gives[fmt.Sprint(i)] = true, true
 	}
-	if mode != grant.Exclusive {
+	if gives[oracle.Display] = mode == grant.Exclusive; mode != grant.Exclusive {
 		ask.Memory = grant.Bytes(len(gpus)) * grant.GiB
 	}
 	_, reference, err := s.guards["default"].Grant(ask)
