@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -326,6 +327,9 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP) // whoever runs the tests may ignore it (nohup), and no shell can trap what it was born to ignore
+	t.Cleanup(func() { signal.Stop(heard) })
 	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
 	engine.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := engine.Start(); err != nil {
