@@ -225,6 +225,7 @@ func TestNRIObserves(t *testing.T) {
 
 // TestNRIFollowsTheConfiguration as it is when a container comes.
 func TestNRIFollowsTheConfiguration(t *testing.T) {
+	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "") // a broken configuration means the default paths
 	n, e, d := nriNode(t, "")
 	sound := read(t, n.Config)
 	n.Write("config.toml", strings.Replace(sound, "[audit]", "[policy]\nmode = \"report\"\n[audit]", 1))
