@@ -5,17 +5,18 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // member is one field of a JSON object, name and value as they stand in the file.
 type member struct{ name, value jsontext.Value }
 
-// is compares a name by its meaning: "e\u006ev" is env.
-func (m member) is(name string) bool {
-	unquoted, err := jsontext.AppendUnquote(nil, m.name)
-	return err == nil && string(unquoted) == name
+// text is the name by its meaning: "e\u006ev" is env. The decoder has read it, so it can be unquoted.
+func (m member) text() string {
+	unquoted, _ := jsontext.AppendUnquote(nil, m.name)
+	return string(unquoted)
 }
 
 // part is a field to be rewritten: by a function, or by its own parts.
@@ -34,7 +35,7 @@ func change(doc jsontext.Value, parts []part) (jsontext.Value, error) {
 	}
 	changed := false
 	for _, p := range parts {
-		i := slices.IndexFunc(members, func(m member) bool { return m.is(p.name) })
+		i := slices.IndexFunc(members, func(m member) bool { return m.text() == p.name })
 		var old jsontext.Value
 		if i >= 0 {
 			old = members[i].value
@@ -108,30 +109,34 @@ func write(members []member) jsontext.Value {
 	return b.Bytes()
 }
 
-// list rewrites an array: keep says which elements stay, as they stand; add is appended.
-func list[T any](old jsontext.Value, keep func(T) bool, add []jsontext.Value) (jsontext.Value, error) {
-	var elements []jsontext.Value
-	if len(old) > 0 {
-		if err := json.Unmarshal(old, &elements); err != nil {
-			return nil, err
-		}
-	}
+// list rewrites an array: keep says which elements stay, as they stand; add is appended. Of an element it reads what is judged.
+func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add jsontext.Value) (jsontext.Value, error) {
 	var kept []jsontext.Value
-	for _, e := range elements {
-		var v T
-		if err := json.Unmarshal(e, &v); err != nil {
+	all := 0
+	element := func(d *jsontext.Decoder, v *T) error {
+		all++
+		from := d.InputOffset()
+		err := read(d, v)
+		if err == nil && keep(*v) {
+			kept = append(kept, bytes.TrimLeft(old[from:d.InputOffset()], ", \t\r\n"))
+		}
+		return err
+	}
+	if len(old) > 0 {
+		var elements []T
+		if err := tokens.Whole(old, func(d *jsontext.Decoder) error { return tokens.List(d, &elements, element) }); err != nil {
 			return nil, err
 		}
-		if keep(v) {
-			kept = append(kept, e)
-		}
 	}
-	if len(kept) == len(elements) && len(add) == 0 {
+	if len(kept) == all && len(add) == 0 {
 		return old, nil
+	}
+	if len(add) > 0 {
+		kept = append(kept, add)
 	}
 	var b bytes.Buffer
 	b.WriteByte('[')
-	for i, e := range append(kept, add...) {
+	for i, e := range kept {
 		if i > 0 {
 			b.WriteByte(',')
 		}
@@ -141,13 +146,40 @@ func list[T any](old jsontext.Value, keep func(T) bool, add []jsontext.Value) (j
 	return b.Bytes(), nil
 }
 
+// word reads the one string of an object that has the name.
+func word(name string) func(*jsontext.Decoder, *string) error {
+	return func(d *jsontext.Decoder, text *string) error {
+		return tokens.Object(d, func(n []byte) error {
+			if string(n) == name {
+				return tokens.String(d, text)
+			}
+			return d.SkipValue()
+		})
+	}
+}
+
+// values writes items with commas between them.
+func values[T any](items []T, write func(*tokens.Writer, T)) (jsontext.Value, error) {
+	w := tokens.NewWriter()
+	w.Array(func() {
+		for _, item := range items {
+			write(w, item)
+		}
+	})
+	array, err := w.End()
+	if err != nil {
+		return nil, err
+	}
+	return array[1 : len(array)-1], nil
+}
+
 // Without takes one field out of an object and leaves the rest as it stands.
 func Without(object []byte, field string) ([]byte, error) {
 	members, err := read(object)
 	if err != nil {
 		return nil, err
 	}
-	kept := slices.DeleteFunc(members, func(m member) bool { return m.is(field) })
+	kept := slices.DeleteFunc(members, func(m member) bool { return m.text() == field })
 	if len(kept) == 0 {
 		return []byte("{}"), nil
 	}

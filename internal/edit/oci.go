@@ -6,12 +6,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ocispec"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // OCI applies a verdict to a config.json. What the verdict does not name keeps its bytes; applying it to its own result
@@ -59,11 +60,11 @@ func (e ociEdit) env(old jsontext.Value) (jsontext.Value, error) {
 		name, _, _ := strings.Cut(entry, "=")
 		set[name] = true
 	}
-	add, err := values(e.verdict.Edits.Env)
+	add, err := values(e.verdict.Edits.Env, (*tokens.Writer).String)
 	if err != nil {
 		return nil, err
 	}
-	return list(old, func(entry string) bool {
+	return list(old, tokens.String[string], func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return !set[name] && !e.removes(grant.RemoveEnv, name)
 	}, add)
@@ -76,15 +77,11 @@ func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
 		ours[n.Path] = true
 		devices = append(devices, ociDevice(n))
 	}
-	add, err := values(devices)
+	add, err := values(devices, ocispec.WriteDevice)
 	if err != nil {
 		return nil, err
 	}
-	return list(old, func(d struct {
-		Path string `json:"path"`
-	}) bool {
-		return !ours[d.Path] && !e.removes(grant.RemoveDevice, d.Path)
-	}, add)
+	return list(old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) }, add)
 }
 
 func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
@@ -95,14 +92,14 @@ func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 // rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
 func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
 	rules := Rules(e.verdict)
-	add, err := values(rules)
+	add, err := values(rules, ocispec.WriteRule)
 	if err != nil {
 		return nil, err
 	}
 	if e.verdict.Narrow {
-		return list(nil, func(specs.LinuxDeviceCgroup) bool { return true }, add)
+		return list(nil, ocispec.ReadRule, nil, add)
 	}
-	return list(old, func(r specs.LinuxDeviceCgroup) bool {
+	return list(old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
 		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
 			!(r.Allow && e.removes(grant.RemoveRule, ruleName(r)))
 	}, add)
@@ -153,11 +150,11 @@ func (e ociEdit) masked(old jsontext.Value) (jsontext.Value, error) {
 	if len(e.verdict.Masked) == 0 {
 		return old, nil
 	}
-	add, err := values(e.verdict.Masked)
+	add, err := values(e.verdict.Masked, (*tokens.Writer).String)
 	if err != nil {
 		return nil, err
 	}
-	return list(old, func(path string) bool { return !slices.Contains(e.verdict.Masked, path) }, add)
+	return list(old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) }, add)
 }
 
 func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
@@ -170,11 +167,11 @@ func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
 		ours[m.ContainerPath] = true
 		mounts = append(mounts, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
 	}
-	add, err := values(mounts)
+	add, err := values(mounts, ocispec.WriteMount)
 	if err != nil {
 		return nil, err
 	}
-	return list(old, func(m specs.Mount) bool { return !ours[m.Destination] && !e.removes(grant.RemoveMount, m.Destination) }, add)
+	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) }, add)
 }
 
 // hooks removes injectors from every stage.
@@ -188,19 +185,15 @@ func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
 	}
 	var parts []part
 	for _, stage := range stages {
-		var name string
-		if err := json.Unmarshal(stage.name, &name); err != nil {
-			return nil, err
-		}
 		if stage.value.Kind() == '[' {
-			parts = append(parts, part{name: name, fn: e.stage})
+			parts = append(parts, part{name: stage.text(), fn: e.stage})
 		}
 	}
 	return change(old, parts)
 }
 
 func (e ociEdit) stage(old jsontext.Value) (jsontext.Value, error) {
-	return list(old, func(h specs.Hook) bool { return !e.removes(grant.RemoveHook, h.Path) }, nil)
+	return list(old, word("path"), func(path string) bool { return !e.removes(grant.RemoveHook, path) }, nil)
 }
 
 func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
@@ -208,10 +201,7 @@ func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept := slices.DeleteFunc(slices.Clone(members), func(m member) bool {
-		var key string
-		return json.Unmarshal(m.name, &key) == nil && e.removes(grant.RemoveAnnotation, key)
-	})
+	kept := slices.DeleteFunc(slices.Clone(members), func(m member) bool { return e.removes(grant.RemoveAnnotation, m.text()) })
 	if len(kept) == len(members) {
 		return old, nil
 	}
@@ -219,17 +209,4 @@ func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
 		return jsontext.Value("{}"), nil
 	}
 	return write(kept), nil
-}
-
-// values writes each item as JSON.
-func values[T any](items []T) ([]jsontext.Value, error) {
-	var vs []jsontext.Value
-	for _, item := range items {
-		v, err := json.Marshal(item, json.Deterministic(true), json.OmitZeroStructFields(false))
-		if err != nil {
-			return nil, err
-		}
-		vs = append(vs, v)
-	}
-	return vs, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Version is the snapshot format that this program writes, and the newest that it reads.
@@ -64,7 +65,7 @@ func Read(path string) (grant.Inventory, error) {
 // decode reads a snapshot. The decoder itself refuses duplicate keys and invalid UTF-8, and tells keys apart by case.
 func decode(data []byte) (grant.Inventory, error) {
 	var inv grant.Inventory
-	err := json.Unmarshal(data, &inv)
+	err := tokens.Whole(data, func(d *jsontext.Decoder) error { return readInventory(d, &inv) })
 	if version := versionOf(inv, data, err); version > Version {
 		return grant.Inventory{}, fmt.Errorf("its version is %d and this gpuledger knows %d", version, Version)
 	}

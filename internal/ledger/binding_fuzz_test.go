@@ -4,9 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"reflect"
 	"testing"
 
+	strict "github.com/go-json-experiment/json"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // FuzzBinding: whatever lies in a binding's file, the grant is only taken for free where the file tells of another grant,
@@ -29,6 +33,11 @@ func FuzzBinding(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		var read, byTags bindingRecord
+		ours, theirs := tokens.Whole(data, read.read), strict.Unmarshal(data, &byTags)
+		if (ours == nil) != (theirs == nil) || ours == nil && !reflect.DeepEqual(read, byTags) {
+			t.Errorf("read %+v (%v), by the library %+v (%v)", read, ours, byTags, theirs)
+		}
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}

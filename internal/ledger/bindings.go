@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -37,7 +35,7 @@ func (tx *Tx) Bind(b grant.Binding) error {
 	}
 	key := bindingKey(b.RuntimeRoot, b.Container)
 	before, _ := tx.load(key)
-	data, err := json.Marshal(bindingRecord{runFormat.version, b}, jsontext.WithIndent("  "))
+	data, err := bindingRecord{runFormat.version, b}.encode()
 	if err == nil {
 		err = tx.linkBinding(b.Grant, key)
 	}
@@ -218,7 +216,7 @@ func (tx *Tx) load(key string) (grant.Binding, error) {
 	data, err := readFile(path, maxFile)
 	var rec bindingRecord
 	if err == nil {
-		err = runFormat.unmarshal(data, &rec, func() int { return rec.Version })
+		err = runFormat.unmarshal(data, rec.read, func() int { return rec.Version })
 	}
 	if err == nil && bindingKey(rec.RuntimeRoot, rec.Container) != key {
 		err = errors.New("it is about another container than its name says")

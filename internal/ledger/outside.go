@@ -28,7 +28,7 @@ func (tx *Tx) Outside() (map[string]grant.Bytes, error) {
 	}
 	var rec outsideRecord
 	if err == nil {
-		err = runFormat.unmarshal(data, &rec, func() int { return rec.Version })
+		err = runFormat.unmarshal(data, rec.read, func() int { return rec.Version })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s: %w", tx.l.outsidePath(), err)

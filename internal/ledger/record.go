@@ -9,6 +9,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // record is a grant as its file holds it. Members that we don't know are kept when a file is written again: a newer
@@ -55,7 +56,7 @@ const maxFile = 1 << 20
 // decode reads a grant's file, whatever it holds. id is what the file's name says.
 func (f format) decode(data []byte, id grant.ID) (record, error) {
 	var rec record
-	if err := f.unmarshal(data, &rec, func() int { return rec.Version }); err != nil {
+	if err := f.unmarshal(data, rec.read, func() int { return rec.Version }); err != nil {
 		return record{}, err
 	}
 	if rec.ID != id {
@@ -64,13 +65,13 @@ func (f format) decode(data []byte, id grant.ID) (record, error) {
 	return rec, validate(rec.grant())
 }
 
-// unmarshal decodes a versioned file into out, which may be partly filled when it fails. Almost every file has our
-// version, so it is decoded in one pass and looked at again only where it hasn't.
-func (f format) unmarshal(data []byte, out any, version func() int) error {
+// unmarshal has read decode a versioned file, and may leave it halfway when it fails. Almost every file has our version, so it
+// is decoded in one pass and looked at again only where it hasn't.
+func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, version func() int) error {
 	if len(data) == 0 {
 		return errors.New("it is empty")
 	}
-	err := json.Unmarshal(data, out)
+	err := tokens.Whole(data, read)
 	if err == nil && version() == f.version {
 		return nil
 	}
@@ -81,7 +82,7 @@ func (f format) unmarshal(data []byte, out any, version func() int) error {
 	if upgraded == nil {
 		return err
 	}
-	return json.Unmarshal(upgraded, out)
+	return tokens.Whole(upgraded, read)
 }
 
 // upgrade brings an older file to the current version; nil where it has that already.

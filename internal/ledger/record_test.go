@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // The file is read by people, backup tools and other versions of gpuledger: its bytes are fixed.
@@ -249,6 +251,11 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`{"version":1,"version":1}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		var read, want record
+		err := tokens.Whole(data, read.read)
+		if e := json.Unmarshal(data, &want); (err == nil) != (e == nil) || err == nil && !reflect.DeepEqual(read, want) {
+			t.Errorf("read %+v (%v), by the library %+v (%v)", read, err, want, e)
+		}
 		rec, err := grantFormat.decode(data, id(1))
 		if err != nil {
 			return

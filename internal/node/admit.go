@@ -117,6 +117,7 @@ type visit struct {
 func (n *Node) visit(c Create) (visit, *Decision) {
 	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory)}
 	v.finder = n.finder(v.inventory)
+	v.finder.Seen = &request.Seen{}
 	if c.Unread != nil {
 		return v, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
 	}

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	strict "github.com/go-json-experiment/json"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -169,5 +172,25 @@ func TestAShortLineIsWhole(t *testing.T) {
 	line := string(newAuditLine(time.Unix(0, 0).UTC(), grant.Container{Engine: grant.Docker, ID: "c", Bundle: "/b"}, grant.Identity{}, d).encode())
 	if want := `{"time":"1970-01-01T00:00:00Z","engine":"docker","container":"c","bundle":"/b","verdict":"refuse","code":"gpu-env","message":"m","details":[{"vector":"v","value":"x","code":"gpu-env"}]}` + "\n"; line != want {
 		t.Errorf("got  %swant %s", line, want)
+	}
+}
+
+// TestAuditLineIsWrittenByItsTags: each field full, each empty.
+func TestAuditLineIsWrittenByItsTags(t *testing.T) {
+	full := auditLine{Time: time.Unix(1, 5).UTC(), Engine: "e", Container: "c\n\u2028\"", Bundle: "/b", Pod: &auditPod{"u", "n", "p", "c"}, Verdict: "v", Mode: "m", Code: "o",
+		Message: "<&>", Grant: "g", Strength: "s", Details: []grant.Detail{{Vector: "v", Value: "x", Code: "y"}, {}}, Removed: []string{"r", ""}, Recorded: []string{"a"}, Took: 0.184, LeftOut: 3}
+	for _, line := range []auditLine{full, {}, {Pod: &auditPod{}, Details: []grant.Detail{}, Removed: []string{}, Took: 1e-9}} {
+		want, err := strict.Marshal(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := line.json(); err != nil || string(got) != string(want) {
+			t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
+		}
+	}
+	for i := range reflect.TypeFor[auditLine]().NumField() {
+		if reflect.ValueOf(full).Field(i).IsZero() {
+			t.Errorf("field %d is not in this test", i)
+		}
 	}
 }

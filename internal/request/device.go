@@ -80,14 +80,15 @@ const firstDynamic = 234
 
 // classes are the driver's majors, asked for once.
 func (f *finder) classes() map[int]grant.NodeClass {
-	if f.majors == nil {
+	if f.seen.majors == nil {
 		majors, err := f.node.Majors()
 		if err != nil {
 			f.fail(err)
+			return majorClasses(majors) // and whoever asks again fails again
 		}
-		f.majors = majorClasses(majors)
+		f.seen.majors = majorClasses(majors)
 	}
-	return f.majors
+	return f.seen.majors
 }
 
 // taken are the majors that some driver has, asked for where rules for everything are to be replaced.

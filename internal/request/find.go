@@ -23,14 +23,30 @@ type Node struct {
 	DRM    func() (map[int]bool, error)
 
 	Taken   func() (map[int]bool, error) // majors of character devices that any driver has
+	Seen    *Seen                        // what earlier calls of Find looked up; nil where each is to look anew
 	Config  string                       // the configuration file
 	Program string                       // the one that runs
+}
+
+// Seen is what was looked up of the node. Find of a spec and of the same spec with edits ask for the same things, and one answer
+// holds for both: they are judged as one.
+type Seen struct {
+	places map[string]place        // what the paths that were asked for lead to
+	pipes  []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
+	owned  []guard                 // what own found; nil until it is asked
+	majors map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
 }
 
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
 // machine could not be asked about a device; the caller refuses then.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
-	f := finder{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process), places: map[string]place{}, covered: map[string]bool{}}
+	f := finder{spec: normal(spec), caller: caller, node: node, seen: node.Seen, env: lastWins(spec.Process), covered: map[string]bool{}}
+	if f.seen == nil {
+		f.seen = &Seen{}
+	}
+	if f.seen.places == nil {
+		f.seen.places = map[string]place{}
+	}
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
 	if err := f.readDRM(); err != nil {
@@ -40,7 +56,7 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 		v.find(&f)
 	}
 	f.request.UID = f.uid()
-	f.request.Devices.Majors, f.request.Devices.DRM = f.majors, f.drm
+	f.request.Devices.Majors, f.request.Devices.DRM = f.seen.majors, f.drm
 	return f.request, f.err
 }
 
@@ -69,15 +85,12 @@ type finder struct {
 	caller   Caller
 	node     Node
 	env      map[string]string
-	places   map[string]place        // what the paths that were asked for lead to
-	covered  map[string]bool         // directories of the node that its mounts cover, where its root is the node's
-	covering int                     // how many mounts are in covered
-	pipes    []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
-	rooted   bool                    // what the node's root owns is open to its user
-	owned    []guard                 // what own found; nil until it is asked
-	majors   map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
-	drm      map[int]bool            // of major 226; nil until a spec names that major
-	open     []opening               // what the device rules open
+	seen     *Seen
+	covered  map[string]bool // directories of the node that its mounts cover, where its root is the node's
+	covering int             // how many mounts are in covered
+	rooted   bool            // what the node's root owns is open to its user
+	drm      map[int]bool    // of major 226; nil until a spec names that major
+	open     []opening       // what the device rules open
 	request  grant.Request
 	err      error
 }

@@ -3,19 +3,32 @@ package request
 import (
 	"encoding/json"
 	"errors"
+	"reflect"
 	"testing"
+
+	strict "github.com/go-json-experiment/json"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // A spec is a tenant's: whatever it holds, reading it ends with an answer. What we take, encoding/json takes too, and
-// reads the same environment: a runtime in Go sees what we saw.
+// reads the same environment: a runtime in Go sees what we saw. What is read token by token is what the strict library
+// reads by the fields' tags.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"annotations":{"A":"b"},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`))
 	f.Add([]byte(`{"Process":{},"process":null}`))
 	f.Add([]byte(`{"proce\u017fs":[{"linux":{"unified":{"x":1,"x":2}}}]} x`))
 	f.Fuzz(func(t *testing.T, config []byte) {
 		spec, err := Parse(config)
+		if want := (Spec{}); checkNames(config) == nil && checkWords(config) == nil {
+			byTags := strict.Unmarshal(config, &want)
+			if byTags == nil && want.Linux != nil && want.Linux.Resources != nil {
+				byTags = checkRules(want.Linux.Resources.Devices)
+			}
+			if (err == nil) != (byTags == nil) || err == nil && !reflect.DeepEqual(spec, want) {
+				t.Errorf("read %+v (%v), by the library %+v (%v)", spec, err, want, byTags)
+			}
+		}
 		if _, err := ParseUpdate(config); err != nil {
 			_ = err.Error()
 		}

@@ -128,10 +128,10 @@ const maxSockets = 32 << 20
 // name, and at the usual places of root. They are asked for once, and only for a container that mounts a directory of the
 // host's.
 func (f *finder) pipeDirectories() []pipe {
-	if f.pipes != nil {
-		return f.pipes
+	if f.seen.pipes != nil {
+		return f.seen.pipes
 	}
-	f.pipes = []pipe{}
+	f.seen.pipes = []pipe{}
 	sockets, _ := host.ReadFile(filepath.Join(f.node.Host.Proc, "net/unix"), maxSockets) // without it: the usual places
 	candidates := listening(sockets)
 	for _, dir := range mpsDefaults {
@@ -144,12 +144,12 @@ func (f *finder) pipeDirectories() []pipe {
 		real, is, err := pipeIn(top, below(dir, top))
 		switch {
 		case is:
-			f.pipes = append(f.pipes, pipe{dir: real, seen: true})
+			f.seen.pipes = append(f.seen.pipes, pipe{dir: real, seen: true})
 		case errors.Is(err, unix.EXDEV):
-			f.pipes = append(f.pipes, pipe{dir: dir})
+			f.seen.pipes = append(f.seen.pipes, pipe{dir: dir})
 		}
 	}
-	return f.pipes
+	return f.seen.pipes
 }
 
 // acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).

@@ -331,10 +331,10 @@ func (f *finder) governsNode(p place, m specs.Mount) bool {
 // own are the guards that this node has beside: its configuration, our program, and the runtimes, by the places where they
 // really are.
 func (f *finder) own() []guard {
-	if f.owned != nil {
-		return f.owned
+	if f.seen.owned != nil {
+		return f.seen.owned
 	}
-	f.owned = []guard{}
+	f.seen.owned = []guard{}
 	for _, path := range append([]string{f.node.Config, f.node.Program}, f.node.Policy.Runtime.Path...) {
 		if path != "" && !filepath.IsAbs(path) {
 			path, _ = exec.LookPath(path) // as the wrapper finds the real runtime; where it is not, there is nothing to guard
@@ -343,10 +343,10 @@ func (f *finder) own() []guard {
 			continue
 		}
 		for _, path := range slices.Compact([]string{path, f.real(path)}) {
-			f.owned = append(f.owned, guard{path: path, write: true})
+			f.seen.owned = append(f.seen.owned, guard{path: path, write: true})
 		}
 	}
-	return f.owned
+	return f.seen.owned
 }
 
 // touches reports whether a mount of a place reaches a guard.

@@ -23,7 +23,7 @@ type place struct {
 
 // look walks a path, each one once.
 func (f *finder) look(path string) place {
-	if p, known := f.places[path]; known {
+	if p, known := f.seen.places[path]; known {
 		return p
 	}
 	t, err := host.Look(path)
@@ -35,7 +35,7 @@ func (f *finder) look(path string) place {
 	default:
 		p.Path, p.err = filepath.Clean(path), err
 	}
-	f.places[path] = p
+	f.seen.places[path] = p
 	return p
 }
 

@@ -17,6 +17,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Spec is the part of an OCI spec that can reach a GPU. The rest is passed through unread, so a newer spec's fields
@@ -73,7 +74,7 @@ func Parse(config []byte) (Spec, error) {
 		return Spec{}, err
 	}
 	var spec Spec
-	if err := json.Unmarshal(config, &spec); err != nil {
+	if err := tokens.Whole(config, spec.read); err != nil {
 		return Spec{}, plain(err)
 	}
 	if spec.Linux == nil || spec.Linux.Resources == nil {
@@ -97,6 +98,7 @@ func checkRules(rules []specs.LinuxDeviceCgroup) error {
 func plain(err error) error {
 	var syntactic *jsontext.SyntacticError
 	var semantic *json.SemanticError
+	var wrong *tokens.WrongTypeError
 	switch {
 	case errors.As(err, &syntactic) && errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it ends too early, at byte %d", syntactic.ByteOffset)
@@ -104,6 +106,8 @@ func plain(err error) error {
 		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", syntactic.ByteOffset, grant.Printable(name(string(syntactic.JSONPointer))))
 	case errors.As(err, &syntactic):
 		return fmt.Errorf("at byte %d: %s", syntactic.ByteOffset, grant.Printable(syntactic.Err.Error()))
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(wrong.Pointer))))
 	case errors.As(err, &semantic):
 		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(semantic.JSONPointer))))
 	}

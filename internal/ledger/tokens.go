@@ -1,0 +1,196 @@
+package ledger
+
+import (
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
+)
+
+// read reads a grant's file. TestFilesAreReadAsTheLibraryReadsThem holds this file to the fields' tags.
+func (r *record) read(d *jsontext.Decoder) error {
+	*r = record{}
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "version":
+			return tokens.Int(d, &r.Version)
+		case "id":
+			return tokens.String(d, &r.ID)
+		case "owner":
+			return tokens.String(d, &r.Owner)
+		case "secret_sha256":
+			return tokens.String(d, &r.Secret)
+		case "label":
+			return tokens.String(d, &r.Label)
+		case "mode":
+			return tokens.Text(d, &r.Mode)
+		case "strength":
+			return tokens.Text(d, &r.Strength)
+		case "gpus":
+			return tokens.List(d, &r.GPUs, readShare)
+		case "compute":
+			return tokens.Int(d, &r.Compute)
+		case "source":
+			return tokens.String(d, &r.Source)
+		case "created":
+			return tokens.Time(d, &r.Created)
+		case "expires":
+			return tokens.Time(d, &r.Expires)
+		case "draining":
+			return tokens.Bool(d, &r.Draining)
+		}
+		return keep(d, name, &r.Unknown)
+	})
+}
+
+func readShare(d *jsontext.Decoder, s *share) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "uuid":
+			return tokens.String(d, &s.UUID)
+		case "index":
+			return tokens.Int(d, &s.Index)
+		case "memory":
+			return tokens.Uint64(d, &s.Memory)
+		case "profile":
+			return tokens.String(d, &s.Profile)
+		}
+		return keep(d, name, &s.Unknown)
+	})
+}
+
+// keep adds a member that we don't know to an object of such members.
+func keep(d *jsontext.Decoder, name []byte, unknown *jsontext.Value) error {
+	object := jsontext.Value{'{'}
+	if n := len(*unknown); n > 0 {
+		object = append((*unknown)[:n-1], ',')
+	}
+	object, err := jsontext.AppendQuote(object, name)
+	if err != nil {
+		return err
+	}
+	value, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	*unknown = append(append(append(object, ':'), value...), '}')
+	return nil
+}
+
+// read reads a binding's file.
+func (r *bindingRecord) read(d *jsontext.Decoder) error {
+	*r = bindingRecord{}
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "version":
+			return tokens.Int(d, &r.Version)
+		case "grant":
+			return tokens.String(d, &r.Grant)
+		case "runtime_root":
+			return tokens.String(d, &r.RuntimeRoot)
+		case "container":
+			return tokens.String(d, &r.Container)
+		case "bundle":
+			return tokens.String(d, &r.Bundle)
+		case "creator":
+			return readProcess(d, &r.Creator)
+		case "pid_namespace":
+			return tokens.Uint64(d, &r.PIDNS)
+		case "time_namespace":
+			return tokens.Uint64(d, &r.TimeNS)
+		case "boot_id":
+			return tokens.String(d, &r.BootID)
+		case "created":
+			return tokens.Time(d, &r.Created)
+		case "strength":
+			return tokens.Text(d, &r.Strength)
+		case "pod":
+			return readIdentity(d, &r.Pod)
+		case "cgroups":
+			return tokens.Strings(d, &r.Cgroups)
+		case "reserved":
+			return tokens.Bool(d, &r.Reserved)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readProcess(d *jsontext.Decoder, p *grant.Process) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "pid":
+			return tokens.Int(d, &p.PID)
+		case "start":
+			return tokens.Uint64(d, &p.Start)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readIdentity(d *jsontext.Decoder, i *grant.Identity) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "uid":
+			return tokens.String(d, &i.UID)
+		case "namespace":
+			return tokens.String(d, &i.Namespace)
+		case "name":
+			return tokens.String(d, &i.Pod)
+		case "container":
+			return tokens.String(d, &i.Container)
+		}
+		return d.SkipValue()
+	})
+}
+
+func (r *outsideRecord) read(d *jsontext.Decoder) error {
+	*r = outsideRecord{}
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "version":
+			return tokens.Int(d, &r.Version)
+		case "boot_id":
+			return tokens.String(d, &r.BootID)
+		case "taken":
+			return tokens.Time(d, &r.Taken)
+		case "gpus":
+			return tokens.Map(d, &r.GPUs, tokens.Uint64[grant.Bytes])
+		}
+		return d.SkipValue()
+	})
+}
+
+// encode writes a binding's file.
+func (r bindingRecord) encode() ([]byte, error) {
+	w := tokens.NewWriter(jsontext.WithIndent("  "))
+	w.Object(func() {
+		w.Name("version").Int(int64(r.Version))
+		w.Name("grant").String(string(r.Grant))
+		w.Name("runtime_root").String(r.RuntimeRoot)
+		w.Name("container").String(r.Container)
+		w.Name("bundle").String(r.Bundle)
+		w.Name("creator").Object(func() {
+			w.Name("pid").Int(int64(r.Creator.PID))
+			w.Name("start").Uint(r.Creator.Start)
+		})
+		w.Name("pid_namespace").Uint(r.PIDNS)
+		if r.TimeNS != 0 {
+			w.Name("time_namespace").Uint(r.TimeNS)
+		}
+		w.Name("boot_id").String(r.BootID)
+		w.Name("created").Time(r.Created)
+		w.Words("strength", string(r.Strength))
+		if r.Pod != (grant.Identity{}) {
+			w.Name("pod").Object(func() {
+				w.Words("uid", r.Pod.UID, "namespace", r.Pod.Namespace, "name", r.Pod.Pod, "container", r.Pod.Container)
+			})
+		}
+		if r.Cgroups != nil {
+			w.Name("cgroups").Strings(r.Cgroups)
+		}
+		if r.Reserved {
+			w.Name("reserved").Bool(true)
+		}
+	})
+	return w.End()
+}

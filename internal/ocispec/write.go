@@ -1,0 +1,52 @@
+package ocispec
+
+import (
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/tokens"
+)
+
+// WriteDevice writes a device node.
+func WriteDevice(w *tokens.Writer, n specs.LinuxDevice) {
+	w.Object(func() {
+		w.Name("path").String(n.Path)
+		w.Name("type").String(n.Type)
+		w.Name("major").Int(n.Major)
+		w.Name("minor").Int(n.Minor)
+		if n.FileMode != nil {
+			w.Name("fileMode").Uint(uint64(*n.FileMode))
+		}
+		if n.UID != nil {
+			w.Name("uid").Uint(uint64(*n.UID))
+		}
+		if n.GID != nil {
+			w.Name("gid").Uint(uint64(*n.GID))
+		}
+	})
+}
+
+// WriteRule writes a rule of the device cgroup.
+func WriteRule(w *tokens.Writer, r specs.LinuxDeviceCgroup) {
+	w.Object(func() {
+		w.Name("allow").Bool(r.Allow)
+		w.Words("type", r.Type)
+		if r.Major != nil {
+			w.Name("major").Int(*r.Major)
+		}
+		if r.Minor != nil {
+			w.Name("minor").Int(*r.Minor)
+		}
+		w.Words("access", r.Access)
+	})
+}
+
+// WriteMount writes a mount without id mappings.
+func WriteMount(w *tokens.Writer, m specs.Mount) {
+	w.Object(func() {
+		w.Name("destination").String(m.Destination)
+		w.Words("type", m.Type, "source", m.Source)
+		if len(m.Options) > 0 {
+			w.Name("options").Strings(m.Options)
+		}
+	})
+}

@@ -1,0 +1,79 @@
+package request
+
+import (
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/ocispec"
+	"github.com/gpuledger/gpuledger/internal/tokens"
+)
+
+// read reads what is judged of a config.json; the rest is skipped. TestReadIsTheLibrarys holds it to the fields' tags.
+func (s *Spec) read(d *jsontext.Decoder) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "process":
+			return tokens.Pointer(d, &s.Process, readProcess)
+		case "root":
+			return tokens.Pointer(d, &s.Root, ocispec.ReadRoot)
+		case "mounts":
+			return tokens.List(d, &s.Mounts, ocispec.ReadMount)
+		case "hooks":
+			return tokens.Pointer(d, &s.Hooks, ocispec.ReadHooks)
+		case "annotations":
+			return tokens.Map(d, &s.Annotations, tokens.String[string])
+		case "linux":
+			return tokens.Pointer(d, &s.Linux, readLinux)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readProcess(d *jsontext.Decoder, p *Process) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "args":
+			return tokens.Strings(d, &p.Args)
+		case "env":
+			return tokens.Strings(d, &p.Env)
+		case "user":
+			return ocispec.ReadUser(d, &p.User)
+		case "capabilities":
+			return tokens.Pointer(d, &p.Capabilities, ocispec.ReadCapabilities)
+		case "noNewPrivileges":
+			return tokens.Bool(d, &p.NoNewPrivileges)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readLinux(d *jsontext.Decoder, l *Linux) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "devices":
+			return tokens.List(d, &l.Devices, ocispec.ReadDevice)
+		case "namespaces":
+			return tokens.List(d, &l.Namespaces, ocispec.ReadNamespace)
+		case "resources":
+			return tokens.Pointer(d, &l.Resources, readResources)
+		case "cgroupsPath":
+			return tokens.String(d, &l.CgroupsPath)
+		case "uidMappings":
+			return tokens.List(d, &l.UIDMappings, ocispec.ReadIDMapping)
+		case "gidMappings":
+			return tokens.List(d, &l.GIDMappings, ocispec.ReadIDMapping)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readResources(d *jsontext.Decoder, r *Resources) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "devices":
+			return tokens.List(d, &r.Devices, ocispec.ReadRule)
+		case "unified":
+			return tokens.Map(d, &r.Unified, tokens.String[string])
+		}
+		return d.SkipValue()
+	})
+}

@@ -1,0 +1,228 @@
+// Package tokens reads and writes JSON token by token. Reflection builds a table for every type that a process meets; a program
+// that lives for three milliseconds at every container's create builds each for nothing, and that was a sixth of its time
+// (docs/adr/0034). What it reads and writes is what the JSON library does with the same types, which the tests of its users hold.
+package tokens
+
+import (
+	"bytes"
+	"encoding"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// WrongTypeError is a value of another type than the field's, or a number that does not fit.
+type WrongTypeError struct{ Pointer jsontext.Pointer }
+
+func (e *WrongTypeError) Error() string {
+	return "wrong type at " + strconv.Quote(string(e.Pointer))
+}
+
+// wrong skips a value, so that the pointer says where it is.
+func wrong(d *jsontext.Decoder) error {
+	if err := d.SkipValue(); err != nil {
+		return err
+	}
+	return &WrongTypeError{d.StackPointer()}
+}
+
+// Whole reads a document of one value with nothing behind it.
+func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.Options) error {
+	d := jsontext.NewDecoder(bytes.NewBuffer(data), options...)
+	if err := read(d); err == io.EOF {
+		return &jsontext.SyntacticError{ByteOffset: d.InputOffset(), Err: io.ErrUnexpectedEOF}
+	} else if err != nil {
+		return err
+	}
+	rest := bytes.TrimLeft(data[d.InputOffset():], " \t\r\n")
+	if len(rest) == 0 {
+		return nil
+	}
+	first, _ := utf8.DecodeRune(rest)
+	return &jsontext.SyntacticError{ByteOffset: int64(len(data) - len(rest)), Err: fmt.Errorf("invalid character %q after top-level value", first)}
+}
+
+// Object reads an object: member reads the value of each of its names, or skips it. Null has none. The name is valid until the
+// value is read.
+func Object(d *jsontext.Decoder, member func(name []byte) error) error {
+	switch d.PeekKind() {
+	case 'n':
+		_, err := d.ReadToken()
+		return err
+	case '{', 0:
+	default:
+		return wrong(d)
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return err
+	}
+	for d.PeekKind() != '}' {
+		quoted, err := d.ReadValue()
+		if err != nil {
+			return err
+		}
+		if err := member(name(quoted)); err != nil {
+			return err
+		}
+	}
+	_, err := d.ReadToken()
+	return err
+}
+
+// name takes the quotes off, and escapes where there are any.
+func name(quoted jsontext.Value) []byte {
+	for _, c := range quoted {
+		if c == '\\' {
+			text, _ := jsontext.AppendUnquote(nil, quoted) // the decoder has read it
+			return text
+		}
+	}
+	return quoted[1 : len(quoted)-1]
+}
+
+// List reads an array. Null is nil.
+func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
+	switch d.PeekKind() {
+	case 'n':
+		*list = nil
+		_, err := d.ReadToken()
+		return err
+	case '[', 0:
+	default:
+		return wrong(d)
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return err
+	}
+	*list = []T{}
+	for d.PeekKind() != ']' {
+		*list = append(*list, *new(T))
+		if err := read(d, &(*list)[len(*list)-1]); err != nil {
+			return err
+		}
+	}
+	_, err := d.ReadToken()
+	return err
+}
+
+// Map reads an object of any names. Null is nil.
+func Map[T any](d *jsontext.Decoder, m *map[string]T, read func(*jsontext.Decoder, *T) error) error {
+	if d.PeekKind() == 'n' {
+		*m = nil
+	} else if *m == nil {
+		*m = map[string]T{}
+	}
+	return Object(d, func(name []byte) error {
+		key, value := string(name), *new(T)
+		err := read(d, &value)
+		(*m)[key] = value
+		return err
+	})
+}
+
+// Pointer reads a value that may be missing: null is nil.
+func Pointer[T any](d *jsontext.Decoder, p **T, read func(*jsontext.Decoder, *T) error) error {
+	if d.PeekKind() == 'n' {
+		*p = nil
+		_, err := d.ReadToken()
+		return err
+	}
+	*p = new(T)
+	return read(d, *p)
+}
+
+// String reads a string. Null is "".
+func String[T ~string](d *jsontext.Decoder, s *T) error {
+	switch d.PeekKind() {
+	case '"', 'n', 0:
+	default:
+		return wrong(d)
+	}
+	token, err := d.ReadToken()
+	if err == nil && token.Kind() == '"' {
+		*s = T(token.String())
+	}
+	return err
+}
+
+// Strings reads a list of strings.
+func Strings(d *jsontext.Decoder, list *[]string) error { return List(d, list, String[string]) }
+
+// Bool reads a truth. Null is false.
+func Bool(d *jsontext.Decoder, b *bool) error {
+	switch d.PeekKind() {
+	case 't', 'f', 'n', 0:
+	default:
+		return wrong(d)
+	}
+	token, err := d.ReadToken()
+	*b = err == nil && token.Kind() == 't'
+	return err
+}
+
+// Int reads an integer that fits. Null is 0.
+func Int[T ~int | ~int64](d *jsontext.Decoder, n *T) error {
+	return number(d, func(text string) (err error) {
+		value, err := strconv.ParseInt(text, 10, 64)
+		*n = T(value)
+		return err
+	})
+}
+
+// Uint32 reads an integer of 32 bits without a sign. Null is 0.
+func Uint32[T ~uint32](d *jsontext.Decoder, n *T) error {
+	return number(d, func(text string) error {
+		value, err := strconv.ParseUint(text, 10, 32)
+		*n = T(value)
+		return err
+	})
+}
+
+// Uint64 reads an integer of 64 bits without a sign. Null is 0.
+func Uint64[T ~uint64](d *jsontext.Decoder, n *T) error {
+	return number(d, func(text string) error {
+		value, err := strconv.ParseUint(text, 10, 64)
+		*n = T(value)
+		return err
+	})
+}
+
+func number(d *jsontext.Decoder, parse func(text string) error) error {
+	switch d.PeekKind() {
+	case 'n':
+		_, err := d.ReadToken()
+		return err
+	case '0', 0:
+	default:
+		return wrong(d)
+	}
+	value, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	if parse(string(value)) != nil {
+		return &WrongTypeError{d.StackPointer()}
+	}
+	return nil
+}
+
+// Text reads a string that its type judges. Null leaves it as it is.
+func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
+	null := d.PeekKind() == 'n'
+	var text string
+	if err := String(d, &text); err != nil || null {
+		return err
+	}
+	if err := v.UnmarshalText([]byte(text)); err != nil {
+		return fmt.Errorf("%s: %w", d.StackPointer(), err)
+	}
+	return nil
+}
+
+// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time, and has no table to build for it.
+func Time(d *jsontext.Decoder, t *time.Time) error { return json.UnmarshalDecode(d, t) }
