@@ -49,8 +49,11 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 	var mounts []*cdispec.Mount
 	limited := c.limited()
 	for _, f := range c.inventory.Driver.Files {
+		if !c.wants(f) {
+			continue
+		}
 		places := placesOf(f, dir(f))
-		if !c.wants(f) || len(places) == 0 {
+		if len(places) == 0 {
 			continue
 		}
 		source, proxy := filepath.Join(c.inventory.Driver.Root, f.Path), proxyOf(f)

@@ -98,7 +98,11 @@ func read(object jsontext.Value) ([]member, error) {
 }
 
 func write(members []member) jsontext.Value {
-	var b bytes.Buffer
+	size := 2
+	for _, m := range members {
+		size += len(m.name) + len(m.value) + 2
+	}
+	b := bytes.NewBuffer(make([]byte, 0, size))
 	for i, m := range members {
 		b.WriteByte("{,"[min(i, 1)])
 		b.Write(m.name)

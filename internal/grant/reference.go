@@ -22,13 +22,14 @@ type Reference struct {
 const ReferenceEnv = "GPULEDGER_GRANT"
 
 const (
+	idPrefix    = "g-"
 	idLetters   = 12
 	secretBytes = 16
 )
 
 // NewID makes an id from random bytes, 16 of them.
 func NewID(random [16]byte) ID {
-	id := []byte("g-")
+	id := []byte(idPrefix)
 	for _, b := range random[:idLetters] {
 		id = append(id, 'a'+b%26)
 	}
@@ -46,7 +47,7 @@ func SecretHash(secret string) string {
 
 // ParseID reads an id.
 func ParseID(text string) (ID, error) {
-	letters, found := strings.CutPrefix(text, "g-")
+	letters, found := strings.CutPrefix(text, idPrefix)
 	ok := found && len(letters) == idLetters
 	for _, c := range []byte(letters) {
 		ok = ok && 'a' <= c && c <= 'z'

@@ -3,6 +3,7 @@ package grant
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -51,7 +52,11 @@ func (p Policy) RecordMounts(id ID) []*cdispec.Mount {
 // RecordOf tells whose record a bind mount brings to the place where ours goes; "" if it is none, or could be written where it must
 // not be.
 func (p Policy) RecordOf(source, destination string, options []string) ID {
-	id, err := ParseID(filepath.Base(filepath.Dir(source)))
+	name := filepath.Base(filepath.Dir(source))
+	if !strings.HasPrefix(name, idPrefix) { // as of almost every mount, for which no error need be made
+		return ""
+	}
+	id, err := ParseID(name)
 	if err != nil {
 		return ""
 	}
