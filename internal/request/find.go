@@ -40,20 +40,14 @@ type Seen struct {
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
 // machine could not be asked about a device; the caller refuses then.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
-	f := finder{spec: normal(spec), caller: caller, node: node, seen: node.Seen, env: lastWins(spec.Process), covered: map[string]bool{}}
-	if f.seen == nil {
-		f.seen = &Seen{}
-	}
-	if f.seen.places == nil {
-		f.seen.places = map[string]place{}
-	}
+	f := newFinder(spec, caller, node)
 	f.request.Container = caller.Container
 	f.request.Container.Pod, f.request.Sandbox = identity(spec.Annotations, caller.Container.Engine)
 	if err := f.readDRM(); err != nil {
 		return grant.Request{}, err
 	}
 	for _, v := range vectors {
-		v.find(&f)
+		v.find(f)
 	}
 	f.request.UID = f.uid()
 	f.request.Devices.Majors, f.request.Devices.DRM = f.seen.majors, f.drm
@@ -93,6 +87,17 @@ type finder struct {
 	open     []opening       // what the device rules open
 	request  grant.Request
 	err      error
+}
+
+func newFinder(spec Spec, caller Caller, node Node) *finder {
+	seen := node.Seen
+	if seen == nil {
+		seen = &Seen{}
+	}
+	if seen.places == nil {
+		seen.places = map[string]place{}
+	}
+	return &finder{spec: normal(spec), caller: caller, node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
 }
 
 func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }

@@ -231,7 +231,8 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 	}
 	s := newScene(t)
 	guard := guard{path: "/proc/sys/kernel/core_pattern", write: true}
-	f := finder{node: s.node, seen: &Seen{places: map[string]place{}}, rooted: true}
+	f := newFinder(Spec{}, Caller{}, s.node)
+	f.rooted = true
 	root := f.look("/")
 	for options, want := range map[string]bool{"rbind": true, "rbind,ro": true, "rbind,rro": false, "bind,ro": false, "bind": true,
 		"bind,ro,rw": true, "bind,rw,ro": false, "rbind,rro,rw": false, "rbind,rro,rrw": true, "bind,ro,rrw": true, "bind,rro,ro": false} {

@@ -88,7 +88,7 @@ func (o opening) covers(other opening) bool {
 
 // opened evaluates a spec's device rules alone.
 func opened(spec Spec, node Node) ([]opening, error) {
-	f := finder{spec: normal(spec), node: node}
+	f := newFinder(spec, Caller{}, node)
 	if err := f.readDRM(); err != nil {
 		return nil, err
 	}
