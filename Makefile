@@ -25,6 +25,11 @@ BENCHFLAGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+.PHONY: test-gpu
+test-gpu: ## what only a real GPU can show; a report for docs/gpu-results.md (root)
+	@test/setup.sh demo
+	@test/test-gpu.sh
+
 .PHONY: demo
 demo: ## the story on this machine, set-up included (root)
 	@test/setup.sh demo
