@@ -114,8 +114,8 @@ func write(members []member) jsontext.Value {
 }
 
 // list rewrites an array: keep says which elements stay, as they stand; add is appended. Of an element it reads what is judged.
-func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add jsontext.Value) (jsontext.Value, error) {
-	var kept []jsontext.Value
+func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add elements) (jsontext.Value, error) {
+	var kept [][]byte
 	all := 0
 	element := func(d *jsontext.Decoder, v *T) error {
 		all++
@@ -127,8 +127,8 @@ func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, kee
 		return err
 	}
 	if len(old) > 0 {
-		var elements []T
-		if err := tokens.Whole(old, func(d *jsontext.Decoder) error { return tokens.List(d, &elements, element) }); err != nil {
+		var read []T
+		if err := tokens.Whole(old, func(d *jsontext.Decoder) error { return tokens.List(d, &read, element) }); err != nil {
 			return nil, err
 		}
 	}
@@ -138,16 +138,7 @@ func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, kee
 	if len(add) > 0 {
 		kept = append(kept, add)
 	}
-	var b bytes.Buffer
-	b.WriteByte('[')
-	for i, e := range kept {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.Write(e)
-	}
-	b.WriteByte(']')
-	return b.Bytes(), nil
+	return elements(bytes.Join(kept, []byte{','})).array(), nil
 }
 
 // word reads the one string of an object that has the name.
@@ -162,8 +153,15 @@ func word(name string) func(*jsontext.Decoder, *string) error {
 	}
 }
 
-// values writes items with commas between them.
-func values[T any](items []T, write func(*tokens.Writer, T)) (jsontext.Value, error) {
+// elements are those of an array, with commas between them and no brackets.
+type elements []byte
+
+func (e elements) array() jsontext.Value {
+	return slices.Concat(jsontext.Value{'['}, jsontext.Value(e), jsontext.Value{']'})
+}
+
+// values writes items as elements.
+func values[T any](items []T, write func(*tokens.Writer, T)) (elements, error) {
 	w := tokens.NewWriter()
 	w.Array(func() {
 		for _, item := range items {

@@ -97,7 +97,7 @@ func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
 		return nil, err
 	}
 	if e.verdict.Narrow {
-		return list(nil, ocispec.ReadRule, nil, add)
+		return add.array(), nil
 	}
 	return list(old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
 		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&

@@ -10,8 +10,8 @@ import (
 // read reads a grant's file. TestFilesAreReadAsTheLibraryReadsThem holds this file to the fields' tags.
 func (r *record) read(d *jsontext.Decoder) error {
 	*r = record{}
-	return tokens.Object(d, func(name []byte) error {
-		switch string(name) {
+	return tokens.Members(d, func(quoted jsontext.Value) error {
+		switch string(tokens.Name(quoted)) {
 		case "version":
 			return tokens.Int(d, &r.Version)
 		case "id":
@@ -39,13 +39,13 @@ func (r *record) read(d *jsontext.Decoder) error {
 		case "draining":
 			return tokens.Bool(d, &r.Draining)
 		}
-		return keep(d, name, &r.Unknown)
+		return keep(d, quoted, &r.Unknown)
 	})
 }
 
 func readShare(d *jsontext.Decoder, s *share) error {
-	return tokens.Object(d, func(name []byte) error {
-		switch string(name) {
+	return tokens.Members(d, func(quoted jsontext.Value) error {
+		switch string(tokens.Name(quoted)) {
 		case "uuid":
 			return tokens.String(d, &s.UUID)
 		case "index":
@@ -55,25 +55,22 @@ func readShare(d *jsontext.Decoder, s *share) error {
 		case "profile":
 			return tokens.String(d, &s.Profile)
 		}
-		return keep(d, name, &s.Unknown)
+		return keep(d, quoted, &s.Unknown)
 	})
 }
 
-// keep adds a member that we don't know to an object of such members.
-func keep(d *jsontext.Decoder, name []byte, unknown *jsontext.Value) error {
+// keep adds a member that we don't know to an object of such members, as it stands.
+func keep(d *jsontext.Decoder, quoted jsontext.Value, unknown *jsontext.Value) error {
 	object := jsontext.Value{'{'}
 	if n := len(*unknown); n > 0 {
 		object = append((*unknown)[:n-1], ',')
 	}
-	object, err := jsontext.AppendQuote(object, name)
-	if err != nil {
-		return err
-	}
+	object = append(append(object, quoted...), ':')
 	value, err := d.ReadValue()
 	if err != nil {
 		return err
 	}
-	*unknown = append(append(append(object, ':'), value...), '}')
+	*unknown = append(append(object, value...), '}')
 	return nil
 }
 

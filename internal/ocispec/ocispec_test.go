@@ -1,7 +1,6 @@
 package ocispec
 
 import (
-	"fmt"
 	"reflect"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/tokens"
+	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
 // TestReadingIsTheLibrarys: every field with a tag is read, and as the library reads it.
@@ -27,7 +27,7 @@ func TestReadingIsTheLibrarys(t *testing.T) {
 
 func reads[T any](t *testing.T, read func(*jsontext.Decoder, *T) error) {
 	t.Helper()
-	full := filled[T]()
+	full := tokenstest.Filled[T](nil)
 	for _, value := range []T{full, *new(T)} {
 		text := marshal(t, value)
 		var got T
@@ -40,9 +40,9 @@ func reads[T any](t *testing.T, read func(*jsontext.Decoder, *T) error) {
 
 // TestWritingIsTheLibrarys likewise.
 func TestWritingIsTheLibrarys(t *testing.T) {
-	writes(t, WriteDevice, filled[specs.LinuxDevice](), specs.LinuxDevice{})
-	writes(t, WriteRule, filled[specs.LinuxDeviceCgroup](), specs.LinuxDeviceCgroup{})
-	mount := filled[specs.Mount]()
+	writes(t, WriteDevice, tokenstest.Filled[specs.LinuxDevice](nil), specs.LinuxDevice{})
+	writes(t, WriteRule, tokenstest.Filled[specs.LinuxDeviceCgroup](nil), specs.LinuxDeviceCgroup{})
+	mount := tokenstest.Filled[specs.Mount](nil)
 	mount.UIDMappings, mount.GIDMappings = nil, nil // which it does not write
 	writes(t, WriteMount, mount, specs.Mount{}, specs.Mount{Source: "a\"\\\u2028\x01"})
 }
@@ -65,35 +65,4 @@ func marshal(t *testing.T, value any) []byte {
 		t.Fatal(err)
 	}
 	return text
-}
-
-func filled[T any]() (value T) {
-	fill(reflect.ValueOf(&value).Elem(), new(int))
-	return value
-}
-
-// fill gives everything below v a value of its own.
-func fill(v reflect.Value, n *int) {
-	*n++
-	switch v.Kind() {
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		fill(v.Elem(), n)
-	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(v.Field(i), n)
-		}
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
-		fill(v.Index(0), n)
-		fill(v.Index(1), n)
-	case reflect.String:
-		v.SetString(fmt.Sprint("value ", *n))
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64:
-		v.SetInt(int64(*n))
-	default:
-		v.SetUint(uint64(*n))
-	}
 }

@@ -78,13 +78,13 @@ func (f *finder) class(major, minor int64) grant.NodeClass {
 // driver's but 195 are such, so a spec that names none of them, as most, need not be held against /proc/devices.
 const firstDynamic = 234
 
-// classes are the driver's majors, asked for once.
+// classes are the driver's majors, asked for once; after an error there is nothing to be told from them.
 func (f *finder) classes() map[int]grant.NodeClass {
-	if f.seen.majors == nil {
+	if f.seen.majors == nil && f.err == nil {
 		majors, err := f.node.Majors()
 		if err != nil {
 			f.fail(err)
-			return majorClasses(majors) // and whoever asks again fails again
+			return nil
 		}
 		f.seen.majors = majorClasses(majors)
 	}

@@ -28,8 +28,8 @@ type Node struct {
 	Program string                       // the one that runs
 }
 
-// Seen is what was looked up of the node. Find of a spec and of the same spec with edits ask for the same things, and one answer
-// holds for both: they are judged as one.
+// Seen is what was looked up of the node for one container, by one goroutine, and is gone with its create: Find of a spec and of the
+// same spec with edits ask for the same things, and one answer holds for both.
 type Seen struct {
 	places map[string]place        // what the paths that were asked for lead to
 	pipes  []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one

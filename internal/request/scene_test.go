@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -165,11 +166,28 @@ func (s *scene) find() grant.Request {
 	return r
 }
 
+// sameAgain looks as a container's first look does, and as its second one, which must find the same.
+func (s *scene) sameAgain(first grant.Request) {
+	s.t.Helper()
+	node := s.node
+	node.Seen = &Seen{}
+	for range 2 {
+		again, err := Find(s.spec, s.caller, node)
+		s.must(err)
+		again.Devices.Majors = first.Devices.Majors // known from the first look on
+		if !reflect.DeepEqual(again, first) {
+			s.t.Errorf("with what was seen before it finds\n%+v\nand without\n%+v", again, first)
+		}
+	}
+}
+
 // hits gives what was found as lines: code, vector, value, cover, removal; the scene's directory is called T.
 func (s *scene) hits() []string {
 	s.t.Helper()
 	lines := []string{}
-	for _, h := range s.find().Hits {
+	found := s.find()
+	s.sameAgain(found)
+	for _, h := range found.Hits {
 		lines = append(lines, strings.ReplaceAll(line(h), s.dir, "T"))
 	}
 	return lines

@@ -13,6 +13,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/tokens"
+	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
 func TestParse(t *testing.T) {
@@ -131,8 +132,7 @@ func TestParseReadsWhatIsJudged(t *testing.T) {
 
 // TestReadIsTheLibrarys: every field that Spec has a tag for is read, and as the library reads it.
 func TestReadIsTheLibrarys(t *testing.T) {
-	var want Spec
-	fill(reflect.ValueOf(&want).Elem(), new(int))
+	want := tokenstest.Filled[Spec](nil)
 	config, err := json.Marshal(want, json.Deterministic(true))
 	if err != nil {
 		t.Fatal(err)
@@ -140,37 +140,6 @@ func TestReadIsTheLibrarys(t *testing.T) {
 	var got Spec
 	if err := tokens.Whole(config, got.read); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v\ngot  %+v\nwant %+v", err, got, want)
-	}
-}
-
-// fill gives everything below v a value of its own.
-func fill(v reflect.Value, n *int) {
-	*n++
-	switch v.Kind() {
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		fill(v.Elem(), n)
-	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(v.Field(i), n)
-		}
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
-		fill(v.Index(0), n)
-		fill(v.Index(1), n)
-	case reflect.Map:
-		value := reflect.New(v.Type().Elem()).Elem()
-		fill(value, n)
-		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf(fmt.Sprint("key", *n)), value)
-	case reflect.String:
-		v.SetString(fmt.Sprint("value ", *n))
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64:
-		v.SetInt(int64(*n))
-	default:
-		v.SetUint(uint64(*n))
 	}
 }
 

@@ -40,6 +40,8 @@ func TestUpdatesThatWiden(t *testing.T) {
 		{"the first minor after the first of every major", []string{"deny a", "allow c *:0 rw"}, []string{"deny a", "allow c 195:0 rw"}, ""},
 		{"everything", []string{"deny a", "allow c 195:* rw"}, []string{"allow a"}, "a *:* rwm"},
 		{"everything, as before", []string{"allow a"}, []string{"allow a"}, ""},
+		{"UVM, whose major is of this boot", []string{"deny a"}, []string{"deny a", "allow c 508:0 rw"}, "c 508:0 rw"},
+		{"UVM as before", []string{"deny a", "allow c 508:0 rw"}, []string{"deny a", "allow c 508:0 rw"}, ""},
 		{"another driver's device, added without a deny", []string{"deny a"}, []string{"allow c 10:200 rw"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

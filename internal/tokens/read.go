@@ -50,6 +50,11 @@ func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.
 // Object reads an object: member reads the value of each of its names, or skips it. Null has none. The name is valid until the
 // value is read.
 func Object(d *jsontext.Decoder, member func(name []byte) error) error {
+	return Members(d, func(quoted jsontext.Value) error { return member(Name(quoted)) })
+}
+
+// Members is Object for who needs the names as they stand.
+func Members(d *jsontext.Decoder, member func(quoted jsontext.Value) error) error {
 	switch d.PeekKind() {
 	case 'n':
 		_, err := d.ReadToken()
@@ -66,7 +71,7 @@ func Object(d *jsontext.Decoder, member func(name []byte) error) error {
 		if err != nil {
 			return err
 		}
-		if err := member(name(quoted)); err != nil {
+		if err := member(quoted); err != nil {
 			return err
 		}
 	}
@@ -74,15 +79,13 @@ func Object(d *jsontext.Decoder, member func(name []byte) error) error {
 	return err
 }
 
-// name takes the quotes off, and escapes where there are any.
-func name(quoted jsontext.Value) []byte {
-	for _, c := range quoted {
-		if c == '\\' {
-			text, _ := jsontext.AppendUnquote(nil, quoted) // the decoder has read it
-			return text
-		}
+// Name takes the quotes off, and escapes where there are any, of a name that a decoder has read.
+func Name(quoted jsontext.Value) []byte {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return quoted[1 : len(quoted)-1]
 	}
-	return quoted[1 : len(quoted)-1]
+	text, _ := jsontext.AppendUnquote(nil, quoted)
+	return text
 }
 
 // List reads an array. Null is nil.
@@ -169,7 +172,9 @@ func Bool(d *jsontext.Decoder, b *bool) error {
 func Int[T ~int | ~int64](d *jsontext.Decoder, n *T) error {
 	return number(d, func(text string) (err error) {
 		value, err := strconv.ParseInt(text, 10, 64)
-		*n = T(value)
+		if *n = T(value); err == nil && int64(*n) != value {
+			err = strconv.ErrRange
+		}
 		return err
 	})
 }
@@ -211,7 +216,7 @@ func number(d *jsontext.Decoder, parse func(text string) error) error {
 	return nil
 }
 
-// Text reads a string that its type judges. Null leaves it as it is.
+// Text reads a string that its type judges. Null leaves it as it is: it is meant for new values.
 func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 	null := d.PeekKind() == 'n'
 	var text string

@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"errors"
 	"math"
 	"reflect"
 	"strings"
@@ -22,6 +23,17 @@ type all struct {
 	Strings []string          `json:"strings"`
 	Map     map[string]string `json:"map"`
 	Time    time.Time         `json:"time"`
+	Text    text              `json:"text"`
+}
+
+// text is a type that judges its words.
+type text string
+
+func (v *text) UnmarshalText(b []byte) error {
+	if *v = text(b); len(b) == 0 {
+		return errors.New("it is empty")
+	}
+	return nil
 }
 
 func (a *all) read(d *jsontext.Decoder) error {
@@ -45,6 +57,8 @@ func (a *all) read(d *jsontext.Decoder) error {
 			return Map(d, &a.Map, String[string])
 		case "time":
 			return Time(d, &a.Time)
+		case "text":
+			return Text(d, &a.Text)
 		}
 		return d.SkipValue()
 	})

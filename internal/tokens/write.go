@@ -75,7 +75,7 @@ func (w *Writer) Time(t time.Time) {
 	w.String(string(text))
 }
 
-// Words writes the members that have a value, in the order of the pairs of names and values.
+// Words writes the members that have a value: pairs of a name and a value, in their order.
 func (w *Writer) Words(pairs ...string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
