@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -28,10 +29,13 @@ type Plugin struct {
 	Desk         *Desk
 	Dir          string // of the kubelet's device plugins
 	PodResources string // the kubelet's socket that lists pods with their devices; "" where there is none
+	Self         string // namespace/name of the pod that this runs in; "" where it runs in none
 
 	mu      sync.Mutex
 	server  *grpc.Server
 	kubelet os.FileInfo // its socket, when this plugin registered
+	lister  os.FileInfo // the socket that lists pods, as it was last
+	since   time.Time   // when it was first seen
 	devices []*api.Device
 	changed chan struct{} // closed when devices are others
 }
@@ -39,12 +43,16 @@ type Plugin struct {
 // wait bounds a call to the kubelet.
 const wait = 10 * time.Second
 
+// settled is how long a kubelet may take after its start to know its pods. Until then it lists fewer than there are, or none
+// (kubernetes/kubernetes#112119).
+const settled = time.Minute
+
 // Ensure brings everything up to date: what the kubelet is told, whether it knows this plugin, and the grants of containers that
 // are gone. It is called again and again.
 func (p *Plugin) Ensure(ctx context.Context) error {
 	err := p.look()
-	if e := p.attend(ctx); e != nil {
-		err = errors.Join(err, e)
+	if p.knows() { // else there is nothing yet that the kubelet could be told
+		err = errors.Join(err, p.attend(ctx))
 	}
 	return errors.Join(err, p.reclaim(ctx))
 }
@@ -72,6 +80,13 @@ func (p *Plugin) look() error {
 	return nil
 }
 
+// knows reports whether there was an inventory to make a list of devices from.
+func (p *Plugin) knows() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed != nil
+}
+
 func same(a, b []*api.Device) bool {
 	if len(a) != len(b) {
 		return false
@@ -95,7 +110,7 @@ func (p *Plugin) attend(ctx context.Context) error {
 		return fmt.Errorf("cannot find the kubelet: %w", err)
 	}
 	_, gone := os.Lstat(p.path())
-	if p.server != nil && gone == nil && p.kubelet != nil && os.SameFile(kubelet, p.kubelet) && changeTime(kubelet) == changeTime(p.kubelet) {
+	if p.server != nil && gone == nil && sameSocket(kubelet, p.kubelet) {
 		return nil
 	}
 	p.Stop()
@@ -110,7 +125,11 @@ func (p *Plugin) attend(ctx context.Context) error {
 	return nil
 }
 
-// changeTime tells a socket from another one in its place that has its inode.
+// sameSocket tells a socket from another one in its place, which may have its inode.
+func sameSocket(a, b os.FileInfo) bool {
+	return a != nil && b != nil && os.SameFile(a, b) && changeTime(a) == changeTime(b)
+}
+
 func changeTime(info os.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
 
 func (p *Plugin) kubeletSocket() string { return filepath.Join(p.Dir, "kubelet.sock") }
@@ -153,25 +172,42 @@ func call(ctx context.Context, socket string, do func(context.Context, *grpc.Cli
 	return do(ctx, conn)
 }
 
-// reclaim asks the kubelet who has what. Without an answer nothing is released.
+// reclaim asks the kubelet who has what. Without an answer nothing is released, nor by one that may leave pods out.
 func (p *Plugin) reclaim(ctx context.Context) error {
 	if p.PodResources == "" {
 		return nil
 	}
-	if _, err := os.Stat(p.PodResources); errors.Is(err, fs.ErrNotExist) {
+	lister, err := os.Stat(p.PodResources)
+	if errors.Is(err, fs.ErrNotExist) {
+		p.lister = nil
 		return nil // the kubelet is not there
+	}
+	if err != nil {
+		return fmt.Errorf("cannot find the kubelet: %w", err)
+	}
+	if !sameSocket(lister, p.lister) {
+		p.lister, p.since = lister, p.Desk.Now()
 	}
 	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
 		list, err := podresources.NewPodResourcesListerClient(c).List(ctx, &podresources.ListPodResourcesRequest{})
 		if err != nil {
 			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
 		}
-		return p.Desk.Reclaim(list.PodResources)
+		after, err := os.Stat(p.PodResources)
+		complete := err == nil && sameSocket(lister, after) && p.Desk.Now().Sub(p.since) >= settled && p.listsSelf(list.PodResources)
+		return p.Desk.Reclaim(list.PodResources, complete)
 	})
+}
+
+// listsSelf reports whether the kubelet knows this plugin's own pod, and so the others that the API server has for it: all
+// come at once.
+func (p *Plugin) listsSelf(pods []*podresources.PodResources) bool {
+	return p.Self == "" || slices.ContainsFunc(pods, func(pod *podresources.PodResources) bool { return pod.Namespace+"/"+pod.Name == p.Self })
 }
 
 // Stop ends the service. The kubelet keeps what it was told for some minutes.
 func (p *Plugin) Stop() {
+	p.kubelet = nil // whoever serves again registers again
 	if p.server != nil {
 		p.server.Stop()
 		p.server = nil
@@ -196,7 +232,7 @@ func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatch
 			return err
 		}
 		select {
-		case <-changed: // without any list yet it waits for ever: Ensure makes one before it registers, or fails
+		case <-changed: // never nil: Ensure makes a list before it serves
 		case <-stream.Context().Done():
 			return nil
 		}

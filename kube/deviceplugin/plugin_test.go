@@ -198,6 +198,8 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 		}
 	}
 	are(listed, used, never, foreign)
+	s.now = s.now.Add(settled)
+	are(listed, used, never, foreign)
 	end()
 	are(listed, used, never, foreign) // its pod is there, and may start it again
 	s.kubelet.forgets()
@@ -207,6 +209,58 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	are(listed, foreign)
 	s.kubelet.forgets()
 	are(foreign)
+}
+
+// A kubelet that has just started lists no pods, or none but the static ones, until the API server has told it of the others.
+func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Self = "team/agent"
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	g, _ := s.gets(c, some(0, 3)...)
+	crash := s.Use(g.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})
+	s.kubelet.has("agent", "vendor.example/thing")
+	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
+	s.ensure()
+	s.now = s.now.Add(settled)
+	s.ensure()
+	crash() // the container will be started again
+	is := func(there bool, when string) {
+		t.Helper()
+		s.ensure()
+		if n := len(s.Grants()); (n == 1) != there {
+			t.Errorf("%s: %d grants", when, n)
+		}
+	}
+	is(true, "its pod is listed")
+	s.kubelet.server.Stop()
+	s.kubelet = startKubelet(t)
+	is(true, "the kubelet has just started")
+	s.now = s.now.Add(settled)
+	is(true, "the kubelet does not list the agent itself")
+	s.kubelet.has("agent", "vendor.example/thing")
+	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
+	is(true, "the kubelet knows its pods")
+	s.kubelet.forgets()
+	s.kubelet.has("agent", "vendor.example/thing")
+	is(false, "the pod is gone")
+}
+
+func TestAPluginWithoutAnInventoryRegistersWhenThereIsOne(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	path := s.Node.Dir + "/state/inventory.json"
+	check(t, os.Rename(path, path+".away"))
+	if err := s.Ensure(context.Background()); err == nil || len(s.kubelet.requests) > 0 {
+		t.Errorf("got %v and %d registrations, want an error and none", err, len(s.kubelet.requests))
+	}
+	check(t, os.Rename(path+".away", path))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	check(t, err)
+	if free, all := healthy(t, stream); free != 32 || all != 32 {
+		t.Errorf("%d of %d units are healthy, want all 32", free, all)
+	}
 }
 
 func TestAKubeletThatRestartsIsRegisteredWithAnew(t *testing.T) {

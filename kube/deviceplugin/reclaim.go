@@ -14,8 +14,9 @@ import (
 const unseen = time.Hour
 
 // Reclaim releases the grants whose containers are gone. There is no call for that: the kubelet lists who has which device,
-// and a pod that is gone gives up all. A grant in use is left alone.
-func (d *Desk) Reclaim(pods []*podresources.PodResources) error {
+// and a pod that is gone gives up all. A grant in use is left alone. From a list that may not be complete nothing is concluded:
+// the kubelet keeps the answer of an Allocate, and a container whose grant was released could never start again.
+func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.Book.Open()
@@ -41,7 +42,7 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources) error {
 			d.seen[g.ID] = g.Bindings[0].Pod
 			continue
 		}
-		if d.over(g, there) {
+		if complete && d.over(g, there) {
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
 			failed = errors.Join(failed, d.Book.Release(g.ID))
 		}

@@ -20,7 +20,8 @@ func devicePluginCommand() *cli.Command {
 		Flags: append(common(),
 			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, with commas between", Value: "memory,gpu"},
 			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` that one gpuledger.dev/gpu-memory stands for", Value: "1GiB"},
-			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps", Value: string(grant.Limit)}),
+			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "pod", Usage: "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does not know its pods yet", EnvVars: []string{"POD"}}),
 		Action: serveDevices,
 	}
 }
@@ -37,7 +38,8 @@ func serveDevices(c *cli.Context) error {
 	var all sync.WaitGroup
 	for _, r := range resources {
 		p := &deviceplugin.Plugin{Desk: &deviceplugin.Desk{Book: b, Resource: r, Log: log, Now: time.Now},
-			Dir: filepath.Join(c.String("kubelet-dir"), "device-plugins"), PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock")}
+			Dir: filepath.Join(c.String("kubelet-dir"), "device-plugins"), PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
+			Self: c.String("pod")}
 		all.Go(func() {
 			defer p.Stop()
 			tend(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)
