@@ -18,7 +18,7 @@ func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 		return grant.Reference{}, err
 	}
 	if _, err = files.Expose(reference); err != nil {
-		return grant.Reference{}, errors.Join(err, b.Release(g.ID)) // nobody was told of it yet
+		return grant.Reference{}, errors.Join(err, b.Withdraw(g.ID)) // nobody was told of it yet; the file may be there, and not durable
 	}
 	return reference, nil
 }

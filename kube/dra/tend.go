@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,6 +65,9 @@ func (d *Driver) Reclaim(ctx context.Context) error {
 	return failed
 }
 
+// patience is how long the API may take to tell of a claim. While it is asked nothing can be prepared or given up.
+const patience = 5 * time.Second
+
 func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	namespace, name, ok := place(g)
 	if !ok {
@@ -71,6 +75,8 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	}
 	d.mu.Lock() // no Prepare comes in between
 	defer d.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, patience) // the kubelet waits meanwhile
+	defer cancel()
 	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err != nil && !apierrors.IsNotFound(err):
