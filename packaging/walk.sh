@@ -113,7 +113,7 @@ type_line 'gpuledger configure containerd --undo --restart'
 inside apt-get purge -y gpuledger >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "apt purge"; }
 rm "$root/etc/gpuledger/node.json"
 rmdir "$root/etc/gpuledger"
-! inside sh -c 'ls -d /etc/gpuledger /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /usr/lib/gpuledger 2>/dev/null' | grep . || fail "this stays behind"
+! inside sh -c 'ls -d /etc/gpuledger /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /usr/lib/gpuledger 2>/dev/null || true' | grep . || fail "this stays behind"
 
 echo "== the image: containerd reads it, and its program sets the node up and takes it back"
 cp "$image" "$root/packages/setup.tar"
@@ -129,6 +129,10 @@ inside grep -rq gpuledger-runtime /etc/containerd || fail "containerd is not con
 [ "$(inside systemctl is-active containerd gpuledger-inventory.path | sort -u)" = active ] || fail "containerd, or the path unit, does not run"
 [ "$(inside gpuledger --version)" = "gpuledger version $(dpkg-deb -f "$deb" Version | sed 's/-1$//')" ] || fail "another version is on the node"
 pod remove --engine=containerd
-! inside sh -c 'ls -d /usr/bin/gpuledger* /usr/lib/gpuledger /usr/lib/systemd/system/gpuledger* 2>/dev/null' | grep . || fail "this stays behind"
+! inside sh -c 'ls -d /usr/bin/gpuledger* /usr/lib/gpuledger/shim* /usr/lib/systemd/system/gpuledger* 2>/dev/null || true' | grep -v '^/usr/bin/gpuledger-runtime' || fail "this stays behind"
+inside test -x /usr/bin/gpuledger-runtime || fail "containers that were started through the wrapper cannot be ended"
+inside rm /run/gpuledger-setup.removed # as the next boot does
+pod remove --engine=containerd
+! inside sh -c 'ls -d /usr/bin/gpuledger* /usr/lib/gpuledger 2>/dev/null || true' | grep . || fail "this stays behind after a boot"
 ! inside grep -rq gpuledger-runtime /etc/containerd || fail "containerd is still configured"
 shut

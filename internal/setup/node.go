@@ -24,6 +24,15 @@ const record = "/usr/lib/gpuledger/setup.list"
 // configFile is the administrator's, once it is there.
 const configFile = "/etc/gpuledger/config.toml"
 
+// program is what undoes an engine's configuration. It is the last one that a removal takes away.
+const program = "/usr/bin/gpuledger"
+
+// wrapper begins the names of what engines call: also to stop and to delete a container that they started through it.
+const wrapper = "/usr/bin/gpuledger-runtime"
+
+// removedInThisBoot is there from a removal until the next boot.
+const removedInThisBoot = "/run/gpuledger-setup.removed"
+
 // systemdRuns is there where systemd is the node's process 1 (sd_booted(3)).
 const systemdRuns = "/run/systemd/system"
 
@@ -84,45 +93,76 @@ func (n *node) configure(o options) error {
 	return n.run("gpuledger", args...)
 }
 
-// remove leaves the ledger, the audit log and the configuration, as removing a package does.
+// remove leaves the ledger, the audit log and the configuration, as removing a package does. It leaves the wrapper until the next
+// boot: without it no engine could end the containers that run, and the pod of this very process is one of them. It can be
+// repeated and be killed at any point.
 func (n *node) remove(o options) error {
 	files, err := recorded()
 	if err != nil || len(files) == 0 {
 		return err
 	}
-	if err := n.run("gpuledger", "configure", o.engine, "--undo", "--restart"); err != nil {
-		return err
-	}
-	if exists(systemdRuns) {
-		_ = n.run("systemctl", "stop", "gpuledger-inventory.path")
-	}
-	for _, path := range files {
-		if path != configFile {
-			removeFile(path)
+	if exists(program) {
+		if err := n.run("gpuledger", "configure", o.engine, "--undo", "--restart"); err != nil {
+			return err
+		}
+		if err := host.ReplaceFile(removedInThisBoot, nil, 0o600, host.Volatile); err != nil {
+			return err
+		}
+		if exists(systemdRuns) {
+			_ = n.run("systemctl", "stop", "gpuledger-inventory.path")
 		}
 	}
-	removeFile(record)
+	if err := takeAway(files); err != nil {
+		return err
+	}
 	if exists(systemdRuns) {
 		return n.run("systemctl", "daemon-reload")
 	}
 	return nil
 }
 
-// files are the paths of the tree, sorted.
+// takeAway removes what was installed, and records what has to stay.
+func takeAway(files []string) error {
+	var kept []string
+	for _, path := range files {
+		switch {
+		case strings.HasPrefix(path, wrapper) && exists(removedInThisBoot):
+			kept = append(kept, path)
+		case path != configFile && path != program:
+			removeFile(path)
+		}
+	}
+	removeFile(program)
+	if len(kept) == 0 {
+		removeFile(record)
+		return nil
+	}
+	fmt.Println("gpuledger-setup: " + wrapper + " stays until the next boot: containers that were started through it are ended by it")
+	return writeRecord(kept)
+}
+
+// files are the paths of the tree, sorted, the links last: where they lead is there before them.
 func (n *node) files() (paths []string, err error) {
+	var links []string
 	err = fs.WalkDir(n.tree, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
+		switch {
+		case err != nil || entry.IsDir():
+		case entry.Type()&fs.ModeSymlink != 0:
+			links = append(links, "/"+name)
+		default:
 			paths = append(paths, "/"+name)
 		}
 		return err
 	})
+	slices.Sort(paths)
+	slices.Sort(links)
+	paths = append(paths, links...)
 	if err == nil && len(paths) == 0 {
 		err = errors.New("there is nothing in it")
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot read what is to be installed: %w", err)
 	}
-	slices.Sort(paths)
 	return paths, err
 }
 

@@ -167,9 +167,50 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.calls()
 
 	s.must("remove", "--engine=crio")
-	s.wants("removed", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine")
+	kept := []string{"/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine", "/run/gpuledger-setup.removed: ", "/usr/bin/gpuledger-runtime: second",
+		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list"}
+	s.wants("removed, but for what ends containers", s.on(), kept...)
 	s.wants("called", s.calls(), "gpuledger configure crio --undo --restart", "systemctl stop gpuledger-inventory.path", "systemctl daemon-reload")
 	s.must("remove", "--engine=crio")
+	s.wants("removed again", s.on(), kept...)
+	s.must("install", "--engine=crio")
+	s.must("remove", "--engine=crio")
+	s.wants("installed and removed again", s.on(), kept...)
+	if err := os.Remove(s.dir + "/node" + removedInThisBoot); err != nil { // the next boot
+		t.Fatal(err)
+	}
+	s.must("remove", "--engine=crio")
+	s.wants("removed after a boot", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine")
+	s.must("remove", "--engine=crio")
+}
+
+// TestLinksLeadSomewhere at any moment of an upgrade: a container that starts meanwhile finds the shim, the old or the new.
+func TestLinksLeadSomewhere(t *testing.T) {
+	s := newScene(t)
+	root, err := os.OpenRoot(s.dir + "/tree")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	files, err := (&node{tree: root.FS()}).files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wants("in the order of installing", files, "/etc/gpuledger/config.toml", "/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime",
+		"/usr/lib/gpuledger/shim-1/libcuda.so.1", "/usr/bin/gpuledger-runtime.crio", "/usr/lib/gpuledger/shim")
+}
+
+// TestKilledWhileItRemoves: the program that undoes an engine's configuration is gone already, and the rest goes.
+func TestKilledWhileItRemoves(t *testing.T) {
+	s := newScene(t)
+	s.must("install", "--engine=crio")
+	s.must("remove", "--engine=crio")
+	s.write("node"+record, "/usr/bin/gpuledger\n/usr/bin/gpuledger-runtime\n/usr/lib/gpuledger/shim-1/libcuda.so.1\n")
+	s.write("node/usr/lib/gpuledger/shim-1/libcuda.so.1", "first")
+	s.must("remove", "--engine=crio")
+	if have := s.on(); slices.Contains(have, "/usr/lib/gpuledger/shim-1/") || !slices.Contains(have, "/usr/bin/gpuledger-runtime: first") {
+		t.Errorf("%v", have)
+	}
 }
 
 // TestOthersPackageStays: what somebody else has installed is not replaced, and its engine is not touched.
