@@ -139,7 +139,7 @@ func (n *Node) addDevice(d resourceapi.Device) {
 
 func word(d resourceapi.Device, name resourceapi.QualifiedName) string {
 	if a := d.Attributes[name]; a.StringValue != nil {
-		return *a.StringValue
+		return plain(*a.StringValue)
 	}
 	return ""
 }
@@ -214,16 +214,20 @@ func counted(machine corev1.Node, pods []corev1.Pod) []Count {
 	return list
 }
 
-// limits is what a pod holds of a resource: the sum over its containers, or what an init container needs, if that is more.
+// limits is what a pod holds of a resource: the sum over its containers and sidecars, or what an init container needs beside the
+// sidecars before it, if that is more.
 func limits(pod corev1.Pod, name corev1.ResourceName) int64 {
-	var sum, most int64
+	var sum, sidecars, most int64
 	for _, c := range pod.Spec.Containers {
 		amount := c.Resources.Limits[name]
 		sum += amount.Value()
 	}
 	for _, c := range pod.Spec.InitContainers {
 		amount := c.Resources.Limits[name]
-		most = max(most, amount.Value())
+		most = max(most, sidecars+amount.Value())
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			sidecars += amount.Value()
+		}
 	}
-	return max(sum, most)
+	return max(sum+sidecars, most)
 }

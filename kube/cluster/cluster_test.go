@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -135,5 +138,44 @@ event: Error: gpuledger: refused (visible-devices-all): container "main" asks fo
 	}
 	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil || !strings.Contains(err.Error(), "cannot explain") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Whoever may write events or publish slices writes what an administrator's terminal shows.
+func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
+	const escape = "\x1b]0;owned\a\x1b[2J\u202e"
+	var out bytes.Buffer
+	Explanation{Pod: "team/p", Phase: "Pending", Waits: "no" + escape, Reasons: []string{"gpuledger: no" + escape + "\nhint: ask"}}.Write(&out)
+	d := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": {StringValue: new("GPU-a")}, "health": {StringValue: new(escape)}}}
+	n := Node{Name: "n"}
+	n.addDevice(d)
+	if err := Print(&out, []Node{n}, true); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.ContainsAny(text, "\x1b\a\u202e") || !strings.Contains(text, "event: gpuledger: no") || !strings.Contains(text, "\n  hint: ask\n") {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestWhatAPodHolds(t *testing.T) {
+	c := func(n string, always bool) corev1.Container {
+		c := corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"gpuledger.dev/gpu": resource.MustParse(n)}}}
+		if always {
+			c.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		}
+		return c
+	}
+	for name, pod := range map[string]struct {
+		init, main []corev1.Container
+		want       int64
+	}{
+		"containers run together":                {nil, []corev1.Container{c("1", false), c("2", false)}, 3},
+		"an init container runs before them":     {[]corev1.Container{c("5", false)}, []corev1.Container{c("3", false)}, 5},
+		"a sidecar runs beside them":             {[]corev1.Container{c("2", true)}, []corev1.Container{c("3", false)}, 5},
+		"an init container runs beside sidecars": {[]corev1.Container{c("2", true), c("4", false)}, []corev1.Container{c("1", false)}, 6},
+	} {
+		if got := limits(corev1.Pod{Spec: corev1.PodSpec{InitContainers: pod.init, Containers: pod.main}}, "gpuledger.dev/gpu"); got != pod.want {
+			t.Errorf("%s: got %d, want %d", name, got, pod.want)
+		}
 	}
 }

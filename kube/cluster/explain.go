@@ -150,9 +150,9 @@ func (e Explanation) Write(w io.Writer) {
 		fmt.Fprintln(w, "it asks for no GPU through gpuledger")
 	}
 	if e.Waits != "" {
-		fmt.Fprintln(w, "it waits:", e.Waits)
+		fmt.Fprintln(w, "it waits:", plain(e.Waits))
 	}
 	for _, r := range e.Reasons {
-		fmt.Fprintln(w, "event:", r)
+		fmt.Fprintln(w, "event:", strings.ReplaceAll(plain(r), "\n", "\n  "))
 	}
 }

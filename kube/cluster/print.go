@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 )
 
 // Print shows the cluster as a table: a line a node, a column a GPU, allocated and total in GiB, and the sum of all.
@@ -50,6 +51,16 @@ func Print(w io.Writer, nodes []Node, details bool) error {
 		return printShares(w, nodes)
 	}
 	return nil
+}
+
+// plain is somebody else's text without what a terminal would act on: whoever may write events, or publishes slices, writes it.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }
 
 // gib is an amount in GiB, with one decimal where it is no whole number.
