@@ -7,7 +7,8 @@ case ${1:-} in
 esac
 
 # An engine that names a program which is not there starts no container any more.
-state=$(sed -n 's/^[[:space:]]*state_dir[[:space:]]*=[[:space:]]*"\([^"]*\)".*/\1/p' /etc/gpuledger/config.toml 2>/dev/null | head -n 1)
+key="s/^[[:space:]]*[\"']\{0,1\}state_dir[\"']\{0,1\}[[:space:]]*=[[:space:]]*"
+state=$(sed -n -e "$key\"\([^\"]*\)\".*/\1/p" -e "$key'\([^']*\)'.*/\1/p" /etc/gpuledger/config.toml 2>/dev/null | head -n 1)
 for record in "${state:-/var/lib/gpuledger}"/configure/*/record.json; do
   [ -e "$record" ] || continue
   engine=$(basename "$(dirname "$record")")
