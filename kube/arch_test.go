@@ -20,7 +20,7 @@ const (
 // layers says what each package may import of gpuledger. The ledger is reached through book alone, but for values.
 var layers = map[string][]string{
 	"":                      {},
-	"book":                  {"cdi", "internal/node", "internal/admission", "internal/grant"},
+	"book":                  {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
 	"booktest":              {"kube/book", "internal/node", "internal/admission", "internal/grant", "internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
 	"dra":                   {"kube/book", "internal/admission", "internal/grant"},
 	"deviceplugin":          {"kube/book", "internal/admission", "internal/grant"},

@@ -18,6 +18,8 @@ import (
 type Book struct {
 	Open   func() *node.Node // the node as its configuration describes it now
 	Config string            // absolute path of the configuration, for the hook in CDI files
+
+	References string // directory of references that outlive a boot; "": none does
 }
 
 // Page is the ledger at a moment.

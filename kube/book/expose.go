@@ -17,31 +17,40 @@ func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if err != nil {
 		return grant.Reference{}, err
 	}
-	if _, err = files.Expose(reference); err != nil {
+	if err = b.keep(reference); err == nil {
+		_, err = files.Expose(reference)
+	}
+	if err != nil {
 		return grant.Reference{}, errors.Join(err, b.Withdraw(g.ID)) // nobody was told of it yet; the file may be there, and not durable
 	}
 	return reference, nil
 }
 
-// ExposeAgain gives the reference of a grant that was made before, its CDI file in place. The file is the only one that knows
-// the secret; where it is gone, as after a boot, the grant gets another.
+// ExposeAgain gives the reference of a grant that was made before, its CDI file in place. Where the secret stands neither there, as
+// after a boot, nor among the references that are kept, the grant gets another.
 func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	files := b.Files()
 	reference, found := files.Reference(g.ID)
 	if !found || !reference.Opens(g.Secret) {
+		reference, found = b.keptFor(g)
+	}
+	if !found {
 		var err error
 		if reference, err = b.Open().Renew(g.ID); err != nil {
 			return grant.Reference{}, err
 		}
 	}
+	if err := b.keep(reference); err != nil {
+		return grant.Reference{}, err
+	}
 	_, err := files.Expose(reference)
 	return reference, err
 }
 
-// Withdraw removes a grant with its CDI file. The file goes first: whoever is stopped in between finds the grant still, and
+// Withdraw removes a grant with its CDI file and what is kept of it. The files go first: whoever is stopped in between finds the grant still, and
 // comes again.
 func (b Book) Withdraw(id grant.ID) error {
-	if err := b.Files().Forget(id); err != nil {
+	if err := errors.Join(b.Files().Forget(id), b.dropKept(id)); err != nil {
 		return err
 	}
 	return b.Release(id)

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// Driver answers the kubelet of one node. It keeps nothing: all that it knows is in the ledger and in the grants' CDI files,
-// so another process can take over between any two calls.
+// Driver answers the kubelet of one node. It remembers nothing: all that it knows is in the ledger, in the grants' CDI files and in
+// the book's references, so another process can take over between any two calls.
 type Driver struct {
 	Book   book.Book
 	Node   string // its name in the cluster, and that of the pool

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
@@ -32,6 +33,7 @@ type site struct {
 
 func newSite(t *testing.T, gpus int) site {
 	n := booktest.New(t, gpus, 16*grant.GiB, "")
+	n.References = n.Dir + "/references"
 	return site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler)}}
 }
 
@@ -121,11 +123,39 @@ func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestAfterABootAClaimHasANewSecret(t *testing.T) {
+// The kubelet adds the names of a claim that is prepared anew to those that it knew before the boot: all have to be there.
+func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
 	before := s.has(t, c)
 	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil { // /run is empty then
+		t.Fatal(err)
+	}
+	if after := s.has(t, c); after != before || s.cdiFiles(t) != 1 {
+		t.Errorf("got %q and %d CDI files, want %q again", after, s.cdiFiles(t), before)
+	}
+	s.unprepares(t, "u-1")
+	if kept, err := os.ReadDir(s.Dir + "/references"); err != nil || len(kept) > 0 {
+		t.Errorf("given up: %v is kept (%v)", kept, err)
+	}
+	s.has(t, c)
+	g := s.Grants()[0]
+	if _, err := s.Open().Release(g.ID, false); err != nil { // the administrator
+		t.Fatal(err)
+	}
+	if err := s.Driver.Reclaim(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := os.ReadDir(s.Dir + "/references"); err != nil || len(kept) > 0 || s.cdiFiles(t) > 0 {
+		t.Errorf("released by hand: %v is kept (%v), and %d CDI files", kept, err, s.cdiFiles(t))
+	}
+}
+
+func TestALostReferenceIsRenewed(t *testing.T) {
+	s := newSite(t, 1)
+	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
+	before := s.has(t, c)
+	if err := errors.Join(os.RemoveAll(s.Dir+"/cdi"), os.RemoveAll(s.Dir+"/references")); err != nil {
 		t.Fatal(err)
 	}
 	after := s.has(t, c)

@@ -48,21 +48,28 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 // Reclaim releases grants whose claim is gone, or is no longer allocated here: of a kubelet that lost its memory while the
 // claim ended. A grant that a container uses is left alone; so is one whose claim the API does not tell of.
 func (d *Driver) Reclaim(ctx context.Context) error {
-	n := d.Book.Open()
-	if n.Broken != nil {
-		return n.Broken
-	}
-	o, err := n.Overview()
-	if err != nil {
-		return err
-	}
-	var failed error
-	for _, g := range o.Grants {
+	grants, failed := d.tidied()
+	for _, g := range grants {
 		if g.Source == Source && len(g.Bindings) == 0 {
 			failed = errors.Join(failed, d.reclaim(ctx, g))
 		}
 	}
 	return failed
+}
+
+// tidied are the grants of the node, after the files are dropped of those that somebody else has released.
+func (d *Driver) tidied() ([]grant.Grant, error) {
+	d.mu.Lock() // a grant that is being prepared is not missed
+	defer d.mu.Unlock()
+	n := d.Book.Open()
+	if n.Broken != nil {
+		return nil, n.Broken
+	}
+	o, err := n.Overview()
+	if err != nil {
+		return nil, err
+	}
+	return o.Grants, d.Book.Tidy(o.Grants)
 }
 
 // patience is how long the API may take to tell of a claim. While it is asked nothing can be prepared or given up.

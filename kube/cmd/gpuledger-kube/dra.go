@@ -43,8 +43,9 @@ func serveDRA(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
-	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log}
 	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
+	b.References = filepath.Join(data, "references")
+	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log}
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
