@@ -225,6 +225,8 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 	}
 	bare := r.creating(name+"-bare", r.runtime, same, nil)
 	bare.before = func() error { return r.tidy(r.path("rootfs", name+"-bare"), final) }
+	asked := ours.before
+	ours.before = func() error { return errors.Join(r.tidy(r.path("rootfs", name+"-ours"), final), asked()) }
 	times, err := r.compare(r.options.pairs, bare, ours)
 	if err != nil {
 		return nil, err
@@ -235,8 +237,8 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 	return []Row{row}, nil
 }
 
-// tidy takes away the mount points of the driver's files that the runtime has made, as a delete through the wrapper does: both sides then
-// have them to make again.
+// tidy takes away the mount points of the driver's files that the runtime has made: both sides then have them to make again, as in the
+// new root file system that an engine gives each container.
 func (r *rig) tidy(rootfs string, config []byte) error {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
