@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -66,8 +67,25 @@ func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 // IsSocket reports whether the path leads to a socket.
 func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
-// Look walks a path, and opens nothing that it leads to.
+// Look walks a path, and opens nothing that it leads to. With fs.ErrNotExist and unix.ENOTDIR the target may still have its path: where
+// no link was on the way, so that it is certain where it would lead.
 func Look(path string) (t Target, err error) {
+	if filepath.IsAbs(path) { // most have no link, and are real as they stand: the kernel need not be asked where they end
+		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		switch err {
+		case nil:
+			defer unix.Close(fd)
+			t.Path = filepath.Clean(path)
+			err = t.stat(fd, path)
+			return t, err
+		case unix.ELOOP, unix.ENOSYS, unix.EPERM: // a link, or as below
+		case unix.ENOENT, unix.ENOTDIR:
+			t.Path = filepath.Clean(path)
+			fallthrough
+		default:
+			return t, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 	switch err {
 	case unix.ELOOP, unix.ENOSYS, unix.EPERM: // Linux before 5.6 has no openat2, and old seccomp profiles refuse it
@@ -103,17 +121,22 @@ func LookNear(dir, rest string) (t Target, err error) {
 	return t, err
 }
 
-// ask fills in what an open file is.
+// ask fills in what an open file is, and where.
 func (t *Target) ask(fd int, path string) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
 	name := make([]byte, unix.PathMax)
 	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
 	if err != nil {
 		return &fs.PathError{Op: "readlink", Path: path, Err: err}
 	}
-	t.Path, t.Mode, t.GID, t.Dev, t.Rdev = string(name[:n]), st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
+	t.Path = string(name[:n])
+	return t.stat(fd, path)
+}
+
+func (t *Target) stat(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	t.Mode, t.GID, t.Dev, t.Rdev = st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
 	return nil
 }

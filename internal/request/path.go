@@ -29,7 +29,7 @@ func (f *finder) look(path string) place {
 	t, err := host.Look(path)
 	p := place{Target: t, exists: err == nil}
 	switch {
-	case err == nil:
+	case err == nil, t.Path != "" && !within(t.Path, "/proc"): // of whose files some are the runtime's alone
 	case isAbsent(err):
 		p.Target = f.absent(path)
 	default:
