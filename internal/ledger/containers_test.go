@@ -245,7 +245,7 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		s.created()
 		init := s.want("created", grant.Alive).PID
 		if init == 0 || s.ContainerLife(s.root, "c") != grant.Alive {
-			t.Errorf("created: pid %d, want the init's", init)
+			t.Fatalf("created: pid %d, want the init's", init) // 0 would be killed as "my own group"
 		}
 		if got := s.ContainerBundle(s.root, "c"); got != s.bundle {
 			t.Errorf("bundle %q, want %q", got, s.bundle)
@@ -272,6 +272,9 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		s.run("start", "c")
 		init := s.want("running", grant.Alive).PID
 		waitFor(t, "the child", func() bool { return len(unique(s.processes())) >= 2 })
+		if init == 0 {
+			t.Fatal("no init")
+		}
 		if err := unix.Kill(init, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
