@@ -27,6 +27,7 @@ type options struct {
 	only     string
 	bin      string
 	runtime  string
+	rcuAsIs  bool
 }
 
 func main() {
@@ -38,9 +39,10 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "measure only what has this `TEXT` in its name")
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
+	flag.BoolVar(&o.rcuAsIs, "rcu-as-is", false, "leave the kernel's RCU grace periods as they are")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 {
-		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC]   (N is at least 40)")
+		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] [-rcu-as-is]   (N is at least 40)")
 		os.Exit(2)
 	}
 	if err := start(o); err != nil {
@@ -67,6 +69,8 @@ func start(o options) error {
 	inner.Env = append(os.Environ(), insideEnv+"=1")
 	inner.Stdin, inner.Stdout, inner.Stderr = os.Stdin, os.Stdout, os.Stderr
 	inner.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
+	restore := expedite(o)
+	defer restore()
 	if err := inner.Start(); err != nil {
 		return fmt.Errorf("cannot make a mount namespace: %w", err)
 	}
@@ -75,6 +79,7 @@ func start(o options) error {
 		_ = inner.Process.Signal(syscall.SIGTERM)
 	}()
 	if err := inner.Wait(); err != nil {
+		restore()
 		os.Exit(1) // it has said why
 	}
 	return nil

@@ -111,7 +111,7 @@ func (r *rig) command(env []string, argv ...string) *exec.Cmd {
 	return cmd
 }
 
-// creating is a contestant that creates a container of the bundle and deletes it again. The runtime root is named after it.
+// creating is a contestant that creates a container of the bundle, and kills and deletes it again as engines do. The runtime root is named after it.
 func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 	root := r.path("run/roots", strings.ReplaceAll(name, " ", "-"))
 	return contestant{
@@ -121,9 +121,20 @@ func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 			return r.command(env, runtime, "--root", root, "create", "--bundle", bundle, containerID)
 		},
 		after: func() error {
-			err := r.run(r.command(env, runtime, "--root", root, "delete", "--force", containerID))
-			if err == nil {
-				delete(r.live, root)
+			err := r.run(r.command(env, runtime, "--root", root, "kill", containerID, "KILL"))
+			for range 100 { // a killed process takes a moment to be gone, and delete does not wait for it
+				if err == nil {
+					err = r.run(r.command(env, runtime, "--root", root, "delete", containerID))
+				}
+				if err == nil {
+					delete(r.live, root)
+					return nil
+				}
+				if !strings.Contains(err.Error(), "not stopped") {
+					break
+				}
+				err = nil
+				time.Sleep(2 * time.Millisecond)
 			}
 			return err
 		},

@@ -408,6 +408,7 @@ func (r *rig) machine() Machine {
 		Runtime:    firstLine(r.runtime, "--version"),
 		Ours:       firstLine(r.cli, "--version"),
 		Peer:       "nvidia-container-runtime of the NVIDIA Container Toolkit " + peerVersion(),
+		RCU:        rcu(),
 		LoadBefore: r.loadStart,
 	}
 }
