@@ -39,18 +39,23 @@ demo: ## the story on this machine, set-up included (root)
 FAILPOINT_TESTS = $(shell grep -rlE --include='*_test.go' '^//go:build failpoint' internal runtime hook test 2>/dev/null | xargs -r dirname | sort -u | sed 's|^|./|')
 
 .PHONY: test
-test: ## everything that needs root and no GPU, set-up included (root); what CI runs
+test: ## everything of a node that needs root and no GPU, set-up included (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build
 	go vet ./...
-	go vet -tags e2e ./test/e2e
-	go vet -C kube -p $(JOBS) ./...
 	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 9m ./...
-	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 9m ./...
 	@for package in $(FAILPOINT_TESTS); do \
 	  echo "go test -tags failpoint $$package"; \
 	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 9m "$$package"; \
 	done
+
+.PHONY: test-more
+test-more: ## what CI runs after make test: Kubernetes' module, and the story through containerd 2.4 and Podman (root)
+	@test/setup.sh test
+	$(MAKE) --no-print-directory build
+	go vet -tags e2e ./test/e2e
+	go vet -C kube -p $(JOBS) ./...
+	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 9m ./...
 	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
 E2E ?= containerd,crio,podman,docker,kubernetes
