@@ -1,5 +1,5 @@
 // Package tokens reads and writes JSON token by token. Reflection builds a table for every type that a process meets; a program
-// that lives for three milliseconds at every container's create builds each for nothing, and that was a sixth of its time
+// that lives for three milliseconds at every container's create builds each for nothing, and that was an eighth of its time
 // (docs/adr/0034). What it reads and writes is what the JSON library does with the same types, which the tests of its users hold.
 package tokens
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// rcuExpedited makes the kernel end RCU grace periods at once (Documentation/RCU/checklist.rst, kernel/rcu/update.c). A create
+// rcuExpedited makes the kernel end RCU grace periods at once (kernel/ksysfs.c). A create
 // waits for several of them, each for some milliseconds until the next ticks, so that what a wrapper adds disappears in the scatter.
 const rcuExpedited = "/sys/kernel/rcu_expedited"
 
