@@ -1,128 +1,226 @@
 #!/bin/bash
-# packaging/walk.sh ROOT DEB IMAGE WORK CGROUP: walks the way of a new user. It boots the Debian in ROOT, and types what docs/install.md says for
-# containerd and Podman, line by line and unchanged; then it boots again and looks at the order of the units, and goes back; at last the image sets the node up and takes it back, as the DaemonSet does.
-# What no page says: the machine has no GPU, so the inventory is told of two simulated ones.
+# packaging/walk.sh ROOT DEB IMAGE WORK CGROUP: walks the way of a new user. It boots the Debian in ROOT, and types what README.md shows for
+# containerd, CRI-O and Podman, line by line and unchanged; what is said is compared with what is shown there. In between it boots again
+# and looks at the order of the units; at last the image sets the node up and takes it back, as the DaemonSet does.
+# What no page shows is a node's that has worked before gpuledger came: engines that run, an image, and a driver. The machine has no GPU,
+# so the stand-in driver of the tests is installed, with a unit that does what NVIDIA's persistence daemon does.
 set -euo pipefail
 root=$1 deb=$2 image=$3 work=$4 group=$5
 cd "$(dirname "$0")/.."
 
-fail() { echo "FAIL: $*" >&2; exit 1; }
-inside() { nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"; }
-trap '[ -z "${booted:-}" ] || shut' EXIT
+. packaging/booted.sh
 
-# eventually WHAT COMMAND...: as long as a slow machine takes.
-eventually() {
-  local what=$1 i
-  shift
-  for ((i = 0; i < 1200; i++)); do
-    ! "$@" || return 0
-    sleep 0.1
+# --- the node
+
+# archive NAME ENTRYPOINT: an image of busybox, as `docker save` writes one.
+archive() {
+  local dir=$work/image layer config
+  rm -rf "$dir"
+  mkdir -p "$dir"/{root/{bin,dev,etc,proc,sys,tmp},image}
+  cp "$root/bin/busybox" "$dir/root/bin/"
+  local applet
+  for applet in sh ls cat echo sleep; do ln -s busybox "$dir/root/bin/$applet"; done
+  tar -C "$dir/root" --owner=0 --group=0 -cf "$dir/image/layer.tar" .
+  layer=$(sha256sum "$dir/image/layer.tar" | cut -d ' ' -f 1)
+  jq -n --arg arch "$(go env GOARCH)" --arg layer "sha256:$layer" --argjson entry "$2" \
+    '{architecture: $arch, os: "linux", config: {Env: ["PATH=/bin"], Entrypoint: $entry, Cmd: (if $entry then null else ["sh"] end)}, rootfs: {type: "layers", diff_ids: [$layer]}}' >"$dir/config.json"
+  config=$(sha256sum "$dir/config.json" | cut -d ' ' -f 1).json
+  mv "$dir/config.json" "$dir/image/$config"
+  jq -n --arg config "$config" --arg name "$1" '[{Config: $config, RepoTags: [$name], Layers: ["layer.tar"]}]' >"$dir/image/manifest.json"
+  tar -C "$dir/image" -cf "$root/packages/$3" manifest.json "$config" layer.tar
+}
+
+readonly busybox=docker.io/library/busybox:latest pause=registry.k8s.io/pause:3.6
+
+stand_in_driver() {
+  test/fakedriver/build.sh "$work/driver" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "the stand-in driver"; }
+  cp -a "$work/driver/usr/." "$root/usr/"
+  ldconfig -r "$root"
+  mkdir -p "$root/usr/local/share/driver"
+  cp "$work/driver/run/fakedriver/devices" "$root/usr/local/share/driver/"
+  cat >"$root/usr/local/sbin/driver" <<'DRIVER'
+#!/bin/sh
+set -e
+cp -r /usr/local/share/driver /run/fakedriver
+{ echo "Character devices:"; echo "195 nvidia"; echo "195 nvidiactl"; echo "510 nvidia-uvm"; sed 1d /proc/devices; } >/run/proc-devices
+mount --bind /run/proc-devices /proc/devices
+mount -t tmpfs -o mode=755 tmpfs /sys/bus/pci/devices
+for gpu in 0000:01:00.0 0000:02:00.0; do
+  mkdir "/sys/bus/pci/devices/$gpu"
+  echo 0x10de >"/sys/bus/pci/devices/$gpu/vendor"
+  echo 0x030200 >"/sys/bus/pci/devices/$gpu/class"
+done
+for node in "nvidia0 195 0" "nvidia1 195 1" "nvidiactl 195 255" "nvidia-uvm 510 0" "nvidia-uvm-tools 510 1"; do
+  set -- $node
+  mknod -m 600 "/dev/$1" c "$2" "$3"
+done
+DRIVER
+  chmod 755 "$root/usr/local/sbin/driver"
+  cat >"$root/etc/systemd/system/nvidia-persistenced.service" <<'UNIT'
+[Unit]
+Description=The stand-in driver
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/driver
+[Install]
+WantedBy=multi-user.target
+UNIT
+  # Where a unit restricts itself systemd gives it a /proc of its own, in which the stand-in's majors are not.
+  local unit
+  for unit in gpuledger-inventory gpuledgerd; do
+    mkdir -p "$root/etc/systemd/system/$unit.service.d"
+    printf '[Service]\nBindReadOnlyPaths=/run/proc-devices:/proc/devices\n' >"$root/etc/systemd/system/$unit.service.d/driver.conf"
   done
-  inside journalctl --no-pager -n 50 >&2 || true
-  fail "$what: still not"
+  ln -sfn ../nvidia-persistenced.service "$root/etc/systemd/system/multi-user.target.wants/nvidia-persistenced.service"
 }
 
-is_up() { [[ $(inside systemctl is-system-running 2>/dev/null) =~ ^(running|degraded)$ ]]; }
-
-boot() {
-  rm -f "$work/init"
-  packaging/boot.sh "$root" "$group" "$work/init" >"$work/boot.log" 2>&1 &
-  booted=$!
-  eventually "the system has a process 1" test -s "$work/init"
-  init=$(cat "$work/init")
-  eventually "the system is up" is_up
+# engines: CRI-O is no package of Debian's, so it is the one that the end-to-end tests build, with a unit of its own. A root without
+# CAP_SYS_RESOURCE can set no negative OOM score and raise no limit, and each engine is told so in its own way.
+engines() {
+  local weak=
+  [ $((0x$(awk '$1 == "CapEff:" { print $2 }' /proc/self/status) >> 24 & 1)) = 1 ] || weak=yes
+  if [ -n "$weak" ]; then
+    sed -i '/\[plugins."io.containerd.grpc.v1.cri"\]$/a\    restrict_oom_score_adj = true' "$root/etc/containerd/config.toml"
+    grep -q restrict_oom_score_adj "$root/etc/containerd/config.toml" || fail "Debian's containerd has another configuration than it had"
+  fi
+  install -m 755 .cache/engines/crio/crio .cache/engines/crio/pinns .cache/engines/crictl/crictl "$root/usr/bin/"
+  mkdir -p "$root"/etc/{crio/crio.conf.d,containers}
+  cat >"$root/etc/crio/crio.conf" <<CRIO
+[crio]
+storage_driver = "overlay"
+[crio.runtime]
+default_runtime = "runc"
+pinns_path = "/usr/bin/pinns"
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/sbin/runc"
+runtime_type = "oci"
+runtime_root = "/run/runc"
+monitor_path = "/usr/bin/conmon"
+monitor_env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+[crio.image]
+pause_image = "$pause"
+signature_policy = "/etc/containers/policy.json"
+CRIO
+  cat >"$root/etc/systemd/system/crio.service" <<'UNIT'
+[Unit]
+Description=CRI-O
+After=network.target
+[Service]
+Type=notify
+ExecStart=/usr/bin/crio
+KillMode=process
+Restart=on-failure
+[Install]
+WantedBy=multi-user.target
+UNIT
+  echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$root/etc/containers/policy.json"
+  echo 'unqualified-search-registries = ["docker.io"]' >"$root/etc/containers/registries.conf"
+  printf '[storage]\ndriver = "overlay"\nrunroot = "/run/containers/storage"\ngraphroot = "/var/lib/containers/storage"\n' >"$root/etc/containers/storage.conf"
+  # A node without a network: containers have the node's own.
+  { printf '[containers]\nnetns = "host"\n'; [ -z "$weak" ] || printf 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'; } >"$root/etc/containers/containers.conf"
+  archive "$busybox" null busybox.tar
+  archive "$pause" '["/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 1000 & wait; done"]' pause.tar
 }
 
-shut() {
-  kill -KILL "$init" 2>/dev/null || true
-  wait "$booted" || true
-  booted=
-}
+cri() { printf 'runtime-endpoint: unix://%s\nimage-endpoint: unix://%s\ntimeout: 60\n' "$1" "$1" >"$root/etc/crictl.yaml"; }
+cri_answers() { inside crictl version >/dev/null 2>&1; }
+cri_knows() { inside crictl inspecti "$1" >/dev/null 2>&1; }
 
-# commands ENGINE: what the page says to type.
-commands() { awk -v heading="## $1" '$0 == heading { here = 1 } here && /^```$/ { if (block++) exit; next } block' docs/install.md; }
+# --- what is walked
 
-# type LINE: in a shell, where the package lies.
-type_line() {
-  echo "# $1"
-  inside sh -c "cd /packages && $1" </dev/null >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "$1"; }
-}
-
-# walk ENGINE: everything but the doctor must succeed, and he must have no complaint about what was installed.
+# walk SECTION...: what README.md shows there, for this architecture.
 walk() {
-  local line lines=0
-  while read -r line; do
-    [ -n "$line" ] || continue
-    lines=$((lines + 1))
-    case $line in
-      'gpuledger inventory refresh'*)
-        inside gpuledger inventory simulate --gpus 2 --memory 16GiB --out /etc/gpuledger/node.json >/dev/null
-        inside sed -i 's|^# source = .*|source = "simulated"|; s|^# file   = .*|file   = "/etc/gpuledger/node.json"|' /etc/gpuledger/config.toml
-        type_line "$line"
-        ;;
-      'gpuledger doctor'*)
-        echo "# $line"
-        inside sh -c "$line" >"$work/said" 2>&1 || true
-        ! grep -E '^problem +(configuration|policy|directories|programs|runtimes|inventory|ledger|audit|engines|cdi|toolkit)' "$work/said" || fail "the doctor finds a problem"
-        grep -qE "^(ok|warning) +engines" "$work/said" || { cat "$work/said" >&2; fail "the doctor does not see the engine"; }
-        ;;
-      *) type_line "$line" ;;
-    esac
-  done < <(commands "$1")
-  [ "$lines" -ge 4 ] || fail "docs/install.md has no commands for $1"
+  local IFS=,
+  sed "s/_amd64/_$(dpkg --print-architecture)/" README.md >"$work/README.md"
+  "$work/typist" "$work/README.md" "$*" -- nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+    sh -c 'cd /packages && exec bash' || fail "README.md, $*"
 }
 
-monotonic() { inside systemctl show --property "$2" --value "$1"; }
-since_boot() { monotonic "$1" ExecMainStartTimestampMonotonic; }
+property() { inside systemctl show --property "$2" --value "$1"; }
 taken() { inside stat -c %Y.%i /var/lib/gpuledger/inventory.json; }
 differs() { [ "$(taken)" != "$before" ]; }
 
+# gone: what a purge leaves.
+gone() {
+  ! inside sh -c 'ls -d /etc/gpuledger /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /usr/lib/gpuledger /run/cdi/gpuledger* /etc/cdi/gpuledger* /usr/bin/gpuledger* 2>/dev/null || true' | grep . || fail "this stays behind"
+}
+
 mkdir -p "$root/packages"
 cp "$deb" "$root/packages/"
+go build -p 2 -o "$work/typist" ./test/transcript/walk
+stand_in_driver
+engines
 boot
-echo "== containerd"
-walk containerd
-[ "$(inside systemctl is-active containerd)" = active ] || fail "containerd does not run"
-inside grep -rq gpuledger-runtime /etc/containerd || fail "containerd is not configured"
-inside grep -q '^mode = "report"' /etc/gpuledger/config.toml || fail "the first policy does not report"
-echo "== podman"
-walk Podman
-inside podman info --format '{{.Host.OCIRuntime.Path}}' | grep -q gpuledger-runtime || fail "Podman's default runtime is another"
+[ "$(property nvidia-persistenced.service Result)" = success ] || fail "the stand-in driver does not start"
+for archive in busybox pause; do
+  inside ctr -n k8s.io image import "/packages/$archive.tar" >/dev/null || fail "ctr image import"
+  inside podman load --quiet --input "/packages/$archive.tar" >/dev/null || fail "podman load"
+done
 
-echo "== the next boot: the inventory is taken before the engine starts"
+echo "== containerd"
+cri /run/containerd/containerd.sock
+eventually "containerd answers" cri_answers
+eventually "containerd knows its image" cri_knows "$busybox"
+walk containerd "A pod's share"
+
+echo "== the next boot: the driver, the inventory, then the engines"
+inside systemctl enable crio >/dev/null 2>&1
 shut
 boot
-[ "$(monotonic gpuledger-inventory.service Result)" = success ] || fail "the inventory was not taken at boot"
-ended=$(monotonic gpuledger-inventory.service ExecMainExitTimestampMonotonic)
-[ "$ended" -gt 0 ] && [ "$ended" -le "$(since_boot containerd.service)" ] || fail "the inventory ended at $ended, containerd began at $(since_boot containerd.service)"
-inside gpuledger gpus >/dev/null || fail "the inventory of this boot is not there"
+[ "$(property gpuledger-inventory.service Result)" = success ] || fail "the inventory was not taken at boot"
+moment() { property "$1" "$2TimestampMonotonic"; }
+driver=$(moment nvidia-persistenced.service ExecMainExit) began=$(moment gpuledger-inventory.service ExecMainStart) ended=$(moment gpuledger-inventory.service ExecMainExit)
+echo "driver until $driver us, inventory from $began until $ended us"
+[ "$driver" -gt 0 ] && [ "$driver" -le "$began" ] && [ "$began" -lt "$ended" ] || fail "the inventory does not wait for the driver"
+for engine in containerd crio; do
+  began=$(moment $engine.service ExecMainStart)
+  echo "$engine from $began us"
+  [ "$ended" -le "$began" ] || fail "$engine does not wait for the inventory"
+done
+[ "$(inside cat /proc/sys/kernel/random/boot_id)" = "$(inside jq -r .boot_id /var/lib/gpuledger/inventory.json)" ] || fail "the inventory is of another boot"
+inside gpuledger gpus >"$work/said" 2>&1 && ! grep warning "$work/said" || { cat "$work/said" >&2; fail "the inventory of this boot does not hold"; }
 
-echo "== the configuration changes: the path unit has it taken again"
+echo "== the configuration changes: the path unit has the inventory taken again"
 before=$(taken)
-inside sh -c 'sed "s/^mode = \"report\"/mode = \"enforce\"/" /etc/gpuledger/config.toml >/etc/gpuledger/new && mv /etc/gpuledger/new /etc/gpuledger/config.toml'
+inside sh -c 'sed "s/^mode = \"enforce\"/mode = \"report\"/" /etc/gpuledger/config.toml >/etc/gpuledger/new && mv /etc/gpuledger/new /etc/gpuledger/config.toml'
 eventually "the inventory is taken again" differs
 
 echo "== gpuledgerd runs under its unit's restrictions"
-inside systemctl enable --now gpuledgerd >/dev/null 2>&1 || fail "gpuledgerd does not start"
-inside sh -c 'exec 3<>/dev/tcp/127.0.0.1/9836' 2>/dev/null || inside busybox wget -q -O- http://127.0.0.1:9836/metrics >"$work/said" || true
-[ "$(inside systemctl is-active gpuledgerd)" = active ] || fail "gpuledgerd does not run"
+inside systemctl enable --now gpuledgerd >/dev/null 2>&1 || { inside journalctl --no-pager -n 50 -u gpuledgerd >&2; fail "gpuledgerd does not start"; }
+[ "$(property gpuledgerd.service ActiveState)" = active ] || fail "gpuledgerd does not run"
+inside busybox wget -q -O- http://127.0.0.1:9836/metrics >"$work/said" || fail "gpuledgerd does not answer"
+grep -q '^gpuledger_' "$work/said" || fail "gpuledgerd has no metrics"
+inside gpuledger doctor | grep '^ok       daemon' || fail "the doctor does not see gpuledgerd"
 
 echo "== and back"
-type_line 'gpuledger configure podman --undo'
-type_line 'gpuledger configure containerd --undo --restart'
+walk "Out again"
+gone
+
+echo "== CRI-O"
+cri /run/crio/crio.sock
+eventually "CRI-O answers" cri_answers
+walk CRI-O "A pod's share"
+inside gpuledger configure crio --undo --restart >/dev/null || fail "configure crio --undo"
 inside apt-get purge -y gpuledger >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "apt purge"; }
-rm "$root/etc/gpuledger/node.json"
-rmdir "$root/etc/gpuledger"
-! inside sh -c 'ls -d /etc/gpuledger /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /usr/lib/gpuledger 2>/dev/null || true' | grep . || fail "this stays behind"
+gone
+inside systemctl disable --now crio >/dev/null 2>&1
+
+echo "== Podman"
+walk Podman "A container's share"
+inside gpuledger configure podman --undo >/dev/null || fail "configure podman --undo"
+inside apt-get purge -y gpuledger >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "apt purge"; }
+gone
 
 echo "== the image: containerd reads it, and its program sets the node up and takes it back"
 cp "$image" "$root/packages/setup.tar"
-type_line 'ctr image import setup.tar'
+inside ctr image import /packages/setup.tar >/dev/null || fail "ctr image import"
 mkdir -p "$root/srv/image"
 tar -xOf "$image" manifest.json | jq -r '.[0].Layers[]' | while read -r layer; do
   case $layer in *.gz) tar -xOf "$image" "$layer" | gunzip ;; *) tar -xOf "$image" "$layer" ;; esac | tar -xC "$root/srv/image"
 done
 # What the DaemonSet's pod is: the image's files, the node's below /host, and the node's processes.
+# shellcheck disable=SC2016 # the inner shell's
 pod() { inside unshare --mount sh -c 'mount --rbind / /srv/image/host && exec chroot /srv/image /gpuledger-setup "$@"' - "$@" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "gpuledger-setup $*"; }; }
 pod install --engine=containerd --as-default --mode=report
 inside grep -rq gpuledger-runtime /etc/containerd || fail "containerd is not configured"

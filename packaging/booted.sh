@@ -1,0 +1,35 @@
+# booted.sh: how walk.sh and systemd.sh boot the Debian in $root with its own systemd, and talk to it. They set $root, $work and $group.
+# shellcheck shell=bash disable=SC2154
+
+fail() { echo "FAIL: $*" >&2; exit 1; }
+inside() { nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
+trap '[ -z "${booted:-}" ] || shut' EXIT
+
+# eventually WHAT COMMAND...: as long as a slow machine takes.
+eventually() {
+  local what=$1 i
+  shift
+  for ((i = 0; i < 1200; i++)); do
+    ! "$@" || return 0
+    sleep 0.1
+  done
+  inside journalctl --no-pager -n 50 >&2 || true
+  fail "$what: still not"
+}
+
+is_up() { [[ $(inside systemctl is-system-running 2>/dev/null) =~ ^(running|degraded)$ ]]; }
+
+boot() {
+  rm -f "$work/init"
+  packaging/boot.sh "$root" "$group" "$work/init" >"$work/boot.log" 2>&1 &
+  booted=$!
+  eventually "the system has a process 1" test -s "$work/init"
+  init=$(cat "$work/init")
+  eventually "the system is up" is_up
+}
+
+shut() {
+  kill -KILL "$init" 2>/dev/null || true
+  wait "$booted" || true
+  booted=
+}
