@@ -237,7 +237,7 @@ var (
 
 func TestBothReachTheSame(t *testing.T) {
 	said, unsaid := 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	property := func(t *rapid.T) {
 		spec := anySpec(t)
 		before := marshal(t, spec)
 		verdict := admission.Decide(found(t, before), view, inventory, machine.Policy)
@@ -259,7 +259,11 @@ func TestBothReachTheSame(t *testing.T) {
 		if got, want := ways(t, nri), ways(t, oci); !slices.Equal(got, want) {
 			t.Fatalf("through NRI it reaches %q, through OCI %q, of\n%s", got, want, before)
 		}
-	})
+	}
+	// A hundred specs may lack one of the two by chance, a thousand do not.
+	for round := 0; round < 10 && !t.Failed() && (said == 0 || unsaid == 0); round++ {
+		rapid.Check(t, property)
+	}
 	if said == 0 || unsaid == 0 {
 		t.Errorf("%d verdicts were said and %d were not: the specs are not of all sorts", said, unsaid)
 	}
