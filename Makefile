@@ -43,19 +43,20 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build
 	go vet ./...
-	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 9m ./...
+	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m ./...
 	@for package in $(FAILPOINT_TESTS); do \
 	  echo "go test -tags failpoint $$package"; \
-	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 9m "$$package"; \
+	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 25m "$$package"; \
 	done
 
 .PHONY: test-more
-test-more: ## what CI runs after make test: Kubernetes' module, and the story through containerd 2.4 and Podman (root)
+test-more: ## what CI runs after make test: Kubernetes' module, older versions, and the story through containerd 2.4 and Podman (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
-	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 9m ./...
+	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
+	GPULEDGER_TEST_HISTORY=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^TestMPSOutlivesUpgrades$$' ./test
 	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
 E2E ?= containerd,crio,podman,docker,kubernetes
@@ -117,15 +118,42 @@ peers:
 	  mkdir -p bin/peers && go build -C test/tools/$$peer -p $(JOBS) -trimpath -ldflags '-s -w' -o ../../../bin/peers/ tool; \
 	done
 
+.PHONY: bench-daemon
+bench-daemon: ## what gpuledgerd costs with 1,000 and 4,000 GPU processes in real containers, in some minutes (root)
+	@test/setup.sh bench
+	test/rig/leftovers.sh go test -p $(JOBS) -run '^$$' -bench '^BenchmarkDaemon$$' -benchtime 1x -timeout 30m ./test
+
+.PHONY: pictures
+pictures: ## the status page in a headless browser, and the pictures of docs/pictures drawn anew (root)
+	@test/setup.sh pictures
+	go test -p $(JOBS) -count=1 -run '^TestInABrowser$$' ./internal/page
+	PICTURES="$(CURDIR)/docs/pictures" test/rig/leftovers.sh go test -p $(JOBS) -count=1 -v -run '^TestPictures$$' ./test
+
+.PHONY: test-monitoring
+test-monitoring: ## alert rules, dashboard and metrics, by Prometheus' own promtool (root)
+	@test/setup.sh test-monitoring
+	go test -p $(JOBS) -count=1 ./internal/metrics
+	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -run '^TestMonitoring' ./test
+
 .PHONY: packages
 packages: ## deb and rpm for amd64 and arm64, and the image of the Kubernetes set-up, in dist/ (root, where a compiler is missing)
 	@test/setup.sh packages
 	@packaging/build.sh dist
 
 .PHONY: test-packages
-test-packages: ## install, upgrade, remove and purge them in a Debian 12 of their own (root)
+test-packages: ## two builds compared; their life in Debian, Ubuntu and rpm; the README typed in a booted Debian (root)
 	@test/setup.sh test-packages
 	@packaging/test.sh
+
+.PHONY: test-systemd
+test-systemd: ## MPS daemons under a real systemd, in a Debian 12 of their own (root)
+	@test/setup.sh test-systemd
+	$(MAKE) --no-print-directory build
+	@packaging/systemd.sh
+
+.PHONY: model
+model: ## grants, releases, failures and reboots against a model, 100,000 steps of each; make test takes a few hundred
+	go test -p $(JOBS) -count=1 -v -run 'TestModel$$' -timeout 60m ./internal/node ./internal/ledger -rapid.checks=1100 -rapid.steps=100
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed

@@ -15,13 +15,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// create admits a container that its runtime has made, and gives it what its spec lacks.
-func (c *call) create() error {
+// state is the container's, as the runtime gives it.
+func (c *call) state() (State, error) {
 	data, err := c.read()
 	if err != nil {
-		return fmt.Errorf("cannot read the container's state: %w", err)
+		return State{}, fmt.Errorf("cannot read the container's state: %w", err)
 	}
-	state, err := ParseState(data)
+	return ParseState(data)
+}
+
+// create admits a container that its runtime has made, and gives it what its spec lacks.
+func (c *call) create() error {
+	state, err := c.state()
 	if err != nil {
 		return err
 	}
@@ -57,6 +62,29 @@ func (c *call) create() error {
 	c.node.Fails(asked, d, refusal)
 	if c.node.Mode() != grant.Enforce {
 		return nil // it starts with less than it was granted, and nothing else
+	}
+	return refusal
+}
+
+// limit has the driver limit a container that gpuledger-runtime has admitted, before anything in it runs.
+func (c *call) limit() error {
+	state, err := c.state()
+	if err != nil {
+		return err
+	}
+	r, err := c.runtime(state.ID)
+	if err != nil {
+		return err
+	}
+	refusal := c.node.Drive(r.root, state.ID, state.PID)
+	if refusal == nil {
+		return nil
+	}
+	container := grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: filepath.Clean(state.Bundle)}
+	c.node.Fails(node.Create{Caller: request.Caller{Container: container}}, node.Decision{}, refusal)
+	if c.node.Mode() != grant.Enforce {
+		c.node.Weaken(r.root, state.ID)
+		return nil
 	}
 	return refusal
 }

@@ -17,10 +17,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop
+const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop|limit
 
 An OCI hook, called by CRI-O or Podman through a file in their hooks directory, with the container's state (precreate:
-its config.json) on standard input. Exit status: 0 the container may start, 1 it may not, 2 usage.
+its config.json) on standard input. gpuledger-runtime itself puts the one called limit into a container's spec (createRuntime),
+where the driver is to limit its memory. Exit status: 0 the container may start, 1 it may not, 2 usage.
 GPULEDGER_CONFIG in the hook's "env" names another configuration than /etc/gpuledger/config.toml.
 `
 
@@ -37,6 +38,8 @@ var stages = map[string]func(*call) error{
 	"createRuntime": (*call).create,
 	"precreate":     (*call).precreate,
 	"poststop":      (*call).poststop,
+
+	grant.LimitStage: (*call).limit,
 }
 
 // call is one call by a runtime or an engine.
@@ -115,11 +118,7 @@ func (c *call) precreate() error {
 
 // poststop tidies the container's binding. It never fails: what is left is found dead by whoever looks next.
 func (c *call) poststop() error {
-	data, err := c.read()
-	if err != nil {
-		return nil
-	}
-	state, err := ParseState(data)
+	state, err := c.state()
 	if err != nil {
 		return nil
 	}

@@ -72,7 +72,8 @@ func (w *wrapper) create() error {
 	if odd := w.Ambiguous(w.real); odd != nil {
 		err = odd
 	}
-	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err}
+	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
+		Hooked: w.Name != "restore"} // CRIU brings a cgroup back after the hooks
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
 		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])

@@ -2,11 +2,13 @@ package test
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -135,5 +137,44 @@ func TestDaemonTakesUpItsConfiguration(t *testing.T) {
 	}
 	if code := d.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("it ends with status %d", code)
+	}
+}
+
+// TestDaemonTellsSystemd that it is ready, that it lives, and that it ends.
+func TestDaemonTellsSystemd(t *testing.T) {
+	short, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(short)) })
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: short + "/notify", Net: "unixgram"})
+	must(t, err)
+	defer l.Close()
+	n := rig.NewNode(t, rig.Setup{Config: busy})
+	n.Env = append(n.Env, "NOTIFY_SOCKET="+short+"/notify", "WATCHDOG_USEC=30000")
+	d := n.Daemon("--nri", "off")
+	hears := func() string {
+		text := make([]byte, 64)
+		must(t, l.SetReadDeadline(time.Now().Add(time.Minute)))
+		count, err := l.Read(text)
+		must(t, err)
+		return string(text[:count])
+	}
+	var beats int
+	ready := false
+	for beats < 3 || !ready {
+		switch word := hears(); word {
+		case "READY=1":
+			ready = true
+		case "WATCHDOG=1":
+			beats++
+		default:
+			t.Fatalf("systemd hears %q", word)
+		}
+	}
+	d.Signal(syscall.SIGTERM)
+	last := ""
+	for last = hears(); last == "WATCHDOG=1"; last = hears() {
+	}
+	if code := d.End(syscall.SIGTERM); last != "STOPPING=1" || code != 0 {
+		t.Errorf("systemd hears %q at last, and it ends with status %d", last, code)
 	}
 }

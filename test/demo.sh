@@ -1,5 +1,5 @@
 #!/bin/bash
-# demo.sh: two GPUs, shared by grant, on this machine. make demo installs what it needs and runs it.
+# demo.sh: two GPUs, shared by grant, on this machine, and five in five modes. make demo installs what it needs and runs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=demo
@@ -139,6 +139,7 @@ story() {
 
   gpuledger-runtime --root run delete --force infer
   memory
+  real_gpu || modes
   chapter "That was all. The containers, the ledger and this folder are gone now; run it again if you like."
 }
 
@@ -174,6 +175,66 @@ memory() {
   says library
   run gpuledger-runtime --root run delete --force memory
   run gpuledger release "$id"
+}
+
+# modes: five GPUs of one node in five modes, at one moment.
+modes() {
+  local mode args served i
+  chapter "8. Five GPUs, five modes, one node"
+  say "A larger node: five GPUs, the last of them cut into MIG devices. A GPU takes the mode of its first grant. Mode mps needs gpuledgerd, which runs an MPS daemon for it."
+  mkdir -p modes
+  cd modes
+  ln -s ../driver ../gpu ../run .
+  write_config simulated "$PWD/gpus.json" "$PWD/driver"
+  printf '[daemon]\nlisten = ""\ninterval = "100ms"\n' >>config.toml
+  export GPULEDGER_CONFIG=$PWD/config.toml
+  gpuledger inventory simulate --gpus 5 --memory 80GiB --name "A100-SXM4-80GB" --out whole.json
+  jq '.gpus[4].mig = ["1g.10gb", "3g.40gb"]' whole.json >gpus.json
+  gpuledger inventory refresh >/dev/null
+  gpuledgerd --nri off >gpuledgerd.log 2>&1 &
+  served=$!
+  while read -r mode args; do
+    # shellcheck disable=SC2086 # words
+    run gpuledger grant --mode "$mode" $args --label "$mode"
+    bundle "$mode"
+    [ "$mode" != limit ] || programs limit
+    annotate "$mode" "$(reference)"
+  done <<'GRANTS'
+exclusive --gpu 0
+timeslice --memory 20GiB --gpu 1
+limit --memory 20GiB --gpu 2
+mps --memory 20GiB --compute 25 --gpu 3
+mig --profile 3g.40gb
+GRANTS
+  for ((i = 0; i < 200; i++)); do # the daemon has to prove its limits before a client may start
+    ! gpuledger explain --bundle mps >/dev/null || break
+    sleep 0.1
+  done
+  for mode in exclusive timeslice limit mps mig; do
+    run gpuledger-runtime --root run run --detach --bundle "$mode" "$mode"
+  done
+  run gpuledger grants
+  for mode in none library server hardware; do
+    says " $mode "
+  done
+  say "STRENGTH says what holds a container to its grant; docs/strength.md says what each word is worth. Who asks for a GPU in another mode hears who has it:"
+  refused mode-conflict gpuledger grant --mode timeslice --memory 1GiB --gpu 3
+  says "GPU 3 is in mode mps, held by g-"
+  for mode in exclusive timeslice limit mps mig; do
+    gpuledger-runtime --root run delete --force "$mode"
+  done
+  gpuledger grants --json | jq -r '.grants[].id' | xargs gpuledger release >/dev/null
+  say "With its last grant a GPU gives its mode up:"
+  run gpuledger gpus
+  [ "$(gpuledger gpus --json | jq '[.gpus[] | select(.mode != "" and .mode != "mig")] | length')" = 0 ] || die "a GPU is still in a mode"
+  for ((i = 0; i < 200; i++)); do # it ends its MPS daemon when that has no client left
+    [ -n "$(ls bindings/mps)" ] || break
+    sleep 0.1
+  done
+  [ -z "$(ls bindings/mps)" ] || die "an MPS daemon is left"
+  kill "$served"
+  wait "$served" || true
+  cd ..
 }
 
 # wait_until_free: a killed process takes a moment to be gone.

@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/test/rig"
+	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
 // TestEveryRefusalIsExplained holds docs/refusals.md to the closed list, in its order: where several codes apply, the
@@ -67,6 +70,26 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 // keyRow is a row of a table whose first cell is a key: its name and its default.
 var keyRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]+) \\|")
 
+// TestEveryAnnotationIsDocumented holds the table of docs/requesting.md to what the finder reads.
+func TestEveryAnnotationIsDocumented(t *testing.T) {
+	told := map[string]bool{}
+	for _, row := range annotationRow.FindAllStringSubmatch(read(t, "../docs/requesting.md"), -1) {
+		told[row[1]] = true
+	}
+	for _, name := range request.Names() {
+		if !told[name] {
+			t.Errorf("docs/requesting.md has no row for %s", name)
+		}
+		delete(told, name)
+	}
+	for name := range told {
+		t.Errorf("docs/requesting.md explains %s, which nobody reads", name)
+	}
+}
+
+// annotationRow is a row whose first cell is an annotation or a variable of a container.
+var annotationRow = regexp.MustCompile("(?m)^\\| (?:env )?`([A-Z]+_[A-Z_]+|[a-z]+\\.[a-z./]+)` \\|")
+
 // keysOf are the keys that a configuration of this type can set, with their tables.
 func keysOf(table reflect.Type, name string) (keys []string) {
 	for i := range table.NumField() {
@@ -113,6 +136,77 @@ func TestManualsNameEveryStage(t *testing.T) {
 			t.Errorf("docs/man/gpuledger-hook.md does not name %s", stage)
 		}
 	}
+}
+
+// TestInstallIsOneText: docs/install.md has the commands that the README shows for an engine, which `make test-packages` types, and may have a dry
+// run beside them; none takes more than five.
+func TestInstallIsOneText(t *testing.T) {
+	readme, page := read(t, "../README.md"), read(t, "../docs/install.md")
+	for _, engine := range []string{"containerd", "CRI-O", "Podman"} {
+		_, block, _ := strings.Cut(page, "\n## "+engine+"\n")
+		block, _, _ = strings.Cut(block, "\n## ")
+		if parts := strings.Split(block, "```"); len(parts) > 1 {
+			block = parts[1]
+		}
+		var commands []string
+		for line := range strings.Lines(strings.TrimSpace(block)) {
+			line, _, _ = strings.Cut(line, " #")
+			if line = strings.TrimSpace(line); !strings.HasSuffix(line, "--dry-run") {
+				commands = append(commands, line)
+			}
+		}
+		var shown []string
+		for _, s := range transcript.Steps(readme, engine) {
+			shown = append(shown, s.Command)
+		}
+		if !slices.Equal(commands, shown) || len(shown) == 0 || len(shown) > 5 {
+			t.Errorf("docs/install.md has for %s\n%q\nand the README\n%q", engine, commands, shown)
+		}
+	}
+}
+
+// TestManualSaysWhatHelpSays: every command, its description and its options stand in gpuledger(8).
+func TestManualSaysWhatHelpSays(t *testing.T) {
+	program := rig.Binary(t, "gpuledger")
+	help := func(args ...string) string { return rig.Run(exec.Command(program, append(args, "--help")...)).Stdout }
+	page := letters(rig.Run(exec.Command(program, "man")).Stdout)
+	compared := 0
+	var compare func(path []string)
+	compare = func(path []string) {
+		text := help(path...)
+		for _, part := range []string{"DESCRIPTION", "OPTIONS"} {
+			for line := range strings.Lines(under(text, part)) {
+				compared++
+				line, _, _ = strings.Cut(line, "(default") // which the page sets in its own way
+				if option, _, is := strings.Cut(strings.TrimSpace(line), "  "); is && strings.HasPrefix(option, "-") {
+					line = strings.Fields(option)[0]
+				}
+				if !strings.Contains(page, letters(line)) {
+					t.Errorf("gpuledger(8) does not say %q of %v", strings.TrimSpace(line), path)
+				}
+			}
+		}
+		for line := range strings.Lines(under(text, "COMMANDS")) {
+			compare(append(slices.Clone(path), strings.Trim(strings.Fields(line)[0], ",")))
+		}
+	}
+	compare(nil)
+	if compared < 100 {
+		t.Errorf("only %d lines of help were compared", compared)
+	}
+}
+
+// under is the text below a heading of a help text.
+func under(help, heading string) string {
+	_, text, _ := strings.Cut(help, heading+":\n")
+	text, _, _ = strings.Cut(text, "\n\n")
+	return text
+}
+
+// letters are what is left of a text without its typesetting.
+func letters(text string) string {
+	text = regexp.MustCompile(`\\f[A-Z]`).ReplaceAllString(text, "")
+	return regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(text, "")
 }
 
 // link is a relative link of Markdown.

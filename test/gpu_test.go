@@ -22,7 +22,7 @@ func TestWhatMakeTestGPUDoes(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	_, report, _ := strings.Cut(string(out), "The report")
-	for _, want := range []string{"Stand-in, 16160 MiB to grant", "`GPU 0: Stand-in", "64 MiB: 0", "GPU 0 total 4040 MiB (0); 4041 MiB: 2; 2020 MiB: 0; 2021 MiB: 2", "refused (visible-devices-all)"} {
+	for _, want := range []string{"Stand-in, 16160 MiB to grant", "memory limits of the driver itself: `not asked`", "`GPU 0: Stand-in", "64 MiB: 0", "GPU 0 total 4040 MiB (0); 4041 MiB: 2; 2020 MiB: 0; 2021 MiB: 2", "refused (visible-devices-all)"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report does not say %q:\n%s", want, report)
 		}

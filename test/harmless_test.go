@@ -56,7 +56,7 @@ func (s *scene) check(t *testing.T, train, crypt string) {
 	}
 }
 
-func must(t *testing.T, errs ...error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
 		if err != nil {

@@ -611,10 +611,14 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	}
 }
 
-// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and its own root is somebody else.
-func TestAUserNamespaceHasItsLimit(t *testing.T) {
+// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and its own root is somebody else. By each
+// runtime: what one opens before it enters the namespace the other may open in it.
+// (TestAUserNamespaceWithoutDeviceRules has crun, which wants other cgroups.)
+func TestAUserNamespaceHasItsLimit(t *testing.T) { limitedInAUserNamespace(t, "runc") }
+
+func limitedInAUserNamespace(t *testing.T, runtime string) {
 	shortPaths(t)
-	n := newGPUNode(t, rig.Setup{})
+	n := newGPUNode(t, rig.Setup{Runtime: runtime})
 	nodesOfTheDriver(t, snapshot(t, n.Node))
 	reference := n.Grant("--memory", "1GiB")
 	must(t, os.Chmod(n.Dir, 0o755)) // so that it finds its own root file system

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -35,13 +37,16 @@ func (b neighbour) args(more ...string) []string {
 	return append(append([]string{"--mode", string(b.mode)}, b.ask...), more...)
 }
 
-// TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that run; every combination that may
-// not be is refused with its code and with who holds the GPU in which mode; and in the end all GPUs are free.
+// TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that run and have that GPU's nodes alone;
+// every combination that may not be is refused with its code, and where somebody is in the way with who it is; and in the end all GPUs
+// are free.
 func TestModesSideBySide(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{GPUs: len(neighbours), Memory: "80GiB", Config: shows("127.0.0.1:0")})
 	n.partition(4, "1g.10gb", "1g.10gb")
+	free := n.Must("gpus", "--json")
 	d := n.Daemon("--nri", "off")
 	granted := map[grant.ID]neighbour{}
+	first := map[grant.Mode]grant.Reference{}
 	var running []*rig.Bundle
 	for _, b := range neighbours {
 		for i := range b.containers {
@@ -51,11 +56,21 @@ func TestModesSideBySide(t *testing.T) {
 			}
 			g := n.Grant(b.args(where...)...)
 			granted[g.ID] = b
+			if i == 0 {
+				first[b.mode] = g
+			}
 			if b.mode == grant.MPS {
 				n.ready(1)
 			}
-			running = append(running, starts(t, n.Bundle(fmt.Sprintf("%s%d", b.mode, i), with(g), rig.Light)))
+			c := starts(t, n.Bundle(fmt.Sprintf("%s%d", b.mode, i), with(g), rig.Light))
+			if nodes := nodesOf(t, c); fmt.Sprint(nodes) != "[nvidia"+b.gpu+"]" {
+				t.Errorf("%s has the nodes %v of GPUs", c.ID, nodes)
+			}
+			running = append(running, c)
 		}
+	}
+	if len(running) != 20 {
+		t.Errorf("%d containers", len(running))
 	}
 	for _, g := range n.Grants() {
 		b := granted[g.ID]
@@ -69,13 +84,21 @@ func TestModesSideBySide(t *testing.T) {
 			n.wantApart(held, other)
 		}
 	}
+	n.wantIllegal()
+	n.wantOutside(first)
 	for _, b := range running {
+		if !rig.Lives(b.Init()) {
+			t.Errorf("%s is disturbed", b.ID)
+		}
 		b.End()
 	}
 	for id := range granted {
 		n.Must("release", string(id))
 	}
 	n.gone()
+	if now := n.Must("gpus", "--json"); now != free {
+		t.Errorf("after all is released the GPUs are\n%s\nand were\n%s", now, free)
+	}
 	for _, b := range neighbours {
 		if b.mode == grant.MIG {
 			n.Grant("--mode", "mig", "--gpu", "4:0", "--gpu", "4:1")
@@ -84,6 +107,19 @@ func TestModesSideBySide(t *testing.T) {
 		n.Grant("--mode", "exclusive", "--gpu", b.gpu)
 	}
 	n.CheckSound("after all modes")
+}
+
+// nodesOf are the GPUs' nodes in a running container's /dev.
+func nodesOf(t *testing.T, b *rig.Bundle) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev", b.Init()))
+	must(t, err)
+	for _, e := range entries {
+		if regexp.MustCompile(`^nvidia[0-9]+$`).MatchString(e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
 }
 
 // partition makes MIG devices of a GPU.
@@ -128,16 +164,133 @@ func (n mpsNode) wantApart(held, other neighbour) {
 	if held.mode == other.mode && held.mode != grant.Exclusive {
 		return
 	}
-	r := n.CLI(append([]string{"grant"}, other.args("--gpu", held.gpu)...)...)
 	why := fmt.Sprintf("GPU %s is in mode %s, held by g-", held.gpu, held.mode)
-	switch grant.MIG {
-	case held.mode:
-		why = "GPU 4 is partitioned (mode mig)"
-	case other.mode:
+	if other.mode == grant.MIG {
 		why = "GPU " + held.gpu + " is not partitioned; mode mig grants MIG devices"
 	}
-	if r.Code != 5 || !strings.Contains(r.Stderr, why) {
-		n.t.Errorf("%s on the GPU in mode %s: %+v", other.mode, held.mode, r)
+	n.refuses(grant.ModeConflict, why, other.args("--gpu", held.gpu)...)
+}
+
+// refuses wants a grant that cannot be now, with its code and why; "" is one that can never be.
+func (n mpsNode) refuses(code grant.Code, why string, ask ...string) {
+	n.t.Helper()
+	status, begins := 5, "gpuledger: refused ("+string(code)+"): cannot grant "
+	if code == "" {
+		status, begins = 2, "gpuledger: cannot grant: "
+	}
+	if r := n.CLI(append([]string{"grant"}, ask...)...); r.Code != status || !strings.HasPrefix(r.Stderr, begins) || !strings.Contains(r.Stderr, why) {
+		n.t.Errorf("grant %v: %+v\nwant status %d, %s and %s", ask, r, status, begins, why)
+	}
+}
+
+// wantIllegal asks for what no node has: over GPUs of two modes, more than there is beside the others, and what a mode does not know.
+func (n mpsNode) wantIllegal() {
+	n.t.Helper()
+	n.refuses(grant.ModeConflict, "GPU 2 is in mode limit, held by g-", "--mode", "timeslice", "--memory", "2GiB", "--gpu", "1", "--gpu", "2")
+	n.refuses(grant.ModeConflict, "GPU 1 is in mode timeslice, held by g-", "--mode", "limit", "--memory", "2GiB", "--gpus", "2")
+	n.refuses(grant.ModeConflict, "GPU 0 is in mode exclusive, held by g-", "--mode", "mps", "--memory", "2GiB", "--gpu", "0", "--gpu", "3")
+	n.refuses(grant.ModeConflict, "GPU 0 is in mode exclusive, held by g-", "--mode", "exclusive")
+	n.refuses(grant.NoCapacity, "GPU 1 has 74GiB of 80GiB free", "--mode", "timeslice", "--memory", "75GiB", "--gpu", "1")
+	n.refuses(grant.NoCapacity, "GPU 2 has 50% of its compute free", "--mode", "limit", "--memory", "1GiB", "--compute", "51", "--gpu", "2")
+	n.refuses(grant.NoCapacity, "GPU 3 has 40% of its compute free", "--mode", "mps", "--memory", "1GiB", "--compute", "41", "--gpu", "3")
+	n.refuses(grant.NoCapacity, "GPU 4:0 is held by g-", "--mode", "mig", "--profile", "1g.10gb")
+	n.refuses(grant.NoCapacity, "GPU 4:1 is held by g-", "--mode", "mig", "--gpu", "4:1")
+	n.refuses(grant.ModeConflict, "", "--mode", "mps", "--memory", "1GiB", "--gpu", "4:0")
+	for why, ask := range map[string][]string{
+		"leave the memory out":            {"--mode", "exclusive", "--memory", "1GiB"},
+		"leave the compute out":           {"--mode", "exclusive", "--compute", "10"},
+		"mode mps needs an amount":        {"--mode", "mps"},
+		"a profile is a MIG device's":     {"--mode", "mps", "--memory", "1GiB", "--profile", "1g.10gb"},
+		"a MIG device has compute of its": {"--mode", "mig", "--profile", "1g.10gb", "--compute", "10"},
+		"mode mig needs a profile":        {"--mode", "mig"},
+		"does not divide evenly in MiB":   {"--mode", "mps", "--memory", "1025MiB", "--gpus", "2"},
+	} {
+		n.refuses("", why, ask...)
+	}
+}
+
+// wantOutside starts containers that reach from the mode of their grant into another's.
+func (n mpsNode) wantOutside(first map[grant.Mode]grant.Reference) {
+	n.t.Helper()
+	shared := n.Grant("--mode", "timeslice", "--memory", "1GiB") // one that no container has yet
+	defer n.Must("release", string(shared.ID))
+	uuids := map[grant.Mode]string{}
+	for _, g := range n.Grants() {
+		uuids[g.Mode] = g.GPUs[0].UUID
+	}
+	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName([]string{uuids[grant.MPS]})), "pipe")
+	both := func(s *specs.Spec) { rig.Env(grant.ReferenceEnv + "=" + first[grant.MPS].String())(s) }
+	for name, c := range map[string]struct {
+		code  string
+		edits []rig.Edit
+	}{
+		"the exclusive GPU by UUID": {"visible-devices-outside-grant", []rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.Exclusive])}},
+		"a MIG device by UUID":      {"visible-devices-outside-grant", []rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.MIG])}},
+		"the mps GPU's node":        {"gpu-device-node", []rig.Edit{with(shared), device("/dev/nvidia3", 195, 3)}},
+		"the MPS daemon's socket": {"gpu-socket", []rig.Edit{with(shared), func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind", Source: pipe, Options: []string{"bind"}})
+		}}},
+		"two grants of two modes":       {"annotation-mismatch", []rig.Edit{with(shared), both}},
+		"another mode than it says":     {"annotation-mismatch", []rig.Edit{with(shared), rig.Annotation("gpuledger.dev/mode", "mps"), rig.Annotation("gpuledger.dev/memory", "1GiB")}},
+		"the exclusive grant once more": {"grant-in-use", []rig.Edit{with(first[grant.Exclusive])}},
+		"a MIG device's once more":      {"grant-in-use", []rig.Edit{with(first[grant.MIG])}},
+		"an MPS client's once more":     {"grant-in-use", []rig.Edit{with(first[grant.MPS])}},
+	} {
+		n.t.Run(name, func(t *testing.T) {
+			wantRefused(t, n.Bundle("out"+fmt.Sprint(len(name)), append(c.edits, rig.Light)...).Create(), c.code)
+		})
+	}
+}
+
+// TestTheFiveWords: each strength is told in its own word by every listing, as the ledger has it, and the doctor uses no other.
+func TestTheFiveWords(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	for i, word := range grant.Strengths {
+		g := n.Grant("--mode", "timeslice", "--memory", fmt.Sprintf("%dGiB", i+1), "--label", "word-"+string(word))
+		file := filepath.Join(n.Dir, "state/grants", string(g.ID)+".json")
+		text := read(t, file)
+		was := `"strength": "none"`
+		if !strings.Contains(text, was) {
+			t.Fatalf("%s has no %s:\n%s", file, was, text)
+		}
+		must(t, os.WriteFile(file+".new", []byte(strings.Replace(text, was, fmt.Sprintf(`"strength": %q`, word), 1)), 0o600))
+		must(t, os.Rename(file+".new", file))
+		b := n.Bundle(string(word), with(g), rig.Light)
+		row := regexp.MustCompile(`(?s)` + string(g.ID) + `.*?\bword-` + string(word) + `\b`) // a label may have a line of its own
+		for where, said := range map[string]string{"grants": row.FindString(n.Must("grants")), "inspect --details": row.FindString(n.Must("inspect", "--details"))} {
+			if !slices.Contains(strings.Fields(said), string(word)) {
+				t.Errorf("%s does not say %s of its grant: %q", where, word, said)
+			}
+		}
+		if said := b.Explain().Stdout; !strings.Contains(said, "strength "+string(word)+"\n") {
+			t.Errorf("explain does not say %s: %s", word, said)
+		}
+		var told struct{ Strength grant.Strength }
+		must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &told))
+		if told.Strength != word {
+			t.Errorf("explain --json says %s of a grant with %s", told.Strength, word)
+		}
+		i := slices.IndexFunc(n.Grants(), func(l rig.Listed) bool { return l.ID == g.ID })
+		if l := n.Grants()[i]; l.Strength != word {
+			t.Errorf("grants --json says %s of a grant with %s", l.Strength, word)
+		}
+		if !strings.Contains(n.Must("inspect", "--details", "--json"), fmt.Sprintf(`"strength": %q`, word)) {
+			t.Errorf("inspect --json does not say %s", word)
+		}
+		rig.Eventually(t, "the metrics say "+string(word), func() bool {
+			return strings.Contains(s.get("/metrics"), fmt.Sprintf(`gpuledger_grants{mode="timeslice",owner="bearer",state="free",strength=%q} 1`, word))
+		})
+		rig.Eventually(t, "the page says "+string(word), func() bool { return strings.Contains(s.get("/"), "<td>timeslice</td><td>"+string(word)+"</td>") })
+		starts(t, b)
+		if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, fmt.Sprintf(`"strength":%q`, word)) {
+			t.Errorf("the audit log does not say %s: %s", word, log)
+		}
+	}
+	for _, said := range regexp.MustCompile(`strength "?([a-z]+)`).FindAllStringSubmatch(n.CLI("doctor").Stdout, -1) {
+		if !slices.Contains(grant.Strengths, grant.Strength(said[1])) {
+			t.Errorf("the doctor says strength %q", said[1])
+		}
 	}
 }
 

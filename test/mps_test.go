@@ -3,9 +3,11 @@ package test
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -170,6 +172,34 @@ func (n mpsNode) gone() {
 	}
 }
 
+// TestEveryTrapOfMPSHasItsTest holds the table of docs/strength.md to tests that are there.
+func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
+	_, section, found := strings.Cut(read(t, "../docs/strength.md"), "\n### What MPS gets wrong without a word\n")
+	if !found {
+		t.Fatal("docs/strength.md has no such section")
+	}
+	var tests strings.Builder
+	must(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			tests.WriteString(read(t, path))
+		}
+		return err
+	}))
+	traps := 0
+	for _, row := range regexp.MustCompile(`(?m)^\| .* \| (`+"`.*`"+`) \|$`).FindAllStringSubmatch(section, -1) {
+		traps++
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			function, row, isRow := strings.Cut(name[1], "/")
+			if !strings.Contains(tests.String(), "\nfunc "+function+"(") || isRow && !strings.Contains(tests.String(), `"`+row+`"`) {
+				t.Errorf("there is no test %s", name[1])
+			}
+		}
+	}
+	if traps < 19 {
+		t.Errorf("%d traps", traps)
+	}
+}
+
 // TestMPSTraps: what NVIDIA's parts get wrong without a word (reference in docs/strength.md), one row each.
 func TestMPSTraps(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
@@ -183,6 +213,7 @@ func TestMPSTraps(t *testing.T) {
 		"a pipe directory without a daemon": rig.Env("CUDA_MPS_PIPE_DIRECTORY=/nowhere"),
 		"a thread percentage of its own":    rig.Env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"),
 		"a protocol of its own":             rig.Env("CUDA_MPS_PROTOCOL_VERSION=3"),
+		"a partition of its own":            rig.Env("CUDA_MPS_SM_PARTITION=GPU-0/abc"),
 		"shared memory of its own, or the pod's": func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/dev/shm", Type: "tmpfs", Source: "shm"})
 		},
@@ -239,7 +270,7 @@ func TestMPSIsNotReady(t *testing.T) {
 		must(t, os.Rename(moods+".new", moods))
 	}
 	n.Daemon("--nri", "off")
-	for word, problem := range map[string]string{"deaf": "its limit on GPU", "initializing": "is INITIALIZING", "stillborn": "cannot find a GPU"} {
+	for word, problem := range map[string]string{"deaf": "its limit on GPU", "initializing": "is INITIALIZING", "fault": "is FAULT", "stillborn": "cannot find a GPU"} {
 		t.Run(word, func(t *testing.T) {
 			mood(word)
 			g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
@@ -270,6 +301,85 @@ func TestMPSIsNotReady(t *testing.T) {
 	})
 }
 
+// TestMPSUsers: with enforcement.mps_users = "all" containers of any user are clients of root's server, each held to its grant; and
+// where the driver's program does not know how, or keeps its socket to root, nobody is.
+func TestMPSUsers(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{Config: "[enforcement]\nmps_users = \"all\"\n"})
+	n.Daemon("--nri", "off")
+	g := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "0")
+	daemon := n.ready(1)[0]
+	if !daemon.Anybody {
+		t.Errorf("%+v", daemon)
+	}
+	const bound = "mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
+	as := func(uid uint32) rig.Edit {
+		return func(s *specs.Spec) { s.Process.User.UID, s.Process.User.GID = uid, uid }
+	}
+	n.wants(n.client("root", g, "0:2048 0:1"), bound)
+	n.wants(n.client("user", g, "0:2048 0:1", as(1000)), bound)
+	n.wants(n.client("nobody", g, "0:2048 0:1", as(65534)), bound)
+	others := n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "10", "--gpu", "0")
+	b := starts(t, n.client("stays", g, "0:64 hold >/tmp/out 2>&1; /bin/busybox sleep 1000"))
+	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
+	n.wants(n.client("beside", others, "0:1024 0:1", as(2000)), "mps threads=10\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) != fmt.Sprint(daemon.Servers) {
+		t.Errorf("for another user %+v became %+v", daemon, m)
+	}
+	b.End()
+	for _, r := range []grant.Reference{g, others} {
+		n.Must("release", string(r.ID))
+	}
+	n.gone()
+	moods := filepath.Join(filepath.Dir(n.program), "fakemps.moods")
+	for word, problem := range map[string]string{"old": "unrecognized option", "narrow": "its control socket is open to root alone"} {
+		must(t, os.WriteFile(moods, []byte(word), 0o644))
+		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
+		eventually(t, "it is said: "+problem, func() bool {
+			return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool { return strings.Contains(m.Problem, problem) })
+		})
+		wantRefused(t, n.client(word, g, "0:1", as(1000)).Create(), "mps-not-ready")
+		n.Must("release", string(g.ID))
+		n.gone()
+	}
+}
+
+// TestMPSSocketIsReplaced: a client that puts a socket of its own in the daemon's place has new clients refused, and is told. Those
+// that are there go on: they have their connection.
+func TestMPSSocketIsReplaced(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	d := n.Daemon("--nri", "off")
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	daemon := n.ready(1)[0]
+	b := starts(t, n.client("client", g, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
+	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "beat\n") })
+	n.wants(n.client("before", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
+	d.End(syscall.SIGKILL) // nobody but the create itself looks
+	thief := n.client("thief", other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
+	must(t, os.Link(n.program, filepath.Join(thief.Dir, "rootfs/bin/nvidia-cuda-mps-control")))
+	starts(t, thief)
+	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
+	eventually(t, "there is another daemon in its place", func() bool {
+		_, err := os.Stat(filepath.Join(pipe, "elsewhere"))
+		_, e := os.Stat(filepath.Join(pipe, "control"))
+		return err == nil && e == nil
+	})
+	late := n.client("late", n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), "0:1")
+	wantRefused(t, late.Create(), "mps-not-ready")
+	if r := late.Explain(); !strings.Contains(r.Stdout+r.Stderr, "its control socket was replaced") {
+		t.Errorf("explain: %+v", r)
+	}
+	d = n.Daemon("--nri", "off")
+	eventually(t, "gpuledgerd says so", func() bool { return strings.Contains(d.Log(), "its control socket was replaced by another") })
+	wantRefused(t, late.Create(), "mps-not-ready")
+	thief.End()
+	must(t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control")))
+	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) != fmt.Sprint(daemon.Servers) {
+		t.Errorf("%+v became %+v", daemon, m)
+	}
+	n.wants(late, "mps threads=100\n0:1 CUDA_SUCCESS\n")
+	stillTalk(t, "after all", []*rig.Bundle{b})
+}
+
 // TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in containers, and neither they nor
 // their daemons notice.
 func TestMPSOutlivesGpuledgerd(t *testing.T) {
@@ -284,22 +394,12 @@ func TestMPSOutlivesGpuledgerd(t *testing.T) {
 	for i, g := range grants {
 		clients = append(clients, n.holds(fmt.Sprintf("c%d", i), g))
 	}
-	processes := func() string {
-		text := ""
-		for _, m := range n.ready(2) {
-			text += fmt.Sprintln(m.GPUs, m.Daemon, m.Servers)
-		}
-		return text
-	}
-	before := processes()
+	before := n.processes()
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		d.End(signal)
 		d = n.Daemon("--nri", "off")
-		files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/state.json"))
-		for _, file := range files { // it says so anew, once it has asked
-			must(t, os.Remove(file))
-		}
-		if after := processes(); after != before {
+		n.forget()
+		if after := n.processes(); after != before {
 			t.Errorf("after %v of gpuledgerd the daemons are\n%s, and were\n%s", signal, after, before)
 		}
 	}
@@ -378,5 +478,6 @@ func TestMPSDrains(t *testing.T) {
 		t.Errorf("one of its GPUs alone: %+v", r)
 	}
 	beside := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2", "--compute", "50")
+	n.refuses(grant.NoCapacity, "has 50% of its compute free", "--mode", "mps", "--memory", "2GiB", "--gpus", "2", "--compute", "51")
 	n.wants(n.client("beside", beside, "0:1024 1:1024"), "mps threads=50\n0:1024 CUDA_SUCCESS\n1:1024 CUDA_SUCCESS\n")
 }

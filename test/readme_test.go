@@ -6,13 +6,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/test/rig"
+	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
 // TestReadme walks the story of the README: every command is given as it is printed there, in order, and what it says is compared.
@@ -36,47 +36,21 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	shell := typist(t, n)
-	steps := told(t, read(t, "../README.md"))
+	steps := transcript.Steps(read(t, "../README.md"), "The story")
 	if len(steps) < 10 {
 		t.Fatalf("the README's story has %d commands only", len(steps))
 	}
 	for _, s := range steps {
-		said := shell(s.command)
-		if got, want := unnamed(said), unnamed(s.says); got != want {
-			t.Errorf("$ %s\nsays\n%s\nbut the README has\n%s", s.command, said, s.says)
+		said := shell(s.Command)
+		if !transcript.Agrees(said, s.Says) {
+			t.Errorf("$ %s\nsays\n%s\nbut the README has\n%s", s.Command, said, s.Says)
 		}
-		if label := labelled.FindStringSubmatch(s.command); label != nil {
+		if label := labelled.FindStringSubmatch(s.Command); label != nil {
 			reference := referenceIn.FindString(said)
 			annotate(t, bundles[label[1]], reference)
 			annotate(t, bundles["thief"], strings.Split(reference, ".")[0]+"."+strings.Repeat("0", 32))
 		}
 	}
-}
-
-// step is a command of the story and what it prints.
-type step struct{ command, says string }
-
-// told are the commands of a section's blocks: what begins with "$ ".
-func told(t *testing.T, readme string) (steps []step) {
-	t.Helper()
-	_, section, found := strings.Cut(readme, "\n## The story\n")
-	if !found {
-		t.Fatal("the README has no story")
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	for i, block := range strings.Split(section, "```") {
-		for line := range strings.Lines(block) {
-			command, isCommand := strings.CutPrefix(line, "$ ")
-			switch {
-			case i%2 == 0:
-			case isCommand:
-				steps = append(steps, step{command: strings.TrimSpace(command)})
-			case len(steps) > 0:
-				steps[len(steps)-1].says += line
-			}
-		}
-	}
-	return steps
 }
 
 var (
@@ -102,22 +76,4 @@ func typist(t *testing.T, n *rig.Node) func(command string) string {
 		bash.Dir, bash.Env = filepath.Join(n.Dir, "bundles"), runtime.Env
 		return rig.Run(bash).Stdout
 	}
-}
-
-// unnamed takes out what differs from run to run, and how lines were broken: ids, secrets, dates, the width of columns.
-func unnamed(text string) string {
-	ids := map[string]string{}
-	text = regexp.MustCompile(`g-[a-z]{12}`).ReplaceAllStringFunc(text, func(id string) string {
-		if ids[id] == "" {
-			ids[id] = fmt.Sprintf("g-%d", len(ids))
-		}
-		return ids[id]
-	})
-	text = regexp.MustCompile(`[0-9a-f]{32}`).ReplaceAllString(text, "SECRET")
-	text = regexp.MustCompile(`[A-Z][a-z]{2} +\d+ \d\d:\d\d`).ReplaceAllString(text, "DATE")
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	if strings.HasPrefix(text, "ID ") { // grants are listed by id
-		slices.Sort(lines)
-	}
-	return strings.Join(strings.Fields(strings.Join(lines, " ")), " ")
 }

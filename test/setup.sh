@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|e2e|torture|bench|packages|test-packages|shim-arm64|check-go
+# setup.sh demo|test|e2e|torture|bench|pictures|test-monitoring|packages|test-packages|test-systemd|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,10 @@ declare -A needs=(
   [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2 podman:podman conmon:conmon pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 )
 needs[torture]=${needs[test]}
+needs[pictures]="${needs[test]} chromium:chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf:fonts-dejavu-core"
+needs[test-monitoring]="${needs[test]} promtool:prometheus"
 needs[e2e]="${needs[test]} dockerd:docker.io"
+needs[test-systemd]="$base debootstrap:debootstrap"
 needs[shim-arm64]="gcc:gcc aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static"
 # gpuledger itself is linked with C, so the other architecture takes a compiler for it.
 case $(uname -m) in
@@ -24,7 +27,7 @@ case $(uname -m) in
   *) cross="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross" ;;
 esac
 needs[packages]="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/stdio.h:libc6-dev git:git $cross"
-needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm readelf:binutils unshare:util-linux jq:jq lintian:lintian rpmlint:rpmlint systemd-analyze:systemd"
+needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm rpmbuild:rpm dnf:dnf pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev readelf:binutils unshare:util-linux jq:jq lintian:lintian rpmlint:rpmlint systemd-analyze:systemd"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {

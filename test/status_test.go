@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -25,7 +26,7 @@ func shows(listen string) string {
 
 // site is what a daemon shows.
 type site struct {
-	t      *testing.T
+	t      testing.TB
 	client http.Client
 	base   string
 }
@@ -75,6 +76,18 @@ func (s site) get(path string) string {
 	return text
 }
 
+// values is what stands at a path. Of metrics it leaves out what they are for: "1 if all is well" stands there whatever is.
+func (s site) values(path string) string {
+	s.t.Helper()
+	text := s.get(path)
+	if path == "/metrics" {
+		text = comments.ReplaceAllString(text, "")
+	}
+	return text
+}
+
+var comments = regexp.MustCompile(`(?m)^# .*\n`)
+
 // eventually waits until every text stands in what is shown.
 func (s site) eventually(path string, wanted ...string) {
 	s.t.Helper()
@@ -85,7 +98,7 @@ func (s site) eventually(path string, wanted ...string) {
 		}
 	}()
 	for _, want := range wanted {
-		rig.Eventually(s.t, path+" shows "+want, func() bool { last = s.get(path); return strings.Contains(last, want) })
+		rig.Eventually(s.t, path+" shows "+want, func() bool { last = s.values(path); return strings.Contains(last, want) })
 	}
 }
 
@@ -215,4 +228,40 @@ func TestDaemonCountsAcrossRotations(t *testing.T) {
 	}
 	s.eventually("/metrics", fmt.Sprintf(`gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} %d`+"\n", many))
 	s.eventually("/metrics", "gpuledger_audit_gaps_total 0\n", "gpuledger_audit_unreadable_lines_total 0\n")
+}
+
+// TestMonitoringAsksForWhatIsTold: every metric that a rule or the dashboard of packaging/monitoring asks for stands in what a daemon
+// tells Prometheus, with the labels that the query selects by, once there is something to tell.
+func TestMonitoringAsksForWhatIsTold(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + strings.Replace(watches, "50ms", "1h", 1)})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	b := starts(t, n.Bundle("used", inPod("train"), allocated("train", "1", "4GiB"), rig.Light))
+	isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
+	g := gpusOf(t, n)
+	g.runs(b.Init(), 1, 6*grant.GiB)
+	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3}}
+	g.tells()
+	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
+	labels := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^(gpuledger_\w+)(\{\S*\})? `).FindAllStringSubmatch(s.get("/metrics"), -1) {
+		labels[m[1]] += m[2]
+	}
+	asked := 0
+	for _, file := range []string{"alerts.yaml", "grafana.json"} {
+		text := strings.ReplaceAll(read(t, "../packaging/monitoring/"+file), `\"`, `"`)
+		for _, m := range regexp.MustCompile(`(gpuledger_\w+)(\{[^}]*\})?`).FindAllStringSubmatch(text, -1) {
+			told, known := labels[m[1]]
+			if asked++; !known {
+				t.Errorf("%s asks for %s, which the daemon does not tell", file, m[1])
+			}
+			for _, label := range regexp.MustCompile(`(\w+)[=!]~?"`).FindAllStringSubmatch(m[2], -1) {
+				if label[1] != "instance" && !strings.Contains(told, label[1]+`="`) {
+					t.Errorf("%s selects %s by %s, which it does not have: %s", file, m[1], label[1], told)
+				}
+			}
+		}
+	}
+	if asked < 30 {
+		t.Errorf("only %d metrics are asked for", asked)
+	}
 }

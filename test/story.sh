@@ -27,8 +27,13 @@ outside() {
     make --no-print-directory build >"$log" 2>&1 || { cat "$log" >&2; die "cannot build"; }
     gcc -o "$STORY_DIR/gpu" test/testdata/gpu.c -ldl || die "cannot build the client"
   fi
-  real_gpu || test/fakedriver/build.sh "$STORY_DIR/driver" >"$log" 2>&1 || { cat "$log" >&2; die "cannot build the stand-in driver"; }
+  real_gpu || stand_in >"$log" 2>&1 || { cat "$log" >&2; die "cannot build the stand-in driver"; }
   unshare --mount --pid --fork --kill-child --mount-proc --propagation private "test/$me.sh" inside "$@"
+}
+
+# stand_in: the driver of a machine that has none, with its MPS.
+stand_in() {
+  test/fakedriver/build.sh "$STORY_DIR/driver" && CGO_ENABLED=0 go build -p 2 -trimpath -o "$STORY_DIR/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps
 }
 
 clean_up() {

@@ -91,6 +91,7 @@ story() {
     printf '\n## %s\n\n`make test-gpu`, gpuledger %s\n\n' "$(date -u +%F)" "$(gpuledger --version | awk '{ print $NF }')"
     gpuledger gpus --json | jq -r '.gpus[] | select(.parent == null) | "- GPU \(.index): \(.name), \(.memory / 1048576 | floor) MiB to grant"'
     printf -- '- driver: %s\n' "$(cat /sys/module/nvidia/version 2>/dev/null || echo 'a stand-in')"
+    printf -- '- memory limits of the driver itself: `%s`\n' "$(jq -r '.driver.memory_limits // "not asked"' state/inventory.json)"
   } >report
   exclusively
   limited

@@ -24,6 +24,9 @@ func TestAUserNamespaceWithoutDeviceRules(t *testing.T) {
 				t.Run(runtime, func(t *testing.T) {
 					rig.NeedRuntime(t, runtime)
 					unclosed(t, rig.NewNode(t, rig.Setup{Runtime: runtime}), runtime == "crun")
+					if runtime == "crun" { // TestAUserNamespaceHasItsLimit has runc
+						t.Run("limited", func(t *testing.T) { limitedInAUserNamespace(t, runtime) })
+					}
 				})
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -169,10 +171,11 @@ func watchFinds(t *testing.T) {
 	}
 	r := n.CLI("inspect", "--details")
 	for _, want := range []string{"USED", "10GiB", "over-grant: " + messages[0], "outside-ledger: " + messages[2]} {
-		if !strings.Contains(r.Stdout, want) {
+		if !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), want) {
 			t.Errorf("inspect lacks %q:\n%s%s", want, r.Stdout, r.Stderr)
 		}
 	}
+	inColumns(t, r.Stdout)
 	s.passes(10)
 	for _, pid := range []int{over.Init(), within.Init(), host, other.Init()} {
 		if pid == 0 || !rig.Lives(pid) {
@@ -185,6 +188,16 @@ func watchFinds(t *testing.T) {
 	rig.Eventually(t, "what is over is told", func() bool {
 		return len(findings(t, n, "over", "over-grant")) == 1 && len(findings(t, n, "over", "outside-ledger")) == 2 && !strings.Contains(s.get("/metrics"), "gpuledger_findings{")
 	})
+}
+
+// inColumns holds what is told to the width that every terminal has.
+func inColumns(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
 }
 
 // TestWatchStops those that policy names, with all of their processes, and of 200 others nobody.
@@ -345,6 +358,35 @@ func TestWatchExempts(t *testing.T) {
 	if found := findings(t, n, "found", "outside-ledger"); len(found) != 0 || exempt.Init() == 0 {
 		t.Errorf("found %+v", found)
 	}
+	// A user of the node gives a cgroup of his own the exempt container's name.
+	pretender := innocent(t)
+	own := filepath.Join(filepath.Dir(cgroupOf(t, exempt)), "session", "docker-"+id+".scope")
+	must(t, os.MkdirAll(own, 0o755), os.WriteFile(own+"/cgroup.procs", fmt.Append(nil, pretender), 0o600))
+	g.runs(pretender, 1, 2*grant.GiB)
+	g.tells()
+	rig.Eventually(t, "it is found, and ended by its own cgroup", func() bool {
+		return len(findings(t, n, "found", "outside-ledger")) == 1 && !rig.Lives(pretender)
+	})
+	s.passes(5)
+	if exempt.Init() == 0 {
+		t.Error("the container whose name was taken was stopped")
+	}
+}
+
+// cgroupOf is where a container's processes are, in the hierarchy that guards the devices.
+func cgroupOf(t *testing.T, b *rig.Bundle) string {
+	t.Helper()
+	root := "/sys/fs/cgroup"
+	if _, err := os.Stat(root + "/devices/cgroup.procs"); err == nil {
+		root += "/devices"
+	}
+	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/cgroup", b.Init()))) {
+		if _, path, found := strings.Cut(line, ":devices:"); found {
+			return root + strings.TrimSpace(path)
+		}
+	}
+	_, path, _ := strings.Cut(read(t, fmt.Sprintf("/proc/%d/cgroup", b.Init())), "0::")
+	return root + strings.TrimSpace(path)
 }
 
 // TestWatchTakesWhatIsUsed: memory that is in use outside the ledger is granted to nobody, also while nobody watches, until somebody

@@ -27,7 +27,7 @@ func TestEverythingElseIsRuncs(t *testing.T) {
 	}
 	runc, err := exec.LookPath("runc") // it calls itself what it was called
 	must(t, err)
-	for _, args := range []string{"list", "list --format json", "state c", "state nope", "state create", "ps c", "features", "--version", "-v", "--help", "",
+	for _, args := range []string{"list", "list --format json", "state c", "state nope", "state create", "ps c -o pid,args", "features", "--version", "-v", "--help", "",
 		"nonsense", "nonsense create", "--nonsense", "kill nope KILL", "delete nope", "delete", "delete --force nope", "start nope", "update nope", "exec nope sh",
 		"events --stats c", "pause nope", "checkpoint nope", "create --help", "run -h", "--log"} {
 		words := strings.Fields(args)

@@ -108,8 +108,11 @@ func complain(err error) int {
 		status = exitNotFound
 	case errors.As(err, &refusal):
 		err, hint = errors.New(refusal.Message), refusal.Hint
-		if refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict || refusal.Code == grant.GrantInUse {
-			status = exitNoCapacity
+		switch refusal.Code {
+		case grant.NoCapacity, grant.ModeConflict, grant.GrantInUse: // in the words of a container's refusal
+			status, err = exitNoCapacity, refusal
+		case grant.LimitUnenforceable:
+			status, err = exitRefused, refusal
 		}
 	}
 	fmt.Fprintln(os.Stderr, "gpuledger: "+err.Error())

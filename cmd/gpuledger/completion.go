@@ -6,7 +6,8 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// The scripts ask the program itself what may come next (--generate-bash-completion), so they never lag behind it.
+// The scripts ask the program itself what may come next (--generate-bash-completion), so they never lag behind it. zsh runs the file
+// as the function's body when it is first asked, or an administrator sources it.
 const (
 	bashCompletion = `_gpuledger() {
   local words=("${COMP_WORDS[@]:0:COMP_CWORD}") current=${COMP_WORDS[COMP_CWORD]}
@@ -23,7 +24,7 @@ _gpuledger() {
   options=("${(@f)$(_CLI_ZSH_AUTOCOMPLETE_HACK=1 "${words_so_far[@]}" --generate-bash-completion 2>/dev/null)}")
   if [[ -n ${options[1]} ]]; then _describe 'values' options; else _files; fi
 }
-compdef _gpuledger gpuledger
+if [[ ${funcstack[1]} == _gpuledger ]]; then _gpuledger "$@"; else compdef _gpuledger gpuledger; fi
 `
 )
 

@@ -44,7 +44,7 @@ func explain(c *cli.Context) error {
 		return fmt.Errorf("cannot read the bundle: %w", err)
 	}
 	container := grant.Container{Engine: n.Policy.Engine, ID: filepath.Base(bundle), Bundle: bundle}
-	d := n.Explain(node.Create{Caller: request.Caller{Container: container}, Config: config})
+	d := n.Explain(node.Create{Caller: request.Caller{Container: container}, Config: config, Hooked: true})
 	if n.Broken != nil {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %v\n", n.Broken)
 	}

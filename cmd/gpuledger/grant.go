@@ -221,7 +221,7 @@ func sentence(verb string, g grant.Grant) string {
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
 	if g.Mode == grant.Limit && g.Compute > 0 {
-		text += "; the compute is counted and not enforced"
+		text += "; the compute is counted and not enforced (mode mps enforces it)"
 	}
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"

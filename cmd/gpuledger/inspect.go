@@ -78,7 +78,7 @@ func inspect(c *cli.Context, w io.Writer) error {
 	if c.Bool("json") {
 		return printJSON(w, inspectToJSON(o, cards, used))
 	}
-	return printInspect(w, o, cards, used, c.Bool("details"))
+	return printInspect(w, o, cards, used, c.Bool("details"), columnsOf(os.Stdout))
 }
 
 // used is what the daemon last found in use; nil where it does not run, or cannot tell.
@@ -123,14 +123,6 @@ func (u *used) grant(id grant.ID, card node.Card) string {
 		}
 	}
 	return sum.String()
-}
-
-// column is a cell that is only there where use is known.
-func (u *used) column(text string) string {
-	if u == nil {
-		return ""
-	}
-	return text + "\t"
 }
 
 type inspectJSON struct {
@@ -199,32 +191,28 @@ func inspectToJSON(o node.Overview, cards []node.Card, u *used) inspectJSON {
 	return j
 }
 
-func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, details bool) error {
-	t := table(w)
-	if u == nil {
-		fmt.Fprintln(t, "GPU\tNAME\tMODE\tMEMORY (ALLOCATED/TOTAL)\tCOMPUTE\tGRANTS")
-	} else {
-		fmt.Fprintln(t, "GPU\tNAME\tMODE\tUSED\tALLOCATED/TOTAL\tCOMPUTE\tGRANTS")
-	}
+func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, details bool, columns int) error {
+	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, u.memory("USED", "ALLOCATED/TOTAL", "MEMORY (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")...)}
 	var allocated, total grant.Bytes
 	for _, card := range cards {
-		memory := fmt.Sprintf("%s/%s", card.Allocated, card.Memory)
-		if is := u.gpu(card.UUID); is != nil {
-			memory = is.Used.String() + "\t" + memory
-		} else if u != nil {
-			memory = "-\t" + memory
+		is := "-"
+		if now := u.gpu(card.UUID); now != nil {
+			is = now.Used.String()
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%d\n", card.Index, card.Name, dash(string(card.Mode)), memory, percentage(card.Compute), len(card.Grants))
+		memory := fmt.Sprintf("%s/%s", card.Allocated, card.Memory)
+		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))}, u.memory(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))...))
 		for _, p := range card.Parts {
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s%s/%s\t-\t%d\n", p.Name, "MIG "+p.Profile, grant.MIG, u.column("-"), held(p), p.Memory, len(p.Grants))
+			memory := fmt.Sprintf("%s/%s", held(p), p.Memory)
+			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)}, u.memory("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))...))
 		}
 		allocated, total = allocated+card.Allocated, total+card.Memory
 	}
-	if err := t.Flush(); err != nil {
+	fit(rows, 1, columns)
+	if err := writeRows(w, rows); err != nil {
 		return err
 	}
 	if details {
-		if err := printDetails(w, o, cards, u); err != nil {
+		if err := printDetails(w, o, cards, u, columns); err != nil {
 			return err
 		}
 	}
@@ -235,22 +223,68 @@ func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, deta
 	fmt.Fprintf(w, "\nAllocated/Total GPU memory: %s/%s (%.0f%%)\n", allocated, total, share)
 	if u != nil {
 		for _, f := range u.Findings {
-			fmt.Fprintf(w, "%s: %s\n", f.Kind, f.Message)
+			fmt.Fprintln(w, wrap(fmt.Sprintf("%s: %s", f.Kind, f.Message), columns, "", "  "))
 		}
 	}
 	return nil
 }
 
-func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used) error {
+// memory is a row's cells from what is used on: one more where that is known.
+func (u *used) memory(is, known, unknown string, more ...string) []string {
+	if u == nil {
+		return append([]string{unknown}, more...)
+	}
+	return append([]string{is, known}, more...)
+}
+
+func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used, columns int) error {
 	for _, card := range cards {
 		fmt.Fprintf(w, "\nGPU %d  %s\n", card.Index, card.UUID)
-		t := table(w)
-		fmt.Fprintf(t, "  GRANT\tSTATE\tMEMORY\t%sCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tLABEL\n", u.column("USED"))
-		for _, g := range card.Grants {
-			fmt.Fprintf(t, "  %s\t%s\t%s\t%s%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(o.Now), card.Share(g), u.column(u.grant(g.ID, card)), percentage(g.Compute), g.Strength, g.Owner, containers(g), g.Label)
+		head := []string{"  GRANT", "STATE", "MEMORY"}
+		if u != nil {
+			head = append(head, "USED")
 		}
-		if err := t.Flush(); err != nil {
+		rows := [][]string{append(head, "COMPUTE", "STRENGTH", "OWNER", "CONTAINERS", "LABEL")}
+		for _, g := range card.Grants {
+			row := []string{"  " + string(g.ID), string(g.State(o.Now)), card.Share(g).String()}
+			if u != nil {
+				row = append(row, u.grant(g.ID, card))
+			}
+			rows = append(rows, append(row, percentage(g.Compute), string(g.Strength), string(g.Owner), containers(g), g.Label))
+		}
+		if err := writeDetails(w, rows, columns); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// texts are the last cells of a row of details, which can be long.
+const texts = 3
+
+// writeDetails puts each grant on one line, or, where one has no place there, the long cells of each on lines of their own.
+func writeDetails(w io.Writer, rows [][]string, columns int) error {
+	if widthOf(rows, -1) <= columns {
+		return writeRows(w, rows)
+	}
+	var short [][]string
+	for _, row := range rows {
+		short = append(short, row[:len(row)-texts])
+	}
+	var lines strings.Builder
+	if err := writeRows(&lines, short); err != nil {
+		return err
+	}
+	for i, line := range strings.Split(strings.TrimSuffix(lines.String(), "\n"), "\n") {
+		fmt.Fprintln(w, line)
+		if i == 0 {
+			continue
+		}
+		owner, users, label := rows[i][len(rows[i])-3], rows[i][len(rows[i])-2], rows[i][len(rows[i])-1]
+		for _, text := range []struct{ what, is string }{{"of ", owner}, {"in ", users}, {"label ", label}} {
+			if dash(text.is) != "-" {
+				fmt.Fprintln(w, wrap(text.what+text.is, columns, "      ", "      "))
+			}
 		}
 	}
 	return nil

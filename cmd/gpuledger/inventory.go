@@ -19,7 +19,7 @@ func inventoryCommand() *cli.Command {
 		Name:        "inventory",
 		Usage:       "write down what GPUs this node has",
 		UsageText:   "gpuledger inventory refresh",
-		Subcommands: []*cli.Command{refreshCommand(), measureCommand(), simulateCommand()},
+		Subcommands: []*cli.Command{refreshCommand(), measureCommand(), limitsCommand(), simulateCommand()},
 	}
 }
 

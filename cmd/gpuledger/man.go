@@ -16,11 +16,22 @@ func manCommand() *cli.Command {
 			if err := noArguments(c); err != nil {
 				return err
 			}
+			describe(c.App.Commands)
 			page, err := c.App.ToManWithSection(8)
 			if err == nil {
 				_, err = fmt.Fprint(c.App.Writer, page)
 			}
 			return err
 		},
+	}
+}
+
+// describe has the page tell of each command what its --help tells: the library's page has the first line alone.
+func describe(commands []*cli.Command) {
+	for _, c := range commands {
+		if c.Description != "" {
+			c.Usage += "\n\n" + c.Description
+		}
+		describe(c.Subcommands)
 	}
 }

@@ -15,7 +15,17 @@ import (
 // Decide says what becomes of a container that asks for r, on a node with this inventory and policy, whose ledger shows
 // v. The view needs to hold the grants that the container owns or names, no others.
 func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) grant.Verdict {
+	return new(Judge).Decide(r, v, inv, p)
+}
+
+// Judge decides several times about one container, with one inventory and one policy: before its spec is edited, after, and both once
+// more with the ledger locked. What is most of the work, it does once. It is for one goroutine.
+type Judge struct{ files plannedFiles }
+
+// Decide is what the function of the same name says, too.
+func (j *Judge) Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	c := newCase(r, v, inv, p)
+	c.planned = &j.files
 	switch {
 	case r.Sandbox && c.asks():
 		return c.ungranted() // a sandbox has no grant
@@ -43,7 +53,8 @@ type asking struct {
 	inventory grant.Inventory
 	policy    grant.Policy
 
-	owned    *grant.Grant // by the container's identity
+	planned  *plannedFiles // nil: nothing is kept
+	owned    *grant.Grant  // by the container's identity
 	files    []*cdispec.Mount
 	held     bool         // to the memory of its grant, by the shim
 	grant    *grant.Grant // the one that all references agree on

@@ -57,6 +57,12 @@ func (w *world) train() {
 	w.r.Container.Pod = grant.Identity{UID: "uid", Namespace: "team", Pod: "job-0", Container: "train"}
 }
 
+// wants sets what the node demands, of a grant without a share of compute, which mode limit could not keep.
+func (w *world) wants(minimum grant.Strength) {
+	w.p.Rules.MinimumStrength = minimum
+	w.v.Grants[0].Compute = 0
+}
+
 func (w *world) hit(h grant.Hit) { w.r.Hits = append(w.r.Hits, h) }
 
 func (w *world) refers(source string, r grant.Reference) {
@@ -410,18 +416,18 @@ func TestDecide(t *testing.T) {
 			other.Removal.Name = "/dev/nvidia3"
 			w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:3")), blamed(rule("c 195:*"))}
 		}, "admit g-podpodpodpod none" + uuid0 + " -device:/dev/nvidia3 -rule:c 195:3 -rule:c 195:*"},
-		{"privileged, but a limit is wanted", func(w *world) { w.train(); w.privileged(); w.p.Rules.MinimumStrength = grant.StrengthLibrary }, "refuse limit-unenforceable g-podpodpodpod"},
+		{"privileged, but a limit is wanted", func(w *world) { w.train(); w.privileged(); w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
 		{"CAP_SYS_ADMIN makes the strength none", func(w *world) { w.train(); w.r.SysAdmin = true }, "admit g-podpodpodpod none" + uuid0},
-		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) { w.train(); w.r.SysAdmin = true; w.p.Rules.MinimumStrength = grant.StrengthLibrary }, "refuse limit-unenforceable g-podpodpodpod"},
+		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) { w.train(); w.r.SysAdmin = true; w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
 		{"what was noticed changes no strength", func(w *world) { w.train(); w.r.Noted = []string{"mount:/x has something"} }, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=GPU-0 [mount:/x has something]"},
 		{"root on the node makes the strength none", func(w *world) { w.train(); w.r.NodeRoot = []string{"mount:/host"} }, "admit g-podpodpodpod none" + uuid0 + " [node-root by mount:/host]"},
 		{"root on the node, but a limit is wanted", func(w *world) {
 			w.train()
 			w.r.NodeRoot = []string{"mount:/host"}
-			w.p.Rules.MinimumStrength = grant.StrengthLibrary
+			w.wants(grant.StrengthLibrary)
 		}, "refuse limit-unenforceable g-podpodpodpod"},
-		{"strong enough", func(w *world) { w.train(); w.p.Rules.MinimumStrength = grant.StrengthLibrary }, "admit g-podpodpodpod library" + uuid0},
-		{"not strong enough", func(w *world) { w.train(); w.p.Rules.MinimumStrength = grant.StrengthDriver }, "refuse limit-unenforceable g-podpodpodpod"},
+		{"strong enough", func(w *world) { w.train(); w.wants(grant.StrengthLibrary) }, "admit g-podpodpodpod library" + uuid0},
+		{"not strong enough", func(w *world) { w.train(); w.wants(grant.StrengthDriver) }, "refuse limit-unenforceable g-podpodpodpod"},
 		{"timeslice limits nothing", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Grants[0].Strength = grant.Timeslice, grant.StrengthNone

@@ -3,6 +3,7 @@ package admission
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
@@ -12,8 +13,33 @@ import (
 // withheld are programs of the driver that manage the node's GPUs for everybody; no tenant needs them.
 var withheld = []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl"}
 
-// mountOptions of every driver file: the container neither changes it nor gains by it.
-var mountOptions = []string{"ro", "nosuid", "nodev", "bind"}
+// mountOptions of every driver file: the container neither changes it nor gains by it. All mounts share them; who adds one gets a copy.
+var mountOptions = slices.Clip([]string{"ro", "nosuid", "nodev", "bind"})
+
+// plannedFiles are the driver's files of the last decision, and all that they depend on beside the inventory and the policy.
+type plannedFiles struct {
+	done     bool
+	wanted   []grant.Capability
+	compat32 bool
+	layout   grant.Layout
+	own      []grant.OwnLibrary
+	limited  bool
+	grant    grant.ID
+	mounts   []*cdispec.Mount
+}
+
+// filesOnce are the driver's files, planned anew only where something is asked for that was not before.
+func (c *asking) filesOnce() []*cdispec.Mount {
+	if c.planned == nil {
+		return c.driverFiles()
+	}
+	r, p := c.request, c.planned
+	id, limited := c.grantID(), c.limited()
+	if !p.done || p.compat32 != r.Compat32 || p.layout != r.Layout || p.limited != limited || p.grant != id || !slices.Equal(p.wanted, r.Capabilities) || !slices.Equal(p.own, r.Own) {
+		*p = plannedFiles{true, r.Capabilities, r.Compat32, r.Layout, r.Own, limited, id, slices.Clip(c.driverFiles())}
+	}
+	return p.mounts
+}
 
 // driverFiles are the mounts by which a container gets the driver's user space: what its capabilities ask for, each library in
 // the directory that the image's own loader searches, by the names that programs look for. An image without a loader can use no
@@ -47,7 +73,7 @@ func InstalledFiles(inv grant.Inventory) []*cdispec.Mount {
 // mounts makes them of the files that the container wants, libraries in the directory that dir says; "" is nowhere.
 func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 	var mounts []*cdispec.Mount
-	limited := c.limited()
+	limited, root := c.limited(), filepath.Clean(c.inventory.Driver.Root)
 	for _, f := range c.inventory.Driver.Files {
 		if !c.wants(f) {
 			continue
@@ -56,7 +82,7 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 		if len(places) == 0 {
 			continue
 		}
-		source, proxy := filepath.Join(c.inventory.Driver.Root, f.Path), proxyOf(f)
+		source, proxy := below(root, f.Path), proxyOf(f)
 		switch {
 		case !limited || proxy == "":
 		case f.Bits == 32: // which has no proxy
@@ -73,7 +99,12 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 }
 
 func driverMount(source, place string) *cdispec.Mount {
-	return &cdispec.Mount{HostPath: source, ContainerPath: place, Options: slices.Clone(mountOptions)}
+	return &cdispec.Mount{HostPath: source, ContainerPath: place, Options: mountOptions}
+}
+
+// below joins two paths that are clean as they stand, as filepath.Join does.
+func below(dir, path string) string {
+	return strings.TrimSuffix(dir, "/") + "/" + strings.TrimPrefix(path, "/")
 }
 
 // wants reports whether a file is one for this container. Sockets are none: behind them are daemons of the node's.
@@ -98,9 +129,9 @@ func placesOf(f grant.DriverFile, dir string) []string {
 	case len(f.Names) == 0:
 		return []string{f.Target}
 	}
-	places := make([]string, len(f.Names))
+	places, dir := make([]string, len(f.Names)), filepath.Clean(dir)
 	for i, name := range f.Names {
-		places[i] = filepath.Join(dir, name)
+		places[i] = below(dir, name)
 	}
 	return places
 }

@@ -28,6 +28,9 @@ func (c *asking) admit() grant.Verdict {
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = set
 	v.Edits.Mounts = append(c.files, c.mpsMounts()...)
+	if v.Driven = c.driven(); v.Driven {
+		v.Edits.Hooks = append(v.Edits.Hooks, c.inventory.Limiter.Edit())
+	}
 	v.Limited = has(c.files, filepath.Join(grant.ShimPlace, grant.LimitsFile))
 	v.Masked = c.others()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })

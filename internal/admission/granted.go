@@ -78,9 +78,10 @@ func (c *asking) granted() grant.Verdict {
 	if problem := c.request.Layout.Problem; problem != "" {
 		c.find(grant.InjectionImpossible, "root", problem)
 	}
-	c.files = c.driverFiles()
+	c.files = c.filesOnce()
 	c.held = has(c.files, realDriver(libcuda))
 	c.enforceable()
+	c.computeKept()
 	c.mpsReady()
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
 		c.find(grant.LimitUnenforceable, "strength", string(strength))
@@ -121,6 +122,8 @@ func (c *asking) strength() grant.Strength {
 	switch {
 	case c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0:
 		return grant.StrengthNone
+	case c.driven():
+		return grant.StrengthDriver
 	case c.held && c.grant.Mode == grant.Limit:
 		return grant.StrengthLibrary
 	}

@@ -12,10 +12,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// join tells a MIG device's seat what it has in common with the others of its GPU. A GPU that is granted as a whole, from before
-// it was partitioned, takes no other mode.
+// join tells a MIG device's seat what it has in common with the others of its GPU, and a partitioned GPU's who holds these. A GPU that
+// is granted as a whole, from before it was partitioned, takes no other mode.
 func (s *seat) join(seats []seat) {
 	if s.device.MIG == nil {
+		for _, part := range seats {
+			if part.device.GPU.UUID == s.device.GPU.UUID && part.mode == grant.MIG {
+				s.parts = append(s.parts, part.holders...)
+			}
+		}
 		return
 	}
 	for _, other := range seats {

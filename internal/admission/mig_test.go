@@ -79,6 +79,8 @@ func TestPlaceMIGDevices(t *testing.T) {
 		{"in another mode", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0:0"} }), nil, "mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0:0 is a MIG device, which mode mig alone grants"},
 		{"limit takes the whole GPU that is left", asked(grant.GiB, nil), nil, "GPU-2"},
 		{"limit on a partitioned GPU", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), nil, "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is partitioned (mode mig)"},
+		{"limit on a partitioned GPU that is held", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")},
+			"mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in mode mig, held by g-c (mig, 40GiB)"},
 		{"of a GPU that is granted as a whole", named("0:0"), []grant.Grant{whole}, "mode-conflict: cannot grant a MIG device in mode mig: GPU 0:0 is in mode limit, held by g-wholewholewh"},
 		{"beside a GPU that is granted as a whole", profile("1g.10gb", 0), []grant.Grant{whole}, "MIG-f"},
 		{"without a capability", named("MIG-g"), nil, "no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the driver tells of"},

@@ -86,7 +86,7 @@ func (c *asking) notReady() string {
 		return daemon.Problem
 	case daemon.Threads < c.threads():
 		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%", daemon.Threads, c.threads())
-	case c.request.UID != daemon.UID:
+	case !daemon.Anybody && c.request.UID != daemon.UID:
 		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node", daemon.UID, user(c.request.UID))
 	}
 	for _, s := range c.grant.GPUs {

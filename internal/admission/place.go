@@ -27,10 +27,14 @@ type Ask struct {
 
 // Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a change. It gives all of
 // them or an error: *grant.UsageError for what can never be, *grant.NotFoundError for a GPU that is not there,
-// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now. Their texts name holders: they are for the
+// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now, and LimitUnenforceable for a share of compute
+// that nothing keeps. Their texts name holders: they are for the
 // administrator.
 func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]grant.Share, error) {
 	if err := ask.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ask.keepable(p); err != nil {
 		return nil, err
 	}
 	if len(inv.GPUs) == 0 {
@@ -106,6 +110,8 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 	switch {
 	case a.otherKind(s):
 		return gpu + a.notOfKind(s), true
+	case len(s.parts) > 0:
+		return gpu + "is in mode mig, held by " + strings.Join(s.parts, ", "), true
 	case s.closed != "":
 		return gpu + s.closed, false
 	case s.pool != nil && len(s.pool.Modes) > 0 && !slices.Contains(s.pool.Modes, a.Mode):

@@ -47,7 +47,7 @@ func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
 	hasDriver := slices.ContainsFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Bits == 64 && proxyOf(f) == libcuda })
 	switch {
 	case p.Enforcement.Limit == grant.DriverBackend:
-		return `enforcement.limit is "driver", which this version cannot do yet`
+		return `enforcement.limit is "driver"`
 	case inv.Shim.Dir == "" && inv.Shim.Problem == "":
 		return "the shim is not installed"
 	case inv.Shim.Dir == "":
@@ -60,10 +60,10 @@ func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// limited reports whether the container gets the proxies in place of the driver's libraries. In mode mps they count the container's
-// processes together, as its server does not, and show the grant as the GPU's memory.
+// limited reports whether the container gets the proxies in place of the driver's libraries: in mode limit where the driver itself does
+// not limit it. In mode mps they count the container's processes together, as its server does not, and show the grant as the GPU's memory.
 func (c *asking) limited() bool {
-	return c.grant != nil && (c.grant.Mode == grant.Limit || c.grant.Mode == grant.MPS) && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
+	return c.grant != nil && (c.grant.Mode == grant.Limit && !c.driven() || c.grant.Mode == grant.MPS) && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
 }
 
 // withLimit adds to a container's driver files what the proxies need: the records of the grant, and the proxies at every other place
@@ -97,12 +97,18 @@ func has(mounts []*cdispec.Mount, place string) bool {
 // enforceable refuses a limit that the policy wants kept by what this container cannot have.
 func (c *asking) enforceable() {
 	backend := c.policy.Enforcement.Limit
-	if c.grant.Mode != grant.Limit || c.held || backend != grant.DriverBackend && backend != grant.LibraryBackend {
+	var why string
+	switch {
+	case c.grant.Mode != grant.Limit:
 		return
-	}
-	why := Limitless(len(c.grant.GPUs), c.inventory, c.policy)
-	if why == "" {
-		why = "it does not get the driver's libraries, by its image or by NVIDIA_DRIVER_CAPABILITIES"
+	case backend == grant.DriverBackend && !c.driven():
+		why = c.driverless()
+	case backend == grant.LibraryBackend && !c.held:
+		if why = Limitless(len(c.grant.GPUs), c.inventory, c.policy); why == "" {
+			why = "it does not get the driver's libraries, by its image or by NVIDIA_DRIVER_CAPABILITIES"
+		}
+	default:
+		return
 	}
 	c.tell(grant.LimitUnenforceable, "enforcement.limit", string(backend), fmt.Sprintf("cannot be held to the memory of its grant %s: %s", c.grantID(), why),
 		"an administrator sees with `gpuledger doctor` what the node lacks, or sets enforcement.limit = \"auto\"")
@@ -112,7 +118,10 @@ func (c *asking) enforceable() {
 // would give the next.
 func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	if len(g.Bindings) == 0 {
-		if g.Mode == grant.Limit && Limitless(len(g.GPUs), inv, p) == "" {
+		switch {
+		case g.Mode == grant.Limit && Driverless(g, inv, p) == "":
+			return grant.StrengthDriver
+		case g.Mode == grant.Limit && Limitless(len(g.GPUs), inv, p) == "":
 			return grant.StrengthLibrary
 		}
 		return g.Strength

@@ -14,6 +14,7 @@ type seat struct {
 	closed  string      // why it takes no grant at all
 	mode    grant.Mode  // "" when free
 	holders []string    // "g-... (limit, 4GiB)"
+	parts   []string    // likewise, of a partitioned GPU's MIG devices
 	groups  []string    // owner groups that it serves
 	outside grant.Bytes // used by nobody's grant
 	space   grant.Bytes // what could be granted if nobody had any

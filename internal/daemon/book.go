@@ -17,8 +17,9 @@ type book struct {
 	changes  map[string]uint64 // seen from one reading to the next
 }
 
-// bookRest is the longest time for which it is believed: containers that end change no file.
-const bookRest = 10 * time.Second
+// bookRest is the longest time for which it is believed: containers that end change no file. What they used is gone with them, so
+// nothing wrong is said meanwhile.
+const bookRest = 30 * time.Second
 
 // settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
 const settled = 20 * time.Millisecond

@@ -137,10 +137,11 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
 	book, decisions := &reconcile{node: s.Node, wait: s.Interval, log: s.log}, &audit{node: s.Node}
 	watcher := newWatcher(s.Node, config, c.StringSlice("runtime-root"), s.log)
-	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop, watch: watcher}
+	limits := newLimiter(s.Node, config, s.log)
+	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop, watch: watcher, limits: limits}
 	all := []Manager{s, book, newInventory(s.Node, config, watcher.Stale, s.log),
 		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},
-		&mps.Manager{Node: s.Node, Log: s.log}}
+		&mps.Manager{Node: s.Node, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))
@@ -160,8 +161,5 @@ func logger(c *cli.Context) (*logrus.Logger, error) {
 	if err != nil {
 		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug", c.String("log-level"))
 	}
-	log := logrus.New()
-	log.SetOutput(os.Stderr)
-	log.SetLevel(level)
-	return log, nil
+	return newLog(level), nil
 }

@@ -35,7 +35,7 @@ type nvml struct {
 func newNVML(t *testing.T) *nvml {
 	t.Helper()
 	dir := t.TempDir()
-	n := &nvml{t, dir, &meter{command: []string{"/bin/sh", "-c", asked, "sh", dir}, first: time.Minute, later: time.Minute}}
+	n := &nvml{t, dir, &meter{asker{command: []string{"/bin/sh", "-c", asked, "sh", dir}, first: time.Minute, later: time.Minute}}}
 	t.Cleanup(func() {
 		n.m.Close()
 		n.eventually("every child has ended", func() bool { return n.m.stuck.Load() == 0 })

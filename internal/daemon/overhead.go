@@ -23,10 +23,11 @@ type overhead struct {
 	at   time.Time
 }
 
-// How much the truth has to change, and how old it may get, before the account is read again: that is 200 KiB and up to a thousand
-// locks to ask for, of each grant.
+// How much the truth has to change, and how old it may get, before the account is read again: that is up to 200 KiB and a thousand
+// locks to ask for, of each grant. What is less than a hundredth of a grant can wait for the few seconds.
 const (
 	overheadStep = 2 * grant.MiB
+	overheadPart = 100
 	overheadRest = 5 * time.Second
 )
 
@@ -36,7 +37,7 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 	for _, g := range r.Grants {
 		key := grantOn{g.ID, g.GPU}
 		last, known := o.told[key]
-		if moved := max(g.Used, last.used) - min(g.Used, last.used); known && moved < overheadStep && r.Taken.Sub(last.at) < overheadRest {
+		if moved := max(g.Used, last.used) - min(g.Used, last.used); known && moved < max(overheadStep, g.Granted/overheadPart) && r.Taken.Sub(last.at) < overheadRest {
 			told[key] = last
 			continue
 		}
@@ -53,7 +54,7 @@ func publishOverhead(dir string, g watch.GrantUse) {
 		return
 	}
 	defer l.Close()
-	counted, err := limits.Used(dir, g.GPU)
+	counted, err := l.Used(g.GPU)
 	if err != nil {
 		return // the container has spoiled its account; what it does not count there the watch finds
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"sync"
 	"time"
@@ -38,6 +39,8 @@ type view struct {
 	loop  *Loop
 	watch *watcher
 
+	limits *limiter
+
 	mu      sync.Mutex
 	picture node.Picture
 	err     error
@@ -57,8 +60,14 @@ func (v *view) look() (node.Picture, error) {
 // state is for Prometheus.
 func (v *view) state() metrics.State {
 	picture, err := v.look()
+	watched := v.watch.State()
+	watched.Events = maps.Clone(watched.Events)
+	if watched.Events == nil {
+		watched.Events = map[grant.FindingKind]uint64{}
+	}
+	watched.Events[grant.LimitChanged] = v.limits.drifts.Load()
 	return metrics.State{Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
-		Ledger: v.book.Found(), Managers: v.loop.Passes(), Watch: v.watch.State()}
+		Ledger: v.book.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 
 // shown is for people.

@@ -223,7 +223,7 @@ type bystanders struct{ known map[string]bystander }
 type bystander struct {
 	pod    grant.Identity
 	exempt bool
-	known  bool // a runtime has a container of the id
+	known  bool // a runtime has a container of the id, in this cgroup
 	asked  time.Time
 }
 
@@ -244,7 +244,11 @@ func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.
 			dirs, _ := filepath.Glob(pattern)
 			roots = append(roots[:len(roots):len(roots)], dirs...)
 		}
-		who.pod, who.exempt, who.known = n.Bystander(roots, u.Engine, u.Container)
+		pod, exempt, init := n.Bystander(roots, u.Engine, u.Container)
+		// Whoever may make cgroups, as each user in a session of his, can give one the name of a container's.
+		if who.known = watch.IsIn(n.Host, init, u.Cgroup); who.known {
+			who.pod, who.exempt = pod, exempt
+		}
 		b.known[u.Key()] = who
 	}
 	if who.pod != (grant.Identity{}) {

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -76,27 +75,23 @@ func inventory(f Facts) []Line {
 	return orOK(lines, "%d GPUs from source %s, of this boot and driver", len(f.Inventory.GPUs), f.Inventory.Source)
 }
 
-// built are the strengths that this version itself can give to a grant of mode limit. It grows with the backends.
-var built = []grant.Strength{grant.StrengthLibrary}
-
-// strength says what could hold a container to its memory in mode limit, and what this version makes of it.
+// strength says what holds a container to its memory in mode limit, and why nothing stronger does.
 func strength(f Facts) []Line {
-	could, why, has := grant.StrengthNone, f.Limitless, grant.StrengthNone
-	if f.Limitless == "" {
-		could, why, has = grant.StrengthLibrary, "by the shim in "+f.Inventory.Shim.Dir, grant.StrengthLibrary
+	has, why := grant.StrengthNone, f.Limitless
+	switch {
+	case f.Driverless == "":
+		has, why = grant.StrengthDriver, "by driver "+f.Inventory.Driver.Version+" on cgroup v2, with gpuledgerd"
+	case f.Limitless == "":
+		has, why = grant.StrengthLibrary, "by the shim in "+f.Inventory.Shim.Dir
 	}
-	if f.Driver != "" && newer(f.Driver, 615, 0) && f.Cgroup.Version == 2 && !f.Cgroup.Hybrid {
-		could, why = grant.StrengthDriver, "driver "+f.Driver+" and cgroup v2"
-	}
-	if slices.Contains(built, could) {
-		has = could
-	}
-	message := fmt.Sprintf("mode limit can reach strength %s on this node (%s)", could, why)
-	if could == grant.StrengthNone {
-		message = "nothing on this node holds a container to its memory in mode limit: " + why
-	}
-	if has != could {
-		message += "; this version does not use it yet: its grants have strength " + string(has)
+	message := fmt.Sprintf("mode limit has strength %s on this node (%s)", has, why)
+	switch {
+	case has == grant.StrengthNone && f.Policy.Enforcement.Limit == grant.DriverBackend:
+		message = "nothing on this node holds a container to its memory in mode limit: " + f.Driverless
+	case has == grant.StrengthNone:
+		message = "nothing on this node holds a container to its memory in mode limit: " + why + "; nor the driver: " + f.Driverless
+	case has != grant.StrengthDriver:
+		message += "; not by the driver: " + f.Driverless
 	}
 	return []Line{judged(f, has, message)}
 }

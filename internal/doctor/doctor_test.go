@@ -26,7 +26,7 @@ func well() Facts {
 		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)}, Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel: "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
 		Devices:   []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
-		Limitless: "the shim is not installed",
+		Limitless: "the shim is not installed", Driverless: "driver 580.142 does not limit memory, 615 and newer do",
 		Inventory: grant.Inventory{Source: "nvml", GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
 		Ledger:    ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true, Audit: file("/var/log/a", 0o640), Free: 1 << 40,
 		Engines: []configure.Presence{{Engine: grant.Containerd, Name: "containerd", Handlers: map[string]string{"gpuledger": "/bin/sh", "runc": ""}, Default: "gpuledger"}},
@@ -41,6 +41,8 @@ var simulated = func(f *Facts) {
 }
 
 var shim = func(f *Facts) { f.Limitless, f.Inventory.Shim.Dir = "", "/lib/shim" }
+
+var limiting = func(f *Facts) { f.Driverless, f.Inventory.Driver.Version = "", "615.62.00" }
 
 // answers: what is changed of a node that is well, and what is then said.
 var answers = []struct {
@@ -106,10 +108,14 @@ var answers = []struct {
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 
 	{"no strength", func(*Facts) {}, "strength", OK, "nothing on this node holds"},
-	{"the shim", shim, "strength", OK, "can reach strength library on this node (by the shim in /lib/shim)"},
-	{"R615", func(f *Facts) { f.Driver = "615.62.00" }, "strength", OK, "can reach strength driver on this node (driver 615.62.00 and cgroup v2); this version does not use it yet: its grants have strength none"},
-	{"R615 and the shim", func(f *Facts) { shim(f); f.Driver = "615.62.00" }, "strength", OK, "its grants have strength library"},
-	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", OK, "can reach strength library"},
+	{"neither by the driver", func(*Facts) {}, "strength", OK, "the shim is not installed; nor the driver: driver 580.142 does not limit memory, 615 and newer do"},
+	{"the shim", shim, "strength", OK, "mode limit has strength library on this node (by the shim in /lib/shim); not by the driver: driver 580.142"},
+	{"R615", limiting, "strength", OK, "mode limit has strength driver on this node (by driver 615.62.00 on cgroup v2, with gpuledgerd)"},
+	{"R615 and the shim", func(f *Facts) { shim(f); limiting(f) }, "strength", OK, "mode limit has strength driver"},
+	{"R615 is strong enough", func(f *Facts) { limiting(f); f.Policy.Rules.MinimumStrength = grant.StrengthDriver }, "strength", OK, "mode limit has strength driver"},
+	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", OK, "has strength library"},
+	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend }, "strength", Warning,
+		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is "driver", so grants of mode limit are refused (limit-unenforceable)`},
 	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend }, "strength", Warning, `enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
 	{"no MPS", func(*Facts) {}, "strength", OK, "cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
 	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK, "mode mps has strength server; docs/strength.md"},
@@ -117,7 +123,7 @@ var answers = []struct {
 	{"MPS is too weak", func(f *Facts) {
 		f.Inventory.Driver.Files, f.Policy.Rules.MinimumStrength = control, grant.StrengthDriver
 	}, "strength", OK, "its grants are refused (limit-unenforceable)"},
-	{"R615 on cgroup v1", func(f *Facts) { f.Driver, f.Cgroup.Version = "615.62.00", 1 }, "strength", OK, "nothing on this node holds"},
+	{"R615 on cgroup v1", func(f *Facts) { f.Driverless = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" }, "strength", OK, "nothing on this node holds"},
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", Warning, "limit-unenforceable"},
 
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},

@@ -174,9 +174,9 @@ func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
 	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) }, add)
 }
 
-// hooks removes injectors from every stage.
+// hooks removes injectors from every stage, and puts ours behind all others of theirs.
 func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
-	if !e.removesAny(grant.RemoveHook) {
+	if !e.removesAny(grant.RemoveHook) && len(e.verdict.Edits.Hooks) == 0 {
 		return old, nil
 	}
 	stages, err := read(old)
@@ -186,14 +186,35 @@ func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
 	var parts []part
 	for _, stage := range stages {
 		if stage.value.Kind() == '[' {
-			parts = append(parts, part{name: stage.text(), fn: e.stage})
+			parts = append(parts, e.stage(stage.text()))
+		}
+	}
+	for _, h := range e.verdict.Edits.Hooks {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == h.HookName }) {
+			parts = append(parts, e.stage(h.HookName))
 		}
 	}
 	return change(old, parts)
 }
 
-func (e ociEdit) stage(old jsontext.Value) (jsontext.Value, error) {
-	return list(old, word("path"), func(path string) bool { return !e.removes(grant.RemoveHook, path) }, nil)
+func (e ociEdit) stage(name string) part {
+	var ours []specs.Hook
+	for _, h := range e.verdict.Edits.Hooks {
+		if h.HookName == name {
+			ours = append(ours, specs.Hook{Path: h.Path, Args: h.Args, Env: h.Env, Timeout: h.Timeout})
+		}
+	}
+	keep := func(h specs.Hook) bool {
+		again := func(o specs.Hook) bool { return o.Path == h.Path && slices.Equal(o.Args, h.Args) }
+		return !e.removes(grant.RemoveHook, h.Path) && !slices.ContainsFunc(ours, again)
+	}
+	return part{name: name, fn: func(old jsontext.Value) (jsontext.Value, error) {
+		add, err := values(ours, ocispec.WriteHook)
+		if err != nil {
+			return nil, err
+		}
+		return list(old, ocispec.ReadHook, keep, add)
+	}}
 }
 
 func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {

@@ -28,6 +28,7 @@ type given struct {
 	Devices []specs.LinuxDevice
 	Rules   []specs.LinuxDeviceCgroup
 	Mounts  []specs.Mount
+	Hooks   *specs.Hooks
 }
 
 // translations are the ways by which a container can be given a verdict's edits. Each takes an ordinary spec and returns
@@ -81,6 +82,7 @@ func TestTranslationsGiveTheSame(t *testing.T) {
 				t.Fatalf("%s %s: %+v", mode, name, v)
 			}
 			v.Edits.Mounts = append(v.Edits.Mounts, &cdispec.Mount{HostPath: "/usr/lib/libcuda.so.1", ContainerPath: "/lib/libcuda.so.1", Options: []string{"ro", "nosuid", "nodev", "bind"}})
+			v.Edits.Hooks = append(v.Edits.Hooks, grant.Limiter{Hook: "/usr/bin/gpuledger-hook", Env: "GPULEDGER_CONFIG=/etc/g.toml"}.Edit())
 			want := got(translations["OCI spec"](t, ordinarySpec(), v))
 			for way, translate := range translations {
 				if got := got(translate(t, ordinarySpec(), v)); !reflect.DeepEqual(got, want) {
@@ -100,7 +102,7 @@ func got(spec specs.Spec) given {
 		}
 	}
 	slices.SortFunc(mounts, func(a, b specs.Mount) int { return strings.Compare(a.Destination, b.Destination) })
-	return given{spec.Process.Env, spec.Linux.Devices, spec.Linux.Resources.Devices, mounts}
+	return given{spec.Process.Env, spec.Linux.Devices, spec.Linux.Resources.Devices, mounts, spec.Hooks}
 }
 
 // TestTheWrapperTakesCDIsEditsForItsOwn: an engine's CDI support comes first and the wrapper after it.

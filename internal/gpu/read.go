@@ -39,6 +39,8 @@ func readDriver(d *jsontext.Decoder, v *grant.Driver) error {
 			return tokens.String(d, &v.CUDA)
 		case "root":
 			return tokens.String(d, &v.Root)
+		case "memory_limits":
+			return tokens.String(d, &v.MemoryLimits)
 		case "files":
 			return tokens.List(d, &v.Files, readFile)
 		}

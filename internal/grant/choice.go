@@ -86,6 +86,15 @@ const (
 	LibraryBackend LimitBackend = "library"
 )
 
+// ComputeShare is what becomes of a share of compute that nothing keeps a container to: in mode limit.
+type ComputeShare string
+
+// The choices for it.
+const (
+	CountShare  ComputeShare = "count" // it is in the ledger, and a number alone
+	RefuseShare ComputeShare = "refuse"
+)
+
 // VisibleDevices is what an admitted container's NVIDIA_VISIBLE_DEVICES says.
 type VisibleDevices string
 
@@ -93,6 +102,15 @@ type VisibleDevices string
 const (
 	VisibleUUIDs VisibleDevices = "uuids"
 	VisibleVoid  VisibleDevices = "void" // where another injector would act on UUIDs
+)
+
+// MPSUsers are those on the node whose processes may be clients of an MPS daemon.
+type MPSUsers string
+
+// The choices for it.
+const (
+	MPSRoot MPSUsers = "root"
+	MPSAll  MPSUsers = "all" // by NVIDIA's multi-user server
 )
 
 func (v *SourceKind) UnmarshalText(text []byte) error { return oneOf(v, text, NVML, Simulated) }
@@ -109,6 +127,10 @@ func (v *Dialect) UnmarshalText(text []byte) error {
 func (v *VisibleDevices) UnmarshalText(text []byte) error {
 	return oneOf(v, text, VisibleUUIDs, VisibleVoid)
 }
+func (v *ComputeShare) UnmarshalText(text []byte) error {
+	return oneOf(v, text, CountShare, RefuseShare)
+}
+func (v *MPSUsers) UnmarshalText(text []byte) error  { return oneOf(v, text, MPSRoot, MPSAll) }
 func (v *Placement) UnmarshalText(text []byte) error { return oneOf(v, text, Binpack, Spread) }
 func (v *Mode) UnmarshalText(text []byte) error      { return oneOf(v, text, Modes...) }
 func (v *Strength) UnmarshalText(text []byte) error  { return oneOf(v, text, Strengths...) }

@@ -111,6 +111,8 @@ type Binding struct {
 	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
 	// it is there, whatever the runtime still knows of the container.
 	Cgroups []string `json:"cgroups,omitzero"`
+	// Driven: the driver limits the container's cgroup, and gpuledgerd keeps it so.
+	Driven bool `json:"driven,omitzero"`
 	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
 	// then. The first create of the container takes it over, under whichever root.
 	Reserved bool `json:"reserved,omitzero"`

@@ -17,7 +17,9 @@ type Inventory struct {
 	Majors  map[string]int `json:"majors"` // character device majors by the driver's name in /proc/devices
 	GPUs    []GPU          `json:"gpus"`
 
-	Shim Shim `json:"-"` // of gpuledger itself: looked at when the snapshot is read
+	// Of gpuledger itself: looked at when the snapshot is read.
+	Shim    Shim    `json:"-"`
+	Limiter Limiter `json:"-"`
 }
 
 // Driver is the kernel driver that was loaded when the inventory was taken.
@@ -25,6 +27,9 @@ type Driver struct {
 	Version string `json:"version"` // as 580.142; of a simulated one that of the files, if any
 	CUDA    string `json:"cuda"`    // the highest CUDA version that it serves, as 13.0
 	Root    string `json:"root"`    // where its user space is found
+
+	// MemoryLimits is CanLimit where the driver can limit the memory of a cgroup, else why not; "" where nobody has asked it.
+	MemoryLimits string `json:"memory_limits,omitzero"`
 
 	Files []DriverFile `json:"files,omitempty"` // of its user space; none where it is not installed below Root
 }

@@ -16,7 +16,9 @@ type MPSDaemon struct {
 	GPUs    []string         `json:"gpus"`    // by UUID, in the order of its device ordinals
 	Daemon  Process          `json:"daemon"`  // nvidia-cuda-mps-control
 	Servers []Process        `json:"servers"` // nvidia-cuda-mps-server
-	UID     int              `json:"uid"`     // whose processes the servers take as clients
+	UID     int              `json:"uid"`     // whose processes the servers take as clients,
+	Anybody bool             `json:"anybody"` // or those of every user, as root's
+	Socket  [2]uint64        `json:"socket"`  // device and inode of its control socket when it was proven; zeros: not known
 	Limits  map[string]Bytes `json:"limits"`  // by UUID: what it says that a client process may allocate at most
 	Threads int              `json:"threads"` // likewise, percent of each GPU's compute
 	Problem string           `json:"problem"` // why no client may start now; "" when it may

@@ -76,8 +76,10 @@ type Annotations struct {
 // Enforcement chooses how limits are enforced and what NVIDIA_VISIBLE_DEVICES says.
 type Enforcement struct {
 	Limit          LimitBackend   `toml:"limit"`
-	Shim           string         `toml:"shim"` // directory of the proxy libraries; "": where they lie beside the program that runs
+	Shim           string         `toml:"shim"`    // directory of the proxy libraries; "": where they lie beside the program that runs
+	Compute        ComputeShare   `toml:"compute"` // what becomes of a share of compute in mode limit
 	VisibleDevices VisibleDevices `toml:"visible_devices"`
+	MPSUsers       MPSUsers       `toml:"mps_users"`
 }
 
 // Pool is a set of GPUs with modes and a placement of its own. Without any pool all GPUs take all modes.

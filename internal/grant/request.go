@@ -18,6 +18,9 @@ type Request struct {
 	UID         int       // of its first process, as the node counts; -1 where a user namespace maps it to nobody
 	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
 
+	// Drivable: a hook of ours runs in its create, or is about to, so the driver's own limit can be set.
+	Drivable bool
+
 	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all. Podman writes them so there, for
 	// whatever container. Rules are those that it has, where they are plain allows.
 	Unclosed bool

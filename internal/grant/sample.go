@@ -67,10 +67,11 @@ const (
 	LayoutChanged FindingKind = "layout-changed" // MIG devices came or went behind the inventory
 	GPULost       FindingKind = "gpu-lost"       // a GPU does not answer or is gone
 	GPUError      FindingKind = "gpu-error"      // the driver reported an XID
+	LimitChanged  FindingKind = "limit-changed"  // a memory limit of the driver's is not what the ledger says
 )
 
 // FindingKinds lists every kind.
-var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost, GPUError}
+var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost, GPUError, LimitChanged}
 
 // Finding is something on the GPUs that the ledger does not say.
 type Finding struct {

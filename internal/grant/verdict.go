@@ -19,6 +19,7 @@ type Verdict struct {
 	Removed  []Removal
 	Strength Strength
 	Limited  bool     // the edits bring the shim: the grant's records must be there before the container is
+	Driven   bool     // the edits bring the hook that has the driver limit its cgroup
 	Recorded []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
 }
 

@@ -32,6 +32,14 @@ func TestLook(t *testing.T) {
 			t.Errorf("%s: %+v (%v), want %s", path, got, err, want)
 		}
 	}
+	if got, err := LookAt(want); err != nil || got.Path != want || got.Mode&0o777 != 0o640 {
+		t.Errorf("in a plain directory: %+v (%v)", got, err)
+	}
+	for _, path := range []string{real + "/link", real + "/dangling", real + "/none"} {
+		if got, err := LookAt(path); err == nil || got != (Target{}) {
+			t.Errorf("in a plain directory, %s: %+v (%v)", path, got, err)
+		}
+	}
 	if got, err := Look(dir + "/a/"); err != nil || got.Path != real+"/a" || !got.IsDir() {
 		t.Errorf("a directory: %+v (%v)", got, err)
 	}

@@ -100,6 +100,20 @@ func Look(path string) (t Target, err error) {
 	return t, err
 }
 
+// LookAt is Look for a path whose directory is known to have no link on the way. Where the path itself is one, it is an error.
+func LookAt(path string) (t Target, err error) {
+	var st unix.Stat_t
+	if err = unix.Lstat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		err = unix.ELOOP
+	}
+	if err != nil {
+		return t, &fs.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	t.Path = path
+	t.set(st)
+	return t, nil
+}
+
 // LookNear walks a path below a directory without leaving the mount that the directory is of: unix.EXDEV says that it would.
 // Other mounts are not touched, so one whose server is dead hangs nobody. A link at the path's end is not followed.
 func LookNear(dir, rest string) (t Target, err error) {
@@ -137,6 +151,10 @@ func (t *Target) stat(fd int, path string) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	t.Mode, t.GID, t.Dev, t.Rdev = st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
+	t.set(st)
 	return nil
+}
+
+func (t *Target) set(st unix.Stat_t) {
+	t.Mode, t.GID, t.Dev, t.Rdev = st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
 }

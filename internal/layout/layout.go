@@ -15,11 +15,11 @@ import (
 	"strconv"
 	"strings"
 
-	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Image is what is looked at.
@@ -94,7 +94,7 @@ func Files(i Image, paths []string) []File {
 }
 
 func (r reader) regular(path string) (string, bool) {
-	f, err := pathrs.OpenatInRoot(r.root, path)
+	f, err := host.OpenInRoot(r.root, path)
 	if err != nil {
 		return "", false
 	}
@@ -221,7 +221,7 @@ func isDirectory(s []byte) bool {
 // directory resolves one in the image. What is mounted over by the container's own mounts is not the image's: a runtime would
 // make our mount points there, in somebody's volume.
 func (r reader) directory(dir string) (string, bool) {
-	f, err := pathrs.OpenatInRoot(r.root, dir)
+	f, err := host.OpenInRoot(r.root, dir)
 	if err != nil {
 		return "", false
 	}
@@ -274,7 +274,7 @@ func candidates(name, path string) []string {
 
 // open opens a regular file of the image, and nothing else: opening a pipe would wait.
 func (r reader) open(path string) (*os.File, error) {
-	f, err := pathrs.OpenatInRoot(r.root, path)
+	f, err := host.OpenInRoot(r.root, path)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +282,7 @@ func (r reader) open(path string) (*os.File, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil, errors.Join(err, fs.ErrInvalid)
 	}
-	return pathrs.Reopen(f, unix.O_RDONLY|unix.O_CLOEXEC)
+	return host.Reopen(f)
 }
 
 // read reads the beginning of a file, which of a loader is all.

@@ -4,9 +4,10 @@ import (
 	"path/filepath"
 	"slices"
 
-	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Unmakeable finds a place of an image where nothing is and where the container's runtime can make nothing to mount over, and says why;
@@ -24,7 +25,7 @@ func Unmakeable(i Image, places []string) (place, why string, err error) {
 	}
 	writable := map[string]bool{}
 	for _, place := range places {
-		if f, err := pathrs.OpenatInRoot(r.root, place); err == nil {
+		if f, err := host.OpenInRoot(r.root, place); err == nil {
 			f.Close()
 			continue
 		}
@@ -46,7 +47,7 @@ func Unmakeable(i Image, places []string) (place, why string, err error) {
 // there. What cannot be told is left to the runtime.
 func (r reader) writable(dir string) bool {
 	for {
-		f, err := pathrs.OpenatInRoot(r.root, dir)
+		f, err := host.OpenInRoot(r.root, dir)
 		if err != nil {
 			if dir == "/" {
 				return true

@@ -105,6 +105,8 @@ func (r *bindingRecord) read(d *jsontext.Decoder) error {
 			return readIdentity(d, &r.Pod)
 		case "cgroups":
 			return tokens.Strings(d, &r.Cgroups)
+		case "driven":
+			return tokens.Bool(d, &r.Driven)
 		case "reserved":
 			return tokens.Bool(d, &r.Reserved)
 		}
@@ -184,6 +186,9 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		if r.Cgroups != nil {
 			w.Name("cgroups").Strings(r.Cgroups)
+		}
+		if r.Driven {
+			w.Name("driven").Bool(true)
 		}
 		if r.Reserved {
 			w.Name("reserved").Bool(true)

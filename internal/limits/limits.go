@@ -20,6 +20,7 @@ import (
 // Limits are a grant's limits file, open for changes. The processes of its containers see a change at their next
 // allocation.
 type Limits struct {
+	dir    string
 	memory []byte
 	record *record
 }
@@ -100,7 +101,7 @@ func Open(dir string) (*Limits, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot map %s: %w", path, err)
 	}
-	l := &Limits{memory, (*record)(unsafe.Pointer(&memory[0]))}
+	l := &Limits{dir, memory, (*record)(unsafe.Pointer(&memory[0]))}
 	if r := l.record; r.Magic != limitsMagic || r.Version != version || r.Devices > MaxDevices {
 		l.Close()
 		return nil, fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)

@@ -93,6 +93,7 @@ gpuledger_findings{gpu="GPU-0",kind="over-grant"} 1
 gpuledger_findings_total{kind="gpu-error"} 0
 gpuledger_findings_total{kind="gpu-lost"} 0
 gpuledger_findings_total{kind="layout-changed"} 0
+gpuledger_findings_total{kind="limit-changed"} 0
 gpuledger_findings_total{kind="mode-changed"} 0
 gpuledger_findings_total{kind="outside-ledger"} 1
 gpuledger_findings_total{kind="over-grant"} 2

@@ -30,7 +30,7 @@ func Launch(dir string, h host.Host) error {
 	if err := announce(dir, h); err != nil {
 		return err
 	}
-	err = unix.Exec(o.Program, []string{o.Program, "-f"}, o.Env)
+	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
 }
 

@@ -15,11 +15,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -42,8 +45,12 @@ func (m *Manager) Name() string { return "mps" }
 func (m *Manager) Stop() {}
 
 // restAfter keeps the reading of a large ledger below one percent of a core: of one that nobody has changed, only containers that are
-// gone and time that is over can be news. One that was changed is read at once, if not all of the time.
-const restAfter, restAfterChange = 100, 4
+// gone and time that is over can be news. One that was changed is read at once, if not all of the time, and where there is no daemon to
+// end, one that was not changed is read seldom.
+const restAfter, restAfterChange, restIdle = 100, 4, 2000
+
+// settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
+const settled = 20 * time.Millisecond
 
 // Ensure has a daemon run, with the limits that the ledger says, for every set of GPUs with a grant in mode mps, and none
 // elsewhere. Dead ones are noticed first, at every pass: what follows waits for answers, and may be put off.
@@ -53,8 +60,11 @@ func (m *Manager) Ensure(ctx context.Context) error {
 		died = d.notice() || died
 	}
 	rest, changed := time.Duration(restAfter), m.changed()
-	if !changed.Equal(m.seen) {
+	switch {
+	case !changed.Equal(m.seen):
 		rest = restAfterChange
+	case len(m.daemons) == 0 && m.failure == nil && m.began.Sub(m.seen) > settled: // nobody wants one, and whoever does changes a grant
+		rest = restIdle
 	}
 	if began.Before(m.began.Add(rest*m.took)) && !died {
 		return m.failure
@@ -219,7 +229,9 @@ func (d *daemon) notice() (died bool) {
 	if who == "" {
 		return false
 	}
-	d.lost, d.when = append(d.lost, d.bound()...), time.Now()
+	took := append(slices.Clone(d.users), d.bound()...) // those too that ended with it, a moment ago
+	slices.Sort(took)
+	d.lost, d.when = append(d.lost, slices.Compact(took)...), time.Now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
 	problem := "its " + who + " has ended"
 	if words := d.lastWords(); words != "" { // of one that ends as soon as it is started, the reason
@@ -278,7 +290,7 @@ func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
 	state, err := d.serve(ctx, w, p)
 	d.notice() // a server that ended since the look at the beginning may have been replaced by serve
 	if err != nil {
-		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
+		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Socket: d.state.Socket, Problem: err.Error()}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
 	} else {
 		d.wait = 0
@@ -289,6 +301,9 @@ func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
 // serve sets its limits, has a server run and gives what it then says of itself.
 func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
 	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
+	if err := d.reach(&state); err != nil { // before anything is asked: who answers may be somebody else
+		return state, err
+	}
 	c, err := d.control()
 	if err != nil {
 		return state, err
@@ -320,6 +335,27 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSD
 		state.Servers = append(state.Servers, server)
 	}
 	return state, nil
+}
+
+// reach looks at the way by which clients come to it: whom it lets in, which its own arguments say, whoever launched it; and that
+// the socket is the one by which it was proven. A client that cannot reach the daemon would go on without it, with the whole GPU.
+func (d *daemon) reach(state *grant.MPSDaemon) error {
+	args, err := host.ReadFile(filepath.Join(d.node.Host.Proc, strconv.Itoa(state.Daemon.PID), "cmdline"), 1<<16)
+	if err != nil {
+		return err
+	}
+	state.Anybody = slices.Contains(strings.Split(string(args), "\x00"), multiUser)
+	socket, mode, is := node.MPSSocket(d.dir)
+	switch {
+	case !is:
+		return errors.New("it has no control socket")
+	case state.Anybody && mode&0o002 == 0:
+		return errors.New("its control socket is open to root alone")
+	case d.state.Socket != [2]uint64{} && d.state.Socket != socket:
+		return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d", node.OtherSocket, state.Daemon.PID)
+	}
+	state.Socket = socket
+	return nil
 }
 
 // bring starts it, unless another daemon still has one of its GPUs, or it failed a moment ago.
@@ -368,7 +404,11 @@ func (d *daemon) retire(ctx context.Context) error {
 		}
 		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs, d.told.UTC().Format(time.RFC3339))
 	}
-	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
+	if socket, _, is := node.MPSSocket(d.dir); is && d.state.Socket != [2]uint64{} && socket != d.state.Socket { // whoever answers there is not it
+		p, _ := d.process()
+		return fmt.Errorf("the MPS daemon of %v has no grant any more, and %s; end process %d when its containers have ended", d.state.GPUs, node.OtherSocket, p.PID)
+	}
+	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: d.state.Socket, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
 		return err
 	}
 	c, err := d.control()

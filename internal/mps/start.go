@@ -27,6 +27,7 @@ const (
 // orders tell the launcher what to run.
 type orders struct {
 	Program string   `json:"program"`
+	Args    []string `json:"args"`
 	Env     []string `json:"env"`
 	SHM     int64    `json:"shm"` // size of the clients' shared memory, in bytes
 }
@@ -65,7 +66,7 @@ func (d *daemon) start(w want) error {
 	if err := d.lay(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(orders{Program: c.program, Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
+	data, err := json.Marshal(orders{Program: c.program, Args: d.args(), Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
 	if err == nil {
 		err = host.ReplaceFile(filepath.Join(d.dir, ordersFile), data, 0o600, host.Volatile)
 	}
@@ -73,9 +74,23 @@ func (d *daemon) start(w want) error {
 		return err
 	}
 	if unit := unitOf(d.dir); hasUnit() {
-		return system("start", unit)
+		if err := system("start", unit); err != nil {
+			return err
+		}
+		return d.await(0) // systemd is content with a launcher that runs
 	}
 	return d.launch()
+}
+
+// multiUser has one server, root's, take the processes of all users as its clients (NVIDIA's documentation of MPS, "Architecture").
+const multiUser = "-multiuser-server"
+
+// args has it stay in the foreground, as the process that it is started as.
+func (d *daemon) args() []string {
+	if d.node.Policy.Enforcement.MPSUsers == grant.MPSAll {
+		return []string{"-f", multiUser}
+	}
+	return []string{"-f"}
 }
 
 // lay makes the directories. What the daemon before it left in its pipe directory is taken out; the directory itself stays,
@@ -119,8 +134,14 @@ func (d *daemon) launch() error {
 		return err
 	}
 	go func() { _ = cmd.Wait() }()
+	return d.await(cmd.Process.Pid)
+}
+
+// await waits until the launcher, of this pid where it is known, has said who it is: before that another start would take away what it
+// writes.
+func (d *daemon) await(pid int) error {
 	for end := time.Now().Add(answerTime); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if p, runs := d.process(); p.PID == cmd.Process.Pid {
+		if p, runs := d.process(); p.PID != 0 && (p.PID == pid || pid == 0) {
 			if runs {
 				return nil
 			}

@@ -30,6 +30,9 @@ type Create struct {
 	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
 	Reserve bool
 
+	// Hooked: the edits may bring a hook, which the runtime then calls.
+	Hooked bool
+
 	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the container's own whatever root
 	// it names. Running: the container is past stopping, so that a refusal is only recorded.
 	AnyRoot, Running bool
@@ -106,6 +109,7 @@ type visit struct {
 	image     layout.Image
 	layout    func() grant.Layout // of the image
 	own       func() []grant.OwnLibrary
+	judged    *admission.Judge
 	fresh     func() grant.ID // of a grant that is adopted
 	cover     cover           // of the place of the grant's records
 	request   grant.Request
@@ -115,7 +119,7 @@ type visit struct {
 
 // visit reads the spec and what tells GPUs on this node.
 func (n *Node) visit(c Create) (visit, *Decision) {
-	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory)}
+	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory), judged: new(admission.Judge)}
 	v.finder = n.finder(v.inventory)
 	v.finder.Seen = &request.Seen{}
 	if c.Unread != nil {
@@ -177,6 +181,7 @@ func (v visit) findIn(spec request.Spec) (grant.Request, *Decision) {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
 	bound(&r, spec.Annotations)
+	r.Drivable = v.drivable(spec)
 	if spec.Linux != nil {
 		r.Cgroup = spec.Linux.CgroupsPath
 	}
@@ -255,7 +260,7 @@ func (v visit) judge(view grant.View) Decision {
 		inv, view.Problems = v.inventoryFor(view)
 		v.see(inv, view)
 	}
-	return Decision{Verdict: admission.Decide(v.request, view, inv, v.Policy), pod: v.request.Container.Pod}
+	return Decision{Verdict: v.judged.Decide(v.request, view, inv, v.Policy), pod: v.request.Container.Pod}
 }
 
 // inventoryFor is the inventory, with the view's problems and its own.
@@ -370,7 +375,7 @@ func (v visit) edit(d *Decision) (err error) {
 // sound is nil where everything that the edited spec still reaches is in the grant. (That editing it again changes nothing is
 // a property test's business.)
 func (v visit) sound(d Decision, view grant.View, inv grant.Inventory) error {
-	second := admission.Decide(d.left, view, inv, v.Policy)
+	second := v.judged.Decide(d.left, view, inv, v.Policy)
 	switch {
 	case second.Kind != d.Kind:
 		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)

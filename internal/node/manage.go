@@ -148,7 +148,7 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 	if err := apply(&g, c, v.Now); err != nil {
 		return g, err
 	}
-	if g.Memory() <= memory && g.Compute <= compute {
+	if g.Memory() <= memory && g.Compute <= compute && (c.Compute == nil || admission.ComputeUnkept(g.Mode, n.Policy) == "") {
 		return g, divide(&g)
 	}
 	var err error
@@ -159,6 +159,9 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 // putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a limit that is too small; the
 // next pass over the ledger puts it right.
 func (n *Node) putLimited(tx *ledger.Tx, before, after grant.Grant) error {
+	if slices.ContainsFunc(before.Bindings, func(b grant.Binding) bool { return b.Driven }) {
+		return n.putDriven(tx, before, after)
+	}
 	l, err := n.held(before)
 	if err != nil {
 		return err
@@ -316,16 +319,19 @@ func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.HasBinding(runtimeRoot, container) {
 		return ""
 	}
-	quick := *n.Ledger
+	quick, until, driven := *n.Ledger, time.Now().Add(tidyWait), false
 	quick.Wait = tidyWait
 	_ = quick.Update(func(tx *ledger.Tx) error {
 		b, err := tx.Binding(runtimeRoot, container)
 		if err != nil || b.Life != grant.Dead {
 			return err
 		}
-		bundle = b.Bundle
+		bundle, driven = b.Bundle, b.Driven
 		return n.unbind(tx, runtimeRoot, container)
 	})
+	if driven {
+		n.undrive(runtimeRoot, container, time.Until(until))
+	}
 	return bundle
 }
 

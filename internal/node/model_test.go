@@ -13,20 +13,21 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
 )
 
 // TestModel: whatever is granted, bound, changed and released, while GPUs fail, pools change and the node boots, the node says
 // what a model says that is too simple to be wrong: no GPU has more memory or compute granted than it has, none is in two modes,
-// each grant has the strength of its mode, what would fit is granted and what would not is refused with its reason. 100,000 steps
-// are `go test ./internal/node -run 'TestModel$' -rapid.checks=1000 -rapid.steps=100 -timeout 60m`.
+// each grant has the strength of its mode or of its weakest container, no container starts that has less than the policy's minimum,
+// what would fit is granted and what would not is refused with its reason. `make model` takes 100,000 steps.
 func TestModel(t *testing.T) {
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue { // every grant is synced to the disk
 		t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
@@ -37,7 +38,7 @@ func TestModel(t *testing.T) {
 		m := newModel(t)
 		defer os.RemoveAll(m.dir)
 		actions := map[string]func(*rapid.T){"": m.compare}
-		for name, act := range map[string]func(*rapid.T){"grant": m.grant, "grant again": m.grant, "bind": m.bind, "unbind": m.unbind, "change": m.change,
+		for name, act := range map[string]func(*rapid.T){"grant": m.grant, "grant again": m.grant, "bind": m.bind, "demand": m.demand, "unbind": m.unbind, "change": m.change,
 			"release": m.release, "pin": m.pin, "health": m.health, "reboot": m.reboot, "check": m.check} {
 			actions[name] = func(rt *rapid.T) { steps++; act(rt) }
 		}
@@ -67,15 +68,28 @@ func unitOf(s grant.Share) int {
 
 // holding is a grant as the model has it.
 type holding struct {
-	owner           grant.Owner
-	mode            grant.Mode
-	gpus            []int
-	each            grant.Bytes
-	compute         int
-	bound, draining bool
+	owner     grant.Owner
+	mode      grant.Mode
+	gpus      []int
+	each      grant.Bytes
+	compute   int
+	draining  bool
+	reference grant.Reference
+	bound     map[string]grant.Strength // of each of its containers
 }
 
-func (h holding) live() bool { return h.bound || !h.draining }
+func (h holding) live() bool { return len(h.bound) > 0 || !h.draining }
+
+// strength is its weakest container's; without any what the next would have.
+func (h holding) strength() grant.Strength {
+	weakest := strengths[h.mode]
+	for _, s := range h.bound {
+		if rank(s) < rank(weakest) {
+			weakest = s
+		}
+	}
+	return weakest
+}
 
 func (h holding) has(i int) bool { return slices.Contains(h.gpus, i) }
 
@@ -89,6 +103,7 @@ type model struct {
 	pools [][]int        // nil: none; the GPUs of each
 	modes [][]grant.Mode // of each pool; nil: all
 	held  map[grant.ID]*holding
+	least grant.Strength // that policy demands
 }
 
 func newModel(t *testing.T) *model {
@@ -96,7 +111,7 @@ func newModel(t *testing.T) *model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &model{t: t, dir: dir, held: map[grant.ID]*holding{}}
+	m := &model{t: t, dir: dir, held: map[grant.ID]*holding{}, least: grant.StrengthNone}
 	proc := filepath.Join(dir, "proc")
 	m.must(os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755))
 	for _, name := range []string{"self", "devices", strconv.Itoa(os.Getpid())} {
@@ -242,11 +257,16 @@ func (m *model) grant(rt *rapid.T) {
 	}
 	owns := h.owner != grant.Bearer && slices.ContainsFunc(slices.Collect(maps.Values(m.held)), func(o *holding) bool { return o.owner == h.owner && o.live() })
 	possible := named && m.allFit(h, "") || !named && m.anyFit(h)
-	g, _, err := m.node.Grant(ask)
+	g, reference, err := m.node.Grant(ask)
+	h.reference = reference
 	m.swept()
 	switch {
+	case owns && m.unkept(h):
+		m.refused(rt, err, grant.GrantInUse, grant.LimitUnenforceable)
 	case owns:
 		m.refused(rt, err, grant.GrantInUse)
+	case m.unkept(h):
+		m.refused(rt, err, grant.LimitUnenforceable)
 	case !possible:
 		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
 		if named && n == 1 && h.mode != grant.MIG {
@@ -257,6 +277,11 @@ func (m *model) grant(rt *rapid.T) {
 	default:
 		m.enter(rt, g, h, named)
 	}
+}
+
+// unkept: nothing holds a container of mode limit to its share of compute, and policy demands something.
+func (m *model) unkept(h holding) bool {
+	return h.mode == grant.Limit && h.compute > 0 && rank(m.least) > rank(grant.StrengthNone)
 }
 
 // swept is what every placement does first: it forgets what is over.
@@ -314,27 +339,95 @@ func (m *model) pick(rt *rapid.T) grant.ID {
 	return rapid.SampledFrom(slices.Sorted(maps.Keys(m.held))).Draw(rt, "id")
 }
 
-func container(id grant.ID) string { return "c-" + string(id) }
+func (m *model) caller(name string) request.Caller {
+	return request.Caller{Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: m.dir + "/none", ID: name, Bundle: m.dir}}
+}
 
+// bind creates a container that refers to a grant, or is whose it is, and may have what undoes every limit.
 func (m *model) bind(rt *rapid.T) {
 	id := m.pick(rt)
 	if id == "" || !m.held[id].live() {
-		return // an admission refuses it
+		return // there is nothing to refer to
 	}
+	h := m.held[id]
+	name, mighty := fmt.Sprintf("c%d-%s", rapid.IntRange(0, 1).Draw(rt, "container"), id), rapid.Bool().Draw(rt, "CAP_SYS_ADMIN")
+	if _, runs := h.bound[name]; runs {
+		return
+	}
+	if h.mode == grant.MPS {
+		m.serve(h)
+	}
+	d := m.node.Admit(node.Create{Caller: m.caller(name), Config: []byte(m.config(h, mighty))})
+	strength := strengths[h.mode]
+	if mighty {
+		strength = grant.StrengthNone
+	}
+	enough := rank(strength) >= rank(m.least) || h.mode == grant.Exclusive && !mighty
+	healthy := !slices.ContainsFunc(h.gpus, func(i int) bool { return m.sick[cardOf(i)] })
+	alone := len(h.bound) == 0 || h.owner.IsClaim()
+	switch possible := healthy && enough && alone && !h.draining; {
+	case possible != (d.Kind == grant.Admit):
+		rt.Fatalf("%s for %+v with CAP_SYS_ADMIN %v, where policy demands %s: %s (%s) %s", name, h, mighty, m.least, d.Kind, d.Code, d.Message)
+	case !possible && !enough && healthy && alone && !h.draining && d.Code != grant.LimitUnenforceable:
+		rt.Fatalf("what is too weak is refused with %s", d.Code)
+	case possible && d.Strength != strength:
+		rt.Fatalf("%s in mode %s with CAP_SYS_ADMIN %v gets strength %s, want %s", name, h.mode, mighty, d.Strength, strength)
+	case possible:
+		h.bound = maps.Clone(h.bound)
+		if h.bound == nil {
+			h.bound = map[string]grant.Strength{}
+		}
+		h.bound[name] = strength
+	}
+}
+
+// config is the config.json of a container of the grant: of a pod by its identity, else by reference.
+func (m *model) config(h *holding, mighty bool) string {
+	annotations := fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
+	if uid, name, isPod := strings.Cut(strings.TrimPrefix(string(h.owner), "pod:"), "/"); isPod {
+		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container","io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":"n",`+
+			`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":%q`, uid, name)
+	}
+	caps := `[]`
+	if mighty {
+		caps = `["CAP_SYS_ADMIN"]`
+	}
+	return fmt.Sprintf(`{"annotations":{%s},"process":{"capabilities":{"bounding":%s,"effective":%[2]s,"permitted":%[2]s}},`+
+		`"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, annotations, caps)
+}
+
+// serve has an MPS daemon be ready for a grant, as far as the node can tell: it is this process.
+func (m *model) serve(h *holding) {
 	self, err := m.node.Host.Self()
 	m.must(err)
-	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: m.dir + "/none", Container: container(id), Creator: self,
-			Strength: strengths[m.held[id].mode][0]})
-	}))
-	m.held[id].bound = true
+	daemon := grant.MPSDaemon{Daemon: self, Servers: []grant.Process{self}, Limits: map[string]grant.Bytes{}, Threads: 100}
+	for _, i := range h.gpus {
+		daemon.GPUs, daemon.Limits[uuid(i)] = append(daemon.GPUs, uuid(i)), card
+	}
+	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName(daemon.GPUs))
+	m.must(os.MkdirAll(filepath.Join(dir, "pipe"), 0o755))
+	if err := unix.Mknod(filepath.Join(dir, "pipe/control"), unix.S_IFSOCK|0o600, 0); !errors.Is(err, unix.EEXIST) {
+		m.must(err)
+	}
+	m.must(m.node.SetMPSState(dir, daemon))
+}
+
+// demand changes the policy's minimum strength. Who runs already is not asked again.
+func (m *model) demand(rt *rapid.T) {
+	m.least = rapid.SampledFrom(append([]grant.Strength{grant.StrengthNone, grant.StrengthNone}, grant.Strengths...)).Draw(rt, "minimum strength")
+	m.node.Policy.Rules.MinimumStrength = m.least
 }
 
 func (m *model) unbind(rt *rapid.T) {
-	if id := m.pick(rt); id != "" {
-		m.must(m.node.Unbind(grant.Container{RuntimeRoot: m.dir + "/none", ID: container(id)}))
-		m.held[id].bound = false
+	id := m.pick(rt)
+	if id == "" || len(m.held[id].bound) == 0 {
+		return
 	}
+	h := m.held[id]
+	name := rapid.SampledFrom(slices.Sorted(maps.Keys(h.bound))).Draw(rt, "container")
+	m.must(m.node.Unbind(m.caller(name).Container))
+	h.bound = maps.Clone(h.bound)
+	delete(h.bound, name)
 }
 
 func (m *model) release(rt *rapid.T) {
@@ -350,7 +443,7 @@ func (m *model) release(rt *rapid.T) {
 	force := rapid.Bool().Draw(rt, "force")
 	_, err := m.node.Release(id, force)
 	m.must(err)
-	if m.held[id].draining = true; force || !m.held[id].bound {
+	if m.held[id].draining = true; force || len(m.held[id].bound) == 0 {
 		delete(m.held, id)
 	}
 }
@@ -378,6 +471,8 @@ func (m *model) change(rt *rapid.T) {
 		if !errors.As(err, &missing) {
 			rt.Fatalf("change of a grant that is over: %v", err)
 		}
+	case (grows || what.Compute != nil) && m.unkept(h):
+		m.refused(rt, err, grant.LimitUnenforceable)
 	case grows && !m.allFit(h, id):
 		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
 	case err != nil:
@@ -412,9 +507,9 @@ func (m *model) health(rt *rapid.T) {
 func (m *model) reboot(rt *rapid.T) {
 	pools := m.node.Policy.Pools
 	m.boot()
-	m.node.Policy.Pools = pools
+	m.node.Policy.Pools, m.node.Policy.Rules.MinimumStrength = pools, m.least
 	for _, h := range m.held {
-		h.bound = false
+		h.bound = nil
 	}
 	_, _, err := m.node.Grant(admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer})
 	m.refused(rt, err, grant.InventoryStale)
@@ -428,10 +523,13 @@ func (m *model) check(rt *rapid.T) {
 	}
 }
 
-// strengths are what a mode may be said to be enforced by.
-var strengths = map[grant.Mode][]grant.Strength{
-	grant.Exclusive: {grant.StrengthNone}, grant.Timeslice: {grant.StrengthNone}, grant.Limit: {grant.StrengthNone, grant.StrengthLibrary, grant.StrengthDriver},
-	grant.MPS: {grant.StrengthServer}, grant.MIG: {grant.StrengthHardware},
+// strengths are what modes are enforced by, on a node without a shim and with an older driver.
+var strengths = map[grant.Mode]grant.Strength{grant.Exclusive: grant.StrengthNone, grant.Timeslice: grant.StrengthNone, grant.Limit: grant.StrengthNone,
+	grant.MPS: grant.StrengthServer, grant.MIG: grant.StrengthHardware}
+
+// rank orders strengths, as the documentation does.
+func rank(s grant.Strength) int {
+	return strings.Index("none library server driver hardware", string(s))
 }
 
 // compare is after every step.
@@ -446,11 +544,11 @@ func (m *model) compare(rt *rapid.T) {
 		if h == nil || !h.live() {
 			rt.Fatalf("%s is live, and the model has %+v", g.ID, h)
 		}
-		if g.Mode != h.mode || g.Memory() != h.each*grant.Bytes(len(h.gpus)) || g.Compute != h.compute || g.Draining != h.draining || len(g.Bindings) > 0 != h.bound {
+		if g.Mode != h.mode || g.Memory() != h.each*grant.Bytes(len(h.gpus)) || g.Compute != h.compute || g.Draining != h.draining || len(g.Bindings) != len(h.bound) {
 			rt.Fatalf("%+v is %+v in the model", g, h)
 		}
-		if !slices.Contains(strengths[g.Mode], g.Strength) {
-			rt.Fatalf("a grant in mode %s is said to have strength %s", g.Mode, g.Strength)
+		if g.Strength != h.strength() {
+			rt.Fatalf("a grant in mode %s with %v is said to have strength %s", g.Mode, h.bound, g.Strength)
 		}
 		seen++
 	}

@@ -77,10 +77,22 @@ func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {
 			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
 		}
 	}
-	// A client that finds no daemon there goes on without one, with the whole GPU (NVIDIA's documentation of MPS).
-	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, "pipe/control"), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+	switch socket, _, is := MPSSocket(dir); {
+	case !is: // a client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS)
 		m.Problem = "it has no control socket"
+	case m.Socket != [2]uint64{} && m.Socket != socket:
+		m.Problem = OtherSocket
 	}
 	return m, true
+}
+
+// OtherSocket is the problem of a daemon whose clients, or one of them, has put another socket where new ones look for it.
+const OtherSocket = "its control socket was replaced by another"
+
+// MPSSocket is which file the control socket of the daemon in a directory is, by device and inode, and its mode. The daemon keeps the
+// inode from being another file's for as long as it lives.
+func MPSSocket(dir string) (which [2]uint64, mode uint32, is bool) {
+	var st unix.Stat_t
+	err := unix.Lstat(filepath.Join(dir, "pipe/control"), &st)
+	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }

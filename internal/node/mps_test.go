@@ -63,6 +63,17 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		{"a newer format", func() { rewrite(`"version": 1`, `"version": 2`) }, "no daemon runs"},
 		{"another boot", func() { rewrite(`"boot_id": "`, `"boot_id": "9`) }, "no daemon runs"},
 		{"half a file", func() { rewrite("}", "") }, "no daemon runs"},
+		{"the control socket that it was", func() {
+			known := good
+			known.Socket, _, _ = node.MPSSocket(dir)
+			m.must(m.node.SetMPSState(dir, known))
+		}, ""},
+		{"another control socket", func() {
+			other := good
+			other.Socket, _, _ = node.MPSSocket(dir)
+			other.Socket[1]++
+			m.must(m.node.SetMPSState(dir, other))
+		}, "its control socket was replaced by another"},
 		{"no control socket", func() { m.must(os.Remove("control")) }, "no control socket"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

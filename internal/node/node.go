@@ -41,6 +41,7 @@ func Open(path string, h host.Host) *Node {
 func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	inv, problem := gpu.Load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
 	inv.Shim = n.Shim()
+	inv.Limiter = n.limiter(inv)
 	return inv, problem
 }
 

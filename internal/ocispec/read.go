@@ -101,23 +101,24 @@ func ReadHooks(d *jsontext.Decoder, h *specs.Hooks) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
 		case "prestart":
-			return tokens.List(d, &h.Prestart, readHook) //nolint:staticcheck // what NVIDIA's toolkit writes
+			return tokens.List(d, &h.Prestart, ReadHook) //nolint:staticcheck // what NVIDIA's toolkit writes
 		case "createRuntime":
-			return tokens.List(d, &h.CreateRuntime, readHook)
+			return tokens.List(d, &h.CreateRuntime, ReadHook)
 		case "createContainer":
-			return tokens.List(d, &h.CreateContainer, readHook)
+			return tokens.List(d, &h.CreateContainer, ReadHook)
 		case "startContainer":
-			return tokens.List(d, &h.StartContainer, readHook)
+			return tokens.List(d, &h.StartContainer, ReadHook)
 		case "poststart":
-			return tokens.List(d, &h.Poststart, readHook)
+			return tokens.List(d, &h.Poststart, ReadHook)
 		case "poststop":
-			return tokens.List(d, &h.Poststop, readHook)
+			return tokens.List(d, &h.Poststop, ReadHook)
 		}
 		return d.SkipValue()
 	})
 }
 
-func readHook(d *jsontext.Decoder, h *specs.Hook) error {
+// ReadHook reads a hook.
+func ReadHook(d *jsontext.Decoder, h *specs.Hook) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
 		case "path":

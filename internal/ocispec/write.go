@@ -25,6 +25,22 @@ func WriteDevice(w *tokens.Writer, n specs.LinuxDevice) {
 	})
 }
 
+// WriteHook writes a hook.
+func WriteHook(w *tokens.Writer, h specs.Hook) {
+	w.Object(func() {
+		w.Name("path").String(h.Path)
+		if len(h.Args) > 0 {
+			w.Name("args").Strings(h.Args)
+		}
+		if len(h.Env) > 0 {
+			w.Name("env").Strings(h.Env)
+		}
+		if h.Timeout != nil {
+			w.Name("timeout").Int(int64(*h.Timeout))
+		}
+	})
+}
+
 // WriteRule writes a rule of the device cgroup.
 func WriteRule(w *tokens.Writer, r specs.LinuxDeviceCgroup) {
 	w.Object(func() {

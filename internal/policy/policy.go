@@ -49,7 +49,7 @@ func Default() grant.Policy {
 			Trust:    grant.Verify,
 			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
 		},
-		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, VisibleDevices: grant.VisibleUUIDs},
+		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare, VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
 		CDI:         grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
 		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s", Grace: "10s"},
 		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl", MaxSize: grant.Size(16 * grant.MiB), Keep: 4},

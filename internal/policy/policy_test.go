@@ -52,7 +52,9 @@ trust = "adopt"
 dialects = ["gpushare"]
 [enforcement]
 limit = "library"
+compute = "refuse"
 visible_devices = "void"
+mps_users = "all"
 [[pool]]
 gpus = ["0-3", "5", "GPU-x"]
 modes = ["limit", "mps"]
@@ -83,7 +85,7 @@ keep = 9
 			Exempt:    []grant.Exemption{{Namespace: "gpu-operator"}},
 		},
 		Annotations: grant.Annotations{Trust: grant.Adopt, Dialects: []grant.Dialect{grant.DialectGPUShare}},
-		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, VisibleDevices: grant.VisibleVoid},
+		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, Compute: grant.RefuseShare, VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll},
 		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
 		CDI:         grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},
 		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s", Grace: "3s"},

@@ -97,17 +97,19 @@ func (f *finder) allocations() {
 	}
 }
 
-// ownDialect reads gpuledger.dev/{gpus,memory,compute,mode}, each a statement of its own about the allocation.
+// ownKeys are gpuledger.dev/{gpus,memory,compute,mode}, each a statement of its own about the allocation.
+var ownKeys = [...]struct {
+	name string
+	read func(*grant.Allocation, string) error
+}{
+	{"gpus", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
+	{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
+	{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
+	{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
+}
+
 func (f *finder) ownDialect() {
-	for _, key := range []struct {
-		name string
-		read func(*grant.Allocation, string) error
-	}{
-		{"gpus", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
-		{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
-		{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
-		{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
-	} {
+	for _, key := range ownKeys {
 		source, value, names, found := f.keyed(prefix + key.name)
 		if !found {
 			continue
@@ -118,6 +120,16 @@ func (f *finder) ownDialect() {
 		}
 		f.request.Allocations = append(f.request.Allocations, a)
 	}
+}
+
+// Names are the annotations and environment variables by which a container tells of its grant, in all dialects: what a reference page
+// must have.
+func Names() []string {
+	names := []string{grantKey, grant.ReferenceEnv, shareIndex, sharePod, shareCard, shareContainer, shareAllocation}
+	for _, key := range ownKeys {
+		names = append(names, prefix+key.name)
+	}
+	return names
 }
 
 func list(value string) []string {

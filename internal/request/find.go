@@ -32,6 +32,7 @@ type Node struct {
 // same spec with edits ask for the same things, and one answer holds for both.
 type Seen struct {
 	places map[string]place        // what the paths that were asked for lead to
+	plain  map[string]bool         // directories of those, with the slash, that no link is on the way to
 	pipes  []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
 	owned  []guard                 // what own found; nil until it is asked
 	majors map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
@@ -95,7 +96,7 @@ func newFinder(spec Spec, caller Caller, node Node) *finder {
 		seen = &Seen{}
 	}
 	if seen.places == nil {
-		seen.places = map[string]place{}
+		seen.places, seen.plain = map[string]place{}, map[string]bool{}
 	}
 	return &finder{spec: normal(spec), caller: caller, node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
 }

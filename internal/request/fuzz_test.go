@@ -1,12 +1,17 @@
 package request
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"reflect"
+	"slices"
 	"testing"
 
 	strict "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -17,9 +22,13 @@ import (
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"annotations":{"A":"b"},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`))
 	f.Add([]byte(`{"Process":{},"process":null}`))
+	f.Add([]byte(`{"a\\":{"sysctl" : {"Linux":{"Linux":"\":"}},"annotations":"x","Linux\\\\":[]},"unified":[{"Linux":1}],"Linux":1}`))
 	f.Add([]byte(`{"proce\u017fs":[{"linux":{"unified":{"x":1,"x":2}}}]} x`))
 	f.Fuzz(func(t *testing.T, config []byte) {
 		spec, err := Parse(config)
+		if checked := checkNames(config); jsontext.Value(config).IsValid() && message(checked) != message(walkNames(config)) {
+			t.Errorf("names: %v, by the library's tokens %v", checked, walkNames(config))
+		}
 		if want := (Spec{}); checkNames(config) == nil && checkWords(config) == nil {
 			byTags := strict.Unmarshal(config, &want)
 			if byTags == nil && want.Linux != nil && want.Linux.Resources != nil {
@@ -51,6 +60,33 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("environment %q, by encoding/json %q", ours, theirs)
 		}
 	})
+}
+
+// walkNames is checkNames by the library's tokens.
+func walkNames(config []byte) error {
+	d := jsontext.NewDecoder(bytes.NewBuffer(config))
+	for {
+		token, err := d.ReadToken()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return plain(err)
+		}
+		if kind, n := d.StackIndex(d.StackDepth()); token.Kind() != '"' || kind != '{' || n%2 == 0 {
+			continue
+		}
+		field := token.String()
+		if slices.Contains(mapFields[:], field) {
+			if err := d.SkipValue(); err != nil {
+				return plain(err)
+			}
+			continue
+		}
+		if other, wrong := misspelt(field); wrong {
+			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
+		}
+	}
 }
 
 func FuzzFind(f *testing.F) {

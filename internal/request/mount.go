@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -55,6 +56,9 @@ func IsBind(m specs.Mount) bool {
 }
 
 func (f *finder) volumeDevice(m specs.Mount) {
+	if !strings.Contains(m.Destination, "nvidia-container-devices") { // as of almost every mount; no way of writing a path hides a name in it
+		return
+	}
 	destination := filepath.Clean("/" + m.Destination)
 	for _, dir := range volumeDevices {
 		rest, found := strings.CutPrefix(destination, dir)
@@ -89,6 +93,9 @@ func (f *finder) source(m specs.Mount, value string, p place) bool {
 		f.fail(cannotTell(p.Path, p.err))
 		return true
 	}
+	if f.isPlain(p) {
+		return false
+	}
 	vector := "mount:" + m.Destination
 	if f.isOurs(p.Path) || f.mpsBelow(vector, p) {
 		f.hit(grant.Hit{Vector: vector, Value: value, Code: grant.GPUSocket, Cover: grant.CoverNever})
@@ -108,6 +115,13 @@ func (f *finder) source(m specs.Mount, value string, p place) bool {
 		return true
 	}
 	return false
+}
+
+// isPlain reports whether a place is a regular file that is nobody's but its owner's, as the tens of a driver's are: of all that source
+// looks for it can be nothing.
+func (f *finder) isPlain(p place) bool {
+	return p.exists && p.Mode&unix.S_IFMT == unix.S_IFREG && !p.Shifting && !f.isOurs(p.Path) &&
+		!slices.ContainsFunc(mpsDefaults, func(dir string) bool { return within(p.Path, dir) })
 }
 
 // elsewhere is what is said of a path through a process's own links in /proc, or through the container's own mounts.

@@ -37,11 +37,28 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 			s.link(s.path("a"), "b")
 			s.bind(s.link("run/../b", "c"), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/c (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"the second in a directory, a GPU", func(s *scene) {
+			s.mkdir("plain")
+			s.bind(s.touch("plain/a"), "/a")
+			s.bind(s.mknod("plain/b", 195, 0), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/plain/b (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"the second in a directory, a link to a GPU", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.mkdir("plain")
+			s.bind(s.touch("plain/a"), "/a")
+			s.bind(s.link(s.path("dev/nvidia0"), "plain/link"), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/plain/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"the second in a directory, and from there upwards", func(s *scene) {
+			s.mkdir("state/plain")
+			s.bind(s.touch("state/plain/a"), "/a")
+			s.bind(s.dir+"/state/plain/..", "/x")
+		}, []string{"gpu-socket | mount:/a | T/state/plain/a | never", "gpu-socket | mount:/x | T/state/plain/.. | never"}},
 		{"a type of tmpfs, with options that say bind", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "tmpfs", Options: []string{"rbind"}})
 		}, []string{gpu0}},
 		{"what the runtime's directory lacks, or has", func(s *scene) { s.bind("/proc/self/cwd/dev/nvidia0", "/x") }, []string{elsewhere("/proc/self/cwd/dev/nvidia0")}},
 		{"the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd", "/x") }, []string{elsewhere("/proc/self/cwd")}},
+		{"a plain file in the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd/mount_test.go", "/x") }, []string{elsewhere("/proc/self/cwd/mount_test.go")}},
 		{"the runtime's root", func(s *scene) { s.bind("/proc/self/root/etc", "/x") }, []string{elsewhere("/proc/self/root/etc")}},
 		{"a thread's", func(s *scene) { s.bind("/proc/thread-self/cwd", "/x") }, []string{elsewhere("/proc/thread-self/cwd")}},
 		{"a file that the runtime has open, and we have not", func(s *scene) { s.bind("/proc/self/fd/987", "/x") }, []string{elsewhere("/proc/self/fd/987")}},

@@ -218,7 +218,7 @@ func (f *finder) rootBy(m specs.Mount) bool {
 	if IsBind(m) {
 		for _, path := range f.walks(m.Source) {
 			p := f.look(path)
-			if f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || f.has("CAP_SYS_PTRACE") && within("/proc/1/root", p.Path)) {
+			if f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || within("/proc/1/root", p.Path) && f.has("CAP_SYS_PTRACE")) {
 				return true
 			}
 		}
@@ -307,16 +307,17 @@ func (f *finder) governsNode(p place, m specs.Mount) bool {
 			return true
 		}
 	}
-	if !f.inBundle(p.Path) && slices.ContainsFunc(stores, func(g guard) bool { return f.touches(g, p, m) }) {
+	w := way{&p, &m, writable(m)}
+	if !f.inBundle(p.Path) && f.touchesOne(stores, w) {
 		return true
 	}
 	if f.isPrivate(p.Path) {
 		return false
 	}
-	if isProgram(p.Path) && f.writes(m, p, p.Path) && f.lets(p.Path) {
+	if w.writable && isProgram(p.Path) && f.writes(w, p.Path) && f.lets(p.Path) {
 		return true
 	}
-	if slices.ContainsFunc(guards, func(g guard) bool { return f.touches(g, p, m) }) || slices.ContainsFunc(f.own(), func(g guard) bool { return f.touches(g, p, m) }) {
+	if f.touchesOne(guards, w) || f.touchesOne(f.own(), w) {
 		return true
 	}
 	return p.IsDir() && slices.ContainsFunc(guards, func(g guard) bool {
@@ -324,8 +325,15 @@ func (f *finder) governsNode(p place, m specs.Mount) bool {
 			return false
 		}
 		g.path = f.real(g.path)
-		return f.touches(g, p, m)
+		return f.touches(&g, w)
 	})
+}
+
+// way is a place of the host that a mount leads to.
+type way struct {
+	place    *place
+	mount    *specs.Mount
+	writable bool // something there can be written to
 }
 
 // own are the guards that this node has beside: its configuration, our program, and the runtimes, by the places where they
@@ -349,27 +357,42 @@ func (f *finder) own() []guard {
 	return f.seen.owned
 }
 
-// touches reports whether a mount of a place reaches a guard.
-func (f *finder) touches(g guard, p place, m specs.Mount) bool {
+// touchesOne reports whether a way reaches one of several guards. Each mount of each container is held against some eighty.
+func (f *finder) touchesOne(guards []guard, w way) bool {
+	for i := range guards {
+		if f.touches(&guards[i], w) {
+			return true
+		}
+	}
+	return false
+}
+
+// touches reports whether a way reaches a guard.
+func (f *finder) touches(g *guard, w way) bool {
+	path := w.place.Path
 	switch {
-	case within(g.path, p.Path):
-	case g.below && within(p.Path, g.path):
-	case g.names > 0 && within(p.Path, g.path) && strings.Count(below(p.Path, g.path), "/") < g.names:
+	case g.write && !w.writable:
+		return false
+	case within(g.path, path):
+	case g.below && within(path, g.path):
+	case g.names > 0 && within(path, g.path) && strings.Count(below(path, g.path), "/") < g.names:
 	default:
 		return false
 	}
-	return (!g.write || f.writes(m, p, g.path)) && f.lets(g.path)
+	return (!g.write || f.writes(w, g.path)) && f.lets(g.path)
 }
 
-// writes reports whether a path can be written to by way of a mount. Where a mount is recursive and only its top read-only,
-// other file systems below it stay as they are.
-func (f *finder) writes(m specs.Mount, p place, path string) bool {
-	if !readOnly(m) {
-		return true
-	}
-	if !slices.Contains(m.Options, "rbind") || readOnlyBelow(m) {
-		return false
+// writable reports whether anything can be written to by way of a mount. Where it is recursive and only its top read-only, other file
+// systems below it stay as they are.
+func writable(m specs.Mount) bool {
+	return !readOnly(m) || slices.Contains(m.Options, "rbind") && !readOnlyBelow(m)
+}
+
+// writes reports whether a path can.
+func (f *finder) writes(w way, path string) bool {
+	if !w.writable || !readOnly(*w.mount) {
+		return w.writable
 	}
 	below := f.look(path)
-	return below.exists && within(below.Path, p.Path) && below.Dev != p.Dev
+	return below.exists && within(below.Path, w.place.Path) && below.Dev != w.place.Dev
 }

@@ -44,6 +44,8 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"CRI-O's socket", bind("/run/crio/crio.sock", "ro"), true},
 		{"Podman's socket", bind("/run/podman/podman.sock"), true},
 		{"a directory with Podman's socket", bind("/run/podman", "ro"), true},
+		{"CRI-O's socket, alone and read only", mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: []string{"bind", "ro"}}), true},
+		{"CRI-O's socket, read only all the way down", bind("/run/crio/crio.sock", "rro"), true},
 		{"NRI's socket", bind("/run/nri/nri.sock"), true},
 		{"systemd's own socket", bind("/run/systemd/private"), true},
 		{"the system bus", bind("/run/dbus/system_bus_socket", "ro"), true},
@@ -236,7 +238,8 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 	root := f.look("/")
 	for options, want := range map[string]bool{"rbind": true, "rbind,ro": true, "rbind,rro": false, "bind,ro": false, "bind": true,
 		"bind,ro,rw": true, "bind,rw,ro": false, "rbind,rro,rw": false, "rbind,rro,rrw": true, "bind,ro,rrw": true, "bind,rro,ro": false} {
-		if got := f.touches(guard, root, specs.Mount{Options: strings.Split(options, ",")}); got != want {
+		m := specs.Mount{Options: strings.Split(options, ",")}
+		if got := f.touches(&guard, way{&root, &m, writable(m)}); got != want {
 			t.Errorf("%s: %v", options, got)
 		}
 	}

@@ -26,7 +26,7 @@ func (f *finder) look(path string) place {
 	if p, known := f.seen.places[path]; known {
 		return p
 	}
-	t, err := host.Look(path)
+	t, err := f.walk(path)
 	p := place{Target: t, exists: err == nil}
 	switch {
 	case err == nil, t.Path != "" && !within(t.Path, "/proc"): // of whose files some are the runtime's alone
@@ -37,6 +37,22 @@ func (f *finder) look(path string) place {
 	}
 	f.seen.places[path] = p
 	return p
+}
+
+// walk looks at a path. Of a second one in a directory to which no link led, only the last name is new: a driver's files are tens in a few
+// directories.
+func (f *finder) walk(path string) (host.Target, error) {
+	dir, name := filepath.Split(path)
+	if f.seen.plain[dir] && name != "" && name != "." && name != ".." {
+		if t, err := host.LookAt(path); err == nil {
+			return t, nil
+		}
+	}
+	t, err := host.Look(path)
+	if err == nil && t.Path == path && !t.Shifting && !within(path, "/proc") {
+		f.seen.plain[dir] = true
+	}
+	return t, err
 }
 
 // isAbsent reports whether an error says that nothing is at a path, or nothing of the node's: a user's FUSE, a squashed or

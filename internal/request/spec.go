@@ -67,15 +67,15 @@ func Parse(config []byte) (Spec, error) {
 	if len(config) > MaxSpec {
 		return Spec{}, fmt.Errorf("it has %d bytes, more than %d", len(config), MaxSpec)
 	}
+	var spec Spec
+	if err := tokens.Whole(config, spec.read); err != nil {
+		return Spec{}, plain(err)
+	}
 	if err := checkNames(config); err != nil {
 		return Spec{}, err
 	}
 	if err := checkWords(config); err != nil {
 		return Spec{}, err
-	}
-	var spec Spec
-	if err := tokens.Whole(config, spec.read); err != nil {
-		return Spec{}, plain(err)
 	}
 	if spec.Linux == nil || spec.Linux.Resources == nil {
 		return spec, nil
@@ -155,32 +155,63 @@ func checkWords(config []byte) error {
 	}
 }
 
-// checkNames walks the whole document once. Structures' field names must be spelt as the specification spells them;
-// maps (annotations, sysctls, ...) may have any keys.
+// checkNames looks at every name in a document that has been read: in valid JSON a string before a colon is one, and nothing else is.
+// Structures' field names must be spelt as the specification spells them; maps (annotations, sysctls, ...) may have any keys.
 func checkNames(config []byte) error {
-	d := jsontext.NewDecoder(bytes.NewBuffer(config))
-	for {
-		token, err := d.ReadToken()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return plain(err)
-		}
-		if kind, n := d.StackIndex(d.StackDepth()); token.Kind() != '"' || kind != '{' || n%2 == 0 {
-			continue
-		}
-		field := token.String()
-		if slices.Contains(mapFields[:], field) {
-			if err := d.SkipValue(); err != nil {
-				return plain(err)
+	depth, free := 0, -1 // what lies deeper than free is in a map
+	for i := 0; i < len(config); i++ {
+		switch config[i] {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth <= free {
+				free = -1
 			}
-			continue
-		}
-		if other, wrong := misspelt(field); wrong {
-			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
+		case '"':
+			quoted := quotedAt(config[i:])
+			i += len(quoted) - 1
+			if !isColon(config[i+1:]) || free >= 0 && depth > free {
+				continue
+			}
+			free = -1
+			field := string(tokens.Name(quoted))
+			if slices.Contains(mapFields[:], field) {
+				free = depth
+				continue
+			}
+			if other, wrong := misspelt(field); wrong {
+				return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
+			}
 		}
 	}
+	return nil
+}
+
+// quotedAt is the string that text begins with, in its quotes.
+func quotedAt(text []byte) []byte {
+	for end := 1; ; end++ {
+		next := bytes.IndexByte(text[end:], '"')
+		if next < 0 {
+			return text
+		}
+		end += next
+		before := bytes.TrimRight(text[:end], `\`)
+		if (end-len(before))%2 == 0 { // else the quote is escaped
+			return text[:end+1]
+		}
+	}
+}
+
+// isColon reports whether what comes next is one.
+func isColon(text []byte) bool {
+	for _, c := range text {
+		switch c {
+		case ' ', '\t', '\n', '\r':
+		default:
+			return c == ':'
+		}
+	}
+	return false
 }
 
 // misspelt reports whether a name is a known field's in another case, as encoding/json would still accept it.

@@ -30,7 +30,7 @@ func TestParse(t *testing.T) {
 		{"a truncated file", `{"process":{"env":["A=1"`, "it ends too early, at byte 24"},
 		{"a truncated string", `{"process":{"env":["A=`, "it ends too early, at byte 22"},
 		{"a second document", `{"process":{}}{"process":{}}`, "at byte 14: invalid character '{' after top-level value"},
-		{"rubbish behind it", `{} x`, "at byte 3: invalid character 'x' at start of value"},
+		{"rubbish behind it", `{} x`, "at byte 3: invalid character 'x' after top-level value"},
 		{"a byte order mark", "\ufeff{}", `at byte 0: invalid character '\ufeff' at start of value`},
 		{"no JSON", `process: {}`, "at byte 0: invalid character 'p' at start of value"},
 		{"a comma too many", `{"process":{},}`, "at byte 13: invalid character ',' at start of value"},

@@ -22,15 +22,15 @@ func ParseUpdate(resources []byte) (Update, error) {
 	if len(resources) > MaxSpec {
 		return Update{}, fmt.Errorf("it has more than %d bytes", MaxSpec)
 	}
+	var u Update
+	if err := json.Unmarshal(resources, &u); err != nil {
+		return Update{}, plain(err)
+	}
 	if err := checkNames(resources); err != nil {
 		return Update{}, err
 	}
 	if err := checkWords(resources); err != nil {
 		return Update{}, err
-	}
-	var u Update
-	if err := json.Unmarshal(resources, &u); err != nil {
-		return Update{}, plain(err)
 	}
 	return u, checkRules(u.Devices)
 }

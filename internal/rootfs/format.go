@@ -266,6 +266,14 @@ func compareNames(a, b string) int {
 		}
 		return s[0]
 	}
+	same := 0 // what both begin with decides nothing, but for a number that goes on
+	for same < len(a) && same < len(b) && a[same] == b[same] {
+		same++
+	}
+	for same > 0 && isDigit(a[same-1]) {
+		same--
+	}
+	a, b = a[same:], b[same:]
 	for a != "" {
 		switch digitA, digitB := isDigit(a[0]), isDigit(at(b)); {
 		case digitA && digitB:
@@ -298,10 +306,16 @@ func number(s string) (value int32, rest string) {
 }
 
 // flagsOf are a library's: ELF for libc6 of this machine's architecture (sysdeps/generic/ldconfig.h). None: it is not known.
-func flagsOf(bits int) (int32, bool) {
-	flags, known := map[string]map[int]int32{
-		"amd64": {64: 0x0303, 32: 0x0003},
-		"arm64": {64: 0x0a03, 32: 0x0903},
-	}[runtime.GOARCH][bits]
-	return flags, known
+func flagsOf(bits int) (flags int32, known bool) {
+	switch {
+	case runtime.GOARCH == "amd64" && bits == 64:
+		return 0x0303, true
+	case runtime.GOARCH == "amd64" && bits == 32:
+		return 0x0003, true
+	case runtime.GOARCH == "arm64" && bits == 64:
+		return 0x0a03, true
+	case runtime.GOARCH == "arm64" && bits == 32:
+		return 0x0903, true
+	}
+	return 0, false
 }

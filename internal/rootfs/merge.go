@@ -14,8 +14,8 @@ type Library struct {
 // merge puts libraries into a cache, before whatever the image itself has by their names. What it has stays behind them, for the
 // day when the container starts without: only what lies in directories for better processors goes, since that would win.
 func merge(old []entry, libraries []Library) []entry {
-	var ours []entry
-	names := map[string]bool{}
+	ours := make([]entry, 0, len(libraries))
+	names := make(map[string]bool, len(libraries))
 	for _, l := range libraries {
 		if flags, known := flagsOf(l.Bits); known {
 			ours = append(ours, entry{flags: flags, name: filepath.Base(l.Path), path: l.Path})
@@ -27,9 +27,9 @@ func merge(old []entry, libraries []Library) []entry {
 			return o.name == e.name && o.flags == e.flags && (o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
 		})
 	})
-	slices.SortStableFunc(ours, order)
+	inOrder(ours)
 	if !slices.IsSortedFunc(kept, order) {
-		slices.SortStableFunc(kept, order)
+		inOrder(kept)
 	}
 	all := make([]entry, 0, len(ours)+len(kept))
 	for len(ours) > 0 {
@@ -41,6 +41,18 @@ func merge(old []entry, libraries []Library) []entry {
 		ours, kept = ours[1:], kept[before:]
 	}
 	return append(all, kept...)
+}
+
+// inOrder sorts as the loader searches. Pointers are what is moved about: of a stable sort there is much of that.
+func inOrder(entries []entry) {
+	sorted, copied := make([]*entry, len(entries)), slices.Clone(entries)
+	for i := range copied {
+		sorted[i] = &copied[i]
+	}
+	slices.SortStableFunc(sorted, func(a, b *entry) int { return order(*a, *b) })
+	for i, e := range sorted {
+		entries[i] = *e
+	}
 }
 
 // without takes libraries out that are no longer there, and tells whether there were any.

@@ -14,8 +14,9 @@ import (
 	"slices"
 	"strings"
 
-	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 const (
@@ -83,7 +84,7 @@ func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	}
 	_ = t.change(func(old []entry) ([]entry, bool) { return without(old, gone) })
 	for _, dir := range dirs {
-		if above, err := pathrs.OpenatInRoot(root, filepath.Dir(dir)); err == nil && !t.covered(dir) {
+		if above, err := host.OpenInRoot(root, filepath.Dir(dir)); err == nil && !t.covered(dir) {
 			_ = unix.Unlinkat(int(above.Fd()), filepath.Base(dir), unix.AT_REMOVEDIR)
 			above.Close()
 		}
@@ -205,7 +206,7 @@ func readCache(etc *os.File) ([]byte, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxCache {
 		return nil, errOdd
 	}
-	f, err := pathrs.Reopen(handle, unix.O_RDONLY|unix.O_CLOEXEC)
+	f, err := host.Reopen(handle)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +263,7 @@ func create(etc *os.File) (*os.File, error) {
 
 // tidy removes a mount point that a runtime made, and tells whether nothing is there now.
 func tidy(root *os.File, place string, since int64) bool {
-	dir, err := pathrs.OpenatInRoot(root, filepath.Dir(place))
+	dir, err := host.OpenInRoot(root, filepath.Dir(place))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}

@@ -102,7 +102,7 @@ func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T
 	if _, err := d.ReadToken(); err != nil {
 		return err
 	}
-	*list = []T{}
+	*list = make([]T, 0, 4) // most have a few
 	for d.PeekKind() != ']' {
 		*list = append(*list, *new(T))
 		if err := read(d, &(*list)[len(*list)-1]); err != nil {

@@ -1,55 +1,61 @@
 package tokens
 
 import (
-	"bytes"
+	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Writer writes one JSON value. Its first error stands until End.
+// Writer writes one JSON value. Its first error stands until End. What its users call makes the structure; the strings are the library's.
 type Writer struct {
-	out bytes.Buffer
-	e   *jsontext.Encoder
-	err error
+	out  []byte
+	form []jsontext.Options
+	err  error
 }
 
 // NewWriter makes one; jsontext.WithIndent has it write a file for people.
-func NewWriter(options ...jsontext.Options) *Writer {
-	w := &Writer{}
-	w.e = jsontext.NewEncoder(&w.out, options...)
-	return w
+func NewWriter(form ...jsontext.Options) *Writer {
+	return &Writer{out: make([]byte, 0, 1024), form: form}
 }
 
 // End gives what was written, or why it could not be.
 func (w *Writer) End() ([]byte, error) {
-	return bytes.TrimSuffix(w.out.Bytes(), []byte("\n")), w.err
+	v := jsontext.Value(w.out)
+	if w.err == nil && len(w.form) > 0 {
+		w.err = v.Indent(w.form...)
+	}
+	return v, w.err
 }
 
-func (w *Writer) token(t jsontext.Token) {
-	if w.err == nil {
-		w.err = w.e.WriteToken(t)
+// next puts the comma before a name or a value that is not the first. What is open ends in its own sign, and a string in its quotes.
+func (w *Writer) next() {
+	if n := len(w.out); n > 0 && w.out[n-1] != '{' && w.out[n-1] != '[' && w.out[n-1] != ':' {
+		w.out = append(w.out, ',')
 	}
 }
 
 // Name begins a member of an object.
 func (w *Writer) Name(name string) *Writer {
-	w.token(jsontext.String(name))
+	w.String(name)
+	w.out = append(w.out, ':')
 	return w
 }
 
 // Object writes one whose members fill in.
 func (w *Writer) Object(members func()) {
-	w.token(jsontext.BeginObject)
+	w.next()
+	w.out = append(w.out, '{')
 	members()
-	w.token(jsontext.EndObject)
+	w.out = append(w.out, '}')
 }
 
 // Array writes one whose elements fill in.
 func (w *Writer) Array(elements func()) {
-	w.token(jsontext.BeginArray)
+	w.next()
+	w.out = append(w.out, '[')
 	elements()
-	w.token(jsontext.EndArray)
+	w.out = append(w.out, ']')
 }
 
 // Strings writes an array of strings.
@@ -62,11 +68,34 @@ func (w *Writer) Strings(list []string) {
 }
 
 // String, Int, Uint, Float, Bool and Time write a value. A time is written as RFC 3339 has it.
-func (w *Writer) String(s string) { w.token(jsontext.String(s)) }
-func (w *Writer) Int(n int64)     { w.token(jsontext.Int(n)) }
-func (w *Writer) Uint(n uint64)   { w.token(jsontext.Uint(n)) }
-func (w *Writer) Float(n float64) { w.token(jsontext.Float(n)) }
-func (w *Writer) Bool(b bool)     { w.token(jsontext.Bool(b)) }
+func (w *Writer) String(s string) {
+	w.next()
+	out, err := jsontext.AppendQuote(w.out, s)
+	if w.out = out; w.err == nil {
+		w.err = err
+	}
+}
+
+func (w *Writer) Int(n int64) {
+	w.next()
+	w.out = strconv.AppendInt(w.out, n, 10)
+}
+
+func (w *Writer) Uint(n uint64) {
+	w.next()
+	w.out = strconv.AppendUint(w.out, n, 10)
+}
+
+func (w *Writer) Float(n float64) {
+	w.next()
+	w.out = append(w.out, jsontext.Float(n).String()...)
+}
+
+func (w *Writer) Bool(b bool) {
+	w.next()
+	w.out = strconv.AppendBool(w.out, b)
+}
+
 func (w *Writer) Time(t time.Time) {
 	text, err := t.MarshalText()
 	if w.err == nil {

@@ -22,11 +22,12 @@ type Person struct {
 }
 
 // Census looks processes up, and remembers them: to ask the kernel for a thousand at every pass would cost more than all the
-// rest. Each is looked up anew at every tenth pass, and before anything is done about it.
+// rest. Each is looked up anew at every twentieth pass, and before anything is done about it.
 type Census struct {
 	Host host.Host
 
 	pass  int
+	v1    bool   // as in onV1
 	own   uint64 // our pid namespace
 	known map[int]remembered
 }
@@ -37,18 +38,19 @@ type remembered struct {
 }
 
 // rest is how many passes a process is remembered for. They are spread by pid, so that passes cost the same.
-const rest = 10
+const rest = 20
 
 // Take looks the processes up. Those that are gone, and those of a pid that means nothing here, are not in it.
 func (c *Census) Take(pids []int) map[int]Person {
 	c.pass++
+	c.v1 = onV1(c.Host)
 	people := make(map[int]Person, len(pids))
 	known := make(map[int]remembered, len(pids))
 	for _, pid := range pids {
 		r, found := c.known[pid]
 		if !found || (c.pass+pid)%rest == 0 || c.pass-r.pass >= rest {
 			var err error
-			if r.Person, err = c.Look(pid); err != nil {
+			if r.Person, err = c.again(pid, r.Person); err != nil {
 				continue
 			}
 			r.pass = c.pass
@@ -58,6 +60,19 @@ func (c *Census) Take(pids []int) map[int]Person {
 	}
 	c.known = known // whoever is gone is forgotten
 	return people
+}
+
+// again asks for what can have changed of a process that was looked up before: where it is. Is it afterwards the same as it was
+// then, it was the same all the time. One that is not is looked up.
+func (c *Census) again(pid int, p Person) (Person, error) {
+	if p.PID == pid && pid > 0 {
+		lines, err := host.ReadFile(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "cgroup"), maxProc)
+		if now, _, e := c.Host.Process(pid); err == nil && e == nil && now == p.Process {
+			p.Cgroup = cgroupIn(lines, c.v1)
+			return p, nil
+		}
+	}
+	return c.Look(pid)
 }
 
 // Look asks the kernel. A process that ends meanwhile, and has its pid taken by another, is an error.

@@ -54,7 +54,7 @@ type GrantUse struct {
 
 // Judge holds a sample against the ledger. Pure; its lists are sorted.
 func Judge(s Scene) Report {
-	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), at: map[held]place{}}
+	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), users: map[home]knownUser{}, at: map[held]place{}}
 	j.out.Taken = s.Sample.Taken
 	for _, g := range s.Sample.GPUs {
 		j.gpu(g)
@@ -69,9 +69,10 @@ func Judge(s Scene) Report {
 
 type judge struct {
 	Scene
-	roll roll
-	out  Report
-	at   map[held]place
+	roll  roll
+	users map[home]knownUser
+	out   Report
+	at    map[held]place
 }
 
 // held is a grant on one GPU or MIG device.
@@ -125,24 +126,56 @@ func (j *judge) gpu(g grant.Usage) {
 	j.out.GPUs = append(j.out.GPUs, use)
 }
 
+// seat tells the tenants of a GPU apart.
+type seat struct {
+	device, user string
+	grant        grant.ID
+}
+
+// userOf is who a process is, and his key. Those of a cgroup are the same one, and found once.
+func (j *judge) userOf(p Person) (u grant.User, g *grant.Grant, key string) {
+	at := home{p.Cgroup, p.Foreign}
+	if k, known := j.users[at]; known {
+		return k.user, k.grant, k.key
+	}
+	u, g = j.roll.userOf(p)
+	key = u.Key()
+	if u.Container != "" {
+		j.users[at] = knownUser{u, g, key}
+	}
+	return u, g, key
+}
+
+// home is all that of a process tells which container it is of.
+type home struct {
+	cgroup  string
+	foreign bool
+}
+
+type knownUser struct {
+	user  grant.User
+	grant *grant.Grant
+	key   string
+}
+
 // tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
 func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
-	by := map[string]*tenant{}
+	by := map[seat]*tenant{}
 	for _, p := range g.Processes {
 		person, known := j.People[p.PID]
 		if !known {
 			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
 		}
 		told += p.Memory
-		user, held := j.roll.userOf(person)
-		device := cmp.Or(p.Device, g.UUID)
-		key := device + "\x00" + user.Key()
+		user, held, name := j.userOf(person)
+		key := seat{device: cmp.Or(p.Device, g.UUID), user: name}
 		if held != nil {
-			key = device + "\x00" + string(held.ID) + "\x00" + user.Key()
+			key.grant = held.ID
 		}
 		t := by[key]
 		if t == nil {
-			t = &tenant{User: user, grant: held, device: device, compute: -1}
+			user.Command, user.Processes = person.Command, []grant.Process{person.Process}
+			t = &tenant{User: user, grant: held, device: key.device, compute: -1}
 			by[key] = t
 			list = append(list, t)
 		} else {

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 
@@ -21,6 +22,8 @@ type Place struct {
 //	/kubepods/burstable/pod7a1c-…/ID      (or crio-ID)
 //	/machine.slice/libpod-ID.scope/container
 //	/system.slice/docker-ID.scope, /docker/ID
+//	/system.slice/containerd.service/kubepods-burstable-pod7a1c_….slice:cri-containerd:ID (a runtime that was told of systemd by its
+//	engine and not by its options takes the three words for a path)
 //
 // Of containers within a container it is the outer one: its engine is the node's.
 func PlaceOf(path string) Place {
@@ -29,6 +32,10 @@ func PlaceOf(path string) Place {
 	path = filepath.Clean("/" + path)
 	for name := range strings.SplitSeq(path[1:], "/") {
 		end += 1 + len(name)
+		if words := strings.Split(name, ":"); len(words) == 3 {
+			parent, name = words[0], words[1]+"-"+words[2]
+			p.Pod = cmp.Or(podOf(parent), p.Pod)
+		}
 		if uid := podOf(name); uid != "" {
 			p.Pod = uid
 		}
@@ -45,7 +52,7 @@ func PlaceOf(path string) Place {
 var prefixes = []struct {
 	prefix string
 	engine grant.Engine
-}{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO}, {"libpod-", grant.Podman}, {"docker-", grant.Docker}}
+}{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO}, {"libpod-", grant.Podman}, {"libpod-payload-", grant.Podman}, {"docker-", grant.Docker}}
 
 // containerOf reads one name of a path. Helpers of engines (crio-conmon-ID, libpod-conmon-ID) are processes of the node.
 func containerOf(name, parent string) (grant.Engine, string) {

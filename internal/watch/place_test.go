@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -36,15 +37,26 @@ func TestPlaces(t *testing.T) {
 		"Docker in Docker":         {"/docker/" + id0 + "/docker/" + id1, Place{grant.Docker, id0, "", "/docker/" + id0}},
 		"systemd in a container":   {"/docker/" + id0 + "/system.slice/ssh.service", Place{grant.Docker, id0, "", "/docker/" + id0}},
 		"kind":                     {"/docker/" + id1 + "/kubelet" + slice + "cri-containerd-" + id0 + ".scope", Place{grant.Docker, id1, "", "/docker/" + id1}},
-		"nerdctl":                  {"/system.slice/nerdctl-" + id0 + ".scope", Place{grant.Containerd, id0, "", "/system.slice/nerdctl-" + id0 + ".scope"}},
-		"a pod's own cgroup":       {strings.TrimSuffix(slice, "/"), Place{Pod: uid}},
-		"a session":                {"/user.slice/user-1000.slice/session-2.scope", Place{}},
-		"a service":                {"/system.slice/docker.service", Place{}},
-		"the root":                 {"/", Place{}},
-		"nothing":                  {"", Place{}},
-		"an id too short":          {"/docker/" + id0[1:], Place{}},
-		"no hexadecimal id":        {"/docker/" + strings.Repeat("g", 64), Place{}},
-		"a pod that is none":       {"/podium/podcasts", Place{}},
+		"CRI-O with crun":          {slice + "crio-" + id0 + ".scope/container", Place{grant.CRIO, id0, uid, slice + "crio-" + id0 + ".scope"}},
+		"Podman below a service":   {"/system.slice/train.service/libpod-payload-" + id0, Place{grant.Podman, id0, "", "/system.slice/train.service/libpod-payload-" + id0}},
+		"Podman without root": {"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id0 + ".scope/container",
+			Place{grant.Podman, id0, "", "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-" + id0 + ".scope"}},
+		"containerd, half of systemd": {"/system.slice/containerd.service/" + strings.TrimSuffix(path.Base(slice), "/") + ":cri-containerd:" + id0,
+			Place{grant.Containerd, id0, uid, "/system.slice/containerd.service/" + path.Base(slice) + ":cri-containerd:" + id0}},
+		"Docker, half of systemd":    {"/system.slice:docker:" + id0, Place{grant.Docker, id0, "", "/system.slice:docker:" + id0}},
+		"a pod's cgroup with colons": {"/a:b:c", Place{}},
+		"nerdctl, cgroupfs":          {"/default/" + id0, Place{"", id0, "", "/default/" + id0}},
+		"ctr":                        {"/default/train", Place{}},
+		"LXC":                        {"/lxc.payload.box", Place{}},
+		"nerdctl":                    {"/system.slice/nerdctl-" + id0 + ".scope", Place{grant.Containerd, id0, "", "/system.slice/nerdctl-" + id0 + ".scope"}},
+		"a pod's own cgroup":         {strings.TrimSuffix(slice, "/"), Place{Pod: uid}},
+		"a session":                  {"/user.slice/user-1000.slice/session-2.scope", Place{}},
+		"a service":                  {"/system.slice/docker.service", Place{}},
+		"the root":                   {"/", Place{}},
+		"nothing":                    {"", Place{}},
+		"an id too short":            {"/docker/" + id0[1:], Place{}},
+		"no hexadecimal id":          {"/docker/" + strings.Repeat("g", 64), Place{}},
+		"a pod that is none":         {"/podium/podcasts", Place{}},
 	} {
 		if got := PlaceOf(c.path); got != c.want {
 			t.Errorf("%s: PlaceOf(%q)\n got %+v\nwant %+v", name, c.path, got, c.want)

@@ -47,7 +47,7 @@ func isOwn(cgroup, container string) bool {
 
 // find goes up from a cgroup to the first that a grant's container has.
 func (r roll) find(cgroup string) (b bound, own string, found bool) {
-	for at := path.Clean("/" + cgroup); at != "/"; at = path.Dir(at) {
+	for at := path.Clean("/" + cgroup); len(at) > 1; at = at[:strings.LastIndexByte(at, '/')] {
 		if b, found := r[at]; found {
 			return b, at, true
 		}

@@ -28,16 +28,16 @@ func Stop(h host.Host, u grant.User) (int, error) {
 			return 0, fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", name(u), pid, u.Cgroup, err)
 		}
 	}
-	if !slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return isIn(h, p, u.Cgroup) }) {
+	if !slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return IsIn(h, p, u.Cgroup) }) {
 		return 0, nil // whoever was found is gone
 	}
 	return empty(h, u)
 }
 
-// isIn reports whether the very process that was found is still in the container.
-func isIn(h host.Host, p grant.Process, cgroup string) bool {
+// IsIn reports whether a very process, and no other of its pid, runs in a cgroup or below it.
+func IsIn(h host.Host, p grant.Process, cgroup string) bool {
 	now, err := look(h, p.PID)
-	return err == nil && now.Process == p && isBelow(now.Cgroup, cgroup)
+	return err == nil && cgroup != "" && now.Process == p && isBelow(now.Cgroup, cgroup)
 }
 
 // stopTime is how long processes may take to end once they are killed. One that hangs in the driver does not.

@@ -84,7 +84,7 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
 		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
 			several := true
-			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s)
+			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, admission.ComputeUnkept(mode, p.Node.Policy) == "")
 		default:
 			continue
 		}
@@ -94,12 +94,13 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 }
 
 // consumable are the capacities of a shared GPU. A claim that names no memory gets all that there is, so that it never runs
-// with less than it needs by an oversight; one that names no compute gets no share of its own, and no limit.
-func consumable(s admission.Seat) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+// with less than it needs by an oversight; one that names no compute gets no share of its own, and no limit. Where no share of compute can be
+// granted in the device's mode the scheduler is told of none.
+func consumable(s admission.Seat, shares bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	free := s.Free - s.Free%grant.MiB
 	capacities := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(free),
 		RequestPolicy: policy(quantity(free), quantity(grant.MiB), quantity(free), quantity(grant.MiB))}}
-	if s.Compute > 0 {
+	if s.Compute > 0 && shares {
 		percent := int64(s.Compute)
 		capacities[compute] = resourceapi.DeviceCapacity{Value: *number(percent), RequestPolicy: policy(number(0), number(0), number(percent), number(1))}
 	}

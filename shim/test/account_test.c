@@ -9,7 +9,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -196,6 +200,105 @@ static void killed_at_any_moment(void)
     IS(overruns, 0, "what a killed process held is to be had at once, 300 times");
 }
 
+/* killed_at runs a start and the first allocation in a child, lets it pass so many of its entries into the kernel and exits from it,
+ * and kills it at the next. False when it was done before. */
+static bool killed_at(int stops)
+{
+    pid_t pid = fork();
+    int status;
+
+    if (pid == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(3);
+        raise(SIGSTOP);
+        _exit(account_open(limits_file, region_file) && account_join() && account_take(0, 600) ? 0 : 1);
+    }
+    waitpid(pid, &status, 0);
+    for (int i = 0; i <= stops && WIFSTOPPED(status); i++) {
+        ptrace(PTRACE_SYSCALL, pid, NULL, NULL);
+        waitpid(pid, &status, 0);
+    }
+    if (!WIFSTOPPED(status)) return false;
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    return true;
+}
+
+/* core #248: who comes after a process that was killed while it started does not wait for it. */
+static void a_start_that_is_killed_holds_nobody_up(void)
+{
+    int stops = 0, failed = 0;
+
+    begin(1000);
+    for (; stops < 1000 && killed_at(stops); stops++) {
+        if (account_take(0, 1000)) account_give(0, 1000);
+        else failed++;
+    }
+    OK(stops > 10 && stops < 1000, "killed at each of the %d entries and exits of the kernel in a start", stops);
+    IS(failed, 0, "it holds nothing");
+    IS(account_look(0).used, 0, "nor does anybody");
+}
+
+/* own_slot is the slot that the process has taken. */
+static struct record_slot *own_slot(void)
+{
+    for (int i = 0; i < RECORD_SLOTS; i++)
+        if (slot(i)->pid == (uint32_t)getpid()) return slot(i);
+    return NULL;
+}
+
+/* core #282 #227: nobody but its owner writes a word, whatever others take, give, look for and bury. */
+static void a_word_has_one_writer(void)
+{
+    pid_t pids[8];
+    int status, fine = 0;
+
+    begin(1000000);
+    for (uint64_t i = 0; i < 8; i++) {
+        struct record_slot *own;
+        if ((pids[i] = fork()) > 0) continue;
+        if (!account_open(limits_file, region_file) || !account_take(0, 1000 + i) || !(own = own_slot())) _exit(1);
+        for (uint64_t n = 1; n < 3000; n++) {
+            if (own->used[0] != 1000 + i) _exit(2);
+            if (!account_take(0, n)) _exit(3);
+            if (own->used[0] != 1000 + i + n) _exit(4);
+            if (n % 8 == i) account_bury(), account_look(0);
+            account_give(0, n);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 8; i++) waitpid(pids[i], &status, 0), fine += status == 0;
+    IS(fine, 8, "eight processes find in their words what they wrote there");
+}
+
+/* hami #1662, core #252 #259: with hundreds of processes an allocation asks the kernel for nothing, so it waits for none of them:
+ * in strict seccomp whoever does is killed. */
+static void among_hundreds_an_allocation_asks_no_kernel(void)
+{
+    enum { OTHERS = 500 };
+    int fd, status;
+    pid_t pid;
+
+    begin(1000000);
+    fd = open(region_file, O_RDWR);
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = OTHERS};
+    IS(fcntl(fd, F_OFD_SETLK, &all), 0, "hundreds of processes have slots");
+    for (int i = 0; i < OTHERS; i++) slot(i)->used[0] = 100;
+    head->high = OTHERS;
+    if ((pid = fork()) == 0) {
+        if (!account_open(limits_file, region_file) || !account_join()) _exit(1);
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+        for (int i = 0; i < 10000; i++) {
+            if (!account_take(0, 100)) syscall(SYS_exit, 2);
+            account_give(0, 100);
+        }
+        syscall(SYS_exit, 0);
+    }
+    waitpid(pid, &status, 0);
+    IS(status, 0, "one more starts, and allocates ten thousand times, by itself");
+    IS(slot(OTHERS)->claims, 1, "in the slot after theirs");
+    IS(account_look(0).used, OTHERS * 100, "and has touched none of them");
+}
+
 /* ---- tracking ---- */
 
 static bool put(uint64_t key, uint64_t bytes)
@@ -267,10 +370,10 @@ static void tracking_threads(void)
 }
 
 static const struct tap_test tests[] = {
-    {"to_the_byte", to_the_byte}, {"a_slot_is_for_life", a_slot_is_for_life}, {"never_more_than_fit", never_more_than_fit},
-    {"processes_race", processes_race}, {"a_stopped_process_stops_nobody", a_stopped_process_stops_nobody},
-    {"killed_at_any_moment", killed_at_any_moment}, {"a_million_entries", a_million_entries}, {"counted_entries", counted_entries},
-    {"tracking_threads", tracking_threads}, {NULL, NULL},
+#define TEST(name) {#name, name}
+    TEST(to_the_byte), TEST(a_slot_is_for_life), TEST(never_more_than_fit), TEST(processes_race), TEST(a_stopped_process_stops_nobody),
+    TEST(killed_at_any_moment), TEST(a_start_that_is_killed_holds_nobody_up), TEST(a_word_has_one_writer),
+    TEST(among_hundreds_an_allocation_asks_no_kernel), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
 };
 
 int main(int argc, char **argv) { return tap_main(argc, argv, tests); }

@@ -12,13 +12,17 @@ mkdir -p "$out"
 # The proxy lacks what it does not wrap, so the linker has to look into the driver.
 link=(-L"$lib" -Wl,--allow-shlib-undefined -lcuda -ldl)
 $cc "${flags[@]}" -o "$out/account_test" "$src"/{account_test.c,../account.c,../track.c,../os.c} -ldl
-$cc "${flags[@]}" -o "$out/proxy_test" "$src/proxy_test.c" "${link[@]}"
+$cc "${flags[@]}" -o "$out/proxy_test" "$src"/proxy_*.c "${link[@]}"
 $cc "${flags[@]}" -o "$out/storm" "$src/storm.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/client" "$src/client.c" -ldl
 $cc "${flags[@]}" -DLINKED -o "$out/client-linked" "$src/client.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -ldl
 $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
 $cc "${flags[@]}" -o "$out/records" "$src/records.c"
+# A driver that lacks calls is no program of ours: never sanitized.
+mkdir -p "$out/older"
+$cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"
+$cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -DNVML -Wl,-soname,libnvidia-ml.so.1 -o "$out/older/libnvidia-ml.so.1" "$src/older_driver.c"
 # A static program has the C library's dlopen in itself; sanitizers can't be linked statically.
 [[ " ${flags[*]} " == *" -fsanitize="* ]] ||
   $cc "${flags[@]}" -DSTATIC -static -o "$out/client-static" "$src/client.c" 2> >(grep -v 'statically linked applications\|in function' >&2)

@@ -5,6 +5,8 @@
 #include "tap.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { GRANT = 256 };
@@ -70,8 +72,57 @@ static void closed_and_opened_again(void)
     IS(alloc(&p, 1), CUDA_ERROR_OUT_OF_MEMORY, "what was allocated counts still");
 }
 
-/* Where the real driver is not at its place the proxy does not load: nobody runs without a limit. */
-static void no_driver(void) { OK(!dlopen("libcuda.so.1", RTLD_NOW), "libcuda.so.1 does not load"); }
+/* hami #1112 #1090 #2125: a login by ssh, or su, starts programs with nothing of the container's environment. */
+static void a_login_that_drops_the_environment(void)
+{
+    pid_t pid = fork();
+    int status = -1;
+
+    if (pid == 0) {
+        char *nothing[] = {NULL}, *args[] = {"client", "dlopen_and_dlsym", NULL};
+        dup2(open("/dev/null", O_WRONLY), 1); /* its checks are not ours to count */
+        execve("/proc/self/exe", args, nothing);
+        _exit(127);
+    }
+    waitpid(pid, &status, 0);
+    IS(status, 0, "the same program without any environment meets the limit");
+}
+
+/* hami #1346 #2017 #1713 #971: where the real driver is not at its place the proxy does not load, so nobody runs without a limit. It is
+ * what a container in the container meets, too, to which this one's libcuda was given and nothing else (hami #1777). */
+static void without_the_driver_nothing_loads(void) { OK(!dlopen("libcuda.so.1", RTLD_NOW), "libcuda.so.1 does not load"); }
+
+/* core #218: of a driver that lacks what we wrap the answer is that it is not supported, and nothing is counted. */
+static void a_call_that_the_driver_dropped(void)
+{
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    CUresult (*managed)(CUdeviceptr *, size_t, unsigned int), (*init)(unsigned int), (*alloc)(CUdeviceptr *, size_t);
+    nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t *), (*memory_v2)(nvmlDevice_t, nvmlMemory_v2_t *), (*list)(nvmlDevice_t, unsigned int *, void *);
+    nvmlMemory_t m = {0, 0, 0};
+    nvmlMemory_v2_t v = {.version = NVML_MEMORY_V2};
+    unsigned int n = 0;
+    CUdeviceptr p;
+
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    OK(library && nvml, "both load");
+    if (!library || !nvml) return;
+    init = (CUresult(*)(unsigned int))dlsym(library, "cuInit");
+    alloc = (CUresult(*)(CUdeviceptr *, size_t))dlsym(library, "cuMemAlloc_v2");
+    managed = (CUresult(*)(CUdeviceptr *, size_t, unsigned int))dlsym(library, "cuMemAllocManaged");
+    IS(init(0), CUDA_SUCCESS, "CUDA starts");
+    IS(managed(&p, MIB, 1), CUDA_ERROR_NOT_SUPPORTED, "managed memory is not supported");
+    IS(alloc(&p, GRANT * MIB + 1), CUDA_ERROR_OUT_OF_MEMORY, "what is there is limited");
+    IS(alloc(&p, GRANT * MIB), CUDA_SUCCESS, "to all of the grant");
+    OK(!dlsym(library, "cuMemAdvise"), "what we do not wrap is not there");
+    memory = (nvmlReturn_t(*)(nvmlDevice_t, nvmlMemory_t *))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    memory_v2 = (nvmlReturn_t(*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(nvml, "nvmlDeviceGetMemoryInfo_v2");
+    list = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int *, void *))dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+    IS(memory((nvmlDevice_t)8, &m), NVML_SUCCESS, "the report that NVML has");
+    IS(m.total, GRANT * MIB, "is the grant");
+    IS(memory_v2((nvmlDevice_t)8, &v), NVML_ERROR_FUNCTION_NOT_FOUND, "those that it lacks are not found");
+    IS(list((nvmlDevice_t)8, &n, NULL), NVML_ERROR_FUNCTION_NOT_FOUND, "lists of processes, too");
+    OK(!dlsym(nvml, "nvmlDeviceGetProcessUtilization"), "nor the utilisation that driver 580 dropped");
+}
 
 #ifndef STATIC
 #if defined __x86_64__
@@ -118,13 +169,14 @@ static void linked(void) { allocate(by_link); }
 
 static const struct tap_test tests[] = {
     {"dlopen_and_dlsym", dlopen_and_dlsym}, {"cuda_runtime", cuda_runtime}, {"closed_and_opened_again", closed_and_opened_again},
+    {"a_login_that_drops_the_environment", a_login_that_drops_the_environment},
 #ifndef STATIC
     {"dlvsym_of_dlsym", dlvsym_of_dlsym}, {"dlmopen_of_its_own", dlmopen_of_its_own}, {"nobody_overrides_dlsym", nobody_overrides_dlsym},
 #endif
 #ifdef LINKED
     {"linked", linked},
 #else
-    {"no_driver", no_driver},
+    {"without_the_driver_nothing_loads", without_the_driver_nothing_loads}, {"a_call_that_the_driver_dropped", a_call_that_the_driver_dropped},
 #endif
     {NULL, NULL},
 };

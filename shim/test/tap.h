@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int tap_count, tap_failed;
+/* One of each, however many files a program has. */
+__attribute__((weak)) int tap_count, tap_failed;
 
 #define OK(condition, ...)                                                                              \
     do {                                                                                                \
@@ -27,10 +28,14 @@ static int tap_count, tap_failed;
 
 struct tap_test { const char *name; void (*run)(void); };
 
+/* tap_lists reports whether a program is asked for the names of its tests. */
+static inline int tap_lists(int argc, char **argv) { return argc == 2 && strcmp(argv[1], "--list") == 0; }
+
+/* tap_main runs the test that is asked for, or lists all; 2 if there is none of that name. */
 static inline int tap_main(int argc, char **argv, const struct tap_test *tests)
 {
     for (; tests->name; tests++) {
-        if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        if (tap_lists(argc, argv)) {
             puts(tests->name);
             continue;
         }
@@ -39,5 +44,5 @@ static inline int tap_main(int argc, char **argv, const struct tap_test *tests)
         printf("1..%d\n", tap_count);
         return tap_failed > 0;
     }
-    return argc == 2 && strcmp(argv[1], "--list") == 0 ? 0 : 2;
+    return tap_lists(argc, argv) ? 0 : 2;
 }

@@ -82,11 +82,20 @@ func withLoader(spec *specs.Spec) error {
 // createWithDriver has the same mounts on both sides: what is compared is finding their places, writing them down and the
 // image's ld.so.cache.
 func createWithDriver(r *rig) ([]Row, error) {
-	root := r.path("driver")
+	node, err := r.newDriverNode("driver", r.runtime)
+	if err != nil {
+		return nil, err
+	}
+	return r.sameConfig("driver", "the same with the driver's files, all capabilities", node, "/lib/x86_64-linux-gnu/libnvoptix.so.1", withLoader)
+}
+
+// newDriverNode is a node with a whole driver.
+func (r *rig) newDriverNode(name, realRuntime string) (*node, error) {
+	root := r.path("driver", name)
 	if err := writeDriver(root); err != nil {
 		return nil, err
 	}
-	node, err := r.newNode("driver", r.runtime)
+	node, err := r.newNode(name, realRuntime)
 	if err != nil {
 		return nil, err
 	}
@@ -96,10 +105,7 @@ func createWithDriver(r *rig) ([]Row, error) {
 		return nil, err
 	}
 	with := strings.Replace(string(text), "[inventory]\n", fmt.Sprintf("[inventory]\ndriver_root = %q\n", root), 1)
-	if err := errors.Join(os.WriteFile(config, []byte(with), 0o644), r.run(node.cli("inventory", "refresh"))); err != nil {
-		return nil, err
-	}
-	return r.sameConfig("driver", "the same with the driver's files, all capabilities", node, "/lib/x86_64-linux-gnu/libnvoptix.so.1", withLoader)
+	return node, errors.Join(os.WriteFile(config, []byte(with), 0o644), r.run(node.cli("inventory", "refresh")))
 }
 
 // refreshInventory asks NVML's stand-in of a DGX H100 and finds the driver's files, as `gpuledger inventory refresh` does, in this process:

@@ -87,7 +87,7 @@ func (row Row) cells() []string {
 func (r Report) notes() []string {
 	m := r.Machine
 	return []string{
-		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles and runtime state on %s.",
+		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles, root file systems and runtime state on %s.",
 			m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem, m.Run),
 		fmt.Sprintf("Load average before: %s; after: %s.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("RCU grace periods: %s.", m.RCU),

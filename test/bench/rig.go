@@ -28,6 +28,7 @@ type rig struct {
 	cgroup    string
 	limits    bool            // the specs may carry cpu, memory and pids limits
 	live      map[string]bool // runtime roots that may hold the container
+	mounted   []string        // root file systems in their bundles
 	loadStart string
 }
 
@@ -70,7 +71,7 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 }
 
 // mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the engines' bundles. The
-// ledger and the root file systems stay on the checkout's file system. -disk leaves everything there.
+// ledger stays on the checkout's file system. -disk leaves everything there.
 func (r *rig) mountRun() error {
 	if err := os.Mkdir(r.path("run"), 0o700); err != nil || r.options.disk {
 		return err
@@ -141,20 +142,22 @@ func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 	}
 }
 
-// bundle makes a bundle as containerd does: config.json under run, with a root file system of its own elsewhere.
+// bundle makes a bundle as containerd does: config.json under run, with a root file system of its own, which is mounted there. Its files are
+// under run, too: ext4 takes longer with each round to make files where others have just been removed.
 func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) error) (string, error) {
-	spec.Root.Path = r.path("rootfs", name)
-	if err := writeRootfs(spec.Root.Path); err != nil {
+	files, dir := r.path("run/rootfs", name), r.path("run/bundles", name)
+	spec.Root.Path = filepath.Join(dir, "rootfs")
+	if err := errors.Join(writeRootfs(files), os.MkdirAll(dir, 0o700), os.Mkdir(spec.Root.Path, 0o755)); err != nil {
 		return "", err
 	}
+	if err := syscall.Mount(files, spec.Root.Path, "", syscall.MS_BIND, ""); err != nil {
+		return "", fmt.Errorf("cannot mount a root file system: %w", err)
+	}
+	r.mounted = append(r.mounted, spec.Root.Path)
 	for _, change := range more {
 		if err := change(spec); err != nil {
 			return "", err
 		}
-	}
-	dir := r.path("run/bundles", name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
 	}
 	data, err := json.Marshal(spec)
 	if err != nil {
@@ -175,6 +178,9 @@ func (r *rig) clean() error {
 	}
 	if err := r.removeCgroups(); err != nil {
 		return err
+	}
+	for _, mount := range r.mounted {
+		_ = syscall.Unmount(mount, syscall.MNT_DETACH)
 	}
 	if !r.options.disk {
 		_ = syscall.Unmount(r.path("run"), syscall.MNT_DETACH)

@@ -167,7 +167,7 @@ func (r *rig) against(what string, wrappings []wrapping, contestants []contestan
 }
 
 // granting is a contestant that creates a container with a grant. The wrapper replaces config.json, so each round begins
-// by putting back the one that the engine wrote.
+// by putting back the one that the engine wrote, and by taking away the ld.so.cache of the round before.
 func (r *rig) granting(name string, node *node, reference string, more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
 	spec.Annotations["gpuledger.dev/grant"] = reference
@@ -180,8 +180,14 @@ func (r *rig) granting(name string, node *node, reference string, more ...func(*
 	if err != nil {
 		return contestant{}, "", err
 	}
+	cache := filepath.Join(spec.Root.Path, "etc/ld.so.cache")
 	c := r.creating(name, r.wrapper, bundle, node.env)
-	c.before = func() error { return os.WriteFile(config, asked, 0o644) }
+	c.before = func() error {
+		if err := os.Remove(cache); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return os.WriteFile(config, asked, 0o644)
+	}
 	return c, bundle, nil
 }
 
@@ -219,14 +225,14 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 	if err != nil {
 		return nil, err
 	}
-	own := strings.NewReplacer(r.path("rootfs", name+"-ours"), r.path("rootfs", name+"-bare"))
+	own := strings.NewReplacer(bundle+"/", same+"/")
 	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))), 0o644); err != nil {
 		return nil, err
 	}
 	bare := r.creating(name+"-bare", r.runtime, same, nil)
-	bare.before = func() error { return r.tidy(r.path("rootfs", name+"-bare"), final) }
+	bare.before = func() error { return r.tidy(r.path("run/rootfs", name+"-bare"), final) }
 	asked := ours.before
-	ours.before = func() error { return errors.Join(r.tidy(r.path("rootfs", name+"-ours"), final), asked()) }
+	ours.before = func() error { return errors.Join(r.tidy(r.path("run/rootfs", name+"-ours"), final), asked()) }
 	times, err := r.compare(r.options.pairs, bare, ours)
 	if err != nil {
 		return nil, err
@@ -235,6 +241,50 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 	row.Budget = "+4 ms"
 	row.within(row.Added.Median <= 4, true)
 	return []Row{row}, nil
+}
+
+// createGrantedAlone is a create with a grant, without and with a driver's files, with true(1) as the real runtime and against true(1), as
+// createNoGPUAlone. Nothing is started, and the binding dies with the process that made it.
+func createGrantedAlone(r *rig) ([]Row, error) {
+	nothing, err := exec.LookPath("true")
+	if err != nil {
+		return nil, err
+	}
+	contestants := []contestant{{name: "bare", command: func() *exec.Cmd { return r.command(nil, nothing) }}}
+	cases := []struct {
+		what, name string
+		node       func(name, realRuntime string) (*node, error)
+		more       []func(*specs.Spec) error
+	}{
+		{what: "a grant, real runtime true(1)", name: "grant-alone", node: r.newNode},
+		{"a grant and the driver's files, real runtime true(1)", "driver-alone", r.newDriverNode, []func(*specs.Spec) error{withLoader}},
+	}
+	for _, c := range cases {
+		node, err := c.node(c.name, nothing)
+		if err != nil {
+			return nil, err
+		}
+		reference, err := node.grant("--memory", "8GiB", "--gpus", "2")
+		if err != nil {
+			return nil, err
+		}
+		ours, _, err := r.granting(c.name, node, reference, c.more...)
+		if err != nil {
+			return nil, err
+		}
+		ours.after = nil
+		contestants = append(contestants, ours)
+	}
+	times, err := r.compare(r.options.pairs, contestants...)
+	if err != nil {
+		return nil, err
+	}
+	clear(r.live) // no container was made
+	var rows []Row
+	for i, c := range cases {
+		rows = append(rows, comparison(c.what, wrapperName, times[0], times[i+1]))
+	}
+	return rows, nil
 }
 
 // tidy takes away the mount points of the driver's files that the runtime has made: both sides then have them to make again, as in the

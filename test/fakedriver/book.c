@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "book.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,14 +15,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SLOTS = 1024, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
+enum { SLOTS = 1024, PATHS = 192, LIMITS = 64, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
 
 struct seat {
-    uint32_t pid;
+    uint32_t pid;    /* as its process knows it, in this namespace: */
+    uint64_t pid_ns; /* 0 where there is no /proc to tell */
+    char cgroup[PATHS];
     uint64_t used[BOOK_KINDS][BOOK_GPUS];
 };
 
+struct limit {
+    char cgroup[PATHS]; /* empty: a free place */
+    uint64_t soft[BOOK_GPUS], hard[BOOK_GPUS];
+};
+
 struct usage {
+    struct limit limits[LIMITS];
     uint64_t peak[BOOK_GPUS];
     struct seat seats[SLOTS];
 };
@@ -32,6 +41,16 @@ static int count;
 static uint64_t context_bytes;
 static struct usage *usage;
 static int fd = -1, mine = -1;
+static char directory_name[4000];
+
+static uint64_t pid_namespace(const char *process)
+{
+    char path[300];
+    struct stat st;
+
+    snprintf(path, sizeof path, "/proc/%s/ns/pid", process);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
 
 static bool directory(char *path, size_t size)
 {
@@ -108,6 +127,18 @@ static bool lock_byte(int command, int type, off_t byte)
 static void enter(void) { lock_byte(F_OFD_SETLKW, F_WRLCK, DESK); }
 static void leave(void) { lock_byte(F_OFD_SETLK, F_UNLCK, DESK); }
 
+/* own_cgroup is the caller's in v2, from the root of its cgroup namespace. */
+static void own_cgroup(char *path)
+{
+    char line[4096];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+
+    *path = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "0::%191[^\n]", path) == 1) break;
+    if (f) fclose(f);
+}
+
 /* take_seat: the first that nobody holds. A dead process's lock is gone. */
 static bool take_seat(void)
 {
@@ -117,6 +148,8 @@ static bool take_seat(void)
     if (mine >= 0) {
         memset(&usage->seats[mine], 0, sizeof usage->seats[mine]);
         usage->seats[mine].pid = (uint32_t)getpid();
+        usage->seats[mine].pid_ns = pid_namespace("self");
+        own_cgroup(usage->seats[mine].cgroup);
     }
     leave();
     return mine >= 0;
@@ -142,6 +175,7 @@ bool book_open(void)
     ok = mine >= 0;
     if (!ok && directory(dir, sizeof dir)) {
         count = 0;
+        snprintf(directory_name, sizeof directory_name, "%s", dir);
         ok = read_devices(dir) && map_usage(dir) && take_seat();
         if (!registered) registered = pthread_atfork(NULL, NULL, close_in_child) == 0;
     }
@@ -177,13 +211,44 @@ static uint64_t sum(int gpu, unsigned int kinds)
 
 static const unsigned int every_kind = (1u << BOOK_KINDS) - 1;
 
+static bool within(const char *cgroup, const char *above)
+{
+    size_t n = strlen(above);
+    return strncmp(cgroup, above, n) == 0 && (cgroup[n] == 0 || cgroup[n] == '/');
+}
+
+static uint64_t held_in(const char *cgroup, int gpu)
+{
+    uint64_t total = 0;
+
+    for (int i = 0; i < SLOTS; i++) {
+        bury(i);
+        if (within(usage->seats[i].cgroup, cgroup))
+            for (int k = 0; k < BOOK_KINDS; k++) total += usage->seats[i].used[k][gpu];
+    }
+    return total;
+}
+
+/* allowed: no limit of a cgroup that this process is in, or below, is in the way. */
+static bool allowed(int gpu, uint64_t bytes)
+{
+    for (int i = 0; i < LIMITS; i++) {
+        const struct limit *l = &usage->limits[i];
+        uint64_t used;
+        if (!*l->cgroup || l->hard[gpu] == BOOK_NO_LIMIT || !within(usage->seats[mine].cgroup, l->cgroup)) continue;
+        used = held_in(l->cgroup, gpu);
+        if (used > l->hard[gpu] || bytes > l->hard[gpu] - used) return false;
+    }
+    return true;
+}
+
 bool book_add(int gpu, enum book_kind kind, uint64_t bytes)
 {
     bool fits = false;
 
     pthread_mutex_lock(&mutex);
     enter();
-    if (bytes <= gpus[gpu].memory && sum(gpu, every_kind) <= gpus[gpu].memory - bytes) {
+    if (bytes <= gpus[gpu].memory && sum(gpu, every_kind) <= gpus[gpu].memory - bytes && allowed(gpu, bytes)) {
         uint64_t memory;
         fits = true;
         usage->seats[mine].used[kind][gpu] += bytes;
@@ -220,6 +285,36 @@ uint64_t book_used(int gpu) { return ask(gpu, every_kind); }
 uint64_t book_mine(int gpu, enum book_kind kind) { return usage->seats[mine].used[kind][gpu]; }
 uint64_t book_peak(int gpu) { return usage->peak[gpu]; }
 
+/* pid_here is a seat's pid in the namespace of the one who asks, as the kernel's own driver tells it. What is not below that
+ * namespace keeps its own. */
+static unsigned int pid_here(const struct seat *s)
+{
+    unsigned int pid = s->pid;
+    struct dirent *entry;
+    DIR *proc;
+
+    if (s->pid_ns == 0 || s->pid_ns == pid_namespace("self") || !(proc = opendir("/proc"))) return pid;
+    while ((entry = readdir(proc))) {
+        char path[300], line[256];
+        unsigned int innermost = 0;
+        FILE *f;
+        if (entry->d_name[0] < '1' || entry->d_name[0] > '9' || pid_namespace(entry->d_name) != s->pid_ns) continue;
+        snprintf(path, sizeof path, "/proc/%s/status", entry->d_name);
+        if (!(f = fopen(path, "re"))) continue;
+        while (fgets(line, sizeof line, f)) {
+            char *last = strrchr(line, '\t');
+            if (strncmp(line, "NSpid:", 6) == 0 && last) innermost = (unsigned int)strtoul(last, NULL, 10);
+        }
+        fclose(f);
+        if (innermost == s->pid) {
+            pid = (unsigned int)strtoul(entry->d_name, NULL, 10);
+            break;
+        }
+    }
+    closedir(proc);
+    return pid;
+}
+
 int book_processes(int gpu, struct book_process *list, int room)
 {
     int n = 0;
@@ -229,8 +324,107 @@ int book_processes(int gpu, struct book_process *list, int room)
         const struct seat *s = &usage->seats[i];
         uint64_t used = s->used[BOOK_MEMORY][gpu] + s->used[BOOK_CONTEXTS][gpu];
         if (used == 0) continue;
-        if (n < room) list[n] = (struct book_process){.pid = s->pid, .used = used};
+        if (n < room) list[n] = (struct book_process){.pid = pid_here(s), .used = used};
         n++;
     }
     return n;
+}
+
+static const char mount_point[] = "/sys/fs/cgroup";
+
+/* place finds a cgroup's limit, or with make a free place for one. What is said of cgroups that are gone is forgotten. */
+static struct limit *place(const char *directory, bool make)
+{
+    struct limit *vacant = NULL;
+    struct stat st;
+
+    if (strncmp(directory, mount_point, sizeof mount_point - 1) != 0) return NULL;
+    for (int i = 0; i < LIMITS; i++) {
+        struct limit *l = &usage->limits[i];
+        char path[PATHS + sizeof mount_point];
+        snprintf(path, sizeof path, "%s%s", mount_point, l->cgroup);
+        if (*l->cgroup && stat(path, &st) < 0) memset(l, 0, sizeof *l);
+        if (*l->cgroup && strcmp(path, directory) == 0) return l;
+        if (!*l->cgroup && !vacant) vacant = l;
+    }
+    if (!make || !vacant) return NULL;
+    snprintf(vacant->cgroup, sizeof vacant->cgroup, "%s", directory + sizeof mount_point - 1);
+    for (int i = 0; i < BOOK_GPUS; i++) vacant->hard[i] = BOOK_NO_LIMIT;
+    return vacant;
+}
+
+bool book_set_limit(int gpu, const char *directory, uint64_t soft, uint64_t hard)
+{
+    struct limit *l;
+
+    pthread_mutex_lock(&mutex);
+    enter();
+    l = place(directory, true);
+    if (l) {
+        l->soft[gpu] = soft;
+        l->hard[gpu] = hard;
+    }
+    leave();
+    pthread_mutex_unlock(&mutex);
+    return l != NULL;
+}
+
+bool book_limit(int gpu, const char *directory, uint64_t *soft, uint64_t *hard, uint64_t *used)
+{
+    const struct limit *l;
+
+    pthread_mutex_lock(&mutex);
+    enter();
+    l = place(directory, false);
+    if (l) {
+        *soft = l->soft[gpu];
+        *hard = l->hard[gpu];
+        *used = held_in(l->cgroup, gpu);
+    }
+    leave();
+    pthread_mutex_unlock(&mutex);
+    return l != NULL;
+}
+
+/* own_limit is that of the cgroup which this process is in, and of no other above it. */
+static const struct limit *own_limit(int gpu)
+{
+    for (int i = 0; i < LIMITS; i++) {
+        const struct limit *l = &usage->limits[i];
+        if (*l->cgroup && strcmp(l->cgroup, usage->seats[mine].cgroup) == 0 && l->hard[gpu] < gpus[gpu].memory) return l;
+    }
+    return NULL;
+}
+
+uint64_t book_memory(int gpu)
+{
+    const struct limit *l = own_limit(gpu);
+    return l ? l->hard[gpu] : gpus[gpu].memory;
+}
+
+uint64_t book_free(int gpu)
+{
+    const struct limit *l = own_limit(gpu);
+    uint64_t all = gpus[gpu].memory - book_used(gpu), used;
+
+    if (!l) return all;
+    pthread_mutex_lock(&mutex);
+    enter();
+    used = held_in(l->cgroup, gpu);
+    leave();
+    pthread_mutex_unlock(&mutex);
+    used = used < l->hard[gpu] ? l->hard[gpu] - used : 0;
+    return used < all ? used : all;
+}
+
+void book_wish(char *word, int size)
+{
+    char path[4096];
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/limits", directory_name);
+    f = fopen(path, "re");
+    if (!f || !fgets(word, size, f)) *word = 0;
+    if (f) fclose(f);
+    word[strcspn(word, "\n")] = 0;
 }

@@ -31,6 +31,18 @@ uint64_t book_context_bytes(void);
 bool book_add(int gpu, enum book_kind kind, uint64_t bytes);
 void book_sub(int gpu, enum book_kind kind, uint64_t bytes);
 
+/* A cgroup's limit, by the path of its directory below /sys/fs/cgroup, BOOK_NO_LIMIT without one: what its processes and those below it
+ * hold together. It is gone with the cgroup. A process belongs to the cgroup that it is in when it first uses a GPU, as
+ * /proc/self/cgroup tells it: not in a cgroup namespace of its own. */
+#define BOOK_NO_LIMIT UINT64_MAX
+bool book_set_limit(int gpu, const char *directory, uint64_t soft, uint64_t hard);
+bool book_limit(int gpu, const char *directory, uint64_t *soft, uint64_t *hard, uint64_t *used);
+/* What a GPU has for this process: all of it, or the limit of its cgroup. And what is free of that. */
+uint64_t book_memory(int gpu);
+uint64_t book_free(int gpu);
+/* What the file "limits" beside "devices" wants of a set: "" or a word that the caller knows. */
+void book_wish(char *word, int size);
+
 /* What is used of a GPU, and the most that its memory (not contexts) ever was. */
 uint64_t book_used(int gpu);
 uint64_t book_mine(int gpu, enum book_kind kind);

@@ -1,15 +1,16 @@
 #!/bin/bash
 # build.sh DIR: the stand-in driver as a driver root in DIR, laid out as Debian lays out NVIDIA's.
-# CC and CFLAGS are obeyed. DIR/run/fakedriver/devices says what GPUs it has; change it as you like.
+# CC and CFLAGS are obeyed, and FAKEDRIVER_VERSION: from 615 on its NVML limits the memory of cgroups. DIR/run/fakedriver/devices says what GPUs it has; change it as you like.
 set -euo pipefail
 root=$1
 src=$(dirname "$(readlink -f "$0")")
-version=580.65.06
+version=${FAKEDRIVER_VERSION:-580.65.06}
 cc=${CC:-cc}
 triplet=$($cc -dumpmachine | sed 's/-pc-/-/; s/-unknown-/-/')
 lib=$root/usr/lib/$triplet
 read -ra flags <<<"${CFLAGS:--O2 -g}"
 flags+=(-std=gnu11 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread "-DFAKEDRIVER_VERSION=\"$version\"")
+[ "${version%%.*}" -lt 615 ] || flags+=(-DFAKEDRIVER_LIMITS)
 
 mkdir -p "$lib" "$root/usr/bin" "$root/run/fakedriver"
 # library NAME SOURCE...: as the vendor links them: its own calls are bound to itself.

@@ -136,14 +136,14 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d)
 {
     DEVICE(d);
     CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
-    *bytes = book_gpu(ordinals[d])->memory;
+    *bytes = book_memory(ordinals[d]);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice d)
 {
     DEVICE(d);
     CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
-    *bytes = (unsigned int)book_gpu(ordinals[d])->memory;
+    *bytes = (unsigned int)book_memory(ordinals[d]);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d)
@@ -281,8 +281,8 @@ API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     CURRENT;
     CHECK(free && total, CUDA_ERROR_INVALID_VALUE);
-    *total = book_gpu(gpu())->memory;
-    *free = *total - book_used(gpu());
+    *total = book_memory(gpu());
+    *free = book_free(gpu());
     return CUDA_SUCCESS;
 }
 API CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define DRIVER_VERSION_TEXT FAKEDRIVER_VERSION
 #define API __attribute__((visibility("default")))
@@ -211,6 +213,39 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current
     *current = *pending = 0;
     return NVML_SUCCESS;
 }
+
+#ifdef FAKEDRIVER_LIMITS
+/* From R615 on (docs.nvidia.com/deploy/nvml-api): a set has no currentUsed. */
+typedef struct { const char *nameSpace; unsigned long long softLimit, hardLimit; } nvmlSetMemoryLimits_v1_t;
+typedef struct { const char *nameSpace; unsigned long long softLimit, hardLimit, currentUsed; } nvmlGetMemoryLimits_v1_t;
+
+API nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
+{
+    char wish[32];
+    struct stat st;
+    NEED(i, limits && limits->nameSpace && limits->softLimit <= limits->hardLimit);
+
+    if (geteuid() != 0) return NVML_ERROR_NO_PERMISSION;
+    if (stat(limits->nameSpace, &st) < 0) return NVML_ERROR_INVALID_ARGUMENT;
+    book_wish(wish, sizeof wish);
+    if (strcmp(wish, "fail") == 0) return NVML_ERROR_UNKNOWN;
+    if (strcmp(wish, "ignore") == 0) return NVML_SUCCESS;
+    return book_set_limit(i, limits->nameSpace, limits->softLimit, limits->hardLimit) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+    uint64_t soft = 0, hard = BOOK_NO_LIMIT, used = 0;
+    NEED(i, limits && limits->nameSpace);
+
+    if (!book_limit(i, limits->nameSpace, &soft, &hard, &used)) return NVML_ERROR_NOT_SUPPORTED; /* as seen of a cgroup without any */
+    limits->softLimit = soft;
+    limits->hardLimit = hard;
+    limits->currentUsed = used;
+    return NVML_SUCCESS;
+}
+#endif
+
 API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
     (void)id;

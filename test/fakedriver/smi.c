@@ -1,8 +1,11 @@
-/* nvidia-smi of the stand-in: what NVML says of each GPU, one line a GPU. It looks for NVML where programs do. */
+/* nvidia-smi of the stand-in: what NVML says of each GPU, one line a GPU. It looks for NVML where programs do.
+ * nvidia-smi memory-limits INDEX CGROUP [MiB|max]: sets the hard limit, if given, and prints both in bytes. */
 #include "../../shim/nvml_abi.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static nvmlReturn_t (*init)(void);
 static nvmlReturn_t (*get_count)(unsigned int *);
@@ -38,7 +41,30 @@ static int show(unsigned int index)
     return 0;
 }
 
-int main(void)
+struct limits { const char *cgroup; unsigned long long soft, hard, used; };
+
+static int limits(void *lib, char **argv)
+{
+    nvmlReturn_t (*set)(nvmlDevice_t, struct limits *), (*get)(nvmlDevice_t, struct limits *);
+    struct limits l = {.cgroup = argv[1]};
+    nvmlDevice_t device;
+    nvmlReturn_t r;
+
+    *(void **)&set = dlsym(lib, "nvmlDeviceSetMemoryLimits_v1");
+    *(void **)&get = dlsym(lib, "nvmlDeviceGetMemoryLimits_v1");
+    if (!set || !get) return fprintf(stderr, "NVML limits no memory\n"), 1;
+    if ((r = get_handle((unsigned int)atoi(argv[0]), &device))) return fprintf(stderr, "NVML error %d\n", r), 1;
+    if (argv[2]) {
+        l.hard = strcmp(argv[2], "max") == 0 ? ~0ull : strtoull(argv[2], NULL, 10) << 20;
+        if ((r = set(device, &l))) return fprintf(stderr, "NVML error %d\n", r), 1;
+    }
+    if ((r = get(device, &l)) == NVML_ERROR_NOT_SUPPORTED) return puts("none"), 0;
+    if (r) return fprintf(stderr, "NVML error %d\n", r), 1;
+    printf("soft %llu hard %llu\n", l.soft, l.hard);
+    return 0;
+}
+
+int main(int argc, char **argv)
 {
     void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     unsigned int count = 0;
@@ -52,6 +78,7 @@ int main(void)
         fprintf(stderr, "cannot start NVML\n");
         return 1;
     }
+    if (argc > 3 && strcmp(argv[1], "memory-limits") == 0) return limits(lib, argv + 2);
     for (unsigned int i = 0; i < count; i++) failed |= show(i);
     return failed;
 }

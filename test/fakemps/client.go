@@ -10,7 +10,7 @@ import (
 )
 
 // client is a program that uses CUDA. Its arguments are what it does: "0:2048" allocates 2048 MiB on device 0, "hold" keeps all
-// of it for as long as the server lives.
+// of it for as long as the server lives, "talk" does too and has the server answer ten times a second.
 func client(deeds []string) error {
 	conn, lines, err := join()
 	if err != nil {
@@ -23,6 +23,8 @@ func client(deeds []string) error {
 		case deed == "hold":
 			_, err := lines.ReadString('\n')
 			return fmt.Errorf("lost: %w", err)
+		case deed == "talk":
+			return talk(conn, lines)
 		case !isAlloc:
 			return fmt.Errorf("cannot understand %q", deed)
 		case conn == nil:
@@ -37,6 +39,21 @@ func client(deeds []string) error {
 		}
 	}
 	return nil
+}
+
+// talk says "beat" for every answer.
+func talk(conn net.Conn, lines *bufio.Reader) error {
+	if conn == nil {
+		return fmt.Errorf("no daemon to talk to")
+	}
+	for {
+		fmt.Fprintln(conn, "alloc 0 0")
+		if answer, err := lines.ReadString('\n'); err != nil || answer != "CUDA_SUCCESS\n" {
+			return fmt.Errorf("lost: %w: %s", err, answer)
+		}
+		fmt.Println("beat")
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // join makes it a client of the daemon; without one it is none, and goes on.

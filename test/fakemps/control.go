@@ -19,17 +19,22 @@ import (
 // control is the daemon.
 type control struct {
 	mu      sync.Mutex
+	anybody bool // one server for all users
 	gpus    int
 	limits  map[int]string // of servers to come, by device ordinal
 	percent string
 	servers map[int]*exec.Cmd // by user
 }
 
-func serveControl() error {
+func serveControl(args []string) error {
+	anybody := slices.Contains(args, "-multiuser-server")
+	if anybody && in("old") {
+		return fmt.Errorf("unrecognized option -multiuser-server")
+	}
 	if in("stillborn") {
 		return fmt.Errorf("cannot find a GPU")
 	}
-	c := &control{gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), limits: map[int]string{}, percent: "100", servers: map[int]*exec.Cmd{}}
+	c := &control{anybody: anybody, gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), limits: map[int]string{}, percent: "100", servers: map[int]*exec.Cmd{}}
 	if err := os.WriteFile(pipes()+"/nvidia-cuda-mps-control.pid", []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
 		return err
 	}
@@ -84,8 +89,10 @@ func (c *control) do(words []string) string {
 		if c.byPID(arg[0]) < 0 {
 			return "Server not found\n"
 		}
-		if in("initializing") {
-			return "INITIALIZING\n"
+		for _, state := range []string{"initializing", "fault"} {
+			if in(state) {
+				return strings.ToUpper(state) + "\n"
+			}
 		}
 		return "ACTIVE\n"
 	case "start_server":
@@ -132,6 +139,9 @@ func (c *control) byPID(pid string) int {
 
 // serverFor names the socket of the user's server, or says why there is none. There is one server at a time.
 func (c *control) serverFor(uid int) string {
+	if c.anybody {
+		uid = 0
+	}
 	if c.servers[uid] != nil {
 		return fmt.Sprintf("server-%d", uid)
 	}

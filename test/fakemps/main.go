@@ -6,12 +6,13 @@
 //   - a client that finds no daemon goes on without one, with the whole GPU;
 //   - limits are a process's and not a container's;
 //   - defaults reach only servers that start after them;
-//   - a server serves the processes of one user;
+//   - a server serves the processes of one user, but for -multiuser-server, by which root's serves those of all;
 //   - client and server must see the same /dev/shm;
 //   - the end of the server is the end of its clients' contexts.
 //
-// Words in the file fakemps.moods beside the program make it behave badly: deaf (it takes no limits), initializing (its servers
-// take no clients), stillborn (it ends at once), mute (it does not answer).
+// Words in the file fakemps.moods beside the program make it behave badly: deaf (it takes no limits), initializing and fault (its
+// servers take no clients), stillborn (it ends at once), mute (it does not answer), old (it does not know -multiuser-server), narrow
+// (its socket is open to its own user alone).
 package main
 
 import (
@@ -30,7 +31,7 @@ func main() {
 	switch filepath.Base(os.Args[0]) {
 	case "nvidia-cuda-mps-control":
 		if len(os.Args) > 1 {
-			err = serveControl()
+			err = serveControl(os.Args[1:])
 		} else {
 			err = askControl()
 		}
@@ -82,6 +83,11 @@ func listen(name string, serve func(conn net.Conn, lines *bufio.Reader, line str
 	listener, err := net.Listen("unix", name)
 	if err != nil {
 		return err
+	}
+	if !in("narrow") {
+		if err := os.Chmod(name, 0o777); err != nil { // whoever reaches the directory may connect
+			return err
+		}
 	}
 	for {
 		conn, err := listener.Accept()

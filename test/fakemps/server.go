@@ -49,7 +49,7 @@ func serveClients() error {
 			s.clients[peer.Pid] = true
 			limits, percent := s.forClient(line)
 			s.mu.Unlock()
-			serve(conn, lines, words[1], limits, percent)
+			serve(conn, lines, line, limits, percent)
 			s.mu.Lock()
 			delete(s.clients, peer.Pid)
 		}
@@ -108,7 +108,12 @@ func (s *server) forClient(hello string) (map[int]int, int) {
 }
 
 // serve is one client's life: it shows a file of its shared memory, then allocates.
-func serve(conn net.Conn, lines *bufio.Reader, probe string, limits map[int]int, percent int) {
+func serve(conn net.Conn, lines *bufio.Reader, hello string, limits map[int]int, percent int) {
+	probe := strings.Fields(hello)[1]
+	if strings.Contains(hello, " CUDA_MPS_SM_PARTITION=") { // there are none
+		fmt.Fprintln(conn, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
+		return
+	}
 	if _, err := os.Stat(filepath.Join("/dev/shm", filepath.Base(probe))); err != nil {
 		fmt.Fprintln(conn, "no shared memory in common")
 		return

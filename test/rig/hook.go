@@ -13,7 +13,7 @@ func (n *Node) Hooked(s *specs.Spec) { n.HookedAt("createRuntime", "poststop")(s
 // HookedAt is Hooked at these stages only.
 func (n *Node) HookedAt(stages ...string) Edit {
 	n.T.Helper()
-	path := Binary(n.T, "gpuledger-hook", n.Tags...)
+	path := n.binary("gpuledger-hook")
 	return func(s *specs.Spec) {
 		if s.Hooks == nil {
 			s.Hooks = &specs.Hooks{}

@@ -25,6 +25,7 @@ type Node struct {
 	Root    string   // the real runtime's --root
 	Runtime string   // "runc" or "crun"
 	Tags    []string // build tags of its binaries
+	Bin     string   // a directory with binaries of another version; "" has those of this module built
 	Env     []string // added to what its programs see
 }
 
@@ -133,10 +134,25 @@ func output() (*os.File, func() string) {
 	}
 }
 
+// Of is the node in the hands of another version, whose binaries lie in a directory.
+func (n *Node) Of(bin string) *Node {
+	other := *n
+	other.Bin = bin
+	return &other
+}
+
+func (n *Node) binary(name string) string {
+	n.T.Helper()
+	if n.Bin != "" {
+		return filepath.Join(n.Bin, name)
+	}
+	return Binary(n.T, name, n.Tags...)
+}
+
 // CLI runs gpuledger.
 func (n *Node) CLI(args ...string) Result {
 	n.T.Helper()
-	return Run(n.Command(Binary(n.T, "gpuledger", n.Tags...), args...))
+	return Run(n.Command(n.binary("gpuledger"), args...))
 }
 
 // Command is any program with this node's configuration.
@@ -204,7 +220,7 @@ func (n *Node) State(id grant.ID) grant.State {
 // Wrapper is gpuledger-runtime with the node's runtime root.
 func (n *Node) Wrapper(args ...string) *exec.Cmd {
 	n.T.Helper()
-	return n.Command(Binary(n.T, "gpuledger-runtime", n.Tags...), append([]string{"--root", n.Root}, args...)...)
+	return n.Command(n.binary("gpuledger-runtime"), append([]string{"--root", n.Root}, args...)...)
 }
 
 // Real is the real runtime with the same root.

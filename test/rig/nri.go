@@ -293,7 +293,7 @@ func (n *Node) Daemon(args ...string) *Daemon {
 		n.T.Fatal(err)
 	}
 	defer log.Close()
-	d.cmd = n.Command(Binary(n.T, "gpuledgerd", n.Tags...), append([]string{"--nri-socket", n.nriSocket()}, args...)...)
+	d.cmd = n.Command(n.binary("gpuledgerd"), append([]string{"--nri-socket", n.nriSocket()}, args...)...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := d.cmd.Start(); err != nil {
@@ -307,6 +307,9 @@ func (n *Node) Daemon(args ...string) *Daemon {
 	})
 	return d
 }
+
+// PID is its process.
+func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
 // Signal sends one.
 func (d *Daemon) Signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }

@@ -18,6 +18,9 @@ import (
 // layoutVar hands the wanted cgroup layout, and that the namespace is there, to the re-executed test binary.
 const layoutVar = "GPULEDGER_TEST_CGROUP"
 
+// builtVar hands on where the programs under test are built, so that a test that runs once more elsewhere builds none again.
+const builtVar = "GPULEDGER_TEST_BUILT"
+
 // Layout is what a test sees at /sys/fs/cgroup.
 type Layout string
 
@@ -40,6 +43,9 @@ func Main(m *testing.M) int {
 	if err := Private(Layout(os.Getenv(layoutVar))); err != nil {
 		fmt.Fprintln(os.Stderr, "rig:", err)
 		return 1
+	}
+	if binaries = os.Getenv(builtVar); binaries != "" {
+		return m.Run()
 	}
 	dir, err := os.MkdirTemp("", "rig-")
 	if err != nil {
@@ -71,7 +77,7 @@ func Under(t *testing.T, layout Layout) bool {
 func again(layout Layout, args []string) int {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), layoutVar+"="+string(layout))
+	cmd.Env = append(os.Environ(), layoutVar+"="+string(layout), builtVar+"="+binaries)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {
 		return 1

@@ -37,6 +37,9 @@ func TestAccount(t *testing.T) {
 	each(t, os.Environ(), stage(t, "plain")+"/bin/account_test", nil)
 }
 
+// otherDrivers are the clients' tests for a stage without the usual driver.
+var otherDrivers = []string{"without_the_driver_nothing_loads", "a_call_that_the_driver_dropped"}
+
 // TestClients: however a program finds the driver, and whatever its environment is, it meets the limit.
 func TestClients(t *testing.T) {
 	dir := stage(t, "plain")
@@ -53,7 +56,7 @@ func TestClients(t *testing.T) {
 		{"what other shims obey", "client", []string{"CUDA_DISABLE_CONTROL=true", "CUDA_DEVICE_MEMORY_LIMIT=99g", "LD_PRELOAD="}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			each(t, tt.env, dir+"/bin/"+tt.program, except("no_driver"))
+			each(t, tt.env, dir+"/bin/"+tt.program, except(otherDrivers...))
 		})
 	}
 }
@@ -64,8 +67,16 @@ func TestWithoutADriver(t *testing.T) {
 	if err := os.Remove("/run/gpuledger/driver/libcuda.so.1"); err != nil {
 		t.Fatal(err)
 	}
-	each(t, os.Environ(), dir+"/bin/client", only("no_driver"))
-	each(t, os.Environ(), dir+"/bin/client-static", only("no_driver"))
+	each(t, os.Environ(), dir+"/bin/client", only(otherDrivers[0]))
+	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[0]))
+}
+
+// TestWithAnotherDriver: one that lacks most of what the proxies wrap.
+func TestWithAnotherDriver(t *testing.T) {
+	dir := stage(t, "plain")
+	sh(t, "cp "+dir+"/bin/older/*.so.1 /run/gpuledger/driver")
+	each(t, os.Environ(), dir+"/bin/client", only(otherDrivers[1]))
+	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[1]))
 }
 
 // TestNvidiaSMI: the tool that everybody looks with shows the grant.
@@ -92,7 +103,8 @@ func TestStorm(t *testing.T) {
 
 // The heaviest are left out: what they show is shown without a sanitizer, and a sanitizer makes a process of some MiB one of
 // some GiB.
-var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_stops_nobody"}
+var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_stops_nobody", "a_start_that_is_killed_holds_nobody_up",
+	"a_word_has_one_writer"}
 
 func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	env := append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1")

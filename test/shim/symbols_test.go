@@ -3,7 +3,9 @@ package shim
 import (
 	"debug/elf"
 	_ "embed"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -76,6 +78,30 @@ func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s exports\n%v\nand wraps\n%v", library, got, want)
+		}
+	}
+}
+
+// TestABuildTouchesNoLibraryInUse: hami #753. A file that processes have mapped stays theirs; the new one gets its name.
+func TestABuildTouchesNoLibraryInUse(t *testing.T) {
+	dir := t.TempDir()
+	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if err := os.WriteFile(filepath.Join(dir, library), []byte("in use"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Link(filepath.Join(dir, library), filepath.Join(dir, library+".used")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command("../../shim/build.sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if content, err := os.ReadFile(filepath.Join(dir, library+".used")); err != nil || string(content) != "in use" {
+			t.Errorf("the %s that was there is written over: %v", library, err)
+		}
+		if info, err := os.Stat(filepath.Join(dir, library)); err != nil || info.Size() < 1000 {
+			t.Errorf("there is no new %s: %v", library, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@
  *   total   the memory of each GPU, as its driver says it
  *   free    what is free of GPU 0
  *   N       N MiB on GPU 0; what is had is kept
+ *   past:LIBRARY  takes what follows from that library, as a program that looks for the driver behind a proxy of it
  *   hold    says so, and waits for ever
  *   serve   allocates, for each file /tmp/ask.1, /tmp/ask.2, ..., the MiB that it names, and answers in /tmp/answer.1, ... */
 #include <dlfcn.h>
@@ -17,11 +18,11 @@ static int (*total)(size_t *, int);
 static int (*info)(size_t *, size_t *);
 static int (*alloc)(unsigned long long *, size_t);
 
-static int load(void)
+static int load(const char *name)
 {
     struct { const char *name; void *to; } all[] = {{"cuInit", &init}, {"cuDeviceGetCount", &count}, {"cuCtxCreate_v2", &create},
         {"cuDeviceTotalMem_v2", &total}, {"cuMemGetInfo_v2", &info}, {"cuMemAlloc_v2", &alloc}};
-    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    void *lib = dlopen(name, RTLD_NOW);
 
     for (size_t i = 0; lib && i < sizeof all / sizeof *all; i++)
         if (!(*(void **)all[i].to = dlsym(lib, all[i].name))) return 0;
@@ -72,24 +73,30 @@ static void serve(void)
     }
 }
 
-int main(int argc, char **argv)
+static void begin(const char *name)
 {
     void *context;
     int r;
 
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    if (!load()) {
+    if (!load(name)) {
         printf("no driver: %s\n", dlerror());
-        return 1;
+        exit(1);
     }
     if ((r = init(0)) || (r = create(&context, 0, 0))) {
         printf("no GPU: %d\n", r);
-        return 1;
+        exit(1);
     }
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    begin("libcuda.so.1");
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "total") == 0) say_total();
         else if (strcmp(argv[i], "free") == 0) say_free();
         else if (strcmp(argv[i], "serve") == 0) serve();
+        else if (strncmp(argv[i], "past:", 5) == 0) begin(argv[i] + 5);
         else if (strcmp(argv[i], "hold") == 0) for (puts("holds");; pause()) {}
         else printf("%s MiB: %d\n", argv[i], take(strtoul(argv[i], NULL, 10)));
     }

@@ -28,3 +28,17 @@ func (*Sampler) Close() {}
 
 // Sample is never called.
 func (*Sampler) Sample(time.Time) (grant.Sample, error) { return grant.Sample{}, errors.New(advice) }
+
+// Limiter limits nothing in this build.
+type Limiter struct{}
+
+// OpenLimiter fails as Refresh does.
+func OpenLimiter(string) (*Limiter, error) {
+	return nil, errors.New("cannot load NVML: this gpuledger was built without cgo. " + advice)
+}
+
+// Limit is never called.
+func (*Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
+	ask.Error = advice
+	return ask
+}

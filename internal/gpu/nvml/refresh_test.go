@@ -39,7 +39,7 @@ func TestRefreshWithAStandIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(inv.GPUs) != 2 || !reflect.DeepEqual(inv.Driver, grant.Driver{Version: "550.1", CUDA: "12.4", Root: root}) {
+	if len(inv.GPUs) != 2 || !reflect.DeepEqual(inv.Driver, grant.Driver{Version: "550.1", CUDA: "12.4", Root: root, MemoryLimits: "driver 550.1 does not limit memory, 615 and newer do"}) {
 		t.Fatalf("got %+v", inv)
 	}
 	for i, uuid := range []string{"GPU-standin-0", "GPU-standin-1"} {

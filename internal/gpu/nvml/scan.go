@@ -49,7 +49,7 @@ func driver(lib nvml.Interface, h host.Host, driverRoot string) (grant.Driver, e
 			return grant.Driver{}, fmt.Errorf("cannot read the driver's version: %v", ret)
 		}
 	}
-	return grant.Driver{Version: version, CUDA: cuda(lib), Root: driverRoot}, nil
+	return grant.Driver{Version: version, CUDA: cuda(lib), Root: driverRoot, MemoryLimits: memoryLimits(lib, version)}, nil
 }
 
 // cuda is the highest CUDA version that the driver serves, as 13.0, or "" where NVML can't tell. The older call answers

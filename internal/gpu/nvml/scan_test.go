@@ -122,7 +122,8 @@ func TestScanOfEachSystem(t *testing.T) {
 			inv := scan(t, prepare(tt.server), machine(t, 8))
 			want := grant.Inventory{
 				Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a", Source: "nvml",
-				Driver: grant.Driver{Version: tt.server.DriverVersion, CUDA: tt.cuda, Root: "/"},
+				Driver: grant.Driver{Version: tt.server.DriverVersion, CUDA: tt.cuda, Root: "/",
+					MemoryLimits: "driver " + tt.server.DriverVersion + " does not limit memory, 615 and newer do"},
 				Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510},
 			}
 			for i := range 8 {
@@ -152,6 +153,25 @@ func TestTheSnapshotOfAScanIsUsable(t *testing.T) {
 	}
 	if inv.Driver.Version != "580.142" { // the kernel's, where the mock says 550.54.15
 		t.Errorf("got driver %q", inv.Driver.Version)
+	}
+}
+
+// TestMemoryLimits: the calls alone do not make a driver that limits memory, nor does its version.
+func TestMemoryLimits(t *testing.T) {
+	for _, tt := range []struct{ version, missing, want string }{
+		{"615.71.09", "", grant.CanLimit},
+		{"1000.1", "", grant.CanLimit},
+		{"580.142", "", "driver 580.142 does not limit memory, 615 and newer do"},
+		{"unknown", "", "driver unknown does not limit memory, 615 and newer do"},
+		{"615.71.09", "nvmlDeviceSetMemoryLimits_v1", "its NVML has no nvmlDeviceSetMemoryLimits_v1"},
+		{"615.71.09", "nvmlDeviceGetMemoryLimits_v1", "its NVML has no nvmlDeviceGetMemoryLimits_v1"},
+	} {
+		s := prepare(dgxa100.New())
+		s.LookupSymbolFunc = without(memoryV2, cudaV2, tt.missing)
+		s.SystemGetDriverVersionFunc = func() (string, api.Return) { return tt.version, api.SUCCESS }
+		if got := scan(t, s, machine(t, 8)).Driver.MemoryLimits; got != tt.want {
+			t.Errorf("driver %s without %q: %q, want %q", tt.version, tt.missing, got, tt.want)
+		}
 	}
 }
 

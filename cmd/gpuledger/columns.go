@@ -1,0 +1,95 @@
+package main
+
+import (
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// narrow is what every terminal has, in columns.
+const narrow = 80
+
+// columnsOf is how wide a picture may be: as the terminal, where it is drawn on one that is wider than the narrowest.
+func columnsOf(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return narrow
+	}
+	return max(int(size.Col), narrow)
+}
+
+// gap is what the cells of a table have between them.
+const gap = 2
+
+// widthOf is how wide a table of these rows becomes, without the column that is left out (-1: none).
+func widthOf(rows [][]string, without int) (sum int) {
+	var widest []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widest) {
+				widest = append(widest, 0)
+			}
+			widest[i] = max(widest[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for i, w := range widest {
+		if i > 0 {
+			sum += gap
+		}
+		if i != without {
+			sum += w
+		}
+	}
+	return sum
+}
+
+// writeRows writes them as a table.
+func writeRows(w io.Writer, rows [][]string) error {
+	t := table(w)
+	for _, row := range rows {
+		if _, err := io.WriteString(t, strings.Join(row, "\t")+"\n"); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// fit cuts what is in one column of the rows so that the table has its place. Eight characters are left in any case.
+func fit(rows [][]string, column, columns int) {
+	room := max(columns-widthOf(rows, column), 8)
+	for _, row := range rows {
+		row[column] = shorten(row[column], room)
+	}
+}
+
+// shorten leaves so many characters of a text.
+func shorten(text string, room int) string {
+	if runes := []rune(text); len(runes) > room {
+		return strings.TrimRight(string(runes[:room-1]), " ") + "…"
+	}
+	return text
+}
+
+// wrap breaks a sentence into lines of so many columns, the first and the next ones with what they begin with. A word that is longer
+// than a line is broken too, where it stands.
+func wrap(text string, columns int, first, next string) string {
+	var lines []string
+	line, empty := first, true
+	for word := range strings.FieldsSeq(text) {
+		long := utf8.RuneCountInString(word)
+		if !empty && utf8.RuneCountInString(line)+1+long > columns && len(next)+long <= columns {
+			lines, line, empty = append(lines, line), next, true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+		for runes := []rune(line); len(runes) > columns; runes = []rune(line) {
+			lines, line = append(lines, string(runes[:columns])), next+string(runes[columns:])
+		}
+	}
+	return strings.Join(append(lines, line), "\n")
+}

@@ -1,0 +1,89 @@
+package cgmem
+
+import (
+	"bufio"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// served is a socket at which each connection is answered by what serve says of its line; nil never answers.
+func served(t *testing.T, serve func(line string) string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("unix", dir+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				line, err := bufio.NewReader(conn).ReadString('\n')
+				if err != nil || serve == nil {
+					_, _ = conn.Read(make([]byte, 1)) // until the other side has had enough
+					return
+				}
+				_, _ = conn.Write([]byte(serve(line)))
+			}()
+		}
+	}()
+	return dir + "/s"
+}
+
+func TestAsk(t *testing.T) {
+	var heard string
+	socket := served(t, func(line string) string { heard = line; return `{"version":1}` + "\n" })
+	if err := Ask(socket, Request{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7}, time.Minute); err != nil {
+		t.Error(err)
+	}
+	if want := `{"version":1,"op":"set","runtime_root":"/run/runc","container":"c","pid":7}` + "\n"; heard != want {
+		t.Errorf("gpuledgerd hears %q, want %q", heard, want)
+	}
+	for said, want := range map[string]string{
+		`{"version":1,"error":"no such grant"}` + "\n": "no such grant",
+		`{"version":2}` + "\n":                         "of another version",
+		"{}\n":                                         "of another version",
+		"no JSON\n":                                    "cannot be understood",
+		`{"version":1}`:                                "it has hung up",
+		"":                                             "it has hung up",
+		strings.Repeat("x", 2*MaxLine) + "\n":          "it says too much",
+		`{"version":1,"version":1}` + "\n":             "cannot be understood",
+		`{"version":1,"error":"` + "\xff" + `"}` + "\n": "cannot be understood",
+	} {
+		socket := served(t, func(string) string { return said })
+		if err := Ask(socket, Request{Op: Clear}, time.Minute); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: %v, want %s", said, err, want)
+		}
+	}
+}
+
+// TestAskIsNotHeldUp by whoever takes a connection and says nothing, nor by whoever takes none.
+func TestAskIsNotHeldUp(t *testing.T) {
+	if err := Ask(served(t, nil), Request{Op: Clear}, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "timed out") {
+		t.Errorf("silence: %v", err)
+	}
+	if err := Ask(served(t, nil), Request{Op: Clear}, 0); err == nil {
+		t.Error("no time at all is enough")
+	}
+	if err := Listens("/tmp/nobody/there"); err == nil || !strings.Contains(err.Error(), "gpuledgerd does not answer at /tmp/nobody/there: no such file or directory") {
+		t.Errorf("nobody: %v", err)
+	}
+	if err := Listens(served(t, nil)); err != nil {
+		t.Errorf("somebody: %v", err)
+	}
+	if err := Listens("/" + strings.Repeat("x", 200)); err == nil {
+		t.Error("a name that no socket has")
+	}
+}

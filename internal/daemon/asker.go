@@ -1,0 +1,215 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+// asker has a child process ask NVML, which can hang in the kernel, crash, and tell nonsense when GPUs come and go; then that
+// happens to the child, which is given up, and the next one begins with another NVML.
+type asker struct {
+	command []string // answers each line on its standard input with one on its standard output
+	config  string   // the configuration's path
+	first   time.Duration
+	later   time.Duration
+
+	child *measuring
+	stuck atomic.Int32 // children that were killed and have not ended
+	retry time.Time    // not before
+	wait  time.Duration
+	error error // why there is no child
+}
+
+// How long a sample may take: the first loads the driver, where nobody has done so. And how long a failure rests.
+const (
+	firstSample = 30 * time.Second
+	laterSample = 5 * time.Second
+	firstRest   = time.Second
+	lastRest    = time.Minute
+	maxStuck    = 2
+)
+
+// measuring is a child at work.
+type measuring struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	lines  chan []byte // closed when it has ended
+	mu     sync.Mutex
+	said   string // on standard error, the last line
+	source grant.Source
+	fresh  bool
+}
+
+// exchange sends the child a line and takes its answer, which read has to understand.
+func (m *asker) exchange(ctx context.Context, source grant.Source, line []byte, read func([]byte) error) error {
+	if m.child != nil && m.child.source != source {
+		m.drop()
+	}
+	if m.child == nil {
+		if time.Now().Before(m.retry) {
+			return m.error
+		}
+		if err := m.start(source); err != nil {
+			return m.failed(err)
+		}
+	}
+	answer, err := m.ask(ctx, line)
+	if err == nil {
+		err = read(answer)
+	}
+	if err != nil {
+		m.drop()
+		return m.failed(err)
+	}
+	m.error, m.wait = nil, 0
+	return nil
+}
+
+func (m *asker) failed(err error) error {
+	m.error = err
+	m.wait = min(max(2*m.wait, firstRest), lastRest)
+	m.retry = time.Now().Add(m.wait)
+	return m.error
+}
+
+// start begins a child, unless those before it hang in the kernel, where no signal reaches them.
+func (m *asker) start(source grant.Source) error {
+	if n := m.stuck.Load(); n >= maxStuck {
+		return fmt.Errorf("%d processes that asked NVML hang in the driver and cannot be ended", n)
+	}
+	c := &measuring{cmd: exec.Command(m.command[0], m.command[1:]...), lines: make(chan []byte, 1), source: source, fresh: true}
+	c.cmd.Env = append(os.Environ(), policy.PathEnv+"="+m.config)
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	complaints, err := c.cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.cmd.Start(); err != nil {
+		return err
+	}
+	c.in = in
+	go c.listen(out, complaints)
+	m.child = c
+	return nil
+}
+
+// maxSample bounds a line, in bytes. A thousand processes have 100 KiB.
+const maxSample = 16 << 20
+
+// listen hands on what a child says, until it ends.
+func (c *measuring) listen(out, complaints io.Reader) {
+	var quiet sync.WaitGroup
+	quiet.Go(func() {
+		for s := bufio.NewScanner(complaints); s.Scan(); {
+			c.mu.Lock()
+			if c.said == "" {
+				c.said = firstLine(grant.Printable(s.Text()))
+			}
+			c.mu.Unlock()
+		}
+	})
+	defer close(c.lines)
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, maxSample)
+	for lines.Scan() {
+		select {
+		case c.lines <- append([]byte(nil), lines.Bytes()...):
+		default: // nobody has asked
+		}
+	}
+	quiet.Wait()
+}
+
+// ask has the child answer within its time.
+func (m *asker) ask(ctx context.Context, line []byte) ([]byte, error) {
+	c, within := m.child, m.later
+	if c.fresh {
+		within, c.fresh = m.first, false
+	}
+	if pipe, bounded := c.in.(interface{ SetWriteDeadline(time.Time) error }); bounded { // one that hangs reads no long line
+		_ = pipe.SetWriteDeadline(time.Now().Add(within))
+	}
+	if _, err := c.in.Write(append(line, '\n')); err != nil {
+		c.drain(time.Second)
+		return nil, c.reason(err)
+	}
+	timeout := time.NewTimer(within)
+	defer timeout.Stop()
+	select {
+	case line, alive := <-c.lines:
+		if !alive {
+			return nil, c.reason(errors.New("the process that asks NVML has ended"))
+		}
+		return line, nil
+	case <-timeout.C:
+		return nil, fmt.Errorf("NVML has not answered for %s", within)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// drain waits, for a while, until the child says nothing more.
+func (c *measuring) drain(within time.Duration) {
+	timeout := time.NewTimer(within)
+	defer timeout.Stop()
+	for {
+		select {
+		case _, alive := <-c.lines:
+			if !alive {
+				return
+			}
+		case <-timeout.C:
+			return
+		}
+	}
+}
+
+// reason is what the child complained of, or else the error.
+func (c *measuring) reason(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.said != "" {
+		return errors.New(c.said)
+	}
+	return err
+}
+
+// drop gives the child up. One that hangs in the kernel ends when the kernel lets it.
+func (m *asker) drop() {
+	c := m.child
+	m.child = nil
+	if c == nil {
+		return
+	}
+	_ = c.in.Close()
+	_ = c.cmd.Process.Kill()
+	m.stuck.Add(1)
+	go func() {
+		for alive := true; alive; { // so that listen comes to its end
+			_, alive = <-c.lines
+		}
+		_ = c.cmd.Wait()
+		m.stuck.Add(-1)
+	}()
+}
+
+// Close ends the child.
+func (m *asker) Close() { m.drop() }

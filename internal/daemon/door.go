@@ -1,0 +1,134 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/cgmem"
+)
+
+// door is the socket at which our other programs ask for the driver's limits. Its directory is root's alone, and the kernel says
+// who knocks.
+type door struct {
+	mu       sync.Mutex
+	address  string
+	listener net.Listener
+}
+
+// What one who knocks may take: time to say it, time until it is done, and how many at once.
+const (
+	knockTime  = 5 * time.Second
+	answerTime = 35 * time.Second
+	maxKnocks  = 64
+)
+
+// open listens, if nobody does yet.
+func (d *door) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.address == address {
+		return nil
+	}
+	d.close()
+	l, err := listenUnix(address)
+	if err != nil {
+		return fmt.Errorf("cannot listen on %s: %w", address, err)
+	}
+	d.address, d.listener = address, l
+	go d.serve(l, answer)
+	return nil
+}
+
+func (d *door) shut() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.close()
+}
+
+func (d *door) close() {
+	if d.listener != nil {
+		_ = d.listener.Close()
+	}
+	d.address, d.listener = "", nil
+}
+
+// serve ends with the listener. Where that ends by itself the next open makes another.
+func (d *door) serve(l net.Listener, answer func(context.Context, cgmem.Request, int) error) {
+	room := make(chan struct{}, maxKnocks)
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			break
+		}
+		room <- struct{}{}
+		go func() {
+			defer func() { <-room }()
+			defer conn.Close()
+			attend(conn, answer)
+		}()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listener == l {
+		d.close()
+	}
+}
+
+// attend hears one request and answers it. Who only connects wants to know whether somebody is there.
+func attend(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
+	peer, err := peerOf(conn)
+	if err != nil {
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(knockTime))
+	line, err := bufio.NewReader(io.LimitReader(conn, cgmem.MaxLine)).ReadBytes('\n')
+	if err != nil {
+		return
+	}
+	var r cgmem.Request
+	switch err = json.Unmarshal(line, &r); {
+	case err != nil:
+		err = errors.New("gpuledgerd cannot understand the request")
+	case r.Version != cgmem.Version:
+		err = fmt.Errorf("gpuledgerd is of another version than the program that asks (%d, not %d)", cgmem.Version, r.Version)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+		err = answer(ctx, r, peer)
+		cancel()
+	}
+	a := cgmem.Answer{Version: cgmem.Version}
+	if err != nil {
+		a.Error = err.Error()
+		a.Error = a.Error[:min(len(a.Error), cgmem.MaxLine/2)]
+	}
+	if line, err = json.Marshal(a); err == nil {
+		_ = conn.SetDeadline(time.Now().Add(knockTime))
+		_, _ = conn.Write(append(line, '\n'))
+	}
+}
+
+// peerOf is the process that connected, as this pid namespace knows it.
+func peerOf(conn net.Conn) (pid int, err error) {
+	c, isUnix := conn.(*net.UnixConn)
+	if !isUnix {
+		return 0, errors.New("it is no unix socket")
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
+		return 0, errors.Join(e, err)
+	}
+	return int(peer.Pid), nil
+}

@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// leaf is a container's cgroup that the driver limits.
+type leaf struct {
+	Cgroup      string        `json:"cgroup"` // from the root of cgroup v2
+	Inode       uint64        `json:"inode"`  // of its directory: another of the same name is another's
+	Grant       grant.ID      `json:"grant"`
+	RuntimeRoot string        `json:"runtime_root"`
+	Container   string        `json:"container"`
+	GPUs        []grant.Share `json:"gpus"` // what it was given last
+}
+
+// leaves are those that gpuledgerd has given limits to, or was about to: they are written down before a limit is set, so that
+// whoever comes after a crash finds what has to be cleared.
+type leaves struct {
+	Version int    `json:"version"`
+	BootID  string `json:"boot_id"`
+	List    []leaf `json:"leaves"`
+}
+
+const (
+	leavesName    = "driver-limits.json"
+	leavesVersion = 1
+	maxLeaves     = 16 << 20
+)
+
+// loadLeaves reads what this boot's daemons wrote. Without a file there are none.
+func loadLeaves(runDir, boot string) (l leaves, err error) {
+	path := filepath.Join(runDir, leavesName)
+	data, err := host.ReadFile(path, maxLeaves)
+	if errors.Is(err, fs.ErrNotExist) {
+		return leaves{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &l)
+	}
+	switch {
+	case err != nil:
+		return leaves{}, fmt.Errorf("cannot read %s: %w", path, err)
+	case l.BootID != boot: // cgroups die with the boot
+		return leaves{}, nil
+	case l.Version != leavesVersion:
+		return leaves{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d", path, l.Version, leavesVersion)
+	}
+	return l, nil
+}
+
+func (l leaves) save(runDir, boot string) error {
+	l.Version, l.BootID = leavesVersion, boot
+	data, err := json.Marshal(l, jsontext.WithIndent(" "))
+	if err != nil {
+		return fmt.Errorf("internal error: cannot encode the driver's limits: %w", err)
+	}
+	return host.ReplaceFile(filepath.Join(runDir, leavesName), append(data, '\n'), 0o600, host.Volatile)
+}
+
+// cgroupRoot is where NVML looks cgroups up, and nowhere else.
+func cgroupRoot(h host.Host) string { return filepath.Join(h.Sys, "fs/cgroup") }
+
+func (l leaf) dir(h host.Host) string { return filepath.Join(cgroupRoot(h), l.Cgroup) }
+
+// there reports whether the leaf's own cgroup is there still, and whether processes are in it.
+func (l leaf) there(h host.Host) (there, populated bool) {
+	if inode, err := inodeOf(l.dir(h)); err != nil || inode != l.Inode {
+		return false, false
+	}
+	events, err := os.ReadFile(filepath.Join(l.dir(h), "cgroup.events"))
+	return true, err != nil || !strings.Contains(string(events), "populated 0")
+}
+
+func inodeOf(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	return st.Ino, nil
+}
+
+// limits are the leaf's as the driver takes them: to be read, or with set to be set.
+func (l leaf) limits(h host.Host, set bool) (asks []grant.CgroupLimit) {
+	for _, s := range l.GPUs {
+		asks = append(asks, grant.CgroupLimit{Cgroup: l.dir(h), GPU: s.UUID, Hard: s.Memory, Set: set})
+	}
+	return asks
+}
+
+// leafOf is the cgroup of a process. It must be of its own: not the root, and not one that this daemon is in or below.
+func leafOf(h host.Host, pid int) (string, error) {
+	cgroup, err := cgroupOf(h, pid)
+	if err != nil {
+		return "", err
+	}
+	own, err := cgroupOf(h, os.Getpid())
+	switch {
+	case err != nil:
+		return "", err
+	case cgroup == "/" || strings.HasPrefix(cgroup, "/.."):
+		return "", fmt.Errorf("its cgroup is %s, which is not its own", cgroup)
+	case own == cgroup || strings.HasPrefix(own, cgroup+"/"):
+		return "", fmt.Errorf("its cgroup %s is gpuledgerd's, too", cgroup)
+	}
+	return cgroup, nil
+}
+
+// cgroupOf is a process's cgroup of v2, as the caller's cgroup namespace has it (proc_pid_cgroup(5)).
+func cgroupOf(h host.Host, pid int) (string, error) {
+	text, err := host.ReadFile(filepath.Join(h.Proc, fmt.Sprint(pid), "cgroup"), 1<<20)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("process %d is in no cgroup of v2", pid)
+}

@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestLeafOf: a cgroup of the container's own, and nobody's else.
+func TestLeafOf(t *testing.T) {
+	h := host.Default()
+	h.Proc = t.TempDir()
+	put := func(pid, text string) {
+		must(t, os.MkdirAll(filepath.Join(h.Proc, pid), 0o755))
+		must(t, os.WriteFile(filepath.Join(h.Proc, pid, "cgroup"), []byte(text), 0o644))
+	}
+	own := strconv.Itoa(os.Getpid())
+	put(own, "0::/system.slice/gpuledgerd.service\n")
+	for text, want := range map[string]string{
+		"0::/kubepods/pod1/c\n":                                   "/kubepods/pod1/c",
+		"12:devices:/x\n1:name=systemd:/y\n0::/machine.slice/a\n": "/machine.slice/a",
+		"0::/\n":                                "is not its own",
+		"0::/../other\n":                        "is not its own",
+		"0::/system.slice\n":                    "is gpuledgerd's, too",
+		"0::/system.slice/gpuledgerd.service\n": "is gpuledgerd's, too",
+		"12:devices:/x\n":                       "no cgroup of v2",
+		"":                                      "no cgroup of v2",
+	} {
+		put("7", text)
+		got, err := leafOf(h, 7)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+	if _, err := leafOf(h, 8); err == nil {
+		t.Error("a process that is not there has a cgroup")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLeavesAreOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
+func TestLeavesAreOfOneBoot(t *testing.T) {
+	dir := t.TempDir()
+	if l, err := loadLeaves(dir, "b"); err != nil || len(l.List) != 0 {
+		t.Errorf("without a file: %+v %v", l, err)
+	}
+	want := leaf{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc", Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+	must(t, leaves{List: []leaf{want}}.save(dir, "b"))
+	if l, err := loadLeaves(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" || l.List[0].GPUs[0].Memory != grant.GiB {
+		t.Errorf("as written: %+v %v", l, err)
+	}
+	if l, err := loadLeaves(dir, "another"); err != nil || len(l.List) != 0 {
+		t.Errorf("of another boot: %+v %v", l, err)
+	}
+	for _, text := range []string{"", "{", `{"version":2,"boot_id":"b"}`} {
+		must(t, os.WriteFile(filepath.Join(dir, leavesName), []byte(text), 0o600))
+		if _, err := loadLeaves(dir, "b"); err == nil {
+			t.Errorf("%q is read", text)
+		}
+	}
+}
+
+// TestTheDoor answers what it understands, one line, and shuts.
+func TestTheDoor(t *testing.T) {
+	path := filepath.Join(shortDir(t), "limit.sock")
+	var d door
+	answer := func(_ context.Context, r cgmem.Request, peer int) error {
+		if r.Op != cgmem.Set || peer != os.Getpid() {
+			return errors.New("not that")
+		}
+		return nil
+	}
+	must(t, d.open(path, answer))
+	must(t, d.open(path, answer)) // which is open
+	for line, want := range map[string]string{
+		`{"version":1,"op":"set"}`:   `{"version":1}`,
+		`{"version":1,"op":"clear"}`: `{"version":1,"error":"not that"}`,
+		`{"version":2,"op":"set"}`:   `{"version":1,"error":"gpuledgerd is of another version than the program that asks (1, not 2)"}`,
+		`garbage`:                    `{"version":1,"error":"gpuledgerd cannot understand the request"}`,
+		`{"version":1,"op":"set","container":"` + strings.Repeat("x", cgmem.MaxLine) + `"}`: "",
+	} {
+		conn, err := net.Dial("unix", path)
+		must(t, err)
+		_, _ = conn.Write([]byte(line + "\n"))
+		got, _ := bufio.NewReader(conn).ReadString('\n')
+		_ = conn.Close()
+		if strings.TrimSpace(got) != want {
+			t.Errorf("%.60s: %q, want %q", line, got, want)
+		}
+	}
+	d.shut()
+	if err := cgmem.Listens(path); err == nil {
+		t.Error("it is open")
+	}
+	must(t, d.open(path, answer))
+	if err := cgmem.Listens(path); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	d.shut()
+}

@@ -1,0 +1,132 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// limiter finds who has the driver limit memory here. Where the driver cannot, nothing is looked for.
+func (n *Node) limiter(inv grant.Inventory) (l grant.Limiter) {
+	if inv.Driver.MemoryLimits != grant.CanLimit || n.Policy.Enforcement.Limit == grant.LibraryBackend {
+		return l
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return grant.Limiter{Problem: "gpuledger-hook cannot be found: " + err.Error()}
+	}
+	l.Hook = filepath.Join(filepath.Dir(program), "gpuledger-hook")
+	config, err := filepath.Abs(n.config)
+	if err == nil {
+		err = unix.Access(l.Hook, unix.X_OK)
+	}
+	l.Env = policy.PathEnv + "=" + config
+	var st unix.Statfs_t
+	root := filepath.Join(n.Host.Sys, "fs/cgroup")
+	switch {
+	case err != nil:
+		l.Problem = "gpuledger-hook cannot be called: " + err.Error()
+	case unix.Statfs(root, &st) != nil || st.Type != unix.CGROUP2_SUPER_MAGIC:
+		l.Problem = "the driver limits cgroups of v2, and " + root + " is none"
+	default:
+		if err := cgmem.Listens(n.Policy.LimitSocket()); err != nil {
+			l.Problem = err.Error()
+		}
+	}
+	return l
+}
+
+// Driverless says why the driver holds no container of mode limit to its memory here; "" where it does.
+func (n *Node) Driverless() string {
+	inv, _ := n.Inventory()
+	return admission.Driverless(grant.Grant{Mode: grant.Limit}, inv, n.Policy)
+}
+
+// drivable reports whether the driver's limit can be set for the container: our hook is about to be in its spec, or is.
+func (v visit) drivable(spec request.Spec) bool {
+	if v.CgroupsOff {
+		return false
+	}
+	if v.Hooked {
+		return true
+	}
+	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.CreateRuntime, func(h specs.Hook) bool {
+		return filepath.Base(h.Path) == "gpuledger-hook" && len(h.Args) == 2 && h.Args[1] == grant.LimitStage
+	})
+}
+
+// limitTime is how long a hook waits for gpuledgerd: it may have to load the driver's library first.
+const limitTime = 40 * time.Second
+
+// Drive has the driver limit a container that its runtime has made and not started. Nothing is done for one whose grant is held
+// by something else, or that has none: the hook stands in a spec that somebody uses again.
+func (n *Node) Drive(runtimeRoot, container string, pid int) *grant.Refusal {
+	var b grant.Binding
+	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		b, err = tx.Binding(runtimeRoot, container)
+		return err
+	})
+	switch {
+	case errors.Is(err, ledger.ErrNotFound) || err == nil && !b.Driven:
+		return nil
+	case err == nil:
+		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Set, RuntimeRoot: runtimeRoot, Container: container, PID: pid}, limitTime)
+	}
+	if err == nil {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the driver's memory limit cannot be set: " + err.Error(),
+		Hint: "see that gpuledgerd runs (systemctl status gpuledgerd) and what `gpuledger doctor` says of strength; or set enforcement.limit = \"library\""}
+}
+
+// Weaken says in the ledger that nothing holds a container, which starts all the same because nothing is enforced.
+func (n *Node) Weaken(runtimeRoot, container string) {
+	_ = n.Ledger.Update(func(tx *ledger.Tx) error {
+		b, err := tx.Binding(runtimeRoot, container)
+		if err != nil {
+			return err
+		}
+		b.Driven, b.Strength = false, grant.StrengthNone
+		return tx.Bind(b)
+	})
+}
+
+// undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is there. What is left of
+// them gpuledgerd finds by itself.
+func (n *Node) undrive(runtimeRoot, container string, within time.Duration) {
+	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
+}
+
+// putDriven replaces a grant whose containers the driver limits. The ledger says it first, for gpuledgerd takes it from there; nobody
+// else is given what it frees before this returns, for the ledger is locked. A crash in between is put right by gpuledgerd's next pass.
+func (n *Node) putDriven(tx *ledger.Tx, before, after grant.Grant) error {
+	if err := tx.Put(after); err != nil {
+		return err
+	}
+	failpoint.Hit("node/driven-put")
+	apply := func() error {
+		return cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: after.ID}, limitTime)
+	}
+	err := apply()
+	if err == nil {
+		return nil
+	}
+	if e := tx.Put(before); e != nil {
+		return errors.Join(err, e)
+	}
+	_ = apply() // else the next pass
+	return err
+}

@@ -1,0 +1,156 @@
+/* Every kind of memory, by all its calls, and its life with a context. */
+#include "proxy.h"
+
+static void every_kind_is_counted(void)
+{
+    CUdeviceptr p, q, m;
+    CUdeviceptr_v1 v, w;
+    size_t pitch;
+    unsigned int pitch1;
+    CUarray a, b, c, e;
+    CUmipmappedArray mip;
+    CUmemGenericAllocationHandle h;
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+    begin(0);
+    IS(cuMemAlloc(&v, MIB), 0, "cuMemAlloc of before 3.2");
+    IS(cuMemAllocPitch_v2(&p, &pitch, 1000, 1024, 4), 0, "cuMemAllocPitch");
+    IS(cuMemAllocPitch(&w, &pitch1, 1000, 1024, 4), 0, "cuMemAllocPitch of before 3.2");
+    IS(cuMemAllocManaged(&m, MIB, 1), 0, "cuMemAllocManaged");
+    IS(free_mib(), GRANT - 4, "each one MiB");
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){1024, 256, 0x20, 1}), 0, "an array of floats");
+    IS(cuArrayCreate(&b, &(CUDA_ARRAY_DESCRIPTOR_v1){1 << 20, 0, 0x01, 1}), 0, "an array of bytes, of before 3.2");
+    IS(cuArray3DCreate_v2(&c, &(CUDA_ARRAY3D_DESCRIPTOR){64, 64, 64, 0x10, 2, 0}), 0, "an array in 3D");
+    IS(cuArray3DCreate(&e, &(CUDA_ARRAY3D_DESCRIPTOR_v1){1024, 1024, 1024, 1, 1, CUDA_ARRAY3D_SPARSE}), 0, "a sparse one");
+    IS(free_mib(), GRANT - 7, "each as large as its elements");
+    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){1024, 1024, 0, 1, 1, 0}, 11), 0, "a mipmapped array");
+    IS(fakedriverMine(0), 8 * MIB + (1 << 20) / 3, "all its levels");
+    IS(free_mib(), GRANT - 9, "and the shim says so too");
+    IS(cuMemCreate(&h, 2 * MIB, &prop, 0), 0, "cuMemCreate");
+    IS(cuMemAllocAsync(&q, 32 * MIB, NULL), 0, "cuMemAllocAsync");
+    IS(free_mib(), GRANT - 9 - 2 - 32, "counted");
+    IS(cuMemFree(v) | cuMemFree_v2(p) | cuMemFree(w) | cuMemFree_v2(m), 0, "freed");
+    IS(cuArrayDestroy(a) | cuArrayDestroy(b) | cuArrayDestroy(c) | cuArrayDestroy(e) | cuMipmappedArrayDestroy(mip), 0, "destroyed");
+    IS(cuMemRelease(h) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize(), 0, "released");
+    IS(free_mib(), GRANT, "and all is back");
+    IS(fakedriverMine(0), 0, "in the driver, too");
+}
+
+static void what_the_driver_refuses_is_not_counted(void)
+{
+    CUdeviceptr p;
+    size_t pitch;
+    CUarray a;
+    CUmemGenericAllocationHandle h;
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+    begin(0);
+    IS(cuMemAllocManaged(&p, MIB, 99), CUDA_ERROR_INVALID_VALUE, "bad flags");
+    IS(cuMemAllocPitch_v2(&p, &pitch, 100, 100, 3), CUDA_ERROR_INVALID_VALUE, "a bad element");
+    IS(cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 2, 4), CUDA_ERROR_OUT_OF_MEMORY, "a product that is no number");
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){16, 16, 0x1f, 1}), CUDA_ERROR_INVALID_VALUE, "a bad format");
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){SIZE_MAX, SIZE_MAX, 1, 1}), CUDA_ERROR_OUT_OF_MEMORY, "an array that is no number");
+    IS(cuMemCreate(&h, 1000, &prop, 0), CUDA_ERROR_INVALID_VALUE, "a bad size");
+    prop.location.id = 7;
+    IS(cuMemCreate(&h, 2 * MIB, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY, "a device that is none");
+    IS(free_mib(), GRANT, "nothing is counted");
+}
+
+static void null_arguments_are_the_drivers_affair(void) /* core #333 */
+{
+    size_t n;
+
+    begin(0);
+    IS(cuMemAlloc_v2(NULL, MIB), CUDA_ERROR_INVALID_VALUE, "cuMemAlloc(NULL)");
+    IS(cuMemAlloc_v2((CUdeviceptr *)&n, 0), CUDA_ERROR_INVALID_VALUE, "no bytes");
+    IS(cuMemAllocPitch_v2(NULL, NULL, 1, 1, 4), CUDA_ERROR_INVALID_VALUE, "cuMemAllocPitch(NULL)");
+    IS(cuMemGetInfo_v2(NULL, &n), CUDA_ERROR_INVALID_VALUE, "cuMemGetInfo(NULL)");
+    IS(cuDeviceTotalMem_v2(NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuDeviceTotalMem(NULL)");
+    IS(cuMemCreate(NULL, 0, NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuMemCreate(NULL)");
+    IS(cuArrayCreate_v2(NULL, NULL), CUDA_ERROR_INVALID_VALUE, "cuArrayCreate(NULL)");
+    IS(cuMipmappedArrayCreate(NULL, NULL, 1), CUDA_ERROR_INVALID_VALUE, "cuMipmappedArrayCreate(NULL)");
+    IS(cuMemAllocAsync(NULL, 1, NULL), CUDA_ERROR_INVALID_VALUE, "cuMemAllocAsync(NULL)");
+    IS(cuMemAllocFromPoolAsync(NULL, 1, NULL, NULL), CUDA_ERROR_INVALID_VALUE, "cuMemAllocFromPoolAsync(NULL)");
+    IS(cuMemPoolCreate(NULL, NULL), CUDA_ERROR_INVALID_VALUE, "cuMemPoolCreate(NULL)");
+    IS(cuGraphInstantiateWithFlags(NULL, NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuGraphInstantiate(NULL)");
+    IS(cuDevicePrimaryCtxRetain(NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuDevicePrimaryCtxRetain(NULL)");
+    IS(cuGetProcAddress(NULL, NULL, 12000, 0), CUDA_ERROR_INVALID_VALUE, "cuGetProcAddress(NULL)");
+    IS(cuGetProcAddress_v2(NULL, NULL, 12000, 0, NULL), CUDA_ERROR_INVALID_VALUE, "cuGetProcAddress_v2(NULL)");
+    IS(cuMemFree_v2(0), CUDA_SUCCESS, "free of nothing");
+}
+
+static void unknown_pointers_go_to_the_driver(void)
+{
+    CUipcMemHandle h;
+    CUdeviceptr p, q;
+    uint64_t exported;
+    CUmemGenericAllocationHandle a, b;
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+    begin(0);
+    IS(cuMemFree_v2(4711), CUDA_ERROR_INVALID_VALUE, "a pointer that is none is the driver's to refuse");
+    p = get(1);
+    IS(cuMemFree_v2(p), CUDA_SUCCESS, "free");
+    IS(cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE, "free again");
+    IS(free_mib(), GRANT, "counted once");
+    p = get(1);
+    IS(cuIpcGetMemHandle(&h, p) | cuIpcOpenMemHandle_v2(&q, h, 1), 0, "memory of another process");
+    IS(free_mib(), GRANT - 1, "is counted there");
+    IS(cuIpcCloseMemHandle(q), 0, "and closed by the driver");
+    IS(cuMemCreate(&a, 2 * MIB, &prop, 0) | cuMemExportToShareableHandle(&exported, a, 1, 0) | cuMemImportFromShareableHandle(&b, &exported, 1), 0, "an imported handle");
+    IS(free_mib(), GRANT - 3, "is counted where it was made");
+    IS(cuMemRelease(b), 0, "and released by the driver");
+    IS(cuMemRelease(b), CUDA_ERROR_INVALID_VALUE, "once");
+    IS(free_mib(), GRANT - 3, "which changes nothing");
+}
+
+static void a_context_is_one_however_often_it_is_retained(void) /* core #304, hami #2865 */
+{
+    CUcontext c;
+
+    cuInit(0);
+    for (int i = 0; i < 10; i++) cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    IS(free_mib(), GRANT, "retaining a context ten times counts nothing");
+    get(100);
+    for (int i = 0; i < 9; i++) cuDevicePrimaryCtxRelease_v2(0);
+    IS(free_mib(), GRANT - 100, "nine releases free nothing");
+    IS(cuDevicePrimaryCtxRelease_v2(0), 0, "the tenth");
+    IS(cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c), 0, "a new one");
+    IS(free_mib(), GRANT, "has all of it");
+}
+
+static void memory_goes_with_its_context(void)
+{
+    CUcontext c, same;
+    CUdeviceptr p;
+
+    cuInit(0);
+    IS(cuDevicePrimaryCtxRetain(&same, 0) | cuCtxSetCurrent(same), 0, "a primary context");
+    get(50);
+    IS(cuDevicePrimaryCtxReset_v2(0) | cuDevicePrimaryCtxRetain(&same, 0) | cuCtxSetCurrent(same), 0, "reset");
+    IS(free_mib(), GRANT, "frees all");
+    begin(0);
+    get(30);
+    cuCtxGetCurrent(&c);
+    IS(cuCtxDestroy_v2(c), 0, "another context, destroyed");
+    IS(cuCtxSetCurrent(same), 0, "back");
+    IS(free_mib(), GRANT, "took its memory with it");
+    IS(cuMemAlloc_v2(&p, MIB), 0, "and the other goes on");
+    IS(cuCtxSetCurrent(NULL), 0, "without a context");
+    IS(cuMemAlloc_v2(&p, MIB), CUDA_ERROR_INVALID_CONTEXT, "the driver's error");
+}
+
+static void a_module_is_not_counted_here(void) /* TRUTH in the table */
+{
+    void *module;
+    begin(0);
+    IS(cuModuleLoadData(&module, "code"), 0, "code is loaded");
+    IS(fakedriverMine(0), MIB, "which takes memory");
+    IS(free_mib(), GRANT, "that the node publishes as overhead");
+}
+
+const struct tap_test memory_tests[] = {
+    TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_the_drivers_affair),
+    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_goes_with_its_context), TEST(a_module_is_not_counted_here), {NULL, NULL},
+};

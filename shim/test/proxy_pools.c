@@ -1,0 +1,163 @@
+/* Stream-ordered memory and memory of graphs. */
+#include "proxy.h"
+
+static void a_pool_is_limited(void) /* core #93 #217 */
+{
+    CUdeviceptr p[8], q;
+    int n = 0;
+
+    begin(0);
+    while (n < 8 && cuMemAllocAsync(&p[n], 50 * MIB, NULL) == CUDA_SUCCESS) n++;
+    IS(n, 5, "five times 50 MiB of 256");
+    OK(fakedriverPeak(0) <= GRANT * MIB, "and the pool holds no more than the grant: %llu MiB", fakedriverPeak(0) / MIB);
+    OK(cuMemAllocAsync(&q, 7 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "more is out of memory");
+    IS(cuMemAllocAsync_ptsz(&q, 6 * MIB, CU_STREAM_PER_THREAD), 0, "the last bytes are to be had, by the per-thread variant, too");
+    for (int i = 0; i < n; i++) cuMemFreeAsync(p[i], NULL);
+    IS(cuMemFreeAsync_ptsz(q, CU_STREAM_PER_THREAD), 0, "freed");
+    IS(free_mib(), 0, "what a pool keeps counts");
+    IS(cuMemAllocAsync(&q, 200 * MIB, NULL), 0, "and is used again without being counted twice");
+    IS(cuMemFreeAsync(q, NULL) | cuStreamSynchronize(NULL), 0, "synchronised");
+    IS(free_mib(), GRANT, "it is given back");
+    IS(fakedriverMine(0), 0, "by the driver, too");
+}
+
+static void a_pool_keeps_what_was_freed(void) /* threshold: PyTorch's cudaMallocAsync backend */
+{
+    CUmemoryPool pool;
+    CUdeviceptr p, q;
+    uint64_t keep = UINT64_MAX;
+
+    begin(0);
+    cuDeviceGetDefaultMemPool(&pool, 0);
+    IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), 0, "a pool that keeps everything");
+    IS(cuMemAllocAsync(&p, 128 * MIB, NULL) | cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "128 MiB there and back");
+    IS(cuMemAlloc_v2(&q, 160 * MIB), CUDA_ERROR_OUT_OF_MEMORY, "are not free for others");
+    IS(fakedriverUsed(0), 256 * MIB + 128 * MIB, "because the driver has them (and the context)");
+    IS(cuMemPoolTrimTo(pool, 64 * MIB), 0, "trimmed to 64");
+    IS(free_mib(), GRANT - 64, "that much is held");
+    IS(cuMemAlloc_v2(&q, 192 * MIB), 0, "the rest is free");
+    OK(fakedriverPeak(0) <= GRANT * MIB, "never more than the grant");
+}
+
+static void pools_of_ones_own(void)
+{
+    CUmemoryPool pool, host, other;
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 1}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUdeviceptr p, q;
+
+    begin(0);
+    IS(cuMemPoolCreate(&pool, &props), 0, "a pool of device 1");
+    IS(cuMemAllocFromPoolAsync(&p, 32 * MIB, pool, NULL), 0, "used from device 0's stream");
+    IS(free_mib(), GRANT, "is not on device 0");
+    IS(cuMemAllocFromPoolAsync(&q, 100 * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "but on device 1, of which there are 128 MiB");
+    IS(cuMemAllocFromPoolAsync_ptsz(&q, 96 * MIB, pool, NULL), 0, "all of it");
+    IS(cuMemPoolDestroy(pool), 0, "a destroyed pool");
+    IS(cuMemPoolCreate(&host, &in_host), 0, "a pool of host memory");
+    IS(cuMemAllocFromPoolAsync(&q, 4096 * MIB, host, NULL), 0, "is not limited");
+    IS(cuMemFreeAsync(q, NULL) | cuMemPoolDestroy(host), 0, "and goes");
+    cuDeviceGetDefaultMemPool(&other, 1);
+    IS(cuMemAllocFromPoolAsync(&q, 200 * MIB, other, NULL), CUDA_ERROR_OUT_OF_MEMORY, "device 1's own pool is on device 1");
+    IS(cuMemAllocFromPoolAsync(&q, 200 * MIB, (CUmemoryPool)&props, NULL), CUDA_ERROR_INVALID_VALUE, "a pool that is none");
+    IS(free_mib(), GRANT, "device 0 was never used");
+}
+
+static void a_stream_of_another_device(void) /* core #311 */
+{
+    CUcontext zero = begin(0), one = begin(1);
+    CUstream s;
+    CUdeviceptr p;
+
+    IS(cuStreamCreate(&s, 0) | cuCtxSetCurrent(zero), 0, "a stream of device 1, while device 0 is current");
+    IS(cuMemAllocAsync(&p, 32 * MIB, s), 0, "allocates");
+    IS(free_mib(), GRANT, "not on device 0");
+    cuCtxSetCurrent(one);
+    IS(free_mib(), GRANT1 - 32, "but on its own");
+    cuCtxSetCurrent(zero);
+    IS(cuMemFreeAsync(p, s) | cuStreamSynchronize(s), 0, "freed from device 0");
+    cuCtxSetCurrent(one);
+    IS(free_mib(), GRANT1, "on its own");
+}
+
+static void async_frees_leak_nothing(void) /* core #306 */
+{
+    CUdeviceptr p, q;
+    int failed = 0;
+
+    begin(0);
+    for (int i = 0; i < 1000; i++) {
+        failed |= cuMemAllocAsync(&p, (1 + i % 60) * MIB, NULL) | cuMemFreeAsync(p, NULL);
+        if (i % 10 == 9) failed |= cuStreamSynchronize(NULL);
+    }
+    IS(failed, 0, "a thousand allocations and their frees, in the stream's order");
+    IS(free_mib(), GRANT, "leave nothing counted");
+    IS(cuMemAllocAsync(&p, 32 * MIB, NULL) | cuMemAlloc_v2(&q, 32 * MIB), 0, "one of each way");
+    IS(cuMemFree_v2(p) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize(), 0, "freed in the other's way");
+    IS(free_mib(), GRANT, "leave nothing, too");
+    IS(fakedriverMine(0), 0, "says the driver");
+}
+
+static void a_reset_leaves_what_pools_still_hold(void)
+{
+    CUcontext c;
+    CUdeviceptr p;
+
+    cuInit(0);
+    cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    IS(cuMemAllocAsync(&p, 64 * MIB, NULL), 0, "64 MiB of a pool");
+    IS(cuDevicePrimaryCtxReset_v2(0) | cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c), 0, "reset");
+    IS(free_mib(), GRANT - 64, "the stand-in's pool still has them");
+    IS(cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "freed");
+    IS(free_mib(), GRANT, "it gave them back, and that is noticed");
+}
+
+static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #181 #192 */
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
+    CUgraph g, parent;
+    CUgraphNode n;
+    CUgraphExec e, f;
+
+    begin(0);
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB");
+    IS(free_mib(), GRANT, "is a plan");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0), 0, "instantiated");
+    IS(free_mib(), GRANT - 100, "it counts");
+    IS(cuGraphLaunch(e, NULL), 0, "launched");
+    IS(fakedriverMine(0), 100 * MIB, "it takes what was counted");
+    IS(cuGraphCreate(&parent, 0) | cuGraphAddChildGraphNode(&n, parent, NULL, 0, g) | cuGraphAddMemAllocNode(&n, parent, NULL, 0, &node), 0, "a graph with a child");
+    IS(cuGraphInstantiate_v2(&f, parent, NULL, NULL, 0), CUDA_ERROR_OUT_OF_MEMORY, "of 200 MiB does not fit");
+    IS(cuGraphInstantiateWithParams(&f, g, &(CUDA_GRAPH_INSTANTIATE_PARAMS){0}), 0, "one of 100 does");
+    IS(cuGraphInstantiate(&f, g, NULL, NULL, 0), CUDA_ERROR_OUT_OF_MEMORY, "but no third");
+    IS(cuGraphExecDestroy(e), 0, "destroyed");
+    IS(free_mib(), GRANT - 100, "it counts no more");
+    IS(fakedriverMine(0), 0, "and the device does not keep it");
+    IS(cuGraphExecDestroy((CUgraphExec)&e), CUDA_ERROR_INVALID_VALUE, "a graph that is none");
+    IS(free_mib(), GRANT - 100, "changes nothing");
+}
+
+static void a_capture_is_a_plan(void) /* hami #1445 */
+{
+    CUstream s;
+    CUgraph g;
+    CUgraphExec e;
+    CUdeviceptr p, before;
+
+    begin(0);
+    cuStreamCreate(&s, 0);
+    IS(cuMemAllocAsync(&before, 32 * MIB, s), 0, "allocated before");
+    IS(cuStreamBeginCapture_v2(s, 0), 0, "capture");
+    IS(cuMemAllocAsync(&p, 64 * MIB, s), 0, "an allocation in it");
+    IS(free_mib(), GRANT - 32, "takes nothing");
+    IS(cuMemFreeAsync(p, s), 0, "nor does a free in it");
+    IS(cuStreamEndCapture(s, &g) | cuGraphInstantiateWithParams_ptsz(&e, g, &(CUDA_GRAPH_INSTANTIATE_PARAMS){0}), 0, "instantiated");
+    IS(free_mib(), GRANT - 32 - 64, "it counts");
+    IS(cuGraphExecDestroy(e) | cuGraphDestroy(g) | cuMemFreeAsync(before, s) | cuStreamSynchronize(s), 0, "all gone");
+    IS(free_mib(), GRANT, "all free");
+}
+
+const struct tap_test pool_tests[] = {
+    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_ones_own), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
+    TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
+    TEST(a_capture_is_a_plan), {NULL, NULL},
+};

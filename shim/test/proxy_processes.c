@@ -1,0 +1,153 @@
+/* Several processes on one grant: who holds what, and what is left of who is gone. */
+#include "proxy.h"
+
+static void a_second_process_sees_the_first(void) /* core #191 */
+{
+    pid_t first = held(0, 200);
+
+    begin(0);
+    IS(free_mib(), 56, "what the first holds is not free");
+    OK(!get(57), "nor to be had");
+    OK(get(56), "the rest is");
+    finish(first);
+    IS(free_mib(), 200, "killed, it holds nothing");
+    OK(get(200), "and all is to be had at once"); /* core #248: 327 s */
+}
+
+static void out_of_memory_buries_the_dead_first(void) /* hami #2500, core #260 */
+{
+    pid_t others[4];
+
+    begin(0);
+    for (int i = 0; i < 4; i++) others[i] = held(0, 60);
+    OK(!get(100), "four others hold nearly all");
+    for (int i = 0; i < 4; i++) finish(others[i]);
+    OK(get(256), "and nobody has to ask for what they leave");
+}
+
+static void a_dying_process_counts_until_the_driver_let_go(void)
+{
+    int got = 0;
+
+    begin(0);
+    for (int round = 0; round < 50; round++) {
+        CUcontext c;
+        CUdeviceptr p = 0;
+        int ready[2];
+        char byte;
+        pid_t pid;
+
+        if (pipe(ready) < 0 || (pid = fork()) < 0) break;
+        if (pid == 0) {
+            if (cuInit(0) || cuCtxCreate_v2(&c, 0, 0) || !get(GRANT) || write(ready[1], "y", 1) != 1) _exit(1);
+            for (;;) pause();
+        }
+        if (read(ready[0], &byte, 1) != 1) break;
+        kill(pid, SIGKILL);
+        for (int i = 0; i < 100000 && !p; i++) p = get(GRANT); /* while it dies */
+        got += p != 0;
+        cuMemFree_v2(p);
+        waitpid(pid, NULL, 0);
+        close(ready[0]);
+        close(ready[1]);
+    }
+    IS(got, 50, "what a killed process had is granted again, 50 times");
+    IS(fakedriverPeak(0), GRANT * MIB, "and never before the GPU had it back");
+}
+
+static void slots_never_move(void) /* core #241 #242 */
+{
+    struct record_head *h = region();
+    pid_t a = held(0, 10), b = held(0, 20), c = held(0, 30);
+
+    IS(slot(h, 0)->used[0] + slot(h, 1)->used[0] + slot(h, 2)->used[0], 60 * MIB, "three processes in three slots");
+    IS(slot(h, 2)->used[0], 30 * MIB, "the last in the third");
+    IS(slot(h, 2)->pid, c, "with its pid");
+    finish(b);
+    begin(0);
+    get(5);
+    IS(slot(h, 1)->used[0], 5 * MIB, "a new one takes the dead one's place");
+    IS(slot(h, 2)->used[0], 30 * MIB, "the others stay where they are");
+    IS(slot(h, 0)->pid, a, "all of them");
+    finish(a);
+    finish(c);
+}
+
+static void sixty_four_processes(void)
+{
+    pid_t pids[64];
+    int status, fine = 0;
+
+    for (int i = 0; i < 64; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            unsigned int s = (unsigned int)i;
+            CUcontext c;
+            if (cuInit(0) || cuCtxCreate_v2(&c, 0, i % 2)) _exit(1);
+            for (int round = 0; round < 30; round++) {
+                CUdeviceptr p = get(1 + rand_r(&s) % 40);
+                if (free_mib() > GRANT) _exit(2);
+                if (p) cuMemFree_v2(p);
+            }
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 64; i++) {
+        waitpid(pids[i], &status, 0);
+        fine += status == 0;
+    }
+    IS(fine, 64, "64 processes on two devices ran to their end");
+    begin(0);
+    OK(fakedriverPeak(0) <= GRANT * MIB && fakedriverPeak(1) <= GRANT1 * MIB, "within their grants");
+    IS(free_mib(), GRANT, "and left nothing");
+}
+
+/* rank is a process of a job on two GPUs, as of a model that is split over them: it has contexts on both, memory in parts on one
+ * and plain memory on the other, and goes on when all have theirs. */
+enum { RANKS = 4, ROUNDS = 25 };
+
+static int meet(int *met, int round)
+{
+    __atomic_add_fetch(met, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; __atomic_load_n(met, __ATOMIC_SEQ_CST) < RANKS * (round + 1); i++) {
+        if (i == 60000) return 1;
+        usleep(1000);
+    }
+    return 0;
+}
+
+static int rank(int me, int *met)
+{
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, me % 2}};
+    CUcontext mine, other;
+
+    if (cuInit(0) || cuCtxCreate_v2(&mine, 0, me % 2) || cuCtxCreate_v2(&other, 0, 1 - me % 2)) return 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        CUmemGenericAllocationHandle h;
+        CUdeviceptr p, q;
+        if (cuMemCreate(&h, 40 * MIB, &prop, 0) || cuMemAddressReserve(&p, 40 * MIB, 0, 0, 0) || cuMemMap(p, 40 * MIB, 0, h, 0)) return 2;
+        if (cuCtxSetCurrent(other) || cuMemAlloc_v2(&q, 20 * MIB) || meet(&met[0], round)) return 3;
+        if (cuMemUnmap(p, 40 * MIB) || cuMemRelease(h) || cuMemFree_v2(q) || cuCtxSetCurrent(mine) || meet(&met[1], round)) return 4;
+    }
+    return 0;
+}
+
+static void a_job_on_several_gpus_goes_on(void) /* hami #1461 #1479 #1219 #1438 */
+{
+    int *met = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), status;
+    pid_t pids[RANKS];
+
+    for (int i = 0; i < RANKS; i++)
+        if ((pids[i] = fork()) == 0) _exit(rank(i, met));
+    for (int i = 0; i < RANKS; i++) {
+        waitpid(pids[i], &status, 0);
+        IS(status, 0, "a rank comes to its end");
+    }
+    IS(fakedriverPeak(0), 120 * MIB, "on one GPU two in parts, and two plain");
+    OK(fakedriverPeak(1) == 120 * MIB, "on the other as well: nearly all of its 128");
+}
+
+const struct tap_test process_tests[] = {
+    TEST(a_second_process_sees_the_first), TEST(out_of_memory_buries_the_dead_first),
+    TEST(a_dying_process_counts_until_the_driver_let_go), TEST(slots_never_move), TEST(sixty_four_processes), TEST(a_job_on_several_gpus_goes_on), {NULL, NULL},
+};

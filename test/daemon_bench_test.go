@@ -1,0 +1,226 @@
+package test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/limits"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// How long the daemon is watched, and how long it has before that to become what it is for good.
+const (
+	benchWarmUp = 15 * time.Second
+	benchTime   = 60 * time.Second
+	benchScrape = 15 * time.Second // as Prometheus does by default
+	benchFinds  = 10
+	perBench    = 5 // processes of a container
+)
+
+// BenchmarkDaemon is what gpuledgerd and the process that asks NVML for it cost on a node of eight GPUs at the usual interval: real
+// containers with a grant and a record for the shim each, real processes, use that moves each second, a scrape each 15 s. What the
+// driver tells is simulated. `make bench-daemon` runs it; each size takes minutes, and one round of it is enough.
+func BenchmarkDaemon(b *testing.B) {
+	for _, containers := range []int{200, 800} {
+		b.Run(fmt.Sprintf("%d-processes-%d-containers", perBench*containers, containers), func(b *testing.B) {
+			for range b.N {
+				benchDaemon(b, containers)
+			}
+		})
+	}
+}
+
+func benchDaemon(b *testing.B, containers int) {
+	b.ReportMetric(0, "ns/op") // time is not what is measured
+	n := rig.NewNode(b, rig.Setup{GPUs: 8, Memory: "81920MiB", Config: "[daemon]\nlisten = \"127.0.0.1:0\"\n"})
+	c := crowdOf(b, n, containers)
+	d := n.Daemon("--nri", "off")
+	address := ""
+	rig.Eventually(b, "it serves", func() bool {
+		_, rest, found := strings.Cut(d.Log(), `status page" address="`)
+		address, _, _ = strings.Cut(rest, `"`)
+		return found
+	})
+	c.moves(benchWarmUp, "")
+	before, began := c.spent(d.PID()), time.Now()
+	slowest := c.moves(benchTime, address)
+	after, took := c.spent(d.PID()), time.Since(began)
+	share := func(i int) float64 { return 100 * float64(after[i].cpu-before[i].cpu) / float64(took) }
+	b.ReportMetric(share(0), "daemon-cpu-%")
+	b.ReportMetric(share(1), "child-cpu-%")
+	b.ReportMetric(share(0)+share(1), "all-cpu-%")
+	b.ReportMetric(float64(after[0].peak)/(1<<20), "daemon-MiB")
+	b.ReportMetric(float64(after[1].peak)/(1<<20), "child-MiB")
+	b.ReportMetric(slowest.Seconds()*1000, "slowest-pass-ms")
+	b.ReportMetric(c.findings().Seconds()*1000, "slowest-finding-ms")
+	load, _ := os.ReadFile("/proc/loadavg")
+	b.Logf("%d processes in %d containers for %v; load average after: %s", perBench*containers, containers, took.Round(time.Second), load)
+}
+
+// crowd is a node full of containers.
+type crowd struct {
+	b   *testing.B
+	n   *rig.Node
+	use simulated.Use
+}
+
+func crowdOf(b *testing.B, n *rig.Node, containers int) *crowd {
+	b.Helper()
+	c := &crowd{b, n, simulated.Use{Version: 1}}
+	script := strings.Repeat("/bin/busybox sleep 10000 & ", perBench-1) + "exec /bin/busybox sleep 10000"
+	var bundles []*rig.Bundle
+	root := n.Bundle("root").Dir + "/rootfs" // one for all: only processes and cgroups are wanted
+	memory := grant.Bytes(80) * grant.GiB * 8 / grant.Bytes(containers) / 2 / grant.MiB * grant.MiB
+	for i := range containers {
+		var g struct {
+			Reference string
+			ID        grant.ID
+			GPUs      []grant.Share
+		}
+		must(b, json.Unmarshal([]byte(n.Must("grant", "--json", "--gpu", fmt.Sprint(i%8), "--memory", memory.String())), &g))
+		c.record(g.ID, g.GPUs, memory/2)
+		x := n.Bundle(fmt.Sprintf("%064x", i), rig.Light, rig.Env("GPULEDGER_GRANT="+g.Reference), rig.Shell(script), func(s *specs.Spec) { s.Root.Path = root })
+		for _, r := range []rig.Result{x.Create(), x.Start()} {
+			if r.Code != 0 {
+				b.Fatalf("%s: %+v", x.ID, r)
+			}
+		}
+		bundles = append(bundles, x)
+	}
+	for i, x := range bundles {
+		var pids []int
+		rig.Eventually(b, "its processes are there", func() bool { pids = x.Processes(); return len(pids) == perBench })
+		for _, pid := range pids {
+			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{PID: pid, GPU: i % 8, Memory: simulated.Memory(memory / (perBench + 1)), Compute: 10})
+		}
+	}
+	return c
+}
+
+// Where a region has what its processes use (shim/record.h, which package limits checks against the compiler's).
+const (
+	benchHigh, benchSlots, benchSlot = 64, 4096, 192
+)
+
+// record is what the shim of a container's processes would have written.
+func (c *crowd) record(id grant.ID, shares []grant.Share, used grant.Bytes) {
+	c.b.Helper()
+	dir := filepath.Join(c.n.Dir, "run/limits", string(id))
+	must(c.b, os.MkdirAll(filepath.Dir(dir), 0o700), limits.Ensure(dir, shares))
+	region, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)
+	must(c.b, err)
+	c.b.Cleanup(func() { _ = region.Close() })
+	put := func(at int64, value uint64) {
+		_, err := region.WriteAt(binary.NativeEndian.AppendUint64(nil, value), at)
+		must(c.b, err)
+	}
+	put(benchHigh, perBench)
+	for i := range int64(perBench) {
+		put(benchSlots+i*benchSlot, uint64(used)/perBench)
+	}
+	must(c.b, unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: perBench}))
+}
+
+func (c *crowd) tells() {
+	text, err := json.Marshal(c.use)
+	must(c.b, err)
+	path := c.n.Dir + "/node.json" + simulated.UseSuffix
+	must(c.b, os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path))
+}
+
+// moves has what is used move for a time, and gives the slowest pass of the watch.
+func (c *crowd) moves(during time.Duration, address string) (slowest time.Duration) {
+	pass := regexp.MustCompile(`gpuledger_manager_last_pass_duration_seconds{manager="watch"} (\S+)`)
+	scraped := time.Now()
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Second) {
+		for i := range c.use.Processes {
+			c.use.Processes[i].Memory += simulated.Memory(rand.IntN(9)-4) * simulated.Memory(grant.MiB)
+		}
+		c.tells()
+		if address == "" || time.Since(scraped) < benchScrape {
+			continue
+		}
+		scraped = time.Now()
+		s := site{t: c.b, base: "http://" + address}
+		if m := pass.FindStringSubmatch(s.get("/metrics")); m != nil {
+			seconds, _ := strconv.ParseFloat(m[1], 64)
+			slowest = max(slowest, time.Duration(seconds*float64(time.Second)))
+		}
+	}
+	return slowest
+}
+
+// findings has somebody use a GPU outside the ledger, again and again, and gives the longest time until the audit log says so.
+func (c *crowd) findings() (slowest time.Duration) {
+	was := len(c.use.Processes)
+	told := func() int {
+		text, _ := os.ReadFile(c.n.Dir + "/audit.jsonl")
+		count := 0
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, `"action":"found"`) && strings.Contains(line, `"finding":"outside-ledger"`) {
+				count++
+			}
+		}
+		return count
+	}
+	for i := range benchFinds {
+		time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
+		c.use.Processes = append(slices.Clip(c.use.Processes[:was]), simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
+		before, began := told(), time.Now()
+		c.tells()
+		rig.Eventually(c.b, "it is found", func() bool { return told() > before })
+		slowest = max(slowest, time.Since(began))
+	}
+	return slowest
+}
+
+// cost is what a process has taken.
+type cost struct {
+	cpu  time.Duration // in user space and in the kernel
+	peak int           // bytes of memory
+}
+
+// spent is what the daemon has taken, and the process that asks NVML for it.
+func (c *crowd) spent(daemon int) [2]cost {
+	child := childOf(daemon)
+	if child == 0 {
+		c.b.Fatal("nobody asks for the daemon")
+	}
+	return [2]cost{c.costOf(daemon), c.costOf(child)}
+}
+
+func (c *crowd) costOf(pid int) (took cost) {
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on every architecture that Go knows
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	must(c.b, err)
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	for _, field := range fields[11:13] { // utime and stime (proc(5))
+		ticks, err := strconv.Atoi(field)
+		must(c.b, err)
+		took.cpu += time.Duration(ticks) * tick
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	must(c.b, err)
+	_, high, _ := strings.Cut(string(status), "VmHWM:")
+	kib := 0
+	_, err = fmt.Sscan(high, &kib)
+	must(c.b, err)
+	took.peak = kib << 10
+	return took
+}
