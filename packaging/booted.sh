@@ -1,8 +1,9 @@
 # booted.sh: how walk.sh and systemd.sh boot the Debian in $root with its own systemd, and talk to it. They set $root, $work and $group.
 # shellcheck shell=bash disable=SC2154
 
+init= # the number of its process 1, once it has one
 fail() { echo "FAIL: $*" >&2; exit 1; }
-inside() { nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
+inside() { [ -n "$init" ] && nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 trap '[ -z "${booted:-}" ] || shut' EXIT
 
 # eventually WHAT COMMAND...: as long as a slow machine takes.
@@ -20,6 +21,7 @@ eventually() {
 is_up() { [[ $(inside systemctl is-system-running 2>/dev/null) =~ ^(running|degraded)$ ]]; }
 
 boot() {
+  init=
   rm -f "$work/init"
   packaging/boot.sh "$root" "$group" "$work/init" >"$work/boot.log" 2>&1 &
   booted=$!
@@ -29,7 +31,7 @@ boot() {
 }
 
 shut() {
-  kill -KILL "$init" 2>/dev/null || true
+  kill -KILL "${init:-$booted}" 2>/dev/null || true
   wait "$booted" || true
   booted=
 }

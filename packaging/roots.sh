@@ -21,12 +21,12 @@ fail() { tail -n 20 "$log" >&2; echo "roots: cannot make $name: $*" >&2; exit 1;
 bootstrap() {
   local suite=$1 mirror=$2 components=$3 keyring=$4
   shift 4
-  debootstrap --variant=minbase --components="$components" --keyring="$keyring" "$suite" "$work/root" "$mirror" >"$log" 2>&1 || fail debootstrap
+  # In a namespace of its own, as all that mounts here, so that nothing stays mounted however this ends.
+  unshare --mount --propagation private debootstrap --variant=minbase --components="$components" --keyring="$keyring" "$suite" "$work/root" "$mirror" >"$log" 2>&1 || fail debootstrap
   # debootstrap cannot order what engines need; apt can. Nothing may start its service.
   printf '#!/bin/sh\nexit 101\n' >"$work/root/usr/sbin/policy-rc.d"
   chmod 755 "$work/root/usr/sbin/policy-rc.d"
   mkdir -p "$work/root/etc/apt/apt.conf.d"
-  # In a namespace of its own, so that nothing stays mounted however this ends.
   # shellcheck disable=SC2016 # the inner shell's
   unshare --mount --propagation private sh -c '
     mount -t proc proc "$1/proc" && root=$1 && shift &&
@@ -43,6 +43,7 @@ make_debian() {
 # Debian does not have the keys of Ubuntu's archive: they come from that archive, and are known by their sum.
 make_ubuntu() {
   local mirror=http://archive.ubuntu.com/ubuntu deb=$work/keyring.deb
+  [ "$(dpkg --print-architecture)" = amd64 ] || mirror=http://ports.ubuntu.com/ubuntu-ports
   /usr/lib/apt/apt-helper download-file "$mirror/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb" "$deb" \
     SHA256:0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f >"$log" 2>&1 || fail "no keys of Ubuntu's archive"
   dpkg-deb -x "$deb" "$work/keyring"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# packaging/test.sh [DIRECTORY]: tests the packages in DIRECTORY; without one it builds them twice, compares, and tests those.
+# packaging/test.sh [DIRECTORY]: tests the packages in DIRECTORY, a path from the repository's root; without one it builds them twice, compares, and tests those.
 # STEPS="programs debian ..." runs only these: build programs lint debian ubuntu rpm walk.
 # Each system is unpacked from packaging/roots.sh's cache, in mount and pid namespaces of their own, and removed again: however this
 # ends, every container and service that it has started ends with it.
@@ -81,7 +81,7 @@ same() { diff -u "$work/before" <(listing) || fail "$1 leaves something behind, 
 # build_elsewhere builds what is here, committed or not, in a clone at another place.
 build_elsewhere() {
   git -c safe.directory='*' clone --quiet --no-checkout . "$work/elsewhere"
-  git -c safe.directory='*' ls-files --cached --others --exclude-standard -z | xargs -0 -r ls -d 2>/dev/null | tar -cT - | tar -xC "$work/elsewhere"
+  git -c safe.directory='*' ls-files --cached --others --exclude-standard -z | { xargs -0 -r ls -d 2>/dev/null || true; } | tar -cT - | tar -xC "$work/elsewhere" # but for what is deleted
   git -C "$work/elsewhere" -c safe.directory='*' reset --quiet
   (umask 077 && TZ=Asia/Tokyo HOME=${HOME:-/root} "$work/elsewhere/packaging/build.sh" "$work/again" >/dev/null)
 }
@@ -114,7 +114,7 @@ contents() {
 }
 
 test_programs() {
-  local arch name newest library bom program module release
+  local arch name newest library bom program module release modules
   step "files and modes are those of packaging/contents.txt, in the deb and the rpm of each architecture"
   for arch in amd64 arm64; do
     diff -u packaging/contents.txt <(contents "$work/$arch") || fail "the deb for $arch has other files or modes"
@@ -142,9 +142,12 @@ test_programs() {
     bom=$(ls "$dist"/gpuledger_*_"$arch".cdx.json)
     for program in "$work/$arch"/usr/bin/gpuledger*; do
       [ ! -L "$program" ] || continue
+      modules=0
       while read -r module release; do
         jq -e --arg url "pkg:golang/$module@$release" 'any(.components[]; .purl == $url)' "$bom" >/dev/null || fail "$bom: no $module $release of ${program##*/}"
+        modules=$((modules + 1))
       done < <(go version -m "$program" | awk '$1 == "dep" { print $2, $3 }')
+      [ "$modules" -gt 0 ] || fail "go version -m tells no module of ${program##*/}"
     done
     jq -r '.components[] | select(.type == "file") | .hashes[0].content + "  " + (.name | ltrimstr("/"))' "$bom" >"$work/sums"
     [ "$(wc -l <"$work/sums")" -gt 20 ] || fail "$bom names hardly a file"

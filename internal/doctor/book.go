@@ -147,10 +147,10 @@ func audit(f Facts) []Line {
 	return []Line{{Status: OK, Message: "decisions are recorded in " + file}}
 }
 
-// daemon: no container behind the wrapper needs it.
+// daemon: most containers behind the wrapper do without it.
 func daemon(f Facts) []Line {
 	if f.Daemon != 0 {
 		return []Line{{Status: OK, Message: fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)}}
 	}
-	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, metrics and mode mps need it, nothing else does"}}
+	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}}
 }
