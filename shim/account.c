@@ -280,3 +280,22 @@ unsigned int account_processes(int device, struct account_process *list, unsigne
     }
     return found;
 }
+
+bool account_gate(int device, struct account_gate *g)
+{
+    const struct record_limits *l = LOAD(&limits);
+
+    if (!l || device < 0 || device >= RECORD_DEVICES) return false;
+    g->share = LOAD(&l->device[device].share);
+    if (g->share == 0) return false;
+    g->gate = LOAD(&l->device[device].gate);
+    g->beat = LOAD(&l->beat);
+    g->phase = l->id >> 32;
+    return true;
+}
+
+int account_devices(void)
+{
+    const struct record_limits *l = LOAD(&limits);
+    return l ? (int)l->devices : 0;
+}

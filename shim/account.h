@@ -27,5 +27,13 @@ struct account_view account_look(int device);
 /* account_processes lists who uses the device, as many as there is room for, and returns how many there are. */
 unsigned int account_processes(int device, struct account_process *list, unsigned int room);
 
+/* account_gate tells when the grant may launch on a device, as the node last said it; false where it has no share of the device's
+ * time, or is not known. phase is the grant's own, so that the gates of several do not open together. */
+struct account_gate { uint64_t share, gate, beat, phase; };
+bool account_gate(int device, struct account_gate *g);
+
+/* account_devices is how many devices the grant has, 0 before account_open. */
+int account_devices(void);
+
 /* account_bury empties the slots of processes that are no more and returns how many there were. */
 unsigned int account_bury(void);

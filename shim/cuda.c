@@ -214,7 +214,7 @@ API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice d)
 
 /* ---- resolvers ---- */
 
-enum how { COUNTED, FREED, REPORTED, RESOLVED, WATCHED };
+enum how { COUNTED, FREED, REPORTED, RESOLVED, WATCHED, THROTTLED };
 #define WRAPPER_ROW(name, how, why) {#name, (void *)name, how},
 static const struct { const char *name; void *wrapper; enum how how; } wrappers[real_wrapped] = {CUDA_WRAPPED(WRAPPER_ROW)};
 
@@ -226,7 +226,8 @@ static bool is_variant(const char *symbol, const char *name)
 }
 
 /* wrapped_for is what a caller gets in place of the driver's function: ours, if we wrap it. NULL is for a variant of an
- * allocation that we don't know: a later driver's, by which memory would be had uncounted. */
+ * allocation that we don't know: a later driver's, by which memory would be had uncounted. One of a launch is had, and not throttled: a
+ * program that can't launch is of no use, and the node sees what it takes. */
 static void *wrapped_for(void *real, const char *name)
 {
     bool hole = false;

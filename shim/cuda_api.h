@@ -52,6 +52,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t bytes);
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
+CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamSynchronize_ptsz(CUstream stream);
 CUresult cuEventSynchronize(CUevent event);
@@ -82,3 +83,17 @@ CUresult cuGraphNodeGetType(CUgraphNode node, int *type);
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
 CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *params);
 CUresult cuDeviceGraphMemTrim(CUdevice device);
+
+CUresult cuLaunch(CUfunction f);
+CUresult cuLaunchGrid(CUfunction f, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
+#define CUDA_GRID unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared
+CUresult cuLaunchKernel(CUfunction f, CUDA_GRID, CUstream stream, void **params, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction f, CUDA_GRID, CUstream stream, void **params, void **extra);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
+CUresult cuLaunchCooperativeKernel(CUfunction f, CUDA_GRID, CUstream stream, void **params);
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, CUDA_GRID, CUstream stream, void **params);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int n, unsigned int flags);
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream);

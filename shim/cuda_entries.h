@@ -6,10 +6,18 @@
  * FREED     it frees what was counted
  * REPORTED  it tells of memory: tells the grant
  * RESOLVED  it hands out entry points: hands out ours
- * WATCHED   it changes what we keep in mind */
+ * WATCHED   it changes what we keep in mind
+ * THROTTLED it launches: waits until the grant's gate is open. Only in libcuda-throttle.so.1, built with -DTHROTTLE, which
+ *           containers with a share of compute get; elsewhere launches are the driver's own */
 #pragma once
 
-#define CUDA_WRAPPED(ROW)                                                                                               \
+#ifdef THROTTLE
+#define CUDA_WRAPPED(ROW) CUDA_MEMORY(ROW) CUDA_LAUNCHES(ROW)
+#else
+#define CUDA_WRAPPED(ROW) CUDA_MEMORY(ROW)
+#endif
+
+#define CUDA_MEMORY(ROW)                                                                                                \
     ROW(cuInit, WATCHED, "fails where there is no account; takes the slot before the driver opens its files")           \
     ROW(cuGetProcAddress, RESOLVED, "the driver's answer, mapped by its address")                                       \
     ROW(cuGetProcAddress_v2, RESOLVED, "the driver's answer, mapped by its address")                                    \
@@ -64,6 +72,21 @@
     ROW(cuMemGetInfo_v2, REPORTED, "grant and what is free of it")                                                      \
     ROW(cuDeviceTotalMem, REPORTED, "the grant")                                                                        \
     ROW(cuDeviceTotalMem_v2, REPORTED, "the grant")
+
+/* None obtains memory that was not counted: a graph's was when it was instantiated. */
+#define CUDA_LAUNCHES(ROW)                                                                                              \
+    ROW(cuLaunch, THROTTLED, "of before CUDA 4")                                                                        \
+    ROW(cuLaunchGrid, THROTTLED, "of before CUDA 4")                                                                    \
+    ROW(cuLaunchGridAsync, THROTTLED, "of before CUDA 4")                                                               \
+    ROW(cuLaunchKernel, THROTTLED, "")                                                                                  \
+    ROW(cuLaunchKernel_ptsz, THROTTLED, "")                                                                             \
+    ROW(cuLaunchKernelEx, THROTTLED, "")                                                                                \
+    ROW(cuLaunchKernelEx_ptsz, THROTTLED, "")                                                                           \
+    ROW(cuLaunchCooperativeKernel, THROTTLED, "")                                                                       \
+    ROW(cuLaunchCooperativeKernel_ptsz, THROTTLED, "")                                                                  \
+    ROW(cuLaunchCooperativeKernelMultiDevice, THROTTLED, "the gates of all its devices")                                \
+    ROW(cuGraphLaunch, THROTTLED, "the whole graph at once")                                                            \
+    ROW(cuGraphLaunch_ptsz, THROTTLED, "the whole graph at once")
 
 /* Entry points that the reference list of memory names and that go straight to the driver.
  *
@@ -123,8 +146,6 @@
     ROW(cuStreamBeginCapture_v2, HARMLESS, "a plan; allocations in a capture are nodes")                                \
     ROW(cuGraphUpload, HARMLESS, "memory that was counted when the graph was instantiated")                             \
     ROW(cuGraphUpload_ptsz, HARMLESS, "memory that was counted when the graph was instantiated")                        \
-    ROW(cuGraphLaunch, HARMLESS, "memory that was counted when the graph was instantiated")                             \
-    ROW(cuGraphLaunch_ptsz, HARMLESS, "memory that was counted when the graph was instantiated")                        \
     ROW(cuDeviceSetGraphMemAttribute, HARMLESS, "resets high-water marks")                                              \
     ROW(cuDeviceGetGraphMemAttribute, HARMLESS, "the graphs' own numbers, which are right")                             \
     ROW(cuDeviceGraphMemTrim, HARMLESS, "gives back what no executable graph needs, which is not counted")              \
@@ -157,6 +178,7 @@
     ROW(cuCtxPopCurrent_v2)                                                                                             \
     ROW(cuStreamGetCtx)                                                                                                 \
     ROW(cuStreamIsCapturing)                                                                                            \
+    ROW(cuStreamIsCapturing_ptsz)                                                                                       \
     ROW(cuDeviceGetMemPool)                                                                                             \
     ROW(cuDeviceGetDefaultMemPool)                                                                                      \
     ROW(cuMemPoolGetAttribute)                                                                                          \

@@ -93,6 +93,13 @@ void os_pause(unsigned int microseconds)
     nanosleep(&t, NULL);
 }
 
+uint64_t os_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
 bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void))
 {
     return pthread_atfork(before, in_parent, in_child) == 0;

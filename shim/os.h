@@ -24,7 +24,8 @@ void *os_pages(size_t bytes);
 void os_pages_free(void *pages, size_t bytes);
 
 uint32_t os_pid(void);
-void os_pause(unsigned int microseconds);
+void os_pause(unsigned int microseconds); /* less than a second */
+uint64_t os_clock(void);                  /* microseconds since some moment, the same in all processes of the machine */
 bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
 /* os_library opens a library that is loaded already; os_symbol finds a function in it and what it needs. */

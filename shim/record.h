@@ -3,7 +3,7 @@
  *
  * The limits: written by the node, read-only in the container, mapped by each process. A word changes in place (a
  * bind mount holds the file, so that a new one would never be seen): bytes and overhead of each device, and the generation
- * after them. The devices stay as they are.
+ * after them; share and gate of each, and the beat after them. The devices stay as they are.
  *
  * The region: one slot a process. Who holds the OFD lock on byte i of the file owns slot i and is the only one to write
  * into it. The kernel drops the lock with the process, however it ends. */
@@ -25,8 +25,13 @@ struct record_device {
     uint8_t uuid[16];
     uint64_t bytes;    /* the grant's, on this device */
     uint64_t overhead; /* used there beyond what the slots say: contexts, code, memory by other ways; from the watch */
-    uint64_t reserved[4];
+    uint64_t share;    /* percent of the device's time; 0: none of its own, and nothing is throttled */
+    uint64_t gate;     /* RECORD_GATE: when launches pass; 0: as the share says */
+    uint64_t reserved[2];
 };
+
+/* A gate is open for the first so many microseconds of each period of so many. One word, so that no reader sees half of it. */
+#define RECORD_GATE(open, period) ((uint64_t)(period) << 32 | (uint32_t)(open))
 
 struct record_limits {
     uint64_t magic;
@@ -34,7 +39,8 @@ struct record_limits {
     uint32_t devices;
     uint64_t id;         /* the same in the region: a file of another grant is noticed */
     uint64_t generation; /* counts changes */
-    uint64_t reserved[4];
+    uint64_t beat;       /* counts the looks of who sets the gates: where it stands still nobody does */
+    uint64_t reserved[3];
     struct record_device device[RECORD_DEVICES];
 };
 

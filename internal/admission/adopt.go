@@ -34,7 +34,7 @@ func (c *asking) adopt() {
 	if len(c.findings) > 0 {
 		return
 	}
-	if why := ComputeUnkept(ask.Mode, c.policy); ask.Compute > 0 && why != "" {
+	if why := ComputeUnkept(grant.Grant{Mode: ask.Mode, Owner: ask.Owner, GPUs: make([]grant.Share, ask.count())}, c.inventory, c.policy); ask.Compute > 0 && why != "" {
 		c.tell(grant.LimitUnenforceable, c.source(), fmt.Sprintf("%d%% compute", ask.Compute), fmt.Sprintf("is allocated %d%% of a GPU's compute by %s: %s", ask.Compute, place(c.source()), why),
 			"have it allocated in mode mps (gpuledger.dev/mode: mps), which keeps a share of compute, or without one")
 		return

@@ -24,6 +24,7 @@ type plannedFiles struct {
 	layout   grant.Layout
 	own      []grant.OwnLibrary
 	limited  bool
+	throttle bool
 	grant    grant.ID
 	mounts   []*cdispec.Mount
 }
@@ -34,9 +35,9 @@ func (c *asking) filesOnce() []*cdispec.Mount {
 		return c.driverFiles()
 	}
 	r, p := c.request, c.planned
-	id, limited := c.grantID(), c.limited()
-	if !p.done || p.compat32 != r.Compat32 || p.layout != r.Layout || p.limited != limited || p.grant != id || !slices.Equal(p.wanted, r.Capabilities) || !slices.Equal(p.own, r.Own) {
-		*p = plannedFiles{true, r.Capabilities, r.Compat32, r.Layout, r.Own, limited, id, slices.Clip(c.driverFiles())}
+	id, limited, throttle := c.grantID(), c.limited(), c.throttled()
+	if !p.done || p.compat32 != r.Compat32 || p.layout != r.Layout || p.limited != limited || p.throttle != throttle || p.grant != id || !slices.Equal(p.wanted, r.Capabilities) || !slices.Equal(p.own, r.Own) {
+		*p = plannedFiles{true, r.Capabilities, r.Compat32, r.Layout, r.Own, limited, throttle, id, slices.Clip(c.driverFiles())}
 	}
 	return p.mounts
 }
@@ -89,7 +90,7 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 			continue
 		default:
 			mounts = append(mounts, driverMount(source, realDriver(proxy)))
-			source = filepath.Join(c.inventory.Shim.Dir, proxy)
+			source = c.proxyFile(proxy)
 		}
 		for _, place := range places {
 			mounts = append(mounts, driverMount(source, place))

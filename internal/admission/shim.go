@@ -66,13 +66,21 @@ func (c *asking) limited() bool {
 	return c.grant != nil && (c.grant.Mode == grant.Limit && !c.driven() || c.grant.Mode == grant.MPS) && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
 }
 
+// proxyFile is the file of a proxy: of libcuda, that which throttles launches where the grant has a share of compute to be held to.
+func (c *asking) proxyFile(proxy string) string {
+	if proxy == libcuda && c.throttled() {
+		proxy = grant.ThrottleLibrary
+	}
+	return filepath.Join(c.inventory.Shim.Dir, proxy)
+}
+
 // withLimit adds to a container's driver files what the proxies need: the records of the grant, and the proxies at every other place
 // where a program would find a library of the driver's.
 func (c *asking) withLimit(mounts []*cdispec.Mount) []*cdispec.Mount {
 	for _, own := range c.request.Own {
 		taken := slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool { return m.ContainerPath == own.Place })
 		if proxy := proxyFor(own.Name); !taken && proxy != "" {
-			mounts = append(mounts, driverMount(filepath.Join(c.inventory.Shim.Dir, proxy), own.Place))
+			mounts = append(mounts, driverMount(c.proxyFile(proxy), own.Place))
 		}
 	}
 	if slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool { return filepath.Dir(m.HostPath) == c.inventory.Shim.Dir }) {

@@ -31,7 +31,7 @@ func TestOverhead(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}); err != nil {
+	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0); err != nil {
 		t.Fatal(err)
 	}
 	region, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)

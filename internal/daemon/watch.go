@@ -31,6 +31,7 @@ type watcher struct {
 	book    book
 	others  bystanders
 	overheads
+	throttles
 	next    time.Time              // not before
 	told    map[string]grant.Bytes // what was last recorded as outside the ledger
 	written time.Time              // when
@@ -76,6 +77,7 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	w.tell(n, news)
 	w.show(report)
 	w.publish(n, report)
+	w.hold(n, w.book.overview.Grants, report)
 	if err := w.record(n, report); err != nil {
 		return err
 	}

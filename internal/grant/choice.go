@@ -86,13 +86,14 @@ const (
 	LibraryBackend LimitBackend = "library"
 )
 
-// ComputeShare is what becomes of a share of compute that nothing keeps a container to: in mode limit.
+// ComputeShare is what becomes of a share of compute in mode limit.
 type ComputeShare string
 
 // The choices for it.
 const (
-	CountShare  ComputeShare = "count" // it is in the ledger, and a number alone
-	RefuseShare ComputeShare = "refuse"
+	CountShare    ComputeShare = "count" // it is in the ledger, and a number alone
+	RefuseShare   ComputeShare = "refuse"
+	ThrottleShare ComputeShare = "throttle" // experimental: the shim throttles launches (docs/adr/0042)
 )
 
 // VisibleDevices is what an admitted container's NVIDIA_VISIBLE_DEVICES says.
@@ -128,7 +129,7 @@ func (v *VisibleDevices) UnmarshalText(text []byte) error {
 	return oneOf(v, text, VisibleUUIDs, VisibleVoid)
 }
 func (v *ComputeShare) UnmarshalText(text []byte) error {
-	return oneOf(v, text, CountShare, RefuseShare)
+	return oneOf(v, text, CountShare, RefuseShare, ThrottleShare)
 }
 func (v *MPSUsers) UnmarshalText(text []byte) error  { return oneOf(v, text, MPSRoot, MPSAll) }
 func (v *Placement) UnmarshalText(text []byte) error { return oneOf(v, text, Binpack, Spread) }

@@ -21,6 +21,8 @@ type Grant struct {
 	Expires  time.Time // zero: never
 	Draining bool      // released while bound: it counts until its container is gone
 
+	ComputeStrength Strength // what holds the containers to Compute, where people are told of the grant; the ledger has none
+
 	Bindings []Binding // live and unknown ones only; they lie in the run directory and die with the boot
 }
 
@@ -113,6 +115,8 @@ type Binding struct {
 	Cgroups []string `json:"cgroups,omitzero"`
 	// Driven: the driver limits the container's cgroup, and gpuledgerd keeps it so.
 	Driven bool `json:"driven,omitzero"`
+	// Throttled: its launches pass the gate of the grant's share of compute.
+	Throttled bool `json:"throttled,omitzero"`
 	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
 	// then. The first create of the container takes it over, under whichever root.
 	Reserved bool `json:"reserved,omitzero"`

@@ -10,9 +10,13 @@ import (
 
 // Shim is the pair of proxy libraries that hold a container to its memory (docs/shim.md), as this node has them.
 type Shim struct {
-	Dir     string // where they lie, without links; "" where they cannot be used
-	Problem string // why not
+	Dir      string // where they lie, without links; "" where they cannot be used
+	Problem  string // why not
+	Throttle bool   // there is ThrottleLibrary beside them
 }
+
+// ThrottleLibrary is the proxy of libcuda that throttles launches, too: for containers with a share of compute.
+const ThrottleLibrary = "libcuda-throttle.so.1"
 
 // ShimPlace is the directory in a container below which the proxies look for the driver and for the grant's records
 // (shim/place.h).

@@ -6,21 +6,22 @@ import (
 
 // Verdict is what becomes of a container.
 type Verdict struct {
-	Kind     VerdictKind
-	Code     Code // of a refusal
-	Message  string
-	Hint     string
-	Grant    *Grant // of an admission, and of a refusal that is about a grant
-	Details  []Detail
-	Edits    cdispec.ContainerEdits
-	Rules    []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
-	Masked   []string     // paths to be hidden; only an OCI spec has words for it
-	Narrow   bool         // the spec's own device rules are too wide to be kept
-	Removed  []Removal
-	Strength Strength
-	Limited  bool     // the edits bring the shim: the grant's records must be there before the container is
-	Driven   bool     // the edits bring the hook that has the driver limit its cgroup
-	Recorded []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
+	Kind      VerdictKind
+	Code      Code // of a refusal
+	Message   string
+	Hint      string
+	Grant     *Grant // of an admission, and of a refusal that is about a grant
+	Details   []Detail
+	Edits     cdispec.ContainerEdits
+	Rules     []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
+	Masked    []string     // paths to be hidden; only an OCI spec has words for it
+	Narrow    bool         // the spec's own device rules are too wide to be kept
+	Removed   []Removal
+	Strength  Strength
+	Limited   bool     // the edits bring the shim: the grant's records must be there before the container is
+	Throttled bool     // of it the proxy that throttles launches
+	Driven    bool     // the edits bring the hook that has the driver limit its cgroup
+	Recorded  []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
 }
 
 // VerdictKind is one of three.

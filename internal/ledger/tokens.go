@@ -107,6 +107,8 @@ func (r *bindingRecord) read(d *jsontext.Decoder) error {
 			return tokens.Strings(d, &r.Cgroups)
 		case "driven":
 			return tokens.Bool(d, &r.Driven)
+		case "throttled":
+			return tokens.Bool(d, &r.Throttled)
 		case "reserved":
 			return tokens.Bool(d, &r.Reserved)
 		}
@@ -189,6 +191,9 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		if r.Driven {
 			w.Name("driven").Bool(true)
+		}
+		if r.Throttled {
+			w.Name("throttled").Bool(true)
 		}
 		if r.Reserved {
 			w.Name("reserved").Bool(true)

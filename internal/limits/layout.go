@@ -17,7 +17,9 @@ type device struct {
 	UUID     [16]byte
 	Bytes    uint64
 	Overhead uint64
-	_        [4]uint64
+	Share    uint64
+	Gate     uint64
+	_        [2]uint64
 }
 
 // record is struct record_limits.
@@ -27,7 +29,8 @@ type record struct {
 	Devices    uint32
 	ID         uint64
 	Generation uint64
-	_          [4]uint64
+	Beat       uint64
+	_          [3]uint64
 	Device     [MaxDevices]device
 }
 

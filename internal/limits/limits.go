@@ -25,11 +25,11 @@ type Limits struct {
 	record *record
 }
 
-// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes. Files that are there for the same devices stay and
+// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes and the percent of the GPUs' time. Files that are there for the same devices stay and
 // keep their users; what a container has done to its region is put right under them. Nobody else may write into dir, and only
 // one process at a time may call this. A grant is limited to MaxDevices devices.
-func Ensure(dir string, shares []grant.Share) error {
-	devices, err := devicesOf(shares)
+func Ensure(dir string, shares []grant.Share, percent int) error {
+	devices, err := devicesOf(shares, percent)
 	if err == nil {
 		err = establish(dir, devices)
 	}
@@ -63,7 +63,7 @@ func establish(dir string, devices []device) error {
 	return host.ReplaceFile(filepath.Join(dir, grant.LimitsFile), padded(r, page), 0o444, host.Volatile)
 }
 
-func devicesOf(shares []grant.Share) ([]device, error) {
+func devicesOf(shares []grant.Share, percent int) ([]device, error) {
 	if len(shares) == 0 || len(shares) > MaxDevices {
 		return nil, fmt.Errorf("it has %d devices, and the shim can limit 1 to %d", len(shares), MaxDevices)
 	}
@@ -73,7 +73,7 @@ func devicesOf(shares []grant.Share) ([]device, error) {
 		if err != nil {
 			return nil, err
 		}
-		devices[i] = device{UUID: uuid, Bytes: uint64(s.Memory)}
+		devices[i] = device{UUID: uuid, Bytes: uint64(s.Memory), Share: uint64(percent)}
 	}
 	return devices, nil
 }
@@ -127,21 +127,27 @@ func (l *Limits) isFor(devices []device) bool {
 	return true
 }
 
-// set changes the bytes in place: a container's mount shows this file and would never see another one. Each word is
-// written whole.
+// set changes bytes and shares in place: a container's mount shows this file and would never see another one. Each word is
+// written whole. A gate was for the share as it was: of another one it begins anew.
 func (l *Limits) set(devices []device) {
 	changed := false
 	for i, d := range devices {
-		changed = atomic.SwapUint64(&l.record.Device[i].Bytes, d.Bytes) != d.Bytes || changed
+		is := &l.record.Device[i]
+		changed = atomic.SwapUint64(&is.Bytes, d.Bytes) != d.Bytes || changed
+		if atomic.SwapUint64(&is.Share, d.Share) != d.Share {
+			atomic.StoreUint64(&is.Gate, 0)
+			changed = true
+		}
 	}
 	if changed {
 		atomic.AddUint64(&l.record.Generation, 1)
 	}
 }
 
-// Set grows or shrinks what may be used of each device. What is used above it stays; nothing more can be had.
-func (l *Limits) Set(shares []grant.Share) error {
-	devices, err := devicesOf(shares)
+// Set grows or shrinks what may be used of each device, and the percent of its time, 0 for all of it. Memory that is used above it stays;
+// nothing more can be had.
+func (l *Limits) Set(shares []grant.Share, percent int) error {
+	devices, err := devicesOf(shares, percent)
 	if err == nil && !l.isFor(devices) {
 		err = errNotGranted
 	}

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,12 +54,17 @@ func TestTheLayoutIsTheShims(t *testing.T) {
 	field("record_device", "uuid", unsafe.Offsetof(d.UUID))
 	field("record_device", "bytes", unsafe.Offsetof(d.Bytes))
 	field("record_device", "overhead", unsafe.Offsetof(d.Overhead))
+	field("record_device", "share", unsafe.Offsetof(d.Share))
+	field("record_device", "gate", unsafe.Offsetof(d.Gate))
+	same("RECORD_GATE(1500, 20000)", gateWord(1500*time.Microsecond, 20*time.Millisecond))
+	same("RECORD_GATE(5000000, 5000000)", gateWord(5*time.Second, 5*time.Second))
 	same("sizeof(struct record_limits)", uint64(unsafe.Sizeof(r)))
 	field("record_limits", "magic", unsafe.Offsetof(r.Magic))
 	field("record_limits", "version", unsafe.Offsetof(r.Version))
 	field("record_limits", "devices", unsafe.Offsetof(r.Devices))
 	field("record_limits", "id", unsafe.Offsetof(r.ID))
 	field("record_limits", "generation", unsafe.Offsetof(r.Generation))
+	field("record_limits", "beat", unsafe.Offsetof(r.Beat))
 	field("record_limits", "device", unsafe.Offsetof(r.Device))
 	same("sizeof(struct record_head)", uint64(unsafe.Sizeof(h)))
 	field("record_head", "magic", unsafe.Offsetof(h.Magic))
@@ -97,7 +103,7 @@ func put(t *testing.T, path string, data []byte) {
 
 func ensure(t *testing.T, dir string, s []grant.Share) {
 	t.Helper()
-	if err := Ensure(dir, s); err != nil {
+	if err := Ensure(dir, s, 0); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -148,7 +154,7 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 		t.Errorf("after Ensure: %d bytes, generation %d", got, container.record.Generation)
 	}
 	l := open(t, dir)
-	for _, err := range []error{l.Set(shares(2*grant.GiB, 3*grant.GiB)), l.SetOverhead(uuid1, 500*grant.MiB)} {
+	for _, err := range []error{l.Set(shares(2*grant.GiB, 3*grant.GiB), 0), l.SetOverhead(uuid1, 500*grant.MiB)} {
 		if err != nil {
 			t.Error(err)
 		}
@@ -159,7 +165,7 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	if inode(t, filepath.Join(dir, grant.RegionFile)) != region {
 		t.Error("the region is another file: its users are forgotten")
 	}
-	if err := l.Set(shares(2*grant.GiB, 3*grant.GiB)); err != nil || container.record.Generation != 4 {
+	if err := l.Set(shares(2*grant.GiB, 3*grant.GiB), 0); err != nil || container.record.Generation != 4 {
 		t.Errorf("what is so already: %v, generation %d", err, container.record.Generation)
 	}
 	if b, err := l.Bytes(uuid1); err != nil || b != 3*grant.GiB {
@@ -167,7 +173,7 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	}
 	other := shares(1, 1)
 	other[0].UUID = "GPU-00000000-0000-0000-0000-000000000000"
-	for _, err := range []error{l.Set(other), l.Set(other[:1]), l.SetOverhead(other[0].UUID, 1)} {
+	for _, err := range []error{l.Set(other, 0), l.Set(other[:1], 0), l.SetOverhead(other[0].UUID, 1)} {
 		if err == nil || !strings.Contains(err.Error(), "does not have these devices") {
 			t.Errorf("a device that is not granted: %v", err)
 		}
@@ -204,7 +210,7 @@ func TestWhatTheShimCannotLimitIsRefused(t *testing.T) {
 		"no digits":        {{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454eX"}},
 	} {
 		dir := t.TempDir()
-		if err := Ensure(dir, s); err == nil || !strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
+		if err := Ensure(dir, s, 0); err == nil || !strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
 			t.Errorf("%s: got %v", name, err)
 		}
 		if files, _ := os.ReadDir(dir); len(files) > 0 {
@@ -316,12 +322,12 @@ func TestARegionThatIsNoFile(t *testing.T) {
 	path, elsewhere := filepath.Join(dir, grant.RegionFile), filepath.Join(t.TempDir(), "elsewhere")
 	mustDo(t, os.Remove(path))
 	mustDo(t, os.Symlink(elsewhere, path))
-	if err := Ensure(dir, shares(1, 1)); err == nil || inodeOf(elsewhere) != 0 {
+	if err := Ensure(dir, shares(1, 1), 0); err == nil || inodeOf(elsewhere) != 0 {
 		t.Errorf("%v; the link's target is %d", err, inodeOf(elsewhere))
 	}
 	mustDo(t, os.Remove(path))
 	mustDo(t, unix.Mkfifo(path, 0o666))
-	if err := Ensure(dir, shares(1, 1)); err == nil {
+	if err := Ensure(dir, shares(1, 1), 0); err == nil {
 		t.Error("a pipe was taken for a region")
 	}
 }
@@ -358,5 +364,45 @@ func mustDo(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestAShareOfTime: it is there before the container is, and a gate is for the share that it was set for.
+func TestAShareOfTime(t *testing.T) {
+	dir := t.TempDir()
+	two := shares(4*grant.GiB, grant.GiB)
+	if err := Ensure(dir, two, 30); err != nil {
+		t.Fatal(err)
+	}
+	l, container := open(t, dir), open(t, dir)
+	is := func(what string, share, gate0, gate1 uint64) {
+		t.Helper()
+		r := container.record
+		if r.Device[0].Share != share || r.Device[1].Share != share || r.Device[0].Gate != gate0 || r.Device[1].Gate != gate1 || container.Share() != int(share) {
+			t.Errorf("%s: %+v", what, r.Device[:2])
+		}
+	}
+	is("at the start", 30, 0, 0)
+	if err := l.SetGate(uuid1, 3*time.Millisecond, 20*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	is("with a gate", 30, 0, 20000<<32|3000)
+	if err := Ensure(dir, two, 30); err != nil {
+		t.Fatal(err)
+	}
+	is("for another container of the grant", 30, 0, 20000<<32|3000)
+	if err := l.Set(two, 40); err != nil || container.record.Generation != 2 {
+		t.Errorf("%v, generation %d", err, container.record.Generation)
+	}
+	is("of another share", 40, 0, 0)
+	if err := l.Set(two, 0); err != nil {
+		t.Fatal(err)
+	}
+	is("taken off", 0, 0, 0)
+	if l.Beat(); container.record.Beat != 1 {
+		t.Errorf("the beat is %d", container.record.Beat)
+	}
+	if err := l.SetGate("GPU-00000000-0000-0000-0000-000000000000", time.Millisecond, time.Second); err == nil {
+		t.Error("a gate on a GPU that is not the grant's")
 	}
 }

@@ -132,7 +132,7 @@ func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
 		Creator: creator, Cgroups: v.cgroups, Pod: bounded(d.pod), Strength: d.Strength,
-		Driven: d.Driven, Reserved: v.Reserve})
+		Driven: d.Driven, Throttled: d.Throttled, Reserved: v.Reserve})
 	if err != nil {
 		v.dropOrphan(tx, d.Grant.ID)
 	}

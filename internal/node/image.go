@@ -90,7 +90,7 @@ func (n *Node) clear(bundle string) {
 
 // isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of a record.
 func (n *Node) isShim(m specs.Mount) bool {
-	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && strings.HasSuffix(shimmed(m.Source), ".1")
+	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && (strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
 }
 
 // shimmed is the library that a path is a place of, "" if it is none that the shim takes the place of.

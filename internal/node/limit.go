@@ -44,13 +44,19 @@ func (n *Node) Shim() grant.Shim {
 			err = soundShim(real)
 		}
 		if err == nil {
-			return grant.Shim{Dir: real}
+			return grant.Shim{Dir: real, Throttle: isLibrary(filepath.Join(real, grant.ThrottleLibrary)) == nil}
 		}
 		if problem == "" || !errors.Is(err, fs.ErrNotExist) {
 			problem = err.Error()
 		}
 	}
 	return grant.Shim{Problem: "the shim is not installed: " + problem}
+}
+
+// ComputeUnkept says why a grant of mode limit can have no share of compute here; "" where it can.
+func (n *Node) ComputeUnkept() string {
+	inv, _ := n.Inventory()
+	return admission.ComputeUnkept(grant.Grant{Mode: grant.Limit, GPUs: make([]grant.Share, 1)}, inv, n.Policy)
 }
 
 // Limitless says why nothing here can hold a container of mode limit to its memory; "" where the shim does.
@@ -102,10 +108,11 @@ func (n *Node) limit(g grant.Grant) error {
 	if err := limits.Room(root); err != nil {
 		return err
 	}
-	err := limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs)
+	share := admission.Share(g, n.Policy)
+	err := limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share)
 	if errors.Is(err, unix.ENOSPC) {
 		if grown := limits.Trim(root); len(grown) > 0 {
-			if err = limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs); err != nil {
+			if err = limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share); err != nil {
 				err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(grown, ", "))
 			}
 		}
@@ -186,10 +193,14 @@ func (n *Node) agree(g grant.Grant, dir string) (problem string, err error) {
 		return "", nil
 	}
 	defer l.Close()
+	share := admission.Share(g, n.Policy)
 	for _, s := range g.GPUs {
 		if b, err := l.Bytes(s.UUID); err != nil || b != s.Memory {
-			return "the limits are not what the ledger says", l.Set(g.GPUs)
+			return "the limits are not what the ledger says", l.Set(g.GPUs, share)
 		}
+	}
+	if l.Share() != share { // the policy may be another by now: nothing is wrong
+		return "", l.Set(g.GPUs, share)
 	}
 	return "", nil
 }

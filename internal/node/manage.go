@@ -44,7 +44,7 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 // told is a grant as people are told of it: with what holds its containers to it here and now.
 func (n *Node) told(g grant.Grant) grant.Grant {
 	inv, _ := n.Inventory()
-	g.Strength = admission.Strength(g, inv, n.Policy)
+	g.Strength, g.ComputeStrength = admission.Strength(g, inv, n.Policy), admission.ComputeStrength(g, inv, n.Policy)
 	return g
 }
 
@@ -148,7 +148,7 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 	if err := apply(&g, c, v.Now); err != nil {
 		return g, err
 	}
-	if g.Memory() <= memory && g.Compute <= compute && (c.Compute == nil || admission.ComputeUnkept(g.Mode, n.Policy) == "") {
+	if g.Memory() <= memory && g.Compute <= compute && (c.Compute == nil || admission.ComputeUnkept(g, inv, n.Policy) == "") {
 		return g, divide(&g)
 	}
 	var err error
@@ -170,15 +170,16 @@ func (n *Node) putLimited(tx *ledger.Tx, before, after grant.Grant) error {
 		return tx.Put(after)
 	}
 	defer l.Close()
-	if err := l.Set(smaller(before.GPUs, after.GPUs)); err != nil {
+	share := admission.Share(before, n.Policy)
+	if err := l.Set(smaller(before.GPUs, after.GPUs), share); err != nil {
 		return err
 	}
 	failpoint.Hit("node/limit-lowered")
 	if err := tx.Put(after); err != nil {
-		return errors.Join(err, l.Set(before.GPUs))
+		return errors.Join(err, l.Set(before.GPUs, share))
 	}
 	failpoint.Hit("node/grant-changed")
-	return l.Set(after.GPUs)
+	return l.Set(after.GPUs, admission.Share(after, n.Policy))
 }
 
 func apply(g *grant.Grant, c Change, now time.Time) error {
@@ -286,7 +287,8 @@ func (n *Node) Overview() (Overview, error) {
 	})
 	o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !g.Live(o.Now) })
 	for i := range o.Grants {
-		o.Grants[i].Strength = admission.Strength(o.Grants[i], o.Inventory, n.Policy)
+		g := &o.Grants[i]
+		g.Strength, g.ComputeStrength = admission.Strength(*g, o.Inventory, n.Policy), admission.ComputeStrength(*g, o.Inventory, n.Policy)
 	}
 	return o, err
 }

@@ -50,7 +50,7 @@ func (v visit) standing(view grant.View) Decision {
 	if d.Limited && what == "" {
 		what = v.unheld(d)
 		if what != "" && v.Running { // since before there was a shim: it is told as what it is
-			d.Limited, d.Strength, what = false, grant.StrengthNone, ""
+			d.Limited, d.Throttled, d.Strength, what = false, false, grant.StrengthNone, ""
 		}
 	}
 	if what == "" {
@@ -92,6 +92,9 @@ func (v visit) unheld(d Decision) string {
 	for place, source := range at {
 		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Dir(source) != inv.Shim.Dir {
 			return "the limiting " + place
+		}
+		if d.Throttled && strings.HasPrefix(shimmed(place), "libcuda.") && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Base(source) != grant.ThrottleLibrary {
+			return "the throttling " + place
 		}
 	}
 	if v.unseen() {

@@ -84,13 +84,19 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
 		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
 			several := true
-			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, admission.ComputeUnkept(mode, p.Node.Policy) == "")
+			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, sharesCompute(p, mode))
 		default:
 			continue
 		}
 		devices = append(devices, d)
 	}
 	return devices
+}
+
+// sharesCompute reports whether a claim can have a share of compute of a GPU in a mode.
+func sharesCompute(p book.Page, mode grant.Mode) bool {
+	g := grant.Grant{Mode: mode, Owner: "claim:any", GPUs: make([]grant.Share, 1)}
+	return admission.ComputeUnkept(g, p.Inventory, p.Node.Policy) == ""
 }
 
 // consumable are the capacities of a shared GPU. A claim that names no memory gets all that there is, so that it never runs

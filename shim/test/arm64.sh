@@ -36,6 +36,7 @@ stories() {
     echo "ok $program $name"
   done
 }
+stories throttle_test it_is_open_for_the_share a_gate_that_nobody_looks_after
 stories account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
 stories client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
 stories client-linked linked

@@ -27,9 +27,11 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p);
 CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgraphNode *after, size_t n, CUgraph child);
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuGetExportTable(const void **table, const CUuuid *id);
 CUresult cuFutureThing(int *answer);
 
 /* The stand-in's own: what really is used. */
 unsigned long long fakedriverPeak(int gpu), fakedriverMine(int gpu), fakedriverUsed(int gpu);
+
+/* And how many launches of this process it had, those into captures apart. */
+unsigned long long fakedriverLaunches(int gpu), fakedriverCaptured(void);

@@ -1,4 +1,4 @@
-/* Prints the tables: "wrapped cuda cuMemAlloc COUNTED the reason", for the check of symbols. */
+/* Prints the tables: "wrapped cuMemAlloc COUNTED the reason", for the check of symbols. */
 #include "../cuda_entries.h"
 #include "../nvml_entries.h"
 
@@ -9,6 +9,8 @@ int main(void)
 #define WRAPPED(name, how, why) puts("wrapped " #name " " #how " " why);
 #define PASSED(name, how, why) puts("passed " #name " " #how " " why);
     CUDA_WRAPPED(WRAPPED)
+#define LAUNCHED(name, how, why) puts("launched " #name " " #how " " why);
+    CUDA_LAUNCHES(LAUNCHED)
     CUDA_PASSED(PASSED)
     NVML_WRAPPED(WRAPPED)
     NVML_PASSED(PASSED)

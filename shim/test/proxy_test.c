@@ -81,11 +81,12 @@ void finish(pid_t pid)
     waitpid(pid, NULL, 0);
 }
 
-extern const struct tap_test grant_tests[], memory_tests[], virtual_tests[], pool_tests[], process_tests[], life_tests[], closed_tests[], resolver_tests[];
+extern const struct tap_test grant_tests[], memory_tests[], virtual_tests[], pool_tests[], process_tests[], life_tests[], closed_tests[], resolver_tests[],
+    throttle_tests[];
 
 int main(int argc, char **argv)
 {
-    static const struct tap_test *const subjects[] = {grant_tests, memory_tests, virtual_tests, pool_tests, process_tests, life_tests, closed_tests, resolver_tests};
+    static const struct tap_test *const subjects[] = {grant_tests, memory_tests, virtual_tests, pool_tests, process_tests, life_tests, closed_tests, resolver_tests, throttle_tests};
     const size_t n = sizeof subjects / sizeof *subjects;
     int result = 2;
 

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SLOTS = 1024, PATHS = 192, LIMITS = 64, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
@@ -22,6 +23,7 @@ struct seat {
     uint64_t pid_ns; /* 0 where there is no /proc to tell */
     char cgroup[PATHS];
     uint64_t used[BOOK_KINDS][BOOK_GPUS];
+    uint64_t busy[BOOK_GPUS]; /* microseconds that its launches took */
 };
 
 struct limit {
@@ -32,13 +34,14 @@ struct limit {
 struct usage {
     struct limit limits[LIMITS];
     uint64_t peak[BOOK_GPUS];
+    uint64_t until[BOOK_GPUS]; /* microseconds of the clock: when a GPU has run what it has */
     struct seat seats[SLOTS];
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct book_gpu gpus[BOOK_GPUS];
 static int count;
-static uint64_t context_bytes;
+static uint64_t context_bytes, launch_time;
 static struct usage *usage;
 static int fd = -1, mine = -1;
 static char directory_name[4000];
@@ -80,7 +83,8 @@ static bool parse_uuid(struct book_gpu *g)
     return true;
 }
 
-/* read_devices: lines of "UUID MiB NAME", and one of "context MiB" for what a context takes. */
+/* read_devices: lines of "UUID MiB NAME", one of "context MiB" for what a context takes, and perhaps one of "launch MICROSECONDS" for how long
+ * each launch runs; without it they take no time, and nothing is told of it. */
 static bool read_devices(const char *dir)
 {
     char path[4096], line[256];
@@ -94,6 +98,8 @@ static bool read_devices(const char *dir)
         struct book_gpu *g = &gpus[count];
         if (sscanf(line, "context %llu", &mib) == 1)
             context_bytes = mib << 20;
+        else if (sscanf(line, "launch %llu", &mib) == 1)
+            launch_time = mib;
         else if (sscanf(line, "%63s %llu %63[^\n]", g->uuid, &mib, g->name) == 3 && parse_uuid(g)) {
             g->memory = mib << 20;
             count++;
@@ -327,6 +333,50 @@ int book_processes(int gpu, struct book_process *list, int room)
         if (n < room) list[n] = (struct book_process){.pid = pid_here(s), .used = used};
         n++;
     }
+    return n;
+}
+
+/* ---- time ---- */
+
+uint64_t book_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+uint64_t book_launch_time(void) { return launch_time; }
+
+uint64_t book_run(int gpu)
+{
+    uint64_t now, left;
+
+    if (launch_time == 0) return 0;
+    pthread_mutex_lock(&mutex);
+    enter();
+    now = book_clock();
+    if (usage->until[gpu] < now) usage->until[gpu] = now;
+    usage->until[gpu] += launch_time;
+    usage->seats[mine].busy[gpu] += launch_time;
+    left = usage->until[gpu] - now;
+    leave();
+    pthread_mutex_unlock(&mutex);
+    return left;
+}
+
+uint64_t book_running(int gpu)
+{
+    uint64_t now = book_clock(), until = usage->until[gpu];
+    return until > now ? until - now : 0;
+}
+
+int book_busy(int gpu, struct book_process *list, int room)
+{
+    int n = 0;
+
+    ask(gpu, every_kind);
+    for (int i = 0; i < SLOTS; i++)
+        if (usage->seats[i].busy[gpu] > 0 && n++ < room) list[n - 1] = (struct book_process){.pid = pid_here(&usage->seats[i]), .used = usage->seats[i].busy[gpu]};
     return n;
 }
 

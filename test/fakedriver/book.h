@@ -48,3 +48,11 @@ uint64_t book_used(int gpu);
 uint64_t book_mine(int gpu, enum book_kind kind);
 uint64_t book_peak(int gpu);
 int book_processes(int gpu, struct book_process *list, int room);
+
+/* Time, in microseconds: how long each launch runs (0: none takes any, and nothing is told), one more of this process on a GPU, which
+ * returns when it will have run, and how long the GPU still runs what it has. book_busy tells of each process how long it has run. */
+uint64_t book_clock(void);
+uint64_t book_launch_time(void);
+uint64_t book_run(int gpu);
+uint64_t book_running(int gpu);
+int book_busy(int gpu, struct book_process *list, int room);

@@ -22,7 +22,7 @@ library() {
   ln -sfn "$name.so.$version" "$lib/$name.so.1"
   ln -sfn "$name.so.1" "$lib/$name.so"
 }
-library libcuda cuda.c objects.c virtual.c pools.c graphs.c resolve.c book.c
+library libcuda cuda.c objects.c virtual.c pools.c graphs.c launches.c resolve.c book.c
 library libnvidia-ml nvml.c book.c
 $cc "${flags[@]}" -o "$root/usr/bin/nvidia-smi" "$src/smi.c" -ldl
 [ -e "$root/run/fakedriver/devices" ] || cat >"$root/run/fakedriver/devices" <<'DEVICES'

@@ -426,13 +426,6 @@ API CUresult cuModuleLoadData(void **module, const void *image)
     return array_new((CUarray *)module, OBJECT_MODULE, &(CUDA_ARRAY3D_DESCRIPTOR){1 << 20, 0, 0, 1, 1, 0}, 1);
 }
 API CUresult cuModuleUnload(void *module) { return array_destroy(module, OBJECT_MODULE); }
-API CUresult cuLaunchKernel(void *f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-                            unsigned int shared, CUstream s, void **params, void **extra)
-{
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)s, (void)params, (void)extra;
-    CURRENT;
-    return CUDA_SUCCESS;
-}
 
 /* ---- between processes: a handle names memory that stays the exporter's ---- */
 

@@ -179,10 +179,9 @@ API CUresult cuGraphInstantiateWithParams(CUgraphExec *e, CUgraph g, CUDA_GRAPH_
 }
 API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, CUDA_GRAPH_INSTANTIATE_PARAMS *p) { return cuGraphInstantiateWithParams(e, g, p); }
 
-API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+static CUresult launch(CUgraphExec e)
 {
     GUARD;
-    (void)s;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
     for (int d = 0; d < BOOK_GPUS && !e->launched; d++) {
         uint64_t more = used[d] + e->bytes[d] > reserved[d] ? used[d] + e->bytes[d] - reserved[d] : 0;
@@ -193,6 +192,12 @@ API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
     e->launched = true;
     return CUDA_SUCCESS;
 }
+API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+{
+    CUresult r = launch(e);
+    return r == CUDA_SUCCESS ? launched(s) : r;
+}
+API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return cuGraphLaunch(e, s); }
 
 API CUresult cuGraphExecDestroy(CUgraphExec e)
 {

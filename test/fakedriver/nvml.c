@@ -202,6 +202,40 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 
+typedef struct { unsigned int pid; unsigned long long timeStamp; unsigned int smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
+
+/* What each process had of the GPU's time since this process last asked; a first question hears of none. */
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *n, unsigned long long since)
+{
+    enum { MOST = 1024 };
+    static struct book_process before[BOOK_GPUS][MOST];
+    static int known[BOOK_GPUS];
+    static uint64_t asked[BOOK_GPUS];
+    struct book_process now[MOST];
+    uint64_t clock = book_clock(), passed;
+    int found;
+    NEED(i, n);
+
+    (void)since;
+    if (book_launch_time() == 0) return NVML_ERROR_NOT_SUPPORTED;
+    found = book_busy(i, now, MOST);
+    if (found == 0) return NVML_ERROR_NOT_FOUND;
+    if (!samples || *n < (unsigned int)found) return *n = (unsigned int)found, NVML_ERROR_INSUFFICIENT_SIZE;
+    passed = clock > asked[i] ? clock - asked[i] : 1;
+    for (int k = 0; k < found; k++) {
+        uint64_t ran = 0, percent;
+        for (int b = 0; b < known[i]; b++)
+            if (before[i][b].pid == now[k].pid && before[i][b].used <= now[k].used) ran = now[k].used - before[i][b].used;
+        percent = ran * 100 / passed;
+        samples[k] = (nvmlProcessUtilizationSample_t){.pid = now[k].pid, .timeStamp = clock, .smUtil = percent > 100 ? 100 : (unsigned int)percent};
+    }
+    memcpy(before[i], now, sizeof *now * (size_t)found);
+    known[i] = found;
+    asked[i] = clock;
+    *n = (unsigned int)found;
+    return NVML_SUCCESS;
+}
+
 API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
 {
     NEED(i, list);

@@ -48,3 +48,11 @@ bool pool_memory_free(CUdeviceptr p);
 
 int device_gpu(CUdevice d);
 CUcontext device_current(void);
+
+/* stream_gpu is where a stream runs what is launched into it: -1 is a handle that is none, STREAM_CAPTURES nowhere yet. */
+enum { STREAM_CAPTURES = -2 };
+int stream_gpu(CUstream s);
+
+/* launched counts one launch, and has the GPU run it. launches_end waits until the current device has run all. */
+CUresult launched(CUstream s);
+void launches_end(void);

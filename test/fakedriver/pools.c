@@ -164,6 +164,7 @@ API CUresult cuStreamGetCtx(CUstream s, CUcontext *c)
 }
 API CUresult cuStreamSynchronize(CUstream s)
 {
+    launches_end();
     GUARD;
     CHECK(context_of(s), CUDA_ERROR_INVALID_HANDLE);
     synchronised();
@@ -172,6 +173,7 @@ API CUresult cuStreamSynchronize(CUstream s)
 API CUresult cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
 API CUresult cuCtxSynchronize(void)
 {
+    launches_end();
     GUARD;
     CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
     synchronised();
@@ -198,6 +200,13 @@ API CUresult cuStreamIsCapturing(CUstream s, int *status)
     CHECK(status, CUDA_ERROR_INVALID_VALUE);
     *status = !special(s) && object_is(s, OBJECT_STREAM) && s->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
+}
+API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return cuStreamIsCapturing(s, status); }
+int stream_gpu(CUstream s)
+{
+    GUARD;
+    CUcontext c = context_of(s);
+    return !c ? -1 : !special(s) && s->capture ? STREAM_CAPTURES : c->gpu;
 }
 API CUresult cuStreamBeginCapture_v2(CUstream s, int mode)
 {

@@ -45,6 +45,14 @@
     ROW(cuMemMap, 10020, cuMemMap, cuMemMap)                                                          \
     ROW(cuMemUnmap, 10020, cuMemUnmap, cuMemUnmap)                                                    \
     ROW(cuStreamSynchronize, 2000, cuStreamSynchronize, cuStreamSynchronize_ptsz)                     \
+    ROW(cuLaunchKernel, 4000, cuLaunchKernel, cuLaunchKernel_ptsz)                                    \
+    ROW(cuLaunchKernelEx, 11060, cuLaunchKernelEx, cuLaunchKernelEx_ptsz)                             \
+    ROW(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz)   \
+    ROW(cuLaunchCooperativeKernelMultiDevice, 9000, cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice) \
+    ROW(cuGraphLaunch, 10000, cuGraphLaunch, cuGraphLaunch_ptsz)                                      \
+    ROW(cuLaunch, 2000, cuLaunch, cuLaunch)                                                           \
+    ROW(cuLaunchGrid, 2000, cuLaunchGrid, cuLaunchGrid)                                               \
+    ROW(cuLaunchGridAsync, 2000, cuLaunchGridAsync, cuLaunchGridAsync)                                \
     ROW(cuFutureThing, 13000, cuFutureThing, cuFutureThing)
 
 CUresult cuInit(unsigned int), cuDriverGetVersion(int *), cuDeviceGet(CUdevice *, int), cuDeviceGetCount(int *), cuDeviceGetUuid(CUuuid *, CUdevice),
@@ -59,7 +67,9 @@ CUresult cuInit(unsigned int), cuDriverGetVersion(int *), cuDeviceGet(CUdevice *
     cuMemFreeAsync(CUdeviceptr, CUstream), cuMemFreeAsync_ptsz(CUdeviceptr, CUstream),
     cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), cuMemRelease(CUmemGenericAllocationHandle),
     cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), cuMemUnmap(CUdeviceptr, size_t), cuStreamSynchronize(CUstream),
-    cuStreamSynchronize_ptsz(CUstream), cuFutureThing(int *), cuGetExportTable(const void **, const CUuuid *),
+    cuStreamSynchronize_ptsz(CUstream), cuLaunch(void), cuLaunchGrid(void), cuLaunchGridAsync(void), cuLaunchKernel(void), cuLaunchKernel_ptsz(void),
+    cuLaunchKernelEx(void), cuLaunchKernelEx_ptsz(void), cuLaunchCooperativeKernel(void), cuLaunchCooperativeKernel_ptsz(void),
+    cuLaunchCooperativeKernelMultiDevice(void), cuGraphLaunch(void), cuGraphLaunch_ptsz(void), cuFutureThing(int *), cuGetExportTable(const void **, const CUuuid *),
     cuGetProcAddress(const char *, void **, int, uint64_t), cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 /* cuFutureMemAlloc is what a later driver may give for the name cuMemAlloc: it has no exported symbol. */

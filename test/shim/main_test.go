@@ -96,12 +96,20 @@ func stage(t *testing.T, variant string) string {
 	rig.Mount(t, "tmpfs", "/run", "tmpfs", 0, "mode=755")
 	sh(t, `mkdir -p /run/gpuledger/driver /run/proxy /run/fakedriver
 cp -L `+dir+`/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 /run/gpuledger/driver
-cp `+dir+`/proxy/*.so.1 /run/proxy
+cp `+dir+`/proxy/lib{cuda,nvidia-ml}.so.1 /run/proxy
 cp `+dir+`/driver/run/fakedriver/devices /run/fakedriver
 printf 'include /etc/ld.so.conf\n/run/proxy\n' >/run/ld.so.conf
 ldconfig -X -C /run/ld.so.cache -f /run/ld.so.conf`)
 	rig.Mount(t, "/run/ld.so.cache", "/etc/ld.so.cache", "", syscall.MS_BIND, "")
 	fresh(t)
+	return dir
+}
+
+// throttled is a stage as a container with a share of compute has it.
+func throttled(t *testing.T, variant string) string {
+	t.Helper()
+	dir := stage(t, variant)
+	sh(t, "cp "+dir+"/proxy/libcuda-throttle.so.1 /run/proxy/libcuda.so.1")
 	return dir
 }
 
@@ -119,7 +127,7 @@ func fresh(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := limits.Ensure("/run/gpuledger", shares); err != nil {
+	if err := limits.Ensure("/run/gpuledger", shares, 0); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -3,6 +3,7 @@ package shim
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -25,8 +26,23 @@ func only(names ...string) func(string) bool {
 	return func(name string) bool { return !others(name) }
 }
 
+// throttles are the stories of the variant with the throttle.
+var throttles = []string{"each_launch_waits_at_the_gate", "an_open_gate_is_passed", "each_resolution_gives_ours", "a_capture_is_not_held_up",
+	"each_device_has_its_gate", "nothing_is_an_error", "who_is_killed_at_the_gate_holds_nobody_up"}
+
 func TestLibcuda(t *testing.T) {
-	each(t, os.Environ(), stage(t, "plain")+"/bin/proxy_test", nil)
+	each(t, os.Environ(), stage(t, "plain")+"/bin/proxy_test", except(throttles...))
+}
+
+// TestLibcudaWithAThrottle: of the same sources, it is the same library in everything else.
+func TestLibcudaWithAThrottle(t *testing.T) {
+	each(t, os.Environ(), throttled(t, "plain")+"/bin/proxy_test", only(append(slices.Clone(throttles), "every_kind_is_counted", "beyond_the_grant_is_out_of_memory",
+		"cu_get_proc_address", "unknown_symbols_fall_through", "graph_memory_is_counted_when_it_is_instantiated", "a_capture_is_a_plan", "fork_after_cuda",
+		"without_limits_nothing_starts")...))
+}
+
+func TestThrottle(t *testing.T) {
+	each(t, os.Environ(), need(t, "plain")+"/bin/throttle_test", nil)
 }
 
 func TestLibnvidiaML(t *testing.T) {
@@ -109,7 +125,13 @@ var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_mo
 func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	env := append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1")
 	t.Run("account", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/account_test", except(heavy...)) })
-	t.Run("libcuda", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/proxy_test", except(heavy...)) })
+	t.Run("libcuda", func(t *testing.T) {
+		each(t, env, stage(t, "addresses")+"/bin/proxy_test", except(append(slices.Clone(heavy), throttles...)...))
+	})
+	t.Run("throttle", func(t *testing.T) {
+		each(t, env, need(t, "addresses")+"/bin/throttle_test", nil)
+		each(t, env, throttled(t, "addresses")+"/bin/proxy_test", only(throttles...))
+	})
 	t.Run("libnvidia-ml", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/nvml_test", nil) })
 }
 

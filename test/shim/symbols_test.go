@@ -16,6 +16,14 @@ import (
 //go:embed entry-points
 var entryPoints string
 
+// libraries are the proxies, with what their symbols begin with. The one that throttles is called as the other is, by programs.
+var libraries = map[string]string{"libcuda.so.1": "cu", throttling: "cu", "libnvidia-ml.so.1": "nvml"}
+
+const throttling = "libcuda-throttle.so.1"
+
+// soname is what a proxy is called.
+func soname(library string) string { return strings.ReplaceAll(library, "-throttle", "") }
+
 // row is one of shim/cuda_entries.h or shim/nvml_entries.h.
 type row struct{ kind, name, how, why string }
 
@@ -57,11 +65,11 @@ func TestEveryEntryPointIsDecided(t *testing.T) {
 
 // TestTheProxiesExportWhatTheyWrap: nothing more, or it would hide the driver's; nothing less.
 func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
-	for library, prefix := range map[string]string{"libcuda.so.1": "cu", "libnvidia-ml.so.1": "nvml"} {
+	for library, prefix := range libraries {
 		f := open(t, library)
 		var want, got []string
 		for _, r := range table(t) {
-			if r.kind == "wrapped" && strings.HasPrefix(r.name, prefix) {
+			if (r.kind == "wrapped" || r.kind == "launched" && library == throttling) && strings.HasPrefix(r.name, prefix) {
 				want = append(want, r.name)
 			}
 		}
@@ -85,7 +93,7 @@ func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 // TestABuildTouchesNoLibraryInUse: hami #753. A file that processes have mapped stays theirs; the new one gets its name.
 func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 	dir := t.TempDir()
-	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+	for library := range libraries {
 		if err := os.WriteFile(filepath.Join(dir, library), []byte("in use"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +104,7 @@ func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 	if out, err := exec.Command("../../shim/build.sh", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+	for library := range libraries {
 		if content, err := os.ReadFile(filepath.Join(dir, library+".used")); err != nil || string(content) != "in use" {
 			t.Errorf("the %s that was there is written over: %v", library, err)
 		}
@@ -119,7 +127,7 @@ func open(t *testing.T, library string) *elf.File {
 // calls are all that a proxy asks of the C library. What is not here is not wanted inside of somebody else's process: no output,
 // no exit, no signal, no thread, no malloc, no environment.
 var calls = []string{
-	"__cxa_finalize", "__errno_location", "__register_atfork", "close", "dlopen", "dlsym", "fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
+	"__cxa_finalize", "__errno_location", "__register_atfork", "clock_gettime", "close", "dlopen", "dlsym", "fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
 	"memset", "mmap", "munmap", "nanosleep", "open", "sched_yield", "strlen", "strncmp", "__stack_chk_fail",
 	// weak, of the compiler's start files
 	"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
@@ -129,7 +137,7 @@ var version = regexp.MustCompile(`^GLIBC_2\.(\d+)(\.\d+)?$`)
 
 // TestTheProxiesAskLittle: only those calls, of glibc 2.17 or before, and the real library by its absolute path.
 func TestTheProxiesAskLittle(t *testing.T) {
-	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+	for library := range libraries {
 		f := open(t, library)
 		imported, err := f.ImportedSymbols()
 		if err != nil {
@@ -152,10 +160,10 @@ func TestTheProxiesAskLittle(t *testing.T) {
 			}
 		}
 		needed, _ := f.DynString(elf.DT_NEEDED)
-		if want := []string{"/run/gpuledger/driver/" + library, "libdl.so.2", "libc.so.6"}; !slices.Equal(needed, want) {
+		if want := []string{"/run/gpuledger/driver/" + soname(library), "libdl.so.2", "libc.so.6"}; !slices.Equal(needed, want) {
 			t.Errorf("%s needs %v, want %v", library, needed, want)
 		}
-		if name, _ := f.DynString(elf.DT_SONAME); !slices.Equal(name, []string{library}) {
+		if name, _ := f.DynString(elf.DT_SONAME); !slices.Equal(name, []string{soname(library)}) {
 			t.Errorf("%s is called %v", library, name)
 		}
 		checkStart(t, library, f)

@@ -1,0 +1,56 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/limits"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/throttle"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// throttles hold grants to their shares of compute, where the policy has the shim throttle launches: after each look at the GPUs they
+// set the gate of each grant on each of its GPUs.
+type throttles struct {
+	loops map[grantOn]*throttle.Loop
+	last  time.Time // look
+}
+
+// hold moves the gates. A grant that computes nothing on a GPU, or of which the driver does not tell, has the gate of its share there.
+func (t *throttles) hold(n *node.Node, grants []grant.Grant, r watch.Report) {
+	used := make(map[grantOn]int, len(r.Grants))
+	for _, g := range r.Grants {
+		used[grantOn{g.ID, g.GPU}] = g.Compute
+	}
+	loops := map[grantOn]*throttle.Loop{}
+	for _, g := range grants {
+		if share := admission.Share(g, n.Policy); share > 0 {
+			t.gates(n.Policy.LimitsDir(g.ID), g, share, r.Taken.Sub(t.last), used, loops)
+		}
+	}
+	t.loops, t.last = loops, r.Taken
+}
+
+// gates does nothing for a grant without records: no container of it was ever made.
+func (t *throttles) gates(dir string, g grant.Grant, share int, passed time.Duration, used map[grantOn]int, loops map[grantOn]*throttle.Loop) {
+	l, err := limits.Open(dir)
+	if err != nil {
+		return
+	}
+	defer l.Close()
+	for _, s := range g.GPUs {
+		key := grantOn{g.ID, s.UUID}
+		gate := throttle.Of(share)
+		if percent, computes := used[key]; computes && percent >= 0 {
+			loop := t.loops[key]
+			if loop == nil {
+				loop = &throttle.Loop{}
+			}
+			gate, loops[key] = loop.Next(share, percent, passed), loop
+		}
+		_ = l.SetGate(s.UUID, gate.Open, gate.Period)
+	}
+	l.Beat()
+}

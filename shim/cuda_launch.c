@@ -1,0 +1,52 @@
+/* Launches, in the variant of the proxy for grants with a share of compute. The other one has none of this: there a program's launches
+ * are the driver's own. */
+#include "cuda.h"
+
+#include "record.h"
+#include "throttle.h"
+
+/* A capture is a plan. What can't be asked, or is wrong, is left for the driver to refuse, without a wait; a driver that does not know
+ * the call has no captures. */
+static bool is_captured(void *stream, bool per_thread)
+{
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult r = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
+
+    return r != CUDA_ERROR_NOT_SUPPORTED && (r != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/* A grant over several devices has a gate on each, and only the driver knows on which one a stream is. */
+static void gate(CUstream stream, bool per_thread)
+{
+    struct place p = {.device = 0};
+
+    if (account_devices() > 1 && place_of_stream(stream, &p) != CUDA_SUCCESS) return;
+    throttle_pass(p.device, is_captured, stream, per_thread);
+}
+
+#define LAUNCH(function, parameters, stream, per_thread, ...) \
+    API CUresult function parameters                          \
+    {                                                         \
+        gate(stream, per_thread);                             \
+        return REAL(function)(__VA_ARGS__);                   \
+    }
+#define GRID_OF gx, gy, gz, bx, by, bz, shared
+
+LAUNCH(cuLaunch, (CUfunction f), NULL, false, f)
+LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), NULL, false, f, width, height)
+LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), stream, false, f, width, height, stream)
+LAUNCH(cuLaunchKernel, (CUfunction f, CUDA_GRID, CUstream stream, void **params, void **extra), stream, false, f, GRID_OF, stream, params, extra)
+LAUNCH(cuLaunchKernel_ptsz, (CUfunction f, CUDA_GRID, CUstream stream, void **params, void **extra), stream, true, f, GRID_OF, stream, params, extra)
+LAUNCH(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), config ? config->hStream : NULL, false, config, f, params, extra)
+LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), config ? config->hStream : NULL, true, config, f, params, extra)
+LAUNCH(cuLaunchCooperativeKernel, (CUfunction f, CUDA_GRID, CUstream stream, void **params), stream, false, f, GRID_OF, stream, params)
+LAUNCH(cuLaunchCooperativeKernel_ptsz, (CUfunction f, CUDA_GRID, CUstream stream, void **params), stream, true, f, GRID_OF, stream, params)
+LAUNCH(cuGraphLaunch, (CUgraphExec exec, CUstream stream), stream, false, exec, stream)
+LAUNCH(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), stream, true, exec, stream)
+
+/* One launch on several devices: all of their gates. */
+API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int n, unsigned int flags)
+{
+    for (unsigned int i = 0; launches && i < n && i < RECORD_DEVICES; i++) gate(launches[i].hStream, false);
+    return REAL(cuLaunchCooperativeKernelMultiDevice)(launches, n, flags);
+}
