@@ -61,18 +61,20 @@ func explain(c *cli.Context) error {
 
 // explainJSON is a contract.
 type explainJSON struct {
-	Verdict  grant.VerdictKind         `json:"verdict"`
-	Mode     grant.RulesMode           `json:"mode,omitempty"` // "report" or "disabled": the verdict is what enforce would say
-	Code     grant.Code                `json:"code"`
-	Message  string                    `json:"message"`
-	Hint     string                    `json:"hint"`
-	Grant    grant.ID                  `json:"grant"`
-	Strength grant.Strength            `json:"strength"`
-	Details  []grant.Detail            `json:"details"`
-	Edits    cdispec.ContainerEdits    `json:"edits"`
-	Rules    []specs.LinuxDeviceCgroup `json:"device_rules"`
-	Removed  []string                  `json:"removed"`
-	Recorded []string                  `json:"recorded"`
+	Verdict  grant.VerdictKind `json:"verdict"`
+	Mode     grant.RulesMode   `json:"mode,omitempty"` // "report" or "disabled": the verdict is what enforce would say
+	Code     grant.Code        `json:"code"`
+	Message  string            `json:"message"`
+	Hint     string            `json:"hint"`
+	Grant    grant.ID          `json:"grant"`
+	Strength grant.Strength    `json:"strength"`
+	// What holds it to its grant's compute, where that is throttled.
+	ComputeStrength grant.Strength            `json:"compute_strength,omitempty"`
+	Details         []grant.Detail            `json:"details"`
+	Edits           cdispec.ContainerEdits    `json:"edits"`
+	Rules           []specs.LinuxDeviceCgroup `json:"device_rules"`
+	Removed         []string                  `json:"removed"`
+	Recorded        []string                  `json:"recorded"`
 }
 
 func explainToJSON(n *node.Node, d node.Decision) explainJSON {
@@ -83,6 +85,9 @@ func explainToJSON(n *node.Node, d node.Decision) explainJSON {
 	}
 	if d.Grant != nil {
 		j.Grant = d.Grant.ID
+	}
+	if d.Throttled {
+		j.ComputeStrength = d.Strength
 	}
 	for _, r := range d.Removed {
 		j.Removed = append(j.Removed, r.String())
@@ -116,6 +121,9 @@ func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
 			by = "a grant that its create would adopt"
 		}
 		fmt.Fprintf(w, "admit by %s (%s), strength %s\n", by, shares(*d.Grant), d.Strength)
+		if d.Throttled {
+			fmt.Fprintf(w, "  launches are throttled to %d%% of the compute, strength %s, experimental\n", d.Grant.Compute, d.Strength)
+		}
 	case grant.Pass:
 		fmt.Fprintln(w, "pass: it reaches no GPU")
 	}

@@ -72,7 +72,7 @@ func enter(c *cli.Context, n *node.Node) error {
 			CDI       string `json:"cdi,omitempty"`
 		}{grantToJSON(g, n.Host.Now()), reference.String(), cdiName(c, reference)})
 	}
-	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g))
+	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g, n.Policy))
 	fmt.Fprintln(c.App.Writer, reference)
 	return nil
 }
@@ -199,12 +199,12 @@ func change(c *cli.Context, n *node.Node) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, grantToJSON(g, n.Host.Now()))
 	}
-	fmt.Fprintln(c.App.Writer, sentence("changed", g))
+	fmt.Fprintln(c.App.Writer, sentence("changed", g, n.Policy))
 	return nil
 }
 
 // sentence says what a grant is, and what holds a container to it.
-func sentence(verb string, g grant.Grant) string {
+func sentence(verb string, g grant.Grant, p grant.Policy) string {
 	parts := make([]string, len(g.GPUs))
 	for i, s := range g.GPUs {
 		parts[i] = fmt.Sprintf("%s on GPU %d", s.Memory, s.Index)
@@ -220,11 +220,23 @@ func sentence(verb string, g grant.Grant) string {
 		text += ", until " + g.Expires.Local().Format(time.RFC3339)
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
-	if g.Mode == grant.Limit && g.Compute > 0 {
-		text += "; the compute is counted and not enforced (mode mps enforces it)"
-	}
+	text += ofCompute(g, p)
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"
 	}
 	return text
+}
+
+// ofCompute says what holds a container of mode limit to its share of compute.
+func ofCompute(g grant.Grant, p grant.Policy) string {
+	const mps = "(mode mps enforces it)"
+	switch {
+	case g.Mode != grant.Limit || g.Compute == 0:
+		return ""
+	case g.ComputeStrength == grant.StrengthLibrary:
+		return "; the compute has strength library, experimental: the shim throttles launches, which was never seen on a GPU " + mps
+	case admission.Share(g, p) > 0 && len(g.Bindings) > 0:
+		return "; the compute is not enforced on a container that runs already: it is throttled when it is created anew " + mps
+	}
+	return "; the compute is counted and not enforced " + mps
 }

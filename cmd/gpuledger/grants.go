@@ -46,10 +46,12 @@ type grantJSON struct {
 	State    grant.State    `json:"state"`
 	GPUs     []grant.Share  `json:"gpus"`
 	Compute  int            `json:"compute"`
-	Created  time.Time      `json:"created"`
-	Expires  *time.Time     `json:"expires"` // null: never
-	Source   string         `json:"source"`
-	Bindings []bindingJSON  `json:"bindings"`
+	// What holds the containers to their compute: absent without a share.
+	ComputeStrength grant.Strength `json:"compute_strength,omitempty"`
+	Created         time.Time      `json:"created"`
+	Expires         *time.Time     `json:"expires"` // null: never
+	Source          string         `json:"source"`
+	Bindings        []bindingJSON  `json:"bindings"`
 }
 
 type bindingJSON struct {
@@ -59,7 +61,7 @@ type bindingJSON struct {
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
 	j := grantJSON{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
-		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
+		Compute: g.Compute, ComputeStrength: g.ComputeStrength, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
 	if !g.Expires.IsZero() {
 		j.Expires = &g.Expires
 	}
@@ -85,7 +87,7 @@ func printGrants(w io.Writer, grants []grant.Grant, now time.Time) error {
 	t := table(w)
 	fmt.Fprintln(t, "ID\tSTATE\tMODE\tGPUS\tCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tEXPIRES\tLABEL")
 	for _, g := range grants {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode, shares(g), percentage(g.Compute),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode, shares(g), compute(g),
 			g.Strength, g.Owner, containers(g), expiry(g, now), g.Label)
 	}
 	return t.Flush()
@@ -107,6 +109,14 @@ func percentage(n int) string {
 		return "-"
 	}
 	return fmt.Sprintf("%d%%", n)
+}
+
+// compute is a grant's share as listings have it. What holds a container to it is the mode's, but for a throttle, which is an experiment.
+func compute(g grant.Grant) string {
+	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
+		return percentage(g.Compute) + " (library, experimental)"
+	}
+	return percentage(g.Compute)
 }
 
 func containers(g grant.Grant) string {

@@ -62,3 +62,136 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 		t.Errorf("a grant without compute: %+v", v)
 	}
 }
+
+// TestAShareOfComputeThatIsThrottled: a container of a grant with one has the proxy that throttles under every name of libcuda, all
+// others have the one that does not. Where it cannot be had the share is refused, and nothing else is.
+func TestAShareOfComputeThatIsThrottled(t *testing.T) {
+	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
+	able := shimmed()
+	able.Shim.Throttle = true
+	shared := limitGrant
+	shared.Compute = 30
+	proxies := func(v grant.Verdict) (throttling, plain, nvml int) {
+		for _, m := range v.Edits.Mounts {
+			switch m.HostPath {
+			case "/shim/libcuda-throttle.so.1":
+				throttling++
+			case "/shim/libcuda.so.1":
+				plain++
+			case "/shim/libnvidia-ml.so.1":
+				nvml++
+			}
+		}
+		return throttling, plain, nvml
+	}
+	own := grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility}, Layout: grant.Layout{Lib64: "/l"}, Own: []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"}, {Place: "/opt/libnvidia-ml.so.1", Name: "libnvidia-ml.so.1"}}}
+	mps := shared
+	mps.Mode = grant.MPS
+	for name, c := range map[string]struct {
+		g        grant.Grant
+		p        grant.Policy
+		throttle bool
+	}{
+		"a share":               {shared, throttle, true},
+		"no share":              {limitGrant, throttle, false},
+		"a share that is told":  {shared, grant.Policy{}, false},
+		"a share in mode mps":   {mps, throttle, false},
+		"a share of everything": {func() grant.Grant { g := shared; g.Compute = 100; return g }(), throttle, true},
+	} {
+		v := ofLimit(own, c.g, able, c.p)
+		if c.g.Mode == grant.MPS { // without a daemon it is refused, with the same files
+			w := newCase(own, grant.View{}, able, c.p)
+			w.grant = &c.g
+			v = grant.Verdict{Kind: grant.Admit}
+			v.Edits.Mounts = w.driverFiles()
+		}
+		throttling, plain, nvml := proxies(v)
+		if v.Kind != grant.Admit || (throttling > 1) != c.throttle || (plain > 1) == c.throttle || nvml != 2 || v.Throttled != c.throttle {
+			t.Errorf("%s: %s %s, throttled %t: %d of the proxy that throttles, %d of the other, %d of NVML's", name, v.Kind, v.Message, v.Throttled, throttling, plain, nvml)
+		}
+	}
+
+	var j Judge // which keeps the files of its last decision
+	for _, g := range []grant.Grant{limitGrant, shared, limitGrant} {
+		c := newCase(own, grant.View{}, able, throttle)
+		c.planned, c.grant = &j.files, &g
+		if throttling, plain, _ := proxies(c.granted()); (throttling > 0) != (g.Compute > 0) || (plain > 0) == (g.Compute > 0) {
+			t.Errorf("%d%% after another: %d of the proxy that throttles, %d of the other", g.Compute, throttling, plain)
+		}
+	}
+
+	driven := able
+	driven.Driver.MemoryLimits = grant.CanLimit
+	for name, c := range map[string]struct {
+		inv     grant.Inventory
+		owner   grant.Owner
+		why     string
+		minimum grant.Strength
+	}{
+		"it can be":                  {inv: able},
+		"an old shim":                {inv: shimmed(), why: "launches cannot be throttled: the shim in /shim has no libcuda-throttle.so.1"},
+		"no shim":                    {inv: inventory(1), why: "launches cannot be throttled: the shim is not installed"},
+		"the driver limits":          {inv: driven, why: `only the shim throttles (enforcement.limit = "library" uses it)`},
+		"a claim, which it does not": {inv: driven, owner: "claim:u"},
+		"strong enough":              {inv: able, minimum: grant.StrengthLibrary},
+		"too weak":                   {inv: able, minimum: grant.StrengthServer, why: `a throttle of launches has strength library, and policy.minimum_strength is "server"`},
+	} {
+		p := throttle
+		p.Rules.MinimumStrength = c.minimum
+		if c.owner == "" {
+			c.owner = grant.Bearer
+		}
+		for i := range c.inv.GPUs {
+			c.inv.GPUs[i].Memory = 8 * grant.GiB
+		}
+		ask := Ask{Memory: grant.GiB, Mode: grant.Limit, Compute: 30, Owner: c.owner}
+		_, err := Place(ask, "", grant.View{}, c.inv, p)
+		var refusal *grant.Refusal
+		switch {
+		case c.why == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.why != "" && (!errors.As(err, &refusal) || refusal.Code != grant.LimitUnenforceable || !strings.Contains(refusal.Message, c.why)):
+			t.Errorf("%s: %v, want it refused because %s", name, err, c.why)
+		}
+		if ask.Compute = 0; c.why != "" {
+			if _, err := Place(ask, "", grant.View{}, c.inv, p); err != nil {
+				t.Errorf("%s, without a share: %v", name, err)
+			}
+		}
+	}
+	if v := ofLimit(grant.Request{}, shared, shimmed(), throttle); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: launches cannot be throttled") {
+		t.Errorf("a container on a node that lost the library: %+v", v)
+	}
+}
+
+// TestTheStrengthOfAShare is told of compute as of memory: by the weakest container, and where none runs by what the next would have.
+func TestTheStrengthOfAShare(t *testing.T) {
+	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
+	able := shimmed()
+	able.Shim.Throttle = true
+	held, loose := grant.Binding{Strength: grant.StrengthLibrary, Throttled: true}, grant.Binding{Strength: grant.StrengthLibrary}
+	privileged := grant.Binding{Strength: grant.StrengthNone, Throttled: true}
+	for name, c := range map[string]struct {
+		mode     grant.Mode
+		compute  int
+		inv      grant.Inventory
+		p        grant.Policy
+		bindings []grant.Binding
+		want     grant.Strength
+	}{
+		"no share":                  {grant.Limit, 0, able, throttle, nil, ""},
+		"the next is throttled":     {grant.Limit, 30, able, throttle, nil, grant.StrengthLibrary},
+		"the next cannot be":        {grant.Limit, 30, shimmed(), throttle, nil, grant.StrengthNone},
+		"counted":                   {grant.Limit, 30, able, grant.Policy{}, []grant.Binding{held}, grant.StrengthNone},
+		"throttled":                 {grant.Limit, 30, able, throttle, []grant.Binding{held, held}, grant.StrengthLibrary},
+		"one is not":                {grant.Limit, 30, able, throttle, []grant.Binding{held, loose}, grant.StrengthNone},
+		"one can undo it":           {grant.Limit, 30, able, throttle, []grant.Binding{privileged}, grant.StrengthNone},
+		"mode timeslice":            {grant.Timeslice, 30, able, throttle, nil, grant.StrengthNone},
+		"mode mps has its server's": {grant.MPS, 30, able, throttle, []grant.Binding{{Strength: grant.StrengthServer}}, grant.StrengthServer},
+	} {
+		g := grant.Grant{Mode: c.mode, Compute: c.compute, GPUs: limitGrant.GPUs, Owner: grant.Bearer, Bindings: c.bindings}
+		if got := ComputeStrength(g, c.inv, c.p); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

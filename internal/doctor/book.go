@@ -96,6 +96,21 @@ func strength(f Facts) []Line {
 	return []Line{judged(f, has, message)}
 }
 
+// throttle says what becomes of shares of compute in mode limit where the policy has launches throttled.
+func throttle(f Facts) []Line {
+	const hint = "set enforcement.compute = \"count\", or use mode mps where a share has to be kept"
+	switch {
+	case f.Policy.Enforcement.Compute != grant.ThrottleShare:
+		return nil
+	case f.Unkept != "":
+		return []Line{{Status: Warning, Message: "a share of compute in mode limit is refused (limit-unenforceable): " + f.Unkept, Hint: hint}}
+	case f.Daemon == 0:
+		return []Line{{Status: Warning, Message: "a share of compute in mode limit has strength library, experimental, and gpuledgerd does not run: launches pass for that part of the time, whatever they cost the GPU",
+			Hint: "start gpuledgerd"}}
+	}
+	return []Line{{Status: OK, Message: "a share of compute in mode limit has strength library, experimental: the shim throttles launches, which was never seen on a GPU (docs/strength.md)"}}
+}
+
 // judged holds a strength against what the policy wants.
 func judged(f Facts, has grant.Strength, message string) Line {
 	backend := f.Policy.Enforcement.Limit

@@ -44,6 +44,8 @@ var shim = func(f *Facts) { f.Limitless, f.Inventory.Shim.Dir = "", "/lib/shim" 
 
 var limiting = func(f *Facts) { f.Driverless, f.Inventory.Driver.Version = "", "615.62.00" }
 
+var throttled = func(f *Facts) { f.Policy.Enforcement.Compute, f.Unkept = grant.ThrottleShare, "" }
+
 // answers: what is changed of a node that is well, and what is then said.
 var answers = []struct {
 	name   string
@@ -117,6 +119,10 @@ var answers = []struct {
 	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend }, "strength", Warning,
 		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is "driver", so grants of mode limit are refused (limit-unenforceable)`},
 	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend }, "strength", Warning, `enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
+	{"a throttle", func(f *Facts) { shim(f); throttled(f); f.Daemon = 7 }, "strength", OK, "strength library, experimental: the shim throttles launches"},
+	{"a throttle alone", func(f *Facts) { shim(f); throttled(f) }, "strength", Warning, "gpuledgerd does not run: launches pass for that part of the time"},
+	{"a throttle that cannot be", func(f *Facts) { shim(f); throttled(f); f.Unkept = "launches cannot be throttled: why" }, "strength", Warning,
+		"a share of compute in mode limit is refused (limit-unenforceable): launches cannot be throttled: why"},
 	{"no MPS", func(*Facts) {}, "strength", OK, "cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
 	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK, "mode mps has strength server; docs/strength.md"},
 	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength", OK, "needs gpuledgerd, which does not run"},

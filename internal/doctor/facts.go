@@ -28,6 +28,7 @@ type Facts struct {
 	Devices []Place        // NVIDIA's nodes in /dev
 
 	Limitless        string // why the shim limits no container here; "" where it does
+	Unkept           string // why a grant of mode limit can have no share of compute here; "" where it can
 	Driverless       string // why the driver limits none; "" where it does
 	Inventory        grant.Inventory
 	InventoryProblem *grant.Problem

@@ -41,7 +41,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	f.gatherKernel(n.Host)
 	f.gatherLedger(n)
 	f.gatherInjectors()
-	f.Limitless, f.Driverless = n.Limitless(), n.Driverless()
+	f.Limitless, f.Driverless, f.Unkept = n.Limitless(), n.Driverless(), n.ComputeUnkept()
 	f.Daemon = holder(filepath.Join(p.RunDir, "gpuledgerd.lock"), n.Host)
 	return f, nil
 }

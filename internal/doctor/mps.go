@@ -9,7 +9,7 @@ import (
 )
 
 // strengths says for the modes that limit what a container can take how strongly they do here.
-func strengths(f Facts) []Line { return append(strength(f), mps(f)...) }
+func strengths(f Facts) []Line { return append(append(strength(f), throttle(f)...), mps(f)...) }
 
 // mps: its daemons are NVIDIA's program, under gpuledgerd. A node without the program is no worse for it.
 func mps(f Facts) []Line {

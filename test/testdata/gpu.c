@@ -3,8 +3,10 @@
  *   free    what is free of GPU 0
  *   N       N MiB on GPU 0; what is had is kept
  *   past:LIBRARY  takes what follows from that library, as a program that looks for the driver behind a proxy of it
+ *   launch  launches, and says whose function that was
  *   hold    says so, and waits for ever
  *   serve   allocates, for each file /tmp/ask.1, /tmp/ask.2, ..., the MiB that it names, and answers in /tmp/answer.1, ... */
+#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +19,13 @@ static int (*create)(void **, unsigned, int);
 static int (*total)(size_t *, int);
 static int (*info)(size_t *, size_t *);
 static int (*alloc)(unsigned long long *, size_t);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
 static int load(const char *name)
 {
     struct { const char *name; void *to; } all[] = {{"cuInit", &init}, {"cuDeviceGetCount", &count}, {"cuCtxCreate_v2", &create},
-        {"cuDeviceTotalMem_v2", &total}, {"cuMemGetInfo_v2", &info}, {"cuMemAlloc_v2", &alloc}};
+        {"cuDeviceTotalMem_v2", &total}, {"cuMemGetInfo_v2", &info}, {"cuMemAlloc_v2", &alloc},
+        {"cuLaunchKernel", &launch}};
     void *lib = dlopen(name, RTLD_NOW);
 
     for (size_t i = 0; lib && i < sizeof all / sizeof *all; i++)
@@ -46,6 +50,14 @@ static void say_free(void)
     size_t free = 0, all = 0;
     int r = info(&free, &all);
     printf("free %zu of %zu MiB (%d)\n", free >> 20, all >> 20, r);
+}
+
+static void say_launch(void)
+{
+    Dl_info of = {.dli_fname = "nobody"};
+    int r = launch(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    dladdr((void *)launch, &of);
+    printf("launched by %s (%d)\n", of.dli_fname, r);
 }
 
 static int take(size_t mib)
@@ -95,6 +107,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "total") == 0) say_total();
         else if (strcmp(argv[i], "free") == 0) say_free();
+        else if (strcmp(argv[i], "launch") == 0) say_launch();
         else if (strcmp(argv[i], "serve") == 0) serve();
         else if (strncmp(argv[i], "past:", 5) == 0) begin(argv[i] + 5);
         else if (strcmp(argv[i], "hold") == 0) for (puts("holds");; pause()) {}

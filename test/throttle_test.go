@@ -1,0 +1,153 @@
+package test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+const throttles = "[enforcement]\nshim = \"{shim}\"\ncompute = \"throttle\"\n"
+
+// recorded are words of a grant's limits file, at the places that internal/limits checks against the shim's.
+func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
+	n.T.Helper()
+	file := filepath.Join(n.Dir, "run/limits", string(r.ID), grant.LimitsFile)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	word := func(at int) uint64 { return binary.NativeEndian.Uint64(text[at:]) }
+	return word(64 + 32), word(64+40) & 0xffffffff, word(64+40) >> 32
+}
+
+func (n *gpuNode) computeStrengthOf(r grant.Reference) string {
+	n.T.Helper()
+	var out struct {
+		Grants []struct {
+			ID              grant.ID
+			ComputeStrength string `json:"compute_strength"`
+		}
+	}
+	if err := json.Unmarshal([]byte(n.Must("grants", "--json")), &out); err != nil {
+		n.T.Fatal(err)
+	}
+	for _, g := range out.Grants {
+		if g.ID == r.ID {
+			return g.ComputeStrength
+		}
+	}
+	return ""
+}
+
+// TestAShareOfComputeIsThrottled: a container with a share launches by the shim, whatever kind of program it is; one without launches
+// by the driver itself. The share is told as what it is wherever the grant is, and follows it while the container runs.
+func TestAShareOfComputeIsThrottled(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{Config: throttles})
+	without, share := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB", "--compute", "30")
+	for name, client := range map[string]string{"dynamic": "/bin/gpu", "static": "/bin/gpu-static", "stripped": "exec /bin/busybox env -i /bin/gpu"} {
+		if r := n.holding(name, without, client+" launch 1025").Run(); r.Stdout != "launched by /run/gpuledger/driver/libcuda.so.1 (0)\n1025 MiB: 2\n" {
+			t.Errorf("%s without a share: %+v", name, r)
+		}
+		b := n.holding(name+"-share", share, client+" launch 1025")
+		if r := b.Explain(); !strings.Contains(r.Stdout, "launches are throttled to 30% of the compute, strength library, experimental") {
+			t.Errorf("%s: %+v", name, r)
+		}
+		r := b.Run()
+		if strings.Contains(r.Stdout, "launched by /run/gpuledger/") || !strings.HasSuffix(r.Stdout, "libcuda.so.1 (0)\n1025 MiB: 2\n") {
+			t.Errorf("%s with a share: %+v", name, r)
+		}
+		n.free(without)
+		n.free(share)
+	}
+	if got, _, _ := n.recorded(without); got != 0 {
+		t.Errorf("without a share it is %d", got)
+	}
+	b := n.holding("runs", share, "exec /bin/gpu launch hold")
+	start(t, b)
+	if got, open, period := n.recorded(share); got != 30 || open != 0 || period != 0 {
+		t.Errorf("the records have a share of %d, %d of %d", got, open, period)
+	}
+	if got := n.computeStrengthOf(share); got != "library" || n.computeStrengthOf(without) != "" {
+		t.Errorf("the share has strength %q, none has %q", got, n.computeStrengthOf(without))
+	}
+	if said := n.Must("grants") + n.Must("inspect", "--details"); strings.Count(said, "30% (library, experimental)") != 2 {
+		t.Error(said)
+	}
+	if said := n.Must("grant", "--update", string(share.ID), "--compute", "50"); !strings.Contains(said, "50% compute, strength library; the compute has strength library, experimental") {
+		t.Error(said)
+	}
+	if got, _, _ := n.recorded(share); got != 50 {
+		t.Errorf("after the update it is %d", got)
+	}
+
+	// A container without the proxy that throttles has its share from its next create on.
+	other := n.holding("other", without, "exec /bin/gpu hold")
+	start(t, other)
+	if said := n.Must("grant", "--update", string(without.ID), "--compute", "20"); !strings.Contains(said, "the compute is not enforced on a container that runs already: it is throttled when it is created anew") {
+		t.Error(said)
+	}
+	if got := n.computeStrengthOf(without); got != "none" {
+		t.Errorf("the share of a container that is not throttled has strength %q", got)
+	}
+
+	// Where the policy only counts from now on, the gate stays open.
+	n.Write("config.toml", strings.Replace(read(t, n.Config), `compute = "throttle"`, `compute = "count"`, 1))
+	n.Must("check")
+	if got, _, _ := n.recorded(share); got != 0 || n.computeStrengthOf(share) != "none" {
+		t.Errorf("counted, the share is %d and has strength %q", got, n.computeStrengthOf(share))
+	}
+}
+
+// TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of who has more than its share, and gives him the share's again when it is
+// quiet. A share that is the whole GPU is never narrowed.
+func TestAThrottleFollowsTheGPU(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{Config: throttles + watches})
+	n.Daemon("--nri", "off")
+	share := n.Grant("--memory", "1GiB", "--compute", "30")
+	b := n.holding("runs", share, "exec /bin/gpu hold")
+	start(t, b)
+	g := gpusOf(t, n.Node)
+	g.runs(b.Init(), 0, grant.GiB/2)
+	g.use.Processes[0].Compute = 100
+	g.tells()
+	rig.Eventually(t, "the gate is narrower than the share", func() bool {
+		_, open, period := n.recorded(share)
+		return period > 0 && open*100/period < 10
+	})
+	g.use.Processes = nil
+	g.tells()
+	rig.Eventually(t, "the gate is the share's", func() bool {
+		_, open, period := n.recorded(share)
+		return open == 6000 && period == 20000
+	})
+}
+
+// TestWhereNoThrottleCanBe: the share is refused with the reason, when it is asked for and when a container comes.
+func TestWhereNoThrottleCanBe(t *testing.T) {
+	for name, c := range map[string]struct{ config, why string }{
+		"no shim":            {"shim = \"/nowhere\"", "launches cannot be throttled: the shim is not installed"},
+		"the driver is told": {"shim = \"{shim}\"\nlimit = \"driver\"", "launches cannot be throttled: enforcement.limit is \"driver\""},
+		"more is wanted":     {"shim = \"{shim}\"\n[policy]\nminimum_strength = \"server\"", "a throttle of launches has strength library, and policy.minimum_strength is \"server\""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newGPUNode(t, rig.Setup{Config: "[enforcement]\ncompute = \"throttle\"\n" + c.config + "\n"})
+			r := n.CLI("grant", "--memory", "1GiB", "--compute", "30")
+			if r.Code != 3 || !strings.Contains(r.Stderr, "limit-unenforceable") || !strings.Contains(r.Stderr, c.why) {
+				t.Errorf("%+v", r)
+			}
+			if r := n.CLI("doctor"); !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), "a share of compute in mode limit is refused (limit-unenforceable): "+c.why) {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	n := newGPUNode(t, rig.Setup{Config: throttles})
+	share := n.Grant("--memory", "1GiB", "--compute", "30")
+	b := n.holding("utility", share, "true", rig.Env("NVIDIA_DRIVER_CAPABILITIES=utility"))
+	wantRefused(t, b.Create(), "limit-unenforceable")
+}
