@@ -132,7 +132,7 @@ test_programs() {
     ! readelf -dW "$work/$arch/usr/bin/gpuledger" | grep -q 'BIND_NOW\|FLAGS.*NOW' || fail "$arch gpuledger is bound at the start: NVML's functions would have to be there"
     newest=$(readelf -VW "$work/$arch/usr/bin/gpuledger" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
     [ "$(printf '%s\nGLIBC_2.34\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.34 ] || fail "$arch gpuledger needs $newest, and the packages say GLIBC_2.34"
-    for library in libcuda.so.1 libnvidia-ml.so.1; do
+    for library in libcuda.so.1 libcuda-throttle.so.1 libnvidia-ml.so.1; do
       [ "$(stat -c '%a %u' "$work/$arch/usr/lib/gpuledger/shim-$version/$library")" = "644 0" ] || fail "$arch: the shim's $library is not in a directory of its version"
     done
   done

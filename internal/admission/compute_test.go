@@ -159,6 +159,9 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 			}
 		}
 	}
+	if v := ofLimit(grant.Request{}, shared, able, throttle); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "it does not get the driver's libraries") {
+		t.Errorf("a container without libcuda: %+v", v)
+	}
 	if v := ofLimit(grant.Request{}, shared, shimmed(), throttle); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: launches cannot be throttled") {
 		t.Errorf("a container on a node that lost the library: %+v", v)
 	}

@@ -33,8 +33,8 @@ var failures = []struct{ issues, failure, tests, without string }{
 	{"hami #1777 #1803", "a container in the container, and Vulkan", "client/without_the_driver_nothing_loads",
 		"memory by Vulkan is asked of the kernel's driver, around libcuda: that it is not counted here, and found by the watch, shows on a GPU alone"},
 	{"hami #753", "the library is replaced under live processes", "proxy_test/libraries_that_are_replaced_under_a_live_process", ""},
-	{"core #274 #314 #317", "a limit of compute without effect on a large GPU", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers)"},
-	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than asked", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers)"},
+	{"core #274 #314 #317", "a limit of compute without effect on a large GPU", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers), and its experimental throttle goes by that time"},
+	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than asked", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers), and its experimental throttle goes by that time"},
 	{"core #218", "a driver drops a call", "client/a_call_that_the_driver_dropped", ""},
 	{"core #55, volcano #143", "another error than out of memory; a crash without the region", "proxy_test/beyond_the_grant_is_out_of_memory proxy_test/without_a_region_nothing_starts", ""},
 }
