@@ -66,6 +66,8 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 			}
 		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100", "0 limit memory=13Gi compute=100"}},
 		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {}, []string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100", "0 limit memory=15Gi compute=100"}},
+		"nor where launches are to be throttled and cannot be": {"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n", func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
 		"no share of compute in a mode that keeps none, where the policy wants that": {"[enforcement]\ncompute = \"refuse\"\n", func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
 		"nor where it wants more strength than none": {"[policy]\nminimum_strength = \"library\"\n", func(*booktest.Node) {},
