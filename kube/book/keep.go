@@ -57,17 +57,23 @@ func (b Book) dropKept(id grant.ID) error {
 	return nil
 }
 
-// Tidy drops the files of grants that were exposed and are none of these: somebody else has released them.
-func (b Book) Tidy(grants []grant.Grant) error {
+// Tidy drops the files of grants that were exposed and that the ledger has no entry of any more: somebody else has released them. A
+// damaged entry is one: repaired, it needs the name that it had.
+func (b Book) Tidy(v grant.View) error {
 	entries, err := os.ReadDir(b.References)
 	if b.References == "" || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
 		id, bad := grant.ParseID(e.Name())
-		if bad == nil && !slices.ContainsFunc(grants, func(g grant.Grant) bool { return g.ID == id }) {
+		if bad == nil && !entered(v, id) {
 			err = errors.Join(err, b.Files().Forget(id), b.dropKept(id))
 		}
 	}
 	return err
+}
+
+func entered(v grant.View, id grant.ID) bool {
+	return slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.ID == id }) ||
+		slices.ContainsFunc(v.Damaged, func(d grant.Damage) bool { return d.ID == id })
 }

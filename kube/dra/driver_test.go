@@ -151,6 +151,36 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 }
 
+// An administrator can repair an entry, from a backup say: the kubelet then still knows the claim by the name that it had.
+func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
+	s := newSite(t, 1)
+	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
+	before := s.has(t, c)
+	s.Client = fake.NewClientset(c)
+	entry := s.Dir + "/state/grants/" + string(s.Grants()[0].ID) + ".json"
+	whole, err := os.ReadFile(entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range [][]byte{[]byte("{"), whole} {
+		if err := os.WriteFile(entry, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Driver.Reclaim(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.cdiFiles(t) != 1 {
+		t.Error("the CDI file of a grant is gone, whose entry was damaged for a while")
+	}
+	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil {
+		t.Fatal(err)
+	}
+	if after := s.has(t, c); after != before {
+		t.Errorf("got %q, want %q again", after, before)
+	}
+}
+
 func TestALostReferenceIsRenewed(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))

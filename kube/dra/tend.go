@@ -69,7 +69,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	return o.Grants, d.Book.Tidy(o.Grants)
+	return o.Grants, d.Book.Tidy(o.View)
 }
 
 // patience is how long the API may take to tell of a claim. While it is asked nothing can be prepared or given up.
