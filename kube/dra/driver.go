@@ -23,7 +23,7 @@ type Driver struct {
 	Log    *slog.Logger
 
 	mu   sync.Mutex // one claim is prepared or given up at a time
-	last string     // what was published
+	pace pace       // of publishing
 }
 
 // PrepareResourceClaims enters a grant for each claim and offers it as a CDI device. A claim that cannot be had is an error of

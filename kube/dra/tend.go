@@ -2,7 +2,6 @@ package dra
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,7 +20,7 @@ type publisher interface {
 	PublishResources(context.Context, resourceslice.DriverResources) error
 }
 
-// Publish tells the cluster what the node has, where that has changed. It is called again and again.
+// Publish tells the cluster what the node has, where that has changed, and as soon as pace allows. It is called again and again.
 func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	p, err := d.Book.Read()
 	if err != nil {
@@ -31,17 +30,17 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	if err != nil {
 		return fmt.Errorf("cannot publish: %w", err)
 	}
-	now, err := json.Marshal(list)
+	n, err := noticeOf(list)
 	if err != nil {
 		return fmt.Errorf("cannot publish: %w", err)
 	}
-	if string(now) == d.last {
+	if !d.pace.due(n, p.Now) {
 		return nil
 	}
 	if err := to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}}); err != nil {
 		return fmt.Errorf("cannot publish: %w", err)
 	}
-	d.last = string(now)
+	d.pace.published(n, p.Now)
 	return nil
 }
 
