@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +31,9 @@ func objects(t *testing.T) map[string][]runtime.Object {
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	all := map[string][]runtime.Object{}
 	err := filepath.WalkDir("manifests", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && path == filepath.Join("manifests", "helm") { // templates; packaging/tools/manifests renders them
+			return filepath.SkipDir
+		}
 		if err != nil || e.IsDir() || filepath.Base(path) == "kustomization.yaml" {
 			return err
 		}
@@ -136,15 +140,53 @@ func TestTheDriverMayDoNoMoreThanItDoes(t *testing.T) {
 						}
 					}
 				}
-			case *appsv1.DaemonSet:
-				c := o.Spec.Template.Spec.Containers[0].SecurityContext
-				if c.Privileged != nil && *c.Privileged || *c.AllowPrivilegeEscalation || !slices.Contains(c.Capabilities.Drop, "ALL") || len(c.Capabilities.Add) > 0 {
-					t.Errorf("daemon set %s has %+v", o.Name, c)
-				}
 			}
 		}
 	}
 	if !found {
 		t.Error("there is no role gpuledger-dra")
+	}
+}
+
+// Nor may they reach more of their nodes: cmd/gpuledger-kube has the test that this is enough.
+func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
+	const both = "/run/gpuledger /var/lib/gpuledger"
+	written := map[string]string{"gpuledger-dra": "/run/cdi " + both + " /var/lib/kubelet/plugins/gpuledger.dev /var/lib/kubelet/plugins_registry",
+		"gpuledger-device-plugin": both + " /var/lib/kubelet/device-plugins"}
+	read := map[string]string{"gpuledger-dra": "", "gpuledger-device-plugin": " /var/lib/kubelet/pod-resources"}
+	for _, list := range objects(t) {
+		for _, object := range list {
+			set, is := object.(*appsv1.DaemonSet)
+			if !is {
+				continue
+			}
+			spec := set.Spec.Template.Spec
+			c := spec.Containers[0].SecurityContext
+			if len(spec.Containers) != 1 || len(spec.InitContainers) > 0 || c.Privileged != nil && *c.Privileged || *c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem ||
+				!slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(c.Capabilities.Add) > 0 || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+				spec.HostNetwork || spec.HostIPC || spec.SecurityContext != nil {
+				t.Errorf("daemon set %s has %+v", set.Name, c)
+			}
+			paths := map[string]string{}
+			for _, v := range spec.Volumes {
+				paths[v.Name] = v.HostPath.Path
+			}
+			mounts := map[bool][]string{}
+			for _, m := range spec.Containers[0].VolumeMounts {
+				if path := paths[m.Name]; !slices.Contains(mounts[m.ReadOnly], path) {
+					mounts[m.ReadOnly] = append(mounts[m.ReadOnly], path)
+				}
+			}
+			for readOnly, want := range map[bool]string{false: written[set.Name], true: "/etc/gpuledger /run/containerd/runc /run/crun /run/runc /sys/fs/cgroup /usr/lib/gpuledger" + read[set.Name]} {
+				slices.Sort(mounts[readOnly])
+				if got := strings.Join(mounts[readOnly], " "); got != want {
+					t.Errorf("daemon set %s, read-only %v: mounts %s\nwant %s", set.Name, readOnly, got, want)
+				}
+			}
+			delete(written, set.Name)
+		}
+	}
+	if len(written) > 0 {
+		t.Errorf("there is no daemon set of %v", written)
 	}
 }

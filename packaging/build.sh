@@ -1,6 +1,6 @@
 #!/bin/bash
-# packaging/build.sh [DIRECTORY]: deb, rpm and the image of the Kubernetes set-up for amd64 and arm64 into DIRECTORY (dist), with
-# a bill of materials (CycloneDX) for each architecture and SHA256SUMS.
+# packaging/build.sh [DIRECTORY]: deb, rpm, the image of the Kubernetes set-up and that of the cluster's agents for amd64 and arm64 into
+# DIRECTORY (dist), with bills of materials (CycloneDX) for each architecture and SHA256SUMS.
 # Two builds of one commit give the same bytes: no time but the commit's, no path and no host name goes into them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -119,6 +119,19 @@ image() {
     -out "$out/gpuledger-setup_${VERSION}_$1.tar"
 }
 
+# agents ARCH: the image of the cluster's agents: one static program, where it finds the node's shim beside it.
+agents() {
+  local to=$work/agents-$1
+  mkdir -p "$to/usr/bin" "$to/usr/share/doc/gpuledger"
+  CGO_ENABLED=0 GOARCH=$1 go build -C kube -p 2 -trimpath -ldflags "-s -w -buildid= -X github.com/gpuledger/gpuledger/internal/version.Version=$VERSION" \
+    -o "$to/usr/bin/gpuledger-kube" ./cmd/gpuledger-kube
+  install -m 644 packaging/copyright "$to/usr/share/doc/gpuledger/copyright"
+  chmod -R u=rwX,go=rX "$to"
+  "$work/bin/image" -root "$to" -arch "$1" -entrypoint /usr/bin/gpuledger-kube -tag gpuledger.dev/kube:latest -time "$SOURCE_DATE_EPOCH" \
+    -out "$out/gpuledger-kube_${VERSION}_$1.tar"
+  "$work/bin/sbom" -name gpuledger-kube -version "$VERSION" -time "$SOURCE_DATE_EPOCH" -root "$to" >"$out/gpuledger-kube_${VERSION}_$1.cdx.json"
+}
+
 mkdir -p "$out" "$work/bin"
 go build -C packaging/tools/nfpm -p 2 -o "$work/bin/" tool
 go build -C packaging/tools/sbom -p 2 -o "$work/bin/sbom" .
@@ -130,7 +143,7 @@ for arch in amd64 arm64; do
   shim "$arch" "$work/shim-$arch"
 done
 shared
-rm -f "$out"/*.deb "$out"/*.rpm "$out"/*.cdx.json "$out"/gpuledger-setup_*.tar "$out/SHA256SUMS"
+rm -f "$out"/*.deb "$out"/*.rpm "$out"/*.cdx.json "$out"/gpuledger-setup_*.tar "$out"/gpuledger-kube_*.tar "$out/SHA256SUMS"
 for arch in amd64 arm64; do
   stage "$arch"
   for packager in deb rpm; do
@@ -138,5 +151,6 @@ for arch in amd64 arm64; do
   done
   "$work/bin/sbom" -name gpuledger -version "$VERSION" -time "$SOURCE_DATE_EPOCH" -root "$work/stage-$arch" >"$out/gpuledger_${VERSION}_$arch.cdx.json"
   image "$arch" "$(ls "$out"/gpuledger_*_"$arch".deb)"
+  agents "$arch"
 done
 (cd "$out" && sha256sum -- *.deb *.rpm *.cdx.json *.tar >SHA256SUMS && cat SHA256SUMS)

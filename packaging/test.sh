@@ -154,8 +154,32 @@ test_programs() {
     (cd "$work/$arch" && sha256sum --quiet -c "$work/sums") || fail "$bom is of other files"
   done
 
-  step "the Kubernetes manifests, read as strictly as an API server does"
-  go -C packaging/tools/manifests run . "$PWD"/packaging/kubernetes/*.yaml
+  test_agents
+
+  step "the Kubernetes manifests and the chart, read as strictly as an API server does, and one what the other is"
+  go test -C packaging/tools/manifests -count=1 ./...
+}
+
+# test_agents: the image of the cluster's agents is that of one static program, and says so.
+test_agents() {
+  local arch tree bom layer file module release
+  step "the image of the cluster's agents: one static program, by the name that the manifests have, and its bill of materials"
+  for arch in amd64 arm64; do
+    tree=$work/agents-$arch bom=$(ls "$dist"/gpuledger-kube_*_"$arch".cdx.json) file=$(ls "$dist"/gpuledger-kube_*_"$arch".tar)
+    mkdir "$tree"
+    layer=$(tar -xOf "$file" manifest.json | jq -er '.[0] | select(.RepoTags == ["gpuledger.dev/kube:latest"] and (.Layers | length) == 1) | .Layers[0]') || fail "$file has another name or more layers"
+    case $layer in *.gz) tar -xOf "$file" "$layer" | gunzip ;; *) tar -xOf "$file" "$layer" ;; esac | tar -xC "$tree"
+    tar -xOf "$file" "$(tar -xOf "$file" manifest.json | jq -r '.[0].Config')" |
+      jq -e --arg arch "$arch" '.architecture == $arch and .os == "linux" and .config.Entrypoint == ["/usr/bin/gpuledger-kube"]' >/dev/null || fail "$file is made for something else"
+    [ "$(cd "$tree" && find . -type f -printf '%P %m\n' | sort | paste -sd ' ')" = "usr/bin/gpuledger-kube 755 usr/share/doc/gpuledger/copyright 644" ] || fail "$file holds something else"
+    ! readelf -dW "$tree/usr/bin/gpuledger-kube" | grep -q NEEDED || fail "$arch gpuledger-kube is not static"
+    while read -r module release; do
+      jq -e --arg url "pkg:golang/$module@$release" 'any(.components[]; .purl == $url)' "$bom" >/dev/null || fail "$bom: no $module $release"
+    done < <(go version -m "$tree/usr/bin/gpuledger-kube" | awk '$1 == "dep" && $2 !~ /^github.com\/gpuledger/ { print $2, $3 }')
+    jq -r '.components[] | select(.type == "file") | .hashes[0].content + "  " + (.name | ltrimstr("/"))' "$bom" >"$work/sums"
+    [ "$(wc -l <"$work/sums")" = 2 ] && (cd "$tree" && sha256sum --quiet -c "$work/sums") || fail "$bom is of other files"
+  done
+  [ "$(chroot "$work/agents-$native" /usr/bin/gpuledger-kube --version)" = "gpuledger-kube version $version" ] || fail "another version is in the image"
 }
 
 test_lint() {

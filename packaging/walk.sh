@@ -215,6 +215,8 @@ gone
 echo "== the image: containerd reads it, and its program sets the node up and takes it back"
 cp "$image" "$root/packages/setup.tar"
 inside ctr image import /packages/setup.tar >/dev/null || fail "ctr image import"
+cp "${image/gpuledger-setup_/gpuledger-kube_}" "$root/packages/kube.tar"
+inside ctr image import /packages/kube.tar >/dev/null || fail "ctr image import of the cluster's agents"
 mkdir -p "$root/srv/image"
 tar -xOf "$image" manifest.json | jq -r '.[0].Layers[]' | while read -r layer; do
   case $layer in *.gz) tar -xOf "$image" "$layer" | gunzip ;; *) tar -xOf "$image" "$layer" ;; esac | tar -xC "$root/srv/image"

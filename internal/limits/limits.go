@@ -44,12 +44,16 @@ func establish(dir string, devices []device) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if l, err := Open(dir); err == nil {
+	l, err := Open(dir)
+	if err == nil {
 		defer l.Close()
 		if l.isFor(devices) {
 			l.set(devices)
 			return ensureRegion(dir, headOf(l.record), false)
 		}
+	}
+	if errors.Is(err, fs.ErrPermission) { // to root without capabilities; containers may use what is there
+		return err
 	}
 	random, err := host.Random()
 	if err != nil {

@@ -132,7 +132,9 @@ func (n *Node) unlimit(id grant.ID) {
 	_ = limits.Remove(n.Policy.LimitsDir(id)) // else the next sweep does
 }
 
-// Prepare makes the records of a grant whose containers an engine starts without asking us before, by a CDI file.
+// Prepare makes the records of a grant whose containers an engine starts without asking us before, by a CDI file. Who may neither mount
+// nor write to what is there, as an agent in a pod, leaves that to the create: the wrapper and gpuledgerd make the records, too, and
+// what they do not make no runtime can mount.
 func (n *Node) Prepare(id grant.ID) error {
 	return n.Ledger.Update(func(tx *ledger.Tx) error {
 		g, err := get(tx, id)
@@ -143,7 +145,10 @@ func (n *Node) Prepare(id grant.ID) error {
 		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
 			return nil // no file of it mounts them
 		}
-		return n.limit(g)
+		if err := n.limit(g); !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
+		return nil
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -62,7 +63,26 @@ func open(c *cli.Context) (book.Book, *slog.Logger, error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	klog.SetSlogLogger(log)
 	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
-	return b, log, b.Open().Broken
+	n := b.Open()
+	if n.Broken == nil {
+		err = closed(n.Policy.RunDir)
+	}
+	return b, log, errors.Join(n.Broken, err)
+}
+
+// closed makes a directory of the ledger nobody's but root's. Of a volume that was not there the kubelet makes one that all can read.
+func closed(dir string) error {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot close the directory of the ledger to others: %w", err)
+	}
+	return nil
 }
 
 // tend calls do at once and at every interval, until the context ends. A failure is logged when it is new.

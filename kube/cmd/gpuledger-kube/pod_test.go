@@ -1,0 +1,405 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	kubelet "k8s.io/kubelet/pkg/apis/dra/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// The driver as its manifest's pod: these mounts of a node, a root file system that cannot be written, no capability. The node is a
+// directory; the cluster's API is told by this test.
+
+const (
+	inPod  = "GPULEDGER_TEST_IN_POD" // a podOf, for this very program to become
+	asMain = "GPULEDGER_TEST_AS_MAIN"
+)
+
+// podOf is what a kubelet and a runtime make of a manifest.
+type podOf struct {
+	Node, Root string
+	Records    bool // the node has mounted the file system for the records of limits
+	Mounts     []podMount
+	Args, Env  []string
+}
+
+type podMount struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMain) != "" {
+		main()
+		return
+	}
+	if text := os.Getenv(inPod); text != "" {
+		var p podOf
+		err := json.Unmarshal([]byte(text), &p)
+		if err == nil {
+			err = p.become()
+		}
+		fmt.Fprintln(os.Stderr, "cannot become the pod:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// become makes the pod around this process, whose mount namespace is new, and executes its program.
+func (p podOf) become() error {
+	runtime.LockOSThread() // capabilities are a thread's
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	if p.Records {
+		if err := syscall.Mount("tmpfs", p.Node+"/run/gpuledger/limits", "tmpfs", 0, "mode=0700"); err != nil {
+			return err
+		}
+	}
+	mounts := append([]podMount{{p.Root, p.Root, true}, {"/proc", p.Root + "/proc", false}, {"/dev/null", p.Root + "/dev/null", false}}, p.Mounts...)
+	for _, m := range mounts {
+		if err := syscall.Mount(m.Source, m.Target, "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
+			return fmt.Errorf("%s at %s: %w", m.Source, m.Target, err)
+		}
+	}
+	for _, m := range mounts {
+		if m.ReadOnly {
+			if err := syscall.Mount("", m.Target, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+				return fmt.Errorf("%s read-only: %w", m.Target, err)
+			}
+		}
+	}
+	if err := syscall.Chroot(p.Root); err != nil {
+		return err
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	const capBoundingDrop, noNewPrivileges = 24, 38 // prctl(2)
+	for capability := uintptr(0); ; capability++ {
+		if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, capBoundingDrop, capability, 0); e == syscall.EINVAL {
+			break
+		} else if e != 0 {
+			return e
+		}
+	}
+	if _, _, e := syscall.RawSyscall6(syscall.SYS_PRCTL, noNewPrivileges, 1, 0, 0, 0, 0); e != 0 {
+		return e
+	}
+	return syscall.Exec("/usr/bin/gpuledger-kube", append([]string{"gpuledger-kube"}, p.Args...), p.Env)
+}
+
+// manifest reads the daemon set of one of the agents.
+func manifest(t *testing.T, which string) (set appsv1.DaemonSet) {
+	t.Helper()
+	text, err := os.ReadFile("../../manifests/" + which + "/daemonset.yaml")
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &set)
+	}
+	must(t, err)
+	return set
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// podFor lays a node out, and the pod of a manifest on it.
+func podFor(t *testing.T, which string, args ...string) podOf {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "k") // a short path, for sockets
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := podOf{Node: dir + "/n", Root: dir + "/r", Args: args, Env: []string{"NODE_NAME=" + nodeName, asMain + "=1"}}
+	spec := manifest(t, which).Spec.Template.Spec
+	volumes := map[string]string{}
+	for _, v := range spec.Volumes {
+		volumes[v.Name] = v.HostPath.Path
+	}
+	for _, m := range spec.Containers[0].VolumeMounts {
+		source := p.Node + volumes[m.Name]
+		if m.Name == "cgroup" {
+			source = "/sys/fs/cgroup"
+		} else {
+			must(t, os.MkdirAll(source, 0o755))
+		}
+		must(t, os.MkdirAll(p.Root+m.MountPath, 0o755))
+		p.Mounts = append(p.Mounts, podMount{source, p.Root + m.MountPath, m.ReadOnly})
+	}
+	must(t, os.MkdirAll(p.Root+"/usr/bin", 0o755), os.MkdirAll(p.Root+"/proc", 0o755), os.MkdirAll(p.Root+"/dev", 0o755), os.WriteFile(p.Root+"/dev/null", nil, 0o600),
+		os.MkdirAll(p.Node+"/run/gpuledger/limits", 0o700), os.Chmod(p.Node+"/var/lib/gpuledger", 0o700))
+	self, err := os.Executable()
+	must(t, err)
+	copied(t, self, p.Root+"/usr/bin/gpuledger-kube")
+	libraries, _ := exec.Command("ldd", self).Output() // a test's binary may have some, of the C library; the image's program has none
+	for word := range strings.FieldsSeq(string(libraries)) {
+		if filepath.IsAbs(word) {
+			copied(t, word, p.Root+word)
+		}
+	}
+	p.installed(t)
+	return p
+}
+
+func copied(t *testing.T, from, to string) {
+	t.Helper()
+	content, err := os.ReadFile(from)
+	must(t, err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o755))
+}
+
+// installed is what the packages and `gpuledger inventory refresh` have put on the node.
+func (p podOf) installed(t *testing.T) {
+	t.Helper()
+	proxy := []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00\x3e\x00") // the head of a library
+	if runtime.GOARCH == "arm64" {
+		proxy[18] = 183
+	}
+	shim := p.Node + "/usr/lib/gpuledger"
+	must(t, os.MkdirAll(shim+"/shim-1", 0o755), os.Symlink("shim-1", shim+"/shim"),
+		os.WriteFile(shim+"/shim-1/libcuda.so.1", proxy, 0o644), os.WriteFile(shim+"/shim-1/libnvidia-ml.so.1", proxy, 0o644),
+		os.WriteFile(p.Node+"/etc/gpuledger/config.toml", []byte("[inventory]\nsource = \"simulated\"\nfile = \"/etc/gpuledger/gpus.json\"\n"), 0o644))
+	d, err := simulated.Describe(1, 16*grant.GiB, "", nil)
+	must(t, err)
+	inv, err := simulated.Scan(d, host.Default(), "/")
+	must(t, err)
+	for _, soname := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Path: "/usr/lib64/" + soname, Kind: grant.FileLibrary, Target: "/usr/lib64", Names: []string{soname}, Bits: 64})
+	}
+	must(t, gpu.Write(gpu.Path(p.Node+"/var/lib/gpuledger"), inv))
+}
+
+// ledger is the node's, as its own programs see it.
+func (p podOf) ledger(t *testing.T) *node.Node {
+	t.Helper()
+	config := p.Node + "/config.toml"
+	must(t, os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n", p.Node+"/var/lib/gpuledger", p.Node+"/run/gpuledger"), 0o600))
+	return node.Open(config, host.Default())
+}
+
+// start runs the pod until the test ends, and returns its process and a function that tells what it has said.
+func (p podOf) start(t *testing.T) (pid int, said func() string) {
+	t.Helper()
+	text, err := json.Marshal(p)
+	must(t, err)
+	log := filepath.Join(filepath.Dir(p.Node), "log")
+	out, err := os.Create(log)
+	must(t, err)
+	defer out.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), inPod+"="+string(text))
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // of which Pdeathsig is the parent
+	must(t, cmd.Start())
+	said = func() string { text, _ := os.ReadFile(log); return string(text) }
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		runtime.UnlockOSThread()
+		if t.Failed() {
+			t.Logf("the pod has said:\n%s", said())
+		}
+	})
+	return cmd.Process.Pid, said
+}
+
+func eventually(t *testing.T, what string, said func() string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a minute\n%s", what, said())
+		}
+	}
+}
+
+const nodeName = "node-1"
+
+// api is as much of a cluster's API as the driver asks for.
+type api struct {
+	mu     sync.Mutex
+	slices []resourceapi.ResourceSlice
+	claim  resourceapi.ResourceClaim
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	meta := metav1.TypeMeta{Kind: "ResourceSlice", APIVersion: "resource.k8s.io/v1"}
+	w.Header().Set("Content-Type", "application/json")
+	switch path := r.URL.Path; {
+	case strings.HasPrefix(path, "/api/v1/nodes/"):
+		_ = json.NewEncoder(w).Encode(corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-node"}})
+	case strings.HasSuffix(path, "/resourceclaims/claim"):
+		_ = json.NewEncoder(w).Encode(a.claim)
+	case r.Method == http.MethodPost:
+		var s resourceapi.ResourceSlice
+		body, _ := io.ReadAll(r.Body)
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, &s); err != nil { // protobuf
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		s.TypeMeta, s.Name, s.ResourceVersion = meta, fmt.Sprint("slice-", len(a.slices)), fmt.Sprint(len(a.slices)+2)
+		a.slices = append(a.slices, s)
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(s)
+	case r.URL.Query().Get("watch") != "": // nobody else changes anything
+		a.mu.Unlock()
+		end := resourceapi.ResourceSlice{TypeMeta: meta, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": end})
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		a.mu.Lock()
+	default:
+		_ = json.NewEncoder(w).Encode(resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{Kind: "ResourceSliceList", APIVersion: "resource.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}})
+	}
+}
+
+// strength is what the driver has published of the GPU in mode limit.
+func (a *api) strength() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.slices {
+		for _, d := range s.Spec.Devices {
+			if *d.Attributes["mode"].StringValue == string(grant.Limit) {
+				return *d.Attributes["strength"].StringValue
+			}
+		}
+	}
+	return ""
+}
+
+// claimed makes the API tell of a claim of 4 GiB of the node's GPU.
+func (a *api) claimed(uuid string) {
+	a.claim = resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim", UID: "u-1"}}
+	a.claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpuledger.dev", Pool: nodeName,
+		Request: "gpu", Device: strings.ToLower(uuid) + "-limit", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"), "compute": resource.MustParse("0")}}}}}
+}
+
+func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
+	for name, records := range map[string]bool{"the node has mounted the place of the records": true, "it has not": false} {
+		t.Run(name, func(t *testing.T) {
+			cluster := &api{}
+			server := httptest.NewServer(cluster)
+			t.Cleanup(server.Close)
+			p := podFor(t, "dra", "dra", "--interval", "50ms", "--kubeconfig", "/usr/bin/kubeconfig")
+			p.Records = records
+			must(t, os.WriteFile(p.Root+"/usr/bin/kubeconfig", fmt.Appendf(nil, "{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n", server.URL), 0o600))
+			n := p.ledger(t)
+			inv, problem := n.Inventory()
+			if problem != nil {
+				t.Fatal(problem.Message)
+			}
+			cluster.claimed(inv.GPUs[0].UUID)
+			pid, said := p.start(t)
+			eventually(t, "slices are published", said, func() bool { return cluster.strength() != "" })
+			if s := cluster.strength(); s != string(grant.StrengthLibrary) {
+				t.Errorf("mode limit is published with strength %q, want that of the node's shim", s)
+			}
+			p.prepares(t)
+			o, err := n.Overview()
+			if err != nil || len(o.Grants) != 1 {
+				t.Fatalf("got %+v, %v, want the claim's grant", o.Grants, err)
+			}
+			id := string(o.Grants[0].ID)
+			spec, err := os.ReadFile(p.Node + "/run/cdi/gpuledger.dev-grant_" + id + ".json")
+			must(t, err)
+			for _, part := range []string{"/usr/lib/gpuledger/shim-1/libcuda.so.1", "/run/gpuledger/limits/" + id + "/limits"} {
+				if !strings.Contains(string(spec), part) {
+					t.Errorf("the claim's CDI file has no %s:\n%s", part, spec)
+				}
+			}
+			record := func() uint64 { return inode(fmt.Sprintf("/proc/%d/root/run/gpuledger/limits/%s/limits", pid, id)) }
+			first := record()
+			if (first != 0) != records {
+				t.Errorf("the record of the grant is inode %d, with room for it: %v", first, records)
+			}
+			p.prepares(t) // again: a container may use the record
+			if again := record(); again != first {
+				t.Errorf("the record of the grant is another: inode %d, after %d", again, first)
+			}
+			if info, err := os.Stat(p.Node + "/run/gpuledger"); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("the run directory: %v, %v", info.Mode(), err)
+			}
+			p.tries(t, pid)
+		})
+	}
+}
+
+func inode(path string) uint64 {
+	var st syscall.Stat_t
+	if syscall.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// prepares is the kubelet's part.
+func (p podOf) prepares(t *testing.T) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+p.Node+"/var/lib/kubelet/plugins/gpuledger.dev/dra.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer conn.Close()
+	answer, err := kubelet.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &kubelet.NodePrepareResourcesRequest{Claims: []*kubelet.Claim{{Namespace: "team", Name: "claim", Uid: "u-1"}}})
+	must(t, err)
+	if c := answer.Claims["u-1"]; c == nil || c.Error != "" || len(c.Devices) != 1 || len(c.Devices[0].CdiDeviceIds) != 1 {
+		t.Fatalf("got %v, want a CDI device", answer)
+	}
+}
+
+// tries wants the pod to be as poor as its manifest says.
+func (p podOf) tries(t *testing.T, pid int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	must(t, err)
+	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
+		if !strings.Contains(string(status), line) {
+			t.Errorf("the driver's status has no %q:\n%s", line, status)
+		}
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	must(t, err)
+	written := []string{}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[5], "rw") {
+			written = append(written, f[4])
+		}
+	}
+	for _, dir := range []string{"/", "/etc/gpuledger", "/usr/lib/gpuledger"} {
+		if slices.Contains(written, dir) {
+			t.Errorf("%s can be written", dir)
+		}
+	}
+}

@@ -1,0 +1,60 @@
+{{- /* What does not differ from kube/manifests is read from there: files/ leads to it. Its namespace is the release's. */ -}}
+{{- define "shared" -}}
+{{ .root.Files.Get (printf "files/%s.yaml" .file) | replace "gpuledger-system" .root.Release.Namespace }}
+{{- end -}}
+
+{{- define "image" -}}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag }}{{ end -}}
+{{- end -}}
+
+{{- define "pod" }}
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}
+      nodeSelector: {{ toJson .Values.nodeSelector }}
+      tolerations: {{ toJson .Values.tolerations }}
+      {{- with .Values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      hostPID: true # whether a container is alive, the ledger reads from the node's processes
+{{- end -}}
+
+{{- define "container" }}
+          image: {{ include "image" .Values.image | quote }}
+          imagePullPolicy: {{ .Values.image.pullPolicy }}
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {drop: [ALL]}
+            seccompProfile: {type: RuntimeDefault}
+          resources: {{ toJson .Values.resources }}
+{{- end -}}
+
+{{- /* root is a volume's name for a runtime's directory: containerd-runc of /run/containerd/runc. */ -}}
+{{- define "root" -}}
+runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" "-" | lower | trunc 54 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "mounts" }}
+            # what it reads
+            - {name: config, mountPath: /etc/gpuledger, readOnly: true}
+            - {name: shim, mountPath: /usr/lib/gpuledger, readOnly: true}
+            - {name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true}
+            {{- range .Values.runtimeRoots }}
+            - {name: {{ include "root" . }}, mountPath: {{ . | quote }}, readOnly: true}
+            {{- end }}
+            # what it writes; the node mounts the records of limits below the second, maybe later
+            - {name: state, mountPath: /var/lib/gpuledger}
+            - {name: run, mountPath: /run/gpuledger, mountPropagation: HostToContainer}
+{{- end -}}
+
+{{- define "volumes" }}
+        - {name: config, hostPath: {path: /etc/gpuledger, type: Directory}}
+        - {name: shim, hostPath: {path: /usr/lib/gpuledger, type: DirectoryOrCreate}}
+        - {name: cgroup, hostPath: {path: /sys/fs/cgroup, type: Directory}}
+        {{- range .Values.runtimeRoots }}
+        - {name: {{ include "root" . }}, hostPath: {path: {{ . | quote }}, type: DirectoryOrCreate}}
+        {{- end }}
+        - {name: state, hostPath: {path: /var/lib/gpuledger, type: Directory}}
+        - {name: run, hostPath: {path: /run/gpuledger, type: DirectoryOrCreate}}
+{{- end -}}

@@ -1,0 +1,290 @@
+package main
+
+import (
+	"io"
+	"log"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/kubernetes/pkg/apis/apps"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	manifests = "../../../kube/manifests/"
+	namespace = "gpuledger-system"
+)
+
+// rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
+func rendered(t *testing.T, into, kubernetes, values string) ([]object, error) {
+	t.Helper()
+	log.SetOutput(io.Discard) // Helm tells of each link in files/
+	chart, err := loader.LoadDir(manifests + "helm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var given map[string]any
+	if err := yaml.UnmarshalStrict([]byte(values), &given); err != nil {
+		t.Fatal(err)
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	version, err := chartutil.ParseKubeVersion(kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	capabilities.KubeVersion = *version
+	all, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{Name: "gpuledger", Namespace: into, IsInstall: true}, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	if err != nil {
+		return nil, err
+	}
+	var documents []string
+	for name, text := range files {
+		if filepath.Ext(name) == ".yaml" {
+			documents = append(documents, text)
+		}
+	}
+	return validated([]byte(strings.Join(documents, "\n---\n")))
+}
+
+// kustomized is what `kubectl apply -k` sends.
+func kustomized(t *testing.T, which string) []object {
+	t.Helper()
+	options := krusty.MakeDefaultOptions()
+	all, err := krusty.MakeKustomizer(options).Run(filesys.MakeFsOnDisk(), manifests+which)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := all.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := validated(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// byName has an order that does not count taken out.
+func byName(objects []object) map[string]object {
+	all := map[string]object{}
+	for _, o := range objects {
+		all[o.kind+"/"+o.name] = o
+	}
+	return all
+}
+
+func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
+	for _, which := range []string{"dra", "device-plugin"} {
+		t.Run(which, func(t *testing.T) {
+			chart, err := rendered(t, namespace, "v1.36.0", "agent: "+which)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := byName(chart), byName(kustomized(t, which))
+			delete(want, "Namespace/"+namespace) // Helm makes it before, for its own record
+			for name, w := range want {
+				if g, found := got[name]; !found {
+					t.Errorf("the chart has no %s", name)
+				} else if !reflect.DeepEqual(g.value, w.value) {
+					t.Errorf("%s differs:\nchart         %s\nkustomization %s", name, asYAML(t, g), asYAML(t, w))
+				}
+			}
+			for name := range got {
+				if _, found := want[name]; !found {
+					t.Errorf("the kustomization has no %s", name)
+				}
+			}
+		})
+	}
+}
+
+func asYAML(t *testing.T, o object) string {
+	t.Helper()
+	text, err := yaml.Marshal(o.value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestEveryManifestIsWhatAnAPIServerTakes(t *testing.T) {
+	files, err := filepath.Glob(manifests + "[^h]*/*.yaml")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("found %v, %v", files, err)
+	}
+	more, err := filepath.Glob("../../kubernetes/*.yaml")
+	if err != nil || len(more) == 0 {
+		t.Fatalf("found %v, %v", more, err)
+	}
+	for _, file := range append(files, more...) {
+		if filepath.Base(file) == "kustomization.yaml" {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err == nil {
+			_, err = validated(text)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+}
+
+// What is wrong in a way that only the server's own validation sees.
+func TestAnAPIServerWouldNotTakeIt(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(manifests + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for name, c := range map[string]struct{ text, from, to, want string }{
+		"a field that there is not":          {read("dra/daemonset.yaml"), "hostPID", "hostPids", "unknown field"},
+		"a field twice":                      {read("dra/daemonset.yaml"), "hostPID: true", "hostPID: true\n      hostPID: true", "already set"},
+		"a selector of other pods":           {read("dra/daemonset.yaml"), "matchLabels: {app.kubernetes.io/name: gpuledger-dra}", "matchLabels: {app: other}", "does not match"},
+		"a mount of no volume":               {read("dra/daemonset.yaml"), "{name: registry, mountPath", "{name: registri, mountPath", "Not found"},
+		"an expression that does not parse":  {read("dra/policy.yaml"), "variables.node != ''", "variables.node !== ''", "compilation failed"},
+		"an expression of an unknown name":   {read("dra/policy.yaml"), "variables.node != ''", "variable.node != ''", "undeclared reference"},
+		"an expression that is no condition": {read("dra/classes.yaml"), `device.driver == "gpuledger.dev" &&`, `device.driver == 1 &&`, "compilation failed"},
+		"a kind that we do not ship":         {read("base/namespace.yaml"), "kind: Namespace", "kind: Secret", "kind"},
+	} {
+		if changed := strings.Replace(c.text, c.from, c.to, 1); changed == c.text {
+			t.Errorf("%s: there is no %q any more", name, c.from)
+		} else if _, err := validated([]byte(changed)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// agentOf is the daemon set among objects, and its container.
+func agentOf(t *testing.T, objects []object) (*apps.DaemonSet, core.Container) {
+	t.Helper()
+	for _, o := range objects {
+		if set, is := o.value.(*apps.DaemonSet); is {
+			return set, set.Spec.Template.Spec.Containers[0]
+		}
+	}
+	t.Fatal("there is no daemon set")
+	return nil, core.Container{}
+}
+
+func TestValuesReachTheirPlaces(t *testing.T) {
+	files, err := filepath.Glob("testdata/values/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]func(t *testing.T, objects []object, set *apps.DaemonSet, c core.Container){
+		"registry.yaml": func(t *testing.T, _ []object, set *apps.DaemonSet, c core.Container) {
+			spec := set.Spec.Template.Spec
+			if c.Image != "registry.example.com/team/gpuledger-kube@sha256:"+strings.Repeat("0a", 32) || c.ImagePullPolicy != core.PullIfNotPresent || spec.ImagePullSecrets[0].Name != "registry" ||
+				spec.NodeSelector["pool"] != "gpu" || len(spec.NodeSelector) != 1 && spec.NodeSelector["gpuledger.dev/node"] != "shared" || spec.Tolerations[0].Key != "nvidia.com/gpu" || spec.PriorityClassName != "" {
+				t.Errorf("got image %q (%s), %+v", c.Image, c.ImagePullPolicy, spec)
+			}
+		},
+		"gpushare.yaml": func(t *testing.T, objects []object, _ *apps.DaemonSet, c core.Container) {
+			if want := []string{"device-plugin", "--resources=gpushare", "--unit=256MiB", "--mode=timeslice", "--kubelet-dir=/var/lib/k0s/kubelet"}; !slices.Equal(c.Args, want) {
+				t.Errorf("got the arguments %q, want %q", c.Args, want)
+			}
+			if len(objects) != 1 {
+				t.Errorf("got %d objects, want the daemon set alone", len(objects))
+			}
+			if !slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool {
+				return m.MountPath == "/var/lib/k0s/kubelet/device-plugins" && !m.ReadOnly
+			}) ||
+				!slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.MountPath == "/run/other_root/runc" && m.ReadOnly }) {
+				t.Errorf("got the mounts %+v", c.VolumeMounts)
+			}
+		},
+		"bare.yaml": func(t *testing.T, objects []object, _ *apps.DaemonSet, c core.Container) {
+			var names []string
+			for name := range byName(objects) {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			if got := strings.Join(names, " "); got != "ClusterRole/gpuledger-dra ClusterRole/gpuledger-viewer ClusterRoleBinding/gpuledger-dra DaemonSet/gpuledger-dra ServiceAccount/gpuledger-dra" {
+				t.Errorf("got %s", got)
+			}
+			if c.Resources.Limits.Memory().String() != "512Mi" {
+				t.Errorf("got %+v", c.Resources)
+			}
+		},
+	}
+	if len(files) != len(all) {
+		t.Errorf("there are %v, and %d of them are looked at", files, len(all))
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			objects, err := rendered(t, namespace, "v1.36.0", string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			set, c := agentOf(t, objects)
+			all[filepath.Base(file)](t, objects, set, c)
+		})
+	}
+}
+
+// The policy names the driver's account: in another namespace it has to be that one's.
+func TestAnotherNamespace(t *testing.T) {
+	objects, err := rendered(t, "gpus", "v1.36.0", "{}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, o := range byName(objects) {
+		if text := asYAML(t, o); strings.Contains(text, namespace) {
+			t.Errorf("%s names %s:\n%s", name, namespace, text)
+		}
+	}
+	if text := asYAML(t, byName(objects)["ValidatingAdmissionPolicy/slices.gpuledger.dev"]); !strings.Contains(text, "system:serviceaccount:gpus:gpuledger-dra") {
+		t.Errorf("got\n%s", text)
+	}
+}
+
+func TestBadValuesGetASentence(t *testing.T) {
+	for values, want := range map[string]string{
+		"agent: both":                         "at '/agent': value must be one of 'dra', 'device-plugin'",
+		"agnet: dra":                          "additional properties 'agnet' not allowed",
+		"devicePlugin: {unit: 100KB}":         "at '/devicePlugin/unit': '100KB' does not match pattern",
+		"devicePlugin: {mode: exclusive}":     "at '/devicePlugin/mode': value must be one of '', 'limit', 'timeslice', 'mps'",
+		"devicePlugin: {resources: [cores]}":  "at '/devicePlugin/resources/0': value must be one of 'memory', 'gpu', 'gpushare'",
+		"devicePlugin: {resources: []}":       "at '/devicePlugin/resources': minItems: got 0, want 1",
+		"image: {digest: 0123}":               "at '/image/digest'",
+		"image: {pullPolicy: Sometimes}":      "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'",
+		"runtimeRoots: [/run]":                "at '/runtimeRoots/0': '/run' does not match pattern",
+		"kubeletDir: var/lib/kubelet":         "at '/kubeletDir': 'var/lib/kubelet' does not match pattern",
+		"nodeSelector: null":                  "missing property 'nodeSelector'",
+		"tolerations: [{operater: Exists}]":   "additional properties 'operater' not allowed",
+		"networkPolicy: 'yes'":                "at '/networkPolicy': got string, want boolean",
+		"dra: {classes: true, polices: true}": "additional properties 'polices' not allowed",
+	} {
+		if _, err := rendered(t, namespace, "v1.36.0", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", values, err, want)
+		}
+	}
+	if _, err := rendered(t, namespace, "v1.35.2", "agent: dra"); err == nil || !strings.Contains(err.Error(), "agent dra needs Kubernetes 1.36 or later, and this cluster has v1.35.2: set agent to device-plugin") {
+		t.Errorf("an older cluster: got %v", err)
+	}
+	if _, err := rendered(t, namespace, "v1.35.2", "agent: device-plugin"); err != nil {
+		t.Errorf("the device plugin on an older cluster: %v", err)
+	}
+}
