@@ -123,6 +123,13 @@ bench-daemon: ## what gpuledgerd costs with 1,000 and 4,000 GPU processes in rea
 	@test/setup.sh bench
 	test/rig/leftovers.sh go test -p $(JOBS) -run '^$$' -bench '^BenchmarkDaemon$$' -benchtime 1x -timeout 30m ./test
 
+.PHONY: bench-cluster
+bench-cluster: ## 100 nodes with 8 GPUs each and 1,000 claims against a real etcd, API server and scheduler, in some minutes (root); BENCHFLAGS="-nodes 10"
+	@test/setup.sh bench
+	@test/engines/build.sh etcd kubernetes
+	@CGO_ENABLED=0 go build -C kube -p $(JOBS) -o ../bin/bench-cluster ./bench
+	@unshare --mount --net --propagation private sh -c 'ip link set lo up && exec bin/bench-cluster $(BENCHFLAGS)'
+
 .PHONY: pictures
 pictures: ## the status page in a headless browser, and the pictures of docs/pictures drawn anew (root)
 	@test/setup.sh pictures

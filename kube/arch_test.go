@@ -25,6 +25,7 @@ var layers = map[string][]string{
 	"dra":                   {"kube/book", "internal/admission", "internal/grant"},
 	"deviceplugin":          {"kube/book", "internal/admission", "internal/grant"},
 	"cluster":               {"kube/dra"},
+	"bench":                 {"kube/book", "kube/dra", "internal/gpu", "internal/gpu/simulated", "internal/grant", "internal/host", "internal/node"},
 	"cmd/gpuledger-kube":    {"kube/book", "kube/dra", "kube/deviceplugin", "internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
 	"cmd/kubectl-gpuledger": {"kube/cluster", "internal/version"},
 }

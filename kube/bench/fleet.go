@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/dra"
+)
+
+// fleet are the drivers of all nodes.
+type fleet struct {
+	members []*member
+	count   counter
+	end     context.CancelFunc
+	all     sync.WaitGroup
+}
+
+// member is a node's driver, as gpuledger-kube runs it, with the node's real ledger.
+type member struct {
+	driver *dra.Driver
+	dir    string
+	first  string // UUID of its first GPU
+	plugin *kubeletplugin.Helper
+}
+
+// counter counts the requests of all drivers.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) take() int64 { return c.n.Swap(0) }
+
+type counted struct {
+	*counter
+	http.RoundTripper
+}
+
+func (c counted) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.n.Add(1)
+	return c.RoundTripper.RoundTrip(r)
+}
+
+func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
+
+func newFleet(dir string, o options, c *cluster) (*fleet, error) {
+	f := &fleet{}
+	for i := range o.nodes {
+		m, err := newMember(filepath.Join(dir, nodeName(i)), i, o.gpus, c, &f.count)
+		if err != nil {
+			return nil, err
+		}
+		f.members = append(f.members, m)
+	}
+	return f, nil
+}
+
+func newMember(dir string, i, gpus int, c *cluster, count *counter) (*member, error) {
+	for _, d := range []string{"state", "plugin", "registry"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	d, err := simulated.Describe(gpus, 16*grant.GiB, fmt.Sprintf("Simulated GPU of %s", nodeName(i)), nil) // UUIDs come of the name
+	if err != nil {
+		return nil, err
+	}
+	inv, err := simulated.Scan(d, host.Default(), "/")
+	if err == nil {
+		err = gpu.Write(gpu.Path(dir+"/state"), inv)
+	}
+	config := dir + "/config.toml"
+	if err == nil {
+		err = os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n", dir+"/state", dir+"/run", dir+"/cdi"), 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rest := rest.CopyConfig(c.config) // with the limits of client-go that gpuledger-kube has
+	rest.QPS, rest.Burst = 0, 0
+	rest.Wrap(func(t http.RoundTripper) http.RoundTripper { return counted{count, t} })
+	client, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return nil, err
+	}
+	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
+	return &member{dir: dir, first: inv.GPUs[0].UUID, driver: &dra.Driver{Book: b, Node: nodeName(i), Client: client, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}, nil
+}
+
+// start serves all kubelets, which never call, and publishes as gpuledger-kube does.
+func (f *fleet) start(ctx context.Context) error {
+	ctx, f.end = context.WithCancel(ctx)
+	return together(len(f.members), 10, func(i int) (err error) {
+		m := f.members[i]
+		m.plugin, err = kubeletplugin.Start(ctx, m.driver, kubeletplugin.DriverName(dra.DriverName), kubeletplugin.NodeName(m.driver.Node), kubeletplugin.KubeClient(m.driver.Client),
+			kubeletplugin.PluginDataDirectoryPath(m.dir+"/plugin"), kubeletplugin.RegistrarDirectoryPath(m.dir+"/registry"), kubeletplugin.GRPCVerbosity(-1))
+		if err != nil {
+			return err
+		}
+		f.all.Go(func() {
+			for ctx.Err() == nil {
+				_ = m.driver.Publish(ctx, m.plugin) // again in a second
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Second):
+				}
+			}
+		})
+		return nil
+	})
+}
+
+// outside has so many MiB of each node's first GPU used outside the ledger.
+func (f *fleet) outside(mib int) error {
+	return together(len(f.members), 10, func(i int) error {
+		m := f.members[i]
+		return m.driver.Book.Open().Ledger.SetOutside(map[string]grant.Bytes{m.first: grant.Bytes(mib) * grant.MiB})
+	})
+}
+
+func (f *fleet) stop() {
+	f.end()
+	f.all.Wait()
+	for _, m := range f.members {
+		m.plugin.Stop()
+	}
+}

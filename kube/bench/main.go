@@ -1,0 +1,188 @@
+// Command bench measures a cluster of many nodes with simulated GPUs: a real etcd, API server and scheduler, a DRA driver for each node in
+// this one process, and pods that nobody runs. It prints what docs/benchmarks.md shows. `make bench-cluster` runs it in a mount and a
+// network namespace of its own.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// options are the size of the cluster and what is asked of it.
+type options struct {
+	engines, classes          string
+	nodes, gpus, claims, lone int
+	wobble                    time.Duration
+	qps                       int
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.engines, "engines", ".cache/engines", "where test/engines/build.sh has put etcd and kubernetes")
+	flag.StringVar(&o.classes, "classes", "kube/manifests/dra/classes.yaml", "the DeviceClasses")
+	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
+	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
+	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
+	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")
+	flag.DurationVar(&o.wobble, "wobble", 30*time.Second, "how long what is used outside the ledger changes each second on each node")
+	flag.IntVar(&o.qps, "scheduler-qps", 0, "requests a second that the scheduler may make; 0: its default")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	dir, err := os.MkdirTemp("", "bench-cluster-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	c, err := startCluster(ctx, dir, o)
+	if err != nil {
+		return err
+	}
+	defer c.stop()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.said())
+		}
+	}()
+	if err := c.prepare(ctx, o); err != nil {
+		return err
+	}
+	drivers, err := newFleet(dir, o, c)
+	if err != nil {
+		return err
+	}
+	for _, measure := range []func(context.Context, options, *cluster, *fleet) error{publishing, changing, wobbling, alone, burst} {
+		if err := measure(ctx, o, c, drivers); err != nil {
+			return err
+		}
+	}
+	drivers.stop()
+	return nil
+}
+
+// publishing is from the start of all drivers until the API has all that they tell.
+func publishing(ctx context.Context, o options, c *cluster, f *fleet) error {
+	before, began := c.requests(ctx), time.Now()
+	if err := f.start(ctx); err != nil {
+		return err
+	}
+	if err := c.untilSlices(ctx, func(outside int) bool { return outside == 0 }, o); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	fmt.Printf("published: %d slices of %d nodes with %d devices in %.1f s; %d requests of the drivers (%s)\n", c.slices(), o.nodes, c.devices(), took.Seconds(), f.count.take(), c.requests(ctx).since(before, "resourceslices"))
+	return nil
+}
+
+// changing is from a change on each node until the API has all of them.
+func changing(ctx context.Context, o options, c *cluster, f *fleet) error {
+	before, began := c.requests(ctx), time.Now()
+	if err := f.outside(1); err != nil {
+		return err
+	}
+	if err := c.untilSlices(ctx, func(outside int) bool { return outside == o.nodes }, o); err != nil {
+		return err
+	}
+	fmt.Printf("changed: one GPU of each node, in %.1f s; %d requests of the drivers (%s)\n", time.Since(began).Seconds(), f.count.take(), c.requests(ctx).since(before, "resourceslices"))
+	return nil
+}
+
+// wobbling is what the API bears while capacities change each second.
+func wobbling(ctx context.Context, o options, c *cluster, f *fleet) error {
+	before, began := c.requests(ctx), time.Now()
+	for i := 0; time.Since(began) < o.wobble; i++ {
+		if err := f.outside(512 * (3 + i%5)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+	took := time.Since(began)
+	n := f.count.take()
+	fmt.Printf("wobbling: another amount on each node each second, for %.0f s: %d requests of the drivers, %.1f a second (%s)\n", took.Seconds(), n, float64(n)/took.Seconds(), c.requests(ctx).since(before, "resourceslices"))
+	return nil
+}
+
+// alone is what the scheduler takes for one claim while nothing else is there.
+func alone(ctx context.Context, o options, c *cluster, _ *fleet) error {
+	var all []time.Duration
+	for i := range o.lone {
+		took, err := c.schedule(ctx, fmt.Sprintf("lone-%d", i), 1)
+		if err != nil {
+			return err
+		}
+		all = append(all, took...)
+	}
+	fmt.Printf("alone: %d claims one after another, from the pod's creation to its binding: %s\n", len(all), quantiles(all))
+	return nil
+}
+
+// burst is all claims at once: how long each waits, and how long it takes for all.
+func burst(ctx context.Context, o options, c *cluster, f *fleet) error {
+	before, began, used := c.requests(ctx), time.Now(), c.usage()
+	all, err := c.schedule(ctx, "burst", o.claims)
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	fmt.Printf("burst: %d claims at once: all bound in %.1f s, %.0f a second; each waits %s\n", len(all), took.Seconds(), float64(len(all))/took.Seconds(), quantiles(all))
+	fmt.Printf("burst: requests: %s\n", c.requests(ctx).since(before, "pods", "resourceclaims", "events"))
+	fmt.Printf("burst: CPU: %s of %.1f s; scheduler: %s\n", c.usage().since(used), took.Seconds(), c.schedulerSays(ctx))
+	return nil
+}
+
+func quantiles(all []time.Duration) string {
+	slices.Sort(all)
+	at := func(q float64) float64 { return all[min(len(all)-1, int(q*float64(len(all))))].Seconds() * 1000 }
+	return fmt.Sprintf("p50 %.0f ms, p95 %.0f ms, longest %.0f ms", at(0.5), at(0.95), at(1))
+}
+
+// together runs do for each of n, at most so many at a time.
+func together(n, width int, do func(i int) error) error {
+	var (
+		mu  sync.Mutex
+		all error
+		wg  sync.WaitGroup
+	)
+	next := make(chan int)
+	for range min(n, width) {
+		wg.Go(func() {
+			for i := range next {
+				if err := do(i); err != nil {
+					mu.Lock()
+					all = errors.Join(all, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return all
+}
