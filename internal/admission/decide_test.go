@@ -355,6 +355,12 @@ func TestDecide(t *testing.T) {
 			w.hit(all)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team", Pod: "job-*", Container: "tr?in"}}
 		}, "pass [exempt from grants by policy]"},
+		{"exempt: one of the cluster's agents, which mounts the ledger", func(w *world) {
+			w.train()
+			w.v.Grants = nil
+			w.hit(socket)
+			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team"}}
+		}, "pass [exempt from grants by policy]"},
 		{"exempt: one key does not match", func(w *world) {
 			w.train()
 			w.v.Grants = nil

@@ -184,8 +184,9 @@ func (c *cluster) untilSlices(ctx context.Context, enough func(outside int) bool
 			return false
 		}
 		c.list = list.Items
-		gpus, outside := map[string]bool{}, map[string]bool{}
+		gpus, counters, outside := map[string]bool{}, 0, map[string]bool{}
 		for _, s := range c.list {
+			counters += len(s.Spec.SharedCounters)
 			for _, d := range s.Spec.Devices {
 				uuid := *d.Attributes["uuid"].StringValue
 				gpus[uuid] = true
@@ -194,7 +195,7 @@ func (c *cluster) untilSlices(ctx context.Context, enough func(outside int) bool
 				}
 			}
 		}
-		return len(gpus) == o.nodes*o.gpus && enough(len(outside))
+		return len(gpus) == o.nodes*o.gpus && counters == len(gpus) && enough(len(outside))
 	})
 }
 
