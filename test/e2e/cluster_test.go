@@ -31,7 +31,6 @@ func cluster(t *testing.T, s *site) {
 		{"shares on distinct GPUs", func(s *site, _ **agent) { s.distinct() }},
 		{"more than there is", func(s *site, _ **agent) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **agent) { s.refusals() }},
-		{"refused when it is prepared, with the reason in the pod's events", func(s *site, d **agent) { s.preparing(d) }},
 		{"the driver is killed and updated", func(s *site, d **agent) { s.upgrade(d) }},
 		{"a device plugin", func(s *site, _ **agent) { s.devicePlugin() }},
 	} {
