@@ -44,7 +44,7 @@ const (
 type measuring struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
-	lines  chan []byte // closed when it has ended
+	lines  chan []byte // closed when it says no more
 	mu     sync.Mutex
 	said   string // on standard error, the last line
 	source grant.Source
@@ -114,10 +114,16 @@ func (m *asker) start(source grant.Source) error {
 // maxSample bounds a line, in bytes. A thousand processes have 100 KiB.
 const maxSample = 16 << 20
 
-// listen hands on what a child says, until it ends.
+// lastComplaint is how long a child that has said its last on standard output may take to complain.
+const lastComplaint = time.Second
+
+// listen hands on what a child says, until it says no more. A process that the child has left behind may keep standard error open for
+// as long as it lives: it is not waited for.
 func (c *measuring) listen(out, complaints io.Reader) {
-	var quiet sync.WaitGroup
-	quiet.Go(func() {
+	defer close(c.lines)
+	quiet := make(chan struct{})
+	go func() {
+		defer close(quiet)
 		for s := bufio.NewScanner(complaints); s.Scan(); {
 			c.mu.Lock()
 			if c.said == "" {
@@ -125,8 +131,7 @@ func (c *measuring) listen(out, complaints io.Reader) {
 			}
 			c.mu.Unlock()
 		}
-	})
-	defer close(c.lines)
+	}()
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, maxSample)
 	for lines.Scan() {
@@ -135,7 +140,12 @@ func (c *measuring) listen(out, complaints io.Reader) {
 		default: // nobody has asked
 		}
 	}
-	quiet.Wait()
+	timeout := time.NewTimer(lastComplaint)
+	defer timeout.Stop()
+	select {
+	case <-quiet:
+	case <-timeout.C:
+	}
 }
 
 // ask has the child answer within its time.
@@ -203,10 +213,7 @@ func (m *asker) drop() {
 	_ = c.cmd.Process.Kill()
 	m.stuck.Add(1)
 	go func() {
-		for alive := true; alive; { // so that listen comes to its end
-			_, alive = <-c.lines
-		}
-		_ = c.cmd.Wait()
+		_ = c.cmd.Wait() // for the child alone; then the pipes are closed, whoever else has their other ends
 		m.stuck.Add(-1)
 	}()
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,8 @@ const asked = `while read -r line; do
     end) exit 0 ;;
     crash) kill -SEGV $$ ;;
     garbage) echo '{"gpus": 17' ;;
+    leave) sleep 1000 </dev/null >/dev/null & echo $! >"$1/left"; exit 0 ;;
+    leave-all) sleep 1000 & echo $! >"$1/left"; exit 0 ;;
     twice) cat "$1/sample" "$1/sample" ;;
   esac
 done`
@@ -156,6 +159,37 @@ func TestMeterStartsNoMoreThatHang(t *testing.T) {
 	}
 	n.m.stuck.Store(0)
 	n.eventually("it is asked when they have ended", func() bool { _, err := n.ask(); return err == nil })
+}
+
+// TestMeterWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes, keeps nobody from asking again.
+func TestMeterWaitsForItsChildAlone(t *testing.T) {
+	for does, want := range map[string]string{"leave": "the process that asks NVML has ended", "leave-all": "NVML has not answered for 100ms"} {
+		t.Run(does, func(t *testing.T) {
+			n := newNVML(t)
+			if _, err := n.ask(); err != nil {
+				t.Fatal(err)
+			}
+			n.does(does)
+			if does == "leave-all" {
+				n.m.later = 100 * time.Millisecond
+			}
+			_, err := n.ask()
+			var left int
+			n.eventually("it has left one behind", func() bool {
+				text, _ := os.ReadFile(filepath.Join(n.dir, "left"))
+				_, err := fmt.Sscanln(string(text), &left)
+				return err == nil && strings.HasSuffix(string(text), "\n")
+			})
+			t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("it says %v", err)
+			}
+			n.eventually("the child is not waited for any more", func() bool { return n.m.stuck.Load() == 0 })
+			if err := syscall.Kill(left, 0); err != nil {
+				t.Errorf("what it has left behind is gone too: %v", err)
+			}
+		})
+	}
 }
 
 // TestMeterEndsWithItsContext, while NVML hangs.
