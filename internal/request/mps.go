@@ -141,6 +141,9 @@ func (f *finder) pipeDirectories() []pipe {
 	}
 	for _, dir := range candidates {
 		top := localMounts[slices.IndexFunc(localMounts, func(mount string) bool { return within(dir, mount) })]
+		if f.ofOurDaemon(dir) {
+			top = dir
+		}
 		real, is, err := pipeIn(top, below(dir, top))
 		switch {
 		case is:
@@ -150,6 +153,13 @@ func (f *finder) pipeDirectories() []pipe {
 		}
 	}
 	return f.seen.pipes
+}
+
+// ofOurDaemon reports whether a directory would be the pipe directory of an MPS daemon of gpuledgerd's, which is on a mount of its own
+// (docs/adr/0049). Nobody but root makes or mounts anything there.
+func (f *finder) ofOurDaemon(dir string) bool {
+	parent := filepath.Dir(dir)
+	return filepath.Base(dir) == "pipe" && filepath.Dir(parent) == grant.MPSDir(f.node.Policy.RunDir, "")
 }
 
 // acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).

@@ -1,7 +1,9 @@
 package request
 
 import (
+	"errors"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -155,6 +157,29 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt" + strings.Repeat("/a", 100_000))
 		}, nil},
 	})
+}
+
+// TestADaemonOfOurs: its directory is on a mount of its own, and who mounts a parent gets it all the same.
+func TestADaemonOfOurs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		t.Fatalf("cannot make a mount namespace: %v", err)
+	}
+	for dir, want := range map[string][]string{
+		"data/run/mps/0a1b2c3d4e5f/pipe": {"gpu-socket | mount:/x | T/data | never"},
+		"data/other/0a1b2c3d4e5f/pipe":   {}, // on a mount of somebody's: it is not looked at
+	} {
+		s := newScene(t)
+		s.node.Policy.RunDir = s.path("data/run")
+		s.must(unix.Mount("tmpfs", s.mkdir(dir), "tmpfs", 0, "size=64k"))
+		s.daemon(dir)
+		s.bind(s.path("data"), "/x")
+		s.wantHits(want...)
+		s.must(unix.Unmount(s.path(dir), 0))
+	}
 }
 
 func TestAnMPSDaemonBelowTheNodesRootIsRecorded(t *testing.T) {
