@@ -15,13 +15,9 @@ import (
 // so that neither needs the node's, the daemon gets a mount namespace of its own, where that is the directory's. It returns
 // only an error.
 func Launch(dir string, h host.Host) error {
-	var o orders
-	data, err := host.ReadFile(filepath.Join(dir, ordersFile), 1<<20)
-	if err == nil {
-		err = json.Unmarshal(data, &o)
-	}
+	o, err := readOrders(dir)
 	if err != nil {
-		return fmt.Errorf("cannot read the orders of the MPS daemon: %w", err)
+		return err
 	}
 	runtime.LockOSThread() // namespaces are a thread's
 	if err := share(filepath.Join(dir, "shm"), o.SHM); err != nil {
@@ -32,6 +28,22 @@ func Launch(dir string, h host.Host) error {
 	}
 	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
+}
+
+// readOrders reads what gpuledgerd wants. One from before there were arguments takes it for said that the daemon stays in the
+// foreground.
+func readOrders(dir string) (o orders, err error) {
+	data, err := host.ReadFile(filepath.Join(dir, ordersFile), 1<<20)
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err != nil {
+		return o, fmt.Errorf("cannot read the orders of the MPS daemon: %w", err)
+	}
+	if len(o.Args) == 0 {
+		o.Args = []string{foreground}
+	}
+	return o, nil
 }
 
 // share mounts a tmpfs, where the node sees it, and puts it in the place of /dev/shm for this process alone.

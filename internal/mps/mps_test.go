@@ -2,6 +2,8 @@ package mps
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -49,6 +51,26 @@ func TestParseLimit(t *testing.T) {
 		if got, err := parseLimit(text); err == nil {
 			t.Errorf("%q is taken for %s", text, got)
 		}
+	}
+}
+
+// TestReadOrders: those of an older gpuledgerd, whose program was replaced under it, have no arguments, and its daemon stays in the
+// foreground all the same.
+func TestReadOrders(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"program":"/usr/bin/nvidia-cuda-mps-control","env":["A=b"],"shm":1024}`:                                   "[-f]",
+		`{"program":"/usr/bin/nvidia-cuda-mps-control","args":["-f","-multiuser-server"],"env":["A=b"],"shm":1024}`: "[-f -multiuser-server]",
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, ordersFile), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := readOrders(dir); err != nil || fmt.Sprint(o.Args) != want || o.Program != "/usr/bin/nvidia-cuda-mps-control" || fmt.Sprint(o.Env, o.SHM) != "[A=b] 1024" {
+			t.Errorf("%s: %+v, %v", text, o, err)
+		}
+	}
+	if _, err := readOrders(t.TempDir()); err == nil {
+		t.Error("no orders are taken for some")
 	}
 }
 

@@ -85,12 +85,14 @@ func (d *daemon) start(w want) error {
 // multiUser has one server, root's, take the processes of all users as its clients (NVIDIA's documentation of MPS, "Architecture").
 const multiUser = "-multiuser-server"
 
-// args has it stay in the foreground, as the process that it is started as.
+// foreground has it stay the process that it is started as.
+const foreground = "-f"
+
 func (d *daemon) args() []string {
 	if d.node.Policy.Enforcement.MPSUsers == grant.MPSAll {
-		return []string{"-f", multiUser}
+		return []string{foreground, multiUser}
 	}
-	return []string{"-f"}
+	return []string{foreground}
 }
 
 // lay makes the directories. What the daemon before it left in its pipe directory is taken out; the directory itself stays,
