@@ -141,5 +141,16 @@ inside gpuledger release "${two%.*}" >/dev/null
 eventually "the unit has ended" unit_is inactive
 eventually "nothing of it is left" nothing
 
+step "one that ends at once is told with its last words"
+echo stillborn >"$root/opt/driver/usr/bin/fakemps.moods"
+three=$(grant --memory 1GiB --gpu 0)
+eventually "its last words are told" journal_has "cannot find a GPU"
+rm "$root/opt/driver/usr/bin/fakemps.moods"
+eventually "the daemon is ready" is_ready
+unit=$(unit_of "$name")
+inside gpuledger release "${three%.*}" >/dev/null
+eventually "the unit has ended" unit_is inactive
+eventually "nothing of it is left" nothing
+
 [ -z "$(inside systemctl list-units --failed --no-legend --plain 'gpuledger*')" ] || fail "units have failed: $(inside systemctl list-units --failed --no-legend)"
 echo ok

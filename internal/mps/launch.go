@@ -2,6 +2,7 @@ package mps
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 
@@ -14,7 +15,12 @@ import (
 // Launch makes this process the control daemon whose directory is given. A client and its server have to see the same /dev/shm;
 // so that neither needs the node's, the daemon gets a mount namespace of its own, where that is the directory's. It returns
 // only an error.
-func Launch(dir string, h host.Host) error {
+func Launch(dir string, h host.Host) (err error) {
+	say, err := toLog(filepath.Join(dir, logFile))
+	if err != nil {
+		return err
+	}
+	defer func() { say(err) }()
 	o, err := readOrders(dir)
 	if err != nil {
 		return err
@@ -28,6 +34,28 @@ func Launch(dir string, h host.Host) error {
 	}
 	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
+}
+
+// toLog has what this process prints, and the daemon that it becomes, go to a file, for lastWords: systemd would hand it to the
+// journal alone. say prints an error where this process printed before, and in the file.
+func toLog(path string) (say func(error), err error) {
+	log, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s: %w", path, err)
+	}
+	before, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	for _, fd := range []int{1, 2} {
+		if err := unix.Dup3(log, fd, 0); err != nil {
+			return nil, err
+		}
+	}
+	return func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		_ = unix.Dup3(before, 2, 0)
+	}, nil
 }
 
 // readOrders reads what gpuledgerd wants. One from before there were arguments takes it for said that the daemon stays in the

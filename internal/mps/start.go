@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,10 +19,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The files of a daemon's directory, beside state.json: what its launcher is told, and who it became.
+// The files of a daemon's directory, beside state.json: what its launcher is told, who it became, and what both of them print.
 const (
 	ordersFile  = "orders.json"
 	processFile = "process.json"
+	logFile     = "log/launch.log"
 )
 
 // orders tell the launcher what to run.
@@ -124,7 +126,7 @@ func (d *daemon) launch() error {
 	if err != nil {
 		return err
 	}
-	log, err := os.OpenFile(filepath.Join(d.dir, "log/launch.log"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	log, err := os.OpenFile(filepath.Join(d.dir, logFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
@@ -155,8 +157,14 @@ func (d *daemon) await(pid int) error {
 
 // lastWords is what the launcher, or the daemon, said before its end.
 func (d *daemon) lastWords() string {
-	data, _ := host.ReadFile(filepath.Join(d.dir, "log/launch.log"), 64<<10)
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	log, err := os.Open(filepath.Join(d.dir, logFile))
+	if err != nil {
+		return ""
+	}
+	defer log.Close()
+	end, _ := log.Seek(0, io.SeekEnd)
+	tail, _ := io.ReadAll(io.NewSectionReader(log, max(0, end-4<<10), 4<<10))
+	lines := strings.Split(strings.TrimSpace(string(tail)), "\n")
 	return grant.Printable(lines[len(lines)-1])
 }
 
