@@ -92,6 +92,9 @@ for pid in $(state '.daemon.pid, .servers[].pid'); do
   [ "$(inside readlink "/proc/$pid/exe")" = /opt/driver/usr/bin/nvidia-cuda-mps-control ] || fail "process $pid is another program"
 done
 [ "$(inside readlink "/proc/$(state .daemon.pid)/ns/mnt")" != "$(inside readlink /proc/1/ns/mnt)" ] || fail "the daemon has the node's /dev/shm"
+for whose in 1 "$(main_pid gpuledgerd)" "$(state .daemon.pid)"; do
+  inside grep " /run/gpuledger/mps/$name/pipe " "/proc/$whose/mountinfo" | grep -q nosymfollow || fail "process $whose follows links that clients make"
+done
 client one "$one"
 
 step "restart, stop, kill of gpuledgerd: the daemon and its client go on, as the processes that they are"

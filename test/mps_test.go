@@ -380,6 +380,71 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	stillTalk(t, "after all", []*rig.Bundle{b})
 }
 
+// TestMPSLinksOfClients: a client can make what it likes in its daemon's directory, while the daemon runs and when it is gone. None of
+// it leads root's programs to another file of the node, and nothing that is left of one daemon is there for the next.
+func TestMPSLinksOfClients(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{})
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	d := n.Daemon("--nri", "off")
+	was := n.ready(1)[0]
+	root := fmt.Sprintf("/proc/%d/root", n.holds("client", g).Init())
+	its := root + grant.PipeInContainer
+	victim, precious := filepath.Join(n.Dir, "victim"), n.Write("precious", "root:x:0:0\n")
+	plant := func(name, target string) { // as a client that is quicker than whoever takes it away
+		_ = os.RemoveAll(filepath.Join(its, name))
+		_ = os.Symlink(target, filepath.Join(its, name))
+	}
+	plant("control_lock", victim)
+	exists := func() bool { _, err := os.Lstat(victim); return err == nil }
+	eventually(t, "whoever asks the daemon comes by the link", func() bool {
+		return exists() || strings.Contains(n.states()[0].Problem, "too many levels of symbolic links")
+	})
+	if exists() {
+		t.Error("root's program has made a file of the node's where a client's link led")
+	}
+	must(t, os.Remove(filepath.Join(its, "control_lock")))
+	if m := n.ready(1)[0]; m.Daemon != was.Daemon {
+		t.Errorf("%+v became %+v", was, m)
+	}
+
+	plant("nvidia-cuda-mps-control.pid", precious)
+	for name, dir := range map[string]string{"pipe": its, "shm": root + "/dev/shm"} {
+		must(t, os.WriteFile(filepath.Join(dir, "left of "+name), nil, 0o600))
+	}
+	must(t, syscall.Kill(was.Daemon.PID, syscall.SIGKILL))
+	eventually(t, "another one is ready", func() bool {
+		plant("nvidia-cuda-mps-control.pid", precious)
+		return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != was.Daemon
+	})
+	if text := read(t, precious); text != "root:x:0:0\n" {
+		t.Errorf("the next daemon has written %q where a client's link led", text)
+	}
+	dir := grant.MPSDir(n.Dir+"/run", grant.MPSName(was.GPUs))
+	for _, name := range []string{"pipe", "shm"} {
+		if _, err := os.Lstat(filepath.Join(dir, name, "left of "+name)); err == nil {
+			t.Errorf("the next daemon has the %s of the one before it", name)
+		}
+		if at := rig.Run(exec.Command("findmnt", "--noheadings", "--output", "TARGET", "--mountpoint", filepath.Join(dir, name))).Stdout; strings.Count(at, "\n") != 1 {
+			t.Errorf("%s is mounted at\n%s", name, at)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(its, "late"), nil, 0o600), os.WriteFile(filepath.Join(root, "dev/shm/late"), nil, 0o600))
+	for _, name := range []string{"pipe", "shm"} {
+		if _, err := os.Lstat(filepath.Join(dir, name, "late")); err == nil {
+			t.Errorf("a container of the daemon before writes to the %s of this one", name)
+		}
+	}
+	n.wants(n.client("next", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
+	pid := n.ready(1)[0].Daemon.PID
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the end of the next is told too, to whom the first has taken its context", func() bool {
+		return strings.Contains(d.Log(), fmt.Sprintf("the MPS daemon (process %d) has ended", pid))
+	})
+	if strings.Contains(d.Log(), "[client client]") {
+		t.Error("a container is told twice")
+	}
+}
+
 // TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in containers, and neither they nor
 // their daemons notice.
 func TestMPSOutlivesGpuledgerd(t *testing.T) {

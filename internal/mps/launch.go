@@ -26,7 +26,13 @@ func Launch(dir string, h host.Host) (err error) {
 		return err
 	}
 	runtime.LockOSThread() // namespaces are a thread's
-	if err := share(filepath.Join(dir, "shm"), o.SHM); err != nil {
+	if err := lend(filepath.Join(dir, "pipe"), pipeOptions); err != nil {
+		return err
+	}
+	if err := lend(filepath.Join(dir, "shm"), fmt.Sprintf("size=%d,mode=1777", o.SHM)); err != nil {
+		return err
+	}
+	if err := share(filepath.Join(dir, "shm")); err != nil {
 		return err
 	}
 	if err := announce(dir, h); err != nil {
@@ -74,20 +80,48 @@ func readOrders(dir string) (o orders, err error) {
 	return o, nil
 }
 
-// share mounts a tmpfs, where the node sees it, and puts it in the place of /dev/shm for this process alone.
-func share(shm string, size int64) error {
-	var at, above unix.Stat_t
-	if err := unix.Stat(shm, &at); err != nil {
-		return fmt.Errorf("cannot find %s: %w", shm, err)
-	}
-	if err := unix.Stat(filepath.Dir(shm), &above); err != nil {
+// pipeOptions bound what clients can put into their daemon's directory: it is the node's memory.
+const pipeOptions = "size=16m,nr_inodes=16384,mode=755"
+
+// lend mounts a new tmpfs, where the node sees it, for what a daemon and its clients write. Containers of the daemon before it keep
+// theirs: they could put into this one what root's programs then take for their own. Links in it are followed by nobody who comes by
+// this mount, where the kernel knows how (Linux 5.10; MS_NOSYMFOLLOW is a flag that older ones do not look at).
+func lend(path, options string) error {
+	if err := unmount(path); err != nil {
 		return err
 	}
-	if at.Dev == above.Dev { // not mounted yet: containers that lost their daemon have the one that is there
-		if err := unix.Mount("gpuledger-mps", shm, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=1777", size)); err != nil {
-			return fmt.Errorf("cannot mount the shared memory of the MPS daemon: %w", err)
-		}
+	if err := unix.Mount("gpuledger-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOSYMFOLLOW, options); err != nil {
+		return fmt.Errorf("cannot mount %s of the MPS daemon: %w", path, err)
 	}
+	return nil
+}
+
+// unmount takes away all that is mounted at a path; who has it mounted elsewhere keeps it.
+func unmount(path string) (err error) {
+	for err == nil {
+		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	if err == unix.EINVAL || err == unix.ENOENT { // nothing is
+		return nil
+	}
+	return fmt.Errorf("cannot unmount %s of an MPS daemon: %w", path, err)
+}
+
+// followsNoLinks reports whether a path is on a mount on which nobody follows links.
+func followsNoLinks(path string) bool {
+	const flag = 0x2000 // ST_NOSYMFOLLOW, include/linux/statfs.h
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Flags&flag != 0
+}
+
+// onMount reports whether something is mounted at a path.
+func onMount(path string) bool {
+	var at, above unix.Stat_t
+	return unix.Lstat(path, &at) == nil && unix.Lstat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
+}
+
+// share puts the shared memory in the place of /dev/shm for this process alone.
+func share(shm string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("cannot make a mount namespace for the MPS daemon: %w", err)
 	}

@@ -229,9 +229,9 @@ func (d *daemon) notice() (died bool) {
 	if who == "" {
 		return false
 	}
-	took := append(slices.Clone(d.users), d.bound()...) // those too that ended with it, a moment ago
+	took := slices.Concat(d.lost, d.users, d.bound()) // the last for those that ended with it, a moment ago
 	slices.Sort(took)
-	d.lost, d.when = append(d.lost, slices.Compact(took)...), time.Now()
+	d.lost, d.when = slices.Compact(took), time.Now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
 	problem := "its " + who + " has ended"
 	if words := d.lastWords(); words != "" { // of one that ends as soon as it is started, the reason
@@ -347,6 +347,8 @@ func (d *daemon) reach(state *grant.MPSDaemon) error {
 	state.Anybody = slices.Contains(strings.Split(string(args), "\x00"), multiUser)
 	socket, mode, is := node.MPSSocket(d.dir)
 	switch {
+	case !is && !onMount(filepath.Join(d.dir, "pipe")):
+		return errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
 	case !is:
 		return errors.New("it has no control socket")
 	case state.Anybody && mode&0o002 == 0:
@@ -379,6 +381,9 @@ func (d *daemon) bring(w want, all []*daemon) error {
 		return d.fails(w, fmt.Errorf("it ended at once; see %s", filepath.Join(d.dir, "log")))
 	}
 	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
+	if pipe := filepath.Join(d.dir, "pipe"); !followsNoLinks(pipe) {
+		d.log.WithField("directory", pipe).Warn("root's programs follow links that clients of the MPS daemon make in its directory (docs/strength.md): the kernel is older than 5.10, or gpuledgerd of another version than its launcher")
+	}
 	return d.say(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "its daemon is being started"})
 }
 

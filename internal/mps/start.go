@@ -97,24 +97,39 @@ func (d *daemon) args() []string {
 	return []string{foreground}
 }
 
-// lay makes the directories. What the daemon before it left in its pipe directory is taken out; the directory itself stays,
-// because containers that lost their daemon have it mounted.
+// lay makes the directories. Those that a daemon before it had in common with its clients are put aside, and not emptied: containers
+// that lost it have them mounted, and go on writing there. The launcher mounts its own over the new ones; one of an older version
+// uses them as they are.
 func (d *daemon) lay() error {
-	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "shm": 0o1777, "log": 0o700} {
+	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "shm": 0o1777} {
 		path := filepath.Join(d.dir, name)
-		if err := os.MkdirAll(path, 0o700); err != nil {
+		if err := d.aside(path); err != nil {
 			return err
 		}
-		if err := unix.Chmod(path, uint32(mode)); err != nil {
+		if err := errors.Join(os.MkdirAll(path, 0o700), unix.Chmod(path, uint32(mode))); err != nil {
 			return fmt.Errorf("cannot make %s: %w", path, err)
 		}
 	}
-	stale, err := os.ReadDir(filepath.Join(d.dir, "pipe"))
-	for _, e := range stale {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(d.dir, "pipe", e.Name())))
+	if err := os.MkdirAll(filepath.Join(d.dir, filepath.Dir(logFile)), 0o700); err != nil {
+		return err
 	}
-	if e := os.Remove(filepath.Join(d.dir, processFile)); e != nil && !errors.Is(e, os.ErrNotExist) {
-		err = errors.Join(err, e)
+	if err := os.Remove(filepath.Join(d.dir, processFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// aside takes a directory out of the way. What is still mounted there, and gpuledgerd under systemd may not unmount, the launcher will.
+func (d *daemon) aside(path string) error {
+	if err := unmount(path); err != nil && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if err := unix.Rmdir(path); err == nil || err == unix.ENOENT || err == unix.EBUSY {
+		return nil
+	}
+	old, err := os.MkdirTemp(d.dir, "old-")
+	if err == nil {
+		err = os.Rename(path, filepath.Join(old, filepath.Base(path)))
 	}
 	return err
 }
@@ -210,10 +225,12 @@ func system(verb, unit string) error {
 	return nil
 }
 
-// clear removes what a daemon leaves. Under systemd its unit has unmounted the shared memory, because gpuledgerd may not.
+// clear removes what a daemon leaves. Under systemd its unit has unmounted what its clients wrote to, because gpuledgerd may not.
 func (d *daemon) clear() error {
-	if err := unix.Unmount(filepath.Join(d.dir, "shm"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("cannot unmount the shared memory of an MPS daemon: %w", err)
+	for _, name := range []string{"pipe", "shm"} {
+		if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
+			return err
+		}
 	}
 	if err := os.RemoveAll(d.dir); err != nil {
 		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)

@@ -57,8 +57,14 @@ func serveControl(args []string) error {
 	})
 }
 
-// askControl is the same program without arguments: commands on standard input.
+// askControl is the same program without arguments: commands on standard input. Like the daemon it opens a file beside the socket, and
+// makes it where there is none.
 func askControl() error {
+	lock, err := os.OpenFile(pipes()+"/control_lock", os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	input := bufio.NewScanner(os.Stdin)
 	for input.Scan() {
 		conn, answer, err := dial("control")
