@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
@@ -80,6 +81,14 @@ func (f Files) Expose(r grant.Reference) (string, error) {
 func (f Files) Forget(id grant.ID) error {
 	if err := os.Remove(f.GrantPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove the grant's CDI file: %w", err)
+	}
+	return nil
+}
+
+// Sweep removes what a killed writer has left of grants' files: drafts, with a secret in them, that nobody has written to since then.
+func (f Files) Sweep(since time.Time) error {
+	if err := host.RemoveDrafts(f.Node.Policy.CDI.Dir, grantPrefix, since); err != nil {
+		return fmt.Errorf("cannot remove drafts of CDI files: %w", err)
 	}
 	return nil
 }

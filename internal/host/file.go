@@ -1,9 +1,13 @@
 package host
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 )
 
 // Durability is how much a write survives.
@@ -39,6 +43,26 @@ func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durabili
 		return SyncDir(dir)
 	}
 	return nil
+}
+
+// RemoveDrafts removes what ReplaceFile has left of files whose names begin with prefix, where it was killed: drafts that nobody has
+// written to since then. A directory that is not there has none.
+func RemoveDrafts(dir, prefix string, since time.Time) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "."+prefix) || !e.Type().IsRegular() {
+			continue
+		}
+		if info, gone := e.Info(); gone == nil && info.ModTime().Before(since) {
+			if e := os.Remove(filepath.Join(dir, e.Name())); e != nil && !errors.Is(e, fs.ErrNotExist) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	return err
 }
 
 // writeAll fills and closes a new file. Close reports what a network file system noticed late.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -57,13 +58,22 @@ func (b Book) dropKept(id grant.ID) error {
 	return nil
 }
 
+// abandoned is how old a draft of a file is when its writer was killed: a living one takes no second.
+const abandoned = time.Minute
+
 // Tidy drops the files of grants that were exposed and that the ledger has no entry of any more: somebody else has released them. A
-// damaged entry is one: repaired, it needs the name that it had.
+// damaged entry is one: repaired, it needs the name that it had. So go the drafts that a killed agent has left.
 func (b Book) Tidy(v grant.View) error {
-	entries, err := os.ReadDir(b.References)
-	if b.References == "" || errors.Is(err, fs.ErrNotExist) {
+	if b.References == "" {
 		return nil
 	}
+	since := time.Now().Add(-abandoned)
+	swept := errors.Join(b.Files().Sweep(since), host.RemoveDrafts(b.References, "g-", since))
+	entries, err := os.ReadDir(b.References)
+	if errors.Is(err, fs.ErrNotExist) {
+		return swept
+	}
+	err = errors.Join(err, swept)
 	for _, e := range entries {
 		id, bad := grant.ParseID(e.Name())
 		if bad == nil && !entered(v, id) {

@@ -26,9 +26,9 @@ type Desk struct {
 	Log      *slog.Logger
 	Now      func() time.Time
 
-	mu     sync.Mutex
-	recent []lent
-	seen   map[grant.ID]grant.Identity // who was found to use a grant
+	mu   sync.Mutex
+	lent []lent                      // by this process, while the grant is there
+	seen map[grant.ID]grant.Identity // who was found to use a grant
 }
 
 // lent is a grant as it was given out: the kubelet hands an init container's devices on to the containers after it, in the same
@@ -38,6 +38,9 @@ type lent struct {
 	at        time.Time
 	sets      [][]string // the devices of each container that has it
 }
+
+// recent reports whether a grant was lent so short ago that the admission of its pod may not be over.
+func (l lent) recent(now time.Time) bool { return now.Sub(l.at) <= admissionTime }
 
 // admissionTime is how long the admission of one pod may take between two of its containers.
 const admissionTime = 10 * time.Second
@@ -54,6 +57,9 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.lent = slices.DeleteFunc(d.lent, func(l lent) bool {
+		return !slices.ContainsFunc(p.Grants, func(g grant.Grant) bool { return g.ID == l.reference.ID })
+	})
 	if l := d.handedOn(p, ids); l != nil {
 		if err := d.widen(p, l.reference.ID, ask.Memory); err != nil {
 			return nil, err
@@ -68,7 +74,7 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.recent = append(d.recent, lent{reference, d.Now(), [][]string{ids}})
+	d.lent = append(d.lent, lent{reference, d.Now(), [][]string{ids}})
 	d.Log.Info("allocated", "resource", d.Resource.Name, "devices", ask.Label, "grant", reference.ID)
 	return d.answer(reference)
 }
@@ -77,14 +83,13 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 // yet. Two containers that run at the same time never have a device in common, so whoever has none in common with one of its
 // users is no such.
 func (d *Desk) handedOn(p book.Page, ids []string) *lent {
-	d.recent = slices.DeleteFunc(d.recent, func(l lent) bool { return d.Now().Sub(l.at) > admissionTime })
-	for i, l := range d.recent {
+	for i, l := range d.lent {
 		inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
 		unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
 			return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
 		})
-		if inCommon && unused && !d.wasUsed(l.reference.ID) {
-			return &d.recent[i]
+		if inCommon && unused && l.recent(d.Now()) && !d.wasUsed(l.reference.ID) {
+			return &d.lent[i]
 		}
 	}
 	return nil
@@ -102,18 +107,38 @@ func (d *Desk) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
 func (d *Desk) wasUsed(id grant.ID) bool { _, used := d.seen[id]; return used }
 
 // giveBack releases the grants whose devices the kubelet gives out anew: their containers are gone. One that was given out just
-// now and not used yet may be an init container's, for which there is another container after it.
+// now and not used yet may be an init container's, for which there is another container after it. One that a container uses is left
+// alone: it counts until that container is gone anyhow, and a container that is only started again would find it released.
 func (d *Desk) giveBack(p book.Page, ids []string) error {
 	var failed error
 	for _, g := range d.Resource.own(p) {
-		recent := !d.wasUsed(g.ID) && slices.ContainsFunc(d.recent, func(l lent) bool { return l.reference.ID == g.ID })
-		if recent || !overlap(d.Resource.holds(g), ids) {
+		if len(g.Bindings) > 0 || !overlap(d.holds(g), ids) {
+			continue
+		}
+		if l := d.lentAs(g.ID); l != nil && l.recent(d.Now()) && !d.wasUsed(g.ID) {
 			continue
 		}
 		d.Log.Info("its devices are given out anew; the grant is released", "grant", g.ID)
 		failed = errors.Join(failed, d.Book.Release(g.ID))
 	}
 	return failed
+}
+
+func (d *Desk) lentAs(id grant.ID) *lent {
+	i := slices.IndexFunc(d.lent, func(l lent) bool { return l.reference.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &d.lent[i]
+}
+
+// holds are the devices of the container that has a grant: the last one that it was handed on to. The grant's label has those of the
+// first, of which others may be given out to other containers by now.
+func (d *Desk) holds(g grant.Grant) []string {
+	if l := d.lentAs(g.ID); l != nil {
+		return l.sets[len(l.sets)-1]
+	}
+	return d.Resource.holds(g)
 }
 
 // answer carries the reference. It is no CDI device, because the kubelet keeps the answer across boots, and CDI files in /run do

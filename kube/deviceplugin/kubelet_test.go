@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -81,6 +83,20 @@ func (k *fakeKubelet) forgets() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pods = nil
+}
+
+// writes makes the checkpoint of a kubelet that gives references to containers of these pods, by UID.
+func (k *fakeKubelet) writes(resource string, to map[string]grant.Reference) {
+	k.t.Helper()
+	var entries []any
+	for uid, r := range to {
+		answer, err := proto.Marshal(&api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()}})
+		check(k.t, err)
+		entries = append(entries, map[string]any{"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": map[string][]string{"-1": {}}, "AllocResp": answer})
+	}
+	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries, "RegisteredDevices": map[string][]string{resource: {}}}, "Checksum": 1})
+	check(k.t, err)
+	check(k.t, os.WriteFile(checkpointFile, data, 0o600))
 }
 
 // registered is the next plugin that registers, called at the endpoint that it names.

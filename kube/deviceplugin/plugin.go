@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Plugin serves one resource to the kubelet of this node.
@@ -29,6 +31,7 @@ type Plugin struct {
 	Desk         *Desk
 	Dir          string // of the kubelet's device plugins
 	PodResources string // the kubelet's socket that lists pods with their devices; "" where there is none
+	Pods         string // the kubelet's directory of pods, one each by UID; "" where it is not known
 	Self         string // namespace/name of the pod that this runs in; "" where it runs in none
 
 	mu      sync.Mutex
@@ -195,7 +198,8 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 		}
 		after, err := os.Stat(p.PodResources)
 		complete := err == nil && sameSocket(lister, after) && p.Desk.Now().Sub(p.since) >= settled && p.listsSelf(list.PodResources)
-		return p.Desk.Reclaim(list.PodResources, complete)
+		to := readGiven(p.Dir, p.Desk.Resource.Name)
+		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) bool { return to.over(id, age, p.Pods) })
 	})
 }
 

@@ -211,6 +211,74 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	are(foreign)
 }
 
+// What an init container left over, or a pod that was gone before it began, may be given to others by now. Their coming ends no
+// grant of a container that runs, or that is about to.
+func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	s.gets(c, some(0, 7)...)
+	waits, _ := s.gets(c, some(0, 3)...)
+	s.now = s.now.Add(2 * admissionTime)
+	s.gets(c, some(4, 7)...)
+	if !slices.ContainsFunc(s.Grants(), func(g grant.Grant) bool { return g.ID == waits.ID }) {
+		t.Error("the grant of a container that waits for its image has ended with units that are not its own")
+	}
+	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
+	defer s.Use(waits.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})()
+	s.Plugin.Desk = &Desk{Book: s.Book, Resource: units1GiB, Log: s.Desk.Log, Now: s.Desk.Now} // another process, which knows the labels alone
+	s.now = s.now.Add(2 * admissionTime)
+	s.gets(c, some(6, 9)...)
+	for _, g := range s.Grants() {
+		if g.ID == waits.ID && g.Draining {
+			t.Error("a grant in use is released: its container could not be started again")
+		}
+	}
+}
+
+// A plugin that was away has not seen who used what. The kubelet's checkpoint has the references that it gives to containers.
+func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Pods = "pods"
+	for _, pod := range []string{"pods", "pods/uid-there"} {
+		check(t, os.Mkdir(pod, 0o700))
+	}
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	there, r1 := s.gets(c, some(0, 1)...)
+	past, r2 := s.gets(c, some(2, 3)...)
+	lost, _ := s.gets(c, some(4, 5)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-there": r1, "uid-past": r2})
+	are := func(when string, want ...grant.Grant) {
+		t.Helper()
+		s.ensure()
+		all := s.Grants()
+		for _, g := range want {
+			if !slices.ContainsFunc(all, func(o grant.Grant) bool { return o.ID == g.ID }) {
+				t.Errorf("%s: %s (%s) is gone", when, g.ID, g.Label)
+			}
+		}
+		if len(all) != len(want) {
+			t.Errorf("%s: got %d grants, want %d", when, len(all), len(want))
+		}
+	}
+	are("at once", there, past, lost)
+	s.now = s.now.Add(settled + time.Second)
+	check(t, os.Rename(checkpointFile, "away"))
+	are("without a checkpoint", there, past, lost)
+	s.kubelet.writes("vendor.example/thing", nil)
+	are("in one of a kubelet that does not know the plugin", there, past, lost)
+	check(t, os.WriteFile(checkpointFile, []byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+units1GiB.Name+`":[]}}}`), 0o600))
+	are("in one that nobody can read", there, past, lost)
+	check(t, os.Rename("away", checkpointFile))
+	are("after a minute", there, past)
+	s.now = s.now.Add(unstarted)
+	check(t, os.Rename("pods", "nowhere"))
+	are("without a look at the pods", there, past)
+	check(t, os.Rename("nowhere", "pods"))
+	are("when a pod had time to begin", there)
+}
+
 // A kubelet that has just started lists no pods, or none but the static ones, until the API server has told it of the others.
 func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")

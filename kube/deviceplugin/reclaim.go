@@ -9,14 +9,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// unseen is how long a grant waits for a container that was never found to use it: a pod may pull its images for long, and the
-// kubelet does not list the devices of init containers.
+// unseen is how long a grant waits for a container that was never found to use it, where the kubelet's checkpoint does not say
+// whether there is one: a pod may pull its images for long, and the kubelet does not list the devices of init containers.
 const unseen = time.Hour
 
 // Reclaim releases the grants whose containers are gone. There is no call for that: the kubelet lists who has which device,
 // and a pod that is gone gives up all. A grant in use is left alone. From a list that may not be complete nothing is concluded:
 // the kubelet keeps the answer of an Allocate, and a container whose grant was released could never start again.
-func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool) error {
+func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, ended func(grant.ID, time.Duration) bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.Book.Open()
@@ -42,7 +42,7 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool) error {
 			d.seen[g.ID] = g.Bindings[0].Pod
 			continue
 		}
-		if complete && d.over(g, there) {
+		if complete && d.over(g, there, ended) {
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
 			failed = errors.Join(failed, d.Book.Release(g.ID))
 		}
@@ -55,14 +55,18 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool) error {
 	return failed
 }
 
-// over reports whether nobody will use a grant any more.
-func (d *Desk) over(g grant.Grant, there kubelet) bool {
-	if overlap(d.Resource.holds(g), there.devices) {
+// over reports whether nobody will use a grant any more. ended says what the kubelet's files tell of that, for a grant of an age.
+func (d *Desk) over(g grant.Grant, there kubelet, ended func(grant.ID, time.Duration) bool) bool {
+	if overlap(d.holds(g), there.devices) {
 		return false
+	}
+	age := d.Now().Sub(g.Created)
+	if ended(g.ID, age) {
+		return true
 	}
 	user, used := d.seen[g.ID]
 	if !used || user.Pod == "" { // never found, or by an engine that vouches for nobody
-		return d.Now().Sub(g.Created) > unseen
+		return age > unseen
 	}
 	return !there.pods[user.Namespace+"/"+user.Pod]
 }

@@ -22,8 +22,20 @@ type Driver struct {
 	Client kubernetes.Interface
 	Log    *slog.Logger
 
-	mu   sync.Mutex // one claim is prepared or given up at a time
+	mu   sync.Mutex // one claim is prepared or given up at a time; see turn
 	pace pace       // of publishing
+}
+
+// turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new
+// driver before it ends the old.
+func (d *Driver) turn() (over func(), err error) {
+	d.mu.Lock()
+	end, err := d.Book.Lock()
+	if err != nil {
+		d.mu.Unlock()
+		return nil, err
+	}
+	return func() { end(); d.mu.Unlock() }, nil
 }
 
 // PrepareResourceClaims enters a grant for each claim and offers it as a CDI device. A claim that cannot be had is an error of
@@ -42,8 +54,11 @@ func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.
 }
 
 func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	over, err := d.turn()
+	if err != nil {
+		return nil, err
+	}
+	defer over()
 	p, err := d.Book.Read()
 	if err != nil {
 		return nil, err
@@ -87,8 +102,11 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 }
 
 func (d *Driver) unprepare(uid string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	over, err := d.turn()
+	if err != nil {
+		return err
+	}
+	defer over()
 	n := d.Book.Open()
 	if n.Broken != nil {
 		return n.Broken

@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -178,6 +181,65 @@ func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
 	}
 	if after := s.has(t, c); after != before {
 		t.Errorf("got %q, want %q again", after, before)
+	}
+}
+
+// An update starts the new driver before it ends the old: while one of them looks at a claim, the other prepares none.
+func TestTwoDriversTakeTurns(t *testing.T) {
+	s := newSite(t, 1)
+	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
+	s.has(t, c)
+	client, asked := fake.NewClientset(), 0
+	client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked++
+		f, err := os.Open(s.Driver.Book.References + ".lock")
+		if err != nil {
+			t.Error(err)
+			return true, c, nil
+		}
+		defer f.Close()
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+			t.Errorf("got %v, want another driver to wait meanwhile", err)
+		}
+		return true, c, nil
+	})
+	s.Client = client
+	if err := s.Driver.Reclaim(context.Background()); err != nil || asked != 1 {
+		t.Fatalf("asked %d times: %v", asked, err)
+	}
+	other := &Driver{Book: s.Driver.Book, Node: pool, Client: client, Log: slog.New(slog.DiscardHandler)}
+	if r := (site{s.Node, other}).prepares(t, c); r.Err != nil {
+		t.Error(r.Err)
+	}
+}
+
+// A driver that is killed while it writes leaves a draft, with a secret in it.
+func TestDraftsOfAKilledDriverAreRemoved(t *testing.T) {
+	s := newSite(t, 1)
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+	old := time.Now().Add(-time.Hour)
+	drafts := []string{s.Dir + "/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.123", s.Driver.Book.References + "/.g-aaaaaaaaaaaa.123"}
+	fresh, others := s.Dir+"/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.456", s.Dir+"/cdi/.vendor.json.123"
+	for _, path := range append([]string{fresh, others}, drafts...) {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, old, old); path != fresh && err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chtimes(fresh, time.Now(), time.Now()), s.Driver.Reclaim(context.Background())); err != nil && !strings.Contains(err.Error(), "cannot tell whether") {
+		t.Fatal(err)
+	}
+	for _, path := range drafts {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
+	}
+	for _, path := range []string{fresh, others} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("somebody may be writing it: %v", err)
+		}
 	}
 }
 

@@ -58,8 +58,11 @@ func (d *Driver) Reclaim(ctx context.Context) error {
 
 // tidied are the grants of the node, after the files are dropped of those that somebody else has released.
 func (d *Driver) tidied() ([]grant.Grant, error) {
-	d.mu.Lock() // a grant that is being prepared is not missed
-	defer d.mu.Unlock()
+	over, err := d.turn() // a grant that is being prepared is not missed
+	if err != nil {
+		return nil, err
+	}
+	defer over()
 	n := d.Book.Open()
 	if n.Broken != nil {
 		return nil, n.Broken
@@ -79,8 +82,11 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	if !ok {
 		return nil
 	}
-	d.mu.Lock() // no Prepare comes in between
-	defer d.mu.Unlock()
+	over, err := d.turn() // no Prepare comes in between
+	if err != nil {
+		return err
+	}
+	defer over()
 	ctx, cancel := context.WithTimeout(ctx, patience) // the kubelet waits meanwhile
 	defer cancel()
 	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})

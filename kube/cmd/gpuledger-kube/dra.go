@@ -49,9 +49,13 @@ func serveDRA(c *cli.Context) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
+	registry := filepath.Join(c.String("kubelet-dir"), "plugins_registry")
+	if err := dra.RemoveSockets(registry, data); err != nil {
+		log.Warn("sockets", "error", err)
+	}
 	plugin, err := kubeletplugin.Start(c.Context, driver, kubeletplugin.DriverName(dra.DriverName), kubeletplugin.NodeName(driver.Node),
 		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.GRPCVerbosity(-1),
-		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.String("kubelet-dir"), "plugins_registry")),
+		kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(types.UID(c.String("pod-uid"))))
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)

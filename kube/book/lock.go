@@ -1,0 +1,33 @@
+package book
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Lock waits until no other process that keeps the same references holds it. A process that is killed gives it up.
+func (b Book) Lock() (unlock func(), err error) {
+	if b.References == "" {
+		return func() {}, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(b.References), 0o750); err != nil {
+		return nil, fmt.Errorf("cannot lock the references: %w", err)
+	}
+	f, err := os.OpenFile(b.References+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock the references: %w", err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if err != unix.EINTR { // Go's own signals interrupt it
+			f.Close()
+			return nil, fmt.Errorf("cannot lock the references: %w", err)
+		}
+	}
+}
