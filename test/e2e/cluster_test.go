@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,16 +24,19 @@ func cluster(t *testing.T, s *site) {
 	driver := s.startDRA()
 	for _, c := range []struct {
 		name string
-		tell func(*site, **agent)
+		tell func(*site, **daemon)
 	}{
-		{"the scheduler hears of the GPUs", func(s *site, _ **agent) { s.hearsOfGPUs() }},
-		{"two pods share a GPU and a third waits", func(s *site, _ **agent) { s.sharing() }},
-		{"exclusive and shared exclude each other", func(s *site, _ **agent) { s.excluding() }},
-		{"shares on distinct GPUs", func(s *site, _ **agent) { s.distinct() }},
-		{"more than there is", func(s *site, _ **agent) { s.tooMuch() }},
-		{"refused with the reason in the pod's events", func(s *site, _ **agent) { s.refusals() }},
-		{"the driver is killed and updated", func(s *site, d **agent) { s.upgrade(d) }},
-		{"a device plugin", func(s *site, _ **agent) { s.devicePlugin() }},
+		{"the scheduler hears of the GPUs", func(s *site, _ **daemon) { s.hearsOfGPUs() }},
+		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
+		{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
+		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
+		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
+		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
+		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
+		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
+		{"pods come and go while all is killed", func(s *site, d **daemon) { (*d).kill(); s.claimStorm() }},
+		{"a device plugin", func(s *site, _ **daemon) { s.devicePlugin() }},
+		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
 	} {
 		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name, Result: "ok"}
 		t.Run(c.name, func(t *testing.T) {
@@ -48,7 +52,7 @@ func cluster(t *testing.T, s *site) {
 			at.nothingLeft()
 		})
 	}
-	driver.stop(t)
+	s.ends(driver)
 }
 
 // nothingLeft wants no grant in the ledger and no grant's CDI file.
@@ -97,7 +101,10 @@ type podSeen struct {
 	Status   struct {
 		Phase, Reason, Message string
 		Conditions             []struct{ Type, Status, Message string }
-		ContainerStatuses      []struct{ RestartCount int }
+		ContainerStatuses      []struct {
+			ContainerID  string
+			RestartCount int
+		}
 	}
 }
 
@@ -300,7 +307,7 @@ func (s *site) refusals() {
 }
 
 // upgrade ends the driver in both ways while pods run, and lets one go while nobody is there.
-func (s *site) upgrade(driver **agent) {
+func (s *site) upgrade(driver **daemon) {
 	s.applied(append(claiming("stays", "limit", 1, object{"memory": "2Gi"}, false), claiming("goes", "limit", 1, object{"memory": "2Gi"}, false)...)...)
 	s.runs("stays")
 	s.runs("goes")
@@ -309,7 +316,7 @@ func (s *site) upgrade(driver **agent) {
 	s.kubectl("delete", "pod", "goes", "-n", "team", "--wait=false", "--grace-period=1")
 	*driver = s.startDRA()
 	eventually(s.T, "the pod that went has given its grant up", func() bool { return len(s.Grants()) == 1 })
-	(*driver).stop(s.T)
+	s.ends(*driver)
 	*driver = s.startDRA()
 	s.applied(claiming("comes", "limit", 1, object{"memory": "2Gi"}, false)...)
 	s.runs("comes")
@@ -319,13 +326,52 @@ func (s *site) upgrade(driver **agent) {
 	}
 }
 
+// oldKubeVar names the gpuledger-kube of an older version, from which the driver is updated; none: from the same one.
+const oldKubeVar = "OLD_KUBE"
+
+// rollingUpdate starts a driver beside the one that is there, as the DaemonSet does, ends the old one, and then loses the new one.
+func (s *site) rollingUpdate(before *daemon) {
+	s.ends(before)
+	older := s.startDRAOf(cmp.Or(os.Getenv(oldKubeVar), "../../bin/gpuledger-kube"), "--pod-uid", "uid-1")
+	share := func(name string) {
+		s.T.Helper()
+		s.applied(claiming(name, "limit", 1, object{"memory": "2Gi"}, false)...)
+		s.runs(name)
+	}
+	share("stays")
+	share("goes")
+	pod, granted := s.podNamed("stays"), s.claimOf("stays")
+	newer := s.startDRA("--pod-uid", "uid-2")
+	share("between")
+	s.removed("goes")
+	s.ends(older)
+	share("after")
+	newer.kill()
+	last := s.startDRA("--pod-uid", "uid-3")
+	share("last")
+	s.removed("between")
+	eventually(s.T, "the grants are those of the pods that are there", func() bool { return len(s.Grants()) == 3 })
+	p := s.podNamed("stays")
+	if g := s.claimOf("stays"); g.ID != granted.ID || g.State != grant.Bound || p.Status.Phase != "Running" || !slices.Equal(p.Status.ContainerStatuses, pod.Status.ContainerStatuses) {
+		s.T.Errorf("the pod that stays was %+v and is %+v, with the grant %+v; want nothing to have happened to it", pod, p, g)
+	}
+	for _, pattern := range []string{"/var/lib/kubelet/plugins_registry/gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/dra*.sock"} {
+		files, err := filepath.Glob(pattern)
+		must(s.T, err)
+		if len(files) != 1 || !strings.Contains(files[0], "uid-3") {
+			s.T.Errorf("the sockets are %v, want those of the driver that runs", files)
+		}
+	}
+	s.removed("stays", "after", "last")
+	s.nothingLeft()
+	s.ends(last)
+}
+
 // devicePlugin is for clusters without DRA: the same guard, and the kubelet counts.
 func (s *site) devicePlugin() {
 	plugin := s.startAgent("device-plugin", "--interval", "200ms")
-	defer plugin.stop(s.T)
-	eventually(s.T, "the node has units of memory", func() bool {
-		return s.kubectl("get", "node", clusterNode, "-o", `jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30" // 15 whole GiB on each
-	})
+	defer s.ends(plugin)
+	s.hasUnits()
 	units := func(n int) object { return object{"limits": object{"gpuledger.dev/gpu-memory": n}} }
 	beside := func(pod object, kind, name, script string, n int) {
 		spec := pod["spec"].(object)

@@ -9,6 +9,8 @@ import (
 	"strings"
 )
 
+const crioSocket = "/run/crio/crio.sock"
+
 // crioConfig makes one runtime the only one. No allowed_annotations: an unknown key there drops the whole runtime. The
 // monitor drops the engine's environment, and what it passes on stands here.
 const crioConfig = `[crio]
@@ -53,7 +55,7 @@ func crio(s *site) []client {
 	writeFile(s.T, "/etc/containers/oci/hooks.d/README", "")
 	must(s.T, os.MkdirAll("/etc/crio/crio.conf.d", 0o755))
 	fakeNetwork(s.T)
-	useCRI(s.T, "/run/crio/crio.sock")
+	useCRI(s.T, crioSocket)
 	for _, archive := range s.images {
 		s.succeeds("podman", strings.Fields("--root /var/lib/containers/storage --runroot /run/containers/storage --storage-driver overlay --events-backend file load --quiet --input "+archive)...)
 	}

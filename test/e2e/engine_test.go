@@ -34,7 +34,8 @@ var engines = []engine{
 	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, mute: true, up: podman},
 	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
 	{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, weakRoot: true, up: docker20},
-	{name: "kubernetes", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip"}, up: kubernetes, cluster: true},
+	{name: "kubernetes-containerd", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip"}, up: kubernetesOn(containerd2, containerdSocket), cluster: true},
+	{name: "kubernetes-crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip", "conmon", "podman"}, weakRoot: true, up: kubernetesOn(crio, crioSocket), cluster: true},
 	{name: "docker-moby2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
 }
 

@@ -13,18 +13,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// A cluster of one node on loopback: etcd, API server, controller manager, scheduler and kubelet, on containerd.
+// A cluster of one node on loopback: etcd, API server, controller manager, scheduler and kubelet, on an engine.
 
 const (
 	etcKubernetes = "/etc/kubernetes"
 	adminConfig   = etcKubernetes + "/admin.yaml"
+	staticPods    = etcKubernetes + "/manifests"
 	clusterNode   = "localhost" // a name that the API server resolves
 )
 
@@ -37,7 +37,7 @@ contexts: [{name: node, context: {cluster: node, user: user}}]
 current-context: node
 `
 
-// kubeletConfig is for a root without CAP_SYS_RESOURCE, who can set no negative OOM score, and for machines with cgroup v1.
+// kubeletConfig, with the engine's socket, is for a root without CAP_SYS_RESOURCE, who can set no negative OOM score, and for machines with cgroup v1.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: 127.0.0.1
@@ -45,8 +45,8 @@ readOnlyPort: 0
 healthzBindAddress: 127.0.0.1
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-containerRuntimeEndpoint: unix://` + containerdSocket + `
-imageServiceEndpoint: unix://` + containerdSocket + `
+containerRuntimeEndpoint: unix://%[1]s
+imageServiceEndpoint: unix://%[1]s
 cgroupDriver: cgroupfs
 cgroupRoot: /
 failCgroupV1: false
@@ -54,21 +54,29 @@ failSwapOn: false
 makeIPTablesUtilChains: false
 oomScoreAdj: 0
 resolvConf: ""
+staticPodPath: ` + staticPods + `
 clusterDNS: []
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 2s
-evictionHard: {imagefs.available: "1%", nodefs.available: "1%", memory.available: 50Mi}
+evictionHard: {imagefs.available: "1%%", nodefs.available: "1%%", memory.available: 50Mi}
 `
 
+// kubernetesOn makes the start of the cluster on an engine with this socket.
+func kubernetesOn(engine func(*site) []client, socket string) func(*site) []client {
+	return func(s *site) []client {
+		engine(s)
+		return kubernetes(s, socket)
+	}
+}
+
 // kubernetes starts the cluster. Its users are not containers' clients: what is told of it is cluster's.
-func kubernetes(s *site) []client {
-	containerd2(s)
+func kubernetes(s *site, socket string) []client {
 	wireNode(s.T)
 	writeFile(s.T, adminConfig, fmt.Sprintf(kubeconfig, "admin"))
 	writeFile(s.T, etcKubernetes+"/tokens.csv", `admin,admin,admin,"system:masters"`+"\n")
-	writeFile(s.T, etcKubernetes+"/kubelet.yaml", kubeletConfig)
+	writeFile(s.T, etcKubernetes+"/kubelet.yaml", fmt.Sprintf(kubeletConfig, socket))
 	writeFile(s.T, etcKubernetes+"/sa.key", signingKey(s.T))
-	must(s.T, os.MkdirAll("/var/lib/etcd", 0o700))
+	must(s.T, os.MkdirAll("/var/lib/etcd", 0o700), os.MkdirAll(staticPods, 0o755))
 	program := func(name string) string { return built("kubernetes/" + name) }
 	ready := func() bool { return s.kubectl("get", "--raw", "/readyz").Code == 0 }
 	s.daemon(func() bool { return exists("/var/lib/etcd/data/member/snap/db") }, built("etcd/etcd"), "--data-dir", "/var/lib/etcd/data", "--log-level=warn")
@@ -144,52 +152,40 @@ func (s *site) read(into any, args ...string) bool {
 	return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), into) == nil
 }
 
-// agent is gpuledger-kube as a process of the node's.
-type agent struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-}
-
-func (s *site) startAgent(args ...string) *agent {
+// startAgent starts gpuledger-kube as a process of the node's.
+func (s *site) startAgent(args ...string) *daemon {
 	s.T.Helper()
-	program, err := filepath.Abs("../../bin/gpuledger-kube")
-	must(s.T, err)
-	log, err := os.OpenFile(filepath.Join(s.dir, "log", "gpuledger-kube"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(s.T, err)
-	defer log.Close()
-	a := &agent{cmd: s.Command(program, args...), done: make(chan struct{})}
-	a.cmd.Stdout, a.cmd.Stderr = log, log
-	must(s.T, a.cmd.Start())
-	go func() { _ = a.cmd.Wait(); close(a.done) }()
-	s.T.Cleanup(func() {
-		a.kill()
-		if s.T.Failed() {
-			s.T.Logf("gpuledger-kube has said:\n%s", tail(log.Name()))
-		}
-	})
-	return a
+	return s.startAgentOf("../../bin/gpuledger-kube", args...)
 }
 
-// kill ends the agent as a power cut would.
-func (a *agent) kill() { _ = a.cmd.Process.Kill(); <-a.done }
+func (s *site) startAgentOf(program string, args ...string) *daemon {
+	s.T.Helper()
+	program, err := filepath.Abs(program)
+	must(s.T, err)
+	d := &daemon{log: filepath.Join(s.dir, "log", "gpuledger-kube"), command: func() *exec.Cmd { return s.Command(program, args...) }}
+	d.live(s.T)
+	return d
+}
 
-// stop ends it as systemd would.
-func (a *agent) stop(t testing.TB) {
-	_ = a.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-a.done:
-	case <-time.After(time.Minute):
-		t.Error("gpuledger-kube does not end")
-		a.kill()
+// ends ends an agent as systemd would.
+func (s *site) ends(d *daemon) {
+	s.T.Helper()
+	if d.stop(time.Minute) {
+		s.T.Error("gpuledger-kube does not end")
 	}
 }
 
 // startDRA starts the driver with the rights of its manifest and a token that names the node, as a pod's does.
-func (s *site) startDRA() *agent {
+func (s *site) startDRA(args ...string) *daemon {
+	s.T.Helper()
+	return s.startDRAOf("../../bin/gpuledger-kube", args...)
+}
+
+func (s *site) startDRAOf(program string, args ...string) *daemon {
 	s.T.Helper()
 	uid := s.administer("get", "node", clusterNode, "-o", "jsonpath={.metadata.uid}")
 	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger-system", "--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
 	path := etcKubernetes + "/dra.yaml"
 	writeFile(s.T, path, fmt.Sprintf(kubeconfig, token))
-	return s.startAgent("dra", "--kubeconfig", path, "--node-name", clusterNode, "--interval", "200ms", "--reclaim", "2s")
+	return s.startAgentOf(program, append([]string{"dra", "--kubeconfig", path, "--node-name", clusterNode, "--interval", "200ms", "--reclaim", "2s"}, args...)...)
 }

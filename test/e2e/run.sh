@@ -2,6 +2,8 @@
 # run.sh [ENGINE[,ENGINE...]] [GO-TEST-FLAG...]
 # Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
 # the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker, kubernetes.
+# STORM=300 creates and deletes so many pods while the cluster's parts are killed (default: 24); OLD_KUBE=FILE is an older
+# gpuledger-kube to update from (default: the same).
 # E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,7 +19,8 @@ podman-crun
 podman-runc
 docker-20.10
 docker-moby2   runc containerd-2 dockerd
-kubernetes     runc containerd-2 crictl etcd kubernetes
+kubernetes-containerd  runc containerd-2 crictl etcd kubernetes
+kubernetes-crio        runc crio crictl etcd kubernetes
 '
 
 names=() builds=()
@@ -38,7 +41,7 @@ for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
   [ -x bin/$program ] || { echo "run.sh: bin/$program is not there; run make build first" >&2; exit 1; }
 done
 case " ${names[*]} " in
-  *" kubernetes "*) [ -x bin/gpuledger-kube ] || { echo "run.sh: bin/gpuledger-kube is not there; run make kube first" >&2; exit 1; } ;;
+  *" kubernetes-"*) [ -x bin/gpuledger-kube ] || { echo "run.sh: bin/gpuledger-kube is not there; run make kube first" >&2; exit 1; } ;;
 esac
 cd test/e2e # go test shows the table of a run without failures only where no package is named
-E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 30m "${@:2}"
+E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout "${STORM:+3}60m" "${@:2}"

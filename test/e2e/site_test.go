@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +25,8 @@ type site struct {
 	behind string // the real runtime, with its witness
 	images map[string]string
 
+	daemons map[string]*daemon // by name
+
 	unconfigured, configured map[string]string // what lay on the machine before and after `gpuledger configure`
 }
 
@@ -37,7 +38,7 @@ const (
 func newSite(t *testing.T) *site {
 	e, at := thisMachine(t)
 	rig.Need(t, append([]string{"busybox", "jq", e.runtime}, e.needs...)...)
-	s := &site{engine: e, entry: at, dir: "/run/e2e"}
+	s := &site{engine: e, entry: at, dir: "/run/e2e", daemons: map[string]*daemon{}}
 	for _, dir := range []string{"behind", "before", "after", "log"} {
 		must(t, os.MkdirAll(filepath.Join(s.dir, dir), 0o755))
 	}
@@ -154,41 +155,6 @@ func (s *site) seen(id string) (before, after []byte) {
 	before, _ = os.ReadFile(filepath.Join(s.dir, "before", id+".json"))
 	after, _ = os.ReadFile(filepath.Join(s.dir, "after", id+".json"))
 	return before, after
-}
-
-// daemon starts a program of the engine's and waits until it answers. It ends with the test.
-func (s *site) daemon(answers func() bool, program string, args ...string) {
-	t := s.T
-	t.Helper()
-	log := filepath.Join(s.dir, "log", filepath.Base(program))
-	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(t, err)
-	defer out.Close()
-	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
-	cmd.Stdout, cmd.Stderr = out, out
-	must(t, cmd.Start())
-	ended := make(chan struct{})
-	go func() { _ = cmd.Wait(); close(ended) }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-ended:
-		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill()
-		}
-		if t.Failed() {
-			t.Logf("%s has said:\n%s", program, tail(log))
-		}
-	})
-	eventually(t, program+" answers", func() bool {
-		select {
-		case <-ended:
-			t.Fatalf("%s has ended:\n%s", program, tail(log))
-		default:
-		}
-		return answers()
-	})
 }
 
 func tail(file string) string {

@@ -1,0 +1,96 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// api is the cluster's API to a client that has to live with its server being killed: it needs no process for each question, as
+// kubectl does.
+type api struct{ http.Client }
+
+func newAPI() *api {
+	return &api{http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
+}
+
+const (
+	podsOfTeam      = "/api/v1/namespaces/team/pods"
+	claimsOfTeam    = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
+	templatesOfTeam = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"
+)
+
+// call asks once. Its status is 0 where nobody answers.
+func (a *api) call(method, path string, body, into any) (status int, said string) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	request, err := http.NewRequest(method, "https://127.0.0.1:6443"+path, bytes.NewReader(data))
+	if err != nil {
+		return 0, err.Error()
+	}
+	request.Header.Set("Authorization", "Bearer admin")
+	request.Header.Set("Content-Type", "application/json")
+	response, err := a.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	var text bytes.Buffer
+	if _, err := text.ReadFrom(response.Body); err != nil {
+		return 0, err.Error()
+	}
+	if into != nil && response.StatusCode == http.StatusOK && json.Unmarshal(text.Bytes(), into) != nil {
+		return 0, text.String()
+	}
+	return response.StatusCode, text.String()
+}
+
+// insists asks until the server has done what it was asked for. A server that is killed may have done it before.
+func (a *api) insists(t testing.TB, method, path string, body, into any) {
+	t.Helper()
+	eventually(t, method+" "+path, func() bool {
+		switch status, said := a.call(method, path, body, into); status {
+		case http.StatusOK, http.StatusCreated, http.StatusAccepted:
+			return true
+		case http.StatusConflict:
+			return method == http.MethodPost
+		case http.StatusNotFound:
+			return method == http.MethodDelete
+		case http.StatusBadRequest, http.StatusUnprocessableEntity:
+			t.Fatalf("%s %s: %s", method, path, said)
+		}
+		return false
+	})
+}
+
+// listed is a list of pods or of claims, as far as anybody here wants to know.
+type listed struct {
+	Items []struct {
+		Metadata struct {
+			Name, UID, DeletionTimestamp string
+		}
+		Status struct {
+			Phase, Reason, Message string
+			ContainerStatuses      []struct {
+				Name, ContainerID string
+				RestartCount      int
+				State             struct{ Running *struct{} }
+			}
+			Allocation *struct {
+				Devices struct {
+					Results []struct {
+						Driver, Device   string
+						ConsumedCapacity struct{ Memory string }
+					}
+				}
+			}
+		}
+	}
+}

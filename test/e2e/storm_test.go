@@ -1,0 +1,464 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// stormVar is how many pods a storm creates and deletes. The default keeps it to a few minutes.
+const (
+	stormVar     = "STORM"
+	stormDefault = 24
+)
+
+// atOnce is how many pods of a storm there are at a time: more than the node has room for.
+const atOnce = 6
+
+// sort is a sort of pods in a storm.
+type sort struct {
+	name   string
+	mode   grant.Mode
+	gpus   int
+	memory map[string]grant.Bytes // on each GPU, by container; "": of the pod's one claim, which its containers share
+	pod    func(name string) object
+	static bool // a file for the kubelet, which no scheduler has placed
+}
+
+// asks is what a container may have on each GPU, and who holds it: the pod with its claim, or the container by itself.
+func (p sort) asks(pod, container string) (holder string, memory grant.Bytes) {
+	if m, claim := p.memory[""]; claim {
+		return pod, m
+	}
+	return pod + "/" + container, p.memory[container]
+}
+
+// storm creates and deletes pods while what keeps them is killed.
+type storm struct {
+	*site
+	*api
+	sorts   []sort
+	victims []string // names of daemons
+	random  *rand.Rand
+	ran     map[string]bool
+	failed  map[string]string
+	kills   map[string]int
+}
+
+// newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and must not decide what comes out.
+func (s *site) newStorm(sorts []sort, victims ...string) *storm {
+	seed := uint64(time.Now().UnixNano())
+	s.T.Logf("seed %d", seed)
+	return &storm{site: s, api: newAPI(), sorts: sorts, victims: victims, random: rand.New(rand.NewPCG(seed, 0)),
+		ran: map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
+}
+
+// rage is the storm itself. Then everything answers again, and some pods are left.
+func (s *storm) rage() {
+	n := stormDefault
+	if text := os.Getenv(stormVar); text != "" {
+		var err error
+		n, err = strconv.Atoi(text)
+		must(s.T, err)
+	}
+	began := time.Now()
+	watch := s.watch()
+	strike, calm := s.killer()
+	var there []string
+	for i := range n {
+		p := s.sorts[i%len(s.sorts)]
+		name := fmt.Sprintf("%s-%d", p.name, i)
+		s.create(p, name)
+		there = append(there, name)
+		strike <- struct{}{}
+		if len(there) >= atOnce {
+			gone := s.chosen(there)
+			s.delete(gone, i%5 == 0)
+			there = slices.DeleteFunc(there, func(o string) bool { return o == gone })
+		}
+	}
+	close(strike)
+	<-calm
+	for name, d := range s.daemons {
+		eventually(s.T, name+" answers again", func() bool { return d.answers == nil || d.answers() })
+	}
+	s.settle(there)
+	looks := watch()
+	s.T.Logf("%d pods in %s: %d were seen to run, %d were not admitted; killed: %v; %d looks at what containers reach", n, time.Since(began).Round(time.Second), len(s.ran), len(s.failed), s.kills, looks)
+	for name, why := range s.failed {
+		s.T.Logf("not admitted: %s: %s", name, why)
+	}
+	for _, p := range s.sorts {
+		if !slices.ContainsFunc(keys(s.ran), func(name string) bool { return strings.HasPrefix(name, p.name+"-") }) {
+			s.T.Errorf("no pod of the sort %s was seen to run", p.name)
+		}
+	}
+}
+
+func keys[V any](m map[string]V) (all []string) {
+	for k := range m {
+		all = append(all, k)
+	}
+	return all
+}
+
+// killer kills one victim after another, at random moments, one for each strike. calm is closed when all that were killed have been
+// started again.
+func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
+	strike, calm = make(chan struct{}, 2), make(chan struct{})
+	random := rand.New(rand.NewPCG(s.random.Uint64(), 0))
+	order := slices.Clone(s.victims)
+	pause := func(most time.Duration) { time.Sleep(time.Duration(random.Int64N(int64(most)))) } // scatters, and proves nothing
+	go func() {
+		defer close(calm)
+		for i := 0; ; i++ {
+			if _, more := <-strike; !more {
+				return
+			}
+			if i%len(order) == 0 {
+				random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			}
+			name := order[i%len(order)]
+			pause(2 * time.Second)
+			d := s.daemons[name]
+			d.kill()
+			s.kills[name]++
+			pause(time.Second)
+			if err := d.start(); err != nil {
+				s.T.Errorf("cannot start %s again: %v", name, err)
+			}
+		}
+	}()
+	return strike, calm
+}
+
+func (s *storm) create(p sort, name string) {
+	s.T.Helper()
+	pod := p.pod(name)
+	if !p.static {
+		s.insists(s.T, http.MethodPost, podsOfTeam, pod, nil)
+		return
+	}
+	pod["metadata"].(object)["namespace"] = "team"
+	draft := filepath.Join(staticPods, "."+name) // the kubelet reads no such file
+	writeFile(s.T, draft, string(encode(s.T, pod)))
+	must(s.T, os.Rename(draft, filepath.Join(staticPods, name+".json")))
+}
+
+// delete ends a pod; by force, the API forgets it before its containers have ended.
+func (s *storm) delete(name string, force bool) {
+	s.T.Helper()
+	if s.sortOf(name).static {
+		must(s.T, os.Remove(filepath.Join(staticPods, name+".json")))
+		return
+	}
+	grace := 1
+	if force {
+		grace = 0
+	}
+	s.insists(s.T, http.MethodDelete, podsOfTeam+"/"+name, object{"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace}, nil)
+}
+
+// sortOf is the sort of a pod, by its name.
+func (s *storm) sortOf(pod string) *sort {
+	i := slices.IndexFunc(s.sorts, func(p sort) bool { return strings.HasPrefix(pod, p.name+"-") })
+	if i < 0 {
+		return nil
+	}
+	return &s.sorts[i]
+}
+
+// look asks for the pods, and notes what became of them. A static pod's name ends with that of its node.
+func (s *storm) look() (all listed, ok bool) {
+	if status, _ := s.call(http.MethodGet, podsOfTeam, nil, &all); status != http.StatusOK {
+		return all, false
+	}
+	for i := range all.Items {
+		p := &all.Items[i]
+		p.Metadata.Name = strings.TrimSuffix(p.Metadata.Name, "-"+clusterNode)
+		switch p.Status.Phase {
+		case "Running":
+			s.ran[p.Metadata.Name] = true
+		case "Failed":
+			s.failed[p.Metadata.Name] = p.Status.Reason + ": " + p.Status.Message
+		}
+	}
+	return all, true
+}
+
+// chosen waits until something has become of one of these pods, and returns it or, one time in three, any.
+func (s *storm) chosen(there []string) (name string) {
+	s.T.Helper()
+	eventually(s.T, "one of "+strings.Join(there, ", ")+" runs or has failed", func() bool {
+		all, ok := s.look()
+		var some []string
+		for _, p := range all.Items {
+			if slices.Contains(there, p.Metadata.Name) && (p.Status.Phase == "Running" || p.Status.Phase == "Failed") {
+				some = append(some, p.Metadata.Name)
+			}
+		}
+		if !ok || len(some) == 0 {
+			return false
+		}
+		slices.Sort(some)
+		if name = some[s.random.IntN(len(some))]; s.random.IntN(3) == 0 {
+			name = there[s.random.IntN(len(there))]
+		}
+		return true
+	})
+	return name
+}
+
+// settle waits until only these pods are left, and each of them runs, waits for room, or was not admitted.
+func (s *storm) settle(there []string) {
+	s.T.Helper()
+	var state string
+	done := func() bool {
+		all, ok := s.look()
+		left := map[string]bool{}
+		for _, p := range all.Items {
+			running := 0
+			for _, c := range p.Status.ContainerStatuses {
+				if c.State.Running != nil {
+					running++
+				}
+			}
+			unplaced := p.Status.Phase == "Pending" && len(p.Status.ContainerStatuses) == 0
+			if p.Metadata.DeletionTimestamp != "" || !slices.Contains(there, p.Metadata.Name) || p.Status.Phase == "Running" && running < len(p.Status.ContainerStatuses) ||
+				p.Status.Phase == "Pending" && !unplaced {
+				ok = false
+			}
+			left[p.Metadata.Name] = true
+		}
+		state = fmt.Sprintf("%+v", all.Items)
+		return ok && len(left) == len(there)
+	}
+	for end := time.Now().Add(6 * time.Minute); !done(); time.Sleep(200 * time.Millisecond) { // a container that was killed half-way is started again after some waiting
+		if time.Now().After(end) {
+			s.T.Fatalf("the pods do not settle: want %v, got %s", there, state)
+		}
+	}
+}
+
+// over deletes what is left, and wants nothing of it to stay.
+func (s *storm) over() {
+	s.T.Helper()
+	var left []string
+	eventually(s.T, "the pods are deleted", func() bool {
+		all, ok := s.look()
+		left = left[:0]
+		for _, p := range all.Items {
+			left = append(left, p.Metadata.Name)
+			if p.Metadata.DeletionTimestamp != "" {
+				continue
+			}
+			if s.sortOf(p.Metadata.Name) != nil && s.sortOf(p.Metadata.Name).static {
+				_ = os.Remove(filepath.Join(staticPods, p.Metadata.Name+".json"))
+				continue
+			}
+			s.delete(p.Metadata.Name, false)
+		}
+		return ok && len(left) == 0
+	})
+	eventually(s.T, "no claim is left", func() bool {
+		var all listed
+		status, _ := s.call(http.MethodGet, claimsOfTeam, nil, &all)
+		return status == http.StatusOK && len(all.Items) == 0
+	})
+	s.nothingLeft()
+	for _, pattern := range []string{"/var/run/cdi/.gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/references/*", "/var/lib/kubelet/plugins/gpuledger.dev/references/.*"} {
+		eventually(s.T, "nothing is left at "+pattern, func() bool {
+			files, err := filepath.Glob(pattern)
+			must(s.T, err)
+			return len(files) == 0
+		})
+	}
+}
+
+// claimSorts are pods with a claim each, which the cluster makes from a template and deletes with its pod.
+func claimSorts(s *storm) []sort {
+	var all []sort
+	for _, c := range []struct {
+		name, class string
+		mode        grant.Mode
+		gpus        int
+		memory      grant.Bytes
+	}{
+		{"share", "limit", grant.Limit, 1, 2 * grant.GiB},
+		{"whole", "exclusive", grant.Exclusive, 1, 0},
+		{"large", "limit", grant.Limit, 1, 9 * grant.GiB},
+		{"two", "limit", grant.Limit, 2, 3 * grant.GiB},
+		{"slice", "timeslice", grant.Timeslice, 1, 4 * grant.GiB},
+	} {
+		var capacity object
+		if c.memory > 0 {
+			capacity = object{"memory": fmt.Sprint(uint64(c.memory))}
+		}
+		claim := claiming(c.name, c.class, c.gpus, capacity, c.gpus > 1)[0]
+		s.insists(s.T, http.MethodPost, templatesOfTeam, object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": object{"name": c.name},
+			"spec": object{"spec": claim["spec"]}}, nil)
+		all = append(all, sort{name: c.name, mode: c.mode, gpus: c.gpus, memory: map[string]grant.Bytes{"": c.memory}, pod: func(name string) object {
+			return clusterPod(name, func(pod, container object) {
+				spec := pod["spec"].(object)
+				spec["restartPolicy"] = "Always"
+				spec["resourceClaims"] = []object{{"name": "gpu", "resourceClaimTemplateName": c.name}}
+				container["resources"] = object{"claims": []object{{"name": "gpu"}}}
+			})
+		}})
+	}
+	return all
+}
+
+// claimStorm is a storm over the DRA driver.
+func (s *site) claimStorm() {
+	storm := s.newStorm(nil, s.victims()...)
+	storm.sorts = claimSorts(storm)
+	s.daemons["gpuledger-kube"] = s.startDRA()
+	defer delete(s.daemons, "gpuledger-kube")
+	storm.rage()
+	eventually(s.T, "ledger and claims agree", storm.agree)
+	storm.over()
+	s.applied(claiming("both", "exclusive", 2, nil, true)...) // all that there is can be had again
+	s.runs("both")
+}
+
+// victims are the daemons that a storm kills.
+func (s *site) victims() []string {
+	return []string{"gpuledger-kube", "kubelet", strings.ReplaceAll(string(s.engine.trust), "-", ""), "kube-apiserver"}
+}
+
+// agree reports whether each allocated claim is a grant, each grant an allocated claim, and both say the same.
+func (s *storm) agree() bool {
+	var claims listed
+	if status, _ := s.call(http.MethodGet, claimsOfTeam, nil, &claims); status != http.StatusOK {
+		return false
+	}
+	want := map[string]string{}
+	for _, c := range claims.Items {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		var parts []string
+		for _, r := range c.Status.Allocation.Devices.Results {
+			parts = append(parts, r.Device+" "+r.ConsumedCapacity.Memory)
+		}
+		slices.Sort(parts)
+		want["claim:"+c.Metadata.UID] = strings.Join(parts, ", ")
+	}
+	got := map[string]string{}
+	for _, g := range s.Grants() {
+		var parts []string
+		for _, share := range g.GPUs {
+			amount := ""
+			if g.Mode != grant.Exclusive {
+				amount = fmt.Sprintf("%dGi", share.Memory/grant.GiB)
+			}
+			parts = append(parts, strings.ToLower(share.UUID)+"-"+string(g.Mode)+" "+amount)
+		}
+		slices.Sort(parts)
+		got[string(g.Owner)] = strings.Join(parts, ", ")
+	}
+	if len(want) != len(got) || len(want) == 0 {
+		return false
+	}
+	for owner, what := range want {
+		if got[owner] != what {
+			return false
+		}
+	}
+	return true
+}
+
+// unitSorts are pods with units of memory or whole GPUs.
+func unitSorts() []sort {
+	const gib = grant.GiB
+	of := func(resource string, n int) object { return object{"limits": object{resource: n}} }
+	units := func(n int) object { return of("gpuledger.dev/gpu-memory", n) }
+	more := func(pod object, kind, name, script string, n int) {
+		spec := pod["spec"].(object)
+		list, _ := spec[kind].([]object)
+		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
+	}
+	make := func(change func(pod, container object)) func(string) object {
+		return func(name string) object {
+			return clusterPod(name, func(pod, container object) {
+				pod["spec"].(object)["restartPolicy"] = "Always"
+				change(pod, container)
+			})
+		}
+	}
+	const forever = "exec sleep 100000"
+	return []sort{
+		{name: "equal", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"first": 3 * gib, "main": 3 * gib, "twin": 3 * gib}, pod: make(func(pod, c object) {
+			c["resources"] = units(3)
+			more(pod, "containers", "twin", forever, 3)
+			more(pod, "initContainers", "first", "test -c /dev/nvidiactl", 3)
+		})},
+		{name: "static", mode: grant.Limit, gpus: 1, static: true, memory: map[string]grant.Bytes{"main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
+			delete(pod["spec"].(object), "runtimeClassName") // the default is the same
+			c["resources"] = units(2)
+			more(pod, "containers", "twin", forever, 2)
+		})},
+		{name: "whole", mode: grant.Exclusive, gpus: 1, memory: map[string]grant.Bytes{"main": 0}, pod: make(func(_, c object) { c["resources"] = of("gpuledger.dev/gpu", 1) })},
+		{name: "wide", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"first": 6 * gib, "main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
+			c["resources"] = units(2)
+			more(pod, "containers", "twin", forever, 2)
+			more(pod, "initContainers", "first", "test -c /dev/nvidiactl", 6)
+		})},
+		{name: "single", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"main": 5 * gib}, pod: make(func(_, c object) { c["resources"] = units(5) })},
+	}
+}
+
+// unitStorm is a storm over the device plugin.
+func (s *site) unitStorm() {
+	storm := s.newStorm(unitSorts(), s.victims()...)
+	plugin := s.startAgent("device-plugin", "--interval", "200ms")
+	s.daemons["gpuledger-kube"] = plugin
+	defer func() { delete(s.daemons, "gpuledger-kube"); s.ends(plugin) }()
+	s.hasUnits()
+	storm.rage()
+	storm.create(storm.sorts[len(storm.sorts)-1], "single-last") // the kubelet forgets those who are gone when it allocates
+	eventually(s.T, "each container that runs has a grant of its own, and there is no other", storm.oneEach)
+	storm.over()
+}
+
+// hasUnits waits until the kubelet knows the plugin: 15 whole GiB on each of two GPUs.
+func (s *site) hasUnits() {
+	s.T.Helper()
+	eventually(s.T, "the node has units of memory", func() bool {
+		return s.kubectl("get", "node", clusterNode, "-o", `jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30"
+	})
+}
+
+// oneEach compares the containers that the API says are running with those that the ledger says use a grant.
+func (s *storm) oneEach() bool {
+	all, ok := s.look()
+	want, got := map[string]bool{}, map[string]bool{}
+	for _, p := range all.Items {
+		for _, c := range p.Status.ContainerStatuses {
+			if _, id, _ := strings.Cut(c.ContainerID, "://"); c.State.Running != nil {
+				want[id] = true
+			}
+		}
+	}
+	grants := s.Grants()
+	for _, g := range grants {
+		for _, b := range g.Bindings {
+			got[b.Container] = true
+		}
+	}
+	for id := range want {
+		ok = ok && got[id]
+	}
+	return ok && len(want) == len(got) && len(want) == len(grants)
+}
