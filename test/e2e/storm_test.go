@@ -87,6 +87,7 @@ func (s *storm) rage() {
 			there = slices.DeleteFunc(there, func(o string) bool { return o == gone })
 		}
 	}
+	there = s.eachRuns(there, strike)
 	close(strike)
 	<-calm
 	for name, d := range s.daemons {
@@ -98,18 +99,42 @@ func (s *storm) rage() {
 	for name, why := range s.failed {
 		s.T.Logf("not admitted: %s: %s", name, why)
 	}
-	for _, p := range s.sorts {
-		if !slices.ContainsFunc(keys(s.ran), func(name string) bool { return strings.HasPrefix(name, p.name+"-") }) {
-			s.T.Errorf("no pod of the sort %s was seen to run", p.name)
-		}
-	}
 }
 
-func keys[V any](m map[string]V) (all []string) {
-	for k := range m {
-		all = append(all, k)
+// eachRuns goes on until a pod of each sort was seen to run: one that needs much may have found others in its place all the time, which
+// go now. It returns the pods that are there then.
+func (s *storm) eachRuns(there []string, strike chan<- struct{}) []string {
+	s.T.Helper()
+	for i, p := range s.sorts {
+		of := func(name string) bool { return strings.HasPrefix(name, p.name+"-") }
+		for try := 0; !s.hasRun(of); try++ {
+			there = slices.DeleteFunc(there, func(name string) bool {
+				if !of(name) || s.failed[name] != "" {
+					s.delete(name, false)
+					return true
+				}
+				return false
+			})
+			if !slices.ContainsFunc(there, of) {
+				name := fmt.Sprintf("%s-again-%d-%d", p.name, i, try)
+				s.create(p, name)
+				there = append(there, name)
+			}
+			strike <- struct{}{}
+			s.chosen(there)
+		}
 	}
-	return all
+	return there
+}
+
+// hasRun reports whether one of these pods was seen to run.
+func (s *storm) hasRun(of func(name string) bool) bool {
+	for name := range s.ran {
+		if of(name) {
+			return true
+		}
+	}
+	return false
 }
 
 // killer kills one victim after another, at random moments, one for each strike. calm is closed when all that were killed have been
@@ -190,7 +215,9 @@ func (s *storm) look() (all listed, ok bool) {
 		case "Running":
 			s.ran[p.Metadata.Name] = true
 		case "Failed":
-			s.failed[p.Metadata.Name] = p.Status.Reason + ": " + p.Status.Message
+			if p.Status.Reason != "" { // else it was deleted, and its container killed
+				s.failed[p.Metadata.Name] = p.Status.Reason + ": " + p.Status.Message
+			}
 		}
 	}
 	return all, true

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
@@ -49,14 +48,7 @@ func serveDRA(c *cli.Context) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
-	registry := filepath.Join(c.String("kubelet-dir"), "plugins_registry")
-	if err := dra.RemoveSockets(registry, data); err != nil {
-		log.Warn("sockets", "error", err)
-	}
-	plugin, err := kubeletplugin.Start(c.Context, driver, kubeletplugin.DriverName(dra.DriverName), kubeletplugin.NodeName(driver.Node),
-		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.GRPCVerbosity(-1),
-		kubeletplugin.RegistrarDirectoryPath(registry),
-		kubeletplugin.RollingUpdate(types.UID(c.String("pod-uid"))))
+	plugin, err := driver.Serve(c.Context, filepath.Join(c.String("kubelet-dir"), "plugins_registry"), data, types.UID(c.String("pod-uid")))
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}

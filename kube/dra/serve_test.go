@@ -1,0 +1,107 @@
+package dra
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/klog/v2"
+	api "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// said is a log that several write to.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// Whoever may read the pod's log may not use the claims' grants.
+func TestNoReferenceIsLogged(t *testing.T) {
+	s := newSite(t, 1)
+	t.Chdir(s.Dir) // a socket's path must be short
+	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
+	var log said
+	s.Client, s.Log = fake.NewClientset(c), slog.New(slog.NewTextHandler(&log, nil))
+	defer klog.ClearLogger()
+	klog.SetSlogLogger(s.Log)
+	if err := errors.Join(os.Mkdir("registry", 0o700), os.Mkdir("data", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	served, err := s.Serve(context.Background(), "registry", "data", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer served.Stop()
+	conn, err := grpc.NewClient("unix:data/dra.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r, err := api.NewDRAPluginClient(conn).NodePrepareResources(context.Background(), &api.NodePrepareResourcesRequest{Claims: []*api.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil || len(r.Claims["u-1"].GetDevices()) != 1 {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	_, reference, _ := strings.Cut(r.Claims["u-1"].Devices[0].CdiDeviceIds[0], "=")
+	parsed, err := grant.ParseReference(reference)
+	if err != nil || !strings.Contains(log.String(), string(parsed.ID)) {
+		t.Fatalf("%q is no reference to what was logged as prepared: %v", reference, err)
+	}
+	if strings.Contains(log.String(), reference) {
+		t.Errorf("the log has the claim's reference:\n%s", &log)
+	}
+}
+
+func TestSocketsThatNobodyServesAreRemoved(t *testing.T) {
+	t.Chdir(t.TempDir()) // a socket's path must be short
+	if err := errors.Join(os.Mkdir("registry", 0o700), os.Mkdir("data", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	kept := map[string]bool{
+		"registry/gpuledger.dev-uid-of-a-pod-that-was-killed-reg.sock": false, "data/dra-uid-of-a-pod-that-was-killed.sock": false, "data/dra.sock": false,
+		"registry/gpuledger.dev-uid-2-reg.sock": true, "data/dra-uid-2.sock": true, // of a driver that runs
+		"registry/vendor.example-reg.sock": true,
+	}
+	for path, kept := range kept {
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !kept || path == "registry/vendor.example-reg.sock" {
+			l.(*net.UnixListener).SetUnlinkOnClose(false) // as when it is killed
+			l.Close()
+		} else {
+			defer l.Close()
+		}
+	}
+	if err := removeSockets("registry", "data"); err != nil {
+		t.Fatal(err)
+	}
+	for path, kept := range kept {
+		if _, err := os.Lstat(path); (err == nil) != kept {
+			t.Errorf("%s is there: %v, want %v", path, err == nil, kept)
+		}
+	}
+}
