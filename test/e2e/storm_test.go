@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,9 @@ const (
 
 // atOnce is how many pods of a storm there are at a time: more than the node has room for.
 const atOnce = 6
+
+// reference is one to a grant, as it opens it.
+var reference = regexp.MustCompile(`g-[a-z]{12}\.[0-9a-f]{32}`)
 
 // sort is a sort of pods in a storm.
 type sort struct {
@@ -303,6 +307,11 @@ func (s *storm) over() {
 		return status == http.StatusOK && len(all.Items) == 0
 	})
 	s.nothingLeft()
+	log, err := os.ReadFile(filepath.Join(s.dir, "log", "gpuledger-kube"))
+	must(s.T, err)
+	if found := reference.FindString(string(log)); found != "" {
+		s.T.Errorf("the agent has logged a reference, with its secret: %s", found)
+	}
 	for _, pattern := range []string{"/var/run/cdi/.gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/references/*", "/var/lib/kubelet/plugins/gpuledger.dev/references/.*"} {
 		eventually(s.T, "nothing is left at "+pattern, func() bool {
 			files, err := filepath.Glob(pattern)
