@@ -69,7 +69,8 @@ func (s *site) nothingLeft() {
 
 // pod is one with a container that lives until it is deleted, as soon as it has said what it reaches.
 func clusterPod(name string, change func(pod, container object)) object {
-	container := object{"name": "main", "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", probe + "\necho " + strings.TrimSpace(endMark) + "; exec sleep 100000"}}
+	security := object{"capabilities": object{"add": []string{"MKNOD"}}} // the probe's; CRI-O gives it to nobody who does not ask
+	container := object{"name": "main", "image": image, "imagePullPolicy": "Never", "securityContext": security, "command": []string{"/bin/sh", "-c", probe + "\necho " + strings.TrimSpace(endMark) + "; exec sleep 100000"}}
 	spec := object{"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "runtimeClassName": "gpuledger", "containers": []object{container}}
 	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name}, "spec": spec}
 	if change != nil {

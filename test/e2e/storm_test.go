@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -57,6 +58,7 @@ type storm struct {
 	ran     map[string]bool
 	failed  map[string]string
 	kills   map[string]int
+	down    sync.Mutex // held while a daemon is down on purpose
 }
 
 // newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and must not decide what comes out.
@@ -77,6 +79,7 @@ func (s *storm) rage() {
 	}
 	began := time.Now()
 	watch := s.watch()
+	defer s.keeper()()
 	strike, calm := s.killer()
 	var there []string
 	for i := range n {
@@ -160,15 +163,42 @@ func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
 			name := order[i%len(order)]
 			pause(2 * time.Second)
 			d := s.daemons[name]
+			s.down.Lock()
 			d.kill()
 			s.kills[name]++
 			pause(time.Second)
 			if err := d.start(); err != nil {
 				s.T.Errorf("cannot start %s again: %v", name, err)
 			}
+			s.down.Unlock()
 		}
 	}()
 	return strike, calm
+}
+
+// keeper starts what ends by itself, as systemd does: a kubelet that finds no engine gives up.
+func (s *storm) keeper() (end func()) {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(500 * time.Millisecond):
+			}
+			s.down.Lock()
+			for name, d := range s.daemons {
+				if d.over() {
+					if err := d.start(); err != nil {
+						s.T.Errorf("cannot start %s again: %v", name, err)
+					}
+				}
+			}
+			s.down.Unlock()
+		}
+	}()
+	return func() { close(stop); <-stopped }
 }
 
 func (s *storm) create(p sort, name string) {
