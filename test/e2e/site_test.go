@@ -166,7 +166,12 @@ func tail(file string) string {
 // eventually is rig.Eventually with the patience that an engine on a slow machine needs.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(4 * time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+	within(t, 4*time.Minute, what, is)
+}
+
+func within(t testing.TB, patience time.Duration, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never came true: %s", what)
 		}

@@ -24,6 +24,10 @@ const (
 	stormDefault = 24
 )
 
+// stormPatience is longer than the five minutes for which the scheduler leaves a pod alone whose moment it has missed, as when the API
+// server was killed just then.
+const stormPatience = 12 * time.Minute
+
 // atOnce is how many pods of a storm there are at a time: more than the node has room for.
 const atOnce = 6
 
@@ -260,7 +264,7 @@ func (s *storm) look() (all listed, ok bool) {
 // chosen waits until something has become of one of these pods, and returns it or, one time in three, any.
 func (s *storm) chosen(there []string) (name string) {
 	s.T.Helper()
-	eventually(s.T, "one of "+strings.Join(there, ", ")+" runs or has failed", func() bool {
+	within(s.T, stormPatience, "one of "+strings.Join(there, ", ")+" runs or has failed", func() bool {
 		all, ok := s.look()
 		var some []string
 		for _, p := range all.Items {
@@ -304,7 +308,7 @@ func (s *storm) settle(there []string) {
 		state = fmt.Sprintf("%+v", all.Items)
 		return ok && len(left) == len(there)
 	}
-	for end := time.Now().Add(6 * time.Minute); !done(); time.Sleep(200 * time.Millisecond) { // a container that was killed half-way is started again after some waiting
+	for end := time.Now().Add(stormPatience); !done(); time.Sleep(200 * time.Millisecond) { // a container that was killed half-way is started again after some waiting
 		if time.Now().After(end) {
 			s.T.Fatalf("the pods do not settle: want %v, got %s", there, state)
 		}
