@@ -46,7 +46,10 @@ func newWatcher(n func() *node.Node, config string, roots []string, log *logrus.
 }
 
 func (w *watcher) Name() string { return "watch" }
-func (w *watcher) Stop()        { w.sampler.Close() }
+func (w *watcher) Stop() {
+	w.sampler.Close()
+	w.census.Close()
+}
 
 // Ensure takes a sample and does what policy says about it, and rests for a while where the interval is shorter than that is worth.
 func (w *watcher) Ensure(ctx context.Context) error {

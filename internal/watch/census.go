@@ -2,8 +2,10 @@ package watch
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,57 +24,157 @@ type Person struct {
 }
 
 // Census looks processes up, and remembers them: to ask the kernel for a thousand at every pass would cost more than all the
-// rest. Each is looked up anew at every twentieth pass, and before anything is done about it.
+// rest. Those that end are noticed at once (host.Vigil); where each is, it is asked anew at every twentieth pass, and before anything
+// is done about it. Where the kernel cannot hold processes, they are held against their start times at every twentieth pass.
 type Census struct {
 	Host host.Host
 
-	pass  int
-	v1    bool   // as in onV1
-	own   uint64 // our pid namespace
-	known map[int]remembered
+	pass   int
+	v1     bool   // as in onV1
+	own    uint64 // our pid namespace
+	vigil  *host.Vigil
+	known  map[int]*remembered
+	people map[int]Person // the same ones, as they are given out
 }
 
 type remembered struct {
-	Person
-	pass int // when it was looked up
+	pass  int  // when it was looked up
+	seen  int  // when it was asked for last
+	ended bool // as a zombie it may still be there, and the driver not have its memory back
 }
 
 // rest is how many passes a process is remembered for. They are spread by pid, so that passes cost the same.
 const rest = 20
 
-// Take looks the processes up. Those that are gone, and those of a pid that means nothing here, are not in it.
+// Take looks the processes up; a pid may be named several times. Those that are gone, and those of a pid that means nothing here, are
+// not in it. What it gives holds until the next Take.
 func (c *Census) Take(pids []int) map[int]Person {
+	c.begin()
+	asked := 0 // different ones
+	for _, pid := range pids {
+		r := c.known[pid]
+		switch {
+		case r == nil:
+			r = c.look(pid)
+		case r.seen == c.pass:
+			continue
+		case r.ended, (c.pass+pid)%rest == 0, c.pass-r.pass >= rest:
+			r = c.again(pid, r)
+		}
+		if r != nil {
+			r.seen = c.pass
+			asked++
+		}
+	}
+	// Whoever has ended while he was looked up: what was read may be about who has his pid now.
+	for _, pid := range c.ended() {
+		if r := c.known[pid]; r.seen == c.pass {
+			if r = c.again(pid, r); r == nil {
+				asked--
+			} else {
+				r.seen = c.pass
+			}
+		}
+	}
+	if len(c.known) > asked {
+		for pid, r := range c.known {
+			if r.seen != c.pass { // nobody asks for it any more
+				c.forget(pid)
+			}
+		}
+	}
+	return c.people
+}
+
+// begin notices who has ended since the last pass.
+func (c *Census) begin() {
+	if c.known == nil {
+		c.known, c.people = map[int]*remembered{}, map[int]Person{}
+		if c.Host.Proc == "/proc" { // else pids there are not this machine's
+			c.vigil, _ = host.NewVigil()
+		}
+	}
 	c.pass++
 	c.v1 = onV1(c.Host)
-	people := make(map[int]Person, len(pids))
-	known := make(map[int]remembered, len(pids))
-	for _, pid := range pids {
-		r, found := c.known[pid]
-		if !found || (c.pass+pid)%rest == 0 || c.pass-r.pass >= rest {
-			var err error
-			if r.Person, err = c.again(pid, r.Person); err != nil {
-				continue
-			}
-			r.pass = c.pass
-		}
-		known[pid] = r
-		people[pid] = r.Person
+	c.ended()
+}
+
+// ended tells who of the known has ended. Where that cannot be told any more, everybody is held against his start time from then on.
+func (c *Census) ended() (pids []int) {
+	if c.vigil == nil {
+		return nil
 	}
-	c.known = known // whoever is gone is forgotten
-	return people
+	pids, err := c.vigil.Ended()
+	if err != nil {
+		c.Close()
+		pids = slices.Collect(maps.Keys(c.known))
+	}
+	for _, pid := range pids {
+		c.known[pid].ended = err == nil
+	}
+	return pids
+}
+
+func (c *Census) forget(pid int) {
+	delete(c.known, pid)
+	delete(c.people, pid)
+	if c.vigil != nil {
+		c.vigil.Release(pid)
+	}
+}
+
+// look looks up who is not known; nil where nobody has the pid. He is held before anything is read, so that all of it is about him.
+func (c *Census) look(pid int) *remembered {
+	if c.vigil != nil {
+		_ = c.vigil.Hold(pid) // one that cannot be held is held against its start time
+	}
+	p, err := c.Look(pid)
+	if err != nil {
+		c.forget(pid)
+		return nil
+	}
+	r := &remembered{pass: c.pass}
+	c.known[pid], c.people[pid] = r, p
+	return r
 }
 
 // again asks for what can have changed of a process that was looked up before: where it is. Is it afterwards the same as it was
-// then, it was the same all the time. One that is not is looked up.
-func (c *Census) again(pid int, p Person) (Person, error) {
-	if p.PID == pid && pid > 0 {
-		lines, err := host.ReadFile(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "cgroup"), maxProc)
-		if now, _, e := c.Host.Process(pid); err == nil && e == nil && now == p.Process {
-			p.Cgroup = cgroupIn(lines, c.v1)
-			return p, nil
-		}
+// then, it was the same all the time: of one that is held that is known when Take is through. One that is not is looked up. One that has
+// ended is nowhere else any more, whatever the kernel tells (of a zombie in a hierarchy of v1 it tells the root).
+func (c *Census) again(pid int, r *remembered) *remembered {
+	p := c.people[pid]
+	var lines []byte
+	var err error
+	if !r.ended {
+		lines, err = host.ReadFile(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "cgroup"), maxProc)
 	}
-	return c.Look(pid)
+	same := err == nil
+	if same && (r.ended || c.vigil == nil || !c.vigil.Holds(pid)) {
+		now, _, err := c.Host.Process(pid)
+		same = err == nil && now == p.Process
+	}
+	if same && r.ended { // who runs is another, that has got the pid within the same tick
+		runs, err := c.Host.Runs(p.Process)
+		same = err == nil && !runs
+	}
+	if !same {
+		c.forget(pid)
+		return c.look(pid)
+	}
+	if !r.ended {
+		p.Cgroup = cgroupIn(lines, c.v1)
+		c.people[pid] = p
+	}
+	r.pass = c.pass
+	return r
+}
+
+// Close ends it.
+func (c *Census) Close() {
+	if c.vigil != nil {
+		c.vigil.Close()
+		c.vigil = nil
+	}
 }
 
 // Look asks the kernel. A process that ends meanwhile, and has its pid taken by another, is an error.

@@ -1,0 +1,113 @@
+package host
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func vigil(t *testing.T) *Vigil {
+	t.Helper()
+	v, err := NewVigil()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Close)
+	return v
+}
+
+func sleeper(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+// ended waits until the vigil has told so many.
+func ended(t *testing.T, v *Vigil, want int) (all []int) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); len(all) < want && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		pids, err := v.Ended()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, pids...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestVigil: who ends is told, once, before his pid can be anybody else's, and nobody else is.
+func TestVigil(t *testing.T) {
+	v := vigil(t)
+	var all []*exec.Cmd
+	var want []int
+	for i := range 300 { // more than are told at once
+		cmd := sleeper(t)
+		all = append(all, cmd)
+		if err := errors.Join(v.Hold(cmd.Process.Pid), v.Hold(cmd.Process.Pid)); err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 {
+			want = append(want, cmd.Process.Pid)
+		}
+	}
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || v.Held() != 300 {
+		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, v.Held(), err)
+	}
+	for i := 0; i < 300; i += 2 {
+		_ = all[i].Process.Kill() // and not waited for: a zombie has ended
+	}
+	slices.Sort(want)
+	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
+		t.Errorf("ended are %v, want %v", got, want)
+	}
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || v.Held() != 150 || v.Holds(want[0]) || !v.Holds(all[1].Process.Pid) {
+		t.Errorf("told again: %v, %d held (%v)", pids, v.Held(), err)
+	}
+	v.Release(all[1].Process.Pid)
+	_ = all[1].Process.Kill()
+	_ = all[1].Wait()
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil {
+		t.Errorf("one that is released is told: %v (%v)", pids, err)
+	}
+	if err := v.Hold(all[1].Process.Pid); err != unix.ESRCH {
+		t.Errorf("nobody has the pid: %v", err)
+	}
+}
+
+// TestVigilLeavesRoom: it takes no more descriptors than its part, gives them back, and says when it has no more.
+func TestVigilLeavesRoom(t *testing.T) {
+	v := vigil(t)
+	v.room = 1
+	open := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	first, second := sleeper(t), sleeper(t)
+	before := open()
+	if err := v.Hold(first.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Hold(second.Process.Pid); !errors.Is(err, ErrNoVigil) || v.Holds(second.Process.Pid) {
+		t.Errorf("beyond its room: %v", err)
+	}
+	_ = first.Process.Kill()
+	if got := ended(t, v, 1); len(got) != 1 || open() != before {
+		t.Errorf("ended %v; %d descriptors before and %d after", got, before, open())
+	}
+	if err := v.Hold(second.Process.Pid); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}

@@ -1,0 +1,170 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// runner is a real process, which ends with the test.
+func runner(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+// real is a census of this machine, that holds processes or cannot.
+func real(t *testing.T, holds bool) *Census {
+	t.Helper()
+	c := &Census{Host: host.Default()}
+	t.Cleanup(c.Close)
+	c.Take(nil)
+	if c.vigil == nil {
+		t.Fatal("this kernel holds no processes")
+	}
+	if !holds {
+		c.Close()
+	}
+	return c
+}
+
+func end(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+// TestHeldProcessesEnd: who has ended is nobody at the next look, and not only at the twentieth; who runs stays. A zombie is who he was and
+// where he was: the driver may still tell of him.
+func TestHeldProcessesEnd(t *testing.T) {
+	c := real(t, true)
+	stays, goes, lingers := runner(t), runner(t), runner(t)
+	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
+	people := c.Take(pids)
+	if len(people) != 3 || c.vigil.Held() != 3 {
+		t.Fatalf("%d of 3 are found and %d held", len(people), c.vigil.Held())
+	}
+	was := people[lingers.Process.Pid]
+	end(t, goes)
+	_ = lingers.Process.Kill()
+	ended := func() bool {
+		s, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lingers.Process.Pid))
+		return len(s) == 0
+	}
+	for until := time.Now().Add(time.Minute); !ended() && time.Now().Before(until); time.Sleep(time.Millisecond) {
+	}
+	people = c.Take(pids)
+	if _, found := people[goes.Process.Pid]; found || len(people) != 2 {
+		t.Errorf("one who has ended is there: %+v", people)
+	}
+	for range 2 * rest {
+		if people = c.Take(pids); people[lingers.Process.Pid] != was {
+			t.Fatalf("a zombie is %+v and was %+v", people[lingers.Process.Pid], was)
+		}
+	}
+	end(t, lingers)
+	if people = c.Take(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
+		t.Errorf("left are %+v", people)
+	}
+	if people = c.Take(nil); len(people) != 0 || c.vigil.Held() != 0 {
+		t.Errorf("nobody is asked for: %+v, %d held", people, c.vigil.Held())
+	}
+}
+
+// TestAPidThatIsTakenAgain is another process at the very next look.
+func TestAPidThatIsTakenAgain(t *testing.T) {
+	const last = "/proc/sys/kernel/ns_last_pid"
+	if os.Geteuid() != 0 {
+		t.Skip("not root: who gets which pid cannot be said")
+	}
+	c := real(t, true)
+	first := runner(t)
+	pid := first.Process.Pid
+	was := c.Take([]int{pid})[pid]
+	end(t, first)
+	var second *exec.Cmd
+	for until := time.Now().Add(time.Minute); second == nil; { // others start processes, too
+		if err := os.WriteFile(last, fmt.Append(nil, pid-1), 0); err != nil {
+			t.Skip("this kernel does not have it chosen: ", err)
+		}
+		cmd := exec.Command("tail", "-f", "/dev/null")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { end(t, cmd) })
+		if cmd.Process.Pid == pid {
+			second = cmd
+		} else if end(t, cmd); time.Now().After(until) {
+			t.Skip("somebody else has the pid")
+		}
+	}
+	if now := c.Take([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" { // perhaps started in the same tick
+		t.Errorf("it is %+v, and was %+v", now, was)
+	}
+}
+
+// TestAMoveIsSeen of a process that is held and of one that is not, within the twenty passes.
+func TestAMoveIsSeen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: nobody is moved")
+	}
+	for name, holds := range map[string]bool{"held": true, "not held": false} {
+		t.Run(name, func(t *testing.T) {
+			c := real(t, holds)
+			dir, err := os.MkdirTemp(root(c.Host), "gpuledger-census-")
+			if err != nil {
+				t.Skip("no cgroup can be made here: ", err)
+			}
+			t.Cleanup(func() {
+				if err := os.Remove(dir); err != nil {
+					t.Error(err)
+				}
+			})
+			cmd := exec.Command("sleep", "1000")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer end(t, cmd)
+			pid := cmd.Process.Pid
+			if at := c.Take([]int{pid})[pid].Cgroup; filepath.Base(at) == filepath.Base(dir) {
+				t.Fatalf("it begins in %s", at)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
+				t.Fatal(err)
+			}
+			at := ""
+			for range rest {
+				at = c.Take([]int{pid})[pid].Cgroup
+			}
+			if filepath.Base(at) != filepath.Base(dir) {
+				t.Errorf("after %d passes it is in %q, not in %s", rest, at, dir)
+			}
+		})
+	}
+}
+
+// TestNoRoomToHold: who cannot be held is held against his start time.
+func TestNoRoomToHold(t *testing.T) {
+	c := real(t, false)
+	cmd := runner(t)
+	pid := cmd.Process.Pid
+	if people := c.Take([]int{pid}); len(people) != 1 {
+		t.Fatalf("%+v", people)
+	}
+	end(t, cmd)
+	for range rest {
+		c.Take([]int{pid})
+	}
+	if people := c.Take([]int{pid}); len(people) != 0 {
+		t.Errorf("after %d passes: %+v", rest, people)
+	}
+}
