@@ -54,7 +54,7 @@ type GrantUse struct {
 
 // Judge holds a sample against the ledger. Pure; its lists are sorted.
 func Judge(s Scene) Report {
-	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), users: map[home]knownUser{}, at: map[held]place{}}
+	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), users: make(map[home]*knownUser, 64), keys: map[string]*knownUser{}, at: map[held]place{}}
 	j.out.Taken = s.Sample.Taken
 	for _, g := range s.Sample.GPUs {
 		j.gpu(g)
@@ -70,7 +70,8 @@ func Judge(s Scene) Report {
 type judge struct {
 	Scene
 	roll  roll
-	users map[home]knownUser
+	users map[home]*knownUser
+	keys  map[string]*knownUser // by key and grant: cgroups of one container are one user
 	out   Report
 	at    map[held]place
 }
@@ -128,22 +129,29 @@ func (j *judge) gpu(g grant.Usage) {
 
 // seat tells the tenants of a GPU apart.
 type seat struct {
-	device, user string
-	grant        grant.ID
+	device string
+	user   *knownUser
 }
 
-// userOf is who a process is, and his key. Those of a cgroup are the same one, and found once.
-func (j *judge) userOf(p Person) (u grant.User, g *grant.Grant, key string) {
+// userOf is who a process is. Those of a cgroup of a container's are the same one, and found once: a thousand processes are some two hundred
+// users.
+func (j *judge) userOf(p Person) *knownUser {
 	at := home{p.Cgroup, p.Foreign}
-	if k, known := j.users[at]; known {
-		return k.user, k.grant, k.key
+	if k, known := j.users[at]; known && k.user.Container != "" {
+		return k
 	}
-	u, g = j.roll.userOf(p)
-	key = u.Key()
-	if u.Container != "" {
-		j.users[at] = knownUser{u, g, key}
+	u, g := j.roll.userOf(p)
+	key := u.Key()
+	if g != nil {
+		key += "\x00" + string(g.ID)
 	}
-	return u, g, key
+	k, known := j.keys[key]
+	if !known {
+		k = &knownUser{u, g}
+		j.keys[key] = k
+	}
+	j.users[at] = k
+	return k
 }
 
 // home is all that of a process tells which container it is of.
@@ -155,27 +163,22 @@ type home struct {
 type knownUser struct {
 	user  grant.User
 	grant *grant.Grant
-	key   string
 }
 
 // tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
 func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
-	by := map[seat]*tenant{}
+	by := make(map[seat]*tenant, min(len(g.Processes), 64))
 	for _, p := range g.Processes {
 		person, known := j.People[p.PID]
 		if !known {
 			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
 		}
 		told += p.Memory
-		user, held, name := j.userOf(person)
-		key := seat{device: cmp.Or(p.Device, g.UUID), user: name}
-		if held != nil {
-			key.grant = held.ID
-		}
+		key := seat{device: cmp.Or(p.Device, g.UUID), user: j.userOf(person)}
 		t := by[key]
 		if t == nil {
-			user.Command, user.Processes = person.Command, []grant.Process{person.Process}
-			t = &tenant{User: user, grant: held, device: key.device, compute: -1}
+			t = &tenant{User: key.user.user, grant: key.user.grant, device: key.device, compute: -1}
+			t.User.Command, t.User.Processes = person.Command, []grant.Process{person.Process}
 			by[key] = t
 			list = append(list, t)
 		} else {

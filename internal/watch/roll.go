@@ -35,9 +35,17 @@ func rollOf(grants []grant.Grant, people map[int]Person) roll {
 }
 
 func (r roll) add(cgroup string, b bound) {
-	if cgroup = path.Clean("/" + cgroup); cgroup != "/" { // everybody's
+	if cgroup = clean(cgroup); cgroup != "/" { // everybody's
 		r[cgroup] = b
 	}
+}
+
+// clean is a path from the root of the hierarchy. As the kernel and most engines write them they are so.
+func clean(cgroup string) string {
+	if strings.HasPrefix(cgroup, "/") && !strings.HasSuffix(cgroup, "/") && !strings.Contains(cgroup, "//") && !strings.Contains(cgroup, "/.") {
+		return cgroup
+	}
+	return path.Clean("/" + cgroup)
 }
 
 // isOwn reports whether a cgroup was made for the container: one without a cgroup of its own is in somebody else's.
@@ -47,7 +55,7 @@ func isOwn(cgroup, container string) bool {
 
 // find goes up from a cgroup to the first that a grant's container has.
 func (r roll) find(cgroup string) (b bound, own string, found bool) {
-	for at := path.Clean("/" + cgroup); len(at) > 1; at = at[:strings.LastIndexByte(at, '/')] {
+	for at := clean(cgroup); len(at) > 1; at = at[:strings.LastIndexByte(at, '/')] {
 		if b, found := r[at]; found {
 			return b, at, true
 		}
