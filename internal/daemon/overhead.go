@@ -11,7 +11,21 @@ import (
 
 // overheads tell the shim of each grant how much its containers use beyond what their processes count themselves: contexts, code,
 // memory that they had in other ways. It counts against the grant at the next allocation.
-type overheads struct{ told map[grantOn]overhead }
+type overheads struct {
+	told     map[grantOn]overhead
+	accounts map[grant.ID]*account
+	pass     int
+}
+
+// account is a grant's files, kept open.
+type account struct {
+	*limits.Account
+	pass int // in which the grant was last used
+}
+
+// maxAccounts is how many are kept open; those of more grants are opened each time. It is what fits into a thousand descriptors beside all
+// else, where a program may have no more.
+const maxAccounts = 256
 
 type grantOn struct {
 	id  grant.ID
@@ -21,6 +35,7 @@ type grantOn struct {
 type overhead struct {
 	used grant.Bytes // in truth, when it was last told
 	at   time.Time
+	pass int // in which the grant was last used
 }
 
 // How much the truth has to change, and how old it may get, before the account is read again: that is up to 200 KiB and a thousand
@@ -33,30 +48,68 @@ const (
 
 // publish brings the records up to date of the grants that have some.
 func (o *overheads) publish(n *node.Node, r watch.Report) {
-	told := make(map[grantOn]overhead, len(r.Grants))
+	if o.told == nil {
+		o.told, o.accounts = map[grantOn]overhead{}, map[grant.ID]*account{}
+	}
+	o.pass++
 	for _, g := range r.Grants {
 		key := grantOn{g.ID, g.GPU}
 		last, known := o.told[key]
-		if moved := max(g.Used, last.used) - min(g.Used, last.used); known && moved < max(overheadStep, g.Granted/overheadPart) && r.Taken.Sub(last.at) < overheadRest {
-			told[key] = last
-			continue
+		if moved := max(g.Used, last.used) - min(g.Used, last.used); !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadRest {
+			last.used, last.at = g.Used, r.Taken
+			o.tell(n.Policy.LimitsDir(g.ID), g)
 		}
-		told[key] = overhead{g.Used, r.Taken}
-		publishOverhead(n.Policy.LimitsDir(g.ID), g)
+		last.pass = o.pass
+		o.told[key] = last
+		if a := o.accounts[g.ID]; a != nil {
+			a.pass = o.pass
+		}
 	}
-	o.told = told
+	for key, last := range o.told {
+		if last.pass != o.pass {
+			delete(o.told, key)
+		}
+	}
+	for id, a := range o.accounts {
+		if a.pass != o.pass {
+			o.close(id)
+		}
+	}
 }
 
-// publishOverhead does nothing for a grant without records: nothing limits it, or something else than the shim does.
-func publishOverhead(dir string, g watch.GrantUse) {
-	l, err := limits.Open(dir)
-	if err != nil {
-		return
+// tell does nothing for a grant without records: nothing limits it, or something else than the shim does.
+func (o *overheads) tell(dir string, g watch.GrantUse) {
+	a := o.accounts[g.ID]
+	if a != nil && !a.Current() {
+		o.close(g.ID)
+		a = nil
 	}
-	defer l.Close()
-	counted, err := l.Used(g.GPU)
+	if a == nil {
+		opened, err := limits.OpenAccount(dir)
+		if err != nil {
+			return
+		}
+		if a = (&account{Account: opened}); len(o.accounts) < maxAccounts {
+			o.accounts[g.ID] = a
+		} else {
+			defer a.Close()
+		}
+	}
+	counted, err := a.Used(g.GPU)
 	if err != nil {
 		return // the container has spoiled its account; what it does not count there the watch finds
 	}
-	_ = l.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
+	_ = a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
+}
+
+func (o *overheads) close(id grant.ID) {
+	o.accounts[id].Close()
+	delete(o.accounts, id)
+}
+
+// closeAll ends it.
+func (o *overheads) closeAll() {
+	for id := range o.accounts {
+		o.close(id)
+	}
 }

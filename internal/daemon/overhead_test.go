@@ -80,3 +80,49 @@ func TestOverhead(t *testing.T) {
 		}
 	}
 }
+
+// TestKeptAccounts: an account is kept open for as long as its grant is used, is opened anew where others lie in its place, and no more
+// are kept than there is room for.
+func TestKeptAccounts(t *testing.T) {
+	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
+	run := t.TempDir()
+	n := &node.Node{Policy: grant.Policy{RunDir: run}}
+	var o overheads
+	defer o.closeAll()
+	var r watch.Report
+	for i := range maxAccounts + 3 {
+		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
+		r.Grants = append(r.Grants, g)
+		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}))
+	}
+	told := func(i int) grant.Bytes {
+		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
+		must(t, err)
+		return grant.Bytes(binary.NativeEndian.Uint64(text[overheadAt:]))
+	}
+	tells := func(used grant.Bytes) {
+		t.Helper()
+		for i := range r.Grants {
+			r.Grants[i].Used = used
+		}
+		o.publish(n, r)
+		for i := range r.Grants {
+			if got := told(i); got != used {
+				t.Errorf("grant %d: the overhead is %s, want %s", i, got, used)
+			}
+		}
+	}
+	tells(grant.GiB)
+	tells(2 * grant.GiB)
+	if len(o.accounts) != maxAccounts {
+		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
+	}
+	first := n.Policy.LimitsDir(r.Grants[0].ID)
+	must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}))
+	tells(3 * grant.GiB)
+	r.Grants = r.Grants[:5]
+	tells(4 * grant.GiB)
+	if len(o.accounts) != 5 || len(o.told) != 5 {
+		t.Errorf("of 5 grants %d accounts are kept, and %d remembered", len(o.accounts), len(o.told))
+	}
+}

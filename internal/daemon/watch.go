@@ -49,6 +49,7 @@ func (w *watcher) Name() string { return "watch" }
 func (w *watcher) Stop() {
 	w.sampler.Close()
 	w.census.Close()
+	w.closeAll()
 }
 
 // Ensure takes a sample and does what policy says about it, and rests for a while where the interval is shorter than that is worth.

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
+	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -20,39 +22,84 @@ type Process struct {
 
 // Use reads what the processes that are alive say they use. The container can write anything there: it is for reports, never for
 // a decision. It is read, not mapped, because the container could truncate a mapping away.
-func Use(dir string) ([]Process, error) {
-	path := filepath.Join(dir, grant.RegionFile)
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func Use(dir string) (processes []Process, err error) {
+	r, err := openRegion(dir)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	// Of two hundred containers the daemon reads this again and again: only the slots that were ever used are read, of 1,024.
-	data := make([]byte, page)
-	if _, err := f.ReadAt(data, 0); err != nil {
-		return nil, fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	var h head
-	if err := decode(data, &h); err != nil || h.Magic != regionMagic || h.Version != version || h.Devices > MaxDevices {
-		return nil, fmt.Errorf("cannot read %s: it is no accounting region of version %d", path, version)
-	}
-	data = make([]byte, min(int(h.High), slots)*slotSize)
-	if _, err := f.ReadAt(data, page); err != nil && len(data) > 0 {
-		return nil, fmt.Errorf("cannot read %s: %w", path, err)
-	}
-	var processes []Process
-	for i := range len(data) / slotSize {
-		s := slotOf(data[i*slotSize:])
-		if s.Used == [MaxDevices]uint64{} || !held(f, i) {
-			continue
-		}
+	defer r.close()
+	err = r.each(func(devices int, s slot) {
 		p := Process{PID: int(s.PID)}
-		for _, used := range s.Used[:h.Devices] {
+		for _, used := range s.Used[:devices] {
 			p.Used = append(p.Used, grant.Bytes(used))
 		}
 		processes = append(processes, p)
+	})
+	return processes, err
+}
+
+// region is a grant's accounting region, open to be read again and again.
+type region struct {
+	path string
+	fd   int
+	is   identity
+	data []byte // the head's page and as many slots as there were at the last reading
+}
+
+func openRegion(dir string) (r region, err error) {
+	r.path = filepath.Join(dir, grant.RegionFile)
+	if r.fd, err = unix.Open(r.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != nil {
+		return r, &fs.PathError{Op: "open", Path: r.path, Err: err}
 	}
-	return processes, nil
+	if r.is, err = identityOf(r.fd); err != nil {
+		r.close()
+	}
+	return r, err
+}
+
+func (r *region) close() { _ = unix.Close(r.fd) }
+
+// each hands on the slots that somebody uses. Of two hundred containers the daemon reads this again and again: only the slots that were
+// ever used are read, of 1,024, with the head at once.
+func (r *region) each(do func(devices int, s slot)) error {
+	if len(r.data) < page {
+		r.data = make([]byte, page)
+	}
+	var h head
+	for {
+		n, err := unix.Pread(r.fd, r.data, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n < page {
+			return fmt.Errorf("cannot read %s: it has less than a page (%v)", r.path, err)
+		}
+		if h = headIn(r.data); h.Magic != regionMagic || h.Version != version || h.Devices > MaxDevices {
+			return fmt.Errorf("cannot read %s: it is no accounting region of version %d", r.path, version)
+		}
+		want := page + min(int(h.High), slots)*slotSize
+		if n >= want {
+			break
+		}
+		if len(r.data) >= want { // it was asked for
+			return fmt.Errorf("cannot read %s: it has %d bytes and not %d", r.path, n, want)
+		}
+		r.data = make([]byte, want)
+	}
+	for i := range min(int(h.High), slots) {
+		s := slotOf(r.data[page+i*slotSize:])
+		if s.Used != [MaxDevices]uint64{} && held(r.fd, i) {
+			do(int(h.Devices), s)
+		}
+	}
+	return nil
+}
+
+// headIn is decode of a head without reflection.
+func headIn(data []byte) (h head) {
+	h.Magic, h.Version, h.Devices = binary.NativeEndian.Uint64(data), binary.NativeEndian.Uint32(data[8:]), binary.NativeEndian.Uint32(data[12:])
+	h.High = binary.NativeEndian.Uint32(data[unsafe.Offsetof(h.High):])
+	return h
 }
 
 // slotOf is decode without reflection, which costs more than everything else here.
@@ -69,32 +116,32 @@ func decode(data []byte, v any) error {
 }
 
 // held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking takes no lock.
-func held(f *os.File, slot int) bool {
+func held(fd, slot int) bool {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(slot), Len: 1}
-	return unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
+	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
 }
 
 // Used is the sum of what the processes that are alive say they use of one device. What the container writes there, it writes to
 // its own account only.
 func (l *Limits) Used(uuid string) (sum grant.Bytes, err error) {
-	place := -1
-	id, err := ParseUUID(uuid)
+	r, err := openRegion(l.dir)
 	if err != nil {
 		return 0, err
 	}
-	for i := range l.record.Device[:l.record.Devices] {
-		if l.record.Device[i].UUID == id {
-			place = i
+	defer r.close()
+	return l.usedIn(&r, uuid)
+}
+
+func (l *Limits) usedIn(r *region, uuid string) (sum grant.Bytes, err error) {
+	d, err := l.device(uuid)
+	if err != nil {
+		return 0, fmt.Errorf("cannot tell what is used: %w", err)
+	}
+	place := slices.IndexFunc(l.record.Device[:], func(o device) bool { return o.UUID == d.UUID })
+	err = r.each(func(devices int, s slot) {
+		if used := grant.Bytes(s.Used[place]); place < devices && sum+used >= sum {
+			sum += used
 		}
-	}
-	if place < 0 {
-		return 0, fmt.Errorf("cannot tell what is used of device %q: %w", uuid, errNotGranted)
-	}
-	processes, err := Use(l.dir)
-	for _, p := range processes {
-		if place < len(p.Used) && sum+p.Used[place] >= sum {
-			sum += p.Used[place]
-		}
-	}
+	})
 	return sum, err
 }
