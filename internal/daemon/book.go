@@ -1,36 +1,108 @@
 package daemon
 
 import (
+	"maps"
+	"os"
+	"sync"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// book is the ledger as it was last read, for who looks at it each second: to read a thousand grants costs more than to count
-// what a thousand processes use.
+// book is the ledger as it was last read, for all of the daemon that looks at it again and again: to read a thousand grants costs more
+// than to count what a thousand processes use. It is read anew when a file of it has changed, and when a container has ended, which
+// changes none: the first process of each is held (host.Vigil).
 type book struct {
+	mu       sync.Mutex
 	node     *node.Node // whose
 	overview node.Overview
 	read     time.Time
-	changed  time.Time
+	stamp    stamp
 	changes  map[string]uint64 // seen from one reading to the next
+	readings uint64
+	vigil    *host.Vigil
+	blind    bool // there is none
+	settled  bool // all of the bindings are of containers whose first process is held
 }
 
-// bookRest is the longest time for which it is believed: containers that end change no file. What they used is gone with them, so
-// nothing wrong is said meanwhile.
-const bookRest = 30 * time.Second
+// stamp tells one state of the files from another.
+type stamp struct {
+	ledger    ledger.Stamp
+	inventory int64 // nanoseconds
+}
+
+func stampOf(n *node.Node) (s stamp) {
+	s.ledger = n.Ledger.Stamp()
+	if info, err := os.Stat(gpu.Path(n.Policy.StateDir)); err == nil {
+		s.inventory = info.ModTime().UnixNano()
+	}
+	return s
+}
+
+// last is when one of them was changed last.
+func (s stamp) last() time.Time {
+	last := s.ledger.Last()
+	if changed := time.Unix(0, s.inventory); changed.After(last) {
+		return changed
+	}
+	return last
+}
+
+// How long it is believed. A binding whose container's end would not be noticed is looked at again soon; what it used is gone with it, so
+// nothing wrong is said meanwhile. The others, in case that something was overlooked.
+const (
+	bookRest    = 30 * time.Second
+	settledRest = 2 * time.Minute
+)
 
 // settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
 const settled = 20 * time.Millisecond
 
 // open gives the ledger as it is, or with anew surely as it is now.
 func (b *book) open(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
-	changed := n.Ledger.Changed()
-	now := time.Now()
-	if !anew && b.node == n && b.changed.Equal(changed) && b.read.Sub(changed) > settled && now.Sub(b.read) < bookRest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.look(n, anew)
+}
+
+// now gives the ledger as it is, with the lives of all containers, for who shows it.
+func (b *book) now(n *node.Node) (node.Overview, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o, fresh, err := b.look(n, false)
+	if err == nil && !fresh && !b.settled {
+		o, fresh, err = b.look(n, true)
+	}
+	if err != nil || fresh {
+		return o, err
+	}
+	return n.OverviewAgain(o)
+}
+
+// quiet reports whether no container can be gone that the ledger says is there, and the number of the reading that tells so: it
+// stays so while that is the last.
+func (b *book) quiet(n *node.Node) (reading uint64, quiet bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, _, err := b.look(n, false)
+	return b.readings, err == nil && b.settled
+}
+
+func (b *book) look(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+	ended := b.ended()
+	now, is := time.Now(), stampOf(n)
+	rest := bookRest
+	if b.settled {
+		rest = settledRest
+	}
+	if !anew && !ended && b.node == n && b.stamp == is && b.read.Sub(is.last()) > settled && now.Sub(b.read) < rest {
 		return b.overview, false, nil
 	}
+	b.settled = false
 	o, err = n.Overview()
 	if err != nil {
 		return o, true, err
@@ -38,8 +110,89 @@ func (b *book) open(n *node.Node, anew bool) (o node.Overview, fresh bool, err e
 	if b.node != nil {
 		b.count(b.overview.Grants, o.Grants)
 	}
-	b.node, b.overview, b.read, b.changed = n, o, now, changed
+	b.node, b.overview, b.read, b.stamp = n, o, now, is
+	b.readings++
+	b.settled = b.hold(n, o.Grants)
 	return o, true, nil
+}
+
+// ended reports whether a container's first process has ended since it was asked last.
+func (b *book) ended() bool {
+	if b.vigil == nil {
+		return false
+	}
+	pids, err := b.vigil.Ended()
+	if err != nil {
+		b.close()
+		b.blind = true
+	}
+	return len(pids) > 0 || err != nil
+}
+
+// hold watches the first process of each container, and reports whether that is all that the ledger has.
+func (b *book) hold(n *node.Node, grants []grant.Grant) bool {
+	if b.vigil == nil && !b.blind && n.Host.Proc == "/proc" { // else pids there are not this machine's
+		b.vigil, _ = host.NewVigil()
+	}
+	if b.vigil == nil {
+		b.blind = true
+		return false
+	}
+	pids, held := map[int]bool{}, 0
+	for _, g := range grants {
+		for _, of := range g.Bindings {
+			if of.Life == grant.Alive && of.PID > 0 && b.holds(n, of) {
+				pids[of.PID] = true
+				held++
+			}
+		}
+	}
+	for _, pid := range b.vigil.Held() {
+		if !pids[pid] {
+			b.vigil.Release(pid)
+		}
+	}
+	records := -1
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		records = tx.Records()
+		return nil
+	})
+	return held == records
+}
+
+// holds watches the first process of a container. Is it the ledger's still once it is held, it is he who is.
+func (b *book) holds(n *node.Node, of grant.Binding) bool {
+	if b.vigil.Holds(of.PID) {
+		return true
+	}
+	if b.vigil.Hold(of.PID) != nil {
+		return false
+	}
+	now := grant.Binding{}
+	_ = n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		now, err = tx.Binding(of.RuntimeRoot, of.Container)
+		return err
+	})
+	if now.Life == grant.Alive && now.PID == of.PID {
+		return true
+	}
+	b.vigil.Release(of.PID)
+	return false
+}
+
+// counted tells what was done, by operation.
+func (b *book) counted() map[string]uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return maps.Clone(b.changes)
+}
+
+// close lets go of all that is held.
+func (b *book) close() {
+	if b.vigil != nil {
+		b.vigil.Close()
+		b.vigil = nil
+	}
 }
 
 // count tells what was done to the ledger between two readings. What came and went between them is not seen.

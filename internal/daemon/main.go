@@ -136,11 +136,12 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 
 // managers are those that the arguments ask for.
 func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
-	book, decisions := &reconcile{node: s.Node, wait: s.Interval, log: s.log}, &audit{node: s.Node}
-	watcher := newWatcher(s.Node, config, c.StringSlice("runtime-root"), s.log)
+	ledger := &book{}
+	tidy, decisions := &reconcile{node: s.Node, book: ledger, wait: s.Interval, log: s.log}, &audit{node: s.Node}
+	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimiter(s.Node, config, s.log)
-	shown := &view{node: s.Node, audit: decisions, book: book, loop: loop, watch: watcher, limits: limits}
-	all := []Manager{s, book, newInventory(s.Node, config, watcher.Stale, s.log),
+	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger}
+	all := []Manager{s, tidy, newInventory(s.Node, config, watcher.Stale, s.log),
 		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},
 		&mps.Manager{Node: s.Node, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {

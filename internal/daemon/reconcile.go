@@ -29,10 +29,12 @@ const restAfter = 100
 // reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
 type reconcile struct {
 	node func() *node.Node
+	book *book
 	wait func() time.Duration // the interval
 	log  *logrus.Logger
 
 	tidy, whole time.Time // not before
+	tidied      uint64    // the reading of the ledger that the last look found nobody gone in; 0: none
 	failure     error     // of the last whole pass
 
 	mu    sync.Mutex
@@ -51,12 +53,25 @@ func (r *reconcile) Ensure(context.Context) error {
 		r.whole = due(began, reconcileEvery*r.wait(), cpu()-worked)
 		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
 	case !began.Before(r.tidy):
-		if gone := r.node().TidyDead(); gone > 0 {
-			r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
-		}
+		r.tidyDead(r.node())
 		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
 	}
 	return r.failure
+}
+
+// tidyDead removes the bindings of containers that are gone. Where nothing can have changed since it found none, it does not look.
+func (r *reconcile) tidyDead(n *node.Node) {
+	reading, quiet := r.book.quiet(n)
+	if quiet && reading == r.tidied {
+		return
+	}
+	gone := n.TidyDead()
+	if gone > 0 {
+		r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
+	}
+	if r.tidied = 0; quiet && gone == 0 {
+		r.tidied = reading
+	}
 }
 
 // due is when something is to be done again that began at a time and cost so much.

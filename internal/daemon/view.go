@@ -35,10 +35,11 @@ func (a *audit) Ensure(context.Context) error {
 type view struct {
 	node  func() *node.Node
 	audit *audit
-	book  *reconcile
+	found *reconcile
 	loop  *Loop
 	watch *watcher
 
+	ledger *book
 	limits *limiter
 
 	mu      sync.Mutex
@@ -51,7 +52,8 @@ func (v *view) look() (node.Picture, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if began := time.Now(); !began.Before(v.until) {
-		v.picture, v.err = v.node().Picture()
+		n := v.node()
+		v.picture, v.err = n.PictureOf(v.ledger.now(n))
 		v.until = time.Now().Add(max(time.Second, 10*time.Since(began)))
 	}
 	return v.picture, v.err
@@ -67,7 +69,7 @@ func (v *view) state() metrics.State {
 	}
 	watched.Events[grant.LimitChanged] = v.limits.drifts.Load()
 	return metrics.State{Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
-		Ledger: v.book.Found(), Managers: v.loop.Passes(), Watch: watched}
+		Ledger: v.found.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 
 // shown is for people.

@@ -28,7 +28,8 @@ type watcher struct {
 
 	census  watch.Census
 	tracker watch.Tracker
-	book    book
+	book    *book
+	ledger  node.Overview // as of the last pass
 	others  bystanders
 	overheads
 	throttles
@@ -41,8 +42,8 @@ type watcher struct {
 	watched watch.State
 }
 
-func newWatcher(n func() *node.Node, config string, roots []string, log *logrus.Logger) *watcher {
-	return &watcher{node: n, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}}
+func newWatcher(n func() *node.Node, ledger *book, config string, roots []string, log *logrus.Logger) *watcher {
+	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}}
 }
 
 func (w *watcher) Name() string { return "watch" }
@@ -96,6 +97,7 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 		if err != nil {
 			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
 		}
+		w.ledger = o
 		scene := watch.Scene{Sample: sample, People: w.people(sample, o.Grants), Grants: o.Grants, Inventory: o.Inventory,
 			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }}
 		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
@@ -149,8 +151,8 @@ func (w *watcher) show(r watch.Report) {
 	w.watched.Report = r
 	w.watched.Samples++
 	w.watched.Events, w.watched.XIDs = maps.Clone(w.tracker.Events), maps.Clone(w.tracker.XIDs)
-	w.watched.Changes = maps.Clone(w.book.changes)
-	w.watched.Remember(r, w.book.overview.Grants)
+	w.watched.Changes = w.book.counted()
+	w.watched.Remember(r, w.ledger.Grants)
 }
 
 // State is a copy of what was last found.
@@ -177,7 +179,7 @@ const remind = time.Minute
 func (w *watcher) record(n *node.Node, r watch.Report) error {
 	outside := r.Outside()
 	if w.told == nil {
-		w.told = w.book.overview.Outside // as who ran before us left it
+		w.told = w.ledger.Outside // as who ran before us left it
 	}
 	if !maps.Equal(outside, w.told) || len(outside) > 0 && r.Taken.Sub(w.written) > remind {
 		if err := n.Ledger.SetOutside(outside); err != nil {

@@ -72,9 +72,8 @@ func crowded(t testing.TB, containers int) *watcher {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	w := newWatcher(func() *node.Node { return n }, "", nil, log)
+	w := newWatcher(func() *node.Node { return n }, &book{node: n, overview: o, read: time.Now().Add(time.Hour), stamp: stampOf(n)}, "", nil, log)
 	w.sampler = same{s}
-	w.book = book{node: n, overview: o, read: time.Now().Add(time.Hour), changed: n.Ledger.Changed()}
 	return w
 }
 

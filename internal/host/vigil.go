@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +21,8 @@ type Vigil struct {
 // ErrNoVigil is why processes cannot be watched here: the kernel has no pidfds, or there is no room for more descriptors.
 var ErrNoVigil = errors.New("cannot hold processes")
 
-// NewVigil is a vigil over nobody. It holds at most a third of the descriptors that the program may have: two of them leave it those
-// that it needs to work.
+// NewVigil is a vigil over nobody. It holds at most a quarter of the descriptors that the program may have: two of them leave it
+// those that it needs to work.
 func NewVigil() (*Vigil, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -31,7 +32,7 @@ func NewVigil() (*Vigil, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoVigil, err)
 	}
-	return &Vigil{epoll: epoll, held: map[int]int{}, room: int(min(limit.Cur/3, 1<<20)), told: make([]unix.EpollEvent, 128)}, nil
+	return &Vigil{epoll: epoll, held: map[int]int{}, room: int(min(limit.Cur/4, 1<<20)), told: make([]unix.EpollEvent, 128)}, nil
 }
 
 // Hold begins to watch whoever has the pid now. What is read about the pid from then on is about him, for as long as Ended does not tell
@@ -66,8 +67,8 @@ func (v *Vigil) Holds(pid int) bool {
 	return held
 }
 
-// Held is how many processes are watched.
-func (v *Vigil) Held() int { return len(v.held) }
+// Held are the pids of those that are watched, in no order.
+func (v *Vigil) Held() []int { return slices.Collect(maps.Keys(v.held)) }
 
 // Ended tells the pids of those that have ended since it was asked last, sorted, and watches them no more. A process that is a zombie
 // has ended; one whose first thread has ended and others run has not. An error says that it cannot be told.

@@ -60,8 +60,8 @@ func TestVigil(t *testing.T) {
 			want = append(want, cmd.Process.Pid)
 		}
 	}
-	if pids, err := v.Ended(); len(pids) != 0 || err != nil || v.Held() != 300 {
-		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, v.Held(), err)
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 300 {
+		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, len(v.Held()), err)
 	}
 	for i := 0; i < 300; i += 2 {
 		_ = all[i].Process.Kill() // and not waited for: a zombie has ended
@@ -70,8 +70,8 @@ func TestVigil(t *testing.T) {
 	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
 		t.Errorf("ended are %v, want %v", got, want)
 	}
-	if pids, err := v.Ended(); len(pids) != 0 || err != nil || v.Held() != 150 || v.Holds(want[0]) || !v.Holds(all[1].Process.Pid) {
-		t.Errorf("told again: %v, %d held (%v)", pids, v.Held(), err)
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 150 || v.Holds(want[0]) || !v.Holds(all[1].Process.Pid) {
+		t.Errorf("told again: %v, %d held (%v)", pids, len(v.Held()), err)
 	}
 	v.Release(all[1].Process.Pid)
 	_ = all[1].Process.Kill()

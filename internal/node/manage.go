@@ -279,10 +279,23 @@ type Overview struct {
 
 // Overview reads everything without waiting for a writer. Grants that no longer count are left out.
 func (n *Node) Overview() (Overview, error) {
-	o := Overview{}
+	return n.overview(func(tx *ledger.Tx) (grant.View, error) { return n.all(tx) })
+}
+
+// OverviewAgain is an overview with the same grants and bindings, for who knows that they are as they were: the rest of it is read anew, and is
+// little.
+func (n *Node) OverviewAgain(o Overview) (Overview, error) {
+	return n.overview(func(tx *ledger.Tx) (v grant.View, err error) {
+		v = grant.View{Now: n.Host.Now(), Grants: slices.Clone(o.Grants), Damaged: o.Damaged}
+		v.Outside, err = tx.Outside()
+		return v, err
+	})
+}
+
+func (n *Node) overview(read func(*ledger.Tx) (grant.View, error)) (o Overview, err error) {
 	o.Inventory, o.Problem = n.Inventory()
-	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
-		o.View, err = n.all(tx)
+	err = n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		o.View, err = read(tx)
 		return err
 	})
 	o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !g.Live(o.Now) })

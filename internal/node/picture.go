@@ -12,13 +12,14 @@ type Picture struct {
 
 // Picture reads it without waiting for anybody. It costs as much as there are grants. With an error it holds what could be
 // read.
-func (n *Node) Picture() (Picture, error) {
-	p := Picture{Mode: n.Mode()}
+func (n *Node) Picture() (Picture, error) { return n.PictureOf(n.Overview()) }
+
+// PictureOf is Picture of an overview that was read already, with the error that came with it.
+func (n *Node) PictureOf(o Overview, err error) (Picture, error) {
+	p := Picture{Overview: o, Mode: n.Mode()}
 	p.Pause, _ = n.Paused()
-	var err error
-	if p.Overview, err = n.Overview(); err != nil {
-		return p, err
+	if err == nil {
+		p.Cards, err = n.Cards(o)
 	}
-	p.Cards, err = n.Cards(p.Overview)
 	return p, err
 }

@@ -50,8 +50,8 @@ func TestHeldProcessesEnd(t *testing.T) {
 	stays, goes, lingers := runner(t), runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
 	people := c.Take(pids)
-	if len(people) != 3 || c.vigil.Held() != 3 {
-		t.Fatalf("%d of 3 are found and %d held", len(people), c.vigil.Held())
+	if len(people) != 3 || len(c.vigil.Held()) != 3 {
+		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.vigil.Held()))
 	}
 	was := people[lingers.Process.Pid]
 	end(t, goes)
@@ -75,8 +75,8 @@ func TestHeldProcessesEnd(t *testing.T) {
 	if people = c.Take(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
 		t.Errorf("left are %+v", people)
 	}
-	if people = c.Take(nil); len(people) != 0 || c.vigil.Held() != 0 {
-		t.Errorf("nobody is asked for: %+v, %d held", people, c.vigil.Held())
+	if people = c.Take(nil); len(people) != 0 || len(c.vigil.Held()) != 0 {
+		t.Errorf("nobody is asked for: %+v, %d held", people, len(c.vigil.Held()))
 	}
 }
 
