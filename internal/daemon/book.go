@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"maps"
-	"os"
 	"sync"
 	"time"
 
@@ -32,24 +31,11 @@ type book struct {
 // stamp tells one state of the files from another.
 type stamp struct {
 	ledger    ledger.Stamp
-	inventory int64 // nanoseconds
+	inventory host.Stamp
 }
 
-func stampOf(n *node.Node) (s stamp) {
-	s.ledger = n.Ledger.Stamp()
-	if info, err := os.Stat(gpu.Path(n.Policy.StateDir)); err == nil {
-		s.inventory = info.ModTime().UnixNano()
-	}
-	return s
-}
-
-// last is when one of them was changed last.
-func (s stamp) last() time.Time {
-	last := s.ledger.Last()
-	if changed := time.Unix(0, s.inventory); changed.After(last) {
-		return changed
-	}
-	return last
+func stampOf(n *node.Node) stamp {
+	return stamp{n.Ledger.Stamp(), host.StampOf(gpu.Path(n.Policy.StateDir))}
 }
 
 // How long it is believed. A binding whose container's end would not be noticed is looked at again soon; what it used is gone with it, so
@@ -58,9 +44,6 @@ const (
 	bookRest    = 30 * time.Second
 	settledRest = 2 * time.Minute
 )
-
-// settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
-const settled = 20 * time.Millisecond
 
 // open gives the ledger as it is, or with anew surely as it is now.
 func (b *book) open(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
@@ -99,7 +82,7 @@ func (b *book) look(n *node.Node, anew bool) (o node.Overview, fresh bool, err e
 	if b.settled {
 		rest = settledRest
 	}
-	if !anew && !ended && b.node == n && b.stamp == is && b.read.Sub(is.last()) > settled && now.Sub(b.read) < rest {
+	if !anew && !ended && b.node == n && b.stamp == is && is.ledger.Before(b.read) && is.inventory.Before(b.read) && now.Sub(b.read) < rest {
 		return b.overview, false, nil
 	}
 	b.settled = false

@@ -59,9 +59,17 @@ func (l *Loop) attend(ctx context.Context, m Manager) {
 		last = complain(l.Log, m, last, err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(l.Interval()):
+		case <-time.After(l.untilTick(time.Now())):
 		}
 	}
+}
+
+// untilTick is how long it is to the next pass. All managers have the same ticks: to wake up once a second costs less than ten times.
+func (l *Loop) untilTick(now time.Time) time.Duration {
+	interval := max(l.Interval(), time.Millisecond)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return interval - now.Sub(l.began)%interval
 }
 
 func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) {

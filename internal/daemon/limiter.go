@@ -38,10 +38,10 @@ type limiter struct {
 
 	mu    sync.Mutex // one change at a time
 	known []leaf
-	run   string    // the run directory that they are kept in
-	read  time.Time // the ledger's values as of then are known
-	asked time.Time // when they were taken over
-	warm  bool      // the driver has answered
+	run   string       // the run directory that they are kept in
+	read  ledger.Stamp // the ledger's values as of then are known
+	asked time.Time    // when they were taken over
+	warm  bool         // the driver has answered
 }
 
 func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {
@@ -107,7 +107,7 @@ func (l *limiter) take(n *node.Node) error {
 	}
 	known, err := loadLeaves(n.Policy.RunDir, boot)
 	if err == nil {
-		l.known, l.run, l.read = known.List, n.Policy.RunDir, time.Time{}
+		l.known, l.run, l.read = known.List, n.Policy.RunDir, ledger.Stamp{}
 	}
 	return err
 }
@@ -353,8 +353,8 @@ func (l *limiter) pass(ctx context.Context, n *node.Node, could bool) error {
 
 // follow takes over what the ledger has changed behind our back: a `grant --update` that died half-way.
 func (l *limiter) follow(ctx context.Context, n *node.Node) error {
-	changed, now := n.Ledger.Changed(), time.Now()
-	if l.read.Equal(changed) && l.asked.Sub(changed) > settled && now.Sub(l.asked) < bookRest {
+	changed, now := n.Ledger.Stamp(), time.Now()
+	if l.read == changed && changed.Before(l.asked) && now.Sub(l.asked) < bookRest {
 		return nil
 	}
 	var asks []grant.CgroupLimit

@@ -30,6 +30,7 @@ func newSettings(open func() *node.Node, log *logrus.Logger) (*settings, error) 
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
+	n.Keep()
 	lock, err := single(n.Policy.RunDir)
 	if err != nil {
 		return nil, err
@@ -63,6 +64,7 @@ func (s *settings) Ensure(context.Context) error {
 		_ = s.lock.Close()
 		s.lock = lock
 	}
+	n.Keep()
 	s.good = n
 	s.log.WithFields(logrus.Fields{"mode": n.Policy.Rules.Mode, "listen": n.Policy.Daemon.Listen, "interval": n.Policy.Daemon.Interval}).Info("the configuration has changed and is in force")
 	return nil

@@ -36,6 +36,7 @@ type watcher struct {
 	next    time.Time              // not before
 	told    map[string]grant.Bytes // what was last recorded as outside the ledger
 	written time.Time              // when
+	saved   watch.Report           // for who asks what is used
 	failure error                  // of the last pass
 
 	mu      sync.Mutex
@@ -58,14 +59,18 @@ func (w *watcher) Ensure(ctx context.Context) error {
 	if time.Now().Before(w.next) {
 		return w.failure
 	}
-	worked := cpu()
+	began, worked := time.Now(), cpu()
 	w.failure = w.pass(ctx, w.node())
-	w.next = time.Now().Add(min(passRest*(cpu()-worked), time.Second))
+	w.next = began.Add(min(passRest*(cpu()-worked), maxPassRest))
 	return w.failure
 }
 
-// passRest is how many times as long as it worked the watch rests, up to a second.
-const passRest = 20
+// passRest is how many times as long as it worked the watch rests, and maxPassRest how long at most: a tick of a second later it looks
+// again, whatever it cost.
+const (
+	passRest    = 20
+	maxPassRest = 900 * time.Millisecond
+)
 
 func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory)
@@ -82,8 +87,8 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	w.tell(n, news)
 	w.show(report)
 	w.publish(n, report)
-	w.hold(n, w.book.overview.Grants, report)
-	if err := w.record(n, report); err != nil {
+	w.hold(n, w.ledger.Grants, report)
+	if err := w.record(n, report, len(news.Begun)+len(news.Ended) > 0); err != nil {
 		return err
 	}
 	return w.react(n, report)
@@ -176,7 +181,7 @@ func (w *watcher) Stale() string {
 const remind = time.Minute
 
 // record writes the run directory's files: what every placement counts as taken, and what `gpuledger inspect` shows.
-func (w *watcher) record(n *node.Node, r watch.Report) error {
+func (w *watcher) record(n *node.Node, r watch.Report, news bool) error {
 	outside := r.Outside()
 	if w.told == nil {
 		w.told = w.ledger.Outside // as who ran before us left it
@@ -187,12 +192,21 @@ func (w *watcher) record(n *node.Node, r watch.Report) error {
 		}
 		w.told, w.written = outside, r.Taken
 	}
+	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveRest {
+		return nil
+	}
 	boot, err := n.Host.BootID()
 	if err == nil {
 		err = watch.Save(n.Policy.RunDir, boot, r)
 	}
+	if err == nil {
+		w.saved = r
+	}
 	return err
 }
+
+// saveRest is how old the file may get that tells what is used, while that hardly changes.
+const saveRest = 2500 * time.Millisecond
 
 // react stops the containers that policy wants stopped, once their findings stand for the grace time.
 func (w *watcher) react(n *node.Node, r watch.Report) error {

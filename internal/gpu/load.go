@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -19,6 +21,38 @@ const HintRefresh = "run `gpuledger inventory refresh`"
 // inventory-stale it is returned as it was found, for who only wants to show it or to know devices by it.
 func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	inv, err := Read(path)
+	return judge(inv, err, path, h, source)
+}
+
+// Kept is a snapshot that was read, for who asks for it again and again: with the driver's files it is 100 KiB. It may be used by
+// many goroutines.
+type Kept struct {
+	mu    sync.Mutex
+	path  string
+	stamp host.Stamp
+	read  time.Time
+	inv   grant.Inventory
+}
+
+// Load is as the function. The file is read when it has changed. What it gives has its GPUs to itself, and shares the rest.
+func (k *Kept) Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	is, now := host.StampOf(path), time.Now()
+	if k.path != path || k.stamp != is || !is.Before(k.read) {
+		inv, err := Read(path)
+		if err != nil {
+			k.path = ""
+			return judge(inv, err, path, h, source)
+		}
+		k.path, k.stamp, k.read, k.inv = path, is, now, inv
+	}
+	inv := k.inv
+	inv.GPUs = slices.Clone(k.inv.GPUs) // their health is seen to
+	return judge(inv, nil, path, h, source)
+}
+
+func judge(inv grant.Inventory, err error, path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return grant.Inventory{}, problem(grant.InventoryMissing, "this node has no inventory: there is no "+path)

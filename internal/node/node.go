@@ -25,7 +25,11 @@ type Node struct {
 	Ledger *ledger.Ledger
 
 	config string // the file that was read
+	kept   *gpu.Kept
 }
+
+// Keep has it remember the inventory between two looks at it, for a program that stays.
+func (n *Node) Keep() { n.kept = &gpu.Kept{} }
 
 // Open reads the configuration at path. It always gives a node: one with a broken configuration still lets containers
 // start that reach no GPU.
@@ -39,7 +43,11 @@ func Open(path string, h host.Host) *Node {
 
 // Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold what was read.
 func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
-	inv, problem := gpu.Load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
+	load := gpu.Load
+	if n.kept != nil {
+		load = n.kept.Load
+	}
+	inv, problem := load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
 	inv.Shim = n.Shim()
 	inv.Limiter = n.limiter(inv)
 	return inv, problem

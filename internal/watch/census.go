@@ -30,7 +30,8 @@ type Census struct {
 	Host host.Host
 
 	pass   int
-	v1     bool   // as in onV1
+	v1     bool // as in onV1
+	listed listing
 	own    uint64 // our pid namespace
 	vigil  *host.Vigil
 	known  map[int]*remembered
@@ -40,6 +41,7 @@ type Census struct {
 type remembered struct {
 	pass  int  // when it was looked up
 	seen  int  // when it was asked for last
+	phase int  // when its cgroup is asked for its processes; -1: that does not tell of it
 	ended bool // as a zombie it may still be there, and the driver not have its memory back
 }
 
@@ -58,7 +60,14 @@ func (c *Census) Take(pids []int) map[int]Person {
 			r = c.look(pid)
 		case r.seen == c.pass:
 			continue
-		case r.ended, (c.pass+pid)%rest == 0, c.pass-r.pass >= rest:
+		case r.ended:
+			r = c.again(pid, r)
+		case r.phase >= 0:
+			if (c.pass+r.phase)%rest == 0 && !c.lists(pid, r) {
+				r.phase = -1
+				r = c.again(pid, r)
+			}
+		case (c.pass+pid)%rest == 0, c.pass-r.pass >= rest:
 			r = c.again(pid, r)
 		}
 		if r != nil {
@@ -133,7 +142,7 @@ func (c *Census) look(pid int) *remembered {
 		c.forget(pid)
 		return nil
 	}
-	r := &remembered{pass: c.pass}
+	r := &remembered{pass: c.pass, phase: phaseOf(p.Cgroup)}
 	c.known[pid], c.people[pid] = r, p
 	return r
 }
@@ -161,12 +170,61 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 		c.forget(pid)
 		return c.look(pid)
 	}
-	if !r.ended {
+	if at := p.Cgroup; !r.ended {
 		p.Cgroup = cgroupIn(lines, c.v1)
 		c.people[pid] = p
+		if p.Cgroup != at {
+			r.phase = phaseOf(p.Cgroup)
+		}
 	}
 	r.pass = c.pass
 	return r
+}
+
+// listing is what cgroups said, in one pass, of who is in them.
+type listing struct {
+	pass int
+	root string
+	read map[string]bool
+	in   map[int]string
+}
+
+// phaseOf spreads the cgroups over the passes.
+func phaseOf(cgroup string) int {
+	if cgroup == "" || cgroup == "/" { // everybody's
+		return -1
+	}
+	sum := 0
+	for i := range len(cgroup) {
+		sum = (31*sum + int(cgroup[i])) % rest
+	}
+	return sum
+}
+
+// lists reports whether a process is still in its cgroup, as that tells: for the processes of a container together that is one file, and one
+// that costs the kernel less. Of who is not held it says too little, for a pid is all that it has.
+func (c *Census) lists(pid int, r *remembered) bool {
+	if c.vigil == nil || !c.vigil.Holds(pid) {
+		return false
+	}
+	if c.listed.pass != c.pass {
+		c.listed = listing{pass: c.pass, root: root(c.Host), read: map[string]bool{}, in: map[int]string{}}
+	}
+	cgroup := c.people[pid].Cgroup
+	if !c.listed.read[cgroup] {
+		c.listed.read[cgroup] = true
+		lines, _ := host.ReadFile(filepath.Join(c.listed.root, cgroup, "cgroup.procs"), maxProc) // of one that is gone, or too large, nothing
+		for line := range bytes.Lines(lines) {
+			if other, err := strconv.Atoi(string(bytes.TrimSuffix(line, []byte("\n")))); err == nil {
+				c.listed.in[other] = cgroup
+			}
+		}
+	}
+	if c.listed.in[pid] != cgroup {
+		return false
+	}
+	r.pass = c.pass
+	return true
 }
 
 // Close ends it.

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -42,6 +44,17 @@ func Save(runDir, bootID string, r Report) error {
 	}
 	return nil
 }
+
+// Differs reports whether two reports say something else: other GPUs or grants, a hundredth of a GPU more or less, or another reason to
+// take the inventory again.
+func (r Report) Differs(o Report) bool {
+	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
+		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes && apart(a.Used, b.Used) <= a.Total/100 && apart(a.Outside, b.Outside) <= a.Total/100
+	})
+	return !same || r.Stale != o.Stale || len(r.Findings) != len(o.Findings) || len(r.Grants) != len(o.Grants)
+}
+
+func apart(a, b grant.Bytes) grant.Bytes { return max(a, b) - min(a, b) }
 
 // Load reads the last report of this boot. It may be old: see Taken.
 func Load(runDir, bootID string) (Report, error) {

@@ -1,0 +1,48 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestStamp: whatever is done to a file or in a directory gives another stamp, or one that is too young to be believed.
+func TestStamp(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	put := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(file, "one")
+	for _, c := range []struct {
+		name, path string
+		do         func()
+	}{
+		{"written in place, as long as before", file, func() { put(file, "two") }},
+		{"replaced", file, func() { put(file+".new", "two"); _ = os.Rename(file+".new", file) }},
+		{"written and dated back", file, func() {
+			info, _ := os.Stat(file)
+			put(file, "six")
+			_ = os.Chtimes(file, info.ModTime(), info.ModTime())
+		}},
+		{"removed", file, func() { _ = os.Remove(file) }},
+		{"a name more", dir, func() { put(dir+"/other", "") }},
+		{"a name less", dir, func() { _ = os.Remove(dir + "/other") }},
+	} {
+		before, read := StampOf(c.path), time.Now()
+		c.do()
+		if after := StampOf(c.path); after == before && before.Before(read) {
+			t.Errorf("%s: %+v is believed, and still so afterwards", c.name, before)
+		}
+	}
+	if s := StampOf(file); s != (Stamp{}) || !s.Before(time.Now()) {
+		t.Errorf("of what is not there: %+v", s)
+	}
+	if s := (Stamp{changed: time.Now().Add(time.Hour).UnixNano()}); s.Before(time.Now()) {
+		t.Error("a change that is yet to come is believed")
+	}
+}
