@@ -104,7 +104,7 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 		}
 		w.ledger = o
 		scene := watch.Scene{Sample: sample, People: w.people(sample, o.Grants), Grants: o.Grants, Inventory: o.Inventory,
-			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }}
+			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }, Serves: n.MPSServes}
 		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -65,6 +66,29 @@ func (n *Node) allMPS() (daemons []grant.MPSDaemon) {
 		}
 	}
 	return daemons
+}
+
+// MPSServes reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU: one that it knows, or one that the daemon,
+// which starts its servers itself, has started since.
+func (n *Node) MPSServes(uuid string, p grant.Process) bool {
+	names, _ := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
+	for _, name := range names {
+		m, known := n.MPSState(grant.MPSDir(n.Policy.RunDir, name.Name()))
+		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || n.isChild(p, m.Daemon)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isChild reports whether one process was started by another and both are there.
+func (n *Node) isChild(p, of grant.Process) bool {
+	above, _, err := n.Host.Process(of.PID)
+	if err != nil || above != of {
+		return false
+	}
+	now, parent, err := n.Host.Process(p.PID)
+	return err == nil && now == p && parent == of.PID
 }
 
 func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {

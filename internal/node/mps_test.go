@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -84,5 +85,52 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 				t.Errorf("%s %s: %s, want %q", d.Kind, d.Code, d.Message, c.want)
 			}
 		})
+	}
+}
+
+// TestMPSServes: a server is whom gpuledgerd found, or whom its daemon has started since, for the daemon's GPUs and for as long as pid and
+// start are his. No name makes one.
+func TestMPSServes(t *testing.T) {
+	n := &node.Node{Host: host.Default(), Policy: grant.Policy{RunDir: t.TempDir()}}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	self, err := n.Host.Self()
+	must(err)
+	cmd := exec.Command("sleep", "1000")
+	must(cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	child, _, err := n.Host.Process(cmd.Process.Pid)
+	must(err)
+	first, _, err := n.Host.Process(1)
+	must(err)
+	later := func(p grant.Process) grant.Process { p.Start++; return p }
+	dir := grant.MPSDir(n.Policy.RunDir, "0123")
+	must(os.MkdirAll(dir, 0o755))
+	for _, c := range []struct {
+		name  string
+		state grant.MPSDaemon
+		p     grant.Process
+		gpu   int
+		want  bool
+	}{
+		{"one that is known", grant.MPSDaemon{Servers: []grant.Process{child}}, child, 0, true},
+		{"on another GPU", grant.MPSDaemon{Servers: []grant.Process{child}}, child, 1, false},
+		{"another of its pid", grant.MPSDaemon{Servers: []grant.Process{later(child)}}, child, 0, false},
+		{"one that the daemon has started since", grant.MPSDaemon{Daemon: self}, child, 0, true},
+		{"a child of who has the daemon's pid now", grant.MPSDaemon{Daemon: later(self)}, child, 0, false},
+		{"one that had the pid of the daemon's child", grant.MPSDaemon{Daemon: self}, later(child), 0, false},
+		{"nobody's child", grant.MPSDaemon{Daemon: self}, first, 0, false},
+		{"the daemon itself", grant.MPSDaemon{Daemon: self}, self, 0, false},
+		{"no daemon", grant.MPSDaemon{}, child, 0, false},
+	} {
+		c.state.GPUs = []string{uuid(0)}
+		must(n.SetMPSState(dir, c.state))
+		if got := n.MPSServes(uuid(c.gpu), c.p); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
 	}
 }

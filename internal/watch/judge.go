@@ -18,6 +18,8 @@ type Scene struct {
 	Inventory grant.Inventory
 	// Identify tells more of a container without a grant; nil knows nothing.
 	Identify func(grant.User) grant.User
+	// Serves tells whether a process is a server of the MPS daemon that is ours and serves a GPU; nil knows none.
+	Serves func(uuid string, p grant.Process) bool
 }
 
 // Report is what a sample comes to. It is also what is kept in the run directory for whoever asks.
@@ -252,8 +254,8 @@ func (j *judge) over(at int, f grant.Finding) int {
 
 // outsider is somebody without a grant.
 func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
-	if isMPS(t.User) && j.shares(g.UUID, grant.MPS) {
-		return 0 // the server of the GPU's own clients
+	if j.serves(t.User, g.UUID) {
+		return 0 // what it uses is its clients', whom the ledger has
 	}
 	if t.Container != "" && j.Identify != nil {
 		t.User = j.Identify(t.User)
@@ -264,12 +266,10 @@ func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
 	return t.memory
 }
 
-// isMPS knows the server of NVIDIA's MPS, which owns memory of its clients. A container's own server is the container's.
-func isMPS(u grant.User) bool { return u.Container == "" && u.Command == "nvidia-cuda-mps-server"[:15] }
-
-// shares reports whether a grant has the GPU in the mode.
-func (j *judge) shares(uuid string, mode grant.Mode) bool {
-	return slices.ContainsFunc(j.Grants, func(g grant.Grant) bool { return g.Mode == mode && g.Has(uuid) })
+// serves reports whether it is the server of NVIDIA's MPS for a GPU's own clients, whose memory the driver tells as the server's. A name says
+// nothing: any process can take it. A container's own server is the container's.
+func (j *judge) serves(u grant.User, uuid string) bool {
+	return u.Container == "" && j.Serves != nil && j.Serves(uuid, u.Processes[0])
 }
 
 func (j *judge) outside(g grant.Usage, t *tenant, message string) {

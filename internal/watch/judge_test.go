@@ -90,13 +90,29 @@ func TestFindings(t *testing.T) {
 		"an exclusive grant has all of it": {func(s *Scene) { s.Grants[0].Mode = grant.Exclusive; s.runs(10, 0, "/pods/c1", 16*grant.GiB) }, nil, 0},
 		"a share of a GPU by time":         {func(s *Scene) { s.Grants[0].Mode = grant.Timeslice; s.runs(10, 0, "/pods/c1", 3*grant.GiB) }, nil, 0},
 		"an MPS server": {func(s *Scene) {
-			s.Grants[0].Mode = grant.MPS
 			s.runs(10, 0, "/system.slice/gpuledgerd.service", 300*grant.MiB)
-			s.named(10, "nvidia-cuda-mps")
+			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 && p == grant.Process{PID: 10, Start: 10} }
 		},
 			nil, 0},
+		"an MPS server of another GPU's": {func(s *Scene) {
+			s.runs(10, 1, "/x", 300*grant.MiB)
+			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 }
+		},
+			[]string{`outside-ledger 1 300MiB: process 10 (python) of the node uses 300MiB of GPU 1 without a grant`}, 300 * grant.MiB},
+		"a process that took the name of an MPS server": {func(s *Scene) {
+			s.Grants[0].Mode = grant.MPS
+			s.runs(10, 0, "/x", 300*grant.MiB)
+			s.named(10, "nvidia-cuda-mps")
+			s.Serves = func(_ string, p grant.Process) bool { return p.PID == 11 }
+		},
+			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
 		"an MPS server of nobody's": {func(s *Scene) { s.runs(10, 0, "/x", 300*grant.MiB); s.named(10, "nvidia-cuda-mps") },
 			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
+		"a container's own MPS server": {func(s *Scene) {
+			s.runs(10, 0, docker, grant.GiB)
+			s.Serves = func(string, grant.Process) bool { return true }
+		},
+			[]string{`outside-ledger 0 1GiB: container 0123456789ab of docker uses 1GiB of GPU 0 without a grant`}, grant.GiB},
 		"an amount that is not told": {func(s *Scene) { s.runs(10, 0, "/", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB },
 			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the driver does not tell of GPU 0 without a grant`}, grant.GiB},
 		"an amount of a grant that is not told": {func(s *Scene) { s.runs(10, 0, "/pods/c1", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB }, nil, 0},
