@@ -110,3 +110,51 @@ func BenchmarkPass(b *testing.B) {
 		})
 	}
 }
+
+// TestWhatIsUsedIsWritten at once where it has changed, and else now and then, so that its age can be seen.
+func TestWhatIsUsedIsWritten(t *testing.T) {
+	w := crowded(t, 8)
+	n := w.node()
+	s := w.sampler.(same).s
+	began := time.Now()
+	written := func(after time.Duration) time.Duration {
+		t.Helper()
+		w.sampler = at{s, began.Add(after)}
+		must(t, w.pass(context.Background(), n))
+		r, err := watch.Load(n.Policy.RunDir, "boot")
+		must(t, err)
+		return r.Taken.Sub(began)
+	}
+	for _, c := range []struct {
+		name        string
+		after, want time.Duration
+		change      func()
+	}{
+		{"the first", 0, 0, func() {}},
+		{"the same", time.Second, 0, func() {}},
+		{"little more", 2 * time.Second, 0, func() { s.GPUs[0].Used += 100 * grant.MiB }},
+		{"some time later", 3 * time.Second, 3 * time.Second, func() {}},
+		{"much more", 4 * time.Second, 4 * time.Second, func() { s.GPUs[0].Used += grant.GiB }},
+		{"a process less", 5 * time.Second, 5 * time.Second, func() { s.GPUs[1].Processes = s.GPUs[1].Processes[1:] }},
+		{"a finding", 6 * time.Second, 6 * time.Second, func() { s.GPUs[2].XIDs = []int{79} }},
+		{"which stands no more", 7 * time.Second, 7 * time.Second, func() { s.GPUs[2].XIDs = nil }},
+	} {
+		c.change()
+		if got := written(c.after); got.Round(time.Millisecond) != c.want {
+			t.Errorf("%s: what was written is of %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// at is a sampler that says the same, of a time.
+type at struct {
+	s    grant.Sample
+	when time.Time
+}
+
+func (a at) Sample(context.Context, grant.Source) (grant.Sample, error) {
+	a.s.Taken = a.when
+	return a.s, nil
+}
+
+func (at) Close() {}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // node is an inventory of two GPUs, out of order, one of them partitioned.
@@ -244,4 +245,42 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("what was written can't be read: %v", err)
 		}
 	})
+}
+
+// TestKept: a snapshot that is kept is the file's, whenever that changes, and nobody's changes of what he was given reach another.
+func TestKept(t *testing.T) {
+	path := gpu.Path(filepath.Join(t.TempDir(), "state"))
+	h := host.Default()
+	boot, err := h.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv := node()
+	inv.Source, inv.BootID = "simulated", boot
+	var k gpu.Kept
+	if _, problem := k.Load(path, h, grant.Simulated); problem == nil || problem.Code != grant.InventoryMissing {
+		t.Errorf("without a file: %+v", problem)
+	}
+	for i := range 20 { // more of them within one tick than can be told apart
+		inv.GPUs[0].Memory = grant.Bytes(i+1) * grant.GiB
+		if err := gpu.Write(path, inv); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			got, problem := k.Load(path, h, grant.Simulated)
+			if problem != nil || len(got.GPUs) != 2 || got.GPUs[1].Memory != inv.GPUs[0].Memory {
+				t.Fatalf("%d: %+v (%+v)", i, got.GPUs, problem)
+			}
+			got.GPUs[1].Memory = 0
+		}
+	}
+	if _, problem := k.Load(path, h, grant.NVML); problem == nil || problem.Code != grant.InventoryStale {
+		t.Errorf("of another source: %+v", problem)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, problem := k.Load(path, h, grant.Simulated); problem == nil {
+		t.Error("a file that is broken by now is not read")
+	}
 }

@@ -1,0 +1,167 @@
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// shelf is a node with a ledger on this machine's /proc, and containers that are a process each, as their runtime has written them down.
+type shelf struct {
+	t    *testing.T
+	node *node.Node
+	book book
+	root string // the runtime's
+}
+
+func newShelf(t *testing.T) *shelf {
+	dir := t.TempDir()
+	p := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}
+	h := host.Default()
+	s := &shelf{t: t, root: dir + "/runtime", node: &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}}
+	t.Cleanup(s.book.close)
+	return s
+}
+
+// grants enters a grant.
+func (s *shelf) grants(letter byte) grant.ID {
+	s.t.Helper()
+	g := grant.Grant{ID: grant.NewID([16]byte{letter}), Owner: grant.Owner(fmt.Sprintf("pod:u-%d/c", letter)), Mode: grant.Limit, Strength: admission.StrengthOf(grant.Limit),
+		GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	must(s.t, s.node.Ledger.Update(func(tx *ledger.Tx) error { return tx.Put(g) }))
+	return g.ID
+}
+
+// starts binds a container of the name, which is a process.
+func (s *shelf) starts(id grant.ID, name string) *exec.Cmd {
+	s.t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	must(s.t, cmd.Start())
+	s.t.Cleanup(func() { s.ends(cmd) })
+	p, _, err := s.node.Host.Process(cmd.Process.Pid)
+	must(s.t, err)
+	state := fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/gpuledger-no-such-cgroup"}`, p.PID, p.Start) // crun's
+	must(s.t, os.MkdirAll(filepath.Join(s.root, name), 0o700), os.WriteFile(filepath.Join(s.root, name, "status"), []byte(state), 0o600))
+	gone := exec.Command("true") // the creator
+	must(s.t, gone.Run())
+	must(s.t, s.node.Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: s.root, Container: name, Creator: grant.Process{PID: gone.Process.Pid, Start: 1}})
+	}))
+	return cmd
+}
+
+func (s *shelf) ends(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+// reads opens the book until it is not read anew any more, and gives what is in it, as "grants/bindings".
+func (s *shelf) reads() string {
+	s.t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		o, fresh, err := s.book.open(s.node, false)
+		must(s.t, err)
+		if !fresh {
+			return counts(o)
+		}
+	}
+	s.t.Fatal("it is read again and again")
+	return ""
+}
+
+func counts(o node.Overview) string {
+	bindings := 0
+	for _, g := range o.Grants {
+		bindings += len(g.Bindings)
+	}
+	return fmt.Sprintf("%d/%d", len(o.Grants), bindings)
+}
+
+// TestBook: what was done to the ledger is seen at the next look, however short it was before, and so is a container that has ended, which
+// changes no file. What has not changed is not read.
+func TestBook(t *testing.T) {
+	s := newShelf(t)
+	first := s.grants(0)
+	if got := s.reads(); got != "1/0" {
+		t.Fatalf("one grant is %s", got)
+	}
+	for i := range 20 { // more of them within one tick than can be told apart
+		s.grants(byte(i + 1))
+		if o, _, err := s.book.open(s.node, false); err != nil || counts(o) != fmt.Sprintf("%d/0", i+2) {
+			t.Fatalf("%d grants are %s (%v)", i+2, counts(o), err)
+		}
+	}
+	one, two := s.starts(first, "one"), s.starts(first, "two")
+	if got := s.reads(); got != "21/2" || !s.book.settled {
+		t.Fatalf("with two containers %s, settled %v", got, s.book.settled)
+	}
+	reading := s.book.readings
+	for range 100 {
+		if got := s.reads(); got != "21/2" {
+			t.Fatal(got)
+		}
+	}
+	if s.book.readings != reading {
+		t.Errorf("it was read %d times and had not changed", s.book.readings-reading)
+	}
+	s.ends(one)
+	if got := s.reads(); got != "21/1" {
+		t.Errorf("a container has ended: %s", got)
+	}
+	if s.book.settled {
+		t.Error("the binding of a container that is gone is there, and nobody is to look for it")
+	}
+	_ = two
+}
+
+// TestBookOfUnheldContainers: where the end of a container would not be noticed, who shows the ledger reads it each time.
+func TestBookOfUnheldContainers(t *testing.T) {
+	s := newShelf(t)
+	s.book.blind = true
+	one := s.starts(s.grants(0), "one")
+	if got := s.reads(); got != "1/1" || s.book.settled {
+		t.Fatalf("%s, settled %v", got, s.book.settled)
+	}
+	s.ends(one)
+	if o, err := s.book.now(s.node); err != nil || counts(o) != "1/0" {
+		t.Errorf("the container has ended: %s (%v)", counts(o), err)
+	}
+}
+
+// TestTidyWaitsForAnEnd: bindings of containers that are gone are removed at the next turn, and nothing is looked for where none is.
+func TestTidyWaitsForAnEnd(t *testing.T) {
+	s := newShelf(t)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &reconcile{book: &s.book, log: log}
+	id := s.grants(0)
+	cmd := s.starts(id, "one")
+	s.starts(id, "two")
+	there := func() bool { return s.node.Ledger.HasBinding(s.root, "one") }
+	s.reads()
+	for range 3 {
+		r.tidyDead(s.node)
+	}
+	if r.tidied != s.book.readings || !there() {
+		t.Fatalf("looked at reading %d, it is %d; the binding is there: %v", r.tidied, s.book.readings, there())
+	}
+	s.ends(cmd)
+	if r.tidyDead(s.node); there() {
+		t.Error("the binding of a container that is gone stays")
+	}
+	s.reads()
+	if r.tidyDead(s.node); r.tidied != s.book.readings || !s.node.Ledger.HasBinding(s.root, "two") {
+		t.Errorf("afterwards: looked at reading %d, it is %d", r.tidied, s.book.readings)
+	}
+}
