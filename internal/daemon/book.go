@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -35,7 +34,7 @@ type stamp struct {
 }
 
 func stampOf(n *node.Node) stamp {
-	return stamp{n.Ledger.Stamp(), host.StampOf(gpu.Path(n.Policy.StateDir))}
+	return stamp{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
 // How long it is believed. A binding whose container's end would not be noticed is looked at again soon; what it used is gone with it, so

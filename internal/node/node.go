@@ -53,6 +53,9 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	return inv, problem
 }
 
+// InventoryStamp tells one state of the snapshot's file from another.
+func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Policy.StateDir)) }
+
 // finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
 // none.
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
