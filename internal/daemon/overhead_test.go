@@ -93,7 +93,7 @@ func TestKeptAccounts(t *testing.T) {
 	for i := range maxAccounts + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
-		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}))
+		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	}
 	told := func(i int) grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
@@ -118,7 +118,7 @@ func TestKeptAccounts(t *testing.T) {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
-	must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}))
+	must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	tells(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
 	tells(4 * grant.GiB)
