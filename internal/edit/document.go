@@ -72,7 +72,7 @@ func quote(name string) jsontext.Value {
 	return quoted
 }
 
-// read takes an object apart. Nothing and null are empty objects.
+// read takes an object apart. Nothing and null are empty objects. The members are parts of it, not copies.
 func read(object jsontext.Value) ([]member, error) {
 	if len(object) == 0 || object.Kind() == 'n' {
 		return nil, nil
@@ -81,20 +81,29 @@ func read(object jsontext.Value) ([]member, error) {
 	if token, err := d.ReadToken(); err != nil || token.Kind() != '{' {
 		return nil, fmt.Errorf("it is no object")
 	}
-	var members []member
+	members := make([]member, 0, 16) // a config.json has some ten, its largest object twice as many
 	for d.PeekKind() != '}' {
-		name, err := d.ReadValue()
+		name, err := next(d, object)
 		if err != nil {
 			return nil, err
 		}
-		m := member{name: name.Clone()}
-		if m.value, err = d.ReadValue(); err != nil {
+		value, err := next(d, object)
+		if err != nil {
 			return nil, err
 		}
-		m.value = m.value.Clone()
-		members = append(members, m)
+		members = append(members, member{name, value})
 	}
 	return members, nil
+}
+
+// next reads a value and gives it as it stands in the text that is read: what the decoder returns is valid until its next call only.
+func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
+	value, err := d.ReadValue()
+	if err != nil {
+		return nil, err
+	}
+	end := d.InputOffset()
+	return text[end-int64(len(value)) : end : end], nil
 }
 
 func write(members []member) jsontext.Value {
@@ -113,9 +122,9 @@ func write(members []member) jsontext.Value {
 	return b.Bytes()
 }
 
-// list rewrites an array: keep says which elements stay, as they stand; add is appended. Of an element it reads what is judged.
-func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add elements) (jsontext.Value, error) {
-	var kept [][]byte
+// list rewrites an array: keep says which elements stay, as they stand; those of add are appended. Of an element it reads what is judged.
+func list[T, A any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add additions[A]) (jsontext.Value, error) {
+	var kept []jsontext.Value
 	all := 0
 	element := func(d *jsontext.Decoder, v *T) error {
 		all++
@@ -132,13 +141,28 @@ func list[T any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, kee
 			return nil, err
 		}
 	}
-	if len(kept) == all && len(add) == 0 {
+	if len(kept) == all && len(add.items) == 0 {
 		return old, nil
 	}
-	if len(add) > 0 {
-		kept = append(kept, add)
-	}
-	return elements(bytes.Join(kept, []byte{','})).array(), nil
+	w := tokens.NewWriter()
+	w.Grow(len(old) + add.size + 2)
+	w.Array(func() {
+		for _, value := range kept {
+			w.Raw(value)
+		}
+		for _, item := range add.items {
+			add.write(w, item)
+		}
+	})
+	return w.End()
+}
+
+// additions are what a list is to have beside what it has, and about how many bytes they are: a list of many is then written into one
+// buffer, where growing one step by step would touch several times its memory.
+type additions[A any] struct {
+	items []A
+	write func(*tokens.Writer, A)
+	size  int
 }
 
 // word reads the one string of an object that has the name.
@@ -151,28 +175,6 @@ func word(name string) func(*jsontext.Decoder, *string) error {
 			return d.SkipValue()
 		})
 	}
-}
-
-// elements are those of an array, with commas between them and no brackets.
-type elements []byte
-
-func (e elements) array() jsontext.Value {
-	return slices.Concat(jsontext.Value{'['}, jsontext.Value(e), jsontext.Value{']'})
-}
-
-// values writes items as elements.
-func values[T any](items []T, write func(*tokens.Writer, T)) (elements, error) {
-	w := tokens.NewWriter()
-	w.Array(func() {
-		for _, item := range items {
-			write(w, item)
-		}
-	})
-	array, err := w.End()
-	if err != nil {
-		return nil, err
-	}
-	return array[1 : len(array)-1], nil
 }
 
 // Without takes one field out of an object and leaves the rest as it stands.

@@ -60,14 +60,10 @@ func (e ociEdit) env(old jsontext.Value) (jsontext.Value, error) {
 		name, _, _ := strings.Cut(entry, "=")
 		set[name] = true
 	}
-	add, err := values(e.verdict.Edits.Env, (*tokens.Writer).String)
-	if err != nil {
-		return nil, err
-	}
 	return list(old, tokens.String[string], func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return !set[name] && !e.removes(grant.RemoveEnv, name)
-	}, add)
+	}, additions[string]{items: e.verdict.Edits.Env, write: (*tokens.Writer).String})
 }
 
 func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
@@ -77,11 +73,8 @@ func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
 		ours[n.Path] = true
 		devices = append(devices, ociDevice(n))
 	}
-	add, err := values(devices, ocispec.WriteDevice)
-	if err != nil {
-		return nil, err
-	}
-	return list(old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) }, add)
+	return list(old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) },
+		additions[specs.LinuxDevice]{items: devices, write: ocispec.WriteDevice})
 }
 
 func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
@@ -92,17 +85,13 @@ func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 // rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
 func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
 	rules := Rules(e.verdict)
-	add, err := values(rules, ocispec.WriteRule)
-	if err != nil {
-		return nil, err
-	}
 	if e.verdict.Narrow {
-		return add.array(), nil
+		old = nil
 	}
 	return list(old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
 		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
 			!(r.Allow && e.removes(grant.RemoveRule, ruleName(r)))
-	}, add)
+	}, additions[specs.LinuxDeviceCgroup]{items: rules, write: ocispec.WriteRule})
 }
 
 // Rules writes a verdict's device rules as runtime-spec does. A list that replaces the spec's begins by denying all.
@@ -150,28 +139,29 @@ func (e ociEdit) masked(old jsontext.Value) (jsontext.Value, error) {
 	if len(e.verdict.Masked) == 0 {
 		return old, nil
 	}
-	add, err := values(e.verdict.Masked, (*tokens.Writer).String)
-	if err != nil {
-		return nil, err
-	}
-	return list(old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) }, add)
+	return list(old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) },
+		additions[string]{items: e.verdict.Masked, write: (*tokens.Writer).String})
 }
 
 func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
 	if len(e.verdict.Edits.Mounts) == 0 && !e.removesAny(grant.RemoveMount) {
 		return old, nil
 	}
-	var mounts []specs.Mount
-	ours := map[string]bool{}
-	for _, m := range e.verdict.Edits.Mounts {
+	edits := e.verdict.Edits.Mounts
+	ours, size := make(map[string]bool, len(edits)), 0
+	for _, m := range edits {
 		ours[m.ContainerPath] = true
-		mounts = append(mounts, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+		size += len(m.ContainerPath) + len(m.HostPath) + mountSize
 	}
-	add, err := values(mounts, ocispec.WriteMount)
-	if err != nil {
-		return nil, err
-	}
-	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) }, add)
+	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) },
+		additions[*cdispec.Mount]{edits, writeMount, size})
+}
+
+// mountSize is about what a mount of a driver's file has beside its two paths, in bytes.
+const mountSize = 96
+
+func writeMount(w *tokens.Writer, m *cdispec.Mount) {
+	ocispec.WriteMount(w, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
 }
 
 // hooks removes injectors from every stage, and puts ours behind all others of theirs.
@@ -209,11 +199,7 @@ func (e ociEdit) stage(name string) part {
 		return !e.removes(grant.RemoveHook, h.Path) && !slices.ContainsFunc(ours, again)
 	}
 	return part{name: name, fn: func(old jsontext.Value) (jsontext.Value, error) {
-		add, err := values(ours, ocispec.WriteHook)
-		if err != nil {
-			return nil, err
-		}
-		return list(old, ocispec.ReadHook, keep, add)
+		return list(old, ocispec.ReadHook, keep, additions[specs.Hook]{items: ours, write: ocispec.WriteHook})
 	}}
 }
 

@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,7 +17,7 @@ type Writer struct {
 
 // NewWriter makes one; jsontext.WithIndent has it write a file for people.
 func NewWriter(form ...jsontext.Options) *Writer {
-	return &Writer{out: make([]byte, 0, 1024), form: form}
+	return &Writer{form: form}
 }
 
 // End gives what was written, or why it could not be.
@@ -26,6 +27,15 @@ func (w *Writer) End() ([]byte, error) {
 		w.err = v.Indent(w.form...)
 	}
 	return v, w.err
+}
+
+// Grow makes room for so many more bytes.
+func (w *Writer) Grow(n int) { w.out = slices.Grow(w.out, n) }
+
+// Raw writes a value as it stands: valid JSON, which the caller has read.
+func (w *Writer) Raw(value jsontext.Value) {
+	w.next()
+	w.out = append(w.out, value...)
 }
 
 // next puts the comma before a name or a value that is not the first. What is open ends in its own sign, and a string in its quotes.
