@@ -17,12 +17,28 @@ func TestReadingIsTheLibrarys(t *testing.T) {
 	reads(t, ReadUser)
 	reads(t, ReadCapabilities)
 	reads(t, ReadRoot)
-	reads(t, ReadMount)
+	reads(t, ReadMounts)
 	reads(t, ReadIDMapping)
 	reads(t, ReadHooks)
 	reads(t, ReadDevice)
 	reads(t, ReadNamespace)
 	reads(t, ReadRule)
+}
+
+// TestMountsShareTheirOptions: each has its own, in whichever order those that are alike come, and what is added to one's is not another's.
+func TestMountsShareTheirOptions(t *testing.T) {
+	want := []specs.Mount{{Options: []string{"ro", "bind"}}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}}, {}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}},
+		{Options: []string{"rw"}}, {Options: []string{}}}
+	var got []specs.Mount
+	text := `[{"options":["ro","bind"]},{"options":["ro","bind"]},{"options":["rw"]},{"options":null},{"options":["ro","bind"]},{"options":["rw"]},{"options":["rw"]},{"options":[]}]`
+	err := tokens.Whole([]byte(text), func(d *jsontext.Decoder) error { return ReadMounts(d, &got) })
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%v\ngot  %+v\nwant %+v", err, got, want)
+	}
+	one, other := append(got[5].Options, "one"), append(got[6].Options, "other")
+	if one[1] != "one" || other[1] != "other" {
+		t.Errorf("what was added to one mount's options is another's: %q, %q", one, other)
+	}
 }
 
 func reads[T any](t *testing.T, read func(*jsontext.Decoder, *T) error) {

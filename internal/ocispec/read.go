@@ -60,24 +60,27 @@ func ReadRoot(d *jsontext.Decoder, r *specs.Root) error {
 	})
 }
 
-// ReadMount reads a mount.
-func ReadMount(d *jsontext.Decoder, m *specs.Mount) error {
-	return tokens.Object(d, func(name []byte) error {
-		switch string(name) {
-		case "destination":
-			return tokens.String(d, &m.Destination)
-		case "type":
-			return tokens.String(d, &m.Type)
-		case "source":
-			return tokens.String(d, &m.Source)
-		case "options":
-			return tokens.Strings(d, &m.Options)
-		case "uidMappings":
-			return tokens.List(d, &m.UIDMappings, ReadIDMapping)
-		case "gidMappings":
-			return tokens.List(d, &m.GIDMappings, ReadIDMapping)
-		}
-		return d.SkipValue()
+// ReadMounts reads a list of mounts. Those with the same options, as all of a driver's files, share them.
+func ReadMounts(d *jsontext.Decoder, mounts *[]specs.Mount) error {
+	var options tokens.Repeated
+	return tokens.List(d, mounts, func(d *jsontext.Decoder, m *specs.Mount) error {
+		return tokens.Object(d, func(name []byte) error {
+			switch string(name) {
+			case "destination":
+				return tokens.String(d, &m.Destination)
+			case "type":
+				return tokens.String(d, &m.Type)
+			case "source":
+				return tokens.String(d, &m.Source)
+			case "options":
+				return options.Strings(d, &m.Options)
+			case "uidMappings":
+				return tokens.List(d, &m.UIDMappings, ReadIDMapping)
+			case "gidMappings":
+				return tokens.List(d, &m.GIDMappings, ReadIDMapping)
+			}
+			return d.SkipValue()
+		})
 	})
 }
 

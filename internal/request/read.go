@@ -16,7 +16,7 @@ func (s *Spec) read(d *jsontext.Decoder) error {
 		case "root":
 			return tokens.Pointer(d, &s.Root, ocispec.ReadRoot)
 		case "mounts":
-			return tokens.List(d, &s.Mounts, ocispec.ReadMount)
+			return ocispec.ReadMounts(d, &s.Mounts)
 		case "hooks":
 			return tokens.Pointer(d, &s.Hooks, ocispec.ReadHooks)
 		case "annotations":

@@ -159,6 +159,7 @@ func checkWords(config []byte) error {
 // Structures' field names must be spelt as the specification spells them; maps (annotations, sysctls, ...) may have any keys.
 func checkNames(config []byte) error {
 	depth, free := 0, -1 // what lies deeper than free is in a map
+	var right recent
 	for i := 0; i < len(config); i++ {
 		switch config[i] {
 		case '{', '[':
@@ -174,7 +175,11 @@ func checkNames(config []byte) error {
 				continue
 			}
 			free = -1
-			field := string(tokens.Name(quoted))
+			name := tokens.Name(quoted)
+			if right.has(name) {
+				continue
+			}
+			field := string(name)
 			if slices.Contains(mapFields[:], field) {
 				free = depth
 				continue
@@ -182,9 +187,30 @@ func checkNames(config []byte) error {
 			if other, wrong := misspelt(field); wrong {
 				return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
 			}
+			right.add(field)
 		}
 	}
 	return nil
+}
+
+// recent are names that have just been found to be right: the many elements of a list all have the same few.
+type recent struct {
+	names [8]string
+	next  int
+}
+
+func (r *recent) has(name []byte) bool {
+	for i := range r.names {
+		if r.names[i] == string(name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *recent) add(name string) {
+	r.names[r.next%len(r.names)] = name
+	r.next++
 }
 
 // quotedAt is the string that text begins with, in its quotes.
@@ -195,6 +221,9 @@ func quotedAt(text []byte) []byte {
 			return text
 		}
 		end += next
+		if text[end-1] != '\\' {
+			return text[:end+1]
+		}
 		before := bytes.TrimRight(text[:end], `\`)
 		if (end-len(before))%2 == 0 { // else the quote is escaped
 			return text[:end+1]

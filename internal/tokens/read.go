@@ -8,6 +8,7 @@ import (
 	"encoding"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -146,15 +147,45 @@ func String[T ~string](d *jsontext.Decoder, s *T) error {
 	default:
 		return wrong(d)
 	}
-	token, err := d.ReadToken()
-	if err == nil && token.Kind() == '"' {
-		*s = T(token.String())
+	value, err := d.ReadValue() // costs less than a token
+	if err == nil && value[0] == '"' {
+		*s = T(Name(value))
 	}
 	return err
 }
 
 // Strings reads a list of strings.
 func Strings(d *jsontext.Decoder, list *[]string) error { return List(d, list, String[string]) }
+
+// Repeated reads lists of strings of which many are the same, byte for byte: the same list then stands for them all, and no one may
+// write to it.
+type Repeated struct {
+	text []byte
+	list []string
+}
+
+// Strings reads a list of strings. Null is nil.
+func (r *Repeated) Strings(d *jsontext.Decoder, list *[]string) error {
+	if d.PeekKind() != '[' {
+		return Strings(d, list)
+	}
+	text, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(text, r.text) {
+		r.text = append(r.text[:0], text...)
+		r.list = nil
+		err = Whole(r.text, func(d *jsontext.Decoder) error { return Strings(d, &r.list) })
+		r.list = slices.Clip(r.list)
+	}
+	*list = r.list
+	if wrong, ok := err.(*WrongTypeError); ok {
+		r.text = nil
+		return &WrongTypeError{d.StackPointer() + wrong.Pointer}
+	}
+	return err
+}
 
 // Bool reads a truth. Null is false.
 func Bool(d *jsontext.Decoder, b *bool) error {

@@ -14,6 +14,7 @@ import (
 
 // all has a field of each kind.
 type all struct {
+	Alike   [][]string        `json:"alike"`
 	String  string            `json:"string"`
 	Bool    bool              `json:"bool"`
 	Int     int               `json:"int"`
@@ -39,6 +40,9 @@ func (v *text) UnmarshalText(b []byte) error {
 func (a *all) read(d *jsontext.Decoder) error {
 	return Object(d, func(name []byte) error {
 		switch string(name) {
+		case "alike":
+			var alike Repeated
+			return List(d, &a.Alike, alike.Strings)
 		case "string":
 			return String(d, &a.String)
 		case "bool":
@@ -68,7 +72,7 @@ var texts = func() []string {
 	texts := []string{"", " ", "null", "{}", " {} \n", "[]", "1", `"x"`, "{", "{}{}", "{} x", `{"a"`, `{"string":"a","string":"b"}`, `{"str\u0069ng":"x"}`, `{"\ud800":1}`,
 		"{\"string\":\"\xff\"}", `{"map":{"a":"1","a":"2"}}`, `{"unknown":{"string":1},"bool":true}`, "\ufeff{}"}
 	values := []string{"null", "true", "false", `""`, `"a\n\u0000\u2028"`, "0", "-0", "-1", "1.0", "1e3", "4294967295", "4294967296", "9223372036854775807", "9223372036854775808",
-		"-9223372036854775808", "18446744073709551615", "18446744073709551616", "[]", `[null]`, `["a",1]`, "{}", `{"k":null}`, `{"k":1}`, `"2026-11-22T00:00:00Z"`, `"2026-11-22T0:00:00Z"`, "[", "{", "x"}
+		"-9223372036854775808", "18446744073709551615", "18446744073709551616", "[]", `[null]`, `["a",1]`, `[["a"],["a"]]`, `[["a"],["a",1]]`, `[["a"],["\u0061"],null,[]]`, `[["a"],["a",1],["a",1]]`, "{}", `{"k":null}`, `{"k":1}`, `"2026-11-22T00:00:00Z"`, `"2026-11-22T0:00:00Z"`, "[", "{", "x"}
 	typ := reflect.TypeFor[all]()
 	for i := range typ.NumField() {
 		for _, value := range values {
@@ -104,6 +108,14 @@ func TestWhereATypeIsWrong(t *testing.T) {
 	for text, pointer := range map[string]string{`{"string":1}`: "/string", `{"strings":["a",{}]}`: "/strings/1", `{"map":{"a/b":[1,[2]]}}`: "/map/a~1b", `{"int":1.5}`: "/int", `7`: ""} {
 		var a all
 		err := Whole([]byte(text), a.read)
+		if wrong, ok := err.(*WrongTypeError); !ok || string(wrong.Pointer) != pointer {
+			t.Errorf("%s: %v, want %q", text, err, pointer)
+		}
+	}
+	for text, pointer := range map[string]string{`[["a"],["a"],["a",1]]`: "/2/1", `[["a"],[[]],["a"]]`: "/1/0", `[["a"],"a"]`: "/1"} {
+		var lists [][]string
+		var alike Repeated
+		err := Whole([]byte(text), func(d *jsontext.Decoder) error { return List(d, &lists, alike.Strings) })
 		if wrong, ok := err.(*WrongTypeError); !ok || string(wrong.Pointer) != pointer {
 			t.Errorf("%s: %v, want %q", text, err, pointer)
 		}
