@@ -6,8 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Durability is how much a write survives.
@@ -20,27 +23,21 @@ const (
 )
 
 // ReplaceFile puts data at path so that a reader sees the old content or the new and never a part. Nobody else may
-// write into the directory. On an error the old content stands and no temporary file is left.
+// write into the directory. On an error the old content stands and no temporary file is left. As ReadFile it does without the runtime's
+// poller.
 func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durability) (err error) {
-	dir, name := filepath.Dir(path), filepath.Base(path)
-	f, err := os.CreateTemp(dir, "."+name+".*")
+	draft, err := replacement(path, data, mode, durability)
+	if err == nil {
+		if err = unix.Rename(draft, path); err != nil {
+			_ = unix.Unlink(draft)
+			err = &os.LinkError{Op: "rename", Old: draft, New: path, Err: err}
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-			err = fmt.Errorf("cannot write %s: %w", path, err)
-		}
-	}()
-	if err := writeAll(f, data, mode, durability); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
 	if durability == Durable {
-		return SyncDir(dir)
+		return SyncDir(filepath.Dir(path))
 	}
 	return nil
 }
@@ -65,19 +62,59 @@ func RemoveDrafts(dir, prefix string, since time.Time) error {
 	return err
 }
 
-// writeAll fills and closes a new file. Close reports what a network file system noticed late.
-func writeAll(f *os.File, data []byte, mode os.FileMode, durability Durability) error {
-	_, err := f.Write(data)
+// replacement writes a file beside the one that it is to replace. On an error there is none.
+func replacement(path string, data []byte, mode os.FileMode, durability Durability) (draft string, err error) {
+	fd, draft, err := create(filepath.Dir(path) + "/." + filepath.Base(path) + ".")
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: draft, Err: err}
+	}
+	op, err := "write", write(fd, data)
 	if err == nil {
-		err = f.Chmod(mode)
+		op, err = "chmod", unix.Fchmod(fd, uint32(mode.Perm()))
 	}
 	if err == nil && durability == Durable {
-		err = f.Sync()
+		op, err = "fsync", unix.Fsync(fd)
 	}
-	if e := f.Close(); err == nil {
-		err = e
+	if e := unix.Close(fd); err == nil { // which reports what a network file system noticed late
+		op, err = "close", e
 	}
-	return err
+	if err != nil {
+		_ = unix.Unlink(draft)
+		return "", &fs.PathError{Op: op, Path: draft, Err: err}
+	}
+	return draft, nil
+}
+
+// create makes a file that was not there. What a killed process has left keeps its name; it is found and named by gpuledger check.
+func create(prefix string) (fd int, path string, err error) {
+	pid := strconv.Itoa(os.Getpid())
+	for try := range maxDrafts {
+		path = prefix + pid + "-" + strconv.Itoa(try)
+		for {
+			fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+			if err != unix.EINTR {
+				break
+			}
+		}
+		if err != unix.EEXIST {
+			break
+		}
+	}
+	return fd, path, err
+}
+
+// maxDrafts is far above how many drafts of one file there can be: of this process's goroutines, and left by processes of its number.
+const maxDrafts = 10000
+
+func write(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		data = data[max(n, 0):]
+	}
+	return nil
 }
 
 // SyncDir makes names in the directory durable: a rename is not until its directory is synced.

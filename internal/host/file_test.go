@@ -1,0 +1,100 @@
+package host
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestReplaceFile(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x.json")
+	left := filepath.Join(dir, fmt.Sprintf(".x.json.%d-0", os.Getpid())) // by a process of this number
+	if err := os.WriteFile(left, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for content, mode := range map[string]os.FileMode{"": 0o600, "a": 0o644, strings.Repeat("b", 1<<20): 0o640} {
+		for _, durability := range []Durability{Volatile, Durable} {
+			if err := ReplaceFile(path, []byte(content), mode, durability); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(path)
+			info, e := os.Stat(path)
+			if err != nil || e != nil || string(got) != content || info.Mode() != mode {
+				t.Errorf("%d bytes, %v, %v, %v; want %d, %v", len(got), info.Mode(), err, e, len(content), mode)
+			}
+		}
+	}
+	if got, err := os.ReadFile(left); err != nil || string(got) != "half" {
+		t.Errorf("another's draft is %q now (%v)", got, err)
+	}
+	if names := namesIn(t, dir); len(names) != 2 {
+		t.Errorf("left behind: %q", names)
+	}
+}
+
+func TestAFailedReplacementLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "taken")
+	if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err := ReplaceFile(path, []byte("x"), 0o600, Volatile)
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot write "+path+": ") {
+		t.Errorf("%v", err)
+	}
+	if names := namesIn(t, dir); len(names) != 1 {
+		t.Errorf("left behind: %q", names)
+	}
+	if err := ReplaceFile(filepath.Join(dir, "none/x"), nil, 0o600, Volatile); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestReplacingAtOnce: whoever reads sees one writer's content, whole.
+func TestReplacingAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	content := func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i)}, 100_000) }
+	if err := ReplaceFile(path, content(0), 0o600, Volatile); err != nil {
+		t.Fatal(err)
+	}
+	var writers sync.WaitGroup
+	for i := range 8 {
+		writers.Go(func() {
+			for range 20 {
+				if err := ReplaceFile(path, content(i), 0o600, Volatile); err != nil {
+					t.Error(err)
+				}
+				got, err := os.ReadFile(path)
+				if err != nil || len(got) == 0 || !bytes.Equal(got, content(int(got[0]-'a'))) {
+					t.Errorf("a part: %d bytes, %v", len(got), err)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	if names := namesIn(t, filepath.Dir(path)); len(names) != 1 {
+		t.Errorf("left behind: %q", names)
+	}
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
