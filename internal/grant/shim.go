@@ -56,11 +56,10 @@ func (p Policy) RecordMounts(id ID) []*cdispec.Mount {
 // RecordOf tells whose record a bind mount brings to the place where ours goes; "" if it is none, or could be written where it must
 // not be.
 func (p Policy) RecordOf(source, destination string, options []string) ID {
-	name := filepath.Base(filepath.Dir(source))
-	if !strings.HasPrefix(name, idPrefix) { // as of almost every mount, for which no error need be made
+	if !strings.Contains(source, idPrefix) { // as of almost every mount, for which no path need be taken apart
 		return ""
 	}
-	id, err := ParseID(name)
+	id, err := ParseID(filepath.Base(filepath.Dir(source)))
 	if err != nil {
 		return ""
 	}

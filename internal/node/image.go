@@ -27,9 +27,9 @@ func (v visit) listed(d Decision) Decision {
 	for _, m := range d.Edits.Mounts {
 		switch dir, name := filepath.Split(m.ContainerPath); {
 		case !strings.Contains(name, ".so"):
-		case l.Cache && filepath.Clean(dir) == l.Lib64:
+		case l.Cache && isDirectory(dir, l.Lib64):
 			libraries = append(libraries, rootfs.Library{Path: m.ContainerPath, Bits: 64})
-		case l.Cache && filepath.Clean(dir) == l.Lib32:
+		case l.Cache && isDirectory(dir, l.Lib32):
 			libraries = append(libraries, rootfs.Library{Path: m.ContainerPath, Bits: 32})
 		}
 	}
@@ -40,6 +40,11 @@ func (v visit) listed(d Decision) Decision {
 		d.Recorded = append(d.Recorded, "ld.so.cache lists no driver: "+err.Error())
 	}
 	return d
+}
+
+// isDirectory reports whether a path with a slash at its end, as filepath.Split leaves one, is a directory whose path is clean.
+func isDirectory(path, clean string) bool {
+	return clean != "" && strings.TrimSuffix(path, "/") == clean || filepath.Clean(path) == clean
 }
 
 func (v visit) tree() rootfs.Tree {

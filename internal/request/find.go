@@ -1,6 +1,7 @@
 package request
 
 import (
+	"path/filepath"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -78,9 +79,11 @@ var vectors = []struct {
 type finder struct {
 	spec     Spec
 	caller   Caller
+	bundle   string // the caller's, as it reads without "." and ".."
 	node     Node
 	env      map[string]string
 	seen     *Seen
+	ours     []string        // the ledger's directories, by their real paths; nil until they are asked for
 	covered  map[string]bool // directories of the node that its mounts cover, where its root is the node's
 	covering int             // how many mounts are in covered
 	rooted   bool            // what the node's root owns is open to its user
@@ -98,7 +101,7 @@ func newFinder(spec Spec, caller Caller, node Node) *finder {
 	if seen.places == nil {
 		seen.places, seen.plain = map[string]place{}, map[string]bool{}
 	}
-	return &finder{spec: normal(spec), caller: caller, node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
+	return &finder{spec: normal(spec), caller: caller, bundle: filepath.Clean(caller.Container.Bundle), node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
 }
 
 func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }

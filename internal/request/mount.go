@@ -129,7 +129,10 @@ const elsewhere = "which leads elsewhere when the runtime comes to it"
 
 // isOurs reports whether a path is in the ledger's directories.
 func (f *finder) isOurs(source string) bool {
-	return within(source, f.real(f.node.Policy.StateDir)) || within(source, f.real(f.node.Policy.RunDir))
+	if f.ours == nil {
+		f.ours = []string{f.real(f.node.Policy.StateDir), f.real(f.node.Policy.RunDir)}
+	}
+	return slices.ContainsFunc(f.ours, func(dir string) bool { return within(source, dir) })
 }
 
 // madeByMounts reports whether a path of the host lies in the container's own root, where the mounts before it decide what

@@ -92,8 +92,7 @@ func (f *finder) isPrivate(path string) bool {
 }
 
 func (f *finder) inBundle(path string) bool {
-	bundle := filepath.Clean(f.caller.Container.Bundle)
-	return bundle != "." && bundle != "/" && within(path, bundle)
+	return f.bundle != "." && f.bundle != "/" && within(path, f.bundle)
 }
 
 // nodeRoot records ways by which the container's root is the node's. They pass: node agents have them, and a device
