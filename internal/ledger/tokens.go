@@ -163,7 +163,7 @@ func (r *outsideRecord) read(d *jsontext.Decoder) error {
 
 // encode writes a binding's file.
 func (r bindingRecord) encode() ([]byte, error) {
-	w := tokens.NewWriter(jsontext.WithIndent("  "))
+	w := tokens.NewIndented()
 	w.Object(func() {
 		w.Name("version").Int(int64(r.Version))
 		w.Name("grant").String(string(r.Grant))

@@ -260,5 +260,36 @@ func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 	return nil
 }
 
-// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time, and has no table to build for it.
-func Time(d *jsontext.Decoder, t *time.Time) error { return json.UnmarshalDecode(d, t) }
+// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time, and looks up how to read a type: what is
+// written as we write all times is read without it, to which package time is as strict.
+func Time(d *jsontext.Decoder, t *time.Time) error {
+	value, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	if isUTC(value) {
+		*t, err = time.Parse(time.RFC3339, string(value[1:len(value)-1]))
+	} else {
+		err = json.Unmarshal(value, t)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", d.StackPointer(), err)
+	}
+	return nil
+}
+
+// isUTC reports whether a value is a string in the form of a time in UTC, with whatever digits.
+func isUTC(value jsontext.Value) bool {
+	const form = `"0000-00-00T00:00:00`
+	rest, ends := bytes.CutSuffix(value, []byte(`Z"`))
+	if !ends || len(rest) < len(form) {
+		return false
+	}
+	for i := range form {
+		if c := rest[i]; c != form[i] && (form[i] != '0' || c < '0' || c > '9') {
+			return false
+		}
+	}
+	fraction := rest[len(form):]
+	return len(fraction) == 0 || len(fraction) > 1 && fraction[0] == '.' && len(bytes.Trim(fraction[1:], "0123456789")) == 0
+}

@@ -72,7 +72,8 @@ var texts = func() []string {
 	texts := []string{"", " ", "null", "{}", " {} \n", "[]", "1", `"x"`, "{", "{}{}", "{} x", `{"a"`, `{"string":"a","string":"b"}`, `{"str\u0069ng":"x"}`, `{"\ud800":1}`,
 		"{\"string\":\"\xff\"}", `{"map":{"a":"1","a":"2"}}`, `{"unknown":{"string":1},"bool":true}`, "\ufeff{}"}
 	values := []string{"null", "true", "false", `""`, `"a\n\u0000\u2028"`, "0", "-0", "-1", "1.0", "1e3", "4294967295", "4294967296", "9223372036854775807", "9223372036854775808",
-		"-9223372036854775808", "18446744073709551615", "18446744073709551616", "[]", `[null]`, `["a",1]`, `[["a"],["a"]]`, `[["a"],["a",1]]`, `[["a"],["\u0061"],null,[]]`, `[["a"],["a",1],["a",1]]`, "{}", `{"k":null}`, `{"k":1}`, `"2026-11-22T00:00:00Z"`, `"2026-11-22T0:00:00Z"`, "[", "{", "x"}
+		"-9223372036854775808", "18446744073709551615", "18446744073709551616", "[]", `[null]`, `["a",1]`, `[["a"],["a"]]`, `[["a"],["a",1]]`, `[["a"],["\u0061"],null,[]]`, `[["a"],["a",1],["a",1]]`, "{}", `{"k":null}`, `{"k":1}`, `"2026-11-22T00:00:00Z"`, `"2026-11-22T0:00:00Z"`, `"2026-11-22T00:00:00,5Z"`, `"2026-11-22T00:00:00+24:00"`, `"2026-11-22T00:00:00-25:00"`,
+		`"2026-11-22T00:00:00+01:60"`, `"2026-11-22t00:00:00z"`, `"2026-02-30T00:00:00Z"`, `"2026-11-22T00:00:00.5Z"`, `"2026-11-22T00:00:00.Z"`, `"2026-11-22T00:00:00.1234567891Z"`, `"2026-11-22T00:00:00..5Z"`, `"2026-11-22T00:00:00\u005a"`, `"2026-11-22T24:00:00Z"`, `"2026-11-22T23:59:60Z"`, `"12026-11-22T00:00:00Z"`, "[", "{", "x"}
 	typ := reflect.TypeFor[all]()
 	for i := range typ.NumField() {
 		for _, value := range values {
@@ -140,6 +141,25 @@ func TestWriter(t *testing.T) {
 	if got, err := w.End(); err != nil || string(got) != want {
 		t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
 	}
+	for _, value := range []string{`1`, `""`, `{}`, `[]`, `{"a":[]}`, `[{},[],[[]],{"a":{"b":" ","c:":[1,":","{"]}}]`} {
+		indented := jsontext.Value(value)
+		if err := indented.Indent(jsontext.WithIndent("  ")); err != nil {
+			t.Fatal(err)
+		}
+		w := NewIndented()
+		again(w, jsontext.NewDecoder(strings.NewReader(value)))
+		if got, err := w.End(); err != nil || string(got) != string(indented) {
+			t.Errorf("%v\ngot  %s\nwant %s", err, got, indented)
+		}
+	}
+	w = NewWriter()
+	w.Array(func() {
+		w.Raw(jsontext.Value("{}"))
+		w.Raw(jsontext.Value("[1]"))
+	})
+	if got, err := w.End(); err != nil || string(got) != "[{},[1]]" {
+		t.Errorf("%s, %v", got, err)
+	}
 	w = NewWriter()
 	w.Object(func() { w.Name("a").String("\xff") })
 	if got, err := w.End(); err == nil {
@@ -149,5 +169,32 @@ func TestWriter(t *testing.T) {
 	w.Object(func() { w.Name("t").Time(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)) })
 	if _, err := w.End(); err == nil || !strings.Contains(err.Error(), "year") {
 		t.Errorf("a year without a text: %v", err)
+	}
+}
+
+// again writes a value as it is read.
+func again(w *Writer, d *jsontext.Decoder) {
+	token, _ := d.ReadToken()
+	switch token.Kind() {
+	case '{':
+		w.Object(func() {
+			for d.PeekKind() != '}' {
+				name, _ := d.ReadToken()
+				again(w.Name(name.String()), d)
+			}
+		})
+		_, _ = d.ReadToken()
+	case '[':
+		w.Array(func() {
+			for d.PeekKind() != ']' {
+				again(w, d)
+			}
+		})
+		_, _ = d.ReadToken()
+	case '0':
+		n, _ := token.Int()
+		w.Int(n)
+	default:
+		w.String(token.String())
 	}
 }

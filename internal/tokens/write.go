@@ -10,24 +10,20 @@ import (
 
 // Writer writes one JSON value. Its first error stands until End. What its users call makes the structure; the strings are the library's.
 type Writer struct {
-	out  []byte
-	form []jsontext.Options
-	err  error
+	out    []byte
+	indent string // of a step; "" is a value without spaces
+	depth  int
+	err    error
 }
 
-// NewWriter makes one; jsontext.WithIndent has it write a file for people.
-func NewWriter(form ...jsontext.Options) *Writer {
-	return &Writer{form: form}
-}
+// NewWriter makes one for programs.
+func NewWriter() *Writer { return &Writer{} }
+
+// NewIndented makes one for people, with the library's spaces and line ends.
+func NewIndented() *Writer { return &Writer{indent: "  "} }
 
 // End gives what was written, or why it could not be.
-func (w *Writer) End() ([]byte, error) {
-	v := jsontext.Value(w.out)
-	if w.err == nil && len(w.form) > 0 {
-		w.err = v.Indent(w.form...)
-	}
-	return v, w.err
-}
+func (w *Writer) End() ([]byte, error) { return w.out, w.err }
 
 // Grow makes room for so many more bytes.
 func (w *Writer) Grow(n int) { w.out = slices.Grow(w.out, n) }
@@ -40,8 +36,27 @@ func (w *Writer) Raw(value jsontext.Value) {
 
 // next puts the comma before a name or a value that is not the first. What is open ends in its own sign, and a string in its quotes.
 func (w *Writer) next() {
-	if n := len(w.out); n > 0 && w.out[n-1] != '{' && w.out[n-1] != '[' && w.out[n-1] != ':' {
+	if len(w.out) == 0 {
+		return
+	}
+	switch w.out[len(w.out)-1] {
+	case ':', ' ': // a name's value
+		return
+	case '{', '[':
+	default:
 		w.out = append(w.out, ',')
+	}
+	w.line()
+}
+
+// line begins a line, where there are any.
+func (w *Writer) line() {
+	if w.indent == "" {
+		return
+	}
+	w.out = append(w.out, '\n')
+	for range w.depth {
+		w.out = append(w.out, w.indent...)
 	}
 }
 
@@ -49,23 +64,29 @@ func (w *Writer) next() {
 func (w *Writer) Name(name string) *Writer {
 	w.String(name)
 	w.out = append(w.out, ':')
+	if w.indent != "" {
+		w.out = append(w.out, ' ')
+	}
 	return w
 }
 
 // Object writes one whose members fill in.
-func (w *Writer) Object(members func()) {
-	w.next()
-	w.out = append(w.out, '{')
-	members()
-	w.out = append(w.out, '}')
-}
+func (w *Writer) Object(members func()) { w.within('{', members, '}') }
 
 // Array writes one whose elements fill in.
-func (w *Writer) Array(elements func()) {
+func (w *Writer) Array(elements func()) { w.within('[', elements, ']') }
+
+func (w *Writer) within(begin byte, fill func(), end byte) {
 	w.next()
-	w.out = append(w.out, '[')
-	elements()
-	w.out = append(w.out, ']')
+	w.out = append(w.out, begin)
+	w.depth++
+	empty := len(w.out)
+	fill()
+	w.depth--
+	if len(w.out) > empty {
+		w.line()
+	}
+	w.out = append(w.out, end)
 }
 
 // Strings writes an array of strings.
