@@ -120,7 +120,7 @@ func DeviceNodes(inv grant.Inventory, d grant.Device) []*cdispec.DeviceNode {
 
 // devices are the grant's as the inventory knows them.
 func (c *asking) devices() []grant.Device {
-	var devices []grant.Device
+	devices := make([]grant.Device, 0, len(c.grant.GPUs))
 	for _, s := range c.grant.GPUs {
 		if d, found := c.inventory.Device(s.UUID); found {
 			devices = append(devices, d)

@@ -105,5 +105,6 @@ func real(path string) string {
 
 // within reports whether a path is a directory or below it.
 func within(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+	dir = strings.TrimSuffix(dir, "/") // and no concatenation: a create holds two directories against some fifty
+	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }

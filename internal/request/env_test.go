@@ -100,3 +100,18 @@ func TestPartsOfTheDriver(t *testing.T) {
 		t.Errorf("unset: %v", r.Capabilities)
 	}
 }
+
+// TestVariable: runc's reading of the environment, without making a map of it.
+func TestVariable(t *testing.T) {
+	for _, env := range [][]string{nil, {"A=1"}, {"A=1", "B=2", "A=3"}, {"A=3", "A"}, {"A", "AA=1", "=2"}, {"A=", "B=A=1"}, {"A=1", "A="}, {"=1", "A=b=c"}} {
+		s := Spec{Process: &Process{Env: env}}
+		for _, name := range []string{"A", "B", "AA", ""} {
+			if got, want := Variable(s, name), lastWins(s.Process)[name]; got != want {
+				t.Errorf("%q of %q: %q, want %q", name, env, got, want)
+			}
+		}
+	}
+	if got := Variable(Spec{}, "A"); got != "" {
+		t.Errorf("without a process: %q", got)
+	}
+}

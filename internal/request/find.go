@@ -2,6 +2,7 @@ package request
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -137,7 +138,17 @@ func lastWins(p *Process) map[string]string {
 }
 
 // Variable is the value of one in the process's environment, "" where it is not set.
-func Variable(s Spec, name string) string { return lastWins(s.Process)[name] }
+func Variable(s Spec, name string) string {
+	if s.Process == nil {
+		return ""
+	}
+	for _, entry := range slices.Backward(s.Process.Env) { // as lastWins, which makes a map of them all
+		if key, value, found := strings.Cut(entry, "="); found && key == name {
+			return value
+		}
+	}
+	return ""
+}
 
 // userNamespaced reports whether the container has a user namespace of its own. Its root is nobody outside.
 func (f *finder) userNamespaced() bool {
