@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,23 +111,57 @@ func (n *Node) undrive(runtimeRoot, container string, within time.Duration) {
 	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }
 
+// How long gpuledgerd is waited for with the ledger locked, for the change and for taking it back: together far less than others
+// wait for the lock (ledger.DefaultWait), so that no create is refused because the driver hangs.
+const (
+	applyTime = 4 * time.Second
+	againTime = time.Second
+)
+
+const _ = uint64(ledger.DefaultWait/2 - applyTime - againTime) // compiles where that is so
+
+// reapply has gpuledgerd give the containers of a grant what the ledger says now.
+func (n *Node) reapply(id grant.ID, within time.Duration) error {
+	err := cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("cannot change the driver's limits of grant %s, which stays as it was: %w; see that gpuledgerd runs and what it logs (journalctl -u gpuledgerd)", id, err)
+}
+
+// rehearse has gpuledgerd set once more what the ledger says already, with nothing locked. If it hangs or the driver does, that is
+// found out while nobody else waits; and a driver's library that is not loaded yet, which takes its time, is loaded.
+func (n *Node) rehearse(id grant.ID) error {
+	var g grant.Grant
+	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		g, err = tx.Get(id)
+		return err
+	})
+	if err != nil || !driven(g) {
+		return nil // what is wrong with it is told by who changes it
+	}
+	return n.reapply(id, limitTime)
+}
+
+func driven(g grant.Grant) bool {
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Driven })
+}
+
 // putDriven replaces a grant whose containers the driver limits. The ledger says it first, for gpuledgerd takes it from there; nobody
-// else is given what it frees before this returns, for the ledger is locked. A crash in between is put right by gpuledgerd's next pass.
+// else is given what it frees before this returns, for the ledger is locked. A crash in between is put right by gpuledgerd's next
+// pass, and so is a driver that does late what it was asked for.
 func (n *Node) putDriven(tx *ledger.Tx, before, after grant.Grant) error {
-	if err := tx.Put(after); err != nil {
+	if err := tx.Put(after); err != nil || slices.Equal(before.GPUs, after.GPUs) {
 		return err
 	}
 	failpoint.Hit("node/driven-put")
-	apply := func() error {
-		return cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: after.ID}, limitTime)
-	}
-	err := apply()
+	err := n.reapply(after.ID, applyTime)
 	if err == nil {
 		return nil
 	}
 	if e := tx.Put(before); e != nil {
 		return errors.Join(err, e)
 	}
-	_ = apply() // else the next pass
+	_ = n.reapply(before.ID, againTime) // else the next pass
 	return err
 }

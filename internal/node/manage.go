@@ -121,6 +121,11 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 	if n.Broken != nil {
 		return g, n.Broken
 	}
+	if c.Memory != nil {
+		if err := n.rehearse(id); err != nil {
+			return g, err
+		}
+	}
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
 		v, inv, err := n.whole(tx)
 		if err != nil {
@@ -159,7 +164,7 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 // putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a limit that is too small; the
 // next pass over the ledger puts it right.
 func (n *Node) putLimited(tx *ledger.Tx, before, after grant.Grant) error {
-	if slices.ContainsFunc(before.Bindings, func(b grant.Binding) bool { return b.Driven }) {
+	if driven(before) {
 		return n.putDriven(tx, before, after)
 	}
 	l, err := n.held(before)

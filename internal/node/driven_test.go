@@ -1,0 +1,119 @@
+package node_test
+
+import (
+	"bufio"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// drivenModel is a node with a grant of 4 GiB, whose container the driver limits, and the socket of a gpuledgerd that does what it is
+// asked for so many times, and is silent then: each connection that waits for it is handed out.
+func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan net.Conn) {
+	m = newModel(t)
+	g, _, err := m.node.Grant(admission.Ask{Mode: grant.Limit, Owner: grant.Bearer, Memory: 4 * grant.GiB})
+	m.must(err)
+	self, err := m.node.Host.Self()
+	m.must(err)
+	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/runc", Container: "c", Creator: self, Driven: true})
+	}))
+	m.node.Policy.RunDir, err = os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
+	m.must(err)
+	t.Cleanup(func() { _ = os.RemoveAll(m.node.Policy.RunDir) })
+	l, err := net.Listen("unix", m.node.Policy.LimitSocket())
+	m.must(err)
+	t.Cleanup(func() { _ = l.Close() })
+	silent = make(chan net.Conn, 8)
+	go func() {
+		for i := 0; ; i++ {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = bufio.NewReader(conn).ReadString('\n')
+			if i >= answers {
+				silent <- conn
+				continue
+			}
+			_, _ = conn.Write([]byte(`{"version":1}` + "\n"))
+			_ = conn.Close()
+		}
+	}()
+	return m, g.ID, silent
+}
+
+func (m *model) resize(id grant.ID, memory grant.Bytes) chan error {
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.node.Change(id, node.Change{Memory: &memory})
+		done <- err
+	}()
+	return done
+}
+
+// wants is what the ledger says of the grant.
+func (m *model) wants(id grant.ID, memory grant.Bytes) {
+	m.t.Helper()
+	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
+		g, err := tx.Get(id)
+		if err == nil && g.Memory() != memory {
+			m.t.Errorf("the grant has %s, want %s", g.Memory(), memory)
+		}
+		return err
+	}))
+}
+
+// TestAGPUledgerdThatHangsHoldsNobodyUp: whoever waits for it has not locked the ledger; or not for long, where it hangs just then.
+func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
+	t.Run("from the start", func(t *testing.T) {
+		m, id, silent := drivenModel(t, 0)
+		done := m.resize(id, 2*grant.GiB)
+		conn := <-silent
+		free := *m.node.Ledger
+		free.Wait = time.Nanosecond // nobody has it
+		m.must(free.Update(func(*ledger.Tx) error { return nil }))
+		_ = conn.Close()
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "gpuledgerd does not answer: it has hung up; see that gpuledgerd runs") {
+			t.Errorf("the change: %v", err)
+		}
+		m.wants(id, 4*grant.GiB)
+		if len(silent) > 0 {
+			t.Error("it is asked for more than it does not do")
+		}
+	})
+	t.Run("with the ledger locked", func(t *testing.T) {
+		t.Parallel() // it waits as long as it may
+		m, id, silent := drivenModel(t, 1)
+		done := m.resize(id, 2*grant.GiB)
+		defer (<-silent).Close()
+		other := *m.node.Ledger
+		other.Wait = 2 * ledger.DefaultWait // a busy machine is slow
+		m.must(other.Update(func(*ledger.Tx) error { return nil }))
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "timed out") {
+			t.Errorf("the change: %v", err)
+		}
+		m.wants(id, 4*grant.GiB)
+		_ = (<-silent).Close() // it is asked to take back what it may have done
+	})
+}
+
+// TestWhatTheDriverHoldsIsChangedByGPUledgerd, and what it does not hold needs nobody.
+func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
+	m, id, silent := drivenModel(t, 2)
+	if err := <-m.resize(id, 2*grant.GiB); err != nil {
+		t.Error(err)
+	}
+	m.wants(id, 2*grant.GiB)
+	ttl := time.Hour
+	if _, err := m.node.Change(id, node.Change{TTL: &ttl}); err != nil || len(silent) > 0 {
+		t.Errorf("another time to live: %v, it is asked %d times", err, len(silent))
+	}
+}
