@@ -31,11 +31,11 @@ const (
 	maxKnocks  = 64
 )
 
-// open listens, if nobody does yet.
+// open listens, if nobody does yet who can be reached.
 func (d *door) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.address == address {
+	if d.address == address && reached(d.listener) {
 		return nil
 	}
 	d.close()

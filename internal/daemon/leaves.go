@@ -52,14 +52,17 @@ func loadLeaves(runDir, boot string) (l leaves, err error) {
 	}
 	switch {
 	case err != nil:
-		return leaves{}, fmt.Errorf("cannot read %s: %w", path, err)
+		return leaves{}, fmt.Errorf("cannot read %s: %w; %s", path, err, whatToDo)
 	case l.BootID != boot: // cgroups die with the boot
 		return leaves{}, nil
 	case l.Version != leavesVersion:
-		return leaves{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d", path, l.Version, leavesVersion)
+		return leaves{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d; start the gpuledgerd that wrote it, or %s", path, l.Version, leavesVersion, whatToDo)
 	}
 	return l, nil
 }
+
+// whatToDo: which limits are set is known to nobody then. Those of cgroups that are gone are over.
+const whatToDo = "remove it when no container with strength driver runs (gpuledger grants), and gpuledgerd goes on"
 
 func (l leaves) save(runDir, boot string) error {
 	l.Version, l.BootID = leavesVersion, boot

@@ -109,11 +109,25 @@ func (s *ownSocket) Accept() (net.Conn, error) {
 	}
 }
 
+// Addr is the socket's name, and not that which it had before it had its mode.
+func (s *ownSocket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+
+func (s *ownSocket) there() bool {
+	info, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(info, s.made)
+}
+
 func (s *ownSocket) Close() error {
-	if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.made) {
+	if s.there() {
 		_ = os.Remove(s.path)
 	}
 	return s.UnixListener.Close()
+}
+
+// reached reports whether who dials the address of a listener still gets to it: a socket's name can be removed, or be another's.
+func reached(l net.Listener) bool {
+	s, isSocket := l.(*ownSocket)
+	return l != nil && (!isSocket || s.there())
 }
 
 // fromRoot asks the kernel who connected.

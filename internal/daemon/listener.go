@@ -30,6 +30,7 @@ type listener struct {
 	mu      sync.Mutex
 	address string // as configured, of the server that runs
 	server  *http.Server
+	at      net.Listener // its
 }
 
 func (s *listener) Name() string { return "listener" }
@@ -39,7 +40,7 @@ func (s *listener) Ensure(context.Context) error {
 	want := s.node().Policy.Daemon.Listen
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.address == want {
+	if s.address == want && (want == "" || reached(s.at)) {
 		return nil
 	}
 	s.stop()
@@ -50,7 +51,7 @@ func (s *listener) Ensure(context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.address, s.server = want, newServer(s.handler(want), s.log)
+	s.address, s.server, s.at = want, newServer(s.handler(want), s.log), l
 	go s.run(s.server, l)
 	s.announce(l.Addr())
 	return nil
@@ -63,7 +64,7 @@ func (s *listener) run(server *http.Server, l net.Listener) {
 	defer s.mu.Unlock()
 	if s.server == server && !errors.Is(err, http.ErrServerClosed) {
 		s.log.WithError(err).Warn("the listener has ended")
-		s.address, s.server = "", nil
+		s.address, s.server, s.at = "", nil, nil
 	}
 }
 
@@ -87,7 +88,7 @@ func (s *listener) stop() {
 	if s.server != nil {
 		_ = s.server.Close()
 	}
-	s.address, s.server = "", nil
+	s.address, s.server, s.at = "", nil, nil
 }
 
 // What one client may take: connections that are open at once, and scrapes that are answered at once.

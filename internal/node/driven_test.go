@@ -59,6 +59,18 @@ func (m *model) resize(id grant.ID, memory grant.Bytes) chan error {
 	return done
 }
 
+// waits is the connection at which a change waits for gpuledgerd.
+func (m *model) waits(silent chan net.Conn, done chan error) net.Conn {
+	m.t.Helper()
+	select {
+	case conn := <-silent:
+		return conn
+	case err := <-done:
+		m.t.Fatalf("it has not waited: %v", err)
+		return nil
+	}
+}
+
 // wants is what the ledger says of the grant.
 func (m *model) wants(id grant.ID, memory grant.Bytes) {
 	m.t.Helper()
@@ -76,7 +88,7 @@ func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 	t.Run("from the start", func(t *testing.T) {
 		m, id, silent := drivenModel(t, 0)
 		done := m.resize(id, 2*grant.GiB)
-		conn := <-silent
+		conn := m.waits(silent, done)
 		free := *m.node.Ledger
 		free.Wait = time.Nanosecond // nobody has it
 		m.must(free.Update(func(*ledger.Tx) error { return nil }))
@@ -93,7 +105,7 @@ func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 		t.Parallel() // it waits as long as it may
 		m, id, silent := drivenModel(t, 1)
 		done := m.resize(id, 2*grant.GiB)
-		defer (<-silent).Close()
+		defer m.waits(silent, done).Close()
 		other := *m.node.Ledger
 		other.Wait = 2 * ledger.DefaultWait // a busy machine is slow
 		m.must(other.Update(func(*ledger.Tx) error { return nil }))
