@@ -48,6 +48,12 @@ func (d *door) open(address string, answer func(ctx context.Context, r cgmem.Req
 	return nil
 }
 
+func (d *door) isOpen() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.listener != nil
+}
+
 func (d *door) shut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -24,6 +24,8 @@ type leaf struct {
 	RuntimeRoot string        `json:"runtime_root"`
 	Container   string        `json:"container"`
 	GPUs        []grant.Share `json:"gpus"` // what it was given last
+
+	over bool // not to be held any more: to be cleared, whoever is in it. What makes it so is found out again after a restart
 }
 
 // leaves are those that gpuledgerd has given limits to, or was about to: they are written down before a limit is set, so that

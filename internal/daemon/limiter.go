@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,10 +39,11 @@ type limiter struct {
 
 	mu    sync.Mutex // one change at a time
 	known []leaf
-	run   string       // the run directory that they are kept in
-	read  ledger.Stamp // the ledger's values as of then are known
-	asked time.Time    // when they were taken over
-	warm  bool         // the driver has answered
+	owed  map[place]bool // ordered and not seen yet: what is wrong there nobody else has changed
+	run   string         // the run directory that they are kept in
+	read  ledger.Stamp   // the ledger's values as of then are known
+	asked time.Time      // when they were taken over
+	warm  bool           // the driver has answered
 }
 
 func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {
@@ -83,17 +85,17 @@ func (l *limiter) Stop() {
 	l.driver.Close()
 }
 
-// Ensure opens the door where the driver can limit memory, and looks after the limits that are set.
+// Ensure opens the door where the driver can limit memory or limits stand, and looks after those. Whether a new container gets one is
+// not the door's to say, but policy's and the inventory's at its create: one that is open stays so, for those that have been admitted.
 func (l *limiter) Ensure(ctx context.Context) error {
 	n := l.node()
 	inv, problem := n.Inventory()
 	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit && n.Policy.Enforcement.Limit != grant.LibraryBackend
-	err := l.pass(ctx, n, could)
-	if !could {
-		l.door.shut()
-		return err
+	stand, err := l.pass(ctx, n, could)
+	if could || stand || l.door.isOpen() {
+		err = errors.Join(l.door.open(n.Policy.LimitSocket(), l.answer), err)
 	}
-	return errors.Join(l.door.open(n.Policy.LimitSocket(), l.answer), err)
+	return err
 }
 
 // take reads what is known of the run directory's limits. The lock is held.
@@ -107,7 +109,7 @@ func (l *limiter) take(n *node.Node) error {
 	}
 	known, err := loadLeaves(n.Policy.RunDir, boot)
 	if err == nil {
-		l.known, l.run, l.read = known.List, n.Policy.RunDir, ledger.Stamp{}
+		l.known, l.owed, l.run, l.read = known.List, nil, n.Policy.RunDir, ledger.Stamp{}
 	}
 	return err
 }
@@ -120,6 +122,9 @@ func (l *limiter) keep(n *node.Node, known []leaf) error {
 	}
 	if err == nil {
 		l.known = known
+		maps.DeleteFunc(l.owed, func(p place, _ bool) bool {
+			return !slices.ContainsFunc(known, func(f leaf) bool { return f.dir(n.Host) == p.cgroup })
+		})
 	}
 	return err
 }
@@ -150,6 +155,12 @@ func (l *limiter) set(ctx context.Context, n *node.Node, r cgmem.Request, peer i
 	if err != nil {
 		return err
 	}
+	return l.limit(ctx, n, f)
+}
+
+// limit gives a leaf its limits. What of them was set is taken off again where one cannot be: the container does not start, or starts
+// with nothing that holds it.
+func (l *limiter) limit(ctx context.Context, n *node.Node, f leaf) error {
 	for _, other := range l.known {
 		_, populated := other.there(n.Host)
 		if other.Cgroup == f.Cgroup && other.Inode == f.Inode && populated && (other.Container != f.Container || other.RuntimeRoot != f.RuntimeRoot) {
@@ -161,9 +172,13 @@ func (l *limiter) set(ctx context.Context, n *node.Node, r cgmem.Request, peer i
 		return fmt.Errorf("cannot write down what is to be limited: %w", err)
 	}
 	failpoint.Hit("limiter/recorded")
-	err = l.order(ctx, n, f.limits(n.Host, true))
+	err := l.order(ctx, n, f.limits(n.Host, true)).err()
 	failpoint.Hit("limiter/set")
-	return err // what was set is taken off when the cgroup is empty, as any other
+	if err != nil {
+		l.known[len(l.known)-1].over = true
+		_, _ = l.clear(ctx, n, func(o leaf) bool { return o.Cgroup == f.Cgroup }) // else the next pass
+	}
+	return err
 }
 
 // look finds out from the ledger and the kernel what is asked for.
@@ -251,7 +266,7 @@ func (l *limiter) apply(ctx context.Context, n *node.Node, id grant.ID) error {
 	var asks []grant.CgroupLimit
 	known := slices.Clone(l.known)
 	for i := range known {
-		if known[i].Grant == id {
+		if known[i].Grant == id && !known[i].over {
 			known[i].GPUs = g.GPUs
 			if there, _ := known[i].there(n.Host); there {
 				asks = append(asks, known[i].limits(n.Host, true)...)
@@ -261,24 +276,38 @@ func (l *limiter) apply(ctx context.Context, n *node.Node, id grant.ID) error {
 	if err := l.keep(n, known); err != nil {
 		return err
 	}
-	return l.order(ctx, n, asks)
+	return l.order(ctx, n, asks).err()
 }
 
-// order has the driver set limits, and believes nothing that it does not read back.
-func (l *limiter) order(ctx context.Context, n *node.Node, asks []grant.CgroupLimit) error {
-	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks)
-	if err != nil {
-		return err
+// order has the driver set limits, and believes nothing that it does not read back. One that cannot be set keeps no other from it.
+func (l *limiter) order(ctx context.Context, n *node.Node, asks []grant.CgroupLimit) (t trouble) {
+	if len(asks) == 0 {
+		return t
 	}
-	for i, a := range answers {
+	l.owe(asks)
+	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks)
+	for i, ask := range asks {
 		switch {
-		case a.Error != "":
-			return errors.New(grant.Printable(a.Error))
-		case asks[i].Hard != grant.NoLimit && !near(a.Hard, asks[i].Hard): // no limit may be told as the GPU's size
-			return fmt.Errorf("the driver was told to limit %s to %s of GPU %s, and says %s", a.Cgroup, asks[i].Hard, a.GPU, a.Hard)
+		case err != nil:
+			t.add(ask.Cgroup, err.Error())
+		case answers[i].Error != "":
+			t.add(ask.Cgroup, grant.Printable(answers[i].Error))
+		case ask.Hard != grant.NoLimit && !near(answers[i].Hard, ask.Hard): // no limit may be told as the GPU's size
+			t.add(ask.Cgroup, fmt.Sprintf("the driver was told to limit %s to %s of GPU %s, and says %s", ask.Cgroup, ask.Hard, ask.GPU, answers[i].Hard))
+		default:
+			delete(l.owed, placeOf(ask))
 		}
 	}
-	return nil
+	return t
+}
+
+func (l *limiter) owe(asks []grant.CgroupLimit) {
+	if l.owed == nil {
+		l.owed = map[place]bool{}
+	}
+	for _, ask := range asks {
+		l.owed[placeOf(ask)] = true
+	}
 }
 
 // rounding is less than what a driver may round a limit by: it gives memory out in pages of up to 2 MiB.
@@ -286,17 +315,18 @@ const rounding = 2 * grant.MiB
 
 func near(a, b grant.Bytes) bool { return max(a, b)-min(a, b) < rounding }
 
-// clear takes the limits off the cgroups of containers that are gone, and forgets those whose cgroup is gone, too. In which somebody
-// is left keeps its limit, whatever the ledger says. It returns how many were forgotten.
+// clear takes the limits off the cgroups of containers that are gone, and off those that are not to be held, and forgets them with
+// those whose cgroup is gone, too. In which somebody is left keeps its limit, whatever becomes of its grant. One that cannot be
+// cleared is tried again, and keeps no other. It returns how many were forgotten.
 func (l *limiter) clear(ctx context.Context, n *node.Node, which func(leaf) bool) (int, error) {
 	var asks []grant.CgroupLimit
-	over := map[string]bool{}
-	for _, f := range l.known {
+	known, ends := slices.Clone(l.known), false
+	for i, f := range known {
 		there, populated := f.there(n.Host)
-		if populated || !which(f) {
+		if !which(f) || populated && !f.over {
 			continue
 		}
-		over[f.Cgroup] = true
+		known[i].over, ends = true, true
 		if there {
 			for _, ask := range f.limits(n.Host, true) {
 				ask.Hard = grant.NoLimit
@@ -304,113 +334,127 @@ func (l *limiter) clear(ctx context.Context, n *node.Node, which func(leaf) bool
 			}
 		}
 	}
-	if len(over) == 0 {
+	if !ends {
 		return 0, nil
 	}
-	if len(asks) > 0 {
-		if err := l.order(ctx, n, asks); err != nil && slices.ContainsFunc(l.known, func(f leaf) bool {
-			there, _ := f.there(n.Host)
-			return there && over[f.Cgroup]
-		}) {
-			return 0, fmt.Errorf("cannot take the driver's limit off a cgroup whose container is gone: %w", err)
+	t := l.order(ctx, n, asks)
+	failpoint.Hit("limiter/cleared")
+	all := len(known)
+	left := slices.DeleteFunc(slices.Clone(known), func(f leaf) bool {
+		there, _ := f.there(n.Host)
+		return f.over && which(f) && !(there && t.of[f.dir(n.Host)])
+	})
+	l.known = known // what is over is not held any more
+	if len(left) == all {
+		return 0, t.about("cannot take the driver's limits off")
+	}
+	if err := l.keep(n, left); err != nil {
+		return 0, err
+	}
+	for dir := range t.of {
+		if !slices.ContainsFunc(left, func(f leaf) bool { return f.dir(n.Host) == dir }) {
+			t.forget(dir)
 		}
 	}
-	failpoint.Hit("limiter/cleared")
-	return len(over), l.keep(n, slices.DeleteFunc(slices.Clone(l.known), func(f leaf) bool { return over[f.Cgroup] }))
+	return all - len(left), t.about("cannot take the driver's limits off")
 }
 
-// pass clears what is over, and holds what is set against the ledger and the driver.
-func (l *limiter) pass(ctx context.Context, n *node.Node, could bool) error {
+// pass takes off what is over, holds what is set against the ledger and the driver, and reports whether limits stand. Whatever of
+// that fails keeps the rest from nothing.
+func (l *limiter) pass(ctx context.Context, n *node.Node, could bool) (stand bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.take(n); err != nil {
-		return err
+		return false, err
 	}
-	gone, err := l.clear(ctx, n, func(leaf) bool { return true })
+	err = l.follow(n)
+	gone, e := l.clear(ctx, n, func(leaf) bool { return true })
 	if gone > 0 {
 		l.log.WithField("cgroups", gone).Info("the driver's memory limits of containers that are gone are taken off")
 	}
-	switch {
-	case err != nil:
-		return err
-	case len(l.known) == 0 && (!could || l.warm):
+	err = errors.Join(err, e, l.hold(ctx, n, could))
+	return len(l.known) > 0, err
+}
+
+// follow takes over what the ledger has changed behind our back: a `grant --update` that died half-way, and a container that it says
+// has started with nothing that holds it.
+func (l *limiter) follow(n *node.Node) error {
+	changed, now := n.Ledger.Stamp(), time.Now()
+	if len(l.known) == 0 || l.read == changed && changed.Before(l.asked) && now.Sub(l.asked) < bookRest {
 		return nil
 	}
-	if err := l.follow(ctx, n); err != nil {
-		return err
+	var moved []grant.CgroupLimit
+	known := slices.Clone(l.known)
+	if err := n.Ledger.View(func(tx *ledger.Tx) error {
+		for i, f := range known {
+			if b, err := tx.Binding(f.RuntimeRoot, f.Container); err == nil && !b.Driven {
+				known[i].over = true
+			}
+			// Of a grant that is over or damaged the containers keep what they have.
+			if g, err := tx.Get(f.Grant); err == nil && !slices.Equal(f.GPUs, g.GPUs) {
+				known[i].GPUs = g.GPUs
+				moved = append(moved, known[i].limits(n.Host, true)...)
+			}
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("cannot hold the driver's limits against the ledger: %w", err)
 	}
-	var asks []grant.CgroupLimit
+	if len(moved) > 0 {
+		if err := l.keep(n, known); err != nil {
+			return err
+		}
+		l.owe(moved) // and hold sets them
+		l.log.WithField("limits", len(moved)).Info("the driver's memory limits follow the ledger")
+	}
+	l.known, l.read, l.asked = known, changed, now
+	return nil
+}
+
+// hold sets again what is not as it should be, and says so where somebody else has changed it.
+func (l *limiter) hold(ctx context.Context, n *node.Node, could bool) error {
+	var asks, again []grant.CgroupLimit
 	for _, f := range l.known {
-		asks = append(asks, f.limits(n.Host, false)...)
+		if !f.over {
+			asks = append(asks, f.limits(n.Host, false)...)
+		}
+	}
+	if len(asks) == 0 && (!could || l.warm) {
+		l.tell(n, nil)
+		return nil
 	}
 	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks) // the first time of none: a create need not wait for the driver's library
 	if err != nil {
 		return fmt.Errorf("cannot tell what the driver limits: %w", err)
 	}
 	l.warm = true
-	return l.hold(ctx, n, asks, answers)
-}
-
-// follow takes over what the ledger has changed behind our back: a `grant --update` that died half-way.
-func (l *limiter) follow(ctx context.Context, n *node.Node) error {
-	changed, now := n.Ledger.Stamp(), time.Now()
-	if l.read == changed && changed.Before(l.asked) && now.Sub(l.asked) < bookRest {
-		return nil
-	}
-	var asks []grant.CgroupLimit
-	known := slices.Clone(l.known)
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		for i, f := range known {
-			// Of a grant that is over or damaged the containers keep what they have.
-			if g, err := tx.Get(f.Grant); err == nil && !slices.Equal(f.GPUs, g.GPUs) {
-				known[i].GPUs = g.GPUs
-				asks = append(asks, known[i].limits(n.Host, true)...)
-			}
-		}
-		return nil
-	})
-	if len(asks) > 0 {
-		if err := l.order(ctx, n, asks); err != nil {
-			return err
-		}
-		if err := l.keep(n, known); err != nil {
-			return err
-		}
-		l.log.WithField("limits", len(asks)).Info("the driver's memory limits follow the ledger")
-	}
-	l.read, l.asked = changed, now
-	return nil
-}
-
-// hold sets again what is not as it should be, and says so.
-func (l *limiter) hold(ctx context.Context, n *node.Node, asks, answers []grant.CgroupLimit) error {
-	var again []grant.CgroupLimit
-	var wrong []string
+	var drifts []grant.Finding
+	var t trouble
 	for i, a := range answers {
-		if a.Error != "" {
-			wrong = append(wrong, grant.Printable(a.Error))
-			continue
+		switch ask := asks[i]; {
+		case a.Error != "":
+			t.add(a.Cgroup, grant.Printable(a.Error))
+		case near(a.Hard, ask.Hard):
+			delete(l.owed, placeOf(ask))
+		default:
+			if !l.owed[placeOf(ask)] {
+				drifts = append(drifts, l.found(n, a, ask.Hard))
+			}
+			ask.Set = true
+			again = append(again, ask)
 		}
-		if near(a.Hard, asks[i].Hard) {
-			continue
-		}
-		asks[i].Set = true
-		again = append(again, asks[i])
-		f := l.found(n, a, asks[i].Hard)
-		wrong = append(wrong, f.Message)
+	}
+	l.tell(n, drifts)
+	return errors.Join(t.err(), l.order(ctx, n, again).err())
+}
+
+// tell says what somebody else has changed.
+func (l *limiter) tell(n *node.Node, drifts []grant.Finding) {
+	for _, f := range drifts {
 		l.log.WithFields(fields(f)).Warn(f.Message)
 		n.Found("found", f, grant.ReportFinding, f.Message)
 		l.drifts.Add(1)
 	}
-	if len(again) > 0 {
-		if err := l.order(ctx, n, again); err != nil {
-			wrong = append(wrong, err.Error())
-		}
-	}
-	if len(wrong) > 0 {
-		return errors.New(strings.Join(wrong, "; "))
-	}
-	return nil
 }
 
 // found is a limit that somebody else has changed.

@@ -1,0 +1,243 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// scene is a limiter before a driver that keeps limits in a map, and a tree of cgroups that are but directories.
+type scene struct {
+	*limiter
+	t    *testing.T
+	n    *node.Node
+	has  map[place]grant.Bytes // without: no limit
+	lost map[string]bool       // GPUs
+	hung bool
+	sets int
+}
+
+func newScene(t *testing.T) *scene {
+	h := host.Default()
+	h.Sys = t.TempDir()
+	p := grant.Policy{RunDir: shortDir(t), StateDir: t.TempDir()}
+	p.Audit.File, p.Audit.Keep = filepath.Join(p.StateDir, "audit.jsonl"), 4
+	must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
+	s := &scene{t: t, has: map[place]grant.Bytes{}, lost: map[string]bool{}}
+	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s.limiter = &limiter{node: func() *node.Node { return s.n }, driver: s, log: log}
+	t.Cleanup(s.door.shut)
+	must(t, s.take(s.n))
+	return s
+}
+
+func (s *scene) Close() {}
+
+func (s *scene) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
+	if s.hung {
+		return nil, errors.New("NVML has not answered for 5s")
+	}
+	for _, a := range asks {
+		at := placeOf(a)
+		switch {
+		case s.lost[a.GPU]:
+			a.Error = "cannot find GPU " + a.GPU + ": GPU is lost"
+		case a.Set:
+			s.has[at] = a.Hard
+			s.sets++
+		default:
+			if a.Hard = grant.NoLimit; s.has[at] != 0 {
+				a.Hard = s.has[at]
+			}
+		}
+		answers = append(answers, a)
+	}
+	return answers, nil
+}
+
+// leaf is a container's cgroup with limits of 1 GiB of each GPU, set and known.
+func (s *scene) leaf(container string, gpus ...string) leaf {
+	s.t.Helper()
+	f := leaf{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
+	for i, gpu := range gpus {
+		f.GPUs = append(f.GPUs, grant.Share{UUID: gpu, Index: i, Memory: grant.GiB})
+		s.has[place{f.dir(s.n.Host), gpu}] = grant.GiB
+	}
+	must(s.t, os.MkdirAll(f.dir(s.n.Host), 0o755))
+	s.populate(f, true)
+	var err error
+	f.Inode, err = inodeOf(f.dir(s.n.Host))
+	must(s.t, err)
+	must(s.t, s.keep(s.n, append(s.known[:len(s.known):len(s.known)], f)))
+	f.GPUs = slices.Clone(f.GPUs) // for who changes what the ledger says
+	return f
+}
+
+func (s *scene) populate(f leaf, populated bool) {
+	word := map[bool]string{true: "populated 1\n", false: "populated 0\n"}[populated]
+	must(s.t, os.WriteFile(filepath.Join(f.dir(s.n.Host), "cgroup.events"), []byte(word), 0o644))
+}
+
+func (s *scene) set(f leaf, gpu string, b grant.Bytes) { s.has[place{f.dir(s.n.Host), gpu}] = b }
+
+func (s *scene) want(what string, f leaf, gpu string, b grant.Bytes) {
+	s.t.Helper()
+	if got := s.has[place{f.dir(s.n.Host), gpu}]; got != b {
+		s.t.Errorf("%s: the limit of %s on %s is %s, want %s", what, f.Container, gpu, got, b)
+	}
+}
+
+func (s *scene) passes() error {
+	_, err := s.pass(context.Background(), s.n, true)
+	return err
+}
+
+func (s *scene) said(word string) int {
+	data, _ := os.ReadFile(s.n.Policy.Audit.File)
+	return bytes.Count(data, []byte(`"action":"`+word+`"`))
+}
+
+// entered puts the grant of a leaf into the ledger, and its container.
+func (s *scene) entered(f leaf, driven bool) {
+	s.t.Helper()
+	self, err := s.n.Host.Self()
+	must(s.t, err)
+	must(s.t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
+		g := grant.Grant{ID: f.Grant, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: f.GPUs, Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
+		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: f.Grant, RuntimeRoot: f.RuntimeRoot, Container: f.Container, Creator: self, Driven: driven}))
+	}))
+}
+
+// TestOneThatFailsKeepsNoOther: a GPU that is lost keeps no limit on another from being held, taken off or set.
+func TestOneThatFailsKeepsNoOther(t *testing.T) {
+	s := newScene(t)
+	s.lost["GPU-lost"] = true
+	empty, gone, live, half := s.leaf("empty", "GPU-0", "GPU-lost"), s.leaf("gone", "GPU-0"), s.leaf("live", "GPU-0"), s.leaf("half", "GPU-lost", "GPU-1")
+	s.populate(empty, false)
+	s.populate(gone, false)
+	for range 3 {
+		s.set(live, "GPU-0", 9*grant.GiB)
+		s.set(half, "GPU-1", 9*grant.GiB)
+		err := s.passes()
+		if err == nil || strings.Count(err.Error(), "cannot find GPU GPU-lost: GPU is lost") != 2 || !strings.Contains(err.Error(), "cannot take the driver's limits off: ") {
+			t.Errorf("the pass says %v", err)
+		}
+		s.want("live", live, "GPU-0", grant.GiB)
+		s.want("of two GPUs", half, "GPU-1", grant.GiB)
+		s.want("emptied", empty, "GPU-0", grant.NoLimit)
+		s.want("gone", gone, "GPU-0", grant.NoLimit)
+		if len(s.known) != 3 {
+			t.Errorf("%d leaves are known", len(s.known))
+		}
+	}
+	must(t, os.RemoveAll(empty.dir(s.n.Host)))
+	s.lost = nil
+	if err := s.passes(); err != nil || len(s.known) != 2 {
+		t.Errorf("when all is well: %v, %d leaves", err, len(s.known))
+	}
+}
+
+// TestALimitThatCannotBeSetIsTakenOff: of a container that starts with nothing that holds it, some GPUs are not limited either; at
+// once, or when the driver can again.
+func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
+	s := newScene(t)
+	f := s.leaf("c", "GPU-0", "GPU-1")
+	must(t, s.keep(s.n, nil)) // it is about to be created
+	s.lost["GPU-1"] = true
+	if err := s.limit(context.Background(), s.n, f); err == nil || !strings.Contains(err.Error(), "GPU is lost") {
+		t.Errorf("it says %v", err)
+	}
+	s.want("at once", f, "GPU-0", grant.NoLimit)
+	for range 2 {
+		if err := s.passes(); err == nil {
+			t.Error("that the other cannot be taken off is not said")
+		}
+		s.want("not held", f, "GPU-0", grant.NoLimit)
+	}
+	s.lost = nil
+	if err := s.passes(); err != nil || len(s.known) != 0 {
+		t.Errorf("in the end: %v, %+v", err, s.known)
+	}
+	if s.drifts.Load() > 0 {
+		t.Error("our own doing is told as somebody else's")
+	}
+}
+
+// TestWhatTheLedgerDoesNotHoldIsNotHeld: a daemon that comes after the one whose driver failed has only the ledger's word.
+func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
+	s := newScene(t)
+	weak, held, forced := s.leaf("weak", "GPU-0"), s.leaf("held", "GPU-0"), s.leaf("forced", "GPU-0")
+	s.entered(weak, false)
+	s.entered(held, true)
+	for _, f := range []leaf{held, forced} {
+		s.set(f, "GPU-0", 9*grant.GiB)
+	}
+	must(t, s.passes())
+	s.want("without strength", weak, "GPU-0", grant.NoLimit)
+	s.want("driven", held, "GPU-0", grant.GiB)
+	s.want("whose grant is gone by force", forced, "GPU-0", grant.GiB)
+	if len(s.known) != 2 {
+		t.Errorf("%+v", s.known)
+	}
+}
+
+// TestTheLedgersOwnChangeIsNobodyElses, however often it takes the driver to do it.
+func TestTheLedgersOwnChangeIsNobodyElses(t *testing.T) {
+	s := newScene(t)
+	f := s.leaf("c", "GPU-0")
+	f.GPUs[0].Memory = 2 * grant.GiB
+	s.entered(f, true)
+	s.lost["GPU-0"] = true
+	if err := s.passes(); err == nil {
+		t.Error("that the driver does not answer is not said")
+	}
+	s.lost = nil
+	for range 2 {
+		must(t, s.passes())
+	}
+	s.want("after it", f, "GPU-0", 2*grant.GiB)
+	if s.drifts.Load() > 0 || s.said("found") > 0 {
+		t.Error("our own doing is told as somebody else's")
+	}
+}
+
+// TestTheDoorStaysOpen for containers that are limited, and for who has been admitted, where policy gives new ones the shim.
+func TestTheDoorStaysOpen(t *testing.T) {
+	s := newScene(t)
+	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
+	asked := func() error {
+		_ = s.Ensure(context.Background())
+		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: "g-cccccccccccc"}, knockTime)
+	}
+	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("with nothing to look after: %v", err)
+	}
+	f := s.leaf("c", "GPU-0")
+	f.GPUs[0].Memory = 2 * grant.GiB
+	s.entered(f, true)
+	if err := asked(); err != nil {
+		t.Errorf("with a limit: %v", err)
+	}
+	s.want("as the ledger says", f, "GPU-0", 2*grant.GiB)
+	must(t, s.keep(s.n, nil))
+	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
+		t.Errorf("one that was admitted and is not limited yet: %v", err)
+	}
+}
