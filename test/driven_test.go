@@ -334,7 +334,9 @@ func driftIsPutRight(t *testing.T) {
 	for i, word := range []string{"9000", "max"} {
 		n.limit(0, "c", word)
 		rig.Eventually(t, "the limit is put right", func() bool { return n.limit(0, "c") == hard(4096) })
-		rig.Eventually(t, "it is said", func() bool { return len(findings(t, n.Node, "found", "limit-changed")) == i+1 })
+		for _, action := range []string{"found", "over"} {
+			rig.Eventually(t, "it is said: "+action, func() bool { return len(findings(t, n.Node, action, "limit-changed")) == i+1 })
+		}
 	}
 	if f := findings(t, n.Node, "found", "limit-changed"); !strings.Contains(fmt.Sprint(f), "somebody else has changed it; it is set again") {
 		t.Errorf("%+v", f)

@@ -241,3 +241,23 @@ func TestTheDoorStaysOpen(t *testing.T) {
 		t.Errorf("one that was admitted and is not limited yet: %v", err)
 	}
 }
+
+// TestADriftIsToldWhenItIsNewAndWhenItIsOver: who changes a limit at every pass is counted each time, and fills no log.
+func TestADriftIsToldWhenItIsNewAndWhenItIsOver(t *testing.T) {
+	s := newScene(t)
+	f := s.leaf("c", "GPU-0")
+	for range 100 {
+		s.set(f, "GPU-0", grant.NoLimit)
+		must(t, s.passes())
+		s.want("at each pass", f, "GPU-0", grant.GiB)
+	}
+	if s.said("found") != 1 || s.said("over") != 0 || s.drifts.Load() != 100 || len(s.Stands()) != 1 {
+		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"), s.drifts.Load(), s.Stands())
+	}
+	for range 10 {
+		must(t, s.passes())
+	}
+	if s.said("found") != 1 || s.said("over") != 1 || len(s.Stands()) != 0 {
+		t.Errorf("when it is over: found %d, over %d, %v", s.said("found"), s.said("over"), s.Stands())
+	}
+}

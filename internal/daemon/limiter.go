@@ -22,6 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // limiter is the manager of the driver's own memory limits (docs/adr/0046): it sets them for the hook of a create, holds them against
@@ -36,14 +37,16 @@ type limiter struct {
 	door door
 
 	drifts atomic.Uint64 // limits that somebody else has changed
+	stands atomic.Pointer[[]grant.Finding]
 
-	mu    sync.Mutex // one change at a time
-	known []leaf
-	owed  map[place]bool // ordered and not seen yet: what is wrong there nobody else has changed
-	run   string         // the run directory that they are kept in
-	read  ledger.Stamp   // the ledger's values as of then are known
-	asked time.Time      // when they were taken over
-	warm  bool           // the driver has answered
+	mu      sync.Mutex // one change at a time
+	known   []leaf
+	tracker watch.Tracker
+	owed    map[place]bool // ordered and not seen yet: what is wrong there nobody else has changed
+	run     string         // the run directory that they are kept in
+	read    ledger.Stamp   // the ledger's values as of then are known
+	asked   time.Time      // when they were taken over
+	warm    bool           // the driver has answered
 }
 
 func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {
@@ -448,13 +451,31 @@ func (l *limiter) hold(ctx context.Context, n *node.Node, could bool) error {
 	return errors.Join(t.err(), l.order(ctx, n, again).err())
 }
 
-// tell says what somebody else has changed.
+// tell counts what somebody else has changed, and says it when it is new and when it is over, as the watch does: who changes a limit
+// as often as it is put right fills no log.
 func (l *limiter) tell(n *node.Node, drifts []grant.Finding) {
-	for _, f := range drifts {
+	l.drifts.Add(uint64(len(drifts)))
+	news := l.tracker.Note(&watch.Report{Taken: n.Host.Now(), Findings: drifts})
+	stands := l.Stands()
+	for _, f := range news.Begun {
 		l.log.WithFields(fields(f)).Warn(f.Message)
 		n.Found("found", f, grant.ReportFinding, f.Message)
-		l.drifts.Add(1)
+		stands = append(stands, f)
 	}
+	for _, f := range news.Ended {
+		l.log.WithFields(fields(f)).Info("over: " + f.Message)
+		n.Found("over", f, "", f.Message)
+		stands = slices.DeleteFunc(stands, func(s grant.Finding) bool { return s.Key() == f.Key() })
+	}
+	l.stands.Store(&stands)
+}
+
+// Stands is what was told and is not over.
+func (l *limiter) Stands() []grant.Finding {
+	if stands := l.stands.Load(); stands != nil {
+		return slices.Clone(*stands)
+	}
+	return nil
 }
 
 // found is a limit that somebody else has changed.

@@ -150,6 +150,7 @@ func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager 
 	tidy, decisions := &reconcile{node: s.Node, book: ledger, wait: s.Interval, log: s.log}, &audit{node: s.Node}
 	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimiter(s.Node, config, s.log)
+	watcher.alsoFound = limits.Stands
 	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger}
 	all := []Manager{s, tidy, newInventory(s.Node, config, watcher.Stale, s.log),
 		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},

@@ -26,11 +26,12 @@ type watcher struct {
 	roots []string // where runtimes keep states, beside the usual places
 	log   *logrus.Logger
 
-	census  watch.Census
-	tracker watch.Tracker
-	book    *book
-	ledger  node.Overview // as of the last pass
-	others  bystanders
+	census    watch.Census
+	tracker   watch.Tracker
+	book      *book
+	ledger    node.Overview // as of the last pass
+	others    bystanders
+	alsoFound func() []grant.Finding // what another manager has found and told
 	overheads
 	throttles
 	next    time.Time              // not before
@@ -85,6 +86,9 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	}
 	news := w.tracker.Note(&report)
 	w.tell(n, news)
+	if w.alsoFound != nil {
+		report.Findings = append(report.Findings, w.alsoFound()...)
+	}
 	w.show(report)
 	w.publish(n, report)
 	w.hold(n, w.ledger.Grants, report)
