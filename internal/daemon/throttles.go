@@ -20,6 +20,10 @@ type throttles struct {
 
 // hold moves the gates. A grant that computes nothing on a GPU, or of which the driver does not tell, has the gate of its share there.
 func (t *throttles) hold(n *node.Node, grants []grant.Grant, r watch.Report) {
+	if n.Policy.Enforcement.Compute != grant.ThrottleShare { // as on most nodes: each pass is to cost little
+		t.loops = nil
+		return
+	}
 	used := make(map[grantOn]int, len(r.Grants))
 	for _, g := range r.Grants {
 		used[grantOn{g.ID, g.GPU}] = g.Compute
