@@ -24,26 +24,36 @@ func (c *call) state() (State, error) {
 	return ParseState(data)
 }
 
-// create admits a container that its runtime has made, and gives it what its spec lacks.
-func (c *call) create() error {
+// asked is the create that the hook is a part of, as far as it can be told, and the container's first process. An error is of the state
+// alone: nothing is known then.
+func (c *call) asked() (a node.Create, r caller, pid int, err error) {
 	state, err := c.state()
 	if err != nil {
-		return err
+		return a, r, 0, err
 	}
 	r, unknown := c.runtime(state.ID)
 	if unknown == nil {
 		unknown = r.creates(state.ID)
 	}
-	container := grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: filepath.Clean(state.Bundle)}
-	r.Bundle = container.Bundle // as the state has it: absolute
-	config, err := host.ReadFile(r.ConfigPath(), request.MaxSpec)
+	r.Bundle = filepath.Clean(state.Bundle) // absolute
+	a.Container = grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: r.Bundle}
+	a.CgroupsOff, a.Restored = r.CgroupsOff, r.Name == "restore"
+	a.Live = &node.Live{Creators: r.ancestors, Unknown: unknown}
+	a.Config, a.Unread = host.ReadFile(r.ConfigPath(), request.MaxSpec)
 	if odd := r.Ambiguous(r.program); odd != nil {
-		err = odd
+		a.Unread = odd
 	} else if !filepath.IsAbs(r.ConfigPath()) {
-		err = errors.New("--config is relative to where the runtime was, and it is elsewhere now")
+		a.Unread = errors.New("--config is relative to where the runtime was, and it is elsewhere now")
 	}
-	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: r.CgroupsOff}, Config: config, Unread: err,
-		Live: &node.Live{Creators: r.ancestors, Unknown: unknown}}
+	return a, r, state.PID, nil
+}
+
+// create admits a container that its runtime has made, and gives it what its spec lacks.
+func (c *call) create() error {
+	asked, r, pid, err := c.asked()
+	if err != nil {
+		return c.enforced(err)
+	}
 	d := c.node.Admit(asked)
 	failpoint.Hit("hook/admitted")
 	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
@@ -52,38 +62,38 @@ func (c *call) create() error {
 	if d.Config == nil {
 		return nil
 	}
-	refusal := c.inject(asked, d, state.PID, r)
+	refusal := c.inject(asked, d, pid, r)
 	if refusal == nil {
 		return nil
 	}
 	if d.Bound {
-		_ = c.node.Unbind(container) // dead with the runtime in any case
+		_ = c.node.Unbind(asked.Container) // dead with the runtime in any case
 	}
 	c.node.Fails(asked, d, refusal)
+	return c.enforced(refusal) // else it starts with less than it was granted, and nothing else
+}
+
+// enforced is an error where the policy is enforced, and else none: who wants containers to start all the same wants this one to.
+func (c *call) enforced(err error) error {
 	if c.node.Mode() != grant.Enforce {
-		return nil // it starts with less than it was granted, and nothing else
+		return nil
 	}
-	return refusal
+	return err
 }
 
 // limit has the driver limit a container that gpuledger-runtime has admitted, before anything in it runs.
 func (c *call) limit() error {
-	state, err := c.state()
+	asked, _, pid, err := c.asked()
 	if err != nil {
-		return err
+		return c.enforced(err)
 	}
-	r, err := c.runtime(state.ID)
-	if err != nil {
-		return err
-	}
-	refusal := c.node.Drive(r.root, state.ID, state.PID)
+	refusal := c.node.Drive(asked, pid)
 	if refusal == nil {
 		return nil
 	}
-	container := grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: filepath.Clean(state.Bundle)}
-	c.node.Fails(node.Create{Caller: request.Caller{Container: container}}, node.Decision{}, refusal)
+	c.node.Fails(asked, node.Decision{}, refusal)
 	if c.node.Mode() != grant.Enforce {
-		c.node.Weaken(r.root, state.ID)
+		c.node.Weaken(asked.Container)
 		return nil
 	}
 	return refusal

@@ -25,7 +25,7 @@ type caller struct {
 // maxArguments bounds a runtime's command line and environment, in bytes (the kernel's own bound is larger).
 const maxArguments = 4 << 20
 
-// runtime finds out who calls, and makes sure that it is about this container.
+// runtime finds out who calls, and makes sure that it is about this container. With an error it knows no root.
 func (c *call) runtime(id string) (r caller, err error) {
 	pid := os.Getppid()
 	argv, err := c.words(pid, "cmdline")
@@ -40,15 +40,14 @@ func (c *call) runtime(id string) (r caller, err error) {
 	if err != nil {
 		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
 	}
-	r.root = r.StateRoot(argv[0], func(name string) string { return value(environ, name) })
-	if !filepath.IsAbs(r.root) {
+	root := r.StateRoot(argv[0], func(name string) string { return value(environ, name) })
+	if !filepath.IsAbs(root) {
 		directory, err := os.Readlink(c.path(pid, "cwd"))
 		if err != nil {
 			return r, fmt.Errorf("cannot tell where the runtime keeps its state: %w", err)
 		}
-		r.root = filepath.Join(directory, r.root)
+		root = filepath.Join(directory, root)
 	}
-	r.root = filepath.Clean(r.root)
 	for range 2 {
 		p, parent, err := c.host.Process(pid)
 		if err != nil {
@@ -57,6 +56,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 		r.ancestors = append(r.ancestors, p)
 		pid = parent
 	}
+	r.root = filepath.Clean(root)
 	return r, nil
 }
 

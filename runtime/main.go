@@ -73,7 +73,7 @@ func (w *wrapper) create() error {
 		err = odd
 	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
-		Hooked: w.Name != "restore"} // CRIU brings a cgroup back after the hooks
+		Hooked: true, Restored: w.Name == "restore"}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
 		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])
@@ -88,6 +88,7 @@ func (w *wrapper) create() error {
 		}
 	}
 	failpoint.Hit("runtime/edited")
+	w.fixRoot()
 	err = w.exec()
 	w.unbind(d, container)
 	return err
@@ -155,6 +156,14 @@ func (w *wrapper) engine() grant.Engine {
 
 // runtimeRoot is the directory of the real runtime's state.
 func (w *wrapper) runtimeRoot() string { return absolute(w.StateRoot(w.real, os.Getenv)) }
+
+// fixRoot names the root in full to a runtime that makes a container: runc and crun go into the bundle before they call their hooks, and
+// who reads a relative root there finds another directory.
+func (w *wrapper) fixRoot() {
+	if w.Root != "" && !filepath.IsAbs(w.Root) {
+		w.argv[w.RootAt] = strings.TrimSuffix(w.argv[w.RootAt], w.Root) + absolute(w.Root)
+	}
+}
 
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {

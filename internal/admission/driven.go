@@ -32,7 +32,7 @@ func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 func (c *asking) driverless() string {
 	why := Driverless(*c.grant, c.inventory, c.policy)
 	if why == "" && !c.request.Drivable {
-		why = "it is not created by gpuledger-runtime, which alone can have the driver's limit set"
+		why = "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a create has the driver's limit set"
 	}
 	return why
 }

@@ -30,8 +30,9 @@ type Create struct {
 	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
 	Reserve bool
 
-	// Hooked: the edits may bring a hook, which the runtime then calls.
-	Hooked bool
+	// Hooked: the edits may bring a hook, which the runtime then calls. Restored: the container comes from a checkpoint, and CRIU brings
+	// its cgroup back after the hooks, whatever stands in the spec.
+	Hooked, Restored bool
 
 	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the container's own whatever root
 	// it names. Running: the container is past stopping, so that a refusal is only recorded.

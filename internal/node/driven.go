@@ -58,7 +58,7 @@ func (n *Node) Driverless() string {
 
 // drivable reports whether the driver's limit can be set for the container: our hook is about to be in its spec, or is.
 func (v visit) drivable(spec request.Spec) bool {
-	if v.CgroupsOff {
+	if v.CgroupsOff || v.Restored {
 		return false
 	}
 	if v.Hooked {
@@ -72,19 +72,18 @@ func (v visit) drivable(spec request.Spec) bool {
 // limitTime is how long a hook waits for gpuledgerd: it may have to load the driver's library first.
 const limitTime = 40 * time.Second
 
-// Drive has the driver limit a container that its runtime has made and not started. Nothing is done for one whose grant is held
-// by something else, or that has none: the hook stands in a spec that somebody uses again.
-func (n *Node) Drive(runtimeRoot, container string, pid int) *grant.Refusal {
-	var b grant.Binding
-	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
-		b, err = tx.Binding(runtimeRoot, container)
-		return err
-	})
+// Drive has the driver limit a container that its runtime has made and not started, of a create that our runtime has admitted: without
+// its binding nobody knows what it may have. Nothing is done for one whose grant is held by something else, or that starts as it is
+// whoever asks: the hook stands in a spec that somebody uses again.
+func (n *Node) Drive(c Create, pid int) *grant.Refusal {
+	b, err := n.admitted(c)
 	switch {
-	case errors.Is(err, ledger.ErrNotFound) || err == nil && !b.Driven:
+	case err == nil && !b.Driven:
 		return nil
 	case err == nil:
-		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Set, RuntimeRoot: runtimeRoot, Container: container, PID: pid}, limitTime)
+		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Set, RuntimeRoot: b.RuntimeRoot, Container: b.Container, PID: pid}, limitTime)
+	case n.passes(c):
+		return nil
 	}
 	if err == nil {
 		return nil
@@ -93,15 +92,41 @@ func (n *Node) Drive(runtimeRoot, container string, pid int) *grant.Refusal {
 		Hint: "see that gpuledgerd runs (systemctl status gpuledgerd) and what `gpuledger doctor` says of strength; or set enforcement.limit = \"library\""}
 }
 
-// Weaken says in the ledger that nothing holds a container, which starts all the same because nothing is enforced.
-func (n *Node) Weaken(runtimeRoot, container string) {
-	_ = n.Ledger.Update(func(tx *ledger.Tx) error {
-		b, err := tx.Binding(runtimeRoot, container)
-		if err != nil {
-			return err
+// admitted is the binding of a live container's create. Where the configuration cannot be read the ledger is somewhere else.
+func (n *Node) admitted(c Create) (b grant.Binding, err error) {
+	switch {
+	case c.Live.Unknown != nil:
+		return b, c.Live.Unknown
+	case n.Broken != nil:
+		return b, n.Broken
+	}
+	err = n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		b, err = tx.Binding(c.Container.RuntimeRoot, c.Container.ID)
+		return err
+	})
+	if errors.Is(err, ledger.ErrNotFound) {
+		err = fmt.Errorf("the ledger has no create of container %q, whose runtime keeps its state in %s", c.Container.Name(), c.Container.RuntimeRoot)
+	}
+	return b, err
+}
+
+// passes reports whether a container starts as it is, whoever asks.
+func (n *Node) passes(c Create) bool {
+	d := n.Explain(c)
+	return d.Kind == grant.Pass && !d.Touches()
+}
+
+// Weaken says in the ledger that nothing holds a container, which starts all the same because nothing is enforced. Its root may be
+// unknown.
+func (n *Node) Weaken(c grant.Container) {
+	_ = n.Ledger.Update(func(tx *ledger.Tx) (err error) {
+		for _, root := range append(tx.BindingsIn(c.ID, c.Bundle), c.RuntimeRoot) {
+			if b, e := tx.Binding(root, c.ID); e == nil && b.Driven {
+				b.Driven, b.Strength = false, grant.StrengthNone
+				err = errors.Join(err, tx.Bind(b))
+			}
 		}
-		b.Driven, b.Strength = false, grant.StrengthNone
-		return tx.Bind(b)
+		return err
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 type Command struct {
 	Name       string // the subcommand; "" when there is none
 	Root       string // --root
+	RootAt     int    // index in argv of the word that ends with its value; 0: not given
 	Log        string // --log
 	LogFormat  string // --log-format
 	Systemd    bool   // --systemd-cgroup, crun --cgroup-manager=systemd: systemd owns the container's cgroup
@@ -90,13 +91,13 @@ func (c *Command) globals(argv []string) int {
 		case !isOption:
 			first = min(first, i)
 		case hasValue:
-			c.global(name, value)
+			c.global(name, value, i)
 		case slices.Contains(globalValued, name):
 			if i++; i < len(argv) {
-				c.global(name, argv[i])
+				c.global(name, argv[i], i)
 			}
 		case slices.Contains(globalFlags, name):
-			c.global(name, "true")
+			c.global(name, "true", i)
 		default:
 			if unknown = true; i+2 < len(argv) && slices.Contains(Creates, argv[i+2]) {
 				return i + 2
@@ -106,10 +107,10 @@ func (c *Command) globals(argv []string) int {
 	return first
 }
 
-func (c *Command) global(name, value string) {
+func (c *Command) global(name, value string, at int) {
 	switch name {
 	case "root":
-		c.Root = value
+		c.Root, c.RootAt = value, at
 	case "log":
 		c.Log = value
 	case "log-format":

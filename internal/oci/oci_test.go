@@ -13,12 +13,12 @@ func TestParse(t *testing.T) {
 		want       Command
 	}{
 		{"containerd", "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
-			Command{Name: "create", Systemd: true, Root: "/r", Log: "/l", LogFormat: "json", Bundle: "/b", ID: "c1"}},
-		{"CRI-O", "--root=/r create --bundle /b --pid-file /p c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1"}},
+			Command{Name: "create", Systemd: true, Root: "/r", RootAt: 2, Log: "/l", LogFormat: "json", Bundle: "/b", ID: "c1"}},
+		{"CRI-O", "--root=/r create --bundle /b --pid-file /p c1", Command{Name: "create", Root: "/r", RootAt: 1, Bundle: "/b", ID: "c1"}},
 		{"Podman with cgroups off", "--cgroup-manager disabled create --bundle=/b c1", Command{Name: "create", CgroupsOff: true, Bundle: "/b", ID: "c1"}},
 		{"systemd's cgroups to crun", "--cgroup-manager=systemd create c1", Command{Name: "create", Systemd: true, ID: "c1"}},
 		{"and not", "--systemd-cgroup=false create c1", Command{Name: "create", ID: "c1"}},
-		{"one dash, as Go's flags allow", "-root /r create -b /b c1", Command{Name: "create", Root: "/r", Bundle: "/b", ID: "c1", Short: "-root"}},
+		{"one dash, as Go's flags allow", "-root /r create -b /b c1", Command{Name: "create", Root: "/r", RootAt: 2, Bundle: "/b", ID: "c1", Short: "-root"}},
 		{"a value behind its letter, as getopt allows", "create -b/b c1", Command{Name: "create", ID: "c1", Short: "-b/b"}},
 		{"letters together", "run -db /b c1", Command{Name: "run", ID: "c1", Short: "-db"}},
 		{"a letter with =, which getopt takes for a part of the value", "create -b=/b c1", Command{Name: "create", Bundle: "/b", ID: "c1", Short: "-b=/b"}},
