@@ -31,7 +31,7 @@ func grantCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 for no share any more"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mps, mig", Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, as 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
@@ -177,8 +177,8 @@ func change(c *cli.Context, n *node.Node) error {
 	}
 	if c.IsSet("compute") {
 		compute := c.Int("compute")
-		if compute < 1 || compute > 100 {
-			return usage("--compute: want a percentage from 1 to 100, not %d", compute)
+		if compute < 0 || compute > 100 {
+			return usage("--compute: want a percentage from 1 to 100, or 0 for no share, not %d", compute)
 		}
 		what.Compute = &compute
 	}

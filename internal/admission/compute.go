@@ -8,7 +8,7 @@ import (
 )
 
 // hintCompute is the mode in which a share of compute is more than a number.
-const hintCompute = "mode mps keeps a share of compute (`gpuledger grant --mode mps`); or leave the compute out"
+const hintCompute = "mode mps keeps a share of compute (`gpuledger grant --mode mps`); or leave the compute out (of a grant that has a share, `gpuledger grant --update ID --compute 0`)"
 
 // Share is the percent of each GPU's time that the shim holds a grant's containers to, 0 for none.
 func Share(g grant.Grant, p grant.Policy) int {
@@ -60,8 +60,8 @@ func (c *asking) throttled() bool {
 	return c.grant != nil && Share(*c.grant, c.policy) > 0 && c.inventory.Shim.Throttle && c.limited()
 }
 
-// keepable is nil where the ask's share of compute can be granted.
-func (a Ask) keepable(inv grant.Inventory, p grant.Policy) error {
+// Keepable is nil where the ask's share of compute can be granted.
+func (a Ask) Keepable(inv grant.Inventory, p grant.Policy) error {
 	why := ComputeUnkept(grant.Grant{Mode: a.Mode, Owner: a.Owner, GPUs: make([]grant.Share, a.count())}, inv, p)
 	if a.Compute == 0 || why == "" {
 		return nil
@@ -69,7 +69,7 @@ func (a Ask) keepable(inv grant.Inventory, p grant.Policy) error {
 	return &grant.Refusal{Code: grant.LimitUnenforceable, Message: fmt.Sprintf("cannot grant %d%% of a GPU's compute: %s", a.Compute, why), Hint: hintCompute}
 }
 
-// computeKept refuses a container's share of compute where keepable would refuse its grant, which may be older than the policy, and
+// computeKept refuses a container's share of compute where Keepable would refuse its grant, which may be older than the policy, and
 // where the proxy that throttles is not what this container gets.
 func (c *asking) computeKept() {
 	why := ComputeUnkept(*c.grant, c.inventory, c.policy)

@@ -34,7 +34,7 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant
 	if err := ask.Validate(); err != nil {
 		return nil, err
 	}
-	if err := ask.keepable(inv, p); err != nil {
+	if err := ask.Keepable(inv, p); err != nil {
 		return nil, err
 	}
 	if len(inv.GPUs) == 0 {

@@ -109,8 +109,8 @@ func (n *Node) all(tx *ledger.Tx) (grant.View, error) {
 
 // Change is what may be changed of a live grant. A nil field stays as it is.
 type Change struct {
-	Memory  *grant.Bytes // over all of its GPUs
-	Compute *int
+	Memory  *grant.Bytes   // over all of its GPUs
+	Compute *int           // 0: no share any more
 	TTL     *time.Duration // from now; 0: for ever
 }
 
@@ -153,7 +153,12 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 	if err := apply(&g, c, v.Now); err != nil {
 		return g, err
 	}
-	if g.Memory() <= memory && g.Compute <= compute && (c.Compute == nil || admission.ComputeUnkept(g, inv, n.Policy) == "") {
+	if g.Memory() <= memory && g.Compute <= compute {
+		if c.Compute != nil { // what is asked for anew is what can be kept
+			if err := askOf(g).Keepable(inv, n.Policy); err != nil {
+				return g, err
+			}
+		}
 		return g, divide(&g)
 	}
 	var err error
@@ -258,7 +263,8 @@ func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 	return g, err
 }
 
-// end removes a grant and what was kept for it. A container that uses it by force keeps its limit.
+// end removes a grant and what was kept for it. A container that uses it by force keeps its limit; one that is still being created does not
+// start where the driver was to limit it (Drive).
 func (n *Node) end(tx *ledger.Tx, id grant.ID) error {
 	err := tx.Delete(id)
 	if err == nil {

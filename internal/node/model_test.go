@@ -459,7 +459,7 @@ func (m *model) change(rt *rapid.T) {
 	memory := h.each * grant.Bytes(len(h.gpus))
 	what := node.Change{Memory: &memory}
 	if rapid.Bool().Draw(rt, "with compute") {
-		h.compute = rapid.SampledFrom([]int{10, 50, 100}).Draw(rt, "compute")
+		h.compute = rapid.SampledFrom([]int{0, 10, 50, 100}).Draw(rt, "compute")
 		what.Compute = &h.compute
 	}
 	_, err := m.node.Change(id, what)
