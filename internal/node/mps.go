@@ -101,11 +101,13 @@ func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {
 			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
 		}
 	}
-	switch socket, _, is := MPSSocket(dir); {
+	switch socket, mode, is := MPSSocket(dir); {
 	case !is: // a client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS)
 		m.Problem = "it has no control socket"
 	case m.Socket != [2]uint64{} && m.Socket != socket:
 		m.Problem = OtherSocket
+	case m.Anybody && (mode&0o002 == 0 || !searchable(filepath.Dir(socketIn(dir)))): // one of its clients is root in its container
+		m.Problem = "users other than root do not reach its control socket"
 	}
 	return m, true
 }
@@ -117,6 +119,14 @@ const OtherSocket = "its control socket was replaced by another"
 // inode from being another file's for as long as it lives.
 func MPSSocket(dir string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
-	err := unix.Lstat(filepath.Join(dir, "pipe/control"), &st)
+	err := unix.Lstat(socketIn(dir), &st)
 	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
+}
+
+func socketIn(dir string) string { return filepath.Join(dir, "pipe/control") }
+
+// searchable reports whether anybody may look for a name in a directory.
+func searchable(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && st.Mode&0o001 != 0
 }

@@ -33,6 +33,9 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	dead := exec.Command("true")
 	m.must(dead.Run())
 	good := grant.MPSDaemon{GPUs: g.UUIDs(), Daemon: self, Servers: []grant.Process{self}, Limits: map[string]grant.Bytes{uuid(0): grant.GiB}, Threads: 100}
+	forAll := good
+	forAll.Anybody = true
+	m.must(os.Chmod("control", 0o777))
 	file := filepath.Join(dir, "state.json")
 	rewrite := func(old, new string) {
 		data, err := os.ReadFile(file)
@@ -75,6 +78,17 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 			other.Socket[1]++
 			m.must(m.node.SetMPSState(dir, other))
 		}, "its control socket was replaced by another"},
+		{"for all users", func() { m.must(m.node.SetMPSState(dir, forAll)) }, ""},
+		{"for all users, and closed to them", func() {
+			m.must(m.node.SetMPSState(dir, forAll))
+			m.must(os.Chmod("control", 0o700))
+		}, "users other than root do not reach its control socket"},
+		{"for all users, in a directory that is closed to them", func() {
+			m.must(m.node.SetMPSState(dir, forAll))
+			m.must(os.Chmod("control", 0o777))
+			m.must(os.Chmod(".", 0o700))
+		}, "users other than root do not reach its control socket"},
+		{"closed to users that it is not for", func() { m.must(os.Chmod("control", 0o700)) }, ""},
 		{"no control socket", func() { m.must(os.Remove("control")) }, "no control socket"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
