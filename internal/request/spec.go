@@ -99,7 +99,10 @@ func plain(err error) error {
 	var syntactic *jsontext.SyntacticError
 	var semantic *json.SemanticError
 	var wrong *tokens.WrongTypeError
+	var tooMany *tokens.TooManyError
 	switch {
+	case errors.As(err, &tooMany):
+		return fmt.Errorf("%s has more than %d elements", grant.Printable(name(string(tooMany.Pointer))), tooMany.Max)
 	case errors.As(err, &syntactic) && errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it ends too early, at byte %d", syntactic.ByteOffset)
 	case errors.As(err, &syntactic) && errors.Is(err, jsontext.ErrDuplicateName):

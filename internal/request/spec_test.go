@@ -69,6 +69,12 @@ func TestParse(t *testing.T) {
 
 		{"as many device rules as there may be", `{"linux":{"resources":{"devices":[{}` + strings.Repeat(",{}", maxRules-1) + `]}}}`, ""},
 		{"more device rules", `{"linux":{"resources":{"devices":[{}` + strings.Repeat(",{}", maxRules) + `]}}}`, "it has 4097 device rules, more than 4096"},
+		{"as many mounts as there may be", `{"mounts":[{}` + strings.Repeat(",{}", tokens.MaxElements-1) + `]}`, ""},
+		{"more mounts", `{"mounts":[{}` + strings.Repeat(",{}", tokens.MaxElements) + `]}`, "mounts has more than 131072 elements"},
+		{"more devices", `{"linux":{"devices":[{}` + strings.Repeat(",{}", tokens.MaxElements) + `]}}`, "linux.devices has more than 131072 elements"},
+		{"more hooks", `{"hooks":{"poststop":[{}` + strings.Repeat(",{}", tokens.MaxElements) + `]}}`, "hooks.poststop has more than 131072 elements"},
+		{"many words", `{"process":{"env":[""` + strings.Repeat(`,""`, 1<<19) + `]}}`, ""},
+		{"more words than a kernel takes", `{"process":{"env":[""` + strings.Repeat(`,""`, tokens.MaxStrings) + `]}}`, "process.env has more than 1048576 elements"},
 		{"a list for a structure", `{"process":[]}`, "process is of the wrong type"},
 		{"a list for the whole", `[]`, "the whole file is of the wrong type"},
 		{"a word for a list", `{"process":{"env":"A=1"}}`, "process.env is of the wrong type"},

@@ -24,6 +24,23 @@ func (e *WrongTypeError) Error() string {
 	return "wrong type at " + strconv.Quote(string(e.Pointer))
 }
 
+// TooManyError says that a list is longer than what is read.
+type TooManyError struct {
+	Pointer jsontext.Pointer
+	Max     int
+}
+
+func (e *TooManyError) Error() string {
+	return fmt.Sprintf("more than %d elements at %q", e.Max, string(e.Pointer))
+}
+
+// What a list may have at most. A kernel takes no more of either: 100,000 mounts in a namespace (fs.mount-max), and for a process's words
+// 6 MiB, of which each takes 9 bytes and more (fs/exec.c). Without a bound an empty object of two bytes is a structure of hundreds.
+const (
+	MaxElements = 1 << 17
+	MaxStrings  = 1 << 20
+)
+
 // wrong skips a value, so that the pointer says where it is.
 func wrong(d *jsontext.Decoder) error {
 	if err := d.SkipValue(); err != nil {
@@ -89,8 +106,12 @@ func Name(quoted jsontext.Value) []byte {
 	return text
 }
 
-// List reads an array. Null is nil.
+// List reads an array of MaxElements at most. Null is nil.
 func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
+	return bounded(d, list, MaxElements, read)
+}
+
+func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontext.Decoder, *T) error) error {
 	switch d.PeekKind() {
 	case 'n':
 		*list = nil
@@ -105,6 +126,9 @@ func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T
 	}
 	*list = make([]T, 0, 4) // most have a few
 	for d.PeekKind() != ']' {
+		if len(*list) == most {
+			return &TooManyError{d.StackPointer().Parent(), most}
+		}
 		*list = append(*list, *new(T))
 		if err := read(d, &(*list)[len(*list)-1]); err != nil {
 			return err
@@ -155,7 +179,9 @@ func String[T ~string](d *jsontext.Decoder, s *T) error {
 }
 
 // Strings reads a list of strings.
-func Strings(d *jsontext.Decoder, list *[]string) error { return List(d, list, String[string]) }
+func Strings(d *jsontext.Decoder, list *[]string) error {
+	return bounded(d, list, MaxStrings, String[string])
+}
 
 // Repeated reads lists of strings of which many are the same, byte for byte: the same list then stands for them all, and no one may
 // write to it.
