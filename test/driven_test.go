@@ -463,7 +463,7 @@ func clearedAfterACrash(t *testing.T) {
 }
 
 // drivenPoints are dangerous lines that only a node with the driver's limits passes. killedOnTheWay kills at each of them.
-var drivenPoints = []string{"node/driven-put", "limiter/recorded", "limiter/set", "limiter/cleared"}
+var drivenPoints = []string{"node/driven-put", "limiter/recorded", "limiter/set", "limiter/cleared", "node/driven-lowered"}
 
 // killedOnTheWay: whoever dies on the way to a limit, the container does not start; whoever dies while a grant changes, the next
 // pass has the driver say what the ledger says.
@@ -499,6 +499,10 @@ func killedOnTheWay(t *testing.T) {
 	n.untouched(killed, r)
 
 	start(t, b)
+	if got := dying(drivenPoints[4]).CLI("grant", "--update", string(r.ID), "--memory", "2GiB"); !got.Killed() || n.Grants()[0].GPUs[0].Memory != 4*grant.GiB {
+		t.Errorf("before the ledger says it: %+v, %+v", got, n.Grants())
+	}
+	rig.Eventually(t, "the driver says what the ledger says", func() bool { return n.limit(0, "c") == hard(4096) })
 	if got := dying(drivenPoints[0]).CLI("grant", "--update", string(r.ID), "--memory", "2GiB"); !got.Killed() {
 		t.Errorf("%+v", got)
 	}

@@ -19,11 +19,12 @@ import (
 // Op is what is asked for.
 type Op string
 
-// The requests. None says a number of bytes: these are the ledger's.
+// The requests. None gives more bytes than the ledger says.
 const (
 	Set   Op = "set"   // a container that is being created shall have its limits
 	Clear Op = "clear" // a container is gone and its cgroup about to go
 	Apply Op = "apply" // a grant has changed
+	Lower Op = "lower" // a grant is about to be made smaller, by who asks
 )
 
 // Version is that of the protocol. Programs of one package speak it; others hear that they are too old.
@@ -37,6 +38,8 @@ type Request struct {
 	Container   string   `json:"container,omitzero"`
 	PID         int      `json:"pid,omitzero"` // of the container's first process, as the runtime said
 	Grant       grant.ID `json:"grant,omitzero"`
+
+	To []grant.Share `json:"to,omitempty"` // Lower: what the grant's containers may have from now on, where the ledger says no less
 }
 
 // Answer is the line back. No error: it is so.

@@ -24,6 +24,7 @@ type leaf struct {
 	RuntimeRoot string        `json:"runtime_root"`
 	Container   string        `json:"container"`
 	GPUs        []grant.Share `json:"gpus"` // what it was given last
+	Lowered     lowered       `json:"lowered,omitzero"`
 
 	over bool // not to be held any more: to be cleared, whoever is in it. What makes it so is found out again after a restart
 }

@@ -144,7 +144,13 @@ func (l *limiter) answer(ctx context.Context, r cgmem.Request, peer int) error {
 	case cgmem.Set:
 		return l.set(ctx, n, r, peer)
 	case cgmem.Apply:
-		return l.apply(ctx, n, r.Grant)
+		return l.apply(ctx, n, r.Grant, lowered{})
+	case cgmem.Lower:
+		by, _, err := n.Host.Process(peer)
+		if err != nil {
+			return fmt.Errorf("cannot tell who asks: %w", err)
+		}
+		return l.apply(ctx, n, r.Grant, lowered{To: r.To, By: by})
 	case cgmem.Clear:
 		_, err := l.clear(ctx, n, func(f leaf) bool { return f.RuntimeRoot == r.RuntimeRoot && f.Container == r.Container })
 		return err
@@ -252,8 +258,8 @@ func descends(n *node.Node, pid int, creator grant.Process) error {
 	return fmt.Errorf("process %d is not of the create that the ledger knows", pid)
 }
 
-// apply gives the containers of a grant what the ledger says now.
-func (l *limiter) apply(ctx context.Context, n *node.Node, id grant.ID) error {
+// apply gives the containers of a grant what the ledger says now, or less.
+func (l *limiter) apply(ctx context.Context, n *node.Node, id grant.ID, to lowered) error {
 	var g grant.Grant
 	if err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		g, err = tx.Get(id)
@@ -270,7 +276,7 @@ func (l *limiter) apply(ctx context.Context, n *node.Node, id grant.ID) error {
 	known := slices.Clone(l.known)
 	for i := range known {
 		if known[i].Grant == id && !known[i].over {
-			known[i].GPUs = g.GPUs
+			known[i].GPUs, known[i].Lowered = to.of(n.Host, g.GPUs), to
 			if there, _ := known[i].there(n.Host); there {
 				asks = append(asks, known[i].limits(n.Host, true)...)
 			}
@@ -383,7 +389,8 @@ func (l *limiter) pass(ctx context.Context, n *node.Node, could bool) (stand boo
 // has started with nothing that holds it.
 func (l *limiter) follow(n *node.Node) error {
 	changed, now := n.Ledger.Stamp(), time.Now()
-	if len(l.known) == 0 || l.read == changed && changed.Before(l.asked) && now.Sub(l.asked) < bookRest {
+	lowers := slices.ContainsFunc(l.known, func(f leaf) bool { return f.Lowered.By.PID != 0 })
+	if len(l.known) == 0 || !lowers && l.read == changed && changed.Before(l.asked) && now.Sub(l.asked) < bookRest {
 		return nil
 	}
 	var moved []grant.CgroupLimit
@@ -394,8 +401,15 @@ func (l *limiter) follow(n *node.Node) error {
 				known[i].over = true
 			}
 			// Of a grant that is over or damaged the containers keep what they have.
-			if g, err := tx.Get(f.Grant); err == nil && !slices.Equal(f.GPUs, g.GPUs) {
-				known[i].GPUs = g.GPUs
+			g, err := tx.Get(f.Grant)
+			if err != nil {
+				continue
+			}
+			if !f.Lowered.stands(n.Host) {
+				known[i].Lowered = lowered{}
+			}
+			if want := f.Lowered.of(n.Host, g.GPUs); !slices.Equal(f.GPUs, want) {
+				known[i].GPUs = want
 				moved = append(moved, known[i].limits(n.Host, true)...)
 			}
 		}

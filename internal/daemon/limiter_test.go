@@ -119,3 +119,26 @@ func TestTheDoor(t *testing.T) {
 	}
 	d.shut()
 }
+
+// TestLoweredStandsWithWhoLowers: the ledger gives nobody more than a grant is about to have, for as long as who changes it is at it.
+func TestLoweredStandsWithWhoLowers(t *testing.T) {
+	h := host.Default()
+	self, err := h.Self()
+	must(t, err)
+	gone := self
+	gone.Start++
+	ledger := []grant.Share{{UUID: "GPU-0", Memory: 12 * grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}}
+	to := []grant.Share{{UUID: "GPU-0", Memory: 2 * grant.GiB}, {UUID: "GPU-1", Memory: 2 * grant.GiB}}
+	for name, c := range map[string]struct {
+		l    lowered
+		want grant.Bytes
+	}{
+		"nobody lowers it":       {lowered{}, 12 * grant.GiB},
+		"it is being lowered":    {lowered{to, self}, 2 * grant.GiB},
+		"who lowered it is gone": {lowered{to, gone}, 12 * grant.GiB},
+	} {
+		if got := c.l.of(h, ledger); got[0].Memory != c.want || got[1].Memory != grant.GiB {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

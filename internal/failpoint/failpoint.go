@@ -31,6 +31,7 @@ var Names = []string{
 	"node/limited",
 	"node/limit-lowered",
 	"node/grant-changed",
+	"node/driven-lowered",
 	"node/driven-put",
 	"limiter/recorded",
 	"limiter/set",

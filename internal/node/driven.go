@@ -147,11 +147,16 @@ const _ = uint64(ledger.DefaultWait/2 - applyTime - againTime) // compiles where
 
 // reapply has gpuledgerd give the containers of a grant what the ledger says now.
 func (n *Node) reapply(id grant.ID, within time.Duration) error {
-	err := cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+	return n.redrive(cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+}
+
+// redrive asks gpuledgerd for something about a grant.
+func (n *Node) redrive(r cgmem.Request, within time.Duration) error {
+	err := cgmem.Ask(n.Policy.LimitSocket(), r, within)
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("cannot change the driver's limits of grant %s, which stays as it was: %w; see that gpuledgerd runs and what it logs (journalctl -u gpuledgerd)", id, err)
+	return fmt.Errorf("cannot change the driver's limits of grant %s, which stays as it was: %w; see that gpuledgerd runs and what it logs (journalctl -u gpuledgerd)", r.Grant, err)
 }
 
 // rehearse has gpuledgerd set once more what the ledger says already, with nothing locked. If it hangs or the driver does, that is
@@ -172,21 +177,37 @@ func driven(g grant.Grant) bool {
 	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Driven })
 }
 
-// putDriven replaces a grant whose containers the driver limits. The ledger says it first, for gpuledgerd takes it from there; nobody
-// else is given what it frees before this returns, for the ledger is locked. A crash in between is put right by gpuledgerd's next
-// pass, and so is a driver that does late what it was asked for.
+// putDriven replaces a grant whose containers the driver limits. What is given up the driver holds them to before the ledger says that it
+// is free, and what is gained they have after. A crash in between leaves a limit that is too small; gpuledgerd's next pass puts it right,
+// and what a driver does late.
 func (n *Node) putDriven(tx *ledger.Tx, before, after grant.Grant) error {
-	if err := tx.Put(after); err != nil || slices.Equal(before.GPUs, after.GPUs) {
-		return err
+	least := smaller(before.GPUs, after.GPUs)
+	if !slices.Equal(least, before.GPUs) {
+		if err := n.redrive(cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
+			_ = n.reapply(before.ID, againTime) // else the next pass
+			return err
+		}
+		failpoint.Hit("node/driven-lowered")
+	}
+	if err := tx.Put(after); err != nil {
+		return errors.Join(err, n.putBack(tx, before))
 	}
 	failpoint.Hit("node/driven-put")
+	if slices.Equal(least, after.GPUs) {
+		return nil
+	}
 	err := n.reapply(after.ID, applyTime)
 	if err == nil {
 		return nil
 	}
-	if e := tx.Put(before); e != nil {
-		return errors.Join(err, e)
+	return errors.Join(err, n.putBack(tx, before))
+}
+
+// putBack makes a grant what it was, and asks gpuledgerd once to do the same; else the next pass does.
+func (n *Node) putBack(tx *ledger.Tx, before grant.Grant) error {
+	if err := tx.Put(before); err != nil {
+		return err
 	}
-	_ = n.reapply(before.ID, againTime) // else the next pass
-	return err
+	_ = n.reapply(before.ID, againTime)
+	return nil
 }

@@ -129,3 +129,20 @@ func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
 		t.Errorf("another time to live: %v, it is asked %d times", err, len(silent))
 	}
 }
+
+// TestNoLedgerIsAheadOfTheDriver: what a smaller grant frees is nobody's before the driver keeps its containers from it, and what a larger
+// one gains is counted before they have it.
+func TestNoLedgerIsAheadOfTheDriver(t *testing.T) {
+	for _, c := range []struct{ to, meanwhile grant.Bytes }{{2 * grant.GiB, 4 * grant.GiB}, {8 * grant.GiB, 8 * grant.GiB}} {
+		m, id, silent := drivenModel(t, 1)
+		done := m.resize(id, c.to)
+		conn := m.waits(silent, done)
+		m.wants(id, c.meanwhile)
+		_, _ = conn.Write([]byte(`{"version":1}` + "\n"))
+		_ = conn.Close()
+		if err := <-done; err != nil || len(silent) > 0 {
+			t.Errorf("to %s: %v, and it is asked %d times more", c.to, err, len(silent))
+		}
+		m.wants(id, c.to)
+	}
+}
