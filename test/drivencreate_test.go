@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -34,6 +35,7 @@ func TestADrivenCreateIsTheLedgers(t *testing.T) {
 		{"a spec that is used again", specUsedAgain},
 		{"restored", restoredIsNotDriven},
 		{"nothing is enforced", hookErrsInReport},
+		{"a limit that nobody knows of", limitIsMissing},
 	} {
 		t.Run(c.name, c.test)
 	}
@@ -69,11 +71,14 @@ func otherRoot(t *testing.T) {
 // configurationGone between the admission and the hook: with it is the run directory, and the ledger's word.
 func configurationGone(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
-	n.driven()
 	r := n.Grant("--memory", "4GiB")
 	whole := read(t, n.Config)
 	for name, text := range map[string]string{"broken": "[", "empty": ""} {
-		b, got := n.between(name, r, "/bin/gpu 8192", func() { n.Write("config.toml", text) })
+		d := n.driven()
+		b, got := n.between(name, r, "/bin/gpu 8192", func() {
+			d.End(syscall.SIGKILL) // which would be the daemon of this machine
+			n.Write("config.toml", text)
+		})
 		n.Write("config.toml", whole)
 		if got.Code == 0 || got.Stdout != "" || !strings.Contains(got.Stderr, "limit-unenforceable") {
 			t.Errorf("%s: %+v", name, got)
@@ -113,7 +118,7 @@ func specUsedAgain(t *testing.T) {
 	}
 	n.Write("config.toml", whole)
 	// With its GPUs, and nobody who admitted it.
-	if got := b.RealRun(); got.Code == 0 || !strings.Contains(got.Stderr, "the ledger has no create of container") {
+	if got := b.RealRun(); got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") {
 		t.Errorf("with a GPU: %+v", got)
 	}
 }
@@ -162,5 +167,27 @@ func hookErrsInReport(t *testing.T) {
 	}
 	if got := hook(grant.LimitStage, ofC); got.Code != 0 || n.strengthOf(r) != "none" {
 		t.Errorf("in report mode: %+v, %s", got, n.strengthOf(r))
+	}
+}
+
+// limitIsMissing: what is written down of limits is lost, and with it the limit of a container that the ledger says is held. It is set
+// again; where it cannot be, the ledger says that nothing holds it.
+func limitIsMissing(t *testing.T) {
+	n := newDrivenNode(t, rig.Setup{})
+	d := n.driven()
+	r := n.Grant("--memory", "4GiB")
+	start(t, n.holding("c", r, "exec /bin/gpu serve"))
+	for _, c := range []struct{ wish, strength, limit, said string }{
+		{"", "driver", hard(4096), "had no limit; it is set"},
+		{"fail", "none", lifted, "has no limit, and none can be set"},
+	} {
+		d.End(syscall.SIGKILL)
+		must(t, os.Remove(n.Dir+"/run/driver-limits.json"))
+		n.limit(0, "c", "max")
+		n.Write("book/limits", c.wish)
+		d = n.driven()
+		rig.Eventually(t, c.said, func() bool {
+			return n.limit(0, "c") == c.limit && n.strengthOf(r) == c.strength && strings.Contains(fmt.Sprint(findings(t, n.Node, "found", "limit-changed")), c.said)
+		})
 	}
 }

@@ -47,6 +47,8 @@ type limiter struct {
 	read    ledger.Stamp   // the ledger's values as of then are known
 	asked   time.Time      // when they were taken over
 	warm    bool           // the driver has answered
+
+	counted, looked time.Time // the bindings as of then have limits, and when that was looked for
 }
 
 func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {
@@ -95,6 +97,7 @@ func (l *limiter) Ensure(ctx context.Context) error {
 	inv, problem := n.Inventory()
 	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit && n.Policy.Enforcement.Limit != grant.LibraryBackend
 	stand, err := l.pass(ctx, n, could)
+	err = errors.Join(err, l.complete(ctx, n))
 	if could || stand || l.door.isOpen() {
 		err = errors.Join(l.door.open(n.Policy.LimitSocket(), l.answer), err)
 	}

@@ -52,3 +52,15 @@ func (l *Ledger) ContainerBundle(runtimeRoot, container string) string {
 	}
 	return ""
 }
+
+// ContainerCgroup is the directory of a container's cgroup, as the real runtime recorded it; "" if it has none of its own.
+func (l *Ledger) ContainerCgroup(runtimeRoot, container string) string {
+	if !isContainerID(container) {
+		return ""
+	}
+	state, err := readState(runtimeRoot, container)
+	if err != nil {
+		return ""
+	}
+	return state.cgroup.dir(l.Host)
+}

@@ -56,9 +56,14 @@ func (v visit) standing(view grant.View) Decision {
 	if what == "" {
 		return d
 	}
-	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)", v.Container.Name(), grant.Printable(what))
-	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and create it again", d.pod
-	return *r
+	return *late(v.Container, what, d.pod)
+}
+
+// late is a refusal of a container that is created already, and not as it should have been.
+func late(c grant.Container, what string, pod grant.Identity) *Decision {
+	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)", c.Name(), grant.Printable(what))
+	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and create it again", pod
+	return r
 }
 
 // missing names an edit that the spec has not seen; "" if it has seen all that take something away.
@@ -131,6 +136,13 @@ func (v visit) adopt(holder grant.Process) (d Decision) {
 			if g, err := tx.Get(d.Grant.ID); err != nil || v.holds(g) {
 				return err
 			}
+		}
+		if d.Driven { // the hook in its spec has limited nothing that the ledger knows of
+			if !v.Running {
+				d = *late(v.Container, "the driver's memory limit", d.pod)
+				return nil
+			}
+			d.Driven, d.Strength = false, grant.StrengthNone // it is told as what it is
 		}
 		return v.use(tx, &d, holder)
 	})

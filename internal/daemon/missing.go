@@ -1,0 +1,107 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// createTime is longer than a create takes with its hook: until it is over the limit of a container may still be on its way.
+const createTime = 2 * time.Minute
+
+// complete looks for containers that the driver is said to hold and that have no limit (who wrote down what is limited may have lost it),
+// and sets it. Of one that cannot be held the ledger says so.
+func (l *limiter) complete(ctx context.Context, n *node.Node) error {
+	var failed []error
+	for _, b := range l.unheld(n) {
+		err := l.resume(ctx, n, b)
+		f := grant.Finding{Kind: grant.LimitChanged, Index: -1, Grant: b.Grant}
+		f.User.Container = b.Container
+		f.Message = fmt.Sprintf("container %q, which the driver is said to hold, had no limit; it is set", grant.Printable(b.Container))
+		if err != nil { // with nothing locked: who has the ledger may be waiting for us
+			n.Weaken(grant.Container{RuntimeRoot: b.RuntimeRoot, ID: b.Container, Bundle: b.Bundle})
+			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and none can be set: %v; the ledger says now that nothing holds it", grant.Printable(b.Container), err)
+			failed = append(failed, errors.New(f.Message))
+		}
+		l.drifts.Add(1)
+		l.log.WithFields(fields(f)).Warn(f.Message)
+		n.Found("found", f, grant.ReportFinding, f.Message)
+	}
+	return errors.Join(failed...)
+}
+
+// unheld are the bindings of containers that run, are said to be held by the driver, and are in none of the leaves. It looks when the ledger
+// has changed, and now and then.
+func (l *limiter) unheld(n *node.Node) (found []grant.Binding) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	changed, now := n.Ledger.Changed(), time.Now()
+	if l.take(n) != nil || l.counted.Equal(changed) && now.Sub(l.looked) < bookRest && l.looked.Sub(changed) > createTime {
+		return nil
+	}
+	err := n.Ledger.View(func(tx *ledger.Tx) error {
+		grants, _, err := tx.All()
+		for _, g := range grants {
+			for _, b := range g.Bindings {
+				known := slices.ContainsFunc(l.known, func(f leaf) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
+				if b.Driven && b.Life == grant.Alive && !known && made(n, b) {
+					found = append(found, b)
+				}
+			}
+		}
+		return err
+	})
+	if err == nil {
+		l.counted, l.looked = changed, now
+	}
+	return found
+}
+
+// made reports whether a container runs and its create is over.
+func made(n *node.Node, b grant.Binding) bool {
+	init, known := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
+	if !known {
+		return false
+	}
+	runs, err := n.Host.Runs(init)
+	creates, _ := n.Host.Runs(b.Creator) // as long as its container, where that is not detached
+	return err == nil && runs && (!creates || n.Host.Now().Sub(b.Created) > createTime)
+}
+
+// resume limits a container that runs already, by the cgroup that its runtime has recorded: what is below that is the container's own.
+func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var g grant.Grant
+	if err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		g, err = tx.Get(b.Grant)
+		return err
+	}); err != nil {
+		return err
+	}
+	init, _ := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
+	f := leaf{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
+	own, err := leafOf(n.Host, init.PID)
+	if err != nil {
+		return err
+	}
+	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container), cgroupRoot(n.Host))
+	if !below || recorded == "" || recorded == "/" || own != recorded && !strings.HasPrefix(own, recorded+"/") {
+		return fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)
+	}
+	f.Cgroup = recorded
+	if f.Inode, err = inodeOf(f.dir(n.Host)); err != nil {
+		return err
+	}
+	if runs, err := n.Host.Runs(init); err != nil || !runs {
+		return fmt.Errorf("its first process has ended (%v)", err)
+	}
+	return l.limit(ctx, n, f)
+}
