@@ -91,14 +91,19 @@ func (l *limiter) Stop() {
 }
 
 // Ensure opens the door where the driver can limit memory or limits stand, and looks after those. Whether a new container gets one is
-// not the door's to say, but policy's and the inventory's at its create: one that is open stays so, for those that have been admitted.
+// not the door's to say, but policy's and the inventory's at its create: one that is open stays so, for those that have been admitted. It is
+// shut while nothing is limited and no answer could be a good one: the driver is silent, or what is limited cannot be read.
 func (l *limiter) Ensure(ctx context.Context) error {
 	n := l.node()
 	inv, problem := n.Inventory()
 	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit && n.Policy.Enforcement.Limit != grant.LibraryBackend
 	stand, err := l.pass(ctx, n, could)
+	unable := err != nil
 	err = errors.Join(err, l.complete(ctx, n))
-	if could || stand || l.door.isOpen() {
+	switch {
+	case unable && !stand: // so a create takes what else there is, and is not refused by its hook
+		l.door.shut()
+	case could || stand || l.door.isOpen():
 		err = errors.Join(l.door.open(n.Policy.LimitSocket(), l.answer), err)
 	}
 	return err
@@ -298,6 +303,9 @@ func (l *limiter) order(ctx context.Context, n *node.Node, asks []grant.CgroupLi
 	}
 	l.owe(asks)
 	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks)
+	if err != nil {
+		l.warm = false // the next pass finds out whether it answers
+	}
 	for i, ask := range asks {
 		switch {
 		case err != nil:

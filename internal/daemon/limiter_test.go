@@ -142,3 +142,29 @@ func TestLoweredStandsWithWhoLowers(t *testing.T) {
 		}
 	}
 }
+
+// TestTheDoorIsShutWhileNoAnswerIsGood, as long as nobody is limited: a create that finds nobody takes the shim.
+func TestTheDoorIsShutWhileNoAnswerIsGood(t *testing.T) {
+	s := newScene(t)
+	ensure := func(open bool, what string) {
+		t.Helper()
+		if _ = s.Ensure(context.Background()); s.door.isOpen() != open {
+			t.Errorf("%s: the door is open: %t", what, s.door.isOpen())
+		}
+	}
+	must(t, s.door.open(s.n.Policy.LimitSocket(), s.answer))
+	f := s.leaf("c", "GPU-0")
+	s.populate(f, true)
+	s.hung = true
+	ensure(true, "silent, and a container is limited")
+	s.known, s.warm = nil, true
+	_ = s.order(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create, in vain
+	if stand, err := s.pass(context.Background(), s.n, true); stand || err == nil {
+		t.Errorf("the driver is silent, and the next pass finds %t, %v", stand, err)
+	}
+	s.hung = false
+	ensure(true, "it answers again")
+	must(t, os.WriteFile(filepath.Join(s.n.Policy.RunDir, leavesName), []byte("{"), 0o600))
+	s.run = "" // another gpuledgerd
+	ensure(false, "what is limited cannot be read")
+}
