@@ -48,7 +48,8 @@ type limiter struct {
 	asked   time.Time      // when they were taken over
 	warm    bool           // the driver has answered
 
-	counted, looked time.Time // the bindings as of then have limits, and when that was looked for
+	counted ledger.Stamp // the bindings as of then have limits
+	looked  time.Time    // when that was looked for
 }
 
 func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {

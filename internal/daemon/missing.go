@@ -42,8 +42,8 @@ func (l *limiter) complete(ctx context.Context, n *node.Node) error {
 func (l *limiter) unheld(n *node.Node) (found []grant.Binding) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	changed, now := n.Ledger.Changed(), time.Now()
-	if l.take(n) != nil || l.counted.Equal(changed) && now.Sub(l.looked) < bookRest && l.looked.Sub(changed) > createTime {
+	changed, now := n.Ledger.Stamp(), time.Now()
+	if l.take(n) != nil || l.counted == changed && changed.Before(l.looked) && now.Sub(l.looked) < bookRest {
 		return nil
 	}
 	err := n.Ledger.View(func(tx *ledger.Tx) error {
