@@ -92,14 +92,14 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 	if said := n.Must("grant", "--update", string(without.ID), "--compute", "20"); !strings.Contains(said, "the compute is not enforced on a container that runs already: it is throttled when it is created anew") {
 		t.Error(said)
 	}
-	if got := n.computeStrengthOf(without); got != "none" {
+	if got := n.computeStrengthOf(without); got != "" {
 		t.Errorf("the share of a container that is not throttled has strength %q", got)
 	}
 
 	// Where the policy only counts from now on, the gate stays open.
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `compute = "throttle"`, `compute = "count"`, 1))
 	n.Must("check")
-	if got, _, _ := n.recorded(share); got != 0 || n.computeStrengthOf(share) != "none" {
+	if got, _, _ := n.recorded(share); got != 0 || n.computeStrengthOf(share) != "" {
 		t.Errorf("counted, the share is %d and has strength %q", got, n.computeStrengthOf(share))
 	}
 }

@@ -46,7 +46,7 @@ type grantJSON struct {
 	State    grant.State    `json:"state"`
 	GPUs     []grant.Share  `json:"gpus"`
 	Compute  int            `json:"compute"`
-	// What holds the containers to their compute: absent without a share.
+	// What holds the containers to their compute, where a throttle does (docs/adr/0042): nothing else says more than the mode does.
 	ComputeStrength grant.Strength `json:"compute_strength,omitempty"`
 	Created         time.Time      `json:"created"`
 	Expires         *time.Time     `json:"expires"` // null: never
@@ -61,7 +61,10 @@ type bindingJSON struct {
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
 	j := grantJSON{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
-		Compute: g.Compute, ComputeStrength: g.ComputeStrength, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
+		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
+	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
+		j.ComputeStrength = g.ComputeStrength
+	}
 	if !g.Expires.IsZero() {
 		j.Expires = &g.Expires
 	}
