@@ -42,7 +42,7 @@ func TestLibcudaWithAThrottle(t *testing.T) {
 }
 
 func TestThrottle(t *testing.T) {
-	each(t, os.Environ(), need(t, "plain")+"/bin/throttle_test", nil)
+	each(t, os.Environ(), stage(t, "plain")+"/bin/throttle_test", nil)
 }
 
 func TestLibnvidiaML(t *testing.T) {
@@ -129,8 +129,9 @@ func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 		each(t, env, stage(t, "addresses")+"/bin/proxy_test", except(append(slices.Clone(heavy), throttles...)...))
 	})
 	t.Run("throttle", func(t *testing.T) {
-		each(t, env, need(t, "addresses")+"/bin/throttle_test", nil)
-		each(t, env, throttled(t, "addresses")+"/bin/proxy_test", only(throttles...))
+		bin := throttled(t, "addresses") + "/bin"
+		each(t, env, bin+"/throttle_test", nil)
+		each(t, env, bin+"/proxy_test", only(throttles...))
 	})
 	t.Run("libnvidia-ml", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/nvml_test", nil) })
 }
