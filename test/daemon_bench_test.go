@@ -77,11 +77,13 @@ type crowd struct {
 	b   *testing.B
 	n   *rig.Node
 	use simulated.Use
+
+	each simulated.Memory // what a process uses, by and large
 }
 
 func crowdOf(b *testing.B, n *rig.Node, containers int) *crowd {
 	b.Helper()
-	c := &crowd{b, n, simulated.Use{Version: 1}}
+	c := &crowd{b: b, n: n, use: simulated.Use{Version: 1}}
 	script := strings.Repeat("/bin/busybox sleep 10000 & ", perBench-1) + "exec /bin/busybox sleep 10000"
 	var bundles []*rig.Bundle
 	root := n.Bundle("root").Dir + "/rootfs" // one for all: only processes and cgroups are wanted
@@ -102,11 +104,12 @@ func crowdOf(b *testing.B, n *rig.Node, containers int) *crowd {
 		}
 		bundles = append(bundles, x)
 	}
+	c.each = simulated.Memory(memory / (perBench + 1))
 	for i, x := range bundles {
 		var pids []int
 		rig.Eventually(b, "its processes are there", func() bool { pids = x.Processes(); return len(pids) == perBench })
 		for _, pid := range pids {
-			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{PID: pid, GPU: i % 8, Memory: simulated.Memory(memory / (perBench + 1)), Compute: 10})
+			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{PID: pid, GPU: i % 8, Memory: c.each, Compute: 10})
 		}
 	}
 	return c
@@ -149,7 +152,7 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 	scraped := time.Now()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Second) {
 		for i := range c.use.Processes {
-			c.use.Processes[i].Memory += simulated.Memory(rand.IntN(9)-4) * simulated.Memory(grant.MiB)
+			c.use.Processes[i].Memory = c.each + simulated.Memory(rand.IntN(9)-4)*simulated.Memory(grant.MiB) // around one value: nobody gets above his grant
 		}
 		c.tells()
 		if address == "" || time.Since(scraped) < benchScrape {
