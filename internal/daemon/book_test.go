@@ -119,6 +119,11 @@ func TestBook(t *testing.T) {
 	if _, fresh, err := s.book.open(s.node, false); err != nil || !fresh {
 		t.Errorf("a reading of before the last change is believed (%v)", err)
 	}
+	s.reads()
+	s.book.stamp = stamp{} // as if the files had changed while the clock was set back: they are older than the reading, and others
+	if _, fresh, err := s.book.open(s.node, false); err != nil || !fresh {
+		t.Errorf("a reading of other files is believed (%v)", err)
+	}
 	s.ends(one)
 	if got := s.reads(); got != "21/1" {
 		t.Errorf("a container has ended: %s", got)

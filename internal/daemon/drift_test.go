@@ -240,6 +240,10 @@ func TestTheDoorStaysOpen(t *testing.T) {
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
 		t.Errorf("one that was admitted and is not limited yet: %v", err)
 	}
+	must(t, os.Remove(s.n.Policy.LimitSocket()))
+	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
+		t.Errorf("the same, and somebody has removed the socket: %v", err)
+	}
 }
 
 // TestADriftIsToldWhenItIsNewAndWhenItIsOver: who changes a limit at every pass is counted each time, and fills no log.
