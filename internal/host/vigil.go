@@ -82,8 +82,10 @@ func (v *Vigil) Ended() (pids []int, err error) {
 			return pids, fmt.Errorf("%w: %w", ErrNoVigil, err)
 		}
 		for _, e := range v.told[:n] {
-			v.Release(int(e.Fd))
-			pids = append(pids, int(e.Fd))
+			if pid := int(e.Fd); v.Holds(pid) {
+				v.Release(pid)
+				pids = append(pids, pid)
+			}
 		}
 		if n < len(v.told) {
 			slices.Sort(pids)
@@ -92,10 +94,12 @@ func (v *Vigil) Ended() (pids []int, err error) {
 	}
 }
 
-// Release watches a pid no more. The kernel takes a descriptor that is closed out of the set.
+// Release watches a pid no more. To close the descriptor would not do: the set keeps what a child that we fork has inherited until its
+// exec, and would tell it again and again.
 func (v *Vigil) Release(pid int) {
 	if fd, held := v.held[pid]; held {
 		delete(v.held, pid)
+		_ = unix.EpollCtl(v.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 		_ = unix.Close(fd)
 	}
 }

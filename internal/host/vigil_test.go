@@ -111,3 +111,30 @@ func TestVigilLeavesRoom(t *testing.T) {
 		t.Errorf("with room again: %v", err)
 	}
 }
+
+// TestWhatAChildHasInheritedIsNotToldAgain: a child that is forked and has not come to its exec shares all descriptors. What is closed meanwhile is open
+// in it, and the kernel would go on to tell it; of more than fit into one answer, for ever.
+func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
+	v := vigil(t)
+	var want []int
+	for range len(v.told) + 2 {
+		cmd := sleeper(t)
+		if err := v.Hold(cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		inherited, err := unix.Dup(v.held[cmd.Process.Pid])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(inherited) })
+		_ = cmd.Process.Kill()
+		want = append(want, cmd.Process.Pid)
+	}
+	slices.Sort(want)
+	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
+		t.Errorf("told are %d processes %v, want %v", len(got), got, want)
+	}
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil {
+		t.Errorf("told again: %v (%v)", pids, err)
+	}
+}

@@ -118,10 +118,13 @@ func (c *Census) ended() (pids []int) {
 		c.Close()
 		pids = slices.Collect(maps.Keys(c.known))
 	}
-	for _, pid := range pids {
-		c.known[pid].ended = err == nil
-	}
-	return pids
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		r := c.known[pid]
+		if r != nil {
+			r.ended = err == nil
+		}
+		return r == nil
+	})
 }
 
 func (c *Census) forget(pid int) {
