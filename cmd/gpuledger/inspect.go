@@ -94,7 +94,7 @@ func usedOf(n *node.Node) *used {
 	}
 	r, err := watch.Load(n.Policy.RunDir, boot)
 	interval, e := time.ParseDuration(n.Policy.Daemon.Interval)
-	if err != nil || e != nil || n.Host.Now().Sub(r.Taken) > max(stale*interval, stale*time.Second) {
+	if err != nil || e != nil || n.Host.Now().Sub(r.Taken).Abs() > max(stale*interval, stale*time.Second) { // from the future: the clock was set back since
 		return nil
 	}
 	return &used{r}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
@@ -25,7 +26,21 @@ func (m *meter) Sample(ctx context.Context, source grant.Source) (sample grant.S
 	if err != nil {
 		return grant.Sample{}, fmt.Errorf("cannot tell what is used of the GPUs: %w", err)
 	}
+	sample.Taken = steady(sample.Taken, time.Now())
 	return sample, nil
+}
+
+// oldest is how old a sample may say that it is.
+const oldest = 10 * time.Second
+
+// steady is the time of a sample that is here now, by the clock that nobody sets (time.Time's monotonic reading, which no text carries over
+// from the process that took it). All that is told from sample to sample goes by it: for how long a finding stands, what is due again.
+func steady(taken, now time.Time) time.Time {
+	age := now.Round(0).Sub(taken)
+	if age < 0 || age > oldest { // the clock was set in between
+		age = 0
+	}
+	return now.Add(-age)
 }
 
 // readSample understands an answer, and refuses one that no GPU can give.

@@ -228,3 +228,28 @@ func TestWatchdog(t *testing.T) {
 		t.Error("a manager that has just passed hangs")
 	}
 }
+
+// TestSteady: what is told from sample to sample goes by a clock that nobody sets.
+func TestSteady(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name     string
+		taken    time.Time
+		wall, by time.Duration // before now, by the clock on the wall, and by the steady one
+	}{
+		{"a moment ago", now.Round(0).Add(-time.Second), time.Second, time.Second},
+		{"the clock was set back since", now.Round(0).Add(time.Hour), 0, 0},
+		{"the clock was set forward since", now.Round(0).Add(-time.Hour), 0, 0},
+		{"says nothing", time.Time{}, 0, 0},
+	} {
+		got := steady(c.taken, now)
+		if now.Sub(got) != c.by || now.Round(0).Sub(got.Round(0)) != c.wall || got == got.Round(0) {
+			t.Errorf("%s: %v before now, %v by the wall's clock, %v", c.name, now.Sub(got), now.Round(0).Sub(got.Round(0)), got)
+		}
+	}
+	n := newNVML(t)
+	s, err := n.m.Sample(context.Background(), grant.Source{})
+	if err != nil || s.Taken == s.Taken.Round(0) {
+		t.Errorf("a sample is of %v (%v)", s.Taken, err)
+	}
+}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -92,10 +93,8 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	w.show(report)
 	w.publish(n, report)
 	w.hold(n, w.ledger.Grants, report)
-	if err := w.record(n, report, len(news.Begun)+len(news.Ended) > 0); err != nil {
-		return err
-	}
-	return w.react(n, report)
+	err = w.record(n, report, len(news.Begun)+len(news.Ended) > 0)
+	return errors.Join(err, w.react(n, report)) // a full disk saves nobody from being stopped
 }
 
 // judge holds a sample against the ledger. What is new is held against a ledger that was read after the sample: a container that

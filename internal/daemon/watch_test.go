@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -158,3 +159,16 @@ func (a at) Sample(context.Context, grant.Source) (grant.Sample, error) {
 }
 
 func (at) Close() {}
+
+// TestAFullDiskSavesNobody: what cannot be recorded is said, and whoever has no grant is stopped all the same.
+func TestAFullDiskSavesNobody(t *testing.T) {
+	w := crowded(t, 8)
+	n := w.node()
+	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
+	w.sampler.(same).s.GPUs[0].XIDs = []int{79} // what is new has the ledger read again, which knows of no grant
+	must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
+	err := w.pass(context.Background(), n)
+	if err == nil || !strings.Contains(err.Error(), "watch.json") || !strings.Contains(err.Error(), "cannot stop ") { // in that /proc nobody is process 1, so that it is tried only
+		t.Errorf("said is: %v", err)
+	}
+}
