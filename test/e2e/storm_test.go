@@ -63,15 +63,29 @@ type storm struct {
 	failed  map[string]string
 	kills   map[string]int
 	down    sync.Mutex // held while a daemon is down on purpose
+	odds    string     // what did not agree at the last look
+	logged  int64      // by agents before the storm: an older one, perhaps, from which the driver was updated
 }
 
 // newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and must not decide what comes out.
 func (s *site) newStorm(sorts []sort, victims ...string) *storm {
 	seed := uint64(time.Now().UnixNano())
 	s.T.Logf("seed %d", seed)
-	return &storm{site: s, api: newAPI(), sorts: sorts, victims: victims, random: rand.New(rand.NewPCG(seed, 0)),
+	st := &storm{site: s, api: newAPI(), sorts: sorts, victims: victims, random: rand.New(rand.NewPCG(seed, 0)),
 		ran: map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
+	if info, err := os.Stat(s.agentsLog()); err == nil {
+		st.logged = info.Size()
+	}
+	s.T.Cleanup(func() {
+		if s.T.Failed() && st.odds != "" {
+			s.T.Log("at the last look: ", st.odds)
+		}
+	})
+	return st
 }
+
+// agentsLog is what agents of Kubernetes have said, one after the other.
+func (s *site) agentsLog() string { return filepath.Join(s.dir, "log", "gpuledger-kube") }
 
 // rage is the storm itself. Then everything answers again, and some pods are left.
 func (s *storm) rage() {
@@ -341,9 +355,9 @@ func (s *storm) over() {
 		return status == http.StatusOK && len(all.Items) == 0
 	})
 	s.nothingLeft()
-	log, err := os.ReadFile(filepath.Join(s.dir, "log", "gpuledger-kube"))
+	log, err := os.ReadFile(s.agentsLog())
 	must(s.T, err)
-	if found := reference.FindString(string(log)); found != "" {
+	if found := reference.FindString(string(log[min(s.logged, int64(len(log))):])); found != "" {
 		s.T.Errorf("the agent has logged a reference, with its secret: %s", found)
 	}
 	for _, pattern := range []string{"/var/run/cdi/.gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/references/*", "/var/lib/kubelet/plugins/gpuledger.dev/references/.*"} {
@@ -438,6 +452,7 @@ func (s *storm) agree() bool {
 		slices.Sort(parts)
 		got[string(g.Owner)] = strings.Join(parts, ", ")
 	}
+	s.odds = fmt.Sprintf("claims are %v, grants are %v", want, got)
 	if len(want) != len(got) || len(want) == 0 {
 		return false
 	}
@@ -498,7 +513,8 @@ func (s *site) unitStorm() {
 	s.hasUnits()
 	storm.rage()
 	storm.create(storm.sorts[len(storm.sorts)-1], "single-last") // the kubelet forgets those who are gone when it allocates
-	eventually(s.T, "each container that runs has a grant of its own, and there is no other", storm.oneEach)
+	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has no cgroup for.
+	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other", storm.oneEach)
 	storm.over()
 }
 
@@ -530,5 +546,6 @@ func (s *storm) oneEach() bool {
 	for id := range want {
 		ok = ok && got[id]
 	}
+	s.odds = fmt.Sprintf("containers %v run, %v use a grant; grants are %+v; pods are %+v", want, got, grants, all.Items)
 	return ok && len(want) == len(got) && len(want) == len(grants)
 }
