@@ -156,10 +156,14 @@ func (f *finder) pipeDirectories() []pipe {
 }
 
 // ofOurDaemon reports whether a directory would be the pipe directory of an MPS daemon of gpuledgerd's, which is on a mount of its own
-// (docs/adr/0049). Nobody but root makes or mounts anything there.
+// (docs/adr/0049). Nobody but root makes or mounts anything there. The daemon was told the run directory as it is configured, through
+// links; /proc/net/unix has what it was told, and with /run for /var/run.
 func (f *finder) ofOurDaemon(dir string) bool {
-	parent := filepath.Dir(dir)
-	return filepath.Base(dir) == "pipe" && filepath.Dir(parent) == grant.MPSDir(f.node.Policy.RunDir, "")
+	if filepath.Base(dir) != "pipe" {
+		return false
+	}
+	above := filepath.Dir(filepath.Dir(dir))
+	return above == grant.MPSDir(f.node.Policy.RunDir, "") || above == grant.MPSDir(f.real(f.node.Policy.RunDir), "")
 }
 
 // acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).

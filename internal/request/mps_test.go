@@ -168,17 +168,30 @@ func TestADaemonOfOurs(t *testing.T) {
 	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 		t.Fatalf("cannot make a mount namespace: %v", err)
 	}
-	for dir, want := range map[string][]string{
-		"data/run/mps/0a1b2c3d4e5f/pipe": {"gpu-socket | mount:/x | T/data | never"},
-		"data/other/0a1b2c3d4e5f/pipe":   {}, // on a mount of somebody's: it is not looked at
+	found := []string{"gpu-socket | mount:/x | T/data | never"}
+	for _, c := range []struct {
+		run, link, dir string // run_dir, or the link to it that is configured; the daemon's
+		told           string // what it was told
+		want           []string
+	}{
+		{"data/run", "", "data/run/mps/0a1b2c3d4e5f/pipe", "data/run/mps/0a1b2c3d4e5f/pipe", found},
+		{"data/run", "var", "data/run/mps/0a1b2c3d4e5f/pipe", "var/mps/0a1b2c3d4e5f/pipe", found},
+		{"data/run", "var", "data/run/mps/0a1b2c3d4e5f/pipe", "data/run/mps/0a1b2c3d4e5f/pipe", found},
+		{"data/run", "", "data/other/0a1b2c3d4e5f/pipe", "data/other/0a1b2c3d4e5f/pipe", nil}, // on a mount of somebody's: it is not looked at
+		{"data/run", "var", "data/other/0a1b2c3d4e5f/pipe", "data/other/0a1b2c3d4e5f/pipe", nil},
 	} {
 		s := newScene(t)
-		s.node.Policy.RunDir = s.path("data/run")
-		s.must(unix.Mount("tmpfs", s.mkdir(dir), "tmpfs", 0, "size=64k"))
-		s.daemon(dir)
+		s.mkdir(c.run)
+		if s.node.Policy.RunDir = s.path(c.run); c.link != "" {
+			s.node.Policy.RunDir = s.link(c.run, c.link)
+		}
+		s.must(unix.Mount("tmpfs", s.mkdir(c.dir), "tmpfs", 0, "size=64k"))
+		s.mps(c.dir)
+		s.listens(s.path(c.told) + "/control")
 		s.bind(s.path("data"), "/x")
-		s.wantHits(want...)
-		s.must(unix.Unmount(s.path(dir), 0))
+		t.Log(c)
+		s.wantHits(c.want...)
+		s.must(unix.Unmount(s.path(c.dir), 0))
 	}
 }
 
