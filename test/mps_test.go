@@ -354,15 +354,23 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "beat\n") })
 	n.wants(n.client("before", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	d.End(syscall.SIGKILL) // nobody but the create itself looks
-	thief := n.client("thief", other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
-	must(t, os.Link(n.program, filepath.Join(thief.Dir, "rootfs/bin/nvidia-cuda-mps-control")))
-	starts(t, thief)
 	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
-	eventually(t, "there is another daemon in its place", func() bool {
-		_, err := os.Stat(filepath.Join(pipe, "elsewhere"))
-		_, e := os.Stat(filepath.Join(pipe, "control"))
-		return err == nil && e == nil
-	})
+	steals := func(id string) *rig.Bundle {
+		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
+		must(t, os.Link(n.program, filepath.Join(thief.Dir, "rootfs/bin/nvidia-cuda-mps-control")))
+		starts(t, thief)
+		eventually(t, "there is another daemon in its place", func() bool {
+			_, err := os.Stat(filepath.Join(pipe, "elsewhere"))
+			_, e := os.Stat(filepath.Join(pipe, "control"))
+			return err == nil && e == nil
+		})
+		return thief
+	}
+	giveBack := func(thief *rig.Bundle) {
+		thief.End()
+		must(t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control")))
+	}
+	thief := steals("thief")
 	late := n.client("late", n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), "0:1")
 	wantRefused(t, late.Create(), "mps-not-ready")
 	if r := late.Explain(); !strings.Contains(r.Stdout+r.Stderr, "its control socket was replaced") {
@@ -371,13 +379,26 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	d = n.Daemon("--nri", "off")
 	eventually(t, "gpuledgerd says so", func() bool { return strings.Contains(d.Log(), "its control socket was replaced by another") })
 	wantRefused(t, late.Create(), "mps-not-ready")
-	thief.End()
-	must(t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control")))
+	giveBack(thief)
 	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) != fmt.Sprint(daemon.Servers) {
 		t.Errorf("%+v became %+v", daemon, m)
 	}
 	n.wants(late, "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	stillTalk(t, "after all", []*rig.Bundle{b})
+
+	b.End()
+	thief = steals("again")
+	must(t, syscall.Kill(daemon.Servers[0].PID, syscall.SIGKILL)) // as a client can, by the daemon's own socket or by a fault
+	eventually(t, "the server's end makes no other's socket the daemon's", func() bool {
+		m := n.states()[0]
+		return len(m.Servers) == 0 && m.Daemon == daemon.Daemon && m.Socket == daemon.Socket && strings.Contains(m.Problem, "its control socket was replaced by another")
+	})
+	wantRefused(t, late.Create(), "mps-not-ready")
+	giveBack(thief)
+	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) == fmt.Sprint(daemon.Servers) {
+		t.Errorf("%+v became %+v", daemon, m)
+	}
+	n.wants(late, "mps threads=100\n0:1 CUDA_SUCCESS\n")
 }
 
 // TestMPSLinksOfClients: a client can make what it likes in its daemon's directory, while the daemon runs and when it is gone. None of

@@ -63,16 +63,37 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.program)
 	cmd.Env, cmd.Stdin, cmd.WaitDelay = c.env, strings.NewReader(command+"\n"), time.Second
-	var wrong strings.Builder
-	cmd.Stderr = &wrong
-	out, err := cmd.Output()
+	var out, wrong answer
+	cmd.Stdout, cmd.Stderr = &out, &wrong
+	err := cmd.Run()
 	switch {
+	case out.over || wrong.over:
+		return "", fmt.Errorf("it answers %q with more than %d bytes", command, maxAnswer)
 	case ctx.Err() == context.DeadlineExceeded:
 		return "", fmt.Errorf("it does not answer %q within %s", command, answerTime)
 	case err != nil:
-		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err, firstLine(wrong.String()+string(out)))
+		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err, firstLine(string(wrong.text)+string(out.text)))
 	}
-	return strings.TrimSpace(string(out)), nil
+	return strings.TrimSpace(string(out.text)), nil
+}
+
+// maxAnswer bounds what is kept of an answer, in bytes: a list of all clients that a server can have is a tenth of it. Who answers may be a
+// tenant, in the daemon's place.
+const maxAnswer = 64 << 10
+
+// answer is what a program prints. Who prints more loses its pipe.
+type answer struct {
+	text []byte
+	over bool
+}
+
+func (a *answer) Write(text []byte) (int, error) {
+	if len(a.text)+len(text) > maxAnswer {
+		a.over = true
+		return 0, errors.New("that is enough")
+	}
+	a.text = append(a.text, text...)
+	return len(text), nil
 }
 
 func firstLine(text string) string {

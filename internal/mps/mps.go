@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -80,11 +81,7 @@ func (m *Manager) Ensure(ctx context.Context) error {
 
 // changed is when a grant was last entered, changed or removed: each is a file, replaced by rename.
 func (m *Manager) changed() time.Time {
-	info, err := os.Stat(filepath.Join(m.Node().Policy.StateDir, "grants"))
-	if err != nil {
-		return time.Time{}
-	}
-	return info.ModTime()
+	return host.StampOf(filepath.Join(m.Node().Policy.StateDir, "grants")).Changed()
 }
 
 func (m *Manager) ensure(ctx context.Context, o node.Overview) error {
@@ -93,18 +90,37 @@ func (m *Manager) ensure(ctx context.Context, o node.Overview) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, d := range all { // those from before this gpuledgerd was started
 		d.notice()
 	}
-	for _, d := range all {
-		switch w, is := wanted[d.name]; {
-		case is:
-			errs = append(errs, d.ensure(ctx, w, all))
-		case len(o.Damaged) == 0: // a damaged entry may be the one that needs it
-			errs = append(errs, d.retire(ctx))
+	errs := make([]error, len(all))
+	idle := map[*daemon]bool{}
+	var asked sync.WaitGroup // all at once: one that does not answer, which each of its clients can see to, holds up no other
+	for i, d := range all {
+		w, is := wanted[d.name]
+		if !is && len(o.Damaged) > 0 { // a damaged entry may be the one that needs it
+			continue
 		}
-		errs = append(errs, d.mourn())
+		d.users = w.containers
+		switch p, runs := d.process(); {
+		case !runs:
+			idle[d] = true
+		case is:
+			asked.Go(func() { errs[i] = d.ensure(ctx, w, p) })
+		default:
+			asked.Go(func() { errs[i] = d.retire(ctx, p) })
+		}
+	}
+	asked.Wait()
+	for i, d := range all {
+		w, is := wanted[d.name]
+		switch {
+		case idle[d] && is:
+			errs[i] = d.bring(w, all)
+		case idle[d]:
+			errs[i] = d.clear()
+		}
+		errs[i] = errors.Join(errs[i], d.mourn())
 	}
 	return errors.Join(errs...)
 }
@@ -186,11 +202,16 @@ func boolean(b bool) int {
 // The waits between starts of a daemon that does not come up, and between looks at whether its limits are still as set: whoever
 // reaches the control socket, as every client does, can change them.
 const (
-	firstWait = time.Second
-	lastWait  = 10 * time.Second
-	lookEvery = 10 * time.Second
-	patience  = 10 * time.Second // with a daemon that was told to end
+	firstWait  = time.Second
+	lastWait   = 10 * time.Second
+	lookEvery  = 10 * time.Second
+	patience   = 10 * time.Second // with a daemon that was told to end
+	allAnswers = 4 * answerTime   // that a pass asks a daemon for
 )
+
+// restAfterSilence is for how long, as a multiple of what it took, one is not asked again that did not answer: what its clients do to it
+// keeps the ends of other daemons unseen for that time.
+const restAfterSilence = 2
 
 // daemon is one control daemon, in its directory.
 type daemon struct {
@@ -200,13 +221,21 @@ type daemon struct {
 
 	read   bool            // state was, from the file
 	state  grant.MPSDaemon // as last written
+	proven proof           // by which it may be asked
 	retry  time.Time       // no start before
 	wait   time.Duration
+	quiet  time.Time // not asked before
 	looked time.Time // at its limits
 	users  []string  // containers, at the last pass
 	lost   []string  // containers that its end, or its server's, took along
 	when   time.Time
 	told   time.Time // to end
+}
+
+// proof is that a daemon listens on a socket, which the kernel has told this gpuledgerd.
+type proof struct {
+	daemon grant.Process
+	socket [2]uint64
 }
 
 // notice finds that a daemon, or a server of it, has ended that was there at the last pass, or before gpuledgerd was started.
@@ -215,15 +244,20 @@ func (d *daemon) notice() (died bool) {
 		d.state, _ = d.node.MPSState(d.dir)
 		d.read = true
 	}
-	who := ""
+	who, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
 	for _, p := range d.state.Servers {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			who = fmt.Sprintf("server (process %d)", p.PID)
+			continue
 		}
+		left.Servers = append(left.Servers, p)
 	}
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			who = fmt.Sprintf("daemon (process %d)", p.PID)
+			left.Servers = nil // they end with it
+		} else {
+			left.Daemon, left.Socket = p, d.state.Socket
 		}
 	}
 	if who == "" {
@@ -233,11 +267,11 @@ func (d *daemon) notice() (died bool) {
 	slices.Sort(took)
 	d.lost, d.when = slices.Compact(took), time.Now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
-	problem := "its " + who + " has ended"
+	left.Problem = "its " + who + " has ended"
 	if words := d.lastWords(); words != "" { // of one that ends as soon as it is started, the reason
-		problem += ": " + words
+		left.Problem += ": " + words
 	}
-	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Problem: problem}); err != nil {
+	if err := d.say(left); err != nil {
 		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // whoever reads that it runs asks the kernel too
 	}
 	return true
@@ -280,22 +314,35 @@ func same(a, b grant.MPSDaemon) bool {
 	return fmt.Sprint(a) == fmt.Sprint(b)
 }
 
-// ensure has it run and serve what is wanted.
-func (d *daemon) ensure(ctx context.Context, w want, all []*daemon) error {
-	d.users, d.told = w.containers, time.Time{}
-	p, runs := d.process()
-	if !runs {
-		return d.bring(w, all)
+// ensure has one that runs serve what is wanted.
+func (d *daemon) ensure(ctx context.Context, w want, p grant.Process) error {
+	d.told = time.Time{}
+	began := time.Now()
+	if began.Before(d.quiet) {
+		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
 	}
+	ctx, cancel := context.WithTimeout(ctx, allAnswers)
+	defer cancel()
 	state, err := d.serve(ctx, w, p)
+	d.rest(err, time.Since(began))
 	d.notice() // a server that ended since the look at the beginning may have been replaced by serve
 	if err != nil {
-		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Socket: d.state.Socket, Problem: err.Error()}
+		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
+		if d.proven.daemon == p {
+			state.Socket = d.proven.socket
+		}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
 	} else {
 		d.wait = 0
 	}
 	return errors.Join(err, d.say(state))
+}
+
+// rest puts off one that did not answer.
+func (d *daemon) rest(err error, took time.Duration) {
+	if err != nil && took >= answerTime {
+		d.quiet = time.Now().Add(restAfterSilence * took)
+	}
 }
 
 // serve sets its limits, has a server run and gives what it then says of itself.
@@ -305,59 +352,95 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSD
 		return state, err
 	}
 	c, err := d.control()
-	if err != nil {
-		return state, err
+	if err == nil {
+		err = d.agree(ctx, c, w, &state)
 	}
+	if err == nil { // and after: whoever has the socket's place for a moment has given the answers
+		err = d.stillThere(state.Socket, p)
+	}
+	return state, err
+}
+
+// agree has it say that it serves what is wanted.
+func (d *daemon) agree(ctx context.Context, c control, w want, state *grant.MPSDaemon) error {
 	servers, err := c.servers(ctx)
 	if err != nil {
-		return state, err
+		return err
 	}
-	settled := d.state.Problem == "" && d.state.Daemon == p && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
-	if !settled || len(servers) == 0 || time.Since(d.looked) > lookEvery {
+	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
+	if !asSaid || len(servers) == 0 || time.Since(d.looked) > lookEvery {
 		if err := c.settle(ctx, w, servers); err != nil {
-			return state, err
+			return err
 		}
 		d.looked = time.Now()
 	}
 	if len(servers) == 0 { // only now: defaults reach servers that start after them
 		if servers, err = c.startServer(ctx); err != nil {
-			return state, err
+			return err
 		}
 	}
 	for _, pid := range servers {
 		if err := c.active(ctx, pid); err != nil {
-			return state, err
+			return err
 		}
 		server, _, err := d.node.Host.Process(pid)
 		if err != nil {
-			return state, fmt.Errorf("its server %d: %w", pid, err)
+			return fmt.Errorf("its server %d: %w", pid, err)
 		}
 		state.Servers = append(state.Servers, server)
 	}
-	return state, nil
+	return nil
 }
 
 // reach looks at the way by which clients come to it: whom it lets in, which its own arguments say, whoever launched it; and that
-// the socket is the one by which it was proven. A client that cannot reach the daemon would go on without it, with the whole GPU.
+// the socket is its own. A client that cannot reach the daemon would go on without it, with the whole GPU.
 func (d *daemon) reach(state *grant.MPSDaemon) error {
 	args, err := host.ReadFile(filepath.Join(d.node.Host.Proc, strconv.Itoa(state.Daemon.PID), "cmdline"), 1<<16)
 	if err != nil {
 		return err
 	}
 	state.Anybody = slices.Contains(strings.Split(string(args), "\x00"), multiUser)
+	socket, mode, err := d.own(state.Daemon)
+	if err == nil && state.Anybody && mode&0o002 == 0 {
+		err = errors.New("its control socket is open to root alone")
+	}
+	state.Socket = socket
+	return err
+}
+
+// own is the control socket, on which the kernel has said that the daemon listens, or a process that it has started. What is written down
+// is no proof of it: the daemon may have been started again since, and its clients put what they like in the socket's place.
+func (d *daemon) own(p grant.Process) (socket [2]uint64, mode uint32, err error) {
 	socket, mode, is := node.MPSSocket(d.dir)
 	switch {
 	case !is && !onMount(filepath.Join(d.dir, "pipe")):
-		return errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
+		return socket, mode, errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
 	case !is:
-		return errors.New("it has no control socket")
-	case state.Anybody && mode&0o002 == 0:
-		return errors.New("its control socket is open to root alone")
-	case d.state.Socket != [2]uint64{} && d.state.Socket != socket:
-		return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d", node.OtherSocket, state.Daemon.PID)
+		return socket, mode, errors.New("it has no control socket")
+	case d.proven == proof{p, socket}:
+		return socket, mode, nil
 	}
-	state.Socket = socket
+	pid, listens, err := host.Listener(node.MPSSocketPath(d.dir))
+	if err != nil {
+		return socket, mode, fmt.Errorf("it does not listen on its control socket: %w", err)
+	}
+	if _, parent, err := d.node.Host.Process(pid); listens != socket || pid != p.PID && (err != nil || parent != p.PID) {
+		return socket, mode, otherSocket(p)
+	}
+	d.proven = proof{p, socket}
+	return socket, mode, nil
+}
+
+// stillThere is an error where a socket was replaced.
+func (d *daemon) stillThere(socket [2]uint64, p grant.Process) error {
+	if now, _, is := node.MPSSocket(d.dir); !is || now != socket {
+		return otherSocket(p)
+	}
 	return nil
+}
+
+func otherSocket(p grant.Process) error {
+	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d", node.OtherSocket, p.PID)
 }
 
 // bring starts it, unless another daemon still has one of its GPUs, or it failed a moment ago.
@@ -398,22 +481,31 @@ func (d *daemon) fails(w want, err error) error {
 
 // retire ends it when it has no clients any more: to end it under one that has work on the GPU can hang them all, and clients
 // of other daemons too (seen up to CUDA 13.5).
-func (d *daemon) retire(ctx context.Context) error {
-	d.users = nil
-	if _, runs := d.process(); !runs {
-		return d.clear()
-	}
+func (d *daemon) retire(ctx context.Context, p grant.Process) error {
 	if !d.told.IsZero() {
 		if time.Since(d.told) < patience {
 			return nil
 		}
 		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs, d.told.UTC().Format(time.RFC3339))
 	}
-	if socket, _, is := node.MPSSocket(d.dir); is && d.state.Socket != [2]uint64{} && socket != d.state.Socket { // whoever answers there is not it
-		p, _ := d.process()
-		return fmt.Errorf("the MPS daemon of %v has no grant any more, and %s; end process %d when its containers have ended", d.state.GPUs, node.OtherSocket, p.PID)
+	began := time.Now()
+	if began.Before(d.quiet) {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more, and does not answer", d.state.GPUs)
 	}
-	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: d.state.Socket, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
+	ctx, cancel := context.WithTimeout(ctx, allAnswers)
+	defer cancel()
+	err := d.dismiss(ctx, p)
+	d.rest(err, time.Since(began))
+	return err
+}
+
+// dismiss tells it to end, where it is the one that answers, and where that disturbs nobody.
+func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
+	socket, _, err := d.own(p)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+	}
+	if err := d.say(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
 		return err
 	}
 	c, err := d.control()
@@ -426,6 +518,9 @@ func (d *daemon) retire(ctx context.Context) error {
 		return err
 	case len(clients) > 0:
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays until they end", d.state.GPUs, clients)
+	}
+	if err := d.stillThere(socket, p); err != nil {
+		return err
 	}
 	if err := c.quit(ctx); err != nil {
 		return err

@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 func held(mode grant.Mode, compute int, memory grant.Bytes, containers []string, gpus ...string) grant.Grant {
@@ -51,6 +54,26 @@ func TestParseLimit(t *testing.T) {
 		if got, err := parseLimit(text); err == nil {
 			t.Errorf("%q is taken for %s", text, got)
 		}
+	}
+}
+
+// TestChanged: a grant that came is seen, though whoever made it has set the directory's time back.
+func TestChanged(t *testing.T) {
+	n := &node.Node{Host: host.Default(), Policy: grant.Policy{StateDir: t.TempDir()}}
+	m := &Manager{Node: func() *node.Node { return n }}
+	dir := filepath.Join(n.Policy.StateDir, "grants")
+	if before := m.changed(); !before.IsZero() {
+		t.Errorf("a ledger that is not there was changed at %s", before)
+	}
+	must(t, os.Mkdir(dir, 0o700))
+	info, err := os.Stat(dir)
+	must(t, err)
+	before, i := m.changed(), 0
+	for end := time.Now().Add(10 * time.Second); m.changed().Equal(before) && time.Now().Before(end); i++ { // the clock of file systems has ticks
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%100)), nil, 0o600), os.Remove(filepath.Join(dir, fmt.Sprint(i%100))), os.Chtimes(dir, info.ModTime(), info.ModTime()))
+	}
+	if !m.changed().After(before) {
+		t.Errorf("after %d grants it was changed at %s, as before", i, before)
 	}
 }
 

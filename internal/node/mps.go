@@ -106,7 +106,7 @@ func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {
 		m.Problem = "it has no control socket"
 	case m.Socket != [2]uint64{} && m.Socket != socket:
 		m.Problem = OtherSocket
-	case m.Anybody && (mode&0o002 == 0 || !searchable(filepath.Dir(socketIn(dir)))): // one of its clients is root in its container
+	case m.Anybody && (mode&0o002 == 0 || !searchable(filepath.Dir(MPSSocketPath(dir)))): // one of its clients is root in its container
 		m.Problem = "users other than root do not reach its control socket"
 	}
 	return m, true
@@ -119,11 +119,12 @@ const OtherSocket = "its control socket was replaced by another"
 // inode from being another file's for as long as it lives.
 func MPSSocket(dir string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
-	err := unix.Lstat(socketIn(dir), &st)
+	err := unix.Lstat(MPSSocketPath(dir), &st)
 	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-func socketIn(dir string) string { return filepath.Join(dir, "pipe/control") }
+// MPSSocketPath is where clients look for it.
+func MPSSocketPath(dir string) string { return filepath.Join(dir, "pipe/control") }
 
 // searchable reports whether anybody may look for a name in a directory.
 func searchable(dir string) bool {

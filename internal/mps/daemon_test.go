@@ -1,0 +1,360 @@
+package mps
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// listenHere has this program listen on a socket called control in its directory until its standard input ends, as another process than
+// the test's.
+const listenHere = "GPULEDGER_TEST_LISTENS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(listenHere) == "" {
+		os.Exit(m.Run())
+	}
+	if _, err := net.Listen("unix", "control"); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("listens")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// stage is a node with MPS daemons of which this process is each, and a program that answers for them. It writes down what it is asked,
+// and before it answers it runs what stands in the daemon's directory as trick.
+type stage struct {
+	t    *testing.T
+	node *node.Node
+}
+
+const answers = `#!/bin/sh
+read question
+dir=${CUDA_MPS_PIPE_DIRECTORY%/pipe}
+echo "$question" >>$dir/asked
+[ ! -e $dir/trick ] || . $dir/trick
+case $question in
+get_server_list) cat $dir/servers ;;
+get_server_status*) echo ACTIVE ;;
+get_default_device_pinned_mem_limit*) echo 1G ;;
+get_default_active_thread_percentage) echo 100.0 ;;
+esac
+`
+
+func newStage(t *testing.T) stage {
+	t.Helper()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.toml")
+	must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n", dir+"/state", dir+"/run")), 0o600))
+	s := stage{t, node.Open(config, host.Default())}
+	must(t, s.node.Broken, os.MkdirAll(dir+"/state", 0o700), os.WriteFile(filepath.Join(dir, program), []byte(answers), 0o755))
+	boot, err := s.node.Host.BootID()
+	must(t, err, gpu.Write(gpu.Path(s.node.Policy.StateDir), grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
+		Driver: grant.Driver{Root: dir, Files: []grant.DriverFile{{Kind: grant.FileBinary, Path: "/" + program, Target: "/usr/bin/" + program}}}}))
+	return s
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// daemon is one over a GPU, which listens; with a server of its own.
+func (s stage) daemon(uuid string) *daemon {
+	s.t.Helper()
+	name := grant.MPSName([]string{uuid})
+	d := s.again(name)
+	must(s.t, os.MkdirAll(filepath.Join(d.dir, "pipe"), 0o755))
+	s.t.Chdir(filepath.Join(d.dir, "pipe")) // a socket's path is short
+	listener, err := net.Listen("unix", "control")
+	must(s.t, err)
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	s.t.Cleanup(func() { _ = listener.Close() })
+	boot, err := s.node.Host.BootID()
+	must(s.t, err)
+	data, err := json.Marshal(started{s.self(), boot})
+	must(s.t, err, os.WriteFile(filepath.Join(d.dir, processFile), data, 0o600))
+	s.serve(d)
+	return d
+}
+
+// again is the daemon as a gpuledgerd sees it that has just been started.
+func (s stage) again(name string) *daemon {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return &daemon{name: name, dir: grant.MPSDir(s.node.Policy.RunDir, name), node: s.node, log: log}
+}
+
+func (s stage) self() grant.Process {
+	self, err := s.node.Host.Self()
+	must(s.t, err)
+	return self
+}
+
+// serve starts a server, and gives what ends it.
+func (s stage) serve(d *daemon) (end func()) {
+	server := exec.Command("sleep", "1000")
+	must(s.t, server.Start(), os.WriteFile(filepath.Join(d.dir, "servers"), []byte(fmt.Sprintln(server.Process.Pid)), 0o600))
+	end = func() { _ = server.Process.Kill(); _ = server.Wait() }
+	s.t.Cleanup(end)
+	return end
+}
+
+// steal puts another process's socket in the daemon's place, and gives what puts the daemon's back.
+func (s stage) steal(d *daemon) (back func()) {
+	return s.replace(d, exec.Command("sh", "-c", `"$0"; true`, os.Args[0])) // no child of the daemon's
+}
+
+func (s stage) replace(d *daemon, thief *exec.Cmd) (back func()) {
+	s.t.Helper()
+	pipe := filepath.Join(d.dir, "pipe")
+	must(s.t, os.Rename(filepath.Join(pipe, "control"), filepath.Join(pipe, "elsewhere")))
+	thief.Env, thief.Dir = append(os.Environ(), listenHere+"=1"), pipe
+	in, err := thief.StdinPipe()
+	must(s.t, err)
+	out, err := thief.StdoutPipe()
+	must(s.t, err, thief.Start())
+	s.t.Cleanup(func() { _ = in.Close(); _ = thief.Wait() })
+	if line, _ := io.ReadAll(io.LimitReader(out, 8)); string(line) != "listens\n" {
+		s.t.Fatalf("the thief says %s", line)
+	}
+	return func() { must(s.t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control"))) }
+}
+
+// asked is what the program was asked for a daemon since the last call.
+func (s stage) asked(d *daemon) string {
+	text, _ := os.ReadFile(filepath.Join(d.dir, "asked"))
+	_ = os.Remove(filepath.Join(d.dir, "asked"))
+	return string(text)
+}
+
+func wanted(uuid string) want {
+	return want{uuids: []string{uuid}, limits: map[string]grant.Bytes{uuid: grant.GiB}, threads: 100}
+}
+
+// TestSocketIsTheDaemons: whatever gpuledgerd knew, has forgotten or was told before, only a socket on which the daemon itself listens is
+// taken for the daemon's; another one is asked nothing, and is not written down.
+func TestSocketIsTheDaemons(t *testing.T) {
+	ctx := context.Background()
+	for name, then := range map[string]func(s stage, d *daemon, end func()) *daemon{
+		"nothing more":        func(_ stage, d *daemon, _ func()) *daemon { return d },
+		"a server that ended": func(_ stage, d *daemon, end func()) *daemon { end(); return d },
+		"a server that ended, seen by the next gpuledgerd": func(s stage, d *daemon, end func()) *daemon {
+			end()
+			return s.again(d.name)
+		},
+		"another gpuledgerd": func(s stage, d *daemon, _ func()) *daemon { return s.again(d.name) },
+		"another gpuledgerd, without state.json": func(s stage, d *daemon, _ func()) *daemon {
+			must(t, os.Remove(filepath.Join(d.dir, "state.json")))
+			return s.again(d.name)
+		},
+		"another gpuledgerd, with half of state.json": func(s stage, d *daemon, _ func()) *daemon {
+			must(t, os.WriteFile(filepath.Join(d.dir, "state.json"), []byte(`{"version": 1, "gpus": [`), 0o600))
+			return s.again(d.name)
+		},
+		"another gpuledgerd, to which the one before says that it is the daemon's": func(s stage, d *daemon, _ func()) *daemon {
+			state, _ := s.node.MPSState(d.dir)
+			state.Socket, _, _ = node.MPSSocket(d.dir)
+			must(t, s.node.SetMPSState(d.dir, state))
+			return s.again(d.name)
+		},
+		"no grant for a moment": func(_ stage, d *daemon, _ func()) *daemon {
+			if err := d.retire(ctx, d.state.Daemon); err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
+				t.Errorf("it is told to end: %v", err)
+			}
+			return d
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			d := s.daemon("GPU-0")
+			end := s.serve(d)
+			must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+			own := d.state.Socket
+			back := s.steal(d)
+			s.asked(d)
+			d = then(s, d, end)
+			d.notice()
+			err := d.ensure(ctx, wanted("GPU-0"), s.self())
+			if err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
+				t.Errorf("ready by another's socket: %v", err)
+			}
+			if state, _ := s.node.MPSState(d.dir); !strings.Contains(state.Problem, node.OtherSocket) || state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
+				t.Errorf("it is written down: %+v", state)
+			}
+			if questions := s.asked(d); questions != "" {
+				t.Errorf("whoever listens there is asked %s", questions)
+			}
+			s.serve(d)
+			back()
+			must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+			if state, _ := s.node.MPSState(d.dir); state.Problem != "" || state.Socket != own {
+				t.Errorf("with its own back: %+v", state)
+			}
+		})
+	}
+	t.Run("before the first look", func(t *testing.T) {
+		s := newStage(t)
+		d := s.daemon("GPU-0")
+		s.steal(d)
+		if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || s.asked(d) != "" {
+			t.Errorf("the first socket is another's: %v", err)
+		}
+	})
+	t.Run("the socket of a process that it has started", func(t *testing.T) {
+		s := newStage(t)
+		d := s.daemon("GPU-0")
+		s.replace(d, exec.Command(os.Args[0]))
+		must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		s := newStage(t)
+		d := s.daemon("GPU-0")
+		in := filepath.Join(d.dir, "pipe")
+		must(t, os.Remove(in+"/control"))
+		l, err := net.Listen("unix", "control")
+		must(t, err)
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		must(t, l.Close())
+		if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), "does not listen") || s.asked(d) != "" {
+			t.Errorf("a socket on which nobody listens: %v", err)
+		}
+	})
+}
+
+// TestNoticeKeepsTheDaemon: the end of a server is not that of its daemon, which is still known by its process and its socket.
+func TestNoticeKeepsTheDaemon(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	end := s.serve(d)
+	must(t, d.ensure(context.Background(), wanted("GPU-0"), s.self()))
+	before := d.state
+	end()
+	if !d.notice() {
+		t.Fatal("nobody has ended")
+	}
+	state, _ := s.node.MPSState(d.dir)
+	if state.Daemon != before.Daemon || state.Socket != before.Socket || len(state.Servers) > 0 || !strings.Contains(state.Problem, "server (process") {
+		t.Errorf("%+v became %+v", before, state)
+	}
+	if d.notice() {
+		t.Error("its end is told twice")
+	}
+	gone := exec.Command("true")
+	must(t, gone.Run())
+	state.Daemon = grant.Process{PID: gone.Process.Pid, Start: 1}
+	must(t, d.say(state))
+	d.notice()
+	if state, _ = s.node.MPSState(d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
+		t.Errorf("of a daemon that has ended there is still %+v", state)
+	}
+}
+
+// TestAnswersOfAnother: who has the place of the daemon's socket while it is asked has its answers not counted, and is not the one that
+// the daemon's end is told.
+func TestAnswersOfAnother(t *testing.T) {
+	ctx := context.Background()
+	const trick = "cd $dir/pipe\n[ -e elsewhere ] || { mv control elsewhere; mv thief control; }\n"
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	pipe := filepath.Join(d.dir, "pipe")
+	s.steal(d)
+	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
+	must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte(trick), 0o600))
+	if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || d.state.Problem == "" {
+		t.Errorf("what another has answered: %v, %+v", err, d.state)
+	}
+	if s.asked(d) == "" {
+		t.Error("the trick was not played")
+	}
+	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
+	err := d.retire(ctx, s.self())
+	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || questions == "" || strings.Contains(questions, "quit") {
+		t.Errorf("asked %s: %v", questions, err)
+	}
+	must(t, os.Remove(filepath.Join(d.dir, "trick")), os.Rename(pipe+"/elsewhere", pipe+"/control"))
+	must(t, d.retire(ctx, s.self()))
+	if questions := s.asked(d); !strings.HasSuffix(questions, "\nquit\n") {
+		t.Errorf("afterwards it is asked %s", questions)
+	}
+}
+
+// TestAnswersAreBounded: of what a program prints no more is kept than an answer can have, on either way.
+func TestAnswersAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), program)
+	for _, way := range []string{"", ">&2"} {
+		must(t, os.WriteFile(path, []byte("#!/bin/sh\nexec yes tenant "+way+"\n"), 0o755))
+		if _, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(), "get_server_list"); err == nil || !strings.Contains(err.Error(), "with more than 65536 bytes") {
+			t.Errorf("%s %v", way, err)
+		}
+	}
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\nhead -c 65536 /dev/zero | tr '\\0' 1\n"), 0o755))
+	if text, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(), "get_server_list"); err != nil || len(text) != maxAnswer {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}
+
+// TestDaemonsAreAskedAtOnce: each of two answers only when the other one has been asked too.
+func TestDaemonsAreAskedAtOnce(t *testing.T) {
+	s := newStage(t)
+	var grants []grant.Grant
+	var daemons []*daemon
+	for _, uuid := range []string{"GPU-0", "GPU-1"} {
+		daemons = append(daemons, s.daemon(uuid))
+		grants = append(grants, held(grant.MPS, 0, grant.GiB, nil, uuid))
+	}
+	for i, d := range daemons {
+		must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte("until [ -e "+daemons[1-i].dir+"/asked ]; do sleep 0.01; done\n"), 0o600))
+	}
+	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log}
+	must(t, m.ensure(context.Background(), node.Overview{View: grant.View{Grants: grants}}))
+	for _, d := range daemons {
+		if state, known := s.node.MPSState(d.dir); !known || state.Problem != "" || len(state.Servers) != 1 {
+			t.Errorf("%+v", state)
+		}
+	}
+}
+
+// TestSilenceIsPutOff: one that did not answer in time is not asked again at each pass, with grants or without; one that only says what is
+// wrong is.
+func TestSilenceIsPutOff(t *testing.T) {
+	ctx := context.Background()
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	d.rest(nil, time.Hour)
+	d.rest(fmt.Errorf("deaf"), answerTime/2)
+	must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+	if s.asked(d) == "" {
+		t.Error("it is not asked")
+	}
+	d.rest(fmt.Errorf("mute"), time.Hour)
+	must(t, d.say(grant.MPSDaemon{GPUs: []string{"GPU-0"}, Daemon: s.self(), Problem: "it does not answer"}))
+	for what, err := range map[string]error{"ready": d.ensure(ctx, wanted("GPU-0"), s.self()), "ended": d.retire(ctx, s.self())} {
+		if err == nil || !strings.Contains(err.Error(), "does not answer") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if questions := s.asked(d); questions != "" {
+		t.Errorf("it is asked %s", questions)
+	}
+}
