@@ -264,7 +264,10 @@ func TestNoticeKeepsTheDaemon(t *testing.T) {
 	must(t, gone.Run())
 	state.Daemon = grant.Process{PID: gone.Process.Pid, Start: 1}
 	must(t, d.say(state))
-	d.notice()
+	d.rest(fmt.Errorf("mute"), time.Hour)
+	if d.notice(); !d.quiet.IsZero() {
+		t.Error("for its silence the next one is put off")
+	}
 	if state, _ = s.node.MPSState(d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
 		t.Errorf("of a daemon that has ended there is still %+v", state)
 	}

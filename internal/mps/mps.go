@@ -255,7 +255,8 @@ func (d *daemon) notice() (died bool) {
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			who = fmt.Sprintf("daemon (process %d)", p.PID)
-			left.Servers = nil // they end with it
+			left.Servers = nil    // they end with it
+			d.quiet = time.Time{} // nor is the next one as silent
 		} else {
 			left.Daemon, left.Socket = p, d.state.Socket
 		}
