@@ -7,16 +7,20 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { SLOTS = 1024, PATHS = 192, LIMITS = 64, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
+enum { FIRST_MOMENT = 1000000000 }; /* of our own clock: a machine that has been up for a while */
 
 struct seat {
     uint32_t pid;    /* as its process knows it, in this namespace: */
@@ -24,6 +28,7 @@ struct seat {
     char cgroup[PATHS];
     uint64_t used[BOOK_KINDS][BOOK_GPUS];
     uint64_t busy[BOOK_GPUS]; /* microseconds that its launches took */
+    uint64_t wake;            /* until when it sleeps, by a clock of ours; 0: it takes no part in it */
 };
 
 struct limit {
@@ -35,13 +40,15 @@ struct usage {
     struct limit limits[LIMITS];
     uint64_t peak[BOOK_GPUS];
     uint64_t until[BOOK_GPUS]; /* microseconds of the clock: when a GPU has run what it has */
+    uint64_t clock, horizon;   /* of our own: now, and how far it may go */
+    uint32_t ticks;            /* how often it went on: who sleeps waits for the next */
     struct seat seats[SLOTS];
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct book_gpu gpus[BOOK_GPUS];
 static int count;
-static uint64_t context_bytes, launch_time;
+static uint64_t context_bytes, launch_time, look_time;
 static struct usage *usage;
 static int fd = -1, mine = -1;
 static char directory_name[4000];
@@ -84,7 +91,7 @@ static bool parse_uuid(struct book_gpu *g)
 }
 
 /* read_devices: lines of "UUID MiB NAME", one of "context MiB" for what a context takes, and perhaps one of "launch MICROSECONDS" for how long
- * each launch runs; without it they take no time, and nothing is told of it. */
+ * each launch runs; without it they take no time, and nothing is told of it. With "look MICROSECONDS" the clock is ours (book.h). */
 static bool read_devices(const char *dir)
 {
     char path[4096], line[256];
@@ -100,6 +107,8 @@ static bool read_devices(const char *dir)
             context_bytes = mib << 20;
         else if (sscanf(line, "launch %llu", &mib) == 1)
             launch_time = mib;
+        else if (sscanf(line, "look %llu", &mib) == 1)
+            look_time = mib;
         else if (sscanf(line, "%63s %llu %63[^\n]", g->uuid, &mib, g->name) == 3 && parse_uuid(g)) {
             g->memory = mib << 20;
             count++;
@@ -156,6 +165,7 @@ static bool take_seat(void)
         usage->seats[mine].pid = (uint32_t)getpid();
         usage->seats[mine].pid_ns = pid_namespace("self");
         own_cgroup(usage->seats[mine].cgroup);
+        if (usage->clock == 0) usage->clock = usage->horizon = FIRST_MOMENT;
     }
     leave();
     return mine >= 0;
@@ -341,8 +351,75 @@ int book_processes(int gpu, struct book_process *list, int room)
 uint64_t book_clock(void)
 {
     struct timespec t;
+
+    if (look_time > 0) return __atomic_load_n(&usage->clock, __ATOMIC_SEQ_CST);
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* rest is the system call itself, by clock_nanosleep: a test may have a nanosleep of its own. */
+static void rest(uint64_t microseconds)
+{
+    struct timespec t = {.tv_sec = (time_t)(microseconds / 1000000), .tv_nsec = (long)(microseconds % 1000000) * 1000};
+    if (microseconds > 0) clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+/* pass lets our clock go on to the next moment at which somebody wakes, and reports whether all sleep beyond the horizon. While one of them
+ * is awake it stands still. Under the desk's lock. */
+static bool pass(void)
+{
+    uint64_t next = usage->horizon;
+
+    for (int i = 0; i < SLOTS; i++) {
+        uint64_t wake = (bury(i), usage->seats[i].wake);
+        if (wake == 0) continue;
+        if (wake <= usage->clock) return false;
+        if (wake < next) next = wake;
+    }
+    if (next <= usage->clock) return true;
+    __atomic_store_n(&usage->clock, next, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&usage->ticks, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &usage->ticks, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    return false;
+}
+
+void book_sleep(uint64_t microseconds)
+{
+    uint64_t until;
+
+    if (look_time == 0) {
+        rest(microseconds);
+        return;
+    }
+    pthread_mutex_lock(&mutex);
+    enter();
+    until = usage->clock + microseconds;
+    usage->seats[mine].wake = until;
+    pass();
+    leave();
+    pthread_mutex_unlock(&mutex);
+    for (;;) {
+        uint32_t ticks = __atomic_load_n(&usage->ticks, __ATOMIC_SEQ_CST);
+        if (book_clock() >= until) return;
+        syscall(SYS_futex, &usage->ticks, FUTEX_WAIT, ticks, NULL, NULL, 0);
+    }
+}
+
+/* book_look looks again and again, because one that is killed tells nobody. */
+void book_look(void)
+{
+    bool over = look_time == 0, first = true;
+
+    while (!over) {
+        pthread_mutex_lock(&mutex);
+        enter();
+        if (first) usage->horizon = usage->clock + look_time;
+        over = pass();
+        leave();
+        pthread_mutex_unlock(&mutex);
+        first = false;
+        if (!over) rest(50);
+    }
 }
 
 uint64_t book_launch_time(void) { return launch_time; }

@@ -50,8 +50,14 @@ uint64_t book_peak(int gpu);
 int book_processes(int gpu, struct book_process *list, int room);
 
 /* Time, in microseconds: how long each launch runs (0: none takes any, and nothing is told), one more of this process on a GPU, which
- * returns when it will have run, and how long the GPU still runs what it has. book_busy tells of each process how long it has run. */
+ * returns when it will have run, and how long the GPU still runs what it has. book_busy tells of each process how long it has run.
+ *
+ * Where "devices" says "look MICROSECONDS" the clock is not the machine's: it stands still, but for so much at each book_look, which returns
+ * when all of it has passed. Meanwhile who sleeps wakes in the order of time. A process takes part from its first book_sleep on, be it for
+ * nothing; one thread of it, that is. A minute then takes as long as what its programs do in it, and is the same on a machine that is busy. */
 uint64_t book_clock(void);
+void book_sleep(uint64_t microseconds);
+void book_look(void);
 uint64_t book_launch_time(void);
 uint64_t book_run(int gpu);
 uint64_t book_running(int gpu);

@@ -3,21 +3,12 @@
 #define _GNU_SOURCE
 #include "objects.h"
 
-#include <stdlib.h>
-#include <time.h>
 
 #define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
 
 enum { AHEAD = 64 }; /* launches that a process may be ahead of the GPU */
 
 static unsigned long long counts[BOOK_GPUS], captured;
-
-static void rest(uint64_t microseconds)
-{
-    struct timespec t = {.tv_sec = (time_t)(microseconds / 1000000), .tv_nsec = (long)(microseconds % 1000000) * 1000};
-    /* The system call itself, by clock_nanosleep: a test may have a nanosleep of its own. */
-    if (microseconds > 0) clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
-}
 
 CUresult launched(CUstream s)
 {
@@ -31,14 +22,14 @@ CUresult launched(CUstream s)
     }
     __atomic_fetch_add(&counts[gpu], 1, __ATOMIC_SEQ_CST);
     left = book_run(gpu);
-    if (left > AHEAD * book_launch_time()) rest(left - AHEAD * book_launch_time());
+    if (left > AHEAD * book_launch_time()) book_sleep(left - AHEAD * book_launch_time());
     return CUDA_SUCCESS;
 }
 
 void launches_end(void)
 {
     CUcontext c = device_current();
-    if (c) rest(book_running(c->gpu));
+    if (c) book_sleep(book_running(c->gpu));
 }
 
 typedef struct CUfunc_st *F;
@@ -72,3 +63,7 @@ API CUresult cuLaunchGridAsync(F f, int width, int height, CUstream s) { return 
 /* Not the driver's: how many launches of this process a GPU has had, and how many went into captures. */
 API unsigned long long fakedriverLaunches(int gpu) { return __atomic_load_n(&counts[gpu], __ATOMIC_SEQ_CST); }
 API unsigned long long fakedriverCaptured(void) { return __atomic_load_n(&captured, __ATOMIC_SEQ_CST); }
+
+/* And its clock, for who wants to be on it: in microseconds, from cuInit on. */
+API unsigned long long fakedriverClock(void) { return book_clock(); }
+API void fakedriverSleep(unsigned long long microseconds) { book_sleep(microseconds); }

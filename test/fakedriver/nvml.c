@@ -204,7 +204,8 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 
 typedef struct { unsigned int pid; unsigned long long timeStamp; unsigned int smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
 
-/* What each process had of the GPU's time since this process last asked; a first question hears of none. */
+/* What each process had of the GPU's time since this process last asked; a first question hears of none. Whoever asks how many there are, as all
+ * do before, looks: where the clock is the book's, that lets it go on. */
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *n, unsigned long long since)
 {
     enum { MOST = 1024 };
@@ -212,12 +213,14 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
     static int known[BOOK_GPUS];
     static uint64_t asked[BOOK_GPUS];
     struct book_process now[MOST];
-    uint64_t clock = book_clock(), passed;
+    uint64_t clock, passed;
     int found;
     NEED(i, n);
 
     (void)since;
     if (book_launch_time() == 0) return NVML_ERROR_NOT_SUPPORTED;
+    if (!samples) book_look();
+    clock = book_clock();
     found = book_busy(i, now, MOST);
     if (found == 0) return NVML_ERROR_NOT_FOUND;
     if (!samples || *n < (unsigned int)found) return *n = (unsigned int)found, NVML_ERROR_INSUFFICIENT_SIZE;
