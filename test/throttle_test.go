@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -24,6 +26,12 @@ func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
 	}
 	word := func(at int) uint64 { return binary.NativeEndian.Uint64(text[at:]) }
 	return word(64 + 32), word(64+40) & 0xffffffff, word(64+40) >> 32
+}
+
+// beat counts the looks of who sets the gates.
+func (n *gpuNode) beat(r grant.Reference) uint64 {
+	n.T.Helper()
+	return binary.NativeEndian.Uint64([]byte(read(n.T.(*testing.T), filepath.Join(n.Dir, "run/limits", string(r.ID), grant.LimitsFile)))[32:])
 }
 
 func (n *gpuNode) computeStrengthOf(r grant.Reference) string {
@@ -126,6 +134,56 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 		_, open, period := n.recorded(share)
 		return open == 6000 && period == 20000
 	})
+}
+
+// TestAThrottleFollowsNVML: a container launches as fast as it may, the driver's NVML tells gpuledgerd what its process has of the GPU, and that
+// moves the gate before the next launch. How near the share that comes internal/daemon shows, on a clock of its own. Here is
+// that all of it is joined, in a real container, and what becomes of it when gpuledgerd is killed.
+func TestAThrottleFollowsNVML(t *testing.T) {
+	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
+	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755), os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
+	n := nodeOfDriver(t, "580.65.06", rig.Setup{Config: throttles})
+	must(t, os.WriteFile(n.Dir+"/book/devices", []byte(read(t, n.Dir+"/book/devices")+"launch 5000\n"), 0o644))
+	d := n.Daemon("--nri", "off")
+	share := n.Grant("--memory", "1GiB", "--compute", "30", "--gpu", "0")
+	b := n.holding("runs", share, "exec /bin/gpu launches")
+	start(t, b)
+	launched := func() int {
+		text, _ := os.ReadFile(filepath.Join(b.Dir, "rootfs/tmp/launched"))
+		count, _ := strconv.Atoi(string(text))
+		return count
+	}
+	goesOn := func(when string) {
+		t.Helper()
+		before := launched()
+		rig.Eventually(t, "it goes on launching "+when, func() bool { return launched() > before+3 })
+	}
+	narrow := func() bool {
+		_, open, period := n.recorded(share)
+		return period > 0 && open*100/period < 20
+	}
+	rig.Eventually(t, "the gate is narrower than the share of who launches far ahead", narrow)
+	goesOn("at a narrow gate")
+	if said := n.Must("grant", "--update", string(share.ID), "--compute", "90"); !strings.Contains(said, "90% compute") {
+		t.Error(said)
+	}
+	rig.Eventually(t, "the gate is set anew for a larger share", func() bool {
+		percent, open, period := n.recorded(share)
+		return percent == 90 && open > 0 && period > 0
+	})
+	goesOn("with it")
+	n.Must("grant", "--update", string(share.ID), "--compute", "30")
+	rig.Eventually(t, "and a smaller one", narrow)
+
+	d.End(syscall.SIGKILL)
+	if percent, open, _ := n.recorded(share); percent != 30 || open == 0 {
+		t.Errorf("without gpuledgerd the share is %d and the gate is open for %d", percent, open)
+	}
+	goesOn("without gpuledgerd")
+	beat := n.beat(share)
+	n.Daemon("--nri", "off")
+	rig.Eventually(t, "the next gpuledgerd looks after the gate", func() bool { return n.beat(share) != beat && narrow() })
+	goesOn("with the next")
 }
 
 // TestWhereNoThrottleCanBe: the share is refused with the reason, when it is asked for and when a container comes.
