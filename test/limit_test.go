@@ -449,6 +449,40 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	}
 }
 
+// TestALeaseOfATenantHoldsNobodyUp: root of a container owns the file of its limits, as the node's root does, and may have the kernel hold up whoever opens
+// it for writing: 45 s each time, with the ledger locked. Nobody waits for that; what it keeps from being changed is its own.
+func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{})
+	hostile, other := n.Grant("--memory", "2GiB"), n.Grant("--memory", "2GiB")
+	b := n.holding("hostile", hostile, "exec /bin/gpu lease serve > /tmp/said")
+	start(t, b)
+	rig.Eventually(t, "it has a lease", func() bool {
+		said, _ := os.ReadFile(filepath.Join(b.Dir, "rootfs/tmp/said"))
+		return string(said) == "lease: 0\n"
+	})
+	if r := n.CLI("check"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, string(hostile.ID)) || !strings.Contains(r.Stdout+r.Stderr, "a process in a container holds a lease on it") {
+		t.Errorf("check: %+v", r)
+	}
+	if r := n.CLI("grant", "--update", string(hostile.ID), "--memory", "1GiB"); r.Code != 1 || !strings.Contains(r.Stderr, "holds a lease on it") {
+		t.Errorf("a change that cannot be: %+v", r)
+	}
+	if g := n.Grants()[slices.IndexFunc(n.Grants(), func(g rig.Listed) bool { return g.ID == hostile.ID })]; g.GPUs[0].Memory != 2*grant.GiB {
+		t.Errorf("the ledger says %s", g.GPUs[0].Memory)
+	}
+	n.Must("grant", "--update", string(other.ID), "--memory", "1GiB")
+	if r := n.holding("other", other, "/bin/gpu 1025 1024").Run(); r.Stdout != "1025 MiB: 2\n1024 MiB: 0\n" {
+		t.Errorf("another container: %+v", r)
+	}
+	if got := ask(t, b, 1, 2049); got != outOfReach {
+		t.Errorf("beyond its grant the driver says %s", got)
+	}
+	b.KillInit()
+	b.Delete()
+	n.free(hostile)
+	n.CheckSound("after the lease")
+	n.Must("grant", "--update", string(hostile.ID), "--memory", "1GiB")
+}
+
 // TestWhereALimitCannotGo: a container whose mounts cover the place is refused with a sentence; a tmpfs there does no harm.
 func TestWhereALimitCannotGo(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})

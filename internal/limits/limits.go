@@ -52,7 +52,7 @@ func establish(dir string, devices []device) error {
 			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
-	if errors.Is(err, fs.ErrPermission) { // to root without capabilities; containers may use what is there
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLeased) { // to root without capabilities; containers may use what is there
 		return err
 	}
 	random, err := host.Random()
@@ -90,12 +90,17 @@ func padded(v any, size int) []byte {
 	return append(b.Bytes(), make([]byte, size-b.Len())...)
 }
 
-// Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an error and not a verdict.
+// ErrLeased is of a file that cannot be opened for writing, because a process in a container holds a lease on it (fcntl(2), F_SETLEASE): whoever is
+// root there may, as the file's owner, and needs no more than to read it.
+var ErrLeased = errors.New("a process in a container holds a lease on it, for which no CUDA program has a use: end that container")
+
+// Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an error and not a verdict. It never waits: with a lease
+// the kernel would have an open for writing wait for 45 s, with the ledger locked, and then again.
 func Open(dir string) (*Limits, error) {
 	path := filepath.Join(dir, grant.LimitsFile)
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, leased(err, path)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || info.Size() < page {
@@ -111,6 +116,13 @@ func Open(dir string) (*Limits, error) {
 		return nil, fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
 	}
 	return l, nil
+}
+
+func leased(err error, path string) error {
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("cannot open %s: %w", path, ErrLeased)
+	}
+	return err
 }
 
 // Close ends the use of l.

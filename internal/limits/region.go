@@ -24,7 +24,7 @@ func ensureRegion(dir string, want head, isNew bool) error {
 	// Any user of the container writes into the region. The directory keeps the node's other users out.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o666)
 	if err != nil {
-		return err
+		return leased(err, path)
 	}
 	defer f.Close()
 	before, err := f.Stat()
@@ -85,16 +85,30 @@ func setHead(f *os.File, want head, isNew bool) error {
 }
 
 // Trim cuts every region below root that has grown back to its size, and gives their directories' names: a container can make its
-// own larger, which takes room from the others.
-func Trim(root string) (grown []string) {
+// own larger, which takes room from the others. Those in left it could not cut: the container holds a lease.
+func Trim(root string) (grown, left []string) {
 	for _, name := range Kept(root) {
 		path := filepath.Join(root, name, grant.RegionFile)
-		info, err := os.Lstat(path)
-		if err == nil && info.Mode().IsRegular() && info.Size() > regionSize && os.Truncate(path, regionSize) == nil {
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() <= regionSize {
+			continue
+		}
+		if cut(path) == nil {
 			grown = append(grown, name)
+		} else {
+			left = append(left, name)
 		}
 	}
-	return grown
+	return grown, left
+}
+
+// cut never waits for a lease, as truncate(2) would.
+func cut(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return leased(err, path)
+	}
+	defer f.Close()
+	return f.Truncate(regionSize)
 }
 
 // Kept lists the grants that have files below root: the names of their directories.

@@ -111,9 +111,9 @@ func (n *Node) limit(g grant.Grant) error {
 	share := admission.Share(g, n.Policy)
 	err := limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share)
 	if errors.Is(err, unix.ENOSPC) {
-		if grown := limits.Trim(root); len(grown) > 0 {
+		if grown, left := limits.Trim(root); len(grown)+len(left) > 0 {
 			if err = limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share); err != nil {
-				err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(grown, ", "))
+				err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(append(grown, left...), ", "))
 			}
 		}
 	}
@@ -177,6 +177,10 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 		default: // damaged: its containers keep what they have
 			continue
 		}
+		if errors.Is(err, limits.ErrLeased) {
+			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error()})
+			continue
+		}
 		if err != nil {
 			return findings, err
 		}
@@ -184,8 +188,9 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: problem, Repaired: true})
 		}
 	}
-	for _, name := range limits.Trim(root) {
-		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger", Repaired: true})
+	grown, left := limits.Trim(root)
+	for _, name := range append(grown, left...) {
+		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger", Repaired: !slices.Contains(left, name)})
 	}
 	return findings, nil
 }
@@ -194,6 +199,9 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 // read are made again by the next create.
 func (n *Node) agree(g grant.Grant, dir string) (problem string, err error) {
 	l, err := limits.Open(dir)
+	if errors.Is(err, limits.ErrLeased) {
+		return "", err
+	}
 	if err != nil {
 		return "", nil
 	}

@@ -5,10 +5,13 @@
  *   past:LIBRARY  takes what follows from that library, as a program that looks for the driver behind a proxy of it
  *   launch  launches, and says whose function that was
  *   launches  launches for ever, each time as soon as it may, and keeps the number in /tmp/launched
+ *   lease   has the kernel hold up who opens the grant's limits for writing
  *   hold    says so, and waits for ever
  *   serve   allocates, for each file /tmp/ask.1, /tmp/ask.2, ..., the MiB that it names, and answers in /tmp/answer.1, ... */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +77,14 @@ static void go_on_launching(void)
     exit(4);
 }
 
+static void lease(void)
+{
+    int fd = open("/run/gpuledger/limits", O_RDONLY);
+
+    signal(SIGIO, SIG_IGN); /* by which the kernel asks for it back */
+    printf("lease: %d\n", fcntl(fd, F_SETLEASE, F_RDLCK));
+}
+
 static int take(size_t mib)
 {
     unsigned long long p;
@@ -123,6 +134,7 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "free") == 0) say_free();
         else if (strcmp(argv[i], "launch") == 0) say_launch();
         else if (strcmp(argv[i], "launches") == 0) go_on_launching();
+        else if (strcmp(argv[i], "lease") == 0) lease();
         else if (strcmp(argv[i], "serve") == 0) serve();
         else if (strncmp(argv[i], "past:", 5) == 0) begin(argv[i] + 5);
         else if (strcmp(argv[i], "hold") == 0) for (puts("holds");; pause()) {}
