@@ -8,6 +8,9 @@ set -euo pipefail
 out=$1
 src=$(dirname "$(readlink -f "$0")")
 cc=${CC:-cc}
+# Whatever obtains, frees or reports memory, launches, or finds functions, has a row in the tables: wrapped, or passed on beside the reason why.
+undecided=$(comm -23 <(tr -s ' ' '\n' <"$src/entry-points" | sort -u) <(sed -nE 's/^ *ROW\(([A-Za-z0-9_]+), .*/\1/p' "$src"/*_entries.h | sort -u))
+[ -z "$undecided" ] || { echo "cannot build the shim: neither wrapped nor said to be passed on: ${undecided//$'\n'/, }; give each a row in shim/cuda_entries.h or shim/nvml_entries.h" >&2; exit 1; }
 mkdir -p "$out"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT

@@ -144,6 +144,7 @@
     ROW(cuGraphAddNode_v2, HARMLESS, "a plan; counted when it is instantiated")                                         \
     ROW(cuStreamBeginCapture, HARMLESS, "a plan; allocations in a capture are nodes")                                   \
     ROW(cuStreamBeginCapture_v2, HARMLESS, "a plan; allocations in a capture are nodes")                                \
+    ROW(cuStreamBeginCaptureToGraph, HARMLESS, "a plan; allocations in a capture are nodes")                            \
     ROW(cuGraphUpload, HARMLESS, "memory that was counted when the graph was instantiated")                             \
     ROW(cuGraphUpload_ptsz, HARMLESS, "memory that was counted when the graph was instantiated")                        \
     ROW(cuDeviceSetGraphMemAttribute, HARMLESS, "resets high-water marks")                                              \
@@ -152,7 +153,9 @@
     ROW(cuMulticastCreate, TRUTH, "tables; the memory bound to it is counted at cuMemCreate")                           \
     ROW(cuMulticastAddDevice, TRUTH, "as cuMulticastCreate")                                                            \
     ROW(cuMulticastBindMem, TRUTH, "as cuMulticastCreate; a binding that outlives the handle keeps the memory")         \
+    ROW(cuMulticastBindMem_v2, TRUTH, "as cuMulticastBindMem")                                                          \
     ROW(cuMulticastBindAddr, TRUTH, "as cuMulticastCreate")                                                             \
+    ROW(cuMulticastBindAddr_v2, TRUTH, "as cuMulticastBindMem")                                                         \
     ROW(cuLogicalEndpointCreate, TRUTH, "CUDA 13.3's fabric endpoints; as cuMulticastCreate")                           \
     ROW(cuGraphicsGLRegisterBuffer, TRUTH, "memory that OpenGL obtained")                                               \
     ROW(cuGraphicsGLRegisterImage, TRUTH, "memory that OpenGL obtained")                                                \
