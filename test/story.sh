@@ -2,7 +2,7 @@
 #
 # A story runs in mount and pid namespaces of its own and in a folder under .cache: however it ends, its containers end
 # with it, no mount can stay, and the outer half removes the folder and the cgroups. Nothing of the machine is configured.
-# With PREBUILT set, bin/ is taken as it is, with test/testdata/gpu.c as bin/gpu: for a machine that has no Go.
+# With PREBUILT set, bin/ is taken as it is, with test/testdata/gpu.c as bin/gpu and work.c as bin/work: for a machine that has no Go.
 # shellcheck shell=bash disable=SC2154 # me
 
 die() { echo "$me: $*" >&2; exit 1; }
@@ -21,11 +21,11 @@ outside() {
   trap 'exit 143' TERM HUP
   log=$STORY_DIR/build.log
   if [ -n "${PREBUILT:-}" ]; then
-    cp bin/gpu "$STORY_DIR/gpu"
+    cp bin/gpu bin/work "$STORY_DIR"
   else
     echo "\$ make build"
     make --no-print-directory build >"$log" 2>&1 || { cat "$log" >&2; die "cannot build"; }
-    gcc -o "$STORY_DIR/gpu" test/testdata/gpu.c -ldl || die "cannot build the client"
+    gcc -o "$STORY_DIR/gpu" test/testdata/gpu.c -ldl && gcc -O1 -o "$STORY_DIR/work" test/testdata/work.c -ldl || die "cannot build the clients"
   fi
   real_gpu || stand_in >"$log" 2>&1 || { cat "$log" >&2; die "cannot build the stand-in driver"; }
   unshare --mount --pid --fork --kill-child --mount-proc --propagation private "test/$me.sh" inside "$@"
@@ -136,7 +136,7 @@ edit() {
   mv "$1/config.new" "$1/config.json"
 }
 
-# programs NAME: gives the bundle this machine's C library, as an image of its kind has it, and a program that asks for GPU memory.
+# programs NAME: gives the bundle this machine's C library, as an image of its kind has it, and programs that ask for GPU memory.
 programs() {
   local loader lib library
   loader=$(readlink -f /lib64/ld-linux-x86-64.so.2 || readlink -f /lib/ld-linux-aarch64.so.1)
@@ -146,7 +146,7 @@ programs() {
     cp -L "$(dirname "$loader")/$library" "$lib/$library"
   done
   [ ! -e /lib64/ld-linux-x86-64.so.2 ] || ln -s "/${loader#/usr/}" "$1/rootfs/lib64/ld-linux-x86-64.so.2"
-  cp gpu "$1/rootfs/bin/gpu"
+  cp gpu work "$1/rootfs/bin"
 }
 
 annotate() { edit "$1" ".annotations[\"gpuledger.dev/grant\"] = \"$2\""; }
@@ -189,6 +189,6 @@ enter() {
 # book NAME: gives the bundle of a container with GPU 0 the stand-in driver's book, where it keeps account of what is allocated.
 book() {
   mkdir -p book
-  printf '%s %s Stand-in\n' "$(gpu uuid 0)" "$(mib "$(gpu memory 0)")" >book/devices
+  [ -e book/devices ] || printf '%s %s Stand-in\n' "$(gpu uuid 0)" "$(mib "$(gpu memory 0)")" >book/devices
   edit "$1" '.mounts += [{destination: "/run/fakedriver", type: "bind", source: (env.PWD + "/book"), options: ["bind", "rw"]}]'
 }

@@ -2,14 +2,22 @@
 # test-gpu.sh [stand-in]: what only a real GPU can show, on this machine's own. It prints what it sees as a section for
 # docs/gpu-results.md. With "stand-in" it goes the same way over a simulated GPU, so that it does not rot on machines without one.
 #
-# It allocates memory on the first GPU, up to what is free there, and changes no setting of the card.
+# It allocates memory on the first GPU, up to what is free there, and changes no setting of the card. It wants the card for itself: figures of a GPU on which
+# others compute say nothing. SECONDS_EACH is how long each measured loop runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=test-gpu
 . test/story.sh
+each=${SECONDS_EACH:-5} long=$(awk -v each="${SECONDS_EACH:-5}" 'BEGIN { print 6 * each }')
 
 # result WHAT: a line of the report, with what the last command said.
 result() { printf -- '- %s: `%s`\n' "$1" "$(tr '\n' ';' <said | sed 's/;$//; s/;/; /g')" >>report; }
+
+# skipped WHAT WHY: a line of the report for what this machine cannot show.
+skipped() {
+  say "skipped: $1: $2"
+  printf -- '- **not shown**: %s: %s\n' "$1" "$2" >>report
+}
 
 # start NAME GRANT-ARGS...: a grant and a container that holds it, with a C library and nothing of the driver.
 start() {
@@ -47,9 +55,7 @@ exclusively() {
 
 # limited: two containers side by side, each with its share as the GPU.
 limited() {
-  local free part name
-  free=$(mib "$(gpu free 0)")
-  part=$((free / 4))
+  local name
   chapter "Two containers with $part MiB each"
   for name in one two; do
     start "$name" --memory "${part}MiB"
@@ -68,6 +74,166 @@ limited() {
   finish two
 }
 
+# frameworks: what takes memory in ways of its own meets the limit, has all of it, and goes on.
+frameworks() {
+  local way
+  chapter "Ways of frameworks, in $part MiB"
+  start ways --memory "${part}MiB"
+  for way in cache async vmm; do
+    within ways work "$way"
+    if grep -q 'no such calls' said; then
+      skipped "$way" "this driver has no such calls"
+      continue
+    fi
+    awk -v part="$part" '{ good = $3 <= part && $3 >= part * 3 / 4 && $5 == part && $9 == "2," && $11 == $3 } END { exit !good }' said ||
+      die "it should have nearly all of $part MiB, then error 2, and all of that again"
+    result "$way (2 is CUDA_ERROR_OUT_OF_MEMORY)"
+  done
+  within ways work graph
+  if grep -q 'no such calls' said; then
+    skipped "graphs" "this driver has no such calls"
+  else
+    says "graph: half of it error 0, more than all of it error 2, half again error 0"
+    result "CUDA graphs with memory of their own"
+  fi
+  finish ways
+}
+
+# rate NAME: the number before "a second" in what the last command said.
+rate() { sed -nE "s/^$1: ([0-9.]+) .*/\\1/p" said | tail -n 1; }
+median() { sort -n "$1" | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }'; }
+
+# outside_containers COMMAND...: on the machine itself, with the driver's own libraries.
+outside_containers() {
+  if real_gpu; then
+    run "$@"
+  else
+    run env LD_LIBRARY_PATH="$(dirname "$(find "$PWD/driver" -name libcuda.so)")" "$@"
+  fi
+}
+
+# throughput: loops on the machine itself and in a container with a limit, in turns.
+throughput() {
+  local i loop native limited turns=5
+  real_gpu || turns=1 # it shows that the way can be gone, and no figure
+  chapter "Throughput under a limit"
+  start loops --memory "${part}MiB"
+  rm -f ./*.rates
+  for ((i = 0; i < turns; i++)); do
+    for loop in product train; do
+      outside_containers ./work "$loop:$each"
+      rate "$loop" >>"native-$loop.rates"
+      within loops work "$loop:$each"
+      rate "$loop" >>"limited-$loop.rates"
+      ! real_gpu || [ "$loop" = train ] || says ", right"
+    done
+  done
+  for loop in product train; do
+    native=$(median "native-$loop.rates") limited=$(median "limited-$loop.rates")
+    [ -n "$native" ] || { skipped "$loop" "this driver has no stream-ordered memory"; continue; }
+    printf -- '- %s loop, a second, medians of %s in turns: %s natively, %s under a limit: **%s %%** of native (to be 99 or more)\n' "$loop" "$turns" "$native" "$limited" \
+      "$(awk -v n="$native" -v l="$limited" 'BEGIN { printf "%.1f", 100 * l / n }')" >>report
+  done
+  finish loops
+}
+
+# daemon: gpuledgerd for the next chapter.
+daemon() {
+  gpuledgerd --nri off --runtime-root "$PWD/run" >daemon.log 2>&1 &
+  daemon=$!
+}
+no_daemon() {
+  kill "$daemon"
+  wait "$daemon" || :
+}
+
+used_outside() { gpuledger inventory measure | jq '.gpus[] | select(.index == 0) | .used'; }
+
+# accuracy: NVML, asked outside, against the grant, in bytes. gpuledgerd tells the shim what contexts and code take.
+accuracy() {
+  local before after bytes granted filled i
+  chapter "A full grant, as NVML sees it"
+  daemon
+  before=$(used_outside)
+  start full --memory "${part}MiB"
+  granted=$((part << 20))
+  result_strength full
+  run gpuledger-runtime --root run exec --detach full sh -c 'exec work settle fill >/tmp/filled 2>&1'
+  for ((i = 0; i < 1200; i++)); do
+    ! grep -q '^filled' full/rootfs/tmp/filled 2>/dev/null || break
+    sleep 0.1
+  done
+  cat full/rootfs/tmp/filled
+  filled=$(sed -nE 's/^filled with ([0-9]+) bytes$/\1/p' full/rootfs/tmp/filled)
+  [ -n "$filled" ] || die "it should have filled its grant"
+  after=$(used_outside)
+  bytes=$((after - before))
+  printf -- '- a full grant of %s bytes: the program has %s, NVML sees %s more in use than before: **%s bytes beyond the grant** (to be 0 or less)\n' \
+    "$granted" "$filled" "$bytes" "$((bytes - granted))" >>report
+  real_gpu || [ "$bytes" -le "$granted" ] || die "NVML sees $bytes bytes of a grant of $granted"
+  finish full
+  no_daemon
+}
+
+result_strength() {
+  printf -- '- its strength: `%s`\n' "$(gpuledger grants --json | jq -r --arg id "$(cut -d. -f1 "$1.grant")" '.grants[] | select(.id == $id) | .strength')" >>report
+}
+
+# throttled: the experiment of docs/adr/0042, which needs at most five points of error on hardware before it is recommended.
+throttled() {
+  local share free held
+  chapter "A share of compute"
+  printf '[enforcement]\ncompute = "throttle"\n' >>config.toml
+  daemon
+  start whole-rate --memory "${part}MiB"
+  within whole-rate work "product:$each"
+  free=$(rate product)
+  finish whole-rate
+  for share in 30 70; do
+    attempt gpuledger grant --memory "${part}MiB" --compute "$share" --gpu 0
+    if [ "$status" != 0 ]; then
+      skipped "a share of compute" "$(head -n 1 said)"
+      break
+    fi
+    run gpuledger release "$(reference | cut -d. -f1)"
+    start "share-$share" --memory "${part}MiB" --compute "$share"
+    within "share-$share" work "product:$long" "product:$long"
+    held=$(rate product)
+    printf -- '- products a second with a share of %s %%: %s of %s, **%s %%** (after %s s; within 5 points to be recommended)\n' "$share" "$held" "$free" \
+      "$(awk -v f="$free" -v h="$held" 'BEGIN { printf "%.1f", 100 * h / f }')" "$long" >>report
+    finish "share-$share"
+  done
+  no_daemon
+}
+
+# pytorch: where this machine has it, in an image that is the machine's own file system: the grant is the GPU, its normal error beyond it, and on.
+pytorch() {
+  local python name
+  chapter "PyTorch"
+  python=$(command -v python3 || :)
+  if [ -z "$python" ] || ! "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; then
+    skipped "PyTorch" "this machine has none that sees the GPU"
+    return
+  fi
+  mkdir upper
+  mount -t tmpfs tmpfs upper # what is written over the machine's own files; not below them
+  mkdir upper/files upper/work
+  for name in default expandable_segments:True backend:cudaMallocAsync; do
+    start "torch" --memory "${part}MiB"
+    run gpuledger-runtime --root run delete --force torch
+    mount -t overlay -o "lowerdir=/,upperdir=$PWD/upper/files,workdir=$PWD/upper/work" overlay torch/rootfs
+    mkdir -p torch/rootfs/tmp/story
+    cp "$OLDPWD/test/testdata/story.py" torch/rootfs/tmp/story
+    edit torch ".process.env += [\"PYTORCH_CUDA_ALLOC_CONF=${name/default/}\", \"HOME=/tmp\"] | .process.args = [\"$python\", \"/tmp/story/story.py\", \"$part\", \"$each\"]"
+    run gpuledger-runtime --root run run --bundle torch torch
+    result "PyTorch, $name"
+    umount torch/rootfs
+    run gpuledger release "$(cut -d. -f1 torch.grant)"
+  done
+  run "$python" "$OLDPWD/test/testdata/story.py" 0 "$each"
+  result "PyTorch natively"
+}
+
 # refusals: what the card's own driver must not get to see.
 refusals() {
   chapter "Without a grant"
@@ -80,11 +246,16 @@ story() {
   enter
   export GPULEDGER_CONFIG=$PWD/config.toml
   if [ "${1:-}" = stand-in ]; then
-    write_config simulated "$PWD/gpus.json" "$PWD/driver"
-    run gpuledger inventory simulate --gpus 1 --memory 16160MiB --name "Stand-in" --out gpus.json
+    # Its NVML is asked as a real one is. Its GPU is on no bus, and each kernel takes a fifth of a millisecond.
+    mount -t tmpfs tmpfs /sys/bus/pci/devices
+    mkdir /sys/bus/pci/devices/0000:01:00.0 book
+    printf 'GPU-00000000-fa4e-d41e-0000-000000000001 16160 Stand-in\ncontext 64\nlaunch 200\n' >book/devices
+    export FAKEDRIVER_DIR=$PWD/book
+    write_config nvml "" "$PWD/driver"
   else
     write_config nvml "" "${DRIVER_ROOT:-/}"
   fi
+  printf '[daemon]\nlisten = ""\ninterval = "500ms"\n' >>config.toml
   run gpuledger inventory refresh
   run gpuledger gpus
   {
@@ -93,8 +264,14 @@ story() {
     printf -- '- driver: %s\n' "$(cat /sys/module/nvidia/version 2>/dev/null || echo 'a stand-in')"
     printf -- '- memory limits of the driver itself: `%s`\n' "$(jq -r '.driver.memory_limits // "not asked"' state/inventory.json)"
   } >report
+  part=$(($(mib "$(gpu free 0)") / 4))
   exclusively
   limited
+  frameworks
+  throughput
+  accuracy
+  throttled
+  pytorch
   refusals
   run gpuledger check
   chapter "The report"
@@ -103,7 +280,7 @@ story() {
 
 case ${1:-} in
   '')
-    real_gpu || die "cannot test: this machine has no NVIDIA driver. Left untested: the driver's own files in a container, the limit and the refusals on hardware"
+    real_gpu || die "cannot test: this machine has no NVIDIA driver. Left untested: the driver's own files in a container, the limit, its accuracy and cost, shares of compute, and the refusals on hardware"
     outside
     ;;
   stand-in)

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <linux/seccomp.h>
 #include <sys/mman.h>
@@ -106,6 +107,7 @@ static void *hold(void *unused)
     for (int i = 0; i < 5000; i++) {
         if (!account_take(0, 400)) continue;
         if (__atomic_add_fetch(&holders, 1, __ATOMIC_SEQ_CST) > 2) overruns++;
+        sched_yield(); /* so that the others try while it holds, on however few processors */
         __atomic_sub_fetch(&holders, 1, __ATOMIC_SEQ_CST);
         account_give(0, 400);
     }
@@ -137,6 +139,7 @@ static void processes_race(void)
             if (!account_take(0, 400)) continue;
             if (__atomic_add_fetch(&shared[0], 1, __ATOMIC_SEQ_CST) > 2) _exit(2);
             __atomic_add_fetch(&shared[1], 1, __ATOMIC_SEQ_CST);
+            sched_yield();
             __atomic_sub_fetch(&shared[0], 1, __ATOMIC_SEQ_CST);
             account_give(0, 400);
         }

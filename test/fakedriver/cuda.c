@@ -366,6 +366,22 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevicept
     return memory_range(p, base, size) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+/* What is in memory nobody keeps: it is nothing. */
+API CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int value, size_t n)
+{
+    (void)value, (void)n;
+    CURRENT;
+    return memory_range(p, NULL, NULL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr p, size_t bytes)
+{
+    (void)p;
+    CURRENT;
+    launches_end();
+    memset(to, 0, bytes);
+    return CUDA_SUCCESS;
+}
+
 /* ---- arrays: as large as their elements, 4 bytes each ---- */
 
 static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
@@ -424,6 +440,18 @@ API CUresult cuModuleLoadData(void **module, const void *image)
     CURRENT;
     CHECK(module && image, CUDA_ERROR_INVALID_VALUE);
     return array_new((CUarray *)module, OBJECT_MODULE, &(CUDA_ARRAY3D_DESCRIPTOR){1 << 20, 0, 0, 1, 1, 0}, 1);
+}
+API CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned int n, int *options, void **values)
+{
+    (void)n, (void)options, (void)values;
+    return cuModuleLoadData(module, image);
+}
+API CUresult cuModuleGetFunction(CUfunction *f, void *module, const char *name)
+{
+    READY;
+    CHECK(f && name && object_is(module, OBJECT_MODULE), CUDA_ERROR_INVALID_VALUE);
+    *f = module; /* nothing looks at it */
+    return CUDA_SUCCESS;
 }
 API CUresult cuModuleUnload(void *module) { return array_destroy(module, OBJECT_MODULE); }
 
