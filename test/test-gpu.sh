@@ -219,7 +219,7 @@ pytorch() {
   mount -t tmpfs tmpfs upper # what is written over the machine's own files; not below them
   mkdir upper/files upper/work
   for name in default expandable_segments:True backend:cudaMallocAsync; do
-    start "torch" --memory "${part}MiB"
+    start torch --memory "${part}MiB"
     run gpuledger-runtime --root run delete --force torch
     mount -t overlay -o "lowerdir=/,upperdir=$PWD/upper/files,workdir=$PWD/upper/work" overlay torch/rootfs
     mkdir -p torch/rootfs/tmp/story
@@ -229,6 +229,7 @@ pytorch() {
     result "PyTorch, $name"
     umount torch/rootfs
     run gpuledger release "$(cut -d. -f1 torch.grant)"
+    rm -rf --one-file-system torch
   done
   run "$python" "$OLDPWD/test/testdata/story.py" 0 "$each"
   result "PyTorch natively"

@@ -153,7 +153,8 @@ func (g *standInGPU) has(what string, got float64, share int) {
 const settled = 40 // looks until a gate has found out what a launch costs
 
 // TestAThrottledGrantHasItsShare: programs launch through the proxy on the stand-in's GPU, NVML tells what they had of it, and the gate is moved until that is the share.
-// All of it goes by the stand-in's clock, so the figures are those of no machine.
+// All of it goes by the stand-in's clock, so the figures are those of no machine. Earlier throttles were without effect on large GPUs (core #274 #314 #317)
+// or gave shares of other sizes (core #104 #37 #76, hami #2863).
 func TestAThrottledGrantHasItsShare(t *testing.T) {
 	const one, two = grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
 	g := newStandInGPU(t)

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -33,15 +34,16 @@ var failures = []struct{ issues, failure, tests, without string }{
 	{"hami #1777 #1803", "a container in the container, and Vulkan", "client/without_the_driver_nothing_loads",
 		"memory by Vulkan is asked of the kernel's driver, around libcuda: that it is not counted here, and found by the watch, shows on a GPU alone"},
 	{"hami #753", "the library is replaced under live processes", "proxy_test/libraries_that_are_replaced_under_a_live_process", ""},
-	{"core #274 #314 #317", "a limit of compute without effect on a large GPU", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers), and its experimental throttle goes by that time"},
-	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than asked", "", "a share of compute is a matter of time on a GPU; the shim keeps none (proxy_test/kernel_launches_are_the_drivers), and its experimental throttle goes by that time"},
+	{"core #274 #314 #317", "a limit of compute without effect on a large GPU", "proxy_test/kernel_launches_are_the_drivers daemon/TestAThrottledGrantHasItsShare",
+		"how much a GPU does in a time is for a GPU to show: without a share no launch is touched, and the experimental throttle goes by the time that NVML tells, whatever the GPU's size"},
+	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than asked", "daemon/TestAThrottledGrantHasItsShare", "how near a share comes on a GPU; the stand-in's runs one kernel after the other"},
 	{"core #218", "a driver drops a call", "client/a_call_that_the_driver_dropped", ""},
 	{"core #55, volcano #143", "another error than out of memory; a crash without the region", "proxy_test/beyond_the_grant_is_out_of_memory proxy_test/without_a_region_nothing_starts", ""},
 }
 
-var testName = regexp.MustCompile(`\w+_test/\w+|client/\w+`)
+var testName = regexp.MustCompile(`\w+_test/\w+|client/\w+|daemon/\w+`)
 
-// TestEachKnownFailureHasItsTest: all 25, by names that the programs know.
+// TestEachKnownFailureHasItsTest: all 25, by names that the programs know; those of daemon are of internal/daemon.
 func TestEachKnownFailureHasItsTest(t *testing.T) {
 	dir := stage(t, "plain") // programs that are linked against the driver do not start without one
 	known := map[string][]string{}
@@ -51,6 +53,13 @@ func TestEachKnownFailureHasItsTest(t *testing.T) {
 			t.Fatal(err)
 		}
 		known[program] = strings.Fields(string(out))
+	}
+	stories, err := os.ReadFile("../../internal/daemon/throttled_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(stories), -1) {
+		known["daemon"] = append(known["daemon"], m[1])
 	}
 	if len(failures) != 25 {
 		t.Errorf("there are %d failures, of 25", len(failures))
