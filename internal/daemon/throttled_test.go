@@ -105,9 +105,9 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 // launches starts a program in a mount namespace that looks as a container of the grant does. It has begun when this returns, and ends with the test.
 func (g *standInGPU) launches(id grant.ID, kind string) {
 	g.t.Helper()
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "bash", "-euc", `mount -t tmpfs -o mode=755 tmpfs /mnt; mkdir /mnt/driver
-cp $0/real/* /mnt/driver; touch /mnt/limits /mnt/region; mount --bind $1/limits /mnt/limits; mount -o remount,bind,ro /mnt/limits; mount --bind $1/region /mnt/region
-mkdir -p /run/gpuledger 2>/dev/null || :; mount -t tmpfs tmpfs /run; mkdir /run/gpuledger; mount --rbind /mnt /run/gpuledger
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "bash", "-euc", `mount -t tmpfs -o mode=755 tmpfs /run; mkdir -p /run/gpuledger/driver
+cp $0/real/* /run/gpuledger/driver; touch /run/gpuledger/{limits,region}; mount --bind $1/region /run/gpuledger/region
+mount --bind $1/limits /run/gpuledger/limits; mount -o remount,bind,ro /run/gpuledger/limits
 exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDir(id), kind)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdout, err := cmd.StdoutPipe()

@@ -364,6 +364,29 @@ func TestTrimAndRemove(t *testing.T) {
 	}
 }
 
+// TestLocksWithoutEnd: a container that makes its account slow to read is left unread. An honest one is never that slow, however many processes it has.
+func TestLocksWithoutEnd(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(grant.GiB, grant.GiB))
+	f, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)
+	mustDo(t, err)
+	defer f.Close()
+	for i := range slots {
+		write(t, f, i, slot{Used: [MaxDevices]uint64{1}})
+	}
+	_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, slots), int64(unsafe.Offsetof(head{}.High)))
+	mustDo(t, err)
+	mustDo(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: slots}))
+	if used, err := Use(dir); err != nil || len(used) != slots {
+		t.Errorf("of %d processes %d are told (%v)", slots, len(used), err)
+	}
+	defer func(before time.Duration) { slowest = before }(slowest)
+	slowest = 0 // as if each answer had taken its time
+	if _, err := Use(dir); err == nil || !strings.Contains(err.Error(), "too many locks") {
+		t.Errorf("a slow one: %v", err)
+	}
+}
+
 // TestALeaseHoldsNobodyUp: the owner of a file may have the kernel hold up who opens it for writing, for 45 s and then again; root of a container is the
 // owner of both files. Nobody waits, nothing is made anew in the place of what is in use, and what cannot be changed is told.
 func TestALeaseHoldsNobodyUp(t *testing.T) {

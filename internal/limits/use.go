@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -86,13 +87,33 @@ func (r *region) each(do func(devices int, s slot)) error {
 		}
 		r.data = make([]byte, want)
 	}
+	began := cpuTime()
 	for i := range min(int(h.High), slots) {
 		s := slotOf(r.data[page+i*slotSize:])
-		if s.Used != [MaxDevices]uint64{} && held(r.fd, i) {
+		if s.Used == [MaxDevices]uint64{} {
+			continue
+		}
+		if held(r.fd, i) {
 			do(int(h.Devices), s)
+		}
+		if i%32 == 31 && cpuTime()-began > slowest {
+			return fmt.Errorf("cannot read %s with %s of processor time: a container has too many locks on it", r.path, slowest)
 		}
 	}
 	return nil
+}
+
+// slowest is what a reading may take: more than a hundred times what an honest one does. Whoever may open the region can put locks on it without
+// end (fcntl(2)), and the kernel goes through all of them for each that is asked for.
+var slowest = 100 * time.Millisecond
+
+// cpuTime is what this program has had of the processor: a machine that is busy with other work makes no container suspicious.
+func cpuTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
 
 // headIn is decode of a head without reflection.
