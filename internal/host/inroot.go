@@ -26,9 +26,9 @@ func OpenInRoot(root *os.File, path string) (*os.File, error) {
 }
 
 // Reopen opens for reading what a handle is of. It goes through this process's own /proc/self/fd, which is the node's, and makes sure that
-// it got what it meant.
+// it got what it meant. It waits for nobody: a process that still runs in an image could hold a lease on its files (fcntl(2), F_SETLEASE).
 func Reopen(handle *os.File) (*os.File, error) {
-	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(handle.Fd())), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(handle.Fd())), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: handle.Name(), Err: err}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -55,5 +56,32 @@ func TestReopen(t *testing.T) {
 	}()
 	if err := <-got; !errors.Is(err, unix.ESTALE) {
 		t.Errorf("where /proc is something else: %v", err)
+	}
+}
+
+// TestReopenWaitsForNoLease: of 45 seconds, which a create or a delete has not.
+func TestReopenWaitsForNoLease(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle := os.NewFile(uintptr(fd), path)
+	defer handle.Close()
+	tenant, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tenant.Close()
+	signal.Ignore(unix.SIGIO) // by which the kernel asks for it back
+	defer signal.Reset(unix.SIGIO)
+	if _, err := unix.FcntlInt(tenant.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Skipf("this file system has no leases (%v): that nobody waits for one is not shown", err)
+	}
+	if _, err := Reopen(handle); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("beside a lease: %v", err)
 	}
 }
