@@ -58,13 +58,17 @@ static void what_the_driver_refuses_is_not_counted(void)
 
 static void null_arguments_are_the_drivers_affair(void) /* core #333 */
 {
-    size_t n;
+    size_t n = 0;
+    unsigned int small = 0;
 
     begin(0);
     IS(cuMemAlloc_v2(NULL, MIB), CUDA_ERROR_INVALID_VALUE, "cuMemAlloc(NULL)");
     IS(cuMemAlloc_v2((CUdeviceptr *)&n, 0), CUDA_ERROR_INVALID_VALUE, "no bytes");
     IS(cuMemAllocPitch_v2(NULL, NULL, 1, 1, 4), CUDA_ERROR_INVALID_VALUE, "cuMemAllocPitch(NULL)");
-    IS(cuMemGetInfo_v2(NULL, &n), CUDA_ERROR_INVALID_VALUE, "cuMemGetInfo(NULL)");
+    OK(cuMemGetInfo_v2(NULL, &n) == 0 && n == GRANT * MIB, "cuMemGetInfo of the total alone");
+    OK(cuMemGetInfo_v2(&n, NULL) == 0 && n == GRANT * MIB, "of what is free alone");
+    IS(cuMemGetInfo_v2(NULL, NULL), 0, "of nothing");
+    OK(cuMemGetInfo(NULL, &small) == 0 && small == GRANT * MIB && cuMemGetInfo(&small, NULL) == 0, "the old one, too");
     IS(cuDeviceTotalMem_v2(NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuDeviceTotalMem(NULL)");
     IS(cuMemCreate(NULL, 0, NULL, 0), CUDA_ERROR_INVALID_VALUE, "cuMemCreate(NULL)");
     IS(cuArrayCreate_v2(NULL, NULL), CUDA_ERROR_INVALID_VALUE, "cuArrayCreate(NULL)");

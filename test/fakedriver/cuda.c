@@ -277,22 +277,21 @@ API CUresult cuCtxGetDevice(CUdevice *d)
     return CUDA_SUCCESS;
 }
 
+/* Who asks for one number alone gets it. */
 API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     CURRENT;
-    CHECK(free && total, CUDA_ERROR_INVALID_VALUE);
-    *total = book_memory(gpu());
-    *free = book_free(gpu());
+    if (total) *total = book_memory(gpu());
+    if (free) *free = book_free(gpu());
     return CUDA_SUCCESS;
 }
 API CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
     size_t f, t;
     CURRENT;
-    CHECK(free && total, CUDA_ERROR_INVALID_VALUE);
     cuMemGetInfo_v2(&f, &t);
-    *free = (unsigned int)f;
-    *total = (unsigned int)t;
+    if (free) *free = (unsigned int)f;
+    if (total) *total = (unsigned int)t;
     return CUDA_SUCCESS;
 }
 
