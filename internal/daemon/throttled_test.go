@@ -36,7 +36,7 @@ type standInGPU struct {
 const standInUUID = "GPU-00000000-fa4e-d41e-0000-000000000001"
 
 // newStandInGPU builds all that there is of C: the stand-in, the proxy that throttles, a program. Each kernel runs for two milliseconds, and each look
-// is a second of theirs. There is one of a test: an NVML that is loaded stays.
+// is a second of theirs. There can be one of a process: an NVML that is loaded stays.
 func newStandInGPU(t *testing.T) *standInGPU {
 	t.Helper()
 	if os.Geteuid() != 0 {
