@@ -68,7 +68,8 @@ func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
 // Look walks a path, and opens nothing that it leads to. With fs.ErrNotExist and unix.ENOTDIR the target may still have its path: where
-// no link was on the way, so that it is certain where it would lead.
+// no link was on the way, so that it is certain where it would lead. Behind a ".." it is not: what is missing before it can come to be, and
+// behind it there can be a link.
 func Look(path string) (t Target, err error) {
 	if filepath.IsAbs(path) { // most have no link, and are real as they stand: the kernel need not be asked where they end
 		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
@@ -80,7 +81,9 @@ func Look(path string) (t Target, err error) {
 			return t, err
 		case unix.ELOOP, unix.ENOSYS, unix.EPERM: // a link, or as below
 		case unix.ENOENT, unix.ENOTDIR:
-			t.Path = filepath.Clean(path)
+			if !strings.Contains(path, "/..") {
+				t.Path = filepath.Clean(path)
+			}
 			fallthrough
 		default:
 			return t, &fs.PathError{Op: "open", Path: path, Err: err}

@@ -138,6 +138,15 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 			s.bind(s.path("run"), "/x")
 		}, socket("T/run")},
 		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
+		{"through .. of what is not there yet, to a link", func(s *scene) { s.link("run", "link"); s.bind(s.dir+"/dev/none/../../link", "/x") }, socket("T/dev/none/../../link")},
+		{"the same, below a link", func(s *scene) { s.link("run", "link"); s.link("dev", "to"); s.bind(s.dir+"/to/none/../../link/a", "/x") }, socket("T/to/none/../../link/a")},
+		{"through .. of a file", func(s *scene) { s.link("run", "link"); s.bind(s.touch("file")+"/../link", "/x") }, socket("T/file/../link")},
+		{"through .. of what a link lacks", func(s *scene) {
+			s.link("run", "link")
+			s.bind(s.link("none/../link", "to"), "/x")
+		}, socket("T/to")},
+		{"through .. of what is not there, to what is not there either", func(s *scene) { s.bind(s.dir+"/none/../run/none", "/x") }, socket("T/none/../run/none")},
+		{"through .. of what is not there, to nothing of ours", func(s *scene) { s.bind(s.dir+"/none/../dev/../other", "/x") }, nil},
 		{"a directory whose name only begins alike", func(s *scene) { s.bind(s.mkdir("runtime"), "/x") }, nil},
 		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
 		{"an overlay over state_dir, as Podman's :O makes it", func(s *scene) {

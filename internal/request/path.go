@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -78,7 +79,17 @@ func (f *finder) absent(path string) host.Target {
 		}
 		link, err := os.Readlink(filepath.Join(there.Path, name))
 		if err != nil {
-			return host.Target{Path: filepath.Join(there.Path, name, rest), Shifting: there.Shifting}
+			end := filepath.Join(there.Path, name, rest)
+			if !slices.Contains(strings.Split(name+"/"+rest, "/"), "..") {
+				return host.Target{Path: end, Shifting: there.Shifting}
+			}
+			// as soon as a directory of the name is there, the path leads back out of it, perhaps to a link
+			if t, err := host.Look(end); err == nil || there.Shifting {
+				t.Path, t.Shifting = cmp.Or(t.Path, end), t.Shifting || there.Shifting
+				return t
+			}
+			path = end
+			continue
 		}
 		if !filepath.IsAbs(link) {
 			link = there.Path + "/" + link
