@@ -166,6 +166,7 @@ var entryPoints = []struct {
 func TestCorpus(t *testing.T) {
 	all := corpus(t)
 	majors := simulateMajors(t)
+	rig.Mount(t, "tmpfs", "/var/lib", "tmpfs", 0, "mode=755") // for pods and volumes of the stages
 	for policy, rows := range all {
 		for part := range slices.Chunk(rows, 150) { // a node each, so that they run beside each other
 			t.Run(policy, func(t *testing.T) {

@@ -92,6 +92,7 @@ func newStage(t *testing.T, name string, majors map[string]int) *stage {
 	s.image(t, majors)
 	s.hostDevices(t, majors)
 	s.enterGrants(t)
+	s.volumes(t)
 	s.placeholders(majors)
 	return s
 }
@@ -187,6 +188,35 @@ func listen(t *testing.T, path string) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
+// pod is the kubelet's directory of the node's one pod, volume one of Docker's. Where engines keep such things is known by name.
+func (s *stage) pod() string    { return "/var/lib/kubelet/pods/" + filepath.Base(s.Dir) }
+func (s *stage) volume() string { return "/var/lib/docker/volumes/" + filepath.Base(s.Dir) }
+
+// volumes mounts what a tenant may have named there, as the kubelet does for subPath and Docker for a volume with o=bind. The caller has
+// made /var/lib the test's own.
+func (s *stage) volumes(t *testing.T) {
+	bind := func(source, target string) {
+		info, err := os.Stat(source)
+		must(t, err, os.MkdirAll(filepath.Dir(target), 0o755))
+		if info.IsDir() {
+			must(t, os.Mkdir(target, 0o755))
+		} else {
+			must(t, os.WriteFile(target, nil, 0o600))
+		}
+		rig.Mount(t, source, target, "", syscall.MS_BIND, "")
+	}
+	for name, source := range map[string]string{"run": "run", "bindings": "run/bindings", "state": "state", "inventory": "state/inventory.json", "above": "", "nvidia1": "dev/nvidia1", "dev": "dev",
+		"mps": "mps/pipe", "control": "mps/pipe/control", "data": "nvidia-data", "file": "dev/plain/nvidia0"} {
+		bind(filepath.Join(s.Dir, source), s.pod()+"/volume-subpaths/v/"+name+"/0")
+	}
+	bind("/", s.pod()+"/volume-subpaths/v/root/0")
+	bind("/etc", s.pod()+"/volume-subpaths/v/etc/0")
+	bind(s.Dir+"/run", s.volume()+"/_data")
+	token := s.pod() + "/volumes/kubernetes.io~projected/token"
+	must(t, os.MkdirAll(token, 0o755), os.WriteFile(s.pod()+"/etc-hosts", nil, 0o644))
+	rig.Mount(t, "tmpfs", token, "tmpfs", 0, "size=64k")
+}
+
 // enterGrants makes the grants. Those that are held are held by a container each.
 func (s *stage) enterGrants(t *testing.T) {
 	for _, g := range s.policy.Grants {
@@ -214,7 +244,7 @@ func (s *stage) audit() string {
 
 // placeholders are what rows write in braces.
 func (s *stage) placeholders(majors map[string]int) {
-	pairs := []string{"{dir}", s.Dir, "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
+	pairs := []string{"{dir}", s.Dir, "{pod}", s.pod(), "{volume}", s.volume(), "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
 		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}", strconv.Itoa(majors["nvidia-nvswitch"])}
 	for _, g := range s.gpus {
 		pairs = append(pairs, fmt.Sprintf("{gpu%d}", g.Index), g.UUID)

@@ -56,6 +56,7 @@ type Target struct {
 	Mode      uint32 // type and permissions, as stat tells them
 	GID       uint32
 	Dev, Rdev uint64
+	Mount     uint64 // the id of the mount that it is in, as /proc/self/mountinfo has it; 0 before Linux 5.8, which does not tell
 	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process (/proc/self/cwd,
 	// /proc/self/fd/7, /dev/stdin). What another process will find there cannot be told.
 	Shifting bool
@@ -77,7 +78,7 @@ func Look(path string) (t Target, err error) {
 		case nil:
 			defer unix.Close(fd)
 			t.Path = filepath.Clean(path)
-			err = t.stat(fd, path)
+			err = t.of(fd, path)
 			return t, err
 		case unix.ELOOP, unix.ENOSYS, unix.EPERM: // a link, or as below
 		case unix.ENOENT, unix.ENOTDIR:
@@ -105,15 +106,14 @@ func Look(path string) (t Target, err error) {
 
 // LookAt is Look for a path whose directory is known to have no link on the way. Where the path itself is one, it is an error.
 func LookAt(path string) (t Target, err error) {
-	var st unix.Stat_t
-	if err = unix.Lstat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+	err = t.stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	if err == nil && t.Mode&unix.S_IFMT == unix.S_IFLNK {
 		err = unix.ELOOP
 	}
 	if err != nil {
-		return t, &fs.PathError{Op: "lstat", Path: path, Err: err}
+		return Target{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	t.Path = path
-	t.set(st)
 	return t, nil
 }
 
@@ -146,18 +146,39 @@ func (t *Target) ask(fd int, path string) error {
 		return &fs.PathError{Op: "readlink", Path: path, Err: err}
 	}
 	t.Path = string(name[:n])
-	return t.stat(fd, path)
+	return t.of(fd, path)
 }
 
-func (t *Target) stat(fd int, path string) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+// of fills in what an open file is.
+func (t *Target) of(fd int, path string) error {
+	if err := t.stat(fd, "", unix.AT_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	t.set(st)
 	return nil
 }
 
-func (t *Target) set(st unix.Stat_t) {
+// stat fills in what a file is. In one system call the kernel tells the mount as well.
+func (t *Target) stat(dir int, path string, flags int) error {
+	var st unix.Statx_t
+	switch err := unix.Statx(dir, path, flags, unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
+	case nil:
+	case unix.ENOSYS, unix.EPERM: // before Linux 4.11, and old seccomp profiles refuse it
+		return t.statOld(dir, path, flags)
+	default:
+		return err
+	}
+	t.Mode, t.GID, t.Dev, t.Rdev = uint32(st.Mode), st.Gid, unix.Mkdev(st.Dev_major, st.Dev_minor), unix.Mkdev(st.Rdev_major, st.Rdev_minor)
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		t.Mount = st.Mnt_id
+	}
+	return nil
+}
+
+func (t *Target) statOld(dir int, path string, flags int) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, path, &st, flags); err != nil {
+		return err
+	}
 	t.Mode, t.GID, t.Dev, t.Rdev = st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
+	return nil
 }

@@ -38,6 +38,12 @@ type Seen struct {
 	pipes  []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
 	owned  []guard                 // what own found; nil until it is asked
 	majors map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
+
+	aliases   map[aliasQuestion][]alias
+	positions map[string]position // of the directories that were asked for
+	anchored  []position          // nil until they are asked for
+	mounts    mountTable          // nil until a source may be elsewhere too
+	pipeLike  map[string]bool     // directories that look like the pipe directory of an MPS daemon
 }
 
 // Find lists every way to a GPU that the spec contains, in the order of the vectors below. An error says that the
@@ -101,6 +107,7 @@ func newFinder(spec Spec, caller Caller, node Node) *finder {
 	}
 	if seen.places == nil {
 		seen.places, seen.plain = map[string]place{}, map[string]bool{}
+		seen.aliases, seen.positions, seen.pipeLike = map[aliasQuestion][]alias{}, map[string]position{}, map[string]bool{}
 	}
 	return &finder{spec: normal(spec), caller: caller, bundle: filepath.Clean(caller.Container.Bundle), node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
 }

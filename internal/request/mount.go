@@ -22,7 +22,8 @@ var kernelTypes = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup
 
 func (f *finder) mounts() {
 	if f.root() != "" {
-		if p := f.look(f.root()); f.isOurs(p.Path) || !f.isPrivate(p.Path) && f.mpsBelow("root", p) {
+		p := f.look(f.root())
+		if f.isOurs(p.Path) || !f.isPrivate(p.Path) && f.mpsBelow("root", p) || f.anyAlias(p, specs.Mount{}, func(a alias) bool { return f.isOurs(a.Path) || f.mpsBelow("root", a.place) }) {
 			f.hit(grant.Hit{Vector: "root", Value: f.spec.Root.Path, Code: grant.GPUSocket, Cover: grant.CoverNever})
 		}
 	}
@@ -93,6 +94,11 @@ func (f *finder) source(m specs.Mount, value string, p place) bool {
 		f.fail(cannotTell(p.Path, p.err))
 		return true
 	}
+	return f.sourceAt(m, value, p) || f.anyAlias(p, m, func(a alias) bool { return f.sourceAt(m, value+" (which is "+a.Path+")", a.place) })
+}
+
+// sourceAt judges it at one of its places.
+func (f *finder) sourceAt(m specs.Mount, value string, p place) bool {
 	if f.isPlain(p) {
 		return false
 	}

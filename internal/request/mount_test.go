@@ -139,7 +139,11 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 		}, socket("T/run")},
 		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
 		{"through .. of what is not there yet, to a link", func(s *scene) { s.link("run", "link"); s.bind(s.dir+"/dev/none/../../link", "/x") }, socket("T/dev/none/../../link")},
-		{"the same, below a link", func(s *scene) { s.link("run", "link"); s.link("dev", "to"); s.bind(s.dir+"/to/none/../../link/a", "/x") }, socket("T/to/none/../../link/a")},
+		{"the same, below a link", func(s *scene) {
+			s.link("run", "link")
+			s.link("dev", "to")
+			s.bind(s.dir+"/to/none/../../link/a", "/x")
+		}, socket("T/to/none/../../link/a")},
 		{"through .. of a file", func(s *scene) { s.link("run", "link"); s.bind(s.touch("file")+"/../link", "/x") }, socket("T/file/../link")},
 		{"through .. of what a link lacks", func(s *scene) {
 			s.link("run", "link")

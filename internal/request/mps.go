@@ -67,6 +67,9 @@ func (f *finder) mpsBelow(vector string, p place) bool {
 		return false
 	}
 	_, direct, _ := pipeIn(top, "")
+	if direct {
+		f.seen.pipeLike[p.Path] = true
+	}
 	if !direct && (socket || f.isPrivate(top)) {
 		return false
 	}

@@ -88,7 +88,12 @@ func isProgram(path string) bool {
 
 // isPrivate reports whether a real path is a container's own, as most mounts of most containers are.
 func (f *finder) isPrivate(path string) bool {
-	return f.inBundle(path) || slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
+	return f.inBundle(path) || isPrivatePlace(path)
+}
+
+// isPrivatePlace reports whether a path is some container's.
+func isPrivatePlace(path string) bool {
+	return slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
 }
 
 func (f *finder) inBundle(path string) bool {
@@ -109,7 +114,7 @@ func (f *finder) nodeRoot() {
 	f.rawDisks()
 	f.rooted = users || f.becomesRoot()
 	if f.root() != "" {
-		if p := f.look(f.root()); f.governsNode(p, specs.Mount{}) {
+		if p := f.look(f.root()); f.governsNode(p, specs.Mount{}) || f.governsElsewhere(p, specs.Mount{}) {
 			f.nodeRootBy("root")
 		}
 	}
@@ -216,8 +221,7 @@ func (f *finder) rawDisks() {
 func (f *finder) rootBy(m specs.Mount) bool {
 	if IsBind(m) {
 		for _, path := range f.walks(m.Source) {
-			p := f.look(path)
-			if f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || within("/proc/1/root", p.Path) && f.has("CAP_SYS_PTRACE")) {
+			if p := f.look(path); f.makesRoot(p, m) || f.governsElsewhere(p, m) {
 				return true
 			}
 		}
@@ -236,6 +240,11 @@ func (f *finder) rootBy(m specs.Mount) bool {
 	return f.bringsRoot(m)
 }
 
+// makesRoot judges one place that a bind mount brings along.
+func (f *finder) makesRoot(p place, m specs.Mount) bool {
+	return f.governsNode(p, m) || f.rooted && (f.writesCgroups(p.Path, m) || within("/proc/1/root", p.Path) && f.has("CAP_SYS_PTRACE"))
+}
+
 // bringsRoot judges a file system of another kind: one of a disk of the node, or an overlay over what governs it.
 func (f *finder) bringsRoot(m specs.Mount) bool {
 	if filepath.IsAbs(m.Source) && f.look(m.Source).Mode&unix.S_IFMT == unix.S_IFBLK {
@@ -249,7 +258,7 @@ func (f *finder) bringsRoot(m specs.Mount) bool {
 				if upper {
 					layer.Options = nil
 				}
-				if f.governsNode(f.look(path), layer) {
+				if p := f.look(path); f.governsNode(p, layer) || f.governsElsewhere(p, layer) {
 					return true
 				}
 			}

@@ -23,6 +23,8 @@ type scene struct {
 	spec   Spec
 	caller Caller
 	node   Node
+
+	mounted []string
 }
 
 // The majors that the driver has on this node beside 195.
@@ -33,9 +35,10 @@ const majorUVM, majorCaps, majorIMEX, majorSwitch = 508, 509, 510, 507
 func newScene(t testing.TB) *scene {
 	dir := t.TempDir()
 	s := &scene{t: t, dir: dir}
-	for _, sub := range []string{"dev", "sys/fs/cgroup", "state", "run", "bundle"} {
+	for _, sub := range []string{"dev", "sys/fs/cgroup", "state", "run", "bundle", "proc"} {
 		s.mkdir(sub)
 	}
+	s.link("/proc/thread-self", "proc/thread-self")
 	s.spec = containerdSpec()
 	s.caller = Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1", Bundle: filepath.Join(dir, "bundle")}}
 	s.node = Node{

@@ -133,6 +133,22 @@ func (w World) mounts(s spec) []Way {
 	return ways
 }
 
+// holds reports whether a directory is a thing, or has it somewhere below: each is looked at, whatever it is called.
+func holds(dir string, thing os.FileInfo) bool {
+	found := false
+	_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return nil // gone since
+		}
+		if info, err := os.Lstat(path); err == nil && os.SameFile(info, thing) {
+			found = true
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	return found
+}
+
 // source looks at what a path of the host leads to.
 func (w World) source(path string) []Way {
 	real, err := filepath.EvalSymlinks(path)
@@ -145,7 +161,15 @@ func (w World) source(path string) []Way {
 		}
 	}
 	info, err := os.Stat(real)
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+	if err != nil {
+		return nil
+	}
+	for _, dir := range w.Private {
+		if holds(dir, info) { // and somebody has mounted it there
+			return []Way{{"mount of " + path, Nothing}}
+		}
+	}
+	if info.Mode()&os.ModeCharDevice == 0 {
 		return nil
 	}
 	rdev := uint64(info.Sys().(*syscall.Stat_t).Rdev)

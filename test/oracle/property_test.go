@@ -75,6 +75,29 @@ func TestWhatReachesNothingPassesUntouched(t *testing.T) {
 	}
 }
 
+// TestWhatIsMountedForAPodIsWhatItShows: the guard refuses a source among a pod's places where the oracle finds it elsewhere, and no other.
+func TestWhatIsMountedForAPodIsWhatItShows(t *testing.T) {
+	s := newScene(t)
+	ways := 0
+	for _, source := range s.mounted {
+		config, err := json.Marshal(specs.Spec{Version: "1.0.2", Process: &specs.Process{Args: []string{"true"}, Cwd: "/"},
+			Mounts: []specs.Mount{{Source: source, Destination: "/data", Type: "bind", Options: []string{"rbind"}}},
+			Linux:  &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}, Resources: &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Access: "rwm"}}}}})
+		must(t, err)
+		leads, err := s.world.Ways(config)
+		must(t, err)
+		if d := s.judge("default", grant.Containerd, config); (d.Kind == grant.Refused) != (len(leads) > 0) {
+			t.Errorf("%s: %s (%s) %s; the oracle has %v", source, d.Kind, d.Code, d.Message, leads)
+		}
+		if len(leads) > 0 {
+			ways++
+		}
+	}
+	if ways == 0 || ways == len(s.mounted) {
+		t.Errorf("%d of %d sources are ways", ways, len(s.mounted))
+	}
+}
+
 // config draws a config.json. One that claims a grant has odd JSON now and then.
 func (s *scene) config(t *rapid.T, claims bool) []byte {
 	spec := specs.Spec{
@@ -181,7 +204,7 @@ func (s *scene) mount() *rapid.Generator[specs.Mount] {
 		"dev/../run", "bundle", "missing"} {
 		sources = append(sources, s.dir+"/"+name)
 	}
-	sources = append(sources, "/dev/null", "/etc/hostname", "tmpfs")
+	sources = append(append(sources, s.mounted...), "/dev/null", "/etc/hostname", "tmpfs")
 	return rapid.Custom(func(t *rapid.T) specs.Mount {
 		m := specs.Mount{
 			Source:      rapid.SampledFrom(sources).Draw(t, "source"),

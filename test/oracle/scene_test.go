@@ -1,9 +1,11 @@
 package oracle_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,6 +31,8 @@ type scene struct {
 	guards map[string]*node.Node // by policy
 	grants []held                // the first is none
 	gpus   []grant.GPU
+
+	mounted []string // what the kubelet has made for a pod
 }
 
 // held is a grant and what it gives.
@@ -65,6 +69,7 @@ func newScene(t testing.TB) *scene {
 		must(t, s.guards[policy].Broken)
 	}
 	s.devices(t)
+	s.volumes(t)
 	s.grant(t, grant.Limit, 0)
 	s.grant(t, grant.Limit, 0, 1)
 	s.grant(t, grant.Exclusive, 2)
@@ -86,7 +91,7 @@ func (s *scene) host(t testing.TB) host.Host {
 		os.WriteFile(s.dir+"/proc/sys/kernel/random/boot_id", []byte("11111111-2222-3333-4444-555555555555\n"), 0o644),
 		os.WriteFile(s.dir+"/proc/devices", []byte(fmt.Sprintf("Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n%d nvidia-caps-imex-channels\n%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
 			majorUVM, majorCaps, majorIMEX, majorSwitch)), 0o644),
-		os.Symlink("/proc/self", s.dir+"/proc/self"))
+		os.Symlink("/proc/self", s.dir+"/proc/self"), os.Symlink("/proc/thread-self", s.dir+"/proc/thread-self"))
 	return host.Host{Proc: s.dir + "/proc", Sys: s.dir + "/sys", Dev: s.dir + "/dev", Now: time.Now}
 }
 
@@ -110,6 +115,32 @@ func (s *scene) devices(t testing.TB) {
 		}
 	}
 	must(t, os.Symlink("nvidia1", dev+"/link"), os.Symlink("../run", dev+"/torun"))
+}
+
+// volumes are places of a pod's, at which the kubelet has mounted what pods named: in a mount namespace of the test's thread, which must look
+// at no mount in another goroutine.
+func (s *scene) volumes(t testing.TB) {
+	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+	if err := errors.Join(syscall.Unshare(syscall.CLONE_NEWNS), syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
+		syscall.Mount("tmpfs", "/var/lib", "tmpfs", 0, "")); err != nil {
+		t.Fatalf("cannot make a mount namespace: %v", err)
+	}
+	mount := func(source, target string) {
+		must(t, syscall.Mount(s.dir+"/"+source, target, "", syscall.MS_BIND, ""))
+		s.mounted = append(s.mounted, target)
+	}
+	for _, source := range []string{"run", "state", "dev", "bundle"} {
+		target := "/var/lib/kubelet/pods/u/volume-subpaths/v/" + source + "/0"
+		must(t, os.MkdirAll(target, 0o755))
+		mount(source, target)
+	}
+	for _, source := range []string{"state/inventory.json", "dev/nvidia1", "dev/null", "default.toml"} {
+		target := "/var/lib/kubelet/pods/u/volume-subpaths/v/" + filepath.Base(source)
+		must(t, os.WriteFile(target, nil, 0o600))
+		mount(source, target)
+	}
+	must(t, os.MkdirAll("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v", 0o755))
+	s.mounted = append(s.mounted, "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v", "/var/lib/kubelet/pods/u/volume-subpaths/v/dev/0/nvidia0")
 }
 
 // grant enters one of 1 GiB on each of these GPUs.

@@ -1,0 +1,270 @@
+package request
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// ownMounts gives the test a mount namespace of its own, for its thread alone: it must not start another goroutine that looks at mounts.
+func ownMounts(t *testing.T, empty ...string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	for _, dir := range empty {
+		err = errors.Join(err, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"))
+	}
+	if err != nil {
+		t.Fatalf("cannot make a mount namespace: %v", err)
+	}
+}
+
+// mount mounts until the test ends; a bind mount where there is no type.
+func (s *scene) mount(source, target, kind string) string {
+	s.t.Helper()
+	var st unix.Stat_t
+	flags, data := uintptr(0), "size=64k"
+	if kind == "" {
+		flags, data = unix.MS_BIND, ""
+		s.must(unix.Stat(source, &st))
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR || kind != "" {
+		s.must(os.MkdirAll(target, 0o755))
+	} else {
+		s.must(errors.Join(os.MkdirAll(filepath.Dir(target), 0o755), os.WriteFile(target, nil, 0o600)))
+	}
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		s.t.Fatalf("cannot mount %s on %s: %v", source, target, err)
+	}
+	s.mounted = append(s.mounted, target)
+	return target
+}
+
+func (s *scene) unmount() {
+	for _, target := range slices.Backward(s.mounted) {
+		s.must(unix.Unmount(target, unix.MNT_DETACH))
+		_ = os.Remove(target) // so that the next one can be a file there
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// Where the kubelet puts a subPath, and what else it and engines keep for a container.
+const (
+	pod     = "/var/lib/kubelet/pods/0000"
+	subPath = pod + "/volume-subpaths/v/c/0"
+	volume  = "/var/lib/docker/volumes/v/_data"
+)
+
+// TestSourcesThatAreElsewhereToo: what is mounted among a container's own places is what it is where it comes from.
+func TestSourcesThatAreElsewhereToo(t *testing.T) {
+	ownMounts(t, "/var/lib", "/run")
+	by := func(source string) func(*scene) {
+		return func(s *scene) {
+			if below, found := strings.CutPrefix(source, "T"); found {
+				source = s.dir + below
+			}
+			s.bind(s.mount(source, subPath, ""), "/x")
+		}
+	}
+	never := func(path string) []string {
+		return []string{"gpu-socket | mount:/x | " + subPath + " (which is " + path + ") | never"}
+	}
+	open := func(setup func(*scene)) func(*scene) {
+		return func(s *scene) { setup(s); s.addRules("allow c 195:* rw") }
+	}
+	every := "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
+	for _, c := range []struct {
+		name  string
+		setup func(*scene)
+		hits  []string
+		root  bool
+	}{
+		{"run_dir", by("T/run"), never("T/run"), true},
+		{"state_dir", by("T/state"), never("T/state"), true},
+		{"a directory below it", func(s *scene) { s.mkdir("state/grants"); by("T/state/grants")(s) }, never("T/state/grants"), false},
+		{"a file below it", func(s *scene) { by(s.touch("state/inventory.json"))(s) }, never("T/state/inventory.json"), false},
+		{"a directory in what is mounted", func(s *scene) { s.mkdir("state/grants"); by("T/state")(s); s.spec.Mounts[4].Source += "/grants" },
+			[]string{"gpu-socket | mount:/x | " + subPath + "/grants (which is T/state/grants) | never"}, false},
+		{"what is not there yet in it", func(s *scene) { by("T/run")(s); s.spec.Mounts[4].Source += "/none" },
+			[]string{"gpu-socket | mount:/x | " + subPath + "/none (which is T/run/none) | never"}, false},
+		{"a mount of a mount", func(s *scene) { by(s.mount(s.path("run"), pod+"/volumes/kubernetes.io~local-volume/v", ""))(s) }, never("T/run"), true},
+		{"run_dir, whose path has blanks and more", func(s *scene) {
+			s.node.Policy.RunDir = s.mkdir("a \\ b\n\tc")
+			by(s.node.Policy.RunDir)(s)
+		}, never("T/a \\ b\n\tc"), true},
+		{"run_dir, as Docker's volume", func(s *scene) { s.bind(s.mount(s.path("run"), volume, ""), "/x") },
+			[]string{"gpu-socket | mount:/x | " + volume + " (which is T/run) | never"}, true},
+		{"run_dir, by a mount of the administrator's", func(s *scene) { s.mount(s.dir, s.path("bundle/all"), ""); s.bind(s.path("bundle/all/run"), "/x") },
+			[]string{"gpu-socket | mount:/x | T/bundle/all/run (which is T/run) | never"}, true},
+		{"a state_dir that is on another disk by a mount", func(s *scene) {
+			s.mount(s.mkdir("disk/state"), s.path("state"), "")
+			s.bind(s.path("disk/state"), "/x")
+		},
+			[]string{"gpu-socket | mount:/x | T/disk/state (which is T/state) | never"}, true},
+		{"the directory above it on that disk", func(s *scene) { s.mount(s.mkdir("disk/state"), s.path("state"), ""); s.bind(s.path("disk"), "/x") }, nil, true},
+		{"an overlay over it", func(s *scene) {
+			s.mount(s.path("state"), subPath, "")
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=/usr:" + subPath}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:" + subPath + " (which is T/state) | never"}, true},
+		{"a root file system in it", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mount(s.path("run"), subPath, "")} }, []string{"gpu-socket | root | " + subPath + " | never"}, true},
+
+		{"a parent of both", by("T"), nil, true},
+		{"the node's root", by("/"), nil, true},
+		{"the node's root as a user's", func(s *scene) { by("/")(s); s.nobody() }, nil, false},
+		{"/etc", by("/etc"), nil, true},
+		{"/etc, read only", func(s *scene) { s.bind(s.mount("/etc", subPath, ""), "/x", "ro") }, nil, false},
+		{"cgroups", by("T/sys/fs/cgroup"), nil, true},
+		{"a hierarchy of cgroups", func(s *scene) {
+			s.node.Host.Sys = "/sys"
+			hierarchy := "/sys/fs/cgroup"
+			if exists(hierarchy + "/devices") { // of version 1, each a file system
+				hierarchy += "/devices"
+			}
+			by(hierarchy)(s)
+		}, nil, true},
+		{"an engine's socket", func(s *scene) {
+			l, err := net.Listen("unix", "/run/docker.sock")
+			s.must(err)
+			s.t.Cleanup(func() { _ = l.Close() })
+			by("/run/docker.sock")(s)
+		}, nil, true},
+		{"the root file system", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mount("/", subPath, "")} }, nil, true},
+
+		{"an MPS daemon's directory", func(s *scene) { by(s.daemon("data/mps"))(s) }, never("T/data/mps"), false},
+		{"one that is a file system of its own", func(s *scene) {
+			s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs")
+			by(s.daemon("run/mps/0a1b/pipe"))(s)
+		}, never("T/run/mps/0a1b/pipe"), false},
+		{"its socket", func(s *scene) { by(s.daemon("data/mps") + "/control")(s) }, never("T/data/mps/control"), false},
+		{"a GPU's node", func(s *scene) { by(s.mknod("dev/nvidia0", 195, 0))(s) },
+			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"}, false},
+		{"/dev, all GPUs open", open(by("T/dev")), []string{every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
+		{"/dev, nothing open", by("T/dev"), nil, false},
+
+		{"a pod's directory, in which run_dir is mounted", func(s *scene) { s.mount(s.path("run"), subPath, ""); s.bind(pod, "/x", "ro") }, nil, true},
+		{"all pods' directories, with one below state_dir", func(s *scene) {
+			s.mount(s.mkdir("state/grants"), subPath, "")
+			s.bind("/var/lib/kubelet/pods", "/x", "ro")
+		}, nil, true},
+		{"Docker's directory of such a volume", func(s *scene) { s.mount(s.path("run"), volume, ""); s.bind("/var/lib/docker/volumes/v", "/x") }, nil, true},
+		{"the same, not what is mounted there", func(s *scene) {
+			s.mount(s.path("run"), volume, "")
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/var/lib/docker/volumes/v", Options: []string{"bind"}})
+		}, nil, false},
+
+		{"a directory of anybody's", by("T/bundle"), nil, false},
+		{"a configuration map's file", func(s *scene) {
+			s.must(errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~configmap/v", 0o755), os.WriteFile(pod+"/volumes/kubernetes.io~configmap/v/f", nil, 0o600)))
+			by(pod + "/volumes/kubernetes.io~configmap/v/f")(s)
+		}, nil, false},
+		{"one file of /etc", by("/etc/passwd"), nil, false},
+		{"a pod's directory, in which others are mounted", func(s *scene) {
+			s.mount("tmpfs", pod+"/volumes/kubernetes.io~projected/token", "tmpfs")
+			s.mount(s.path("bundle"), subPath, "")
+			s.bind(pod, "/x", "ro")
+		}, nil, false},
+		{"what was run_dir before another one was mounted over it", func(s *scene) { by("T/run")(s); s.mount("tmpfs", s.path("run"), "tmpfs") }, nil, false},
+	} {
+		s := newScene(t)
+		c.setup(s)
+		if got := s.hits(); !slices.Equal(got, c.hits) {
+			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "), strings.Join(c.hits, "\n  "))
+		}
+		way := func(w string) bool { return w == "mount:/x" || w == "root" }
+		if r := s.find(); slices.ContainsFunc(r.NodeRoot, way) != c.root {
+			t.Errorf("%s: node-root %q", c.name, r.NodeRoot)
+		}
+		s.unmount()
+	}
+}
+
+// TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node.
+func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
+	ownMounts(t, "/var/lib")
+	for name, c := range map[string]struct {
+		sources func(s *scene) []string
+		asked   bool
+	}{
+		"a pod's": {func(s *scene) []string {
+			s.must(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755))
+			s.must(os.WriteFile(pod+"/etc-hosts", nil, 0o600))
+			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v", s.mount("tmpfs", pod+"/volumes/kubernetes.io~projected/token", "tmpfs"),
+				s.mount("tmpfs", "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/s/shm", "tmpfs")}
+		}, false},
+		"directories of the node": {func(s *scene) []string {
+			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
+		}, false},
+		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true},
+	} {
+		s := newScene(t)
+		for _, source := range c.sources(s) {
+			s.bind(source, "/x")
+		}
+		s.node.Seen = &Seen{}
+		if found := s.find(); len(found.Hits) > 0 || (s.node.Seen.mounts != nil) != c.asked {
+			t.Errorf("%s: asked for %v; hits %v", name, s.node.Seen.mounts != nil, found.Hits)
+		}
+		s.unmount()
+	}
+}
+
+// TestWithoutTheListOfMounts: a source that may be anything starts, and is recorded as that.
+func TestWithoutTheListOfMounts(t *testing.T) {
+	ownMounts(t, "/var/lib")
+	s := newScene(t)
+	s.bind(s.mount(s.path("bundle"), subPath, ""), "/x")
+	s.must(os.Remove(s.path("proc/thread-self")))
+	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/x") || len(r.Hits) > 0 || len(r.Noted) != 1 || !strings.HasPrefix(r.Noted[0], "mount:/x may be another place of the node: cannot read the list of mounts: ") {
+		t.Errorf("node-root %q, hits %v, noted %q", r.NodeRoot, r.Hits, r.Noted)
+	}
+	s.unmount()
+}
+
+// Linux before 5.8 does not tell in which mount a file is: then every source on a device of the node's may be elsewhere too.
+func TestAKernelThatTellsNoMounts(t *testing.T) {
+	s := newScene(t)
+	f := newFinder(s.spec, s.caller, s.node)
+	at := f.look(s.path("bundle"))
+	for mount, want := range map[uint64]bool{at.Mount: false, 0: true} {
+		at.Mount = mount
+		if got := f.mayBeElsewhere(at); got != want {
+			t.Errorf("mount %d: %v", mount, got)
+		}
+	}
+	if at.Dev = 0; f.mayBeElsewhere(at) {
+		t.Error("on a device of its own")
+	}
+}
+
+// TestAtWhichMountAPathEnds: mounts are covered by others, at their own place and above.
+func TestAtWhichMountAPathEnds(t *testing.T) {
+	list := mountTable{
+		{ID: 20, Parent: 1, Point: "/", Root: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
+		{ID: 23, Parent: 20, Point: "/c/d"}, {ID: 24, Parent: 20, Point: "/c"}, // over it
+		{ID: 25, Parent: 21, Point: "/a"}, // on it
+		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"}, {ID: 28, Parent: 27, Point: "/e/f"},
+	}
+	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26} {
+		if i := list.at(path); list[i].ID != want {
+			t.Errorf("%s ends in %+v, want %d", path, list[i], want)
+		}
+	}
+	if i := (mountTable{{ID: 2, Parent: 1, Point: "/a"}}).at("/a"); i != -1 {
+		t.Errorf("without a root: %d", i)
+	}
+}
