@@ -151,6 +151,10 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			by(s.daemon("run/mps/0a1b/pipe"))(s)
 		}, never("T/run/mps/0a1b/pipe"), false},
 		{"its socket", func(s *scene) { by(s.daemon("data/mps") + "/control")(s) }, never("T/data/mps/control"), false},
+		{"the socket of one that is a file system of its own", func(s *scene) {
+			s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs")
+			by(s.daemon("run/mps/0a1b/pipe") + "/control")(s)
+		}, never("T/run/mps/0a1b/pipe/control"), false},
 		{"a GPU's node", func(s *scene) { by(s.mknod("dev/nvidia0", 195, 0))(s) },
 			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"}, false},
 		{"/dev, all GPUs open", open(by("T/dev")), []string{every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
@@ -178,6 +182,11 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			s.mount(s.path("bundle"), subPath, "")
 			s.bind(pod, "/x", "ro")
 		}, nil, false},
+		{"a pod's directory, in which run_dir is mounted and covered", func(s *scene) {
+			s.mount(s.path("run"), subPath, "")
+			s.mount("tmpfs", pod+"/volume-subpaths", "tmpfs")
+			s.bind(pod, "/x", "ro")
+		}, nil, false},
 		{"what was run_dir before another one was mounted over it", func(s *scene) { by("T/run")(s); s.mount("tmpfs", s.path("run"), "tmpfs") }, nil, false},
 	} {
 		s := newScene(t)
@@ -196,15 +205,20 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 // TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node.
 func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 	ownMounts(t, "/var/lib")
+	if err := errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755), os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		sources func(s *scene) []string
 		asked   bool
 	}{
 		"a pod's": {func(s *scene) []string {
-			s.must(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755))
-			s.must(os.WriteFile(pod+"/etc-hosts", nil, 0o600))
 			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v", s.mount("tmpfs", pod+"/volumes/kubernetes.io~projected/token", "tmpfs"),
 				s.mount("tmpfs", "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/s/shm", "tmpfs")}
+		}, false},
+		"a pod's, where the kubelet's directory is a mount of itself": {func(s *scene) []string {
+			s.mount("/var/lib/kubelet", "/var/lib/kubelet", "")
+			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v"}
 		}, false},
 		"directories of the node": {func(s *scene) []string {
 			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
@@ -256,10 +270,11 @@ func TestAtWhichMountAPathEnds(t *testing.T) {
 	list := mountTable{
 		{ID: 20, Parent: 1, Point: "/", Root: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
 		{ID: 23, Parent: 20, Point: "/c/d"}, {ID: 24, Parent: 20, Point: "/c"}, // over it
-		{ID: 25, Parent: 21, Point: "/a"}, // on it
+		{ID: 25, Parent: 21, Point: "/a"},                                      // on it
+		{ID: 29, Parent: 20, Point: "/g"}, {ID: 30, Parent: 20, Point: "/g/h"}, // covered by it
 		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"}, {ID: 28, Parent: 27, Point: "/e/f"},
 	}
-	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26} {
+	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26, "/g/h": 29} {
 		if i := list.at(path); list[i].ID != want {
 			t.Errorf("%s ends in %+v, want %d", path, list[i], want)
 		}
