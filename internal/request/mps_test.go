@@ -1,9 +1,7 @@
 package request
 
 import (
-	"errors"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -161,13 +159,7 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 
 // TestADaemonOfOurs: its directory is on a mount of its own, and who mounts a parent gets it all the same.
 func TestADaemonOfOurs(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("misses root, to mount")
-	}
-	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
-	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
-		t.Fatalf("cannot make a mount namespace: %v", err)
-	}
+	ownMounts(t)
 	found := []string{"gpu-socket | mount:/x | T/data | never"}
 	for _, c := range []struct {
 		run, link, dir string // run_dir, or the link to it that is configured; the daemon's
