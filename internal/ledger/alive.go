@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"io/fs"
+	"os"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -50,7 +51,7 @@ func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
 	state, err := readState(b.RuntimeRoot, b.Container)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
-		life := l.remains(b.Cgroups)
+		life := l.remains(b)
 		b.Left = life != grant.Dead
 		return life, 0
 	}
@@ -75,9 +76,12 @@ func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
 }
 
 // remains tells whether anybody is left in the cgroups of a container that its runtime has forgotten.
-func (l *Ledger) remains(cgroups []string) grant.Life {
+func (l *Ledger) remains(b *grant.Binding) grant.Life {
+	if len(b.Cgroups) == 0 {
+		return l.unseen(b)
+	}
 	life := grant.Dead
-	for _, path := range cgroups {
+	for _, path := range b.Cgroups {
 		switch populated, err := l.Populated(path); {
 		case populated:
 			return grant.Alive
@@ -86,6 +90,20 @@ func (l *Ledger) remains(cgroups []string) grant.Life {
 		}
 	}
 	return life
+}
+
+// unseen tells what can be told of a container without a state and without a cgroup on record. That there is no state
+// proves nothing to one who does not see where it would lie: an agent in a pod has the runtime roots that it was given. So
+// nobody may run in a cgroup of the container's name, and where the root itself is not there, the caller must be one who sees the
+// node as it is: to that one it is gone with its engine, or was never made.
+func (l *Ledger) unseen(b *grant.Binding) grant.Life {
+	if used, err := named(l.Host, b.Container); used || err != nil {
+		return grant.LifeUnknown
+	}
+	if _, err := os.Stat(b.RuntimeRoot); err != nil && (!errors.Is(err, fs.ErrNotExist) || nodesCgroups(l.Host) != nil) {
+		return grant.LifeUnknown
+	}
+	return grant.Dead
 }
 
 // Populated reports whether a process is in a cgroup or below it, a path from the root of each hierarchy. An error says that

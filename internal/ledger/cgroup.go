@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -87,6 +88,56 @@ func anyProcs(dir string) (found bool, err error) {
 		return err
 	})
 	return found, err
+}
+
+// named reports whether a process runs in a cgroup that is called as runtimes call a container's whose spec names none: "ID", and
+// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups.
+func named(h host.Host, id string) (bool, error) {
+	// Where /proc hides other users' processes (hidepid) from one without capabilities, it hides this one too.
+	if _, err := os.ReadFile(filepath.Join(h.Proc, "1/cgroup")); err != nil {
+		return false, err
+	}
+	names, err := namesIn(h.Proc)
+	for _, name := range names {
+		pid, notPID := strconv.Atoi(name)
+		if notPID != nil {
+			continue
+		}
+		lines, err := os.ReadFile(filepath.Join(h.Proc, name, "cgroup"))
+		if isGone(err) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if !inNamed(lines, id) {
+			continue
+		}
+		p, _, err := h.Process(pid)
+		if isGone(err) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		if runs, err := h.Runs(p); runs || err != nil { // a zombie is in none
+			return runs, err
+		}
+	}
+	return false, err
+}
+
+// inNamed reports whether /proc/PID/cgroup has a cgroup of the container's name, or one below it.
+func inNamed(lines []byte, id string) bool {
+	for line := range bytes.Lines(lines) {
+		for name := range bytes.SplitSeq(bytes.TrimSpace(line), []byte("/")) {
+			unit, isScope := bytes.CutSuffix(name, []byte("-"+id+".scope"))
+			if string(name) == id || isScope && !bytes.Contains(unit, []byte("-")) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // isGone: a cgroup that is removed while its file is open reads as ENODEV.

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"errors"
+	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -12,6 +14,9 @@ import (
 func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	if !isContainerID(container) {
 		return grant.Dead
+	}
+	if _, err := readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
+		return grant.Dead // to the runtime, which is asked next: whoever else has the id, under another root, is not in its way
 	}
 	life, _ := l.contained(&grant.Binding{RuntimeRoot: runtimeRoot, Container: container})
 	return life

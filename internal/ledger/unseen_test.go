@@ -1,0 +1,84 @@
+package ledger
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// A state that is not there is a container that is gone to one who would see it. To an agent in a pod, which has the runtime roots that it
+// was given, it may be another engine's container that runs.
+func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
+	const runs, zombie = "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555", "77 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	for name, row := range map[string]struct {
+		cgroup, stat string // of another process
+		root         bool   // is there
+		inPod        bool   // another cgroup namespace
+		hidden       bool   // processes are
+		want         grant.Life
+	}{
+		"the node, and the root is there":        {root: true, want: grant.Dead},
+		"the node, and the root is gone":         {want: grant.Dead},
+		"a pod, and the root is there":           {root: true, inPod: true, want: grant.Dead},
+		"a pod without the root":                 {inPod: true, want: grant.LifeUnknown},
+		"a process in its cgroup":                {cgroup: "0::/../x/c", stat: runs, root: true, inPod: true, want: grant.LifeUnknown},
+		"below its cgroup":                       {cgroup: "1:cpu:/\n0::/c/init", stat: runs, root: true, want: grant.LifeUnknown},
+		"in a v1 cgroup":                         {cgroup: "4:memory:/a/c\n0::/", stat: runs, want: grant.LifeUnknown},
+		"in its scope":                           {cgroup: "0::/system.slice/runc-c.scope", stat: runs, root: true, want: grant.LifeUnknown},
+		"its monitor's scope":                    {cgroup: "0::/machine.slice/libpod-conmon-c.scope", stat: runs, root: true, want: grant.Dead},
+		"another's cgroup":                       {cgroup: "0::/cc/c1", stat: runs, root: true, want: grant.Dead},
+		"a zombie in its cgroup":                 {cgroup: "0::/c", stat: zombie, root: true, want: grant.Dead},
+		"a process in its cgroup, hidden":        {cgroup: "0::/c", hidden: true, root: true, want: grant.LifeUnknown},
+		"a process of which nothing is readable": {cgroup: "0::/c", stat: "77", root: true, want: grant.LifeUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook(t)
+			b.put(sample(1))
+			binding := deadBinding(id(1), "c")
+			binding.RuntimeRoot = filepath.Join(t.TempDir(), "root")
+			b.bind(binding)
+
+			proc := t.TempDir()
+			write := func(name, text string) {
+				path := filepath.Join(proc, name)
+				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write("1/ns/cgroup", "")
+			write("self/ns/cgroup", "")
+			if !row.inPod {
+				if err := os.Remove(proc + "/self/ns/cgroup"); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Link(proc+"/1/ns/cgroup", proc+"/self/ns/cgroup"); err != nil { // the same inode
+					t.Fatal(err)
+				}
+			}
+			if !row.hidden {
+				write("1/cgroup", "0::/init.scope\n")
+				if row.cgroup != "" {
+					write("77/cgroup", row.cgroup+"\n")
+					write("77/stat", row.stat)
+				}
+			}
+			if row.root {
+				if err := os.Mkdir(binding.RuntimeRoot, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.Host.Proc = proc
+			if got := b.life(binding); got.Life != row.want || got.Left != (row.want != grant.Dead) {
+				t.Errorf("life %d, left %v; want %d", got.Life, got.Left, row.want)
+			}
+			if got := b.ContainerLife(binding.RuntimeRoot, "c"); got != grant.Dead { // else nobody could create the first one there
+				t.Errorf("the runtime is said to have it: life %d", got)
+			}
+		})
+	}
+}
