@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -56,5 +57,64 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	out, err := exec.Command("systemd-analyze", args...).CombinedOutput()
 	if err != nil || strings.Contains(string(out), "gpuledger") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestRemovalWaits runs the package's script in a system of its own: while an engine names our programs, or runs a container through
+// them, the package stays.
+func TestRemovalWaits(t *testing.T) {
+	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00", "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
+	for name, row := range map[string]struct {
+		files map[string]string
+		says  string // "": it is removed
+	}{
+		"nothing":                    {nil, ""},
+		"a record":                   {map[string]string{"/var/lib/gpuledger/configure/docker/record.json": "{}"}, "docker runs its containers through it"},
+		"a record elsewhere":         {map[string]string{"/s/configure/crio/record.json": "{}", "/etc/gpuledger/config.toml": "state_dir = \"/s\"\n"}, "crio runs its containers"},
+		"containerd":                 {map[string]string{"/etc/containerd/config.toml": "version = 2\nBinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n"}, "/etc/containerd/config.toml names"},
+		"a file that it imports":     {map[string]string{"/etc/containerd/conf.d/a.toml": "BinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n"}, "/etc/containerd/conf.d/a.toml names"},
+		"CRI-O":                      {map[string]string{"/etc/crio/crio.conf.d/zz-gpuledger.conf": "runtime_path = \"/usr/bin/gpuledger-runtime.crio\"\n"}, "zz-gpuledger.conf names"},
+		"Docker":                     {map[string]string{"/etc/docker/daemon.json": `{"runtimes": {"gpuledger": {"path": "/usr/bin/gpuledger-runtime.docker"}}}`}, "daemon.json names"},
+		"Podman":                     {map[string]string{"/etc/containers/containers.conf": "gpuledger = [\"/usr/bin/gpuledger-runtime.podman\"]\n"}, "containers.conf names"},
+		"a hook":                     {map[string]string{"/etc/containers/oci/hooks.d/g.json": `{"hook": {"path": "/usr/bin/gpuledger-hook"}}`}, "g.json names"},
+		"a comment":                  {map[string]string{"/etc/containerd/config.toml": "# /usr/bin/gpuledger-runtime was here\n"}, ""},
+		"a container of containerd":  {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd"}, "1 containers run"},
+		"one of another runtime":     {map[string]string{bundle: "/usr/bin/runc"}, ""},
+		"a container under a conmon": {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
+		"somebody else names it":     {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
+		"told to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			put := func(name string, text []byte) {
+				path := filepath.Join(root, name)
+				must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				must(t, os.WriteFile(path, text, 0o755))
+			}
+			for from, to := range map[string]string{"/bin/busybox": "/bin/busybox", "../packaging/scripts/preremove.sh": "/preremove.sh"} {
+				text, err := os.ReadFile(from)
+				must(t, err)
+				put(to, text)
+			}
+			for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "basename", "dirname"} {
+				must(t, os.Symlink("busybox", root+"/bin/"+applet))
+			}
+			put("/dev/null", nil)
+			for name, text := range row.files {
+				put(name, []byte(text))
+			}
+			remove := exec.Command("/bin/sh", "/preremove.sh", "remove")
+			remove.SysProcAttr, remove.Dir, remove.Env = &syscall.SysProcAttr{Chroot: root}, "/", []string{"PATH=/bin"}
+			out, err := remove.CombinedOutput()
+			if row.says == "" && (err != nil || len(out) > 0) {
+				t.Errorf("it is not removed: %v\n%s", err, out)
+			}
+			if row.says != "" && (err == nil || !strings.Contains(string(out), row.says) || !strings.Contains(string(out), "\nhint: ")) {
+				t.Errorf("removed, or not with %q: %v\n%s", row.says, err, out)
+			}
+			if _, err := os.Stat(root + "/run/gpuledger/remove-anyway"); err == nil {
+				t.Error("what was said for this removal counts for the next one too")
+			}
+		})
 	}
 }

@@ -86,6 +86,49 @@ func fileOf(pids []int) string {
 	return ""
 }
 
+// ourProgram is the wrapper's name, with which the names of the links to it begin.
+const ourProgram = "gpuledger-runtime"
+
+// namedIn are the places in an engine's files that name our runtime, as "file:line", whether or not the engine could read them.
+func namedIn(o Options) (places []string) {
+	if e := engines[o.Engine]; o.File == "" && o.Root == "/" && e.daemon != "" {
+		o.File = fileOf(processes(e.daemon))
+	}
+	p := &Plan{options: o, system: system{o.Root}}
+	for _, path := range p.files() {
+		_, c, err := p.load(path)
+		if err != nil {
+			continue
+		}
+		for i, line := range strings.Split(string(c.data), "\n") {
+			if strings.Contains(line, ourProgram) && !strings.HasPrefix(strings.TrimSpace(line), "#") {
+				places = append(places, fmt.Sprintf("%s:%d", path, i+1))
+			}
+		}
+	}
+	return places
+}
+
+// files are all that an engine reads.
+func (p *Plan) files() []string {
+	main := p.mainFile()
+	switch p.options.Engine {
+	case grant.CRIO:
+		return append([]string{main}, p.system.glob(filepath.Join(filepath.Dir(main), "crio.conf.d/*"))...)
+	case grant.Podman:
+		_, files := p.podmanFiles()
+		return files
+	case grant.Containerd:
+		files := []string{main}
+		c, _ := p.readContainerd() // of one that it refuses it has read some
+		for _, f := range c.files {
+			files = union(files, f.path)
+		}
+		return files
+	}
+	return []string{main}
+}
+
 func (p *Plan) readContainerdFacts() (engineFacts, error) {
 	c, err := p.readContainerd()
 	if err != nil {

@@ -18,11 +18,15 @@ type Undone struct {
 }
 
 // Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
-// It can be repeated. With dry it only tells.
+// It can be repeated. With dry it only tells. An error where nothing is known of an engine whose files name our runtime.
 func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 	sys := system{o.Root}
-	if found, err := sys.has(o.Engine, stateDir); err != nil || !found {
+	found, err := sys.has(o.Engine, stateDir)
+	if err != nil {
 		return Undone{}, err
+	}
+	if !found {
+		return Undone{}, unrecorded(o, stateDir)
 	}
 	s, err := openStore(sys, stateDir)
 	if err != nil {
@@ -31,7 +35,7 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 	defer s.close()
 	r, err := s.load(o.Engine)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Undone{}, nil
+		return Undone{}, unrecorded(o, stateDir)
 	}
 	if err != nil {
 		return Undone{}, err
@@ -41,6 +45,17 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 		return u, err
 	}
 	return u, s.undo(r, u, heirs)
+}
+
+// unrecorded is an error that names the lines with our runtime in an engine's files: somebody wrote them by hand, or what configure
+// kept is lost.
+func unrecorded(o Options, stateDir string) error {
+	places := namedIn(o)
+	if len(places) == 0 {
+		return nil
+	}
+	return fmt.Errorf("cannot undo: %s keeps nothing of `configure` for %s, whose files name %s all the same: %s; take it out there by hand", stateDir, o.Engine,
+		ourProgram, strings.Join(places, ", "))
 }
 
 // plan tells what becomes of each file, the last one first, and which files another engine's record takes over.

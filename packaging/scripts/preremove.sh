@@ -6,7 +6,8 @@ case ${1:-} in
   *) exit 0 ;;
 esac
 
-# An engine that names a program which is not there starts no container any more.
+# An engine that names a program which is not there starts no container any more. What `configure` keeps tells of one, and its files
+# where that is lost, or where somebody has written them by hand.
 key="s/^[[:space:]]*[\"']\{0,1\}state_dir[\"']\{0,1\}[[:space:]]*=[[:space:]]*"
 state=$(sed -n -e "$key\"\([^\"]*\)\".*/\1/p" -e "$key'\([^']*\)'.*/\1/p" /etc/gpuledger/config.toml 2>/dev/null | head -n 1)
 for record in "${state:-/var/lib/gpuledger}"/configure/*/record.json; do
@@ -17,6 +18,35 @@ for record in "${state:-/var/lib/gpuledger}"/configure/*/record.json; do
   configured=yes
 done
 [ -z "${configured:-}" ] || exit 1
+for file in /etc/containerd/*.toml /etc/containerd/*/*.toml /etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/docker/daemon.json \
+  /etc/containers/containers.conf /etc/containers/containers.conf.d/*.conf /usr/share/containers/containers.conf \
+  /etc/containers/oci/hooks.d/*.json /usr/share/containers/oci/hooks.d/*.json; do
+  grep -qsE '^[^#]*gpuledger-(runtime|hook)' "$file" || continue
+  echo "gpuledger: cannot be removed: $file names its programs" >&2
+  configured=yes
+done
+if [ -n "${configured:-}" ]; then
+  echo "hint: gpuledger configure ENGINE --undo --restart; what that does not know of, take out by hand" >&2
+  exit 1
+fi
+
+# The containers that an engine started through it are killed and deleted through it too: containerd's shim keeps the runtime's name in
+# the bundle, conmon in its arguments.
+through=0
+for file in /run/containerd/io.containerd.runtime.v2.task/*/*/runtime /run/docker/containerd/daemon/io.containerd.runtime.v2.task/*/*/runtime; do
+  ! grep -qs '/gpuledger-runtime' "$file" || through=$((through + 1))
+done
+for process in /proc/[0-9]*; do
+  case $(cat "$process/comm" 2>/dev/null) in
+    conmon*) ! grep -qsa '/gpuledger-runtime' "$process/cmdline" || through=$((through + 1)) ;;
+  esac
+done
+if [ "$through" -gt 0 ] && [ ! -e /run/gpuledger/remove-anyway ]; then
+  echo "gpuledger: cannot be removed: $through containers run that were started through it, and could not be stopped without it" >&2
+  echo "hint: let them end; or, where they may stay until the next boot, touch /run/gpuledger/remove-anyway" >&2
+  exit 1
+fi
+rm -f /run/gpuledger/remove-anyway
 
 if [ -d /run/systemd/system ]; then
   systemctl --quiet disable --now gpuledgerd.service || true
