@@ -40,6 +40,10 @@ type Loop struct {
 func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	l.mu.Lock()
 	l.began = time.Now()
+	l.passes = map[string]metrics.Manager{}
+	for _, m := range managers { // one that hangs in its first pass shall be seen
+		l.passes[m.Name()] = metrics.Manager{Name: m.Name(), Last: l.began}
+	}
 	l.mu.Unlock()
 	var all sync.WaitGroup
 	for _, m := range managers {
@@ -75,9 +79,6 @@ func (l *Loop) untilTick(now time.Time) time.Duration {
 func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.passes == nil {
-		l.passes = map[string]metrics.Manager{}
-	}
 	p := l.passes[name]
 	p.Name, p.Last, p.Took, p.Passes, p.Error = name, at, took, p.Passes+1, ""
 	if err != nil {
@@ -102,7 +103,7 @@ func (l *Loop) Turns(name string, within time.Duration) bool {
 	return time.Since(last) < within
 }
 
-// Passes tells of each manager's last pass, by name. One that hangs in its first is not there.
+// Passes tells of each manager's last pass, by name. Before the end of the first that is the start.
 func (l *Loop) Passes() []metrics.Manager {
 	l.mu.Lock()
 	defer l.mu.Unlock()

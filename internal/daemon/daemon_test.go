@@ -58,6 +58,7 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	for range 8 {
 		<-flaky.ensure
 	}
+	during := loop.Passes()
 	stop()
 	done.Wait()
 	if flaky.stops != 1 || stuck.stops != 1 || stuck.calls != 1 {
@@ -66,6 +67,9 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	passes := loop.Passes()
 	if len(passes) != 2 || passes[0].Name != "flaky" || passes[0].Errors != 5 || passes[0].Passes < 7 || passes[0].Error != "" || passes[0].Last.IsZero() {
 		t.Errorf("the passes are told as %+v", passes)
+	}
+	if hanging := during[len(during)-1]; hanging.Name != "stuck" || hanging.Passes != 0 || hanging.Last.IsZero() {
+		t.Errorf("of the one that hung in its first pass was told %+v", during)
 	}
 	if first, second := strings.Count(out.String(), "flaky: no engine"), strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
 		t.Errorf("of two failures with a pause between, and another twice, the log has %d and %d lines:\n%s", first, second, out.String())

@@ -24,8 +24,12 @@ type inventory struct {
 	config  string        // the configuration's path
 	command []string      // what refreshes
 	log     *logrus.Logger
+	within  time.Duration // for one attempt
+	ends    time.Duration // for its end, when it is killed
+	run     func(*exec.Cmd) ([]byte, error)
 
-	retry   time.Time // not before
+	running chan struct{} // closed when the attempt has ended that was given up; nil: there is none
+	retry   time.Time     // not before
 	wait    time.Duration
 	failure error  // of the last attempt
 	asked   string // what changed said when a snapshot was taken for it
@@ -37,10 +41,12 @@ const (
 	firstScan = time.Second
 	lastScan  = time.Minute
 	scanTime  = time.Minute
+	endTime   = 2 * time.Second // more than its pipes are waited for
 )
 
 func newInventory(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventory {
-	return &inventory{node: n, changed: changed, config: config, command: []string{beside("gpuledger"), "inventory", "refresh"}, log: log}
+	return &inventory{node: n, changed: changed, config: config, command: []string{beside("gpuledger"), "inventory", "refresh"}, log: log,
+		within: scanTime, ends: endTime, run: (*exec.Cmd).CombinedOutput}
 }
 
 // beside is the program of that name that was installed with this one, or else the first in $PATH.
@@ -97,18 +103,49 @@ func (i *inventory) reason() string {
 	return seen
 }
 
+// refresh waits for the child as long as that can be ended: one that hangs in the kernel ends when the kernel lets it, and until then there
+// is no other.
 func (i *inventory) refresh(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, scanTime)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, i.command[0], i.command[1:]...)
-	cmd.Env = append(os.Environ(), policy.PathEnv+"="+i.config)
-	cmd.WaitDelay = time.Second // where a child of it keeps the pipe
-	out, err := cmd.CombinedOutput()
-	switch {
-	case ctx.Err() == context.DeadlineExceeded:
-		return fmt.Errorf("cannot refresh the inventory: no answer within %s", scanTime)
-	case err != nil && len(out) > 0:
-		err = errors.New(firstLine(string(out)))
+	if i.running != nil {
+		select {
+		case <-i.running:
+			i.running = nil
+		default:
+			return errors.New("cannot refresh the inventory: the process that does so hangs in the kernel and cannot be ended")
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.within)
+	type result struct {
+		out []byte
+		err error
+	}
+	answer, ended := make(chan result, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, i.command[0], i.command[1:]...)
+		cmd.Env = append(os.Environ(), policy.PathEnv+"="+i.config)
+		cmd.WaitDelay = time.Second // where a child of it keeps the pipe
+		out, err := i.run(cmd)
+		if err != nil && ctx.Err() == context.DeadlineExceeded {
+			out, err = nil, fmt.Errorf("no answer within %s", i.within)
+		}
+		answer <- result{out, err}
+	}()
+	var r result
+	select {
+	case r = <-answer:
+	case <-ctx.Done():
+		select {
+		case r = <-answer:
+		case <-time.After(i.ends):
+			i.running = ended
+			return fmt.Errorf("cannot refresh the inventory: no answer within %s, and the process that was asked cannot be ended", i.within)
+		}
+	}
+	err := r.err
+	if err != nil && len(r.out) > 0 {
+		err = errors.New(firstLine(string(r.out)))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot refresh the inventory: %w", err)

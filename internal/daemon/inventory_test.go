@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A child that hangs in the kernel ends neither by a signal nor when it is told. The daemon goes on without it, has no second one hang beside it,
+// and asks again when it has ended.
+func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
+	release, calls := make(chan struct{}), 0
+	i := &inventory{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond, run: func(*exec.Cmd) ([]byte, error) {
+		calls++
+		<-release
+		return nil, nil
+	}}
+	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be ended") {
+		t.Fatalf("the first says %v", err)
+	}
+	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "hangs in the kernel") {
+		t.Fatalf("while it hangs the next says %v", err)
+	}
+	close(release)
+	<-i.running
+	i.within = time.Minute
+	if err := i.refresh(t.Context()); err != nil || calls != 2 {
+		t.Errorf("when it has ended: %v, %d children", err, calls)
+	}
+
+	stopped, stop := context.WithCancel(t.Context())
+	hang := make(chan struct{})
+	defer close(hang)
+	i.run = func(*exec.Cmd) ([]byte, error) { stop(); <-hang; return nil, nil }
+	if err := i.refresh(stopped); err == nil { // and the daemon can end
+		t.Error("a refresh that hangs is taken for done")
+	}
+}
+
+func TestARefreshSaysWhatItsChildSays(t *testing.T) {
+	for name, row := range map[string]struct{ script, want string }{
+		"done":          {"exit 0", ""},
+		"it complains":  {"echo 'gpuledger: cannot load NVML: no driver'; echo more; exit 1", "cannot refresh the inventory: cannot load NVML: no driver"},
+		"it is silent":  {"exit 3", "cannot refresh the inventory: exit status 3"},
+		"it has no end": {"echo begun; exec sleep 600", "cannot refresh the inventory: no answer within 100ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newInventory(nil, "", nil, nil)
+			i.command = []string{"/bin/sh", "-c", row.script}
+			if name == "it has no end" {
+				i.within, i.ends = 100*time.Millisecond, time.Minute
+			}
+			err := i.refresh(t.Context())
+			if err == nil {
+				err = errors.New("")
+			}
+			if err.Error() != row.want {
+				t.Errorf("it says %q, want %q", err, row.want)
+			}
+		})
+	}
+}
