@@ -15,7 +15,7 @@ func disableCommand() *cli.Command {
 		Usage:     "break-glass: refuse nothing until the time is over",
 		UsageText: "gpuledger disable --for 30m",
 		Description: "What would be refused starts as it is, unconfined, and is recorded in the audit log. Containers with a grant are\n" +
-			"admitted as always, so the ledger stays true. It survives a reboot; `gpuledger enable` ends it.",
+			"admitted as always, so the ledger stays true. It survives a reboot, unless the state directory\ncannot be written; `gpuledger enable` ends it.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "for", Usage: "how long, as 30m (default: until enabled)"},
 			jsonFlag(),
@@ -45,10 +45,14 @@ func printPause(c *cli.Context, p node.Pause) error {
 }
 
 func until(p node.Pause) string {
-	if p.Until.IsZero() {
-		return "until `gpuledger enable`"
+	text := "until `gpuledger enable`"
+	if !p.Until.IsZero() {
+		text = "until " + p.Until.Local().Format(time.RFC3339)
 	}
-	return "until " + p.Until.Local().Format(time.RFC3339)
+	if p.BootID != "" {
+		text += ", or the next boot, as the state directory cannot be written"
+	}
+	return text
 }
 
 func enableCommand() *cli.Command {

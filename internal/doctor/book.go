@@ -34,10 +34,14 @@ func rules(f Facts) []Line {
 	return []Line{{Status: OK, Message: "refusals are enforced"}}
 }
 
+// room is what a directory of ours should have, in bytes: some thousand grants, so that an operator hears of a full disk before they fail.
+const room = 16 << 20
+
 // directories: whoever can write there makes grants.
 func directories(f Facts) []Line {
 	var lines []Line
-	for _, p := range []Place{f.State, f.Run} {
+	for i, p := range []Place{f.State, f.Run} {
+		free := []uint64{f.StateFree, f.RunFree}[i]
 		switch {
 		case p.Error != nil:
 			lines = append(lines, Line{Status: Problem, Message: fmt.Sprintf("cannot look at %s: %v", p.Path, p.Error), Hint: "look at the disk and its mounts"})
@@ -51,6 +55,10 @@ func directories(f Facts) []Line {
 				Hint: fmt.Sprintf("chown root %s && chmod 0700 %s", p.Path, p.Path)})
 		case !p.Writable:
 			lines = append(lines, Line{Status: Problem, Message: p.Path + " cannot be written to", Hint: "is its file system mounted read-only?"})
+		}
+		if p.Error == nil && free < room {
+			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("the file system of %s has %s free: without room no grant can be made or released", p.Path, grant.Bytes(free)),
+				Hint: "make room; gpuledger itself keeps a few kilobytes a grant there"})
 		}
 	}
 	return orOK(lines, "%s and %s are root's alone", f.State.Path, f.Run.Path)

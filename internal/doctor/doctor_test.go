@@ -22,7 +22,7 @@ func well() Facts {
 		Rules:       grant.Rules{MinimumStrength: grant.StrengthNone},
 		Enforcement: grant.Enforcement{VisibleDevices: grant.VisibleUUIDs}, Audit: grant.Audit{File: "/var/log/a", MaxSize: grant.Size(grant.MiB), Keep: 1}}
 	return Facts{
-		Config: file("/etc/g.toml", 0o644), Policy: p, Mode: grant.Enforce, State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700),
+		Config: file("/etc/g.toml", 0o644), Policy: p, Mode: grant.Enforce, State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700), StateFree: 1 << 40, RunFree: 1 << 40,
 		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)}, Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel: "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
 		Devices:   []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
@@ -138,6 +138,9 @@ var answers = []struct {
 	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem, "cannot lock"},
 	{"a damaged ledger", func(f *Facts) { f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Problem: "half"}} }, "ledger", Problem, "g-x: half"},
 	{"a repaired ledger", func(f *Facts) { f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Repaired: true}} }, "ledger", OK, "sound"},
+
+	{"a full state directory", func(f *Facts) { f.StateFree = 1 << 20 }, "directories", Warning, "the file system of /state has 1MiB free"},
+	{"a full run directory", func(f *Facts) { f.RunFree = 0 }, "directories", Warning, "the file system of /run/g has 0MiB free"},
 
 	{"an audit log", func(*Facts) {}, "audit", OK, "recorded in /var/log/a"},
 	{"no audit log", func(f *Facts) { f.Policy.Audit.File = "" }, "audit", Warning, "off"},

@@ -18,6 +18,8 @@ type Facts struct {
 	Until  time.Time       // of Mode disabled; zero: until enabled
 
 	State, Run Place
+	StateFree  uint64 // bytes
+	RunFree    uint64
 	Programs   []Place   // ours, that belong beside gpuledger
 	Runtimes   []Runtime // of runtime.path, as far as they are there
 

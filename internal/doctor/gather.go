@@ -34,6 +34,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	if pause, paused := n.Paused(); paused {
 		f.Until = pause.Until
 	}
+	f.StateFree, f.RunFree = free(p.StateDir), free(p.RunDir)
 	for _, name := range []string{"gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
 		f.Programs = append(f.Programs, at(filepath.Join(filepath.Dir(self), name)))
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -19,58 +20,97 @@ import (
 type Pause struct {
 	Version int       `json:"version"`
 	Since   time.Time `json:"since"`
-	Until   time.Time `json:"until,omitzero"` // zero: until enabled
+	Until   time.Time `json:"until,omitzero"`   // zero: until enabled
+	BootID  string    `json:"boot_id,omitzero"` // it ends with this boot: the state directory could not be written
 }
 
 // maxPause bounds what is read of the file, in bytes.
 const maxPause = 4096
 
-func (n *Node) pausePath() string { return filepath.Join(n.Policy.StateDir, "disabled.json") }
+// pausePath is the file of a Pause in the state directory, or in the run directory where that one is part of the emergency.
+func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
 // Paused tells whether refusals are switched off. A file that cannot be read switches nothing off.
 func (n *Node) Paused() (Pause, bool) {
-	var p Pause
-	text, err := host.ReadFile(n.pausePath(), maxPause)
+	if p, paused := n.pauseIn(n.Policy.StateDir); paused {
+		return p, true
+	}
+	p, paused := n.pauseIn(n.Policy.RunDir)
+	if !paused || !isOurs(pausePath(n.Policy.RunDir)) {
+		return Pause{}, false
+	}
+	boot, err := n.Host.BootID()
+	return p, err == nil && p.BootID == boot
+}
+
+// isOurs reports whether a file is root's: somebody may have opened the directory.
+func isOurs(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()
+}
+
+func (n *Node) pauseIn(dir string) (p Pause, paused bool) {
+	text, err := host.ReadFile(pausePath(dir), maxPause)
 	if err != nil || json.Unmarshal(text, &p) != nil || p.Version != 1 {
 		return Pause{}, false
 	}
 	return p, p.Until.IsZero() || n.Host.Now().Before(p.Until)
 }
 
-// Disable switches refusals off for a time, 0 for until Enable. It survives a reboot.
+// Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only the run directory can be written: the
+// disk may be what is broken.
 func (n *Node) Disable(long time.Duration) (Pause, error) {
 	p := Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second)}
 	if long > 0 {
 		p.Until = p.Since.Add(long)
 	}
-	text, err := json.Marshal(p)
+	err := n.pause(n.Policy.StateDir, p, host.Durable)
 	if err == nil {
-		err = os.MkdirAll(n.Policy.StateDir, 0o700)
-	}
-	if err == nil {
-		err = host.ReplaceFile(n.pausePath(), append(text, '\n'), 0o600, host.Durable)
-	}
-	if err != nil {
-		return p, fmt.Errorf("cannot disable: %w", err)
+		_ = os.Remove(pausePath(n.Policy.RunDir)) // of before, with another time
+	} else {
+		var volatile error
+		if p.BootID, volatile = n.Host.BootID(); volatile == nil {
+			volatile = n.pause(n.Policy.RunDir, p, host.Volatile)
+		}
+		if volatile != nil {
+			return p, fmt.Errorf("cannot disable: %w; nor until the next boot: %w; policy.mode = \"report\" in the configuration does the same", err, volatile)
+		}
 	}
 	n.auditSwitch("disabled", p)
 	return p, nil
 }
 
+func (n *Node) pause(dir string, p Pause, keeps host.Durability) error {
+	text, err := json.Marshal(p)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		err = host.ReplaceFile(pausePath(dir), append(text, '\n'), 0o600, keeps)
+	}
+	return err
+}
+
 // Enable ends a Pause, and tells whether there was one.
 func (n *Node) Enable() (bool, error) {
 	p, was := n.Paused()
-	err := os.Remove(n.pausePath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	removed := false
+	for _, dir := range []string{n.Policy.RunDir, n.Policy.StateDir} {
+		if _, err := os.Lstat(pausePath(dir)); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			continue // of a file system that is read-only not even what is not there can be removed
+		}
+		err := os.Remove(pausePath(dir))
+		if err == nil {
+			err = host.SyncDir(dir)
+		}
+		if err != nil {
+			return was, fmt.Errorf("cannot enable: %w", err)
+		}
+		removed = true
 	}
-	if err == nil {
-		err = host.SyncDir(n.Policy.StateDir)
+	if removed {
+		n.auditSwitch("enabled", p)
 	}
-	if err != nil {
-		return was, fmt.Errorf("cannot enable: %w", err)
-	}
-	n.auditSwitch("enabled", p)
 	return was, nil
 }
 
