@@ -34,7 +34,7 @@ func alertRules(t *testing.T) (rules []rule) {
 }
 
 // occasion is when an alert fires: a series with a value each minute, the minute from which on it does, and what it says then. Before
-// that minute, and with the series of calm, it does not.
+// that minute, and with the series of calm, it does not. What the program tells in no series before it happens, is none here either.
 type occasion struct {
 	alert        string
 	series       string
@@ -42,28 +42,46 @@ type occasion struct {
 	minute       int    // the first at which it fires
 	labels       map[string]string
 	value        string // as the text has it
+	beside       map[string]string
 }
 
+// over are two grants of 1 GiB, of which the other is over by less than a context; crowd is one that is over by far and, at first, in no finding.
+var (
+	over = map[string]string{
+		`gpuledger_grant_memory_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`:      "1073741824x40",
+		`gpuledger_grant_memory_bytes{instance="n1",gpu="GPU-0",grant="g-b"}`:      "1073741824x40",
+		`gpuledger_grant_memory_used_bytes{instance="n1",gpu="GPU-0",grant="g-b"}`: "1373741824x40",
+		`gpuledger_findings{instance="n1",gpu="GPU-0",kind="over-grant"}`:          "2x40",
+	}
+	crowd = map[string]string{
+		`gpuledger_grant_memory_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`:      "1073741824x40",
+		`gpuledger_grant_memory_used_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`: "8073741824x40",
+	}
+)
+
 var occasions = []occasion{
-	{"GPULedgerDaemonDown", `up{job="gpuledger",instance="n1"}`, "0x20", "1x20", 5, nil, ""},
-	{"GPULedgerUnsound", `gpuledger_ledger_sound{instance="n1"}`, "0x20", "1x20", 5, nil, ""},
-	{"GPULedgerUnreadable", `gpuledger_ledger_readable{instance="n1"}`, "0x20", "1x20", 2, nil, ""},
-	{"GPULedgerInventoryUnusable", `gpuledger_inventory_usable{instance="n1"}`, "0x20", "1x20", 5, nil, ""},
-	{"GPULedgerNotEnforcing", `gpuledger_policy_mode{instance="n1",mode="disabled"}`, "1x90", "0x90", 60, map[string]string{"mode": "disabled"}, ""},
-	{"GPULedgerRefusing", `gpuledger_refusals_total{instance="n1",code="gpu-env",mode="enforced"}`, "0x20 11+0x10", "0x20 10+0x10", 21, map[string]string{"code": "gpu-env"}, "11"},
-	{"GPULedgerOutsideUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="outside-ledger"}`, "2x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "outside-ledger"}, ""},
-	{"GPULedgerOverGrant", `gpuledger_finding_bytes{instance="n1",gpu="GPU-0",kind="over-grant"}`, "629145601x20", "629145600x20", 5, map[string]string{"gpu": "GPU-0", "kind": "over-grant"}, ""},
-	{"GPULedgerUnexplainedUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="unexplained"}`, "1x30", "0x30", 15, map[string]string{"gpu": "GPU-0", "kind": "unexplained"}, ""},
-	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="layout-changed"}`, "1x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "layout-changed"}, ""},
-	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="mode-changed"}`, "1x20", "", 5, map[string]string{"gpu": "GPU-0", "kind": "mode-changed"}, ""},
-	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="gpu-lost"}`, "1x20", "", 5, map[string]string{"gpu": "GPU-0", "kind": "gpu-lost"}, ""},
-	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "0x5 1+0x20", "1x26", 6, map[string]string{"gpu": "GPU-0", "xid": "79"}, ""},
-	{"GPULedgerBlind", `gpuledger_watch_working{instance="n1"}`, "0x20", "1x20", 5, nil, ""},
-	{"GPULedgerUnhealthyGPU", `gpuledger_gpu_healthy{instance="n1",gpu="GPU-0"}`, "0x20", "1x20", 5, map[string]string{"gpu": "GPU-0"}, ""},
-	{"GPULedgerManagerFailing", `gpuledger_manager_failing{instance="n1",manager="watch"}`, "1x20", "0x20", 10, map[string]string{"manager": "watch"}, ""},
-	{"GPULedgerManagerFailing", `gpuledger_manager_last_pass_timestamp_seconds{instance="n1",manager="watch"}`, "0x30", "0+60x30", 16, map[string]string{"manager": "watch"}, ""},
-	{"GPULedgerAuditGaps", `gpuledger_audit_gaps_total{instance="n1"}`, "0x5 1+0x20", "1x26", 6, nil, ""},
-	{"GPULedgerAuditGaps", `gpuledger_audit_unreadable_lines_total{instance="n1"}`, "0x5 1+0x20", "1x26", 6, nil, ""},
+	{"GPULedgerDaemonDown", `up{job="gpuledger",instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
+	{"GPULedgerUnsound", `gpuledger_ledger_sound{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
+	{"GPULedgerUnreadable", `gpuledger_ledger_readable{instance="n1"}`, "0x20", "1x20", 2, nil, "", nil},
+	{"GPULedgerInventoryUnusable", `gpuledger_inventory_usable{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
+	{"GPULedgerNotEnforcing", `gpuledger_policy_mode{instance="n1",mode="disabled"}`, "1x90", "0x90", 60, map[string]string{"mode": "disabled"}, "", nil},
+	{"GPULedgerRefusing", `gpuledger_refusals_total{instance="n1",code="gpu-env",mode="enforced"}`, "0x20 11+0x10", "0x20 10+0x10", 21, map[string]string{"code": "gpu-env"}, "11", nil},
+	{"GPULedgerOutsideUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="outside-ledger"}`, "2x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "outside-ledger"}, "", nil},
+	{"GPULedgerOverGrant", `gpuledger_grant_memory_used_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`, "1702887425x20", "1702887424x20", 5, map[string]string{"gpu": "GPU-0", "grant": "g-a"}, "", over},
+	{"GPULedgerOverGrant", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="over-grant"}`, "_x10 1x20", "_x30", 15, map[string]string{"gpu": "GPU-0", "grant": "g-a"}, "", crowd},
+	{"GPULedgerUnexplainedUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="unexplained"}`, "1x30", "0x30", 15, map[string]string{"gpu": "GPU-0", "kind": "unexplained"}, "", nil},
+	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="layout-changed"}`, "1x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "layout-changed"}, "", nil},
+	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="mode-changed"}`, "1x20", "", 5, map[string]string{"gpu": "GPU-0", "kind": "mode-changed"}, "", nil},
+	{"GPULedgerChangedBehind", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="gpu-lost"}`, "1x20", "", 5, map[string]string{"gpu": "GPU-0", "kind": "gpu-lost"}, "", nil},
+	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "_x20 1x20", "1x50", 20, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
+	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 2x20", "", 21, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
+	{"GPULedgerLimitChanged", `gpuledger_findings_total{instance="n1",kind="limit-changed"}`, "0x5 1x20", "1x26", 6, map[string]string{"kind": "limit-changed"}, "", nil},
+	{"GPULedgerBlind", `gpuledger_watch_working{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
+	{"GPULedgerUnhealthyGPU", `gpuledger_gpu_healthy{instance="n1",gpu="GPU-0"}`, "0x20", "1x20", 5, map[string]string{"gpu": "GPU-0"}, "", nil},
+	{"GPULedgerManagerFailing", `gpuledger_manager_failing{instance="n1",manager="watch"}`, "1x20", "0x20", 10, map[string]string{"manager": "watch"}, "", nil},
+	{"GPULedgerManagerFailing", `gpuledger_manager_last_pass_timestamp_seconds{instance="n1",manager="watch"}`, "0x30", "0+60x30", 16, map[string]string{"manager": "watch"}, "", nil},
+	{"GPULedgerAuditGaps", `gpuledger_audit_gaps_total{instance="n1"}`, "0x5 1+0x20", "1x26", 6, nil, "", nil},
+	{"GPULedgerAuditGaps", `gpuledger_audit_unreadable_lines_total{instance="n1"}`, "0x5 1+0x20", "1x26", 6, nil, "", nil},
 }
 
 // promtool runs Prometheus' own tool, which `make test-monitoring` installs.
@@ -111,10 +129,17 @@ func TestAlertsFire(t *testing.T) {
 		at := func(minute int, alerts ...object) object {
 			return object{"eval_time": fmt.Sprintf("%dm", minute), "alertname": o.alert, "exp_alerts": append([]object{}, alerts...)}
 		}
-		tests = append(tests, object{"interval": "1m", "input_series": []object{{"series": o.series, "values": o.values}},
+		series := func(values string) []object {
+			all := []object{{"series": o.series, "values": values}}
+			for series, values := range o.beside {
+				all = append(all, object{"series": series, "values": values})
+			}
+			return all
+		}
+		tests = append(tests, object{"interval": "1m", "input_series": series(o.values),
 			"alert_rule_test": []object{at(o.minute - 1), at(o.minute, o.fires(t))}})
 		if o.calm != "" {
-			tests = append(tests, object{"interval": "1m", "input_series": []object{{"series": o.series, "values": o.calm}}, "alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
+			tests = append(tests, object{"interval": "1m", "input_series": series(o.calm), "alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
 		}
 	}
 	text, err := json.Marshal(object{"rule_files": []string{rules}, "evaluation_interval": "1m", "tests": tests})
