@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -98,18 +97,9 @@ const (
 )
 
 func newServer(h http.Handler, log *logrus.Logger) *http.Server {
-	var open atomic.Int64
-	return &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: quiet(log), ConnState: func(conn net.Conn, state http.ConnState) {
-			switch state {
-			case http.StateNew:
-				if open.Add(1) > maxConnections { // beyond them a client hears nothing
-					_ = conn.Close()
-				}
-			case http.StateClosed, http.StateHijacked:
-				open.Add(-1)
-			}
-		}}
+	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: quiet(log)}
+	(&clients{most: maxConnections}).serve(s)
+	return s
 }
 
 // handler answers GET and HEAD of two paths.

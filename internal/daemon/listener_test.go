@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -169,5 +171,56 @@ func TestWhereNobodyCanListen(t *testing.T) {
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != "precious" {
 		t.Errorf("the file has %q (%v)", text, err)
+	}
+}
+
+// TestWhoAsksIsHeard: one who keeps as many connections open as there may be, and more, keeps nobody out; and one who is being answered is
+// heard to the end.
+func TestWhoAsksIsHeard(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, finish := make(chan struct{}), make(chan struct{})
+	server := newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			close(began)
+			<-finish
+		}
+		_, _ = w.Write([]byte("heard"))
+	}), logrus.New())
+	defer server.Close()
+	go server.Serve(l)
+	ask := func(path string) error {
+		conn := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		r, err := conn.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		if err == nil && string(text) != "heard" {
+			err = errors.New("it hears " + string(text))
+		}
+		return err
+	}
+	slow := make(chan error, 1)
+	go func() { slow <- ask("/slow") }()
+	<-began
+	for range 2 * maxConnections {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	for range 5 {
+		if err := ask("/"); err != nil {
+			t.Errorf("one who asks while others hold their connections: %v", err)
+		}
+	}
+	close(finish)
+	if err := <-slow; err != nil {
+		t.Errorf("one who was being answered: %v", err)
 	}
 }

@@ -172,8 +172,9 @@ func audit(f Facts) []Line {
 
 // daemon: most containers behind the wrapper do without it.
 func daemon(f Facts) []Line {
+	line := Line{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}
 	if f.Daemon != 0 {
-		return []Line{{Status: OK, Message: fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)}}
+		line.Message = fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)
 	}
-	return []Line{{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}}
+	return append([]Line{line}, listener(f)...)
 }

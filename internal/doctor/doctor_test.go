@@ -187,6 +187,10 @@ var answers = []struct {
 	{"a way around", func(f *Facts) { f.Engines[0].Handlers["nvidia"] = "/usr/bin/nvidia-container-runtime.cdi" }, "toolkit", Warning, "choose handler nvidia"},
 
 	{"a daemon", func(f *Facts) { f.Daemon = 7 }, "daemon", OK, "process 7"},
+	{"another at its address", func(f *Facts) {
+		f.Daemon, f.Policy.Daemon.Listen, f.Listening = 7, "127.0.0.1:9836", Listening{Others: []uint32{65534}}
+	}, "daemon", Problem, "a program of user 65534 listens on 127.0.0.1:9836, which is gpuledgerd's"},
+	{"nobody at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" }, "daemon", Warning, "does not listen on 127.0.0.1:9836"},
 	{"no daemon", func(*Facts) {}, "daemon", OK, "does not run"},
 }
 

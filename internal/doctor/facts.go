@@ -45,6 +45,8 @@ type Facts struct {
 	CDI     []Spec
 	Toolkit []string // programs of NVIDIA's container toolkit that are there
 	Daemon  int      // pid of gpuledgerd, 0 where none runs
+
+	Listening Listening // on the address of daemon.listen
 }
 
 // Place is a name in the file system.
