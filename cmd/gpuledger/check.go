@@ -29,7 +29,7 @@ func checkCommand() *cli.Command {
 				return err
 			}
 			if !report.Sound() {
-				return errors.New("the ledger is not sound; `gpuledger release --force ID` drops an entry that cannot be read")
+				return errors.New("the ledger is not sound")
 			}
 			return nil
 		},
@@ -42,10 +42,11 @@ func printReport(c *cli.Context, r ledger.Report) error {
 			Subject  string `json:"subject"`
 			Problem  string `json:"problem"`
 			Repaired bool   `json:"repaired"`
+			Hint     string `json:"hint,omitempty"`
 		}
 		findings := []finding{}
 		for _, f := range r.Findings {
-			findings = append(findings, finding{f.Subject, f.Problem, f.Repaired})
+			findings = append(findings, finding{f.Subject, f.Problem, f.Repaired, f.Hint})
 		}
 		return printJSON(c.App.Writer, map[string]any{"sound": r.Sound(), "grants": r.Grants, "findings": findings})
 	}
@@ -55,6 +56,9 @@ func printReport(c *cli.Context, r ledger.Report) error {
 			state = "repaired"
 		}
 		fmt.Fprintf(c.App.Writer, "%s: %s: %s\n", state, f.Subject, f.Problem)
+		if f.Hint != "" {
+			fmt.Fprintf(c.App.Writer, "%*s hint: %s\n", len(state), "", f.Hint)
+		}
 	}
 	if r.Sound() {
 		fmt.Fprintf(c.App.Writer, "the ledger is sound: %d grants\n", r.Grants)

@@ -145,7 +145,7 @@ func book(f Facts) []Line {
 	var lines []Line
 	for _, finding := range f.Ledger.Findings {
 		if !finding.Repaired {
-			lines = append(lines, Line{Status: Problem, Message: finding.Subject + ": " + finding.Problem, Hint: "`gpuledger release --force ID` drops an entry that cannot be read; see `gpuledger check`"})
+			lines = append(lines, Line{Status: Problem, Message: finding.Subject + ": " + finding.Problem, Hint: finding.Hint})
 		}
 	}
 	return orOK(lines, "the ledger is sound: %d grants, %d in use", f.Ledger.Grants, f.Ledger.Bindings)

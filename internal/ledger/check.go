@@ -26,7 +26,15 @@ type Finding struct {
 	Subject  string `json:"subject"` // a path, a GPU's UUID or an owner
 	Problem  string `json:"problem"`
 	Repaired bool   `json:"repaired"` // it was derived from other entries, and is right now
+	Hint     string `json:"hint"`     // what to do where it is not
 }
+
+// What to do about findings of several places.
+const (
+	hintStray = "move it away"
+	hintDisk  = "look at the disk and its mounts"
+	hintSum   = "`gpuledger grants` lists them; release one of them"
+)
 
 // Sound reports whether nothing is wrong any more. A crash leaves a sound ledger: what it left was repaired.
 func (r Report) Sound() bool {
@@ -82,7 +90,8 @@ func (s *survey) findDamage() {
 		if len(d.GPUs) > 0 {
 			closed = strings.Join(d.GPUs, ", ")
 		}
-		s.find(d.Path, fmt.Sprintf("grant %s can't be read: %s; it closes %s until it is released by force", d.ID, d.Err, closed))
+		s.find(d.Path, fmt.Sprintf("grant %s can't be read: %s; it closes %s until it is released by force", d.ID, d.Err, closed),
+			fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID))
 	}
 }
 
@@ -90,13 +99,13 @@ func (s *survey) findDamage() {
 func (s *survey) findStrays() {
 	for _, name := range s.list(s.tx.l.grantsDir()) {
 		if _, ok := idOf(name); !ok && name[0] != '.' {
-			s.find(filepath.Join(s.tx.l.grantsDir(), name), "it is no entry of the ledger")
+			s.find(filepath.Join(s.tx.l.grantsDir(), name), "it is no entry of the ledger", hintStray)
 		}
 	}
 	for _, name := range s.list(s.tx.l.ownersDir()) {
 		path := filepath.Join(s.tx.l.ownersDir(), name)
 		if _, err := os.Readlink(path); err != nil && name[0] != '.' {
-			s.find(path, "it is no link to a grant")
+			s.find(path, "it is no link to a grant", hintStray)
 		}
 	}
 }
@@ -110,11 +119,11 @@ func (s *survey) findOpenDirs() {
 	for _, dir := range dirs {
 		var st unix.Stat_t
 		if err := unix.Stat(dir, &st); err != nil {
-			s.find(dir, "cannot look at it: "+err.Error())
+			s.find(dir, "cannot look at it: "+err.Error(), hintDisk)
 			continue
 		}
 		if mode := st.Mode & 0o7777; mode != 0o700 || int(st.Uid) != os.Geteuid() {
-			s.find(dir, fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid, os.Geteuid()))
+			s.find(dir, fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid, os.Geteuid()), fmt.Sprintf("chown %d %s && chmod 0700 %s", os.Geteuid(), dir, dir))
 		}
 	}
 }

@@ -32,7 +32,7 @@ func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve gr
 	}
 	var findings []Finding
 	find := func(subject, format string, args ...any) {
-		findings = append(findings, Finding{Subject: subject, Problem: fmt.Sprintf(format, args...)})
+		findings = append(findings, Finding{Subject: subject, Problem: fmt.Sprintf(format, args...), Hint: hintSum})
 	}
 	for owner, n := range owners {
 		if n > 1 && hasLink(owner) {

@@ -162,7 +162,7 @@ func (s *survey) repairBindingLinks() {
 		if !linked[key] {
 			s.remove(s.tx.l.bindingPath(key), "a binding of no grant: "+err.Error())
 		} else {
-			s.find(s.tx.l.bindingPath(key), "the binding can't be read, so its grant stays in use until it is released by force: "+err.Error())
+			s.find(s.tx.l.bindingPath(key), "the binding can't be read, so its grant stays in use until it is released by force: "+err.Error(), "`gpuledger release --force ID` of its grant drops it")
 		}
 	}
 }
@@ -252,7 +252,7 @@ func (s *survey) list(dir string) []string {
 	names, err := namesIn(dir)
 	if err != nil && !isNotDir(err) && s.failed == nil {
 		s.failed = err
-		s.find(dir, err.Error())
+		s.find(dir, err.Error(), hintDisk)
 	}
 	return names
 }
@@ -267,10 +267,14 @@ func (s *survey) repaired(path, problem string, err error) {
 			s.failed = fmt.Errorf("cannot tidy the ledger: %w", err)
 		}
 	}
-	s.findings = append(s.findings, Finding{Subject: path, Problem: problem, Repaired: err == nil})
+	f := Finding{Subject: path, Problem: problem, Repaired: err == nil}
+	if err != nil {
+		f.Hint = hintDisk
+	}
+	s.findings = append(s.findings, f)
 	failpoint.Hit("ledger/repaired")
 }
 
-func (s *survey) find(subject, problem string) {
-	s.findings = append(s.findings, Finding{Subject: subject, Problem: problem})
+func (s *survey) find(subject, problem, hint string) {
+	s.findings = append(s.findings, Finding{Subject: subject, Problem: problem, Hint: hint})
 }
