@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,11 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // fake is a manager that tells of each call, and answers with the errors that it was given, then with none.
@@ -95,6 +101,46 @@ func TestASecondDaemonHearsOfTheFirst(t *testing.T) {
 	_ = again.Close()
 	if _, err := single("/proc/nowhere"); err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("where no directory can be made: %v", err)
+	}
+}
+
+// TestALockThatIsRemovedIsTakenAgain, or where another daemon has taken it meanwhile, the first one ends.
+func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	open := func() *node.Node {
+		h := host.Default()
+		p := policy.Default()
+		p.RunDir = dir
+		return &node.Node{Policy: p, Host: h, Ledger: ledger.Open(ledger.Options{State: dir, Run: dir, Host: h})}
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s, err := newSettings(open, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ended := false
+	s.end = func() { ended = true }
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ensure(t.Context()); err != nil || ended {
+		t.Fatalf("it does not take it again: %v", err)
+	}
+	if _, err := single(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
+		t.Errorf("then a second one hears %v", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	second, err := single(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if err := s.Ensure(t.Context()); err == nil || !ended || s.Lost() == nil || !strings.Contains(s.Lost().Error(), "another gpuledgerd runs already") {
+		t.Errorf("where another has it the first one goes on: %v, %v", err, s.Lost())
 	}
 }
 

@@ -10,13 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// errHeld: another daemon has the lock.
+var errHeld = errors.New("gpuledgerd runs already")
+
 // single keeps a second daemon of the node from running. The kernel gives the lock back when the process ends, however it
 // does. The returned file must stay open.
 func single(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
 	}
-	path := filepath.Join(runDir, "gpuledgerd.lock")
+	path := lockPath(runDir)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
@@ -25,7 +28,7 @@ func single(runDir string) (*os.File, error) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("cannot start: gpuledgerd runs already (process %s holds %s)", strings.TrimSpace(string(holder)), path)
+			return nil, fmt.Errorf("cannot start: %w (process %s holds %s)", errHeld, strings.TrimSpace(string(holder)), path)
 		}
 		return nil, fmt.Errorf("cannot start: cannot lock %s: %w", path, err)
 	}
@@ -33,4 +36,16 @@ func single(runDir string) (*os.File, error) {
 		_, _ = fmt.Fprintln(f, os.Getpid())
 	}
 	return f, nil
+}
+
+func lockPath(runDir string) string { return filepath.Join(runDir, "gpuledgerd.lock") }
+
+// holds reports whether who wants the lock finds this one: a file that is removed keeps nobody out any more.
+func holds(lock *os.File, runDir string) bool {
+	ours, err := lock.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(lockPath(runDir))
+	return err == nil && os.SameFile(ours, there)
 }

@@ -119,6 +119,7 @@ func serve(c *cli.Context) error {
 	defer s.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	s.end = stop
 	hangup := make(chan os.Signal, 1) // without anybody who hears it, it would end the process
 	signal.Notify(hangup, syscall.SIGHUP)
 	go each(ctx, hangup, s.Reload)
@@ -129,7 +130,7 @@ func serve(c *cli.Context) error {
 	loop.Run(ctx, managers(c, s, loop, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
-	return nil
+	return s.Lost()
 }
 
 // each calls do for each signal.

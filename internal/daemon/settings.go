@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -22,6 +23,9 @@ type settings struct {
 	mu   sync.Mutex
 	good *node.Node // as last read without an error
 	lock *os.File   // of its run directory
+
+	end  func() // of the daemon
+	lost error  // why: another has taken its place
 }
 
 // newSettings reads the configuration for the first time, and makes this process the node's only daemon.
@@ -49,6 +53,9 @@ func (s *settings) Close() { _ = s.lock.Close() }
 func (s *settings) Ensure(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.hold(); err != nil {
+		return err
+	}
 	n := s.open()
 	if n.Broken != nil {
 		return n.Broken
@@ -68,6 +75,34 @@ func (s *settings) Ensure(context.Context) error {
 	s.good = n
 	s.log.WithFields(logrus.Fields{"mode": n.Policy.Rules.Mode, "listen": n.Policy.Daemon.Listen, "interval": n.Policy.Daemon.Interval}).Info("the configuration has changed and is in force")
 	return nil
+}
+
+// hold takes the lock again where somebody has removed it (`rm -rf` of the run directory). Where another daemon has been started
+// meanwhile, this one ends.
+func (s *settings) hold() error {
+	runDir := s.good.Policy.RunDir
+	if holds(s.lock, runDir) {
+		return nil
+	}
+	lock, err := single(runDir)
+	if errors.Is(err, errHeld) && s.end != nil {
+		s.lost = fmt.Errorf("cannot go on: %s was removed, and another %w", lockPath(runDir), errHeld)
+		s.end()
+	}
+	if err != nil {
+		return err
+	}
+	_ = s.lock.Close()
+	s.lock = lock
+	s.log.Warnf("%s was removed; it is made and locked again", lockPath(runDir))
+	return nil
+}
+
+// Lost is why the daemon has ended by itself.
+func (s *settings) Lost() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
 }
 
 // Reload is Ensure for a person who asked, and hears how it went.

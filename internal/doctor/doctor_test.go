@@ -136,7 +136,9 @@ var answers = []struct {
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
 	{"a ledger nobody knows of", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") }, "ledger", Warning, "not looked at"},
 	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem, "cannot lock"},
-	{"a damaged ledger", func(f *Facts) { f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Problem: "half", Hint: "drop it"}} }, "ledger", Problem, "g-x: half"},
+	{"a damaged ledger", func(f *Facts) {
+		f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Problem: "half", Hint: "drop it"}}
+	}, "ledger", Problem, "g-x: half"},
 	{"a repaired ledger", func(f *Facts) { f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Repaired: true}} }, "ledger", OK, "sound"},
 
 	{"a full state directory", func(f *Facts) { f.StateFree = 1 << 20 }, "directories", Warning, "the file system of /state has 1MiB free"},
