@@ -79,6 +79,9 @@ func (l *Loop) untilTick(now time.Time) time.Duration {
 func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.passes == nil {
+		l.passes = map[string]metrics.Manager{}
+	}
 	p := l.passes[name]
 	p.Name, p.Last, p.Took, p.Passes, p.Error = name, at, took, p.Passes+1, ""
 	if err != nil {
