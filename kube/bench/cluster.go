@@ -184,18 +184,21 @@ func (c *cluster) untilSlices(ctx context.Context, enough func(outside int) bool
 			return false
 		}
 		c.list = list.Items
-		gpus, counters, outside := map[string]bool{}, 0, map[string]bool{}
+		gpus, counters, counted, outside := map[string]bool{}, 0, map[string]bool{}, map[string]bool{}
 		for _, s := range c.list {
 			counters += len(s.Spec.SharedCounters)
 			for _, d := range s.Spec.Devices {
-				uuid := *d.Attributes["uuid"].StringValue
+				uuid, memory := *d.Attributes["uuid"].StringValue, d.Capacity["memory"].Value
 				gpus[uuid] = true
-				if len(d.Taints) > 0 {
+				if len(d.ConsumesCounters) > 0 {
+					counted[uuid] = true
+				}
+				if memory.Value() < int64(memoryOfGPU) {
 					outside[uuid] = true
 				}
 			}
 		}
-		return len(gpus) == o.nodes*o.gpus && counters == len(gpus) && enough(len(outside))
+		return len(gpus) == o.nodes*o.gpus && counters == len(counted) && enough(len(outside))
 	})
 }
 
@@ -208,9 +211,10 @@ func (c *cluster) devices() (n int) {
 	return n
 }
 
-// schedule makes n claims with a pod each, and returns how long it took for each pod from its creation until it was seen bound.
-func (c *cluster) schedule(ctx context.Context, name string, n int) ([]time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+// schedule makes n claims with a pod each, and returns how long it took for each pod from its creation until it was seen bound. Of long
+// work it tells on standard error how far it is.
+func (c *cluster) schedule(ctx context.Context, name string, n int, patience time.Duration) ([]time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pods := c.client.CoreV1().Pods("default")
 	watch, err := pods.Watch(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
@@ -239,9 +243,13 @@ func (c *cluster) schedule(ctx context.Context, name string, n int) ([]time.Dura
 			return err
 		})
 	}()
-	bound := map[string]bool{}
+	bound, began := map[string]bool{}, time.Now()
+	progress := time.NewTicker(10 * time.Second)
+	defer progress.Stop()
 	for len(took) < n {
 		select {
+		case <-progress.C:
+			fmt.Fprintf(os.Stderr, "%s: %d of %d are bound after %.0f s\n", name, len(took), n, time.Since(began).Seconds())
 		case err := <-made:
 			if err != nil {
 				return nil, err
@@ -348,15 +356,40 @@ func (s seconds) since(before seconds) string {
 	return strings.Join(parts, ", ")
 }
 
-// schedulerSays is the mean of what an attempt takes, by the scheduler's own account: without the waiting, and without the binding.
-func (c *cluster) schedulerSays(ctx context.Context) string {
+// scheduler is a client of the scheduler's own endpoints.
+func (c *cluster) scheduler() (rest.Interface, error) {
 	config := rest.CopyConfig(c.config)
 	config.Host, config.QPS = "https://127.0.0.1:10259", -1
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
+		return nil, err
+	}
+	return client.CoreV1().RESTClient(), nil
+}
+
+// profile writes what the scheduler spends its CPU on for 20 seconds from now; no path: nothing.
+func (c *cluster) profile(ctx context.Context, path string) error {
+	if path == "" {
+		return nil
+	}
+	client, err := c.scheduler()
+	if err != nil {
+		return err
+	}
+	data, err := client.Get().AbsPath("/debug/pprof/profile").Param("seconds", "20").Timeout(time.Minute).DoRaw(ctx)
+	if err != nil {
+		return fmt.Errorf("cannot profile the scheduler: %w", err)
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// schedulerSays is the mean of what an attempt takes, by the scheduler's own account: without the waiting, and without the binding.
+func (c *cluster) schedulerSays(ctx context.Context) string {
+	client, err := c.scheduler()
+	if err != nil {
 		return err.Error()
 	}
-	text, err := client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	text, err := client.Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return err.Error()
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,7 +62,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 func newFleet(dir string, o options, c *cluster) (*fleet, error) {
 	f := &fleet{}
 	for i := range o.nodes {
-		m, err := newMember(filepath.Join(dir, nodeName(i)), i, o.gpus, c, &f.count)
+		m, err := newMember(filepath.Join(dir, nodeName(i)), i, o, c, &f.count)
 		if err != nil {
 			return nil, err
 		}
@@ -70,13 +71,16 @@ func newFleet(dir string, o options, c *cluster) (*fleet, error) {
 	return f, nil
 }
 
-func newMember(dir string, i, gpus int, c *cluster, count *counter) (*member, error) {
+// memoryOfGPU is each GPU's.
+const memoryOfGPU = 16 * grant.GiB
+
+func newMember(dir string, i int, o options, c *cluster, count *counter) (*member, error) {
 	for _, d := range []string{"state", "plugin", "registry"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, err
 		}
 	}
-	d, err := simulated.Describe(gpus, 16*grant.GiB, fmt.Sprintf("Simulated GPU of %s", nodeName(i)), nil) // UUIDs come of the name
+	d, err := simulated.Describe(o.gpus, memoryOfGPU, fmt.Sprintf("Simulated GPU of %s", nodeName(i)), nil) // UUIDs come of the name
 	if err != nil {
 		return nil, err
 	}
@@ -84,9 +88,12 @@ func newMember(dir string, i, gpus int, c *cluster, count *counter) (*member, er
 	if err == nil {
 		err = gpu.Write(gpu.Path(dir+"/state"), inv)
 	}
-	config := dir + "/config.toml"
+	config, pool := dir+"/config.toml", ""
+	if o.modes != "" {
+		pool = fmt.Sprintf("[[pool]]\ngpus = [\"0-%d\"]\nmodes = [\"%s\"]\n", o.gpus-1, strings.ReplaceAll(o.modes, ",", `", "`))
+	}
 	if err == nil {
-		err = os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n", dir+"/state", dir+"/run", dir+"/cdi"), 0o600)
+		err = os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n%s", dir+"/state", dir+"/run", dir+"/cdi", pool), 0o600)
 	}
 	if err != nil {
 		return nil, err

@@ -24,8 +24,10 @@ import (
 type options struct {
 	engines, classes          string
 	nodes, gpus, claims, lone int
-	wobble                    time.Duration
+	modes                     string
+	wobble, patience          time.Duration
 	qps                       int
+	profile                   string
 }
 
 func main() {
@@ -34,9 +36,12 @@ func main() {
 	flag.StringVar(&o.classes, "classes", "kube/manifests/dra/classes.yaml", "the DeviceClasses")
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
+	flag.StringVar(&o.modes, "modes", "", "the modes of all GPUs, with commas between, as a pool of the node's configuration says them; none: all")
 	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
 	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")
 	flag.DurationVar(&o.wobble, "wobble", 30*time.Second, "how long what is used outside the ledger changes each second on each node")
+	flag.DurationVar(&o.patience, "patience", 30*time.Minute, "how long the claims made at once may take until all are bound")
+	flag.StringVar(&o.profile, "profile", "", "the `FILE` for a profile of the scheduler's CPU, of 20 seconds while claims are made at once")
 	flag.IntVar(&o.qps, "scheduler-qps", 0, "requests a second that the scheduler may make; 0: its default")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
@@ -130,7 +135,7 @@ func wobbling(ctx context.Context, o options, c *cluster, f *fleet) error {
 func alone(ctx context.Context, o options, c *cluster, _ *fleet) error {
 	var all []time.Duration
 	for i := range o.lone {
-		took, err := c.schedule(ctx, fmt.Sprintf("lone-%d", i), 1)
+		took, err := c.schedule(ctx, fmt.Sprintf("lone-%d", i), 1, o.patience)
 		if err != nil {
 			return err
 		}
@@ -143,7 +148,9 @@ func alone(ctx context.Context, o options, c *cluster, _ *fleet) error {
 // burst is all claims at once: how long each waits, and how long it takes for all.
 func burst(ctx context.Context, o options, c *cluster, f *fleet) error {
 	before, began, used := c.requests(ctx), time.Now(), c.usage()
-	all, err := c.schedule(ctx, "burst", o.claims)
+	profiled := make(chan error, 1)
+	go func() { profiled <- c.profile(ctx, o.profile) }()
+	all, err := c.schedule(ctx, "burst", o.claims, o.patience)
 	if err != nil {
 		return err
 	}
@@ -151,7 +158,7 @@ func burst(ctx context.Context, o options, c *cluster, f *fleet) error {
 	fmt.Printf("burst: %d claims at once: all bound in %.1f s, %.0f a second; each waits %s\n", len(all), took.Seconds(), float64(len(all))/took.Seconds(), quantiles(all))
 	fmt.Printf("burst: requests: %s\n", c.requests(ctx).since(before, "pods", "resourceclaims", "events"))
 	fmt.Printf("burst: CPU: %s of %.1f s; scheduler: %s\n", c.usage().since(used), took.Seconds(), c.schedulerSays(ctx))
-	return nil
+	return <-profiled
 }
 
 func quantiles(all []time.Duration) string {
