@@ -62,21 +62,35 @@ func readGiven(dir, resource string) given {
 // waits for the node's network.
 const unstarted = 10 * time.Minute
 
-// over reports whether no pod of the node will start a container with a grant of that age. A kubelet that was killed may not have
-// written down what it was answered. It forgets a pod in its checkpoint only at its next Allocate, but the directory of one that has
-// ended goes soon, and one that it never admitted has none.
-func (to given) over(id grant.ID, age time.Duration, pods string) bool {
-	if to == nil {
-		return false
-	}
-	if len(to[id]) == 0 {
-		return age > settled
+// fate is what the kubelet's files tell of a grant.
+type fate int
+
+const (
+	unknown fate = iota
+	wanted       // a container of a pod may be started with it
+	over         // no container will be
+)
+
+// fate of a grant of that age. A kubelet that was killed may not have written down what it was answered. It forgets a pod in its checkpoint
+// only at its next Allocate, but the directory of one that has ended goes soon, and one that it never admitted has none. Where nobody can
+// look at the directories, what the kubelet notes counts: a released grant would keep a pod from ever starting again, after a boot say.
+func (to given) fate(id grant.ID, age time.Duration, pods string) fate {
+	switch {
+	case to == nil:
+		return unknown
+	case len(to[id]) == 0 && age > settled:
+		return over
+	case len(to[id]) == 0:
+		return unknown
 	}
 	if _, err := os.Stat(pods); err != nil || age <= unstarted {
-		return false
+		return wanted
 	}
-	return !slices.ContainsFunc(to[id], func(uid string) bool {
+	if slices.ContainsFunc(to[id], func(uid string) bool {
 		_, err := os.Lstat(filepath.Join(pods, uid))
 		return !errors.Is(err, fs.ErrNotExist)
-	})
+	}) {
+		return wanted
+	}
+	return over
 }

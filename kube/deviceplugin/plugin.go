@@ -199,7 +199,7 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 		after, err := os.Stat(p.PodResources)
 		complete := err == nil && sameSocket(lister, after) && p.Desk.Now().Sub(p.since) >= settled && p.listsSelf(list.PodResources)
 		to := readGiven(p.Dir, p.Desk.Resource.Name)
-		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) bool { return to.over(id, age, p.Pods) })
+		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) fate { return to.fate(id, age, p.Pods) })
 	})
 }
 

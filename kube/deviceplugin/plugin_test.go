@@ -277,6 +277,12 @@ func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
 	are("without a look at the pods", there, past)
 	check(t, os.Rename("nowhere", "pods"))
 	are("when a pod had time to begin", there)
+	s.now = s.now.Add(2 * unseen)
+	are("hours later, while its pod is there", there) // an init container's: after a boot it is started again, with what it got then
+	s.Plugin.Pods = "nowhere"
+	are("and where the plugin cannot look at the pods, as in its own", there)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-past": r2})
+	are("when the kubelet has forgotten it")
 }
 
 // A kubelet that has just started lists no pods, or none but the static ones, until the API server has told it of the others.

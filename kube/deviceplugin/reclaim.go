@@ -16,7 +16,7 @@ const unseen = time.Hour
 // Reclaim releases the grants whose containers are gone. There is no call for that: the kubelet lists who has which device,
 // and a pod that is gone gives up all. A grant in use is left alone. From a list that may not be complete nothing is concluded:
 // the kubelet keeps the answer of an Allocate, and a container whose grant was released could never start again.
-func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, ended func(grant.ID, time.Duration) bool) error {
+func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells func(grant.ID, time.Duration) fate) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.Book.Open()
@@ -42,7 +42,7 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, ended f
 			d.seen[g.ID] = g.Bindings[0].Pod
 			continue
 		}
-		if complete && d.over(g, there, ended) {
+		if complete && d.over(g, there, tells) {
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
 			failed = errors.Join(failed, d.Book.Release(g.ID))
 		}
@@ -55,20 +55,21 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, ended f
 	return failed
 }
 
-// over reports whether nobody will use a grant any more. ended says what the kubelet's files tell of that, for a grant of an age.
-func (d *Desk) over(g grant.Grant, there kubelet, ended func(grant.ID, time.Duration) bool) bool {
+// over reports whether nobody will use a grant any more. tells is what the kubelet's files tell of a grant of an age.
+func (d *Desk) over(g grant.Grant, there kubelet, tells func(grant.ID, time.Duration) fate) bool {
 	if overlap(d.holds(g), there.devices) {
 		return false
 	}
 	age := d.Now().Sub(g.Created)
-	if ended(g.ID, age) {
-		return true
-	}
+	told := tells(g.ID, age)
 	user, used := d.seen[g.ID]
-	if !used || user.Pod == "" { // never found, or by an engine that vouches for nobody
-		return age > unseen
+	switch {
+	case told == over:
+		return true
+	case used && user.Pod != "":
+		return !there.pods[user.Namespace+"/"+user.Pod]
 	}
-	return !there.pods[user.Namespace+"/"+user.Pod]
+	return told == unknown && age > unseen // never found, or by an engine that vouches for nobody
 }
 
 // kubelet is what the kubelet lists of a resource.
