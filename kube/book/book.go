@@ -67,11 +67,11 @@ func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
 	return p.Grants[i], true
 }
 
-// Strength is what would hold a container to a grant of this mode here. It is what Offer says, so nothing is promised that
-// an admission would not keep.
-func (p Page) Strength(mode grant.Mode, seat admission.Seat) grant.Strength {
-	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Mode: mode, GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
-	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy).Strength
+// Offer is what a container of this owner would get by a grant of this mode here, and by which strength it would be held to it. It is the
+// judgement of an admission, so nothing is promised that one would not keep.
+func (p Page) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) grant.Verdict {
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: owner, Mode: mode, Strength: admission.StrengthOf(mode), GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
+	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy)
 }
 
 // Enter makes a grant. Its errors may stand in a pod's events: they name no other tenant.

@@ -70,7 +70,7 @@ func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resource
 	if err != nil {
 		return part{}, err
 	}
-	if err := config.allows(result.Request, mode, p.Strength(mode, seat)); err != nil {
+	if err := config.allows(result.Request, mode, p.Offer(anyClaim, mode, seat).Strength); err != nil {
 		return part{}, err
 	}
 	of := part{request: result.Request, uuid: seat.UUID(), mode: mode}

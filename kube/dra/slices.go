@@ -80,7 +80,8 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 		return nil // it is partitioned
 	}
 	for _, mode := range s.Modes {
-		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode), Taints: taints(s, mode)}
+		offer := p.Offer(anyClaim, mode, s)
+		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(s, mode, offer)}
 		switch {
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
@@ -95,9 +96,12 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 	return devices
 }
 
+// anyClaim is an owner as all of them are: what a claim's containers get depends on that, for they share one limit.
+const anyClaim grant.Owner = "claim:any"
+
 // sharesCompute reports whether a claim can have a share of compute of a GPU in a mode.
 func sharesCompute(p book.Page, mode grant.Mode) bool {
-	g := grant.Grant{Mode: mode, Owner: "claim:any", GPUs: make([]grant.Share, 1)}
+	g := grant.Grant{Mode: mode, Owner: anyClaim, GPUs: make([]grant.Share, 1)}
 	return admission.ComputeUnkept(g, p.Inventory, p.Node.Policy) == ""
 }
 
@@ -124,10 +128,10 @@ func quantity(b grant.Bytes) *resource.Quantity {
 }
 func number(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
 
-func attributes(p book.Page, s admission.Seat, mode grant.Mode) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+func attributes(p book.Page, s admission.Seat, mode grant.Mode, strength grant.Strength) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name), "driver": text(p.Inventory.Driver.Version),
-		"mode": text(string(mode)), "strength": text(string(p.Strength(mode, s))), "health": text(s.GPU.Health), "numa": integer(s.GPU.NUMA),
+		"mode": text(string(mode)), "strength": text(string(strength)), "health": text(s.GPU.Health), "numa": integer(s.GPU.NUMA),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
 	}
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil { // a simulated GPU has none
@@ -160,9 +164,10 @@ func integer(n int) resourceapi.DeviceAttribute {
 const (
 	taintClosed  = "gpuledger.dev/closed"  // it takes no grants: unhealthy, or its entry in the ledger is damaged
 	taintOutside = "gpuledger.dev/outside" // used outside the ledger, so nobody can have the whole of it
+	taintWeak    = "gpuledger.dev/weak"    // what would hold containers to a share is not what the node's policy wants: none of them would start
 )
 
-func taints(s admission.Seat, mode grant.Mode) []resourceapi.DeviceTaint {
+func taints(s admission.Seat, mode grant.Mode, offer grant.Verdict) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
 	add := func(key, value string) {
 		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule})
@@ -172,6 +177,9 @@ func taints(s admission.Seat, mode grant.Mode) []resourceapi.DeviceTaint {
 	}
 	if s.Outside > 0 && mode == grant.Exclusive {
 		add(taintOutside, label(s.Outside.String()))
+	}
+	if offer.Kind == grant.Refused && offer.Code == grant.LimitUnenforceable {
+		add(taintWeak, label(string(offer.Strength)))
 	}
 	return list
 }

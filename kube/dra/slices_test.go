@@ -2,6 +2,7 @@ package dra
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -70,8 +71,10 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
 		"no share of compute in a mode that keeps none, where the policy wants that": {"[enforcement]\ncompute = \"refuse\"\n", func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
-		"nor where it wants more strength than none": {"[policy]\nminimum_strength = \"library\"\n", func(*booktest.Node) {},
-			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
+		"nor where it wants more strength than none, and no share whose containers would never start": {"[policy]\nminimum_strength = \"library\"\n", func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none", "0 limit memory=16Gi gpuledger.dev/weak=none"}},
+		"a claim's containers share a limit, so the driver's own is not theirs": {"[enforcement]\nlimit = \"driver\"\n", func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
 		"MIG devices, and nothing of the GPU that they are of": {"", func(n *booktest.Node) {
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
@@ -153,6 +156,27 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	}
 	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 || consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
 		t.Errorf("the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes", counters, consumers)
+	}
+}
+
+// What is published is what minimumStrength in a class or a claim is held against.
+func TestTheStrengthOfEachMode(t *testing.T) {
+	n := booktest.New(t, 2, 80*grant.GiB, "")
+	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPU) { all[1].MIG = []string{"1g.10gb"} })
+	p, err := n.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := Slices(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, d := range list[0].Devices {
+		got[*d.Attributes["mode"].StringValue] = *d.Attributes["strength"].StringValue
+	}
+	if want := map[string]string{"exclusive": "none", "timeslice": "none", "limit": "none", "mps": "server", "mig": "hardware"}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
