@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -21,6 +22,7 @@ type Driver struct {
 	Node   string // its name in the cluster, and that of the pool
 	Client kubernetes.Interface
 	Log    *slog.Logger
+	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
 
 	mu   sync.Mutex // one claim is prepared or given up at a time; see turn
 	pace pace       // of publishing
@@ -126,7 +128,10 @@ func (d *Driver) unprepare(uid string) error {
 	return nil
 }
 
-// HandleError logs what goes wrong in the background. Nothing of it ends the driver: grants are entered without slices, too.
+// HandleError logs what goes wrong in the background. Slices that the API does not take end nothing: grants are entered without them, too.
 func (d *Driver) HandleError(_ context.Context, err error, message string) {
 	d.Log.Error(message, "error", err)
+	if d.Broken != nil && !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		d.Broken(fmt.Errorf("%s: %w", message, err))
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	api "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -103,5 +105,20 @@ func TestSocketsThatNobodyServesAreRemoved(t *testing.T) {
 		if _, err := os.Lstat(path); (err == nil) != kept {
 			t.Errorf("%s is there: %v, want %v", path, err == nil, kept)
 		}
+	}
+}
+
+// A driver that goes on without its sockets would leave every pod waiting; slices that the API refuses for a while are no reason to end.
+func TestWhatEndsTheDriver(t *testing.T) {
+	s := newSite(t, 1)
+	var ends []error
+	s.Broken = func(err error) { ends = append(ends, err) }
+	s.HandleError(context.Background(), fmt.Errorf("no such field: %w", kubeletplugin.ErrRecoverable), "processing ResourceSlice objects")
+	if len(ends) > 0 {
+		t.Errorf("slices that are not taken end the driver: %v", ends)
+	}
+	s.HandleError(context.Background(), net.ErrClosed, "DRA gRPC server failed")
+	if len(ends) != 1 || !errors.Is(ends[0], net.ErrClosed) || !strings.Contains(ends[0].Error(), "DRA gRPC server failed") {
+		t.Errorf("the driver that nobody can call goes on: %v", ends)
 	}
 }

@@ -44,11 +44,13 @@ func serveDRA(c *cli.Context) error {
 	}
 	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
 	b.References = filepath.Join(data, "references")
-	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log}
+	ctx, broken := context.WithCancelCause(c.Context)
+	defer broken(nil)
+	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken}
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
-	plugin, err := driver.Serve(c.Context, filepath.Join(c.String("kubelet-dir"), "plugins_registry"), data, types.UID(c.String("pod-uid")))
+	plugin, err := driver.Serve(ctx, filepath.Join(c.String("kubelet-dir"), "plugins_registry"), data, types.UID(c.String("pod-uid")))
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
@@ -56,9 +58,12 @@ func serveDRA(c *cli.Context) error {
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
 	var all sync.WaitGroup
 	all.Go(func() {
-		tend(c.Context, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
+		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
-	all.Go(func() { tend(c.Context, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
+	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
 	all.Wait()
+	if c.Context.Err() == nil {
+		return fmt.Errorf("cannot go on to serve the kubelet: %w", context.Cause(ctx)) // whoever started this starts it again
+	}
 	return nil
 }
