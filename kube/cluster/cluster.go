@@ -34,6 +34,8 @@ type GPU struct {
 	Total     int64   `json:"total"`          // bytes
 	Allocated int64   `json:"allocated"`
 	Shares    []Share `json:"shares,omitempty"`
+
+	modes map[string]int64 // in which it takes new claims, with the bytes that these can have in all
 }
 
 // Share is a claim's part of a GPU.
@@ -135,6 +137,12 @@ func (n *Node) addDevice(d resourceapi.Device) {
 		i = len(n.GPUs) - 1
 	}
 	n.GPUs[i].Total = max(n.GPUs[i].Total, total.Value())
+	if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
+		if n.GPUs[i].modes == nil {
+			n.GPUs[i].modes = map[string]int64{}
+		}
+		n.GPUs[i].modes[word(d, "mode")] = total.Value()
+	}
 }
 
 func word(d resourceapi.Device, name resourceapi.QualifiedName) string {

@@ -64,7 +64,7 @@ var whole2 = map[string]string{
 	"/api/v1/namespaces/team/pods/late": `{"metadata":{"namespace":"team","name":"late","uid":"2"},"spec":{"resourceClaims":[{"name":"gpu","resourceClaimName":"waits"},{"name":"other","resourceClaimTemplateName":"t"}],"containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]},
 		"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":"0/3 nodes are available: 1 cannot allocate all claims."}]}}`,
 	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{}}}`,
-	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"}}`,
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"},"spec":{"devices":{"requests":[{"name":"gpu","exactly":{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}}]}}}`,
 	"/api/v1/namespaces/team/events": `{"items":[{"type":"Warning","message":"Error: gpuledger: refused (visible-devices-all): container \"main\" asks for all GPUs"},
 		{"type":"Warning","message":"Back-off restarting failed container"},{"type":"Normal","message":"gpuledger is nice"}]}`,
 }
@@ -120,7 +120,7 @@ claim share has 6.5 GiB of GPU 0 in mode limit, with 30% of its compute
 event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
 `,
 		"late": `pod team/late is Pending
-claim waits is not allocated
+claim waits is not allocated: it wants 64 GiB of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode
 claim other: the claim is not made from its template yet
 container main: 1 gpuledger.dev/gpu by the device plugin
 it waits: 0/3 nodes are available: 1 cannot allocate all claims.
@@ -138,6 +138,46 @@ event: Error: gpuledger: refused (visible-devices-all): container "main" asks fo
 	}
 	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil || !strings.Contains(err.Error(), "cannot explain") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The scheduler says that it cannot allocate a claim, and not why. What is published and claimed tells.
+func TestWhatNoNodeHas(t *testing.T) {
+	nodes, err := Read(context.Background(), api(t, whole2)) // GPU 0 of 16 GiB has 6.5 GiB of shares, GPU 1 is taken whole
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		`{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"9728Mi"}}}`:        "",
+		`{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"10Gi"}}}`:          "it wants 10 GiB of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode",
+		`{"deviceClassName":"limit.gpuledger.dev","count":2,"capacity":{"requests":{"memory":"1Gi"}}}`: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has more than 1 of them free",
+		`{"deviceClassName":"limit.gpuledger.dev"}`:                                                    "it wants all the memory of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode",
+		`{"deviceClassName":"exclusive.gpuledger.dev","count":3}`:                                      "it wants all the memory of each of 3 GPUs in mode exclusive, and none has anything free in that mode",
+		`{"deviceClassName":"mps.gpuledger.dev","capacity":{"requests":{"memory":"1Gi"}}}`:             "it wants 1 GiB of a GPU in mode mps, and no GPU takes new claims in that mode",
+		`{"deviceClassName":"others.example.com"}`:                                                     "",
+		`{"deviceClassName":"limit.gpuledger.dev","allocationMode":"All"}`:                             "",
+	} {
+		r := resourceapi.DeviceRequest{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{}}
+		if err := json.Unmarshal([]byte(text), r.Exactly); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if w, ours := wantOf(r); ours {
+			got = w.missing(nodes)
+		}
+		if got != want {
+			t.Errorf("%s:\ngot  %q\nwant %q", text, got, want)
+		}
+	}
+	n := Node{Name: "n"}
+	var closed resourceapi.Device
+	if err := json.Unmarshal([]byte(device("a", "0", "limit", "16Gi")), &closed); err != nil {
+		t.Fatal(err)
+	}
+	closed.Taints = []resourceapi.DeviceTaint{{Key: "gpuledger.dev/closed", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	n.addDevice(closed)
+	if got := (want{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got, "no GPU takes new claims") {
+		t.Errorf("a GPU that takes no grants: %q", got)
 	}
 }
 

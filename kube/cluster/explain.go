@@ -31,6 +31,7 @@ type Claim struct {
 	Name      string  `json:"name"`
 	Allocated bool    `json:"allocated"`
 	Problem   string  `json:"problem,omitempty"`
+	Lacks     string  `json:"lacks,omitempty"`  // what of it no node has
 	Shares    []Share `json:"shares,omitempty"` // without the names
 	GPUs      []int64 `json:"gpus,omitempty"`   // by index, as the shares
 }
@@ -115,6 +116,13 @@ func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, 
 			}
 		}
 	}
+	if !c.Allocated {
+		for _, r := range claim.Spec.Devices.Requests {
+			if w, ours := wantOf(r); ours && c.Lacks == "" {
+				c.Lacks = w.missing(nodes)
+			}
+		}
+	}
 	if c.Allocated && len(c.Shares) == 0 {
 		c.Problem = "nothing of it is " + dra.DriverName + "'s, or its GPU is gone"
 	}
@@ -132,6 +140,8 @@ func (e Explanation) Write(w io.Writer) {
 		switch {
 		case c.Problem != "":
 			fmt.Fprintf(w, "claim %s: %s\n", c.Name, c.Problem)
+		case c.Lacks != "":
+			fmt.Fprintf(w, "claim %s is not allocated: %s\n", c.Name, c.Lacks)
 		case !c.Allocated:
 			fmt.Fprintf(w, "claim %s is not allocated\n", c.Name)
 		}

@@ -1,0 +1,80 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuledger/gpuledger/kube/dra"
+)
+
+// want is what a request asks for.
+type want struct {
+	mode   string
+	memory int64 // on each GPU, in bytes; 0: all that it has
+	count  int
+}
+
+// wantOf reads a request that names one of gpuledger's classes. What else it may select by is the scheduler's to judge.
+func wantOf(r resourceapi.DeviceRequest) (w want, ok bool) {
+	if r.Exactly == nil || r.Exactly.AllocationMode == resourceapi.DeviceAllocationModeAll {
+		return w, false
+	}
+	mode, ok := strings.CutSuffix(r.Exactly.DeviceClassName, "."+dra.DriverName)
+	w = want{mode: mode, count: max(1, int(r.Exactly.Count))}
+	if r.Exactly.Capacity != nil {
+		amount := r.Exactly.Capacity.Requests["memory"]
+		w.memory = amount.Value()
+	}
+	return w, ok
+}
+
+func (w want) String() string {
+	what := fmt.Sprintf("%s GiB", gib(w.memory))
+	if w.memory == 0 {
+		what = "all the memory"
+	}
+	if w.count == 1 {
+		return fmt.Sprintf("%s of a GPU in mode %s", what, w.mode)
+	}
+	return fmt.Sprintf("%s of each of %d GPUs in mode %s", what, w.count, w.mode)
+}
+
+// room is what is free of a GPU in a mode, and whether it can be had in it at all.
+func (g GPU) room(mode string) (free int64, offered bool) {
+	capacity, offered := g.modes[mode]
+	if g.Mode != "" && (g.Mode != mode || mode == "exclusive" || mode == "mig") {
+		return 0, offered
+	}
+	return max(0, capacity-g.Allocated), offered
+}
+
+// missing says why no node has what a request wants; "" where one has it, or nobody can tell from here.
+func (w want) missing(nodes []Node) string {
+	var most int64
+	best, somewhere := 0, false
+	for _, n := range nodes {
+		fitting := 0
+		for _, g := range n.GPUs {
+			free, offered := g.room(w.mode)
+			somewhere = somewhere || offered
+			most = max(most, free)
+			if offered && free > 0 && (free >= w.memory && w.memory > 0 || w.memory == 0 && g.Allocated == 0) {
+				fitting++
+			}
+		}
+		best = max(best, fitting)
+	}
+	switch {
+	case best >= w.count:
+		return ""
+	case !somewhere:
+		return fmt.Sprintf("it wants %s, and no GPU takes new claims in that mode", w)
+	case most == 0:
+		return fmt.Sprintf("it wants %s, and none has anything free in that mode", w)
+	case best > 0:
+		return fmt.Sprintf("it wants %s, and no node has more than %d of them free", w, best)
+	}
+	return fmt.Sprintf("it wants %s, and no GPU has more than %s GiB free in that mode", w, gib(most))
+}
