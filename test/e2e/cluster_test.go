@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"cmp"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -271,40 +270,6 @@ func (s *site) tooMuch() {
 	s.applied(append(claiming("huge", "limit", 1, object{"memory": "64Gi"}, false), claiming("many", "exclusive", 3, nil, false)...)...)
 	s.waits("huge")
 	s.waits("many")
-}
-
-// refusals are pods that want what nobody gave them: they do not start, and `kubectl describe pod` says why.
-func (s *site) refusals() {
-	s.applied(claiming("victim", "limit", 1, object{"memory": "1Gi"}, false)...)
-	s.runs("victim")
-	victim := s.claimOf("victim")
-	for name, c := range map[string]struct {
-		change func(pod, container object)
-		code   grant.Code
-	}{
-		"all":        {func(_, c object) { c["env"] = []object{{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}} }, grant.VisibleDevicesAll},
-		"privileged": {func(_, c object) { c["securityContext"] = object{"privileged": true} }, grant.PrivilegedGPU},
-		"forged": {func(p, _ object) {
-			p["metadata"].(object)["annotations"] = object{"gpuledger.dev/grant.main": string(victim.ID) + "." + strings.Repeat("0", 32)}
-		}, grant.GrantNotFound},
-		"by-id": {func(_, c object) { c["env"] = []object{{"name": grant.ReferenceEnv, "value": string(victim.ID)}} }, grant.GrantNotFound},
-		"host-node": {func(p, c object) {
-			p["spec"].(object)["volumes"] = []object{{"name": "gpu", "hostPath": object{"path": "/dev/nvidia0"}}}
-			c["volumeMounts"] = []object{{"name": "gpu", "mountPath": "/dev/nvidia0"}}
-		}, grant.GPUBindMount},
-	} {
-		s.applied(clusterPod(name, c.change))
-		want := fmt.Sprintf("gpuledger: refused (%s): ", c.code)
-		eventually(s.T, "pod "+name+"'s events say "+want, func() bool {
-			if p := s.podNamed(name); p.Status.Phase == "Running" {
-				s.T.Fatalf("pod %s runs, want %q", name, want)
-			}
-			return strings.Contains(s.eventsOf(name), want)
-		})
-	}
-	if described := s.administer("describe", "pod", "all", "-n", "team"); !strings.Contains(described, "asks for all GPUs through NVIDIA_VISIBLE_DEVICES") {
-		s.T.Errorf("kubectl describe says\n%s", described)
-	}
 }
 
 // upgrade ends the driver in both ways while pods run, and lets one go while nobody is there.
