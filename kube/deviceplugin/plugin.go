@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"sync"
 	"syscall"
@@ -19,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -91,15 +91,7 @@ func (p *Plugin) knows() bool {
 }
 
 func same(a, b []*api.Device) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i].ID != b[i].ID || a[i].Health != b[i].Health || !reflect.DeepEqual(a[i].Topology.GetNodes(), b[i].Topology.GetNodes()) {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a, b, func(a, b *api.Device) bool { return proto.Equal(a, b) }) // one that was sent differs in fields of the library's own
 }
 
 // attend serves and registers where the kubelet is new: one that starts empties the directory and knows nobody.
