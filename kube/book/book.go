@@ -28,20 +28,21 @@ type Page struct {
 	Node *node.Node
 }
 
-// Read gives the ledger and the inventory. An inventory that can't be used is an error: nothing can be placed by it.
+// Read gives the ledger and the inventory. An inventory that can't be used is an error: nothing can be placed by it. A page that comes
+// with an error has the node, and where its Problem is the error, what the ledger has, too.
 func (b Book) Read() (Page, error) {
 	n := b.Open()
 	if n.Broken != nil {
-		return Page{}, n.Broken
+		return Page{Node: n}, n.Broken
 	}
 	o, err := n.Overview()
 	if err != nil {
-		return Page{}, err
+		return Page{Node: n}, err
 	}
 	if o.Problem != nil {
-		return Page{}, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
+		err = &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
 	}
-	return Page{Overview: o, Node: n}, nil
+	return Page{Overview: o, Node: n}, err
 }
 
 // Of are the grants that one of the agents has entered.

@@ -141,6 +141,17 @@ func (d *Desk) holds(g grant.Grant) []string {
 	return d.Resource.holds(g)
 }
 
+// held are the devices of all containers, and of those that had them before: a kubelet may ask for either again.
+func (d *Desk) held(p book.Page) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ids []string
+	for _, g := range d.Resource.own(p) {
+		ids = append(append(ids, d.Resource.holds(g)...), d.holds(g)...)
+	}
+	return ids
+}
+
 // answer carries the reference. It is no CDI device, because the kubelet keeps the answer across boots, and CDI files in /run do
 // not live as long.
 func (d *Desk) answer(r grant.Reference) (*api.ContainerAllocateResponse, error) {

@@ -2,11 +2,71 @@ package deviceplugin
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
+
+// Pods that are bound to such a node would not be admitted, one after another. What containers have stays healthy: a kubelet that starts
+// admits no pod again whose devices are not.
+func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
+	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
+		for _, file := range []string{"state/inventory.json", "config.toml", "state/grants"} {
+			t.Run(name+" without "+file, func(t *testing.T) {
+				s := newSite(t, 4, r, "")
+				s.ensure()
+				c, _ := s.kubelet.registered()
+				stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+				check(t, err)
+				all := told(t, stream)
+				held := []string{s.UUID(1)}
+				if r.Unit > 0 {
+					held = some(3, 6)
+				}
+				s.gets(c, held...)
+				path := s.Node.Dir + "/" + file
+				check(t, os.Rename(path, path+".away"))
+				check(t, os.WriteFile(path, []byte("nonsense"), 0o600))
+				if err := s.Ensure(context.Background()); err == nil {
+					t.Error("there is no error")
+				}
+				if closed := told(t, stream); closed != strings.Join(held, " ") {
+					t.Errorf("healthy are %s, want only what a container has, %v", closed, held)
+				}
+				_ = s.Ensure(context.Background())
+				check(t, os.Remove(path))
+				check(t, os.Rename(path+".away", path))
+				s.ensure()
+				if again := told(t, stream); again != all {
+					t.Errorf("healthy are %s, want again %s", again, all)
+				}
+			})
+		}
+	}
+}
+
+// Between two containers of a pod the kubelet hands devices on, and a grant's label has those of the first.
+func TestWhatWasHandedOnStaysHealthy(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	check(t, err)
+	told(t, stream)
+	s.gets(c, some(0, 1)...)
+	s.gets(c, some(1, 3)...)
+	check(t, os.Remove(s.Node.Dir+"/state/inventory.json"))
+	if err := s.Ensure(context.Background()); err == nil || !strings.Contains(err.Error(), string(grant.InventoryMissing)) {
+		t.Errorf("got %v", err)
+	}
+	if closed := told(t, stream); closed != strings.Join(some(0, 3), " ") {
+		t.Errorf("healthy are %s, want those of both containers", closed)
+	}
+}
 
 // A list wakes the kubelet up, and it writes the node's status.
 func TestTheKubeletIsToldOnlyNews(t *testing.T) {

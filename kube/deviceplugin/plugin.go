@@ -40,6 +40,7 @@ type Plugin struct {
 	lister  os.FileInfo // the socket that lists pods, as it was last
 	since   time.Time   // when it was first seen
 	devices []*api.Device
+	held    []string      // those that containers have, by the ledger
 	changed chan struct{} // closed when devices are others
 }
 
@@ -60,27 +61,48 @@ func (p *Plugin) Ensure(ctx context.Context) error {
 	return errors.Join(err, p.reclaim(ctx))
 }
 
-// look reads the ledger for what the kubelet is to be told.
+// look reads the ledger for what the kubelet is to be told. While nothing can be granted here nothing is offered: of what the kubelet was told
+// last, only what containers have is healthy, for a kubelet that starts admits no pod again whose devices are not.
 func (p *Plugin) look() error {
 	page, err := p.Desk.Book.Read()
-	if err != nil {
-		return err // the kubelet goes on with what it knows; an Allocate will say what is wrong
+	var devices []*api.Device
+	var held []string
+	legible := err == nil || page.Problem != nil
+	if legible {
+		held = p.Desk.held(page)
 	}
-	devices, err := p.Desk.Resource.Devices(page)
-	if err != nil {
-		return err
+	if err == nil {
+		devices, err = p.Desk.Resource.Devices(page)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if legible {
+		p.held = held
+	}
+	if err != nil && p.changed == nil {
+		return err // nothing is known of this node yet
+	}
+	if err != nil {
+		devices = p.closed()
+	}
 	if p.changed != nil && same(devices, p.devices) {
-		return nil
+		return err
 	}
 	p.devices = devices
 	if p.changed != nil {
 		close(p.changed)
 	}
 	p.changed = make(chan struct{})
-	return nil
+	return err
+}
+
+// closed are the devices that the kubelet knows, of which none is given out now.
+func (p *Plugin) closed() []*api.Device {
+	list := make([]*api.Device, len(p.devices))
+	for i, d := range p.devices {
+		list[i] = &api.Device{ID: d.ID, Health: health(slices.Contains(p.held, d.ID)), Topology: d.Topology}
+	}
+	return list
 }
 
 // knows reports whether there was an inventory to make a list of devices from.

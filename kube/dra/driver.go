@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/kube/book"
 )
@@ -24,8 +25,9 @@ type Driver struct {
 	Log    *slog.Logger
 	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
 
-	mu   sync.Mutex // one claim is prepared or given up at a time; see turn
-	pace pace       // of publishing
+	mu    sync.Mutex            // one claim is prepared or given up at a time; see turn
+	pace  pace                  // of publishing
+	known []resourceslice.Slice // what the node had when it could tell; nil: it could not yet
 }
 
 // turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new

@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
 )
 
 // publisher is what takes slices to the API: the kubelet plugin's helper.
@@ -20,28 +21,66 @@ type publisher interface {
 	PublishResources(context.Context, resourceslice.DriverResources) error
 }
 
-// Publish tells the cluster what the node has, where that has changed, and as soon as pace allows. It is called again and again.
+// Publish tells the cluster what the node has, where that has changed, and as soon as pace allows. It is called again and again. A node
+// that can enter no grant offers nothing: what it had is told as closed, and its error says why.
 func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	p, err := d.Book.Read()
-	if err != nil {
-		return fmt.Errorf("cannot publish: %w", err) // what was published stays: a grant needs an inventory anyhow
+	var list []resourceslice.Slice
+	if err == nil {
+		list, err = Slices(p)
 	}
-	list, err := Slices(p)
 	if err != nil {
-		return fmt.Errorf("cannot publish: %w", err)
+		err = fmt.Errorf("cannot offer the node's GPUs: %w", err)
+		return errors.Join(err, d.tell(ctx, to, closed(d.known, why(p, err)), p.Node.Host.Now()))
 	}
+	d.known = list
+	return d.tell(ctx, to, list, p.Now)
+}
+
+// tell publishes slices, where it is time to.
+func (d *Driver) tell(ctx context.Context, to publisher, list []resourceslice.Slice, now time.Time) error {
 	n, err := noticeOf(list)
-	if err != nil {
-		return fmt.Errorf("cannot publish: %w", err)
-	}
-	if !d.pace.due(n, p.Now) {
+	if err == nil && !d.pace.due(n, now) {
 		return nil
 	}
-	if err := to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}}); err != nil {
+	if err == nil {
+		err = to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}})
+	}
+	if err != nil {
 		return fmt.Errorf("cannot publish: %w", err)
 	}
-	d.pace.published(n, p.Now)
+	d.pace.published(n, now)
 	return nil
+}
+
+// closed are slices of devices that nobody may be given now. Of a node of which nothing is known yet there are none: what an earlier driver has
+// published would have pods come that never start.
+func closed(known []resourceslice.Slice, code grant.Code) []resourceslice.Slice {
+	list := []resourceslice.Slice{{}}
+	if known != nil {
+		list = slices.Clone(known)
+	}
+	for i := range list {
+		list[i].Devices = slices.Clone(list[i].Devices)
+		for j := range list[i].Devices {
+			d := &list[i].Devices[j]
+			d.Taints = slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool { return t.Key == taintClosed })
+			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: taintClosed, Value: string(code), Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+	}
+	return list
+}
+
+// why is the code of what keeps a node from entering grants.
+func why(p book.Page, err error) grant.Code {
+	var refusal *grant.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		return refusal.Code
+	case p.Node.Broken != nil:
+		return grant.ConfigInvalid
+	}
+	return grant.LedgerUnreadable
 }
 
 // Reclaim releases grants whose claim is gone, or is no longer allocated here: of a kubelet that lost its memory while the

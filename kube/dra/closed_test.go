@@ -1,0 +1,80 @@
+package dra
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// closedFor lists the devices of what was told last, each with what its taint "closed" says.
+func (p *told) closedFor() map[string]string {
+	devices := map[string]string{}
+	for _, s := range p.all[len(p.all)-1].Pools[pool].Slices {
+		for _, d := range s.Devices {
+			devices[d.Name] = ""
+			for _, t := range d.Taints {
+				if t.Key == taintClosed {
+					devices[d.Name] += string(t.Effect) + " " + t.Value
+				}
+			}
+		}
+	}
+	return devices
+}
+
+// Pods that are bound to a node that can enter no grant hang in ContainerCreating.
+func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
+	for file, code := range map[string]grant.Code{"state/inventory.json": grant.InventoryMissing, "config.toml": grant.ConfigInvalid, "state/grants": grant.LedgerUnreadable} {
+		t.Run(string(code), func(t *testing.T) {
+			s, to := newSite(t, 2), &told{}
+			s.SetGPUs(2, 16*grant.GiB, func(all []simulated.GPU) { all[1].Health = "lost" })
+			publish := func() error { return s.Publish(context.Background(), to) }
+			if err := publish(); err != nil {
+				t.Fatal(err)
+			}
+			open := to.closedFor()
+			s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+			path := s.Dir + "/" + file
+			if err := os.Rename(path, path+".away"); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte("nonsense"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := publish(); err == nil || !strings.Contains(err.Error(), "cannot offer the node's GPUs: ") {
+					t.Errorf("got %v", err)
+				}
+			}
+			closed := to.closedFor()
+			if len(to.all) != 2 || len(closed) != len(open) {
+				t.Fatalf("told %d times, in the end of %v; want it told once of %v", len(to.all)-1, closed, open)
+			}
+			for name, taint := range closed {
+				if taint != "NoSchedule "+string(code) {
+					t.Errorf("device %s is closed for %q, want NoSchedule for %s", name, taint, code)
+				}
+			}
+			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}, &told{}
+			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 || len(empty.closedFor()) > 0 {
+				t.Errorf("a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing", err, empty.all)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(path+".away", path); err != nil {
+				t.Fatal(err)
+			}
+			if err := publish(); err != nil {
+				t.Fatal(err)
+			}
+			if again := to.closedFor(); len(again) != len(open) || again[s.result("gpu", 0, grant.Limit).Device] != "" || again[s.result("gpu", 1, grant.Limit).Device] != open[s.result("gpu", 1, grant.Limit).Device] {
+				t.Errorf("healed: %v, want %v", again, open)
+			}
+		})
+	}
+}
