@@ -2,8 +2,6 @@ package deviceplugin
 
 import (
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,8 +56,8 @@ func readGiven(dir, resource string) given {
 	return to
 }
 
-// unstarted is how long a pod that was admitted may have no directory: the kubelet makes it when it begins to start the pod, which
-// waits for the node's network.
+// unstarted is how long a pod that was admitted may have no cgroup: the kubelet makes it when it begins to start the pod, which
+// waits for the node's network, and begins anew after a boot.
 const unstarted = 10 * time.Minute
 
 // fate is what the kubelet's files tell of a grant.
@@ -71,10 +69,11 @@ const (
 	over         // no container will be
 )
 
-// fate of a grant of that age. A kubelet that was killed may not have written down what it was answered. It forgets a pod in its checkpoint
-// only at its next Allocate, but the directory of one that has ended goes soon, and one that it never admitted has none. Where nobody can
-// look at the directories, what the kubelet notes counts: a released grant would keep a pod from ever starting again, after a boot say.
-func (to given) fate(id grant.ID, age time.Duration, pods string) fate {
+// fate of a grant of that age, told by a kubelet that was watched for as long. A kubelet that was killed may not have written down what it was
+// answered. It forgets a pod in its checkpoint only at its next Allocate, but the cgroup of one that has ended goes soon, and one that it never
+// admitted has none. there reports whether a pod may be on the node; where nobody can tell, what the kubelet notes counts: a released grant
+// would keep a pod from ever starting again, after a boot say.
+func (to given) fate(id grant.ID, age time.Duration, there func(uid string) bool) fate {
 	switch {
 	case to == nil:
 		return unknown
@@ -82,14 +81,7 @@ func (to given) fate(id grant.ID, age time.Duration, pods string) fate {
 		return over
 	case len(to[id]) == 0:
 		return unknown
-	}
-	if _, err := os.Stat(pods); err != nil || age <= unstarted {
-		return wanted
-	}
-	if slices.ContainsFunc(to[id], func(uid string) bool {
-		_, err := os.Lstat(filepath.Join(pods, uid))
-		return !errors.Is(err, fs.ErrNotExist)
-	}) {
+	case age <= unstarted || slices.ContainsFunc(to[id], there):
 		return wanted
 	}
 	return over

@@ -31,7 +31,7 @@ type Plugin struct {
 	Desk         *Desk
 	Dir          string // of the kubelet's device plugins
 	PodResources string // the kubelet's socket that lists pods with their devices; "" where there is none
-	Pods         string // the kubelet's directory of pods, one each by UID; "" where it is not known
+	Cgroups      string // the tree of the node's cgroups
 	Self         string // namespace/name of the pod that this runs in; "" where it runs in none
 
 	mu      sync.Mutex
@@ -211,9 +211,12 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
 		}
 		after, err := os.Stat(p.PodResources)
-		complete := err == nil && sameSocket(lister, after) && p.Desk.Now().Sub(p.since) >= settled && p.listsSelf(list.PodResources)
+		watched := p.Desk.Now().Sub(p.since)
+		complete := err == nil && sameSocket(lister, after) && watched >= settled && p.listsSelf(list.PodResources)
 		to := readGiven(p.Dir, p.Desk.Resource.Name)
-		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) fate { return to.fate(id, age, p.Pods) })
+		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
+		there := func(uid string) bool { return pods() == nil || pods()[uid] }
+		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) fate { return to.fate(id, min(age, watched), there) })
 	})
 }
 

@@ -239,10 +239,8 @@ func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
 // A plugin that was away has not seen who used what. The kubelet's checkpoint has the references that it gives to containers.
 func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
-	s.Plugin.Pods = "pods"
-	for _, pod := range []string{"pods", "pods/uid-there"} {
-		check(t, os.Mkdir(pod, 0o700))
-	}
+	s.Plugin.Cgroups = "cgroup"
+	check(t, os.MkdirAll("cgroup/kubepods/burstable/poduid-there", 0o700))
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	there, r1 := s.gets(c, some(0, 1)...)
@@ -273,14 +271,19 @@ func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
 	check(t, os.Rename("away", checkpointFile))
 	are("after a minute", there, past)
 	s.now = s.now.Add(unstarted)
-	check(t, os.Rename("pods", "nowhere"))
+	check(t, os.Rename("cgroup", "nowhere"))
 	are("without a look at the pods", there, past)
-	check(t, os.Rename("nowhere", "pods"))
+	check(t, os.Rename("nowhere", "cgroup"))
+	s.Plugin.lister = nil // as of a plugin, or a node, that has just begun
+	are("when nobody has watched for long", there, past)
+	s.now = s.now.Add(unstarted)
+	are("when the kubelet may still begin", there, past)
+	s.now = s.now.Add(time.Second)
 	are("when a pod had time to begin", there)
 	s.now = s.now.Add(2 * unseen)
 	are("hours later, while its pod is there", there) // an init container's: after a boot it is started again, with what it got then
-	s.Plugin.Pods = "nowhere"
-	are("and where the plugin cannot look at the pods, as in its own", there)
+	s.Plugin.Cgroups = "nowhere"
+	are("and where the plugin cannot look at the pods", there)
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-past": r2})
 	are("when the kubelet has forgotten it")
 }

@@ -39,7 +39,7 @@ func serveDevices(c *cli.Context) error {
 	for _, r := range resources {
 		p := &deviceplugin.Plugin{Desk: &deviceplugin.Desk{Book: b, Resource: r, Log: log, Now: time.Now},
 			Dir: filepath.Join(c.String("kubelet-dir"), "device-plugins"), PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
-			Pods: filepath.Join(c.String("kubelet-dir"), "pods"), Self: c.String("pod")}
+			Cgroups: "/sys/fs/cgroup", Self: c.String("pod")}
 		all.Go(func() {
 			defer p.Stop()
 			tend(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)

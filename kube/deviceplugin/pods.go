@@ -1,0 +1,69 @@
+package deviceplugin
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// podsIn finds the pods of a node by the cgroups that its kubelet makes for them below a tree. The kubelet's own directories of pods would tell the
+// same, but other pods' secrets are mounted there. nil: there is nothing of the kubelet's, as with --cgroups-per-qos=false, or it cannot be read.
+func podsIn(tree string) map[string]bool {
+	var pods map[string]bool
+	for _, top := range kubepods(tree, rootDepth) {
+		if pods == nil {
+			pods = map[string]bool{}
+		}
+		if err := addPods(pods, top, qosDepth); err != nil {
+			return nil
+		}
+	}
+	return pods
+}
+
+const (
+	rootDepth = 4 // levels down to the kubelet's cgroup: a controller's (cgroup v1), and what its cgroupRoot says
+	qosDepth  = 2 // and from there to a pod's: kubepods/burstable/podUID, or kubepods/podUID
+)
+
+// kubepods are the cgroups in which the kubelet has its pods: kubepods, kubepods.slice, and below a root of its own kubelet-kubepods.slice.
+func kubepods(dir string, depth int) []string {
+	var found []string
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path, name := filepath.Join(dir, e.Name()), strings.TrimSuffix(e.Name(), ".slice")
+		switch {
+		case !e.IsDir():
+		case name == "kubepods" || strings.HasSuffix(name, "-kubepods"):
+			found = append(found, path)
+		case depth > 1:
+			found = append(found, kubepods(path, depth-1)...)
+		}
+	}
+	return found
+}
+
+// addPods notes the UIDs of pods: podUID, or under systemd kubepods-burstable-podUID.slice with "_" for each "-".
+func addPods(pods map[string]bool, dir string, depth int) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) { // it has just ended
+		return nil
+	}
+	for _, e := range entries {
+		name, slice := strings.CutSuffix(e.Name(), ".slice")
+		if slice {
+			name = name[strings.LastIndex(name, "-")+1:]
+		}
+		uid, pod := strings.CutPrefix(name, "pod")
+		switch {
+		case !e.IsDir():
+		case pod:
+			pods[strings.ReplaceAll(uid, "_", "-")] = true
+		case depth > 1:
+			err = errors.Join(err, addPods(pods, filepath.Join(dir, e.Name()), depth-1))
+		}
+	}
+	return err
+}
