@@ -190,3 +190,22 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 		t.Errorf("there is no daemon set of %v", written)
 	}
 }
+
+// The agents have no probe: one that can do nothing ends, and a container that runs is taken for ready. A version that ends at once must not take
+// the place of one that works, on any node but the first.
+func TestANewVersionHasToStay(t *testing.T) {
+	seen := 0
+	for _, list := range objects(t) {
+		for _, object := range list {
+			if set, is := object.(*appsv1.DaemonSet); is {
+				seen++
+				if set.Spec.MinReadySeconds < 10 {
+					t.Errorf("daemon set %s takes a pod for a good one after %d s", set.Name, set.Spec.MinReadySeconds)
+				}
+			}
+		}
+	}
+	if seen != 2 {
+		t.Errorf("there are %d daemon sets, want 2", seen)
+	}
+}

@@ -58,6 +58,14 @@ func serveDRA(c *cli.Context) error {
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
 	var all sync.WaitGroup
 	all.Go(func() {
+		tend(ctx, c.Duration("interval"), log, "sockets", func(context.Context) error {
+			if err := plugin.Lost(); err != nil {
+				broken(err)
+			}
+			return nil
+		})
+	})
+	all.Go(func() {
 		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// onNode is a node on which drivers run by hand, without a cluster that would answer.
+type onNode struct {
+	t   *testing.T
+	dir string
+}
+
+func newNode(t *testing.T) onNode {
+	dir, err := os.MkdirTemp("", "k") // a short path, for sockets
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, d := range []string{"/state", "/run", "/kubelet/plugins_registry"} {
+		must(t, os.MkdirAll(dir+d, 0o700))
+	}
+	must(t, os.WriteFile(dir+"/config.toml", fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n", dir+"/state", dir+"/run"), 0o600),
+		os.WriteFile(dir+"/kubeconfig", []byte("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n"), 0o600))
+	return onNode{t, dir}
+}
+
+// program is this very one with arguments, as main.
+func program(log string, args ...string) (*exec.Cmd, error) {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), asMain+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := os.Create(log)
+	cmd.Stdout, cmd.Stderr = out, out
+	return cmd, err
+}
+
+// driver starts one; ended tells its exit status once there is one, and else -1.
+func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() string, ended func() int) {
+	n.t.Helper()
+	log := n.dir + "/" + name
+	cmd, err := program(log, append([]string{"dra", "--config", n.dir + "/config.toml", "--kubeconfig", n.dir + "/kubeconfig", "--node-name", nodeName, "--kubelet-dir", n.dir + "/kubelet", "--interval", "20ms"}, args...)...)
+	must(n.t, err, cmd.Start())
+	over := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(over) }()
+	n.t.Cleanup(func() { _ = cmd.Process.Kill(); <-over })
+	said = func() string { text, _ := os.ReadFile(log); return string(text) }
+	ended = func() int {
+		select {
+		case <-over:
+			return cmd.ProcessState.ExitCode()
+		default:
+			return -1
+		}
+	}
+	eventually(n.t, name+" serves", said, func() bool { return strings.Contains(said(), "serving the kubelet") })
+	return cmd, said, ended
+}
+
+// sockets are those that somebody answers at.
+func (n onNode) sockets() (list []string) {
+	for _, pattern := range []string{"/kubelet/plugins_registry/*", "/kubelet/plugins/gpuledger.dev/dra*.sock"} {
+		paths, err := filepath.Glob(n.dir + pattern)
+		must(n.t, err)
+		for _, path := range paths {
+			conn, err := net.Dial("unix", path)
+			if err == nil {
+				conn.Close()
+				list = append(list, filepath.Base(path))
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				n.t.Fatal(err)
+			}
+		}
+	}
+	return list
+}
+
+// A driver that the kubelet does not reach leaves every pod of the node waiting, and nobody restarts one that runs.
+func TestADriverThatIsNotReachedEnds(t *testing.T) {
+	for _, socket := range []string{"plugins_registry/gpuledger.dev-u1-reg.sock", "plugins/gpuledger.dev/dra-u1.sock"} {
+		t.Run(socket, func(t *testing.T) {
+			n := newNode(t)
+			_, said, ended := n.driver("only", "--pod-uid", "u1")
+			must(t, os.Remove(n.dir+"/kubelet/"+socket))
+			eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
+			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir + "/kubelet/" + socket + ": no such file or directory"; ended() != 1 || !strings.Contains(said(), want) {
+				t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
+			}
+			n.driver("next", "--pod-uid", "u1")
+			if all := n.sockets(); len(all) != 2 {
+				t.Errorf("the next driver serves %v, want two sockets", all)
+			}
+		})
+	}
+}
+
+// An update runs the new driver beside the old one. The library removes a socket by its name, whoever serves it.
+func TestADriverThatEndsLeavesTheOtherOneItsSockets(t *testing.T) {
+	for name, uids := range map[string][2]string{"as pods, each with sockets of its own": {"u1", "u2"}, "by hand, in the place of the first": {"", ""}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			older, saidOlder, endedOlder := n.driver("older", "--pod-uid", uids[0])
+			_, saidNewer, endedNewer := n.driver("newer", "--pod-uid", uids[1])
+			if uids[0] != "" {
+				if endedOlder() >= 0 {
+					t.Fatalf("the older one ends for the newer:\n%s", saidOlder())
+				}
+				must(t, older.Process.Signal(syscall.SIGTERM))
+			}
+			eventually(t, "the older one ends", saidOlder, func() bool { return endedOlder() >= 0 })
+			if want := "cannot go on to serve the kubelet: "; uids[0] == "" && (endedOlder() != 1 || !strings.Contains(saidOlder(), want)) {
+				t.Errorf("exit status %d, want 1 and %q:\n%s", endedOlder(), want, saidOlder())
+			}
+			if all := n.sockets(); len(all) != 2 || uids[1] != "" && !strings.Contains(all[0], uids[1]) || endedNewer() >= 0 {
+				t.Errorf("the newer one serves %v, want its two sockets:\n%s", all, saidNewer())
+			}
+		})
+	}
+}
