@@ -61,10 +61,8 @@ func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the nodes: %w", err)
 	}
-	slices, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
-	if apierrors.IsNotFound(err) {
-		slices = &resourceapi.ResourceSliceList{}
-	} else if err != nil {
+	published, err := offered(ctx, client)
+	if err != nil {
 		return nil, fmt.Errorf("cannot list what the nodes have: %w", err)
 	}
 	claims, err := client.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
@@ -77,7 +75,19 @@ func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the pods: %w", err)
 	}
-	return build(machines.Items, slices.Items, claims.Items, pods.Items), nil
+	return build(machines.Items, published, claims.Items, pods.Items), nil
+}
+
+// offered is what the nodes have published.
+func offered(ctx context.Context, client kubernetes.Interface) ([]resourceapi.ResourceSlice, error) {
+	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
 }
 
 // build joins what was read.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -22,6 +23,10 @@ func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		answer, found := answers[r.URL.Path]
+		if answer == forbidden {
+			w.WriteHeader(http.StatusForbidden)
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"you may not"}`
+		}
 		if !found {
 			w.WriteHeader(http.StatusNotFound)
 			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"not found"}`
@@ -35,6 +40,8 @@ func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 	}
 	return client
 }
+
+const forbidden = "forbidden"
 
 // device is one of gpu-a's or gpu-b's, in a mode.
 func device(gpu, index, mode, memory string) string {
@@ -63,7 +70,8 @@ var whole2 = map[string]string{
 		"status":{"phase":"Running","resourceClaimStatuses":[{"name":"gpu","resourceClaimName":"share"}]}}`,
 	"/api/v1/namespaces/team/pods/late": `{"metadata":{"namespace":"team","name":"late","uid":"2"},"spec":{"resourceClaims":[{"name":"gpu","resourceClaimName":"waits"},{"name":"other","resourceClaimTemplateName":"t"}],"containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]},
 		"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":"0/3 nodes are available: 1 cannot allocate all claims."}]}}`,
-	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{}}}`,
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{"devices":{"results":[` +
+		result("a-limit", `,"consumedCapacity":{"memory":"6656Mi","compute":"30"}`) + `,{"driver":"vendor.example","pool":"gpu-1","device":"a-limit"}]}}}}`,
 	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"},"spec":{"devices":{"requests":[{"name":"gpu","exactly":{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}}]}}}`,
 	"/api/v1/namespaces/team/events": `{"items":[{"type":"Warning","message":"Error: gpuledger: refused (visible-devices-all): container \"main\" asks for all GPUs"},
 		{"type":"Warning","message":"Back-off restarting failed container"},{"type":"Normal","message":"gpuledger is nice"}]}`,
@@ -138,6 +146,56 @@ event: Error: gpuledger: refused (visible-devices-all): container "main" asks fo
 	}
 	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil || !strings.Contains(err.Error(), "cannot explain") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A tenant sees his own namespace, maybe not all of it, and maybe what nodes offer. He is told of his pod all the same.
+func TestExplainToATenant(t *testing.T) {
+	const slices, claims, share, events = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share", "/api/v1/namespaces/team/events"
+	others := []string{"/api/v1/nodes", "/api/v1/pods", claims}
+	for name, c := range map[string]struct {
+		pod    string
+		closed []string
+		want   string
+	}{
+		"of the namespace alone": {"train", append(others, slices), `pod team/train is Running on gpu-1
+claim share has 6.5 GiB of a-limit on gpu-1
+event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
+not looked at: what the nodes offer: you may not
+`},
+		"of what nodes offer, too": {"train", others, `pod team/train is Running on gpu-1
+claim share has 6.5 GiB of GPU 0 in mode limit, with 30% of its compute
+event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
+`},
+		"who has what is others'": {"late", others, `pod team/late is Pending
+claim waits is not allocated
+claim other: the claim is not made from its template yet
+container main: 1 gpuledger.dev/gpu by the device plugin
+it waits: 0/3 nodes are available: 1 cannot allocate all claims.
+event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
+not looked at: the claims of all namespaces, which tell what is free: you may not
+`},
+		"of pods alone": {"train", append(others, slices, share, events), `pod team/train is Running on gpu-1
+claim share: you may not read it
+not looked at: claim share: you may not
+not looked at: the pod's events, where refusals stand: you may not
+`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answers := maps.Clone(whole2)
+			for _, path := range c.closed {
+				answers[path] = forbidden
+			}
+			e, err := Explain(context.Background(), api(t, answers), "team", c.pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			e.Write(&out)
+			if out.String() != c.want {
+				t.Errorf("got\n%s\nwant\n%s", out.String(), c.want)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -24,6 +25,7 @@ type Explanation struct {
 	Claims  []Claim  `json:"claims,omitempty"`
 	Counts  []string `json:"counts,omitempty"` // of a device plugin's resources: "main: 4 gpuledger.dev/gpu-memory"
 	Reasons []string `json:"reasons,omitempty"`
+	Unseen  []string `json:"unseen,omitempty"` // what whoever asks may not look at, and why
 }
 
 // Claim is one of the pod's claims.
@@ -34,10 +36,14 @@ type Claim struct {
 	Lacks     string  `json:"lacks,omitempty"`  // what of it no node has
 	Shares    []Share `json:"shares,omitempty"` // without the names
 	GPUs      []int64 `json:"gpus,omitempty"`   // by index, as the shares
+
+	// Devices are instead what the allocation says, where the slices that tell of GPUs cannot be looked at: "6.5 GiB of gpu-...-limit on node-1".
+	Devices []string `json:"devices,omitempty"`
 }
 
 // Explain tells of a pod what it has, or what keeps it from that. Warnings among its events are told as they are: a refusal
-// stands there in gpuledger's own words.
+// stands there in gpuledger's own words. It looks at the pod's namespace, and beyond it at what nodes offer and others have claimed; what of it the
+// asker may not see is left out and named.
 func Explain(ctx context.Context, client kubernetes.Interface, namespace, name string) (Explanation, error) {
 	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -49,20 +55,12 @@ func Explain(ctx context.Context, client kubernetes.Interface, namespace, name s
 			e.Waits = c.Message
 		}
 	}
-	nodes, err := Read(ctx, client)
-	if err != nil {
+	if err := e.readClaims(ctx, client, pod); err != nil {
 		return e, err
-	}
-	for _, entry := range pod.Spec.ResourceClaims {
-		claim, err := claimOf(ctx, client, pod, entry, nodes)
-		if err != nil {
-			return e, err
-		}
-		e.Claims = append(e.Claims, claim)
 	}
 	events, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})
 	if err != nil {
-		return e, fmt.Errorf("cannot list the pod's events: %w", err)
+		return e, e.unseen("the pod's events, where refusals stand", err)
 	}
 	for _, event := range events.Items {
 		if event.Type == corev1.EventTypeWarning && strings.Contains(event.Message, "gpuledger") && !slices.Contains(e.Reasons, event.Message) {
@@ -70,6 +68,69 @@ func Explain(ctx context.Context, client kubernetes.Interface, namespace, name s
 		}
 	}
 	return e, nil
+}
+
+// unseen notes what the asker may not look at. Another error is one.
+func (e *Explanation) unseen(what string, err error) error {
+	if !apierrors.IsForbidden(err) {
+		return fmt.Errorf("cannot look at %s: %w", what, err)
+	}
+	e.Unseen = append(e.Unseen, fmt.Sprintf("%s: %v", what, err))
+	return nil
+}
+
+// readClaims tells of the pod's claims.
+func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
+	var own []resourceapi.ResourceClaim
+	waits := false
+	for _, entry := range pod.Spec.ResourceClaims {
+		c, claim, err := claimOf(ctx, client, pod, entry)
+		if err != nil {
+			if err := e.unseen("claim "+c.Name, err); err != nil {
+				return err
+			}
+			c.Problem = "you may not read it"
+		}
+		own, e.Claims, waits = append(own, claim), append(e.Claims, c), waits || c.Problem == "" && !c.Allocated
+	}
+	if !slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Problem == "" }) {
+		return nil
+	}
+	published, err := offered(ctx, client)
+	if err != nil {
+		for i := range e.Claims {
+			e.Claims[i].Devices = devicesIn(own[i])
+		}
+		return e.unseen("what the nodes offer", err)
+	}
+	for i := range e.Claims {
+		e.Claims[i].addShares(own[i], build(poolsOf(published), published, own[i:i+1], nil))
+	}
+	if !waits {
+		return nil
+	}
+	all, err := client.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return e.unseen("the claims of all namespaces, which tell what is free", err)
+	}
+	nodes := build(poolsOf(published), published, all.Items, nil)
+	for i := range e.Claims {
+		if c := &e.Claims[i]; c.Problem == "" && !c.Allocated {
+			c.Lacks = lacks(own[i], nodes)
+		}
+	}
+	return nil
+}
+
+// poolsOf are the nodes that have published something.
+func poolsOf(published []resourceapi.ResourceSlice) []corev1.Node {
+	var nodes []corev1.Node
+	for _, s := range published {
+		if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return n.Name == s.Spec.Pool.Name }) {
+			nodes = append(nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.Spec.Pool.Name}})
+		}
+	}
+	return nodes
 }
 
 // asked are the resources of a device plugin that the pod's containers name.
@@ -86,7 +147,8 @@ func asked(pod *corev1.Pod) []string {
 	return list
 }
 
-func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, entry corev1.PodResourceClaim, nodes []Node) (Claim, error) {
+// claimOf reads one of the pod's claims. Of one with a Problem there is nothing more to say.
+func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, entry corev1.PodResourceClaim) (Claim, resourceapi.ResourceClaim, error) {
 	name := ""
 	if entry.ResourceClaimName != nil {
 		name = *entry.ResourceClaimName
@@ -96,37 +158,63 @@ func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, 
 			name = *s.ResourceClaimName
 		}
 	}
+	var none resourceapi.ResourceClaim
 	if name == "" {
-		return Claim{Name: entry.Name, Problem: "the claim is not made from its template yet"}, nil
+		return Claim{Name: entry.Name, Problem: "the claim is not made from its template yet"}, none, nil
 	}
 	claim, err := client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return Claim{Name: name, Problem: "there is no claim of that name"}, nil
+		return Claim{Name: name, Problem: "there is no claim of that name"}, none, nil
 	}
 	if err != nil {
-		return Claim{}, fmt.Errorf("cannot read claim %s: %w", name, err)
+		return Claim{Name: name}, none, err
 	}
-	c := Claim{Name: name, Allocated: claim.Status.Allocation != nil}
+	return Claim{Name: name, Allocated: claim.Status.Allocation != nil}, *claim, nil
+}
+
+// addShares tells what a claim has of the nodes' GPUs.
+func (c *Claim) addShares(claim resourceapi.ResourceClaim, nodes []Node) {
 	for _, n := range nodes {
 		for _, g := range n.GPUs {
 			for _, s := range g.Shares {
-				if s.Namespace == pod.Namespace && s.Claim == name {
-					c.Shares, c.GPUs = append(c.Shares, s), append(c.GPUs, g.Index)
-				}
+				c.Shares, c.GPUs = append(c.Shares, s), append(c.GPUs, g.Index)
 			}
 		}
 	}
-	if !c.Allocated {
-		for _, r := range claim.Spec.Devices.Requests {
-			if w, ours := wantOf(r); ours && c.Lacks == "" {
-				c.Lacks = w.missing(nodes)
-			}
-		}
-	}
-	if c.Allocated && len(c.Shares) == 0 {
+	if c.Problem == "" && c.Allocated && len(c.Shares) == 0 {
 		c.Problem = "nothing of it is " + dra.DriverName + "'s, or its GPU is gone"
 	}
-	return c, nil
+}
+
+// devicesIn tells what a claim has by its allocation alone.
+func devicesIn(claim resourceapi.ResourceClaim) []string {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	var list []string
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != dra.DriverName {
+			continue
+		}
+		text := fmt.Sprintf("%s on %s", r.Device, r.Pool)
+		if amount, found := r.ConsumedCapacity["memory"]; found {
+			text = fmt.Sprintf("%s GiB of %s", gib(amount.Value()), text)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+// lacks is what of a claim no node has.
+func lacks(claim resourceapi.ResourceClaim, nodes []Node) string {
+	for _, r := range claim.Spec.Devices.Requests {
+		if w, ours := wantOf(r); ours {
+			if text := w.missing(nodes); text != "" {
+				return text
+			}
+		}
+	}
+	return ""
 }
 
 // Write tells the explanation to a person.
@@ -144,6 +232,9 @@ func (e Explanation) Write(w io.Writer) {
 			fmt.Fprintf(w, "claim %s is not allocated: %s\n", c.Name, c.Lacks)
 		case !c.Allocated:
 			fmt.Fprintf(w, "claim %s is not allocated\n", c.Name)
+		}
+		for _, d := range c.Devices {
+			fmt.Fprintf(w, "claim %s has %s\n", c.Name, d)
 		}
 		for i, s := range c.Shares {
 			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", c.Name, gib(s.Memory), c.GPUs[i], s.Mode)
@@ -164,5 +255,8 @@ func (e Explanation) Write(w io.Writer) {
 	}
 	for _, r := range e.Reasons {
 		fmt.Fprintln(w, "event:", strings.ReplaceAll(plain(r), "\n", "\n  "))
+	}
+	for _, u := range e.Unseen {
+		fmt.Fprintln(w, "not looked at:", plain(u))
 	}
 }

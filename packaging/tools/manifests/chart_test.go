@@ -217,7 +217,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				names = append(names, name)
 			}
 			slices.Sort(names)
-			if got := strings.Join(names, " "); got != "ClusterRole/gpuledger-dra ClusterRole/gpuledger-viewer ClusterRoleBinding/gpuledger-dra DaemonSet/gpuledger-dra ServiceAccount/gpuledger-dra" {
+			if got := strings.Join(names, " "); got != "ClusterRole/gpuledger-dra ClusterRole/gpuledger-explain ClusterRole/gpuledger-viewer ClusterRoleBinding/gpuledger-dra DaemonSet/gpuledger-dra ServiceAccount/gpuledger-dra" {
 				t.Errorf("got %s", got)
 			}
 			if c.Resources.Limits.Memory().String() != "512Mi" {
