@@ -1,8 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
+	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
 func devicePluginCommand() *cli.Command {
@@ -27,11 +28,11 @@ func devicePluginCommand() *cli.Command {
 }
 
 func serveDevices(c *cli.Context) error {
-	b, log, err := open(c)
+	resources, err := wanted(c)
 	if err != nil {
 		return err
 	}
-	resources, err := wanted(c)
+	b, log, err := open(c)
 	if err != nil {
 		return err
 	}
@@ -53,18 +54,21 @@ func serveDevices(c *cli.Context) error {
 func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 	unit, err := grant.ParseBytes(c.String("unit"))
 	if err != nil || unit == 0 || unit%grant.MiB != 0 {
-		return nil, fmt.Errorf("cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB", c.String("unit"))
+		return nil, usage.Error(c, "cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB", c.String("unit"))
 	}
 	mode, err := grant.ParseMode(c.String("mode"))
 	if err != nil || mode == grant.Exclusive || mode == grant.MIG {
-		return nil, fmt.Errorf("cannot use --mode %q: want timeslice, limit or mps", c.String("mode"))
+		return nil, usage.Error(c, "cannot use --mode %q: want timeslice, limit or mps", c.String("mode"))
 	}
 	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode), "gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
 	var list []deviceplugin.Resource
 	for name := range strings.SplitSeq(c.String("resources"), ",") {
 		r, found := known[name]
 		if !found {
-			return nil, fmt.Errorf("cannot use --resources %q: there is no %q; there are memory, gpu and gpushare", c.String("resources"), name)
+			return nil, usage.Error(c, "cannot use --resources %q: there is no %q; there are memory, gpu and gpushare", c.String("resources"), name)
+		}
+		if slices.ContainsFunc(list, func(o deviceplugin.Resource) bool { return o.Name == r.Name }) {
+			return nil, usage.Error(c, "cannot use --resources %q: it has %q twice", c.String("resources"), name)
 		}
 		list = append(list, r)
 	}

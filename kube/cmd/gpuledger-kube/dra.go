@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
 func draCommand() *cli.Command {
@@ -21,7 +22,7 @@ func draCommand() *cli.Command {
 		Name:  "dra",
 		Usage: "the driver for dynamic resource allocation (Kubernetes 1.36 and later)",
 		Flags: append(common(),
-			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster", EnvVars: []string{"NODE_NAME"}, Required: true},
+			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster", EnvVars: []string{"NODE_NAME"}},
 			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in", EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod-uid", Usage: "the `UID` of this driver's own pod: an update then starts the new one before it ends the old", EnvVars: []string{"POD_UID"}},
 			&cli.DurationFlag{Name: "reclaim", Usage: "between two looks for grants whose claim is gone", Value: time.Minute}),
@@ -30,6 +31,12 @@ func draCommand() *cli.Command {
 }
 
 func serveDRA(c *cli.Context) error {
+	if c.String("node-name") == "" {
+		return usage.Error(c, "cannot serve a node without its name in the cluster: give --node-name")
+	}
+	if c.Duration("reclaim") <= 0 {
+		return usage.Error(c, "cannot look for claims every %s: --reclaim has to be longer", c.Duration("reclaim"))
+	}
 	b, log, err := open(c)
 	if err != nil {
 		return err

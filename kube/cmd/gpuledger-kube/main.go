@@ -22,23 +22,28 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/version"
 	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
-func main() {
+func main() { os.Exit(run(os.Args)) }
+
+// run is main with its status returned.
+func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	app := &cli.App{
-		Name:            "gpuledger-kube",
-		Usage:           "a node's agent in a Kubernetes cluster: grants what the cluster decides",
-		Version:         version.Version,
-		HideHelpCommand: true,
-		Commands:        []*cli.Command{draCommand(), devicePluginCommand()},
-		ExitErrHandler:  func(*cli.Context, error) {},
+		Name:        "gpuledger-kube",
+		Usage:       "a node's agent in a Kubernetes cluster: grants what the cluster decides",
+		Description: "Exit status: 0 stopped, 1 failed, 2 usage.",
+		Version:     version.Version,
+		Commands:    []*cli.Command{draCommand(), devicePluginCommand()},
 	}
-	if err := app.RunContext(ctx, os.Args); err != nil {
+	usage.Strict(app)
+	err := app.RunContext(ctx, args)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpuledger-kube:", err)
-		os.Exit(1)
 	}
+	return usage.Status(err)
 }
 
 // common are the flags of both.
@@ -53,8 +58,8 @@ func common() []cli.Flag {
 // open reads the arguments that are common. The configuration must be readable: an agent of a node that nobody can describe
 // would publish nonsense.
 func open(c *cli.Context) (book.Book, *slog.Logger, error) {
-	if c.NArg() > 0 {
-		return book.Book{}, nil, fmt.Errorf("cannot understand %q: %s takes no arguments", c.Args().First(), c.Command.Name)
+	if c.Duration("interval") <= 0 {
+		return book.Book{}, nil, usage.Error(c, "cannot look at the ledger every %s: --interval has to be longer", c.Duration("interval"))
 	}
 	config, err := filepath.Abs(c.String("config"))
 	if err != nil {

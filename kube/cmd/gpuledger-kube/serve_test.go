@@ -33,7 +33,7 @@ func newNode(t *testing.T) onNode {
 // program is this very one with arguments, as main.
 func program(log string, args ...string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), asMain+"=1")
+	cmd.Env = append(os.Environ(), asMain+"=1", "NODE_NAME=")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := os.Create(log)
 	cmd.Stdout, cmd.Stderr = out, out

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -16,27 +15,32 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/version"
 	"github.com/gpuledger/gpuledger/kube/cluster"
+	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
-func main() {
+func main() { os.Exit(run(os.Args)) }
+
+// run is main with its status returned.
+func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	app := &cli.App{
-		Name:            "kubectl gpuledger",
-		Usage:           "the GPUs of a cluster, and who has them",
-		Version:         version.Version,
-		HideHelpCommand: true,
+		Name:        "kubectl gpuledger",
+		Usage:       "the GPUs of a cluster, and who has them",
+		Description: "Exit status: 0 done, 1 failed, 2 usage.",
+		Version:     version.Version,
 		Commands: []*cli.Command{
 			{Name: "inspect", Usage: "nodes by GPUs: allocated and total", Action: inspect,
 				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"}, Usage: "a line for each claim on each GPU"})},
 			{Name: "explain", Usage: "what a pod has, or what keeps it from that", ArgsUsage: "POD", Action: explain, Flags: common()},
 		},
-		ExitErrHandler: func(*cli.Context, error) {},
 	}
-	if err := app.RunContext(ctx, os.Args); err != nil {
+	usage.Strict(app)
+	err := app.RunContext(ctx, args)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "kubectl gpuledger:", err)
-		os.Exit(1)
 	}
+	return usage.Status(err)
 }
 
 func common() []cli.Flag {
@@ -83,7 +87,7 @@ func inspect(c *cli.Context) error {
 
 func explain(c *cli.Context) error {
 	if c.NArg() != 1 {
-		return errors.New("explain: want the name of one pod; flags come before it")
+		return usage.Error(c, "cannot explain: want the name of one pod; flags come before it")
 	}
 	client, namespace, err := connect(c)
 	if err != nil {

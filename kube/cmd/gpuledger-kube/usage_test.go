@@ -1,0 +1,34 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"foo":                                       `cannot understand "foo": there is no such command`,
+		"dra --foo":                                 "flag provided but not defined: -foo; see `gpuledger-kube dra --help`",
+		"dra":                                       "cannot serve a node without its name in the cluster: give --node-name",
+		"dra --node-name n x":                       `cannot understand "x": dra takes no arguments`,
+		"dra --node-name n --interval 0":            "cannot look at the ledger every 0s: --interval has to be longer",
+		"dra --node-name n --reclaim -1s":           "cannot look for claims every -1s: --reclaim has to be longer",
+		"device-plugin --interval -1s":              "cannot look at the ledger every -1s",
+		"device-plugin --unit 3":                    `cannot use --unit "3"`,
+		"device-plugin --mode exclusive":            `cannot use --mode "exclusive"`,
+		"device-plugin --resources foo":             `there is no "foo"`,
+		"device-plugin --resources memory,memory":   `it has "memory" twice`,
+		"device-plugin --resources memory,gpu,more": `there is no "more"`,
+	} {
+		log := t.TempDir() + "/log"
+		cmd, err := program(log, strings.Fields(args)...)
+		must(t, err)
+		_ = cmd.Run()
+		said, err := os.ReadFile(log)
+		must(t, err)
+		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(said), "gpuledger-kube: ") || !strings.Contains(string(said), want) || strings.Count(string(said), "\n") != 1 {
+			t.Errorf("%s: exit status %d, said\n%s\nwant 2 and one line with %q", args, cmd.ProcessState.ExitCode(), said, want)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+// Package usage has programs answer a command line that they cannot understand with one sentence, and with exit status 2.
+package usage
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// The exit statuses of a program.
+const (
+	Failed = 1
+	Wrong  = 2
+)
+
+// Strict makes errors of what a program's users may get wrong, which the library answers with pages of help or passes over: names of commands,
+// flags, and arguments of commands that take none.
+func Strict(app *cli.App) {
+	app.Action = func(c *cli.Context) error {
+		if c.NArg() == 0 {
+			return cli.ShowAppHelp(c)
+		}
+		return Error(c, "cannot understand %q: there is no such command", c.Args().First())
+	}
+	app.HelpName, app.OnUsageError = app.Name, wrong
+	app.ExitErrHandler = func(*cli.Context, error) {}
+	app.HideHelpCommand = true
+	for _, c := range app.Commands {
+		c.OnUsageError, c.HideHelpCommand = wrong, true
+		if c.ArgsUsage == "" {
+			c.Before = func(c *cli.Context) error {
+				if c.NArg() > 0 {
+					return Error(c, "cannot understand %q: %s takes no arguments", c.Args().First(), c.Command.Name)
+				}
+				return nil
+			}
+		}
+	}
+}
+
+func wrong(c *cli.Context, err error, _ bool) error {
+	return Error(c, "cannot understand the arguments: %v", err)
+}
+
+// Error is one of a command line, with the advice to read the help.
+func Error(c *cli.Context, format string, args ...any) error {
+	name := c.App.Name
+	if c.Command != nil && c.Command.HelpName != "" {
+		name = c.Command.HelpName
+	}
+	return &grant.UsageError{Message: fmt.Sprintf(format, args...) + fmt.Sprintf("; see `%s --help`", name)}
+}
+
+// Status is the exit status of a program that ends with an error.
+func Status(err error) int {
+	var usage *grant.UsageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		return Wrong
+	}
+	return Failed
+}
