@@ -2,6 +2,8 @@ package book
 
 import (
 	"errors"
+	"io/fs"
+	"os"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -45,6 +47,21 @@ func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	}
 	_, err := files.Expose(reference)
 	return reference, err
+}
+
+// Restore makes the CDI file of a grant again that somebody has removed: the kubelet does not ask for a claim that is prepared, and its
+// containers could not be started again. A reference that is kept nowhere is known to nobody, and needs no file.
+func (b Book) Restore(g grant.Grant) (restored bool, err error) {
+	files := b.Files()
+	if _, err := os.Lstat(files.GrantPath(g.ID)); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	reference, found := b.keptFor(g)
+	if !found {
+		return false, nil
+	}
+	_, err = files.Expose(reference)
+	return err == nil, err
 }
 
 // Withdraw removes a grant with its CDI file and what is kept of it. The files go first: whoever is stopped in between finds the grant still, and

@@ -95,7 +95,8 @@ func (d *Driver) Reclaim(ctx context.Context) error {
 	return failed
 }
 
-// tidied are the grants of the node, after the files are dropped of those that somebody else has released.
+// tidied are the grants of the node, after the files are dropped of those that somebody else has released, and those are there again that somebody
+// has removed.
 func (d *Driver) tidied() ([]grant.Grant, error) {
 	over, err := d.turn() // a grant that is being prepared is not missed
 	if err != nil {
@@ -110,7 +111,18 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	return o.Grants, d.Book.Tidy(o.View)
+	failed := d.Book.Tidy(o.View)
+	for _, g := range o.Grants {
+		if g.Source != Source || g.Draining {
+			continue
+		}
+		restored, err := d.Book.Restore(g)
+		failed = errors.Join(failed, err)
+		if restored {
+			d.Log.Warn("somebody has removed a claim's CDI file; it is there again", "grant", g.ID)
+		}
+	}
+	return o.Grants, failed
 }
 
 // patience is how long the API may take to tell of a claim. While it is asked nothing can be prepared or given up.
