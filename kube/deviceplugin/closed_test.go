@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -20,7 +21,7 @@ func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
 				s := newSite(t, 4, r, "")
 				s.ensure()
 				c, _ := s.kubelet.registered()
-				stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+				stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 				check(t, err)
 				all := told(t, stream)
 				held := []string{s.UUID(1)}
@@ -54,7 +55,7 @@ func TestWhatWasHandedOnStaysHealthy(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
-	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 	check(t, err)
 	told(t, stream)
 	s.gets(c, some(0, 1)...)
@@ -73,7 +74,7 @@ func TestTheKubeletIsToldOnlyNews(t *testing.T) {
 	s := newSite(t, 2, Whole(), "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
-	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 	check(t, err)
 	told(t, stream)
 	before := s.Plugin.changed
@@ -81,6 +82,13 @@ func TestTheKubeletIsToldOnlyNews(t *testing.T) {
 	if s.Plugin.changed != before {
 		t.Error("the same is told again")
 	}
+}
+
+// soon ends a wait for what the kubelet is never told.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // told are the ids that are healthy in the next list.
