@@ -28,6 +28,7 @@ type options struct {
 	bin      string
 	runtime  string
 	rcuAsIs  bool
+	readBack bool
 }
 
 func main() {
@@ -40,9 +41,10 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
 	flag.BoolVar(&o.rcuAsIs, "rcu-as-is", false, "leave the kernel's RCU grace periods as they are")
+	flag.BoolVar(&o.readBack, "read-back", false, "have the page cache forget the installed programs first, as a boot does")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 {
-		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] [-rcu-as-is]   (N is at least 40)")
+		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] [-rcu-as-is] [-read-back]   (N is at least 40)")
 		os.Exit(2)
 	}
 	if err := start(o); err != nil {

@@ -36,6 +36,7 @@ type Machine struct {
 	Runtime    string `json:"runtime"`
 	Ours       string `json:"gpuledger"`
 	Peer       string `json:"peer"`
+	Installed  string `json:"installed"`
 	RCU        string `json:"rcu"`
 	LoadBefore string `json:"load_before"`
 	LoadAfter  string `json:"load_after"`
@@ -91,7 +92,7 @@ func (r Report) notes() []string {
 			m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem, m.Run),
 		fmt.Sprintf("Load average before: %s; after: %s.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("RCU grace periods: %s.", m.RCU),
-		fmt.Sprintf("Bare runtime: %s. Ours: %s. Peer: %s.", m.Runtime, m.Ours, m.Peer),
+		fmt.Sprintf("Bare runtime: %s. Ours: %s. Peer: %s; %s.", m.Runtime, m.Ours, m.Peer, m.Installed),
 		fmt.Sprintf("Medians of %d rounds, contestants in a new random order in each; ratio and added are medians of what each round gives, in parentheses the 95 %% confidence interval of that median.", r.Pairs),
 		"Simulated GPUs: the grant's edits are device nodes and rules; a driver's files only where a row says so.",
 	}

@@ -20,10 +20,11 @@ type rig struct {
 	ctx       context.Context
 	options   options
 	dir       string
-	runtime   string // the bare runtime, absolute
+	runtime   string // the bare runtime
 	wrapper   string // gpuledger-runtime
 	cli       string // gpuledger
 	peer      string // nvidia-container-runtime
+	tree      string // where they are installed
 	pod       *exec.Cmd
 	cgroup    string
 	limits    bool            // the specs may carry cpu, memory and pids limits
@@ -64,7 +65,7 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 		return nil, err
 	}
 	r.limits = canLimit()
-	if err := errors.Join(r.mountRun(), r.startPod(), r.writePodFiles()); err != nil {
+	if err := errors.Join(r.install(), r.mountRun(), r.startPod(), r.writePodFiles()); err != nil {
 		return nil, errors.Join(err, r.clean())
 	}
 	return r, nil
@@ -185,7 +186,7 @@ func (r *rig) clean() error {
 	if !r.options.disk {
 		_ = syscall.Unmount(r.path("run"), syscall.MNT_DETACH)
 	}
-	return exec.Command("rm", "-rf", "--one-file-system", r.dir).Run()
+	return exec.Command("rm", "-rf", "--one-file-system", r.dir, r.tree).Run()
 }
 
 func (r *rig) removeCgroups() error {

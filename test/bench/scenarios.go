@@ -244,7 +244,7 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 }
 
 // createGrantedAlone is a create with a grant, without and with a driver's files, with true(1) as the real runtime and against true(1), as
-// createNoGPUAlone. Nothing is started, and the binding dies with the process that made it.
+// createNoGPUAlone. Nothing is started; the delete after it takes the binding away, as an engine's does.
 func createGrantedAlone(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -272,14 +272,12 @@ func createGrantedAlone(r *rig) ([]Row, error) {
 		if err != nil {
 			return nil, err
 		}
-		ours.after = nil
 		contestants = append(contestants, ours)
 	}
 	times, err := r.compare(r.options.pairs, contestants...)
 	if err != nil {
 		return nil, err
 	}
-	clear(r.live) // no container was made
 	var rows []Row
 	for i, c := range cases {
 		rows = append(rows, comparison(c.what, wrapperName, times[0], times[i+1]))
@@ -458,6 +456,7 @@ func (r *rig) machine() Machine {
 		Runtime:    firstLine(r.runtime, "--version"),
 		Ours:       firstLine(r.cli, "--version"),
 		Peer:       "nvidia-container-runtime of the NVIDIA Container Toolkit " + peerVersion(),
+		Installed:  r.installed(),
 		RCU:        rcu(),
 		LoadBefore: r.loadStart,
 	}
