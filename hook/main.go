@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
+	_ "github.com/gpuledger/gpuledger/internal/stack" // before all others
 )
 
 const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop|limit

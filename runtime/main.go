@@ -18,6 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
+	_ "github.com/gpuledger/gpuledger/internal/stack" // before all others
 )
 
 // Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it

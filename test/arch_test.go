@@ -27,6 +27,7 @@ var layers = map[string][]string{
 	"internal/tokens/tokenstest": {},
 
 	"internal/failpoint":     {},
+	"internal/stack":         {},
 	"internal/throttle":      {},
 	"internal/host":          {"internal/grant"},
 	"internal/policy":        {"internal/grant", "internal/host"},
@@ -46,8 +47,8 @@ var layers = map[string][]string{
 		"internal/edit", "internal/ledger", "internal/gpu", "internal/layout", "internal/rootfs", "internal/limits", "internal/cgmem", "internal/tokens"},
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
-	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
-	"runtime":         {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint"},
+	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
+	"runtime":         {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
 		"internal/failpoint"},
 	"internal/doctor":      {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/ledger"},
