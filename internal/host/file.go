@@ -42,6 +42,26 @@ func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durabili
 	return nil
 }
 
+// OpenFile is os.OpenFile of a regular file, without the runtime's poller as ReadFile: os has each file of which it does not know better
+// watched, and is refused. What lies in the file's place, a pipe say, keeps nobody waiting.
+func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, mode)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil {
+			if err = unix.SetNonblock(fd, false); err != nil { // else os asks the poller all the same
+				unix.Close(fd)
+			}
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+		return os.NewFile(uintptr(fd), path), nil
+	}
+}
+
 // RemoveDrafts removes what ReplaceFile has left of files whose names begin with prefix, where it was killed: drafts that nobody has
 // written to since then. A directory that is not there has none.
 func RemoveDrafts(dir, prefix string, since time.Time) error {

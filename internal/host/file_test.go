@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -97,4 +98,64 @@ func namesIn(t *testing.T, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// pollerEnv has a test's own second process open a file; it answers whether it has started the runtime's poller by that.
+const pollerEnv = "GPULEDGER_TEST_POLLER"
+
+func TestOpenFileStartsNoPoller(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if opener := os.Getenv(pollerEnv); opener != "" {
+		f, err := map[string]func(string, int, os.FileMode) (*os.File, error){
+			"ours": func(path string, flags int, mode os.FileMode) (*os.File, error) {
+				return OpenFile(path, flags, uint32(mode))
+			},
+			"os's": os.OpenFile,
+		}[opener](path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		polls := false
+		for fd := range 64 { // listing the directory would start it
+			to, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+			polls = polls || to == "anon_inode:[eventpoll]"
+		}
+		fmt.Printf("polls: %v\n", polls)
+		return
+	}
+	for opener, want := range map[string]string{"ours": "polls: false\n", "os's": "polls: true\n"} {
+		cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), pollerEnv+"="+opener)
+		if out, err := cmd.Output(); err != nil || !strings.HasPrefix(string(out), want) {
+			t.Errorf("%s: %q (%v), want %q", opener, out, err, want)
+		}
+	}
+}
+
+func TestOpenFileWaitsForNobody(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := OpenFile(pipe, os.O_RDONLY, 0) // which would wait for a writer
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	f, err = OpenFile(filepath.Join(dir, "new"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("the next program would have it open, too: %#x (%v)", flags, err)
+	}
+	if _, err := f.WriteAt([]byte("x"), 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := OpenFile(filepath.Join(dir, "none"), os.O_RDONLY, 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
 }

@@ -98,7 +98,7 @@ var ErrLeased = errors.New("a process in a container holds a lease on it, for wh
 // the kernel would have an open for writing wait for 45 s, with the ledger locked, and then again.
 func Open(dir string) (*Limits, error) {
 	path := filepath.Join(dir, grant.LimitsFile)
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := host.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, leased(err, path)
 	}

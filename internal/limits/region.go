@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 func headOf(r *record) head {
@@ -22,7 +23,7 @@ func headOf(r *record) head {
 func ensureRegion(dir string, want head, isNew bool) error {
 	path := filepath.Join(dir, grant.RegionFile)
 	// Any user of the container writes into the region. The directory keeps the node's other users out.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o666)
+	f, err := host.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o666)
 	if err != nil {
 		return leased(err, path)
 	}

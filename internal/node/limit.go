@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limits"
 )
@@ -77,7 +78,7 @@ func soundShim(dir string) error {
 
 // isLibrary reads the head of an ELF file (elf.h): class, byte order, type and machine.
 func isLibrary(path string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := host.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
