@@ -4,11 +4,13 @@
 package runtime
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -73,8 +75,12 @@ func (w *wrapper) create() error {
 	if odd := w.Ambiguous(w.real); odd != nil {
 		err = odd
 	}
+	rest := sync.OnceFunc(calm)
+	if bytes.Contains(config, []byte("gpuledger.dev/grant")) { // most who ask for a GPU; of the others it turns out later
+		rest()
+	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
-		Hooked: true, Restored: w.Name == "restore"}
+		Hooked: true, Restored: w.Name == "restore", Asks: rest}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
 		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])

@@ -34,6 +34,9 @@ type Create struct {
 	// its cgroup back after the hooks, whatever stands in the spec.
 	Hooked, Restored bool
 
+	// Asks is called once, when the container is found to ask for a GPU: the longer part of an admission is to come. It may be nil.
+	Asks func()
+
 	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the container's own whatever root
 	// it names. Running: the container is past stopping, so that a refusal is only recorded.
 	AnyRoot, Running bool
@@ -120,7 +123,12 @@ type visit struct {
 
 // visit reads the spec and what tells GPUs on this node.
 func (n *Node) visit(c Create) (visit, *Decision) {
-	v := visit{Node: n, Create: c, inventory: sync.OnceValues(n.Inventory), judged: new(admission.Judge)}
+	v := visit{Node: n, Create: c, inventory: sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
+		if c.Asks != nil {
+			c.Asks()
+		}
+		return n.Inventory()
+	}), judged: new(admission.Judge)}
 	v.finder = n.finder(v.inventory)
 	v.finder.Seen = &request.Seen{}
 	if c.Unread != nil {

@@ -1,0 +1,49 @@
+package runtime
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// restful is how late the wake-ups of Go's monitor may come, in nanoseconds: as late as it comes by itself where there is nothing to do.
+const restful = "10000000"
+
+// calm has the kernel put wake-ups of Go's monitor together (proc_pid_timerslack_ns(5)). That thread looks every 20 microseconds for goroutines to move to
+// other threads, of which a create has one; fifty timers of a virtual machine are a seventh of what the wrapper takes
+// (docs/adr/0036). Nothing depends on it: what the monitor does it does later.
+//
+// The real runtime, and the container after it, must have the timers that the engine gave us. Threads inherit them from the one that makes them, and the monitor
+// makes some. So from here on to the exec this goroutine stays on its thread, which was made before.
+func calm() {
+	runtime.LockOSThread()
+	monitor := monitorsThread()
+	if monitor == "" {
+		return
+	}
+	fd, err := unix.Open("/proc/"+monitor+"/timerslack_ns", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return // without CAP_SYS_NICE, or before Linux 4.6
+	}
+	_, _ = unix.Write(fd, []byte(restful))
+	_ = unix.Close(fd)
+}
+
+// monitorsThread is the number of the first thread that the process has made, as /proc numbers threads: Go's runtime makes the monitor's before all others.
+// The kernel lists threads in the order in which they came. "" where it cannot be told.
+func monitorsThread() string {
+	dir, err := unix.Open("/proc/self/task", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(dir)
+	var listing [512]byte // of a few threads
+	n, err := unix.ReadDirent(dir, listing[:])
+	if err != nil {
+		return ""
+	}
+	if _, _, threads := unix.ParseDirent(listing[:n], 2, nil); len(threads) == 2 {
+		return threads[1]
+	}
+	return ""
+}
