@@ -52,6 +52,17 @@ func TestTheRealRuntimesTimersAreTheEngines(t *testing.T) {
 	t.Fatal(unix.Exec("/bin/cat", []string{"cat", "/proc/self/timerslack_ns"}, os.Environ()))
 }
 
+func TestOurOwnTimersStay(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	own := strconv.Itoa(unix.Gettid())
+	before := slackOf(t, own)
+	rest(own)
+	if after := slackOf(t, own); after != before || after == restful {
+		t.Errorf("%s ns, and %s before", after, before)
+	}
+}
+
 // TestWhoIsCalmStaysOnItsThread: another one may have the monitor's timers.
 func TestWhoIsCalmStaysOnItsThread(t *testing.T) {
 	moved := func(first func()) bool {
