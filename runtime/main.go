@@ -76,7 +76,7 @@ func (w *wrapper) create() error {
 		err = odd
 	}
 	rest := sync.OnceFunc(calm)
-	if bytes.Contains(config, []byte("gpuledger.dev/grant")) { // most who ask for a GPU; of the others it turns out later
+	if bytes.Contains(config, []byte("gpuledger.dev/grant")) || bytes.Contains(config, []byte(grant.ReferenceEnv)) { // of the others it turns out later
 		rest()
 	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
