@@ -74,14 +74,14 @@ func benchDaemon(b *testing.B, containers int) {
 
 // crowd is a node full of containers.
 type crowd struct {
-	b   *testing.B
+	b   testing.TB
 	n   *rig.Node
 	use simulated.Use
 
 	each simulated.Memory // what a process uses, by and large
 }
 
-func crowdOf(b *testing.B, n *rig.Node, containers int) *crowd {
+func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
 	b.Helper()
 	c := &crowd{b: b, n: n, use: simulated.Use{Version: 1}}
 	script := strings.Repeat("/bin/busybox sleep 10000 & ", perBench-1) + "exec /bin/busybox sleep 10000"

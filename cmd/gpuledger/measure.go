@@ -2,13 +2,13 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -41,24 +41,34 @@ func measure(c *cli.Context) error {
 		if err != nil {
 			return err
 		}
-		return json.NewEncoder(c.App.Writer).Encode(s)
+		return put(c.App.Writer, s)
 	}
 	return answer(c.App.Reader, c.App.Writer, sample)
 }
 
 // answer writes a sample for each line that it reads. A sample that fails ends it: whoever asks begins anew, with another NVML.
 func answer(in io.Reader, out io.Writer, sample func(time.Time) (grant.Sample, error)) error {
-	lines, e := bufio.NewScanner(in), json.NewEncoder(out)
-	for lines.Scan() {
+	for lines := bufio.NewScanner(in); ; {
+		if !lines.Scan() {
+			return lines.Err()
+		}
 		s, err := sample(time.Now())
 		if err != nil {
 			return err
 		}
-		if err := e.Encode(s); err != nil {
+		if err := put(out, s); err != nil {
 			return fmt.Errorf("cannot answer: %w", err)
 		}
 	}
-	return lines.Err()
+}
+
+// put writes a sample as one line.
+func put(out io.Writer, s grant.Sample) error {
+	line, err := gpu.WriteSample(s)
+	if err == nil {
+		_, err = out.Write(line)
+	}
+	return err
 }
 
 // sampler is what the configuration says is to be asked.
@@ -70,11 +80,6 @@ func sampler(source grant.Source) (sample func(time.Time) (grant.Sample, error),
 		}
 		return s.Sample, s.Close, nil
 	}
-	return func(now time.Time) (grant.Sample, error) {
-		d, err := simulated.Read(source.File)
-		if err != nil {
-			return grant.Sample{}, err
-		}
-		return simulated.Sample(d, source.File, now)
-	}, func() {}, nil
+	s := simulated.Sampler{Path: source.File}
+	return s.Sample, func() {}, nil
 }

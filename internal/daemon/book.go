@@ -65,13 +65,12 @@ func (b *book) now(n *node.Node) (node.Overview, error) {
 	return n.OverviewAgain(o)
 }
 
-// quiet reports whether no container can be gone that the ledger says is there, and the number of the reading that tells so: it
-// stays so while that is the last.
-func (b *book) quiet(n *node.Node) (reading uint64, quiet bool) {
+// quiet reports whether each container runs that the ledger says is there: their first processes are held, and none has ended.
+func (b *book) quiet(n *node.Node) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, _, err := b.look(n, false)
-	return b.readings, err == nil && b.settled
+	return err == nil && b.settled
 }
 
 func (b *book) look(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {

@@ -42,7 +42,7 @@ func newScene(t *testing.T) *scene {
 	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.limiter = &limiter{node: func() *node.Node { return s.n }, driver: s, log: log}
+	s.limiter = &limiter{node: func() *node.Node { return s.n }, driver: s, ledger: &book{}, log: log}
 	t.Cleanup(s.door.shut)
 	must(t, s.take(s.n))
 	return s

@@ -33,8 +33,9 @@ type limiter struct {
 		Limit(context.Context, grant.Source, []grant.CgroupLimit) ([]grant.CgroupLimit, error)
 		Close()
 	}
-	log  *logrus.Logger
-	door door
+	ledger *book // as it was last read
+	log    *logrus.Logger
+	door   door
 
 	drifts atomic.Uint64 // limits that somebody else has changed
 	stands atomic.Pointer[[]grant.Finding]
@@ -52,9 +53,9 @@ type limiter struct {
 	looked  time.Time    // when that was looked for
 }
 
-func newLimiter(n func() *node.Node, config string, log *logrus.Logger) *limiter {
+func newLimiter(n func() *node.Node, ledger *book, config string, log *logrus.Logger) *limiter {
 	driver := &drivers{asker{command: []string{beside("gpuledger"), "inventory", "limits"}, config: config, first: firstSample, later: laterSample}}
-	return &limiter{node: n, driver: driver, log: log}
+	return &limiter{node: n, driver: driver, ledger: ledger, log: log}
 }
 
 // drivers has a child process set and read the limits.

@@ -107,7 +107,8 @@ func (s *listener) handler(address string) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics.Collector{State: s.state}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes}))
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
+		DisableCompression: true})) // to compress it takes as long as to make it, and most who ask are on this node
 	mux.HandleFunc("/{$}", s.page)
 	return guarded(address, mux)
 }

@@ -112,7 +112,7 @@ func serve(c *cli.Context) error {
 		return err
 	}
 	config := policy.Path(c.String("config"))
-	s, err := newSettings(func() *node.Node { return node.Open(config, host.Default()) }, log)
+	s, err := newSettings(func() *node.Node { return node.Open(config, host.Default()) }, config, log)
 	if err != nil {
 		return err
 	}
@@ -150,12 +150,12 @@ func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager 
 	ledger := &book{}
 	tidy, decisions := &reconcile{node: s.Node, book: ledger, wait: s.Interval, log: s.log}, &audit{node: s.Node}
 	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
-	limits := newLimiter(s.Node, config, s.log)
+	limits := newLimiter(s.Node, ledger, config, s.log)
 	watcher.alsoFound = limits.Stands
 	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger}
 	all := []Manager{s, tidy, newInventory(s.Node, config, watcher.Stale, s.log),
 		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},
-		&mps.Manager{Node: s.Node, Log: s.log}, limits}
+		&mps.Manager{Node: s.Node, Ledger: ledger.now, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))

@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
+	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -45,8 +44,8 @@ func steady(taken, now time.Time) time.Time {
 
 // readSample understands an answer, and refuses one that no GPU can give.
 func readSample(line []byte) (grant.Sample, error) {
-	var s grant.Sample
-	if err := json.Unmarshal(line, &s); err != nil {
+	s, err := gpu.ReadSample(line)
+	if err != nil {
 		return s, fmt.Errorf("NVML's answer cannot be understood: %w", err)
 	}
 	seen := map[string]bool{}

@@ -38,30 +38,52 @@ func (l *limiter) complete(ctx context.Context, n *node.Node) error {
 }
 
 // unheld are the bindings of containers that run, are said to be held by the driver, and are in none of the leaves. It looks when the ledger
-// has changed, and now and then.
+// has changed, and now and then; at those alone that can be meant, of which most nodes have none.
 func (l *limiter) unheld(n *node.Node) (found []grant.Binding) {
+	changed, now := n.Ledger.Stamp(), time.Now() // before anything is read
+	driven, err := l.driven(n)
+	if err != nil || len(driven) == 0 {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	changed, now := n.Ledger.Stamp(), time.Now()
 	if l.take(n) != nil || l.counted == changed && changed.Before(l.looked) && now.Sub(l.looked) < bookRest {
 		return nil
 	}
-	err := n.Ledger.View(func(tx *ledger.Tx) error {
-		grants, _, err := tx.All()
-		for _, g := range grants {
-			for _, b := range g.Bindings {
-				known := slices.ContainsFunc(l.known, func(f leaf) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
-				if b.Driven && b.Life == grant.Alive && !known && made(n, b) {
-					found = append(found, b)
-				}
+	err = n.Ledger.View(func(tx *ledger.Tx) error {
+		for _, b := range driven {
+			known := slices.ContainsFunc(l.known, func(f leaf) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
+			if known {
+				continue
+			}
+			is, err := tx.Binding(b.RuntimeRoot, b.Container)
+			switch {
+			case errors.Is(err, ledger.ErrNotFound): // gone since
+			case err != nil:
+				return err
+			case is.Driven && is.Life == grant.Alive && made(n, is):
+				found = append(found, is)
 			}
 		}
-		return err
+		return nil
 	})
 	if err == nil {
 		l.counted, l.looked = changed, now
 	}
 	return found
+}
+
+// driven are the bindings that the ledger says the driver holds, as it was last read.
+func (l *limiter) driven(n *node.Node) (driven []grant.Binding, err error) {
+	o, _, err := l.ledger.open(n, false)
+	for _, g := range o.Grants {
+		for _, b := range g.Bindings {
+			if b.Driven {
+				driven = append(driven, b)
+			}
+		}
+	}
+	return driven, err
 }
 
 // made reports whether a container runs and its create is over.

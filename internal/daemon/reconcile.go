@@ -34,7 +34,6 @@ type reconcile struct {
 	log  *logrus.Logger
 
 	tidy, whole time.Time // not before
-	tidied      uint64    // the reading of the ledger that the last look found nobody gone in; 0: none
 	failure     error     // of the last whole pass
 
 	mu    sync.Mutex
@@ -59,18 +58,13 @@ func (r *reconcile) Ensure(context.Context) error {
 	return r.failure
 }
 
-// tidyDead removes the bindings of containers that are gone. Where nothing can have changed since it found none, it does not look.
+// tidyDead removes the bindings of containers that are gone. Where all of the ledger's are known to run, it does not look.
 func (r *reconcile) tidyDead(n *node.Node) {
-	reading, quiet := r.book.quiet(n)
-	if quiet && reading == r.tidied {
+	if r.book.quiet(n) {
 		return
 	}
-	gone := n.TidyDead()
-	if gone > 0 {
+	if gone := n.TidyDead(); gone > 0 {
 		r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
-	}
-	if r.tidied = 0; quiet && gone == 0 {
-		r.tidied = reading
 	}
 }
 

@@ -11,25 +11,29 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // settings is the manager of the configuration: what the other managers go by. Decisions about containers do not ask it; they
 // read the file themselves, so that they are the same with and without a daemon.
 type settings struct {
-	open func() *node.Node
-	log  *logrus.Logger
+	open   func() *node.Node
+	config string // the file's path
+	log    *logrus.Logger
 
-	mu   sync.Mutex
-	good *node.Node // as last read without an error
-	lock *os.File   // of its run directory
+	mu    sync.Mutex
+	good  *node.Node // as last read without an error
+	lock  *os.File   // of its run directory
+	stamp host.Stamp // of the file as it is in force,
+	read  time.Time  // and when that was; zero: it is to be read
 
 	end  func() // of the daemon
 	lost error  // why: another has taken its place
 }
 
 // newSettings reads the configuration for the first time, and makes this process the node's only daemon.
-func newSettings(open func() *node.Node, log *logrus.Logger) (*settings, error) {
+func newSettings(open func() *node.Node, config string, log *logrus.Logger) (*settings, error) {
 	n := open()
 	if n.Broken != nil {
 		return nil, n.Broken
@@ -39,7 +43,7 @@ func newSettings(open func() *node.Node, log *logrus.Logger) (*settings, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &settings{open: open, log: log, good: n, lock: lock}, nil
+	return &settings{open: open, config: config, log: log, good: n, lock: lock}, nil
 }
 
 func (s *settings) Name() string { return "configuration" }
@@ -56,6 +60,19 @@ func (s *settings) Ensure(context.Context) error {
 	if err := s.hold(); err != nil {
 		return err
 	}
+	is, now := host.StampOf(s.config), time.Now()
+	if is == s.stamp && is.Before(s.read) {
+		return nil
+	}
+	err := s.take()
+	if s.stamp, s.read = is, now; err != nil { // what keeps it from being in force may be over without a change of the file
+		s.read = time.Time{}
+	}
+	return err
+}
+
+// take reads the file.
+func (s *settings) take() error {
 	n := s.open()
 	if n.Broken != nil {
 		return n.Broken
@@ -107,6 +124,9 @@ func (s *settings) Lost() error {
 
 // Reload is Ensure for a person who asked, and hears how it went.
 func (s *settings) Reload() {
+	s.mu.Lock()
+	s.read = time.Time{}
+	s.mu.Unlock()
 	if err := s.Ensure(context.Background()); err != nil {
 		s.log.WithError(err).Warn("the configuration stays as it was")
 		return

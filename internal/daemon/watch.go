@@ -28,6 +28,9 @@ type watcher struct {
 	log   *logrus.Logger
 
 	census    watch.Census
+	pids      []int // that it was asked for
+	cast      *watch.Cast
+	castOf    grouping // what it is of
 	tracker   watch.Tracker
 	book      *book
 	ledger    node.Overview // as of the last pass
@@ -106,7 +109,8 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
 		}
 		w.ledger = o
-		scene := watch.Scene{Sample: sample, People: w.people(sample, o.Grants), Grants: o.Grants, Inventory: o.Inventory,
+		people := w.people(sample, o.Grants)
+		scene := watch.Scene{Sample: sample, People: people, Grants: o.Grants, Inventory: o.Inventory, Cast: w.castFor(o.Grants, people),
 			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }, Serves: n.MPSServes}
 		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
 			return report, nil
@@ -115,7 +119,32 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 }
 
 func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watch.Person {
-	return w.census.Take(append(sample.PIDs(), watch.Inits(grants)...))
+	w.pids = append(w.pids[:0], watch.Inits(grants)...)
+	for _, g := range sample.GPUs {
+		for _, p := range g.Processes {
+			w.pids = append(w.pids, p.PID)
+		}
+	}
+	return w.census.Take(w.pids)
+}
+
+// grouping tells one state of the ledger's grants and of the processes from another.
+type grouping struct {
+	grants  *grant.Grant // the first: who reads the ledger anew makes others, and these are not made use of anew while they are pointed to
+	count   int
+	changes uint64 // of the processes
+}
+
+// castFor is the last one, where neither the ledger was read again since nor a process has come, gone or moved.
+func (w *watcher) castFor(grants []grant.Grant, people map[int]watch.Person) *watch.Cast {
+	of := grouping{count: len(grants), changes: w.census.Changes()}
+	if len(grants) > 0 {
+		of.grants = &grants[0]
+	}
+	if w.cast == nil || of != w.castOf {
+		w.cast, w.castOf = watch.NewCast(grants, people), of
+	}
+	return w.cast
 }
 
 // blind says that nothing is known any more. What was recorded as outside the ledger stays so: nobody is granted what somebody

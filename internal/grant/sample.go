@@ -8,20 +8,6 @@ type Sample struct {
 	GPUs  []Usage   `json:"gpus"` // in the driver's order
 }
 
-// PIDs are the processes of all GPUs, each once.
-func (s Sample) PIDs() (pids []int) {
-	seen := map[int]bool{}
-	for _, g := range s.GPUs {
-		for _, p := range g.Processes {
-			if !seen[p.PID] {
-				seen[p.PID] = true
-				pids = append(pids, p.PID)
-			}
-		}
-	}
-	return pids
-}
-
 // Usage is what is used of one physical GPU.
 type Usage struct {
 	UUID        string       `json:"uuid"`

@@ -48,7 +48,7 @@ func (l *Ledger) sees(b *grant.Binding) bool {
 // contained tells whether the container's init runs or a process is in its cgroup. Without a pid namespace of its own
 // a container's processes outlive its init.
 func (l *Ledger) contained(b *grant.Binding) (grant.Life, int) {
-	state, err := readState(b.RuntimeRoot, b.Container)
+	state, err := l.readState(b.RuntimeRoot, b.Container)
 	if errors.Is(err, fs.ErrNotExist) {
 		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
 		life := l.remains(b)

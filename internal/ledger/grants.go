@@ -15,13 +15,20 @@ import (
 // Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors are ErrNotFound,
 // *DamagedError, or that its bindings can't be listed.
 func (tx *Tx) Get(id grant.ID) (grant.Grant, error) {
+	g, err := tx.Entry(id)
+	if err == nil {
+		g.Bindings, err = tx.bindingsOf(id)
+	}
+	return g, err
+}
+
+// Entry is Get without the bindings, which are most of the work.
+func (tx *Tx) Entry(id grant.ID) (grant.Grant, error) {
 	rec, err := tx.read(id)
 	if err != nil {
 		return grant.Grant{}, err
 	}
-	g := rec.grant()
-	g.Bindings, err = tx.bindingsOf(id)
-	return g, err
+	return rec.grant(), nil
 }
 
 // ByOwner finds the grant of a pod or a claim through its link. Of an owner with several it is the live one.

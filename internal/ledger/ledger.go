@@ -26,12 +26,13 @@ type Options struct {
 	Wait  time.Duration // for the lock; 0 is DefaultWait
 }
 
-// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines.
+// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines. Where it is to Keep what it read, it is told so first.
 type Ledger struct {
 	Options
 	bootID func() (string, error)
 	pidNS  func() (uint64, error)
 	timeNS func() (uint64, error)
+	states *states // nil: nothing is remembered
 }
 
 // Open gives the ledger of the directories. It touches nothing.

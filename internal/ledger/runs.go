@@ -27,7 +27,7 @@ func (l *Ledger) ContainerInit(runtimeRoot, container string) (grant.Process, bo
 	if !isContainerID(container) {
 		return grant.Process{}, false
 	}
-	state, err := readState(runtimeRoot, container)
+	state, err := l.readState(runtimeRoot, container)
 	return state.init, err == nil
 }
 
@@ -63,7 +63,7 @@ func (l *Ledger) ContainerCgroup(runtimeRoot, container string) string {
 	if !isContainerID(container) {
 		return ""
 	}
-	state, err := readState(runtimeRoot, container)
+	state, err := l.readState(runtimeRoot, container)
 	if err != nil {
 		return ""
 	}

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"sync"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // containerState is what a runtime wrote about a container when it had created it.
@@ -22,11 +25,52 @@ type containerState struct {
 const maxState = 16 << 20
 
 // readState reads the state of a container of runc (state.json) or crun (status). fs.ErrNotExist: there is none.
-func readState(root, container string) (containerState, error) {
+func (l *Ledger) readState(root, container string) (containerState, error) {
 	dir := filepath.Join(root, container)
-	state, err := readRunc(filepath.Join(dir, "state.json"))
+	state, err := l.states.read(filepath.Join(dir, "state.json"), readRunc)
 	if errors.Is(err, fs.ErrNotExist) {
-		return readCrun(filepath.Join(dir, "status"))
+		return l.states.read(filepath.Join(dir, "status"), readCrun)
+	}
+	return state, err
+}
+
+// states are those that were read, for a program that stays: runc's holds the whole spec, and says the same until its file is another. Nil
+// remembers none.
+type states struct {
+	mu    sync.Mutex
+	known map[string]knownState // by path
+}
+
+type knownState struct {
+	containerState
+	stamp host.Stamp
+}
+
+// maxStates is how many are remembered before all are forgotten: those of containers that are gone go so.
+const maxStates = 4096
+
+// Keep has it remember what does not change between two looks at it, for a program that stays.
+func (l *Ledger) Keep() { l.states = &states{known: map[string]knownState{}} }
+
+func (s *states) read(path string, read func(path string) (containerState, error)) (containerState, error) {
+	if s == nil {
+		return read(path)
+	}
+	is, now := host.StampOf(path), time.Now()
+	s.mu.Lock()
+	known, found := s.known[path]
+	s.mu.Unlock()
+	if found && known.stamp == is {
+		return known.containerState, nil
+	}
+	state, err := read(path)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) >= maxStates {
+		clear(s.known)
+	}
+	if delete(s.known, path); err == nil && is.Before(now) {
+		s.known[path] = knownState{state, is}
 	}
 	return state, err
 }

@@ -48,7 +48,16 @@ func (tx *Tx) survey() (*survey, error) {
 	return s, s.readBindings()
 }
 
+// readBindings reads those that were not read with their grants: of containers that are gone, and of no grant.
 func (s *survey) readBindings() error {
+	read := map[string]grant.Binding{}
+	for _, g := range s.sorted {
+		for _, b := range g.Bindings {
+			if b.Container != "" { // else its record cannot be read
+				read[bindingKey(b.RuntimeRoot, b.Container)] = b
+			}
+		}
+	}
 	names, err := namesIn(s.tx.l.bindingsDir())
 	if err != nil {
 		return fmt.Errorf("cannot list bindings: %w", err)
@@ -58,12 +67,14 @@ func (s *survey) readBindings() error {
 		if !isJSON || !isKey(key) {
 			continue
 		}
-		b, err := s.tx.load(key)
-		if err != nil {
-			s.broken[key] = err
-			continue
+		b, known := read[key]
+		if !known {
+			if b, err = s.tx.load(key); err != nil {
+				s.broken[key] = err
+				continue
+			}
+			s.tx.l.examine(&b)
 		}
-		s.tx.l.examine(&b)
 		s.bindings[key] = b
 	}
 	return nil

@@ -29,8 +29,9 @@ import (
 
 // Manager is gpuledgerd's manager of MPS daemons.
 type Manager struct {
-	Node func() *node.Node
-	Log  *logrus.Logger
+	Node   func() *node.Node
+	Ledger func(*node.Node) (node.Overview, error) // reads it, or knows that it is as it was
+	Log    *logrus.Logger
 
 	daemons map[string]*daemon // by directory
 	began   time.Time          // when the ledger was last read,
@@ -48,7 +49,10 @@ func (m *Manager) Stop() {}
 // restAfter keeps the reading of a large ledger below one percent of a core: of one that nobody has changed, only containers that are
 // gone and time that is over can be news. One that was changed is read at once, if not all of the time, and where there is no daemon to
 // end, one that was not changed is read seldom.
-const restAfter, restAfterChange, restIdle = 100, 4, 2000
+const (
+	restAfter, restAfterChange = 100, 4
+	restIdle                   = 30 * time.Second
+)
 
 // settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
 const settled = 20 * time.Millisecond
@@ -60,17 +64,17 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	for _, d := range m.daemons {
 		died = d.notice() || died
 	}
-	rest, changed := time.Duration(restAfter), m.changed()
+	rest, changed := restAfter*m.took, m.changed()
 	switch {
 	case !changed.Equal(m.seen):
-		rest = restAfterChange
+		rest = restAfterChange * m.took
 	case len(m.daemons) == 0 && m.failure == nil && m.began.Sub(m.seen) > settled: // nobody wants one, and whoever does changes a grant
 		rest = restIdle
 	}
-	if began.Before(m.began.Add(rest*m.took)) && !died {
+	if began.Before(m.began.Add(rest)) && !died {
 		return m.failure
 	}
-	o, err := m.Node().Overview()
+	o, err := m.Ledger(m.Node())
 	m.began, m.took, m.seen = began, time.Since(began), changed
 	if err == nil {
 		err = m.ensure(ctx, o)

@@ -168,7 +168,10 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 	root := n.Policy.LimitsRoot()
 	for _, name := range limits.Kept(root) {
 		id, dir := grant.ID(name), filepath.Join(root, name)
-		g, err := tx.Get(id)
+		g, err := tx.Entry(id)
+		if err == nil && !g.Live(n.Host.Now()) { // unless a container uses it
+			g, err = tx.Get(id)
+		}
 		var problem string
 		switch {
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()):

@@ -28,8 +28,11 @@ type Node struct {
 	kept   *gpu.Kept
 }
 
-// Keep has it remember the inventory between two looks at it, for a program that stays.
-func (n *Node) Keep() { n.kept = &gpu.Kept{} }
+// Keep has it remember the inventory, and what does not change of the ledger, between two looks at them, for a program that stays.
+func (n *Node) Keep() {
+	n.kept = &gpu.Kept{}
+	n.Ledger.Keep()
+}
 
 // Open reads the configuration at path. It always gives a node: one with a broken configuration still lets containers
 // start that reach no GPU.

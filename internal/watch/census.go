@@ -36,6 +36,8 @@ type Census struct {
 	vigil  *host.Vigil
 	known  map[int]*remembered
 	people map[int]Person // the same ones, as they are given out
+
+	changes uint64
 }
 
 type remembered struct {
@@ -127,7 +129,11 @@ func (c *Census) ended() (pids []int) {
 	})
 }
 
+// Changes tells one state of what Take gives from another: who is in it, and where.
+func (c *Census) Changes() uint64 { return c.changes }
+
 func (c *Census) forget(pid int) {
+	c.changes++
 	delete(c.known, pid)
 	delete(c.people, pid)
 	if c.vigil != nil {
@@ -147,6 +153,7 @@ func (c *Census) look(pid int) *remembered {
 	}
 	r := &remembered{pass: c.pass, phase: phaseOf(p.Cgroup)}
 	c.known[pid], c.people[pid] = r, p
+	c.changes++
 	return r
 }
 
@@ -178,6 +185,7 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 		c.people[pid] = p
 		if p.Cgroup != at {
 			r.phase = phaseOf(p.Cgroup)
+			c.changes++
 		}
 	}
 	r.pass = c.pass

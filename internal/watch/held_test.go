@@ -53,7 +53,10 @@ func TestHeldProcessesEnd(t *testing.T) {
 	if len(people) != 3 || len(c.vigil.Held()) != 3 {
 		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.vigil.Held()))
 	}
-	was := people[lingers.Process.Pid]
+	was, changes := people[lingers.Process.Pid], c.Changes()
+	if c.Take(pids); c.Changes() != changes {
+		t.Error("nobody has come, gone or moved, and it has changed")
+	}
 	end(t, goes)
 	_ = lingers.Process.Kill()
 	ended := func() bool {
@@ -65,6 +68,9 @@ func TestHeldProcessesEnd(t *testing.T) {
 	people = c.Take(pids)
 	if _, found := people[goes.Process.Pid]; found || len(people) != 2 {
 		t.Errorf("one who has ended is there: %+v", people)
+	}
+	if c.Changes() == changes {
+		t.Error("one has ended, and nothing has changed")
 	}
 	for range 2 * rest {
 		if people = c.Take(pids); people[lingers.Process.Pid] != was {
@@ -141,12 +147,15 @@ func TestAMoveIsSeen(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
 				t.Fatal(err)
 			}
-			at := ""
+			at, changes := "", c.Changes()
 			for range rest {
 				at = c.Take([]int{pid})[pid].Cgroup
 			}
 			if filepath.Base(at) != filepath.Base(dir) {
 				t.Errorf("after %d passes it is in %q, not in %s", rest, at, dir)
+			}
+			if c.Changes() == changes {
+				t.Error("it has moved, and nothing has changed")
 			}
 		})
 	}

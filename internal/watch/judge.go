@@ -16,6 +16,7 @@ type Scene struct {
 	People    map[int]Person // the sample's processes, as far as there are any by these pids
 	Grants    []grant.Grant  // those that count
 	Inventory grant.Inventory
+	Cast      *Cast // of these people and grants, by whoever judges them again and again; nil: made here
 	// Identify tells more of a container without a grant; nil knows nothing.
 	Identify func(grant.User) grant.User
 	// Serves tells whether a process is a server of the MPS daemon that is ours and serves a GPU; nil knows none.
@@ -56,7 +57,11 @@ type GrantUse struct {
 
 // Judge holds a sample against the ledger. Pure; its lists are sorted.
 func Judge(s Scene) Report {
-	j := judge{Scene: s, roll: rollOf(s.Grants, s.People), users: make(map[home]*knownUser, 64), keys: map[string]*knownUser{}, at: map[held]place{}}
+	if s.Cast == nil {
+		s.Cast = NewCast(s.Grants, s.People)
+	}
+	j := judge{Scene: s, at: make(map[*grant.Share]place, len(s.Grants))}
+	j.out.Grants = make([]GrantUse, 0, len(s.Grants))
 	j.out.Taken = s.Sample.Taken
 	for _, g := range s.Sample.GPUs {
 		j.gpu(g)
@@ -71,27 +76,17 @@ func Judge(s Scene) Report {
 
 type judge struct {
 	Scene
-	roll  roll
-	users map[home]*knownUser
-	keys  map[string]*knownUser // by key and grant: cgroups of one container are one user
-	out   Report
-	at    map[held]place
+	out Report
+	at  map[*grant.Share]place
 }
 
-// held is a grant on one GPU or MIG device.
-type held struct {
-	id  grant.ID
-	gpu string
-}
-
-// place is where the report has it.
+// place is where the report has a grant on one GPU or MIG device.
 type place struct{ use, finding int } // finding: -1 is none
 
 // tenant is one user of a GPU.
 type tenant struct {
-	grant.User
-	grant      *grant.Grant // nil: none
-	device     string       // the GPU, or the MIG device on it
+	*knownUser
+	device     string // the GPU, or the MIG device on it
 	memory     grant.Bytes
 	unmeasured bool
 	compute    int
@@ -131,60 +126,25 @@ func (j *judge) gpu(g grant.Usage) {
 
 // seat tells the tenants of a GPU apart.
 type seat struct {
-	device string
+	device string // "" is the GPU
 	user   *knownUser
-}
-
-// userOf is who a process is. Those of a cgroup of a container's are the same one, and found once: a thousand processes are some two hundred
-// users.
-func (j *judge) userOf(p Person) *knownUser {
-	at := home{p.Cgroup, p.Foreign}
-	if k, known := j.users[at]; known && k.user.Container != "" {
-		return k
-	}
-	u, g := j.roll.userOf(p)
-	key := u.Key()
-	if g != nil {
-		key += "\x00" + string(g.ID)
-	}
-	k, known := j.keys[key]
-	if !known {
-		k = &knownUser{u, g}
-		j.keys[key] = k
-	}
-	j.users[at] = k
-	return k
-}
-
-// home is all that of a process tells which container it is of.
-type home struct {
-	cgroup  string
-	foreign bool
-}
-
-type knownUser struct {
-	user  grant.User
-	grant *grant.Grant
 }
 
 // tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
 func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
 	by := make(map[seat]*tenant, min(len(g.Processes), 64))
 	for _, p := range g.Processes {
-		person, known := j.People[p.PID]
-		if !known {
+		m := j.Cast.member(p.PID)
+		if m == nil {
 			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
 		}
 		told += p.Memory
-		key := seat{device: cmp.Or(p.Device, g.UUID), user: j.userOf(person)}
+		key := seat{p.Device, m.user}
 		t := by[key]
 		if t == nil {
-			t = &tenant{User: key.user.user, grant: key.user.grant, device: key.device, compute: -1}
-			t.User.Command, t.User.Processes = person.Command, []grant.Process{person.Process}
+			t = &tenant{knownUser: m.user, device: cmp.Or(p.Device, g.UUID), compute: -1}
 			by[key] = t
 			list = append(list, t)
-		} else {
-			t.User.Processes = append(t.User.Processes, person.Process)
 		}
 		t.memory += p.Memory
 		t.unmeasured = t.unmeasured || p.Unmeasured
@@ -196,6 +156,21 @@ func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
 	return list, told
 }
 
+// who is a tenant with those of its processes that use the GPU, for a finding: most are none.
+func (j *judge) who(g grant.Usage, t *tenant) grant.User {
+	u := t.user
+	u.Processes = nil
+	for _, p := range g.Processes {
+		if m := j.Cast.member(p.PID); m != nil && m.user == t.knownUser && cmp.Or(p.Device, g.UUID) == t.device {
+			if u.Processes == nil {
+				u.Command = m.Command
+			}
+			u.Processes = append(u.Processes, m.Process)
+		}
+	}
+	return u
+}
+
 // tenant notes what a user uses, and gives what of it the ledger does not have.
 func (j *judge) tenant(g grant.Usage, t *tenant) grant.Bytes {
 	if t.grant == nil {
@@ -203,16 +178,16 @@ func (j *judge) tenant(g grant.Usage, t *tenant) grant.Bytes {
 	}
 	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
 	if i < 0 {
-		j.outside(g, t, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", name(t.User), amount(t), device(g, t), t.grant.ID))
+		u := j.who(g, t)
+		j.outside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", name(u), amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
-	return j.granted(g, t, t.grant.GPUs[i])
+	return j.granted(g, t, &t.grant.GPUs[i])
 }
 
 // granted adds a container to its grant's use; a claim has several.
-func (j *judge) granted(g grant.Usage, t *tenant, share grant.Share) grant.Bytes {
-	key := held{t.grant.ID, share.UUID}
-	at, known := j.at[key]
+func (j *judge) granted(g grant.Usage, t *tenant, share *grant.Share) grant.Bytes {
+	at, known := j.at[share]
 	if !known {
 		at = place{len(j.out.Grants), -1}
 		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory, Compute: -1})
@@ -229,10 +204,11 @@ func (j *judge) granted(g grant.Usage, t *tenant, share grant.Share) grant.Bytes
 		over, before = 0, 0
 	}
 	if over > 0 {
-		at.finding = j.over(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: t.User,
-			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(t.User), u.Used, g.Index, over, u.Granted, u.ID)})
+		who := j.who(g, t)
+		at.finding = j.over(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: who,
+			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(who), u.Used, g.Index, over, u.Granted, u.ID)})
 	}
-	j.at[key] = at
+	j.at[share] = at
 	return over - before
 }
 
@@ -254,14 +230,15 @@ func (j *judge) over(at int, f grant.Finding) int {
 
 // outsider is somebody without a grant.
 func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
-	if j.serves(t.User, g.UUID) {
+	u := j.who(g, t)
+	if j.serves(u, g.UUID) {
 		return 0 // what it uses is its clients', whom the ledger has
 	}
-	if t.Container != "" && j.Identify != nil {
-		t.User = j.Identify(t.User)
+	if u.Container != "" && j.Identify != nil {
+		u = j.Identify(u)
 	}
-	if !t.Exempt {
-		j.outside(g, t, fmt.Sprintf("%s uses %s of %s without a grant", name(t.User), amount(t), device(g, t)))
+	if !u.Exempt {
+		j.outside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", name(u), amount(t), device(g, t)))
 	}
 	return t.memory
 }
@@ -272,8 +249,8 @@ func (j *judge) serves(u grant.User, uuid string) bool {
 	return u.Container == "" && j.Serves != nil && j.Serves(uuid, u.Processes[0])
 }
 
-func (j *judge) outside(g grant.Usage, t *tenant, message string) {
-	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: t.User, Message: message}
+func (j *judge) outside(g grant.Usage, t *tenant, u grant.User, message string) {
+	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: u, Message: message}
 	if t.grant != nil {
 		f.Grant = t.grant.ID
 	}
@@ -313,9 +290,12 @@ func (j *judge) errors(g grant.Usage) {
 
 // computeMode finds that somebody has set a compute mode in which the GPU's grants cannot be used.
 func (j *judge) computeMode(g grant.Usage) {
-	for _, held := range j.Grants {
-		if !held.Has(g.UUID) || g.ComputeMode == "" || g.ComputeMode == grant.ComputeDefault ||
-			g.ComputeMode == grant.ComputeExclusive && (held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
+	if g.ComputeMode == "" || g.ComputeMode == grant.ComputeDefault {
+		return
+	}
+	for i := range j.Grants {
+		held := &j.Grants[i]
+		if !held.Has(g.UUID) || g.ComputeMode == grant.ComputeExclusive && (held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
 			continue
 		}
 		j.find(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,

@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Use describes what is used of simulated GPUs, for tests and to try the watch on any machine. It lies beside the description,
@@ -43,17 +46,36 @@ type ProcessUse struct {
 // UseSuffix is what the name of the file has behind that of the description.
 const UseSuffix = ".use"
 
-// Sample tells what a description and its Use come to, as NVML would.
-func Sample(d Description, path string, now time.Time) (grant.Sample, error) {
-	use, err := readUse(path + UseSuffix)
+// Sampler tells, again and again, what a description and its Use come to, as NVML would.
+type Sampler struct {
+	Path string // of the description
+
+	stamp host.Stamp
+	read  time.Time
+	gpus  []grant.GPU
+}
+
+// Sample reads what is used now. The description is read when it has changed.
+func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
+	if is, began := host.StampOf(s.Path), time.Now(); is != s.stamp || !is.Before(s.read) {
+		d, err := Read(s.Path)
+		if err != nil {
+			return grant.Sample{}, err
+		}
+		s.stamp, s.read, s.gpus = is, began, nil
+		for i, g := range d.GPUs {
+			s.gpus = append(s.gpus, g.at(i))
+		}
+	}
+	use, err := readUse(s.Path + UseSuffix)
 	if err != nil {
 		return grant.Sample{}, fmt.Errorf("cannot read what is used of simulated GPUs: %w", err)
 	}
-	s := grant.Sample{Taken: now.UTC(), GPUs: []grant.Usage{}}
-	for i, g := range d.GPUs {
-		s.GPUs = append(s.GPUs, use.of(g.at(i)))
+	sample := grant.Sample{Taken: now.UTC(), GPUs: []grant.Usage{}}
+	for _, g := range s.gpus {
+		sample.GPUs = append(sample.GPUs, use.of(g))
 	}
-	return s, nil
+	return sample, nil
 }
 
 func readUse(path string) (u Use, err error) {
@@ -66,15 +88,51 @@ func readUse(path string) (u Use, err error) {
 	}
 	var data []byte
 	if err == nil {
-		data, err = os.ReadFile(path)
+		data, err = host.ReadFile(path, maxFileSize)
 	}
 	if err == nil {
-		err = json.Unmarshal(data, &u, json.RejectUnknownMembers(true))
+		err = tokens.Whole(data, func(d *jsontext.Decoder) error { return u.readFrom(d) })
 	}
 	if err == nil && u.Version != version {
 		err = fmt.Errorf("the version of %s is %d and this gpuledger knows %d", path, u.Version, version)
 	}
 	return u, err
+}
+
+// readFrom reads a file as people write it: an unknown key is an error. A test may have it say something else each second.
+func (u *Use) readFrom(d *jsontext.Decoder) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "version":
+			return tokens.Int(d, &u.Version)
+		case "gpus":
+			return json.UnmarshalDecode(d, &u.GPUs, json.RejectUnknownMembers(true))
+		case "processes":
+			return tokens.List(d, &u.Processes, readProcess)
+		}
+		return fmt.Errorf("unknown key %q", name)
+	})
+}
+
+func readProcess(d *jsontext.Decoder, p *ProcessUse) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "pid":
+			return tokens.Int(d, &p.PID)
+		case "gpu":
+			return tokens.Int(d, &p.GPU)
+		case "device":
+			return tokens.String(d, &p.Device)
+		case "memory":
+			if d.PeekKind() == '0' {
+				return tokens.Uint64(d, &p.Memory)
+			}
+			return p.Memory.UnmarshalJSONFrom(d)
+		case "compute":
+			return tokens.Int(d, &p.Compute)
+		}
+		return fmt.Errorf("unknown key %q", name)
+	})
 }
 
 // of is what is used of one GPU.

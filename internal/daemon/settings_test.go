@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// TestSettingsAreReadWhenTheyChange, however soon and little, and when somebody asks; and not while they are as they were.
+func TestSettingsAreReadWhenTheyChange(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.toml")
+	write := func(interval, more string) {
+		t.Helper()
+		must(t, os.WriteFile(path, []byte("state_dir = \""+dir+"/state\"\nrun_dir = \""+dir+"/run\"\n[daemon]\ninterval = \""+interval+"\"\n"+more), 0o600))
+	}
+	write("1s", "")
+	reads := 0
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	s, err := newSettings(func() *node.Node { reads++; return node.Open(path, host.Default()) }, path, log)
+	must(t, err)
+	defer s.Close()
+	for _, interval := range []string{"2s", "3s", "4s", "5s"} { // within one tick of the clock, and of one length
+		write(interval, "")
+		must(t, s.Ensure(context.Background()))
+		if got := s.Interval().String(); got != interval {
+			t.Errorf("the interval is %s, and %s is configured", got, interval)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ; { // until it is older than a tick
+		before := reads
+		if must(t, s.Ensure(context.Background())); reads == before {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is read at each pass, and does not change")
+		}
+	}
+	before := reads
+	if s.Reload(); reads == before {
+		t.Error("somebody asks for it, and it is not read")
+	}
+	write("6s", "nonsense = 1\n")
+	for range 3 {
+		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second {
+			t.Errorf("a broken file is in force, or nothing is said of it: the interval is %s", s.Interval())
+		}
+	}
+	must(t, os.Remove(path))
+	if s.Ensure(context.Background()) == nil {
+		t.Error("the file is gone, and nothing is said of it")
+	}
+}
