@@ -63,11 +63,12 @@ func Main(args []string) int {
 }
 
 // spare has the garbage be collected seldom: what a pass leaves is some hundred kilobytes, and what stays some megabytes. Who sets GOGC has
-// it his way.
+// it his way. And nothing that it waits for has to be on time to the millisecond.
 func spare() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(300)
 	}
+	host.Slack(time.Millisecond)
 }
 
 // The modes of the NRI plugin.

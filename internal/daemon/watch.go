@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -276,6 +277,7 @@ type bystanders struct{ known map[string]bystander }
 
 type bystander struct {
 	pod    grant.Identity
+	engine grant.Engine
 	exempt bool
 	known  bool // a runtime has a container of the id, in this cgroup
 	asked  time.Time
@@ -284,8 +286,20 @@ type bystander struct {
 // identityRest is how long it is remembered: policy may exempt a container, or not any more.
 const identityRest = 10 * time.Second
 
-// stateRoots are where engines have their runtimes keep the states of containers.
-var stateRoots = []string{"/run/containerd/runc/*", "/run/docker/runtime-runc/*", "/run/runc", "/run/crun"}
+// stateRoots are where engines have their runtimes keep the states of containers, and which engine it is, where one alone does it there.
+var stateRoots = []struct {
+	pattern string
+	engine  grant.Engine
+}{{"/run/containerd/runc/*", grant.Containerd}, {"/run/docker/runtime-runc/*", grant.Docker}, {"/run/runc", ""}, {"/run/crun", ""}}
+
+func engineOf(root string) grant.Engine {
+	for _, s := range stateRoots {
+		if is, _ := filepath.Match(s.pattern, root); is {
+			return s.engine
+		}
+	}
+	return ""
+}
 
 func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.User {
 	if b.known == nil || len(b.known) > 4096 {
@@ -294,21 +308,21 @@ func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.
 	who, found := b.known[u.Key()]
 	if !found || time.Since(who.asked) > identityRest {
 		who = bystander{asked: time.Now()}
-		for _, pattern := range stateRoots {
-			dirs, _ := filepath.Glob(pattern)
+		for _, s := range stateRoots {
+			dirs, _ := filepath.Glob(s.pattern)
 			roots = append(roots[:len(roots):len(roots)], dirs...)
 		}
-		pod, exempt, init := n.Bystander(roots, u.Engine, u.Container)
+		pod, exempt, root, init := n.Bystander(roots, u.Engine, u.Container)
 		// Whoever may make cgroups, as each user in a session of his, can give one the name of a container's.
 		if who.known = watch.IsIn(n.Host, init, u.Cgroup); who.known {
-			who.pod, who.exempt = pod, exempt
+			who.pod, who.exempt, who.engine = pod, exempt, engineOf(root)
 		}
 		b.known[u.Key()] = who
 	}
 	if who.pod != (grant.Identity{}) {
 		u.Pod = who.pod
 	}
-	u.Exempt = who.exempt
+	u.Exempt, u.Engine = who.exempt, cmp.Or(u.Engine, who.engine)
 	if !who.known && watch.PlaceOf(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
 		u.Cgroup = ""
 	}

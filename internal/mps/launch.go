@@ -38,6 +38,7 @@ func Launch(dir string, h host.Host) (err error) {
 	if err := announce(dir, h); err != nil {
 		return err
 	}
+	host.SlackOfThread(host.UsualSlack) // gpuledgerd's own is more
 	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
 }

@@ -58,13 +58,13 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 }
 
 // Bystander tells, by the records of the real runtimes that keep their states in roots, who a container is that nothing was granted
-// to, whether policy exempts it, and its first process: who says that a process is of this container has to compare the two. No
-// process where none of them knows it.
-func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool, init grant.Process) {
+// to, whether policy exempts it, the root that it is in, and its first process: who says that a process is of this container has to
+// compare the two. No process where none of them knows it.
+func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool, root string, init grant.Process) {
 	if engine == "" {
 		engine = n.Policy.Engine
 	}
-	for _, root := range roots {
+	for _, root = range roots {
 		bundle := n.Ledger.ContainerBundle(root, id)
 		init, known := n.Ledger.ContainerInit(root, id)
 		if bundle == "" || !known {
@@ -75,7 +75,7 @@ func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod gr
 		c.Config, c.Unread = host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
 		v, _ := n.visit(c)
 		pod = v.request.Container.Pod
-		return pod, admission.Exempt(pod, n.Policy), init
+		return pod, admission.Exempt(pod, n.Policy), root, init
 	}
-	return grant.Identity{}, false, grant.Process{}
+	return grant.Identity{}, false, "", grant.Process{}
 }

@@ -57,7 +57,14 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
       container_annotations = ["*", "*/*"]
       [plugins."CRI".containerd.runtimes.HANDLER.options]
         BinaryName = "/run/e2e/runtime"
+    [plugins."CRI".containerd.runtimes.PAST]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."CRI".containerd.runtimes.PAST.options]
+        BinaryName = "BEHIND"
 `
+
+// pastHandler is a runtime that a pod can ask for by its name, and that does not lead through gpuledger: an administrator has forgotten it.
+const pastHandler = "forgotten"
 
 // containerd starts one, and gives its two clients: ctr, and CRI through crictl.
 func containerd(s *site, path, version, cri, more string) []client {
@@ -66,7 +73,7 @@ func containerd(s *site, path, version, cri, more string) []client {
 		ctr.cdi = false
 		inCRI = `sandbox_image = "` + pauseImage + `"` + "\n  enable_cdi = true"
 	}
-	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler).Replace(containerdConfig)
+	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler, "PAST", pastHandler, "BEHIND", s.behind).Replace(containerdConfig)
 	writeFile(s.T, "/etc/containerd/config.toml", version+config+more)
 	fakeNetwork(s.T)
 	useCRI(s.T, containerdSocket)

@@ -221,6 +221,9 @@ func TestEngine(t *testing.T) {
 			}
 			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })
 			t.Run("privileged", func(t *testing.T) { privileged(t, s, cl) })
+			if cl, can := cl.(starter); can && s.entry.name == "wrapper" && s.engine.trust == grant.Containerd {
+				t.Run("outside the ledger", func(t *testing.T) { outside(t, s.in(t), cl) })
+			}
 			switch cl := cl.(type) {
 			case ctr:
 				t.Run("many at once", func(t *testing.T) { many(s.in(t), cl) })
