@@ -63,6 +63,9 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	began, died := time.Now(), false
 	for _, d := range m.daemons {
 		died = d.notice() || died
+		if err := d.shorten(); err != nil {
+			m.Log.WithError(err).Debug("a log stays as long as it is")
+		}
 	}
 	rest, changed := restAfter*m.took, m.changed()
 	switch {
