@@ -37,6 +37,8 @@ func stampOf(n *node.Node) stamp {
 	return stamp{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
+func (s stamp) before(read time.Time) bool { return s.ledger.Before(read) && s.inventory.Before(read) }
+
 // How long it is believed. A binding whose container's end would not be noticed is looked at again soon; what it used is gone with it, so
 // nothing wrong is said meanwhile. The others, in case that something was overlooked.
 const (
@@ -80,7 +82,7 @@ func (b *book) look(n *node.Node, anew bool) (o node.Overview, fresh bool, err e
 	if b.settled {
 		rest = settledRest
 	}
-	if !anew && !ended && b.node == n && b.stamp == is && is.ledger.Before(b.read) && is.inventory.Before(b.read) && now.Sub(b.read) < rest {
+	if !anew && !ended && b.node == n && b.stamp == is && is.before(b.read) && now.Sub(b.read) < rest {
 		return b.overview, false, nil
 	}
 	b.settled = false

@@ -177,3 +177,51 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 		t.Error("afterwards somebody is still to be looked for, or the other one's binding is gone")
 	}
 }
+
+// TestASoundLedgerIsBelievedToBe for five turns, while nobody has changed it and all containers run; what is wrong with it is found at each.
+func TestASoundLedgerIsBelievedToBe(t *testing.T) {
+	s := newShelf(t)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &reconcile{book: &s.book, log: log, wait: func() time.Duration { return time.Second }}
+	id := s.grants(0)
+	cmd := s.starts(id, "one")
+	s.starts(id, "two")
+	s.reads() // until the last change is older than a tick
+	turn, now := reconcileEvery*time.Second, time.Now()
+	looked := func() bool { // at the whole ledger
+		t.Helper()
+		before := r.found.Checked
+		must(t, r.reconcile(s.node, now))
+		return r.found.Checked != before
+	}
+	if !looked() {
+		t.Fatal("nobody has looked yet")
+	}
+	for i := range soundFor - 1 {
+		if now = now.Add(turn); looked() {
+			t.Errorf("after %d turns it is looked at, and nothing has changed", i+1)
+		}
+	}
+	if now = now.Add(turn); !looked() {
+		t.Errorf("after %d turns nobody looks", soundFor)
+	}
+	now = now.Add(turn)
+	s.grants(1)
+	if !looked() {
+		t.Error("there is another grant, and nobody looks")
+	}
+	now = now.Add(turn)
+	s.ends(cmd)
+	if !looked() || s.node.Ledger.HasBinding(s.root, "one") {
+		t.Error("a container has ended, and nobody looks")
+	}
+	stray := filepath.Join(s.node.Policy.StateDir, "grants", "stray")
+	must(t, os.WriteFile(stray, nil, 0o600))
+	for range 2 {
+		now = now.Add(turn)
+		if err := r.reconcile(s.node, now); err == nil {
+			t.Error("the ledger is not sound, and nothing is said of it")
+		}
+	}
+}

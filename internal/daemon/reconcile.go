@@ -20,6 +20,7 @@ import (
 const (
 	tidyEvery      = 5
 	reconcileEvery = 60
+	soundFor       = 5 // of the latter: that long it is believed of a ledger that was sound that it is so, while nobody has changed it
 )
 
 // restAfter keeps the daemon below one percent of a core, and off the ledger's lock, however large the ledger is: after
@@ -35,9 +36,17 @@ type reconcile struct {
 
 	tidy, whole time.Time // not before
 	failure     error     // of the last whole pass
+	sound       sound
 
 	mu    sync.Mutex
 	found metrics.Ledger
+}
+
+// sound is a ledger as the last whole pass left it, if nothing is wrong with it.
+type sound struct {
+	node  *node.Node
+	stamp stamp
+	began time.Time
 }
 
 func (r *reconcile) Name() string { return "reconcile" }
@@ -48,7 +57,7 @@ func (r *reconcile) Ensure(context.Context) error {
 	began, worked := time.Now(), cpu()
 	switch {
 	case !began.Before(r.whole):
-		r.failure = r.reconcile(r.node())
+		r.failure = r.reconcile(r.node(), began)
 		r.whole = due(began, reconcileEvery*r.wait(), cpu()-worked)
 		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
 	case !began.Before(r.tidy):
@@ -83,7 +92,14 @@ func cpu() time.Duration {
 }
 
 // reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.
-func (r *reconcile) reconcile(n *node.Node) error {
+func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
+	if r.stillSound(n, now) {
+		findings, err := n.SettleLimits()
+		r.say(findings)
+		return err
+	}
+	r.sound = sound{}
+	is := sound{n, stampOf(n), now} // before it is looked at: what it changes itself is looked at again
 	report, err := n.Reconcile()
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -92,15 +108,26 @@ func (r *reconcile) reconcile(n *node.Node) error {
 	r.mu.Lock()
 	r.found = metrics.Ledger{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
 	r.mu.Unlock()
-	for _, f := range report.Findings {
+	r.say(report.Findings)
+	if len(wrong) == 0 {
+		r.sound = is
+		return nil
+	}
+	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)", wrong[0].Subject, wrong[0].Problem, len(wrong))
+}
+
+func (r *reconcile) say(findings []ledger.Finding) {
+	for _, f := range findings {
 		if f.Repaired {
 			r.log.WithFields(logrus.Fields{"subject": f.Subject, "problem": f.Problem}).Info("tidied")
 		}
 	}
-	if len(wrong) == 0 {
-		return nil
-	}
-	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)", wrong[0].Subject, wrong[0].Problem, len(wrong))
+}
+
+// stillSound reports whether nobody can have changed anything since the last whole pass, and no container has ended.
+func (r *reconcile) stillSound(n *node.Node, now time.Time) bool {
+	return r.sound.node == n && r.sound.stamp == stampOf(n) && r.sound.stamp.before(r.sound.began) && r.book.quiet(n) &&
+		now.Sub(r.sound.began) < soundFor*reconcileEvery*r.wait()-r.wait()/2 // at the tick itself
 }
 
 // Found is what the last whole pass found.

@@ -11,7 +11,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
-	"github.com/gpuledger/gpuledger/internal/limits"
 )
 
 // Grant enters a new grant. The reference with its secret is given this one time; the ledger keeps a hash. Errors are
@@ -327,14 +326,11 @@ func (n *Node) verified(verify func(*grant.Inventory, grant.Bytes) (ledger.Repor
 		known, reserve = nil, 0
 	}
 	report, err := verify(known, reserve)
-	if err != nil || len(limits.Kept(n.Policy.LimitsRoot())) == 0 {
-		return report, err
-	}
-	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		findings, err := n.settleLimits(tx)
+	if err == nil {
+		var findings []ledger.Finding
+		findings, err = n.SettleLimits()
 		report.Findings = append(report.Findings, findings...)
-		return err
-	})
+	}
 	return report, err
 }
 

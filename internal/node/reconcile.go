@@ -1,10 +1,26 @@
 package node
 
-import "github.com/gpuledger/gpuledger/internal/ledger"
+import (
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
+)
 
 // Reconcile makes the ledger agree with what runs: it removes grants that are over and bindings of dead containers, puts
 // right whatever is derived, and reports what it cannot. It reads the whole ledger under the lock. Done twice it does nothing.
 func (n *Node) Reconcile() (ledger.Report, error) { return n.verified(n.Ledger.Reconcile) }
+
+// SettleLimits is the part of Reconcile that is about what containers can write to: it needs no look at the ledger's other entries.
+func (n *Node) SettleLimits() ([]ledger.Finding, error) {
+	if len(limits.Kept(n.Policy.LimitsRoot())) == 0 {
+		return nil, nil
+	}
+	var findings []ledger.Finding
+	err := n.Ledger.Update(func(tx *ledger.Tx) (err error) {
+		findings, err = n.settleLimits(tx)
+		return err
+	})
+	return findings, err
+}
 
 // TidyDead removes the bindings of containers that are gone, and with them the grants that these adopted, and tells how
 // many there were. It reads bindings only, and takes the lock only for those.

@@ -91,7 +91,7 @@ func readUse(path string) (u Use, err error) {
 		data, err = host.ReadFile(path, maxFileSize)
 	}
 	if err == nil {
-		err = tokens.Whole(data, func(d *jsontext.Decoder) error { return u.readFrom(d) })
+		err = tokens.Whole(data, func(d *jsontext.Decoder) error { return u.readFrom(d) }, jsontext.AllowDuplicateNames(true))
 	}
 	if err == nil && u.Version != version {
 		err = fmt.Errorf("the version of %s is %d and this gpuledger knows %d", path, u.Version, version)
