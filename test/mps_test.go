@@ -49,11 +49,7 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 // eventually is rig.Eventually with more time: between a grant and its clients are a daemon's pass, several programs and their answers.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never came true: %s", what)
-		}
-	}
+	rig.Within(t, 2*time.Minute, what, is)
 }
 
 // killDaemons ends what gpuledgerd would have left to the next one. A server of the stand-in ends with its daemon.
@@ -138,6 +134,11 @@ func TestMPS(t *testing.T) {
 	daemon := n.ready(1)[0]
 	if daemon.Limits[daemon.GPUs[0]] != 2*grant.GiB || daemon.Threads != 25 || len(daemon.Servers) != 1 {
 		t.Errorf("%+v", daemon)
+	}
+	for _, p := range append(daemon.Servers, daemon.Daemon) {
+		if late := read(t, fmt.Sprintf("/proc/%d/timerslack_ns", p.PID)); late != "50000\n" {
+			t.Errorf("process %d of the daemon is woken %s ns late, as gpuledgerd is", p.PID, strings.TrimSpace(late))
+		}
 	}
 	const small25 = "mps threads=25\n0:1500 CUDA_SUCCESS\n0:548 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
 	n.wants(n.client("c1", small, "0:1500 0:548 0:1"), small25)

@@ -231,12 +231,22 @@ func (n *Node) Real(args ...string) *exec.Cmd {
 // Eventually waits until what must come true by itself is true. It bounds how long a failure takes, and times nothing.
 func Eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
+	Within(t, 20*time.Second, what, is)
+}
+
+// Within is Eventually with another patience. A machine that stood still meanwhile, as guests do, has made none of the tries that there
+// are at least.
+func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
+	t.Helper()
+	for end, tries := time.Now().Add(patience), 0; !is(); tries++ {
+		if tries >= leastTries && time.Now().After(end) {
 			t.Fatalf("never came true: %s", what)
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+const leastTries = 300
 
 // end removes containers, cgroups and mounts, then the directory; with a mount left below it, it removes nothing.
 func (n *Node) end() {

@@ -1,0 +1,43 @@
+package host
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSlack of all threads, and of programs that they start.
+func TestSlack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: of other threads than its own nobody is heard")
+	}
+	defer Slack(UsualSlack)
+	late := func() (late []string) {
+		threads, err := filepath.Glob("/proc/self/task/*")
+		if err != nil || len(threads) < 2 {
+			t.Fatalf("%d threads (%v)", len(threads), err)
+		}
+		for _, thread := range threads {
+			if text, err := os.ReadFile(filepath.Join("/proc", filepath.Base(thread), "timerslack_ns")); err == nil && string(text) != "3000000\n" {
+				late = append(late, filepath.Base(thread)+": "+strings.TrimSpace(string(text)))
+			}
+		}
+		return late
+	}
+	others := late()
+	for tries := 0; tries < 100 && len(others) > 0; tries++ { // one may be started meanwhile, by one whose turn is still to come
+		Slack(3 * time.Millisecond)
+		others = late()
+	}
+	if len(others) > 0 {
+		t.Errorf("threads are woken so many ns late: %v", others)
+	}
+	out, err := exec.Command("cat", "/proc/self/timerslack_ns").Output()
+	if err != nil || string(out) != fmt.Sprintln(int64(3*time.Millisecond)) {
+		t.Errorf("a program that it starts is woken %s ns late (%v)", strings.TrimSpace(string(out)), err)
+	}
+}
