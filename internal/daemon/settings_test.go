@@ -48,10 +48,14 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	if s.Reload(); reads == before {
 		t.Error("somebody asks for it, and it is not read")
 	}
+	before, s.read = reads, s.stamp.Changed() // as if it had been read in the tick of its change
+	if must(t, s.Ensure(context.Background())); reads == before {
+		t.Error("what was read in the tick of its change is believed")
+	}
 	write("6s", "nonsense = 1\n")
 	for range 3 {
-		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second {
-			t.Errorf("a broken file is in force, or nothing is said of it: the interval is %s", s.Interval())
+		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second || !s.read.IsZero() {
+			t.Errorf("a broken file is in force, or nothing is said of it, or it is not to be read again: the interval is %s", s.Interval())
 		}
 	}
 	must(t, os.Remove(path))

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,4 +173,39 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "watch.json") || !strings.Contains(err.Error(), "cannot stop ") { // in that /proc nobody is process 1, so that it is tried only
 		t.Errorf("said is: %v", err)
 	}
+}
+
+// TestACastIsOfItsTime: it is made anew when the ledger was read again and when a process has come or gone, and not else.
+func TestACastIsOfItsTime(t *testing.T) {
+	w := &watcher{census: watch.Census{Host: host.Default()}}
+	defer w.census.Close()
+	sleeper := func() *exec.Cmd {
+		cmd := exec.Command("sleep", "1000")
+		must(t, cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		return cmd
+	}
+	one, two := sleeper(), sleeper()
+	sample := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: one.Process.Pid}, {PID: two.Process.Pid}}}}}
+	grants := []grant.Grant{{ID: "g-aaaaaaaaaaaa"}}
+	last := (*watch.Cast)(nil)
+	is := func(what string, anew bool) {
+		t.Helper()
+		if now := w.castFor(grants, w.people(sample, grants)); (now != last) != anew {
+			t.Errorf("%s: made anew: %v", what, now != last)
+		} else {
+			last = now
+		}
+	}
+	is("the first", true)
+	is("nothing has changed", false)
+	grants = slices.Clone(grants)
+	is("the ledger was read again", true)
+	is("and has not changed since", false)
+	_ = one.Process.Kill()
+	_ = one.Wait()
+	is("a process has ended", true)
+	is("and nobody has come or gone since", false)
+	sample.GPUs[0].Processes[0].PID = sleeper().Process.Pid
+	is("another one has come", true)
 }

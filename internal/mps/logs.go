@@ -34,8 +34,8 @@ func (d *daemon) shorten() error {
 
 func shorten(path string) error {
 	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Blocks*512 <= maxLog {
-		return nil // none, or none that we know of
+	if err := unix.Lstat(path, &st); err != nil || st.Blocks*512 <= maxLog {
+		return nil // a link, too, has none
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -133,7 +133,9 @@ func (c *Census) ended() (pids []int) {
 func (c *Census) Changes() uint64 { return c.changes }
 
 func (c *Census) forget(pid int) {
-	c.changes++
+	if _, known := c.known[pid]; known { // the driver may name one that is gone again and again
+		c.changes++
+	}
 	delete(c.known, pid)
 	delete(c.people, pid)
 	if c.vigil != nil {

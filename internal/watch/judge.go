@@ -76,8 +76,9 @@ func Judge(s Scene) Report {
 
 type judge struct {
 	Scene
-	out Report
-	at  map[*grant.Share]place
+	out     Report
+	at      map[*grant.Share]place
+	present map[seat][]*member // of the GPU that is looked at, once somebody is named
 }
 
 // place is where the report has a grant on one GPU or MIG device.
@@ -107,6 +108,7 @@ func (j *judge) gpu(g grant.Usage) {
 		return
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization, Processes: len(g.Processes), XIDs: g.XIDs}
+	j.present = nil
 	tenants, told := j.tenants(g)
 	for _, t := range tenants {
 		use.Outside += j.tenant(g, t)
@@ -126,7 +128,7 @@ func (j *judge) gpu(g grant.Usage) {
 
 // seat tells the tenants of a GPU apart.
 type seat struct {
-	device string // "" is the GPU
+	device string // the GPU, or the MIG device on it
 	user   *knownUser
 }
 
@@ -139,10 +141,10 @@ func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
 			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
 		}
 		told += p.Memory
-		key := seat{p.Device, m.user}
+		key := seat{cmp.Or(p.Device, g.UUID), m.user}
 		t := by[key]
 		if t == nil {
-			t = &tenant{knownUser: m.user, device: cmp.Or(p.Device, g.UUID), compute: -1}
+			t = &tenant{knownUser: m.user, device: key.device, compute: -1}
 			by[key] = t
 			list = append(list, t)
 		}
@@ -156,17 +158,23 @@ func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
 	return list, told
 }
 
-// who is a tenant with those of its processes that use the GPU, for a finding: most are none.
+// who is a tenant with those of its processes that use the GPU, for a finding. Most GPUs have none; where there is one all of the GPU's
+// processes are told apart, so that many cost no more than all.
 func (j *judge) who(g grant.Usage, t *tenant) grant.User {
-	u := t.user
-	u.Processes = nil
-	for _, p := range g.Processes {
-		if m := j.Cast.member(p.PID); m != nil && m.user == t.knownUser && cmp.Or(p.Device, g.UUID) == t.device {
-			if u.Processes == nil {
-				u.Command = m.Command
+	if j.present == nil {
+		j.present = map[seat][]*member{}
+		for _, p := range g.Processes {
+			if m := j.Cast.member(p.PID); m != nil {
+				at := seat{cmp.Or(p.Device, g.UUID), m.user}
+				j.present[at] = append(j.present[at], m)
 			}
-			u.Processes = append(u.Processes, m.Process)
 		}
+	}
+	its := j.present[seat{t.device, t.knownUser}]
+	u := t.user
+	u.Command, u.Processes = its[0].Command, make([]grant.Process, len(its))
+	for i, m := range its {
+		u.Processes[i] = m.Process
 	}
 	return u
 }
