@@ -115,7 +115,7 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s, err := newSettings(open, log)
+	s, err := newSettings(open, filepath.Join(t.TempDir(), "config.toml"), log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	if !isContainerID(container) {
 		return grant.Dead
 	}
-	if _, err := readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
+	if _, err := l.readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
 		return grant.Dead // to the runtime, which is asked next: whoever else has the id, under another root, is not in its way
 	}
 	life, _ := l.contained(&grant.Binding{RuntimeRoot: runtimeRoot, Container: container})
