@@ -31,6 +31,7 @@ func cluster(t *testing.T, s *site) {
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
 		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
+		{"refused when it is prepared, with the reason in the pod's events", func(s *site, d **daemon) { s.preparing(d) }},
 		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
 		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
 		{"pods come and go while all is killed", func(s *site, d **daemon) { (*d).kill(); s.claimStorm() }},

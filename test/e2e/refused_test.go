@@ -5,9 +5,12 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -107,4 +110,81 @@ func (s *site) anothersNamespace(claim string) {
 	if r := rig.Run(s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "intruder", claim)); r.Code != 0 || !strings.Contains(r.Stdout, want) {
 		s.T.Errorf("kubectl gpuledger explain: %+v, want %q", r, want)
 	}
+}
+
+// configured is a pod with a claim whose parameters for the driver are these.
+func configured(name string, parameters object) []object {
+	list := claiming(name, "limit", 1, object{"memory": "1Gi"}, false)
+	list[0]["spec"].(object)["devices"].(object)["config"] = []object{{"opaque": object{"driver": "gpuledger.dev", "parameters": parameters}}}
+	return list
+}
+
+// preparing are claims that the scheduler has placed and the node cannot give: its ledger has the last word when the kubelet has them
+// prepared. The pods' events have its sentence, and where there is room again they start.
+func (s *site) preparing(driver **daemon) {
+	says := func(more ...any) object {
+		all := object{"apiVersion": "gpuledger.dev/v1", "kind": "GrantConfig"}
+		for i := 0; i < len(more); i += 2 {
+			all[more[i].(string)] = more[i+1]
+		}
+		return all
+	}
+	mixed := claiming("mixed", "limit", 1, nil, false)[0]
+	devices := mixed["spec"].(object)["devices"].(object)
+	devices["requests"] = append(devices["requests"].([]object), object{"name": "whole", "exactly": object{"deviceClassName": "exclusive.gpuledger.dev"}})
+	if r := s.apply(mixed); r.Code == 0 || !strings.Contains(r.Stderr, "a claim is one grant in one mode") {
+		s.T.Errorf("got %+v, want it refused before it is scheduled", r)
+	}
+	parameters := map[string]struct {
+		what object
+		want string
+	}{
+		"typing-error":   {says("mdoe", "limit"), `cannot read the parameters for gpuledger.dev: json: unknown field "mdoe"`},
+		"another-mode":   {says("mode", "timeslice"), `request "gpu" is to be in mode limit and in mode timeslice: its class and its claim disagree`},
+		"more-strength":  {says("minimumStrength", "hardware"), `refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit this node has `},
+		"another-config": {object{"apiVersion": "gpuledger.dev/v9", "kind": "GrantConfig"}, `cannot read the parameters for gpuledger.dev: want apiVersion gpuledger.dev/v1 and kind GrantConfig, not "gpuledger.dev/v9"`},
+	}
+	for name, c := range parameters {
+		s.applied(configured(name, c.what)...)
+	}
+	for name, c := range parameters {
+		s.told(name, "gpuledger: "+c.want)
+		s.removed(name)
+	}
+	s.administer("delete", "resourceclaims", "--all", "-n", "team", "--wait=true")
+
+	(*driver).kill() // so that the scheduler does not hear of what comes
+	var ids []string
+	for _, gpu := range []string{"0", "1"} {
+		ids = append(ids, string(s.Grant("--gpu", gpu, "--memory", "15GiB", "--mode", "timeslice").ID))
+	}
+	s.applied(claiming("late", "limit", 1, object{"memory": "4Gi"}, false)...)
+	eventually(s.T, "the scheduler has placed the claim", func() bool {
+		return s.kubectl("get", "resourceclaim", "late", "-n", "team", "-o", "jsonpath={.status.allocation.devices.results[0].device}").Stdout != ""
+	})
+	*driver = s.startDRA()
+	described := s.told("late", "gpuledger: refused (mode-conflict): cannot grant 4GiB on a GPU in mode limit: GPU 0 has ")
+	if i := slices.IndexFunc(ids, func(id string) bool { return strings.Contains(described, id) }); i >= 0 {
+		s.T.Errorf("the pod's events name grant %s, which is another's:\n%s", ids[i], described)
+	}
+	s.outside(14 * grant.GiB)
+	s.Must(append([]string{"release"}, ids...)...)
+	s.told("late", "gpuledger: refused (no-capacity): cannot grant 4GiB on a GPU in mode limit: GPU 0 has 1824MiB free, and 14GiB in use outside the ledger; GPU 1 has ")
+	s.outside(0)
+	s.runs("late")
+}
+
+// outside has so much of each GPU used outside the ledger, as gpuledgerd would find it.
+func (s *site) outside(memory grant.Bytes) {
+	s.T.Helper()
+	n := node.Open(s.Config, host.Default())
+	inventory, problem := n.Inventory()
+	if problem != nil {
+		s.T.Fatal(problem.Message)
+	}
+	used := map[string]grant.Bytes{}
+	for _, g := range inventory.GPUs {
+		used[g.UUID] = memory
+	}
+	must(s.T, n.Ledger.SetOutside(used))
 }
