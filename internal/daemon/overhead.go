@@ -3,6 +3,8 @@ package daemon
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/limits"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -14,6 +16,7 @@ import (
 type overheads struct {
 	told     map[grantOn]overhead
 	accounts map[grant.ID]*account
+	room     int // how many are kept open; those of more grants are opened each time, which takes longer than all else of a pass
 	pass     int
 }
 
@@ -23,9 +26,15 @@ type account struct {
 	pass int // in which the grant was last used
 }
 
-// maxAccounts is how many are kept open; those of more grants are opened each time. It is what fits into a thousand descriptors beside all
-// else, where a program may have no more.
-const maxAccounts = 256
+// accountsRoom is for how many accounts there is room: a descriptor each, of an eighth of those that the program may have (two host.Vigil take half of
+// them), and a mapping each, of which the kernel allows 65,530 (vm.max_map_count).
+func accountsRoom() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0
+	}
+	return int(min(limit.Cur/8, 1<<14))
+}
 
 type grantOn struct {
 	id  grant.ID
@@ -50,6 +59,9 @@ const (
 func (o *overheads) publish(n *node.Node, r watch.Report) {
 	if o.told == nil {
 		o.told, o.accounts = map[grantOn]overhead{}, map[grant.ID]*account{}
+		if o.room == 0 {
+			o.room = accountsRoom()
+		}
 	}
 	o.pass++
 	for _, g := range r.Grants {
@@ -89,7 +101,7 @@ func (o *overheads) tell(dir string, g watch.GrantUse) {
 		if err != nil {
 			return
 		}
-		if a = (&account{Account: opened}); len(o.accounts) < maxAccounts {
+		if a = (&account{Account: opened}); len(o.accounts) < o.room {
 			o.accounts[g.ID] = a
 		} else {
 			defer a.Close()

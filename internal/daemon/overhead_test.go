@@ -87,10 +87,10 @@ func TestKeptAccounts(t *testing.T) {
 	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
 	run := t.TempDir()
 	n := &node.Node{Policy: grant.Policy{RunDir: run}}
-	var o overheads
+	o := overheads{room: 20}
 	defer o.closeAll()
 	var r watch.Report
-	for i := range maxAccounts + 3 {
+	for i := range o.room + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
 		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
@@ -114,7 +114,7 @@ func TestKeptAccounts(t *testing.T) {
 	}
 	tells(grant.GiB)
 	tells(2 * grant.GiB)
-	if len(o.accounts) != maxAccounts {
+	if len(o.accounts) != o.room {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
@@ -124,5 +124,10 @@ func TestKeptAccounts(t *testing.T) {
 	tells(4 * grant.GiB)
 	if len(o.accounts) != 5 || len(o.told) != 5 {
 		t.Errorf("of 5 grants %d accounts are kept, and %d remembered", len(o.accounts), len(o.told))
+	}
+	var usual overheads
+	defer usual.closeAll()
+	if usual.publish(n, r); len(usual.accounts) != len(r.Grants) {
+		t.Errorf("by itself it keeps %d of %d", len(usual.accounts), len(r.Grants))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -44,8 +45,11 @@ type region struct {
 	path string
 	fd   int
 	is   identity
-	data []byte // the head's page and as many slots as there were at the last reading
+	size int // of the last reading: the head's page, and as many slots as there were
 }
+
+// readings are what regions are read into. Containers say how many slots there are, so nothing is kept of each.
+var readings = sync.Pool{New: func() any { return new([]byte) }}
 
 func openRegion(dir string) (r region, err error) {
 	r.path = filepath.Join(dir, grant.RegionFile)
@@ -63,33 +67,37 @@ func (r *region) close() { _ = unix.Close(r.fd) }
 // each hands on the slots that somebody uses. Of two hundred containers the daemon reads this again and again: only the slots that were
 // ever used are read, of 1,024, with the head at once.
 func (r *region) each(do func(devices int, s slot)) error {
-	if len(r.data) < page {
-		r.data = make([]byte, page)
-	}
+	buffer := readings.Get().(*[]byte)
+	defer readings.Put(buffer)
+	r.size = max(r.size, page)
+	var data []byte
 	var h head
 	for {
-		n, err := unix.Pread(r.fd, r.data, 0)
+		if len(*buffer) < r.size {
+			*buffer = make([]byte, r.size)
+		}
+		data = (*buffer)[:r.size]
+		n, err := unix.Pread(r.fd, data, 0)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || n < page {
 			return fmt.Errorf("cannot read %s: it has less than a page (%v)", r.path, err)
 		}
-		if h = headIn(r.data); h.Magic != regionMagic || h.Version != version || h.Devices > MaxDevices {
+		if h = headIn(data); h.Magic != regionMagic || h.Version != version || h.Devices > MaxDevices {
 			return fmt.Errorf("cannot read %s: it is no accounting region of version %d", r.path, version)
 		}
 		want := page + min(int(h.High), slots)*slotSize
-		if n >= want {
-			break
-		}
-		if len(r.data) >= want { // it was asked for
+		if n < want && r.size >= want { // it was asked for
 			return fmt.Errorf("cannot read %s: it has %d bytes and not %d", r.path, n, want)
 		}
-		r.data = make([]byte, want)
+		if r.size = want; n >= want {
+			break
+		}
 	}
 	began := cpuTime()
 	for i := range min(int(h.High), slots) {
-		s := slotOf(r.data[page+i*slotSize:])
+		s := slotOf(data[page+i*slotSize:])
 		if s.Used == [MaxDevices]uint64{} {
 			continue
 		}
