@@ -71,15 +71,18 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	return r, nil
 }
 
-// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the engines' bundles. The
-// ledger stays on the checkout's file system. -disk leaves everything there.
+// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the engines' bundles. Root file systems are on
+// another, as an engine's are file systems of their own. The ledger stays on the checkout's file system. -disk leaves everything there.
 func (r *rig) mountRun() error {
-	if err := os.Mkdir(r.path("run"), 0o700); err != nil || r.options.disk {
-		return err
+	for _, dir := range []string{r.path("run"), r.path("run/rootfs")} {
+		if err := os.Mkdir(dir, 0o700); err != nil || r.options.disk {
+			return err
+		}
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=700"); err != nil {
+			return fmt.Errorf("cannot mount a tmpfs: %w", err)
+		}
 	}
-	if err := syscall.Mount("tmpfs", r.path("run"), "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=700"); err != nil {
-		return fmt.Errorf("cannot mount a tmpfs: %w", err)
-	}
+	r.mounted = append(r.mounted, r.path("run/rootfs"))
 	return nil
 }
 
