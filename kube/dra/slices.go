@@ -24,10 +24,15 @@ const (
 // Slices describe the node's GPUs and MIG devices to the scheduler. A GPU is one counter and a device for each mode that it could be in; each
 // takes the whole counter, so a GPU is in one mode at a time. One that could be in a single mode needs no counter, and has none: for each node
 // that the schedulers of Kubernetes 1.36 try, they go through the counters of all nodes (kubernetes/kubernetes#138917), and a cluster without any is
-// scheduled many times as fast. Several claims can have a device of a shared mode, and the scheduler adds up what they consume: what the driver
+// scheduled many times as fast. That goes by the configuration and not by who has the GPU now: a counter that comes and goes with grants would be
+// news for the whole cluster each time, and would not count the claims that stay. Several claims can have a device of a shared mode, and the scheduler adds up what they consume: what the driver
 // itself has granted is therefore not taken off.
 func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	seats, err := p.Seats(Source)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := admission.Seats(grant.View{}, p.Inventory, p.Node.Policy)
 	if err != nil {
 		return nil, err
 	}
@@ -35,9 +40,9 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 		counters []resourceapi.CounterSet
 		devices  []resourceapi.Device
 	)
-	for _, s := range seats {
+	for i, s := range seats {
 		of := devicesOf(p, s)
-		if len(of) > 1 && s.MIG == nil {
+		if len(of) > 0 && len(empty[i].Modes) > 1 && s.MIG == nil {
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
 				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}

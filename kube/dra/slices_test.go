@@ -135,27 +135,35 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 
 // The schedulers of Kubernetes 1.36 go through the counters of the whole cluster for each node: none is published that keeps nothing apart.
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
-	n := booktest.New(t, 3, 80*grant.GiB, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n")
+	n := booktest.New(t, 3, 80*grant.GiB, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
-	p, err := n.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := Slices(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	counters, consumers := []string{}, map[int64]int{}
-	for _, s := range list {
-		for _, c := range s.SharedCounters {
-			counters = append(counters, c.Name)
+	published := func() (counters []string, consumers map[int64]int) {
+		p, err := n.Read()
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, d := range s.Devices {
-			consumers[*d.Attributes["index"].IntValue] += len(d.ConsumesCounters)
+		list, err := Slices(p)
+		if err != nil {
+			t.Fatal(err)
 		}
+		consumers = map[int64]int{}
+		for _, s := range list {
+			for _, c := range s.SharedCounters {
+				counters = append(counters, c.Name)
+			}
+			for _, d := range s.Devices {
+				consumers[*d.Attributes["index"].IntValue] += len(d.ConsumesCounters)
+			}
+		}
+		return counters, consumers
 	}
+	counters, consumers := published()
 	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 || consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
 		t.Errorf("the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes", counters, consumers)
+	}
+	n.Grant(admission.Ask{Mode: grant.Timeslice, Names: []string{n.UUID(3)}, Memory: grant.GiB})
+	if counters, consumers := published(); len(counters) != 1 || consumers[3] != 1 {
+		t.Errorf("with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: %v; want that of GPU 3 as before", counters, consumers)
 	}
 }
 

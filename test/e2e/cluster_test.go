@@ -118,6 +118,11 @@ func (s *site) podNamed(name string) (p podSeen) {
 func (s *site) runs(name string) string {
 	s.T.Helper()
 	var text string
+	defer func() {
+		if text == "" {
+			s.T.Logf("pod %s: %s\nthe node offers: %s", name, s.kubectl("describe", "pod,resourceclaim", name, "-n", "team").Stdout, s.kubectl("get", "resourceslices", "-o", "json").Stdout)
+		}
+	}()
 	eventually(s.T, "pod "+name+" runs", func() bool {
 		p := s.podNamed(name)
 		if p.Status.Phase == "Failed" {
