@@ -122,6 +122,7 @@ func configured(name string, parameters object) []object {
 // preparing are claims that the scheduler has placed and the node cannot give: its ledger has the last word when the kubelet has them
 // prepared. The pods' events have its sentence, and where there is room again they start.
 func (s *site) preparing(driver **daemon) {
+	*driver = s.startDRA() // the one of the story before has ended with it
 	says := func(more ...any) object {
 		all := object{"apiVersion": "gpuledger.dev/v1", "kind": "GrantConfig"}
 		for i := 0; i < len(more); i += 2 {
