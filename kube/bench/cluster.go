@@ -217,11 +217,12 @@ func (c *cluster) schedule(ctx context.Context, name string, n int, patience tim
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pods := c.client.CoreV1().Pods("default")
-	watch, err := pods.Watch(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
+	look := metav1.ListOptions{LabelSelector: "set=" + name}
+	watch, err := pods.Watch(ctx, look)
 	if err != nil {
 		return nil, err
 	}
-	defer watch.Stop()
+	defer func() { watch.Stop() }()
 	var mu sync.Mutex
 	created, took := map[string]time.Time{}, []time.Duration(nil)
 	if err := together(n, 20, func(i int) error {
@@ -256,8 +257,13 @@ func (c *cluster) schedule(ctx context.Context, name string, n int, patience tim
 			}
 			made = nil
 		case e, open := <-watch.ResultChan():
-			if !open {
-				return nil, fmt.Errorf("%d of %d pods are bound, and the watch has ended: %w", len(took), n, errors.Join(ctx.Err(), errors.New("see the scheduler's log")))
+			if !open { // the API server ends watches, too; a new one begins with all the pods that there are
+				again, err := pods.Watch(ctx, look)
+				if err != nil {
+					return nil, fmt.Errorf("%d of %d pods are bound, and no more can be seen: %w", len(took), n, err)
+				}
+				watch = again
+				continue
 			}
 			if p, is := e.Object.(*corev1.Pod); is && p.Spec.NodeName != "" && !bound[p.Name] {
 				mu.Lock()
