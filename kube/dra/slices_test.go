@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
@@ -16,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
-// published are the devices of a node, described in short: "0 limit memory=16Gi compute=100", by GPU and mode.
-func published(t *testing.T, n *booktest.Node) []string {
+// slicesOf are those of a node as it is now.
+func slicesOf(t *testing.T, n *booktest.Node) []resourceslice.Slice {
 	t.Helper()
 	p, err := n.Read()
 	if err != nil {
@@ -27,8 +28,14 @@ func published(t *testing.T, n *booktest.Node) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return list
+}
+
+// published are the devices of a node, described in short: "0 limit memory=16Gi compute=100", by GPU and mode.
+func published(t *testing.T, n *booktest.Node) []string {
+	t.Helper()
 	var lines []string
-	for _, s := range list {
+	for _, s := range slicesOf(t, n) {
 		for _, d := range s.Devices {
 			memory := d.Capacity["memory"].Value
 			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue, *d.Attributes["mode"].StringValue, memory.String())
@@ -137,17 +144,9 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	n := booktest.New(t, 3, 80*grant.GiB, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
-	published := func() (counters []string, consumers map[int64]int) {
-		p, err := n.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := Slices(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+	counted := func() (counters []string, consumers map[int64]int) {
 		consumers = map[int64]int{}
-		for _, s := range list {
+		for _, s := range slicesOf(t, n) {
 			for _, c := range s.SharedCounters {
 				counters = append(counters, c.Name)
 			}
@@ -157,12 +156,12 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 		}
 		return counters, consumers
 	}
-	counters, consumers := published()
+	counters, consumers := counted()
 	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 || consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
 		t.Errorf("the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes", counters, consumers)
 	}
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Names: []string{n.UUID(3)}, Memory: grant.GiB})
-	if counters, consumers := published(); len(counters) != 1 || consumers[3] != 1 {
+	if counters, consumers := counted(); len(counters) != 1 || consumers[3] != 1 {
 		t.Errorf("with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: %v; want that of GPU 3 as before", counters, consumers)
 	}
 }
