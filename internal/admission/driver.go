@@ -13,9 +13,6 @@ import (
 // withheld are programs of the driver that manage the node's GPUs for everybody; no tenant needs them.
 var withheld = []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl"}
 
-// mountOptions of every driver file: the container neither changes it nor gains by it. All mounts share them; who adds one gets a copy.
-var mountOptions = slices.Clip([]string{"ro", "nosuid", "nodev", "bind"})
-
 // plannedFiles are the driver's files of the last decision, and all that they depend on beside the inventory and the policy.
 type plannedFiles struct {
 	done     bool
@@ -74,7 +71,7 @@ func InstalledFiles(inv grant.Inventory) []*cdispec.Mount {
 // mounts makes them of the files that the container wants, libraries in the directory that dir says; "" is nowhere.
 func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 	var mounts []*cdispec.Mount
-	limited, root := c.limited(), filepath.Clean(c.inventory.Driver.Root)
+	limited := c.limited()
 	for _, f := range c.inventory.Driver.Files {
 		if !c.wants(f) {
 			continue
@@ -83,7 +80,7 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 		if len(places) == 0 {
 			continue
 		}
-		source, proxy := below(root, f.Path), proxyOf(f)
+		source, proxy := c.inventory.Driver.Source(f), proxyOf(f)
 		switch {
 		case !limited || proxy == "":
 		case f.Bits == 32: // which has no proxy
@@ -100,7 +97,7 @@ func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 }
 
 func driverMount(source, place string) *cdispec.Mount {
-	return &cdispec.Mount{HostPath: source, ContainerPath: place, Options: mountOptions}
+	return &cdispec.Mount{HostPath: source, ContainerPath: place, Options: grant.DriverFileOptions}
 }
 
 // below joins two paths that are clean as they stand, as filepath.Join does.

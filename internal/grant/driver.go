@@ -1,5 +1,11 @@
 package grant
 
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
 // DriverFile is one file of the driver's user space, found ahead of time: a create looks nothing up.
 type DriverFile struct {
 	Path       string     `json:"path"`                // below Driver.Root, every link resolved there
@@ -9,6 +15,26 @@ type DriverFile struct {
 	Names      []string   `json:"names,omitempty"`     // of a library or module: how programs find it, below such a directory
 	Bits       int        `json:"bits,omitzero"`       // of a library: 64 or 32
 }
+
+// Source is where a file of the driver is on the node. Only the root can be written in another way than filepath.Clean's: a create joins tens.
+func (d Driver) Source(f DriverFile) string {
+	return strings.TrimSuffix(filepath.Clean(d.Root), "/") + "/" + strings.TrimPrefix(f.Path, "/")
+}
+
+// Sources are where all of the driver's files are on the node that containers get. Sockets are none: behind them are daemons of the node's.
+func (d Driver) Sources() map[string]bool {
+	sources := make(map[string]bool, len(d.Files))
+	for _, f := range d.Files {
+		if f.Kind != FileSocket {
+			sources[d.Source(f)] = true
+		}
+	}
+	return sources
+}
+
+// DriverFileOptions are the options of every mount of a driver's file: the container neither changes it nor gains by it. All mounts share
+// them; who adds one gets a copy.
+var DriverFileOptions = slices.Clip([]string{"ro", "nosuid", "nodev", "bind"})
 
 // FileKind is what a driver file is.
 type FileKind string

@@ -40,6 +40,9 @@ func Reopen(handle *os.File) (*os.File, error) {
 	if err == nil && (meant.Dev != got.Dev || meant.Ino != got.Ino) {
 		err = unix.ESTALE
 	}
+	if err == nil && got.Mode&unix.S_IFMT == unix.S_IFREG {
+		err = unix.SetNonblock(fd, false) // else os starts the runtime's poller for it; of a pipe a read must not wait
+	}
 	if err != nil {
 		unix.Close(fd)
 		return nil, &fs.PathError{Op: "open", Path: handle.Name(), Err: err}

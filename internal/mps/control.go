@@ -36,7 +36,7 @@ func (d *daemon) control() (control, error) {
 	if i < 0 {
 		return control{}, fmt.Errorf("the driver's files have no %s", program)
 	}
-	path := filepath.Join(inv.Driver.Root, inv.Driver.Files[i].Path)
+	path := inv.Driver.Source(inv.Driver.Files[i])
 	return control{program: path, env: d.env(inv, filepath.Dir(path))}, nil
 }
 
@@ -46,7 +46,7 @@ func (d *daemon) env(inv grant.Inventory, bin string) []string {
 		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(d.dir, "log")}
 	var dirs []string
 	for _, f := range inv.Driver.Files {
-		if dir := filepath.Dir(filepath.Join(inv.Driver.Root, f.Path)); f.Kind == grant.FileLibrary && f.Bits == 64 && !slices.Contains(dirs, dir) {
+		if dir := filepath.Dir(inv.Driver.Source(f)); f.Kind == grant.FileLibrary && f.Bits == 64 && !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}

@@ -340,6 +340,7 @@ func (v visit) decide(view grant.View) Decision {
 	if refused := v.hidden(d); refused != nil {
 		return *refused
 	}
+	v.finder.Files = inv.Driver.Sources()
 	err := v.edit(&d)
 	if err == nil {
 		err = v.sound(d, view, inv)

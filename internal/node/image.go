@@ -75,10 +75,7 @@ func (n *Node) clear(bundle string) {
 		return
 	}
 	inv, _ := n.Inventory() // one that is stale still tells whose files they are
-	ours := make(map[string]bool, len(inv.Driver.Files))
-	for _, f := range inv.Driver.Files {
-		ours[filepath.Join(inv.Driver.Root, f.Path)] = true
-	}
+	ours := inv.Driver.Sources()
 	image, places := imageOf(spec, bundle), []string(nil)
 	t := rootfs.Tree{Root: image.Root, Bundle: bundle}
 	for _, m := range spec.Mounts {

@@ -40,7 +40,7 @@ func (n *Node) Shim() grant.Shim {
 	}
 	var problem string
 	for _, dir := range dirs {
-		real, err := filepath.EvalSymlinks(dir)
+		real, err := host.RealPath(dir)
 		if err == nil {
 			err = soundShim(real)
 		}

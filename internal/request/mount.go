@@ -29,6 +29,9 @@ func (f *finder) mounts() {
 	}
 	for i, m := range f.spec.Mounts {
 		f.volumeDevice(m)
+		if f.isDriverFile(m) {
+			continue
+		}
 		if IsBind(m) {
 			f.bind(i, m)
 		}
@@ -41,6 +44,17 @@ func (f *finder) mounts() {
 		}
 	}
 	f.pipeDirectory()
+}
+
+// isDriverFile reports whether a mount is as an admission writes it for a file of the driver, of one that the inventory has found: a regular
+// file in directories of root's. There are tens in a spec, and the kernel has nothing else to say of them. In the container's own root, as where
+// that is the node's, the mounts before it decide what it is.
+func (f *finder) isDriverFile(m specs.Mount) bool {
+	if !f.node.Files[m.Source] || m.Type != "bind" || !slices.Equal(m.Options, grant.DriverFileOptions) || len(m.UIDMappings)+len(m.GIDMappings) > 0 {
+		return false
+	}
+	root := f.root()
+	return root == "" || !within(m.Source, f.real(root))
 }
 
 // bindTypes are what stands in the place of a type where the options say bind; the kernel knows no file system of these

@@ -1,10 +1,13 @@
 package request
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 func TestMountsOfDeviceNodes(t *testing.T) {
@@ -85,6 +88,33 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 		{"a path through a file", func(s *scene) { s.bind(s.touch("file")+"/x", "/x") }, nil},
 		{"a link to itself", func(s *scene) { s.bind(s.link("loop", "loop"), "/x") }, nil},
 		{"a name that is too long", func(s *scene) { s.bind(s.path(strings.Repeat("n", 300)), "/x") }, nil},
+	})
+}
+
+// TestFilesOfTheDriverAreNotLookedAt: what an admission has just written for a file that the inventory knows. Here a GPU stands in its place,
+// to tell whether somebody looked.
+func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
+	file := func(change func(*scene, *specs.Mount)) func(*scene) {
+		return func(s *scene) {
+			m := specs.Mount{Source: s.mknod("bundle/libcuda.so.1", 195, 0), Destination: "/x", Type: "bind", Options: grant.DriverFileOptions}
+			s.node.Files = map[string]bool{m.Source: true}
+			change(s, &m)
+			s.spec.Mounts = append(s.spec.Mounts, m)
+		}
+	}
+	found := []string{"gpu-bind-mount | mount:/x | T/bundle/libcuda.so.1 (c 195:0) | node=nvidia/0 | -mount:/x"}
+	check(t, []row{
+		{"as an admission writes it", file(func(*scene, *specs.Mount) {}), nil},
+		{"before there was an admission", file(func(s *scene, _ *specs.Mount) { s.node.Files = nil }), found},
+		{"another file", file(func(s *scene, m *specs.Mount) { s.node.Files = map[string]bool{m.Source + "2": true} }), found},
+		{"writable", file(func(_ *scene, m *specs.Mount) { m.Options = []string{"rw", "nosuid", "nodev", "bind"} }), found},
+		{"with an option more", file(func(_ *scene, m *specs.Mount) { m.Options = append(slices.Clone(m.Options), "rbind") }), found},
+		{"of another type", file(func(_ *scene, m *specs.Mount) { m.Type = "" }), found},
+		{"with ids of its own", file(func(_ *scene, m *specs.Mount) { m.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
+		{"in the container's own root", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: s.path("bundle")} }), []string{
+			"gpu-bind-mount | mount:/x | T/bundle/libcuda.so.1 (" + elsewhere + ") | never"}},
+		{"where the root is the node's", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: "/"} }), found},
+		{"a rootless spec", file(func(s *scene, _ *specs.Mount) { s.spec.Root = nil }), nil},
 	})
 }
 

@@ -119,7 +119,7 @@ func (f *finder) nodeRoot() {
 		}
 	}
 	for _, m := range f.spec.Mounts {
-		if f.rootBy(m) {
+		if !f.isDriverFile(m) && f.rootBy(m) {
 			f.nodeRootBy("mount:" + m.Destination)
 		}
 	}

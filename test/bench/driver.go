@@ -2,7 +2,6 @@ package main
 
 import (
 	"debug/elf"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -19,17 +18,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/driver"
 	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/test/elffile"
 )
 
-// The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README, "Installed Components").
+// The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README, "Installed Components"). A library that programs
+// link with has a SONAME, by which a link leads to it, and another link leads there without a number: libcuda.so, libcuda.so.1,
+// libcuda.so.580.142. One that is the driver's own matter has the one name that its file has.
 const driverVersion = "999.1.1"
 
 var (
-	driverLibraries = strings.Fields(`cuda cudadebugger nvcuvid nvoptix EGL_nvidia GLESv1_CM_nvidia GLESv2_nvidia GLX_nvidia nvidia-allocator nvidia-api nvidia-cbl
-		nvidia-cfg nvidia-compiler nvidia-compiler-next nvidia-eglcore nvidia-encode nvidia-fbc nvidia-glcore nvidia-glsi nvidia-glvkspirv nvidia-gpucomp nvidia-gtk3
-		nvidia-ml nvidia-ngx nvidia-nscq nvidia-nvvm nvidia-nvvm70 nvidia-opencl nvidia-opticalflow nvidia-pkcs11 nvidia-pkcs11-openssl3 nvidia-present
-		nvidia-ptxjitcompiler nvidia-rtcore nvidia-sandboxutils nvidia-tileiras nvidia-tls nvidia-vksc-core nvidia-wayland-client nvidia-vulkan-producer
-		nvidia-egl-gbm nvidia-egl-wayland nvidia-egl-xcb nvidia-egl-xlib vdpau_nvidia`)
+	driverLibraries = strings.Fields(`cuda:1 cudadebugger:1 nvcuvid:1 nvoptix:1 EGL_nvidia:0 GLESv1_CM_nvidia:1 GLESv2_nvidia:2 GLX_nvidia:0 nvidia-allocator:1 nvidia-api:1 nvidia-cbl
+		nvidia-cfg:1 nvidia-compiler nvidia-compiler-next nvidia-eglcore nvidia-encode:1 nvidia-fbc:1 nvidia-glcore nvidia-glsi nvidia-glvkspirv
+		nvidia-gpucomp nvidia-gtk3 nvidia-ml:1 nvidia-ngx:1 nvidia-nscq:2 nvidia-nvvm:4 nvidia-nvvm70:4 nvidia-opencl:1 nvidia-opticalflow:1 nvidia-pkcs11
+		nvidia-pkcs11-openssl3 nvidia-present nvidia-ptxjitcompiler:1 nvidia-rtcore nvidia-sandboxutils:1 nvidia-tileiras nvidia-tls nvidia-vksc-core:1
+		nvidia-wayland-client nvidia-vulkan-producer nvidia-egl-gbm:1 nvidia-egl-wayland:1 nvidia-egl-xcb:1 nvidia-egl-xlib:1 vdpau_nvidia:1`)
 	driverOthers = strings.Fields(`usr/bin/nvidia-smi usr/bin/nvidia-debugdump usr/bin/nvidia-xconfig usr/bin/nvidia-ngx-updater etc/OpenCL/vendors/nvidia.icd
 		usr/share/glvnd/egl_vendor.d/10_nvidia.json usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json
 		usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json usr/share/nvidia/nvoptix.bin
@@ -37,15 +39,19 @@ var (
 		usr/lib/xorg/modules/drivers/nvidia_drv.so lib/firmware/nvidia/999.1.1/gsp_ga10x.bin lib/firmware/nvidia/999.1.1/gsp_tu10x.bin`)
 )
 
-// writeDriver makes a driver root with a whole installation. No library has content but the head of an ELF file: none is loaded here.
+// writeDriver makes a driver root with a whole installation. No library has content but what tells its names: none is loaded here.
 func writeDriver(root string) error {
-	head, err := elfHead()
-	if err != nil {
-		return err
-	}
-	files := map[string][]byte{}
-	for _, name := range driverLibraries {
-		files["usr/lib64/lib"+name+".so."+driverVersion] = head
+	files, links := map[string][]byte{}, map[string]string{}
+	for _, library := range driverLibraries {
+		name, number, versioned := strings.Cut(library, ":")
+		plain := "lib" + name + ".so"
+		file := plain + "." + driverVersion
+		soname := file
+		if versioned {
+			soname = plain + "." + number
+			links["usr/lib64/"+soname], links["usr/lib64/"+plain] = file, soname
+		}
+		files["usr/lib64/"+file] = elffile.Library(elf.ELFCLASS64, elf.EM_X86_64, soname)
 	}
 	for _, path := range driverOthers {
 		files[path] = []byte("a file of the driver\n")
@@ -55,20 +61,13 @@ func writeDriver(root string) error {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o755)); err != nil {
 			return err
 		}
-		if plain, _, found := strings.Cut(path, "."+driverVersion); found {
-			if err := errors.Join(os.Symlink(filepath.Base(path), plain+".1"), os.Symlink(filepath.Base(path), plain)); err != nil {
-				return err
-			}
+	}
+	for path, target := range links {
+		if err := os.Symlink(target, filepath.Join(root, path)); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// elfHead is the smallest ELF file of this machine: no section, no segment.
-func elfHead() ([]byte, error) {
-	h := elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)}, Type: uint16(elf.ET_DYN),
-		Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT), Ehsize: 64, Phentsize: 56, Shentsize: 64}
-	return binary.Append(nil, binary.LittleEndian, h)
 }
 
 // withLoader gives an image a loader that searches as Debian's does; the driver's files then have a place. It is never run.

@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/driver"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/test/elffile"
 )
 
 func TestMain(m *testing.M) {
@@ -275,7 +277,7 @@ func TestOddRoots(t *testing.T) {
 }
 
 func truncated() []byte {
-	whole := library(2, 62, "libnvidia-ml.so.1")
+	whole := elffile.Library(elf.ELFCLASS64, elf.EM_X86_64, "libnvidia-ml.so.1")
 	return whole[:70]
 }
 
