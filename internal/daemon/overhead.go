@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"errors"
+	"maps"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +18,8 @@ import (
 type overheads struct {
 	told     map[grantOn]overhead
 	accounts map[grant.ID]*account
+	unread   map[grant.ID]time.Time // until when
+	used     func(*limits.Account, string) (grant.Bytes, error)
 	room     int // how many are kept open; those of more grants are opened each time, which takes longer than all else of a pass
 	pass     int
 }
@@ -53,12 +57,16 @@ const (
 	overheadStep = 2 * grant.MiB
 	overheadPart = 100
 	overheadRest = 5 * time.Second
+	slowRest     = time.Minute // of an account that its container has made slow to read
 )
 
 // publish brings the records up to date of the grants that have some.
 func (o *overheads) publish(n *node.Node, r watch.Report) {
 	if o.told == nil {
-		o.told, o.accounts = map[grantOn]overhead{}, map[grant.ID]*account{}
+		o.told, o.accounts, o.unread = map[grantOn]overhead{}, map[grant.ID]*account{}, map[grant.ID]time.Time{}
+		if o.used == nil {
+			o.used = (*limits.Account).Used
+		}
 		if o.room == 0 {
 			o.room = accountsRoom()
 		}
@@ -67,9 +75,13 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 	for _, g := range r.Grants {
 		key := grantOn{g.ID, g.GPU}
 		last, known := o.told[key]
-		if moved := max(g.Used, last.used) - min(g.Used, last.used); !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadRest {
+		moved := max(g.Used, last.used) - min(g.Used, last.used)
+		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadRest
+		if due && !r.Taken.Before(o.unread[g.ID]) {
 			last.used, last.at = g.Used, r.Taken
-			o.tell(n.Policy.LimitsDir(g.ID), g)
+			if err := o.tell(n.Policy.LimitsDir(g.ID), g); errors.Is(err, limits.ErrSlow) {
+				o.unread[g.ID] = r.Taken.Add(slowRest)
+			}
 		}
 		last.pass = o.pass
 		o.told[key] = last
@@ -77,6 +89,7 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 			a.pass = o.pass
 		}
 	}
+	maps.DeleteFunc(o.unread, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
 	for key, last := range o.told {
 		if last.pass != o.pass {
 			delete(o.told, key)
@@ -90,7 +103,7 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 }
 
 // tell does nothing for a grant without records: nothing limits it, or something else than the shim does.
-func (o *overheads) tell(dir string, g watch.GrantUse) {
+func (o *overheads) tell(dir string, g watch.GrantUse) error {
 	a := o.accounts[g.ID]
 	if a != nil && !a.Current() {
 		o.close(g.ID)
@@ -99,7 +112,7 @@ func (o *overheads) tell(dir string, g watch.GrantUse) {
 	if a == nil {
 		opened, err := limits.OpenAccount(dir)
 		if err != nil {
-			return
+			return nil
 		}
 		if a = (&account{Account: opened}); len(o.accounts) < o.room {
 			o.accounts[g.ID] = a
@@ -107,11 +120,11 @@ func (o *overheads) tell(dir string, g watch.GrantUse) {
 			defer a.Close()
 		}
 	}
-	counted, err := a.Used(g.GPU)
+	counted, err := o.used(a.Account, g.GPU)
 	if err != nil {
-		return // the container has spoiled its account; what it does not count there the watch finds
+		return err // the container has spoiled its account; what it does not count there the watch finds
 	}
-	_ = a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
+	return a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
 }
 
 func (o *overheads) close(id grant.ID) {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -129,5 +130,39 @@ func TestKeptAccounts(t *testing.T) {
 	defer usual.closeAll()
 	if usual.publish(n, r); len(usual.accounts) != len(r.Grants) {
 		t.Errorf("by itself it keeps %d of %d", len(usual.accounts), len(r.Grants))
+	}
+}
+
+// TestASlowAccountIsLeftUnread: the container of one has made it slow, and would at each reading. Its grant's other GPUs have the same account.
+func TestASlowAccountIsLeftUnread(t *testing.T) {
+	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	r := watch.Report{Taken: time.Now(), Grants: []watch.GrantUse{{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
+	for _, id := range []grant.ID{slow, other} {
+		must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700), limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
+	}
+	asked := map[grant.ID]int{}
+	o := overheads{}
+	defer o.closeAll()
+	o.used = func(a *limits.Account, _ string) (grant.Bytes, error) {
+		if a == o.accounts[slow].Account {
+			asked[slow]++
+			return 0, fmt.Errorf("cannot read it: %w", limits.ErrSlow)
+		}
+		asked[other]++
+		return 0, nil
+	}
+	for _, c := range []struct {
+		after       time.Duration
+		slow, other int
+	}{{0, 1, 1}, {overheadRest, 1, 2}, {slowRest - overheadRest - 1, 1, 3}, {1, 2, 3}, {overheadRest, 2, 4}} {
+		r.Taken = r.Taken.Add(c.after)
+		if o.publish(n, r); asked[slow] != c.slow || asked[other] != c.other {
+			t.Errorf("after %s more the slow one was read %d times, the other %d; want %d and %d", c.after, asked[slow], asked[other], c.slow, c.other)
+		}
+	}
+	r.Taken, r.Grants = r.Taken.Add(slowRest), nil
+	if o.publish(n, r); len(o.unread) != 0 {
+		t.Errorf("a grant that is over is remembered: %v", o.unread)
 	}
 }

@@ -380,10 +380,43 @@ func TestLocksWithoutEnd(t *testing.T) {
 	if used, err := Use(dir); err != nil || len(used) != slots {
 		t.Errorf("of %d processes %d are told (%v)", slots, len(used), err)
 	}
+	t.Run("the program's other work", func(t *testing.T) { honestBesideWork(t, dir) })
 	defer func(before time.Duration) { slowest = before }(slowest)
 	slowest = 0 // as if each answer had taken its time
-	if _, err := Use(dir); err == nil || !strings.Contains(err.Error(), "too many locks") {
-		t.Errorf("a slow one: %v", err)
+	r, err := openRegion(dir)
+	mustDo(t, err)
+	defer r.close()
+	read := 0
+	if err := r.each(func(int, slot) { read++ }); !errors.Is(err, ErrSlow) || !strings.Contains(err.Error(), "too many locks") || read != 1 {
+		t.Errorf("a slow one: %v, after %d slots", err, read)
+	}
+}
+
+// honestBesideWork reads an account while the program computes something else, for longer than a reading may take.
+func honestBesideWork(t *testing.T, dir string) {
+	spent := func() time.Duration {
+		var now unix.Timespec
+		mustDo(t, unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &now))
+		return time.Duration(now.Nano())
+	}
+	r, err := openRegion(dir)
+	mustDo(t, err)
+	defer r.close()
+	read, before := 0, spent()
+	err = r.each(func(int, slot) {
+		if read++; read > 1 {
+			return
+		}
+		done := make(chan bool)
+		go func() {
+			for spent() < before+2*slowest {
+			}
+			close(done)
+		}()
+		<-done
+	})
+	if err != nil || read != slots {
+		t.Errorf("%v, after %d slots", err, read)
 	}
 }
 

@@ -3,9 +3,11 @@ package limits
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -95,7 +97,9 @@ func (r *region) each(do func(devices int, s slot)) error {
 			break
 		}
 	}
-	began := cpuTime()
+	runtime.LockOSThread() // whose time is looked at
+	defer runtime.UnlockOSThread()
+	began, spent := time.Now(), threadTime()
 	for i := range min(int(h.High), slots) {
 		s := slotOf(data[page+i*slotSize:])
 		if s.Used == [MaxDevices]uint64{} {
@@ -104,21 +108,25 @@ func (r *region) each(do func(devices int, s slot)) error {
 		if held(r.fd, i) {
 			do(int(h.Devices), s)
 		}
-		if i%32 == 31 && cpuTime()-began > slowest {
-			return fmt.Errorf("cannot read %s with %s of processor time: a container has too many locks on it", r.path, slowest)
+		if time.Since(began) > slowest && threadTime()-spent > slowest { // the former costs no system call
+			return fmt.Errorf("cannot read %s: %w", r.path, ErrSlow)
 		}
 	}
 	return nil
 }
 
 // slowest is what a reading may take: more than a hundred times what an honest one does. Whoever may open the region can put locks on it without
-// end (fcntl(2)), and the kernel goes through all of them for each that is asked for.
+// end (fcntl(2)), and the kernel goes through all of them for each that is asked for: with 100,000 one ask takes 12 ms, so each is looked at.
 var slowest = 100 * time.Millisecond
 
-// cpuTime is what this program has had of the processor: a machine that is busy with other work makes no container suspicious.
-func cpuTime() time.Duration {
+// ErrSlow is of an account that takes too long to read. The next reading would take as long.
+var ErrSlow = errors.New("it takes too much of the processor: a container has too many locks on it")
+
+// threadTime is what this thread has had of the processor: neither a machine that is busy with other work nor the program's own other work
+// makes a container suspicious.
+func threadTime() time.Duration {
 	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
 		return 0
 	}
 	return time.Duration(t.Nano())
