@@ -4,16 +4,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -34,11 +38,13 @@ func newShelf(t *testing.T) *shelf {
 	return s
 }
 
+const aGPU = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
+
 // grants enters a grant.
 func (s *shelf) grants(letter byte) grant.ID {
 	s.t.Helper()
 	g := grant.Grant{ID: grant.NewID([16]byte{letter}), Owner: grant.Owner(fmt.Sprintf("pod:u-%d/c", letter)), Mode: grant.Limit, Strength: admission.StrengthOf(grant.Limit),
-		GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}, Created: time.Now().UTC().Truncate(time.Millisecond)}
+		GPUs: []grant.Share{{UUID: aGPU, Memory: grant.GiB}}, Created: time.Now().UTC().Truncate(time.Millisecond)}
 	must(s.t, s.node.Ledger.Update(func(tx *ledger.Tx) error { return tx.Put(g) }))
 	return g.ID
 }
@@ -223,5 +229,44 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 		if err := r.reconcile(s.node, now); err == nil {
 			t.Error("the ledger is not sound, and nothing is said of it")
 		}
+	}
+}
+
+// TestWhatTheLimitsPassCannotRepairIsSaidAtOnce: what a container does to its region changes nothing in the ledger, which is believed to be sound all
+// the while. It stays an error for as long as it is so.
+func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
+	s := newShelf(t)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &reconcile{book: &s.book, log: log, wait: func() time.Duration { return time.Second }}
+	id := s.grants(0)
+	dir := s.node.Policy.LimitsDir(id)
+	must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{{UUID: aGPU, Memory: grant.GiB}}, 0))
+	s.reads() // until the last change is older than a tick
+	turn, now := reconcileEvery*time.Second, time.Now()
+	must(t, r.reconcile(s.node, now))
+
+	must(t, os.Truncate(filepath.Join(dir, grant.RegionFile), 1<<20))
+	held, err := os.Open(filepath.Join(dir, grant.RegionFile))
+	must(t, err)
+	defer held.Close()
+	signal.Ignore(unix.SIGIO) // by which the kernel asks for a lease back
+	defer signal.Reset(unix.SIGIO)
+	if _, err := unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+		t.Skipf("this file system has no leases (%v): that what cannot be repaired is told is not shown", err)
+	}
+	for i := range 2 {
+		now = now.Add(turn)
+		if sound := r.stillSound(s.node, now); sound != (i == 0) {
+			t.Errorf("turn %d: the ledger is believed to be sound: %v", i, sound)
+		}
+		if err := r.reconcile(s.node, now); err == nil || !strings.Contains(err.Error(), string(id)) || r.Found().Problems != 1 {
+			t.Errorf("a region that cannot be cut: %v, %d problems", err, r.Found().Problems)
+		}
+	}
+	held.Close()
+	now = now.Add(turn)
+	if err := r.reconcile(s.node, now); err != nil || r.Found().Problems != 0 {
+		t.Errorf("afterwards: %v, %d problems", err, r.Found().Problems)
 	}
 }

@@ -96,7 +96,9 @@ func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
 	if r.stillSound(n, now) {
 		findings, err := n.SettleLimits()
 		r.say(findings)
-		return err
+		if err != nil || len(unrepaired(findings)) == 0 {
+			return err
+		}
 	}
 	r.sound = sound{}
 	is := sound{n, stampOf(n), now} // before it is looked at: what it changes itself is looked at again
@@ -104,7 +106,7 @@ func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
 	}
-	wrong := slices.DeleteFunc(slices.Clone(report.Findings), func(f ledger.Finding) bool { return f.Repaired })
+	wrong := unrepaired(report.Findings)
 	r.mu.Lock()
 	r.found = metrics.Ledger{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
 	r.mu.Unlock()
@@ -114,6 +116,10 @@ func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
 		return nil
 	}
 	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)", wrong[0].Subject, wrong[0].Problem, len(wrong))
+}
+
+func unrepaired(findings []ledger.Finding) []ledger.Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f ledger.Finding) bool { return f.Repaired })
 }
 
 func (r *reconcile) say(findings []ledger.Finding) {
