@@ -449,6 +449,43 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	}
 }
 
+// TestATenantStopsNobodysStart: what it fills the others' room with may have no name there, because its grant was taken from it and its container
+// still has the file. The room is made larger, and whoever looks is told how that container is found.
+func TestATenantStopsNobodysStart(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{})
+	one, two, three := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
+	b := n.holding("greedy", one, "until [ -e /tmp/go ]; do /bin/busybox sleep 0.05; done; /bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; echo >/tmp/full; exec /bin/busybox sleep 1000")
+	if r := b.Create(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	b.Start()
+	n.Must("release", "--force", string(one.ID))
+	n.CheckSound("when a grant was taken from its container")
+	tmp := filepath.Join(b.Dir, "rootfs/tmp")
+	must(t, os.WriteFile(tmp+"/go", nil, 0o644))
+	rig.Eventually(t, "it has filled what it can", func() bool { _, err := os.Stat(tmp + "/full"); return err == nil })
+	for id, reference := range map[string]grant.Reference{"next": two, "after": three} {
+		if r := n.holding(id, reference, "/bin/gpu total 1025").Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+			t.Errorf("%s: %+v", id, r)
+		}
+	}
+	n.free(two)
+	n.free(three)
+	n.Must("release", string(two.ID), string(three.ID)) // nothing has a name there any more
+	const way = `grep -l 'region//deleted' /proc/[0-9]*/mountinfo`
+	for _, command := range []string{"check", "doctor"} {
+		if r := n.CLI(command); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, n.Dir+"/run/limits: ") || !strings.Contains(r.Stdout+r.Stderr, "fills the room with it: 12") || !strings.Contains(r.Stdout+r.Stderr, way) {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}
+	if found := rig.Run(exec.Command("sh", "-c", way)).Stdout; !strings.Contains("\n"+found, fmt.Sprintf("\n/proc/%d/mountinfo\n", b.Init())) {
+		t.Errorf("the container's process is %d, found was %q", b.Init(), found)
+	}
+	b.KillInit()
+	b.Delete()
+	n.CheckSound("without that container")
+}
+
 // TestALeaseOfATenantHoldsNobodyUp: root of a container owns the file of its limits, as the node's root does, and may have the kernel hold up whoever opens
 // it for writing: 45 s each time, with the ledger locked. Nobody waits for that; what it keeps from being changed is its own.
 func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {

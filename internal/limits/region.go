@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -85,18 +86,25 @@ func setHead(f *os.File, want head, isNew bool) error {
 	return err
 }
 
-// Trim cuts every region below root that has grown back to its size, and gives their directories' names: a container can make its
-// own larger, which takes room from the others. Those in left it could not cut: the container holds a lease.
+// Trim cuts every region below root that has grown back to its size, takes off the attributes that were set on one, and gives their directories'
+// names: a container can do both to its own, which takes room from the others. Those in left it could not put right: the container holds a
+// lease, or has set more attributes than the kernel lists.
 func Trim(root string) (grown, left []string) {
 	for _, name := range Kept(root) {
 		path := filepath.Join(root, name, grant.RegionFile)
-		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || info.Size() <= regionSize {
+		info, err := os.Lstat(path)
+		if err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		if cut(path) == nil {
-			grown = append(grown, name)
-		} else {
+		changed, err := strip(path)
+		if info.Size() > regionSize {
+			changed, err = true, errors.Join(err, cut(path))
+		}
+		switch {
+		case err != nil:
 			left = append(left, name)
+		case changed:
+			grown = append(grown, name)
 		}
 	}
 	return grown, left
@@ -110,6 +118,33 @@ func cut(path string) error {
 	}
 	defer f.Close()
 	return f.Truncate(regionSize)
+}
+
+// strip takes off the attributes user.* of a file. A tmpfs has them from Linux 6.6 on, counts them as inodes, and lets whoever may write to the
+// file set them.
+func strip(path string) (changed bool, err error) {
+	size, err := unix.Llistxattr(path, nil)
+	if size == 0 || errors.Is(err, unix.ENOTSUP) {
+		return false, nil
+	}
+	names := make([]byte, 2*max(size, 512)) // a container may set more in between
+	if err == nil {
+		size, err = unix.Llistxattr(path, names)
+	}
+	if err != nil {
+		return false, fmt.Errorf("cannot list the attributes of %s: %w", path, err)
+	}
+	for name := range strings.SplitSeq(string(names[:size]), "\x00") {
+		if !strings.HasPrefix(name, "user.") {
+			continue
+		}
+		if e := unix.Lremovexattr(path, name); e == nil {
+			changed = true
+		} else if !errors.Is(e, unix.ENODATA) {
+			err = fmt.Errorf("cannot remove attribute %s of %s: %w", name, path, e)
+		}
+	}
+	return changed, err
 }
 
 // Kept lists the grants that have files below root: the names of their directories.
@@ -139,6 +174,8 @@ func Remove(dir string) error {
 // The file system of all records: room for some 600 grants, and what containers could fill with their regions.
 const roomOptions = "size=128m,nr_inodes=8192,mode=0700"
 
+const roomFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
 // Room makes root a small file system of its own, where it is none yet. A container can make its region as large as it likes: on
 // /run it would fill what the whole node needs. The mount is made once a boot.
 func Room(root string) error {
@@ -152,8 +189,66 @@ func Room(root string) error {
 	if st.Dev != above.Dev {
 		return nil
 	}
-	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, roomOptions); err != nil {
+	if err := unix.Mount("tmpfs", root, "tmpfs", roomFlags, roomOptions); err != nil {
 		return fmt.Errorf("cannot mount a small file system at %s for what containers write: %w", root, err)
 	}
 	return nil
 }
+
+// bytesPerInode is the room's proportion: an inode is for so much of its size.
+const bytesPerInode = 16 << 10
+
+// Enlarge makes the room larger, under all who use it and in every mount namespace: what fills it may have no name by which it could be cut. An
+// error that is fs.ErrPermission is of who may not mount.
+func Enlarge(root string, by grant.Bytes) error {
+	var st unix.Statfs_t
+	err := unix.Statfs(root, &st)
+	if err == nil && st.Type != unix.TMPFS_MAGIC {
+		err = errors.New("it is no tmpfs")
+	}
+	var options []string
+	if st.Blocks > 0 { // else it has no bound, and takes none
+		options = append(options, fmt.Sprintf("size=%d", st.Blocks*uint64(st.Bsize)+uint64(by)))
+	}
+	if st.Files > 0 {
+		options = append(options, fmt.Sprintf("nr_inodes=%d", st.Files+uint64(by)/bytesPerInode))
+	}
+	if err == nil {
+		err = unix.Mount("", root, "", unix.MS_REMOUNT|roomFlags, strings.Join(options, ","))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot make %s larger, as `mount -o remount,%s %s` does: %w", root, strings.Join(options, ","), root, err)
+	}
+	return nil
+}
+
+// Nameless tells how many MiB and inodes of the room are held by what has no name there: the files of grants that are over, as long as a process or a
+// container's mount has them. There are none as long as it is not much: a file of the usual size is no matter, but whoever has one can make it larger.
+func Nameless(root string) (mib, inodes int64) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		return 0, 0
+	}
+	held := int64(st.Blocks-st.Bfree) * st.Bsize // before the files are looked at: what grows meanwhile has a name
+	inodes = int64(st.Files - st.Ffree)
+	much := func() bool { return held >= muchNameless || inodes >= muchNameless/bytesPerInode }
+	if !much() {
+		return 0, 0
+	}
+	for _, name := range Kept(root) {
+		inodes-- // its directory's
+		for _, file := range []string{grant.LimitsFile, grant.RegionFile} {
+			var st unix.Stat_t
+			if unix.Lstat(filepath.Join(root, name, file), &st) == nil {
+				held, inodes = held-512*st.Blocks, inodes-1
+			}
+		}
+	}
+	if !much() {
+		return 0, 0
+	}
+	return max(held, 0) >> 20, max(inodes, 0)
+}
+
+// muchNameless is a quarter of the room: the regions of 160 containers whose grants were taken from them by force.
+const muchNameless = 32 << 20

@@ -109,14 +109,31 @@ func (n *Node) limit(g grant.Grant) error {
 	if err := limits.Room(root); err != nil {
 		return err
 	}
-	share := admission.Share(g, n.Policy)
-	err := limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share)
+	ensure := func() error { return limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, admission.Share(g, n.Policy)) }
+	err := ensure()
 	if errors.Is(err, unix.ENOSPC) {
-		if grown, left := limits.Trim(root); len(grown)+len(left) > 0 {
-			if err = limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, share); err != nil {
-				err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(append(grown, left...), ", "))
-			}
+		err = n.makeRoom(root, ensure)
+	}
+	return err
+}
+
+// makeRoom tries again in a room that is full. What has a name there is cut. What has none, and what a container fills again faster than it is cut,
+// the room is made larger for, because no tenant may keep another from starting: whoever fills it pays for the memory in its own cgroup.
+func (n *Node) makeRoom(root string, ensure func() error) error {
+	grown, left := limits.Trim(root)
+	err := ensure()
+	for _, more := range []grant.Bytes{16 * grant.MiB, 64 * grant.MiB, 256 * grant.MiB, grant.GiB} {
+		if !errors.Is(err, unix.ENOSPC) {
+			return err
 		}
+		if problem := limits.Enlarge(root, more); problem != nil {
+			err = fmt.Errorf("%w; %w", err, problem)
+			break
+		}
+		err = ensure()
+	}
+	if all := append(grown, left...); err != nil && len(all) > 0 {
+		err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(all, ", "))
 	}
 	return err
 }
@@ -194,7 +211,14 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 	}
 	grown, left := limits.Trim(root)
 	for _, name := range append(grown, left...) {
-		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger", Repaired: !slices.Contains(left, name)})
+		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger, or set attributes on it",
+			Repaired: !slices.Contains(left, name), Hint: "end the container of that grant"})
+	}
+	if mib, inodes := limits.Nameless(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
+		findings = append(findings, ledger.Finding{Subject: root,
+			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills the room with it: %d MiB and %d inodes have no name there", mib, inodes),
+			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and `lsof +L1 %s`, and end the container; until then the room grows with each container that needs some",
+				root)})
 	}
 	return findings, nil
 }

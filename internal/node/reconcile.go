@@ -11,7 +11,8 @@ func (n *Node) Reconcile() (ledger.Report, error) { return n.verified(n.Ledger.R
 
 // SettleLimits is the part of Reconcile that is about what containers can write to: it needs no look at the ledger's other entries.
 func (n *Node) SettleLimits() ([]ledger.Finding, error) {
-	if len(limits.Kept(n.Policy.LimitsRoot())) == 0 {
+	root := n.Policy.LimitsRoot()
+	if mib, inodes := limits.Nameless(root); mib+inodes == 0 && len(limits.Kept(root)) == 0 {
 		return nil, nil
 	}
 	var findings []ledger.Finding
