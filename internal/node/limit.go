@@ -217,7 +217,7 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 	if mib, inodes := limits.Nameless(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
 		findings = append(findings, ledger.Finding{Subject: root,
 			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills the room with it: %d MiB and %d inodes have no name there", mib, inodes),
-			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and `lsof +L1 %s`, and end the container; until then the room grows with each container that needs some",
+			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and `lsof +aL1 %s`, and end the container; until then the room grows with each container that needs some",
 				root)})
 	}
 	return findings, nil
