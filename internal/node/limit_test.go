@@ -176,6 +176,17 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	if err := n.makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 || !strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {
 		t.Errorf("full for ever: %v after %d tries", err, tries)
 	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var has, less [2]unix.CapUserData
+	must(t, unix.Capget(&header, &has[0]))
+	less = has
+	less[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+	must(t, unix.Capset(&header, &less[0]))
+	err := n.makeRoom(root, full(5))
+	must(t, unix.Capset(&header, &has[0]))
+	if !errors.Is(err, fs.ErrPermission) || !errors.Is(err, unix.ENOSPC) || tries != 1 { // Prepare leaves it to the create
+		t.Errorf("an agent in a pod: %v after %d tries", err, tries)
+	}
 	must(t, unix.Unmount(root, 0))
 	if err := n.makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 || !strings.Contains(err.Error(), "cannot make "+root+" larger") {
 		t.Errorf("no room of its own: %v after %d tries", err, tries)
