@@ -86,7 +86,7 @@ func TestWhoseTheRoomIs(t *testing.T) {
 		t.Skip("misses root, to mount: that whoever fills the room is told is not shown")
 	}
 	dir := t.TempDir()
-	ownMounts(t)
+	ownMounts(t, dir+"/run/limits")
 	p, h := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}, host.Default()
 	n := &Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
@@ -122,13 +122,13 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	told("and of a grant that is over", root)
 	must(t, held.Close())
 	told("at last")
-	must(t, unix.Unmount(root, 0))
 }
 
-// ownMounts gives the test a mount namespace of its own, which is its thread's.
-func ownMounts(t *testing.T) {
+// ownMounts gives the test a mount namespace of its own, which is its thread's, in which the room does not outlast it.
+func ownMounts(t *testing.T, room string) {
 	t.Helper()
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	t.Cleanup(func() { _ = unix.Unmount(room, unix.MNT_DETACH) })
 	must(t, unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 }
 
@@ -148,7 +148,7 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 		t.Skip("misses root, to mount: that a room which is full is made larger is not shown")
 	}
 	root := filepath.Join(t.TempDir(), "limits")
-	ownMounts(t)
+	ownMounts(t, root)
 	n := &Node{}
 	tries := 0
 	full := func(times int) func() error {
