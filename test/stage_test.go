@@ -205,7 +205,17 @@ func (s *stage) volumes(t *testing.T) {
 		}
 		rig.Mount(t, source, target, "", syscall.MS_BIND, "")
 	}
-	for name, source := range map[string]string{"run": "run", "bindings": "run/bindings", "state": "state", "inventory": "state/inventory.json", "above": "", "nvidia1": "dev/nvidia1", "dev": "dev",
+	own := func(dir string) {
+		var at, above syscall.Stat_t
+		must(t, os.MkdirAll(dir, 0o755), syscall.Stat(dir, &at), syscall.Stat(filepath.Dir(dir), &above))
+		if at.Dev == above.Dev {
+			rig.Mount(t, "tmpfs", dir, "tmpfs", 0, "size=64k")
+		}
+	}
+	own(filepath.Join(s.Dir, "run/limits")) // a grant in use may have it already
+	own(filepath.Join(s.Dir, "run/mps/0a1b/shm"))
+	own(s.pod() + "/volumes/kubernetes.io~csi/v/mount")
+	for name, source := range map[string]string{"run": "run", "limits": "run/limits", "shm": "run/mps/0a1b/shm", "bindings": "run/bindings", "state": "state", "inventory": "state/inventory.json", "above": "", "nvidia1": "dev/nvidia1", "dev": "dev",
 		"mps": "mps/pipe", "control": "mps/pipe/control", "data": "nvidia-data", "file": "dev/plain/nvidia0"} {
 		bind(filepath.Join(s.Dir, source), s.pod()+"/volume-subpaths/v/"+name+"/0")
 	}

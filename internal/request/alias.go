@@ -1,6 +1,7 @@
 package request
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -89,7 +91,8 @@ type position struct{ device, mount uint64 }
 
 // mayBeElsewhere reports whether a source can also be at a place that governs. Nearly always the list of mounts, which is long, need not be
 // asked: what the kubelet or an engine keeps of the container is in the same mount as their directory of all containers; any other source
-// is in one of the node's few mounts; and a volume that is a file system of its own is on a device where nothing else is.
+// is in one of the node's few mounts; and a volume that is a file system of its own is on a device where nothing else is, unless it is one
+// of ours.
 func (f *finder) mayBeElsewhere(p place) bool {
 	t := p.Target
 	if !p.exists { // then the directory says it in which it would be
@@ -107,18 +110,85 @@ func (f *finder) mayBeElsewhere(p place) bool {
 			return true
 		}
 	}
-	// a socket's own name is lost where it alone is mounted, and an MPS daemon's directory may be the whole of a file system
-	return !nodes && (t.IsSocket() || f.seen.pipeLike[p.Path] || hasManyDevices(t))
+	switch {
+	case nodes:
+		return false
+	case t.IsSocket(), f.seen.pipeLike[p.Path]: // its own name is lost where it alone is mounted, and the directory may be the whole of a file system
+		return true
+	}
+	return unix.Major(t.Dev) == 0 && !isFresh(p.Path) && !f.isOurs(p.Path) && f.isOnOther(t) // what is ours is known by its path
 }
 
-// hasManyDevices reports whether the device of a place says too little: each subvolume of btrfs has one of its own, and so has each
-// hierarchy of cgroups of version 1.
-func hasManyDevices(t host.Target) bool {
+// isOnOther reports whether a place on a device that is nobody's disk, and none of the anchors', may be elsewhere too: each subvolume of
+// btrfs has a device of its own, and so has each hierarchy of cgroups of version 1 and that of version 2 beside them; and what we
+// lend to containers is on small file systems below the run directory.
+func (f *finder) isOnOther(t host.Target) bool {
 	var st unix.Statfs_t
-	if unix.Major(t.Dev) != 0 || unix.Statfs(t.Path, &st) != nil {
+	if unix.Statfs(t.Path, &st) != nil {
 		return false
 	}
-	return st.Type == unix.BTRFS_SUPER_MAGIC || st.Type == unix.CGROUP_SUPER_MAGIC
+	switch st.Type {
+	case unix.BTRFS_SUPER_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
+		return true
+	case unix.TMPFS_MAGIC:
+		return slices.Contains(f.lent(), t.Dev)
+	}
+	return false
+}
+
+// lent are the devices of what gpuledger mounts below its run directory: the room of the grants' records, a grant's own where it has
+// one, and of each MPS daemon its directory and its shared memory. They are asked for once, and only for a tmpfs that may be one of them.
+func (f *finder) lent() []uint64 {
+	if f.seen.lent != nil {
+		return f.seen.lent
+	}
+	limits, mps := f.node.Policy.LimitsRoot(), grant.MPSDir(f.node.Policy.RunDir, "")
+	dirs := []string{limits}
+	for _, name := range namesIn(limits) {
+		dirs = append(dirs, filepath.Join(limits, name))
+	}
+	for _, name := range namesIn(mps) {
+		dirs = append(dirs, filepath.Join(mps, name, "pipe"), filepath.Join(mps, name, "shm"))
+	}
+	f.seen.lent = []uint64{}
+	for _, dir := range dirs {
+		if device, _ := host.MountOf(dir); device != 0 && !slices.Contains(f.seen.lent, device) {
+			f.seen.lent = append(f.seen.lent, device)
+		}
+	}
+	return f.seen.lent
+}
+
+// namesIn are the names in a directory, none of what is no directory.
+func namesIn(dir string) []string {
+	d, err := host.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	return names
+}
+
+// fresh are where the kubelet and engines mount file systems that they have just made, which are nowhere else: nearly every container has
+// one. Between the directory and the rest is one name.
+var fresh = []struct{ dir, rest string }{
+	{"/var/lib/kubelet/pods", "volumes/kubernetes.io~projected"}, {"/var/lib/kubelet/pods", "volumes/kubernetes.io~secret"},
+	{"/var/lib/kubelet/pods", "volumes/kubernetes.io~empty-dir"}, {"/var/lib/kubelet/pods", "volumes/kubernetes.io~downward-api"},
+	{"/run/containerd/io.containerd.grpc.v1.cri/sandboxes", "shm"}, {"/var/lib/docker/containers", "mounts/shm"},
+	{"/run/containers/storage/overlay-containers", "userdata/shm"}, {"/var/lib/containers/storage/overlay-containers", "userdata/shm"},
+}
+
+// isFresh reports whether a path is in one of those.
+func isFresh(path string) bool {
+	for _, f := range fresh {
+		if within(path, f.dir) {
+			if _, rest, _ := strings.Cut(below(path, f.dir), "/"); within(rest, f.rest) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // position asks for a directory's.
@@ -145,33 +215,63 @@ func (f *finder) anchored() []position {
 }
 
 // readMounts asks for the list of mounts, once.
-func (f *finder) readMounts() (mountTable, error) {
+func (f *finder) readMounts() (*mountTable, error) {
 	if f.seen.mounts == nil {
 		list, err := f.node.Host.Mounts()
 		if err != nil {
 			return nil, err
 		}
-		f.seen.mounts = list
+		f.seen.mounts = newMountTable(list)
 	}
 	return f.seen.mounts, nil
 }
 
-// mountTable is the list of mounts.
-type mountTable []host.Mount
+// mountTable is the list of mounts, by what is asked of it: tenants can have thousands mounted.
+type mountTable struct {
+	list []host.Mount
+	root int          // -1 where it cannot be told
+	on   map[spot]int // of two at one spot the first, as the list has them
+}
+
+// spot is where a mount is mounted: on which other one, and at which path.
+type spot struct {
+	parent uint64
+	point  string
+}
+
+func newMountTable(list []host.Mount) *mountTable {
+	t := &mountTable{list: list, root: -1, on: make(map[spot]int, len(list))}
+	for i, m := range list {
+		if _, taken := t.on[spot{m.Parent, m.Point}]; !taken && m.ID != m.Parent {
+			t.on[spot{m.Parent, m.Point}] = i
+		}
+		if t.root < 0 && m.Point == "/" && !slices.ContainsFunc(list, func(above host.Mount) bool { return above.ID == m.Parent && above.ID != m.ID }) {
+			t.root = i
+		}
+	}
+	return t
+}
 
 // aliases are the other places of a source, and of what is mounted inside if that counts.
-func (t mountTable) aliases(p place, inside bool) []alias {
+func (t *mountTable) aliases(p place, inside bool) []alias {
 	own := t.at(p.Path)
 	if own < 0 {
 		return nil
 	}
-	found := t.others(own, join(t[own].Root, below(p.Path, t[own].Point)), p)
-	for i, m := range t {
-		if !inside || m.Point == p.Path || !within(m.Point, p.Path) {
+	device := t.list[own].Device
+	public := t.public(func(m host.Mount) bool { return m.Device == device })
+	found := t.others(own, join(t.list[own].Root, below(p.Path, t.list[own].Point)), p, public[device])
+	if !inside {
+		return found
+	}
+	inSource := func(path string) bool { return within(path, p.Path) } // where it lies in the source, it is known by its path
+	public = t.public(func(m host.Mount) bool { return !inSource(m.Point) })
+	for i, m := range t.list {
+		if m.Point == p.Path || len(public[m.Device]) == 0 || !inSource(m.Point) { // nearly all lie in the source, or alone on a device
 			continue
 		}
-		for _, a := range t.others(i, m.Root, place{exists: true}) {
-			if a.inside = true; !within(a.Path, p.Path) && t.at(m.Point) == i { // where it lies in the source, it is known by its path
+		for _, a := range t.others(i, m.Root, place{exists: true}, public[m.Device]) {
+			if a.inside = true; !inSource(a.Path) && t.at(m.Point) == i {
 				found = append(found, a)
 			}
 		}
@@ -179,14 +279,25 @@ func (t mountTable) aliases(p place, inside bool) []alias {
 	return found
 }
 
-// others are the places outside of one mount at which other mounts show the same part of its file system.
-func (t mountTable) others(own int, part string, p place) (found []alias) {
-	for i, m := range t {
-		if i == own || m.Device != t[own].Device || isPrivatePlace(m.Point) {
-			continue
+// public are mounts that are not among what engines make for containers, by device.
+func (t *mountTable) public(counts func(host.Mount) bool) map[uint64][]int {
+	mounts := map[uint64][]int{}
+	for i, m := range t.list {
+		if counts(m) && !isPrivatePlace(m.Point) {
+			mounts[m.Device] = append(mounts[m.Device], i)
 		}
+	}
+	return mounts
+}
+
+// others are the places at which other mounts, of those among which it looks, show the same part of one's file system.
+func (t *mountTable) others(own int, part string, p place, among []int) (found []alias) {
+	for _, i := range among {
+		m := t.list[i]
 		a := alias{place: p}
 		switch {
+		case i == own:
+			continue
 		case within(part, m.Root):
 			a.Path = join(m.Point, below(part, m.Root))
 		case within(m.Root, part):
@@ -203,21 +314,23 @@ func (t mountTable) others(own int, part string, p place) (found []alias) {
 
 // at is the mount in which a real path ends, -1 where it cannot be told: from the root on, whatever is mounted on the way. A mount that
 // another one covers is in the list as well.
-func (t mountTable) at(path string) int {
-	here := slices.IndexFunc(t, func(m host.Mount) bool {
-		return m.Point == "/" && !slices.ContainsFunc(t, func(above host.Mount) bool { return above.ID == m.Parent && above.ID != m.ID })
-	})
-	for range t { // as many steps as there are mounts, at most
-		next := -1
-		for i, m := range t {
-			if here >= 0 && i != here && m.Parent == t[here].ID && within(path, m.Point) && (next < 0 || len(m.Point) < len(t[next].Point)) {
-				next = i
-			}
+func (t *mountTable) at(path string) int {
+	here, end := t.root, min(1, len(path))
+	for steps := 0; here >= 0 && steps < len(t.list); {
+		if next, is := t.on[spot{t.list[here].ID, path[:end]}]; is {
+			here = next // and something may be mounted on this one, at the same place
+			steps++
+			continue
 		}
-		if next < 0 {
+		if end == len(path) {
 			break
 		}
-		here = next
+		name := path[end+1:] // but for its first byte after the root
+		if length := strings.IndexByte(name, '/'); length >= 0 {
+			end += 1 + length
+		} else {
+			end = len(path)
+		}
 	}
 	return here
 }

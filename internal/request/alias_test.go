@@ -1,7 +1,9 @@
 package request
 
 import (
+	"cmp"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +14,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // ownMounts gives the test a mount namespace of its own, for its thread alone: it must not start another goroutine that looks at mounts.
@@ -34,10 +38,13 @@ func ownMounts(t *testing.T, empty ...string) {
 func (s *scene) mount(source, target, kind string) string {
 	s.t.Helper()
 	var st unix.Stat_t
-	flags, data := uintptr(0), "size=64k"
-	if kind == "" {
-		flags, data = unix.MS_BIND, ""
+	flags, data := uintptr(0), ""
+	switch kind {
+	case "":
+		flags = unix.MS_BIND
 		s.must(unix.Stat(source, &st))
+	case "tmpfs":
+		data = "size=64k"
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR || kind != "" {
 		s.must(os.MkdirAll(target, 0o755))
@@ -137,6 +144,7 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			}
 			by(hierarchy)(s)
 		}, nil, true},
+		{"cgroups of version 2 beside those of 1", func(s *scene) { by(s.mount("cgroup2", s.path("sys/fs/cgroup/unified"), "cgroup2"))(s) }, nil, true},
 		{"an engine's socket", func(s *scene) {
 			l, err := net.Listen("unix", "/run/docker.sock")
 			s.must(err)
@@ -155,6 +163,19 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs")
 			by(s.daemon("run/mps/0a1b/pipe") + "/control")(s)
 		}, never("T/run/mps/0a1b/pipe/control"), false},
+		{"its shared memory, which is a file system of its own", func(s *scene) { by(s.mount("tmpfs", s.path("run/mps/0a1b/shm"), "tmpfs"))(s) }, never("T/run/mps/0a1b/shm"), false},
+		{"the directory of one that has not begun to listen", func(s *scene) { by(s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs"))(s) }, never("T/run/mps/0a1b/pipe"), false},
+		{"the room of the grants' records", func(s *scene) { by(s.mount("tmpfs", s.path("run/limits"), "tmpfs"))(s) }, never("T/run/limits"), false},
+		{"a grant's in it", func(s *scene) { s.mount("tmpfs", s.path("run/limits"), "tmpfs"); by(s.mkdir("run/limits/g1"))(s) }, never("T/run/limits/g1"), false},
+		{"a record in it", func(s *scene) {
+			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
+			s.mkdir("run/limits/g1")
+			by(s.touch("run/limits/g1/limits"))(s)
+		}, never("T/run/limits/g1/limits"), false},
+		{"a grant's that are a file system of their own", func(s *scene) {
+			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
+			by(s.mount("tmpfs", s.path("run/limits/g1"), "tmpfs"))(s)
+		}, never("T/run/limits/g1"), false},
 		{"a GPU's node", func(s *scene) { by(s.mknod("dev/nvidia0", 195, 0))(s) },
 			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"}, false},
 		{"/dev, all GPUs open", open(by("T/dev")), []string{every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
@@ -210,28 +231,39 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		sources func(s *scene) []string
-		asked   bool
+		asked   bool // for the list
+		lent    bool // for what is mounted below run_dir
+		ours    bool // it is of that
 	}{
 		"a pod's": {func(s *scene) []string {
 			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v", s.mount("tmpfs", pod+"/volumes/kubernetes.io~projected/token", "tmpfs"),
-				s.mount("tmpfs", "/var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/s/shm", "tmpfs")}
-		}, false},
+				s.mount("tmpfs", pod+"/volumes/kubernetes.io~empty-dir/in-memory", "tmpfs"), s.mount("tmpfs", "/var/lib/docker/containers/c/mounts/shm", "tmpfs")}
+		}, false, false, false},
 		"a pod's, where the kubelet's directory is a mount of itself": {func(s *scene) []string {
 			s.mount("/var/lib/kubelet", "/var/lib/kubelet", "")
 			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v"}
-		}, false},
+		}, false, false, false},
+		"a file system of its own that another one made": {func(s *scene) []string {
+			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
+			return []string{s.mount("tmpfs", pod+"/volumes/kubernetes.io~csi/v/mount", "tmpfs")}
+		}, false, true, false},
 		"directories of the node": {func(s *scene) []string {
 			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
-		}, false},
-		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true},
+		}, false, false, false},
+		"our own room, by its path": {func(s *scene) []string { return []string{s.mount("tmpfs", s.path("run/limits"), "tmpfs")} }, false, false, true},
+		"a subPath":                 {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true, false, false},
+		"a subPath of our own room": {func(s *scene) []string {
+			return []string{s.mount(s.mount("tmpfs", s.path("run/limits"), "tmpfs"), subPath, "")}
+		}, true, true, true},
 	} {
 		s := newScene(t)
 		for _, source := range c.sources(s) {
 			s.bind(source, "/x")
 		}
 		s.node.Seen = &Seen{}
-		if found := s.find(); len(found.Hits) > 0 || (s.node.Seen.mounts != nil) != c.asked {
-			t.Errorf("%s: asked for %v; hits %v", name, s.node.Seen.mounts != nil, found.Hits)
+		found := s.find()
+		if seen := s.node.Seen; (seen.mounts != nil) != c.asked || (seen.lent != nil) != c.lent || (len(found.Hits) > 0) != c.ours {
+			t.Errorf("%s: asked for the list: %v, for ours: %v; hits %v", name, seen.mounts != nil, seen.lent != nil, found.Hits)
 		}
 		s.unmount()
 	}
@@ -267,19 +299,102 @@ func TestAKernelThatTellsNoMounts(t *testing.T) {
 
 // TestAtWhichMountAPathEnds: mounts are covered by others, at their own place and above.
 func TestAtWhichMountAPathEnds(t *testing.T) {
-	list := mountTable{
+	list := newMountTable([]host.Mount{
 		{ID: 20, Parent: 1, Point: "/", Root: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
 		{ID: 23, Parent: 20, Point: "/c/d"}, {ID: 24, Parent: 20, Point: "/c"}, // over it
 		{ID: 25, Parent: 21, Point: "/a"},                                      // on it
 		{ID: 29, Parent: 20, Point: "/g"}, {ID: 30, Parent: 20, Point: "/g/h"}, // covered by it
 		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"}, {ID: 28, Parent: 27, Point: "/e/f"},
-	}
+	})
 	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26, "/g/h": 29} {
-		if i := list.at(path); list[i].ID != want {
-			t.Errorf("%s ends in %+v, want %d", path, list[i], want)
+		if i := list.at(path); list.list[i].ID != want {
+			t.Errorf("%s ends in %+v, want %d", path, list.list[i], want)
 		}
 	}
-	if i := (mountTable{{ID: 2, Parent: 1, Point: "/a"}}).at("/a"); i != -1 {
+	if i := newMountTable([]host.Mount{{ID: 2, Parent: 1, Point: "/a"}}).at("/a"); i != -1 {
 		t.Errorf("without a root: %d", i)
+	}
+}
+
+// TestAliasesInALongList: with thousands of mounts they are not found by going through all of them for each. The same is found as if.
+func TestAliasesInALongList(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2)) // the same draws at every run
+	names := []string{"", "/a", "/a/b", "/ab", "/a/b/c", "/var/lib/kubelet/pods/0/v", "/var/lib/kubelet/pods/1/v"}
+	name := func() string { return names[random.IntN(len(names))] }
+	places, inside := 0, 0
+	for range 2000 {
+		list := []host.Mount{{ID: 1, Device: 1, Root: "/", Point: "/"}}
+		for id := uint64(2); id < 12; id++ {
+			above := list[random.IntN(len(list))]
+			list = append(list, host.Mount{ID: id, Parent: above.ID, Device: random.Uint64N(3), Root: cmp.Or(name(), "/"), Point: join(above.Point, strings.TrimPrefix(name(), "/"))})
+		}
+		random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		source := place{Target: host.Target{Path: cmp.Or(name(), "/")}}
+		got, want := newMountTable(list).aliases(source, true), plainAliases(list, source)
+		if !slices.Equal(got, want) {
+			t.Fatalf("%s in\n%+v\nhas\n%+v\nwant\n%+v", source.Path, list, got, want)
+		}
+		for _, a := range want {
+			places++
+			if a.inside {
+				inside++
+			}
+		}
+	}
+	if places-inside < 100 || inside < 100 {
+		t.Errorf("of %d places %d are for what is inside: too few", places, inside)
+	}
+}
+
+// plainAliases are the same by their definition.
+func plainAliases(list []host.Mount, source place) (found []alias) {
+	mounts := []int{plainAt(list, source.Path)}
+	for i, m := range list {
+		if m.Point != source.Path && within(m.Point, source.Path) && plainAt(list, m.Point) == i {
+			mounts = append(mounts, i)
+		}
+	}
+	for n, i := range mounts {
+		m, inSource := list[i], n > 0
+		part := m.Root
+		if !inSource {
+			part = join(m.Root, below(source.Path, m.Point))
+		}
+		for j, other := range list {
+			a := alias{place: source, inside: inSource}
+			switch {
+			case within(part, other.Root):
+				a.Path = join(other.Point, below(part, other.Root))
+			case within(other.Root, part):
+				a.Path, a.inside = other.Point, true
+			default:
+				continue
+			}
+			if j == i || other.Device != m.Device || isPrivatePlace(other.Point) || plainAt(list, a.Path) != j || inSource && within(a.Path, source.Path) {
+				continue
+			}
+			if inSource {
+				a.place = place{Target: host.Target{Path: a.Path}, exists: true}
+			}
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// plainAt is the mount in which a path ends: of those below which it is, on the one in which it is so far, the first on the way.
+func plainAt(list []host.Mount, path string) int {
+	here := slices.IndexFunc(list, func(m host.Mount) bool { return m.Parent == 0 })
+	for {
+		next := -1
+		for i, m := range list {
+			if m.Parent == list[here].ID && within(path, m.Point) && (next < 0 || len(m.Point) < len(list[next].Point)) {
+				next = i
+			}
+		}
+		if next < 0 {
+			return here
+		}
+		here = next
 	}
 }

@@ -43,7 +43,8 @@ type Seen struct {
 	aliases   map[aliasQuestion][]alias
 	positions map[string]position // of the directories that were asked for
 	anchored  []position          // nil until they are asked for
-	mounts    mountTable          // nil until a source may be elsewhere too
+	lent      []uint64            // nil until they are
+	mounts    *mountTable         // nil until a source may be elsewhere too
 	pipeLike  map[string]bool     // directories that look like the pipe directory of an MPS daemon
 }
 
