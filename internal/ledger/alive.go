@@ -94,10 +94,14 @@ func (l *Ledger) remains(b *grant.Binding) grant.Life {
 
 // unseen tells what can be told of a container without a state and without a cgroup on record. That there is no state
 // proves nothing to one who does not see where it would lie: an agent in a pod has the runtime roots that it was given. So
-// nobody may run in a cgroup of the container's name, and where the root itself is not there, the caller must be one who sees the
+// nobody may run in a cgroup of the container's name who can be its, and where the root itself is not there, the caller must be one who sees the
 // node as it is: to that one it is gone with its engine, or was never made.
 func (l *Ledger) unseen(b *grant.Binding) grant.Life {
-	if used, err := named(l.Host, b.Container); used || err != nil {
+	since := b.Creator.Start
+	if b.Reserved { // by gpuledgerd, which may have been started after the container
+		since = 0
+	}
+	if used, err := named(l.Host, b.Container, since); used || err != nil {
 		return grant.LifeUnknown
 	}
 	if _, err := os.Stat(b.RuntimeRoot); err != nil && (!errors.Is(err, fs.ErrNotExist) || nodesCgroups(l.Host) != nil) {

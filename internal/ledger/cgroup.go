@@ -91,8 +91,9 @@ func anyProcs(dir string) (found bool, err error) {
 }
 
 // named reports whether a process runs in a cgroup that is called as runtimes call a container's whose spec names none: "ID", and
-// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups.
-func named(h host.Host, id string) (bool, error) {
+// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups. What was started before a
+// time, in clock ticks since the boot, is not the container's: its id may be the name of a cgroup of the node's, as init.scope.
+func named(h host.Host, id string, since uint64) (bool, error) {
 	// Where /proc hides other users' processes (hidepid) from one without capabilities, it hides this one too.
 	if _, err := os.ReadFile(filepath.Join(h.Proc, "1/cgroup")); err != nil {
 		return false, err
@@ -119,6 +120,9 @@ func named(h host.Host, id string) (bool, error) {
 		}
 		if err != nil {
 			return false, err
+		}
+		if p.Start < since {
+			continue
 		}
 		if runs, err := h.Runs(p); runs || err != nil { // a zombie is in none
 			return runs, err

@@ -17,6 +17,8 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 		root         bool   // is there
 		inPod        bool   // another cgroup namespace
 		hidden       bool   // processes are
+		creator      uint64 // when it was started; that process was at 555
+		reserved     bool   // before the container was made
 		want         grant.Life
 	}{
 		"the node, and the root is there":        {root: true, want: grant.Dead},
@@ -28,6 +30,9 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 		"in a v1 cgroup":                         {cgroup: "4:memory:/a/c\n0::/", stat: runs, want: grant.LifeUnknown},
 		"in its scope":                           {cgroup: "0::/system.slice/runc-c.scope", stat: runs, root: true, want: grant.LifeUnknown},
 		"its monitor's scope":                    {cgroup: "0::/machine.slice/libpod-conmon-c.scope", stat: runs, root: true, want: grant.Dead},
+		"one as old as its creator":              {cgroup: "0::/c", stat: runs, root: true, creator: 555, want: grant.LifeUnknown},
+		"one older than its creator":             {cgroup: "0::/c", stat: runs, root: true, creator: 556, want: grant.Dead},
+		"one older than who reserved for it":     {cgroup: "0::/c", stat: runs, root: true, creator: 556, reserved: true, want: grant.LifeUnknown},
 		"another's cgroup":                       {cgroup: "0::/cc/c1", stat: runs, root: true, want: grant.Dead},
 		"a zombie in its cgroup":                 {cgroup: "0::/c", stat: zombie, root: true, want: grant.Dead},
 		"a process in its cgroup, hidden":        {cgroup: "0::/c", hidden: true, root: true, want: grant.LifeUnknown},
@@ -37,6 +42,7 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 			b := newBook(t)
 			b.put(sample(1))
 			binding := deadBinding(id(1), "c")
+			binding.Creator.Start, binding.Reserved = row.creator, row.reserved
 			binding.RuntimeRoot = filepath.Join(t.TempDir(), "root")
 			b.bind(binding)
 
