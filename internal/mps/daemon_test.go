@@ -302,6 +302,43 @@ func TestAnswersOfAnother(t *testing.T) {
 	}
 }
 
+// TestAnswersOfAnotherThatIsGone: nor are they counted where it has put the daemon's socket back when the question is over.
+func TestAnswersOfAnotherThatIsGone(t *testing.T) {
+	ctx := context.Background()
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	trick := filepath.Join(d.dir, "trick")
+	play := func() {
+		must(t, os.WriteFile(trick, []byte("(cd $dir/pipe; mv control elsewhere; mv elsewhere control)\n"), 0o600))
+	}
+	play()
+	if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || d.state.Problem == "" {
+		t.Errorf("what another has answered: %v, %+v", err, d.state)
+	}
+	must(t, os.Remove(trick), d.ensure(ctx, wanted("GPU-0"), s.self()))
+	s.asked(d)
+	play()
+	err := d.retire(ctx, s.self())
+	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || questions == "" || strings.Contains(questions, "quit") {
+		t.Errorf("asked %s: %v", questions, err)
+	}
+	must(t, os.Remove(trick), d.retire(ctx, s.self()))
+	if questions := s.asked(d); !strings.HasSuffix(questions, "\nquit\n") {
+		t.Errorf("afterwards it is asked %s", questions)
+	}
+}
+
+// TestSocketThatIsJustMoved: a stamp is taken when the next change would have another one.
+func TestSocketThatIsJustMoved(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	must(t, os.Chmod(filepath.Join(d.dir, "pipe/control"), 0o777))
+	stamp, err := d.stamp(context.Background())
+	if must(t, err); stamp == (host.Stamp{}) || !stamp.Before(time.Now()) {
+		t.Errorf("the stamp of a socket that was changed at %s is taken at %s", stamp.Changed(), time.Now())
+	}
+}
+
 // TestAnswersAreBounded: of what a program prints no more is kept than an answer can have, on either way.
 func TestAnswersAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), program)

@@ -356,6 +356,10 @@ func (d *daemon) rest(err error, took time.Duration) {
 // serve sets its limits, has a server run and gives what it then says of itself.
 func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
 	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
+	stamp, err := d.stamp(ctx)
+	if err != nil {
+		return state, err
+	}
 	if err := d.reach(&state); err != nil { // before anything is asked: who answers may be somebody else
 		return state, err
 	}
@@ -364,7 +368,7 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) (grant.MPSD
 		err = d.agree(ctx, c, w, &state)
 	}
 	if err == nil { // and after: whoever has the socket's place for a moment has given the answers
-		err = d.stillThere(state.Socket, p)
+		err = d.stillThere(state.Socket, stamp, p)
 	}
 	return state, err
 }
@@ -439,13 +443,35 @@ func (d *daemon) own(p grant.Process) (socket [2]uint64, mode uint32, err error)
 	return socket, mode, nil
 }
 
-// stillThere is an error where a socket was replaced.
-func (d *daemon) stillThere(socket [2]uint64, p grant.Process) error {
+// stamp is the control socket's. Whoever puts another one in its place and then it back into its own has renamed or linked it, which the
+// time of its last change tells; a client only connects. It is taken when that time is old enough to tell.
+func (d *daemon) stamp(ctx context.Context) (host.Stamp, error) {
+	for range 2 {
+		stamp, now := host.StampOf(node.MPSSocketPath(d.dir)), time.Now()
+		if stamp.Before(now) || stamp.Changed().After(now) { // the clock was put back: then the next change has another time as well
+			return stamp, nil
+		}
+		select { // a daemon that has just begun to listen
+		case <-time.After(2 * settled):
+		case <-ctx.Done():
+		}
+	}
+	return host.Stamp{}, errMoved
+}
+
+// stillThere is an error where a socket was replaced, or was moved since it had a stamp.
+func (d *daemon) stillThere(socket [2]uint64, stamp host.Stamp, p grant.Process) error {
 	if now, _, is := node.MPSSocket(d.dir); !is || now != socket {
 		return otherSocket(p)
 	}
+	if host.StampOf(node.MPSSocketPath(d.dir)) != stamp {
+		return errMoved
+	}
 	return nil
 }
+
+// errMoved says that the answers may be another's. The daemon is asked again at the next pass.
+var errMoved = errors.New("its control socket was moved while it was asked, by who reaches its directory")
 
 func otherSocket(p grant.Process) error {
 	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d", node.OtherSocket, p.PID)
@@ -509,6 +535,10 @@ func (d *daemon) retire(ctx context.Context, p grant.Process) error {
 
 // dismiss tells it to end, where it is the one that answers, and where that disturbs nobody.
 func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
+	stamp, err := d.stamp(ctx)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+	}
 	socket, _, err := d.own(p)
 	if err != nil {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
@@ -527,7 +557,7 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 	case len(clients) > 0:
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays until they end", d.state.GPUs, clients)
 	}
-	if err := d.stillThere(socket, p); err != nil {
+	if err := d.stillThere(socket, stamp, p); err != nil {
 		return err
 	}
 	if err := c.quit(ctx); err != nil {
