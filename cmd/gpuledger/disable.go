@@ -60,20 +60,23 @@ func enableCommand() *cli.Command {
 		Name:        "enable",
 		Usage:       "end `gpuledger disable`",
 		UsageText:   "gpuledger enable",
-		Description: "Containers that started meanwhile keep what they have.",
+		Description: "Containers that started meanwhile keep what they have. Where the state directory has it and cannot be written, it is\nended until the next boot.",
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
 				return err
 			}
-			was, err := openAnyway(c).Enable()
-			switch {
-			case err != nil:
+			e, err := openAnyway(c).Enable()
+			if err != nil {
 				return err
-			case was:
-				_, err = fmt.Fprintln(c.App.Writer, "enabled: containers are held to their grants again")
-			default:
-				_, err = fmt.Fprintln(c.App.Writer, "enabled: it was not disabled")
 			}
+			text := "it was not disabled"
+			if e.Was {
+				text = "containers are held to their grants again"
+			}
+			if e.For != nil {
+				text += fmt.Sprintf("; after the next boot the state directory counts again, which cannot be written: %v", e.For)
+			}
+			_, err = fmt.Fprintf(c.App.Writer, "enabled: %s\n", text)
 			return err
 		},
 	}

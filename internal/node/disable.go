@@ -30,18 +30,24 @@ const maxPause = 4096
 // pausePath is the file of a Pause in the state directory, or in the run directory where that one is part of the emergency.
 func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
-// Paused tells whether refusals are switched off. A file that cannot be read switches nothing off.
+// Paused tells whether refusals are switched off. A file that cannot be read switches nothing off. That of the run directory is the newer
+// one where there are two: who writes the other removes it.
 func (n *Node) Paused() (Pause, bool) {
-	if p, paused := n.pauseIn(n.Policy.StateDir); paused {
-		return p, true
+	p, known := n.pauseIn(n.Policy.RunDir)
+	if known {
+		boot, err := n.Host.BootID()
+		known = err == nil && p.BootID == boot && isOurs(pausePath(n.Policy.RunDir))
 	}
-	p, paused := n.pauseIn(n.Policy.RunDir)
-	if !paused || !isOurs(pausePath(n.Policy.RunDir)) {
+	if !known {
+		p, known = n.pauseIn(n.Policy.StateDir)
+	}
+	if !known || !n.lasts(p) {
 		return Pause{}, false
 	}
-	boot, err := n.Host.BootID()
-	return p, err == nil && p.BootID == boot
+	return p, true
 }
+
+func (n *Node) lasts(p Pause) bool { return p.Until.IsZero() || n.Host.Now().Before(p.Until) }
 
 // isOurs reports whether a file is root's: somebody may have opened the directory.
 func isOurs(path string) bool {
@@ -49,12 +55,12 @@ func isOurs(path string) bool {
 	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()
 }
 
-func (n *Node) pauseIn(dir string) (p Pause, paused bool) {
+func (n *Node) pauseIn(dir string) (p Pause, known bool) {
 	text, err := host.ReadFile(pausePath(dir), maxPause)
 	if err != nil || json.Unmarshal(text, &p) != nil || p.Version != 1 {
 		return Pause{}, false
 	}
-	return p, p.Until.IsZero() || n.Host.Now().Before(p.Until)
+	return p, true
 }
 
 // Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only the run directory can be written: the
@@ -66,18 +72,24 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 	}
 	err := n.pause(n.Policy.StateDir, p, host.Durable)
 	if err == nil {
-		_ = os.Remove(pausePath(n.Policy.RunDir)) // of before, with another time
-	} else {
+		_, err = unpause(n.Policy.RunDir) // of before, with another time
+	}
+	if err != nil {
 		var volatile error
-		if p.BootID, volatile = n.Host.BootID(); volatile == nil {
-			volatile = n.pause(n.Policy.RunDir, p, host.Volatile)
-		}
-		if volatile != nil {
+		if p, volatile = n.pauseForBoot(p); volatile != nil {
 			return p, fmt.Errorf("cannot disable: %w; nor until the next boot: %w; policy.mode = \"report\" in the configuration does the same", err, volatile)
 		}
 	}
 	n.auditSwitch("disabled", p)
 	return p, nil
+}
+
+// pauseForBoot counts before what the state directory says, for this boot.
+func (n *Node) pauseForBoot(p Pause) (_ Pause, err error) {
+	if p.BootID, err = n.Host.BootID(); err == nil {
+		err = n.pause(n.Policy.RunDir, p, host.Volatile)
+	}
+	return p, err
 }
 
 func (n *Node) pause(dir string, p Pause, keeps host.Durability) error {
@@ -91,27 +103,44 @@ func (n *Node) pause(dir string, p Pause, keeps host.Durability) error {
 	return err
 }
 
-// Enable ends a Pause, and tells whether there was one.
-func (n *Node) Enable() (bool, error) {
+// Enabled is how a Pause was ended.
+type Enabled struct {
+	Was bool  // there was one
+	For error // why it is over for this boot alone: the state directory has it, and cannot be written
+}
+
+// Enable ends a Pause. Where the disk has one and is broken meanwhile, one in the run directory that is over says so.
+func (n *Node) Enable() (e Enabled, err error) {
 	p, was := n.Paused()
-	removed := false
-	for _, dir := range []string{n.Policy.RunDir, n.Policy.StateDir} {
-		if _, err := os.Lstat(pausePath(dir)); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-			continue // of a file system that is read-only not even what is not there can be removed
-		}
-		err := os.Remove(pausePath(dir))
-		if err == nil {
-			err = host.SyncDir(dir)
-		}
-		if err != nil {
-			return was, fmt.Errorf("cannot enable: %w", err)
-		}
-		removed = true
+	stored, err := unpause(n.Policy.StateDir)
+	e, removed := Enabled{Was: was, For: err}, stored
+	if err == nil {
+		stored, err = unpause(n.Policy.RunDir)
+		removed = removed || stored
+	} else {
+		now := n.Host.Now().UTC().Truncate(time.Second)
+		_, err = n.pauseForBoot(Pause{Version: 1, Since: now, Until: now})
 	}
-	if removed {
+	switch {
+	case err != nil && e.For != nil:
+		return e, fmt.Errorf("cannot enable: %w; nor until the next boot: %w", e.For, err)
+	case err != nil:
+		return e, fmt.Errorf("cannot enable: %w", err)
+	case removed:
 		n.auditSwitch("enabled", p)
 	}
-	return was, nil
+	return e, nil
+}
+
+// unpause removes a Pause from a directory, and tells whether there was one.
+func unpause(dir string) (was bool, err error) {
+	if _, err := os.Lstat(pausePath(dir)); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil // of a file system that is read-only not even what is not there can be removed
+	}
+	if err = os.Remove(pausePath(dir)); err == nil {
+		err = host.SyncDir(dir)
+	}
+	return true, err
 }
 
 // Mode is what becomes of refusals, and of what policy takes away, now: "enforce", "report" or "disabled".

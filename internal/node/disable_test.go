@@ -1,11 +1,15 @@
 package node_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -63,8 +67,8 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 	if err := os.Chown(file, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	if was, err := n.Enable(); !was || err != nil || n.Mode() == grant.Disabled {
-		t.Errorf("enable: %v, %v, and the mode is %s", was, err, n.Mode())
+	if e, err := n.Enable(); !e.Was || e.For != nil || err != nil || n.Mode() == grant.Disabled {
+		t.Errorf("enable: %+v, %v, and the mode is %s", e, err, n.Mode())
 	}
 
 	// With the state directory again, that is where it stands, and nothing of before counts beside it.
@@ -90,7 +94,83 @@ func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
 	if _, err := n.Disable(0); err == nil || !strings.Contains(err.Error(), `policy.mode = "report"`) || !strings.Contains(err.Error(), n.Policy.RunDir) {
 		t.Errorf("it says %v", err)
 	}
-	if was, err := n.Enable(); was || err != nil {
-		t.Errorf("enable: %v, %v; it was not disabled", was, err)
+	if e, err := n.Enable(); e != (node.Enabled{}) || err != nil {
+		t.Errorf("enable: %+v, %v; it was not disabled", e, err)
+	}
+}
+
+// A disk that turns read-only keeps what it has. What is said then holds all the same, as long as this boot does.
+func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		t.Fatal(err)
+	}
+	n, now := pausable(t)
+	disable := func(long time.Duration) node.Pause {
+		t.Helper()
+		p, err := n.Disable(long)
+		if err != nil || n.Mode() != grant.Disabled {
+			t.Fatalf("disable: %+v, %v, and the mode is %s", p, err, n.Mode())
+		}
+		return p
+	}
+	disable(0)
+	state := n.Policy.StateDir
+	if err := errors.Join(unix.Mount(state, state, "", unix.MS_BIND, ""), unix.Mount("", state, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
+		t.Fatal(err)
+	}
+	*now = now.Add(-time.Hour) // and its clock is wrong
+	if p := disable(time.Minute); p.BootID == "" {
+		t.Errorf("it is said to be in the state directory: %+v", p)
+	}
+	if got, _ := n.Paused(); got.Until.IsZero() {
+		t.Errorf("it was disabled for a minute, and is %+v", got)
+	}
+	if *now = now.Add(time.Minute); n.Mode() == grant.Disabled {
+		t.Error("the minute is over, and it is disabled")
+	}
+	disable(time.Minute)
+	e, err := n.Enable()
+	if !e.Was || !errors.Is(e.For, unix.EROFS) || err != nil || n.Mode() == grant.Disabled {
+		t.Errorf("enable: %+v, %v, and the mode is %s", e, err, n.Mode())
+	}
+	if p, paused := n.Paused(); paused || p != (node.Pause{}) {
+		t.Errorf("enabled, it is %+v", p)
+	}
+	mark := filepath.Join(n.Policy.RunDir, "disabled.json")
+	if err := errors.Join(os.Remove(mark), os.Mkdir(mark, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Enable(); err == nil || !strings.Contains(err.Error(), state) || !strings.Contains(err.Error(), "; nor until the next boot: ") {
+		t.Errorf("with nowhere to say it: %v", err)
+	}
+	if err := errors.Join(os.Remove(mark), unix.Unmount(state, unix.MNT_DETACH)); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := n.Enable(); !e.Was || e.For != nil || err != nil || n.Mode() == grant.Disabled {
+		t.Errorf("with the disk again: %+v, %v, and the mode is %s", e, err, n.Mode())
+	}
+}
+
+// What the run directory has counts before the state directory's, so who writes there anew takes it away.
+func TestDisableReplacesWhatWasSaidForThisBoot(t *testing.T) {
+	n, now := pausable(t)
+	if err := os.WriteFile(n.Policy.StateDir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Disable(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(n.Policy.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Disable(0); err != nil {
+		t.Fatal(err)
+	}
+	if *now = now.Add(time.Minute); n.Mode() != grant.Disabled {
+		t.Error("it was disabled until enabled, and what was said before counts")
 	}
 }
