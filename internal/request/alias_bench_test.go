@@ -39,7 +39,7 @@ func busyNode(mounts, subPaths int) []host.Mount {
 			add(run, own(), "/", fmt.Sprintf("/run/containerd/io.containerd.runtime.v2.task/k8s.io/%032d%032d/rootfs", c, i))
 		}
 		for n := range subPaths {
-			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/work/%d", pod, n), fmt.Sprintf("%s/volume-subpaths/work/main/%d", pod, n))
+			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/data/%d", pod, n), fmt.Sprintf("%s/volume-subpaths/data/main/%d", pod, n))
 		}
 	}
 	return list[:mounts]
