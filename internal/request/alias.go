@@ -136,17 +136,13 @@ func (f *finder) isOnOther(t host.Target) bool {
 	return false
 }
 
-// lent are the devices of what gpuledger mounts below its run directory: the room of the grants' records, a grant's own where it has
-// one, and of each MPS daemon its directory and its shared memory. They are asked for once, and only for a tmpfs that may be one of them.
+// lent are the devices of what gpuledger mounts below its run directory: the room of the grants' records, and of each MPS
+// daemon its directory and its shared memory. They are asked for once, and only for a tmpfs that may be one of them.
 func (f *finder) lent() []uint64 {
 	if f.seen.lent != nil {
 		return f.seen.lent
 	}
-	limits, mps := f.node.Policy.LimitsRoot(), grant.MPSDir(f.node.Policy.RunDir, "")
-	dirs := []string{limits}
-	for _, name := range namesIn(limits) {
-		dirs = append(dirs, filepath.Join(limits, name))
-	}
+	mps, dirs := grant.MPSDir(f.node.Policy.RunDir, ""), []string{f.node.Policy.LimitsRoot()}
 	for _, name := range namesIn(mps) {
 		dirs = append(dirs, filepath.Join(mps, name, "pipe"), filepath.Join(mps, name, "shm"))
 	}

@@ -172,10 +172,6 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			s.mkdir("run/limits/g1")
 			by(s.touch("run/limits/g1/limits"))(s)
 		}, never("T/run/limits/g1/limits"), false},
-		{"a grant's that are a file system of their own", func(s *scene) {
-			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
-			by(s.mount("tmpfs", s.path("run/limits/g1"), "tmpfs"))(s)
-		}, never("T/run/limits/g1"), false},
 		{"a GPU's node", func(s *scene) { by(s.mknod("dev/nvidia0", 195, 0))(s) },
 			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"}, false},
 		{"/dev, all GPUs open", open(by("T/dev")), []string{every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
