@@ -471,3 +471,26 @@ func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
 		t.Errorf("published %d times, want twice", len(to.all))
 	}
 }
+
+// A process of a claim's that the kubelet has lost keeps its GPU from other claims; they are told of it again when it has ended.
+func TestWhatAClaimThatIsOverStillUsesIsNotPublished(t *testing.T) {
+	s, to := newSite(t, 1), &told{}
+	publish := func() []resourceapi.Device {
+		t.Helper()
+		if err := s.Publish(context.Background(), to); err != nil {
+			t.Fatal(err)
+		}
+		return to.all[len(to.all)-1].Pools[pool].Slices[0].Devices
+	}
+	free := len(publish())
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Exclusive)))
+	end := s.Use(s.Grants()[0].ID, grant.Identity{})
+	s.unprepares(t, "u-1")
+	if devices := publish(); len(devices) != 0 {
+		t.Errorf("published %v, want nothing while a container has the whole GPU", devices)
+	}
+	end()
+	if devices := publish(); len(devices) != free {
+		t.Errorf("published %v after its end, want the GPU at once in each of %d modes", devices, free)
+	}
+}

@@ -26,9 +26,9 @@ const (
 // that the schedulers of Kubernetes 1.36 try, they go through the counters of all nodes (kubernetes/kubernetes#138917), and a cluster without any is
 // scheduled many times as fast. That goes by the configuration and not by who has the GPU now: a counter that comes and goes with grants would be
 // news for the whole cluster each time, and would not count the claims that stay. Several claims can have a device of a shared mode, and the scheduler adds up what they consume: what the driver
-// itself has granted is therefore not taken off.
+// itself has granted is therefore not taken off, but for what it does not count; see seatsOf.
 func Slices(p book.Page) ([]resourceslice.Slice, error) {
-	seats, err := p.Seats(Source)
+	seats, err := seatsOf(p)
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +63,33 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	return list, nil
 }
 
+// seatsOf are the GPUs with what is left by what the scheduler does not count itself. It counts what claims have of the devices that are published.
+// So it knows nothing of a grant whose claim is over while a container of it is left, nor of one whose device is published no more since the
+// configuration has other modes for its GPU: these are taken off as others' are. A grant that was released by hand while its claim goes on counts
+// twice, until its last container ends: too little is offered then, and not too much.
+func seatsOf(p book.Page) ([]admission.Seat, error) {
+	seats, err := p.Seats(Source)
+	if err != nil {
+		return nil, err
+	}
+	p.Grants = slices.Clone(p.Grants)
+	for i := range p.Grants {
+		if g := &p.Grants[i]; g.Source == Source && !g.Draining {
+			g.GPUs = slices.DeleteFunc(slices.Clone(g.GPUs), func(s grant.Share) bool { return offered(s.UUID, g.Mode, seats) })
+		}
+	}
+	return p.Seats("")
+}
+
+// offered reports whether a device of this mode is published, or would be if anything were left of it.
+func offered(uuid string, mode grant.Mode, seats []admission.Seat) bool {
+	i := slices.IndexFunc(seats, func(s admission.Seat) bool { return s.UUID() == uuid })
+	return i >= 0 && !partitioned(seats[i]) && slices.Contains(seats[i].Modes, mode)
+}
+
+// partitioned reports whether a GPU is published as its MIG devices alone.
+func partitioned(s admission.Seat) bool { return s.MIG == nil && len(s.GPU.MIG) > 0 }
+
 // whole is the one counter of a GPU: whoever takes it has decided the GPU's mode.
 const whole = "gpu"
 
@@ -81,8 +108,8 @@ func deviceName(uuid string, mode grant.Mode) string {
 // the hardware keeps it apart from the others of its GPU.
 func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 	var devices []resourceapi.Device
-	if s.MIG == nil && len(s.GPU.MIG) > 0 {
-		return nil // it is partitioned
+	if partitioned(s) {
+		return nil
 	}
 	for _, mode := range s.Modes {
 		offer := p.Offer(anyClaim, mode, s)

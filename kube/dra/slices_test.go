@@ -3,6 +3,7 @@ package dra
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,6 +52,28 @@ func published(t *testing.T, n *booktest.Node) []string {
 	return lines
 }
 
+// left is the grant of a claim that is over, which a container uses that the kubelet has lost.
+func left(n *booktest.Node, g grant.Grant) (end func()) {
+	n.T.Helper()
+	end = n.Use(g.ID, grant.Identity{})
+	if err := n.Withdraw(g.ID); err != nil {
+		n.T.Fatal(err)
+	}
+	return end
+}
+
+// configure adds to the node's configuration.
+func configure(n *booktest.Node, more string) {
+	n.T.Helper()
+	text, err := os.ReadFile(n.Config)
+	if err == nil {
+		err = os.WriteFile(n.Config, append(text, more...), 0o600)
+	}
+	if err != nil {
+		n.T.Fatal(err)
+	}
+}
+
 func TestWhatTheSchedulerIsTold(t *testing.T) {
 	unhealthy := func(all []simulated.GPU) { all[0].Health = "fell off the bus (Xid 79)" }
 	for name, c := range map[string]struct {
@@ -68,6 +91,21 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 		"what the driver has granted the scheduler counts": {"", func(n *booktest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
+		"but not where the claim is over, and a container of it is left": {"", func(n *booktest.Node) {
+			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Limit, Source: Source, Owner: "claim:over"}))
+			n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+		}, []string{"0 limit memory=11Gi compute=60"}},
+		"nor where that has the whole": {"", func(n *booktest.Node) {
+			left(n, n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:over"}))
+		}, nil},
+		"nor where the pool has other modes now": {"", func(n *booktest.Node) {
+			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+			configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n")
+		}, nil},
+		"nor where somebody has partitioned the GPU": {"", func(n *booktest.Node) {
+			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+		}, nil},
 		"what is used outside the ledger is taken off, and nobody gets the whole": {"", func(n *booktest.Node) {
 			if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}); err != nil {
 				n.T.Fatal(err)
@@ -98,6 +136,16 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, c.want)
 			}
 		})
+	}
+}
+
+// Of a claim over two GPUs the scheduler goes on to count the one whose device is there.
+func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
+	n := booktest.New(t, 2, 16*grant.GiB, "")
+	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
+	if got, want := published(t, n), []string{"1 exclusive memory=16Gi", "1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
 
