@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"syscall"
@@ -15,7 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -437,6 +441,21 @@ func TestGrantsOfClaimsThatAreGoneAreReclaimed(t *testing.T) {
 	}
 	if len(left) != 3 || !strings.Contains(strings.Join(left, " "), "claim:u-there") || !strings.Contains(strings.Join(left, " "), "claim:u-used") || mine.Owner != "claim:by-hand" {
 		t.Errorf("got the grants of %v, want those of u-there, u-used and by-hand", left)
+	}
+}
+
+// Whatever stands before an API server answers 404 while that is away, and so does one that does not serve this version of the API.
+func TestAnAnswerThatIsNotTheAPIsReleasesNothing(t *testing.T) {
+	s := newSite(t, 1)
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "1Gi", "0")))
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	var err error
+	if s.Client, err = kubernetes.NewForConfig(&rest.Config{Host: server.URL}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Reclaim(context.Background()); err == nil || !strings.Contains(err.Error(), "cannot tell whether the claim of grant") || len(s.Grants()) != 1 {
+		t.Errorf("got %v and %d grants, want an error and the grant kept", err, len(s.Grants()))
 	}
 }
 

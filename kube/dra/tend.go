@@ -142,13 +142,19 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	defer cancel()
 	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
-	case err != nil && !apierrors.IsNotFound(err):
+	case err != nil && !gone(err):
 		return fmt.Errorf("cannot tell whether the claim of grant %s is there: %w", g.ID, err)
 	case err == nil && owner(string(claim.UID)) == g.Owner && d.allocatedHere(claim):
 		return nil
 	}
 	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim", name, "grant", g.ID)
 	return d.Book.Withdraw(g.ID)
+}
+
+// gone reports whether the API says that there is no such object. It does not who answers 404 to whatever is asked: what stands before an API
+// server that is away, or a server for which this version of the API is switched off.
+func gone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // allocatedHere reports whether a claim has anything of this node's.
