@@ -118,16 +118,11 @@ func sum(parts []part, ask *admission.Ask) error {
 	return nil
 }
 
-// is reports whether a grant is what the claim asks for: the answer to a Prepare that came before.
+// is reports whether a grant is what the claim asks for: the answer to a Prepare that came before. Its size is not looked at: an administrator may
+// have changed it (gpuledger grant --update), and a new grant would have another CDI name than the one that the kubelet knows.
 func (w want) is(g grant.Grant) bool {
-	var uuids []string
-	for _, s := range g.GPUs {
-		uuids = append(uuids, s.UUID)
-	}
-	names := slices.Clone(w.ask.Names)
-	slices.Sort(names)
-	slices.Sort(uuids)
-	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode && g.Compute == w.ask.Compute && (w.ask.Memory == 0 || g.Memory() == w.ask.Memory)
+	names, uuids := slices.Sorted(slices.Values(w.ask.Names)), slices.Sorted(slices.Values(g.UUIDs()))
+	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode
 }
 
 // named are the devices with the grant's CDI name: on the first one, for all requests, because some engines do a name twice

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
@@ -155,6 +156,30 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 	if kept, err := os.ReadDir(s.Dir + "/references"); err != nil || len(kept) > 0 || s.cdiFiles(t) > 0 {
 		t.Errorf("released by hand: %v is kept (%v), and %d CDI files", kept, err, s.cdiFiles(t))
+	}
+}
+
+// What an administrator makes of a claim's grant stands until the claim is given up, and costs it neither its name nor a container that runs.
+func TestAGrantThatAnAdministratorHasChangedIsTheClaimsStill(t *testing.T) {
+	for name, change := range map[string]node.Change{"more memory": {Memory: new(6 * grant.GiB)}, "less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 1)
+			c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "30"))
+			before := s.has(t, c)
+			changed, err := s.Driver.Book.Open().Change(s.Grants()[0].ID, change)
+			if err != nil {
+				t.Fatal(err)
+			}
+			still := func(when string) {
+				after := s.has(t, c)
+				if g := s.Grants()[0]; after != before || g.Memory() != changed.Memory() || g.Compute != changed.Compute {
+					t.Errorf("prepared again %s: %q with %s and %d%%, want %q with %s and %d%%", when, after, g.Memory(), g.Compute, before, changed.Memory(), changed.Compute)
+				}
+			}
+			still("after a boot")
+			defer s.Use(changed.ID, grant.Identity{})()
+			still("while a container uses it")
+		})
 	}
 }
 
