@@ -16,6 +16,7 @@ type Seat struct {
 	Space   grant.Bytes  // what could be granted if nobody had any
 	Free    grant.Bytes  // what can be granted
 	Compute int          // percent that can be granted
+	Served  int          // in mode mps: how many GPUs the daemon is over that serves it, and with it any grant here
 }
 
 // Seats tells of every GPU and every MIG device what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
@@ -26,7 +27,7 @@ func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	}
 	seats := make([]Seat, len(all))
 	for i, s := range all {
-		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0)}
+		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0), Served: len(s.together)}
 	}
 	return seats, nil
 }

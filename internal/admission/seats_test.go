@@ -45,3 +45,17 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 		t.Errorf("got %+v, want an unhealthy GPU closed, with the modes that it will have again", seats[4])
 	}
 }
+
+// Who reads that a GPU has room has to know that it has none for a grant over other GPUs than its daemon's.
+func TestSeatsTellWhatADaemonIsOver(t *testing.T) {
+	v := grant.View{Grants: []grant.Grant{held("g-a", "bearer", grant.MPS, 0, 4*grant.GiB, 0, 1), held("g-b", "bearer", grant.MPS, 0, 4*grant.GiB, 2), held("g-c", "bearer", grant.Limit, 0, grant.GiB, 3)}}
+	seats, err := Seats(v, inventory(5), grant.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{2, 2, 1, 0, 0} {
+		if seats[i].Served != want {
+			t.Errorf("GPU %d is served by a daemon over %d GPUs, want %d", i, seats[i].Served, want)
+		}
+	}
+}

@@ -158,8 +158,18 @@ func room(s admission.Seat) string {
 		return gpu + fmt.Sprintf("has %s free, and %s in use outside the ledger", s.Free, s.Outside)
 	case s.Mode == "":
 		return gpu + "is free"
+	case s.Mode == grant.MPS:
+		return gpu + fmt.Sprintf("has %s of %s free (mode mps, %s)", s.Free, s.Space, daemon(s.Served))
 	}
 	return gpu + fmt.Sprintf("has %s of %s free (mode %s)", s.Free, s.Space, s.Mode)
+}
+
+// daemon is what keeps a GPU in mode mps from grants over other GPUs.
+func daemon(gpus int) string {
+	if gpus == 1 {
+		return "with a daemon of its own"
+	}
+	return fmt.Sprintf("with one daemon over %d GPUs", gpus)
 }
 
 // Files are the node's CDI files.

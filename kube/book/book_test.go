@@ -28,6 +28,25 @@ func TestWhatIsFreeWhereNamesNobody(t *testing.T) {
 	}
 }
 
+// A daemon's GPUs are settled when it starts, so there can be room that this grant cannot have.
+func TestWhatIsFreeWhereTellsOfDaemons(t *testing.T) {
+	n := booktest.New(t, 3, 16*grant.GiB, "")
+	n.Grant(admission.Ask{Mode: grant.MPS, Memory: 8 * grant.GiB, Names: []string{"0", "1"}})
+	n.Grant(admission.Ask{Mode: grant.MPS, Memory: grant.GiB, Names: []string{"2"}})
+	const room = "GPU 0 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); GPU 1 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +
+		"GPU 2 has 15GiB of 16GiB free (mode mps, with a daemon of its own)"
+	for want, ask := range map[string]admission.Ask{
+		"cannot grant 4GiB on a GPU in mode mps: " + room:    {Mode: grant.MPS, Memory: 4 * grant.GiB, Names: []string{"0"}, Owner: grant.Bearer},
+		"cannot grant 4GiB over 2 GPUs in mode mps: " + room: {Mode: grant.MPS, Memory: 4 * grant.GiB, Names: []string{"1", "2"}, Owner: grant.Bearer},
+	} {
+		_, _, err := n.Enter(ask)
+		var refusal *grant.Refusal
+		if !errors.As(err, &refusal) || refusal.Code != grant.ModeConflict || refusal.Message != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
 func TestASecretIsRenewedOnlyWhereOneIsNeeded(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})

@@ -113,7 +113,7 @@ func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
 	}
 	for _, mode := range s.Modes {
 		offer := p.Offer(anyClaim, mode, s)
-		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(s, mode, offer)}
+		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer)}
 		switch {
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
@@ -196,10 +196,11 @@ func integer(n int) resourceapi.DeviceAttribute {
 const (
 	taintClosed  = "gpuledger.dev/closed"  // it takes no grants: unhealthy, or its entry in the ledger is damaged
 	taintOutside = "gpuledger.dev/outside" // used outside the ledger, so nobody can have the whole of it
+	taintServed  = "gpuledger.dev/served"  // its MPS daemon is over other GPUs, too, and takes no grant that is over this one alone
 	taintWeak    = "gpuledger.dev/weak"    // what would hold containers to a share is not what the node's policy wants: none of them would start
 )
 
-func taints(s admission.Seat, mode grant.Mode, offer grant.Verdict) []resourceapi.DeviceTaint {
+func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
 	add := func(key, value string) {
 		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule})
@@ -210,10 +211,22 @@ func taints(s admission.Seat, mode grant.Mode, offer grant.Verdict) []resourceap
 	if s.Outside > 0 && mode == grant.Exclusive {
 		add(taintOutside, label(s.Outside.String()))
 	}
+	if n := servedWith(p, s); n > 1 && mode == grant.MPS {
+		add(taintServed, label(fmt.Sprintf("daemon over %d GPUs", n)))
+	}
 	if offer.Kind == grant.Refused && offer.Code == grant.LimitUnenforceable {
 		add(taintWeak, label(string(offer.Strength)))
 	}
 	return list
+}
+
+// servedWith is how many GPUs the MPS daemon is over that serves a GPU. Where that is the driver's own claims' the GPU's device has to stay, for they have it.
+func servedWith(p book.Page, s admission.Seat) int {
+	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Mode == grant.MPS && g.Has(s.UUID()) })
+	if i < 0 {
+		return 0
+	}
+	return len(p.Grants[i].GPUs)
 }
 
 // label is a text as a label's value may be: at most 63 letters, digits, '-', '_' and '.', of which the outer are letters

@@ -149,6 +149,39 @@ func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 	}
 }
 
+// A GPU has one MPS daemon at a time, and that has its GPUs from its start: what the scheduler would place there hangs for as long.
+func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
+	s := newSite(t, 3)
+	served := func() (gpus []int64) {
+		for _, slice := range slicesOf(t, s.Node) {
+			for _, d := range slice.Devices {
+				i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taintServed })
+				if i < 0 {
+					continue
+				}
+				if gpus = append(gpus, *d.Attributes["index"].IntValue); *d.Attributes["mode"].StringValue != "mps" || d.Taints[i].Value != "daemon-over-2-GPUs" || d.Taints[i].Effect != resourceapi.DeviceTaintEffectNoSchedule {
+					t.Errorf("device %s has the taint %v", d.Name, d.Taints[i])
+				}
+			}
+		}
+		return gpus
+	}
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.MPS, "4Gi", "0"), s.result("gpu", 1, grant.MPS, "4Gi", "0")))
+	s.has(t, claim("u-2", s.result("gpu", 2, grant.MPS, "4Gi", "0")))
+	if got := served(); !slices.Equal(got, []int64{0, 1}) {
+		t.Errorf("GPUs %v are tainted, want 0 and 1, whose daemon is over both", got)
+	}
+	for gpu, refused := range map[int]bool{0: true, 1: true, 2: false} {
+		if r := s.prepares(t, claim(fmt.Sprint("u-on-", gpu), s.result("gpu", gpu, grant.MPS, "4Gi", "0"))); (r.Err != nil) != refused {
+			t.Errorf("a share of GPU %d: %v, want it refused: %v", gpu, r.Err, refused)
+		}
+	}
+	s.unprepares(t, "u-1")
+	if got := served(); len(got) > 0 {
+		t.Errorf("GPUs %v are tainted after the claim over two, want none", got)
+	}
+}
+
 // The API refuses a slice that breaks one of these rules, and a driver hears of it only in its log.
 func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 	for _, gpus := range []int{1, 8, 16, 64} {

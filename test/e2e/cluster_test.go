@@ -270,6 +270,9 @@ func (s *site) distinct() {
 	if r := s.apply(claiming("twice", "limit", 2, object{"memory": "1Gi"}, false)...); r.Code == 0 || !strings.Contains(r.Stderr, "distinctAttribute: gpuledger.dev/uuid") {
 		s.T.Errorf("got %+v, want it refused before it is scheduled", r)
 	}
+	if r := s.apply(claiming("set", "mps", 2, object{"memory": "1Gi"}, true)...); r.Code == 0 || !strings.Contains(r.Stderr, "a GPU has one MPS daemon") {
+		s.T.Errorf("got %+v, want a claim over two GPUs in mode mps refused before it is scheduled", r)
+	}
 }
 
 func (s *site) tooMuch() {
