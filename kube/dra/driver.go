@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,9 +26,10 @@ type Driver struct {
 	Log    *slog.Logger
 	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
 
-	mu    sync.Mutex            // one claim is prepared or given up at a time; see turn
-	pace  pace                  // of publishing
-	known []resourceslice.Slice // what the node had when it could tell; nil: it could not yet
+	mu     sync.Mutex            // one claim is prepared or given up at a time; see turn
+	pace   pace                  // of publishing
+	failed atomic.Bool           // the API may not have taken what was published last
+	known  []resourceslice.Slice // what the node had when it could tell; nil: it could not yet
 }
 
 // turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new
@@ -130,10 +132,17 @@ func (d *Driver) unprepare(uid string) error {
 	return nil
 }
 
-// HandleError logs what goes wrong in the background. Slices that the API does not take end nothing: grants are entered without them, too.
+// HandleError logs what goes wrong in the background. Slices that the API does not take end nothing: grants are entered without them, too. They are
+// told again within a minute: the library tries again by itself, but later and later, up to a quarter of an hour, and after an API server's absence
+// pods would be placed by what was so before it. A field that the API drops it drops again.
 func (d *Driver) HandleError(_ context.Context, err error, message string) {
 	d.Log.Error(message, "error", err)
-	if d.Broken != nil && !errors.Is(err, kubeletplugin.ErrRecoverable) {
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case errors.As(err, &dropped):
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		d.failed.Store(true)
+	case d.Broken != nil:
 		d.Broken(fmt.Errorf("%s: %w", message, err))
 	}
 }

@@ -11,7 +11,7 @@ import (
 // changes a capacity every second; a taint, or a device that comes or goes, is news.
 const (
 	calm   = 10 * time.Second // between two publishings that tell of amounts only
-	settle = time.Minute      // until a small rise is told
+	settle = time.Minute      // until a small rise is told, or what did not arrive is told again
 	slight = 64               // a rise is small that is less than this part of the amount
 	urgent = 6                // so many pieces of news a minute are told at once; more of them come as amounts do
 )
@@ -55,14 +55,15 @@ type pace struct {
 	recent []time.Time // of the news among them, in the last minute
 }
 
-// due reports whether the cluster is to be told now. What has come back meanwhile is never told.
-func (p *pace) due(n notice, now time.Time) bool {
+// due reports whether the cluster is to be told now; failed is whether it may not have taken what it was told last. What has come back meanwhile is
+// never told.
+func (p *pace) due(n notice, now time.Time, failed bool) bool {
 	since := now.Sub(p.at)
 	if since < 0 { // somebody has set the clock back
 		since = settle
 	}
 	switch {
-	case p.told == nil:
+	case p.told == nil, failed && since >= settle:
 		return true
 	case p.told.shape != n.shape:
 		return since >= calm || len(p.fresh(now)) < urgent

@@ -2,8 +2,12 @@ package dra
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -133,5 +137,39 @@ func TestNewsAreToldAtOnce(t *testing.T) {
 	health("is gone")
 	if p.second(t, 2*grant.GiB) != 1 {
 		t.Error("nothing is told since the clock was set back")
+	}
+}
+
+// The library tries again, later and later; after an absence of the API's the cluster would go by what was so before for a quarter of an hour.
+func TestWhatDidNotArriveIsToldAgain(t *testing.T) {
+	p := newPaced(t)
+	minute := func() (count int) {
+		for range 60 {
+			count += p.second(t, grant.GiB)
+		}
+		return count
+	}
+	fails := func(err error) { p.HandleError(context.Background(), err, "processing ResourceSlice objects") }
+	p.second(t, grant.GiB)
+	if count := minute(); count != 0 {
+		t.Fatalf("at rest it is told %d times", count)
+	}
+	count := 0
+	for range 120 { // the API is away, and each try fails
+		fails(fmt.Errorf("update resource slice: %w", kubeletplugin.ErrRecoverable))
+		count += p.second(t, grant.GiB)
+	}
+	if count != 2 {
+		t.Errorf("told %d times in two minutes in which all failed, want once a minute", count)
+	}
+	if count := minute(); count != 1 {
+		t.Errorf("told %d times in the minute after the last failure, want once", count)
+	}
+	if count := minute(); count != 0 {
+		t.Errorf("told %d times in the minute after it was taken", count)
+	}
+	fails(fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, &resourceslice.DroppedFieldsError{}))
+	if count := minute(); count != 0 {
+		t.Errorf("told %d times to an API that drops a field of it", count)
 	}
 }

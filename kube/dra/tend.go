@@ -40,10 +40,11 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 // tell publishes slices, where it is time to.
 func (d *Driver) tell(ctx context.Context, to publisher, list []resourceslice.Slice, now time.Time) error {
 	n, err := noticeOf(list)
-	if err == nil && !d.pace.due(n, now) {
+	if err == nil && !d.pace.due(n, now, d.failed.Load()) {
 		return nil
 	}
 	if err == nil {
+		d.failed.Store(false) // it is written later, and may fail again
 		err = to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}})
 	}
 	if err != nil {
