@@ -43,7 +43,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	f.gatherLedger(n)
 	f.gatherInjectors()
 	f.Limitless, f.Driverless, f.Unkept = n.Limitless(), n.Driverless(), n.ComputeUnkept()
-	f.Daemon = holder(filepath.Join(p.RunDir, "gpuledgerd.lock"), n.Host)
+	f.Daemon = n.Daemon()
 	f.Listening = listening(p.Daemon.Listen, f.Daemon, n.Host)
 	return f, nil
 }

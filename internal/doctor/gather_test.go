@@ -1,15 +1,10 @@
 package doctor
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 func write(t *testing.T, path, text string) string {
@@ -88,27 +83,6 @@ func TestHooksAreKnownByTheirProgram(t *testing.T) {
 	}
 	if h := readHook(write(t, dir+"/b.json", "no")); h.Error == nil {
 		t.Error("no JSON is no hook")
-	}
-}
-
-func TestTheHolderOfALock(t *testing.T) {
-	path := write(t, filepath.Join(t.TempDir(), "lock"), fmt.Sprintln(os.Getpid()))
-	if pid := holder(path, host.Default()); pid != 0 {
-		t.Errorf("nobody holds it, but %d does", pid)
-	}
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	if pid := holder(path, host.Default()); pid != os.Getpid() {
-		t.Errorf("process %d holds it, not %d", os.Getpid(), pid)
-	}
-	if pid := holder(path+"-none", host.Default()); pid != 0 {
-		t.Errorf("of no lock: %d", pid)
 	}
 }
 

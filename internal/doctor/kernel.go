@@ -4,13 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // cgroup looks at what is mounted at /sys/fs/cgroup.
@@ -48,25 +44,4 @@ func deviceProgramsOf(dir string) error {
 		return fmt.Errorf("bpf(BPF_PROG_QUERY): %w", errno)
 	}
 	return nil
-}
-
-// holder is the process that holds a flock on a file, 0 if none does. It reads /proc/locks: to try the lock would hold up
-// who wants it in that moment. The pid in the file tells the file apart from one of the same inode elsewhere.
-func holder(path string, h host.Host) int {
-	var st unix.Stat_t
-	text, err := host.ReadFile(path, maxFile)
-	if err != nil || unix.Stat(path, &st) != nil {
-		return 0
-	}
-	pid := strings.TrimSpace(string(text))
-	locks, _ := host.ReadFile(filepath.Join(h.Proc, "locks"), maxFile)
-	for line := range strings.Lines(string(locks)) {
-		// 1: FLOCK  ADVISORY  WRITE 708 fe:00:397 0 EOF
-		fields := strings.Fields(line)
-		if len(fields) > 5 && fields[1] == "FLOCK" && fields[4] == pid && strings.HasSuffix(fields[5], ":"+strconv.FormatUint(st.Ino, 10)) {
-			found, _ := strconv.Atoi(pid)
-			return found
-		}
-	}
-	return 0
 }

@@ -2,8 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"path/filepath"
-	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -13,11 +11,9 @@ func strengths(f Facts) []Line { return append(append(strength(f), throttle(f)..
 
 // mps: its daemons are NVIDIA's program, under gpuledgerd. A node without the program is no worse for it.
 func mps(f Facts) []Line {
-	const program = "nvidia-cuda-mps-control"
-	i := slices.IndexFunc(f.Inventory.Driver.Files, func(d grant.DriverFile) bool { return d.Kind == grant.FileBinary && filepath.Base(d.Target) == program })
 	switch minimum := f.Policy.Rules.MinimumStrength; {
-	case i < 0:
-		return []Line{{Status: OK, Message: "mode mps has strength server, and cannot be used on this node: the driver's files have no " + program}}
+	case !f.Inventory.Driver.HasMPS():
+		return []Line{{Status: OK, Message: "mode mps has strength server, and cannot be used on this node: the driver's files have no " + grant.MPSControl}}
 	case !grant.StrengthServer.AtLeast(minimum):
 		return []Line{{Status: OK, Message: fmt.Sprintf("mode mps has strength server, and policy.minimum_strength is %q: its grants are refused (limit-unenforceable)", minimum)}}
 	case f.Daemon == 0:

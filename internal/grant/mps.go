@@ -27,6 +27,14 @@ type MPSDaemon struct {
 // PipeInContainer is where a container of a grant finds its daemon: the place where programs look that lost their environment.
 const PipeInContainer = "/tmp/nvidia-mps"
 
+// MPSControl is NVIDIA's program that a daemon is.
+const MPSControl = "nvidia-cuda-mps-control"
+
+// HasMPS reports whether the driver's files have it. Without, nothing runs in mode mps.
+func (d Driver) HasMPS() bool {
+	return slices.ContainsFunc(d.Files, func(f DriverFile) bool { return f.Kind == FileBinary && filepath.Base(f.Target) == MPSControl })
+}
+
 // MPSName is the name of the daemon that serves these GPUs: short, because a socket's path may have 107 bytes.
 func MPSName(uuids []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(uuids)), ",")))

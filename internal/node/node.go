@@ -56,6 +56,9 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	return inv, problem
 }
 
+// Daemon is the pid of the gpuledgerd that runs here, 0 where none does.
+func (n *Node) Daemon() int { return n.Host.Holder(filepath.Join(n.Policy.RunDir, "gpuledgerd.lock")) }
+
 // InventoryStamp tells one state of the snapshot's file from another.
 func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Policy.StateDir)) }
 

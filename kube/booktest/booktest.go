@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -44,8 +45,26 @@ func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU
 	change(d.GPUs)
 	inv, err := simulated.Scan(d, host.Default(), "/")
 	n.must(err)
+	n.SetInventory(inv)
+}
+
+// SetInventory puts another one in its place.
+func (n *Node) SetInventory(inv grant.Inventory) {
+	n.T.Helper()
 	n.must(os.MkdirAll(n.Dir+"/state", 0o700))
 	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
+}
+
+// Daemon has this process pass for the node's gpuledgerd.
+func (n *Node) Daemon() {
+	n.T.Helper()
+	n.must(os.MkdirAll(n.Dir+"/run", 0o700))
+	lock, err := os.Create(n.Dir + "/run/gpuledgerd.lock")
+	n.must(err)
+	n.T.Cleanup(func() { lock.Close() })
+	_, err = fmt.Fprintln(lock, os.Getpid())
+	n.must(err)
+	n.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
 }
 
 // Grant enters a grant of somebody else's on the node.

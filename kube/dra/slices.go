@@ -36,12 +36,13 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	if err != nil {
 		return nil, err
 	}
+	unserved := mpsMissing(p)
 	var (
 		counters []resourceapi.CounterSet
 		devices  []resourceapi.Device
 	)
 	for i, s := range seats {
-		of := devicesOf(p, s)
+		of := devicesOf(p, s, unserved)
 		if len(of) > 0 && len(empty[i].Modes) > 1 && s.MIG == nil {
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
@@ -105,15 +106,15 @@ func deviceName(uuid string, mode grant.Mode) string {
 }
 
 // devicesOf are a GPU's devices, one a mode. A mode in which nothing could be granted has none. A MIG device is one of its own:
-// the hardware keeps it apart from the others of its GPU.
-func devicesOf(p book.Page, s admission.Seat) []resourceapi.Device {
+// the hardware keeps it apart from the others of its GPU. unserved is what mode mps lacks on this node.
+func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Device {
 	var devices []resourceapi.Device
 	if partitioned(s) {
 		return nil
 	}
 	for _, mode := range s.Modes {
 		offer := p.Offer(anyClaim, mode, s)
-		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer)}
+		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
 		switch {
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
@@ -194,13 +195,14 @@ func integer(n int) resourceapi.DeviceAttribute {
 
 // The taints of a device. A pod that runs is never ended for one: its grant stands.
 const (
-	taintClosed  = "gpuledger.dev/closed"  // it takes no grants: unhealthy, or its entry in the ledger is damaged
-	taintOutside = "gpuledger.dev/outside" // used outside the ledger, so nobody can have the whole of it
-	taintServed  = "gpuledger.dev/served"  // its MPS daemon is over other GPUs, too, and takes no grant that is over this one alone
-	taintWeak    = "gpuledger.dev/weak"    // what would hold containers to a share is not what the node's policy wants: none of them would start
+	taintClosed   = "gpuledger.dev/closed"   // it takes no grants: unhealthy, or its entry in the ledger is damaged
+	taintOutside  = "gpuledger.dev/outside"  // used outside the ledger, so nobody can have the whole of it
+	taintServed   = "gpuledger.dev/served"   // its MPS daemon is over other GPUs, too, and takes no grant that is over this one alone
+	taintUnserved = "gpuledger.dev/unserved" // nobody starts MPS daemons on this node
+	taintWeak     = "gpuledger.dev/weak"     // what would hold containers to a share is not what the node's policy wants: none of them would start
 )
 
-func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict) []resourceapi.DeviceTaint {
+func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict, unserved string) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
 	add := func(key, value string) {
 		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule})
@@ -211,6 +213,9 @@ func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict)
 	if s.Outside > 0 && mode == grant.Exclusive {
 		add(taintOutside, label(s.Outside.String()))
 	}
+	if unserved != "" && mode == grant.MPS {
+		add(taintUnserved, label(unserved))
+	}
 	if n := servedWith(p, s); n > 1 && mode == grant.MPS {
 		add(taintServed, label(fmt.Sprintf("daemon over %d GPUs", n)))
 	}
@@ -218,6 +223,17 @@ func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict)
 		add(taintWeak, label(string(offer.Strength)))
 	}
 	return list
+}
+
+// mpsMissing is what a node lacks to start MPS daemons, without which no container of mode mps starts; "" where nothing is known to be missing.
+func mpsMissing(p book.Page) string {
+	switch {
+	case !p.Inventory.Driver.HasMPS():
+		return "no " + grant.MPSControl
+	case p.Node.Daemon() == 0:
+		return "no gpuledgerd"
+	}
+	return ""
 }
 
 // servedWith is how many GPUs the MPS daemon is over that serves a GPU. Where that is the driver's own claims' the GPU's device has to stay, for they have it.

@@ -149,6 +149,32 @@ func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 	}
 }
 
+// A container of mode mps starts where gpuledgerd has started NVIDIA's daemon, and nowhere else.
+func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
+	n := booktest.New(t, 1, 16*grant.GiB, "")
+	taints := func() (found []string) {
+		for _, line := range published(t, n) {
+			if _, taints, tainted := strings.Cut(line, " "+taintUnserved+"="); tainted {
+				found = append(found, line[2:5]+" "+taints)
+			}
+		}
+		return found
+	}
+	if got, want := taints(), []string{"mps no-nvidia-cuda-mps-control"}; !slices.Equal(got, want) {
+		t.Errorf("without NVIDIA's program: %q, want %q", got, want)
+	}
+	inv, _ := n.Open().Inventory()
+	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
+	n.SetInventory(inv)
+	if got, want := taints(), []string{"mps no-gpuledgerd"}; !slices.Equal(got, want) {
+		t.Errorf("without gpuledgerd: %q, want %q", got, want)
+	}
+	n.Daemon()
+	if got := taints(); len(got) > 0 {
+		t.Errorf("with both: %q, want none", got)
+	}
+}
+
 // A GPU has one MPS daemon at a time, and that has its GPUs from its start: what the scheduler would place there hangs for as long.
 func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 	s := newSite(t, 3)
