@@ -45,6 +45,12 @@ func (b Book) Read() (Page, error) {
 	return Page{Overview: o, Node: n}, err
 }
 
+// As is the book by the configuration that a page was read with, whatever stands in its file by now.
+func (b Book) As(p Page) Book {
+	b.Open = func() *node.Node { return p.Node }
+	return b
+}
+
 // Of are the grants that one of the agents has entered.
 func (p Page) Of(source string) []grant.Grant {
 	return slices.DeleteFunc(slices.Clone(p.Grants), func(g grant.Grant) bool { return g.Source != source })

@@ -78,3 +78,31 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 		})
 	}
 }
+
+// A typing error in the configuration must not keep pods in Terminating.
+func TestClaimsAreGivenUpByTheLastConfigurationThatCouldBeRead(t *testing.T) {
+	s := newSite(t, 1)
+	publishes := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+	if err := publishes.Publish(context.Background(), &told{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []*Driver{s.Driver, publishes} {
+		s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+		right, err := os.ReadFile(s.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		configure(s.Node, "nonsense = 1\n")
+		late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+		if err := late.unprepare("u-1"); err == nil || !strings.Contains(err.Error(), "nonsense") {
+			t.Errorf("a driver that has read no other: %v", err)
+		}
+		(site{s.Node, d}).unprepares(t, "u-1")
+		if err := os.WriteFile(s.Config, right, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if grants, files := s.Grants(), s.cdiFiles(t); len(grants) > 0 || files > 0 {
+			t.Errorf("given up: %v and %d CDI files are left", grants, files)
+		}
+	}
+}

@@ -26,10 +26,11 @@ type Driver struct {
 	Log    *slog.Logger
 	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
 
-	mu     sync.Mutex            // one claim is prepared or given up at a time; see turn
-	pace   pace                  // of publishing
-	failed atomic.Bool           // the API may not have taken what was published last
-	known  []resourceslice.Slice // what the node had when it could tell; nil: it could not yet
+	last   atomic.Pointer[book.Book] // by the last configuration that could be read; nil: none could yet
+	mu     sync.Mutex                // one claim is prepared or given up at a time; see turn
+	pace   pace                      // of publishing
+	failed atomic.Bool               // the API may not have taken what was published last
+	known  []resourceslice.Slice     // what the node had when it could tell; nil: it could not yet
 }
 
 // turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new
@@ -42,6 +43,28 @@ func (d *Driver) turn() (over func(), err error) {
 		return nil, err
 	}
 	return func() { end(); d.mu.Unlock() }, nil
+}
+
+// read gives the ledger and the inventory.
+func (d *Driver) read() (book.Page, error) {
+	p, err := d.Book.Read()
+	if p.Node.Broken == nil {
+		last := d.Book.As(p)
+		d.last.Store(&last)
+	}
+	return p, err
+}
+
+// readable is the book by a configuration that can be read: an administrator's typing error must not keep pods from ending.
+func (d *Driver) readable() (book.Book, error) {
+	broken := d.Book.Open().Broken
+	if broken == nil {
+		return d.Book, nil
+	}
+	if last := d.last.Load(); last != nil {
+		return *last, nil
+	}
+	return d.Book, broken
 }
 
 // PrepareResourceClaims enters a grant for each claim and offers it as a CDI device. A claim that cannot be had is an error of
@@ -65,7 +88,7 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		return nil, err
 	}
 	defer over()
-	p, err := d.Book.Read()
+	p, err := d.read()
 	if err != nil {
 		return nil, err
 	}
@@ -113,10 +136,11 @@ func (d *Driver) unprepare(uid string) error {
 		return err
 	}
 	defer over()
-	n := d.Book.Open()
-	if n.Broken != nil {
-		return n.Broken
+	b, err := d.readable()
+	if err != nil {
+		return err
 	}
+	n := b.Open()
 	o, err := n.Overview() // the inventory may be anything: giving up needs none
 	if err != nil {
 		return err
@@ -125,7 +149,7 @@ func (d *Driver) unprepare(uid string) error {
 	if !held {
 		return nil
 	}
-	if err := d.Book.Withdraw(g.ID); err != nil {
+	if err := b.Withdraw(g.ID); err != nil {
 		return fmt.Errorf("gpuledger: %w", err)
 	}
 	d.Log.Info("released", "uid", uid, "grant", g.ID)

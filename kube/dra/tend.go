@@ -24,7 +24,7 @@ type publisher interface {
 // Publish tells the cluster what the node has, where that has changed, and as soon as pace allows. It is called again and again. A node
 // that can enter no grant offers nothing: what it had is told as closed, and its error says why.
 func (d *Driver) Publish(ctx context.Context, to publisher) error {
-	p, err := d.Book.Read()
+	p, err := d.read()
 	var list []resourceslice.Slice
 	if err == nil {
 		list, err = Slices(p)
