@@ -31,6 +31,7 @@ type Driver struct {
 	pace   pace                      // of publishing
 	failed atomic.Bool               // the API may not have taken what was published last
 	known  []resourceslice.Slice     // what the node had when it could tell; nil: it could not yet
+	node   types.UID                 // of the Node that the slices belong to; "": not known yet
 }
 
 // turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new

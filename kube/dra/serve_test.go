@@ -14,6 +14,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -120,5 +124,28 @@ func TestWhatEndsTheDriver(t *testing.T) {
 	s.HandleError(context.Background(), net.ErrClosed, "DRA gRPC server failed")
 	if len(ends) != 1 || !errors.Is(ends[0], net.ErrClosed) || !strings.Contains(ends[0].Error(), "DRA gRPC server failed") {
 		t.Errorf("the driver that nobody can call goes on: %v", ends)
+	}
+}
+
+// The slices of a node that was made anew are collected as garbage, with the driver's word that they are the old node's.
+func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
+	s := newSite(t, 1)
+	var ends []error
+	s.Broken = func(err error) { ends = append(ends, err) }
+	looks := func(nodes ...runtime.Object) error {
+		s.Client = fake.NewClientset(nodes...)
+		return s.SameNode(context.Background())
+	}
+	is := func(uid types.UID) runtime.Object {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pool, UID: uid}}
+	}
+	if err := errors.Join(looks(is("1")), looks(is("1"))); err != nil || len(ends) > 0 {
+		t.Fatalf("%v, ended by %v; want nothing of the same node", err, ends)
+	}
+	if err := looks(); err == nil || len(ends) > 0 {
+		t.Errorf("%v, ended by %v; want an error alone where there is none", err, ends)
+	}
+	if err := looks(is("2")); err != nil || len(ends) != 1 || !strings.Contains(ends[0].Error(), "the cluster has another node "+pool) {
+		t.Errorf("%v, ended by %v; want an end for another node", err, ends)
 	}
 }

@@ -152,6 +152,23 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	return d.Book.Withdraw(g.ID)
 }
 
+// SameNode ends the driver where the cluster has another Node of its name by now than when it was called first. Slices belong to a Node by its
+// UID, which the library looks up once: those of the old one are collected as garbage as often as they are made.
+func (d *Driver) SameNode(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	n, err := d.Client.CoreV1().Nodes().Get(ctx, d.Node, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot tell whether node %s is the same: %w", d.Node, err)
+	case d.node == "":
+		d.node = n.UID
+	case d.node != n.UID && d.Broken != nil:
+		d.Broken(fmt.Errorf("the cluster has another node %s, and slices belong to the one that it had", d.Node))
+	}
+	return nil
+}
+
 // gone reports whether the API says that there is no such object. It does not who answers 404 to whatever is asked: what stands before an API
 // server that is away, or a server for which this version of the API is switched off.
 func gone(err error) bool {

@@ -25,7 +25,7 @@ func draCommand() *cli.Command {
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster", EnvVars: []string{"NODE_NAME"}},
 			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in", EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod-uid", Usage: "the `UID` of this driver's own pod: an update then starts the new one before it ends the old", EnvVars: []string{"POD_UID"}},
-			&cli.DurationFlag{Name: "reclaim", Usage: "between two looks for grants whose claim is gone", Value: time.Minute}),
+			&cli.DurationFlag{Name: "reclaim", Usage: "between two looks for grants whose claim is gone, and at whose node this is", Value: time.Minute}),
 		Action: serveDRA,
 	}
 }
@@ -76,6 +76,7 @@ func serveDRA(c *cli.Context) error {
 		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
+	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()
 	if c.Context.Err() == nil {
 		return fmt.Errorf("cannot go on to serve the kubelet: %w", context.Cause(ctx)) // whoever started this starts it again

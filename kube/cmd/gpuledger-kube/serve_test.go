@@ -1,15 +1,23 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // onNode is a node on which drivers run by hand, without a cluster that would answer.
@@ -120,5 +128,39 @@ func TestADriverThatEndsLeavesTheOtherOneItsSockets(t *testing.T) {
 				t.Errorf("the newer one serves %v, want its two sockets:\n%s", all, saidNewer())
 			}
 		})
+	}
+}
+
+// Whoever deletes a Node and has it made anew takes its slices along, and the library would make them for the old one again and again.
+func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
+	n := newNode(t)
+	var asked atomic.Int32
+	var anew atomic.Bool
+	cluster := &api{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") {
+			cluster.ServeHTTP(w, r)
+			return
+		}
+		node := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-1"}}
+		if anew.Load() {
+			node.UID = "u-2"
+		}
+		asked.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(node)
+	}))
+	t.Cleanup(server.Close)
+	config, err := os.ReadFile(n.dir + "/kubeconfig")
+	must(t, err, os.WriteFile(n.dir+"/kubeconfig", bytes.ReplaceAll(config, []byte("http://127.0.0.1:1"), []byte(server.URL)), 0o600))
+	_, said, ended := n.driver("only", "--reclaim", "20ms")
+	eventually(t, "it looks whose node this is", said, func() bool { return asked.Load() > 2 }) // the library does once
+	if ended() >= 0 {
+		t.Fatalf("it ends on the node that it had:\n%s", said())
+	}
+	anew.Store(true)
+	eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
+	if want := "cannot go on to serve the kubelet: the cluster has another node " + nodeName; ended() != 1 || !strings.Contains(said(), want) {
+		t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
 	}
 }
