@@ -1,0 +1,126 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/ext"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	"sigs.k8s.io/yaml"
+)
+
+// claimsPolicy is what is asked of claims when they are made.
+func claimsPolicy(t *testing.T) *admissionregistration.ValidatingAdmissionPolicy {
+	t.Helper()
+	text, err := os.ReadFile(manifests + "dra/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := validated(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range all {
+		if p, is := o.value.(*admissionregistration.ValidatingAdmissionPolicy); is && o.name == "claims.gpuledger.dev" {
+			return p
+		}
+	}
+	t.Fatal("there is no policy for claims")
+	return nil
+}
+
+// evaluated is the value of an expression.
+func evaluated(t *testing.T, expression string, given map[string]any) any {
+	t.Helper()
+	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("request", cel.DynType), cel.Variable("variables", cel.DynType), ext.Strings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast, issues := env.Compile(expression)
+	if issues.Err() != nil {
+		t.Fatal(issues.Err())
+	}
+	program, err := env.Program(ast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, _, err := program.Eval(given)
+	if err != nil {
+		t.Fatalf("%s: %v", expression, err)
+	}
+	return value.Value()
+}
+
+// answers are the policy's to a claim, or a template of one, with these devices in YAML: "" where it may be made.
+func answers(t *testing.T, resource, devices string) string {
+	t.Helper()
+	var asked any
+	if err := yaml.Unmarshal([]byte(devices), &asked); err != nil {
+		t.Fatal(err)
+	}
+	spec := map[string]any{"devices": asked}
+	if resource == "resourceclaimtemplates" {
+		spec = map[string]any{"spec": spec}
+	}
+	p, variables := claimsPolicy(t), map[string]any{}
+	given := map[string]any{"object": map[string]any{"spec": spec}, "request": map[string]any{"resource": map[string]any{"resource": resource}}, "variables": variables}
+	for _, v := range p.Spec.Variables {
+		variables[v.Name] = evaluated(t, v.Expression, given)
+	}
+	var said []string
+	for _, v := range p.Spec.Validations {
+		if evaluated(t, v.Expression, given) == true {
+			continue
+		}
+		if v.Message == "" {
+			v.Message = evaluated(t, v.MessageExpression, given).(string)
+		}
+		said = append(said, v.Message)
+	}
+	return strings.Join(said, "; ")
+}
+
+// A claim that the node would refuse for ever is told so when it is made, and no other one is.
+func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
+	const (
+		distinct = `, constraints: [{distinctAttribute: gpuledger.dev/uuid}]`
+		same     = `, constraints: [{matchAttribute: gpuledger.dev/uuid}]`
+		twice    = "several shares of GPUs need the constraint"
+		together = "a GPU has one MPS daemon"
+	)
+	one := func(class, more string) string {
+		return `{name: a, exactly: {deviceClassName: ` + class + `.gpuledger.dev` + more + `}}`
+	}
+	first := func(class, more string) string {
+		return `{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev}, {name: y, deviceClassName: ` + class + `.gpuledger.dev` + more + `}]}`
+	}
+	for name, c := range map[string]struct{ devices, want string }{
+		"nothing":                          {`{}`, ""},
+		"another driver's":                 {`{requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]}`, ""},
+		"a share":                          {`{requests: [` + one("limit", ", count: 1") + `]}`, ""},
+		"whole GPUs":                       {`{requests: [` + one("exclusive", ", count: 2") + `]}`, ""},
+		"shares of several GPUs":           {`{requests: [` + one("limit", ", count: 2") + `]` + distinct + `}`, ""},
+		"several shares":                   {`{requests: [` + one("limit", ", count: 2") + `]}`, twice},
+		"several shares, or whole GPUs":    {`{requests: [` + first("limit", ", count: 2") + `]}`, twice},
+		"two modes":                        {`{requests: [` + one("limit", "") + `, ` + one("exclusive", "") + `]}`, "not in those of limit.gpuledger.dev and exclusive.gpuledger.dev"},
+		"a share of mps":                   {`{requests: [` + one("mps", ", count: 1, allocationMode: ExactCount") + `]}`, ""},
+		"one of several alternatives":      {`{requests: [` + first("mps", ", count: 1") + `]}`, ""},
+		"several GPUs of mps":              {`{requests: [` + one("mps", ", count: 2") + `]` + distinct + `}`, together},
+		"all GPUs of mps":                  {`{requests: [` + one("mps", ", allocationMode: All") + `]}`, together},
+		"several GPUs of mps, or another":  {`{requests: [` + first("mps", ", count: 2") + `]` + distinct + `}`, together},
+		"all GPUs of mps, or another":      {`{requests: [` + first("mps", ", allocationMode: All") + `]}`, together},
+		"two requests for mps":             {`{requests: [` + one("mps", "") + `, ` + one("mps", "") + `]}`, together},
+		"two requests for mps, on one GPU": {`{requests: [` + one("mps", "") + `, ` + one("mps", "") + `]` + same + `}`, ""},
+	} {
+		for _, resource := range []string{"resourceclaims", "resourceclaimtemplates"} {
+			t.Run(name+"/"+resource, func(t *testing.T) {
+				got := answers(t, resource, c.devices)
+				if c.want == "" && got != "" || !strings.Contains(got, c.want) {
+					t.Errorf("got %q, want %q", got, c.want)
+				}
+			})
+		}
+	}
+}
