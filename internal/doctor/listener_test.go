@@ -16,10 +16,12 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer l.Close() // and not before: who is not used any more is closed with the garbage
 	six, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
 		six = l // no IPv6 here
 	}
+	defer six.Close()
 	other := exec.Command("sleep", "600")
 	if err := other.Start(); err != nil {
 		t.Fatal(err)

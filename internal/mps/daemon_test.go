@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -29,12 +30,14 @@ func TestMain(m *testing.M) {
 	if os.Getenv(listenHere) == "" {
 		os.Exit(m.Run())
 	}
-	if _, err := net.Listen("unix", "control"); err != nil {
+	l, err := net.Listen("unix", "control")
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	fmt.Println("listens")
 	_, _ = io.Copy(io.Discard, os.Stdin)
+	runtime.KeepAlive(l) // else it is closed with the garbage
 }
 
 // stage is a node with MPS daemons of which this process is each, and a program that answers for them. It writes down what it is asked,
