@@ -180,24 +180,36 @@ func (l *limiter) set(ctx context.Context, n *node.Node, r cgmem.Request, peer i
 // limit gives a leaf its limits. What of them was set is taken off again where one cannot be: the container does not start, or starts
 // with nothing that holds it.
 func (l *limiter) limit(ctx context.Context, n *node.Node, f leaf) error {
+	t, err := l.impose(ctx, n, f)
+	if err == nil && t.err() != nil {
+		l.revoke(ctx, n, f)
+		err = t.err()
+	}
+	return err
+}
+
+// impose writes a leaf down and has the driver limit it; the trouble is the driver's.
+func (l *limiter) impose(ctx context.Context, n *node.Node, f leaf) (t trouble, err error) {
 	for _, other := range l.known {
 		_, populated := other.there(n.Host)
 		if other.Cgroup == f.Cgroup && other.Inode == f.Inode && populated && (other.Container != f.Container || other.RuntimeRoot != f.RuntimeRoot) {
-			return fmt.Errorf("container %q is limited by its cgroup %s already", other.Container, f.Cgroup)
+			return t, fmt.Errorf("container %q is limited by its cgroup %s already", other.Container, f.Cgroup)
 		}
 	}
 	known := slices.DeleteFunc(slices.Clone(l.known), func(o leaf) bool { return o.Cgroup == f.Cgroup })
 	if err := l.keep(n, append(known, f)); err != nil {
-		return fmt.Errorf("cannot write down what is to be limited: %w", err)
+		return t, fmt.Errorf("cannot write down what is to be limited: %w", err)
 	}
 	failpoint.Hit("limiter/recorded")
-	err := l.order(ctx, n, f.limits(n.Host, true)).err()
+	t = l.order(ctx, n, f.limits(n.Host, true))
 	failpoint.Hit("limiter/set")
-	if err != nil {
-		l.known[len(l.known)-1].over = true
-		_, _ = l.clear(ctx, n, func(o leaf) bool { return o.Cgroup == f.Cgroup }) // else the next pass
-	}
-	return err
+	return t, nil
+}
+
+// revoke takes off what of the limits of the leaf that was written down last is set.
+func (l *limiter) revoke(ctx context.Context, n *node.Node, f leaf) {
+	l.known[len(l.known)-1].over = true
+	_, _ = l.clear(ctx, n, func(o leaf) bool { return o.Cgroup == f.Cgroup }) // else the next pass
 }
 
 // look finds out from the ledger and the kernel what is asked for.
@@ -306,7 +318,7 @@ func (l *limiter) order(ctx context.Context, n *node.Node, asks []grant.CgroupLi
 	l.owe(asks)
 	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks)
 	if err != nil {
-		l.warm = false // the next pass finds out whether it answers
+		l.warm, t.silent = false, true // the next pass finds out whether it answers
 	}
 	for i, ask := range asks {
 		switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -16,12 +17,28 @@ import (
 // createTime is longer than a create takes with its hook: until it is over the limit of a container may still be on its way.
 const createTime = 2 * time.Minute
 
+// errSilent: nothing is known of what the driver limits.
+var errSilent = errors.New("the driver does not answer")
+
+// unholdable is why a container cannot be held by the driver at all, and not only now.
+type unholdable struct{ error }
+
 // complete looks for containers that the driver is said to hold and that have no limit (who wrote down what is limited may have lost it),
-// and sets it. Of one that cannot be held the ledger says so.
+// and sets it. Of one that cannot be held the ledger says so; where that is not known (NVML hangs, the disk is full) all stays as it is, for the
+// driver may hold it, and the next pass looks again.
 func (l *limiter) complete(ctx context.Context, n *node.Node) error {
 	var failed []error
 	for _, b := range l.unheld(n) {
 		err := l.resume(ctx, n, b)
+		var never unholdable
+		if err != nil && !errors.As(err, &never) {
+			failed = append(failed, fmt.Errorf("cannot have the driver hold container %q again: %w", grant.Printable(b.Container), err))
+			l.lookAgain()
+			if errors.Is(err, errSilent) {
+				break // it would be so of each
+			}
+			continue
+		}
 		f := grant.Finding{Kind: grant.LimitChanged, Index: -1, Grant: b.Grant}
 		f.User.Container = b.Container
 		f.Message = fmt.Sprintf("container %q, which the driver is said to hold, had no limit; it is set", grant.Printable(b.Container))
@@ -35,6 +52,13 @@ func (l *limiter) complete(ctx context.Context, n *node.Node) error {
 		n.Found("found", f, grant.ReportFinding, f.Message)
 	}
 	return errors.Join(failed...)
+}
+
+// lookAgain has the next pass look, though nothing has changed.
+func (l *limiter) lookAgain() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.looked = time.Time{}
 }
 
 // unheld are the bindings of containers that run, are said to be held by the driver, and are in none of the leaves. It looks when the ledger
@@ -111,12 +135,16 @@ func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) err
 	init, _ := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
 	f := leaf{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
 	own, err := leafOf(n.Host, init.PID)
-	if err != nil {
+	var unread *fs.PathError
+	switch {
+	case errors.As(err, &unread): // as of a process that has just ended
 		return err
+	case err != nil:
+		return unholdable{err}
 	}
 	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container), cgroupRoot(n.Host))
 	if !below || recorded == "" || recorded == "/" || own != recorded && !strings.HasPrefix(own, recorded+"/") {
-		return fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)
+		return unholdable{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)}
 	}
 	f.Cgroup = recorded
 	if f.Inode, err = inodeOf(f.dir(n.Host)); err != nil {
@@ -125,5 +153,22 @@ func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) err
 	if runs, err := n.Host.Runs(init); err != nil || !runs {
 		return fmt.Errorf("its first process has ended (%v)", err)
 	}
-	return l.limit(ctx, n, f)
+	return l.reimpose(ctx, n, f)
+}
+
+// reimpose limits the leaf of a container that runs. Where the driver is silent, what it limits is what it limited before: nothing is taken
+// off, and the leaf is forgotten until the next pass.
+func (l *limiter) reimpose(ctx context.Context, n *node.Node, f leaf) error {
+	before := l.known
+	t, err := l.impose(ctx, n, f)
+	switch {
+	case err != nil:
+		return err
+	case t.silent:
+		return errors.Join(fmt.Errorf("%w: %w", errSilent, t.err()), l.keep(n, before))
+	case t.err() != nil:
+		l.revoke(ctx, n, f)
+		return unholdable{t.err()}
+	}
+	return nil
 }

@@ -16,8 +16,9 @@ func placeOf(l grant.CgroupLimit) place { return place{l.Cgroup, l.GPU} }
 
 // trouble is why limits are not as they were ordered, and in which cgroups: what is wrong with one says nothing of the others.
 type trouble struct {
-	of   map[string]bool // by directory
-	said []complaint
+	of     map[string]bool // by directory
+	said   []complaint
+	silent bool // the driver has not answered: nothing is known of any
 }
 
 type complaint struct{ cgroup, why string }

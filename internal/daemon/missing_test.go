@@ -1,0 +1,136 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// lost is a scene with one container that the driver limits, of which nobody has written down that it does.
+type lost struct {
+	*scene
+	at      place
+	runtime string
+}
+
+func newLost(t *testing.T) *lost {
+	s := newScene(t)
+	l := &lost{scene: s, at: place{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
+	s.n.Host.Proc = t.TempDir()
+	s.n.Ledger = ledger.Open(ledger.Options{State: s.n.Policy.StateDir, Run: s.n.Policy.RunDir, Host: s.n.Host})
+	for path, text := range map[string]string{
+		s.n.Host.Proc + "/sys/kernel/random/boot_id":            "boot\n",
+		s.n.Host.Proc + "/self/ns/pid":                          "",
+		fmt.Sprintf("%s/%d/cgroup", s.n.Host.Proc, os.Getpid()): "0::/daemon\n",
+		s.n.Host.Proc + "/4242/stat":                            "4242 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n",
+		s.n.Host.Proc + "/4242/cgroup":                          "0::/c\n",
+		l.at.cgroup + "/cgroup.events":                          "populated 1\n",
+		l.at.cgroup + "/cgroup.procs":                           "4242\n",
+		l.runtime + "/c/status":                                 `{"pid":4242,"process-start-time":77,"cgroup-path":"/c"}`,
+	} {
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+	}
+	must(t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
+		g := grant.Grant{ID: "g-cccccccccccc", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthDriver, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}},
+			Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
+		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: l.runtime, Container: "c", Creator: grant.Process{PID: 4243, Start: 1}, Driven: true, Strength: grant.StrengthDriver}))
+	}))
+	s.has[l.at], s.has[place{l.at.cgroup, "GPU-1"}] = grant.GiB, grant.GiB
+	for end := time.Now().Add(time.Minute); !s.n.Ledger.Stamp().Before(time.Now()); { // who looks has seen all of it then
+		if time.Now().After(end) {
+			t.Fatal("the ledger is always of this moment")
+		}
+	}
+	return l
+}
+
+// pass is one of gpuledgerd.
+func (l *lost) pass() error {
+	_, err := l.scene.pass(context.Background(), l.n, true)
+	return errors.Join(err, l.complete(context.Background(), l.n))
+}
+
+// is holds the ledger's word and the driver's limit to what they should be.
+func (l *lost) is(what string, driven bool, limit grant.Bytes) {
+	l.t.Helper()
+	must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
+		b, err := tx.Binding(l.runtime, "c")
+		if b.Driven != driven || l.has[l.at] != limit {
+			l.t.Errorf("%s: it is driven: %v, and limited to %s", what, b.Driven, l.has[l.at])
+		}
+		return err
+	}))
+}
+
+// TestASilentDriverKeepsItsLimits: where NVML does not answer, or nothing can be written down, a container whose limit nobody knows of any more
+// keeps it, in the ledger, too; and at the next pass it is held again.
+func TestASilentDriverKeepsItsLimits(t *testing.T) {
+	for name, c := range map[string]struct{ begins, ends func(*lost) }{
+		"NVML does not answer": {func(l *lost) { l.hung = true }, func(l *lost) { l.hung = false }},
+		"nothing can be written down": {
+			func(l *lost) { must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+leavesName+"/in the way", 0o700)) },
+			func(l *lost) { must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+leavesName)) }},
+		"its first process cannot be looked at": {
+			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away")) },
+			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup")) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLost(t)
+			c.begins(l)
+			for range 2 {
+				if err := l.pass(); err == nil || !strings.Contains(err.Error(), `cannot have the driver hold container "c" again: `) {
+					t.Errorf("said is %v", err)
+				}
+				l.is("meanwhile", true, grant.GiB)
+			}
+			if l.said("found") > 0 || len(l.known) > 0 {
+				t.Errorf("it is told %d times, and known is %+v", l.said("found"), l.known)
+			}
+			c.ends(l)
+			for range 2 {
+				must(t, l.pass())
+				l.is("afterwards", true, grant.GiB)
+			}
+			if len(l.known) != 1 || l.sets != 2 {
+				t.Errorf("they are set %d times, and known is %+v", l.sets, l.known)
+			}
+		})
+	}
+}
+
+// TestWhatTheDriverRefusesIsNotSaidToHold: who cannot be held is not said to be, by the driver's answer or by where the container is.
+func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
+	for name, c := range map[string]struct {
+		begins func(*lost)
+		said   string
+		other  grant.Bytes // the limit on another GPU
+	}{
+		"the driver answers an error": {func(l *lost) { l.scene.lost["GPU-0"] = true }, "GPU is lost", grant.NoLimit},
+		"its first process is elsewhere": {func(l *lost) {
+			must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
+		}, "its first process is in the cgroup /elsewhere, and its runtime recorded", grant.GiB},
+		"it is in everybody's": {func(l *lost) {
+			must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/\n"), 0o600))
+		}, "which is not its own", grant.GiB},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLost(t)
+			c.begins(l)
+			if err := l.pass(); err == nil || !strings.Contains(err.Error(), c.said) || l.said("found") != 1 {
+				t.Errorf("said is %v, and told %d times", err, l.said("found"))
+			}
+			l.is("at once", false, grant.GiB)
+			if other := l.has[place{l.at.cgroup, "GPU-1"}]; other != c.other {
+				t.Errorf("its other GPU is limited to %s", other)
+			}
+		})
+	}
+}
