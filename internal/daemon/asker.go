@@ -38,6 +38,8 @@ const (
 	firstRest   = time.Second
 	lastRest    = time.Minute
 	maxStuck    = 2
+	// standstill is for an answer that is there when the time is over, because this process or the machine stood still: it is to be read yet.
+	standstill = 200 * time.Millisecond
 )
 
 // measuring is a child at work.
@@ -163,16 +165,21 @@ func (m *asker) ask(ctx context.Context, line []byte) ([]byte, error) {
 	}
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()
-	select {
-	case line, alive := <-c.lines:
-		if !alive {
-			return nil, c.reason(errors.New("the process that asks NVML has ended"))
+	for over := false; ; over = true {
+		select {
+		case line, alive := <-c.lines:
+			if !alive {
+				return nil, c.reason(errors.New("the process that asks NVML has ended"))
+			}
+			return line, nil
+		case <-timeout.C:
+			if over {
+				return nil, fmt.Errorf("NVML has not answered for %s", within)
+			}
+			timeout.Reset(standstill)
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
-		return line, nil
-	case <-timeout.C:
-		return nil, fmt.Errorf("NVML has not answered for %s", within)
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 }
 

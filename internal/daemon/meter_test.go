@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -191,6 +192,45 @@ func TestMeterWaitsForItsChildAlone(t *testing.T) {
 		})
 	}
 }
+
+// TestAnAnswerThatIsThereIsTaken, though the time is over: whoever stood still finds both, or the answer a moment later.
+func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
+	for name, comes := range map[string]func(answer func()){
+		"both are there": func(answer func()) { answer(); time.Sleep(3 * time.Millisecond) },
+		"the answer comes next": func(answer func()) {
+			time.Sleep(3 * time.Millisecond)
+			time.AfterFunc(time.Millisecond, answer)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			taken := 0
+			for range 100 {
+				c := &measuring{lines: make(chan []byte, 1), in: nobody{}}
+				m := &asker{child: c, later: time.Millisecond}
+				if line, err := m.ask(stalled{context.Background(), sync.OnceFunc(func() { comes(func() { c.lines <- []byte("{}") }) })}, nil); err == nil && string(line) == "{}" {
+					taken++
+				}
+			}
+			if taken < 90 { // a machine that stands still anew may have one of them be late
+				t.Errorf("%d of 100 answers are taken", taken)
+			}
+		})
+	}
+}
+
+// nobody reads what is asked.
+type nobody struct{}
+
+func (nobody) Write(b []byte) (int, error) { return len(b), nil }
+func (nobody) Close() error                { return nil }
+
+// stalled is a context of whoever stands still once he has begun to wait.
+type stalled struct {
+	context.Context
+	still func()
+}
+
+func (s stalled) Done() <-chan struct{} { s.still(); return nil }
 
 // TestMeterEndsWithItsContext, while NVML hangs.
 func TestMeterEndsWithItsContext(t *testing.T) {

@@ -40,7 +40,7 @@ func TestKeptStates(t *testing.T) {
 		reads++
 		return readRunc(path)
 	}
-	for end := time.Now().Add(time.Minute); reads == 0 || time.Now().Before(end); { // until it is older than a tick
+	for end := time.Now().Add(time.Minute); ; { // until it is older than a tick
 		before := reads
 		if s, err := l.states.read(path, read); err != nil || s.init != (grant.Process{PID: 9, Start: 5}) {
 			t.Fatal(s.init, err)
@@ -51,6 +51,9 @@ func TestKeptStates(t *testing.T) {
 				t.Errorf("what has not changed is read again: %d times, %v (%v)", reads-before, s.init, err)
 			}
 			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is read each time, and does not change")
 		}
 	}
 	write(7)
