@@ -1,13 +1,18 @@
 package doctor
 
 import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -18,10 +23,10 @@ type Listening struct {
 	Others []uint32 // the users of sockets that listen there and are not gpuledgerd's
 }
 
-// listening looks for the port in the kernel's list of sockets, as a process sees it: 0 is this one. Whose they are the kernel says, and not
-// who answers. A path is nobody's but root's.
+// listening looks for who answers at the address in the kernel's list of sockets, as a process sees it: 0 is this one. Whose they are the kernel
+// says, and not who answers. A path is nobody's but root's.
 func listening(address string, pid int, h host.Host) (l Listening) {
-	_, name, err := net.SplitHostPort(address)
+	where, name, err := net.SplitHostPort(address)
 	if err != nil || strings.HasPrefix(address, "unix:") {
 		return l
 	}
@@ -29,6 +34,7 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 	if err != nil {
 		return l
 	}
+	addresses := addressesOf(where)
 	of := "self"
 	if pid != 0 {
 		of = strconv.Itoa(pid)
@@ -40,7 +46,7 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 			continue
 		}
 		for line := range strings.Lines(string(text)) {
-			inode, uid, found := listens(line, port)
+			inode, uid, found := listens(line, addresses, port)
 			switch {
 			case !found:
 			case pid != 0 && slices.Contains(held, inode):
@@ -53,19 +59,54 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 	return l
 }
 
-// listens reads a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst): state 0A is LISTEN.
-func listens(line string, port int) (inode string, uid uint32, found bool) {
+// lookupTime is how long names may take to be looked up.
+const lookupTime = 2 * time.Second
+
+// addressesOf are those of a host; none: all, as where it is none or a name that nobody knows.
+func addressesOf(host string) (all []netip.Addr) {
+	ctx, done := context.WithTimeout(context.Background(), lookupTime)
+	defer done()
+	found, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // one that is an address, too
+	for _, a := range found {
+		if a = a.Unmap(); a.IsUnspecified() {
+			return nil
+		}
+		all = append(all, a) // without its zone
+	}
+	return all
+}
+
+// listens reads a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst): state 0A is LISTEN. Who listens at another address
+// of the machine does so beside the daemon.
+func listens(line string, addresses []netip.Addr, port int) (inode string, uid uint32, found bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 || fields[3] != "0A" {
 		return "", 0, false
 	}
-	_, hex, _ := strings.Cut(fields[1], ":")
-	at, err := strconv.ParseUint(hex, 16, 16)
-	if err != nil || int(at) != port {
+	local, number, _ := strings.Cut(fields[1], ":")
+	at, err := strconv.ParseUint(number, 16, 16)
+	if err != nil || int(at) != port || !reaches(local, addresses) {
 		return "", 0, false
 	}
 	user, err := strconv.ParseUint(fields[7], 10, 32)
 	return fields[9], uint32(user), err == nil
+}
+
+// reaches reports whether a listener at a local address is found at one of the addresses. The kernel writes it as numbers of 32 bits, each in
+// its own byte order. One at :: has IPv4, too, unless it wants not to, which is not told.
+func reaches(local string, addresses []netip.Addr) bool {
+	bytes, err := hex.DecodeString(local)
+	for word := bytes; len(word) >= 4; word = word[4:] {
+		binary.BigEndian.PutUint32(word, binary.NativeEndian.Uint32(word))
+	}
+	at, known := netip.AddrFromSlice(bytes)
+	if err != nil || !known || len(addresses) == 0 {
+		return true // what cannot be read may be he
+	}
+	at = at.Unmap()
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+		return a == at || at.IsUnspecified() && (at.Is6() || a.Is4())
+	})
 }
 
 // socketsOf are the inodes of the sockets that a process has open.

@@ -1,7 +1,10 @@
 package doctor
 
 import (
+	"encoding/binary"
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -32,6 +35,7 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
 	self, others := os.Getpid(), []uint32{uint32(os.Geteuid())}
 	for name, row := range map[string]struct {
 		address string
@@ -42,6 +46,8 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		"by IPv6":              {six.Addr().String(), self, Listening{Ours: true}},
 		"another than it":      {l.Addr().String(), other.Process.Pid, Listening{Others: others}},
 		"no daemon, and one":   {l.Addr().String(), 0, Listening{Others: others}},
+		"at every address":     {":" + port, self, Listening{Ours: true}},
+		"at another address":   {"127.0.0.2:" + port, self, Listening{}},
 		"nobody":               {conn.LocalAddr().String(), self, Listening{}},
 		"a socket of a path":   {"unix:/run/gpuledger/status.sock", self, Listening{}},
 		"off":                  {"", self, Listening{}},
@@ -53,5 +59,35 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, row.want)
 			}
 		})
+	}
+}
+
+// TestWhoAnswersAtAnAddress: who listens there, or at all addresses of its kind; nobody who listens beside it.
+func TestWhoAnswersAtAnAddress(t *testing.T) {
+	written := func(address string) string { // as the kernel does
+		text := ""
+		bytes := netip.MustParseAddr(address).AsSlice()
+		for ; len(bytes) > 0; bytes = bytes[4:] {
+			text += fmt.Sprintf("%08X", binary.NativeEndian.Uint32(bytes))
+		}
+		return text
+	}
+	const every, four, six, mapped = "", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"
+	for _, c := range []struct {
+		configured, local string
+		want              bool
+	}{
+		{four, four, true}, {four, "192.0.2.2", false}, {four, "0.0.0.0", true}, {four, mapped, true}, {four, "::", true}, {four, six, false}, {four, "127.0.0.1", false},
+		{six, six, true}, {six, "2001:db8::2", false}, {six, "::", true}, {six, "0.0.0.0", false}, {six, "::1", false}, {six, four, false},
+		{every, four, true}, {every, six, true}, {every, "::", true}, {"0.0.0.0", four, true}, {"::", "127.0.0.1", true}, {"fe80::1%lo", "fe80::1", true}, {"fe80::1%lo", "fe80::2", false},
+	} {
+		line := "0: " + written(c.local) + ":266C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1"
+		inode, uid, found := listens(line, addressesOf(c.configured), 9836)
+		if found != c.want || found && (inode != "4711" || uid != 1000) {
+			t.Errorf("%s is configured, and somebody listens at %s: %v %s %d", c.configured, c.local, found, inode, uid)
+		}
+	}
+	if _, _, found := listens("0: 0100007F:266C 00000000:0000 01 00000000:00000000 00:00000000 00000000 1000 0 4711 1", nil, 9836); found {
+		t.Error("a connection listens")
 	}
 }

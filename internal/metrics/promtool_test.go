@@ -59,7 +59,7 @@ var (
 		`gpuledger_grant_memory_used_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`: "8073741824x40",
 	}
 	scrapedAlways = map[string]string{`gpuledger_build_info{instance="n1"}`: "1x100"}
-	gap           = map[string]string{`gpuledger_build_info{instance="n1"}`: "1x60 _x20 1x40"}
+	gap           = map[string]string{`gpuledger_build_info{instance="n1"}`: "1x60 _x200 1x40"}
 )
 
 var occasions = []occasion{
@@ -79,7 +79,7 @@ var occasions = []occasion{
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "_x20 1x20", "1x50", 20, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 2x20", "", 21, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 _x60 1x20", "1x100", 81, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", scrapedAlways}, // the same after a restart
-	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "", "1x60 _x20 1x40", 84, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", gap},                // nobody scraped for 20 minutes
+	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "", "1x60 _x200 1x40", 264, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", gap},              // nobody scraped for three hours
 	{"GPULedgerLimitChanged", `gpuledger_findings_total{instance="n1",kind="limit-changed"}`, "0x5 1x20", "1x26", 6, map[string]string{"kind": "limit-changed"}, "", nil},
 	{"GPULedgerBlind", `gpuledger_watch_working{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
 	{"GPULedgerUnhealthyGPU", `gpuledger_gpu_healthy{instance="n1",gpu="GPU-0"}`, "0x20", "1x20", 5, map[string]string{"gpu": "GPU-0"}, "", nil},
