@@ -23,8 +23,9 @@ type book struct {
 	changes  map[string]uint64 // seen from one reading to the next
 	readings uint64
 	vigil    *host.Vigil
-	blind    bool // there is none
-	settled  bool // all of the bindings are of containers whose first process is held
+	vigils   func() (*host.Vigil, error) // nil: host.NewVigil
+	unheld   remark                      // there is none
+	settled  bool                        // all of the bindings are of containers whose first process is held
 }
 
 // stamp tells one state of the files from another.
@@ -107,18 +108,23 @@ func (b *book) ended() bool {
 	pids, err := b.vigil.Ended()
 	if err != nil {
 		b.close()
-		b.blind = true
 	}
 	return len(pids) > 0 || err != nil
 }
 
-// hold watches the first process of each container, and reports whether that is all that the ledger has.
+// hold watches the first process of each container, and reports whether that is all that the ledger has. What it takes for it may be there
+// at the next reading.
 func (b *book) hold(n *node.Node, grants []grant.Grant) bool {
-	if b.vigil == nil && !b.blind && n.Host.Proc == "/proc" { // else pids there are not this machine's
-		b.vigil, _ = host.NewVigil()
+	if b.vigil == nil && n.Host.Proc == "/proc" { // else pids there are not this machine's
+		begin := host.NewVigil
+		if b.vigils != nil {
+			begin = b.vigils
+		}
+		var err error
+		b.vigil, err = begin()
+		b.unheld.heard(err, "that a container has ended is noticed late, and the ledger is read more often")
 	}
 	if b.vigil == nil {
-		b.blind = true
 		return false
 	}
 	pids, held := map[int]bool{}, 0

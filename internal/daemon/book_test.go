@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logs "github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -143,7 +144,7 @@ func TestBook(t *testing.T) {
 // TestBookOfUnheldContainers: where the end of a container would not be noticed, who shows the ledger reads it each time.
 func TestBookOfUnheldContainers(t *testing.T) {
 	s := newShelf(t)
-	s.book.blind = true
+	s.book.vigils = nobodyIsHeld
 	one := s.starts(s.grants(0), "one")
 	if got := s.reads(); got != "1/1" || s.book.settled {
 		t.Fatalf("%s, settled %v", got, s.book.settled)
@@ -151,6 +152,33 @@ func TestBookOfUnheldContainers(t *testing.T) {
 	s.ends(one)
 	if o, err := s.book.now(s.node); err != nil || counts(o) != "1/0" {
 		t.Errorf("the container has ended: %s (%v)", counts(o), err)
+	}
+}
+
+func nobodyIsHeld() (*host.Vigil, error) { return nil, host.ErrNoVigil }
+
+// TestWhatIsHeldAgain: where first processes could not be held, for want of descriptors say, they are as soon as they can; each is said once.
+func TestWhatIsHeldAgain(t *testing.T) {
+	s := newShelf(t)
+	log, said := logs.NewNullLogger()
+	s.book.unheld.log, s.book.vigils = log, nobodyIsHeld
+	s.starts(s.grants(0), "one")
+	for range 3 {
+		if _, _, err := s.book.open(s.node, true); err != nil || s.book.settled {
+			t.Fatalf("settled %v (%v)", s.book.settled, err)
+		}
+	}
+	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Data[logrus.ErrorKey] != host.ErrNoVigil {
+		t.Errorf("said is %+v", got)
+	}
+	s.book.vigils = nil
+	for range 3 {
+		if _, _, err := s.book.open(s.node, true); err != nil || !s.book.settled {
+			t.Fatalf("settled %v (%v)", s.book.settled, err)
+		}
+	}
+	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
+		t.Errorf("said is %+v", got)
 	}
 }
 

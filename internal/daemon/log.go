@@ -36,3 +36,21 @@ func (j journalFormat) Format(e *logrus.Entry) ([]byte, error) {
 
 var priorities = map[logrus.Level]string{logrus.PanicLevel: "<2>", logrus.FatalLevel: "<2>", logrus.ErrorLevel: "<3>", logrus.WarnLevel: "<4>", logrus.InfoLevel: "<6>",
 	logrus.DebugLevel: "<7>", logrus.TraceLevel: "<7>"}
+
+// remark is what is said when it is new, and when it is over.
+type remark struct {
+	log    *logrus.Logger // nil: nobody hears it
+	stands bool
+}
+
+// heard says what follows from an error, or that it is over.
+func (r *remark) heard(err error, follows string) {
+	switch was := r.stands; {
+	case r.log == nil:
+	case err != nil && !was:
+		r.log.WithError(err).Warn(follows)
+	case err == nil && was:
+		r.log.Info("over: " + follows)
+	}
+	r.stands = err != nil
+}

@@ -148,7 +148,7 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 
 // managers are those that the arguments ask for.
 func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
-	ledger := &book{}
+	ledger := &book{unheld: remark{log: s.log}}
 	tidy, decisions := &reconcile{node: s.Node, book: ledger, wait: s.Interval, log: s.log}, &audit{node: s.Node}
 	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimiter(s.Node, ledger, config, s.log)

@@ -30,6 +30,7 @@ type watcher struct {
 
 	census    watch.Census
 	pids      []int // that it was asked for
+	unheld    remark
 	cast      *watch.Cast
 	castOf    grouping // what it is of
 	tracker   watch.Tracker
@@ -50,7 +51,7 @@ type watcher struct {
 }
 
 func newWatcher(n func() *node.Node, ledger *book, config string, roots []string, log *logrus.Logger) *watcher {
-	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}}
+	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}, unheld: remark{log: log}}
 }
 
 func (w *watcher) Name() string { return "watch" }
@@ -89,6 +90,9 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 		w.blind(err)
 		return err
 	}
+	var wrong error // the configuration is checked for both
+	w.tracker.Grace, wrong = time.ParseDuration(n.Policy.Daemon.Grace)
+	w.tracker.Interval, _ = time.ParseDuration(n.Policy.Daemon.Interval)
 	news := w.tracker.Note(&report)
 	w.tell(n, news)
 	if w.alsoFound != nil {
@@ -98,7 +102,10 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	w.publish(n, report)
 	w.hold(n, w.ledger.Grants, report)
 	err = w.record(n, report, len(news.Begun)+len(news.Ended) > 0)
-	return errors.Join(err, w.react(n, report)) // a full disk saves nobody from being stopped
+	if wrong == nil {
+		wrong = w.react(n, report)
+	}
+	return errors.Join(err, wrong) // a full disk saves nobody from being stopped
 }
 
 // judge holds a sample against the ledger. What is new is held against a ledger that was read after the sample: a container that
@@ -126,7 +133,9 @@ func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watc
 			w.pids = append(w.pids, p.PID)
 		}
 	}
-	return w.census.Take(w.pids)
+	people := w.census.Take(w.pids)
+	w.unheld.heard(w.census.Unheld(), "that a process has ended is noticed late")
+	return people
 }
 
 // grouping tells one state of the ledger's grants and of the processes from another.
@@ -242,12 +251,17 @@ func (w *watcher) record(n *node.Node, r watch.Report, news bool) error {
 const saveRest = 2500 * time.Millisecond
 
 // react stops the containers that policy wants stopped, once their findings stand for the grace time.
-func (w *watcher) react(n *node.Node, r watch.Report) error {
-	grace, err := time.ParseDuration(n.Policy.Daemon.Grace)
-	if err != nil || n.Mode() != grant.Enforce { // the configuration is checked for it
-		return err
+func (w *watcher) react(n *node.Node, r watch.Report) (err error) {
+	if n.Mode() != grant.Enforce {
+		return nil
 	}
-	for _, f := range w.tracker.Due(r, n.Policy.Rules, grace) {
+	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
+		if f.Kind == grant.OutsideLedger { // nobody is stopped because somebody could not be asked a while ago who he is
+			w.others.forget(f.User)
+			if f.User = w.others.identify(n, w.roots, f.User); f.User.Exempt {
+				continue
+			}
+		}
 		ended, e := watch.Stop(n.Host, f.User)
 		switch {
 		case e != nil:
@@ -300,6 +314,9 @@ func engineOf(root string) grant.Engine {
 	}
 	return ""
 }
+
+// forget has him be asked for again.
+func (b *bystanders) forget(u grant.User) { delete(b.known, u.Key()) }
 
 func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.User {
 	if b.known == nil || len(b.known) > 4096 {

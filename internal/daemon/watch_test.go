@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logs "github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -208,4 +210,77 @@ func TestACastIsOfItsTime(t *testing.T) {
 	is("and nobody has come or gone since", false)
 	sample.GPUs[0].Processes[0].PID = sleeper().Process.Pid
 	is("another one has come", true)
+}
+
+// TestNobodyIsStoppedForWhatWasNotReadOnce: a container that policy exempts, and whose spec could not be read when somebody asked who it is, is asked
+// for again before it is stopped; one that is not exempt is stopped all the same.
+func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
+	for name, exempt := range map[string]bool{"exempt": true, "not exempt": false} {
+		t.Run(name, func(t *testing.T) {
+			w := crowded(t, 0)
+			n := w.node()
+			put := func(path, text string) {
+				t.Helper()
+				must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+			}
+			id, runtime := strings.Repeat("a", 64), t.TempDir()
+			cgroup := "/system.slice/cri-containerd-" + id + ".scope"
+			process := n.Host.Proc + "/100"
+			put(process+"/stat", "100 (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n")
+			put(process+"/comm", "python\n")
+			put(process+"/cgroup", "0::"+cgroup+"\n")
+			put(process+"/ns/pid", "")
+			put(runtime+"/bundle/config.json", `{"annotations":{"io.kubernetes.cri.container-type":"container","io.kubernetes.cri.sandbox-uid":"u","io.kubernetes.cri.sandbox-namespace":"system",
+				"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c"},"process":{},"linux":{}}`)
+			w.roots = []string{runtime}
+			n.Policy.Rules = grant.Rules{Mode: grant.Enforce, OnOutsideLedger: grant.StopContainer}
+			if exempt {
+				n.Policy.Rules.Exempt = []grant.Exemption{{Namespace: "system"}}
+			}
+			n.Policy.Daemon.Interval = "10s"
+			s := w.sampler.(same).s
+			s.GPUs[0].Used, s.GPUs[0].Processes = grant.GiB, []grant.ProcessUse{{PID: 100, Memory: grant.GiB}}
+			began := time.Now()
+			w.sampler = at{s, began}
+			must(t, w.pass(context.Background(), n)) // its runtime's state cannot be read
+			if f := w.State().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
+				t.Fatalf("%+v", f)
+			}
+			put(runtime+"/"+id+"/status", fmt.Sprintf(`{"pid":100,"process-start-time":100,"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
+			w.sampler = at{s, began.Add(10 * time.Second)}
+			err := w.pass(context.Background(), n)
+			tried := err != nil && strings.Contains(err.Error(), "cannot stop ") // in that /proc nobody is process 1
+			if tried == exempt || !tried && err != nil {
+				t.Errorf("said is %v", err)
+			}
+			w.sampler = at{s, began.Add(20 * time.Second)}
+			_ = w.pass(context.Background(), n)
+			if f := w.State().Findings; (len(f) > 0) == exempt {
+				t.Errorf("afterwards there are %+v", f)
+			}
+		})
+	}
+}
+
+// TestProcessesThatCannotBeHeld are said once, and once that they are again.
+func TestProcessesThatCannotBeHeld(t *testing.T) {
+	log, said := logs.NewNullLogger()
+	w := &watcher{census: watch.Census{Host: host.Default()}, unheld: remark{log: log}}
+	defer w.census.Close()
+	looks := func() {
+		for range 30 {
+			w.people(grant.Sample{}, nil)
+		}
+	}
+	var room unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &room), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
+	looks()
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
+	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
+		t.Errorf("said is %+v", got)
+	}
+	looks()
+	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
+		t.Errorf("said is %+v", got)
+	}
 }

@@ -25,7 +25,7 @@ type Person struct {
 
 // Census looks processes up, and remembers them: to ask the kernel for a thousand at every pass would cost more than all the
 // rest. Those that end are noticed at once (host.Vigil); where each is, it is asked anew at every twentieth pass, and before anything
-// is done about it. Where the kernel cannot hold processes, they are held against their start times at every twentieth pass.
+// is done about it. Where processes cannot be held, they are held against their start times at every twentieth pass, and it is tried again.
 type Census struct {
 	Host host.Host
 
@@ -34,6 +34,8 @@ type Census struct {
 	listed listing
 	own    uint64 // our pid namespace
 	vigil  *host.Vigil
+	vigils func() (*host.Vigil, error) // nil: host.NewVigil
+	unheld error
 	known  map[int]*remembered
 	people map[int]Person // the same ones, as they are given out
 
@@ -101,16 +103,23 @@ func (c *Census) Take(pids []int) map[int]Person {
 func (c *Census) begin() {
 	if c.known == nil {
 		c.known, c.people = map[int]*remembered{}, map[int]Person{}
-		if c.Host.Proc == "/proc" { // else pids there are not this machine's
-			c.vigil, _ = host.NewVigil()
+	}
+	if c.vigil == nil && c.pass%rest == 0 && c.Host.Proc == "/proc" { // else pids there are not this machine's
+		begin := host.NewVigil
+		if c.vigils != nil {
+			begin = c.vigils
 		}
+		c.vigil, c.unheld = begin()
 	}
 	c.pass++
 	c.v1 = onV1(c.Host)
 	c.ended()
 }
 
-// ended tells who of the known has ended. Where that cannot be told any more, everybody is held against his start time from then on.
+// Unheld is why nobody is held, for want of descriptors or memory say; nil where that is not so, or pids here are not this machine's.
+func (c *Census) Unheld() error { return c.unheld }
+
+// ended tells who of the known has ended. Where that cannot be told any more, everybody is held against his start time until it can again.
 func (c *Census) ended() (pids []int) {
 	if c.vigil == nil {
 		return nil
@@ -118,6 +127,7 @@ func (c *Census) ended() (pids []int) {
 	pids, err := c.vigil.Ended()
 	if err != nil {
 		c.Close()
+		c.unheld = err
 		pids = slices.Collect(maps.Keys(c.known))
 	}
 	return slices.DeleteFunc(pids, func(pid int) bool {
@@ -164,15 +174,17 @@ func (c *Census) look(pid int) *remembered {
 // ended is nowhere else any more, whatever the kernel tells (of a zombie in a hierarchy of v1 it tells the root).
 func (c *Census) again(pid int, r *remembered) *remembered {
 	p := c.people[pid]
+	held := c.vigil != nil && c.vigil.Holds(pid)
+	anew := c.vigil != nil && !held && !r.ended && c.vigil.Hold(pid) == nil // there was no room for him before
 	var lines []byte
 	var err error
 	if !r.ended {
 		lines, err = host.ReadFile(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "cgroup"), maxProc)
 	}
 	same := err == nil
-	if same && (r.ended || c.vigil == nil || !c.vigil.Holds(pid)) {
-		now, _, err := c.Host.Process(pid)
-		same = err == nil && now == p.Process
+	if same && (r.ended || !held) {
+		is, _, err := c.Host.Process(pid)
+		same = err == nil && is == p.Process
 	}
 	if same && r.ended { // who runs is another, that has got the pid within the same tick
 		runs, err := c.Host.Runs(p.Process)
@@ -186,8 +198,10 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 		p.Cgroup = cgroupIn(lines, c.v1)
 		c.people[pid] = p
 		if p.Cgroup != at {
-			r.phase = phaseOf(p.Cgroup)
 			c.changes++
+		}
+		if p.Cgroup != at || anew {
+			r.phase = phaseOf(p.Cgroup)
 		}
 	}
 	r.pass = c.pass

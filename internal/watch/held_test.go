@@ -26,16 +26,18 @@ func runner(t *testing.T) *exec.Cmd {
 func real(t *testing.T, holds bool) *Census {
 	t.Helper()
 	c := &Census{Host: host.Default()}
+	if !holds {
+		c.vigils = nobodyIsHeld
+	}
 	t.Cleanup(c.Close)
 	c.Take(nil)
-	if c.vigil == nil {
-		t.Fatal("this kernel holds no processes")
-	}
-	if !holds {
-		c.Close()
+	if holds != (c.vigil != nil) || holds != (c.Unheld() == nil) {
+		t.Fatal("this kernel holds no processes: ", c.Unheld())
 	}
 	return c
 }
+
+func nobodyIsHeld() (*host.Vigil, error) { return nil, host.ErrNoVigil }
 
 func end(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
@@ -118,6 +120,28 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 	}
 }
 
+// cgroup is the directory of one that is the test's own.
+func cgroup(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(root(host.Default()), "gpuledger-census-")
+	if err != nil {
+		t.Skip("no cgroup can be made here: ", err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func move(t *testing.T, cmd *exec.Cmd, dir string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, cmd.Process.Pid), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestAMoveIsSeen of a process that is held and of one that is not, within the twenty passes.
 func TestAMoveIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -126,15 +150,7 @@ func TestAMoveIsSeen(t *testing.T) {
 	for name, holds := range map[string]bool{"held": true, "not held": false} {
 		t.Run(name, func(t *testing.T) {
 			c := real(t, holds)
-			dir, err := os.MkdirTemp(root(c.Host), "gpuledger-census-")
-			if err != nil {
-				t.Skip("no cgroup can be made here: ", err)
-			}
-			t.Cleanup(func() {
-				if err := os.Remove(dir); err != nil {
-					t.Error(err)
-				}
-			})
+			dir := cgroup(t)
 			cmd := exec.Command("sleep", "1000")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -144,9 +160,7 @@ func TestAMoveIsSeen(t *testing.T) {
 			if at := c.Take([]int{pid})[pid].Cgroup; filepath.Base(at) == filepath.Base(dir) {
 				t.Fatalf("it begins in %s", at)
 			}
-			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
-				t.Fatal(err)
-			}
+			move(t, cmd, dir)
 			at, changes := "", c.Changes()
 			for range rest {
 				at = c.Take([]int{pid})[pid].Cgroup
@@ -175,5 +189,86 @@ func TestNoRoomToHold(t *testing.T) {
 	}
 	if people := c.Take([]int{pid}); len(people) != 0 {
 		t.Errorf("after %d passes: %+v", rest, people)
+	}
+}
+
+// TestHeldAgain: who could not be held, for want of descriptors say, is held within twice twenty passes from when he can be; nobody is looked up anew
+// for that.
+func TestHeldAgain(t *testing.T) {
+	c := real(t, false)
+	stays, goes := runner(t), runner(t)
+	pids := []int{stays.Process.Pid, goes.Process.Pid}
+	for range 2 * rest {
+		if people := c.Take(pids); len(people) != 2 {
+			t.Fatalf("%+v", people)
+		}
+	}
+	changes := c.Changes()
+	c.vigils = nil
+	for range 2 * rest {
+		c.Take(pids)
+	}
+	if c.Unheld() != nil || len(c.vigil.Held()) != 2 || c.Changes() != changes {
+		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.Unheld(), c.Changes()-changes)
+	}
+	end(t, goes)
+	if people := c.Take(pids); len(people) != 1 {
+		t.Errorf("one has ended: %+v", people)
+	}
+	c.vigil.Close() // as if the kernel did not tell any more
+	for c.pass%rest != rest/2 {
+		c.Take(pids)
+	}
+	if c.Unheld() == nil || c.vigil != nil {
+		t.Error("nobody is held any more, and it is not said")
+	}
+	for range 2 * rest {
+		c.Take(pids)
+	}
+	if c.Unheld() != nil || !c.vigil.Holds(stays.Process.Pid) {
+		t.Errorf("he is held no more: %v", c.Unheld())
+	}
+}
+
+// TestHeldAgainByHisCgroup: where he is, who is held again is asked of his cgroup, as from the beginning.
+func TestHeldAgainByHisCgroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: nobody is moved")
+	}
+	dir := cgroup(t)
+	c, cmd := real(t, false), runner(t)
+	pid := cmd.Process.Pid
+	move(t, cmd, dir)
+	for range 2 * rest {
+		c.Take([]int{pid})
+	}
+	if r := c.known[pid]; r.phase >= 0 {
+		t.Errorf("the cgroup tells of who is not held: %+v", r)
+	}
+	c.vigils = nil
+	for range 2 * rest {
+		c.Take([]int{pid})
+	}
+	if r := c.known[pid]; r.phase < 0 || r.phase != phaseOf(c.people[pid].Cgroup) {
+		t.Errorf("the cgroup is not asked: %+v", r)
+	}
+	end(t, cmd)
+}
+
+// TestAnotherWhoIsHeldAgain is another, though he has the pid.
+func TestAnotherWhoIsHeldAgain(t *testing.T) {
+	c := real(t, false)
+	cmd := runner(t)
+	pid := cmd.Process.Pid
+	was := c.Take([]int{pid})[pid]
+	before := was
+	before.Start-- // as if he who was looked up had ended since, and his pid been given to this one
+	c.people[pid] = before
+	c.vigils = nil
+	for range 2 * rest {
+		c.Take([]int{pid})
+	}
+	if is := c.Take([]int{pid})[pid]; is != was || !c.vigil.Holds(pid) {
+		t.Errorf("he is %+v and not %+v; held: %v", is, was, c.vigil.Held())
 	}
 }

@@ -302,24 +302,45 @@ func TestReactions(t *testing.T) {
 	}
 }
 
-// TestGrace: a container is stopped once its finding has stood for the grace time, and again only after another.
+// TestGrace: a container is stopped once its finding has stood for the grace time, and again only after another. Of a while in which nobody
+// looked little counts.
 func TestGrace(t *testing.T) {
-	var tr Tracker
-	rules := grant.Rules{OnOutsideLedger: grant.StopContainer}
-	for _, c := range []struct {
-		second int
-		there  bool
-		want   int
-	}{{0, true, 0}, {5, true, 0}, {9, true, 0}, {10, true, 1}, {11, true, 0}, {20, true, 1}, {21, false, 0}, {31, false, 0}} {
-		s := scene()
-		s.Sample.Taken = noon.Add(time.Duration(c.second) * time.Second)
-		if c.there {
-			s.runs(10, 0, "/docker/"+id0, grant.GiB)
-		}
-		r := Judge(s)
-		tr.Note(&r)
-		if due := tr.Due(r, rules, 10*time.Second); len(due) != c.want {
-			t.Errorf("after %d s: %d due, want %d", c.second, len(due), c.want)
-		}
+	const second = time.Second
+	type sample struct {
+		at    time.Duration
+		there bool
+		want  int
+	}
+	for name, c := range map[string]struct {
+		grace, interval time.Duration
+		samples         []sample
+	}{
+		"seen all the time": {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {9 * second, true, 0}, {10 * second, true, 1}, {11 * second, true, 0},
+			{15 * second, true, 0}, {20 * second, true, 1}, {21 * second, false, 0}, {31 * second, false, 0}}},
+		"nobody looked for ten minutes": {10 * second, second, []sample{{0, true, 0}, {600 * second, true, 0}, {603 * second, true, 0}, {606 * second, true, 0}, {607 * second, true, 1}}},
+		"nor after it was stopped":      {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {10 * second, true, 1}, {600 * second, true, 0}, {605 * second, true, 1}}},
+		"a short grace":                 {2 * second, second, []sample{{0, true, 0}, {600 * second, true, 0}, {601 * second, true, 1}}},
+		"seldom, as is configured":      {10 * second, 60 * second, []sample{{0, true, 0}, {60 * second, true, 1}}},
+		"each sample takes a minute":    {10 * second, second, []sample{{0, true, 0}, {60 * second, true, 0}, {120 * second, true, 0}, {180 * second, true, 0}, {240 * second, true, 1}}},
+		"not seen in between":           {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, false, 0}, {10 * second, true, 1}}},
+		"a clock that was set back":     {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {1 * second, true, 0}, {6 * second, true, 1}}},
+		"no grace":                      {0, second, []sample{{0, true, 1}, {second / 2, true, 0}, {second, true, 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := Tracker{Grace: c.grace, Interval: c.interval}
+			rules := grant.Rules{OnOutsideLedger: grant.StopContainer}
+			for _, at := range c.samples {
+				s := scene()
+				s.Sample.Taken = noon.Add(at.at)
+				if at.there {
+					s.runs(10, 0, "/docker/"+id0, grant.GiB)
+				}
+				r := Judge(s)
+				tr.Note(&r)
+				if due := tr.Due(r, rules); len(due) != at.want {
+					t.Errorf("after %s: %d due, want %d", at.at, len(due), at.want)
+				}
+			}
+		})
 	}
 }

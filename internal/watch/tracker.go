@@ -9,6 +9,10 @@ import (
 
 // Tracker follows findings from sample to sample: which are new, which are over, and how long each stands.
 type Tracker struct {
+	Grace    time.Duration // for which a finding has to stand before its container is stopped
+	Interval time.Duration // between two samples, where nothing keeps them from being taken
+
+	last      time.Time // that of the last sample
 	standing  map[string]*standing
 	sightings map[string]int // of what is not believed at first sight, in a row
 	Events    map[grant.FindingKind]uint64
@@ -23,8 +27,9 @@ type XID struct {
 
 type standing struct {
 	grant.Finding
-	missed  int       // samples since it was last seen
-	stopped time.Time // when its container was stopped last
+	missed  int           // samples since it was last seen
+	stood   time.Duration // while somebody looked, since its beginning or since its container was stopped last
+	stopped time.Time     // when that was
 }
 
 // How often a finding has to be seen before it is said, and missed before it is over. What a process leaves when it ends
@@ -48,6 +53,10 @@ func (t *Tracker) Note(r *Report) (n News) {
 			t.XIDs[XID{g.UUID, number}]++
 		}
 	}
+	looked := t.looked(r.Taken)
+	for _, s := range t.standing {
+		s.stood += looked
+	}
 	r.Findings = t.believe(r)
 	seen := map[string]bool{}
 	for i := range r.Findings {
@@ -69,6 +78,20 @@ func (t *Tracker) Note(r *Report) (n News) {
 	}
 	n.Ended = t.forget(seen)
 	return n
+}
+
+// unseen is how much of a while in which nobody looked counts, at most.
+const unseen = 3 * time.Second
+
+// looked is how much of the time since the last sample counts towards a finding's grace. NVML can hang, and this program stand still: what was
+// seen before and is seen again afterwards need not have been there in between. Some of it counts, or who slows the samples down would never
+// be stopped.
+func (t *Tracker) looked(now time.Time) (d time.Duration) {
+	if !t.last.IsZero() {
+		d = min(now.Sub(t.last), max(t.Interval, min(unseen, t.Grace/2)))
+	}
+	t.last = now
+	return max(d, 0)
 }
 
 // believe leaves out what was not seen often enough in a row.
@@ -116,14 +139,14 @@ func (t *Tracker) HasNew(r Report) bool {
 }
 
 // Due are the findings of a report whose containers policy wants stopped, and whose grace is over.
-func (t *Tracker) Due(r Report, rules grant.Rules, grace time.Duration) (due []grant.Finding) {
+func (t *Tracker) Due(r Report, rules grant.Rules) (due []grant.Finding) {
 	for _, f := range r.Findings {
 		s := t.standing[f.Key()]
 		if s == nil || Reaction(f, rules) != grant.StopContainer {
 			continue
 		}
-		if r.Taken.Sub(s.Since) >= grace && r.Taken.Sub(s.stopped) >= max(grace, time.Second) {
-			s.stopped = r.Taken
+		if s.stood >= t.Grace && r.Taken.Sub(s.stopped) >= time.Second {
+			s.stopped, s.stood = r.Taken, 0
 			due = append(due, f)
 		}
 	}
