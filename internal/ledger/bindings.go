@@ -241,7 +241,7 @@ func (tx *Tx) dropBinding(id grant.ID, key string) error {
 	return nil
 }
 
-// dropBindings removes all bindings of a grant, readable or not.
+// dropBindings removes all bindings of a grant that is deleted, readable or not.
 func (tx *Tx) dropBindings(id grant.ID) error {
 	names, err := namesIn(tx.l.boundPath(id))
 	for _, key := range names {
@@ -254,9 +254,12 @@ func (tx *Tx) dropBindings(id grant.ID) error {
 		}
 		err = errors.Join(err, tx.dropBinding(id, key))
 	}
+	_ = unix.Rmdir(tx.l.boundPath(id)) // the trace of its use goes with the grant
 	return err
 }
 
+// linkBinding links a binding from its grant's directory. The directory stays when the binding goes: it is the trace that a container may
+// know the grant's reference, and it is made before there is anything to know it by.
 func (tx *Tx) linkBinding(id grant.ID, key string) error {
 	dir := tx.l.boundPath(id)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -271,7 +274,6 @@ func (tx *Tx) linkBinding(id grant.ID, key string) error {
 
 func (tx *Tx) unlinkBinding(id grant.ID, key string) {
 	_ = os.Remove(filepath.Join(tx.l.boundPath(id), key))
-	_ = unix.Rmdir(tx.l.boundPath(id)) // when it was the last
 }
 
 const keyDigits = 32

@@ -95,6 +95,38 @@ func TestBindThenUnbind(t *testing.T) {
 	}
 }
 
+// A container that is gone may have told somebody the reference.
+func TestAGrantIsKnownAsUsedUntilItIsGone(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1), sample(2), sample(3), sample(4))
+	used := func(when string, want ...int) {
+		t.Helper()
+		for n := 1; n <= 4; n++ {
+			if got := b.Used(id(n)); got != slices.Contains(want, n) {
+				t.Errorf("%s: grant %d has been used: %v", when, n, got)
+			}
+		}
+	}
+	used("at first")
+	b.bind(bindingOf(id(1), "c"), deadBinding(id(2), "d"), bindingOf(id(3), "e"))
+	used("while they are bound", 1, 2, 3)
+	b.update(func(tx *Tx) error { return tx.Unbind(bindingOf("", "").RuntimeRoot, "c") })
+	b.bind(bindingOf(id(4), "e")) // another container of that id
+	b.update(func(tx *Tx) error { tx.DropDead(id(2)); return nil })
+	used("when the containers are gone", 1, 2, 3, 4)
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	used("after a sweep", 1, 2, 3, 4)
+	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
+	used("when a grant is released", 2, 3, 4)
+	over := sample(2)
+	over.Draining = true
+	b.put(over)
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	used("when one is swept out", 3, 4)
+	b.put(sample(1))
+	used("when one of its id is made anew", 3, 4)
+}
+
 func TestAContainerHasOneBinding(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1), sample(2))

@@ -74,6 +74,13 @@ func (l *Ledger) HasBinding(runtimeRoot, container string) bool {
 	return err == nil
 }
 
+// Used reports whether a container has been bound to the grant since it was made, or since the node's start: one that is there or one that is
+// gone. It may know the grant's reference. It costs one system call.
+func (l *Ledger) Used(id grant.ID) bool {
+	_, err := os.Lstat(l.boundPath(id))
+	return !errors.Is(err, fs.ErrNotExist) // who cannot look takes it that one has
+}
+
 // Tx is a ledger within Update or View. Only one from Update writes, and only until its function returns.
 type Tx struct {
 	l      *Ledger

@@ -19,6 +19,7 @@ import (
 type model struct {
 	grants   map[grant.ID]grant.Grant
 	bindings map[string]grant.ID // by container; all alive
+	used     map[grant.ID]bool   // that have been bound
 }
 
 func (m model) owned(o grant.Owner, now time.Time) (found grant.ID, live bool) {
@@ -51,7 +52,7 @@ func TestModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := bookIn(t, dir)
-		m := model{grants: map[grant.ID]grant.Grant{}, bindings: map[string]grant.ID{}}
+		m := model{grants: map[grant.ID]grant.Grant{}, bindings: map[string]grant.ID{}, used: map[grant.ID]bool{}}
 		ids := rapid.Map(rapid.IntRange(0, 4), id)
 		containers := rapid.SampledFrom([]string{"c", "d", "e"})
 		rt.Repeat(map[string]func(*rapid.T){
@@ -97,6 +98,7 @@ func (m model) remove(rt *rapid.T, b *book, id grant.ID) {
 		rt.Fatalf("Delete(%s): %v, want found %v", id, err, found)
 	}
 	delete(m.grants, id)
+	delete(m.used, id)
 	maps.DeleteFunc(m.bindings, func(_ string, of grant.ID) bool { return of == id })
 }
 
@@ -109,7 +111,7 @@ func (m model) bind(rt *rapid.T, b *book, id grant.ID, container string) {
 		rt.Fatalf("Bind(%s): %v, want found %v", id, err, found)
 	}
 	if found {
-		m.bindings[container] = id
+		m.bindings[container], m.used[id] = id, true
 	}
 }
 
@@ -124,6 +126,7 @@ func (m model) sweep(b *book) {
 		over := g.Draining || !g.Expires.IsZero() && !b.now.Before(g.Expires.Add(24*time.Hour))
 		return over && len(m.bound(id)) == 0
 	})
+	maps.DeleteFunc(m.used, func(id grant.ID, _ bool) bool { _, there := m.grants[id]; return !there })
 }
 
 func (m model) compare(rt *rapid.T, b *book) {
@@ -138,6 +141,11 @@ func (m model) compare(rt *rapid.T, b *book) {
 	}
 	if !reflect.DeepEqual(got, m.grants) || !reflect.DeepEqual(users, m.bindings) || len(damaged) > 0 {
 		rt.Fatalf("the ledger has %+v, %v, %v; want %+v, %v", got, users, damaged, m.grants, m.bindings)
+	}
+	for n := range 5 {
+		if b.Used(id(n)) != m.used[id(n)] {
+			rt.Fatalf("%s has been used: %v, want %v", id(n), b.Used(id(n)), m.used[id(n)])
+		}
 	}
 	for _, o := range slices.Sorted(maps.Keys(map[grant.Owner]bool{"claim:a": true, "pod:u/a": true, "pod:u/b": true})) {
 		if want, live := m.owned(o, b.now); live {

@@ -177,8 +177,33 @@ func (b *book) afterCrash(point string, before, after facts) {
 	if again, err := b.Check(nil, 0); err != nil || len(again.Findings) != 0 {
 		b.t.Errorf("%s: a second Check finds %+v (%v), want nothing", point, again.Findings, err)
 	}
+	b.traced(point, before)
 	b.put(sample(20))
 	if g, err := b.byOwner(sample(20).Owner); err != nil || g.ID != id(20) {
 		b.t.Errorf("%s: a grant afterwards: %v", point, err)
+	}
+}
+
+// traced: a grant that a container was bound to is known as used, whatever crashed, and no trace is left of one that is gone.
+func (b *book) traced(point string, before facts) {
+	b.t.Helper()
+	grants, _ := b.all()
+	there := map[grant.ID]bool{}
+	for _, g := range grants {
+		there[g.ID] = true
+	}
+	for container, g := range before.Bindings {
+		if there[g] && !b.Used(g) {
+			b.t.Errorf("%s: grant %s passes for unused, which container %q had", point, g, container)
+		}
+	}
+	traces, err := namesIn(b.boundDir())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, g := range traces {
+		if !there[grant.ID(g)] {
+			b.t.Errorf("%s: the trace of %s is left", point, g)
+		}
 	}
 }

@@ -162,7 +162,9 @@ func (s *survey) repairBindingLinks() {
 			}
 			s.remove(filepath.Join(s.tx.l.boundPath(grant.ID(id)), key), "link to a binding that is gone")
 		}
-		_ = unix.Rmdir(s.tx.l.boundPath(grant.ID(id))) // where it is empty; never a file
+		if !s.has(grant.ID(id)) {
+			_ = unix.Rmdir(s.tx.l.boundPath(grant.ID(id))) // where it is empty; never a file
+		}
 	}
 	for key, b := range s.bindings {
 		if path := string(b.Grant) + "/" + key; !linked[path] {
