@@ -26,16 +26,30 @@ type Desk struct {
 	Log      *slog.Logger
 	Now      func() time.Time
 
-	mu   sync.Mutex
-	lent []lent                      // by this process, while the grant is there
-	seen map[grant.ID]grant.Identity // who was found to use a grant
+	mu    sync.Mutex
+	lent  []lent                      // by this process, while the grant is there
+	asked question                    // by the kubelet, since the last Allocate
+	seen  map[grant.ID]grant.Identity // who was found to use a grant
 }
+
+// question is what the kubelet has asked about the devices that it is about to give out. It takes an init container's before any other, and asks
+// for a preference only where these are not enough (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager, devicesToAllocate). So this tells a pod's
+// next container from another pod's, which may get the same devices a moment after that pod's end. Only whole GPUs it takes without a question
+// where a policy of its topology manager leaves no choice.
+type question int
+
+const (
+	nothing  question = iota // all of them are an init container's; or the kubelet asks nothing ever
+	whichOne                 // which of the free ones to take
+	whichToo                 // which ones to add to an init container's
+)
 
 // lent is a grant as it was given out: the kubelet hands an init container's devices on to the containers after it, in the same
 // admission of a pod.
 type lent struct {
 	reference grant.Reference
 	at        time.Time
+	asked     bool       // before it the kubelet has asked which devices to take: one that never asks cannot be told by that
 	sets      [][]string // the devices of each container that has it
 }
 
@@ -49,6 +63,8 @@ const admissionTime = 10 * time.Second
 func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	asked := d.asked
+	d.asked = nothing
 	ask, err := d.Resource.ask(ids)
 	if err != nil {
 		return nil, err
@@ -60,39 +76,48 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	d.lent = slices.DeleteFunc(d.lent, func(l lent) bool {
 		return !slices.ContainsFunc(p.Grants, func(g grant.Grant) bool { return g.ID == l.reference.ID })
 	})
-	if l := d.handedOn(p, ids); l != nil {
+	if l := d.handedOn(p, ids, asked); l != nil {
 		if err := d.widen(p, l.reference.ID, ask.Memory); err != nil {
 			return nil, err
 		}
 		l.sets = append(l.sets, ids)
 		return d.answer(l.reference)
 	}
-	if err := d.giveBack(p, ids); err != nil {
+	if err := d.giveBack(p, ids, asked); err != nil {
 		return nil, err
 	}
 	_, reference, err := d.Book.Enter(ask)
 	if err != nil {
 		return nil, err
 	}
-	d.lent = append(d.lent, lent{reference, d.Now(), [][]string{ids}})
+	d.lent = append(d.lent, lent{reference, d.Now(), asked != nothing || d.Resource.Unit == 0, [][]string{ids}})
 	d.Log.Info("allocated", "resource", d.Resource.Name, "devices", ask.Label, "grant", reference.ID)
 	return d.answer(reference)
 }
 
-// handedOn finds the grant of an init container whose devices the kubelet now gives to a container after it: nobody has used it
-// yet. Two containers that run at the same time never have a device in common, so whoever has none in common with one of its
-// users is no such.
-func (d *Desk) handedOn(p book.Page, ids []string) *lent {
+// handedOn finds the grant of an init container whose devices the kubelet now gives to a container after it, in the same pod: whoever knew its
+// reference and is another pod could use the grant. Two containers that run at the same time never have a device in common, so whoever has none
+// in common with one of its users is no such.
+func (d *Desk) handedOn(p book.Page, ids []string, asked question) *lent {
+	if asked == whichOne {
+		return nil
+	}
 	for i, l := range d.lent {
 		inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
 		unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
 			return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
 		})
-		if inCommon && unused && l.recent(d.Now()) && !d.wasUsed(l.reference.ID) {
+		if l.asked && inCommon && unused && d.admitting(p, l) {
 			return &d.lent[i]
 		}
 	}
 	return nil
+}
+
+// admitting reports whether the admission of the pod that a grant was lent for may go on: no container of it has started then, and none has seen
+// the reference.
+func (d *Desk) admitting(p book.Page, l lent) bool {
+	return l.recent(d.Now()) && !p.Node.Ledger.Used(l.reference.ID)
 }
 
 // widen makes room in an init container's grant for one after it that needs more, as the scheduler counts the greater of both.
@@ -104,18 +129,16 @@ func (d *Desk) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
 	return d.Book.Widen(p.Grants[i], memory)
 }
 
-func (d *Desk) wasUsed(id grant.ID) bool { _, used := d.seen[id]; return used }
-
 // giveBack releases the grants whose devices the kubelet gives out anew: their containers are gone. One that was given out just
-// now and not used yet may be an init container's, for which there is another container after it. One that a container uses is left
-// alone: it counts until that container is gone anyhow, and a container that is only started again would find it released.
-func (d *Desk) giveBack(p book.Page, ids []string) error {
+// now and not used yet may be an init container's, for which there is another container after it, unless the devices are free ones. One that a
+// container uses is left alone: it counts until that container is gone anyhow, and a container that is only started again would find it released.
+func (d *Desk) giveBack(p book.Page, ids []string, asked question) error {
 	var failed error
 	for _, g := range d.Resource.own(p) {
 		if len(g.Bindings) > 0 || !overlap(d.holds(g), ids) {
 			continue
 		}
-		if l := d.lentAs(g.ID); l != nil && l.recent(d.Now()) && !d.wasUsed(g.ID) {
+		if l := d.lentAs(g.ID); l != nil && asked != whichOne && d.admitting(p, *l) {
 			continue
 		}
 		d.Log.Info("its devices are given out anew; the grant is released", "grant", g.ID)
@@ -176,6 +199,11 @@ func (d *Desk) answer(r grant.Reference) (*api.ContainerAllocateResponse, error)
 
 // Preferred chooses among the devices that are free: the first ones, so that the last are those that others take.
 func (d *Desk) Preferred(available, must []string, size int) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.asked = whichOne; len(must) > 0 {
+		d.asked = whichToo
+	}
 	chosen := slices.Clone(must)
 	if d.Resource.Unit > 0 {
 		slices.SortFunc(available, func(a, b string) int { return number(a) - number(b) })
@@ -186,6 +214,13 @@ func (d *Desk) Preferred(available, must []string, size int) []string {
 		}
 	}
 	return chosen
+}
+
+// forgetQuestion is for a new kubelet: it gives out nothing that the one before has asked about.
+func (d *Desk) forgetQuestion() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = nothing
 }
 
 func number(id string) int {

@@ -59,7 +59,7 @@ func TestWhatWasHandedOnStaysHealthy(t *testing.T) {
 	check(t, err)
 	told(t, stream)
 	s.gets(c, some(0, 1)...)
-	s.gets(c, some(1, 3)...)
+	s.getsAfter(c, some(0, 1), some(1, 3)...)
 	check(t, os.Remove(s.Node.Dir+"/state/inventory.json"))
 	if err := s.Ensure(context.Background()); err == nil || !strings.Contains(err.Error(), string(grant.InventoryMissing)) {
 		t.Errorf("got %v", err)

@@ -137,8 +137,27 @@ func (s *site) ensure() {
 	check(s.kubelet.t, s.Ensure(context.Background()))
 }
 
-// allocate is the kubelet's Allocate for one container.
+// allocate gives free devices to a container, as a kubelet does: it asks which ones before.
 func (s *site) allocate(c api.DevicePluginClient, ids ...string) (*api.ContainerAllocateResponse, error) {
+	return s.allocateAfter(c, nil, ids...)
+}
+
+// allocateAfter gives devices to a container of a pod whose init containers had some: the kubelet takes those first, and asks only for what is
+// missing (k8s.io/kubernetes v1.36, devicesToAllocate).
+func (s *site) allocateAfter(c api.DevicePluginClient, had []string, ids ...string) (*api.ContainerAllocateResponse, error) {
+	var again []string
+	for _, id := range ids {
+		if slices.Contains(had, id) {
+			again = append(again, id)
+		}
+	}
+	if len(again) < len(ids) {
+		_, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: ids, MustIncludeDeviceIDs: again, AllocationSize: int32(len(ids))}}})
+		if err != nil {
+			return nil, err
+		}
+	}
 	r, err := c.Allocate(context.Background(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return nil, err
@@ -146,11 +165,17 @@ func (s *site) allocate(c api.DevicePluginClient, ids ...string) (*api.Container
 	return r.ContainerResponses[0], nil
 }
 
-// gets allocates what is there, and returns the grant by its reference.
+// gets allocates what is free, and returns the grant by its reference.
 func (s *site) gets(c api.DevicePluginClient, ids ...string) (grant.Grant, grant.Reference) {
+	s.kubelet.t.Helper()
+	return s.getsAfter(c, nil, ids...)
+}
+
+// getsAfter is gets for a container of a pod whose init containers had these devices.
+func (s *site) getsAfter(c api.DevicePluginClient, had []string, ids ...string) (grant.Grant, grant.Reference) {
 	t := s.kubelet.t
 	t.Helper()
-	r, err := s.allocate(c, ids...)
+	r, err := s.allocateAfter(c, had, ids...)
 	check(t, err)
 	reference, err := grant.ParseReference(r.Envs[grant.ReferenceEnv])
 	check(t, err)

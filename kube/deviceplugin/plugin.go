@@ -131,6 +131,7 @@ func (p *Plugin) attend(ctx context.Context) error {
 		return nil
 	}
 	p.Stop()
+	p.Desk.forgetQuestion()
 	if err := p.serve(); err != nil {
 		return err
 	}

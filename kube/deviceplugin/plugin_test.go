@@ -127,15 +127,15 @@ func TestAnInitContainersGrantIsHandedOn(t *testing.T) {
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	init, reference := s.gets(c, some(0, 9)...)
-	app, same := s.gets(c, some(0, 9)...)
+	app, same := s.getsAfter(c, some(0, 9), some(0, 9)...)
 	if app.ID != init.ID || same != reference || len(s.Grants()) != 1 {
 		t.Errorf("got %s and %s, want one grant for one after the other", init.ID, app.ID)
 	}
-	larger, _ := s.gets(c, some(0, 11)...) // in place of the last: what a pod needs is the greater of both
+	larger, _ := s.getsAfter(c, some(0, 9), some(0, 11)...) // in place of the last: what a pod needs is the greater of both
 	if larger.ID != init.ID || larger.Memory() != 12*grant.GiB {
 		t.Errorf("got %+v, want the same grant with 12 GiB", larger)
 	}
-	if _, err := s.allocate(c, some(0, 16)...); err == nil || !strings.Contains(err.Error(), "refused (no-capacity): cannot grant 17GiB on a GPU") {
+	if _, err := s.allocateAfter(c, some(0, 9), some(0, 16)...); err == nil || !strings.Contains(err.Error(), "refused (no-capacity): cannot grant 17GiB on a GPU") {
 		t.Errorf("got %v", err)
 	}
 	beside, _ := s.gets(c, some(12, 13)...)
@@ -149,7 +149,7 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	init, _ := s.gets(c, s.UUID(0))
-	app, _ := s.gets(c, s.UUID(0))
+	app, _ := s.getsAfter(c, []string{s.UUID(0)}, s.UUID(0))
 	if app.ID != init.ID {
 		t.Errorf("got %s and %s, want one grant", init.ID, app.ID)
 	}
@@ -161,13 +161,91 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 	}
 }
 
+// The reference of a pod that was there a moment ago is known to whoever started it: its container may have told, whether it went through
+// gpuledger or not. Nor does a pod get the amount of another one.
+func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
+	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
+		for what, uses := range map[string]bool{"used it": true, "was seen by nobody": false} {
+			t.Run(name+" of a pod that "+what, func(t *testing.T) {
+				s := newSite(t, 1, r, "")
+				s.ensure()
+				c, _ := s.kubelet.registered()
+				had, next, left := some(0, 11), some(0, 3), some(4, 11)
+				if r.Unit == 0 {
+					had, next, left = []string{s.UUID(0)}, []string{s.UUID(0)}, nil
+				}
+				first, known := s.gets(c, had...)
+				s.now = s.now.Add(time.Second)
+				if uses {
+					s.Use(first.ID, grant.Identity{Namespace: "team", Pod: "a"})() // between two looks of the plugin
+				}
+				second, reference := s.gets(c, next...)
+				if second.ID == first.ID || reference == known {
+					t.Error("another pod has the reference that the first one knows")
+				}
+				if r.Unit > 0 && second.Memory() != 4*grant.GiB {
+					t.Errorf("it asked for 4 GiB and has %s", second.Memory())
+				}
+				if left != nil {
+					s.gets(c, left...) // is free, as the kubelet counts
+				}
+				for _, g := range s.Grants() {
+					if g.ID == first.ID {
+						t.Error("the first one's grant is left")
+					}
+				}
+			})
+		}
+	}
+}
+
+// A kubelet that starts a pod's containers has ended its admission.
+func TestAGrantThatWasUsedIsHandedOnNoMore(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	init, known := s.gets(c, some(0, 3)...)
+	s.Use(init.ID, grant.Identity{Namespace: "team", Pod: "a"})()
+	if app, reference := s.getsAfter(c, some(0, 3), some(0, 3)...); app.ID == init.ID || reference == known {
+		t.Error("a grant that was used is handed on")
+	}
+}
+
+func TestAKubeletThatAsksNothingIsHandedOnNothing(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	first, _ := s.getsAfter(c, some(0, 3), some(0, 3)...)
+	if second, _ := s.getsAfter(c, some(0, 3), some(0, 3)...); second.ID == first.ID {
+		t.Error("a grant is handed on to a container that may be another pod's")
+	}
+}
+
+// A kubelet that was killed between its question and its Allocate has admitted nothing, and the next one goes on with what it has noted.
+func TestAQuestionEndsWithItsKubelet(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	init, _ := s.gets(c, some(0, 3)...)
+	_, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+		{AvailableDeviceIDs: some(4, 15), AllocationSize: 1}}})
+	check(t, err)
+	s.kubelet.server.Stop()
+	s.kubelet = startKubelet(t)
+	s.ensure()
+	c, _ = s.kubelet.registered()
+	if app, _ := s.getsAfter(c, some(0, 3), some(0, 3)...); app.ID != init.ID {
+		t.Error("an init container's grant is not handed on")
+	}
+}
+
 func TestContainersThatRunAtOnceNeverShareAGrant(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	init, _ := s.gets(c, some(0, 7)...)
-	a, _ := s.gets(c, some(0, 3)...)
-	b, _ := s.gets(c, some(4, 7)...)
+	a, _ := s.getsAfter(c, some(0, 7), some(0, 3)...)
+	b, _ := s.getsAfter(c, some(4, 7), some(4, 7)...)
 	if a.ID != init.ID || b.ID == a.ID {
 		t.Errorf("got init %s, a %s, b %s: want a after init, and b apart", init.ID, a.ID, b.ID)
 	}
@@ -218,7 +296,7 @@ func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	s.gets(c, some(0, 7)...)
-	waits, _ := s.gets(c, some(0, 3)...)
+	waits, _ := s.getsAfter(c, some(0, 7), some(0, 3)...)
 	s.now = s.now.Add(2 * admissionTime)
 	s.gets(c, some(4, 7)...)
 	if !slices.ContainsFunc(s.Grants(), func(g grant.Grant) bool { return g.ID == waits.ID }) {
