@@ -30,6 +30,7 @@ type Desk struct {
 	lent  []lent                      // by this process, while the grant is there
 	asked question                    // by the kubelet, since the last Allocate
 	seen  map[grant.ID]grant.Identity // who was found to use a grant
+	stray map[grant.ID]bool           // in use, though the pod that it was for is gone
 }
 
 // question is what the kubelet has asked about the devices that it is about to give out. It takes an init container's before any other, and asks
@@ -164,15 +165,16 @@ func (d *Desk) holds(g grant.Grant) []string {
 	return d.Resource.holds(g)
 }
 
-// held are the devices of all containers, and of those that had them before: a kubelet may ask for either again.
-func (d *Desk) held(p book.Page) []string {
+// tenants are the grants that the kubelet counts, with the devices of their containers and of those that had them before: a kubelet may ask for
+// either again. What is left of a pod that is gone the kubelet counts as free, so it is told that it is not.
+func (d *Desk) tenants(p book.Page) tenants {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var ids []string
-	for _, g := range d.Resource.own(p) {
-		ids = append(append(ids, d.Resource.holds(g)...), d.holds(g)...)
+	t := tenants{grants: slices.DeleteFunc(d.Resource.own(p), func(g grant.Grant) bool { return d.stray[g.ID] })}
+	for _, g := range t.grants {
+		t.devices = append(append(t.devices, d.Resource.holds(g)...), d.holds(g)...)
 	}
-	return ids
+	return t
 }
 
 // answer carries the reference. It is no CDI device, because the kubelet keeps the answer across boots, and CDI files in /run do

@@ -66,18 +66,18 @@ func (p *Plugin) Ensure(ctx context.Context) error {
 func (p *Plugin) look() error {
 	page, err := p.Desk.Book.Read()
 	var devices []*api.Device
-	var held []string
+	var of tenants
 	legible := err == nil || page.Problem != nil
 	if legible {
-		held = p.Desk.held(page)
+		of = p.Desk.tenants(page)
 	}
 	if err == nil {
-		devices, err = p.Desk.Resource.Devices(page)
+		devices, err = p.Desk.Resource.Devices(page, of)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if legible {
-		p.held = held
+		p.held = of.devices
 	}
 	if err != nil && p.changed == nil {
 		return err // nothing is known of this node yet

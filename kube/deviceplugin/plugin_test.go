@@ -11,6 +11,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -287,6 +288,110 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	are(listed, foreign)
 	s.kubelet.forgets()
 	are(foreign)
+}
+
+// A process of a pod that is gone may be left, or nobody can tell. The kubelet counts its devices as free: pods would come, and be refused, one after
+// another.
+func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
+	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 2, r, "")
+			s.ensure()
+			c, _ := s.kubelet.registered()
+			stream, err := c.ListAndWatch(soon(t), &api.Empty{})
+			check(t, err)
+			all := told(t, stream)
+			ids, rest := some(0, 11), strings.Join(some(0, 19), " ") // 20 GiB are free
+			if r.Unit == 0 {
+				ids, rest = []string{s.UUID(0)}, s.UUID(1)
+			}
+			g, _ := s.gets(c, ids...)
+			before := s.Plugin.changed
+			end := s.Use(g.ID, grant.Identity{Namespace: "team", Pod: "a"})
+			s.kubelet.has("a", r.Name, ids...)
+			s.ensure()
+			s.now = s.now.Add(settled)
+			s.ensure()
+			s.ensure()
+			if s.Plugin.changed != before {
+				t.Error("the devices of a pod that is there are not offered any more")
+			}
+			s.kubelet.forgets()
+			s.ensure()
+			s.ensure()
+			if got := told(t, stream); got != rest {
+				t.Errorf("healthy are %s, want %s", got, rest)
+			}
+			s.kubelet.server.Stop()
+			s.kubelet = startKubelet(t)
+			s.ensure() // the new one lists no pods yet
+			s.ensure()
+			c, _ = s.kubelet.registered()
+			stream, err = c.ListAndWatch(soon(t), &api.Empty{})
+			check(t, err)
+			if got := told(t, stream); got != rest {
+				t.Errorf("a new kubelet is told %s, want %s", got, rest)
+			}
+			s.now = s.now.Add(settled)
+			if r.Unit > 0 { // the kubelet gives some of them to another pod
+				s.gets(c, some(0, 3)...)
+				s.kubelet.has("b", r.Name, some(0, 3)...)
+				s.ensure()
+				s.ensure()
+				s.Plugin.mu.Lock()
+				n := 0
+				for _, d := range s.Plugin.devices {
+					if d.Health == api.Healthy {
+						n++
+					}
+				}
+				s.Plugin.mu.Unlock()
+				if n != 20 {
+					t.Errorf("%d are healthy, want the 4 of another pod and 16 that are free", n)
+				}
+				s.kubelet.forgets()
+				s.kubelet.has("b", r.Name, some(0, 3)...)
+			}
+			end()
+			s.ensure()
+			s.ensure()
+			if slices.ContainsFunc(s.Grants(), func(o grant.Grant) bool { return o.ID == g.ID }) {
+				t.Error("its grant is left")
+			}
+			if got := told(t, stream); got != all {
+				t.Errorf("healthy are %s, want all again", got)
+			}
+		})
+	}
+}
+
+// Units name no GPU. Where there are fewer GPUs than there were, a kubelet that starts must be told of those that containers have all the same.
+func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
+	check(t, err)
+	told(t, stream)
+	s.gets(c, some(0, 7)...)
+	s.gets(c, some(20, 23)...)
+	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
+	s.ensure()
+	if got, want := told(t, stream), strings.Join(append(some(0, 11), some(20, 23)...), " "); got != want {
+		t.Errorf("healthy are %s, want what containers have, and the 4 that are free: %s", got, want)
+	}
+	s.SetGPUs(2, 16*grant.GiB, func([]simulated.GPU) {})
+	s.ensure()
+	told(t, stream)
+	on, _ := s.gets(c, some(24, 31)...)
+	if on.GPUs[0].UUID != s.UUID(1) {
+		t.Fatalf("want it on the second GPU, not %+v", on)
+	}
+	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
+	s.ensure()
+	if got, want := told(t, stream), strings.Join(append(some(0, 11), some(20, 31)...), " "); got != want {
+		t.Errorf("healthy are %s, want those of the GPU that is gone, too: %s", got, want)
+	}
 }
 
 // What an init container left over, or a pod that was gone before it began, may be given to others by now. Their coming ends no

@@ -2,11 +2,14 @@ package deviceplugin
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
 )
 
 // unseen is how long a grant waits for a container that was never found to use it, where the kubelet's checkpoint does not say
@@ -29,35 +32,36 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells f
 	}
 	there := listed(pods, d.Resource.Name)
 	if d.seen == nil {
-		d.seen = map[grant.ID]grant.Identity{}
+		d.seen, d.stray = map[grant.ID]grant.Identity{}, map[grant.ID]bool{}
 	}
 	var failed error
 	live := map[grant.ID]bool{}
-	for _, g := range o.Grants {
-		if g.Source != Source || !d.Resource.mine(g) {
-			continue
-		}
+	own := d.Resource.own(book.Page{Overview: o, Node: n})
+	for _, g := range own {
 		live[g.ID] = true
 		if len(g.Bindings) > 0 {
 			d.seen[g.ID] = g.Bindings[0].Pod
-			continue
 		}
-		if complete && d.over(g, there, tells) {
+		ended := complete && d.over(g, own, there, tells)
+		switch {
+		case len(g.Bindings) > 0:
+			d.stray[g.ID] = ended || d.stray[g.ID] && !complete // a pod that is gone does not come again
+		case ended:
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
 			failed = errors.Join(failed, d.Book.Release(g.ID))
 		}
 	}
-	for id := range d.seen {
-		if !live[id] {
-			delete(d.seen, id)
-		}
-	}
+	gone := func(id grant.ID) bool { return !live[id] }
+	maps.DeleteFunc(d.seen, func(id grant.ID, _ grant.Identity) bool { return gone(id) })
+	maps.DeleteFunc(d.stray, func(id grant.ID, _ bool) bool { return gone(id) })
 	return failed
 }
 
-// over reports whether nobody will use a grant any more. tells is what the kubelet's files tell of a grant of an age.
-func (d *Desk) over(g grant.Grant, there kubelet, tells func(grant.ID, time.Duration) fate) bool {
-	if overlap(d.holds(g), there.devices) {
+// over reports whether no pod that is there will use a grant any more. tells is what the kubelet's files tell of a grant of an age.
+func (d *Desk) over(g grant.Grant, own []grant.Grant, there kubelet, tells func(grant.ID, time.Duration) fate) bool {
+	lists := overlap(d.holds(g), there.devices)
+	anew := slices.ContainsFunc(own, func(o grant.Grant) bool { return o.Created.After(g.Created) && overlap(d.holds(o), d.holds(g)) })
+	if lists && !anew {
 		return false
 	}
 	age := d.Now().Sub(g.Created)
@@ -69,7 +73,7 @@ func (d *Desk) over(g grant.Grant, there kubelet, tells func(grant.ID, time.Dura
 	case used && user.Pod != "":
 		return !there.pods[user.Namespace+"/"+user.Pod]
 	}
-	return told == unknown && age > unseen // never found, or by an engine that vouches for nobody
+	return !lists && told == unknown && age > unseen // never found, or by an engine that vouches for nobody
 }
 
 // kubelet is what the kubelet lists of a resource.

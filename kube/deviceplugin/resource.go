@@ -83,24 +83,30 @@ func (r Resource) own(p book.Page) []grant.Grant {
 	return slices.DeleteFunc(p.Of(Source), func(g grant.Grant) bool { return !r.mine(g) })
 }
 
+// tenants are what the containers have that the kubelet knows.
+type tenants struct {
+	grants  []grant.Grant
+	devices []string
+}
+
 // Devices are what the kubelet is told that there is. What somebody else has is unhealthy, so that the scheduler does not
 // count on it.
-func (r Resource) Devices(p book.Page) ([]*api.Device, error) {
+func (r Resource) Devices(p book.Page, of tenants) ([]*api.Device, error) {
 	seats, err := p.Seats("")
 	if err != nil {
 		return nil, err
 	}
 	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool { return s.MIG != nil || len(s.GPU.MIG) > 0 }) // partitions are DRA's
 	if r.Unit == 0 {
-		return r.gpus(p, seats), nil
+		return r.gpus(seats, of), nil
 	}
-	return r.units(p, seats), nil
+	return r.units(seats, of), nil
 }
 
-func (r Resource) gpus(p book.Page, seats []admission.Seat) []*api.Device {
+func (r Resource) gpus(seats []admission.Seat, of tenants) []*api.Device {
 	var list []*api.Device
 	for _, s := range seats {
-		held := slices.ContainsFunc(r.own(p), func(g grant.Grant) bool { return g.Has(s.GPU.UUID) })
+		held := slices.Contains(of.devices, s.GPU.UUID)
 		free := s.Mode == "" && s.Outside == 0 && slices.Contains(s.Modes, grant.Exclusive)
 		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held || free))}
 		if s.GPU.NUMA >= 0 {
@@ -112,34 +118,40 @@ func (r Resource) gpus(p book.Page, seats []admission.Seat) []*api.Device {
 }
 
 // units are as many as the GPUs have room for, each GPU for itself. Those that containers have stay healthy; of the others
-// the last are the unhealthy ones, for the first are given out first.
-func (r Resource) units(p book.Page, seats []admission.Seat) []*api.Device {
-	total, usable := 0, 0
-	var taken []string
-	for _, g := range r.own(p) {
-		taken = append(taken, r.holds(g)...)
-	}
+// the last are the unhealthy ones, for the first are given out first. Of a GPU that is gone units stay up to the last one that a container has: they
+// name no GPU, and a kubelet that starts admits no pod again of which it is not told.
+func (r Resource) units(seats []admission.Seat, of tenants) []*api.Device {
+	total, usable, open := 0, 0, map[string]bool{}
 	for _, s := range seats {
 		total += int(s.GPU.Memory / r.Unit)
 		if s.Closed != "" || !slices.Contains(s.Modes, r.Mode) {
 			continue
 		}
 		room := s.Free
-		for _, g := range r.own(p) {
+		for _, g := range of.grants {
 			for _, share := range g.GPUs {
 				if share.UUID == s.GPU.UUID {
 					room += share.Memory
 				}
 			}
 		}
+		open[s.GPU.UUID] = true
 		usable += int(room / r.Unit)
+	}
+	for _, g := range of.grants {
+		if !open[g.GPUs[0].UUID] { // it is on one GPU
+			usable += int(g.Memory() / r.Unit)
+		}
+	}
+	for _, id := range of.devices {
+		total = max(total, number(id)+1)
 	}
 	list := make([]*api.Device, total)
 	for n := range list {
 		list[n] = &api.Device{ID: unitID(n), Health: api.Healthy}
 	}
 	for n := total - 1; n >= 0 && usable < total; n-- {
-		if !slices.Contains(taken, unitID(n)) {
+		if !slices.Contains(of.devices, unitID(n)) {
 			list[n].Health = api.Unhealthy
 			usable++
 		}
