@@ -2,6 +2,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,10 +25,11 @@ type Node struct {
 	Counted []Count `json:"counted,omitempty"` // of a device plugin, which tells of no single GPU
 }
 
-// GPU is one of them, as its slices describe it.
+// GPU is one of them or a MIG device, as its slices describe it.
 type GPU struct {
 	UUID      string  `json:"uuid"`
-	Index     int64   `json:"index"`
+	Index     int64   `json:"index"` // of a MIG device that of its GPU
+	Profile   string  `json:"profile,omitempty"`
 	Product   string  `json:"product,omitempty"`
 	Health    string  `json:"health,omitempty"`
 	Mode      string  `json:"mode,omitempty"` // of the claims that have it
@@ -105,7 +107,7 @@ func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims
 		if len(n.GPUs) == 0 && len(n.Counted) == 0 {
 			continue
 		}
-		slices.SortFunc(n.GPUs, func(a, b GPU) int { return int(a.Index - b.Index) })
+		slices.SortFunc(n.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID)) })
 		nodes = append(nodes, n)
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
@@ -143,7 +145,7 @@ func (n *Node) addDevice(d resourceapi.Device) {
 	uuid, total := word(d, "uuid"), d.Capacity["memory"].Value
 	i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
 	if i < 0 {
-		n.GPUs = append(n.GPUs, GPU{UUID: uuid, Index: *whole(d, "index"), Product: word(d, "product"), Health: word(d, "health")})
+		n.GPUs = append(n.GPUs, GPU{UUID: uuid, Index: *whole(d, "index"), Profile: word(d, "profile"), Product: word(d, "product"), Health: word(d, "health")})
 		i = len(n.GPUs) - 1
 	}
 	n.GPUs[i].Total = max(n.GPUs[i].Total, total.Value())

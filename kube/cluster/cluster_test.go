@@ -110,6 +110,49 @@ GPU  NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
 	}
 }
 
+// A GPU that is gone, or served in no mode, leaves a hole; MIG devices have the index of their GPU.
+func TestInspectNamesGPUsByTheirIndex(t *testing.T) {
+	mig := func(gpu string) string {
+		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`, `"profile":{"string":"1g.5gb"},"mode":`, 1)
+	}
+	answers := maps.Clone(whole2)
+	answers["/api/v1/nodes"] = `{"items":[{"metadata":{"name":"gpu-1"}},{"metadata":{"name":"gpu-2"}}]}`
+	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[
+		{"spec":{"driver":"gpuledger.dev","pool":{"name":"gpu-1","generation":1},"devices":[` + strings.Join([]string{mig("m1"), mig("m2"), mig("m3"), device("b", "1", "limit", "16Gi")}, ",") + `]}},
+		{"spec":{"driver":"gpuledger.dev","pool":{"name":"gpu-2","generation":1},"devices":[` + strings.Join([]string{device("d", "3", "limit", "16Gi"), device("c", "1", "limit", "16Gi")}, ",") + `]}}]}`
+	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[
+		{"metadata":{"namespace":"team","name":"part"},"status":{"allocation":{"devices":{"results":[` + result("m2-mig", "") + "," + result("m1-mig", "") + `]}}}},
+		{"metadata":{"namespace":"team","name":"far"},"status":{"allocation":{"devices":{"results":[` +
+		strings.Replace(result("d-limit", `,"consumedCapacity":{"memory":"4Gi"}`), "gpu-1", "gpu-2", 1) + `]}}}}]}`
+	nodes, err := Read(context.Background(), api(t, answers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := Print(&out, nodes, true); err != nil {
+		t.Fatal(err)
+	}
+	const want = `NAME   IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU3(Allocated/Total)  GPU Memory(GiB)
+gpu-1             8/12 mig               0/16                   -                      8/28
+gpu-2             -                      0/16                   4/16 limit             4/32
+------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+12/60 (20%)
+
+NODE gpu-1
+GPU       NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
+0/1g.5gb  team       part         mig   4            -
+0/1g.5gb  team       part         mig   4            -
+
+NODE gpu-2
+GPU  NAMESPACE  CLAIM  PODS  MODE   MEMORY(GiB)  COMPUTE
+3    team       far          limit  4            -
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
 func TestAClusterWithoutDynamicResourceAllocation(t *testing.T) {
 	nodes, err := Read(context.Background(), api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"], "/api/v1/pods": whole2["/api/v1/pods"]}))
 	if err != nil || len(nodes) != 1 || nodes[0].Name != "old" {

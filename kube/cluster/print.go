@@ -3,40 +3,32 @@ package cluster
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode"
 )
 
-// Print shows the cluster as a table: a line a node, a column a GPU, allocated and total in GiB, and the sum of all.
+// Print shows the cluster as a table: a line a node, a column a GPU by its index, allocated and total in GiB, and the sum of all.
 func Print(w io.Writer, nodes []Node, details bool) error {
 	if len(nodes) == 0 {
 		_, err := fmt.Fprintln(w, "no node has GPUs: none has published any, and none has a resource of gpuledger's device plugin")
 		return err
 	}
-	widest := 0
-	for _, n := range nodes {
-		widest = max(widest, len(n.GPUs))
-	}
+	indexes := columns(nodes)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "NAME\tIPADDRESS")
-	for i := range widest {
+	for _, i := range indexes {
 		fmt.Fprintf(t, "\tGPU%d(Allocated/Total)", i)
 	}
 	fmt.Fprintln(t, "\tGPU Memory(GiB)")
 	var used, total int64
 	for _, n := range nodes {
 		fmt.Fprintf(t, "%s\t%s", n.Name, n.Address)
-		var here, all int64
-		for i := range widest {
-			if i >= len(n.GPUs) {
-				fmt.Fprint(t, "\t-")
-				continue
-			}
-			g := n.GPUs[i]
-			fmt.Fprintf(t, "\t%s/%s%s", gib(g.Allocated), gib(g.Total), remark(g))
-			here, all = here+g.Allocated, all+g.Total
+		for _, i := range indexes {
+			fmt.Fprint(t, "\t"+cell(n.GPUs, i))
 		}
+		here, all := sum(n.GPUs)
 		fmt.Fprintf(t, "\t%s/%s\n", gib(here), gib(all))
 		used, total = used+here, total+all
 	}
@@ -51,6 +43,49 @@ func Print(w io.Writer, nodes []Node, details bool) error {
 		return printShares(w, nodes)
 	}
 	return nil
+}
+
+// columns are the indexes that GPUs have on any node.
+func columns(nodes []Node) []int64 {
+	var indexes []int64
+	for _, n := range nodes {
+		for _, g := range n.GPUs {
+			indexes = append(indexes, g.Index)
+		}
+	}
+	slices.Sort(indexes)
+	return slices.Compact(indexes)
+}
+
+// cell is a GPU in its column: all of its MIG devices together, where it has such.
+func cell(gpus []GPU, index int64) string {
+	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Index != index })
+	if len(gpus) == 0 {
+		return "-"
+	}
+	used, total := sum(gpus)
+	var remarks []string
+	for _, g := range gpus {
+		if r := remark(g); r != "" && !slices.Contains(remarks, r) {
+			remarks = append(remarks, r)
+		}
+	}
+	return gib(used) + "/" + gib(total) + strings.Join(remarks, "")
+}
+
+func sum(gpus []GPU) (used, total int64) {
+	for _, g := range gpus {
+		used, total = used+g.Allocated, total+g.Total
+	}
+	return used, total
+}
+
+// label names a GPU, or a MIG device as the ledger's listings do.
+func label(g GPU) string {
+	if g.Profile != "" {
+		return fmt.Sprintf("%d/%s", g.Index, g.Profile)
+	}
+	return fmt.Sprint(g.Index)
 }
 
 // plain is somebody else's text without what a terminal would act on: whoever may write events, or publishes slices, writes it.
@@ -105,7 +140,7 @@ func printShares(w io.Writer, nodes []Node) error {
 				if s.Compute > 0 {
 					compute = fmt.Sprintf("%d%%", s.Compute)
 				}
-				fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", g.Index, s.Namespace, s.Claim, strings.Join(s.Pods, ","), s.Mode, gib(s.Memory), compute)
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.Claim, strings.Join(s.Pods, ","), s.Mode, gib(s.Memory), compute)
 			}
 		}
 		if err := t.Flush(); err != nil {
