@@ -14,8 +14,11 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -198,6 +201,39 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 
 // The agents have no probe: one that can do nothing ends, and a container that runs is taken for ready. A version that ends at once must not take
 // the place of one that works, on any node but the first.
+// The chart may be in a namespace with others' pods, kube-system say, and an empty selector is all of these.
+func TestTheNetworkPolicyIsOfTheAgentsAlone(t *testing.T) {
+	var policies []*networkingv1.NetworkPolicy
+	agents := map[string]labels.Set{}
+	for _, list := range objects(t) {
+		for _, object := range list {
+			switch o := object.(type) {
+			case *networkingv1.NetworkPolicy:
+				policies = append(policies, o)
+			case *appsv1.DaemonSet:
+				agents[o.Name] = o.Spec.Template.Labels
+			}
+		}
+	}
+	if len(policies) != 1 || len(agents) != 2 {
+		t.Fatalf("there are %d policies and %d agents", len(policies), len(agents))
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&policies[0].Spec.PodSelector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, set := range agents {
+		if !selector.Matches(set) {
+			t.Errorf("it is not of %s, whose pods have %v", name, set)
+		}
+	}
+	for _, other := range []labels.Set{nil, {"k8s-app": "kube-dns"}, {"app.kubernetes.io/name": "gpuledger-setup"}} {
+		if selector.Matches(other) {
+			t.Errorf("it is of pods with %v, too", other)
+		}
+	}
+}
+
 func TestANewVersionHasToStay(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
