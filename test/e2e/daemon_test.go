@@ -3,9 +3,11 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -94,6 +96,17 @@ func (d *daemon) kill() {
 	cmd, ended := d.running()
 	_ = cmd.Process.Kill()
 	<-ended
+}
+
+// pause has the daemon stand still until it is killed. Whoever is connected to it stays so.
+func (d *daemon) pause(t testing.TB) {
+	t.Helper()
+	cmd, _ := d.running()
+	must(t, cmd.Process.Signal(syscall.SIGSTOP))
+	eventually(t, filepath.Base(d.log)+" stands", func() bool {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		return strings.Contains(string(stat), ") T ")
+	})
 }
 
 // stop ends it as systemd would, and reports whether it had to be killed.

@@ -154,7 +154,7 @@ func (s *site) preparing(driver **daemon) {
 	}
 	s.administer("delete", "resourceclaims", "--all", "-n", "team", "--wait=true")
 
-	(*driver).kill() // so that the scheduler does not hear of what comes
+	(*driver).pause(s.T) // so that the scheduler does not hear of what comes; the kubelet takes away what one has published that is gone for 30 s
 	var ids []string
 	for _, gpu := range []string{"0", "1"} {
 		ids = append(ids, string(s.Grant("--gpu", gpu, "--memory", "15GiB", "--mode", "timeslice").ID))
@@ -163,6 +163,7 @@ func (s *site) preparing(driver **daemon) {
 	eventually(s.T, "the scheduler has placed the claim", func() bool {
 		return s.kubectl("get", "resourceclaim", "late", "-n", "team", "-o", "jsonpath={.status.allocation.devices.results[0].device}").Stdout != ""
 	})
+	(*driver).kill()
 	*driver = s.startDRA()
 	described := s.told("late", "gpuledger: refused (mode-conflict): cannot grant 4GiB on a GPU in mode limit: GPU 0 has ")
 	if i := slices.IndexFunc(ids, func(id string) bool { return strings.Contains(described, id) }); i >= 0 {
