@@ -97,22 +97,36 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 }
 
 // handedOn finds the grant of an init container whose devices the kubelet now gives to a container after it, in the same pod: whoever knew its
-// reference and is another pod could use the grant. Two containers that run at the same time never have a device in common, so whoever has none
-// in common with one of its users is no such.
+// reference and is another pod could use the grant. It is the last one that any of the devices was lent with. Two containers that run at the
+// same time never have a device in common, so whoever has none in common with one of its users is no such.
 func (d *Desk) handedOn(p book.Page, ids []string, asked question) *lent {
 	if asked == whichOne {
 		return nil
 	}
-	for i, l := range d.lent {
-		inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
-		unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
-			return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
-		})
-		if l.asked && inCommon && unused && d.admitting(p, l) {
-			return &d.lent[i]
-		}
+	i := lastIndex(d.lent, func(l lent) bool {
+		return slices.ContainsFunc(l.sets, func(set []string) bool { return overlap(set, ids) })
+	})
+	if i < 0 {
+		return nil
+	}
+	l := d.lent[i]
+	inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
+	unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
+		return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
+	})
+	if l.asked && inCommon && unused && d.admitting(p, l) {
+		return &d.lent[i]
 	}
 	return nil
+}
+
+func lastIndex(list []lent, is func(lent) bool) int {
+	for i := len(list) - 1; i >= 0; i-- {
+		if is(list[i]) {
+			return i
+		}
+	}
+	return -1
 }
 
 // admitting reports whether the admission of the pod that a grant was lent for may go on: no container of it has started then, and none has seen

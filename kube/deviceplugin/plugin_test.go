@@ -200,6 +200,20 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 	}
 }
 
+// Of a pod whose init container needed more than its others, some devices are given to the next pod while the grant is still there.
+func TestAnInitContainersGrantIsNotAnotherPods(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	first, _ := s.gets(c, some(0, 5)...)
+	s.getsAfter(c, some(0, 5), some(4, 5)...)
+	init, _ := s.gets(c, some(0, 2)...) // of the next pod
+	app, _ := s.getsAfter(c, some(0, 2), some(0, 5)...)
+	if init.ID == first.ID || app.ID != init.ID || app.Memory() != 6*grant.GiB {
+		t.Errorf("first %s, then %s and %s with %s: want the next pod to have one grant of its own", first.ID, init.ID, app.ID, app.Memory())
+	}
+}
+
 // A kubelet that starts a pod's containers has ended its admission.
 func TestAGrantThatWasUsedIsHandedOnNoMore(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
