@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -298,13 +299,17 @@ func (s *storm) chosen(there []string) (name string) {
 	return name
 }
 
-// settle waits until only these pods are left, and each of them runs, waits for room, or was not admitted.
+// settle waits until only these pods are left, and each of them runs, waits for room, or was not admitted. Of a static pod that it has not
+// admitted the kubelet tells the API nothing, and tries no more: as after its own start, when no plugin has come to it yet.
 func (s *storm) settle(there []string) {
 	s.T.Helper()
 	var state string
 	done := func() bool {
 		all, ok := s.look()
 		left := map[string]bool{}
+		for _, name := range there {
+			left[name] = s.sortOf(name).static
+		}
 		for _, p := range all.Items {
 			running := 0
 			for _, c := range p.Status.ContainerStatuses {
@@ -320,7 +325,7 @@ func (s *storm) settle(there []string) {
 			left[p.Metadata.Name] = true
 		}
 		state = fmt.Sprintf("%+v", all.Items)
-		return ok && len(left) == len(there)
+		return ok && !slices.Contains(slices.Collect(maps.Values(left)), false)
 	}
 	for end := time.Now().Add(stormPatience); !done(); time.Sleep(200 * time.Millisecond) { // a container that was killed half-way is started again after some waiting
 		if time.Now().After(end) {
@@ -332,22 +337,19 @@ func (s *storm) settle(there []string) {
 // over deletes what is left, and wants nothing of it to stay.
 func (s *storm) over() {
 	s.T.Helper()
-	var left []string
+	statics, err := filepath.Glob(filepath.Join(staticPods, "*.json"))
+	must(s.T, err)
+	for _, file := range statics {
+		must(s.T, os.Remove(file))
+	}
 	eventually(s.T, "the pods are deleted", func() bool {
 		all, ok := s.look()
-		left = left[:0]
 		for _, p := range all.Items {
-			left = append(left, p.Metadata.Name)
-			if p.Metadata.DeletionTimestamp != "" {
-				continue
+			if of := s.sortOf(p.Metadata.Name); p.Metadata.DeletionTimestamp == "" && (of == nil || !of.static) {
+				s.delete(p.Metadata.Name, false)
 			}
-			if s.sortOf(p.Metadata.Name) != nil && s.sortOf(p.Metadata.Name).static {
-				_ = os.Remove(filepath.Join(staticPods, p.Metadata.Name+".json"))
-				continue
-			}
-			s.delete(p.Metadata.Name, false)
 		}
-		return ok && len(left) == 0
+		return ok && len(all.Items) == 0
 	})
 	eventually(s.T, "no claim is left", func() bool {
 		var all listed
