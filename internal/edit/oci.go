@@ -154,14 +154,17 @@ func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
 		size += len(m.ContainerPath) + len(m.HostPath) + mountSize
 	}
 	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) },
-		additions[*cdispec.Mount]{edits, writeMount, size})
+		additions[*cdispec.Mount]{edits, mountWriter(), size})
 }
 
 // mountSize is about what a mount of a driver's file has beside its two paths, in bytes.
 const mountSize = 96
 
-func writeMount(w *tokens.Writer, m *cdispec.Mount) {
-	ocispec.WriteMount(w, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+func mountWriter() func(*tokens.Writer, *cdispec.Mount) {
+	var mw ocispec.MountWriter
+	return func(w *tokens.Writer, m *cdispec.Mount) {
+		mw.Write(w, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+	}
 }
 
 // hooks removes injectors from every stage, and puts ours behind all others of theirs.

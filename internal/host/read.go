@@ -2,6 +2,7 @@ package host
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strconv"
@@ -19,9 +20,9 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
-	size := 4096 // of files in /proc, which say 0
+	size, whole := 4096, -1 // of files in /proc, which say 0
 	if unix.Fstat(fd, &st) == nil && st.Size > 0 && st.Size < int64(limit) {
-		size = int(st.Size) + 1 // so that the end shows in the first read
+		size, whole = int(st.Size)+1, int(st.Size) // so that the end shows in the first read
 	}
 	data := make([]byte, 0, min(size, limit+1))
 	for {
@@ -37,10 +38,32 @@ func ReadFile(path string, limit int) ([]byte, error) {
 		if data = data[:len(data)+n]; len(data) > limit {
 			return nil, fmt.Errorf("%s is larger than %d bytes", path, limit)
 		}
+		if len(data) == whole {
+			return data, nil // a byte more was asked for
+		}
 		if len(data) == cap(data) {
 			data = append(data, 0)[:len(data)]
 		}
 	}
+}
+
+// ReadHead fills head with the beginning of a file, which has that much. What lies in the file's place, a pipe say, keeps nobody waiting.
+func ReadHead(path string, head []byte) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	for err = unix.EINTR; err == unix.EINTR; {
+		var n int
+		if n, err = unix.Pread(fd, head, 0); err == nil && n < len(head) {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	if err != nil {
+		return &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	return nil
 }
 
 // RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system calls: the kernel walks the

@@ -515,3 +515,29 @@ func TestAShareOfTime(t *testing.T) {
 		t.Error("a gate on a GPU that is not the grant's")
 	}
 }
+
+// A container can take the pages of its region away; where the room is full meanwhile, a program that writes there would be killed.
+func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
+	dir := t.TempDir()
+	want := []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}
+	mustDo(t, Ensure(dir, want, 0))
+	path := filepath.Join(dir, grant.RegionFile)
+	blocks := func() int64 {
+		var st unix.Stat_t
+		mustDo(t, unix.Stat(path, &st))
+		return st.Blocks
+	}
+	whole := blocks()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	mustDo(t, err)
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, page, 4*page); err != nil {
+		t.Skipf("this file system has no holes (%v): that a region gets its pages back is not shown", err)
+	}
+	if blocks() >= whole {
+		t.Fatal("there is no hole")
+	}
+	if mustDo(t, Ensure(dir, want, 0)); blocks() < whole {
+		t.Errorf("%d blocks of %d", blocks(), whole)
+	}
+}

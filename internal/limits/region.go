@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,7 @@ func ensureRegion(dir string, want head, isNew bool) error {
 	if err == nil && before.Size() != regionSize {
 		err = f.Truncate(regionSize)
 	}
-	if err == nil {
+	if err == nil && !allocated(before) {
 		err = allocate(f)
 	}
 	if err == nil {
@@ -49,6 +50,12 @@ func ensureRegion(dir string, want head, isNew bool) error {
 		return fmt.Errorf("cannot make the region %s: %w", path, err)
 	}
 	return nil
+}
+
+// allocated reports whether a file of the right size has all its pages: a container can punch holes.
+func allocated(f os.FileInfo) bool {
+	st, ok := f.Sys().(*syscall.Stat_t)
+	return ok && f.Size() == regionSize && st.Blocks*512 >= regionSize
 }
 
 // allocate gives the file its pages. A file system that cannot promise them has them written.

@@ -340,8 +340,7 @@ func (v visit) decide(view grant.View) Decision {
 	if refused := v.hidden(d); refused != nil {
 		return *refused
 	}
-	v.finder.Files = inv.Driver.Sources()
-	err := v.edit(&d)
+	err := v.edit(&d, inv)
 	if err == nil {
 		err = v.sound(d, view, inv)
 	}
@@ -364,8 +363,11 @@ func (v visit) decide(view grant.View) Decision {
 	return d
 }
 
-// edit applies a verdict and looks at the result with the same eyes as at the original.
-func (v visit) edit(d *Decision) (err error) {
+// edit applies a verdict and looks at the result with the same eyes as at the original. What it adds of the inventory is known: the driver's files
+// and its majors, which were asked of the kernel where the spec itself had to do with them.
+func (v visit) edit(d *Decision, inv grant.Inventory) (err error) {
+	v.finder.Files = inv.Driver.Sources()
+	v.finder.Majors = func() (map[string]int, error) { return inv.Majors, nil }
 	apply := v.Edit
 	if apply == nil {
 		apply = edit.OCI

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -78,14 +79,13 @@ func soundShim(dir string) error {
 
 // isLibrary reads the head of an ELF file (elf.h): class, byte order, type and machine.
 func isLibrary(path string) error {
-	f, err := host.OpenFile(path, os.O_RDONLY, 0)
+	var head [20]byte
+	err := host.ReadHead(path, head[:])
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%s is no library: it is too short", path)
+	}
 	if err != nil {
 		return err
-	}
-	defer f.Close()
-	var head [20]byte
-	if _, err := f.ReadAt(head[:], 0); err != nil {
-		return fmt.Errorf("%s is no library: %w", path, err)
 	}
 	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine || head[19] != 0 {
 		return fmt.Errorf("%s is no library of this machine's architecture", path)

@@ -2,6 +2,7 @@ package ocispec
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -60,7 +61,12 @@ func TestWritingIsTheLibrarys(t *testing.T) {
 	writes(t, WriteRule, tokenstest.Filled[specs.LinuxDeviceCgroup](nil), specs.LinuxDeviceCgroup{})
 	mount := tokenstest.Filled[specs.Mount](nil)
 	mount.UIDMappings, mount.GIDMappings = nil, nil // which it does not write
-	writes(t, WriteMount, mount, specs.Mount{}, specs.Mount{Source: "a\"\\\u2028\x01"})
+	same := mount
+	same.Destination = "/elsewhere"
+	longer := mount
+	longer.Options = append(slices.Clip(mount.Options), "rw")
+	var mw MountWriter
+	writes(t, mw.Write, mount, same, specs.Mount{}, longer, mount, specs.Mount{Source: "a\"\\\u2028\x01", Options: mount.Options[:1]}, same)
 }
 
 func writes[T any](t *testing.T, write func(*tokens.Writer, T), values ...T) {

@@ -63,6 +63,9 @@ func ReadRoot(d *jsontext.Decoder, r *specs.Root) error {
 // ReadMounts reads a list of mounts. Those with the same options, as all of a driver's files, share them.
 func ReadMounts(d *jsontext.Decoder, mounts *[]specs.Mount) error {
 	var options tokens.Repeated
+	if *mounts == nil {
+		*mounts = make([]specs.Mount, 0, 16+len(d.UnreadBuffer())/256) // a list of many is not to be copied as it grows; what is left is mounts for the most part
+	}
 	return tokens.List(d, mounts, func(d *jsontext.Decoder, m *specs.Mount) error {
 		return tokens.Object(d, func(name []byte) error {
 			switch string(name) {

@@ -1,6 +1,7 @@
 package ocispec
 
 import (
+	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/tokens"
@@ -56,13 +57,30 @@ func WriteRule(w *tokens.Writer, r specs.LinuxDeviceCgroup) {
 	})
 }
 
-// WriteMount writes a mount without id mappings.
-func WriteMount(w *tokens.Writer, m specs.Mount) {
+// MountWriter writes mounts without id mappings. Of those that share their options, as all of a driver's files do, it writes the same text.
+type MountWriter struct {
+	options []string
+	text    jsontext.Value
+}
+
+// Write writes one.
+func (mw *MountWriter) Write(w *tokens.Writer, m specs.Mount) {
 	w.Object(func() {
 		w.Name("destination").String(m.Destination)
 		w.Words("type", m.Type, "source", m.Source)
-		if len(m.Options) > 0 {
-			w.Name("options").Strings(m.Options)
+		if len(m.Options) == 0 {
+			return
 		}
+		if len(m.Options) != len(mw.options) || &m.Options[0] != &mw.options[0] {
+			list := tokens.NewWriter()
+			list.Strings(m.Options)
+			text, err := list.End()
+			if err != nil {
+				w.Name("options").Strings(m.Options) // which says why
+				return
+			}
+			mw.options, mw.text = m.Options, text
+		}
+		w.Name("options").Raw(mw.text)
 	})
 }

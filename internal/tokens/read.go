@@ -106,7 +106,7 @@ func Name(quoted jsontext.Value) []byte {
 	return text
 }
 
-// List reads an array of MaxElements at most. Null is nil.
+// List reads an array of MaxElements at most. Null is nil. It is read into the room that the list has.
 func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
 	return bounded(d, list, MaxElements, read)
 }
@@ -124,7 +124,9 @@ func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontex
 	if _, err := d.ReadToken(); err != nil {
 		return err
 	}
-	*list = make([]T, 0, 4) // most have a few
+	if *list = (*list)[:0]; *list == nil {
+		*list = make([]T, 0, 4) // most have a few
+	}
 	for d.PeekKind() != ']' {
 		if len(*list) == most {
 			return &TooManyError{d.StackPointer().Parent(), most}
