@@ -199,8 +199,6 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 	}
 }
 
-// The agents have no probe: one that can do nothing ends, and a container that runs is taken for ready. A version that ends at once must not take
-// the place of one that works, on any node but the first.
 // The chart may be in a namespace with others' pods, kube-system say, and an empty selector is all of these.
 func TestTheNetworkPolicyIsOfTheAgentsAlone(t *testing.T) {
 	var policies []*networkingv1.NetworkPolicy
@@ -234,6 +232,8 @@ func TestTheNetworkPolicyIsOfTheAgentsAlone(t *testing.T) {
 	}
 }
 
+// The agents have no probe: one that can do nothing ends, and a container that runs is taken for ready. A version that ends at once must not take
+// the place of one that works, on any node but the first.
 func TestANewVersionHasToStay(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {

@@ -100,7 +100,7 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 // reference and is another pod could use the grant. It is the last one that any of the devices was lent with. Two containers that run at the
 // same time never have a device in common, so whoever has none in common with one of its users is no such.
 func (d *Desk) handedOn(p book.Page, ids []string, asked question) *lent {
-	if asked == whichOne {
+	if asked == whichOne || asked == whichToo && d.Resource.Unit == 0 { // whole GPUs of a NUMA node it takes before it asks for more; an init container's alone it takes without a question
 		return nil
 	}
 	i := lastIndex(d.lent, func(l lent) bool {

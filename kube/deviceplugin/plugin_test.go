@@ -226,6 +226,19 @@ func TestAGrantThatWasUsedIsHandedOnNoMore(t *testing.T) {
 	}
 }
 
+// With a policy of its topology manager the kubelet takes whole GPUs of a NUMA node, and asks only for what is missing: they need not be an init
+// container's.
+func TestWholeGPUsOfAQuestionAreNotHandedOn(t *testing.T) {
+	s := newSite(t, 2, Whole(), "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	both := []string{s.UUID(0), s.UUID(1)}
+	_, known := s.gets(c, both...)
+	if r, err := s.allocateAfter(c, both[:1], both...); err == nil && r.Envs[grant.ReferenceEnv] == known.String() {
+		t.Error("another pod has the reference that the first one knows")
+	}
+}
+
 func TestAKubeletThatAsksNothingIsHandedOnNothing(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()

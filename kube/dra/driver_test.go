@@ -524,7 +524,11 @@ func TestWhatAClaimThatIsOverStillUsesIsNotPublished(t *testing.T) {
 		if err := s.Publish(context.Background(), to); err != nil {
 			t.Fatal(err)
 		}
-		return to.all[len(to.all)-1].Pools[pool].Slices[0].Devices
+		all := to.all[len(to.all)-1].Pools[pool].Slices
+		if counters := all[len(all)-1].SharedCounters; len(counters) != 1 {
+			t.Errorf("published %d counters, want the GPU's all the while: each that comes or goes is news for the whole cluster", len(counters))
+		}
+		return all[0].Devices
 	}
 	free := len(publish())
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Exclusive)))

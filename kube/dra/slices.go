@@ -43,7 +43,7 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	)
 	for i, s := range seats {
 		of := devicesOf(p, s, unserved)
-		if len(of) > 0 && len(empty[i].Modes) > 1 && s.MIG == nil {
+		if len(empty[i].Modes) > 1 && s.MIG == nil && !partitioned(s) { // also while nothing of it is offered
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
 				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
