@@ -40,7 +40,7 @@ func ensureRegion(dir string, want head, isNew bool) error {
 	if err == nil && before.Size() != regionSize {
 		err = f.Truncate(regionSize)
 	}
-	if err == nil && !allocated(before) {
+	if err == nil {
 		err = allocate(f)
 	}
 	if err == nil {
@@ -50,12 +50,6 @@ func ensureRegion(dir string, want head, isNew bool) error {
 		return fmt.Errorf("cannot make the region %s: %w", path, err)
 	}
 	return nil
-}
-
-// allocated reports whether a file of the right size has all its pages: a container can punch holes.
-func allocated(f os.FileInfo) bool {
-	st, ok := f.Sys().(*syscall.Stat_t)
-	return ok && f.Size() == regionSize && st.Blocks*512 >= regionSize
 }
 
 // allocate gives the file its pages. A file system that cannot promise them has them written.
@@ -104,7 +98,7 @@ func Trim(root string) (grown, left []string) {
 			continue
 		}
 		changed, err := strip(path)
-		if info.Size() > regionSize {
+		if tooLarge(info) {
 			changed, err = true, errors.Join(err, cut(path))
 		}
 		switch {
@@ -115,6 +109,13 @@ func Trim(root string) (grown, left []string) {
 		}
 	}
 	return grown, left
+}
+
+// tooLarge reports whether a region takes more than it is to have: of its size, or of pages behind its end, which fallocate(2) gives too. A file
+// system may count some blocks of its own.
+func tooLarge(f os.FileInfo) bool {
+	st, ok := f.Sys().(*syscall.Stat_t)
+	return f.Size() > regionSize || ok && st.Blocks*512 > regionSize+64<<10
 }
 
 // cut never waits for a lease, as truncate(2) would.
@@ -189,17 +190,24 @@ func Room(root string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
 	}
-	var st, above unix.Stat_t
-	if err := errors.Join(unix.Stat(root, &st), unix.Stat(filepath.Dir(root), &above)); err != nil {
+	is, err := isMount(root)
+	if err != nil {
 		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
 	}
-	if st.Dev != above.Dev {
+	if is {
 		return nil
 	}
 	if err := unix.Mount("tmpfs", root, "tmpfs", roomFlags, roomOptions); err != nil {
 		return fmt.Errorf("cannot mount a small file system at %s for what containers write: %w", root, err)
 	}
 	return nil
+}
+
+// isMount reports whether a directory is a file system of its own.
+func isMount(dir string) (bool, error) {
+	var st, above unix.Stat_t
+	err := errors.Join(unix.Stat(dir, &st), unix.Stat(filepath.Dir(dir), &above))
+	return st.Dev != above.Dev, err
 }
 
 // bytesPerInode is the room's proportion: an inode is for so much of its size.
@@ -233,8 +241,8 @@ func Enlarge(root string, by grant.Bytes) error {
 // container's mount has them. There are none as long as it is not much: a file of the usual size is no matter, but whoever has one can make it larger.
 func Nameless(root string) (mib, inodes int64) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
-		return 0, 0
+	if is, err := isMount(root); !is || err != nil || unix.Statfs(root, &st) != nil || st.Type != unix.TMPFS_MAGIC {
+		return 0, 0 // the room could not be made: what is there is the node's
 	}
 	held := int64(st.Blocks-st.Bfree) * st.Bsize // before the files are looked at: what grows meanwhile has a name
 	inodes = int64(st.Files - st.Ffree)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +99,33 @@ func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	}
 	mustDo(t, held.Close())
 	nameless("when it is gone", 0)
+}
+
+// TestPagesBehindTheEndAreTakenBack: a file need not be large to fill the room (FALLOC_FL_KEEP_SIZE).
+func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
+	root := newRoom(t)
+	ensure(t, filepath.Join(root, "a"), shares(1, 1))
+	f, st := regionOf(t, root, "a"), statfs(t, root)
+	mustDo(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, regionSize, int64(st.Bavail)*st.Bsize))
+	full(t, root, "next")
+	if grown, left := Trim(root); !slices.Equal(grown, []string{"a"}) || left != nil {
+		t.Errorf("cut %v, left %v", grown, left)
+	}
+	ensure(t, filepath.Join(root, "next"), shares(1, 1))
+	if grown, left := Trim(root); grown != nil || left != nil {
+		t.Errorf("of the usual size, cut %v, left %v", grown, left)
+	}
+}
+
+// TestARoomThatWasNotMadeHasNothingNameless: where nobody could mount it, it is a directory of the node's /run, and what fills that is the node's.
+func TestARoomThatWasNotMadeHasNothingNameless(t *testing.T) {
+	run := newRoom(t) // a tmpfs
+	root := filepath.Join(run, "limits")
+	mustDo(t, os.Mkdir(root, 0o700))
+	mustDo(t, os.WriteFile(filepath.Join(run, "journal"), make([]byte, 40<<20), 0o600))
+	if mib, inodes := Nameless(root); mib != 0 || inodes != 0 {
+		t.Errorf("%d MiB and %d inodes", mib, inodes)
+	}
 }
 
 // TestWhatHasANameIsNotNameless: it is cut, or somebody is told whose it is.

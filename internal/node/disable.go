@@ -118,8 +118,7 @@ func (n *Node) Enable() (e Enabled, err error) {
 		stored, err = unpause(n.Policy.RunDir)
 		removed = removed || stored
 	} else {
-		now := n.Host.Now().UTC().Truncate(time.Second)
-		_, err = n.pauseForBoot(Pause{Version: 1, Since: now, Until: now})
+		_, err = n.pauseForBoot(Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second), Until: time.Unix(1, 0).UTC()}) // over, wherever the clock is set to
 	}
 	switch {
 	case err != nil && e.For != nil:

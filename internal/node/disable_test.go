@@ -140,6 +140,9 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	if p, paused := n.Paused(); paused || p != (node.Pause{}) {
 		t.Errorf("enabled, it is %+v", p)
 	}
+	if *now = now.Add(-time.Hour); n.Mode() == grant.Disabled {
+		t.Error("the clock is set back, and it is disabled again")
+	}
 	mark := filepath.Join(n.Policy.RunDir, "disabled.json")
 	if err := errors.Join(os.Remove(mark), os.Mkdir(mark, 0o700)); err != nil {
 		t.Fatal(err)
