@@ -102,7 +102,7 @@ func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
 // A disk that turns read-only keeps what it has. What is said then holds all the same, as long as this boot does.
 func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("misses root, to mount")
+		t.Skip("misses root, to mount: that a pause can be ended on a disk that is read-only is not shown")
 	}
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
 	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {

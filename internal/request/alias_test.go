@@ -22,7 +22,7 @@ import (
 func ownMounts(t *testing.T, empty ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("misses root, to mount")
+		t.Skip("misses root, to mount: that a source is found at its other places is not shown")
 	}
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
 	err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))

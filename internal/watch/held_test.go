@@ -125,7 +125,7 @@ func cgroup(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(root(host.Default()), "gpuledger-census-")
 	if err != nil {
-		t.Skip("no cgroup can be made here: ", err)
+		t.Skip("misses a cgroup of its own, that a process who moves is seen is not shown: ", err)
 	}
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
@@ -145,7 +145,7 @@ func move(t *testing.T, cmd *exec.Cmd, dir string) {
 // TestAMoveIsSeen of a process that is held and of one that is not, within the twenty passes.
 func TestAMoveIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("not root: nobody is moved")
+		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
 	}
 	for name, holds := range map[string]bool{"held": true, "not held": false} {
 		t.Run(name, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestHeldAgain(t *testing.T) {
 // TestHeldAgainByHisCgroup: where he is, who is held again is asked of his cgroup, as from the beginning.
 func TestHeldAgainByHisCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("not root: nobody is moved")
+		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
 	}
 	dir := cgroup(t)
 	c, cmd := real(t, false), runner(t)
