@@ -77,23 +77,26 @@ func read(object jsontext.Value) ([]member, error) {
 	if len(object) == 0 || object.Kind() == 'n' {
 		return nil, nil
 	}
-	d := jsontext.NewDecoder(bytes.NewBuffer(object))
-	if token, err := d.ReadToken(); err != nil || token.Kind() != '{' {
-		return nil, fmt.Errorf("it is no object")
-	}
 	members := make([]member, 0, 16) // a config.json has some ten, its largest object twice as many
-	for d.PeekKind() != '}' {
-		name, err := next(d, object)
-		if err != nil {
-			return nil, err
+	err := tokens.Whole(object, func(d *jsontext.Decoder) error {
+		if token, err := d.ReadToken(); err != nil || token.Kind() != '{' {
+			return fmt.Errorf("it is no object")
 		}
-		value, err := next(d, object)
-		if err != nil {
-			return nil, err
+		for d.PeekKind() != '}' {
+			name, err := next(d, object)
+			if err != nil {
+				return err
+			}
+			value, err := next(d, object)
+			if err != nil {
+				return err
+			}
+			members = append(members, member{name, value})
 		}
-		members = append(members, member{name, value})
-	}
-	return members, nil
+		_, err := d.ReadToken()
+		return err
+	})
+	return members, err
 }
 
 // next reads a value and gives it as it stands in the text that is read: what the decoder returns is valid until its next call only.

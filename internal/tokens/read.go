@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -49,9 +50,28 @@ func wrong(d *jsontext.Decoder) error {
 	return &WrongTypeError{d.StackPointer()}
 }
 
-// Whole reads a document of one value with nothing behind it.
+// decoders are used again: a create reads some forty documents and lists, most of them of a few bytes.
+var decoders = sync.Pool{New: func() any { return new(decoder) }}
+
+type decoder struct {
+	jsontext.Decoder
+	text bytes.Buffer
+}
+
+func (d *decoder) over(data []byte, options ...jsontext.Options) {
+	d.text = *bytes.NewBuffer(data)
+	d.Reset(&d.text, options...)
+}
+
+// Whole reads a document of one value with nothing behind it. The decoder is the function's until it returns.
 func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.Options) error {
-	d := jsontext.NewDecoder(bytes.NewBuffer(data), options...)
+	own := decoders.Get().(*decoder)
+	own.over(data, options...)
+	defer func() {
+		own.over(nil) // holds on to nothing
+		decoders.Put(own)
+	}()
+	d := &own.Decoder
 	if err := read(d); err == io.EOF {
 		return &jsontext.SyntacticError{ByteOffset: d.InputOffset(), Err: io.ErrUnexpectedEOF}
 	} else if err != nil {
