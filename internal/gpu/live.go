@@ -112,7 +112,7 @@ func partitions(dir string) (map[[2]int]bool, error) {
 
 // numbered lists the numbers N of the entries prefixN.
 func numbered(dir, prefix string) (numbers []int, err error) {
-	names, err := namesIn(dir)
+	names, err := host.Names(dir)
 	for _, name := range names {
 		if digits, found := strings.CutPrefix(name, prefix); found {
 			if n, err := strconv.Atoi(digits); err == nil {
@@ -121,24 +121,4 @@ func numbered(dir, prefix string) (numbers []int, err error) {
 		}
 	}
 	return numbers, err
-}
-
-// namesIn lists a directory. Package os would take several times as long.
-func namesIn(dir string) (names []string, err error) {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
-	}
-	defer unix.Close(fd)
-	var entries [4096]byte
-	for {
-		n, err := unix.ReadDirent(fd, entries[:])
-		if err != nil {
-			return nil, &fs.PathError{Op: "read", Path: dir, Err: err}
-		}
-		if n == 0 {
-			return names, nil
-		}
-		_, _, names = unix.ParseDirent(entries[:n], -1, names)
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,16 +25,35 @@ type Host struct {
 	Sys  string // "/sys"
 	Dev  string // "/dev"
 	Now  func() time.Time
+
+	boot *bootID // of the machine, once it is asked for
+}
+
+// bootID is what a /proc says of the boot, which no process outlives.
+type bootID struct {
+	proc string
+	read func() (string, error)
 }
 
 // Default is the machine that the program runs on.
-func Default() Host { return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now} }
+func Default() Host {
+	h := Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now}
+	h.boot = &bootID{h.Proc, sync.OnceValues(h.readBootID)}
+	return h
+}
 
 // maxProc bounds what is read of a file in /proc or /sys, in bytes.
 const maxProc = 1 << 20
 
 // BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
 func (h Host) BootID() (string, error) {
+	if h.boot != nil && h.boot.proc == h.Proc {
+		return h.boot.read()
+	}
+	return h.readBootID()
+}
+
+func (h Host) readBootID() (string, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "sys/kernel/random/boot_id"), maxProc)
 	if err != nil {
 		return "", fmt.Errorf("cannot read the boot id: %w", err)

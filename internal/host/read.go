@@ -20,29 +20,44 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
-	size, whole := 4096, -1 // of files in /proc, which say 0
 	if unix.Fstat(fd, &st) == nil && st.Size > 0 && st.Size < int64(limit) {
-		size, whole = int(st.Size)+1, int(st.Size) // so that the end shows in the first read
+		return readRest(fd, path, make([]byte, 0, st.Size+1), limit, int(st.Size)) // so that the end shows in the first read
 	}
-	data := make([]byte, 0, min(size, limit+1))
+	var line [512]byte // files in /proc say 0, and most of them are a line
+	n, err := read(fd, line[:])
+	if err != nil {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	room := n + 1
+	if n == len(line) {
+		room = 16 * n
+	}
+	return readRest(fd, path, append(make([]byte, 0, room), line[:n]...), limit, -1)
+}
+
+// readRest reads on behind what data has, to the end or until it has whole bytes. There is room for one more at least.
+func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error) {
 	for {
-		n, err := unix.Read(fd, data[len(data):cap(data)])
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
+		n, err := read(fd, data[len(data):cap(data)])
+		if err != nil {
 			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-		case n == 0:
-			return data, nil
 		}
 		if data = data[:len(data)+n]; len(data) > limit {
 			return nil, fmt.Errorf("%s is larger than %d bytes", path, limit)
 		}
-		if len(data) == whole {
-			return data, nil // a byte more was asked for
+		if n == 0 || len(data) == whole { // a byte more was asked for
+			return data, nil
 		}
 		if len(data) == cap(data) {
 			data = append(data, 0)[:len(data)]
+		}
+	}
+}
+
+func read(fd int, room []byte) (n int, err error) {
+	for {
+		if n, err = unix.Read(fd, room); err != unix.EINTR {
+			return n, err
 		}
 	}
 }
@@ -64,6 +79,28 @@ func ReadHead(path string, head []byte) error {
 		return &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return nil
+}
+
+// Names lists a directory, in no order. It does what os.ReadDir does in a third of its time.
+func Names(dir string) (names []string, err error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	var entries [4096]byte
+	for {
+		n, err := unix.ReadDirent(fd, entries[:])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return nil, &fs.PathError{Op: "readdirent", Path: dir, Err: err}
+		case n == 0:
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(entries[:n], -1, names)
+	}
 }
 
 // RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system calls: the kernel walks the

@@ -138,8 +138,10 @@ func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {
 		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed", b.Grant, b.Container, b.RuntimeRoot)
 	}
-	if _, err := tx.read(b.Grant); err != nil {
-		return err
+	if tx.found != b.Grant {
+		if _, err := tx.read(b.Grant); err != nil {
+			return err
+		}
 	}
 	if b.Created.IsZero() {
 		b.Created = tx.l.Host.Now().UTC()

@@ -112,7 +112,7 @@ func (s *survey) findStrays() {
 
 // findOpenDirs: who can write into the ledger grants itself GPUs, and who can read it sees its neighbours.
 func (s *survey) findOpenDirs() {
-	dirs := s.tx.l.dirs()
+	dirs := append([]string{s.tx.l.State, s.tx.l.Run}, s.tx.l.dirs()...)
 	for _, uuid := range s.list(s.tx.l.gpusDir()) {
 		dirs = append(dirs, s.tx.l.gpuPath(uuid))
 	}

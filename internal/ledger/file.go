@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -175,15 +176,12 @@ func replaceLink(target, path string) error {
 	return nil
 }
 
-// namesIn lists a directory; one that is not there is empty.
+// namesIn lists a directory in the order of its names; one that is not there is empty.
 func namesIn(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+	names, err := host.Names(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	names := make([]string, len(entries))
-	for i, entry := range entries {
-		names[i] = entry.Name()
-	}
+	slices.Sort(names)
 	return names, err
 }

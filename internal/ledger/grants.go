@@ -132,6 +132,7 @@ func (tx *Tx) Delete(id grant.ID) error {
 	} else if err != nil {
 		return err
 	}
+	tx.found = ""
 	// The grant goes first. The other way round a crash would leave a grant that looks free beside a container that
 	// still uses it.
 	if err := removeDurably(tx.l.grantPath(id)); err != nil {
@@ -163,6 +164,9 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 	}
 	if err != nil {
 		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.gpusOf(id), Err: err.Error()}}
+	}
+	if tx.writes {
+		tx.found = id
 	}
 	return rec, nil
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -85,6 +87,7 @@ func (l *Ledger) Used(id grant.ID) bool {
 type Tx struct {
 	l      *Ledger
 	writes bool
+	found  grant.ID // of a grant that was read with the ledger locked: it is there until it is deleted
 }
 
 func (l *Ledger) grantsDir() string   { return filepath.Join(l.State, "grants") }
@@ -102,13 +105,15 @@ func (l *Ledger) gpuPath(uuid string) string     { return filepath.Join(l.gpusDi
 func (l *Ledger) outsidePath() string            { return filepath.Join(l.Run, "outside.json") }
 func (l *Ledger) ownerPath(o grant.Owner) string { return filepath.Join(l.ownersDir(), ownerKey(o)) }
 
+// dirs are the directories that hold entries; those above them come with them.
 func (l *Ledger) dirs() []string {
-	return []string{l.State, l.grantsDir(), l.ownersDir(), l.gpusDir(), l.Run, l.bindingsDir(), l.boundDir()}
+	return []string{l.grantsDir(), l.ownersDir(), l.gpusDir(), l.bindingsDir(), l.boundDir()}
 }
 
 // ensureDir makes a directory, and those above it, for nobody but us. What it makes survives a power cut.
 func ensureDir(path string) error {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return nil
 	}
 	err := os.Mkdir(path, 0o700)
