@@ -13,7 +13,11 @@ import (
 // Adopts reports whether Decide could adopt a grant for the container: the operator vouches for what schedulers write, one
 // has written about this container, and it names no grant and owns none. Decide needs View.Whole then.
 func Adopts(r grant.Request, v grant.View, p grant.Policy) bool {
-	return !r.Sandbox && newCase(r, v, grant.Inventory{}, p).adopts()
+	if r.Sandbox {
+		return false
+	}
+	c := newCase(r, v, grant.Inventory{}, p)
+	return c.adopts()
 }
 
 func (c *asking) adopts() bool {

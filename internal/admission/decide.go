@@ -59,10 +59,18 @@ type asking struct {
 	held     bool         // to the memory of its grant, by the shim
 	grant    *grant.Grant // the one that all references agree on
 	tried    bool         // to adopt one
+	parts    parts        // what devices and gpus found
 	findings []finding
 	removed  []grant.Removal
 	removes  map[grant.Removal]bool // the same, to look up: a spec can have many
 	recorded []string
+}
+
+// parts are a grant's as the inventory knows them.
+type parts struct {
+	of      *grant.Grant
+	devices []grant.Device
+	gpus    []grant.GPU
 }
 
 // finding is a reason to refuse.
@@ -71,8 +79,8 @@ type finding struct {
 	message, hint string
 }
 
-func newCase(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) *asking {
-	c := &asking{request: r, view: v, inventory: inv, policy: p}
+func newCase(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) asking {
+	c := asking{request: r, view: v, inventory: inv, policy: p}
 	if owner := r.Container.Pod.Owner(); owner != "" {
 		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.Owner == owner })
 		if i >= 0 {

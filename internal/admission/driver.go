@@ -65,7 +65,8 @@ var unseen = grant.Request{Capabilities: []grant.Capability{grant.Compute, grant
 
 // InstalledFiles are the mounts of the driver's user space for such a container, where no grant is known either.
 func InstalledFiles(inv grant.Inventory) []*cdispec.Mount {
-	return newCase(unseen, grant.View{}, inv, grant.Policy{}).driverFiles()
+	c := newCase(unseen, grant.View{}, inv, grant.Policy{})
+	return c.driverFiles()
 }
 
 // mounts makes them of the files that the container wants, libraries in the directory that dir says; "" is nowhere.

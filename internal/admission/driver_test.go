@@ -61,7 +61,8 @@ func TestDriverFilesByCapability(t *testing.T) {
 		"an image without libc": {grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility}}, []string{firmware}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			mounts := newCase(c.request, grant.View{}, installed, grant.Policy{}).driverFiles()
+			a := newCase(c.request, grant.View{}, installed, grant.Policy{})
+			mounts := a.driverFiles()
 			if got := places(mounts); !slices.Equal(got, c.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
 			}

@@ -270,15 +270,7 @@ func (c *asking) hasNode(n grant.Node) bool {
 }
 
 // gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of.
-func (c *asking) gpus() []grant.GPU {
-	var gpus []grant.GPU
-	for _, d := range c.devices() {
-		if !slices.ContainsFunc(gpus, func(g grant.GPU) bool { return g.UUID == d.GPU.UUID }) {
-			gpus = append(gpus, d.GPU)
-		}
-	}
-	return gpus
-}
+func (c *asking) gpus() []grant.GPU { return c.known().gpus }
 
 // drmMinor is the device minor of a DRM node: cardN has N, renderDN has N as well.
 func drmMinor(path string) int {

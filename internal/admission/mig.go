@@ -119,14 +119,26 @@ func DeviceNodes(inv grant.Inventory, d grant.Device) []*cdispec.DeviceNode {
 }
 
 // devices are the grant's as the inventory knows them.
-func (c *asking) devices() []grant.Device {
-	devices := make([]grant.Device, 0, len(c.grant.GPUs))
+func (c *asking) devices() []grant.Device { return c.known().devices }
+
+// known finds them once: each node and rule of a spec is held against them.
+func (c *asking) known() *parts {
+	p := &c.parts
+	if p.of == c.grant {
+		return p
+	}
+	*p = parts{of: c.grant, devices: make([]grant.Device, 0, len(c.grant.GPUs)), gpus: make([]grant.GPU, 0, len(c.grant.GPUs))}
 	for _, s := range c.grant.GPUs {
-		if d, found := c.inventory.Device(s.UUID); found {
-			devices = append(devices, d)
+		d, found := c.inventory.Device(s.UUID)
+		if !found {
+			continue
+		}
+		p.devices = append(p.devices, d)
+		if !slices.ContainsFunc(p.gpus, func(g grant.GPU) bool { return g.UUID == d.GPU.UUID }) {
+			p.gpus = append(p.gpus, d.GPU)
 		}
 	}
-	return devices
+	return p
 }
 
 // hasInstance reports whether a node below /dev/nvidia-caps belongs to a granted MIG device.
