@@ -58,7 +58,7 @@ func checkFile(f grant.DriverFile) error {
 		return errors.New("nothing would find it: it has no name")
 	}
 	for _, name := range f.Names {
-		if !filepath.IsLocal(name) || filepath.Clean(name) != name {
+		if isPlain := name != "" && name[0] != '.' && !strings.Contains(name, "/"); !isPlain && (!filepath.IsLocal(name) || filepath.Clean(name) != name) {
 			return fmt.Errorf("its name %q is not below a directory", name)
 		}
 	}

@@ -22,14 +22,26 @@ func (d Driver) Source(f DriverFile) string {
 }
 
 // Sources are where all of the driver's files are on the node that containers get. Sockets are none: behind them are daemons of the node's.
-func (d Driver) Sources() map[string]bool {
-	sources := make(map[string]bool, len(d.Files))
+func (d Driver) Sources() Sources {
+	s := Sources{root: strings.TrimSuffix(filepath.Clean(d.Root), "/"), paths: make(map[string]bool, len(d.Files))}
 	for _, f := range d.Files {
 		if f.Kind != FileSocket {
-			sources[d.Source(f)] = true
+			s.paths[strings.TrimPrefix(f.Path, "/")] = true
 		}
 	}
-	return sources
+	return s
+}
+
+// Sources are paths of the node. The zero value has none.
+type Sources struct {
+	root  string
+	paths map[string]bool // below the root
+}
+
+// Has reports whether a path, as it is written, is one of them.
+func (s Sources) Has(path string) bool {
+	below, found := strings.CutPrefix(path, s.root)
+	return found && strings.HasPrefix(below, "/") && s.paths[below[1:]]
 }
 
 // DriverFileOptions are the options of every mount of a driver's file: the container neither changes it nor gains by it. All mounts share

@@ -79,7 +79,7 @@ func (n *Node) clear(bundle string) {
 	image, places := imageOf(spec, bundle), []string(nil)
 	t := rootfs.Tree{Root: image.Root, Bundle: bundle}
 	for _, m := range spec.Mounts {
-		if ours[m.Source] || n.isShim(m) {
+		if ours.Has(m.Source) || n.isShim(m) {
 			places = append(places, m.Destination)
 		} else {
 			t.Mounts = append(t.Mounts, m.Destination)

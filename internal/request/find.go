@@ -26,7 +26,7 @@ type Node struct {
 
 	Taken   func() (map[int]bool, error) // majors of character devices that any driver has
 	Seen    *Seen                        // what earlier calls of Find looked up; nil where each is to look anew
-	Files   map[string]bool              // the driver's files, by the paths at which mounts of an edited spec have them; nil where each source is to be looked at
+	Files   grant.Sources                // the driver's files, which mounts of an edited spec have; none where each source is to be looked at
 	Config  string                       // the configuration file
 	Program string                       // the one that runs
 }

@@ -50,7 +50,7 @@ func (f *finder) mounts() {
 // file in directories of root's. There are tens in a spec, and the kernel has nothing else to say of them. In the container's own root, as where
 // that is the node's, the mounts before it decide what it is.
 func (f *finder) isDriverFile(m specs.Mount) bool {
-	if !f.node.Files[m.Source] || m.Type != "bind" || !slices.Equal(m.Options, grant.DriverFileOptions) || len(m.UIDMappings)+len(m.GIDMappings) > 0 {
+	if !f.node.Files.Has(m.Source) || m.Type != "bind" || !slices.Equal(m.Options, grant.DriverFileOptions) || len(m.UIDMappings)+len(m.GIDMappings) > 0 {
 		return false
 	}
 	root := f.root()

@@ -91,13 +91,18 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 	})
 }
 
+// driverOf is a driver with one file.
+func driverOf(path string) grant.Sources {
+	return grant.Driver{Root: "/", Files: []grant.DriverFile{{Path: path, Kind: grant.FileLibrary}}}.Sources()
+}
+
 // TestFilesOfTheDriverAreNotLookedAt: what an admission has just written for a file that the inventory knows. Here a GPU stands in its place,
 // to tell whether somebody looked.
 func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 	file := func(change func(*scene, *specs.Mount)) func(*scene) {
 		return func(s *scene) {
 			m := specs.Mount{Source: s.mknod("bundle/libcuda.so.1", 195, 0), Destination: "/x", Type: "bind", Options: grant.DriverFileOptions}
-			s.node.Files = map[string]bool{m.Source: true}
+			s.node.Files = driverOf(m.Source)
 			change(s, &m)
 			s.spec.Mounts = append(s.spec.Mounts, m)
 		}
@@ -105,8 +110,8 @@ func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 	found := []string{"gpu-bind-mount | mount:/x | T/bundle/libcuda.so.1 (c 195:0) | node=nvidia/0 | -mount:/x"}
 	check(t, []row{
 		{"as an admission writes it", file(func(*scene, *specs.Mount) {}), nil},
-		{"before there was an admission", file(func(s *scene, _ *specs.Mount) { s.node.Files = nil }), found},
-		{"another file", file(func(s *scene, m *specs.Mount) { s.node.Files = map[string]bool{m.Source + "2": true} }), found},
+		{"before there was an admission", file(func(s *scene, _ *specs.Mount) { s.node.Files = grant.Sources{} }), found},
+		{"another file", file(func(s *scene, m *specs.Mount) { s.node.Files = driverOf(m.Source + "2") }), found},
 		{"writable", file(func(_ *scene, m *specs.Mount) { m.Options = []string{"rw", "nosuid", "nodev", "bind"} }), found},
 		{"with an option more", file(func(_ *scene, m *specs.Mount) { m.Options = append(slices.Clone(m.Options), "rbind") }), found},
 		{"of another type", file(func(_ *scene, m *specs.Mount) { m.Type = "" }), found},
