@@ -2,6 +2,7 @@ package edit
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -10,93 +11,174 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// member is one field of a JSON object, name and value as they stand in the file.
-type member struct{ name, value jsontext.Value }
-
-// text is the name by its meaning: "e\u006ev" is env. The decoder has read it, so it can be unquoted.
-func (m member) text() string {
-	unquoted, _ := jsontext.AppendUnquote(nil, m.name)
-	return string(unquoted)
+// object is a JSON object as it stands in a file: its members are parts of the text, not copies.
+type object struct {
+	text    jsontext.Value
+	members []member
 }
+
+type member struct {
+	name, value jsontext.Value
+	inner       *object // the value, if it is an object of which parts are to be rewritten
+}
+
+// is compares by what the name means: "e\u006ev" is env.
+func (m *member) is(name string) bool { return string(tokens.Name(m.name)) == name }
 
 // part is a field to be rewritten: by a function, or by its own parts.
 type part struct {
 	name  string
-	fn    func(jsontext.Value) (jsontext.Value, error) // of what stands there, nil where nothing does
+	fn    rewriting
 	parts []part
 }
 
+// rewriting writes a field's new value. It is given what stands there, nil where nothing does. Where that is to stay, it says so and writes
+// nothing.
+type rewriting func(w *tokens.Writer, old jsontext.Value) (changed bool, err error)
+
 // change rewrites the parts of an object and leaves every other byte of its values as it is, unknown fields and their order
-// included. Objects on the way to a part are made. Where no part changes, nothing does.
-func change(doc jsontext.Value, parts []part) (jsontext.Value, error) {
-	members, err := read(doc)
+// included. Objects on the way to a part are made. Where no part changes, nothing does. The document is read once, and written once, with
+// room for so many bytes more than it has.
+func change(doc jsontext.Value, more int, parts []part) (jsontext.Value, error) {
+	o, err := take(doc, parts)
 	if err != nil {
 		return nil, err
 	}
-	changed := false
-	for _, p := range parts {
-		i := slices.IndexFunc(members, func(m member) bool { return m.text() == p.name })
-		var old jsontext.Value
-		if i >= 0 {
-			old = members[i].value
+	w := tokens.NewWriter()
+	w.Grow(len(doc) + more)
+	if changed, err := o.rewrite(w, parts); err != nil || !changed {
+		return doc, err
+	}
+	return w.End()
+}
+
+// rewrite writes an object with its parts rewritten. Where none changes, it writes nothing.
+func (o *object) rewrite(w *tokens.Writer, parts []part) (changed bool, err error) {
+	start := w.Len()
+	w.Object(func() {
+		for i := range o.members {
+			if err == nil {
+				m := &o.members[i]
+				err = rewriteMember(w, m, partOf(parts, m), &changed)
+			}
 		}
-		value, err := p.apply(old)
+		for i := range parts {
+			if err == nil && !slices.ContainsFunc(o.members, func(m member) bool { return m.is(parts[i].name) }) {
+				err = addMember(w, &parts[i], &changed)
+			}
+		}
+	})
+	if err != nil || !changed {
+		w.Cut(start)
+	}
+	return changed, err
+}
+
+// rewriteMember writes a member, with a new value if p says so and gives one.
+func rewriteMember(w *tokens.Writer, m *member, p *part, changed *bool) error {
+	w.Member(m.name)
+	value := w.Len()
+	if p != nil {
+		rewritten, err := p.rewrite(w, m)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", p.name, err)
+			return err
 		}
-		if bytes.Equal(value, old) {
-			continue
+		if rewritten && !bytes.Equal(w.Since(value), m.value) {
+			*changed = true
+			return nil
 		}
-		if i < 0 {
-			i = len(members)
-			members = append(members, member{name: quote(p.name)})
-		}
-		members[i].value, changed = value, true
+		w.Cut(value)
 	}
-	if !changed {
-		return doc, nil
-	}
-	return write(members), nil
+	w.Raw(m.value)
+	return nil
 }
 
-func (p part) apply(old jsontext.Value) (jsontext.Value, error) {
-	if p.fn != nil {
-		return p.fn(old)
+// addMember writes a member that the object does not have, if p gives it a value.
+func addMember(w *tokens.Writer, p *part, changed *bool) error {
+	start := w.Len()
+	rewritten, err := p.rewrite(w.Name(p.name), &member{})
+	if rewritten {
+		*changed = true
+	} else {
+		w.Cut(start)
 	}
-	return change(old, p.parts)
+	return err
 }
 
-// quote writes a field's name; ours are all valid UTF-8.
-func quote(name string) jsontext.Value {
-	quoted, _ := jsontext.AppendQuote(nil, name)
-	return quoted
+func (p *part) rewrite(w *tokens.Writer, m *member) (changed bool, err error) {
+	switch {
+	case p.fn != nil:
+		changed, err = p.fn(w, m.value)
+	case m.inner != nil:
+		changed, err = m.inner.rewrite(w, p.parts)
+	case isNothing(m.value):
+		changed, err = new(object).rewrite(w, p.parts)
+	default:
+		err = errNoObject
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", p.name, err)
+	}
+	return changed, err
 }
 
-// read takes an object apart. Nothing and null are empty objects. The members are parts of it, not copies.
-func read(object jsontext.Value) ([]member, error) {
-	if len(object) == 0 || object.Kind() == 'n' {
-		return nil, nil
+// partOf is the part that a member is, or nil.
+func partOf(parts []part, m *member) *part {
+	for i := range parts {
+		if m.is(parts[i].name) {
+			return &parts[i]
+		}
 	}
-	members := make([]member, 0, 16) // a config.json has some ten, its largest object twice as many
-	err := tokens.Whole(object, func(d *jsontext.Decoder) error {
-		if token, err := d.ReadToken(); err != nil || token.Kind() != '{' {
-			return fmt.Errorf("it is no object")
-		}
-		for d.PeekKind() != '}' {
-			name, err := next(d, object)
-			if err != nil {
-				return err
-			}
-			value, err := next(d, object)
-			if err != nil {
-				return err
-			}
-			members = append(members, member{name, value})
-		}
-		_, err := d.ReadToken()
+	return nil
+}
+
+var errNoObject = errors.New("it is no object")
+
+// isNothing reports whether a value is as good as an empty object.
+func isNothing(value jsontext.Value) bool { return len(value) == 0 || value.Kind() == 'n' }
+
+// take takes an object apart, and those on the way to the parts.
+func take(text jsontext.Value, parts []part) (o *object, err error) {
+	if isNothing(text) {
+		return &object{text: text}, nil
+	}
+	err = tokens.Whole(text, func(d *jsontext.Decoder) (err error) {
+		o, err = takeNext(d, text, parts)
 		return err
 	})
-	return members, err
+	return o, err
+}
+
+func takeNext(d *jsontext.Decoder, text jsontext.Value, parts []part) (*object, error) {
+	if token, err := d.ReadToken(); err != nil || token.Kind() != '{' {
+		return nil, errNoObject
+	}
+	start := d.InputOffset() - 1
+	o := object{members: make([]member, 0, 16)} // a config.json has some ten, its largest object twice as many
+	for d.PeekKind() != '}' {
+		name, err := next(d, text)
+		if err != nil {
+			return nil, err
+		}
+		m := member{name: name}
+		if p := partOf(parts, &m); p != nil && p.fn == nil && d.PeekKind() == '{' {
+			if m.inner, err = takeNext(d, text, p.parts); err == nil {
+				m.value = m.inner.text
+			}
+		} else {
+			m.value, err = next(d, text)
+		}
+		if err != nil {
+			return nil, err
+		}
+		o.members = append(o.members, m)
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return nil, err
+	}
+	end := d.InputOffset()
+	o.text = text[start:end:end]
+	return &o, nil
 }
 
 // next reads a value and gives it as it stands in the text that is read: what the decoder returns is valid until its next call only.
@@ -109,46 +191,27 @@ func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
 	return text[end-int64(len(value)) : end : end], nil
 }
 
-func write(members []member) jsontext.Value {
-	size := 2
-	for _, m := range members {
-		size += len(m.name) + len(m.value) + 2
-	}
-	b := bytes.NewBuffer(make([]byte, 0, size))
-	for i, m := range members {
-		b.WriteByte("{,"[min(i, 1)])
-		b.Write(m.name)
-		b.WriteByte(':')
-		b.Write(m.value)
-	}
-	b.WriteByte('}')
-	return b.Bytes()
-}
-
 // list rewrites an array: keep says which elements stay, as they stand; those of add are appended. Of an element it reads what is judged.
-func list[T, A any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add additions[A]) (jsontext.Value, error) {
-	var kept []jsontext.Value
-	all := 0
-	element := func(d *jsontext.Decoder, v *T) error {
-		all++
-		from := d.InputOffset()
-		err := read(d, v)
-		if err == nil && keep(*v) {
-			kept = append(kept, bytes.TrimLeft(old[from:d.InputOffset()], ", \t\r\n"))
-		}
-		return err
-	}
+func list[T, A any](w *tokens.Writer, old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add additions[A]) (changed bool, err error) {
+	kept, all := make([]jsontext.Value, 0, 32), 0
+	var element T
 	if len(old) > 0 {
-		var read []T
-		if err := tokens.Whole(old, func(d *jsontext.Decoder) error { return tokens.List(d, &read, element) }); err != nil {
-			return nil, err
-		}
+		err = tokens.Whole(old, func(d *jsontext.Decoder) error {
+			return tokens.Elements(d, tokens.MaxElements, func() error {
+				all++
+				from := d.InputOffset()
+				element = *new(T)
+				err := read(d, &element)
+				if err == nil && keep(element) {
+					kept = append(kept, bytes.TrimLeft(old[from:d.InputOffset()], ", \t\r\n"))
+				}
+				return err
+			})
+		})
 	}
-	if len(kept) == all && len(add.items) == 0 {
-		return old, nil
+	if err != nil || len(kept) == all && len(add.items) == 0 {
+		return false, err
 	}
-	w := tokens.NewWriter()
-	w.Grow(len(old) + add.size + 2)
 	w.Array(func() {
 		for _, value := range kept {
 			w.Raw(value)
@@ -157,15 +220,13 @@ func list[T, A any](old jsontext.Value, read func(*jsontext.Decoder, *T) error, 
 			add.write(w, item)
 		}
 	})
-	return w.End()
+	return true, nil
 }
 
-// additions are what a list is to have beside what it has, and about how many bytes they are: a list of many is then written into one
-// buffer, where growing one step by step would touch several times its memory.
+// additions are what a list is to have beside what it has.
 type additions[A any] struct {
 	items []A
 	write func(*tokens.Writer, A)
-	size  int
 }
 
 // word reads the one string of an object that has the name.
@@ -181,14 +242,23 @@ func word(name string) func(*jsontext.Decoder, *string) error {
 }
 
 // Without takes one field out of an object and leaves the rest as it stands.
-func Without(object []byte, field string) ([]byte, error) {
-	members, err := read(object)
+func Without(text []byte, field string) ([]byte, error) {
+	o, err := take(text, nil)
 	if err != nil {
 		return nil, err
 	}
-	kept := slices.DeleteFunc(members, func(m member) bool { return m.text() == field })
-	if len(kept) == 0 {
-		return []byte("{}"), nil
-	}
-	return write(kept), nil
+	w := tokens.NewWriter()
+	o.some(w, func(m *member) bool { return !m.is(field) })
+	return w.End()
+}
+
+// some writes an object with those of its members that stay.
+func (o *object) some(w *tokens.Writer, stays func(*member) bool) {
+	w.Object(func() {
+		for i := range o.members {
+			if m := &o.members[i]; stays(m) {
+				w.Member(m.name).Raw(m.value)
+			}
+		}
+	})
 }

@@ -22,7 +22,7 @@ func OCI(config []byte, v grant.Verdict) ([]byte, error) {
 	for _, r := range v.Removed {
 		e.removed[r] = true
 	}
-	doc, err := change(config, []part{
+	doc, err := change(config, sizeOf(v.Edits), []part{
 		{name: "process", parts: []part{{name: "env", fn: e.env}}},
 		{name: "linux", parts: []part{
 			{name: "devices", fn: e.devices},
@@ -54,26 +54,26 @@ func (e ociEdit) removesAny(kind grant.RemovalKind) bool {
 }
 
 // env takes out every occurrence of what is removed or set, then sets: readers disagree on which duplicate counts.
-func (e ociEdit) env(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) env(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	set := map[string]bool{}
 	for _, entry := range e.verdict.Edits.Env {
 		name, _, _ := strings.Cut(entry, "=")
 		set[name] = true
 	}
-	return list(old, tokens.String[string], func(entry string) bool {
+	return list(w, old, tokens.String[string], func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return !set[name] && !e.removes(grant.RemoveEnv, name)
 	}, additions[string]{items: e.verdict.Edits.Env, write: (*tokens.Writer).String})
 }
 
-func (e ociEdit) devices(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) devices(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	ours := map[string]bool{}
 	var devices []specs.LinuxDevice
 	for _, n := range e.verdict.Edits.DeviceNodes {
 		ours[n.Path] = true
 		devices = append(devices, ociDevice(n))
 	}
-	return list(old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) },
+	return list(w, old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) },
 		additions[specs.LinuxDevice]{items: devices, write: ocispec.WriteDevice})
 }
 
@@ -83,12 +83,12 @@ func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 }
 
 // rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
-func (e ociEdit) rules(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	rules := Rules(e.verdict)
 	if e.verdict.Narrow {
 		old = nil
 	}
-	return list(old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
+	return list(w, old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
 		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
 			!(r.Allow && e.removes(grant.RemoveRule, ruleName(r)))
 	}, additions[specs.LinuxDeviceCgroup]{items: rules, write: ocispec.WriteRule})
@@ -135,30 +135,36 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 }
 
 // masked hides paths. CDI and NRI have no words for it; behind them a container sees what the driver tells of all GPUs.
-func (e ociEdit) masked(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) masked(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if len(e.verdict.Masked) == 0 {
-		return old, nil
+		return false, nil
 	}
-	return list(old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) },
+	return list(w, old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) },
 		additions[string]{items: e.verdict.Masked, write: (*tokens.Writer).String})
 }
 
-func (e ociEdit) mounts(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) mounts(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if len(e.verdict.Edits.Mounts) == 0 && !e.removesAny(grant.RemoveMount) {
-		return old, nil
+		return false, nil
 	}
 	edits := e.verdict.Edits.Mounts
-	ours, size := make(map[string]bool, len(edits)), 0
+	ours := make(map[string]bool, len(edits))
 	for _, m := range edits {
 		ours[m.ContainerPath] = true
-		size += len(m.ContainerPath) + len(m.HostPath) + mountSize
 	}
-	return list(old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) },
-		additions[*cdispec.Mount]{edits, mountWriter(), size})
+	return list(w, old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) },
+		additions[*cdispec.Mount]{edits, mountWriter()})
 }
 
-// mountSize is about what a mount of a driver's file has beside its two paths, in bytes.
-const mountSize = 96
+// sizeOf is about how many bytes a spec with these edits has more.
+func sizeOf(edits cdispec.ContainerEdits) int {
+	const others, mount = 2 << 10, 96 // beside the mounts, and beside a mount's two paths
+	size := others
+	for _, m := range edits.Mounts {
+		size += len(m.ContainerPath) + len(m.HostPath) + mount
+	}
+	return size
+}
 
 func mountWriter() func(*tokens.Writer, *cdispec.Mount) {
 	var mw ocispec.MountWriter
@@ -168,18 +174,18 @@ func mountWriter() func(*tokens.Writer, *cdispec.Mount) {
 }
 
 // hooks removes injectors from every stage, and puts ours behind all others of theirs.
-func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
+func (e ociEdit) hooks(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if !e.removesAny(grant.RemoveHook) && len(e.verdict.Edits.Hooks) == 0 {
-		return old, nil
+		return false, nil
 	}
-	stages, err := read(old)
+	stages, err := take(old, nil)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
 	var parts []part
-	for _, stage := range stages {
+	for _, stage := range stages.members {
 		if stage.value.Kind() == '[' {
-			parts = append(parts, e.stage(stage.text()))
+			parts = append(parts, e.stage(string(tokens.Name(stage.name))))
 		}
 	}
 	for _, h := range e.verdict.Edits.Hooks {
@@ -187,7 +193,7 @@ func (e ociEdit) hooks(old jsontext.Value) (jsontext.Value, error) {
 			parts = append(parts, e.stage(h.HookName))
 		}
 	}
-	return change(old, parts)
+	return stages.rewrite(w, parts)
 }
 
 func (e ociEdit) stage(name string) part {
@@ -201,22 +207,23 @@ func (e ociEdit) stage(name string) part {
 		again := func(o specs.Hook) bool { return o.Path == h.Path && slices.Equal(o.Args, h.Args) }
 		return !e.removes(grant.RemoveHook, h.Path) && !slices.ContainsFunc(ours, again)
 	}
-	return part{name: name, fn: func(old jsontext.Value) (jsontext.Value, error) {
-		return list(old, ocispec.ReadHook, keep, additions[specs.Hook]{items: ours, write: ocispec.WriteHook})
+	return part{name: name, fn: func(w *tokens.Writer, old jsontext.Value) (bool, error) {
+		return list(w, old, ocispec.ReadHook, keep, additions[specs.Hook]{items: ours, write: ocispec.WriteHook})
 	}}
 }
 
-func (e ociEdit) annotations(old jsontext.Value) (jsontext.Value, error) {
-	members, err := read(old)
+func (e ociEdit) annotations(w *tokens.Writer, old jsontext.Value) (bool, error) {
+	if !e.removesAny(grant.RemoveAnnotation) {
+		return false, nil
+	}
+	o, err := take(old, nil)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	kept := slices.DeleteFunc(slices.Clone(members), func(m member) bool { return e.removes(grant.RemoveAnnotation, m.text()) })
-	if len(kept) == len(members) {
-		return old, nil
+	stays := func(m *member) bool { return !e.removes(grant.RemoveAnnotation, string(tokens.Name(m.name))) }
+	if !slices.ContainsFunc(o.members, func(m member) bool { return !stays(&m) }) {
+		return false, nil
 	}
-	if len(kept) == 0 {
-		return jsontext.Value("{}"), nil
-	}
-	return write(kept), nil
+	o.some(w, stays)
+	return true, nil
 }

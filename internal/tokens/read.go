@@ -132,9 +132,21 @@ func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T
 }
 
 func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontext.Decoder, *T) error) error {
+	if d.PeekKind() == 'n' {
+		*list = nil
+	} else if *list = (*list)[:0]; *list == nil {
+		*list = make([]T, 0, 4) // most have a few
+	}
+	return Elements(d, most, func() error {
+		*list = append(*list, *new(T))
+		return read(d, &(*list)[len(*list)-1])
+	})
+}
+
+// Elements reads an array of so many elements at most: element reads each. Null has none.
+func Elements(d *jsontext.Decoder, most int, element func() error) error {
 	switch d.PeekKind() {
 	case 'n':
-		*list = nil
 		_, err := d.ReadToken()
 		return err
 	case '[', 0:
@@ -144,15 +156,11 @@ func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontex
 	if _, err := d.ReadToken(); err != nil {
 		return err
 	}
-	if *list = (*list)[:0]; *list == nil {
-		*list = make([]T, 0, 4) // most have a few
-	}
-	for d.PeekKind() != ']' {
-		if len(*list) == most {
+	for n := 0; d.PeekKind() != ']'; n++ {
+		if n == most {
 			return &TooManyError{d.StackPointer().Parent(), most}
 		}
-		*list = append(*list, *new(T))
-		if err := read(d, &(*list)[len(*list)-1]); err != nil {
+		if err := element(); err != nil {
 			return err
 		}
 	}

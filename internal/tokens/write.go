@@ -28,6 +28,15 @@ func (w *Writer) End() ([]byte, error) { return w.out, w.err }
 // Grow makes room for so many more bytes.
 func (w *Writer) Grow(n int) { w.out = slices.Grow(w.out, n) }
 
+// Len is how much is written, in bytes.
+func (w *Writer) Len() int { return len(w.out) }
+
+// Since is what was written behind the first n bytes. It is valid until more is written.
+func (w *Writer) Since(n int) []byte { return w.out[n:] }
+
+// Cut takes back what was written behind the first n bytes: whole values, or the name of a member with them.
+func (w *Writer) Cut(n int) { w.out = w.out[:n] }
+
 // Raw writes a value as it stands: valid JSON, which the caller has read.
 func (w *Writer) Raw(value jsontext.Value) {
 	w.next()
@@ -63,11 +72,21 @@ func (w *Writer) line() {
 // Name begins a member of an object.
 func (w *Writer) Name(name string) *Writer {
 	w.String(name)
+	return w.colon()
+}
+
+func (w *Writer) colon() *Writer {
 	w.out = append(w.out, ':')
 	if w.indent != "" {
 		w.out = append(w.out, ' ')
 	}
 	return w
+}
+
+// Member begins a member of an object by a name as it stands in a text, in its quotes.
+func (w *Writer) Member(quoted jsontext.Value) *Writer {
+	w.Raw(quoted)
+	return w.colon()
 }
 
 // Object writes one whose members fill in.
