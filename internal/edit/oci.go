@@ -4,6 +4,7 @@ package edit
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -85,12 +86,21 @@ func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 // rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
 func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	rules := Rules(e.verdict)
+	ours := make([]string, len(rules))
+	for i, r := range rules {
+		ours[i] = ruleName(r)
+	}
 	if e.verdict.Narrow {
 		old = nil
 	}
 	return list(w, old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
-		return !slices.ContainsFunc(rules, func(ours specs.LinuxDeviceCgroup) bool { return sameDevice(ours, r) }) &&
-			!(r.Allow && e.removes(grant.RemoveRule, ruleName(r)))
+		name := ruleName(r)
+		for i := range rules {
+			if rules[i].Allow == r.Allow && ours[i] == name { // it is there again behind the others
+				return false
+			}
+		}
+		return !(r.Allow && e.removes(grant.RemoveRule, name))
 	}, additions[specs.LinuxDeviceCgroup]{items: rules, write: ocispec.WriteRule})
 }
 
@@ -114,10 +124,6 @@ func number(n int64) *int64 {
 	return &n
 }
 
-func sameDevice(a, b specs.LinuxDeviceCgroup) bool {
-	return a.Allow == b.Allow && ruleName(a) == ruleName(b)
-}
-
 // ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to it any type but a and b
 // is a character device, a number is a C int, and one below 0 stands for all.
 func ruleName(r specs.LinuxDeviceCgroup) string {
@@ -125,7 +131,7 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 		if n == nil || *n < 0 || int32(*n) < 0 {
 			return "*"
 		}
-		return fmt.Sprint(int32(*n))
+		return strconv.Itoa(int(int32(*n)))
 	}
 	kind := "c"
 	if r.Type == "" || r.Type[0] == 'a' || r.Type[0] == 'b' {

@@ -17,26 +17,23 @@ func PodOwner(uid, container string) Owner { return Owner("pod:" + uid + "/" + c
 
 // ParseOwner reads an owner. UIDs and container names are letters, digits, '.', '_' and '-'.
 func ParseOwner(text string) (Owner, error) {
-	bad := fmt.Errorf("cannot read owner %q: want pod:UID/CONTAINER, claim:UID or bearer", text)
-	kind, rest, _ := strings.Cut(text, ":")
-	switch kind {
-	case "bearer":
-		if text != "bearer" {
-			return "", bad
-		}
-	case "pod":
-		uid, container, found := strings.Cut(rest, "/")
-		if !found || !isName(uid) || !isName(container) {
-			return "", bad
-		}
-	case "claim":
-		if !isName(rest) {
-			return "", bad
-		}
-	default:
-		return "", bad
+	if !isOwner(text) {
+		return "", fmt.Errorf("cannot read owner %q: want pod:UID/CONTAINER, claim:UID or bearer", text)
 	}
 	return Owner(text), nil
+}
+
+func isOwner(text string) bool {
+	switch kind, rest, _ := strings.Cut(text, ":"); kind {
+	case "bearer":
+		return text == "bearer"
+	case "pod":
+		uid, container, found := strings.Cut(rest, "/")
+		return found && isName(uid) && isName(container)
+	case "claim":
+		return isName(rest)
+	}
+	return false
 }
 
 // HasSecret reports whether using the grant takes its secret. A pod's identity proves its grant without one.

@@ -175,7 +175,7 @@ func (tx *Tx) Unbind(runtimeRoot, container string) error {
 func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
 	b, err := tx.load(bindingKey(runtimeRoot, container))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = ErrNotFound
+		return grant.Binding{}, notFoundError{"a binding of container %q", container}
 	}
 	if err != nil {
 		return grant.Binding{}, fmt.Errorf("cannot find a binding of container %q: %w", container, err)
@@ -216,6 +216,9 @@ func (tx *Tx) bindingsOf(id grant.ID) ([]grant.Binding, error) {
 func (tx *Tx) load(key string) (grant.Binding, error) {
 	path := tx.l.bindingPath(key)
 	data, err := readFile(path, maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return grant.Binding{}, err
+	}
 	var rec bindingRecord
 	if err == nil {
 		err = runFormat.unmarshal(data, rec.read, func() int { return rec.Version })

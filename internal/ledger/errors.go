@@ -11,6 +11,17 @@ import (
 // ErrNotFound says that the ledger has no such entry.
 var ErrNotFound = errors.New("the ledger has no such entry")
 
+// notFoundError is ErrNotFound of an entry. Most creates look for one that is not there: the sentence is made when somebody reads it.
+type notFoundError struct{ format, name string }
+
+// Error says what is not there.
+func (e notFoundError) Error() string {
+	return fmt.Sprintf("cannot find "+e.format, e.name) + ": " + ErrNotFound.Error()
+}
+
+// Unwrap is ErrNotFound.
+func (e notFoundError) Unwrap() error { return ErrNotFound }
+
 // DamagedError says that an entry is there and can't be read. Whatever it grants is closed until it is deleted.
 type DamagedError struct{ grant.Damage }
 

@@ -35,12 +35,15 @@ func (tx *Tx) Entry(id grant.ID) (grant.Grant, error) {
 // ErrNotFound if it has none.
 func (tx *Tx) ByOwner(o grant.Owner) (grant.Grant, error) {
 	id, err := tx.ownerLink(o)
+	if err == ErrNotFound {
+		return grant.Grant{}, notFoundError{"a grant of %s", string(o)}
+	}
 	if err != nil {
 		return grant.Grant{}, fmt.Errorf("cannot find a grant of %s: %w", o, err)
 	}
 	g, err := tx.Get(id)
 	if err == nil && g.Owner != o { // a link is no proof
-		return grant.Grant{}, fmt.Errorf("cannot find a grant of %s: %w", o, ErrNotFound)
+		return grant.Grant{}, notFoundError{"a grant of %s", string(o)}
 	}
 	return g, err
 }
@@ -156,7 +159,7 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 	path := tx.l.grantPath(id)
 	data, err := readFile(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return record{}, fmt.Errorf("cannot find grant %s: %w", id, ErrNotFound)
+		return record{}, notFoundError{"grant %s", string(id)}
 	}
 	var rec record
 	if err == nil {

@@ -1,13 +1,13 @@
 package limits
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -44,10 +44,13 @@ func establish(dir string, devices []device) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	if r, err := read(dir); err == nil && r.says(devices) { // as for all containers of a grant but the first
+		return ensureRegion(dir, headOf(&r), false)
+	}
 	l, err := Open(dir)
 	if err == nil {
 		defer l.Close()
-		if l.isFor(devices) {
+		if l.record.isFor(devices) {
 			l.set(devices)
 			return ensureRegion(dir, headOf(l.record), false)
 		}
@@ -64,7 +67,7 @@ func establish(dir string, devices []device) error {
 	if err := ensureRegion(dir, headOf(&r), true); err != nil {
 		return err
 	}
-	return host.ReplaceFile(filepath.Join(dir, grant.LimitsFile), padded(r, page), 0o444, host.Volatile)
+	return host.ReplaceFile(filepath.Join(dir, grant.LimitsFile), padded(&r), 0o444, host.Volatile)
 }
 
 func devicesOf(shares []grant.Share, percent int) ([]device, error) {
@@ -82,12 +85,16 @@ func devicesOf(shares []grant.Share, percent int) ([]device, error) {
 	return devices, nil
 }
 
-func padded(v any, size int) []byte {
-	var b bytes.Buffer
-	if err := binary.Write(&b, binary.NativeEndian, v); err != nil {
-		panic(err) // a value of fixed size into memory
-	}
-	return append(b.Bytes(), make([]byte, size-b.Len())...)
+// bytesOf are the bytes of a value without pointers, as the shim has them: to be read into, or written.
+func bytesOf[T record | head](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
+
+// padded is a page that begins with a value.
+func padded[T record | head](v *T) []byte {
+	content := make([]byte, page)
+	copy(content, bytesOf(v))
+	return content
 }
 
 // ErrLeased is of a file that cannot be opened for writing, because a process in a container holds a lease on it (fcntl(2), F_SETLEASE): whoever is
@@ -111,9 +118,9 @@ func Open(dir string) (*Limits, error) {
 		return nil, fmt.Errorf("cannot map %s: %w", path, err)
 	}
 	l := &Limits{dir, memory, (*record)(unsafe.Pointer(&memory[0]))}
-	if r := l.record; r.Magic != limitsMagic || r.Version != version || r.Devices > MaxDevices {
+	if !l.record.isSound() {
 		l.Close()
-		return nil, fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
+		return nil, unsound(path)
 	}
 	return l, nil
 }
@@ -131,16 +138,35 @@ func (l *Limits) Close() {
 	l.memory, l.record = nil, nil
 }
 
-func (l *Limits) isFor(devices []device) bool {
-	if int(l.record.Devices) != len(devices) {
-		return false
+// isSound reports whether it is a record of this version.
+func (r *record) isSound() bool {
+	return r.Magic == limitsMagic && r.Version == version && r.Devices <= MaxDevices
+}
+
+func (r *record) isFor(devices []device) bool {
+	return slices.EqualFunc(r.Device[:r.Devices], devices, func(is, d device) bool { return is.UUID == d.UUID })
+}
+
+// says reports whether it is for these devices and has their bytes and shares already.
+func (r *record) says(devices []device) bool {
+	return slices.EqualFunc(r.Device[:r.Devices], devices, func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
+}
+
+// read reads the limits of a grant without mapping them. What others change meanwhile are the words that no grant says.
+func read(dir string) (r record, err error) {
+	var content [page]byte // of which all must be there
+	path := filepath.Join(dir, grant.LimitsFile)
+	if err = host.ReadHead(path, content[:]); err != nil {
+		return r, err
 	}
-	for i, d := range devices {
-		if l.record.Device[i].UUID != d.UUID {
-			return false
-		}
+	if copy(bytesOf(&r), content[:]); !r.isSound() {
+		err = unsound(path)
 	}
-	return true
+	return r, err
+}
+
+func unsound(path string) error {
+	return fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
 }
 
 // set changes bytes and shares in place: a container's mount shows this file and would never see another one. Each word is
@@ -164,7 +190,7 @@ func (l *Limits) set(devices []device) {
 // nothing more can be had.
 func (l *Limits) Set(shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
-	if err == nil && !l.isFor(devices) {
+	if err == nil && !l.record.isFor(devices) {
 		err = errNotGranted
 	}
 	if err != nil {

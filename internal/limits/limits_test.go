@@ -303,7 +303,7 @@ func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 			var h head
 			content, err := os.ReadFile(path)
 			mustDo(t, err)
-			mustDo(t, decode(content, &h))
+			copy(bytesOf(&h), content)
 			info, err := os.Stat(path)
 			mustDo(t, err)
 			if inode(t, path) != before || len(content) != regionSize || info.Mode() != 0o666 || h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
@@ -446,11 +446,12 @@ func TestALeaseHoldsNobodyUp(t *testing.T) {
 	if _, err := OpenAccount(dir); !errors.Is(err, ErrLeased) {
 		t.Errorf("the account's: %v", err)
 	}
-	if err := Ensure(dir, shares(grant.GiB, grant.GiB), 0); !errors.Is(err, ErrLeased) || inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
+	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0)) // which they are already
+	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0); !errors.Is(err, ErrLeased) || inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
 		t.Errorf("limits that a container has in use are made anew: %v", err)
 	}
 	held.Close()
-	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0))
+	mustDo(t, Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0))
 
 	mustDo(t, os.Truncate(filepath.Join(dir, grant.RegionFile), 1<<20))
 	held = lease(grant.RegionFile, unix.F_WRLCK)

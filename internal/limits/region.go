@@ -69,12 +69,8 @@ func allocate(f *os.File) error {
 // setHead writes the head where it is not as it must be. How many slots were used before nobody knows any more then: all of them
 // count.
 func setHead(f *os.File, want head, isNew bool) error {
-	content := make([]byte, page)
 	var have head
-	if _, err := f.ReadAt(content, 0); err != nil {
-		return err
-	}
-	if err := decode(content, &have); err != nil {
+	if _, err := f.ReadAt(bytesOf(&have), 0); err != nil {
 		return err
 	}
 	if want.High = have.High; have == want {
@@ -83,7 +79,7 @@ func setHead(f *os.File, want head, isNew bool) error {
 	if want.High = slots; isNew {
 		want.High = 0
 	}
-	_, err := f.WriteAt(padded(want, page), 0)
+	_, err := f.WriteAt(padded(&want), 0)
 	return err
 }
 

@@ -1,7 +1,6 @@
 package limits
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -146,10 +145,6 @@ func slotOf(data []byte) (s slot) {
 	}
 	s.PID = binary.NativeEndian.Uint32(data[8*MaxDevices:])
 	return s
-}
-
-func decode(data []byte, v any) error {
-	return binary.Read(bytes.NewReader(data), binary.NativeEndian, v)
 }
 
 // held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking takes no lock.

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -45,9 +46,9 @@ func ownDirectory(key, dir string) (string, error) {
 		return "", fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
 	}
 	path := real(dir)
-	for _, shared := range append(sharedDirs[:len(sharedDirs):len(sharedDirs)], kernelDirs...) {
-		if within(shared, path) {
-			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use", key, dir, shared)
+	for _, dirs := range [][]string{sharedDirs, kernelDirs} {
+		if i := slices.IndexFunc(dirs, func(shared string) bool { return within(shared, path) }); i >= 0 {
+			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use", key, dir, dirs[i])
 		}
 	}
 	for _, kernel := range kernelDirs {

@@ -3,6 +3,7 @@ package request
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -139,7 +140,7 @@ func (f *finder) nodeHit(path string, class grant.NodeClass, major, minor int64)
 	if class == "" {
 		return
 	}
-	f.hit(grant.Hit{Vector: "device:" + path, Value: fmt.Sprintf("c %d:%d", major, minor), Code: f.codeFor(grant.GPUDeviceNode),
+	f.hit(grant.Hit{Vector: "device:" + path, Value: "c " + strconv.FormatInt(major, 10) + ":" + strconv.FormatInt(minor, 10), Code: f.codeFor(grant.GPUDeviceNode),
 		Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveDevice, Name: path}})
 }
 

@@ -1,9 +1,9 @@
 package request
 
 import (
-	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -77,7 +77,7 @@ func allowsOnly(rules []specs.LinuxDeviceCgroup) (allows []grant.DeviceRule, onl
 }
 
 func (f *finder) ruleHit(o opening) {
-	h := grant.Hit{Vector: fmt.Sprintf("rule:%d", o.index), Value: o.device() + " " + o.access, Code: f.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
+	h := grant.Hit{Vector: "rule:" + strconv.Itoa(o.index), Value: o.device() + " " + o.access, Code: f.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
 	switch {
 	case f.caller.CgroupsOff: // no rule of ours would apply either
 		h.Vector, h.Value, h.Code = "rule:none", "the device cgroup is switched off", grant.GPUDeviceRule
@@ -103,7 +103,7 @@ func digits(n int64) string {
 	if n == wildcard {
 		return "*"
 	}
-	return fmt.Sprint(n)
+	return strconv.FormatInt(n, 10)
 }
 
 // openings evaluates the rules in their order. Where the runtimes and cgroup versions disagree, it takes the reading

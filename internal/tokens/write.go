@@ -26,7 +26,13 @@ func NewIndented() *Writer { return &Writer{indent: "  "} }
 func (w *Writer) End() ([]byte, error) { return w.out, w.err }
 
 // Grow makes room for so many more bytes.
-func (w *Writer) Grow(n int) { w.out = slices.Grow(w.out, n) }
+func (w *Writer) Grow(n int) {
+	if w.out == nil {
+		w.out = make([]byte, 0, n) // of which no page is touched before it is written to, as slices.Grow does
+		return
+	}
+	w.out = slices.Grow(w.out, n)
+}
 
 // Len is how much is written, in bytes.
 func (w *Writer) Len() int { return len(w.out) }
