@@ -1,7 +1,7 @@
 package runtime
 
 import (
-	"runtime"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +14,12 @@ const restful = "10000000"
 // (docs/adr/0036). Nothing depends on it: what the monitor does it does later.
 //
 // The real runtime, and the container after it, must have the timers that the engine gave us. Threads inherit them from the one that makes them,
-// and the monitor makes some. So from here on to the exec this goroutine stays on its thread, which was made before.
+// and the monitor makes some. So from here on to the exec this goroutine has to stay on a thread that was made before: it is on the process's
+// first one, where all init functions run (package runtime, LockOSThread), and the wrapper is one.
 func calm() {
-	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		return // called by somebody else
+	}
 	if monitor := monitorsThread(); monitor != "" {
 		rest(monitor)
 	}

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -11,79 +12,120 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// asWrapperEnv has the test's program be in an init function, as the wrapper is, and do there what it names.
+const asWrapperEnv = "GPULEDGER_TEST_AS_WRAPPER"
+
+func init() {
+	act := map[string]func() error{"rests": restsAndExecs, "stays": stays}[os.Getenv(asWrapperEnv)]
+	if act == nil {
+		return
+	}
+	if err := act(); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func asWrapper(what string) (string, error) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asWrapperEnv+"="+what)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
 // slackOf is a thread's, in nanoseconds.
-func slackOf(t *testing.T, thread string) string {
+func slackOf(thread string) string {
 	text, err := os.ReadFile("/proc/" + thread + "/timerslack_ns")
 	if err != nil {
-		t.Fatal(err)
+		return err.Error()
 	}
 	return strings.TrimSpace(string(text))
 }
 
-// calmEnv has TestTheRealRuntimesTimersAreTheEngines be the wrapper in a second process.
-const calmEnv = "GPULEDGER_TEST_CALM"
+const enginesSlack = 70_000
 
 // TestTheRealRuntimesTimersAreTheEngines: only Go's monitor wakes up late, and what is run by exec has the timers that the engine has set.
 func TestTheRealRuntimesTimersAreTheEngines(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("it takes CAP_SYS_NICE")
+		t.Skip("it takes CAP_SYS_NICE: that the monitor rests, and nobody else, is not shown")
 	}
-	const engines = 70_000
-	if os.Getenv(calmEnv) == "" {
-		cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), calmEnv+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil || string(out) != strconv.Itoa(engines)+"\n" {
-			t.Errorf("%q (%v), want %d", out, err, engines)
-		}
-		return
+	if out, err := asWrapper("rests"); err != nil || out != strconv.Itoa(enginesSlack)+"\n" {
+		t.Errorf("%q (%v), want %d", out, err, enginesSlack)
 	}
-	runtime.LockOSThread()
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, engines, 0, 0, 0); err != nil {
-		t.Fatal(err)
+}
+
+func restsAndExecs() error {
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, enginesSlack, 0, 0, 0); err != nil {
+		return err
 	}
 	monitor := monitorsThread()
-	if before := slackOf(t, monitor); before == restful || monitor == strconv.Itoa(unix.Gettid()) {
-		t.Fatalf("thread %s of %d has %s ns before", monitor, os.Getpid(), before)
+	if before := slackOf(monitor); before == restful || monitor == strconv.Itoa(unix.Gettid()) {
+		return fmt.Errorf("thread %s of %d has %s ns before", monitor, os.Getpid(), before)
 	}
 	calm()
-	if after := slackOf(t, monitor); after != restful {
-		t.Fatalf("the monitor's thread has %s ns", after)
+	if after := slackOf(monitor); after != restful {
+		return fmt.Errorf("the monitor's thread has %s ns", after)
 	}
-	t.Fatal(unix.Exec("/bin/cat", []string{"cat", "/proc/self/timerslack_ns"}, os.Environ()))
+	return unix.Exec("/bin/cat", []string{"cat", "/proc/self/timerslack_ns"}, os.Environ())
 }
 
 func TestOurOwnTimersStay(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	own := strconv.Itoa(unix.Gettid())
-	before := slackOf(t, own)
+	before := slackOf(own)
 	rest(own)
-	if after := slackOf(t, own); after != before || after == restful {
+	if after := slackOf(own); after != before || after == restful {
 		t.Errorf("%s ns, and %s before", after, before)
 	}
 }
 
-// TestWhoIsCalmStaysOnItsThread: another one may have the monitor's timers.
-func TestWhoIsCalmStaysOnItsThread(t *testing.T) {
-	moved := func(first func()) bool {
-		answer := make(chan bool)
-		go func() {
-			first()
-			thread, ping := unix.Gettid(), make(chan bool)
-			for range 2000 {
-				go func() { ping <- true }()
-				<-ping
-				runtime.Gosched()
-				if unix.Gettid() != thread {
-					answer <- true
-					return
-				}
-			}
-			answer <- false
-		}()
-		return <-answer
+// TestAnInitFunctionStaysOnTheFirstThread: another one may have the monitor's timers, and the wrapper is an init function for that.
+func TestAnInitFunctionStaysOnTheFirstThread(t *testing.T) {
+	if out, err := asWrapper("stays"); err != nil {
+		t.Errorf("%s (%v)", out, err)
 	}
-	if moved(calm) {
-		t.Error("it is on another thread")
+	moved := make(chan bool)
+	go func() { moved <- isMoved() }()
+	if !<-moved {
+		t.Skip("here no other goroutine moves either: that one in an init function does not says little")
+	}
+}
+
+func stays() error {
+	if unix.Gettid() != os.Getpid() || isMoved() {
+		return fmt.Errorf("an init function of %d is on thread %d", os.Getpid(), unix.Gettid())
+	}
+	return nil
+}
+
+// isMoved reports whether a goroutine goes on in another thread after one of many waits.
+func isMoved() bool {
+	thread, ping := unix.Gettid(), make(chan bool)
+	for range 2000 {
+		go func() { ping <- true }()
+		<-ping
+		runtime.Gosched()
+		if unix.Gettid() != thread {
+			return true
+		}
+	}
+	return false
+}
+
+func TestOnAnotherThreadNobodyRests(t *testing.T) {
+	answer := make(chan string)
+	go func() {
+		runtime.LockOSThread() // and it ends with the goroutine
+		monitor := monitorsThread()
+		before := slackOf(monitor)
+		if calm(); unix.Gettid() != os.Getpid() && slackOf(monitor) != before {
+			answer <- "the monitor's thread has " + slackOf(monitor) + " ns, and had " + before
+		}
+		close(answer)
+	}()
+	if said := <-answer; said != "" {
+		t.Error(said)
 	}
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it
-// fails.
+// fails. An init function calls it, for which calm says why.
 func Main() int {
 	w := wrapper{argv: os.Args, Command: oci.Parse(os.Args)}
 	w.Complain(w.run())

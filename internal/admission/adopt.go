@@ -164,7 +164,7 @@ func (c *asking) unplaced(ask Ask, err error) {
 	var refusal *grant.Refusal
 	var missing *grant.NotFoundError
 	switch {
-	case errors.As(err, &refusal) && sentences[refusal.Code] != (sentence{}):
+	case errors.As(err, &refusal) && sentences()[refusal.Code] != (sentence{}):
 		c.find(refusal.Code, c.source(), ask.size())
 	case refusal != nil: // the node's fault
 		c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: "node", Value: refusal.Message, Code: refusal.Code}, message: refusal.Message, hint: refusal.Hint})

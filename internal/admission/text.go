@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -21,42 +22,44 @@ type sentence struct {
 	hint          string
 }
 
-// sentences has a row for each code that a decision gives. In the texts {v} is the vector, {x} its value, {g} the grant.
-var sentences = map[grant.Code]sentence{
-	grant.LedgerUnreadable:    {without: "relies on grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
-	grant.AnnotationMalformed: {without: "carries {v}, which cannot be read: {x}", hint: "correct it, or remove it"},
-	grant.AnnotationMismatch: {without: "carries {v} ({x}), which disagrees with its other references", with: "carries {v} ({x}), which disagrees with grant {g}",
-		hint: "all references and allocations of a container must name one grant, as it stands in the ledger"},
-	grant.GrantNotFound: {without: "refers to a grant by {v}, but the ledger has no grant that it opens", hint: "a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; " +
-		"the grant may have been released"},
-	grant.GrantOwnerMismatch:         {without: "refers to grant {x} by {v}, which belongs to another owner", hint: "a pod's grant is used by the pod and container that it names, and by nobody else"},
-	grant.GrantExpired:               {without: "holds grant {x}, whose time is over", hint: "request a new grant, or have this one's time extended before it ends"},
-	grant.GrantInUse:                 {without: "holds grant {x}, which a container uses already", hint: "a grant serves one container at a time; it is free again when that container has ended"},
-	grant.GPUUnhealthy:               {without: "holds a grant of {v}, which {x}", hint: "release the grant and request another one; an administrator sees the GPUs with `gpuledger gpus`"},
-	grant.ModeConflict:               {without: "is allocated {x} GPU(s) by {v}, but a GPU is in another mode", hint: "a GPU is in one mode at a time, until its last grant is released"},
-	grant.NoCapacity:                 {without: "is allocated {x} GPU(s) by {v}, but there is not as much free", hint: "ask for less; an administrator sees who holds what with `gpuledger inspect` and in the audit log"},
-	grant.LimitUnenforceable:         {without: "would be held to its grant by strength {x}, which is less than this node's minimum_strength", hint: "drop its privileges, or ask for a mode that this node enforces better"},
-	grant.MPSNotReady:                {without: "holds a grant in mode mps, and its MPS daemon cannot take it as a client: {x}", hint: "gpuledgerd starts a daemon within seconds of its first grant, and its log says what keeps it; try again"},
-	grant.InjectionImpossible:        {without: "cannot be given the driver's files, because its root file system can't be read: {x}", hint: "the engine mounts it before it calls the runtime; is the bundle complete?"},
-	grant.VisibleDevicesAll:          {without: "asks for all GPUs through {v} but holds no grant", hint: hintVoid},
-	grant.VisibleDevicesOutsideGrant: {without: "asks for GPUs {x} through {v} but holds no grant", with: "asks for GPUs {x} through {v}, which are not all in its grant {g}", hint: hintVoid},
-	grant.GPUEnv:                     {without: "asks for GPU features through {v}={x} but holds no grant", hint: hintRequest + " or unset it"},
-	grant.GPUDeviceNode:              {without: "brings the GPU device {v} ({x}) but holds no grant", with: "brings the GPU device {v} ({x}), which is not in its grant {g}", hint: hintRequest},
-	grant.GPUDeviceRule:              {without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant", with: "may open GPU devices beyond its grant {g} by its device rules ({v}: {x})", hint: hintRequest},
-	grant.GPUBindMount:               {without: "mounts GPU devices by {v} from {x} but holds no grant", with: "mounts GPU devices by {v} from {x}, which are not in its grant {g}", hint: hintRequest},
-	grant.GPUSocket:                  {without: "mounts {x} by {v}, which belongs to gpuledger or to an MPS daemon", hint: "directories that govern GPUs are no container's; remove the mount"},
-	grant.GPUHook:                    {without: "has a hook that injects GPUs ({v}) but holds no grant", hint: hintRequest},
-	grant.CDIDeviceOutsideGrant:      {without: "asks for CDI devices {x} through {v} but holds no grant", with: "asks for CDI devices {x} through {v}, which grant {g} does not cover", hint: hintRequest},
-	grant.PrivilegedGPU: {without: "is privileged, so it reaches every GPU of this node ({v}: {x}), but holds no grant", hint: hintRequest + ", drop the privilege, " +
-		"or have the administrator set privileged = \"strip\" or an exemption"},
-}
+// sentences has a row for each code that a decision gives. In the texts {v} is the vector, {x} its value, {g} the grant. Most creates need none.
+var sentences = sync.OnceValue(func() map[grant.Code]sentence {
+	return map[grant.Code]sentence{
+		grant.LedgerUnreadable:    {without: "relies on grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
+		grant.AnnotationMalformed: {without: "carries {v}, which cannot be read: {x}", hint: "correct it, or remove it"},
+		grant.AnnotationMismatch: {without: "carries {v} ({x}), which disagrees with its other references", with: "carries {v} ({x}), which disagrees with grant {g}",
+			hint: "all references and allocations of a container must name one grant, as it stands in the ledger"},
+		grant.GrantNotFound: {without: "refers to a grant by {v}, but the ledger has no grant that it opens", hint: "a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; " +
+			"the grant may have been released"},
+		grant.GrantOwnerMismatch:         {without: "refers to grant {x} by {v}, which belongs to another owner", hint: "a pod's grant is used by the pod and container that it names, and by nobody else"},
+		grant.GrantExpired:               {without: "holds grant {x}, whose time is over", hint: "request a new grant, or have this one's time extended before it ends"},
+		grant.GrantInUse:                 {without: "holds grant {x}, which a container uses already", hint: "a grant serves one container at a time; it is free again when that container has ended"},
+		grant.GPUUnhealthy:               {without: "holds a grant of {v}, which {x}", hint: "release the grant and request another one; an administrator sees the GPUs with `gpuledger gpus`"},
+		grant.ModeConflict:               {without: "is allocated {x} GPU(s) by {v}, but a GPU is in another mode", hint: "a GPU is in one mode at a time, until its last grant is released"},
+		grant.NoCapacity:                 {without: "is allocated {x} GPU(s) by {v}, but there is not as much free", hint: "ask for less; an administrator sees who holds what with `gpuledger inspect` and in the audit log"},
+		grant.LimitUnenforceable:         {without: "would be held to its grant by strength {x}, which is less than this node's minimum_strength", hint: "drop its privileges, or ask for a mode that this node enforces better"},
+		grant.MPSNotReady:                {without: "holds a grant in mode mps, and its MPS daemon cannot take it as a client: {x}", hint: "gpuledgerd starts a daemon within seconds of its first grant, and its log says what keeps it; try again"},
+		grant.InjectionImpossible:        {without: "cannot be given the driver's files, because its root file system can't be read: {x}", hint: "the engine mounts it before it calls the runtime; is the bundle complete?"},
+		grant.VisibleDevicesAll:          {without: "asks for all GPUs through {v} but holds no grant", hint: hintVoid},
+		grant.VisibleDevicesOutsideGrant: {without: "asks for GPUs {x} through {v} but holds no grant", with: "asks for GPUs {x} through {v}, which are not all in its grant {g}", hint: hintVoid},
+		grant.GPUEnv:                     {without: "asks for GPU features through {v}={x} but holds no grant", hint: hintRequest + " or unset it"},
+		grant.GPUDeviceNode:              {without: "brings the GPU device {v} ({x}) but holds no grant", with: "brings the GPU device {v} ({x}), which is not in its grant {g}", hint: hintRequest},
+		grant.GPUDeviceRule:              {without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant", with: "may open GPU devices beyond its grant {g} by its device rules ({v}: {x})", hint: hintRequest},
+		grant.GPUBindMount:               {without: "mounts GPU devices by {v} from {x} but holds no grant", with: "mounts GPU devices by {v} from {x}, which are not in its grant {g}", hint: hintRequest},
+		grant.GPUSocket:                  {without: "mounts {x} by {v}, which belongs to gpuledger or to an MPS daemon", hint: "directories that govern GPUs are no container's; remove the mount"},
+		grant.GPUHook:                    {without: "has a hook that injects GPUs ({v}) but holds no grant", hint: hintRequest},
+		grant.CDIDeviceOutsideGrant:      {without: "asks for CDI devices {x} through {v} but holds no grant", with: "asks for CDI devices {x} through {v}, which grant {g} does not cover", hint: hintRequest},
+		grant.PrivilegedGPU: {without: "is privileged, so it reaches every GPU of this node ({v}: {x}), but holds no grant", hint: hintRequest + ", drop the privilege, " +
+			"or have the administrator set privileged = \"strip\" or an exemption"},
+	}
+})
 
 // deviceMemory is for a spec that sets the key of the driver's limit itself.
 var deviceMemory = sentence{without: "sets {v} ({x}), by which the driver limits GPU memory", hint: "that limit is the ledger's; leave the key out"}
 
 // text is what a tenant is told, and what to do about it.
 func (c *asking) text(code grant.Code, vector, value string) (message, hint string) {
-	s := sentences[code]
+	s := sentences()[code]
 	if code == grant.LimitUnenforceable && strings.HasPrefix(vector, "unified:") {
 		s = deviceMemory
 	}

@@ -146,13 +146,13 @@ func TestATenantsWordsComeThroughHarmless(t *testing.T) {
 
 // Every code that a decision finds has words of its own.
 func TestEveryFindingHasASentence(t *testing.T) {
-	for code, s := range sentences {
+	for code, s := range sentences() {
 		if code.Rank() < 0 || s.without == "" || s.hint == "" {
 			t.Errorf("%q: %+v", code, s)
 		}
 	}
 	for _, code := range grant.Codes[grant.VisibleDevicesAll.Rank():] {
-		if _, found := sentences[code]; !found {
+		if _, found := sentences()[code]; !found {
 			t.Errorf("%s has no sentence", code)
 		}
 	}

@@ -42,6 +42,7 @@ func readDriver(d *jsontext.Decoder, v *grant.Driver) error {
 		case "memory_limits":
 			return tokens.String(d, &v.MemoryLimits)
 		case "files":
+			v.Files = make([]grant.DriverFile, 0, 16+len(d.UnreadBuffer())/256) // what is left is files for the most part
 			return tokens.List(d, &v.Files, readFile)
 		}
 		return d.SkipValue()

@@ -41,10 +41,12 @@ type loader struct {
 }
 
 // loaders are those of this architecture: glibc's first, because NVIDIA's libraries are built for it.
-var loaders = map[string][]loader{
-	"amd64": {{64, "/lib64/ld-linux-x86-64.so.2", ""}, {64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}},
-	"arm64": {{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path"}, {32, "/lib/ld-linux-armhf.so.3", ""}},
-}[runtime.GOARCH]
+func loaders() []loader {
+	if runtime.GOARCH == "arm64" {
+		return []loader{{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path"}, {32, "/lib/ld-linux-armhf.so.3", ""}}
+	}
+	return []loader{{64, "/lib64/ld-linux-x86-64.so.2", ""}, {64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}}
+}
 
 // Of finds the library directories of an image. One that has none, as an image with static programs alone, has no problem.
 func Of(i Image) grant.Layout {
@@ -53,7 +55,7 @@ func Of(i Image) grant.Layout {
 		return grant.Layout{Problem: err.Error()}
 	}
 	defer r.root.Close()
-	known := slices.Clone(loaders)
+	known := loaders()
 	if own := r.interpreter(); own != "" { // of a distribution with another place for it, as NixOS
 		known = append(known, loader{64, own, ""})
 	}

@@ -87,7 +87,7 @@ func isLibrary(path string) error {
 	if err != nil {
 		return err
 	}
-	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine || head[19] != 0 {
+	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine() || head[19] != 0 {
 		return fmt.Errorf("%s is no library of this machine's architecture", path)
 	}
 	return nil
@@ -95,8 +95,16 @@ func isLibrary(path string) error {
 
 const elfShared = 3 // ET_DYN
 
-// elfMachine is this architecture's: EM_X86_64, EM_AARCH64.
-var elfMachine = map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
+// elfMachine is this architecture's: EM_X86_64, EM_AARCH64; 0, of no library, of another one.
+func elfMachine() byte {
+	switch runtime.GOARCH {
+	case "amd64":
+		return 62
+	case "arm64":
+		return 183
+	}
+	return 0
+}
 
 // couldBeLimited reports whether one of the grants that a container may hold is of mode limit or mps.
 func couldBeLimited(view grant.View) bool {

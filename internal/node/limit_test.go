@@ -31,12 +31,12 @@ func TestTheShimIsToldWithoutLinks(t *testing.T) {
 		b[16], b[18] = 3, machine
 		return b
 	}
-	for name, content := range map[string][]byte{"whole": head(elfMachine), "foreign": head(elfMachine ^ 1), "text": []byte(strings.Repeat("text", 20)), "short": []byte("\x7fELF")} {
+	for name, content := range map[string][]byte{"whole": head(elfMachine()), "foreign": head(elfMachine() ^ 1), "text": []byte(strings.Repeat("text", 20)), "short": []byte("\x7fELF")} {
 		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 			must(t, os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, library), content, 0o644))
 		}
 	}
-	must(t, os.MkdirAll(dir+"/half", 0o755), os.WriteFile(dir+"/half/libcuda.so.1", head(elfMachine), 0o644), os.Symlink("whole", dir+"/link"))
+	must(t, os.MkdirAll(dir+"/half", 0o755), os.WriteFile(dir+"/half/libcuda.so.1", head(elfMachine()), 0o644), os.Symlink("whole", dir+"/link"))
 	for name, problem := range map[string]string{"whole": "", "link": "", "foreign": "architecture", "text": "architecture", "short": "no library", "half": "libnvidia-ml.so.1", "nowhere": "no such file"} {
 		n := &Node{Policy: grant.Policy{Enforcement: grant.Enforcement{Shim: filepath.Join(dir, name)}}}
 		got := n.Shim()

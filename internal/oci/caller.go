@@ -10,21 +10,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// engines are the suffixes of our programs' names. Two engines can share a node, so `gpuledger configure` makes each a
-// link of its own.
-var engines = map[string]grant.Engine{
-	".containerd": grant.Containerd, ".crio": grant.CRIO, ".cri-o": grant.CRIO, ".podman": grant.Podman, ".docker": grant.Docker,
-}
-
-// Engine is who calls a program by this name: a suffix says it, else the configuration. A suffix that nobody knows is
-// nobody whose annotations are believed.
+// Engine is who calls a program by this name: a suffix says it, else the configuration. Two engines can share a node, so
+// `gpuledger configure` makes each a link of its own. A suffix that nobody knows is nobody whose annotations are believed.
 func Engine(program string, configured grant.Engine) grant.Engine {
-	suffix := filepath.Ext(filepath.Base(program))
-	if suffix == "" {
+	switch filepath.Ext(filepath.Base(program)) {
+	case "":
 		return configured
-	}
-	if engine, known := engines[suffix]; known {
-		return engine
+	case ".containerd":
+		return grant.Containerd
+	case ".crio", ".cri-o":
+		return grant.CRIO
+	case ".podman":
+		return grant.Podman
+	case ".docker":
+		return grant.Docker
 	}
 	return grant.NoEngine
 }

@@ -8,22 +8,29 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// identityKeys are the annotations that an engine itself writes last, after whatever a pod brings along. Any other key
-// can be forged on that engine.
-var identityKeys = map[grant.Engine]struct{ uid, namespace, pod, container, kind string }{
-	grant.Containerd: {
-		uid: "io.kubernetes.cri.sandbox-uid", namespace: "io.kubernetes.cri.sandbox-namespace", pod: "io.kubernetes.cri.sandbox-name",
-		container: "io.kubernetes.cri.container-name", kind: "io.kubernetes.cri.container-type",
-	},
-	grant.CRIO: {
-		uid: "io.kubernetes.pod.uid", namespace: "io.kubernetes.pod.namespace", pod: "io.kubernetes.pod.name",
-		container: "io.kubernetes.container.name", kind: "io.kubernetes.cri-o.ContainerType",
-	},
+type identityKeys struct{ uid, namespace, pod, container, kind string }
+
+// keysOf are the annotations that an engine itself writes last, after whatever a pod brings along. Any other key can be forged on
+// that engine; the others vouch for none.
+func keysOf(engine grant.Engine) (keys identityKeys, trusted bool) {
+	switch engine {
+	case grant.Containerd:
+		return identityKeys{
+			uid: "io.kubernetes.cri.sandbox-uid", namespace: "io.kubernetes.cri.sandbox-namespace", pod: "io.kubernetes.cri.sandbox-name",
+			container: "io.kubernetes.cri.container-name", kind: "io.kubernetes.cri.container-type",
+		}, true
+	case grant.CRIO:
+		return identityKeys{
+			uid: "io.kubernetes.pod.uid", namespace: "io.kubernetes.pod.namespace", pod: "io.kubernetes.pod.name",
+			container: "io.kubernetes.container.name", kind: "io.kubernetes.cri-o.ContainerType",
+		}, true
+	}
+	return identityKeys{}, false
 }
 
 // identity reads who a container is, where its engine vouches for it, and whether it is a pod's sandbox.
 func identity(annotations map[string]string, engine grant.Engine) (id grant.Identity, sandbox bool) {
-	keys, trusted := identityKeys[engine]
+	keys, trusted := keysOf(engine)
 	if !trusted {
 		return grant.Identity{}, false
 	}
@@ -36,7 +43,7 @@ func identity(annotations map[string]string, engine grant.Engine) (id grant.Iden
 // Vouch writes an identity that the caller knows to be true in the place where Find looks for it, over whatever stands there.
 // An engine that vouches for none gets nothing.
 func Vouch(annotations map[string]string, engine grant.Engine, id grant.Identity) {
-	keys, trusted := identityKeys[engine]
+	keys, trusted := keysOf(engine)
 	if !trusted {
 		return
 	}
