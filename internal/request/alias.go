@@ -1,7 +1,6 @@
 package request
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -143,7 +142,8 @@ func (f *finder) lent() []uint64 {
 		return f.seen.lent
 	}
 	mps, dirs := grant.MPSDir(f.node.Policy.RunDir, ""), []string{f.node.Policy.LimitsRoot()}
-	for _, name := range namesIn(mps) {
+	names, _ := host.Names(mps) // of what is no directory: none
+	for _, name := range names {
 		dirs = append(dirs, filepath.Join(mps, name, "pipe"), filepath.Join(mps, name, "shm"))
 	}
 	f.seen.lent = []uint64{}
@@ -153,17 +153,6 @@ func (f *finder) lent() []uint64 {
 		}
 	}
 	return f.seen.lent
-}
-
-// namesIn are the names in a directory, none of what is no directory.
-func namesIn(dir string) []string {
-	d, err := host.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1)
-	return names
 }
 
 // fresh are where the kubelet and engines mount file systems that they have just made, which are nowhere else: nearly every container has
