@@ -15,10 +15,10 @@ const restful = "10000000"
 //
 // The real runtime, and the container after it, must have the timers that the engine gave us. Threads inherit them from the one that makes them,
 // and the monitor makes some. So from here on to the exec this goroutine has to stay on a thread that was made before: it is on the process's
-// first one, where all init functions run (package runtime, LockOSThread), and the wrapper is one.
+// first one, where all init functions run (package runtime, LockOSThread), and the wrapper is one, which TestTheWrapperIsAnInitFunction holds.
 func calm() {
 	if unix.Gettid() != os.Getpid() {
-		return // called by somebody else
+		return // it is no init function's
 	}
 	if monitor := monitorsThread(); monitor != "" {
 		rest(monitor)

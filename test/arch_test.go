@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -160,6 +164,30 @@ func TestHotBinariesAreLean(t *testing.T) {
 				t.Errorf("%s links %s", p.ImportPath, dep)
 			}
 		}
+	}
+}
+
+// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it could (calm.go).
+func TestTheWrapperIsAnInitFunction(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "../cmd/gpuledger-runtime/main.go", nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]bool{}
+	for _, d := range file.Decls {
+		f, isFunc := d.(*ast.FuncDecl)
+		if !isFunc {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if s, is := n.(*ast.SelectorExpr); is && s.Sel.Name == "Main" {
+				calls[f.Name.Name] = true
+			}
+			return true
+		})
+	}
+	if !calls["init"] || len(calls) != 1 {
+		t.Errorf("runtime.Main is called in %v", slices.Sorted(maps.Keys(calls)))
 	}
 }
 

@@ -37,8 +37,8 @@ type part struct {
 type rewriting func(w *tokens.Writer, old jsontext.Value) (changed bool, err error)
 
 // change rewrites the parts of an object and leaves every other byte of its values as it is, unknown fields and their order
-// included. Objects on the way to a part are made. Where no part changes, nothing does. The document is read once, and written once, with
-// room for so many bytes more than it has.
+// included. Objects on the way to a part are made. Where no part changes, nothing does. The objects are read once, and the document is written once,
+// with room for so many bytes more than it has.
 func change(doc jsontext.Value, more int, parts []part) (jsontext.Value, error) {
 	o, err := take(doc, parts)
 	if err != nil {
@@ -115,6 +115,9 @@ func (p *part) rewrite(w *tokens.Writer, m *member) (changed bool, err error) {
 		changed, err = new(object).rewrite(w, p.parts)
 	default:
 		err = errNoObject
+	}
+	if err == nil {
+		err = w.Err()
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", p.name, err)

@@ -143,6 +143,18 @@ func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
 	}
 }
 
+// TestOCISaysWhatItCannotWrite: a word of the verdict's that is no text.
+func TestOCISaysWhatItCannotWrite(t *testing.T) {
+	for place, v := range map[string]grant.Verdict{
+		"linux: maskedPaths": {Masked: []string{"/proc/\xff"}}, "process: env": {Edits: cdispec.ContainerEdits{Env: []string{"A=\xff"}}},
+		"mounts": {Edits: cdispec.ContainerEdits{Mounts: []*cdispec.Mount{{HostPath: "/\xff", ContainerPath: "/m"}}}},
+	} {
+		if got, err := OCI([]byte(`{"process":{},"linux":{}}`), v); err == nil || !strings.Contains(err.Error(), place+": ") {
+			t.Errorf("%s: %s (%v)", place, got, err)
+		}
+	}
+}
+
 func TestWithout(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"a":1,"devices":[1],"b":{ "c":2 }}`: `{"a":1,"b":{ "c":2 }}`,

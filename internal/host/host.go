@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,17 +29,15 @@ type Host struct {
 	boot *bootID // of the machine, once it is asked for
 }
 
-// bootID is what a /proc says of the boot, which no process outlives.
+// bootID is what a /proc says of the boot, which no process outlives. That it could not be read is not kept.
 type bootID struct {
 	proc string
-	read func() (string, error)
+	text atomic.Pointer[string]
 }
 
 // Default is the machine that the program runs on.
 func Default() Host {
-	h := Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now}
-	h.boot = &bootID{h.Proc, sync.OnceValues(h.readBootID)}
-	return h
+	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, boot: &bootID{proc: "/proc"}}
 }
 
 // maxProc bounds what is read of a file in /proc or /sys, in bytes.
@@ -47,10 +45,17 @@ const maxProc = 1 << 20
 
 // BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
 func (h Host) BootID() (string, error) {
-	if h.boot != nil && h.boot.proc == h.Proc {
-		return h.boot.read()
+	if h.boot == nil || h.boot.proc != h.Proc {
+		return h.readBootID()
 	}
-	return h.readBootID()
+	if known := h.boot.text.Load(); known != nil {
+		return *known, nil
+	}
+	text, err := h.readBootID()
+	if err == nil {
+		h.boot.text.Store(&text)
+	}
+	return text, err
 }
 
 func (h Host) readBootID() (string, error) {

@@ -62,9 +62,10 @@ func read(fd int, room []byte) (n int, err error) {
 	}
 }
 
-// ReadHead fills head with the beginning of a file, which has that much. What lies in the file's place, a pipe say, keeps nobody waiting.
-func ReadHead(path string, head []byte) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+// ReadHead fills head with the beginning of a file, which has that much and is opened with these flags beside. What lies in the file's place, a
+// pipe say, keeps nobody waiting.
+func ReadHead(path string, head []byte, flags int) error {
+	fd, err := unix.Open(path, flags|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}

@@ -138,7 +138,7 @@ func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {
 		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed", b.Grant, b.Container, b.RuntimeRoot)
 	}
-	if tx.found != b.Grant {
+	if tx.found == "" || tx.found != b.Grant {
 		if _, err := tx.read(b.Grant); err != nil {
 			return err
 		}

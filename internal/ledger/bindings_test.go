@@ -152,6 +152,31 @@ func TestBindRefusesAContainerThatIsAPath(t *testing.T) {
 	b.bind(bindingOf(id(1), "a..b")) // runc takes such ids
 }
 
+// TestBindIsOfAGrantThatIsThere: also where one was read, and is gone, a moment before.
+func TestBindIsOfAGrantThatIsThere(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1), sample(2))
+	for name, bind := range map[string]func(*Tx) error{
+		"no grant":           func(tx *Tx) error { return tx.Bind(bindingOf("", "c")) },
+		"one that never was": func(tx *Tx) error { return tx.Bind(bindingOf(id(3), "c")) },
+		"another than is read": func(tx *Tx) error {
+			_, err := tx.Get(id(1))
+			return errors.Join(err, tx.Bind(bindingOf(id(3), "c")))
+		},
+		"one that was just deleted": func(tx *Tx) error {
+			_, err := tx.Get(id(2))
+			return errors.Join(err, tx.Delete(id(2)), tx.Bind(bindingOf(id(2), "c")))
+		},
+	} {
+		if err := b.Update(bind); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if names, _ := namesIn(b.boundDir()); len(names) != 0 {
+		t.Errorf("left behind: %q", names)
+	}
+}
+
 func TestDeleteTakesTheBindingsAlong(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1), sample(2))

@@ -87,7 +87,7 @@ func (l *Ledger) Used(id grant.ID) bool {
 type Tx struct {
 	l      *Ledger
 	writes bool
-	found  grant.ID // of a grant that was read with the ledger locked: it is there until it is deleted
+	found  grant.ID // the grant that was read last with the ledger locked, where it was not deleted since
 }
 
 func (l *Ledger) grantsDir() string   { return filepath.Join(l.State, "grants") }

@@ -113,6 +113,7 @@ func (s *survey) removeOverdue() {
 		if len(g.Bindings) > 0 || !overdue {
 			continue
 		}
+		s.tx.found = ""
 		err := os.Remove(s.tx.l.grantPath(id))
 		s.repaired(s.tx.l.grantPath(id), "the grant is over", err)
 		if err == nil {

@@ -156,7 +156,7 @@ func (r *record) says(devices []device) bool {
 func read(dir string) (r record, err error) {
 	var content [page]byte // of which all must be there
 	path := filepath.Join(dir, grant.LimitsFile)
-	if err = host.ReadHead(path, content[:]); err != nil {
+	if err = host.ReadHead(path, content[:], unix.O_NOFOLLOW); err != nil {
 		return r, err
 	}
 	if copy(bytesOf(&r), content[:]); !r.isSound() {

@@ -420,6 +420,19 @@ func honestBesideWork(t *testing.T, dir string) {
 	}
 }
 
+// TestALinkIsNoLimitsFile: what it leads to says nothing, and a file takes its place.
+func TestALinkIsNoLimitsFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a")
+	ensure(t, dir, shares(1, 1))
+	path := filepath.Join(dir, grant.LimitsFile)
+	mustDo(t, os.Rename(path, path+".moved"))
+	mustDo(t, os.Symlink(path+".moved", path))
+	ensure(t, dir, shares(1, 1))
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("%v (%v)", info, err)
+	}
+}
+
 // TestALeaseHoldsNobodyUp: the owner of a file may have the kernel hold up who opens it for writing, for 45 s and then again; root of a container is the
 // owner of both files. Nobody waits, nothing is made anew in the place of what is in use, and what cannot be changed is told.
 func TestALeaseHoldsNobodyUp(t *testing.T) {

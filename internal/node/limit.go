@@ -80,7 +80,7 @@ func soundShim(dir string) error {
 // isLibrary reads the head of an ELF file (elf.h): class, byte order, type and machine.
 func isLibrary(path string) error {
 	var head [20]byte
-	err := host.ReadHead(path, head[:])
+	err := host.ReadHead(path, head[:], 0)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%s is no library: it is too short", path)
 	}

@@ -68,7 +68,7 @@ func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.
 	own := decoders.Get().(*decoder)
 	own.over(data, options...)
 	defer func() {
-		own.over(nil) // holds on to nothing
+		own.over(nil) // holds on to no document
 		decoders.Put(own)
 	}()
 	d := &own.Decoder

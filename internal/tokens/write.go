@@ -25,6 +25,9 @@ func NewIndented() *Writer { return &Writer{indent: "  "} }
 // End gives what was written, or why it could not be.
 func (w *Writer) End() ([]byte, error) { return w.out, w.err }
 
+// Err is why something could not be written, nil so far.
+func (w *Writer) Err() error { return w.err }
+
 // Grow makes room for so many more bytes.
 func (w *Writer) Grow(n int) {
 	if w.out == nil {
