@@ -50,13 +50,14 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	done
 
 .PHONY: test-more
-test-more: ## what CI runs after make test: Kubernetes' module, older versions, and the story through containerd 2.4 and Podman (root)
+test-more: ## what CI runs after make test: Kubernetes' module, older versions, the demo, and the story through containerd 2.4 and Podman (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
 	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
 	GPULEDGER_TEST_HISTORY=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^TestMPSOutlivesUpgrades$$' ./test
+	test/rig/leftovers.sh test/demo.sh
 	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
 E2E ?= containerd,crio,podman,docker,kubernetes

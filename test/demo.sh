@@ -184,7 +184,7 @@ modes() {
   say "A larger node: five GPUs, the last of them cut into MIG devices. A GPU takes the mode of its first grant. Mode mps needs gpuledgerd, which runs an MPS daemon for it."
   mkdir -p modes
   cd modes
-  ln -s ../driver ../gpu ../run .
+  ln -s ../driver ../gpu ../work ../run .
   write_config simulated "$PWD/gpus.json" "$PWD/driver"
   printf '[daemon]\nlisten = ""\ninterval = "100ms"\n' >>config.toml
   export GPULEDGER_CONFIG=$PWD/config.toml
