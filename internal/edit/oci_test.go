@@ -143,6 +143,15 @@ func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
 	}
 }
 
+// TestOCIKeepsWhatIsThereAlready: a document whose edits are all in it stays as it is, with its spaces.
+func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
+	config := ` { "linux" : { "maskedPaths":["/other","/p"] , "x":1 } , "process": {"env":["B=1","A=1"] } } `
+	got, err := OCI([]byte(config), grant.Verdict{Masked: []string{"/p"}, Edits: cdispec.ContainerEdits{Env: []string{"A=1"}}})
+	if err != nil || string(got) != config {
+		t.Errorf("%s (%v)", got, err)
+	}
+}
+
 // TestOCISaysWhatItCannotWrite: a word of the verdict's that is no text.
 func TestOCISaysWhatItCannotWrite(t *testing.T) {
 	for place, v := range map[string]grant.Verdict{

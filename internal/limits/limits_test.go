@@ -420,6 +420,19 @@ func honestBesideWork(t *testing.T, dir string) {
 	}
 }
 
+// TestAShareAloneIsAChange: of a grant whose bytes are what they were.
+func TestAShareAloneIsAChange(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a")
+	for _, percent := range []int{0, 50, 25, 25, 0} {
+		mustDo(t, Ensure(dir, shares(1, 1), percent))
+		for i, d := range open(t, dir).record.Device[:2] {
+			if d.Share != uint64(percent) {
+				t.Errorf("device %d has %d %%, want %d", i, d.Share, percent)
+			}
+		}
+	}
+}
+
 // TestALinkIsNoLimitsFile: what it leads to says nothing, and a file takes its place.
 func TestALinkIsNoLimitsFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a")
