@@ -5,13 +5,11 @@ package runtime
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -36,32 +34,46 @@ type wrapper struct {
 	argv []string
 	oci.Command
 	node *node.Node // only for the subcommands that concern us
-	real string     // the real runtime's path
+	real string     // path of the runtime that runs what is judged: runc or crun
+
+	// unjudged is the path of the runtime that runs what is not judged, or ""; see grant.Runtime.
+	unjudged string
 }
 
 // run does what the subcommand needs and execs. It returns only an error.
 func (w *wrapper) run() (err error) {
-	if !slices.Contains(judged, w.Name) {
-		if w.real, err = realRuntime(policy.RuntimePath(policy.Path(""))); err != nil {
-			return err
-		}
-		return w.exec()
+	judge := slices.Contains(judged, w.Name)
+	runtime, engine := grant.Runtime{}, grant.NoEngine
+	if judge {
+		w.node = node.Open(policy.Path(""), host.Default())
+		runtime, engine = w.node.Policy.Runtime, w.engine()
+	} else {
+		runtime, engine = policy.Runtime(policy.Path(""))
+		engine = oci.Engine(w.argv[0], engine)
 	}
-	w.node = node.Open(policy.Path(""), host.Default())
-	if w.real, err = realRuntime(w.node.Policy.Runtime.Path); err != nil {
+	if w.real, err = find(runtime.Path); err != nil {
 		return err
 	}
-	switch w.Name {
-	case "update":
+	if calledBack() {
+		return w.exec(w.real)
+	}
+	if name := runtime.UnjudgedOf(engine); name != "" {
+		w.unjudged, _ = find([]string{name})
+		if w.unjudged == "" && judge {
+			oci.Tell("gpuledger: cannot find " + oci.Clean(name) + " (runtime.unjudged); containers run under " + w.real)
+		}
+	}
+	switch {
+	case w.Name == "update":
 		if err := w.update(); err != nil {
 			return err
 		}
-	case "delete":
+	case w.Name == "delete":
 		w.node.Delete(w.runtimeRoot(), w.ID)
-	default:
+	case judge:
 		return w.create()
 	}
-	return w.exec()
+	return w.exec(w.keeper())
 }
 
 // judged are the subcommands that we look at. Every other one, known or not, is the real runtime's at once.
@@ -88,15 +100,20 @@ func (w *wrapper) create() error {
 		return refusal
 	}
 	failpoint.Hit("runtime/admitted")
+	undone := false // the grant could not be given: the container starts as if it had none
 	if refusal := replaceSpec(path, d.Config); refusal != nil {
 		w.unbind(d, container)
-		if !w.starts(asked, d, refusal) {
+		if undone = w.starts(asked, d, refusal); !undone {
 			return refusal
 		}
 	}
 	failpoint.Hit("runtime/edited")
 	w.fixRoot()
-	err = w.exec()
+	program := w.real
+	if w.unjudged != "" && (undone || w.node.Unjudged(d)) {
+		program = w.unjudged
+	}
+	err = w.exec(program)
 	w.unbind(d, container)
 	return err
 }
@@ -130,12 +147,6 @@ func (w *wrapper) unbind(d node.Decision, container grant.Container) {
 
 // because says why nothing is refused and nothing taken away.
 var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`, grant.Disabled: "gpuledger is disabled"}
-
-// exec becomes the real runtime.
-func (w *wrapper) exec() error {
-	argv := append([]string{w.real}, w.argv[1:]...)
-	return fmt.Errorf("cannot run %s: %w", w.real, syscall.Exec(w.real, argv, os.Environ()))
-}
 
 // replaceSpec puts the edited spec, if there is one, in place of the engine's, with its permissions.
 func replaceSpec(path string, config []byte) *grant.Refusal {
@@ -177,35 +188,4 @@ func absolute(path string) string {
 		return abs
 	}
 	return path
-}
-
-// binDirs are searched after PATH: an engine's monitor may run us without one.
-var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-
-// realRuntime finds the first of the configured runtimes, and never this program under another name.
-func realRuntime(names []string) (string, error) {
-	self, _ := os.Stat("/proc/self/exe")
-	for _, name := range names {
-		for _, path := range places(name) {
-			info, err := os.Stat(path)
-			if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && !os.SameFile(info, self) {
-				return path, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("cannot find the real OCI runtime: none of %s is there; set runtime.path in %s",
-		strings.Join(names, ", "), policy.Path(""))
-}
-
-func places(name string) []string {
-	if strings.Contains(name, "/") {
-		return []string{name}
-	}
-	var paths []string
-	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), binDirs...) {
-		if filepath.IsAbs(dir) { // a relative one would be the engine's working directory: the bundle
-			paths = append(paths, filepath.Join(dir, name))
-		}
-	}
-	return paths
 }

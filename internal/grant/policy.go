@@ -3,6 +3,8 @@ package grant
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,9 +37,39 @@ const (
 	NoEngine   Engine = "none"
 )
 
-// Runtime is the real OCI runtime behind the wrapper.
+// Runtime is the OCI runtimes behind the wrapper.
 type Runtime struct {
-	Path []string `toml:"path"` // names or absolute paths; the first one found is used
+	Path []string `toml:"path"` // runc or crun, by names or absolute paths; the first one found is used
+	// Unjudged is what runs a container that passes without being judged, because the policy only reports, gpuledger is
+	// disabled or the container is exempt: the engine's default runtime from before gpuledger, as NVIDIA's. It is a name
+	// or an absolute path for every engine, or a table of them by engine. What it does not name runs as Path says.
+	Unjudged any `toml:"unjudged"`
+}
+
+// UnjudgedOf is the runtime of an engine's containers that pass without being judged; "" is as Path says.
+func (r Runtime) UnjudgedOf(e Engine) string {
+	switch v := r.Unjudged.(type) {
+	case string:
+		return v
+	case map[string]any:
+		name, _ := v[string(e)].(string)
+		return name
+	}
+	return ""
+}
+
+// Programs are all of them, names or paths, in a new slice.
+func (r Runtime) Programs() []string {
+	programs := slices.Clone(r.Path)
+	switch v := r.Unjudged.(type) {
+	case string:
+		programs = append(programs, v)
+	case map[string]any:
+		for _, engine := range slices.Sorted(maps.Keys(v)) {
+			programs = append(programs, r.UnjudgedOf(Engine(engine)))
+		}
+	}
+	return slices.DeleteFunc(programs, func(name string) bool { return name == "" })
 }
 
 // Source is where the inventory comes from.

@@ -87,6 +87,18 @@ func (n *Node) recordOnly(d *Decision) {
 	}
 }
 
+// Unjudged reports whether a container is to run as it would without gpuledger: nothing is enforced, or the policy exempts
+// it, and the decision changes nothing of it.
+func (n *Node) Unjudged(d Decision) bool {
+	switch {
+	case d.Mode != "":
+		return true
+	case d.Kind != grant.Pass || d.Touches():
+		return false
+	}
+	return admission.Exempt(d.pod, n.Policy) || n.Mode() != grant.Enforce
+}
+
 // Explain is what Admit would say, without doing any of it.
 func (n *Node) Explain(c Create) Decision {
 	v, refused := n.visit(c)

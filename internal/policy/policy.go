@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -79,7 +80,7 @@ func Load(path string) (grant.Policy, error) {
 	}
 	p, err := Parse(text)
 	if err != nil {
-		p.Runtime.Path = runtimePath(text)
+		p.Runtime, _ = runtimeIn(text)
 		return p, fmt.Errorf("cannot read the configuration: %s:%w", path, err)
 	}
 	return p, nil
@@ -189,6 +190,9 @@ func validate(p grant.Policy) error {
 	if len(p.Runtime.Path) == 0 {
 		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
 	}
+	if err := validUnjudged(p.Runtime.Unjudged); err != nil {
+		return err
+	}
 	if p.Inventory.Source == grant.Simulated && p.Inventory.File == "" {
 		return errors.New(`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
 	}
@@ -225,6 +229,28 @@ func validate(p grant.Policy) error {
 	}
 	return validPools(p.Pools)
 }
+
+// validUnjudged wants a name, or names by engine.
+func validUnjudged(v any) error {
+	byEngine, isTable := v.(map[string]any)
+	if !isTable && v != nil {
+		byEngine = map[string]any{string(grant.Containerd): v}
+	}
+	for engine, name := range byEngine {
+		text, isText := name.(string)
+		switch {
+		case !slices.Contains(containerEngines, grant.Engine(engine)):
+			return fmt.Errorf("runtime.unjudged: want containerd, cri-o, podman or docker, not %q", engine)
+		case !isText:
+			return fmt.Errorf("runtime.unjudged: want a runtime's name or path, or a table of them by engine, not %v", name)
+		case strings.Contains(text, "/") && !filepath.IsAbs(text):
+			return fmt.Errorf("runtime.unjudged: want a name or an absolute path, not %q", text)
+		}
+	}
+	return nil
+}
+
+var containerEngines = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker}
 
 // validExemption refuses one that would exempt everything, and globs that can't match.
 func validExemption(e grant.Exemption) error {

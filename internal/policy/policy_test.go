@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -128,6 +129,10 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"the description as audit log", "[inventory]\nsource = \"simulated\"\nfile = \"/d.json\"\n[audit]\nfile = \"/d.json\"\n", "5: audit.file: \"/d.json\" is inventory.file"},
 		{"relative driver_root", "[inventory]\ndriver_root = \"driver\"\n", "2: inventory.driver_root: want an absolute path"},
 		{"no runtime", "[runtime]\npath = []\n", "2: runtime.path: "},
+		{"an unjudged runtime that is no name", "[runtime]\nunjudged = [\"runc\"]\n", "2: runtime.unjudged: want a runtime's name or path, or a table"},
+		{"an unjudged runtime below the bundle", "[runtime]\nunjudged = \"bin/runc\"\n", "2: runtime.unjudged: want a name or an absolute path, not \"bin/runc\""},
+		{"an unjudged runtime of an unknown engine", "[runtime]\nunjudged = { crio = \"runc\" }\n", "2: runtime.unjudged: want containerd, cri-o, podman or docker, not \"crio\""},
+		{"an unjudged runtime of an engine that is no name", "[runtime.unjudged]\ndocker = 5\n", "runtime.unjudged: want a runtime's name or path, or a table of them by engine, not 5"},
 		{"simulated without a file", "[inventory]\nsource = \"simulated\"\n", "inventory.file: "},
 		{"exemption of everybody", "[[policy.exempt]]\n", "policy.exempt[0]: "},
 		{"exemption with a broken glob", "[[policy.exempt]]\npod = \"[\"\n", "policy.exempt[0]: "},
@@ -181,19 +186,22 @@ func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	}
 }
 
-func TestRuntimePathIsWhatLoadReads(t *testing.T) {
+func TestRuntimeIsWhatLoadReads(t *testing.T) {
 	for _, text := range []string{
 		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n", "runtime = { path = [\"a\"] }\n",
 		"[runtime]\npath = [ # ours\n  \"/opt/runc\", # first\n]\n", "[runtime]\npath = ['a\\b', \"\"\"c\"\"\"]\n",
 		"[audit]\nfile = \"\"\n[runtime]\n\"path\" = [\"x\"]\n[policy]\nmode = \"report\"\n", "[runtime]\npath = []\n", "[[pool]]\ngpus = [\"0\"]\n",
+		"engine = \"docker\"\n[runtime]\nunjudged = \"/usr/bin/nvidia-container-runtime\"\n", "[runtime.unjudged]\ndocker = \"runc\"\n",
+		"[runtime]\nunjudged = { containerd = \"/opt/a\", cri-o = \"b\" } # two\npath = [\"crun\"]\n", "runtime.unjudged.podman = \"crun\"\n",
+		"runtime = { path = [\"a\"], unjudged = { podman = \"crun\" } }\n", "[runtime]\nunjudged = \"\"\n",
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		p, err := Load(path)
-		if got := RuntimePath(path); !reflect.DeepEqual(got, p.Runtime.Path) {
-			t.Errorf("%q: %q, but Load reads %q (%v)", text, got, p.Runtime.Path, err)
+		if got, engine := Runtime(path); !reflect.DeepEqual(got, p.Runtime) || engine != p.Engine {
+			t.Errorf("%q: %q of %s, but Load reads %q of %s (%v)", text, got, engine, p.Runtime, p.Engine, err)
 		}
 	}
 }
@@ -205,10 +213,14 @@ func FuzzParse(f *testing.F) {
 		if err != nil && !equal(p, Default()) {
 			t.Error("an error must come with the default policy")
 		}
-		if got := runtimePath(text); err == nil && !reflect.DeepEqual(got, p.Runtime.Path) {
-			t.Errorf("the runtime is %q at a glance and %q in full", got, p.Runtime.Path)
+		if got, engine := runtimeIn(text); err == nil && !sameRuntime(got, p.Runtime) || err == nil && engine != p.Engine {
+			t.Errorf("the runtime is %q of %s at a glance and %q of %s in full", got, engine, p.Runtime, p.Engine)
 		}
 	})
+}
+
+func sameRuntime(a, b grant.Runtime) bool {
+	return slices.Equal(a.Path, b.Path) && !slices.ContainsFunc(containerEngines, func(e grant.Engine) bool { return a.UnjudgedOf(e) != b.UnjudgedOf(e) })
 }
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }

@@ -351,7 +351,7 @@ func (f *finder) own() []guard {
 		return f.seen.owned
 	}
 	f.seen.owned = []guard{}
-	for _, path := range append([]string{f.node.Config, f.node.Program}, f.node.Policy.Runtime.Path...) {
+	for _, path := range append(f.node.Policy.Runtime.Programs(), f.node.Config, f.node.Program) {
 		if path != "" && !filepath.IsAbs(path) {
 			path, _ = exec.LookPath(path) // as the wrapper finds the real runtime; where it is not, there is nothing to guard
 		}
