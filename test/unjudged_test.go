@@ -234,7 +234,7 @@ func TestAToolkitThatCallsUsIsNoLoop(t *testing.T) {
 	// The variable of another process excuses nothing.
 	setState(t, n, strings.ReplaceAll(read(t, n.Config), "[policy]\nmode = \"report\"\n", ""), "enforce")
 	n.Env = append(n.Env, "_GPULEDGER_HANDED_ON=1/1")
-	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")).Run(), "visible-devices-all")
+	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("exit 0")).Run(), "visible-devices-all")
 }
 
 // TestAFormerRuntimeThatIsGone: containers run under the real runtime, and the wrapper says so.

@@ -82,6 +82,15 @@ var answers = []struct {
 	{"a runtime", func(*Facts) {}, "runtimes", OK, "runc version 1.3"},
 	{"no runtime", func(f *Facts) { f.Runtimes = nil }, "runtimes", Problem, "none of runc is there"},
 	{"anybody's runtime", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
+	{"a runtime of what is not judged", func(f *Facts) {
+		f.Unjudged = map[string]Place{"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
+	}, "runtimes", OK, "containers that are not judged run under /usr/bin/nvidia-container-runtime"},
+	{"a runtime of what is not judged that is gone", func(f *Facts) {
+		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Missing: true}}
+	}, "runtimes", Warning, "/opt/n is not there (runtime.unjudged)"},
+	{"a runtime of what is not judged that is anybody's", func(f *Facts) {
+		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Mode: 0o757}}
+	}, "runtimes", Problem, "mode 0757"},
 	{"a runtime that fails", func(f *Facts) { f.Runtimes[0].Failed = errors.New("exit status 1") }, "runtimes", Problem, "does not run: exit status 1"},
 
 	{"a kernel", func(*Facts) {}, "kernel", OK, "Linux 6.1.0"},

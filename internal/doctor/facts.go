@@ -20,8 +20,9 @@ type Facts struct {
 	State, Run Place
 	StateFree  uint64 // bytes
 	RunFree    uint64
-	Programs   []Place   // ours, that belong beside gpuledger
-	Runtimes   []Runtime // of runtime.path, as far as they are there
+	Programs   []Place          // ours, that belong beside gpuledger
+	Runtimes   []Runtime        // of runtime.path, as far as they are there
+	Unjudged   map[string]Place // by the names in runtime.unjudged
 
 	Kernel  string // its release, as 6.1.0-18-amd64
 	Cgroup  Cgroup

@@ -100,6 +100,14 @@ func (f *Facts) gatherRuntimes() {
 		}
 		f.Runtimes = append(f.Runtimes, r)
 	}
+	f.Unjudged = map[string]Place{}
+	for _, name := range f.Policy.Runtime.Programs()[len(f.Policy.Runtime.Path):] {
+		p := Place{Path: name, Missing: true}
+		if path := configure.Find(name); path != "" {
+			p = at(path)
+		}
+		f.Unjudged[name] = p
+	}
 }
 
 // versionOf asks a runtime; one that does not answer is not waited for long.

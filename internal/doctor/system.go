@@ -51,7 +51,23 @@ func runtimes(f Facts) []Line {
 	if r.Failed != nil {
 		return []Line{{Status: Problem, Message: fmt.Sprintf("%s does not run: %v", r.Path, r.Failed), Hint: "install it anew, or set runtime.path"}}
 	}
-	return []Line{{Status: OK, Message: fmt.Sprintf("containers run under %s (%s)", r.Path, r.Version)}}
+	lines := []Line{{Status: OK, Message: fmt.Sprintf("containers run under %s (%s)", r.Path, r.Version)}}
+	for _, name := range sortedKeys(f.Unjudged) {
+		lines = append(lines, unjudged(name, f.Unjudged[name]))
+	}
+	return lines
+}
+
+// unjudged is about a runtime of containers that pass without being judged.
+func unjudged(name string, p Place) Line {
+	switch {
+	case p.Missing:
+		return Line{Status: Warning, Message: name + " is not there (runtime.unjudged): containers that are not judged run under runtime.path",
+			Hint: "install it again, or take the key out"}
+	case p.loose() || len(p.Above) > 0:
+		return open(p)
+	}
+	return Line{Status: OK, Message: "containers that are not judged run under " + p.Path}
 }
 
 // newer reports whether a kernel release or driver version is at least major.minor. One that cannot be read is.

@@ -35,7 +35,7 @@ func Default() grant.Policy {
 		StateDir:  "/var/lib/gpuledger",
 		RunDir:    "/run/gpuledger",
 		Engine:    grant.Containerd,
-		Runtime:   grant.Runtime{Path: []string{"runc", "crun"}},
+		Runtime:   grant.Runtime{Path: []string{"runc", "crun"}, Unjudged: ""},
 		Inventory: grant.Source{Source: grant.NVML, DriverRoot: "/"},
 		Rules: grant.Rules{
 			Mode:            grant.Enforce,
@@ -89,10 +89,14 @@ func Load(path string) (grant.Policy, error) {
 // Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
+	p.Runtime.Unjudged = nil // else the library takes nothing but what the default is of
 	d := toml.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&p); err != nil {
 		return Default(), located(err, text)
+	}
+	if p.Runtime.Unjudged == nil {
+		p.Runtime.Unjudged = Default().Runtime.Unjudged
 	}
 	if err := validate(p); err != nil {
 		key, _, _ := strings.Cut(err.Error(), ":")

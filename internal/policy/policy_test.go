@@ -33,6 +33,7 @@ run_dir = "/r"
 engine = "cri-o"
 [runtime]
 path = ["/opt/crun"]
+unjudged = "/opt/nvidia-container-runtime"
 [inventory]
 source = "simulated"
 file = "/d.json"
@@ -77,7 +78,7 @@ keep = 9
 	}
 	want := grant.Policy{
 		StateDir: "/s", RunDir: "/r", Engine: grant.CRIO,
-		Runtime:   grant.Runtime{Path: []string{"/opt/crun"}},
+		Runtime:   grant.Runtime{Path: []string{"/opt/crun"}, Unjudged: "/opt/nvidia-container-runtime"},
 		Inventory: grant.Source{Source: grant.Simulated, File: "/d.json", DriverRoot: "/run/nvidia/driver"},
 		Rules: grant.Rules{
 			Mode: grant.Report, Ungranted: grant.Hide, Privileged: grant.Strip, MinimumStrength: grant.StrengthLibrary,

@@ -24,7 +24,7 @@ func Runtime(path string) (grant.Runtime, grant.Engine) {
 // runtimeIn reads as much of a configuration, broken or not, as it takes to hand containers on to the right runtime: those
 // that run under crun cannot be stopped by runc.
 func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
-	s := runtimeScan{engine: Default().Engine}
+	s := runtimeScan{found: grant.Runtime{Unjudged: Default().Runtime.Unjudged}, engine: Default().Engine}
 	p := unstable.Parser{}
 	p.Reset(text)
 	for p.NextExpression() {
