@@ -41,7 +41,7 @@ FAILPOINT_TESTS = $(shell grep -rlE --include='*_test.go' '^//go:build failpoint
 .PHONY: test
 test: ## everything of a node that needs root and no GPU, set-up included (root)
 	@test/setup.sh test
-	$(MAKE) --no-print-directory build
+	$(MAKE) --no-print-directory build peers
 	go vet ./...
 	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m ./...
 	@for package in $(FAILPOINT_TESTS); do \
@@ -52,19 +52,19 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 .PHONY: test-more
 test-more: ## what CI runs after make test: Kubernetes' module, older versions, the demo, and the story through containerd 2.4 and Podman (root)
 	@test/setup.sh test
-	$(MAKE) --no-print-directory build
+	$(MAKE) --no-print-directory build peers
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
 	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
 	GPULEDGER_TEST_HISTORY=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^TestMPSOutlivesUpgrades$$' ./test
 	test/rig/leftovers.sh test/demo.sh
-	E2E_ENTRIES=wrapper,configure test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
+	E2E_ENTRIES=wrapper,configure,unjudged test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
 E2E ?= containerd,crio,podman,docker,kubernetes
 .PHONY: e2e
 e2e: ## the story through real engines and a real control plane, set-up included (root); E2E=containerd,crio,podman,docker,kubernetes
 	@test/setup.sh e2e
-	$(MAKE) --no-print-directory build kube
+	$(MAKE) --no-print-directory build kube peers
 	test/rig/leftovers.sh test/e2e/run.sh $(E2E)
 
 .PHONY: build

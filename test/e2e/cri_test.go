@@ -54,7 +54,7 @@ func (k kubelet) run(s *site, c container) result {
 
 // pod makes the container's pod.
 func (k kubelet) pod(s *site, c container) (string, rig.Result) {
-	r := s.command(crictl, "runp", k.podFile(s, c))
+	r := s.command(crictl, "runp", "--runtime", c.handler, k.podFile(s, c))
 	return strings.TrimSpace(r.Stdout), r
 }
 

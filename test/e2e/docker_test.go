@@ -112,6 +112,9 @@ func (m moby) body(s *site, c container) []byte {
 	if c.hostNetwork {
 		host["NetworkMode"] = "host"
 	}
+	if c.handler != "" {
+		host["Runtime"] = c.handler
+	}
 	if c.hostPID {
 		host["PidMode"] = "host"
 	}

@@ -61,6 +61,10 @@ type entry struct {
 	bare bool
 	// stripped is what a privileged container says to the probe where policy strips it; "" is refused. nil: the probe's usual nothing.
 	stripped func(engine) string
+	// former is the name of the runtime that the engine has as its default before gpuledger is configured; "" is the real one.
+	former string
+	// compare is all that is shown to a client; nil: the story and what follows it.
+	compare func(*testing.T, *site, client)
 	// tell is all that is told at this entry point; nil: the story and what follows it.
 	tell func(*testing.T, *site)
 	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
@@ -71,6 +75,13 @@ var entries = []entry{
 	{name: "wrapper", prepare: (*site).wrapRuntime, handler: "gpuledger"},
 	{name: "configure", prepare: (*site).bareRuntime, handler: "plain", settle: (*site).configure,
 		leave: (*site).unconfigure, leaves: "undone to the byte", cannot: func(cl client, _ container) string {
+			if cl.name() == "ctr" {
+				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
+			}
+			return ""
+		}},
+	{name: "unjudged", prepare: (*site).toolkitRuntime, handler: "plain", former: "nvidia-container-runtime", settle: (*site).configureToReport, bare: true,
+		compare: asBefore, cannot: func(cl client, _ container) string {
 			if cl.name() == "ctr" {
 				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
 			}
@@ -147,6 +158,7 @@ type container struct {
 	hostNetwork bool
 	readOnly    bool
 	userns      bool
+	handler     string // the engine's name for a runtime; "" is its default
 }
 
 // endMark is what a container's output ends with where its engine writes logs when it comes to it.
@@ -212,6 +224,10 @@ func TestEngine(t *testing.T) {
 	for _, cl := range clients {
 		if why := s.cannot(cl, container{}); why != "" {
 			t.Logf("not shown for %s: %s", cl.name(), why)
+			continue
+		}
+		if s.entry.compare != nil {
+			t.Run(cl.name(), func(t *testing.T) { s.entry.compare(t, s.in(t), cl) })
 			continue
 		}
 		t.Run(cl.name(), func(t *testing.T) {

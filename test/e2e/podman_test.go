@@ -21,7 +21,7 @@ events_logger = "file"
 hooks_dir = ["/etc/containers/oci/hooks.d"]
 runtime = "`+s.entry.handler+`"
 [engine.runtimes]
-`+s.entry.handler+` = ["/run/e2e/runtime"]
+`+s.entry.handler+` = ["`+s.runtime()+`"]
 `)
 	writeFile(s.T, "/etc/containers/storage.conf", "[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
@@ -64,6 +64,9 @@ func (libpod) run(s *site, c container) result {
 		if wanted {
 			args = append(args, flag)
 		}
+	}
+	if c.handler != "" {
+		args = append([]string{"--runtime", c.handler}, args...)
 	}
 	r := s.command("podman", append(args, image, "/bin/sh", "-c", c.script)...)
 	id, _ := os.ReadFile(idFile)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -91,7 +92,7 @@ const cdiSpec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
   {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}}]}`
 
 // runtime is what the engine calls.
-func (s *site) runtime() string { return filepath.Join(s.dir, "runtime") }
+func (s *site) runtime() string { return filepath.Join(s.dir, cmp.Or(s.entry.former, "runtime")) }
 
 // witness is an OCI runtime that copies config.json at a create, and then runs another.
 func witness(t testing.TB, path, into, next string) {

@@ -172,22 +172,19 @@ func mayRaiseLimits() bool {
 
 const rlimitMemlock = 8 // RLIMIT_MEMLOCK on Linux
 
-// Toolkit builds a program of NVIDIA's container toolkit, once for each run, and returns its path. Its module is apart from
-// ours, so that its requirements are not ours.
+// Toolkit is a program of NVIDIA's container toolkit, as make peers builds it. A machine cannot fetch what the build needs,
+// and the toolkit's module is apart from ours, so that its requirements are not ours.
 func Toolkit(t testing.TB, name string) string {
 	t.Helper()
-	path := filepath.Join(binaries, "bin", "toolkit", name)
-	if exists(path) {
-		return path
+	dir, err := os.Getwd()
+	for ; err == nil && !exists(filepath.Join(dir, "test/tools/nvidia-container-toolkit")); dir = filepath.Dir(dir) {
+		if dir == "/" {
+			t.Fatal("cannot find NVIDIA's toolkit: no directory above has test/tools")
+		}
 	}
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/gpuledger/gpuledger").Output()
-	if err != nil {
-		t.Fatalf("cannot find this module: %v", err)
-	}
-	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-o", filepath.Dir(path)+"/", "tool")
-	build.Dir = filepath.Join(strings.TrimSpace(string(root)), "test/tools/nvidia-container-toolkit")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
+	path := filepath.Join(dir, "bin/peers", name)
+	if !exists(path) {
+		t.Fatalf("%s is not there; run make peers", path)
 	}
 	return path
 }
