@@ -56,7 +56,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
       pod_annotations = ["*", "*/*"]
       container_annotations = ["*", "*/*"]
       [plugins."CRI".containerd.runtimes.HANDLER.options]
-        BinaryName = "/run/e2e/runtime"
+        BinaryName = "RUNTIME"
     [plugins."CRI".containerd.runtimes.PAST]
       runtime_type = "io.containerd.runc.v2"
       [plugins."CRI".containerd.runtimes.PAST.options]
@@ -73,7 +73,7 @@ func containerd(s *site, path, version, cri, more string) []client {
 		ctr.cdi = false
 		inCRI = `sandbox_image = "` + pauseImage + `"` + "\n  enable_cdi = true"
 	}
-	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler, "PAST", pastHandler, "BEHIND", s.behind).Replace(containerdConfig)
+	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler, "PAST", pastHandler, "RUNTIME", s.runtime(), "BEHIND", s.behind, "RUNTIME", s.runtime()).Replace(containerdConfig)
 	writeFile(s.T, "/etc/containerd/config.toml", version+config+more)
 	fakeNetwork(s.T)
 	useCRI(s.T, containerdSocket)

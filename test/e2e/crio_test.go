@@ -28,7 +28,7 @@ pinns_path = "%[2]s"
 apparmor_profile = "unconfined"
 selinux = false
 [crio.runtime.runtimes.%[1]s]
-runtime_path = "/run/e2e/runtime"
+runtime_path = "%[4]s"
 runtime_type = "oci"
 runtime_root = "/run/runc"
 monitor_path = "%[3]s"
@@ -50,7 +50,7 @@ nri_plugin_request_timeout = "1m"
 func crio(s *site) []client {
 	conmon, err := exec.LookPath("conmon")
 	must(s.T, err)
-	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, s.entry.handler, built("crio/pinns"), conmon))
+	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, s.entry.handler, built("crio/pinns"), conmon, s.runtime()))
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
 	writeFile(s.T, "/etc/containers/oci/hooks.d/README", "")
 	must(s.T, os.MkdirAll("/etc/crio/crio.conf.d", 0o755))

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/diff"
+
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -98,10 +100,10 @@ grep '^Cap\|^Seccomp\|^NoNew' /proc/self/status`
 // every state that does not enforce it has the same.
 func asBefore(t *testing.T, s *site, cl client) {
 	enforced, _ := os.ReadFile(s.Config)
-	for _, c := range asking {
+	for i, c := range asking {
 		t.Run(c.name, func(t *testing.T) {
 			s := s.in(t)
-			b := container{name: "as-before", script: whatItHas}
+			b := container{name: fmt.Sprintf("before-%d", i), script: whatItHas}
 			c.make(s, &b)
 			if why := cl.cannot(b); why != "" {
 				note(t, outcome{s.engine.name, cl.name(), s.entry.name, c.name, "-", why})
@@ -119,6 +121,7 @@ func asBefore(t *testing.T, s *site, cl client) {
 					continue // nobody vouches for its identity
 				}
 				s.enter(state, string(enforced))
+				b.name = fmt.Sprintf("%s-%d", state, i) // for a log of its own
 				has := cl.run(s, b)
 				switch {
 				case state == "enforce" && !c.free:
@@ -126,7 +129,8 @@ func asBefore(t *testing.T, s *site, cl client) {
 						t.Errorf("enforce: it starts and has\n%s", has.Stdout)
 					}
 				case has.Code != 0 || has.Stdout != had.Stdout:
-					t.Errorf("%s: it has\n%s(%d, %s)\nunder NVIDIA's runtime it had\n%s", state, has.Stdout, has.Code, has.Stderr, had.Stdout)
+					t.Errorf("%s: it ends with %d (%s), and what it has differs:\n%s", state, has.Code, has.Stderr,
+						diff.Diff("under NVIDIA's runtime", []byte(had.Stdout), "through the wrapper", []byte(has.Stdout)))
 				}
 			}
 			o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name, Result: "ok"}
