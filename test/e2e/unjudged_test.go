@@ -91,7 +91,7 @@ var asking = []struct {
 
 // whatItHas prints the devices, mounts and variables of the container that it runs in, and what an open of each GPU says.
 const whatItHas = `find /dev -type c -o -type b | sort | xargs ls -l | sed 's/ [A-Z][a-z][a-z] .* / /'
-awk '{ print $5, $6 }' /proc/self/mountinfo
+awk '{ print $5, $6 }' /proc/self/mountinfo | sort
 env | grep -v '^HOSTNAME=' | sort
 for node in /dev/nvidia*; do head -c 1 $node 2>&1; done
 grep '^Cap\|^Seccomp\|^NoNew' /proc/self/status`
