@@ -172,7 +172,8 @@ func (f *Facts) gatherInjectors() {
 		f.Hooks = append(f.Hooks, readHook(path))
 	}
 	slices.Sort(cdiDirs)
-	for _, dir := range slices.Compact(cdiDirs) {
+	cdiDirs = slices.Compact(cdiDirs)
+	for _, dir := range cdiDirs {
 		if p := at(dir); !p.Missing {
 			f.CDI = append(f.CDI, Spec{Place: p}) // whoever writes into an empty one, too
 		}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/configure"
 )
 
 func write(t *testing.T, path, text string) string {
@@ -72,6 +74,30 @@ func TestSpecsAreKnownByTheirKind(t *testing.T) {
 	}
 	if files := filesIn([]string{dir, link, dir + "/none"}, ".json"); len(files) != 2 {
 		t.Errorf("two files under two names: %v", files)
+	}
+}
+
+// A directory that two engines read is named twice.
+func TestNoOtherDirectoryIsReadForCDIFiles(t *testing.T) {
+	here := t.TempDir()
+	t.Chdir(here)
+	write(t, filepath.Join(here, "mine.json"), `{"kind":"vendor.example/gpu"}`)
+	shared := t.TempDir()
+	write(t, filepath.Join(shared, "a.json"), `{"kind":"nvidia.com/gpu"}`)
+	f := Facts{Engines: []configure.Presence{{CDIDirs: []string{shared}}, {CDIDirs: []string{shared}}}}
+	f.Policy.CDI.Dir = shared
+	f.gatherInjectors()
+	var found []string
+	for _, s := range f.CDI {
+		switch filepath.Dir(s.Path) {
+		case here:
+			t.Errorf("%s is in no directory of CDI files", s.Path)
+		case shared:
+			found = append(found, s.Path)
+		}
+	}
+	if len(found) != 1 {
+		t.Errorf("one file in a directory that is named three times: %v", found)
 	}
 }
 
