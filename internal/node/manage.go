@@ -241,7 +241,7 @@ func askOf(g grant.Grant) admission.Ask {
 }
 
 // Release gives a grant up. One that a container uses is draining then: it counts until the container is gone, unless
-// forced. The grant is returned as it was left. *grant.NotFoundError if there is none.
+// forced. The grant is returned as it was left: one that is draining is in the ledger still. *grant.NotFoundError if there is none.
 func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 	var g grant.Grant
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
@@ -253,10 +253,10 @@ func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 			}
 			return err
 		}
-		if len(g.Bindings) == 0 || force {
+		g.Draining = len(g.Bindings) > 0 && !force
+		if !g.Draining {
 			return n.end(tx, id)
 		}
-		g.Draining = true
 		return tx.Put(g)
 	})
 	return g, err
