@@ -145,5 +145,5 @@ func impossible(err error) *grant.Refusal {
 		return nil
 	}
 	return &grant.Refusal{Code: grant.InjectionImpossible, Message: "the container cannot be changed any more: " + err.Error(),
-		Hint: "let the engine call gpuledger-runtime, or ask for the GPU by CDI (docs/hook.md)"}
+		Hint: "let the engine call gpuledger-runtime, or ask for the GPU by CDI (" + grant.Docs + "hook.md)"}
 }

@@ -17,7 +17,7 @@ import (
 // rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
 	if err := w.Ambiguous(w.real); err != nil && w.node.Mode() == grant.Enforce {
-		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " + err.Error(), Hint: "see docs/refusals.md"}
+		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " + err.Error(), Hint: "see " + grant.Docs + "refusals.md#spec-invalid"}
 	}
 	if w.Resources == 0 {
 		return nil

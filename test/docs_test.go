@@ -1,6 +1,11 @@
 package test
 
 import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,6 +46,45 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 		t.Errorf("docs/refusals.md explains\n%s\nbut the codes are\n%s", got, want)
 	}
 }
+
+// TestATenantsHintsAreAddresses: whoever is refused sees a pod's event, and has no files of ours. The pages that are named are there.
+func TestATenantsHintsAreAddresses(t *testing.T) {
+	pages := 0
+	for _, dir := range []string{"../internal/admission", "../internal/node", "../internal/nri", "../runtime", "../hook"} {
+		files, err := filepath.Glob(dir + "/*.go")
+		must(t, err)
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+			must(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				text, isText := n.(*ast.BasicLit)
+				if isText && strings.Contains(text.Value, "docs/") {
+					t.Errorf("%s has a file of the sources in a text: %s; grant.Docs is an address", dir, text.Value)
+				}
+				sum, isSum := n.(*ast.BinaryExpr)
+				if !isSum {
+					return true
+				}
+				text, isText = sum.Y.(*ast.BasicLit)
+				if page := pageName.FindString(fmt.Sprint(text)); isText && strings.HasSuffix(types.ExprString(sum.X), "grant.Docs") {
+					pages++
+					if _, err := os.Stat("../docs/" + page); err != nil || page == "" {
+						t.Errorf("%s names a page that is not there: %s", dir, text.Value)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if pages < 5 {
+		t.Errorf("%d pages are named", pages)
+	}
+}
+
+var pageName = regexp.MustCompile(`[a-z]+\.md`)
 
 // TestEveryKeyIsDocumented holds docs/configuration.md to the configuration: each key that can be set has a row, with the default that
 // configs/config.toml shows, and no row is about anything else.

@@ -125,7 +125,7 @@ func (c *asking) unit(a grant.Allocation, name string) grant.Bytes {
 func (c *asking) ownable(owner grant.Owner) {
 	if _, err := grant.ParseOwner(string(owner)); err != nil {
 		c.tell(grant.GrantNotFound, c.source(), "", "carries "+place(c.source())+", but its engine vouches for no pod and container, so no grant can be adopted for it",
-			"only pods' containers under containerd (1.6.11 and later) or CRI-O adopt; elsewhere present a reference (docs/requesting.md)")
+			"only pods' containers under containerd (1.6.11 and later) or CRI-O adopt; elsewhere present a reference ("+grant.Docs+"requesting.md)")
 		return
 	}
 	if i := slices.IndexFunc(c.view.Whole.Grants, func(g grant.Grant) bool { return g.Owner == owner && g.Live(c.view.Now) }); i >= 0 {

@@ -10,7 +10,7 @@ import (
 
 // The hints that several refusals share.
 const (
-	hintRequest = "this node shares its GPUs by grant; request a share (docs/requesting.md)"
+	hintRequest = "this node shares its GPUs by grant; request a share (" + grant.Docs + "requesting.md)"
 	hintVoid    = hintRequest + " or set NVIDIA_VISIBLE_DEVICES=void"
 	hintInside  = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
 )

@@ -18,7 +18,7 @@ func TestTheExampleRefusal(t *testing.T) {
 	if got, want := v.Refusal().Error(), `refused (visible-devices-all): container "train" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if want := "this node shares its GPUs by grant; request a share (docs/requesting.md) or set NVIDIA_VISIBLE_DEVICES=void"; v.Hint != want {
+	if want := "this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md) or set NVIDIA_VISIBLE_DEVICES=void"; v.Hint != want {
 		t.Errorf("got  %s\nwant %s", v.Hint, want)
 	}
 }
@@ -33,7 +33,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 			`container "train" asks for GPUs 0,1 through NVIDIA_VISIBLE_DEVICES, which are not all in its grant g-podpodpodpod`,
 			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"},
 		{"privileged", func(w *world) { w.privileged() }, `container "c1" is privileged, so it reaches every GPU of this node (rule 0: a *:* rwm), but holds no grant`,
-			"this node shares its GPUs by grant; request a share (docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
+			"this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
 		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) }, `container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon`,
 			"directories that govern GPUs are no container's; remove the mount"},
 		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) }, `container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,

@@ -62,6 +62,9 @@ type DeviceRule struct {
 	Access       string // of "rwm"
 }
 
+// Docs is where the documentation can be read from anywhere: a tenant sees a hint in a pod's events, and has no files of ours.
+const Docs = "https://github.com/gpuledger/gpuledger/blob/main/docs/"
+
 // Refusal is why something is not given. Its text names no other tenant.
 type Refusal struct {
 	Code    Code

@@ -209,8 +209,11 @@ func (v visit) findIn(spec request.Spec) (grant.Request, *Decision) {
 	return r, nil
 }
 
+// hintOf is for a refusal whose message says all there is to say here.
+func hintOf(code grant.Code) string { return "see " + grant.Docs + "refusals.md#" + string(code) }
+
 func refusal(code grant.Code, format string, args ...any) *Decision {
-	v := grant.Verdict{Kind: grant.Refused, Code: code, Message: fmt.Sprintf(format, args...), Strength: grant.StrengthNone, Hint: "see docs/refusals.md"}
+	v := grant.Verdict{Kind: grant.Refused, Code: code, Message: fmt.Sprintf(format, args...), Strength: grant.StrengthNone, Hint: hintOf(code)}
 	v.Details = []grant.Detail{{Vector: "node", Value: v.Message, Code: code}}
 	return &Decision{Verdict: v}
 }
@@ -331,7 +334,7 @@ func (v visit) placeless(d Decision, l grant.Layout) *Decision {
 		return refusal(grant.InjectionImpossible, "cannot look for the places of the driver's files: %v", err)
 	case place != "":
 		r := refusal(grant.InjectionImpossible, "the root file system of container %q %s and has no %s, where a file of the driver goes", v.Container.Name(), why, grant.Printable(place))
-		r.Hint = "an image that has the places as empty files starts; so does one on a root file system that its runtime can write to (docs/driver.md)"
+		r.Hint = "an image that has the places as empty files starts; so does one on a root file system that its runtime can write to (" + grant.Docs + "driver.md)"
 		return r
 	}
 	return nil

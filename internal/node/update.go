@@ -18,7 +18,7 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 	u, err := request.ParseUpdate(resources)
 	if err != nil {
 		return nil, &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot read the resources of the update: " + err.Error(),
-			Hint: "see docs/refusals.md"}
+			Hint: hintOf(grant.SpecInvalid)}
 	}
 	if key := u.DeviceMemoryKey(); key != "" {
 		return nil, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " + key + ", which belongs to the ledger",

@@ -218,7 +218,7 @@ func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byt
 	var unsayable *adjust.Unsayable
 	if errors.As(err, &unsayable) {
 		return nil, &grant.Refusal{Code: grant.InjectionImpossible, Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v", cmp.Or(c.GetName(), c.GetId()), err),
-			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (docs/nri.md)"}
+			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (" + grant.Docs + "nri.md)"}
 	}
 	if err != nil {
 		return nil, err
