@@ -21,6 +21,7 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 		{"grant", "mode limit needs an amount of memory, as 4GiB", 2},
 		{"grant --memory 4096", `--memory: cannot read size "4096": want a whole number and a unit`, 2},
 		{"grant --memory 4GB", `--memory: cannot read size "4GB"`, 2},
+		{"grant --memory 4G", `--memory: cannot read size "4G": want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB`, 2},
 		{"grant --memory 4gib", `--memory: cannot read size "4gib"`, 2},
 		{"grant --memory 1.5GiB", `--memory: cannot read size "1.5GiB"`, 2},
 		{"grant --memory -1GiB", `--memory: cannot read size "-1GiB"`, 2},

@@ -41,7 +41,7 @@ func ParseBytes(text string) (Bytes, error) {
 		}
 		return Bytes(n) * u.bytes, nil
 	}
-	return 0, fmt.Errorf("cannot read size %q: want a whole number and a unit, as 4GiB or 512MiB", text)
+	return 0, fmt.Errorf("cannot read size %q: want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB", text)
 }
 
 // String gives the size in the largest unit that leaves a whole number: 4GiB, 16160MiB, 0MiB, 17B.

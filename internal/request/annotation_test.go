@@ -243,7 +243,7 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 			{Source: "annotation:gpuledger.dev/compute", Asks: true, Compute: 30}, {Source: "annotation:gpuledger.dev/mode", Asks: true, Mode: grant.Limit}}},
 		{"malformed", own("gpuledger.dev/gpus", " ,", "gpuledger.dev/memory", "8192", "gpuledger.dev/compute", "101", "gpuledger.dev/mode", "shared"), []grant.Allocation{
 			{Source: "annotation:gpuledger.dev/gpus", Asks: true, Malformed: `cannot read gpus " ,": want UUIDs or indexes, separated by commas`},
-			{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read size "8192": want a whole number and a unit, as 4GiB or 512MiB`},
+			{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read size "8192": want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB`},
 			{Source: "annotation:gpuledger.dev/compute", Asks: true, Malformed: `cannot read compute "101": want a percentage from 1 to 100`},
 			{Source: "annotation:gpuledger.dev/mode", Asks: true, Malformed: `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "shared"`}}},
 		{"no memory", own("gpuledger.dev/memory", "0GiB"), []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read memory "0GiB": want more than 0`}}},
