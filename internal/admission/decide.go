@@ -3,6 +3,7 @@
 package admission
 
 import (
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -205,7 +206,7 @@ func (c *asking) ungranted() grant.Verdict {
 	}
 	for _, a := range c.request.Allocations {
 		if a.Asks && a.Malformed == "" && !c.tried && !c.request.Sandbox {
-			c.find(grant.GrantNotFound, a.Source, "")
+			c.tell(grant.GrantNotFound, a.Source, "", fmt.Sprintf("says by %s what its share of a GPU is, but holds no grant", place(a.Source)), hintAllocation)
 		}
 	}
 	return c.refuse()

@@ -12,7 +12,10 @@ import (
 const (
 	hintRequest = "this node shares its GPUs by grant; request a share (" + grant.Docs + "requesting.md)"
 	hintVoid    = hintRequest + " or set NVIDIA_VISIBLE_DEVICES=void"
-	hintInside  = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
+	// of a container that describes its share and names no grant
+	hintAllocation = "that describes a grant and makes none: name one by gpuledger.dev/grant, or have one granted to the pod's container (" + grant.Docs + "requesting.md); " +
+		"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"
+	hintInside = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
 )
 
 // sentence is how one code is told to a tenant: about the container, its grant, and where in the spec the reason stands.

@@ -41,6 +41,11 @@ func TestWhatATenantIsTold(t *testing.T) {
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,
 			"request a new grant, or have this one's time extended before it ends"},
 		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) }, "the node cannot tell", "ask the administrator"},
+		{"a share that no grant is behind", func(w *world) {
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true, Memory: grant.GiB}}
+		}, `container "c1" says by annotation gpuledger.dev/memory what its share of a GPU is, but holds no grant`,
+			"that describes a grant and makes none: name one by gpuledger.dev/grant, or have one granted to the pod's container (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md); " +
+				"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"},
 		{"not found", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) },
 			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant that it opens`,
 			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may have been released"},
