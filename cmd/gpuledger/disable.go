@@ -1,10 +1,15 @@
 package main
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -13,11 +18,12 @@ func disableCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "disable",
 		Usage:     "break-glass: refuse nothing until the time is over",
-		UsageText: "gpuledger disable --for 30m",
+		UsageText: "gpuledger disable --for 30m\ngpuledger disable --until-enabled",
 		Description: "What would be refused starts as it is, unconfined, and is recorded in the audit log. Containers with a grant are\n" +
-			"admitted as always, so the ledger stays true. It survives a reboot, unless the state directory\ncannot be written; `gpuledger enable` ends it.",
+			"admitted as always, so the ledger stays true. It survives a reboot, unless the state directory\ncannot be written; `gpuledger enable` ends it. Without an end it asks on a terminal whether that is meant, and says so elsewhere.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "for", Usage: "how long, as 30m (default: until enabled)"},
+			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without being asked"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
@@ -27,6 +33,14 @@ func disableCommand() *cli.Command {
 			if c.IsSet("for") && c.Duration("for") <= 0 {
 				return usage("--for: want a duration above 0, not %s", c.Duration("for"))
 			}
+			if c.IsSet("for") && c.Bool("until-enabled") {
+				return usage("--for and --until-enabled say two things; leave one of them out")
+			}
+			if !c.IsSet("for") && !c.Bool("until-enabled") {
+				if err := endless(c); err != nil {
+					return err
+				}
+			}
 			p, err := openAnyway(c).Disable(c.Duration("for")) // a broken configuration is a reason to break the glass
 			if err != nil {
 				return err
@@ -34,6 +48,26 @@ func disableCommand() *cli.Command {
 			return printPause(c, p)
 		},
 	}
+}
+
+// endless has a person at a terminal confirm a break-glass without an end. Scripts are not asked: they have relied on none.
+func endless(c *cli.Context) error {
+	const what = "nothing is refused until somebody runs `gpuledger enable`, also after a reboot"
+	if stdin, isFile := c.App.Reader.(*os.File); !isFile || !isTerminal(stdin) {
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s; `--for 1h` sets an end, and `gpuledger doctor` says what is in force\n", what)
+		return nil
+	}
+	fmt.Fprintf(c.App.ErrWriter, "Without --for %s. Go on? [y/N] ", what)
+	answer, _ := bufio.NewReader(c.App.Reader).ReadString('\n')
+	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
+		return errors.New("not disabled, and nothing is changed; `gpuledger disable --for 1h` sets an end")
+	}
+	return nil
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 func printPause(c *cli.Context, p node.Pause) error {
