@@ -25,10 +25,10 @@ var layers = map[string][]string{
 	"dra":                   {"kube/book", "internal/admission", "internal/grant"},
 	"deviceplugin":          {"kube/book", "internal/admission", "internal/grant"},
 	"cluster":               {"kube/dra"},
-	"usage":                 {"internal/grant"},
+	"usage":                 {"internal/cmdline", "internal/grant"},
 	"bench":                 {"kube/book", "kube/dra", "internal/gpu", "internal/gpu/simulated", "internal/grant", "internal/host", "internal/node"},
-	"cmd/gpuledger-kube":    {"kube/book", "kube/dra", "kube/deviceplugin", "kube/usage", "internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
-	"cmd/kubectl-gpuledger": {"kube/cluster", "kube/usage", "internal/version"},
+	"cmd/gpuledger-kube":    {"kube/book", "kube/dra", "kube/deviceplugin", "kube/usage", "internal/cmdline", "internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
+	"cmd/kubectl-gpuledger": {"kube/cluster", "kube/usage", "internal/cmdline", "internal/version"},
 }
 
 func TestArrowsPointDown(t *testing.T) {

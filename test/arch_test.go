@@ -30,6 +30,7 @@ var layers = map[string][]string{
 
 	"internal/tokens/tokenstest": {},
 
+	"internal/cmdline":       {},
 	"internal/failpoint":     {},
 	"internal/stack":         {},
 	"internal/throttle":      {},
@@ -71,7 +72,7 @@ var layers = map[string][]string{
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
-	"cmd/gpuledger": {"internal/configure", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
+	"cmd/gpuledger": {"internal/cmdline", "internal/configure", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
 		"internal/ledger", "internal/request", "internal/watch", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -81,11 +82,11 @@ func unknownCommand(c *cli.Context) error {
 }
 
 func usageError(c *cli.Context, err error, _ bool) error {
-	name := c.App.Name
+	name, flags := c.App.Name, c.App.Flags
 	if c.Command != nil && c.Command.HelpName != "" {
-		name = c.Command.HelpName
+		name, flags = c.Command.HelpName, c.Command.Flags
 	}
-	return &grant.UsageError{Message: fmt.Sprintf("cannot understand the arguments: %v; see `%s --help`", err, name)}
+	return &grant.UsageError{Message: fmt.Sprintf("cannot understand the arguments: %s; see `%s --help`", cmdline.Wrong(err, flags), name)}
 }
 
 // complain prints an error with its hint and gives the exit status that belongs to it.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/version"
 )
 
@@ -36,7 +37,7 @@ func run(args []string) int {
 	for _, c := range app.Commands {
 		prepare(c)
 	}
-	err := app.Run(args)
+	err := app.Run(cmdline.Ordered(app, args))
 	if out.err != nil {
 		err = fmt.Errorf("cannot print the answer: %w", out.err)
 	}

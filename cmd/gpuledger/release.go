@@ -47,14 +47,14 @@ type releasedJSON struct {
 	State string   `json:"state"` // released | draining
 }
 
-// idsOf reads all the arguments before anything is done: a flag behind the ids is taken for one of them.
+// idsOf reads all the arguments before anything is done.
 func idsOf(names []string) ([]grant.ID, error) {
 	ids := make([]grant.ID, len(names))
 	for i, name := range names {
 		reference, err := grant.ParseReference(name) // the whole reference is what people have at hand
 		if err != nil {
 			id, _, _ := strings.Cut(name, ".") // what follows may be a secret
-			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them, and flags stand before the ids", id)
+			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them", id)
 		}
 		ids[i] = reference.ID
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -42,7 +43,11 @@ func Strict(app *cli.App) {
 }
 
 func wrong(c *cli.Context, err error, _ bool) error {
-	return Error(c, "cannot understand the arguments: %v", err)
+	flags := c.App.Flags
+	if c.Command != nil {
+		flags = c.Command.Flags
+	}
+	return Error(c, "cannot understand the arguments: %s", cmdline.Wrong(err, flags))
 }
 
 // Error is one of a command line, with the advice to read the help.

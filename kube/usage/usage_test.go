@@ -20,9 +20,9 @@ func TestWhatCannotBeUnderstoodIsOneSentence(t *testing.T) {
 		"a command":                       {[]string{"none"}, "", 0},
 		"a command that fails":            {[]string{"one", "-v", "x"}, "cannot do it", 1},
 		"no command":                      {[]string{"foo"}, `cannot understand "foo": there is no such command; see ` + "`a program --help`", 2},
-		"a flag that is not there":        {[]string{"--foo"}, "cannot understand the arguments: flag provided but not defined: -foo; see `a program --help`", 2},
-		"a command's flag likewise":       {[]string{"none", "--foo"}, "cannot understand the arguments: flag provided but not defined: -foo; see `a program none --help`", 2},
-		"a flag without its value":        {[]string{"one", "-v"}, "cannot understand the arguments: flag needs an argument: -v; see `a program one --help`", 2},
+		"a flag that is not there":        {[]string{"--foo"}, "cannot understand the arguments: there is no flag --foo; see `a program --help`", 2},
+		"a command's flag likewise":       {[]string{"none", "--foo"}, "cannot understand the arguments: there is no flag --foo; see `a program none --help`", 2},
+		"a flag without its value":        {[]string{"one", "-v"}, "cannot understand the arguments: -v needs a value; see `a program one --help`", 2},
 		"an argument of what takes none":  {[]string{"none", "x"}, `cannot understand "x": none takes no arguments; see ` + "`a program none --help`", 2},
 		"the library's command of itself": {[]string{"help"}, `cannot understand "help": there is no such command; see ` + "`a program --help`", 2},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/klog/v2"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -39,7 +40,7 @@ func run(args []string) int {
 		Commands:    []*cli.Command{draCommand(), devicePluginCommand()},
 	}
 	usage.Strict(app)
-	err := app.RunContext(ctx, args)
+	err := app.RunContext(ctx, cmdline.Ordered(app, args))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpuledger-kube:", err)
 	}

@@ -9,7 +9,7 @@ import (
 func TestUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"foo":                                       `cannot understand "foo": there is no such command`,
-		"dra --foo":                                 "flag provided but not defined: -foo; see `gpuledger-kube dra --help`",
+		"dra --foo":                                 "there is no flag --foo; see `gpuledger-kube dra --help`",
 		"dra":                                       "cannot serve a node without its name in the cluster: give --node-name",
 		"dra --node-name n x":                       `cannot understand "x": dra takes no arguments`,
 		"dra --node-name n --interval 0":            "cannot look at the ledger every 0s: --interval has to be longer",

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/version"
 	"github.com/gpuledger/gpuledger/kube/cluster"
 	"github.com/gpuledger/gpuledger/kube/usage"
@@ -36,7 +37,7 @@ func run(args []string) int {
 		},
 	}
 	usage.Strict(app)
-	err := app.RunContext(ctx, args)
+	err := app.RunContext(ctx, cmdline.Ordered(app, args))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kubectl gpuledger:", err)
 	}
@@ -87,7 +88,7 @@ func inspect(c *cli.Context) error {
 
 func explain(c *cli.Context) error {
 	if c.NArg() != 1 {
-		return usage.Error(c, "cannot explain: want the name of one pod; flags come before it")
+		return usage.Error(c, "cannot explain: want the name of one pod")
 	}
 	client, namespace, err := connect(c)
 	if err != nil {
