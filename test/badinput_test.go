@@ -21,6 +21,8 @@ func TestBrokenConfiguration(t *testing.T) {
 		{"unknown table", "[policies]\nmode = \"report\"\n", `FILE:1: unknown key "policies(.mode)?"`},
 		{"unknown key of a list", "[[pool]]\ngpus = [\"0\"]\nmode = \"limit\"\n", `FILE:3: unknown key "pool.mode"`},
 		{"wrong type", "[policy]\nreserve = 5\n", `FILE:2: policy.reserve: `},
+		{"wrong type of a list", "[[pool]]\ngpus = 5\n", `FILE:2: pool.gpus: want a list of strings, not a number`},
+		{"a date for a number", "[audit]\nkeep = 1979-05-27\n", `FILE:2: audit.keep: want a whole number`},
 		{"wrong type of a path", "state_dir = [\"/x\"]\n", `FILE:1: state_dir: `},
 		{"wrong type of a table", "policy = \"enforce\"\n", `FILE:1: policy: `},
 		{"size without a unit", "[policy]\nreserve = \"5\"\n", `FILE:2: policy.reserve: .*want a whole number and a unit`},

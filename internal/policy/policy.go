@@ -90,9 +90,7 @@ func Load(path string) (grant.Policy, error) {
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
 	p.Runtime.Unjudged = nil // else the library takes nothing but what the default is of
-	d := toml.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&p); err != nil {
+	if err := decode(text, &p, true); err != nil {
 		return Default(), located(err, text)
 	}
 	if p.Runtime.Unjudged == nil {
@@ -120,9 +118,12 @@ func located(err error, text []byte) error {
 	row := firstLineWith(err, text)
 	var decode *toml.DecodeError
 	if errors.As(err, &decode) {
-		row, _ = decode.Position()
+		if at, _ := decode.Position(); !isHeader(text, at) { // of some values the library knows no more than the table
+			row = at
+		}
 	}
 	if key := keyAt(text, row); key != "" {
+		key, why = inWords(key, why)
 		return fmt.Errorf("%d: %s: %s", row, key, why)
 	}
 	return fmt.Errorf("%d: %s", row, why)
@@ -133,10 +134,15 @@ func located(err error, text []byte) error {
 func firstLineWith(err error, text []byte) int {
 	lines := bytes.SplitAfter(text, []byte("\n"))
 	return 1 + sort.Search(len(lines)-1, func(i int) bool {
-		d := toml.NewDecoder(bytes.NewReader(bytes.Join(lines[:i+1], nil)))
-		e := d.Decode(new(grant.Policy))
+		e := decode(bytes.Join(lines[:i+1], nil), new(grant.Policy), false)
 		return e != nil && e.Error() == err.Error()
 	})
+}
+
+// isHeader reports whether a line is the head of a table.
+func isHeader(text []byte, row int) bool {
+	lines := bytes.Split(text, []byte("\n"))
+	return 0 < row && row <= len(lines) && bytes.HasPrefix(bytes.TrimSpace(lines[row-1]), []byte("["))
 }
 
 // keys calls fn with each line that sets a key, and the key with its table's name. The library's errors name a position
