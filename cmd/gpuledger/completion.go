@@ -6,25 +6,51 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// The scripts ask the program itself what may come next (--generate-bash-completion), so they never lag behind it. zsh runs the file
-// as the function's body when it is first asked, or an administrator sources it.
+// The scripts ask the program itself what may come next (complete.go), so they never lag behind it. Where it knows nothing the shell offers
+// files. zsh runs the file as the function's body when it is first asked, or an administrator sources it.
 const (
 	bashCompletion = `_gpuledger() {
   local words=("${COMP_WORDS[@]:0:COMP_CWORD}") current=${COMP_WORDS[COMP_CWORD]}
-  [[ $current == -* ]] && words+=("$current")
-  mapfile -t COMPREPLY < <(compgen -W "$("${words[@]}" --generate-bash-completion 2>/dev/null)" -- "$current")
+  [[ $current == = ]] && current=
+  if [[ $current == -* ]]; then words+=("$current"); else words+=(""); fi
+  mapfile -t COMPREPLY < <(compgen -W "$("${words[@]}" ` + askNext + ` 2>/dev/null)" -- "$current")
 }
 complete -o default -F _gpuledger gpuledger
 `
 	zshCompletion = `#compdef gpuledger
 _gpuledger() {
   local -a words_so_far options
+  local option
   words_so_far=("${words[@]:0:$((CURRENT-1))}")
-  [[ ${words[CURRENT]} == -* ]] && words_so_far+=("${words[CURRENT]}")
-  options=("${(@f)$(_CLI_ZSH_AUTOCOMPLETE_HACK=1 "${words_so_far[@]}" --generate-bash-completion 2>/dev/null)}")
-  if [[ -n ${options[1]} ]]; then _describe 'values' options; else _files; fi
+  if [[ ${words[CURRENT]} == -* ]]; then words_so_far+=("${words[CURRENT]}"); else words_so_far+=(""); fi
+  for option in "${(@f)$("${words_so_far[@]}" ` + askDescribed + ` 2>/dev/null)}"; do
+    [[ -z $option ]] && continue
+    if [[ $option == *$'\t'* ]]; then
+      options+=("${${option%%$'\t'*}//:/\\:}:${option#*$'\t'}")
+    else
+      options+=("${option//:/\\:}")
+    fi
+  done
+  if (( ${#options} )); then _describe 'values' options; else _files; fi
 }
 if [[ ${funcstack[1]} == _gpuledger ]]; then _gpuledger "$@"; else compdef _gpuledger gpuledger; fi
+`
+	fishCompletion = `function __gpuledger_next
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    if string match -q -- '-*' $current
+        set -a words $current
+    else
+        set -a words ''
+    end
+    set -l options (command $words ` + askDescribed + ` 2>/dev/null)
+    if set -q options[1]
+        printf '%s\n' $options
+    else
+        __fish_complete_path $current
+    end
+end
+complete -c gpuledger -f -a '(__gpuledger_next)'
 `
 )
 
@@ -51,7 +77,7 @@ func completion(c *cli.Context) (string, error) {
 	case "zsh":
 		return zshCompletion, nil
 	case "fish":
-		return c.App.ToFishCompletion()
+		return fishCompletion, nil
 	}
 	return "", usage("completion: want bash, zsh or fish")
 }

@@ -17,15 +17,27 @@ func main() { os.Exit(run(os.Args)) }
 // run is main with its status returned. Flags of the whole program work before and after the command's name.
 func run(args []string) int {
 	out := &output{Writer: os.Stdout}
+	app := program()
+	app.Writer = out
+	if answerShell(out, app, args) {
+		return 0
+	}
+	err := app.Run(cmdline.Ordered(app, args))
+	if out.err != nil {
+		err = fmt.Errorf("cannot print the answer: %w", out.err)
+	}
+	return complain(err)
+}
+
+// program is the command line with all of its commands.
+func program() *cli.App {
 	app := &cli.App{
-		Writer:               out,
-		Name:                 "gpuledger",
-		Usage:                "the book and the guard for shared GPUs on a container node",
-		Description:          "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
-		Version:              version.Version,
-		EnableBashCompletion: true,
-		HideHelpCommand:      true,
-		Flags:                []cli.Flag{configFlag()},
+		Name:            "gpuledger",
+		Usage:           "the book and the guard for shared GPUs on a container node",
+		Description:     "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
+		Version:         version.Version,
+		HideHelpCommand: true,
+		Flags:           []cli.Flag{configFlag()},
 		Commands: []*cli.Command{
 			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(), releaseCommand(), inspectCommand(),
 			explainCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
@@ -37,11 +49,7 @@ func run(args []string) int {
 	for _, c := range app.Commands {
 		prepare(c)
 	}
-	err := app.Run(cmdline.Ordered(app, args))
-	if out.err != nil {
-		err = fmt.Errorf("cannot print the answer: %w", out.err)
-	}
-	return complain(err)
+	return app
 }
 
 // prepare gives a command, and those below it, what every command has.

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/cmdline"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+// The last word of a command line by which a shell asks what may come next: a line each, or with a tab and what it is.
+const (
+	askNext      = "--generate-bash-completion"
+	askDescribed = "--generate-described-completion"
+)
+
+// candidate is a word that may come next, and what it is.
+type candidate struct{ word, is string }
+
+// answerShell prints what may come next, where a shell asks for it.
+func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
+	last := len(args) - 1
+	if last < 1 || args[last] != askNext && args[last] != askDescribed {
+		return false
+	}
+	for _, c := range next(app, args[1:last], seen) {
+		if args[last] == askDescribed && c.is != "" {
+			c.word += "\t" + c.is
+		}
+		fmt.Fprintln(w, c.word)
+	}
+	return true
+}
+
+// next lists what may come after the words. The last of them is the one that is being written where it begins with "-"; of any other a shell
+// says that it is empty, and leaves out itself what does not begin like it. look reads the ledger; it is called once, where that is needed.
+func next(app *cli.App, words []string, look func(config string) node.Overview) []candidate {
+	l := line{commands: app.Commands, flags: app.Flags}
+	current := ""
+	if n := len(words) - 1; n >= 0 && (words[n] == "" || words[n][0] == '-') {
+		words, current = words[:n], words[n]
+	}
+	for _, word := range words {
+		l.read(word)
+	}
+	flag, _, assigned := strings.Cut(current, "=")
+	switch {
+	case l.setting != "":
+		return l.values(l.setting, look)
+	case assigned && !l.ended:
+		var all []candidate
+		for _, c := range l.values(strings.TrimLeft(flag, "-"), look) {
+			all = append(all, candidate{flag + "=" + c.word, c.is})
+		}
+		return all
+	case current != "" && !l.ended:
+		return l.unset()
+	case len(l.commands) > 0:
+		return visible(l.commands)
+	}
+	return l.values("", look)
+}
+
+// line is what the words so far say.
+type line struct {
+	name     string         // of the command, with its subcommand
+	commands []*cli.Command // that may follow
+	flags    []cli.Flag
+	set      []string // flags that were given
+	setting  string   // the flag whose value is next
+	ended    bool     // no flag follows
+	config   string
+}
+
+func (l *line) read(word string) {
+	switch {
+	case l.setting != "" && word == "=": // bash takes --flag=value apart
+	case l.setting != "":
+		l.assign(l.setting, word)
+		l.setting = ""
+	case l.ended:
+	case word == "--":
+		l.ended = true
+	case cmdline.IsFlag(word):
+		name, value, assigned := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		l.set = append(l.set, name)
+		if assigned {
+			l.assign(name, value)
+		} else if cmdline.WantsValue(word, l.flags) {
+			l.setting = name
+		}
+	default:
+		if i := slices.IndexFunc(l.commands, func(c *cli.Command) bool { return c.HasName(word) }); i >= 0 {
+			c := l.commands[i]
+			l.name = strings.TrimPrefix(l.name+" "+c.Name, " ")
+			l.commands, l.flags, l.set = c.Subcommands, c.Flags, nil
+		}
+	}
+}
+
+func (l *line) assign(flag, value string) {
+	if flag == "config" {
+		l.config = value
+	}
+}
+
+func visible(commands []*cli.Command) (all []candidate) {
+	for _, c := range commands {
+		if !c.Hidden {
+			all = append(all, candidate{c.Name, c.Usage})
+		}
+	}
+	return all
+}
+
+// unset are the flags that can still be given.
+func (l *line) unset() []candidate {
+	all := []candidate{}
+	flags := append(slices.Clone(l.flags), cli.HelpFlag)
+	if l.name == "" {
+		flags = append(flags, cli.VersionFlag)
+	}
+	for _, f := range flags {
+		v, canHide := f.(cli.VisibleFlag)
+		_, again := f.(*cli.StringSliceFlag)
+		if canHide && !v.IsVisible() || !again && slices.ContainsFunc(f.Names(), func(name string) bool { return slices.Contains(l.set, name) }) {
+			continue
+		}
+		usage := ""
+		if d, is := f.(cli.DocGenerationFlag); is {
+			usage = strings.ReplaceAll(d.GetUsage(), "`", "")
+		}
+		all = append(all, candidate{"--" + f.Names()[0], usage})
+	}
+	return all
+}
+
+// choices are the values of a command's flag, or with "" its arguments, where those are one of some words. Of all else the shell knows more:
+// files.
+var choices = map[string]func(node.Overview) []candidate{
+	"grant mode":     func(node.Overview) []candidate { return wordsOf(grant.Modes) },
+	"grant place":    func(node.Overview) []candidate { return wordsOf([]grant.Placement{grant.Binpack, grant.Spread}) },
+	"grant owner":    func(node.Overview) []candidate { return wordsOf([]grant.Owner{grant.Bearer, "pod:", "claim:"}) },
+	"grant gpu":      gpuNames,
+	"grant profile":  profiles,
+	"grant update":   grantIDs,
+	"release ":       grantIDs,
+	"completion ":    func(node.Overview) []candidate { return wordsOf([]string{"bash", "zsh", "fish"}) },
+	"configure mode": func(node.Overview) []candidate { return wordsOf([]grant.RulesMode{grant.Enforce, grant.Report}) },
+	"configure privileged": func(node.Overview) []candidate {
+		return wordsOf([]grant.Privileged{grant.RefusePrivileged, grant.Strip})
+	},
+}
+
+func (l *line) values(flag string, look func(config string) node.Overview) []candidate {
+	command, _, _ := strings.Cut(l.name, " ") // engines are configured alike
+	choose := choices[command+" "+flag]
+	if choose == nil {
+		return nil
+	}
+	return choose(look(l.config))
+}
+
+// seen is the ledger as whoever asks may read it: others than root get nothing, and no word why.
+func seen(config string) node.Overview {
+	n := node.Open(policy.Path(config), host.Default())
+	o, err := n.Overview()
+	if err != nil || n.Broken != nil {
+		return node.Overview{}
+	}
+	return o
+}
+
+func wordsOf[T ~string](all []T) []candidate {
+	list := make([]candidate, len(all))
+	for i, word := range all {
+		list[i].word = string(word)
+	}
+	return list
+}
+
+func grantIDs(o node.Overview) (all []candidate) {
+	for _, g := range o.Grants {
+		all = append(all, candidate{string(g.ID), strings.TrimSpace(fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label))})
+	}
+	return all
+}
+
+func gpuNames(o node.Overview) (all []candidate) {
+	for _, g := range o.Inventory.GPUs {
+		is := g.Name + ", " + g.Memory.String()
+		all = append(all, candidate{strconv.Itoa(g.Index), is}, candidate{g.UUID, is})
+		for _, m := range g.MIG {
+			all = append(all, candidate{m.UUID, is + ", MIG " + m.Profile})
+		}
+	}
+	return all
+}
+
+func profiles(o node.Overview) (all []candidate) {
+	for _, g := range o.Inventory.GPUs {
+		for _, m := range g.MIG {
+			if c := (candidate{m.Profile, "MIG devices"}); !slices.Contains(all, c) {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
