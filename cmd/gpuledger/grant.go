@@ -72,7 +72,7 @@ func enter(c *cli.Context, n *node.Node) error {
 			CDI       string `json:"cdi,omitempty"`
 		}{grantToJSON(g, n.Host.Now()), reference.String(), cdiName(c, reference)})
 	}
-	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g, n.Policy))
+	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g, n))
 	fmt.Fprintln(c.App.Writer, reference)
 	return nil
 }
@@ -199,12 +199,12 @@ func change(c *cli.Context, n *node.Node) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, grantToJSON(g, n.Host.Now()))
 	}
-	fmt.Fprintln(c.App.Writer, sentence("changed", g, n.Policy))
+	fmt.Fprintln(c.App.Writer, sentence("changed", g, n))
 	return nil
 }
 
 // sentence says what a grant is, and what holds a container to it.
-func sentence(verb string, g grant.Grant, p grant.Policy) string {
+func sentence(verb string, g grant.Grant, n *node.Node) string {
 	parts := make([]string, len(g.GPUs))
 	for i, s := range g.GPUs {
 		parts[i] = fmt.Sprintf("%s on GPU %d", s.Memory, s.Index)
@@ -220,9 +220,12 @@ func sentence(verb string, g grant.Grant, p grant.Policy) string {
 		text += ", until " + g.Expires.Local().Format(time.RFC3339)
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
-	text += ofCompute(g, p)
+	text += ofCompute(g, n.Policy)
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"
+	}
+	if g.Mode == grant.MPS && n.Daemon() == 0 {
+		text += "; gpuledgerd does not run, and until it does no container starts with it (mps-not-ready)"
 	}
 	return text
 }

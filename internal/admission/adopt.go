@@ -164,7 +164,9 @@ func (c *asking) unplaced(ask Ask, err error) {
 	var refusal *grant.Refusal
 	var missing *grant.NotFoundError
 	switch {
-	case errors.As(err, &refusal) && sentences()[refusal.Code] != (sentence{}):
+	case errors.As(err, &refusal) && refusal.Code == grant.MPSNotReady:
+		c.tell(refusal.Code, c.source(), ask.size(), "is allocated a GPU in mode mps by "+place(c.source())+", and this node cannot run MPS", "have it allocated in another mode, or on another node")
+	case refusal != nil && sentences()[refusal.Code] != (sentence{}):
 		c.find(refusal.Code, c.source(), ask.size())
 	case refusal != nil: // the node's fault
 		c.findings = append(c.findings, finding{Detail: grant.Detail{Vector: "node", Value: refusal.Message, Code: refusal.Code}, message: refusal.Message, hint: refusal.Hint})

@@ -114,6 +114,7 @@ func TestDoesNotAdopt(t *testing.T) {
 		{"a size in the environment beyond what the pod's others leave", change(inEnv(3, 5), func(w *world) { w.holds("sidecar", gibs(3)) }), grant.AnnotationMismatch, "is 6GiB, more than the pod's 5GiB"},
 		{"a size in the environment that nothing bounds", inEnv(1, 0), grant.AnnotationMismatch, "no readable annotation that bounds it"},
 		{"a reference, that opens nothing", change(onZero(gibs(1)), func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) }), grant.GrantNotFound, "opens"},
+		{"mode mps where the node has no MPS", change(onZero(gibs(1)), func(w *world) { w.r.Allocations[0].Mode, w.v.Whole.Grants = grant.MPS, nil }), grant.MPSNotReady, "is allocated a GPU in mode mps by annotation a, and this node cannot run MPS"},
 		{"without trust", change(onZero(gibs(1)), func(w *world) { w.p.Annotations.Trust = grant.Verify }), grant.GrantNotFound, "says by annotation"},
 		{"more of the node than was allocated", change(onZero(gibs(1)), func(w *world) { w.hit(env("0,1", "0", "1")) }), grant.VisibleDevicesOutsideGrant, "which are not all in its grant (to be adopted)"},
 		{"without an inventory", change(onZero(gibs(1)), func(w *world) { w.problem(grant.InventoryMissing) }), grant.InventoryMissing, "the node cannot tell"},

@@ -62,6 +62,16 @@ func apart(chosen []seat) string {
 	return ""
 }
 
+// startable is nil where the ask's containers could start one day: of mode mps none does without NVIDIA's program, and a grant would take
+// the GPU for nothing.
+func (a Ask) startable(inv grant.Inventory) error {
+	if a.Mode != grant.MPS || inv.Driver.HasMPS() {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.MPSNotReady, Message: "cannot grant in mode mps: this node cannot run MPS, because the driver's files in the inventory have no " + grant.MPSControl,
+		Hint: "install what the driver's packages lack and run `gpuledger inventory refresh`, or grant in another mode (--mode limit)"}
+}
+
 // mpsReady finds what keeps the grant's daemon from taking the container as a client. The daemon is gpuledgerd's work, and this
 // its word of a moment ago; the reader has asked the kernel whether it runs.
 func (c *asking) mpsReady() {

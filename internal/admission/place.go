@@ -27,8 +27,8 @@ type Ask struct {
 
 // Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a change. It gives all of
 // them or an error: *grant.UsageError for what can never be, *grant.NotFoundError for a GPU that is not there,
-// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now, and LimitUnenforceable for a share of compute
-// that nothing keeps. Their texts name holders: they are for the
+// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now, LimitUnenforceable for a share of compute
+// that nothing keeps, and MPSNotReady for mode mps where the node has no MPS. Their texts name holders: they are for the
 // administrator.
 func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]grant.Share, error) {
 	if err := ask.Validate(); err != nil {
@@ -44,10 +44,22 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant
 	if err != nil {
 		return nil, err
 	}
-	if len(ask.Names) > 0 {
-		return ask.named(seats)
+	shares, err := ask.placed(seats)
+	if err == nil && updated == "" {
+		err = ask.startable(inv)
 	}
-	return ask.choose(ask.ofKind(seats))
+	if err != nil {
+		return nil, err
+	}
+	return shares, nil
+}
+
+// placed chooses among the seats.
+func (a Ask) placed(seats []seat) ([]grant.Share, error) {
+	if len(a.Names) > 0 {
+		return a.named(seats)
+	}
+	return a.choose(a.ofKind(seats))
 }
 
 // maxGPUs is more than any node has, and little enough to multiply with.

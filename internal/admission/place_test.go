@@ -13,9 +13,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
+// mpsFiles are the driver's where it has MPS.
+var mpsFiles = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
+
 // node of n GPUs of 16 GiB.
 func inventory(n int) grant.Inventory {
-	inv := grant.Inventory{}
+	inv := grant.Inventory{Driver: grant.Driver{Files: mpsFiles}}
 	for i := range n {
 		inv.GPUs = append(inv.GPUs, grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, Memory: 16 * grant.GiB, Health: grant.Healthy})
 	}
@@ -163,6 +166,14 @@ func TestPlace(t *testing.T) {
 		{"MPS over two that are served with others", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "2"} }),
 			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode mps: GPU 1 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
 
+		{"MPS that the node does not have", func(n *node) { n.inv.Driver.Files = nil }, asked(grant.GiB, mode(grant.MPS)),
+			"mps-not-ready: cannot grant in mode mps: this node cannot run MPS, because the driver's files in the inventory have no nvidia-cuda-mps-control"},
+		{"MPS that the node does not have, on a GPU in another mode", func(n *node) {
+			n.inv.Driver.Files, n.view.Grants = nil, []grant.Grant{held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 1)}
+		}, asked(grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1"} }), "mode-conflict: cannot grant 1GiB on a GPU in mode mps: GPU 1 is in mode limit, held by g-aaaaaaaaaaaa (limit, 1GiB)"},
+		{"MPS that the node had, grown", func(n *node) {
+			n.inv.Driver.Files, n.updated, n.view.Grants = nil, g1, []grant.Grant{held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1)}
+		}, asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1"} }), "1:2GiB"},
 		{"the reserve", func(n *node) { n.inv = inventory(1); n.policy.Rules.Reserve = grant.Size(grant.GiB) }, asked(16*grant.GiB, nil),
 			"no-capacity: cannot grant 16GiB on a GPU in mode limit: GPU 0 has 15GiB of 15GiB free"},
 		{"a reserve larger than the GPU", func(n *node) { n.inv = inventory(1); n.policy.Rules.Reserve = grant.Size(grant.TiB) }, asked(grant.MiB, nil),

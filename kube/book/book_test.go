@@ -31,6 +31,7 @@ func TestWhatIsFreeWhereNamesNobody(t *testing.T) {
 // A daemon's GPUs are settled when it starts, so there can be room that this grant cannot have.
 func TestWhatIsFreeWhereTellsOfDaemons(t *testing.T) {
 	n := booktest.New(t, 3, 16*grant.GiB, "")
+	n.HasMPS()
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: 8 * grant.GiB, Names: []string{"0", "1"}})
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: grant.GiB, Names: []string{"2"}})
 	const room = "GPU 0 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); GPU 1 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +

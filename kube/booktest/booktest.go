@@ -55,6 +55,14 @@ func (n *Node) SetInventory(inv grant.Inventory) {
 	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
 }
 
+// HasMPS gives the node's driver the program that serves mode mps.
+func (n *Node) HasMPS() {
+	n.T.Helper()
+	inv, _ := n.Open().Inventory()
+	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
+	n.SetInventory(inv)
+}
+
 // Daemon has this process pass for the node's gpuledgerd.
 func (n *Node) Daemon() {
 	n.T.Helper()

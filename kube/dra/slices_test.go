@@ -163,9 +163,7 @@ func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 	if got, want := taints(), []string{"mps no-nvidia-cuda-mps-control"}; !slices.Equal(got, want) {
 		t.Errorf("without NVIDIA's program: %q, want %q", got, want)
 	}
-	inv, _ := n.Open().Inventory()
-	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
-	n.SetInventory(inv)
+	n.HasMPS()
 	if got, want := taints(), []string{"mps no-gpuledgerd"}; !slices.Equal(got, want) {
 		t.Errorf("without gpuledgerd: %q, want %q", got, want)
 	}
@@ -178,6 +176,7 @@ func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 // A GPU has one MPS daemon at a time, and that has its GPUs from its start: what the scheduler would place there hangs for as long.
 func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 	s := newSite(t, 3)
+	s.HasMPS()
 	served := func() (gpus []int64) {
 		for _, slice := range slicesOf(t, s.Node) {
 			for _, d := range slice.Devices {
