@@ -89,8 +89,8 @@ func origin(e entry, now content) (before content, mixed bool) {
 	if now.same(e.After) || now.same(e.Before) {
 		return e.Before, e.Mixed
 	}
-	if data, ok := withdraw(now.data, e.After.data, e.Before.data); ok && now.Kind == file && e.Before.Kind == file {
-		return newFile(data, now), e.Mixed
+	if theirs, ok := withoutOurs(e, now); ok {
+		return theirs, e.Mixed
 	}
 	return now, now.Kind == file
 }

@@ -19,6 +19,7 @@ type jsonDocument struct {
 	tree    map[string]any
 	values  map[string]span       // by path
 	objects map[string]jsonObject // by path
+	members map[string][]span     // of an object, each from its name to the end of its value
 }
 
 type span struct{ start, end int }
@@ -34,7 +35,7 @@ func parseJSON(text []byte) (*jsonDocument, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}\n")
 	}
-	d := &jsonDocument{text: text, values: map[string]span{}, objects: map[string]jsonObject{}}
+	d := &jsonDocument{text: text, values: map[string]span{}, objects: map[string]jsonObject{}, members: map[string][]span{}}
 	dec := jsontext.NewDecoder(bytes.NewBuffer(text))
 	if dec.PeekKind() != '{' {
 		if _, err := dec.ReadValue(); err != nil {
@@ -76,8 +77,9 @@ func (d *jsonDocument) readObject(dec *jsontext.Decoder, path string) error {
 		if err != nil {
 			return err
 		}
+		member := span{start: int(dec.InputOffset()) - len(name)}
 		if o.first == 0 {
-			o.first = int(dec.InputOffset()) - len(name)
+			o.first = member.start
 		}
 		key, err := jsontext.AppendUnquote(nil, name)
 		if err != nil {
@@ -87,6 +89,8 @@ func (d *jsonDocument) readObject(dec *jsontext.Decoder, path string) error {
 			return err
 		}
 		o.last = int(dec.InputOffset())
+		member.end = o.last
+		d.members[path] = append(d.members[path], member)
 	}
 	if _, err := dec.ReadToken(); err != nil {
 		return err
@@ -125,6 +129,34 @@ func (d *jsonDocument) set(value any, path ...string) error {
 	want := copyTree(d.tree)
 	if !put(want, value, path) || !reflect.DeepEqual(want, after.tree) {
 		return fmt.Errorf("internal error: cannot set %s without changing something else", strings.Join(path, "."))
+	}
+	*d = *after
+	return nil
+}
+
+// unset takes out one member, and checks as set does that nothing else has changed.
+func (d *jsonDocument) unset(path ...string) error {
+	if _, found := d.get(path...); !found {
+		return nil
+	}
+	object, value := key(path[:len(path)-1]), d.values[key(path)]
+	members := d.members[object]
+	i := slices.IndexFunc(members, func(m span) bool { return m.end == value.end })
+	cut := members[i]
+	switch {
+	case len(members) == 1:
+		cut = span{d.objects[object].start + 1, d.objects[object].end - 1}
+	case i == len(members)-1:
+		cut.start = members[i-1].end
+	default:
+		cut.end = members[i+1].start
+	}
+	after, err := parseJSON(splice(d.text, cut.start, cut.end, ""))
+	if err != nil {
+		return fmt.Errorf("internal error: cannot take out %s: the result is no JSON: line %w", strings.Join(path, "."), err)
+	}
+	if _, found := after.get(path...); found || !reflect.DeepEqual(without(d.tree, path), without(after.tree, path)) {
+		return fmt.Errorf("internal error: cannot take out %s without changing something else", strings.Join(path, "."))
 	}
 	*d = *after
 	return nil

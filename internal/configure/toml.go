@@ -17,6 +17,8 @@ type document interface {
 	get(path ...string) (any, bool)
 	// set puts a value at a path, unless it is there already.
 	set(value any, path ...string) error
+	// unset takes a key or a whole table out, if it is there.
+	unset(path ...string) error
 	// bytes is the text as it is now.
 	bytes() []byte
 }
@@ -99,6 +101,54 @@ func (d *tomlDocument) set(value any, path ...string) error {
 	}
 	*d = *after
 	return nil
+}
+
+// unset takes out every line of a key or a table, and checks as set does that nothing else has changed.
+func (d *tomlDocument) unset(path ...string) error {
+	if _, found := d.get(path...); !found {
+		return nil
+	}
+	text := d.text
+	for _, cut := range slices.Backward(d.lines(path)) {
+		text = splice(text, cut.start, cut.end, "")
+	}
+	after, err := parseTOML(text)
+	if err != nil {
+		return fmt.Errorf("internal error: cannot take out %s: the result is no TOML: line %w", dotted(path), err)
+	}
+	if want := without(d.tree, path); !reflect.DeepEqual(want, without(after.tree, path)) {
+		return fmt.Errorf("cannot take out %s without changing something else", dotted(path))
+	}
+	if _, found := after.get(path...); found {
+		return fmt.Errorf("%d: %s is part of an inline table, which is not edited here", d.row(0), dotted(path))
+	}
+	*d = *after
+	return nil
+}
+
+// lines are those of a key or a table: headers with what stands below them, and keys that other tables write with dots.
+func (d *tomlDocument) lines(path []string) []span {
+	below := func(p []string) bool { return len(p) >= len(path) && slices.Equal(p[:len(path)], path) }
+	var cuts []span
+	for i, t := range d.tables {
+		if !below(t.path) {
+			continue
+		}
+		end := t.end
+		for _, k := range d.keys {
+			if k.table == i {
+				end = d.lineEnd(k.end)
+			}
+		}
+		cuts = append(cuts, span{t.start, end})
+	}
+	for _, k := range d.keys {
+		if below(k.path) && (k.table < 0 || !below(d.tables[k.table].path)) {
+			cuts = append(cuts, span{d.lineStart(k.start), d.lineEnd(k.end)})
+		}
+	}
+	slices.SortFunc(cuts, func(a, b span) int { return a.start - b.start })
+	return cuts
 }
 
 // with is the text with a value in its place: that of the old one, behind its table's last key, or in a new table at the

@@ -55,6 +55,23 @@ func put(tree map[string]any, value any, path []string) bool {
 	return true
 }
 
+// without is a tree without a key, and without the tables above it that hold nothing else.
+func without(tree map[string]any, path []string) map[string]any {
+	out := maps.Clone(tree)
+	below, isTable := out[path[0]].(map[string]any)
+	switch {
+	case len(path) == 1:
+		delete(out, path[0])
+	case isTable:
+		if below = without(below, path[1:]); len(below) > 0 {
+			out[path[0]] = below
+		} else {
+			delete(out, path[0])
+		}
+	}
+	return out
+}
+
 // merge lays one tree over another as engines do with drop-in files: tables key by key, anything else whole.
 func merge(under, over map[string]any) map[string]any {
 	out := copyTree(under)

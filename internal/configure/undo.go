@@ -150,12 +150,15 @@ func restore(e entry, now content) Change {
 		return keep(e, now, "")
 	case now.same(e.After) && !e.Mixed:
 	default:
-		data, ok := withdraw(now.data, e.After.data, e.Before.data)
-		if now.Kind != file || e.After.Kind != file || e.Before.Kind == nothing || e.Mixed || !ok || !readable(e.Path, data) {
+		after, ok := withoutOurs(e, now)
+		if !ok || e.Mixed {
 			return keep(e, now, "somebody has changed it since; take out what is ours by hand")
 		}
 		c.Why = "somebody has changed it since; only our lines are taken out"
-		c.after = newFile(data, now)
+		c.after = after
+		if after.Kind != nothing {
+			c.Action = "restore"
+		}
 	}
 	c.Diff = unified(e.Path, now.data, c.after.data)
 	return c
@@ -222,15 +225,22 @@ func gone(e entry, now content) bool {
 	return true
 }
 
-// readable reports whether a file is still what its reader wants.
-func readable(path string, data []byte) bool {
-	var err error
-	if strings.HasSuffix(path, ".json") {
-		_, err = parseJSON(data)
-	} else {
-		_, err = parseTOML(data)
+// withoutOurs is a file that others have changed since without what is ours in it: line by line where our lines stand as we
+// wrote them, else key by key. It reports false where that cannot be told.
+func withoutOurs(e entry, now content) (content, bool) {
+	if now.Kind != file || e.After.Kind != file || e.Shared && e.Before.Kind == nothing { // our own is the administrator's by now
+		return now, false
 	}
-	return err == nil
+	data, ok := withdraw(now.data, e.After.data, e.Before.data)
+	if _, _, err := parse(e.Path, data); !ok || err != nil || e.Before.Kind == nothing {
+		if data, ok = takeBack(e.Path, now.data, e.After.data, e.Before.data); !ok {
+			return now, false
+		}
+	}
+	if _, tree, err := parse(e.Path, data); err == nil && len(tree) == 0 && e.Before.Kind == nothing {
+		return content{Kind: nothing}, true
+	}
+	return newFile(data, now), true
 }
 
 // withdraw takes one change out of a text that others have changed too: what led from before to after is led back in now.
