@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -184,6 +185,9 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	}
 	if done.Kept > 0 {
 		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; take out our lines by hand and run it again", done.Kept)
+	}
+	if len(done.Named) > 0 {
+		return fmt.Errorf("cannot undo everything: %s still names us; take that out by hand and run it again", strings.Join(done.Named, ", "))
 	}
 	return nil
 }

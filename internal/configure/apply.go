@@ -29,7 +29,7 @@ func (p *Plan) Apply() error {
 	if err := p.unchanged(); err != nil {
 		return err
 	}
-	next := p.record(old)
+	next := p.next(old)
 	if err := s.save(next); err != nil {
 		return fmt.Errorf("cannot keep what is there now: %w", errors.Join(err, s.save(restoredTo(old, p))))
 	}
@@ -61,10 +61,10 @@ func (p *Plan) unchanged() error {
 	return nil
 }
 
-// record is the old record with this plan's changes. What was there before the first configure stays what an undo restores,
+// next is the old record with this plan's changes. What was there before the first configure stays what an undo restores,
 // with the lines that others have added since.
-func (p *Plan) record(old record) record {
-	r := record{Version: 1, Engine: p.options.Engine, Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
+func (p *Plan) next(old record) record {
+	r := record{Version: 1, Engine: p.options.Engine, Main: p.options.File, Default: p.former, Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
 	for _, c := range p.Changes {
 		for _, dir := range p.system.missingDirs(c.name) {
 			if !slices.Contains(r.Directories, dir) {

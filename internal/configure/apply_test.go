@@ -78,7 +78,9 @@ func TestAllOrNothing(t *testing.T) {
 				if got := files(t, root); got != before {
 					t.Fatalf("after write %d failed the files are\n%s\nwant\n%s", nth, got, before)
 				}
-				if found, err := (system{root}).has(engine, "/var/lib/gpuledger"); err != nil || found {
+				p := &Plan{options: options(root, engine), system: system{root: root}}
+				p.Policy.StateDir = "/var/lib/gpuledger"
+				if r, _, err := p.record(); err != nil || len(r.Files) != 0 {
 					t.Fatalf("after write %d failed the record is there (%v)", nth, err)
 				}
 			}
@@ -131,7 +133,7 @@ func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
 
 func TestOnlyOneAtATime(t *testing.T) {
 	root := scene(t, nil)
-	s, err := openStore(system{root}, "/var/lib/gpuledger")
+	s, err := openStore(system{root: root}, "/var/lib/gpuledger")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,12 +162,12 @@ func TestResolveStaysInTheRoot(t *testing.T) {
 		"/abs": "/real/file", "/up": "/real/file", "/dir/file": "/real/file", "/twice": "/real/file", "/gone": "/nowhere/x",
 		"/dir/../real/./new": "/real/new", "/": "/",
 	} {
-		if got, err := (system{root}).resolve(name); err != nil || got != want {
+		if got, err := (system{root: root}).resolve(name); err != nil || got != want {
 			t.Errorf("%s: got %s, %v, want %s", name, got, err, want)
 		}
 	}
 	for _, name := range []string{"/loop", "relative"} {
-		if got, err := (system{root}).resolve(name); err == nil {
+		if got, err := (system{root: root}).resolve(name); err == nil {
 			t.Errorf("%s: got %s, want an error", name, got)
 		}
 	}

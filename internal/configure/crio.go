@@ -12,16 +12,13 @@ import (
 type dropIns struct {
 	files []string // in the order in which they are read
 	trees map[string]map[string]any
-	ours  string // our file
+	ours  string // our file, which doc is
 	doc   *tomlDocument
 }
 
-// readDropIns reads all files of an engine, ours apart.
+// readDropIns reads all files of an engine, ours among them.
 func (p *Plan) readDropIns(ours string, files []string) (d dropIns, err error) {
 	d = dropIns{files: union(files, ours), trees: map[string]map[string]any{}, ours: ours}
-	if !slices.Contains(files, ours) { // as the engine will find it
-		d.files = append(slices.Clone(files), ours)
-	}
 	for _, path := range d.files {
 		doc, err := p.loadTOML(path)
 		if err != nil {
@@ -29,15 +26,16 @@ func (p *Plan) readDropIns(ours string, files []string) (d dropIns, err error) {
 		}
 		if path == ours {
 			d.doc = doc
-			continue
 		}
 		d.trees[path] = doc.tree
 	}
 	return d, nil
 }
 
-// without is the configuration as it is without us.
-func (d dropIns) without() map[string]any {
+func (d dropIns) paths() []string { return d.files }
+
+// tree is what all files say.
+func (d dropIns) tree() map[string]any {
 	tree := map[string]any{}
 	for _, path := range d.files {
 		tree = merge(tree, d.trees[path])
@@ -68,25 +66,39 @@ func (p *Plan) enter(d dropIns, err error, keys ...[]string) error {
 	return p.change(d.ours, d.doc.bytes())
 }
 
-// crio plans our drop-in file of CRI-O. CRI-O reads every file of the directory, by name.
-func (p *Plan) crio() (present, error) {
+// crioConfig is CRI-O's configuration. CRI-O reads every file of the directory, by name.
+type crioConfig struct{ dropIns }
+
+var crioKeys = []keys{{handlers: []string{"crio", "runtime", "runtimes"}, byDefault: []string{"crio", "runtime", "default_runtime"}}}
+
+func readCRIO(p *Plan) (configuration, error) {
 	main := p.mainFile()
 	dir := filepath.Join(filepath.Dir(main), "crio.conf.d")
-	d, err := p.readDropIns(filepath.Join(dir, dropIn+".conf"), sortedWith(p.system.glob(dir+"/*"), filepath.Join(dir, dropIn+".conf"), main))
-	if err != nil {
-		return present{}, err
-	}
-	tree := d.without()
-	like, was := crioPresent(tree)
-	set := setter{d.doc, p.sign(d.doc)}
+	ours := filepath.Join(dir, dropIn+".conf")
+	d, err := p.readDropIns(ours, sortedWith(p.system.glob(dir+"/*"), ours, main))
+	return crioConfig{d}, err
+}
+
+func (c crioConfig) inForce() engineFacts {
+	tree := table(c.tree(), "crio", "runtime")
+	facts := engineFacts{byDefault: text(tree, "default_runtime")}
+	facts.handlers = handlers(table(tree, "runtimes"), func(h map[string]any) string { return text(h, "runtime_path") })
+	facts.cdiDirs, _ = texts(tree, "cdi_spec_dirs")
+	facts.hookDirs, _ = texts(tree, "hooks_dir")
+	return facts
+}
+
+// edit writes our drop-in file.
+func (c crioConfig) edit(p *Plan, was present) error {
+	set := setter{c.doc, p.sign(c.doc)}
 	keys := [][]string{{"crio", "runtime", "runtimes", Handler}}
-	set.cdiDirs(table(tree, "crio", "runtime"), "cdi_spec_dirs", []string{"crio", "runtime", "cdi_spec_dirs"})
+	set.cdiDirs(table(was.tree, "crio", "runtime"), "cdi_spec_dirs", []string{"crio", "runtime", "cdi_spec_dirs"})
 	if p.options.AsDefault {
 		keys = append(keys, []string{"crio", "runtime", "default_runtime"})
 		set.to(Handler, "crio", "runtime", "default_runtime")
 	}
-	p.setCRIOHandler(&set, tree, like, was)
-	return was, p.enter(d, set.err, keys...)
+	p.setCRIOHandler(&set, was)
+	return p.enter(c.dropIns, set.err, keys...)
 }
 
 // sortedWith gives the order in which an engine reads its files: the main ones, then the drop-in files by name, with ours
@@ -97,19 +109,26 @@ func sortedWith(dropIns []string, ours string, main ...string) []string {
 	return append(main, names...)
 }
 
-// crioPresent is the default handler, and what runs under it.
-func crioPresent(tree map[string]any) (like map[string]any, was present) {
-	name := text(tree, "crio", "runtime", "default_runtime")
-	if name == "" || name == Handler {
-		name = "crun" // the default since CRI-O 1.31, runc before
+func (c crioConfig) present(*Plan) present {
+	tree := c.tree()
+	was := present{tree: tree, name: text(tree, "crio", "runtime", "default_runtime"), roots: []string{"/run/runc", "/run/crun"}}
+	if was.name == "" || was.name == Handler {
+		was.name = "crun" // the default since CRI-O 1.31, runc before
 		if table(tree, "crio", "runtime", "runtimes", "crun") == nil && table(tree, "crio", "runtime", "runtimes", "runc") != nil {
-			name = "runc"
+			was.name = "runc"
 		}
 	}
-	like = table(tree, "crio", "runtime", "runtimes", name)
-	was = present{binary: text(like, "runtime_path"), search: union([]string{name}, "crun", "runc"), roots: []string{"/run/runc", "/run/crun"}}
-	if was.binary == "" && name != "crun" && name != "runc" {
-		was.search = nil
+	was.handler = table(tree, "crio", "runtime", "runtimes", was.name)
+	if was.kind = text(was.handler, "runtime_type"); was.kind == "oci" {
+		was.kind = ""
+	}
+	was.binary = text(was.handler, "runtime_path")
+	switch {
+	case was.binary != "":
+	case was.name == "crun", was.name == "runc":
+		was.search = union([]string{was.name}, "crun", "runc")
+	default:
+		was.binary = was.name // CRI-O looks for the handler's name in its PATH
 	}
 	for _, handler := range table(tree, "crio", "runtime", "runtimes") {
 		settings, _ := handler.(map[string]any)
@@ -118,7 +137,7 @@ func crioPresent(tree map[string]any) (like map[string]any, was present) {
 		}
 	}
 	slices.Sort(was.roots)
-	return like, was
+	return was
 }
 
 // defaultPath is the environment that CRI-O gives to a monitor by default. A list replaces it.
@@ -126,39 +145,29 @@ const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 
 // setCRIOHandler makes our handler like the present default one. Its allowed_annotations are copied and get nothing of ours:
 // CRI-O passes every annotation on, and drops a handler whose list has a key that it does not know.
-func (p *Plan) setCRIOHandler(set *setter, tree, like map[string]any, was present) {
+func (p *Plan) setCRIOHandler(set *setter, was present) {
+	like := was.handler
 	path := []string{"crio", "runtime", "runtimes", Handler}
 	at := func(name string) []string { return slices.Concat(path, []string{name}) }
 	v, _ := set.get(path...)
 	has, _ := v.(map[string]any)
 	set.to(p.link(), at("runtime_path")...)
 	set.to("oci", at("runtime_type")...)
-	if kind := text(like, "runtime_type"); kind != "" && kind != "oci" {
-		p.note("the present default handler is of type %s; gpuledger's is of type oci", kind)
+	if was.kind != "" {
+		p.note("the present default handler is of type %s; gpuledger's is of type oci", was.kind)
 		like = nil
 	}
 	if _, found := like["runtime_root"]; !found && has["runtime_root"] == nil {
 		root := "/run/runc"
-		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(cmp.Or(p.firstRuntime(runtimes), runtimes[0])), "crun") {
+		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(cmp.Or(p.system.firstProgram(runtimes), runtimes[0])), "crun") {
 			root = "/run/crun"
 		}
 		set.to(root, at("runtime_root")...)
 	}
-	set.copy(path, like, has, []string{"runtime_path", "runtime_type", "monitor_env", "runtime_config_path", "platform_runtime_paths",
-		"inherit_default_runtime", "runtime_pull_image", "privileged_without_host_devices"})
-	if has["privileged_without_host_devices"] == true && p.options.AsDefault {
-		set.to(false, at("privileged_without_host_devices")...)
-	}
-	set.to(p.monitorEnv(tree, like, has), at("monitor_env")...)
-}
-
-// realRuntimesQuietly is realRuntimes of a configuration that is there, or would be made.
-func (p *Plan) realRuntimesQuietly(was present) []string {
-	quiet := Plan{options: p.options, system: p.system}
-	if _, c, err := p.load(p.options.Config); err == nil && c.Kind == file {
-		return p.Policy.Runtime.Path
-	}
-	return quiet.realRuntimes(was)
+	p.setHostDevices(set, path, like, has)
+	set.copy(path, like, has, append([]string{"runtime_path", "runtime_type", "monitor_env", "runtime_config_path", "platform_runtime_paths",
+		"inherit_default_runtime", "runtime_pull_image"}, hostDevices...))
+	set.to(p.monitorEnv(was.tree, like, has), at("monitor_env")...)
 }
 
 // monitorEnv is the only environment that reaches the wrapper under CRI-O, so it must name our configuration.

@@ -5,41 +5,74 @@ import (
 	"fmt"
 )
 
-// docker plans the edit of Docker's daemon.json.
-func (p *Plan) docker() (present, error) {
-	path := p.mainFile()
-	_, c, err := p.load(path)
+// dockerConfig is Docker's daemon.json.
+type dockerConfig struct {
+	path string
+	*jsonDocument
+}
+
+var dockerKeys = []keys{{handlers: []string{"runtimes"}, byDefault: []string{"default-runtime"}}}
+
+func readDocker(p *Plan) (configuration, error) {
+	c := dockerConfig{p.mainFile(), &jsonDocument{}}
+	_, file, err := p.load(c.path)
 	if err != nil {
-		return present{}, err
+		return c, err
 	}
-	d, err := parseJSON(c.data)
+	d, err := parseJSON(file.data)
 	if err != nil {
-		return present{}, fmt.Errorf("cannot read %s:%w", path, err)
+		return c, fmt.Errorf("cannot read %s:%w", c.path, err)
 	}
+	return dockerConfig{c.path, d}, nil
+}
+
+func (c dockerConfig) paths() []string { return []string{c.path} }
+
+func (c dockerConfig) inForce() engineFacts {
+	facts := engineFacts{byDefault: text(c.tree, "default-runtime")}
+	facts.handlers = handlers(table(c.tree, "runtimes"), func(h map[string]any) string { return text(h, "path") })
+	facts.cdiDirs, _ = texts(c.tree, "cdi-spec-dirs")
+	return facts
+}
+
+// present: a runtime is a program, or a shim with its options (moby, daemon/runtime_unix.go).
+func (c dockerConfig) present(*Plan) present {
+	was := present{tree: c.tree, name: text(c.tree, "default-runtime"), roots: []string{"/run/docker/runtime-runc/moby"}} // of every runtime
+	if was.name == "" || was.name == Handler {
+		was.name = "runc"
+	}
+	was.handler = table(c.tree, "runtimes", was.name)
+	was.binary = text(was.handler, "path")
+	shim := text(was.handler, "runtimeType")
+	if was.handler == nil && was.name != "runc" {
+		shim = was.name
+	}
+	switch {
+	case shim == runcShim:
+		was.binary = text(was.handler, "options", "BinaryName")
+	case shim != "":
+		was.kind = shim
+	}
+	return was
+}
+
+// edit changes daemon.json in place: Docker has no drop-in files.
+func (c dockerConfig) edit(p *Plan, was present) error {
 	if err := p.dockerFlags(); err != nil {
-		return present{}, err
+		return err
 	}
-	was := dockerPresent(d.tree)
-	set := setter{d, nil}
+	set := setter{c.jsonDocument, nil}
 	set.to(p.link(), "runtimes", Handler, "path")
 	if p.options.AsDefault {
 		set.to(Handler, "default-runtime")
 	}
 	set.to(true, "features", "cdi") // off by default until Docker 28.3
-	set.cdiDirs(d.tree, "cdi-spec-dirs", []string{"cdi-spec-dirs"})
+	set.cdiDirs(was.tree, "cdi-spec-dirs", []string{"cdi-spec-dirs"})
 	if set.err != nil {
-		return present{}, fmt.Errorf("cannot edit %s:%w", path, set.err)
+		return fmt.Errorf("cannot edit %s:%w", c.path, set.err)
 	}
 	p.noteConfig("Docker")
-	return was, p.change(path, d.bytes())
-}
-
-func dockerPresent(tree map[string]any) present {
-	was := present{roots: []string{"/run/docker/runtime-runc/moby"}} // of every runtime (moby, daemon/runtime_unix.go)
-	if name := text(tree, "default-runtime"); name != Handler {
-		was.binary = text(tree, "runtimes", name, "path")
-	}
-	return was
+	return p.change(c.path, c.bytes())
 }
 
 // dockerFlags refuses a unit that gives dockerd by flags what daemon.json shall say: dockerd would not start, because a

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -72,7 +71,7 @@ func (p *Plan) ourConfig() (*tomlDocument, error) {
 
 // settle writes our own configuration where it is missing, and the policy that a default handler needs. It is the first
 // file that changes: the engine must never call a wrapper that refuses what it should report.
-func (p *Plan) settle(d *tomlDocument, was present) error {
+func (p *Plan) settle(d *tomlDocument, was present, others []grant.Engine) error {
 	switch {
 	case len(d.bytes()) == 0:
 		if err := p.newConfig(d, was); err != nil {
@@ -88,7 +87,7 @@ func (p *Plan) settle(d *tomlDocument, was present) error {
 	default:
 		p.compareRuntime(was)
 	}
-	if err := p.setRules(d); err != nil {
+	if err := errors.Join(p.setRules(d), p.setUnjudged(d, was, others)); err != nil {
 		return fmt.Errorf("cannot edit %s:%w", p.options.Config, err)
 	}
 	parsed, err := policy.Parse(d.bytes())
@@ -96,7 +95,7 @@ func (p *Plan) settle(d *tomlDocument, was present) error {
 		return fmt.Errorf("internal error: cannot read what %s would hold:%w", p.options.Config, err)
 	}
 	p.Policy = parsed
-	switch found := p.firstRuntime(parsed.Runtime.Path); {
+	switch found := p.system.firstProgram(parsed.Runtime.Path); {
 	case found == "" && p.options.Root == "/" && p.options.AsDefault:
 		return fmt.Errorf("cannot make gpuledger the default: none of %s is there (runtime.path in %s), so no container could start",
 			strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
@@ -135,25 +134,6 @@ func (p *Plan) newConfig(d *tomlDocument, was present) error {
 		*d = *parsed
 	}
 	return err
-}
-
-// realRuntimes is what the wrapper shall become: what the engine runs now.
-func (p *Plan) realRuntimes(was present) []string {
-	switch name := filepath.Base(was.binary); {
-	case strings.HasPrefix(name, "runc"), strings.HasPrefix(name, "crun"):
-		return []string{was.binary}
-	case was.binary != "":
-		p.note("the present default runtime is %s; containers that go through gpuledger run under runc or crun instead (runtime.path in %s)", was.binary, p.options.Config)
-	case was.search != nil:
-		return was.search
-	}
-	return policy.Default().Runtime.Path
-}
-
-func (p *Plan) compareRuntime(was present) {
-	if was.binary != "" && !slices.Contains(p.Policy.Runtime.Path, was.binary) && !slices.Contains(p.Policy.Runtime.Path, filepath.Base(was.binary)) {
-		p.note("the present default runtime is %s, but runtime.path in %s has %s", was.binary, p.options.Config, strings.Join(p.Policy.Runtime.Path, ", "))
-	}
 }
 
 // setRules writes policy.mode and policy.privileged: as told, or where every container of the node comes through us and the

@@ -47,25 +47,41 @@ type Plan struct {
 
 	options Options
 	system  system
+	former  string // the default handler that the engine's files name beside ours, "" where they name none
 }
 
 // New computes a plan. Nothing is written. An error names the file and the line where there is one.
 func New(o Options) (*Plan, error) {
-	p := &Plan{options: o, system: system{o.Root}}
+	p := &Plan{options: o, system: system{root: o.Root}}
 	ours, err := p.ourConfig()
 	if err != nil {
 		return nil, err
 	}
-	if err := p.linkRuntime(); err != nil {
-		return nil, err
-	}
-	present, err := engines[o.Engine].plan(p)
+	r, others, err := p.record()
 	if err != nil {
 		return nil, err
 	}
-	p.Roots = present.roots
+	p.options.File = p.findMain(r)
+	if err := p.linkRuntime(); err != nil {
+		return nil, err
+	}
+	was, err := p.before(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.mayReplace(was); err != nil {
+		return nil, err
+	}
+	c, err := engines[o.Engine].read(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.edit(p, was); err != nil {
+		return nil, err
+	}
+	p.Roots = was.roots
 	p.noteOthers()
-	if err := p.settle(ours, present); err != nil {
+	if err := p.settle(ours, was, others); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -78,7 +94,23 @@ type engine struct {
 	file    string // its main configuration file
 	unit    string // of systemd
 	daemon  string // the process's name; "" where there is none
-	plan    func(*Plan) (present, error)
+	keys    []keys // where its files name handlers
+	read    func(*Plan) (configuration, error)
+}
+
+// keys are where a file of an engine names its handlers, and which of them containers get that choose none.
+type keys struct{ handlers, byDefault []string }
+
+// configuration is an engine's configuration as the engine reads it, as far as it can be read.
+type configuration interface {
+	// paths are the files that the engine reads.
+	paths() []string
+	// inForce is what the engine does by them.
+	inForce() engineFacts
+	// present is what containers run under that choose no handler.
+	present(*Plan) present
+	// edit enters what puts us into it. was is what is present without us.
+	edit(p *Plan, was present) error
 }
 
 // engines is filled in by init, because the plans read it.
@@ -86,18 +118,11 @@ var engines map[grant.Engine]engine
 
 func init() {
 	engines = map[grant.Engine]engine{
-		grant.Containerd: {"containerd", "containerd", "/etc/containerd/config.toml", "containerd.service", "containerd", (*Plan).containerd},
-		grant.CRIO:       {"crio", "crio", "/etc/crio/crio.conf", "crio.service", "crio", (*Plan).crio},
-		grant.Podman:     {"podman", "podman", "/etc/containers/containers.conf", "", "", (*Plan).podman},
-		grant.Docker:     {"docker", "dockerd", "/etc/docker/daemon.json", "docker.service", "dockerd", (*Plan).docker},
+		grant.Containerd: {"containerd", "containerd", "/etc/containerd/config.toml", "containerd.service", "containerd", containerdKeys, readContainerd},
+		grant.CRIO:       {"crio", "crio", "/etc/crio/crio.conf", "crio.service", "crio", crioKeys, readCRIO},
+		grant.Podman:     {"podman", "podman", "/etc/containers/containers.conf", "", "", podmanKeys, readPodman},
+		grant.Docker:     {"docker", "dockerd", "/etc/docker/daemon.json", "docker.service", "dockerd", dockerKeys, readDocker},
 	}
-}
-
-// present is what an engine runs containers with before it is configured.
-type present struct {
-	binary string   // of the default handler, "" where the engine finds it by itself
-	search []string // the runtimes that the engine would look for by itself, if not those of our defaults
-	roots  []string // where the state of its containers lies
 }
 
 func (p *Plan) note(format string, args ...any) {

@@ -19,18 +19,39 @@ var (
 	podmanNoCgroups = []string{"crun", "krun"}
 )
 
-// podman plans our drop-in file of Podman, Buildah and their like.
-func (p *Plan) podman() (present, error) {
-	ours, files := p.podmanFiles()
-	d, err := p.readDropIns(ours, files)
-	if err != nil {
-		return present{}, err
+// podmanConfig is the configuration of Podman, Buildah and their like.
+type podmanConfig struct {
+	dropIns
+	system system
+}
+
+var podmanKeys = []keys{{handlers: []string{"engine", "runtimes"}, byDefault: []string{"engine", "runtime"}}}
+
+func readPodman(p *Plan) (configuration, error) {
+	d, err := p.readDropIns(p.podmanFiles())
+	return podmanConfig{d, p.system}, err
+}
+
+func (c podmanConfig) inForce() engineFacts {
+	tree := table(c.tree(), "engine")
+	facts := engineFacts{byDefault: text(tree, "runtime"), handlers: map[string]string{}}
+	for name := range table(tree, "runtimes") {
+		paths, _ := texts(tree, "runtimes", name)
+		facts.handlers[name] = c.system.firstProgram(paths)
+		if facts.handlers[name] == "" && len(paths) > 0 {
+			facts.handlers[name] = paths[0]
+		}
 	}
-	tree := d.without()
-	was := podmanPresent(p, tree)
-	set := setter{d.doc, p.sign(d.doc)}
+	facts.cdiDirs, _ = texts(tree, "cdi_spec_dirs")
+	facts.hookDirs, _ = texts(tree, "hooks_dir")
+	return facts
+}
+
+// edit writes our drop-in file.
+func (c podmanConfig) edit(p *Plan, was present) error {
+	set := setter{c.doc, p.sign(c.doc)}
 	keys := [][]string{{"engine", "runtimes", Handler}, {"engine", "runtime_supports_json"}}
-	engine := table(tree, "engine")
+	engine := table(was.tree, "engine")
 	set.cdiDirs(engine, "cdi_spec_dirs", []string{"engine", "cdi_spec_dirs"})
 	if p.options.AsDefault {
 		keys = append(keys, []string{"engine", "runtime"})
@@ -38,13 +59,13 @@ func (p *Plan) podman() (present, error) {
 	}
 	// By its name in the list of runtimes, and by that of the file where --runtime names it.
 	names := []string{Handler, filepath.Base(p.link())}
-	set.to(podmanList(d.doc, engine, "runtime_supports_json", podmanJSON, names), "engine", "runtime_supports_json")
-	if real := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(p.firstRuntime(real)), "crun") {
-		set.to(podmanList(d.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine", "runtime_supports_nocgroups")
+	set.to(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine", "runtime_supports_json")
+	if real := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(p.system.firstProgram(real)), "crun") {
+		set.to(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine", "runtime_supports_nocgroups")
 	}
 	set.to([]string{p.link()}, "engine", "runtimes", Handler)
 	p.noteConfig("Podman")
-	return was, p.enter(d, set.err, keys...)
+	return p.enter(c.dropIns, set.err, keys...)
 }
 
 // podmanFiles are our file and all that Podman reads, in its order.
@@ -65,24 +86,27 @@ func podmanList(ours *tomlDocument, engine map[string]any, key string, byDefault
 	return union(union(has, list...), names...)
 }
 
-func podmanPresent(p *Plan, tree map[string]any) present {
-	was := present{search: []string{"crun", "runc"}, roots: []string{"/run/crun", "/run/runc"}}
-	name := text(tree, "engine", "runtime")
-	switch {
-	case filepath.IsAbs(name):
-		was.binary = name
-	case name != "" && name != Handler:
-		was.search = []string{name}
-		paths, _ := texts(tree, "engine", "runtimes", name)
-		if i := slices.IndexFunc(paths, p.system.exists); i >= 0 {
-			was.binary = paths[i]
-		}
+func (c podmanConfig) present(*Plan) present {
+	tree := c.tree()
+	was := present{tree: tree, name: text(tree, "engine", "runtime"), roots: []string{"/run/crun", "/run/runc"}}
+	paths, _ := texts(tree, "engine", "runtimes", was.name)
+	switch i := slices.IndexFunc(paths, c.system.exists); {
+	case was.name == "" || was.name == Handler:
+		was.search = []string{"crun", "runc"}
+	case filepath.IsAbs(was.name):
+		was.binary = was.name
+	case i >= 0:
+		was.binary = paths[i]
+	case was.name == "crun", was.name == "runc":
+		was.search = []string{was.name}
+	default:
+		was.binary = was.name
 	}
 	return was
 }
 
-// firstRuntime is the first of runtime.path that is there, as the wrapper finds it; "" if none is.
-func (p *Plan) firstRuntime(paths []string) string {
+// firstProgram is the first of several names or paths that is there, as the wrapper finds runtime.path; "" if none is.
+func (s system) firstProgram(paths []string) string {
 	for _, path := range paths {
 		candidates := []string{path}
 		if !strings.Contains(path, "/") {
@@ -91,7 +115,7 @@ func (p *Plan) firstRuntime(paths []string) string {
 				candidates = append(candidates, filepath.Join(dir, path))
 			}
 		}
-		if i := slices.IndexFunc(candidates, p.system.exists); i >= 0 {
+		if i := slices.IndexFunc(candidates, s.exists); i >= 0 {
 			return candidates[i]
 		}
 	}

@@ -23,6 +23,8 @@ import (
 type record struct {
 	Version     int          `json:"version"`
 	Engine      grant.Engine `json:"engine"`
+	Main        string       `json:"main,omitempty"`        // the engine's main configuration file, where it is not in its usual place
+	Default     string       `json:"default,omitempty"`     // the handler that was the default, where a file named it
 	Files       []entry      `json:"files"`                 // in the order in which they are changed
 	Directories []string     `json:"directories,omitempty"` // that we made
 }
@@ -151,17 +153,11 @@ func (s *store) sweep(r record) error {
 	return err
 }
 
-// has reports whether there is a record, without locking or making anything.
-func (s system) has(engine grant.Engine, stateDir string) (bool, error) {
-	resolved, err := s.resolve(stateDir)
-	return err == nil && s.exists(filepath.Join(resolved, "configure", engines[engine].suffix, "record.json")), err
-}
-
 // others are the records of other engines. A file that two of them have changed (our configuration) goes back when the last
 // of them is undone.
 func (s *store) others(engine grant.Engine) ([]record, error) {
 	var records []record
-	for _, e := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
+	for _, e := range containerEngines {
 		if e == engine {
 			continue
 		}

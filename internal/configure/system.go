@@ -14,7 +14,10 @@ import (
 
 // system is the tree of files to configure: this machine's, or an image's below a directory. Names in it are those that
 // the engine will know.
-type system struct{ root string }
+type system struct {
+	root string
+	over map[string]content // what to see at some names, without links, in place of what is there
+}
 
 // maxConfig bounds a configuration file, in bytes.
 const maxConfig = 4 << 20
@@ -86,6 +89,9 @@ func newFile(data []byte, like content) content {
 
 // read gives what stands at a resolved name.
 func (s system) read(name string) (content, error) {
+	if c, found := s.over[name]; found {
+		return c, nil
+	}
 	path := s.host(name)
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
@@ -219,7 +225,7 @@ func (s system) glob(pattern string) []string {
 	entries, _ := os.ReadDir(s.host(dir))
 	var names []string
 	for _, e := range entries {
-		if match, _ := filepath.Match(filepath.Base(pattern), e.Name()); match && !e.IsDir() {
+		if match, _ := filepath.Match(filepath.Base(pattern), e.Name()); match && !e.IsDir() && s.over[filepath.Join(dir, e.Name())].Kind != nothing {
 			names = append(names, filepath.Join(filepath.Dir(pattern), e.Name()))
 		}
 	}

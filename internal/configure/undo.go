@@ -2,9 +2,7 @@ package configure
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 
@@ -15,42 +13,57 @@ import (
 type Undone struct {
 	Changes []Change // with action restore, remove or keep
 	Kept    int      // files that were changed by others in a way that could not be told apart from ours
+	Named   []string // where the engine's files name us all the same, as "file:line"
 }
 
 // Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
-// It can be repeated. With dry it only tells. An error where nothing is known of an engine whose files name our runtime.
+// What another program has copied of ours is taken out of its files. It can be repeated. With dry it only tells. An error where
+// nothing is known of an engine whose files name our runtime.
 func Undo(o Options, stateDir string, dry bool) (Undone, error) {
-	sys := system{o.Root}
-	found, err := sys.has(o.Engine, stateDir)
+	p := &Plan{options: o, system: system{root: o.Root}}
+	p.Policy.StateDir = stateDir
+	r, u, err := p.undo()
 	if err != nil {
 		return Undone{}, err
 	}
-	if !found {
-		return Undone{}, unrecorded(o, stateDir)
+	if len(r.Files) == 0 && len(u.Changes) == 0 {
+		return u, unrecorded(o, stateDir, u.Named)
 	}
-	s, err := openStore(sys, stateDir)
+	s, err := openStore(p.system, stateDir)
 	if err != nil {
 		return Undone{}, err
 	}
 	defer s.close()
-	r, err := s.load(o.Engine)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Undone{}, unrecorded(o, stateDir)
-	}
-	if err != nil {
+	if r, u, err = p.undo(); err != nil { // nobody else changes it any more
 		return Undone{}, err
 	}
-	u, heirs, err := s.plan(r)
-	if err != nil || dry {
-		return u, err
+	heirs, err := s.plan(r, &u)
+	if err == nil && !dry {
+		err = s.undo(r, u, heirs)
 	}
-	return u, s.undo(r, u, heirs)
+	if err == nil && len(r.Files) == 0 {
+		err = unrecorded(o, stateDir, u.Named)
+	}
+	return u, err
 }
 
-// unrecorded is an error that names the lines with our runtime in an engine's files: somebody wrote them by hand, or what configure
-// kept is lost.
-func unrecorded(o Options, stateDir string) error {
-	places := namedIn(o)
+// undo is what becomes of other programs' files, and what is in force afterwards.
+func (p *Plan) undo() (record, Undone, error) {
+	r, _, err := p.record()
+	if err != nil {
+		return r, Undone{}, err
+	}
+	r.Engine = p.options.Engine
+	without, mended, err := p.undone(r)
+	if err != nil {
+		return r, Undone{}, err
+	}
+	return r, Undone{Changes: mended, Named: without.named()}, nil
+}
+
+// unrecorded is an error that names the lines with our runtime in an engine's files: somebody wrote them by hand, or what
+// configure kept is lost.
+func unrecorded(o Options, stateDir string, places []string) error {
 	if len(places) == 0 {
 		return nil
 	}
@@ -58,18 +71,17 @@ func unrecorded(o Options, stateDir string) error {
 		ourProgram, strings.Join(places, ", "))
 }
 
-// plan tells what becomes of each file, the last one first, and which files another engine's record takes over.
-func (s *store) plan(r record) (Undone, []record, error) {
-	var u Undone
+// plan tells what becomes of each file of a record, the last one first, and which files another engine's record takes over.
+func (s *store) plan(r record, u *Undone) ([]record, error) {
 	others, err := s.others(r.Engine)
 	if err != nil {
-		return u, nil, err
+		return nil, err
 	}
 	var heirs []record
 	for _, e := range slices.Backward(r.Files) {
 		now, err := s.system.read(e.Name)
 		if err != nil {
-			return u, nil, err
+			return nil, err
 		}
 		if passedOn(e, others) {
 			heirs = inherit(heirs, r, others, e)
@@ -78,7 +90,7 @@ func (s *store) plan(r record) (Undone, []record, error) {
 		}
 		c := restore(e, now)
 		switch {
-		case u.Kept > 0: // an engine whose file still names the link must find it
+		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == linked): // an engine whose file still names the link must find it
 			c = keep(e, now, "a file that stays needs it")
 		case c.Action == "keep" && c.Why != "" && e.Shared:
 			c.Why = "somebody has changed it since; no engine needs it any more"
@@ -88,8 +100,11 @@ func (s *store) plan(r record) (Undone, []record, error) {
 		}
 		u.Changes = append(u.Changes, c)
 	}
-	return u, heirs, nil
+	return heirs, nil
 }
+
+// needsUs reports whether the engine's files still name us.
+func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 }
 
 // original is where the content from before configure lies.
 func (s *store) original(r record, e entry) string {
@@ -182,10 +197,10 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 		failpoint.Hit("configure/restored")
 	}
 	s.system.removeDirs(r.Directories, nil)
-	kept := record{Version: 1, Engine: r.Engine, Directories: r.Directories}
+	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
-		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.Kept > 0) {
+		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.needsUs()) {
 			kept.Files = append(kept.Files, e)
 		}
 	}
@@ -257,7 +272,7 @@ func withdraw(now, after, before []byte) ([]byte, bool) {
 
 // StateDir is where the records lie, by our configuration.
 func StateDir(o Options) (string, error) {
-	p := Plan{options: o, system: system{o.Root}}
+	p := Plan{options: o, system: system{root: o.Root}}
 	if _, err := p.ourConfig(); err != nil {
 		return "", err
 	}
