@@ -153,6 +153,7 @@ func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
 	if err != nil {
 		return err
 	}
+	o.File = plan.File
 	if o.AsDefault && o.Root == "/" {
 		s := plan.Survey(host.Default())
 		a.Running = &s
@@ -172,6 +173,9 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	if err != nil {
 		return err
 	}
+	if o.File, err = configure.File(o, state); err != nil {
+		return err
+	}
 	done, err := configure.Undo(o, state, a.DryRun)
 	if err != nil {
 		return err
@@ -187,7 +191,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; take out our lines by hand and run it again", done.Kept)
 	}
 	if len(done.Named) > 0 {
-		return fmt.Errorf("cannot undo everything: %s still names us; take that out by hand and run it again", strings.Join(done.Named, ", "))
+		return fmt.Errorf("cannot undo everything: %s still names us; %s", strings.Join(done.Named, ", "), done.Advice)
 	}
 	return nil
 }
@@ -196,7 +200,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 func (a *configureAnswer) finish(c *cli.Context, o configure.Options, mode string) error {
 	var failed error
 	if o.Root == "/" {
-		r := configure.RestartOf(o.Engine)
+		r := configure.RestartOf(o)
 		if c.Bool("restart") && !a.DryRun {
 			failed = r.Do()
 		}

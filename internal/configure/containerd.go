@@ -183,7 +183,7 @@ func (c *containerdConfig) inForce() engineFacts {
 	return facts
 }
 
-func (c *containerdConfig) present(*Plan) present {
+func (c *containerdConfig) present(p *Plan) present {
 	was := present{name: "runc", tree: c.section()}
 	if name := text(was.tree, "containerd", "default_runtime_name"); name != "" && name != Handler {
 		was.name = name
@@ -194,6 +194,9 @@ func (c *containerdConfig) present(*Plan) present {
 		was.kind = ""
 	}
 	was.binary = text(was.handler, "options", "BinaryName")
+	if place := p.place(); place != nil && p.system.exists(place.runc) {
+		was.search = []string{place.runc}
+	}
 	root := text(was.handler, "options", "Root")
 	if root == "" {
 		root = "/run/containerd/runc"

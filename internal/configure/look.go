@@ -41,10 +41,14 @@ func Look(root string) []Presence {
 		if e.daemon != "" && root == "/" {
 			p.PIDs = processes(e.daemon)
 		}
+		plan := &Plan{options: Options{Engine: engine, Root: root}, system: here}
+		if file, _ := plan.findMain(record{}); file != "" {
+			p.File = file
+		}
 		if file := fileOf(p.PIDs); file != "" {
 			p.File = file
 		}
-		plan := &Plan{options: Options{Engine: engine, Root: root, File: p.File}, system: here}
+		plan.options.File = p.File
 		if p.Program == "" && len(p.PIDs) == 0 && !here.exists(p.File) {
 			continue
 		}

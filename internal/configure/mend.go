@@ -57,7 +57,10 @@ func (p *Plan) before(r record) (present, error) {
 // ours was copied.
 func (p *Plan) undone(r record) (*Plan, []Change, error) {
 	q := &Plan{options: p.options, Policy: p.Policy, system: system{root: p.system.root, over: map[string]content{}}}
-	q.options.File = p.findMain(r)
+	var err error
+	if q.options.File, err = p.findMain(r); err != nil {
+		return nil, nil, err
+	}
 	var recorded []string
 	for _, e := range r.Files {
 		now, err := p.system.read(e.Name)
@@ -80,7 +83,8 @@ func (p *Plan) undone(r record) (*Plan, []Change, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if change != nil && !slices.Contains(recorded, change.name) && (len(r.Files) > 0 || !q.isOurs(path)) {
+		written := q.place() != nil && path == q.mainFile() // by the distribution, anew at its next start
+		if change != nil && !written && !slices.Contains(recorded, change.name) && (len(r.Files) > 0 || !q.isOurs(path)) {
 			mended = append(mended, *change)
 			q.system.over[change.name] = change.after
 		}
@@ -155,11 +159,4 @@ func (p *Plan) named() (places []string) {
 		}
 	}
 	return places
-}
-
-// InForce are the places, as "file:line", in the files of an engine of this machine, or of the system in o.Root, that name us.
-func InForce(o Options) []string {
-	p := &Plan{options: o, system: system{root: o.Root}}
-	p.options.File = p.findMain(record{})
-	return p.named()
 }

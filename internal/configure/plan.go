@@ -43,6 +43,7 @@ type Plan struct {
 	Changes []Change
 	Notes   []string     // what the administrator should know
 	Policy  grant.Policy // in force when the plan is done
+	File    string       // the engine's main configuration file, "" for where the engine looks
 	Roots   []string     // where the real runtime keeps the state of this engine's containers
 
 	options Options
@@ -61,7 +62,10 @@ func New(o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.options.File = p.findMain(r)
+	if p.options.File, err = p.findMain(r); err != nil {
+		return nil, err
+	}
+	p.File = p.options.File
 	if err := p.linkRuntime(); err != nil {
 		return nil, err
 	}

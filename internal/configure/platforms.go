@@ -2,6 +2,7 @@ package configure
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -11,12 +12,13 @@ import (
 // place is where a distribution of Kubernetes keeps its own containerd's configuration. It writes the main file anew at each
 // of its starts, so nothing is ever written there.
 type place struct {
-	name     string
-	main     string                                        // what containerd reads
-	dropIns  string                                        // a directory whose files the distribution takes in by itself, whether or not the main file imports it
-	units    []string                                      // of systemd; none where the distribution watches the directory
-	runtimes []string                                      // runc where it is brought along, in a directory where nobody else looks
-	template func(*Plan, *containerdConfig, present) error // for a main file that imports no directory
+	name    string
+	main    string   // what containerd reads
+	dropIns string   // a directory whose files the distribution takes in by itself, whether or not the main file imports it
+	units   []string // of systemd; none where the distribution watches the directory
+	runc    string   // where it brings its own, and nobody else looks
+	// template writes into what the distribution makes the main file from. It is for one that imports no directory.
+	template func(*Plan, *containerdConfig, present) error
 }
 
 // The distributions' sources: k3s pkg/agent/templates and pkg/agent/containerd, whose code RKE2 runs; k0s
@@ -24,16 +26,16 @@ type place struct {
 var places = []place{
 	rancher("k3s", "data/current/bin/runc", "k3s.service", "k3s-agent.service"),
 	rancher("rke2", "bin/runc", "rke2-server.service", "rke2-agent.service"),
-	{name: "k0s", main: "/etc/k0s/containerd.toml", dropIns: "/etc/k0s/containerd.d", runtimes: []string{"/var/lib/k0s/bin/runc"}},
+	{name: "k0s", main: "/etc/k0s/containerd.toml", dropIns: "/etc/k0s/containerd.d", runc: "/var/lib/k0s/bin/runc"},
 	{name: "MicroK8s", main: microk8s + "/containerd.toml", units: []string{"snap.microk8s.daemon-containerd.service"},
-		runtimes: []string{"/snap/microk8s/current/bin/runc"}, template: (*Plan).microk8sTemplate},
+		runc: "/snap/microk8s/current/bin/runc", template: (*Plan).microk8sTemplate},
 }
 
 const microk8s = "/var/snap/microk8s/current/args"
 
 func rancher(name, runc string, units ...string) place {
 	dir := "/var/lib/rancher/" + name
-	return place{name: name, main: dir + "/agent/etc/containerd/config.toml", units: units, runtimes: []string{filepath.Join(dir, runc)},
+	return place{name: name, main: dir + "/agent/etc/containerd/config.toml", units: units, runc: filepath.Join(dir, runc),
 		template: func(p *Plan, c *containerdConfig, was present) error { return p.rancherTemplate(name, c, was) }}
 }
 
@@ -47,22 +49,47 @@ func (p *Plan) place() *place {
 	return nil
 }
 
-// findMain is the engine's main file: as told, as it was configured before, a distribution's, or where the engine looks.
-func (p *Plan) findMain(r record) string {
-	switch {
-	case p.options.File != "":
-		return p.options.File
-	case r.Main != "":
-		return r.Main
-	case p.options.Engine != grant.Containerd:
-		return ""
-	}
-	for _, place := range places {
-		if p.system.exists(place.main) {
-			return place.main
+// unit is that of its units which is active, or the first one; "" where none need be restarted.
+func (place *place) unit() string {
+	for _, unit := range place.units {
+		if _, err := os.Lstat("/run/systemd/units/invocation:" + unit); err == nil {
+			return unit
 		}
 	}
-	return ""
+	return strings.Join(place.units[:min(1, len(place.units))], "")
+}
+
+// findMain is the engine's main file: as told, as it was configured before, a distribution's, or "" for where the engine looks.
+func (p *Plan) findMain(r record) (string, error) {
+	switch {
+	case p.options.File != "":
+		return p.options.File, nil
+	case r.Main != "":
+		return r.Main, nil
+	case p.options.Engine != grant.Containerd:
+		return "", nil
+	}
+	var names, mains []string
+	for _, place := range places {
+		if p.system.exists(place.main) {
+			names, mains = append(names, place.name), append(mains, place.main)
+		}
+	}
+	if len(mains) > 1 {
+		return mains[0], fmt.Errorf("cannot tell which containerd is meant: %s are both here; name its file by --file: %s", strings.Join(names, " and "), strings.Join(mains, ", "))
+	}
+	return strings.Join(mains, ""), nil
+}
+
+// File is the engine's main configuration file, as configure finds it; "" for where the engine looks.
+func File(o Options, stateDir string) (string, error) {
+	p := &Plan{options: o, system: system{root: o.Root}}
+	p.Policy.StateDir = stateDir
+	r, _, err := p.record()
+	if err != nil {
+		return "", err
+	}
+	return p.findMain(r)
 }
 
 // rancherTemplate writes into the template from which k3s and RKE2 make a main file that imports nothing (releases before
@@ -78,9 +105,9 @@ func (p *Plan) rancherTemplate(name string, c *containerdConfig, was present) er
 	if text == "" {
 		text = "{{ template \"base\" . }}\n"
 	}
-	d := &tomlDocument{}
-	set := setter{document: d}
-	p.setContainerdHandler(&set, []string{"plugins", c.plugin, "containerd", "runtimes", Handler}, was, table(c.section(), "containerd", "runtimes", Handler))
+	d, err := parseTOML(nil)
+	set := setter{d, err}
+	p.setContainerdHandler(&set, []string{"plugins", c.plugin, "containerd", "runtimes", Handler}, was, nil)
 	if set.err != nil {
 		return fmt.Errorf("cannot edit %s:%w", path, set.err)
 	}

@@ -87,7 +87,10 @@ func (s *store) load(engine grant.Engine) (record, error) {
 	if err := json.Unmarshal(text, &r); err != nil || r.Version != 1 {
 		return r, fmt.Errorf("cannot read %s/record.json: version %d, %v; the original files lie beside it, by their SHA-256", dir, r.Version, err)
 	}
-	for i := range r.Files {
+	for i, e := range r.Files {
+		if name, err := s.system.resolve(e.Path); err == nil && e.After.Kind == file {
+			r.Files[i].Name = name // a link may lead elsewhere by now, as a snap's to its current revision
+		}
 		for _, c := range []*content{&r.Files[i].Before, &r.Files[i].After} {
 			if c.Kind != file {
 				continue

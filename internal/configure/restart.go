@@ -24,14 +24,22 @@ type Restart struct {
 	Done    bool   `json:"done"`
 
 	engine grant.Engine
+	self   bool // it reads its configuration by itself
 }
 
-// RestartOf looks for an engine that runs on this machine.
-func RestartOf(name grant.Engine) Restart {
+// RestartOf looks for the engine of some options as it runs on this machine.
+func RestartOf(o Options) Restart {
+	name := o.Engine
 	e := engines[name]
 	r := Restart{PIDs: []int{}, engine: name}
 	if e.daemon == "" {
 		return r
+	}
+	if place := (&Plan{options: o, system: system{root: o.Root}}).place(); place != nil {
+		if e.unit = place.unit(); e.unit == "" {
+			r.self = true
+			return r
+		}
 	}
 	r.PIDs = append(r.PIDs, processes(e.daemon)...)
 	if _, err := os.Stat("/run/systemd/system"); err == nil { // sd_booted(3)
@@ -55,7 +63,7 @@ func (r Restart) verb() string {
 // Do restarts the engine.
 func (r *Restart) Do() error {
 	switch {
-	case engines[r.engine].daemon == "":
+	case engines[r.engine].daemon == "", r.self:
 		return nil
 	case r.Unit != "":
 		if out, err := exec.Command("systemctl", r.verb(), r.Unit).CombinedOutput(); err != nil {
@@ -79,7 +87,7 @@ func (r Restart) pids() string { return strings.Trim(fmt.Sprint(r.PIDs), "[]") }
 // Hint says what is left to do; "" if nothing.
 func (r Restart) Hint() string {
 	switch {
-	case engines[r.engine].daemon == "", r.Done:
+	case engines[r.engine].daemon == "", r.Done, r.self:
 		return ""
 	case r.Command != "":
 		return "for " + string(r.engine) + " to read it: " + r.Command

@@ -23,6 +23,9 @@ func parse(path string, text []byte) (document, map[string]any, error) {
 	return d, d.tree, nil
 }
 
+// isTemplate reports whether a file is one that only its reader makes TOML of.
+func isTemplate(path string) bool { return strings.HasSuffix(path, ".tmpl") }
+
 // takeBack takes one change out of a file that another program has written anew since, so that no line is where it was: each
 // key that led from before to after is led back, unless somebody has set it otherwise. It reports false where a text cannot
 // be read or edited.

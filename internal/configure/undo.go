@@ -14,6 +14,7 @@ type Undone struct {
 	Changes []Change // with action restore, remove or keep
 	Kept    int      // files that were changed by others in a way that could not be told apart from ours
 	Named   []string // where the engine's files name us all the same, as "file:line"
+	Advice  string   // what to do about them
 }
 
 // Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
@@ -58,7 +59,11 @@ func (p *Plan) undo() (record, Undone, error) {
 	if err != nil {
 		return r, Undone{}, err
 	}
-	return r, Undone{Changes: mended, Named: without.named()}, nil
+	u := Undone{Changes: mended, Named: without.named(), Advice: "take that out by hand and run it again"}
+	if place := without.place(); place != nil {
+		u.Advice = "restart " + place.name + ", which writes that file anew, and run it again"
+	}
+	return r, u, nil
 }
 
 // unrecorded is an error that names the lines with our runtime in an engine's files: somebody wrote them by hand, or what
@@ -247,7 +252,7 @@ func withoutOurs(e entry, now content) (content, bool) {
 		return now, false
 	}
 	data, ok := withdraw(now.data, e.After.data, e.Before.data)
-	if _, _, err := parse(e.Path, data); !ok || err != nil || e.Before.Kind == nothing {
+	if _, _, err := parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) || e.Before.Kind == nothing {
 		if data, ok = takeBack(e.Path, now.data, e.After.data, e.Before.data); !ok {
 			return now, false
 		}
