@@ -1,0 +1,115 @@
+package configure
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Default is how an engine that was configured with --as-default stands to that now, by its configuration files.
+type Default struct {
+	Engine  grant.Engine
+	Name    string // as `gpuledger configure` takes it
+	File    string // the engine's main configuration file
+	Handler string // of containers that choose none; "" where no file says
+	Program string // behind that handler; "" where no file says
+	Ours    bool   // it is our handler, with our program behind it
+	Err     error  // the files, or what configure keeps of them, cannot be read: nothing is known
+}
+
+// Problem is a sentence for the administrator, without what to do; "" where nothing is wrong, or nothing is known.
+func (d Default) Problem() string {
+	switch {
+	case d.Ours || d.Err != nil:
+		return ""
+	case d.Handler == Handler:
+		return fmt.Sprintf("%s: the handler %s of %s runs %q and not %s: containers that choose no handler go around the ledger",
+			d.Engine, Handler, d.File, d.Program, ourProgram)
+	case d.Handler == "":
+		return fmt.Sprintf("%s: %s names no default handler any more: containers that choose none go around the ledger", d.Engine, d.File)
+	}
+	return fmt.Sprintf("%s: %s names %q as its default handler and not %s: containers that choose none go around the ledger",
+		d.Engine, d.File, d.Handler, Handler)
+}
+
+// Hint is what to do about a problem.
+func (d Default) Hint() string {
+	return fmt.Sprintf("somebody has changed it since: run `gpuledger configure %s --as-default --restart`, or `--undo` if that is meant", d.Name)
+}
+
+// Defaults looks at the engines of the system below root that were configured with --as-default, by what configure keeps below
+// the state directory. It takes no lock: whoever reads while configure writes can see a moment between two files.
+func Defaults(root, stateDir string) ([]Default, error) {
+	here := system{root}
+	dir, err := here.resolve(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	s := &store{system: here, dir: filepath.Join(here.host(dir), "configure")}
+	var all []Default
+	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
+		r, err := s.load(engine)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			all = append(all, Default{Engine: engine, Name: engines[engine].suffix, Err: err})
+			continue
+		}
+		i := slices.IndexFunc(r.Files, func(e entry) bool { return !e.Shared && setsDefault(engine, e.After.data) })
+		if i < 0 {
+			continue
+		}
+		if d, runs := here.defaultOf(engine, here.mainOf(engine, r.Files[i].Path)); runs {
+			all = append(all, d)
+		}
+	}
+	return all, nil
+}
+
+// defaultOf reads an engine's files. runs is false where by these it runs no containers of its own.
+func (s system) defaultOf(engine grant.Engine, main string) (d Default, runs bool) {
+	facts, err := readers[engine](&Plan{options: Options{Engine: engine, Root: s.root, File: main}, system: s})
+	d = Default{Engine: engine, Name: engines[engine].suffix, File: main, Handler: facts.byDefault, Err: err}
+	if facts.absent {
+		return d, false
+	}
+	d.Program = facts.handlers[d.Handler]
+	d.Ours = err == nil && d.Handler == Handler && strings.HasPrefix(filepath.Base(d.Program), ourProgram)
+	return d, true
+}
+
+// defaultKeys are what engines call their default handler.
+var defaultKeys = map[grant.Engine]string{
+	grant.Containerd: "default_runtime_name", grant.CRIO: "default_runtime", grant.Podman: "runtime", grant.Docker: "default-runtime",
+}
+
+// setsDefault reports whether a file that configure has written makes our handler the default. It looks at lines: such a file
+// can be a template, which is no TOML.
+func setsDefault(engine grant.Engine, text []byte) bool {
+	return regexp.MustCompile(`(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']` + Handler + `["']`).Match(text)
+}
+
+// mainOf is an engine's main configuration file, by the file that configure has written for it: that one, the one that it was
+// dropped in beside or was imported by, or the one that is made from it where it is a template.
+func (s system) mainOf(engine grant.Engine, path string) string {
+	dir, name := filepath.Split(path)
+	dir = filepath.Clean(dir)
+	usual := filepath.Base(engines[engine].file)
+	switch {
+	case name == usual || engine == grant.Docker:
+	case engine == grant.Podman:
+		return strings.TrimSuffix(dir, ".d")
+	case filepath.Ext(path) == ".tmpl" || s.exists(filepath.Join(dir, usual)):
+		return filepath.Join(dir, usual)
+	case filepath.Ext(dir) == ".d":
+		return filepath.Join(filepath.Dir(dir), usual)
+	}
+	return path
+}
