@@ -67,7 +67,7 @@ var layers = map[string][]string{
 	"internal/metrics":     {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
 	"internal/page":        {"internal/node", "internal/journal", "internal/watch", "internal/grant"},
 	"internal/mps":         {"internal/node", "internal/grant", "internal/host"},
-	"internal/daemon": {"cdi", "internal/nri", "internal/mps", "internal/throttle", "internal/admission", "internal/watch", "internal/limits", "internal/cgmem", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
+	"internal/daemon": {"cdi", "internal/configure", "internal/nri", "internal/mps", "internal/throttle", "internal/admission", "internal/watch", "internal/limits", "internal/cgmem", "internal/metrics", "internal/page", "internal/journal", "internal/node", "internal/ledger", "internal/policy",
 		"internal/gpu", "internal/host", "internal/grant", "internal/version", "internal/failpoint"},
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},

@@ -153,9 +153,10 @@ func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager 
 	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimiter(s.Node, ledger, config, s.log)
 	watcher.alsoFound = limits.Stands
-	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger}
+	handlers := &defaults{node: s.Node, wait: s.Interval, log: s.log}
+	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}
 	all := []Manager{s, tidy, newInventory(s.Node, config, watcher.Stale, s.log),
-		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, decisions, watcher, &listener{view: shown, log: s.log},
+		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &listener{view: shown, log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: ledger.now, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,8 +40,9 @@ type view struct {
 	loop  *Loop
 	watch *watcher
 
-	ledger *book
-	limits *limiter
+	ledger  *book
+	limits  *limiter
+	engines *defaults
 
 	mu      sync.Mutex
 	picture node.Picture
@@ -68,7 +70,10 @@ func (v *view) state() metrics.State {
 		watched.Events = map[grant.FindingKind]uint64{}
 	}
 	watched.Events[grant.LimitChanged] = v.limits.drifts.Load()
-	return metrics.State{Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
+	engines, changed, begun := v.engines.State()
+	watched.Events[grant.HandlerChanged] = begun
+	watched.Findings = slices.Concat(changed, watched.Findings)
+	return metrics.State{Engines: engines, Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
 		Ledger: v.found.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 

@@ -166,6 +166,10 @@ var answers = []struct {
 	{"a handler to choose", func(f *Facts) { f.Engines[0].Default = "runc" }, "engines", Warning, "only containers that choose handler gpuledger"},
 	{"a handler that is not there", func(f *Facts) { delete(f.Engines[0].Handlers, "gpuledger") }, "engines", Problem, "starts no container"},
 	{"a handler without its program", func(f *Facts) { f.Engines[0].Handlers["gpuledger"] = "/nowhere/w" }, "engines", Problem, `"/nowhere/w", is not there`},
+	{"a default that somebody has changed", func(f *Facts) {
+		f.Default = []configure.Default{{Engine: grant.Containerd, Name: "containerd", File: "/etc/c.toml", Handler: "nvidia"}}
+	}, "engines", Problem, `containerd: /etc/c.toml names "nvidia" as its default handler`},
+	{"a default that is ours", func(f *Facts) { f.Default = []configure.Default{{Engine: grant.Containerd, Ours: true}} }, "engines", OK, "go through"},
 	{"an engine that cannot be read", func(f *Facts) { f.Engines[0].Err = errors.New("no TOML") }, "engines", Warning, "containerd: no TOML"},
 
 	{"no hooks", func(*Facts) {}, "hooks", OK, "no engine has a hook"},

@@ -15,14 +15,28 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 
 // engines says, engine by engine, whose containers go through gpuledger.
 func engines(f Facts) []Line {
-	var lines []Line
+	lines, told := changed(f.Default)
 	for _, e := range f.Engines {
-		lines = append(lines, engine(e))
+		if !told[e.Engine] {
+			lines = append(lines, engine(e))
+		}
 	}
 	if len(lines) == 0 {
 		return []Line{{Status: Warning, Message: "no containerd, CRI-O, Podman or Docker was found", Hint: "an engine that gpuledger does not know must be told to run gpuledger-runtime"}}
 	}
 	return lines
+}
+
+// changed says which engines have lost what `gpuledger configure --as-default` has written.
+func changed(all []configure.Default) (lines []Line, told map[grant.Engine]bool) {
+	told = map[grant.Engine]bool{}
+	for _, d := range all {
+		if problem := d.Problem(); problem != "" {
+			lines = append(lines, Line{Status: Problem, Message: problem, Hint: d.Hint()})
+			told[d.Engine] = true
+		}
+	}
+	return lines, told
 }
 
 func engine(e configure.Presence) Line {

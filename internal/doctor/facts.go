@@ -42,6 +42,7 @@ type Facts struct {
 	Audit   Place
 	Free    uint64 // bytes, where the audit log lies
 	Engines []configure.Presence
+	Default []configure.Default // of engines that were configured with --as-default
 	Hooks   []Hook
 	CDI     []Spec
 	Toolkit []string // programs of NVIDIA's container toolkit that are there

@@ -31,6 +31,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	}
 	p := n.Policy
 	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir), Run: at(p.RunDir), Engines: configure.Look("/")}
+	f.Default, _ = configure.Defaults("/", p.StateDir) // a state directory that cannot be read has lines of its own
 	if pause, paused := n.Paused(); paused {
 		f.Until = pause.Until
 	}

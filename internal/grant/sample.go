@@ -54,16 +54,19 @@ const (
 	GPULost       FindingKind = "gpu-lost"       // a GPU does not answer or is gone
 	GPUError      FindingKind = "gpu-error"      // the driver reported an XID
 	LimitChanged  FindingKind = "limit-changed"  // a memory limit of the driver's is not what the ledger says
+
+	// HandlerChanged is about an engine and no GPU: its default handler was gpuledger and is not any more.
+	HandlerChanged FindingKind = "handler-changed"
 )
 
 // FindingKinds lists every kind.
-var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost, GPUError, LimitChanged}
+var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost, GPUError, LimitChanged, HandlerChanged}
 
 // Finding is something on the GPUs that the ledger does not say.
 type Finding struct {
 	Kind    FindingKind `json:"kind"`
 	GPU     string      `json:"gpu"`   // UUID
-	Index   int         `json:"index"` // -1: it has none any more
+	Index   int         `json:"index"` // -1: it has none, or none any more
 	Bytes   Bytes       `json:"bytes"` // of an over-grant what is beyond it, else what is in use
 	Grant   ID          `json:"grant,omitzero"`
 	User    User        `json:"user,omitzero"`

@@ -66,6 +66,8 @@ var (
 	inventoryUsable = desc("inventory_usable", "1 if the inventory is of this boot and this driver; without it no GPU is given.")
 	inventoryTaken  = desc("inventory_taken_timestamp_seconds", "When the inventory was taken.")
 
+	engineDefault = desc("engine_default", "1 if the default handler of an engine is gpuledger, by its files; for engines that were configured with --as-default.", "engine")
+
 	managerLast   = desc("manager_last_pass_timestamp_seconds", "When the last finished pass of a manager began. One that hangs stands still.", "manager")
 	managerTook   = desc("manager_last_pass_duration_seconds", "How long the last finished pass of a manager took.", "manager")
 	managerFails  = desc("manager_failing", "1 if the last pass of a manager ended with an error, which the log has.", "manager")
@@ -102,6 +104,9 @@ func (c Collector) Collect(out chan<- prometheus.Metric) {
 		t.manager(m)
 	}
 	t.watch(s.Watch, s.Node.Grants)
+	for _, e := range s.Engines {
+		t.gauge(engineDefault, truth(e.Ours), e.Name)
+	}
 }
 
 type teller struct{ out chan<- prometheus.Metric }

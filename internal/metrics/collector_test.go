@@ -43,6 +43,7 @@ func sample() State {
 	s.Counts = journal.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[journal.Kind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
 	s.Counts.Latency = journal.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
 	s.Watch = watched()
+	s.Engines = []Engine{{Name: "containerd", Ours: true}, {Name: "crio"}}
 	s.Managers = []Manager{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
 	return s
 }
@@ -86,12 +87,15 @@ gpuledger_decision_duration_seconds_bucket{le="10"} 3
 gpuledger_decision_duration_seconds_bucket{le="+Inf"} 3
 gpuledger_decision_duration_seconds_sum 0.006
 gpuledger_decision_duration_seconds_count 3
+gpuledger_engine_default{engine="containerd"} 1
+gpuledger_engine_default{engine="crio"} 0
 gpuledger_finding_bytes{gpu="GPU-0",kind="outside-ledger"} 1.073741824e+09
 gpuledger_finding_bytes{gpu="GPU-0",kind="over-grant"} 1.073741824e+09
 gpuledger_findings{gpu="GPU-0",kind="outside-ledger"} 1
 gpuledger_findings{gpu="GPU-0",kind="over-grant"} 1
 gpuledger_findings_total{kind="gpu-error"} 0
 gpuledger_findings_total{kind="gpu-lost"} 0
+gpuledger_findings_total{kind="handler-changed"} 0
 gpuledger_findings_total{kind="layout-changed"} 0
 gpuledger_findings_total{kind="limit-changed"} 0
 gpuledger_findings_total{kind="mode-changed"} 0

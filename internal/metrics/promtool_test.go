@@ -81,6 +81,7 @@ var occasions = []occasion{
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 _x60 1x20", "1x100", 81, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", scrapedAlways}, // the same after a restart
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "", "1x60 _x200 1x40", 264, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", gap},              // nobody scraped for three hours
 	{"GPULedgerLimitChanged", `gpuledger_findings_total{instance="n1",kind="limit-changed"}`, "0x5 1x20", "1x26", 6, map[string]string{"kind": "limit-changed"}, "", nil},
+	{"GPULedgerHandlerChanged", `gpuledger_engine_default{instance="n1",engine="containerd"}`, "0x20", "1x20", 1, map[string]string{"engine": "containerd"}, "", nil},
 	{"GPULedgerBlind", `gpuledger_watch_working{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
 	{"GPULedgerUnhealthyGPU", `gpuledger_gpu_healthy{instance="n1",gpu="GPU-0"}`, "0x20", "1x20", 5, map[string]string{"gpu": "GPU-0"}, "", nil},
 	{"GPULedgerManagerFailing", `gpuledger_manager_failing{instance="n1",manager="watch"}`, "1x20", "0x20", 10, map[string]string{"manager": "watch"}, "", nil},

@@ -19,6 +19,13 @@ type State struct {
 	Ledger   Ledger
 	Managers []Manager
 	Watch    watch.State
+	Engines  []Engine // that were configured with --as-default
+}
+
+// Engine is an engine whose default handler should be gpuledger.
+type Engine struct {
+	Name string // as `gpuledger configure` takes it
+	Ours bool   // it is
 }
 
 // Manager is how one of the daemon's managers is.
