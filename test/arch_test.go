@@ -57,7 +57,7 @@ var layers = map[string][]string{
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
 		"internal/failpoint"},
 	"internal/doctor":      {"internal/configure", "internal/node", "internal/grant", "internal/host", "internal/ledger"},
-	"internal/setup":       {"internal/host"},
+	"internal/setup":       {"internal/policy", "internal/admission", "internal/grant", "internal/host"},
 	"cmd/gpuledger-setup":  {"internal/setup"},
 	"cmd/gpuledger-hook":   {"hook"},
 	"internal/edit/adjust": {"internal/edit", "internal/grant"},

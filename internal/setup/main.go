@@ -33,7 +33,7 @@ const usageText = `usage: gpuledger-setup install --engine containerd|crio|docke
 type options struct {
 	engine    string
 	asDefault bool
-	mode      string
+	mode      string // policy.mode where the node's configuration has none; "": what `gpuledger configure` writes
 }
 
 // Main is the program. It returns its exit status: 0 done, 1 failed, 2 usage.
@@ -104,13 +104,31 @@ const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // run runs a program of the node's.
 func (n *node) run(name string, args ...string) error {
-	argv := append(append([]string{}, n.enter...), append([]string{name}, args...)...)
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // its own empty input would need the node's /dev/null
-	cmd.Env = []string{"PATH=" + path}
-	fmt.Println("#", cmd.String())
+	cmd := n.command(name, args...)
+	cmd.Stdout = os.Stdout
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("cannot run %s %v: %w", name, args, err)
 	}
 	return nil
 }
+
+// output runs a program of the node's, and gives what it prints.
+func (n *node) output(name string, args ...string) ([]byte, error) {
+	out, err := n.command(name, args...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("cannot run %s %v: %w", name, args, err)
+	}
+	return out, nil
+}
+
+func (n *node) command(name string, args ...string) *exec.Cmd {
+	argv := append(append([]string{}, n.enter...), append([]string{name}, args...)...)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr // its own empty input would need the node's /dev/null
+	cmd.Env = []string{"PATH=" + path}
+	fmt.Println("#", cmd.String())
+	return cmd
+}
+
+// say prints what an administrator should know.
+func say(format string, args ...any) { fmt.Printf("gpuledger-setup: "+format+"\n", args...) }

@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // node is the node's file system, which is this process's root, and the tree that goes there.
@@ -83,27 +85,48 @@ func (n *node) configure(o options) error {
 	if err := n.run("gpuledger", "inventory", "refresh"); err != nil {
 		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error())
 	}
-	args := []string{"configure", o.engine, "--restart"}
+	args := []string{o.engine}
 	if o.asDefault {
 		args = append(args, "--as-default")
 	}
-	if o.mode != "" {
+	if o.mode != "" && !modeStands() {
 		args = append(args, "--mode", o.mode)
 	}
-	return n.run("gpuledger", args...)
+	if err := n.change(args...); err != nil {
+		return err
+	}
+	if o.asDefault {
+		if err := exemptAgents(); err != nil { // before the engine sends our own pods through gpuledger
+			return err
+		}
+	}
+	if err := n.restart(args...); err != nil {
+		return err
+	}
+	return n.startDaemon()
 }
 
 // remove leaves the ledger, the audit log and the configuration, as removing a package does. It leaves the wrapper until the next
-// boot: without it no engine could end the containers that run, and the pod of this very process is one of them. It can be
-// repeated and be killed at any point.
+// boot: without it no engine could end the containers that run, and the pod of this very process is one of them. And it leaves all
+// while an engine's files name our programs. It can be repeated and be killed at any point.
 func (n *node) remove(o options) error {
 	files, err := recorded()
 	if err != nil || len(files) == 0 {
 		return err
 	}
 	if exists(program) {
-		if err := n.run("gpuledger", "configure", o.engine, "--undo", "--restart"); err != nil {
-			return err
+		if err := n.change(o.engine, "--undo"); err != nil {
+			return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
+		}
+		if err := n.restart(o.engine, "--undo"); err != nil {
+			return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
+		}
+		p, err := policy.Load(configFile)
+		if err != nil {
+			return fmt.Errorf("%w; gpuledger's programs stay: an engine may call them", err)
+		}
+		if places := namedIn(p.StateDir); len(places) > 0 {
+			return fmt.Errorf("cannot remove gpuledger: its programs are named in %s; they stay until nothing names them", strings.Join(places, ", "))
 		}
 		if err := host.ReplaceFile(removedInThisBoot, nil, 0o600, host.Volatile); err != nil {
 			return err
@@ -111,6 +134,7 @@ func (n *node) remove(o options) error {
 		if exists(systemdRuns) {
 			_ = n.run("systemctl", "stop", "gpuledger-inventory.path")
 		}
+		n.stopDaemon()
 	}
 	if err := takeAway(files); err != nil {
 		return err
@@ -137,7 +161,7 @@ func takeAway(files []string) error {
 		removeFile(record)
 		return nil
 	}
-	fmt.Println("gpuledger-setup: " + wrapper + " stays until the next boot: containers that were started through it are ended by it")
+	say("%s stays until the next boot: containers that were started through it are ended by it", wrapper)
 	return writeRecord(kept)
 }
 
@@ -195,6 +219,11 @@ func (n *node) put(path string) error {
 	if err != nil {
 		return err
 	}
+	if has, err := os.Lstat(path); err == nil && has.Mode() == info.Mode() { // a regular file of the same mode
+		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, content) {
+			return nil
+		}
+	}
 	return host.ReplaceFile(path, content, info.Mode().Perm(), host.Durable)
 }
 
@@ -202,6 +231,9 @@ func (n *node) putLink(path string) error {
 	target, err := fs.ReadLink(n.tree, path[1:])
 	if err != nil {
 		return err
+	}
+	if has, err := os.Readlink(path); err == nil && has == target {
+		return nil
 	}
 	draft := path + ".gpuledger-setup"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {

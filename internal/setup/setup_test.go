@@ -9,7 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // placeVar makes the test binary the program, in a place of its own: a process that has gone to a node cannot come back.
@@ -31,6 +36,42 @@ type scene struct {
 // said is how the programs of a node answer: each writes its name and arguments to /calls.
 const said = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 
+// gpuledger is a stand-in: configure writes /etc/engine.conf and policy.mode as the real one would, --undo takes the first away, and
+// --dry-run tells. Where /refuses is there a restart fails.
+const gpuledger = said + `
+[ "$1" = configure ] || exit 0
+restart= undo= mode=report
+for word; do
+  case $previous in --mode) mode=$word ;; esac
+  case $word in --dry-run) dry=yes ;; --restart) restart=yes ;; --undo) undo=yes ;; esac
+  previous=$word
+done
+action=keep
+if [ -n "$undo" ]; then [ ! -e /etc/engine.conf ] || action=remove; else [ -e /etc/engine.conf ] || action=create; fi
+if [ -n "$dry" ]; then
+  echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]}'
+  exit
+fi
+case $action in
+  create) echo ours >/etc/engine.conf ;;
+  remove) /bin/busybox rm /etc/engine.conf ;;
+esac
+/bin/busybox grep -q mode /etc/gpuledger/config.toml || [ -n "$undo" ] || printf '[policy]\nmode = "%s"\n' "$mode" >>/etc/gpuledger/config.toml
+[ -z "$restart" ] || [ ! -e /refuses ]
+`
+
+// written is what gpuledger-setup and the stand-in have made of the default configuration.
+var written = "# the default\n[policy]\nmode = \"report\"\n" + exempting
+
+// exempting is what gpuledger-setup adds to it.
+var exempting = func() string {
+	more, err := exemptions(nil)
+	if err != nil {
+		panic(err)
+	}
+	return more
+}()
+
 func newScene(t *testing.T) scene {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -49,7 +90,7 @@ func newScene(t *testing.T) scene {
 	s.write("node/usr/bin/systemctl", said)
 	s.write("node/usr/bin/udevadm", said)
 	s.write("node/run/systemd/system/here", "")
-	s.write("tree/usr/bin/gpuledger", said)
+	s.write("tree/usr/bin/gpuledger", gpuledger)
 	s.write("tree/usr/bin/gpuledger-runtime", "first")
 	s.link("tree/usr/bin/gpuledger-runtime.crio", "gpuledger-runtime")
 	s.write("tree/usr/lib/gpuledger/shim-1/libcuda.so.1", "first")
@@ -108,7 +149,7 @@ func (s scene) on() []string {
 		case entry.Type()&fs.ModeSymlink != 0:
 			target, _ := os.Readlink(path)
 			have = append(have, name+" -> "+target)
-		case name == "/usr/bin/gpuledger", name == record:
+		case name == "/usr/bin/gpuledger", name == record, name == daemonOptions:
 			have = append(have, name)
 		default:
 			content, _ := os.ReadFile(path)
@@ -138,13 +179,14 @@ func (s scene) wants(what string, got []string, want ...string) {
 func TestInstallUpgradeRemove(t *testing.T) {
 	s := newScene(t)
 	s.must("install", "--engine=crio", "--as-default", "--mode=report")
-	s.wants("installed", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # the default",
+	s.wants("installed", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", "/etc/gpuledger/config.toml: "+strings.TrimSpace(written),
 		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: first", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
 		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1", "/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
 	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload", "systemctl start gpuledger-inventory.path",
-		"gpuledger inventory refresh", "gpuledger configure crio --restart --as-default --mode report")
+		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json", "gpuledger configure crio --as-default --mode report",
+		"gpuledger configure crio --as-default --mode report --restart", "systemctl enable gpuledgerd.service", "systemctl show --property=MainPID --value gpuledgerd.service",
+		"systemctl start gpuledgerd.service")
 
-	s.write("node/etc/gpuledger/config.toml", "# mine\n")
 	s.write("tree/usr/bin/gpuledger-runtime", "second")
 	lib := s.dir + "/tree/usr/lib/gpuledger/"
 	if err := errors.Join(os.Rename(lib+"shim-1", lib+"shim-2"), os.Remove(lib+"shim")); err != nil {
@@ -156,8 +198,13 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer mapped.Close()
+	s.write("node/etc/gpuledger/config.toml", "# mine\npolicy.mode = \"enforce\"\n# mode")
 	s.must("install", "--engine=crio")
-	s.wants("upgraded", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine",
+	mine := "/etc/gpuledger/config.toml: " + read(t, s.dir+"/node/etc/gpuledger/config.toml")
+	if !strings.HasPrefix(mine, "/etc/gpuledger/config.toml: # mine\n") {
+		t.Errorf("the administrator's configuration is %q", mine)
+	}
+	s.wants("upgraded", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", mine,
 		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: second", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
 		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-2", "/usr/lib/gpuledger/shim-2/", "/usr/lib/gpuledger/shim-2/libcuda.so.1: first")
 	old := make([]byte, 5)
@@ -167,10 +214,11 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.calls()
 
 	s.must("remove", "--engine=crio")
-	kept := []string{"/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine", "/run/gpuledger-setup.removed: ", "/usr/bin/gpuledger-runtime: second",
+	kept := []string{"/etc/gpuledger/", mine, "/run/gpuledger-setup.removed: ", "/usr/bin/gpuledger-runtime: second",
 		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list"}
 	s.wants("removed, but for what ends containers", s.on(), kept...)
-	s.wants("called", s.calls(), "gpuledger configure crio --undo --restart", "systemctl stop gpuledger-inventory.path", "systemctl daemon-reload")
+	s.wants("called", s.calls(), "gpuledger configure crio --undo --dry-run --json", "gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
+		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service", "systemctl daemon-reload")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")
@@ -180,8 +228,223 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.must("remove", "--engine=crio")
-	s.wants("removed after a boot", s.on(), "/etc/gpuledger/", "/etc/gpuledger/config.toml: # mine")
+	s.wants("removed after a boot", s.on(), "/etc/gpuledger/", mine)
 	s.must("remove", "--engine=crio")
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// restarts are the calls that restart an engine or the daemon.
+func restarts(calls []string) (found []string) {
+	for _, call := range calls {
+		if strings.HasSuffix(call, "--restart") || strings.Contains(call, " restart ") {
+			found = append(found, call)
+		}
+	}
+	return found
+}
+
+// files are those of the node with their inodes: one that is written again has another.
+func (s scene) files() []string {
+	s.Helper()
+	var all []string
+	if err := filepath.WalkDir(s.dir+"/node", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		var st syscall.Stat_t
+		err = syscall.Lstat(path, &st)
+		all = append(all, fmt.Sprintf("%s inode %d", strings.TrimPrefix(path, s.dir), st.Ino))
+		return err
+	}); err != nil {
+		s.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(line string) bool {
+		return strings.HasPrefix(line, "/node/calls ") || strings.Contains(line, record)
+	})
+}
+
+// TestStartedTenTimes: the pod starts again with the node, with an update of the DaemonSet, and whenever the kubelet wants. The second
+// start and those after it change nothing and restart nothing.
+func TestStartedTenTimes(t *testing.T) {
+	s := newScene(t)
+	args := []string{"install", "--engine=containerd", "--as-default", "--mode=report"}
+	s.must(args...)
+	if got := restarts(s.calls()); len(got) != 1 {
+		t.Errorf("the first start restarts %q", got)
+	}
+	config := s.dir + "/node" + configFile
+	s.write("node"+configFile, strings.Replace(read(t, config), `"report"`, `"enforce"`, 1)+"\n") // when the audit log is quiet
+	before, files := read(t, config), s.files()
+	for range 9 {
+		s.must(args...)
+		calls := s.calls()
+		if got := restarts(calls); len(got) != 0 || !slices.Contains(calls, "gpuledger configure containerd --as-default") || calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
+			t.Errorf("a later start calls %q", calls)
+		}
+	}
+	if after := read(t, config); after != before {
+		t.Errorf("the configuration was\n%s\nand is\n%s", before, after)
+	}
+	s.wants("the node's files", s.files(), files...)
+}
+
+// TestKilledBeforeTheRestart: the engine's files are changed, and it has not read them.
+func TestKilledBeforeTheRestart(t *testing.T) {
+	s := newScene(t)
+	s.write("node/refuses", "")
+	for _, args := range [][]string{{"install", "--engine=crio"}, {"remove", "--engine=crio"}} {
+		s.write("node/refuses", "")
+		if status, out := s.run(args...); status != 1 || !strings.Contains(out, "--restart]") {
+			t.Errorf("%v: status %d\n%s", args, status, out)
+		}
+		s.calls()
+		if err := os.Remove(s.dir + "/node/refuses"); err != nil {
+			t.Fatal(err)
+		}
+		if !exists(s.dir + "/node/usr/bin/gpuledger") {
+			t.Errorf("%v: the programs are gone, and the engine still calls them", args)
+		}
+		s.must(args...)
+		if got := restarts(s.calls()); len(got) != 1 {
+			t.Errorf("%v once more restarts %q", args, got)
+		}
+		s.must(args...)
+		if got := restarts(s.calls()); len(got) != 0 {
+			t.Errorf("%v a third time restarts %q", args, got)
+		}
+	}
+}
+
+// TestModeOfTheNode: --mode is for a node whose configuration says nothing.
+func TestModeOfTheNode(t *testing.T) {
+	for config, passed := range map[string]bool{"": true, "# mode = \"enforce\"\n[policy]\nprivileged = \"strip\"\n": true,
+		"[policy]\nmode = \"enforce\"\n": false, "policy.mode = \"report\"\n": false, "policy = {mode = \"enforce\"}\n": false} {
+		s := newScene(t)
+		s.write("node"+configFile, config)
+		s.must("install", "--engine=crio", "--mode=report")
+		if got := slices.Contains(s.calls(), "gpuledger configure crio --mode report"); got != passed {
+			t.Errorf("with %q the mode is passed on: %v, want %v", config, got, passed)
+		}
+	}
+}
+
+// TestAgentsAreExempt: each of ours, nobody else, once, and nothing that the administrator has written changes.
+func TestAgentsAreExempt(t *testing.T) {
+	p, err := policy.Parse([]byte(written))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		namespace, pod, container string
+		exempt                    bool
+	}{
+		{namespace, "gpuledger-setup-x7k2p", "install", true}, {namespace, "gpuledger-remove-x7k2p", "remove", true},
+		{namespace, "gpuledger-dra-x7k2p", "agent", true}, {namespace, "gpuledger-device-plugin-x7k2p", "agent", true},
+		{namespace, "gpuledger-setup-x7k2p", "installed", false}, {namespace, "gpuledger-setup-x7k2p-0", "install", false}, {namespace, "job", "agent", false},
+		{namespace, "gpuledger-dra-x7k2p", "", false}, {"team", "gpuledger-setup-x7k2p", "install", false}, {"", "", "", false},
+	} {
+		if got := admission.Exempt(grant.Identity{Namespace: c.namespace, Pod: c.pod, Container: c.container}, p); got != c.exempt {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	if more, err := exemptions([]byte(written)); more != "" || err != nil {
+		t.Errorf("a second time %q is added (%v)", more, err)
+	}
+	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-*\"\n")); more != "" || err != nil {
+		t.Errorf("beside the administrator's own %q is added (%v)", more, err)
+	}
+	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-system\"\npod = \"gpuledger-setup-*\"\n[audit]\nkeep = 1")); err != nil || strings.Contains(more, "gpuledger-setup-") || strings.Count(more, "[[") != 3 {
+		t.Errorf("beside the administrator's for one %q is added (%v)", more, err)
+	}
+	if more, err := exemptions([]byte("policy.exempt = [{namespace = \"a\"}]\n")); err == nil || !strings.Contains(err.Error(), "add there yourself") {
+		t.Errorf("to a list in one line %q is added (%v)", more, err)
+	}
+	s := newScene(t)
+	s.must("install", "--engine=crio")
+	if text := read(t, s.dir+"/node"+configFile); strings.Contains(text, "exempt") {
+		t.Errorf("where only pods of the RuntimeClass are guarded the configuration is\n%s", text)
+	}
+}
+
+// TestDaemonRuns as the program that is installed.
+func TestDaemonRuns(t *testing.T) {
+	s := newScene(t)
+	s.write("tree/usr/bin/gpuledgerd", "second")
+	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || echo 4711\n")
+	s.write("node/old", "first")
+	s.link("node/exe", "/old")
+	if err := errors.Join(os.MkdirAll(s.dir+"/node/proc/4711", 0o755), os.Rename(s.dir+"/node/exe", s.dir+"/node/proc/4711/exe")); err != nil {
+		t.Fatal(err)
+	}
+	s.must("install", "--engine=crio")
+	if calls := s.calls(); calls[len(calls)-1] != "systemctl restart gpuledgerd.service" {
+		t.Errorf("beside an older daemon: %q", calls)
+	}
+	if err := os.Remove(s.dir + "/node/proc/4711/exe"); err != nil {
+		t.Fatal(err)
+	}
+	s.link("node/proc/4711/exe", "/usr/bin/gpuledgerd")
+	s.must("install", "--engine=crio")
+	if calls := s.calls(); calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
+		t.Errorf("beside the one that is installed: %q", calls)
+	}
+	s.write("node"+daemonOptions, "GPULEDGERD_OPTIONS=--nri off\n")
+	s.must("install", "--engine=crio")
+	s.must("remove", "--engine=crio")
+	if text := read(t, s.dir+"/node"+daemonOptions); text != "GPULEDGERD_OPTIONS=--nri off" {
+		t.Errorf("the administrator's options became %q", text)
+	}
+}
+
+// TestNodeWithoutSystemd: what nobody there can start and restart is said.
+func TestNodeWithoutSystemd(t *testing.T) {
+	s := newScene(t)
+	if err := os.RemoveAll(s.dir + "/node/run/systemd"); err != nil {
+		t.Fatal(err)
+	}
+	status, out := s.run("install", "--engine=containerd")
+	if status != 0 || !strings.Contains(out, "restart containerd by hand") || !strings.Contains(out, "start `gpuledgerd --nri observe` by hand") {
+		t.Errorf("status %d\n%s", status, out)
+	}
+	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
+	if status, out := s.run("install", "--engine=containerd"); status != 0 || strings.Contains(out, "restart containerd") {
+		t.Errorf("again: status %d\n%s", status, out)
+	}
+}
+
+// TestProgramsThatAreNamedStay: an engine that names a program which is not there starts no container any more.
+func TestProgramsThatAreNamedStay(t *testing.T) {
+	for file, text := range map[string]string{
+		"/etc/containerd/conf.d/mine.toml":                             "version = 2\nBinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n",
+		"/etc/containers/oci/hooks.d/gpuledger.json":                   `{"hook": {"path": "/usr/bin/gpuledger-hook"}}`,
+		"/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl":   "BinaryName = \"/usr/bin/gpuledger-runtime\"\n",
+		"/var/lib/rancher/rke2/agent/etc/containerd/conf.d/zz-us.toml": "BinaryName = \"/usr/bin/gpuledger-runtime\"\n",
+		"/var/lib/gpuledger/configure/podman/record.json":              "{}",
+	} {
+		s := newScene(t)
+		s.must("install", "--engine=containerd")
+		s.write("node"+file, text)
+		status, out := s.run("remove", "--engine=containerd")
+		if status != 1 || !strings.Contains(out, "they stay until nothing names them") || !strings.Contains(out, file) {
+			t.Errorf("%s: status %d\n%s", file, status, out)
+		}
+		if have := s.on(); !slices.Contains(have, "/usr/bin/gpuledger-runtime: first") || !slices.Contains(have, "/usr/bin/gpuledger") {
+			t.Errorf("%s: the node has %q", file, have)
+		}
+		s.write("node"+file, "# gpuledger-runtime\n")
+		if strings.HasSuffix(file, "record.json") {
+			_ = os.Remove(s.dir + "/node" + file)
+		}
+		s.must("remove", "--engine=containerd")
+	}
 }
 
 // TestLinksLeadSomewhere at any moment of an upgrade: a container that starts meanwhile finds the shim, the old or the new.
@@ -243,7 +506,8 @@ func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
 	s.must("install", "--engine=containerd")
 	s.write("node/usr/bin/gpuledger", "#!/bin/busybox sh\nexit 1\n")
 	before := s.on()
-	if status, out := s.run("remove", "--engine=containerd"); status != 1 || !strings.Contains(out, "cannot run gpuledger [configure containerd --undo --restart]") {
+	if status, out := s.run("remove", "--engine=containerd"); status != 1 || !strings.Contains(out, "cannot run gpuledger [configure containerd --undo --dry-run --json]") ||
+		!strings.Contains(out, "gpuledger's programs stay") {
 		t.Errorf("status %d: %s", status, out)
 	}
 	s.wants("left", s.on(), before...)

@@ -1,0 +1,96 @@
+package setup
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// restartDue begins the name of a mark that is there from before an engine's files change until the engine has read them: where this
+// program is killed in between, it restarts the engine the next time. A boot does that, too, and takes the mark away.
+const restartDue = "/run/gpuledger-setup.restart-"
+
+// change has the node's gpuledger change an engine's files: args are those of `gpuledger configure`.
+func (n *node) change(args ...string) error {
+	changes, err := n.changes(args)
+	if err != nil {
+		return err
+	}
+	if changes {
+		if err := host.ReplaceFile(restartDue+args[0], nil, 0o600, host.Volatile); err != nil {
+			return err
+		}
+	}
+	return n.run("gpuledger", append([]string{"configure"}, args...)...)
+}
+
+// restart has the engine read its files, where they have been changed since it did. Its containers live on.
+func (n *node) restart(args ...string) error {
+	engine := args[0]
+	due := restartDue + engine
+	if !exists(due) {
+		return nil
+	}
+	if engine != "docker" && !exists(systemdRuns) { // dockerd reads its file at a signal
+		say("systemd does not run on this node: restart %s by hand; until then it goes on with what it has read before", engine)
+		return os.Remove(due)
+	}
+	if err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...); err != nil {
+		return err
+	}
+	return os.Remove(due)
+}
+
+// changes reports whether a configure would change a file that the engine reads.
+func (n *node) changes(args []string) (bool, error) {
+	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run", "--json")...)
+	if err != nil {
+		return false, err
+	}
+	var answer struct {
+		Files []struct{ Path, Action string }
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return false, fmt.Errorf("cannot understand the answer of gpuledger configure %s: %w", strings.Join(args, " "), err)
+	}
+	for _, f := range answer.Files {
+		if f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// engineFiles are where engines look for their configuration and their hooks, and where k3s and RKE2 write it for theirs.
+var engineFiles = []string{
+	"/etc/containerd/*.toml", "/etc/containerd/*/*.toml", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*", "/etc/docker/daemon.json",
+	"/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf", "/usr/share/containers/containers.conf",
+	"/etc/containers/oci/hooks.d/*.json", "/usr/share/containers/oci/hooks.d/*.json",
+	"/var/lib/rancher/*/agent/etc/containerd/*", "/var/lib/rancher/*/agent/etc/containerd/*/*",
+}
+
+// namedIn are the places that still name our programs: what configure keeps for an engine, and lines of the engines' files. An engine that
+// names a program which is not there starts no container any more.
+func namedIn(stateDir string) (places []string) {
+	records, _ := filepath.Glob(filepath.Join(stateDir, "configure/*/record.json"))
+	for _, record := range records {
+		places = append(places, fmt.Sprintf("%s (`gpuledger configure %s --undo --restart`)", record, filepath.Base(filepath.Dir(record))))
+	}
+	for _, pattern := range engineFiles {
+		files, _ := filepath.Glob(pattern)
+		for _, file := range files {
+			text, _ := os.ReadFile(file) // a directory has none
+			for i, line := range strings.Split(string(text), "\n") {
+				line, _, _ = strings.Cut(line, "#")
+				if strings.Contains(line, "gpuledger-runtime") || strings.Contains(line, "gpuledger-hook") {
+					places = append(places, fmt.Sprintf("%s:%d", file, i+1))
+				}
+			}
+		}
+	}
+	return places
+}

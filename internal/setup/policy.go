@@ -1,0 +1,85 @@
+package setup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+// namespace is that of all manifests.
+const namespace = "gpuledger-system"
+
+// agents are the containers of the manifests that reach what only gpuledger itself may: the node's file system, or the ledger. Where all
+// containers go through gpuledger, they do so, too. The names of a DaemonSet's pods end with five characters.
+var agents = []grant.Exemption{
+	{Namespace: namespace, Pod: "gpuledger-setup-?????", Container: "install"},
+	{Namespace: namespace, Pod: "gpuledger-remove-?????", Container: "remove"},
+	{Namespace: namespace, Pod: "gpuledger-dra-?????", Container: "agent"},
+	{Namespace: namespace, Pod: "gpuledger-device-plugin-?????", Container: "agent"},
+}
+
+// exemptAgents adds to the node's configuration an exemption for each of our agents that none covers yet. What stands there stays as it
+// is. It follows `gpuledger configure`, which fills in a configuration in which nothing stands.
+func exemptAgents() error {
+	path, err := filepath.EvalSymlinks(configFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // `gpuledger configure` makes one where it needs it
+	}
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	more, err := exemptions(text)
+	if err != nil || more == "" {
+		return err
+	}
+	say("%s exempts gpuledger's own agents from now on: who may create pods of their names in the namespace %s passes the ledger", configFile, namespace)
+	return host.ReplaceFile(path, append(text, more...), info.Mode().Perm(), host.Durable)
+}
+
+// exemptions is what is to be added to a configuration.
+func exemptions(text []byte) (more string, err error) {
+	p, err := policy.Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("cannot read %s:%w", configFile, err)
+	}
+	for _, e := range agents {
+		pod := strings.ReplaceAll(e.Pod, "?", "x")
+		if !admission.Exempt(grant.Identity{Namespace: e.Namespace, Pod: pod, Container: e.Container}, p) {
+			more += fmt.Sprintf("\n[[policy.exempt]]\nnamespace = %q\npod = %q\ncontainer = %q\n", e.Namespace, e.Pod, e.Container)
+		}
+	}
+	if more == "" {
+		return "", nil
+	}
+	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Nobody else may create pods in this namespace.\n" + strings.TrimPrefix(more, "\n")
+	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil { // as with policy.exempt = [...]
+		return "", fmt.Errorf("cannot exempt gpuledger's own agents: %s has policy.exempt in a form that nothing can be added to; add there yourself:\n%s", configFile, more)
+	}
+	return more, nil
+}
+
+// modeStands reports whether the node's configuration says what becomes of refusals. One that cannot be read is for `gpuledger configure`
+// to complain about.
+func modeStands() bool {
+	text, _ := os.ReadFile(configFile)
+	var has struct{ Policy struct{ Mode *string } }
+	return toml.Unmarshal(text, &has) == nil && has.Policy.Mode != nil
+}
