@@ -33,7 +33,7 @@ const usageText = `usage: gpuledger-setup install --engine containerd|crio|docke
 type options struct {
 	engine    string
 	asDefault bool
-	mode      string // policy.mode where the node's configuration has none; "": what `gpuledger configure` writes
+	mode      string // policy.mode where the node's configuration names none; "": report
 }
 
 // Main is the program. It returns its exit status: 0 done, 1 failed, 2 usage.

@@ -2,6 +2,7 @@ package setup
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -89,8 +91,8 @@ func (n *node) configure(o options) error {
 	if o.asDefault {
 		args = append(args, "--as-default")
 	}
-	if o.mode != "" && !modeStands() {
-		args = append(args, "--mode", o.mode)
+	if !modeStands() {
+		args = append(args, "--mode", cmp.Or(o.mode, string(grant.Report)))
 	}
 	if err := n.change(args...); err != nil {
 		return err

@@ -1,8 +1,10 @@
 package setup
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -11,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -329,8 +333,8 @@ func TestModeOfTheNode(t *testing.T) {
 		"[policy]\nmode = \"enforce\"\n": false, "policy.mode = \"report\"\n": false, "policy = {mode = \"enforce\"}\n": false} {
 		s := newScene(t)
 		s.write("node"+configFile, config)
-		s.must("install", "--engine=crio", "--mode=report")
-		if got := slices.Contains(s.calls(), "gpuledger configure crio --mode report"); got != passed {
+		s.must("install", "--engine=crio", "--mode=enforce")
+		if got := slices.Contains(s.calls(), "gpuledger configure crio --mode enforce"); got != passed {
 			t.Errorf("with %q the mode is passed on: %v, want %v", config, got, passed)
 		}
 	}
@@ -374,6 +378,51 @@ func TestAgentsAreExempt(t *testing.T) {
 	}
 }
 
+// agentContainer is what a manifest says of a container.
+type agentContainer struct {
+	Name         string
+	VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
+}
+
+// TestAgentsAreThoseOfTheManifests: the containers of all our DaemonSets that mount a path of the node.
+func TestAgentsAreThoseOfTheManifests(t *testing.T) {
+	var found []grant.Exemption
+	for _, file := range []string{"packaging/kubernetes/install.yaml", "packaging/kubernetes/remove.yaml", "kube/manifests/dra/daemonset.yaml", "kube/manifests/device-plugin/daemonset.yaml"} {
+		text, err := os.ReadFile("../../" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for documents := yaml.NewDecoder(bytes.NewReader(text)); ; {
+			var d struct {
+				Kind     string
+				Metadata struct{ Name, Namespace string }
+				Spec     struct {
+					Template struct {
+						Spec struct {
+							InitContainers []agentContainer `yaml:"initContainers"`
+							Containers     []agentContainer
+						}
+					}
+				}
+			}
+			if err := documents.Decode(&d); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			pod := d.Spec.Template.Spec
+			for _, c := range append(pod.InitContainers, pod.Containers...) {
+				if len(c.VolumeMounts) > 0 {
+					found = append(found, grant.Exemption{Namespace: d.Metadata.Namespace, Pod: d.Metadata.Name + "-?????", Container: c.Name})
+				}
+			}
+		}
+	}
+	if !slices.Equal(found, agents) {
+		t.Errorf("the manifests have %+v, exempt are %+v", found, agents)
+	}
+}
+
 // TestDaemonRuns as the program that is installed.
 func TestDaemonRuns(t *testing.T) {
 	s := newScene(t)
@@ -414,7 +463,7 @@ func TestNodeWithoutSystemd(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "restart containerd by hand") || !strings.Contains(out, "start `gpuledgerd --nri observe` by hand") {
 		t.Errorf("status %d\n%s", status, out)
 	}
-	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
+	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --mode report --dry-run --json", "gpuledger configure containerd --mode report")
 	if status, out := s.run("install", "--engine=containerd"); status != 0 || strings.Contains(out, "restart containerd") {
 		t.Errorf("again: status %d\n%s", status, out)
 	}
