@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -39,7 +40,9 @@ func (n *node) restart(args ...string) error {
 		say("systemd does not run on this node: restart %s by hand; until then it goes on with what it has read before", engine)
 		return os.Remove(due)
 	}
-	if err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...); err != nil {
+	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
+	time.Sleep(n.settle)
+	if err != nil {
 		return err
 	}
 	return os.Remove(due)

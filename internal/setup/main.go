@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 // Place says where things are. Tests have a place of their own.
@@ -18,11 +19,16 @@ type Place struct {
 	Tree  string   // what is to be installed
 	Node  string   // the node's file system
 	Enter []string // how a program of the node's is run in its own namespaces
+
+	// Settle is for how long nothing is done after an engine's restart. A container that ends while containerd 1.6 finds out what runs is
+	// taken for running for ever after, and this program is in one.
+	Settle time.Duration
 }
 
 // Cluster is the place in the image and the manifests of packaging/kubernetes. The pod has the node's process ids, so process 1 is
 // the node's.
-var Cluster = Place{Tree: "/node", Node: "/host", Enter: []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"}}
+var Cluster = Place{Tree: "/node", Node: "/host", Enter: []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
+	Settle: 10 * time.Second}
 
 const usageText = `usage: gpuledger-setup install --engine containerd|crio|docker [--as-default] [--mode enforce|report]
        gpuledger-setup remove --engine containerd|crio|docker
@@ -96,7 +102,7 @@ func on(at Place, do func(*node) error) error {
 	if err := os.Setenv("PATH", path); err != nil {
 		return err
 	}
-	return do(&node{tree: tree.FS(), enter: at.Enter})
+	return do(&node{tree: tree.FS(), enter: at.Enter, settle: at.Settle})
 }
 
 // path is where a node's programs are. The image has none.

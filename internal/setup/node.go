@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -18,8 +19,9 @@ import (
 
 // node is the node's file system, which is this process's root, and the tree that goes there.
 type node struct {
-	tree  fs.FS
-	enter []string
+	tree   fs.FS
+	enter  []string
+	settle time.Duration
 }
 
 // record lists what was installed, one path a line; what it does not list is not ours to replace or to remove.
