@@ -1,0 +1,196 @@
+package test
+
+import (
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// leftovers is a script of sh under leftovers.sh, as make test runs go test.
+func leftovers(script string, args ...string) *exec.Cmd {
+	return exec.Command("rig/leftovers.sh", append([]string{"sh", "-c", script, "sh"}, args...)...)
+}
+
+// cgroupRoots are the roots of the cgroup hierarchies that this test sees.
+func cgroupRoots(t *testing.T) []string {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+		return []string{"/sys/fs/cgroup"}
+	}
+	files, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	if len(files) == 0 {
+		t.Fatal("no cgroup hierarchy below /sys/fs/cgroup")
+	}
+	var roots []string
+	for _, file := range files {
+		roots = append(roots, filepath.Dir(file))
+	}
+	return roots
+}
+
+// otherEngine is what others have on the machine: a cgroup in each hierarchy, state where crun has it, a mount, a container of
+// runc's in its usual place.
+type otherEngine struct {
+	container *rig.Bundle
+	dirs      []string
+	mount     string
+}
+
+func newOtherEngine(t *testing.T, n *rig.Node, name string) otherEngine {
+	o := otherEngine{container: n.Bundle(name, rig.Light), mount: n.Dir + "/" + name, dirs: []string{"/run/crun/" + name}}
+	for _, root := range cgroupRoots(t) {
+		o.dirs = append(o.dirs, root+"/gpuledger-"+name)
+	}
+	must(t, os.MkdirAll(o.mount, 0o755))
+	return o
+}
+
+func (o otherEngine) come() error {
+	for _, dir := range o.dirs {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := syscall.Mount("tmpfs", o.mount, "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	return exec.Command("runc", "run", "--detach", "--bundle", o.container.Dir, o.container.ID).Run()
+}
+
+func (o otherEngine) goAway() error {
+	if err := exec.Command("runc", "delete", "--force", o.container.ID).Run(); err != nil {
+		return err
+	}
+	if err := syscall.Unmount(o.mount, syscall.MNT_DETACH); err != nil {
+		return err
+	}
+	for _, dir := range o.dirs {
+		if err := os.Remove(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// comeAndGo does so until it is told to end.
+func (o otherEngine) comeAndGo(done <-chan bool) error {
+	for {
+		select {
+		case <-done:
+			return nil
+		default:
+			if err := cmp.Or(o.come(), o.goAway()); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// A machine on which others come and go: the run is green whatever they make or remove meanwhile.
+func TestLeftoversOfOthersDoNotCount(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	stays, goes := newOtherEngine(t, n, "stays"), newOtherEngine(t, n, "goes")
+	must(t, goes.come())
+
+	done, ended := make(chan bool), make(chan error, 1)
+	go func() { ended <- newOtherEngine(t, n, "busy").comeAndGo(done) }()
+
+	// Its own work, at the same places, is tidied; it ends once the others have changed what there is.
+	n.Bundle("own", rig.Light, rig.Shell("exit 0"))
+	cmd := leftovers(`cd "$1" && runc run --bundle bundles/own own && mkdir -p /run/crun/own && rmdir /run/crun/own /run/crun /run/runc &&
+		rmdir $(ls -d /sys/fs/cgroup/gpuledger-* /sys/fs/cgroup/*/gpuledger-* 2>/dev/null); ls /run >seen
+		while [ ! -e changed ]; do sleep 0.01; done`, n.Dir)
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	must(t, cmd.Start())
+	status := make(chan error, 1)
+	go func() { status <- cmd.Wait() }()
+	rig.Eventually(t, "the run has done its work", func() bool { _, err := os.Stat(n.Dir + "/seen"); return err == nil })
+	must(t, stays.come(), goes.goAway())
+	n.Write("changed", "")
+	if err := <-status; err != nil {
+		t.Errorf("leftovers.sh beside others: %v\n%s", err, output.String())
+	}
+	close(done)
+	must(t, <-ended, stays.goAway())
+	if seen := strings.Fields(read(t, n.Dir+"/seen")); slices.Contains(seen, "crun") || slices.Contains(seen, "runc") {
+		t.Errorf("the run sees state of the machine's runtimes: %v", seen)
+	}
+}
+
+// What the run itself leaves turns it red, and the machine has it no more afterwards.
+func TestLeftoversOfTheRunItselfCount(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	n.Bundle("c", rig.Light)
+	cgroups, wantCgroups := "", []string{}
+	for _, root := range cgroupRoots(t) {
+		cgroups += "mkdir -p " + root + "/left/deep\n"
+		wantCgroups = append(wantCgroups, "cgroup "+root+"/left", "cgroup "+root+"/left/deep")
+	}
+	for name, c := range map[string]struct {
+		script string
+		status int
+		want   []string // lines, all of them
+	}{
+		"nothing":   {"true", 0, nil},
+		"cgroups":   {cgroups, 1, wantCgroups},
+		"files":     {`: >"$TMPDIR/f"; mkdir -p /run/crun/c /run/gpuledger`, 1, []string{"file $TMPDIR/f", "file /run/crun", "file /run/crun/c", "file /run/gpuledger"}},
+		"a failure": {`: >"$TMPDIR/f"; exit 3`, 3, []string{"file $TMPDIR/f"}},
+		"mounts":    {`mount -t tmpfs tmpfs /mnt; mount -t tmpfs tmpfs "$TMPDIR"; mount -t tmpfs tmpfs /run`, 1, []string{"mount $TMPDIR", "mount /mnt", "mount /run"}},
+		"no /proc":  {"mount -t tmpfs tmpfs /proc", 1, []string{"what there is cannot be listed"}},
+		"a process": {"sleep 1000 & echo $! >$2.pid", 1, []string{"process PID sleep"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			note := filepath.Join(t.TempDir(), "tmpdir")
+			r := rig.Run(leftovers(`echo "$TMPDIR" >"$2"; `+c.script, n.Dir, note))
+			tmp := strings.TrimSpace(read(t, note))
+			var got []string
+			for _, line := range strings.Split(r.Stderr, "\n") {
+				if line, ok := strings.CutPrefix(line, "  "); ok {
+					got = append(got, strings.ReplaceAll(line, tmp, "$TMPDIR"))
+				}
+			}
+			if name == "a process" {
+				c.want[0] = strings.Replace(c.want[0], "PID", strings.TrimSpace(read(t, note+".pid")), 1)
+			}
+			slices.Sort(got)
+			slices.Sort(c.want)
+			if r.Code != c.status || !slices.Equal(got, c.want) {
+				t.Errorf("status %d, want %d and %q\n%s", r.Code, c.status, c.want, r.Stderr)
+			}
+			wantNothingOf(t, tmp)
+		})
+	}
+}
+
+// A container that is left is found by all that it has: its process, its state, its cgroups.
+func TestLeftContainersCount(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.HideRun()
+	n.Bundle("c", rig.Light)
+	r := rig.Run(leftovers(`runc run --detach --bundle "$1/bundles/c" c >/dev/null 2>&1 </dev/null`, n.Dir))
+	for _, want := range []string{"process ", "file /run/runc/c\n", "/c\n"} {
+		if r.Code != 1 || !strings.Contains(r.Stderr, want) {
+			t.Errorf("a container is left: status %d, want 1 and %q\n%s", r.Code, want, r.Stderr)
+		}
+	}
+}
+
+// wantNothingOf looks on the machine for what a run of leftovers.sh made there: its TMPDIR, and the cgroups of the same name.
+func wantNothingOf(t *testing.T, tmp string) {
+	t.Helper()
+	for _, place := range append(cgroupRoots(t), filepath.Dir(tmp)) {
+		if _, err := os.Stat(filepath.Join(place, filepath.Base(tmp))); !os.IsNotExist(err) {
+			t.Errorf("%s in %s is left: %v", filepath.Base(tmp), place, err)
+		}
+	}
+}
