@@ -42,7 +42,7 @@ type wrapper struct {
 
 // run does what the subcommand needs and execs. It returns only an error.
 func (w *wrapper) run() (err error) {
-	judge := slices.Contains(judged, w.Name)
+	judge := slices.Contains(judged, w.Name) && !w.Help
 	runtime, engine := grant.Runtime{}, grant.NoEngine
 	if judge {
 		w.node = node.Open(policy.Path(""), host.Default())
@@ -64,13 +64,14 @@ func (w *wrapper) run() (err error) {
 		}
 	}
 	switch {
+	case !judge:
 	case w.Name == "update":
 		if err := w.update(); err != nil {
 			return err
 		}
 	case w.Name == "delete":
 		w.node.Delete(w.runtimeRoot(), w.ID)
-	case judge:
+	default:
 		return w.create()
 	}
 	return w.exec(w.keeper())

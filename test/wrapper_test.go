@@ -131,7 +131,7 @@ func TestWhatStartsNothingIsHandedOn(t *testing.T) {
 	for _, args := range []string{
 		"state create", "start create", "kill run KILL", "delete create", "exec create run", "exec -t c create", "--log create state c", "--root create list", "ps run",
 		"checkpoint --image-path X create", "checkpoint restore", "events create", "list", "features", "spec --bundle B", "pause create", "--version", "--debug", "nonsense create", "--unknown state c",
-		"--unknown value state c", "--unknown value --root R state create", "update --pids-limit 5 create", "--", "--debug -- state create", "",
+		"--unknown value state c", "--unknown value --root R state create", "update --pids-limit 5 create", "--", "--debug -- state create", "", "create -h", "--root R run --help", "restore", "create", "update -h", "delete",
 	} {
 		cmd := n.Command(rig.Binary(t, "gpuledger-runtime"), strings.Fields(args)...)
 		cmd.Dir = greedy

@@ -46,14 +46,14 @@ func (d Default) Hint() string {
 // Defaults looks at the engines of the system below root that were configured with --as-default, by what configure keeps below
 // the state directory. It takes no lock: whoever reads while configure writes can see a moment between two files.
 func Defaults(root, stateDir string) ([]Default, error) {
-	here := system{root}
+	here := system{root: root}
 	dir, err := here.resolve(stateDir)
 	if err != nil {
 		return nil, err
 	}
 	s := &store{system: here, dir: filepath.Join(here.host(dir), "configure")}
 	var all []Default
-	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
+	for _, engine := range containerEngines {
 		r, err := s.load(engine)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -62,11 +62,10 @@ func Defaults(root, stateDir string) ([]Default, error) {
 			all = append(all, Default{Engine: engine, Name: engines[engine].suffix, Err: err})
 			continue
 		}
-		i := slices.IndexFunc(r.Files, func(e entry) bool { return !e.Shared && setsDefault(engine, e.After.data) })
-		if i < 0 {
+		if !slices.ContainsFunc(r.Files, func(e entry) bool { return !e.Shared && setsDefault(engine, e.After.data) }) {
 			continue
 		}
-		if d, runs := here.defaultOf(engine, here.mainOf(engine, r.Files[i].Path)); runs {
+		if d, runs := here.defaultOf(engine, r); runs {
 			all = append(all, d)
 		}
 	}
@@ -74,15 +73,18 @@ func Defaults(root, stateDir string) ([]Default, error) {
 }
 
 // defaultOf reads an engine's files. runs is false where by these it runs no containers of its own.
-func (s system) defaultOf(engine grant.Engine, main string) (d Default, runs bool) {
-	facts, err := readers[engine](&Plan{options: Options{Engine: engine, Root: s.root, File: main}, system: s})
-	d = Default{Engine: engine, Name: engines[engine].suffix, File: main, Handler: facts.byDefault, Err: err}
-	if facts.absent {
-		return d, false
+func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) {
+	p := &Plan{options: Options{Engine: engine, Root: s.root}, system: s}
+	d = Default{Engine: engine, Name: engines[engine].suffix}
+	if p.options.File, d.Err = p.findMain(r); d.Err != nil {
+		return d, true
 	}
-	d.Program = facts.handlers[d.Handler]
+	d.File = p.mainFile()
+	c, err := engines[engine].read(p)
+	facts := c.inForce()
+	d.Handler, d.Program, d.Err = facts.byDefault, facts.handlers[facts.byDefault], err
 	d.Ours = err == nil && d.Handler == Handler && strings.HasPrefix(filepath.Base(d.Program), ourProgram)
-	return d, true
+	return d, !facts.absent
 }
 
 // defaultKeys are what engines call their default handler.
@@ -94,22 +96,4 @@ var defaultKeys = map[grant.Engine]string{
 // can be a template, which is no TOML.
 func setsDefault(engine grant.Engine, text []byte) bool {
 	return regexp.MustCompile(`(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']` + Handler + `["']`).Match(text)
-}
-
-// mainOf is an engine's main configuration file, by the file that configure has written for it: that one, the one that it was
-// dropped in beside or was imported by, or the one that is made from it where it is a template.
-func (s system) mainOf(engine grant.Engine, path string) string {
-	dir, name := filepath.Split(path)
-	dir = filepath.Clean(dir)
-	usual := filepath.Base(engines[engine].file)
-	switch {
-	case name == usual || engine == grant.Docker:
-	case engine == grant.Podman:
-		return strings.TrimSuffix(dir, ".d")
-	case filepath.Ext(path) == ".tmpl" || s.exists(filepath.Join(dir, usual)):
-		return filepath.Join(dir, usual)
-	case filepath.Ext(dir) == ".d":
-		return filepath.Join(filepath.Dir(dir), usual)
-	}
-	return path
 }

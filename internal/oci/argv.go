@@ -26,6 +26,7 @@ type Command struct {
 
 	ResourcesPrefix string // "" or "--resources="
 
+	Help  bool   // it has no arguments, or asks for help alone: runtimes print a page or an error then
 	Short string // the first option that runtimes read differently: "-b/dir" and "-bundle", or a beginning as "--bun"
 }
 
@@ -71,6 +72,8 @@ func Parse(argv []string) Command {
 	if i < len(argv) {
 		c.Name = argv[i]
 		c.arguments(argv, i+1)
+		rest := argv[i+1:]
+		c.Help = len(rest) == 0 || len(rest) == 1 && slices.Contains([]string{"-h", "--help"}, rest[0])
 	}
 	return c
 }

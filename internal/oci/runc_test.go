@@ -117,7 +117,7 @@ func FuzzAsRunc(f *testing.F) {
 		if !starts || dangling(words) || strings.HasPrefix(want.ID, "-") || strings.HasPrefix(want.Bundle, "-") {
 			return // no engine's id or bundle begins like an option
 		}
-		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
+		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.Help || got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
 			t.Errorf("%q: runc reads %+v, we %+v", words, want, got)
 		}
 	})
