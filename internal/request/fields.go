@@ -1,39 +1,133 @@
 package request
 
-// structFields are the names of all fields of runtime-spec 1.3's structures, sorted. A test derives them again from the
-// Go types.
-var structFields = [...]string{
-	"DNSSearchList", "access", "action", "additionalGids", "affinity", "allow", "allowUnqualifiedDNSQuery",
-	"allowedAddress", "ambient", "anet", "annotations", "apparmorProfile", "architectures", "args", "blockIO",
-	"bounding", "bps", "burst", "capabilities", "cappedCPU", "cappedMemory", "cgroupsPath", "checkBeforeUpdate",
-	"chflags", "class", "classID", "closID", "commandLine", "configureAllowedAddress", "consoleSize",
-	"containerID", "count", "cpu", "cpus", "createContainer", "createRuntime", "credentialSpec", "cwd",
-	"deadline", "defaultAction", "defaultErrnoRet", "defrouter", "destination", "deviceTree", "devices",
-	"disableOOMKiller", "domain", "domainname", "dtdevs", "effective", "enableMonitoring", "endpointList",
-	"enforceStatfs", "env", "errnoRet", "execCPUAffinity", "fileMode", "final", "firstGFN", "firstMFN", "flags",
-	"format", "freebsd", "gid", "gidMappings", "group", "hard", "hcaHandles", "hcaObjects", "height", "hooks",
-	"host", "hostID", "hostname", "hugepageLimits", "hwconfig", "hyperv", "hypervisor", "id", "idType", "idle",
-	"ignoreFlushesDuringBoot", "image", "index", "inheritable", "initial", "initrd", "intelRdt", "interface",
-	"ioPriority", "iomems", "iops", "ip4", "ip4Addr", "ip6", "ip6Addr", "irqs", "jail", "kernel", "kernelTCP",
-	"l3CacheSchema", "layerFolders", "leafWeight", "limit", "limitpriv", "linkProtection", "linkname", "linux",
-	"listenerMetadata", "listenerPath", "lowerLink", "macAddress", "major", "mask", "maskedPaths",
-	"maxShmMemory", "maximum", "memBwSchema", "memory", "memoryPolicy", "mems", "milestone", "minor", "mlock",
-	"mode", "mount", "mountLabel", "mounts", "name", "names", "namespaces", "nanosecs", "ncpus", "netDevices",
-	"network", "networkNamespace", "networkSharedContainerName", "nice", "noNewPrivileges", "nodes", "nrMFNs",
-	"ociVersion", "oomScoreAdj", "op", "options", "pageSize", "parameters", "parent", "path", "period",
-	"permitted", "personality", "physical", "pids", "policy", "poststart", "poststop", "prestart", "priorities",
-	"priority", "process", "quota", "quotas", "rate", "rawSockets", "rdma", "readonly", "readonlyPaths",
-	"realtimePeriod", "realtimeRuntime", "reservation", "reservedPorts", "resources", "rlimits", "root",
-	"rootfsPropagation", "runtime", "sandboxSize", "scheduler", "schemata", "seccomp", "secs", "selinuxLabel",
-	"servicing", "setHostname", "shares", "size", "socketAf", "soft", "solaris", "source", "startContainer",
-	"storage", "suser", "swap", "swappiness", "syscalls", "sysctl", "sysvmsg", "sysvsem", "sysvshm", "terminal",
-	"throttleReadBpsDevice", "throttleReadIOPSDevice", "throttleWriteBpsDevice", "throttleWriteIOPSDevice",
-	"timeOffsets", "timeout", "type", "uid", "uidMappings", "umask", "unified", "useHierarchy", "user",
-	"username", "utilityVMPath", "value", "valueTwo", "vcpus", "vm", "vnet", "vnetInterfaces", "weight",
-	"weightDevice", "width", "windows", "zos",
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
+)
+
+// field is a member of a structure of the spec, and what is read of its own members. The elements of a list have a list's.
+type field struct {
+	name string
+	in   []field
 }
 
-// mapFields are those whose values are maps: their keys belong to users.
-var mapFields = [...]string{
-	"annotations", "netDevices", "rdma", "sysctl", "timeOffsets", "unified",
+// specFields are the fields of a config.json that Spec has, and those that an edit writes. A test derives the former from the types.
+var specFields = []field{
+	{"process", []field{
+		{"args", nil}, {"env", nil}, {"noNewPrivileges", nil},
+		{"user", []field{{"uid", nil}, {"gid", nil}, {"umask", nil}, {"additionalGids", nil}, {"username", nil}}},
+		{"capabilities", []field{{"bounding", nil}, {"effective", nil}, {"permitted", nil}, {"inheritable", nil}, {"ambient", nil}}},
+	}},
+	{"root", []field{{"path", nil}, {"readonly", nil}}},
+	{"mounts", []field{
+		{"destination", nil}, {"type", nil}, {"source", nil}, {"options", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
+	}},
+	{"hooks", []field{
+		{"prestart", hookFields}, {"createRuntime", hookFields}, {"createContainer", hookFields}, {"startContainer", hookFields},
+		{"poststart", hookFields}, {"poststop", hookFields},
+	}},
+	{"annotations", nil},
+	{"linux", []field{
+		{"devices", []field{{"path", nil}, {"type", nil}, {"major", nil}, {"minor", nil}, {"fileMode", nil}, {"uid", nil}, {"gid", nil}}},
+		{"namespaces", []field{{"type", nil}, {"path", nil}}},
+		{"resources", resourceFields},
+		{"cgroupsPath", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
+		{"maskedPaths", nil}, // written by package edit
+	}},
+}
+
+// resourceFields are those of a container's resources, and of an update's.
+var resourceFields = []field{
+	{"devices", []field{{"allow", nil}, {"type", nil}, {"major", nil}, {"minor", nil}, {"access", nil}}},
+	{"unified", nil},
+}
+
+var (
+	mappingFields = []field{{"containerID", nil}, {"hostID", nil}, {"size", nil}}
+	hookFields    = []field{{"path", nil}, {"args", nil}, {"env", nil}, {"timeout", nil}}
+)
+
+// fieldNames are the names in specFields, each once. A test holds them to each other.
+var fieldNames = [...]string{
+	"access", "additionalGids", "allow", "ambient", "annotations", "args", "bounding", "capabilities", "cgroupsPath", "containerID",
+	"createContainer", "createRuntime", "destination", "devices", "effective", "env", "fileMode", "gid", "gidMappings", "hooks", "hostID",
+	"inheritable", "linux", "major", "maskedPaths", "minor", "mounts", "namespaces", "noNewPrivileges", "options", "path", "permitted",
+	"poststart", "poststop", "prestart", "process", "readonly", "resources", "root", "size", "source", "startContainer", "timeout", "type",
+	"uid", "uidMappings", "umask", "unified", "user", "username",
+}
+
+// checkNames refuses a field of these that is spelt in another case, in a document that has been read: runc takes it for the field and crun
+// does not. What the spelling of any other field does is no business of the ledger's. Nearly no document has such a name anywhere, so first it
+// is looked for in the text: in valid JSON a string before a colon is a name, and nothing else is.
+func checkNames(config []byte, in []field) error {
+	var right recent
+	for i := 0; i < len(config); i++ {
+		if config[i] != '"' {
+			continue
+		}
+		quoted := quotedAt(config[i:])
+		i += len(quoted) - 1
+		if !isColon(config[i+1:]) {
+			continue
+		}
+		name := tokens.Name(quoted)
+		if right.has(name) {
+			continue
+		}
+		if resemblesField(name) {
+			return tokens.Whole(config, func(d *jsontext.Decoder) error { return checkMembers(d, in) })
+		}
+		right.add(string(name))
+	}
+	return nil
+}
+
+// resemblesField reports whether a name is one of fieldNames in another case.
+func resemblesField(name []byte) bool {
+	resembles := false
+	for _, known := range fieldNames {
+		if string(name) == known {
+			return false
+		}
+		resembles = resembles || bytes.EqualFold(name, []byte(known))
+	}
+	return resembles
+}
+
+// checkMembers looks at the names of a structure, or of each in a list, and of those in it that are read. Case is as encoding/json ignores
+// it: 'ſ' is an s there, and the Kelvin sign a k.
+func checkMembers(d *jsontext.Decoder, in []field) error {
+	switch d.PeekKind() {
+	case '[':
+		if _, err := d.ReadToken(); err != nil {
+			return err
+		}
+		for d.PeekKind() != ']' {
+			if err := checkMembers(d, in); err != nil {
+				return err
+			}
+		}
+		_, err := d.ReadToken()
+		return err
+	case '{':
+		return tokens.Object(d, func(name []byte) error { return checkMember(d, name, in) })
+	}
+	return d.SkipValue()
+}
+
+func checkMember(d *jsontext.Decoder, name []byte, in []field) error {
+	for _, f := range in {
+		switch {
+		case string(name) == f.name && f.in != nil:
+			return checkMembers(d, f.in)
+		case string(name) != f.name && bytes.EqualFold(name, []byte(f.name)):
+			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", f.name, grant.Printable(string(name)))
+		}
+	}
+	return d.SkipValue()
 }

@@ -7,10 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
-	"sync"
-	"unicode"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -62,7 +59,7 @@ type Resources struct {
 const MaxSpec = 16 << 20
 
 // Parse reads a config.json. It is stricter than the runtimes, because they disagree: it refuses duplicate keys, invalid
-// UTF-8, known fields in another case, and NUL in words, each of which one runtime would read and another would not.
+// UTF-8, fields that it reads in another case, and NUL in words, each of which one runtime would read and another would not.
 func Parse(config []byte) (Spec, error) {
 	if len(config) > MaxSpec {
 		return Spec{}, fmt.Errorf("it has %d bytes, more than %d", len(config), MaxSpec)
@@ -71,7 +68,7 @@ func Parse(config []byte) (Spec, error) {
 	if err := tokens.Whole(config, spec.read); err != nil {
 		return Spec{}, plain(err)
 	}
-	if err := checkNames(config); err != nil {
+	if err := checkNames(config, specFields); err != nil {
 		return Spec{}, err
 	}
 	if err := checkWords(config); err != nil {
@@ -158,44 +155,6 @@ func checkWords(config []byte) error {
 	}
 }
 
-// checkNames looks at every name in a document that has been read: in valid JSON a string before a colon is one, and nothing else is.
-// Structures' field names must be spelt as the specification spells them; maps (annotations, sysctls, ...) may have any keys.
-func checkNames(config []byte) error {
-	depth, free := 0, -1 // what lies deeper than free is in a map
-	var right recent
-	for i := 0; i < len(config); i++ {
-		switch config[i] {
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth <= free {
-				free = -1
-			}
-		case '"':
-			quoted := quotedAt(config[i:])
-			i += len(quoted) - 1
-			if !isColon(config[i+1:]) || free >= 0 && depth > free {
-				continue
-			}
-			free = -1
-			name := tokens.Name(quoted)
-			if right.has(name) {
-				continue
-			}
-			field := string(name)
-			if slices.Contains(mapFields[:], field) {
-				free = depth
-				continue
-			}
-			if other, wrong := misspelt(field); wrong {
-				return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", other, grant.Printable(field))
-			}
-			right.add(field)
-		}
-	}
-	return nil
-}
-
 // recent are names that have just been found to be right: the many elements of a list all have the same few.
 type recent struct {
 	names [8]string
@@ -244,27 +203,4 @@ func isColon(text []byte) bool {
 		}
 	}
 	return false
-}
-
-// misspelt reports whether a name is a known field's in another case, as encoding/json would still accept it.
-func misspelt(field string) (known string, wrong bool) {
-	if _, found := slices.BinarySearch(structFields[:], field); found {
-		return "", false
-	}
-	known, wrong = foldedFields()[fold(field)]
-	return known, wrong
-}
-
-// foldedFields are the known fields by their folded names, made when a document has a name that is none: it may have millions.
-var foldedFields = sync.OnceValue(func() map[string]string {
-	fields := make(map[string]string, len(structFields))
-	for _, f := range structFields {
-		fields[fold(f)] = f
-	}
-	return fields
-})
-
-// fold maps names that encoding/json takes for equal to one: 'ſ' is an s there, and the Kelvin sign a k.
-func fold(s string) string {
-	return strings.Map(func(r rune) rune { return unicode.ToLower(unicode.ToUpper(r)) }, s)
 }

@@ -51,6 +51,14 @@ func TestParse(t *testing.T) {
 		{"by the Kelvin sign, which folds to a k", `{"hoo` + "\u212a" + `s":{}}`, `hooks is spelt "hoo` + "\u212a" + `s" there; runtimes disagree on whether it counts`},
 		{"by an escape", `{"\u0050rocess":{}}`, `process is spelt "Process" there; runtimes disagree on whether it counts`},
 		{"right, by an escape", `{"proce\u0073s":{}}`, ""},
+		{"in a list of lists, where no runtime looks", `{"mounts":[[{"Type":"x"}]]}`, "mounts.0 is of the wrong type"},
+		{"a namespace's", `{"linux":{"namespaces":[{"Type":"user"}]}}`, `type is spelt "Type" there; runtimes disagree on whether it counts`},
+		{"a hook's", `{"hooks":{"createRuntime":[{"PATH":"/x"}]}}`, `path is spelt "PATH" there; runtimes disagree on whether it counts`},
+		{"what an edit writes", `{"linux":{"MaskedPaths":[]}}`, `maskedPaths is spelt "MaskedPaths" there; runtimes disagree on whether it counts`},
+		{"what nobody here reads, as runc's own suite writes it", `{"linux":{"resources":{"CPU":{"Shares":2},"hugepageLimits":[{"pagesize":"2MB","limit":1}]}}}`, ""},
+		{"what nobody here reads, beside the right one", `{"linux":{"resources":{"CPU":{},"cpu":{}}},"Hostname":"x","hostname":"y"}`, ""},
+		{"a name that is read in another structure alone", `{"process":{"rlimits":[{"Type":"RLIMIT_NOFILE"}],"Mounts":[]},"x":{"Process":{}}}`, ""},
+		{"after what nobody here reads", `{"linux":{"resources":{"CPU":{"Type":[{}]},"Devices":[]}}}`, `devices is spelt "Devices" there; runtimes disagree on whether it counts`},
 		{"annotations with any names", `{"annotations":{"Process":"x","ANNOTATIONS":"y","gpuledger.dev/Grant":"z"}}`, ""},
 		{"sysctls with any names", `{"linux":{"sysctl":{"Kernel":"1","net.IPv4.x":"1"}}}`, ""},
 		{"raw cgroup keys with any names", `{"linux":{"resources":{"unified":{"Memory":"1","CPU":"2"}}}}`, ""},
@@ -149,37 +157,44 @@ func TestReadIsTheLibrarys(t *testing.T) {
 	}
 }
 
-// A new runtime-spec has new fields: the lists must follow.
-func TestFieldListsAreThoseOfRuntimeSpec(t *testing.T) {
-	fields, maps := map[string]bool{}, map[string]bool{}
-	collect(reflect.TypeFor[specs.Spec](), fields, maps, map[reflect.Type]bool{})
-	if got := sorted(fields); !slices.Equal(got, structFields[:]) {
-		t.Errorf("missing %v, too many %v", without(got, structFields[:]), without(structFields[:], got))
+// TestFieldsAreThoseOfSpec: what is read is what is checked, and nothing else but what edits write.
+func TestFieldsAreThoseOfSpec(t *testing.T) {
+	paths, names := map[string]bool{}, map[string]bool{}
+	collect("", specFields, paths, names)
+	want := map[string]bool{"linux.maskedPaths": true}
+	collectTypes("", reflect.TypeFor[Spec](), want)
+	if got, want := sorted(paths), sorted(want); !slices.Equal(got, want) {
+		t.Errorf("missing %v, too many %v", without(want, got), without(got, want))
 	}
-	if got := sorted(maps); !slices.Equal(got, mapFields[:]) {
-		t.Errorf("maps: got %v, want %v", mapFields, got)
+	if got := sorted(names); !slices.Equal(got, fieldNames[:]) {
+		t.Errorf("names: missing %v, too many %v", without(got, fieldNames[:]), without(fieldNames[:], got))
+	}
+	of, want := map[string]bool{}, map[string]bool{}
+	collect("", resourceFields, of, names)
+	collectTypes("", reflect.TypeFor[Update](), want)
+	if got, want := sorted(of), sorted(want); !slices.Equal(got, want) {
+		t.Errorf("of an update %v, want %v", got, want)
 	}
 }
 
-func collect(typ reflect.Type, fields, maps map[string]bool, seen map[reflect.Type]bool) {
-	switch typ.Kind() {
-	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		collect(typ.Elem(), fields, maps, seen)
-	case reflect.Struct:
-		if seen[typ] {
-			return
-		}
-		seen[typ] = true
-		for i := range typ.NumField() {
-			f := typ.Field(i)
-			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			if name != "" && name != "-" {
-				fields[name] = true
-				if f.Type.Kind() == reflect.Map {
-					maps[name] = true
-				}
-			}
-			collect(f.Type, fields, maps, seen)
+func collect(above string, in []field, paths, names map[string]bool) {
+	for _, f := range in {
+		paths[above+f.name], names[f.name] = true, true
+		collect(above+f.name+".", f.in, paths, names)
+	}
+}
+
+func collectTypes(above string, typ reflect.Type, paths map[string]bool) {
+	for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+		typ = typ.Elem()
+	}
+	if typ.Kind() != reflect.Struct {
+		return
+	}
+	for i := range typ.NumField() {
+		if name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ","); name != "" && name != "-" {
+			paths[above+name] = true
+			collectTypes(above+name+".", typ.Field(i).Type, paths)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func ParseUpdate(resources []byte) (Update, error) {
 	if err := json.Unmarshal(resources, &u); err != nil {
 		return Update{}, plain(err)
 	}
-	if err := checkNames(resources); err != nil {
+	if err := checkNames(resources, resourceFields); err != nil {
 		return Update{}, err
 	}
 	if err := checkWords(resources); err != nil {
