@@ -60,11 +60,18 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 // deviceMemory is for a spec that sets the key of the driver's limit itself.
 var deviceMemory = sentence{without: "sets {v} ({x}), by which the driver limits GPU memory", hint: "that limit is the ledger's; leave the key out"}
 
+// elsewhere is for a mount of which nobody can tell beforehand what it brings along.
+var elsewhere = sentence{without: "mounts {x} by {v}, so that it cannot be told whether that reaches a GPU or what governs GPUs", hint: "name the file or directory itself as the mount's source"}
+
 // text is what a tenant is told, and what to do about it.
 func (c *asking) text(code grant.Code, vector, value string) (message, hint string) {
 	s := sentences()[code]
-	if code == grant.LimitUnenforceable && strings.HasPrefix(vector, "unified:") {
+	untold := code == grant.GPUBindMount && strings.HasSuffix(value, " ("+grant.Elsewhere+")")
+	switch {
+	case code == grant.LimitUnenforceable && strings.HasPrefix(vector, "unified:"):
 		s = deviceMemory
+	case untold:
+		s = elsewhere
 	}
 	message, hint = s.without, s.hint
 	id := ""
@@ -76,7 +83,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		if s.with != "" {
 			message = s.with
 		}
-		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket {
+		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket && !untold {
 			hint = hintInside
 		}
 	}

@@ -36,6 +36,11 @@ func TestWhatATenantIsTold(t *testing.T) {
 			"this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
 		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) }, `container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon`,
 			"directories that govern GPUs are no container's; remove the mount"},
+		{"a source of which nobody can tell what it is, with a grant", func(w *world) {
+			w.train()
+			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")", Code: grant.GPUBindMount, Cover: grant.CoverNever})
+		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs`,
+			"name the file or directory itself as the mount's source"},
 		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) }, `container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
 			"that limit is the ledger's; leave the key out"},
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,

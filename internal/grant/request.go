@@ -77,6 +77,10 @@ type Hit struct {
 	Removal Removal // how to take it out of the spec
 }
 
+// Elsewhere is what the value of a Hit says of a path that nobody can judge beforehand: through a process's own links in /proc, or through
+// the container's own mounts.
+const Elsewhere = "which leads elsewhere when the runtime comes to it"
+
 // Cover is how a grant covers a Hit.
 type Cover int
 

@@ -126,7 +126,7 @@ func (f *finder) deviceNodes() {
 		}
 		for _, path := range f.walks(d.Path) {
 			if f.look(path).Shifting {
-				f.hit(grant.Hit{Vector: "device:" + d.Path, Value: elsewhere, Code: grant.GPUDeviceNode, Cover: grant.CoverNever})
+				f.hit(grant.Hit{Vector: "device:" + d.Path, Value: grant.Elsewhere, Code: grant.GPUDeviceNode, Cover: grant.CoverNever})
 				break
 			}
 			if class, M, m := f.classAt(path); M != major || m != minor {

@@ -72,7 +72,7 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 			s.device(s.mknod("dev/renderD128", 226, 128), "c", 1, 3)
 		}, []string{"gpu-device-node | device:T/dev/renderD128 | c 226:128 | node=drm/128 | -device:T/dev/renderD128"}},
 		{"the runtime's own links in /proc", func(s *scene) { s.userNamespace(); s.device("/proc/self/fd/987", "c", 1, 3) }, []string{
-			"gpu-device-node | device:/proc/self/fd/987 | " + elsewhere + " | never"}},
+			"gpu-device-node | device:/proc/self/fd/987 | " + grant.Elsewhere + " | never"}},
 		{"a path relative to the bundle", func(s *scene) {
 			s.userNamespace()
 			s.mknod("dev/nvidia0", 195, 0)

@@ -92,12 +92,14 @@ type finder struct {
 	node     Node
 	env      map[string]string
 	seen     *Seen
-	ours     []string        // the ledger's directories, by their real paths; nil until they are asked for
-	covered  map[string]bool // directories of the node that its mounts cover, where its root is the node's
-	covering int             // how many mounts are in covered
-	rooted   bool            // what the node's root owns is open to its user
-	drm      map[int]bool    // of major 226; nil until a spec names that major
-	open     []opening       // what the device rules open
+	ours     []string         // the ledger's directories, by their real paths; nil until they are asked for
+	covered  map[string]bool  // directories of the node that its mounts cover, where its root is the node's
+	covering int              // how many mounts are in covered
+	behind   map[int][]place  // by the mount's number, its sources in the container's own root behind other mounts
+	spotted  map[int][]string // the same, where it may lie in that root; nil where it cannot be told
+	rooted   bool             // what the node's root owns is open to its user
+	drm      map[int]bool     // of major 226; nil until a spec names that major
+	open     []opening        // what the device rules open
 	request  grant.Request
 	err      error
 }
@@ -111,7 +113,8 @@ func newFinder(spec Spec, caller Caller, node Node) *finder {
 		seen.places, seen.plain = map[string]place{}, map[string]bool{}
 		seen.aliases, seen.positions, seen.pipeLike = map[aliasQuestion][]alias{}, map[string]position{}, map[string]bool{}
 	}
-	return &finder{spec: normal(spec), caller: caller, bundle: filepath.Clean(caller.Container.Bundle), node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{}}
+	return &finder{spec: normal(spec), caller: caller, bundle: filepath.Clean(caller.Container.Bundle), node: node, seen: seen, env: lastWins(spec.Process), covered: map[string]bool{},
+		behind: map[int][]place{}, spotted: map[int][]string{}}
 }
 
 func (f *finder) hit(h grant.Hit) { f.request.Hits = append(f.request.Hits, h) }

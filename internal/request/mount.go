@@ -91,11 +91,7 @@ func (f *finder) bind(i int, m specs.Mount) {
 			Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
 		return
 	}
-	for _, path := range f.walks(m.Source) {
-		p := f.look(path)
-		if f.madeByMounts(i, p.Path) {
-			p.Shifting = true
-		}
+	for _, p := range f.sources(i) {
 		if f.source(m, m.Source, p) {
 			return
 		}
@@ -122,7 +118,7 @@ func (f *finder) sourceAt(m specs.Mount, value string, p place) bool {
 		return true
 	}
 	if p.Shifting {
-		f.hit(grant.Hit{Vector: vector, Value: value + " (" + elsewhere + ")", Code: grant.GPUBindMount, Cover: grant.CoverNever})
+		f.hit(grant.Hit{Vector: vector, Value: value + " (" + grant.Elsewhere + ")", Code: grant.GPUBindMount, Cover: grant.CoverNever})
 		return true
 	}
 	if class, major, minor := f.classOf(p); class != "" {
@@ -144,54 +140,12 @@ func (f *finder) isPlain(p place) bool {
 		!slices.ContainsFunc(mpsDefaults, func(dir string) bool { return within(p.Path, dir) })
 }
 
-// elsewhere is what is said of a path through a process's own links in /proc, or through the container's own mounts.
-const elsewhere = "which leads elsewhere when the runtime comes to it"
-
 // isOurs reports whether a path is in the ledger's directories.
 func (f *finder) isOurs(source string) bool {
 	if f.ours == nil {
 		f.ours = []string{f.real(f.node.Policy.StateDir), f.real(f.node.Policy.RunDir)}
 	}
 	return slices.ContainsFunc(f.ours, func(dir string) bool { return within(source, dir) })
-}
-
-// madeByMounts reports whether a path of the host lies in the container's own root, where the mounts before it decide what
-// is there when the runtime comes to it. No engine writes such a source.
-func (f *finder) madeByMounts(before int, source string) bool {
-	if before == 0 || f.root() == "" {
-		return false
-	}
-	root := f.real(f.root())
-	if root != "/" {
-		return within(source, root)
-	}
-	for ; f.covering < before; f.covering++ {
-		if m := f.spec.Mounts[f.covering]; !slices.Contains(kernelTypes, m.Type) {
-			f.covered[top(f.real("/"+m.Destination), maxDepth)] = true
-		}
-	}
-	for depth := 1; depth <= maxDepth; depth++ {
-		if f.covered[top(source, depth)] {
-			return true
-		}
-	}
-	return false
-}
-
-// maxDepth bounds how many parents of a source are asked about, so that many long paths cost no more than their length. A
-// mount that lies deeper counts there.
-const maxDepth = 16
-
-// top is a path's beginning, of so many names.
-func top(path string, names int) string {
-	for i := 1; i < len(path); i++ {
-		if path[i] == '/' {
-			if names--; names == 0 {
-				return path[:i]
-			}
-		}
-	}
-	return path
 }
 
 // fileSystem judges the directories that a mount of a file system brings along: an overlay's layers, as Podman's

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -207,21 +206,19 @@ func (f *finder) pipeDirectory() {
 		return
 	}
 	value = filepath.Clean("/" + value)
-	var by *specs.Mount
-	longest := -1
-	for i := range f.spec.Mounts {
-		m := &f.spec.Mounts[i]
-		if destination := filepath.Clean("/" + m.Destination); IsBind(*m) && len(destination) >= longest && within(value, destination) {
-			by, longest = m, len(destination)
+	by, longest := -1, -1
+	for i, m := range f.spec.Mounts {
+		if destination := filepath.Clean("/" + m.Destination); IsBind(m) && len(destination) >= longest && within(value, destination) {
+			by, longest = i, len(destination)
 		}
 	}
-	if by == nil {
+	if by < 0 {
 		return
 	}
 	rest := strings.TrimPrefix(value[min(longest, len(value)):], "/")
-	for _, path := range f.walks(by.Source) {
-		p := f.look(path + "/" + rest)
-		if !p.exists || !p.IsDir() || f.found("mount:"+by.Destination, grant.GPUSocket) {
+	for _, source := range f.sources(by) {
+		p := f.look(source.Path + "/" + rest)
+		if !p.exists || !p.IsDir() || f.found("mount:"+f.spec.Mounts[by].Destination, grant.GPUSocket) {
 			continue
 		}
 		if _, is, _ := pipeIn(p.Path, ""); is {

@@ -118,8 +118,8 @@ func (f *finder) nodeRoot() {
 			f.nodeRootBy("root")
 		}
 	}
-	for _, m := range f.spec.Mounts {
-		if !f.isDriverFile(m) && f.rootBy(m) {
+	for i, m := range f.spec.Mounts {
+		if !f.isDriverFile(m) && f.rootBy(i, m) {
 			f.nodeRootBy("mount:" + m.Destination)
 		}
 	}
@@ -218,10 +218,10 @@ func (f *finder) rawDisks() {
 }
 
 // rootBy reports whether a mount makes root in the container root on the node.
-func (f *finder) rootBy(m specs.Mount) bool {
+func (f *finder) rootBy(i int, m specs.Mount) bool {
 	if IsBind(m) {
-		for _, path := range f.walks(m.Source) {
-			if p := f.look(path); f.makesRoot(p, m) || f.governsElsewhere(p, m) {
+		for _, p := range f.sources(i) {
+			if f.makesRoot(p, m) || f.governsElsewhere(p, m) {
 				return true
 			}
 		}

@@ -125,15 +125,23 @@ func (f *finder) parting(path string) (there host.Target, name, rest string) {
 	return there, strings.TrimLeft(path[from:cuts[missing]], "/"), strings.TrimLeft(path[cuts[missing]:], "/")
 }
 
-// walks are the paths that a runtime may take a mount's source for. Both take a relative one from the bundle, runc after
-// shortening it by its text, crun as the kernel walks; an option of a file system is read in the root file system (runc) or
-// in the bundle (crun).
-func (f *finder) walks(source string) []string {
+// walks are the paths that a runtime may take an option's path for, or a device's: those of a bind mount's source (crun), or in the root
+// file system (runc).
+func (f *finder) walks(path string) []string {
+	if filepath.IsAbs(path) {
+		return []string{path}
+	}
+	return append(f.sourcePaths(path), f.root()+"/"+path)
+}
+
+// sourcePaths are the paths that a runtime may take a bind mount's source for. Both take a relative one from the bundle, runc after
+// shortening it by its text, crun as the kernel walks.
+func (f *finder) sourcePaths(source string) []string {
 	if filepath.IsAbs(source) {
 		return []string{source}
 	}
 	bundle := f.caller.Container.Bundle
-	return []string{filepath.Join(bundle, source), bundle + "/" + source, f.root() + "/" + source}
+	return slices.Compact([]string{filepath.Join(bundle, source), bundle + "/" + source})
 }
 
 // root is the container's root file system, "" without one.
