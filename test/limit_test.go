@@ -222,6 +222,40 @@ func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	}
 }
 
+// TestAContainerWithLessStrengthThanItsGrantIsToldWhy: a grant is told with what the node gives, and not every container can have it.
+func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
+	n := newGPUNode(t, rig.Setup{})
+	granted := n.CLI("grant", "--memory", "1GiB")
+	reference, err := grant.ParseReference(strings.TrimSpace(granted.Stdout))
+	must(t, err)
+	if !strings.Contains(granted.Stderr, "strength library; a container without a C library, or with privileges, has strength none, and `gpuledger grants` says why") {
+		t.Errorf("the grant: %s", granted.Stderr)
+	}
+	b := n.Bundle("static", with(reference), rig.Shell("exec sleep 1000")) // busybox, and no C library
+	const why = "strength none, not library: the image has no C library"
+	if r := b.Explain(); !strings.Contains(r.Stdout, "strength none") || !strings.Contains(r.Stdout, why) {
+		t.Errorf("explain: %+v", r)
+	}
+	start(t, b)
+	if r := n.CLI("grants"); !strings.Contains(r.Stderr, "gpuledger: note: grant "+string(reference.ID)+", container static: "+why) || strings.Contains(r.Stdout, why) {
+		t.Errorf("grants: %+v", r)
+	}
+	if said := n.Must("grants", "--json"); !strings.Contains(said, `"weaker": "`+why) {
+		t.Errorf("grants --json: %s", said)
+	}
+	if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, why) {
+		t.Errorf("the audit log: %s", log)
+	}
+	b.KillInit()
+	b.Delete()
+	n.free(reference)
+	full := n.holding("full", reference, "exec sleep 1000")
+	start(t, full)
+	if r := n.CLI("grants"); r.Stderr != "" {
+		t.Errorf("a container that has what its grant says: %s", r.Stderr)
+	}
+}
+
 // TestNeighboursKeepTheirMemory: two containers on one GPU, both of whom want all of it.
 func TestNeighboursKeepTheirMemory(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{GPUs: 1, Memory: "1024MiB"})

@@ -224,6 +224,9 @@ func sentence(verb string, g grant.Grant, n *node.Node) string {
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"
 	}
+	if g.Mode == grant.Limit && g.Strength == grant.StrengthLibrary && len(g.Bindings) == 0 {
+		text += "; a container without a C library, or with privileges, has strength none, and `gpuledger grants` says why"
+	}
 	if g.Mode == grant.MPS && n.Daemon() == 0 {
 		text += "; gpuledgerd does not run, and until it does no container starts with it (mps-not-ready)"
 	}

@@ -31,6 +31,7 @@ func grantsCommand() *cli.Command {
 			if c.Bool("json") {
 				return printJSON(c.App.Writer, map[string]any{"grants": grantsToJSON(o.Grants, o.Now)})
 			}
+			noteWeaker(c.App.ErrWriter, o.Grants)
 			return printGrants(c.App.Writer, o.Grants, o.Now)
 		},
 	}
@@ -57,6 +58,8 @@ type grantJSON struct {
 type bindingJSON struct {
 	Container string `json:"container"`
 	PID       int    `json:"pid"` // the container's init; 0 while it is being created
+	// Why what holds the container is less than people were told of the grant, where it is.
+	Weaker string `json:"weaker,omitempty"`
 }
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
@@ -69,7 +72,7 @@ func grantToJSON(g grant.Grant, now time.Time) grantJSON {
 		j.Expires = &g.Expires
 	}
 	for _, b := range g.Bindings {
-		j.Bindings = append(j.Bindings, bindingJSON{Container: b.Container, PID: b.PID})
+		j.Bindings = append(j.Bindings, bindingJSON{Container: b.Container, PID: b.PID, Weaker: b.Weaker})
 	}
 	return j
 }
@@ -141,6 +144,17 @@ func expiry(g grant.Grant, now time.Time) string {
 		return "in " + left.String()
 	}
 	return "over"
+}
+
+// noteWeaker says of containers why less holds them than people were told of their grants.
+func noteWeaker(w io.Writer, grants []grant.Grant) {
+	for _, g := range grants {
+		for _, b := range g.Bindings {
+			if b.Weaker != "" {
+				fmt.Fprintf(w, "gpuledger: note: grant %s, container %s: %s\n", g.ID, b.Container, b.Weaker)
+			}
+		}
+	}
 }
 
 // warnDamaged names the entries that no listing can show.

@@ -155,6 +155,7 @@ func summary(v grant.Verdict) string {
 
 func TestDecide(t *testing.T) {
 	const uuid0 = " +NVIDIA_VISIBLE_DEVICES=GPU-0"
+	const byPrivilege = " [strength none, not library: the container is privileged, so it can undo what would hold it]"
 	const uuids = " +NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1"
 	const noEnv = " -env:NVIDIA_VISIBLE_DEVICES"
 	with := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.r.Hits = hits } }
@@ -414,19 +415,21 @@ func TestDecide(t *testing.T) {
 			other := blamed(node(grant.ClassGPU, 3))
 			other.Removal.Name = "/dev/nvidia3"
 			w.privileged(all, blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:*")))
-		}, "admit g-podpodpodpod none" + uuid0 + noEnv + " -device:/dev/nvidia3 narrow"},
+		}, "admit g-podpodpodpod none" + uuid0 + noEnv + " -device:/dev/nvidia3 narrow" + byPrivilege},
 		{"CAP_SYS_ADMIN with nodes: only what is outside goes, the other rules stay", func(w *world) {
 			w.train()
 			w.r.Privileged, w.r.SysAdmin = true, true
 			other := blamed(node(grant.ClassGPU, 3))
 			other.Removal.Name = "/dev/nvidia3"
 			w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:3")), blamed(rule("c 195:*"))}
-		}, "admit g-podpodpodpod none" + uuid0 + " -device:/dev/nvidia3 -rule:c 195:3 -rule:c 195:*"},
+		}, "admit g-podpodpodpod none" + uuid0 + " -device:/dev/nvidia3 -rule:c 195:3 -rule:c 195:*" + byPrivilege},
 		{"privileged, but a limit is wanted", func(w *world) { w.train(); w.privileged(); w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
-		{"CAP_SYS_ADMIN makes the strength none", func(w *world) { w.train(); w.r.SysAdmin = true }, "admit g-podpodpodpod none" + uuid0},
+		{"CAP_SYS_ADMIN makes the strength none", func(w *world) { w.train(); w.r.SysAdmin = true },
+			"admit g-podpodpodpod none" + uuid0 + " [strength none, not library: the container has CAP_SYS_ADMIN, so it can undo what would hold it]"},
 		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) { w.train(); w.r.SysAdmin = true; w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
 		{"what was noticed changes no strength", func(w *world) { w.train(); w.r.Noted = []string{"mount:/x has something"} }, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=GPU-0 [mount:/x has something]"},
-		{"root on the node makes the strength none", func(w *world) { w.train(); w.r.NodeRoot = []string{"mount:/host"} }, "admit g-podpodpodpod none" + uuid0 + " [node-root by mount:/host]"},
+		{"root on the node makes the strength none", func(w *world) { w.train(); w.r.NodeRoot = []string{"mount:/host"} }, "admit g-podpodpodpod none" + uuid0 +
+			" [node-root by mount:/host] [strength none, not library: the container is as good as root on the node by mount:/host, so it can undo what would hold it]"},
 		{"root on the node, but a limit is wanted", func(w *world) {
 			w.train()
 			w.r.NodeRoot = []string{"mount:/host"}

@@ -23,7 +23,7 @@ func (c *asking) admit() grant.Verdict {
 			c.remove(r)
 		}
 	}
-	v := grant.Verdict{Kind: grant.Admit, Grant: c.grant, Strength: c.strength(), Removed: c.removed}
+	v := grant.Verdict{Kind: grant.Admit, Grant: c.grant, Strength: c.strength(), Weaker: c.weaker(), Removed: c.removed}
 	nodes := c.nodes()
 	v.Edits.DeviceNodes = nodes
 	v.Edits.Env = set
@@ -45,6 +45,9 @@ func (c *asking) admit() grant.Verdict {
 		}
 	}
 	v.Recorded = append(c.recorded, c.noted()...)
+	if v.Weaker != "" {
+		v.Recorded = append(v.Recorded, v.Weaker)
+	}
 	return v
 }
 

@@ -84,7 +84,7 @@ func (c *asking) granted() grant.Verdict {
 	c.computeKept()
 	c.mpsReady()
 	if strength := c.strength(); !strength.AtLeast(c.policy.Rules.MinimumStrength) && c.limits() {
-		c.find(grant.LimitUnenforceable, "strength", string(strength))
+		c.tooWeak(strength)
 	}
 	if len(c.findings) > 0 {
 		return c.refuse()

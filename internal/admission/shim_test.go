@@ -50,14 +50,15 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 		request  grant.Request
 		want     []string
 		strength grant.Strength
+		weaker   string
 	}{
-		"compute":               {grant.Request{Layout: img, Capabilities: compute}, append(slices.Clone(proxies), limits, region), grant.StrengthLibrary},
-		"32-bit has no proxy":   {grant.Request{Layout: img, Capabilities: compute, Compat32: true}, append(slices.Clone(proxies), limits, region), grant.StrengthLibrary},
-		"NVML alone":            {grant.Request{Layout: img, Capabilities: utility}, []string{always1, always2, "/usr/bin/nvidia-smi /usr/bin/nvidia-smi", nvml, "/shim/libnvidia-ml.so.1 /img/lib/libnvidia-ml.so.1", limits, region}, grant.StrengthNone},
-		"nothing of the driver": {grant.Request{Layout: img}, []string{always1, always2}, grant.StrengthNone},
-		"an image without libc": {grant.Request{Capabilities: compute}, []string{always2}, grant.StrengthNone},
-		"an image's own":        {grant.Request{Layout: img, Own: compat, Capabilities: compute}, append(slices.Clone(proxies), "/shim/libcuda.so.1 /compat/libcuda.so.12", limits, region), grant.StrengthLibrary},
-		"privileged":            {grant.Request{Layout: img, Capabilities: compute, Privileged: true}, append(slices.Clone(proxies), limits, region), grant.StrengthNone},
+		"compute":               {grant.Request{Layout: img, Capabilities: compute}, append(slices.Clone(proxies), limits, region), grant.StrengthLibrary, ""},
+		"32-bit has no proxy":   {grant.Request{Layout: img, Capabilities: compute, Compat32: true}, append(slices.Clone(proxies), limits, region), grant.StrengthLibrary, ""},
+		"NVML alone":            {grant.Request{Layout: img, Capabilities: utility}, []string{always1, always2, "/usr/bin/nvidia-smi /usr/bin/nvidia-smi", nvml, "/shim/libnvidia-ml.so.1 /img/lib/libnvidia-ml.so.1", limits, region}, grant.StrengthNone, "does not ask for compute"},
+		"nothing of the driver": {grant.Request{Layout: img}, []string{always1, always2}, grant.StrengthNone, "does not ask for compute"},
+		"an image without libc": {grant.Request{Capabilities: compute}, []string{always2}, grant.StrengthNone, "the image has no C library (64-bit)"},
+		"an image's own":        {grant.Request{Layout: img, Own: compat, Capabilities: compute}, append(slices.Clone(proxies), "/shim/libcuda.so.1 /compat/libcuda.so.12", limits, region), grant.StrengthLibrary, ""},
+		"privileged":            {grant.Request{Layout: img, Capabilities: compute, Privileged: true}, append(slices.Clone(proxies), limits, region), grant.StrengthNone, "the container is privileged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := ofLimit(c.request, limitGrant, shimmed(), grant.Policy{})
@@ -67,12 +68,24 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 			if want := slices.Contains(c.want, limits); v.Strength != c.strength || v.Limited != want {
 				t.Errorf("strength %s, limited %t; want %s, %t", v.Strength, v.Limited, c.strength, want)
 			}
+			if (v.Weaker == "") != (c.weaker == "") || !strings.Contains(v.Weaker, c.weaker) || v.Weaker != "" && !slices.Contains(v.Recorded, v.Weaker) {
+				t.Errorf("it is weaker because %q, recorded %q; want %q", v.Weaker, v.Recorded, c.weaker)
+			}
 			for _, m := range v.Edits.Mounts {
 				if writable := strings.HasSuffix(m.ContainerPath, "/region"); slices.Contains(m.Options, "ro") == writable {
 					t.Errorf("%s has options %v", m.ContainerPath, m.Options)
 				}
 			}
 		})
+	}
+}
+
+// TestWhyAContainerIsTooWeak: what policy wants and the container cannot have is told with its reason.
+func TestWhyAContainerIsTooWeak(t *testing.T) {
+	p := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
+	v := ofLimit(grant.Request{Capabilities: []grant.Capability{grant.Compute}}, limitGrant, shimmed(), p)
+	if v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "by strength none, which is less than this node's minimum_strength (strength none, not library: the image has no C library") {
+		t.Errorf("%s: %s", v.Code, v.Message)
 	}
 }
 

@@ -109,6 +109,7 @@ type Binding struct {
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
 	Strength    Strength  `json:"strength,omitzero"` // what holds this container to the grant; none in records of older versions
+	Weaker      string    `json:"weaker,omitzero"`   // why that is less than people were told of the grant; "" where it is not
 	Pod         Identity  `json:"pod,omitzero"`      // who the engine vouched that the container is; only for people and metrics
 	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
 	// it is there, whatever the runtime still knows of the container.

@@ -18,6 +18,7 @@ type Verdict struct {
 	Narrow    bool         // the spec's own device rules are too wide to be kept
 	Removed   []Removal
 	Strength  Strength
+	Weaker    string   // of an admission: why that is less than people were told of the grant; "" where it is not
 	Limited   bool     // the edits bring the shim: the grant's records must be there before the container is
 	Throttled bool     // of it the proxy that throttles launches
 	Driven    bool     // the edits bring the hook that has the driver limit its cgroup

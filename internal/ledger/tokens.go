@@ -101,6 +101,8 @@ func (r *bindingRecord) read(d *jsontext.Decoder) error {
 			return tokens.Time(d, &r.Created)
 		case "strength":
 			return tokens.Text(d, &r.Strength)
+		case "weaker":
+			return tokens.String(d, &r.Weaker)
 		case "pod":
 			return readIdentity(d, &r.Pod)
 		case "cgroups":
@@ -180,7 +182,7 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		w.Name("boot_id").String(r.BootID)
 		w.Name("created").Time(r.Created)
-		w.Words("strength", string(r.Strength))
+		w.Words("strength", string(r.Strength), "weaker", r.Weaker)
 		if r.Pod != (grant.Identity{}) {
 			w.Name("pod").Object(func() {
 				w.Words("uid", r.Pod.UID, "namespace", r.Pod.Namespace, "name", r.Pod.Pod, "container", r.Pod.Container)

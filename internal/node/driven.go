@@ -123,6 +123,7 @@ func (n *Node) Weaken(c grant.Container) {
 		for _, root := range append(tx.BindingsIn(c.ID, c.Bundle), c.RuntimeRoot) {
 			if b, e := tx.Binding(root, c.ID); e == nil && b.Driven {
 				b.Driven, b.Strength = false, grant.StrengthNone
+				b.Weaker = "the driver's memory limit could not be set, and nothing is enforced"
 				err = errors.Join(err, tx.Bind(b))
 			}
 		}

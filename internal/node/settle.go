@@ -50,6 +50,7 @@ func (v visit) standing(view grant.View) Decision {
 	if d.Limited && what == "" {
 		what = v.unheld(d)
 		if what != "" && v.Running { // since before there was a shim: it is told as what it is
+			d.Weaker = "the container runs without what would hold it to its memory (" + what + ")"
 			d.Limited, d.Throttled, d.Strength, what = false, false, grant.StrengthNone, ""
 		}
 	}
@@ -143,6 +144,7 @@ func (v visit) adopt(holder grant.Process) (d Decision) {
 				return nil
 			}
 			d.Driven, d.Strength = false, grant.StrengthNone // it is told as what it is
+			d.Weaker = "the container runs without the driver's memory limit"
 		}
 		return v.use(tx, &d, holder)
 	})
