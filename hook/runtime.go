@@ -40,7 +40,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 	if err != nil {
 		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
 	}
-	root := r.StateRoot(argv[0], func(name string) string { return value(environ, name) })
+	root := r.StateRoot(argv[0], func(name string) string { return value(environ, name) }, c.host.IsRoot)
 	if !filepath.IsAbs(root) {
 		directory, err := os.Readlink(c.path(pid, "cwd"))
 		if err != nil {

@@ -110,7 +110,8 @@ func (c *asking) inSandbox(h grant.Hit) bool {
 	case grant.GPUBindMount:
 		return h.Node.Class != "" || h.Cover == grant.CoverNever
 	}
-	return h.Node.Class != "" && !c.request.AllDevices
+	everything := c.request.AllDevices || c.request.Unruled && c.request.Privileged
+	return h.Node.Class != "" && !everything
 }
 
 // claims reports whether the container says that a grant or an allocation is its own, or owns one by identity.
@@ -198,6 +199,7 @@ func (c *asking) tell(code grant.Code, vector, value, message, hint string) {
 // ungranted judges a container that no grant covers: it is refused for everything that it reaches, or where policy says
 // so starts without it.
 func (c *asking) ungranted() grant.Verdict {
+	c.ruled()
 	for _, h := range c.request.Hits {
 		c.find(h.Code, h.Vector, h.Value)
 	}
@@ -273,6 +275,13 @@ func (c *asking) closed() grant.Verdict {
 	v := c.pass("device rules closed: " + c.request.Hits[0].Value)
 	v.Narrow, v.Rules = true, c.request.Rules
 	return v
+}
+
+// ruled finds that no device rule holds where the container's runtime runs.
+func (c *asking) ruled() {
+	if c.request.Unruled {
+		c.find(grant.RulesNotEnforced, "node", "its runtime does not run as root of the node")
+	}
 }
 
 // refuse turns the findings into a verdict: the first by the order of codes gives the text, all are listed. What keeps

@@ -118,7 +118,7 @@ var (
 	bind1      = grant.Hit{Vector: "mount:/m", Value: "/dev/nvidia3 (c 195:3)", Code: grant.GPUBindMount, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 	allowAll   = grant.Hit{Vector: "rule:0", Value: "a *:* rwm", Code: grant.PrivilegedGPU, Cover: grant.CoverNarrow}
 	noRules    = grant.Hit{Vector: "rule:none", Value: "no device rule is given", Code: grant.GPUDeviceRule, Cover: grant.CoverNarrow}
-	cgroupsOff = grant.Hit{Vector: "rule:none", Value: "the device cgroup is switched off", Code: grant.GPUDeviceRule, Cover: grant.CoverNever}
+	cgroupsOff = grant.Hit{Vector: "rule:none", Value: "the device cgroup is switched off", Code: grant.RulesNotEnforced, Cover: grant.CoverNever}
 )
 
 func (w *world) privileged(hits ...grant.Hit) {
@@ -161,6 +161,9 @@ func TestDecide(t *testing.T) {
 	with := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.r.Hits = hits } }
 	unclosed := func(hits ...grant.Hit) func(*world) {
 		return func(w *world) { w.r.Unclosed, w.r.Hits = true, hits }
+	}
+	unruled := func(hits ...grant.Hit) func(*world) {
+		return func(w *world) { w.r.Unruled, w.r.Hits = true, hits }
 	}
 	train := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.train(); w.r.Hits = hits } }
 	for _, c := range []struct {
@@ -250,6 +253,42 @@ func TestDecide(t *testing.T) {
 			"refuse visible-devices-all visible-devices-outside-grant gpu-env gpu-device-node gpu-device-rule gpu-bind-mount gpu-socket gpu-hook cdi-device-outside-grant"},
 		{"report mode is not Decide's business", func(w *world) { w.p.Rules.Mode = grant.Report; w.hit(all) }, "refuse visible-devices-all"},
 
+		// where no device rule holds
+		{"nothing, where no rule holds", func(w *world) { w.r.Unruled = true }, "pass"},
+		{"nothing, where no rule holds and nothing can be read", func(w *world) {
+			w.r.Unruled = true
+			w.problem(grant.LedgerUnreadable)
+			w.problem(grant.ConfigInvalid)
+			w.problem(grant.InventoryMissing)
+		}, "pass"},
+		{"all GPUs, where no rule holds", unruled(all), "refuse rules-not-enforced visible-devices-all"},
+		{"and nothing can be read", func(w *world) {
+			unruled(all)(w)
+			w.problem(grant.ConfigInvalid)
+			w.problem(grant.InventoryMissing)
+		}, "refuse rules-not-enforced config-invalid inventory-missing visible-devices-all"},
+		{"a node, where no rule holds", unruled(node(grant.ClassGPU, 0)), "refuse rules-not-enforced gpu-device-node"},
+		{"a parent of the nodes, where no rule holds", unruled(parent), "refuse rules-not-enforced gpu-bind-mount"},
+		{"a grant, where no rule holds", func(w *world) { w.train(); w.r.Unruled = true }, "refuse rules-not-enforced g-podpodpodpod"},
+		{"an allocation, where no rule holds", func(w *world) {
+			w.r.Unruled, w.p.Annotations.Trust = true, grant.Adopt
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"0"}, Memory: grant.GiB}}
+		}, "refuse rules-not-enforced"},
+		{"hidden by policy, which takes no rule", func(w *world) { unruled(all)(w); w.p.Rules.Ungranted = grant.Hide },
+			"pass +NVIDIA_VISIBLE_DEVICES=void" + noEnv + " [GPUs hidden by policy]"},
+		{"stripped of nodes by policy, which takes no rule", func(w *world) {
+			unruled(blamed(node(grant.ClassGPU, 0)))(w)
+			w.r.Privileged, w.p.Rules.Privileged = true, grant.Strip
+		}, "pass -device:/dev/x [GPUs stripped from a privileged container by policy]"},
+		{"a privileged pod's sandbox, where no rule holds", func(w *world) {
+			unruled(blamed(node(grant.ClassGPU, 0)))(w)
+			w.r.Privileged, w.r.Sandbox = true, true
+		}, "pass [a sandbox with a way to a GPU: device:/dev/x]"},
+		{"another sandbox with a node, where no rule holds", func(w *world) {
+			unruled(node(grant.ClassGPU, 0))(w)
+			w.r.Sandbox = true
+		}, "refuse rules-not-enforced gpu-device-node"},
+
 		// in a user namespace, nothing but the lack of a rule that denies all
 		{"unclosed", unclosed(noRules), "pass narrow [device rules closed: no device rule is given]"},
 		{"unclosed, though the ledger, the configuration and the inventory are broken", func(w *world) {
@@ -274,7 +313,7 @@ func TestDecide(t *testing.T) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		}, "refuse grant-not-found gpu-device-rule"},
 		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) }, "admit g-podpodpodpod library" + uuid0 + " narrow"},
-		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse gpu-device-rule"},
+		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse rules-not-enforced"},
 		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass [a sandbox with a way to a GPU: rule:none]"},
 
 		// what keeps the node from telling stops only who asks
@@ -338,7 +377,7 @@ func TestDecide(t *testing.T) {
 			w.p.Rules.Privileged = grant.Strip
 			w.r.Privileged, w.r.SysAdmin = true, true
 			w.r.Hits = []grant.Hit{cgroupsOff, blamed(node(grant.ClassGPU, 0))}
-		}, "refuse gpu-device-rule privileged-gpu"},
+		}, "refuse rules-not-enforced privileged-gpu"},
 		{"strip: env of a privileged container needs hide too", func(w *world) { w.p.Rules.Privileged = grant.Strip; w.privileged(all) }, "refuse visible-devices-all privileged-gpu"},
 		{"strip and hide", func(w *world) { w.p.Rules.Privileged, w.p.Rules.Ungranted = grant.Strip, grant.Hide; w.privileged(all) },
 			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES narrow [GPUs hidden by policy] [GPUs stripped from a privileged container by policy]"},
@@ -405,7 +444,7 @@ func TestDecide(t *testing.T) {
 		{"a CDI name of no GPU", train(cdiGPU("all.")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"an image that can't be read", func(w *world) { w.train(); w.r.Layout.Problem = "open /r: no such file or directory" }, "refuse injection-impossible g-podpodpodpod"},
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 + " narrow"},
-		{"cgroups switched off", train(cgroupsOff), "refuse gpu-device-rule g-podpodpodpod"},
+		{"cgroups switched off", train(cgroupsOff), "refuse rules-not-enforced g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3), env("1", "1"), all),
 			"refuse visible-devices-outside-grant gpu-device-node gpu-device-rule gpu-bind-mount gpu-socket cdi-device-outside-grant g-podpodpodpod"},
 

@@ -63,6 +63,7 @@ func (c *asking) lookUp(m grant.Mention) *grant.Grant {
 
 // granted judges a container against its grant: the grant must be usable, and all that the spec reaches must lie within.
 func (c *asking) granted() grant.Verdict {
+	c.ruled()
 	c.usable()
 	if len(c.view.Problems) > 0 {
 		return c.refuse() // without an inventory there is nothing to hold the rest against

@@ -6,6 +6,7 @@ type Code string
 // The refusal codes, in the order of their weight.
 const (
 	Internal                   Code = "internal"
+	RulesNotEnforced           Code = "rules-not-enforced"
 	ConfigInvalid              Code = "config-invalid"
 	SpecInvalid                Code = "spec-invalid"
 	InventoryMissing           Code = "inventory-missing"
@@ -37,7 +38,7 @@ const (
 
 // Codes lists every code. Where several apply to one container, the first of them by this order is its code.
 var Codes = []Code{
-	Internal, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale, LedgerUnreadable, AnnotationMalformed,
+	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale, LedgerUnreadable, AnnotationMalformed,
 	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse, GPUUnhealthy, ModeConflict, NoCapacity,
 	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll, VisibleDevicesOutsideGrant, GPUEnv,
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,

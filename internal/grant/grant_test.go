@@ -165,7 +165,7 @@ func TestOwners(t *testing.T) {
 
 // The list is a contract: its members and their order.
 func TestRefusalCodesAreTheClosedList(t *testing.T) {
-	want := []Code{"internal", "config-invalid", "spec-invalid", "inventory-missing", "inventory-stale", "ledger-unreadable", "annotation-malformed",
+	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing", "inventory-stale", "ledger-unreadable", "annotation-malformed",
 		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use", "gpu-unhealthy", "mode-conflict", "no-capacity",
 		"limit-unenforceable", "mps-not-ready", "injection-impossible", "visible-devices-all", "visible-devices-outside-grant", "gpu-env", "gpu-device-node",
 		"gpu-device-rule", "gpu-bind-mount", "gpu-socket", "gpu-hook", "cdi-device-outside-grant", "privileged-gpu"}

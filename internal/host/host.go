@@ -25,6 +25,7 @@ type Host struct {
 	Sys  string // "/sys"
 	Dev  string // "/dev"
 	Now  func() time.Time
+	UID  int // the caller's effective user, as its user namespace counts; 0 is root
 
 	boot *bootID // of the machine, once it is asked for
 }
@@ -37,7 +38,7 @@ type bootID struct {
 
 // Default is the machine that the program runs on.
 func Default() Host {
-	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, boot: &bootID{proc: "/proc"}}
+	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, UID: os.Geteuid(), boot: &bootID{proc: "/proc"}}
 }
 
 // maxProc bounds what is read of a file in /proc or /sys, in bytes.

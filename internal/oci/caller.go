@@ -29,13 +29,16 @@ func Engine(program string, configured grant.Engine) grant.Engine {
 }
 
 // StateRoot is the directory where the real runtime, a program of this path with this environment, keeps its state. It
-// may be relative to the runtime's working directory.
-func (c Command) StateRoot(program string, getenv func(string) string) string {
+// may be relative to the runtime's working directory. isRoot reports whether the runtime runs as root of the node.
+func (c Command) StateRoot(program string, getenv func(string) string, isRoot func() bool) string {
 	if c.Root != "" {
 		return c.Root
 	}
 	if strings.HasPrefix(filepath.Base(program), "crun") {
 		return filepath.Join(cmp.Or(getenv("XDG_RUNTIME_DIR"), "/run"), "crun") // for root too, unlike runc
+	}
+	if dir := getenv("XDG_RUNTIME_DIR"); dir != "" && getenv("USER") != "root" && !isRoot() {
+		return filepath.Join(dir, "runc")
 	}
 	return "/run/runc"
 }

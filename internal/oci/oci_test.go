@@ -139,3 +139,29 @@ func TestAmbiguous(t *testing.T) {
 		}
 	}
 }
+
+// TestStateRoot: runc has its user's directory where it is not root of the node (its shouldHonorXDGRuntimeDir), crun for everybody.
+func TestStateRoot(t *testing.T) {
+	for _, c := range []struct {
+		name, argv, program string
+		env                 map[string]string
+		root                bool
+		want                string
+	}{
+		{"as it is told", "--root /r create c1", "runc", map[string]string{"XDG_RUNTIME_DIR": "/x"}, false, "/r"},
+		{"runc of root", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x"}, true, "/run/runc"},
+		{"runc of a user", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x", "USER": "tenant"}, false, "/x/runc"},
+		{"runc of a user without a directory", "create c1", "/usr/sbin/runc", nil, false, "/run/runc"},
+		{"runc of a root in a user namespace who is called so", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x", "USER": "root"}, false, "/run/runc"},
+		{"crun of root", "create c1", "/usr/bin/crun", nil, true, "/run/crun"},
+		{"crun of root with a directory", "create c1", "/usr/bin/crun", map[string]string{"XDG_RUNTIME_DIR": "/x"}, true, "/x/crun"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			command := Parse(append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...))
+			got := command.StateRoot(c.program, func(name string) string { return c.env[name] }, func() bool { return c.root })
+			if got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -163,16 +165,63 @@ func TestDeviceRules(t *testing.T) {
 		{"CAP_MKNOD with an open rule", func(s *scene) { s.caps("CAP_MKNOD"); s.rules("deny a", "allow c *:* rw") }, []string{"gpu-device-rule | rule:1 | c *:* rw | never | -rule:c *:*"}},
 		{"IMEX channels", rules("deny a", "allow c 510:* rw"), []string{"gpu-device-rule | rule:1 | c 510:* rw | never | -rule:c 510:*"}},
 		{"a switch", rules("deny a", "allow c 507:0 rw"), []string{"gpu-device-rule | rule:1 | c 507:0 rw | node=nvidia-nvswitch/0 | -rule:c 507:0"}},
-		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never"}},
+		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"rules-not-enforced | rule:none | the device cgroup is switched off | never"}},
 		{"cgroups switched off for a privileged container: no rule of ours would hold it", func(s *scene) {
 			s.caller.CgroupsOff = true
 			s.caps("CAP_SYS_ADMIN")
 			s.device("/dev/nvidia0", "c", 195, 0)
-		}, []string{"gpu-device-rule | rule:none | the device cgroup is switched off | never",
+		}, []string{"rules-not-enforced | rule:none | the device cgroup is switched off | never",
 			"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
 		{"no linux part at all", func(s *scene) { s.spec.Linux = nil }, []string{none}},
 		{"no resources", func(s *scene) { s.spec.Linux.Resources = nil }, []string{none}},
 	})
+}
+
+// TestWhereNoDeviceRuleHolds: in a user namespace what counts is which nodes come in.
+func TestWhereNoDeviceRuleHolds(t *testing.T) {
+	unruled := func(setup func(*scene)) func(*scene) { return func(s *scene) { s.unruled(); setup(s) } }
+	const dev = "gpu-bind-mount | mount:/host | T/dev | drop"
+	check(t, []row{
+		{"an ordinary container", unruled(func(*scene) {}), nil},
+		{"no rules, as rootless Podman writes them", unruled(func(s *scene) { s.rules() }), nil},
+		{"rules for everything", unruled(func(s *scene) { s.rules("allow a"); s.caps("CAP_SYS_ADMIN", "CAP_MKNOD") }), nil},
+		{"a rule for a GPU, of which nobody can make the node", unruled(func(s *scene) { s.addRules("allow c 195:* rwm") }), nil},
+		{"cgroups switched off, as rootless engines have them on cgroup v1", unruled(func(s *scene) { s.caller.CgroupsOff = true }), nil},
+		{"a GPU's node", unruled(func(s *scene) { s.device("/dev/nvidia0", "c", 195, 0) }), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+		{"a path that is a GPU's node, which the runtime binds whatever the numbers", unruled(func(s *scene) { s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3) }),
+			[]string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"another node", unruled(func(s *scene) { s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }), nil},
+		{"a mount of a GPU's node", unruled(func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }),
+			[]string{"gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"the node's /dev", unruled(func(s *scene) { s.bind(s.path("dev"), "/host") }), []string{dev}},
+		{"the node's /dev, whatever the rules deny", unruled(func(s *scene) { s.rules("deny a"); s.bind(s.path("dev"), "/host") }), []string{dev}},
+		{"a parent of /dev", unruled(func(s *scene) { s.bind(s.dir, "/host") }), []string{"gpu-bind-mount | mount:/host | T | drop"}},
+		{"a directory of GPUs' nodes", unruled(func(s *scene) {
+			s.mkdir("dev/dri")
+			s.mknod("dev/dri/renderD128", 226, 128)
+			s.bind(s.path("dev/dri"), "/host")
+		}),
+			[]string{"gpu-bind-mount | mount:/host | T/dev/dri | drop"}},
+		{"another directory of /dev", unruled(func(s *scene) { s.bind(s.mkdir("dev/snd"), "/host") }), nil},
+		{"a volume", unruled(func(s *scene) { s.bind(s.mkdir("volume"), "/data") }), nil},
+		{"a root file system with the node's /dev", unruled(func(s *scene) { s.spec.Root = &specs.Root{Path: s.dir} }), []string{"gpu-bind-mount | root | T | never"}},
+		{"one without", unruled(func(s *scene) { s.mkdir("bundle/rootfs"); s.spec.Root = &specs.Root{Path: "rootfs"} }), nil},
+		{"with CAP_SYS_ADMIN, taking the nodes away leaves the mount", unruled(func(s *scene) {
+			s.caps("CAP_SYS_ADMIN")
+			s.device("/dev/nvidia0", "c", 195, 0)
+			s.bind(s.path("dev"), "/host")
+		}), []string{"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0", dev}},
+		{"and so is a root file system in the machine's first one", func(s *scene) { s.spec.Root = &specs.Root{Path: s.dir} }, nil},
+	})
+	for name, setup := range map[string]func(*scene){"in a user namespace": (*scene).unruled, "as another user than root": func(s *scene) { s.node.Host.UID = 1000 }} {
+		s := newScene(t)
+		setup(s)
+		s.userNamespace()
+		s.rules()
+		if r := s.find(); !r.Unruled || r.Unclosed || len(r.Hits) != 0 {
+			t.Errorf("%s: unruled %v, unclosed %v, hits %v: what holds nothing is not closed, and lets nothing in", name, r.Unruled, r.Unclosed, r.Hits)
+		}
+	}
 }
 
 // TestUnclosed: what a container in a user namespace keeps where nothing but the lack of a rule that denies all lets it reach GPUs.

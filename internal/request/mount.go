@@ -26,6 +26,9 @@ func (f *finder) mounts() {
 		if f.isOurs(p.Path) || !f.isPrivate(p.Path) && f.mpsBelow("root", p) || f.anyAlias(p, specs.Mount{}, func(a alias) bool { return f.isOurs(a.Path) || f.mpsBelow("root", a.place) }) {
 			f.hit(grant.Hit{Vector: "root", Value: f.spec.Root.Path, Code: grant.GPUSocket, Cover: grant.CoverNever})
 		}
+		if f.request.Unruled && f.bringsDev(p.Path) {
+			f.hit(grant.Hit{Vector: "root", Value: f.spec.Root.Path, Code: grant.GPUBindMount, Cover: grant.CoverNever})
+		}
 	}
 	for i, m := range f.spec.Mounts {
 		f.volumeDevice(m)
@@ -126,7 +129,7 @@ func (f *finder) sourceAt(m specs.Mount, value string, p place) bool {
 			Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
 		return true
 	}
-	if f.opensAny() && (within(f.node.Host.Dev, p.Path) || f.holdsNodes(p.Path)) {
+	if f.opensAny() && f.bringsDev(p.Path) {
 		f.parentOfNodes(m)
 		return true
 	}
@@ -205,6 +208,9 @@ func unescaped(text string) string {
 	return b.String()
 }
 
+// bringsDev reports whether a directory is a parent of the node's devices, or one of them with GPUs' nodes.
+func (f *finder) bringsDev(dir string) bool { return within(f.node.Host.Dev, dir) || f.holdsNodes(dir) }
+
 // holdsNodes reports whether a directory holds a GPU's node, as /dev/dri and /dev/nvidia-caps do.
 func (f *finder) holdsNodes(dir string) bool {
 	if !within(dir, f.node.Host.Dev) {
@@ -228,5 +234,9 @@ func (f *finder) parentOfNodes(m specs.Mount) {
 	if !f.opensAny() {
 		return
 	}
-	f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: f.codeFor(grant.GPUBindMount), Cover: grant.CoverDrop})
+	code := f.codeFor(grant.GPUBindMount)
+	if f.request.Unruled { // taking the privilege's nodes and rules away would leave it open
+		code = grant.GPUBindMount
+	}
+	f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: code, Cover: grant.CoverDrop})
 }

@@ -46,22 +46,36 @@ type opening struct {
 
 // deviceRules judges what the device cgroup lets be opened. Creating a node ("m" alone) opens nothing.
 func (f *finder) deviceRules() {
+	f.request.Unruled = f.unruled()
 	f.open = f.openings()
+	if f.request.Unruled {
+		f.request.Privileged = f.request.SysAdmin && f.bringsNodes()
+		return
+	}
 	f.request.AllDevices = slices.ContainsFunc(f.open, func(o opening) bool { return o.kind == "a" && o.index >= 0 })
 	if f.request.AllDevices {
 		f.classes() // what takes the place of its rules leaves them out
 		f.taken()
 	}
-	f.request.Privileged = f.request.AllDevices ||
-		f.request.SysAdmin && slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
-			return isChar(d.Type) && f.class(kernelMajor(d.Major), kernelMinor(d.Minor)) != ""
-		})
+	f.request.Privileged = f.request.AllDevices || f.request.SysAdmin && f.bringsNodes()
 	for _, o := range f.open {
 		f.ruleHit(o)
 	}
 	if f.userNamespaced() && !f.caller.CgroupsOff {
 		f.request.Rules, f.request.Unclosed = allowsOnly(f.spec.Linux.Resources.Devices)
 	}
+}
+
+// unruled reports whether no device rule holds, because the runtime runs in a user namespace or as another user than root: runc and crun
+// leave them out then. Nobody makes a device node there either (mknod(2)), so that a rule which opens a GPU opens none, and what counts is
+// which of the node's come in by mounts.
+func (f *finder) unruled() bool { return !f.node.Host.IsRoot() }
+
+// bringsNodes reports whether a GPU's node is in linux.devices.
+func (f *finder) bringsNodes() bool {
+	return slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
+		return isChar(d.Type) && f.class(kernelMajor(d.Major), kernelMinor(d.Minor)) != ""
+	})
 }
 
 // allowsOnly gives rules of which each opens a device in every reader's eyes; false where one is of another kind, as one that
@@ -80,7 +94,7 @@ func (f *finder) ruleHit(o opening) {
 	h := grant.Hit{Vector: "rule:" + strconv.Itoa(o.index), Value: o.device() + " " + o.access, Code: f.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
 	switch {
 	case f.caller.CgroupsOff: // no rule of ours would apply either
-		h.Vector, h.Value, h.Code = "rule:none", "the device cgroup is switched off", grant.GPUDeviceRule
+		h.Vector, h.Value, h.Code = "rule:none", "the device cgroup is switched off", grant.RulesNotEnforced
 	case o.index < 0 && len(f.spec.Linux.Resources.Devices) == 0:
 		h.Vector, h.Value, h.Cover = "rule:none", "no device rule is given", grant.CoverNarrow
 	case o.index < 0:
@@ -111,7 +125,7 @@ func digits(n int64) string {
 func (f *finder) openings() []opening {
 	rules := f.spec.Linux.Resources.Devices
 	unruled := opening{index: -1, kind: "a", major: wildcard, minor: wildcard, access: "rwm"}
-	if len(rules) == 0 || f.caller.CgroupsOff {
+	if len(rules) == 0 || f.caller.CgroupsOff || f.request.Unruled {
 		return []opening{unruled}
 	}
 	var open []opening

@@ -126,6 +126,12 @@ func (s *scene) userNamespace() {
 	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 }
 
+// unruled has the runtime run in a user namespace: any that is not the machine's first one.
+func (s *scene) unruled() {
+	s.mkdir("proc/self/ns")
+	s.touch("proc/self/ns/user")
+}
+
 // rules puts device rules in place of the engine's: "allow c 195:* rwm", "deny a". A "-" leaves the access out.
 func (s *scene) rules(texts ...string) { s.spec.Linux.Resources.Devices = parseRules(s.t, texts...) }
 

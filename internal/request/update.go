@@ -92,6 +92,7 @@ func opened(spec Spec, node Node) ([]opening, error) {
 	if err := f.readDRM(); err != nil {
 		return nil, err
 	}
+	f.request.Unruled = f.unruled()
 	return f.openings(), f.err
 }
 

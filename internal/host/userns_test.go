@@ -1,0 +1,61 @@
+package host
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// TestUserNamespaces runs the test's own program in a user namespace whose map of ids is the identity, where root makes it, and in one as
+// anybody makes it.
+func TestUserNamespaces(t *testing.T) {
+	const inside = "GPULEDGER_TEST_IN_USER_NAMESPACE"
+	h := Default()
+	if os.Getenv(inside) != "" {
+		if h.InitialUserNamespace() || h.IsRoot() {
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	if !h.InitialUserNamespace() {
+		t.Skip("this test runs in a user namespace itself: that the first one is told from others is not shown")
+	}
+	if h.IsRoot() != (os.Geteuid() == 0) {
+		t.Error("root of the first user namespace is root, and nobody else is")
+	}
+	all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1<<32 - 1}}
+	for name, attr := range map[string]*syscall.SysProcAttr{
+		"the identity": {Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true},
+		"one user": {Cloneflags: syscall.CLONE_NEWUSER,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}},
+	} {
+		if name == "the identity" && os.Geteuid() != 0 {
+			continue // only root may write that map
+		}
+		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestUserNamespaces$")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = attr
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("in a user namespace with a map of %s it is taken for the first one: %v\n%s", name, err, out)
+		}
+	}
+}
+
+func TestUserNamespaceThatIsNotTold(t *testing.T) {
+	h := Host{Proc: t.TempDir()}
+	if !h.InitialUserNamespace() {
+		t.Error("a kernel without user namespaces has only the first one")
+	}
+	if err := os.MkdirAll(filepath.Join(h.Proc, "self/ns"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("user", filepath.Join(h.Proc, "self/ns/user")); err != nil { // ELOOP
+		t.Fatal(err)
+	}
+	if h.InitialUserNamespace() {
+		t.Error("one that cannot be told is taken for the first one")
+	}
+}
