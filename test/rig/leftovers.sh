@@ -22,8 +22,9 @@ hierarchies() {
 
 # enable CGROUP: lets cgroups below one of v2 use its controllers, as runc does on its way to a container's.
 enable() {
-  local controller
-  for controller in $(cat "$1/cgroup.controllers"); do
+  local controller controllers
+  read -ra controllers <"$1/cgroup.controllers"
+  for controller in "${controllers[@]}"; do
     echo "+$controller" >"$1/cgroup.subtree_control"
   done 2>/dev/null
 }
@@ -72,26 +73,27 @@ lay() {
   local run root roots entry place
   run=$(basename "$TMPDIR")
   mapfile -t roots < <(hierarchies)
-  mount -t tmpfs -o mode=755 tmpfs "$TMPDIR" && mkdir "$TMPDIR"/{cgroup,run} || die "cannot lay out $TMPDIR"
+  { mount -t tmpfs -o mode=755 tmpfs "$TMPDIR" && mkdir "$TMPDIR"/{cgroup,run}; } || die "cannot lay out $TMPDIR"
   [ ! -e /sys/fs/cgroup/cgroup.controllers ] || roots=(/sys/fs/cgroup) # others are mounts into it
   for root in "${roots[@]}"; do
-    mkdir -p "$TMPDIR${root#/sys/fs}" && mount --bind "$root/$run" "$TMPDIR${root#/sys/fs}" || die "cannot lay out $root"
+    { mkdir -p "$TMPDIR${root#/sys/fs}" && mount --bind "$root/$run" "$TMPDIR${root#/sys/fs}"; } || die "cannot lay out $root"
   done
   [ -e "$TMPDIR/cgroup/cgroup.controllers" ] || find /sys/fs/cgroup -maxdepth 1 -type l -exec cp -P {} "$TMPDIR/cgroup/" \;
-  umount -R /sys/fs/cgroup && mount --rbind "$TMPDIR/cgroup" /sys/fs/cgroup || die "cannot lay out /sys/fs/cgroup"
+  { umount -R /sys/fs/cgroup && mount --rbind "$TMPDIR/cgroup" /sys/fs/cgroup; } || die "cannot lay out /sys/fs/cgroup"
   for root in "${roots[@]}"; do
     [ -e "$root/cgroup.controllers" ] || continue
     # v2 wants all processes in leaves, or cgroups beside them have no controllers.
     mkdir "$root/init" && echo 0 >"$root/init/cgroup.procs" && enable "$root"
   done
-  for entry in $(ls -A /run); do # what goes away meanwhile is left out
-    [[ $engines != *" $entry "* ]] || continue
-    if [ -L "/run/$entry" ]; then
-      cp -P "/run/$entry" "$TMPDIR/run/"
-    elif [ -d "/run/$entry" ]; then
-      mkdir "$TMPDIR/run/$entry" && mount --rbind "/run/$entry" "$TMPDIR/run/$entry"
-    elif [ -e "/run/$entry" ]; then
-      : >"$TMPDIR/run/$entry" && mount --bind "/run/$entry" "$TMPDIR/run/$entry"
+  shopt -s dotglob nullglob
+  for entry in /run/*; do # what goes away meanwhile is left out
+    [[ $engines != *" ${entry#/run/} "* ]] || continue
+    if [ -L "$entry" ]; then
+      cp -P "$entry" "$TMPDIR/run/"
+    elif [ -d "$entry" ]; then
+      mkdir "$TMPDIR$entry" && mount --rbind "$entry" "$TMPDIR$entry"
+    elif [ -e "$entry" ]; then
+      : >"$TMPDIR$entry" && mount --bind "$entry" "$TMPDIR$entry"
     fi
   done 2>/dev/null
   mount --rbind "$TMPDIR/run" /run || die "cannot lay out /run"
