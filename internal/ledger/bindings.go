@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -60,17 +61,13 @@ func (tx *Tx) Bind(b grant.Binding) error {
 // DropDead forgets a grant's dead bindings. An engine that crashed never deletes its containers; what it leaves would be
 // examined at every later create.
 func (tx *Tx) DropDead(id grant.ID) {
-	names, _ := namesIn(tx.l.boundPath(id))
-	for _, key := range names {
-		if !tx.writes || !isKey(key) {
-			continue
-		}
-		b, err := tx.load(key)
-		if err != nil || b.Grant != id {
-			continue
-		}
-		if tx.l.examine(&b); b.Life == grant.Dead {
-			_ = tx.dropBinding(id, key)
+	if !tx.writes {
+		return
+	}
+	bindings, _ := tx.allOf(id)
+	for _, b := range bindings {
+		if b.Life == grant.Dead {
+			_ = tx.dropBinding(id, bindingKey(b.RuntimeRoot, b.Container))
 		}
 	}
 }
@@ -78,17 +75,22 @@ func (tx *Tx) DropDead(id grant.ID) {
 // DeadBindings lists the bindings whose container is gone. It reads no grant and takes no lock: who removes one looks again
 // under it.
 func (tx *Tx) DeadBindings() []grant.Binding {
-	var dead []grant.Binding
+	var all []grant.Binding
 	for _, key := range tx.keys("") {
-		b, err := tx.load(key)
-		if err != nil {
-			continue // being made, just gone, or damaged, which Check tells
-		}
-		if tx.l.examine(&b); b.Life == grant.Dead {
-			dead = append(dead, b)
+		if b, err := tx.load(key); err == nil { // else it is being made, just gone, or damaged, which Check tells
+			all = append(all, b)
 		}
 	}
-	return dead
+	tx.l.examine(pointers(all)...)
+	return slices.DeleteFunc(all, func(b grant.Binding) bool { return b.Life != grant.Dead })
+}
+
+func pointers(bindings []grant.Binding) []*grant.Binding {
+	var to []*grant.Binding
+	for i := range bindings {
+		to = append(to, &bindings[i])
+	}
+	return to
 }
 
 // BindingsIn lists the runtime roots under which a container of this id and bundle has a binding, dead or alive, for a
@@ -186,11 +188,17 @@ func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
 
 // bindingsOf lists a grant's bindings that are not dead. One whose record can't be read may be alive: it is unknown.
 func (tx *Tx) bindingsOf(id grant.ID) ([]grant.Binding, error) {
+	bindings, err := tx.allOf(id)
+	return slices.DeleteFunc(bindings, func(b grant.Binding) bool { return b.Life == grant.Dead }), err
+}
+
+// allOf lists a grant's bindings, dead ones as well.
+func (tx *Tx) allOf(id grant.ID) (bindings []grant.Binding, err error) {
 	names, err := namesIn(tx.l.boundPath(id))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the bindings of grant %s: %w", id, err)
 	}
-	var bindings []grant.Binding
+	var unreadable []grant.Binding
 	for _, key := range names {
 		if !isKey(key) {
 			continue
@@ -198,18 +206,14 @@ func (tx *Tx) bindingsOf(id grant.ID) ([]grant.Binding, error) {
 		b, err := tx.load(key)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // being made, or just gone
-			continue
 		case err != nil:
-			bindings = append(bindings, grant.Binding{Grant: id, Life: grant.LifeUnknown})
-			continue
-		case b.Grant != id:
-			continue
-		}
-		if tx.l.examine(&b); b.Life != grant.Dead {
+			unreadable = append(unreadable, grant.Binding{Grant: id, Life: grant.LifeUnknown})
+		case b.Grant == id:
 			bindings = append(bindings, b)
 		}
 	}
-	return bindings, nil
+	tx.l.examine(pointers(bindings)...)
+	return append(bindings, unreadable...), nil
 }
 
 // load reads a binding's file, without finding out whether it is alive.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -90,13 +91,15 @@ func anyProcs(dir string) (found bool, err error) {
 	return found, err
 }
 
-// named reports whether a process runs in a cgroup that is called as runtimes call a container's whose spec names none: "ID", and
-// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups. What was started before a
-// time, in clock ticks since the boot, is not the container's: its id may be the name of a cgroup of the node's, as init.scope.
-func named(h host.Host, id string, since uint64) (bool, error) {
+// named reports of each binding whether a process runs in a cgroup that is called as runtimes call a container's whose spec names none: "ID", and
+// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups. What was started before
+// the binding's creator is not the container's: its id may be the name of a cgroup of the node's, as init.scope. But gpuledgerd, which
+// reserves, may have been started after the container.
+func named(h host.Host, bindings []*grant.Binding) (used []bool, err error) {
+	used = make([]bool, len(bindings))
 	// Where /proc hides other users' processes (hidepid) from one without capabilities, it hides this one too.
 	if _, err := os.ReadFile(filepath.Join(h.Proc, "1/cgroup")); err != nil {
-		return false, err
+		return used, err
 	}
 	names, err := namesIn(h.Proc)
 	for _, name := range names {
@@ -109,26 +112,32 @@ func named(h host.Host, id string, since uint64) (bool, error) {
 			continue
 		}
 		if err != nil {
-			return false, err
+			return used, err
 		}
-		if !inNamed(lines, id) {
-			continue
-		}
-		p, _, err := h.Process(pid)
-		if isGone(err) || errors.Is(err, unix.ESRCH) {
-			continue
-		}
-		if err != nil {
-			return false, err
-		}
-		if p.Start < since {
-			continue
-		}
-		if runs, err := h.Runs(p); runs || err != nil { // a zombie is in none
-			return runs, err
+		for i, b := range bindings {
+			if used[i] || !inNamed(lines, b.Container) {
+				continue
+			}
+			if used[i], err = startedSince(h, pid, b); err != nil {
+				return used, err
+			}
 		}
 	}
-	return false, err
+	return used, err
+}
+
+// startedSince reports whether a process runs that can be of a binding's container by its start. A zombie is in no cgroup.
+func startedSince(h host.Host, pid int, b *grant.Binding) (bool, error) {
+	p, _, err := h.Process(pid)
+	switch {
+	case isGone(err), errors.Is(err, unix.ESRCH):
+		return false, nil
+	case err != nil:
+		return false, err
+	case p.Start < b.Creator.Start && !b.Reserved:
+		return false, nil
+	}
+	return h.Runs(p)
 }
 
 // inNamed reports whether /proc/PID/cgroup has a cgroup of the container's name, or one below it.

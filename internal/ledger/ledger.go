@@ -35,6 +35,7 @@ type Ledger struct {
 	pidNS  func() (uint64, error)
 	timeNS func() (uint64, error)
 	states *states // nil: nothing is remembered
+	glance *glance // nil but for one create
 }
 
 // Open gives the ledger of the directories. It touches nothing.
@@ -59,6 +60,7 @@ func (l *Ledger) Update(fn func(*Tx) error) error {
 		return err
 	}
 	defer unlock()
+	defer l.glance.lock()()
 	failpoint.Hit("ledger/locked")
 	tx := &Tx{l: l, writes: true}
 	defer func() { tx.writes = false }()

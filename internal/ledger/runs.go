@@ -18,7 +18,12 @@ func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	if _, err := l.readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
 		return grant.Dead // to the runtime, which is asked next: whoever else has the id, under another root, is not in its way
 	}
-	life, _ := l.contained(&grant.Binding{RuntimeRoot: runtimeRoot, Container: container})
+	b := grant.Binding{RuntimeRoot: runtimeRoot, Container: container}
+	life, _, unseen := l.contained(&b)
+	if unseen { // it was deleted meanwhile
+		l.unseen([]*grant.Binding{&b})
+		return b.Life
+	}
 	return life
 }
 

@@ -135,7 +135,9 @@ type visit struct {
 
 // visit reads the spec and what tells GPUs on this node.
 func (n *Node) visit(c Create) (visit, *Decision) {
-	v := visit{Node: n, Create: c, inventory: sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
+	own := *n
+	own.Ledger = n.Ledger.Glance()
+	v := visit{Node: &own, Create: c, inventory: sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
 		if c.Asks != nil {
 			c.Asks()
 		}

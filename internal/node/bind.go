@@ -29,6 +29,7 @@ func (v visit) bind() Decision {
 		}
 		if try == 0 {
 			v.inCgroups()
+			v.examineOwn()
 		}
 		d, settled, err := v.bindAs(planned)
 		if err != nil {
@@ -40,6 +41,15 @@ func (v visit) bind() Decision {
 		}
 	}
 	return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: the ledger changed %d times meanwhile", v.Container.Name(), maxTries)
+}
+
+// examineOwn finds out what became of the container's own binding, before the ledger is locked: it may be of another grant than the one that
+// was looked at.
+func (v visit) examineOwn() {
+	_ = v.Ledger.View(func(tx *ledger.Tx) error {
+		_, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+		return err
+	})
 }
 
 // bindAs binds if the decision is what it was when it was planned, and gives it as it is now. It is not settled where other

@@ -129,6 +129,7 @@ func (v visit) isSet(verdict grant.Verdict, name string) bool {
 // adopt decides again with the ledger locked, and binds.
 func (v visit) adopt(holder grant.Process) (d Decision) {
 	v.inCgroups()
+	v.examineOwn()
 	err := v.Ledger.Update(func(tx *ledger.Tx) error {
 		if d = v.standing(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
 			return nil

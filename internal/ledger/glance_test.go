@@ -1,0 +1,124 @@
+package ledger
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// opens counts how often a file is opened from now on.
+func opens(t *testing.T, path string) (count func() int) {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err == nil {
+		_, err = unix.InotifyAddWatch(fd, path, unix.IN_OPEN|unix.IN_CLOSE) // the kernel would make one of equal events that follow each other
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return func() int {
+		events := make([]byte, 1<<16)
+		n, err := unix.Read(fd, events)
+		if err == unix.EAGAIN {
+			return 0
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n / int(2*unsafe.Sizeof(unix.InotifyEvent{})) // of a file they have no name
+	}
+}
+
+// crashed is a ledger with grants whose containers are gone without a state and without a cgroup on record, on a node with another process.
+func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
+	t.Helper()
+	b = newBook(t)
+	proc := t.TempDir()
+	for name, text := range map[string]string{"1/cgroup": "0::/init.scope\n", "77/cgroup": "0::/other\n", "77/stat": "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"} {
+		path := filepath.Join(proc, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.put(sample(1))
+	for _, c := range containers {
+		binding := deadBinding(id(1), c)
+		binding.RuntimeRoot = t.TempDir()
+		b.bind(binding)
+	}
+	b.Host.Proc = proc
+	return b, opens(t, proc+"/77/cgroup")
+}
+
+// TestACreateLooksAtAllProcessesOnce, however many containers crashed and however often it asks; and never with the ledger locked.
+func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
+	b, count := crashed(t, "c1", "c2", "c3")
+	bindings := func(tx *Tx) error {
+		g, err := tx.Get(id(1))
+		if err == nil && len(g.Bindings) > 0 {
+			t.Errorf("%+v", g.Bindings)
+		}
+		return err
+	}
+	for range 3 { // each for itself
+		if err := b.View(bindings); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count(); n != 3 {
+		t.Errorf("three creates looked %d times", n)
+	}
+	g := b.Glance()
+	if err := g.View(bindings); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(); n != 1 {
+		t.Errorf("it looked %d times before the ledger was locked", n)
+	}
+	if err := g.Update(func(tx *Tx) error {
+		err := bindings(tx)
+		tx.DropDead(id(1))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(); n != 0 {
+		t.Errorf("it looked %d times with the ledger locked", n)
+	}
+	if left, _ := namesIn(b.boundPath(id(1))); len(left) > 0 {
+		t.Errorf("dead bindings are still there: %q", left)
+	}
+}
+
+// TestWhatIsNewWithTheLedgerLockedIsUnknown: a binding that came after the look may be of a container that runs.
+func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
+	b, count := crashed(t, "c1")
+	g := b.Glance()
+	if err := g.Update(func(tx *Tx) error {
+		found, err := tx.bindingsOf(id(1))
+		if len(found) != 1 || found[0].Life != grant.LifeUnknown || !found[0].Left {
+			t.Errorf("%+v", found)
+		}
+		return err
+	}); err != nil || count() != 0 {
+		t.Errorf("%v, or it looked", err)
+	}
+	if err := g.View(func(tx *Tx) error {
+		found, err := tx.bindingsOf(id(1))
+		if len(found) != 0 {
+			t.Errorf("afterwards: %+v", found)
+		}
+		return err
+	}); err != nil || count() != 1 {
+		t.Errorf("%v, or it did not look once", err)
+	}
+}
