@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -165,7 +166,8 @@ func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
 			return err
 		}
 	}
-	return a.finish(c, o, string(plan.Policy.Rules.Mode))
+	failed := a.restart(c, o)
+	return errors.Join(failed, a.answer(c, string(plan.Policy.Rules.Mode)))
 }
 
 func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
@@ -184,7 +186,13 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	if len(done.Changes) == 0 {
 		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo", state, o.Engine))
 	}
-	if err := a.finish(c, o, ""); err != nil {
+	failed := a.restart(c, o)
+	if failed == nil && len(done.Named) > 0 && a.Restart != nil && a.Restart.Done { // what a distribution has written anew by now
+		if done, failed = configure.Undo(o, state, false); failed == nil {
+			a.enter(done.Changes)
+		}
+	}
+	if err := errors.Join(failed, a.answer(c, "")); err != nil {
 		return err
 	}
 	if done.Kept > 0 {
@@ -196,24 +204,26 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	return nil
 }
 
-// finish restarts the engine if told so, and answers.
-func (a *configureAnswer) finish(c *cli.Context, o configure.Options, mode string) error {
-	var failed error
-	if o.Root == "/" {
-		r := configure.RestartOf(o)
-		if c.Bool("restart") && !a.DryRun {
-			failed = r.Do()
-		}
-		a.Restart = &r
+// restart restarts the engine if told so.
+func (a *configureAnswer) restart(c *cli.Context, o configure.Options) error {
+	if o.Root != "/" {
+		return nil
 	}
+	r := configure.RestartOf(o)
+	a.Restart = &r
+	if !c.Bool("restart") || a.DryRun {
+		return nil
+	}
+	return r.Do()
+}
+
+// answer prints what was done.
+func (a *configureAnswer) answer(c *cli.Context, mode string) error {
 	if c.Bool("json") {
-		if err := printJSON(c.App.Writer, a); err != nil {
-			return err
-		}
-		return failed
+		return printJSON(c.App.Writer, a)
 	}
 	a.print(c.App.Writer, mode)
-	return failed
+	return nil
 }
 
 // print tells it to a person: what runs first, because that is what a default handler decides about.

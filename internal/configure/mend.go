@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,7 +80,7 @@ func (p *Plan) undone(r record) (*Plan, []Change, error) {
 	}
 	var mended []Change
 	for _, path := range c.paths() {
-		change, err := q.mend(path, q.former)
+		change, err := q.mend(path, r)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -114,30 +115,44 @@ func (p *Plan) formerDefault(c configuration) (name string) {
 	return name
 }
 
-// mend takes what is ours out of a file into which another program has copied it. nil where there is nothing of ours.
-func (p *Plan) mend(path, former string) (*Change, error) {
+// mend takes what is ours out of a file into which another program has copied it, with the rest of an edit that it has copied.
+// nil where our handler is not in it.
+func (p *Plan) mend(path string, r record) (*Change, error) {
 	name, now, err := p.load(path)
+	if err != nil || now.Kind != file {
+		return nil, err
+	}
+	data, err := p.withoutHandler(path, now.data)
+	if err != nil || bytes.Equal(data, now.data) {
+		return nil, nil // what cannot be edited is found by named
+	}
+	for _, e := range r.Files {
+		if e.Before.Kind != file || e.After.Kind != file || e.Shared {
+			continue
+		}
+		if more, ok := takeBack(path, data, e.After.data, e.Before.data); ok {
+			data = more
+		}
+	}
+	return &Change{Path: path, Action: "restore", Why: "another program has copied what is ours into it; it is taken out",
+		Diff: unified(path, now.data, data), name: name, before: now, after: newFile(data, now)}, nil
+}
+
+// withoutHandler is a file without our handler, and with the former default in its place.
+func (p *Plan) withoutHandler(path string, text []byte) ([]byte, error) {
+	d, _, err := parse(path, text)
 	if err != nil {
 		return nil, err
 	}
-	d, _, err := parse(path, now.data)
-	if err != nil || now.Kind != file {
-		return nil, nil // of a file that the engine cannot read, it runs nothing
-	}
 	for _, k := range engines[p.options.Engine].keys {
-		if v, _ := d.get(k.byDefault...); v == Handler && former != "" {
-			err = errors.Join(err, d.set(former, k.byDefault...))
+		if v, _ := d.get(k.byDefault...); v == Handler && p.former != "" {
+			err = errors.Join(err, d.set(p.former, k.byDefault...))
 		} else if v == Handler {
 			err = errors.Join(err, d.unset(k.byDefault...))
 		}
 		err = errors.Join(err, d.unset(append(slices.Clip(k.handlers), Handler)...))
 	}
-	after := newFile(d.bytes(), now)
-	if err != nil || now.same(after) {
-		return nil, nil // what cannot be edited is found by named
-	}
-	return &Change{Path: path, Action: "restore", Why: "another program has copied what is ours into it; it is taken out",
-		Diff: unified(path, now.data, after.data), name: name, before: now, after: after}, nil
+	return d.bytes(), err
 }
 
 // oursIn matches what names us in an engine's file: our program, our handler as the default, and our handler's tables.
