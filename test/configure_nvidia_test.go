@@ -314,3 +314,89 @@ func withoutDefaults(tree map[string]any) {
 		}
 	}
 }
+
+// TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk writes anew; CRI-O has drop-in files, of which
+// ours is read last.
+func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
+	ctk := rig.Peer(t, "nvidia-container-toolkit", "nvidia-ctk")
+	n := rig.NewNode(t, rig.Setup{Engine: "docker"})
+	program(t, n)
+	nvidia := n.Write("nvidia-container-runtime", "")
+	for engine, main := range map[string]struct{ file, text, byDefault string }{
+		"docker": {"daemon.json", "{\n  \"log-driver\": \"journald\",\n  \"default-runtime\": \"runc\"\n}\n", `"default-runtime": "gpuledger"`},
+		"crio":   {"crio.conf", "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_root = \"/run/crun\"\n", `default_runtime = "gpuledger"`},
+	} {
+		for i, order := range [][]step{
+			{configured, undone}, {toolkit, configured, undone}, {toolkitDefault, configured, undone}, {configured, toolkit, undone},
+			{configured, toolkitDefault, configured, undone}, {toolkitDefault, configured, toolkit, configured, undone, configured, undone},
+		} {
+			t.Run(fmt.Sprintf("%s/%d", engine, i), func(t *testing.T) {
+				with, without := t.TempDir(), t.TempDir()
+				do := func(dir string, s step) {
+					t.Helper()
+					file := filepath.Join(dir, main.file)
+					args := []string{"runtime", "configure", "--runtime=" + engine, "--config=" + file, "--nvidia-runtime-path=" + nvidia}
+					if engine == "crio" {
+						args = append(args, "--drop-in-config="+dir+"/crio.conf.d/99-nvidia.conf")
+					}
+					configure := []string{"configure", engine, "--file", file, "--runtime", n.Dir + "/gpuledger-runtime"}
+					switch s {
+					case configured:
+						n.Must(append(configure, "--as-default")...)
+						if all := tree(t, dir); !strings.Contains(all, main.byDefault) {
+							t.Fatalf("after %v, %s: unguarded\n%s", order, s, all)
+						}
+					case undone:
+						n.Must(append(configure, "--undo")...)
+					case toolkitDefault:
+						args = append(args, "--set-as-default")
+						fallthrough
+					case toolkit:
+						if r := rig.Run(exec.Command(ctk, args...)); r.Code != 0 {
+							t.Fatalf("%s: %+v", s, r)
+						}
+					}
+				}
+				for _, dir := range []string{with, without} {
+					if err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, s := range order {
+					do(with, s)
+					if s != configured && s != undone {
+						do(without, s)
+					}
+				}
+				is, wanted := engineTree(t, with, main.file), engineTree(t, without, main.file)
+				if !reflect.DeepEqual(is, wanted) {
+					t.Errorf("after %v the files are\n%v\nwant\n%v", order, is, wanted)
+				}
+			})
+		}
+	}
+}
+
+// engineTree is what the files of an engine say, each by its name.
+func engineTree(t *testing.T, dir, main string) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	more, _ := filepath.Glob(dir + "/*.d/*")
+	for _, path := range append(more, filepath.Join(dir, main)) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		says := map[string]any{}
+		if strings.HasSuffix(path, ".json") {
+			err = json.Unmarshal(text, &says)
+		} else {
+			err = toml.Unmarshal(text, &says)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(path, dir)] = says
+	}
+	return all
+}
