@@ -159,6 +159,12 @@ test-systemd: ## MPS daemons under a real systemd, in a Debian 12 of their own (
 	$(MAKE) --no-print-directory build
 	@packaging/systemd.sh
 
+.PHONY: test-setup
+test-setup: ## the set-up of a cluster's node, ten times and back, on containerd and CRI-O in a booted Debian 12, in some minutes (root)
+	@test/setup.sh test-packages
+	$(MAKE) --no-print-directory build
+	@packaging/setup.sh
+
 .PHONY: model
 model: ## grants, releases, failures and reboots against a model, 100,000 steps of each; make test takes a few hundred
 	go test -p $(JOBS) -count=1 -v -run 'TestModel$$' -timeout 60m ./internal/node ./internal/ledger -rapid.checks=1100 -rapid.steps=100

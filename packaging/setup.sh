@@ -94,6 +94,8 @@ CONFIG
 storage_driver = "overlay"
 [crio.runtime]
 default_runtime = "runc"
+cgroup_manager = "cgroupfs"
+conmon_cgroup = "pod"
 pinns_path = "/usr/bin/pinns"
 [crio.runtime.runtimes.runc]
 runtime_path = "/usr/sbin/runc"
@@ -109,11 +111,34 @@ CONFIG
       printf '[Unit]\nDescription=CRI-O\n[Service]\nType=notify\nExecStart=/usr/bin/crio\nKillMode=process\n[Install]\nWantedBy=multi-user.target\n' >"$root/etc/systemd/system/crio.service"
       echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$root/etc/containers/policy.json"
       printf '[storage]\ndriver = "overlay"\nrunroot = "/run/containers/storage"\ngraphroot = "/var/lib/containers/storage"\n' >"$root/etc/containers/storage.conf"
+      ! $weak || weaken # CRI-O gives a privileged container each capability that there is
+      ! $weak || printf '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n' >"$root/etc/containers/containers.conf"
       mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
       ln -s ../crio.service "$root/etc/systemd/system/multi-user.target.wants/crio.service"
       ;;
   esac
   printf 'runtime-endpoint: unix://%s\nimage-endpoint: unix://%s\ntimeout: 60\n' "$socket" "$socket" >"$root/etc/crictl.yaml"
+}
+
+# weaken: a runtime for a root without CAP_SYS_RESOURCE.
+weaken() {
+  mv "$root/usr/sbin/runc" "$root/usr/sbin/strong-runc"
+  cat >"$root/usr/sbin/runc" <<'RUNC'
+#!/bin/sh
+bundle=. previous= create=
+for word; do
+  case $previous in --bundle | -b) bundle=$word ;; esac
+  case $word in --bundle=*) bundle=${word#*=} ;; create | run) create=yes ;; esac
+  previous=$word
+done
+if [ -n "$create" ]; then
+  jq 'if (.process.oomScoreAdj // 0) < 0 then .process.oomScoreAdj = 0 else . end
+    | (.process.capabilities // empty) |= map_values(map(select(. != "CAP_SYS_RESOURCE")))' "$bundle/config.json" >"$bundle/config.json.weak"
+  mv "$bundle/config.json.weak" "$bundle/config.json"
+fi
+exec /usr/sbin/strong-runc "$@"
+RUNC
+  chmod 755 "$root/usr/sbin/runc"
 }
 
 answers() { inside crictl version >/dev/null 2>&1; }
@@ -122,17 +147,18 @@ property() { inside systemctl show --property "$2" --value "$1"; }
 
 # pod NAMESPACE NAME CONTAINER IMAGE OPTIONS ARG...: makes and starts it, and sets $pod and $id. OPTIONS is JSON that is laid over the container's.
 pod() {
-  local namespace=$1 name=$2 container=$3 image=$4 options=$5 labels dir=$root/srv
+  local namespace=$1 name=$2 container=$3 image=$4 options=$5 labels dir=$root/srv pids
   shift 5
+  pids=$(jq '.linux.security_context.namespace_options.pid // 1' <<<"$options")
   mkdir -p "$dir" "$root/var/log/pods/$name"
   attempt=$((attempt + 1))
   labels=$(jq -nc --arg n "$name" --arg ns "$namespace" --arg c "$container" --arg u "uid-$attempt" '{"io.kubernetes.pod.name": $n, "io.kubernetes.pod.namespace": $ns, "io.kubernetes.pod.uid": $u, "io.kubernetes.container.name": $c}')
-  jq -n --arg n "$name" --arg ns "$namespace" --arg u "uid-$attempt" --argjson labels "$labels" --argjson privileged "$(jq '.linux.security_context.privileged // false' <<<"$options")" \
+  jq -n --arg n "$name" --arg ns "$namespace" --arg u "uid-$attempt" --argjson labels "$labels" --argjson privileged "$(jq '.linux.security_context.privileged // false' <<<"$options")" --argjson pids "$pids" \
     '{metadata: {name: $n, namespace: $ns, uid: $u, attempt: 0}, log_directory: ("/var/log/pods/" + $n), labels: $labels,
-      linux: {cgroup_parent: "/pods", security_context: {namespace_options: {network: 2, pid: 2}, privileged: $privileged}}}' >"$dir/pod.json"
+      linux: {cgroup_parent: "/pods", security_context: {namespace_options: {network: 2, pid: $pids}, privileged: $privileged}}}' >"$dir/pod.json"
   jq -n --arg c "$container" --arg image "localhost/$image:1" --argjson labels "$labels" --argjson options "$options" --arg attempt "$attempt" \
     '{metadata: {name: $c}, image: {image: $image}, log_path: ("log-" + $attempt), labels: $labels, args: $ARGS.positional,
-      linux: {security_context: {namespace_options: {network: 2, pid: 2}}}} * $options | if .args == [] then del(.args) else . end' --args -- "$@" >"$dir/container.json"
+      linux: {security_context: {namespace_options: {network: 2, pid: 1}}}} * $options | if .args == [] then del(.args) else . end' --args -- "$@" >"$dir/container.json"
   pod=$(inside crictl runp /srv/pod.json) || return 1
   id=$(inside crictl create "$pod" /srv/container.json /srv/pod.json 2>"$work/said") || { inside crictl rmp --force "$pod" >/dev/null; return 1; }
   inside crictl start "$id" >/dev/null 2>"$work/said" || { inside crictl rmp --force "$pod" >/dev/null; return 1; }
@@ -140,8 +166,8 @@ pod() {
 exited() { [ "$(inside crictl inspect --output go-template --template '{{.status.state}}' "$id" 2>/dev/null)" = CONTAINER_EXITED ]; }
 pid_of() { inside crictl inspect --output go-template --template '{{.info.pid}}' "$1"; }
 
-readonly nodes_files='{"linux": {"security_context": {"privileged": true}}, "mounts": [{"host_path": "/", "container_path": "/host", "propagation": 1}]}'
-readonly ledgers='{"mounts": [{"host_path": "/etc/gpuledger", "container_path": "/etc/gpuledger", "readonly": true}, {"host_path": "/run/gpuledger", "container_path": "/run/gpuledger"},
+readonly nodes_files='{"linux": {"security_context": {"privileged": true, "namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/", "container_path": "/host", "propagation": 1}]}'
+readonly ledgers='{"linux": {"security_context": {"namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/etc/gpuledger", "container_path": "/etc/gpuledger", "readonly": true}, {"host_path": "/run/gpuledger", "container_path": "/run/gpuledger"},
   {"host_path": "/var/lib/gpuledger", "container_path": "/var/lib/gpuledger"}, {"host_path": "/run/runc", "container_path": "/run/runc", "readonly": true}]}'
 
 # set_up NAME CONTAINER ARG...: the pod of the DaemonSet to its end; its log is $work/log then.

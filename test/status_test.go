@@ -234,6 +234,7 @@ func TestDaemonCountsAcrossRotations(t *testing.T) {
 // tells Prometheus, with the labels that the query selects by, once there is something to tell.
 func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + strings.Replace(watches, "50ms", "1h", 1)})
+	n.Must("configure", "docker", "--file", n.Write("daemon.json", "{}"), "--runtime", program(t, n), "--as-default", "--mode", "enforce")
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	b := starts(t, n.Bundle("used", inPod("train"), allocated("train", "1", "4GiB"), rig.Light))
 	isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
@@ -241,7 +242,7 @@ func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 	g.runs(b.Init(), 1, 6*grant.GiB)
 	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3}}
 	g.tells()
-	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
+	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", "gpuledger_engine_default{", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
 	labels := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^(gpuledger_\w+)(\{\S*\})? `).FindAllStringSubmatch(s.get("/metrics"), -1) {
 		labels[m[1]] += m[2]
