@@ -16,7 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// The last word of a command line by which a shell asks what may come next: a line each, or with a tab and what it is.
+// The last word of a command line by which a shell asks what may come next: a line each, or with a
+// tab and what it is.
 const (
 	askNext      = "--generate-bash-completion"
 	askDescribed = "--generate-described-completion"
@@ -40,8 +41,9 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 	return true
 }
 
-// next lists what may come after the words. The last of them is the one that is being written where it begins with "-"; of any other a shell
-// says that it is empty, and leaves out itself what does not begin like it. look reads the ledger; it is called once, where that is needed.
+// next lists what may come after the words. The last of them is the one that is being written where
+// it begins with "-"; of any other a shell says that it is empty, and leaves out itself what does
+// not begin like it. look reads the ledger, where there is a choice.
 func next(app *cli.App, words []string, look func(config string) node.Overview) []candidate {
 	l := line{commands: app.Commands, flags: app.Flags}
 	current := ""
@@ -131,7 +133,8 @@ func (l *line) unset() []candidate {
 	for _, f := range flags {
 		v, canHide := f.(cli.VisibleFlag)
 		_, again := f.(*cli.StringSliceFlag)
-		if canHide && !v.IsVisible() || !again && slices.ContainsFunc(f.Names(), func(name string) bool { return slices.Contains(l.set, name) }) {
+		given := slices.ContainsFunc(f.Names(), func(name string) bool { return slices.Contains(l.set, name) })
+		if canHide && !v.IsVisible() || given && !again {
 			continue
 		}
 		usage := ""
@@ -143,21 +146,19 @@ func (l *line) unset() []candidate {
 	return all
 }
 
-// choices are the values of a command's flag, or with "" its arguments, where those are one of some words. Of all else the shell knows more:
-// files.
+// choices are the values of a command's flag, or with "" its arguments, where those are one of some
+// words. Of all else the shell knows more: files.
 var choices = map[string]func(node.Overview) []candidate{
-	"grant mode":     func(node.Overview) []candidate { return wordsOf(grant.Modes) },
-	"grant place":    func(node.Overview) []candidate { return wordsOf([]grant.Placement{grant.Binpack, grant.Spread}) },
-	"grant owner":    func(node.Overview) []candidate { return wordsOf([]grant.Owner{grant.Bearer, "pod:", "claim:"}) },
-	"grant gpu":      gpuNames,
-	"grant profile":  profiles,
-	"grant update":   grantIDs,
-	"release ":       grantIDs,
-	"completion ":    func(node.Overview) []candidate { return wordsOf([]string{"bash", "zsh", "fish"}) },
-	"configure mode": func(node.Overview) []candidate { return wordsOf([]grant.RulesMode{grant.Enforce, grant.Report}) },
-	"configure privileged": func(node.Overview) []candidate {
-		return wordsOf([]grant.Privileged{grant.RefusePrivileged, grant.Strip})
-	},
+	"grant mode":           of(grant.Modes...),
+	"grant place":          of(grant.Binpack, grant.Spread),
+	"grant owner":          of(grant.Bearer, "pod:", "claim:"),
+	"grant gpu":            gpuNames,
+	"grant profile":        profiles,
+	"grant update":         grantIDs,
+	"release ":             grantIDs,
+	"completion ":          of("bash", "zsh", "fish"),
+	"configure mode":       of(grant.Enforce, grant.Report),
+	"configure privileged": of(grant.RefusePrivileged, grant.Strip),
 }
 
 func (l *line) values(flag string, look func(config string) node.Overview) []candidate {
@@ -179,17 +180,21 @@ func seen(config string) node.Overview {
 	return o
 }
 
-func wordsOf[T ~string](all []T) []candidate {
-	list := make([]candidate, len(all))
-	for i, word := range all {
-		list[i].word = string(word)
+// of offers the same words on every node.
+func of[T ~string](words ...T) func(node.Overview) []candidate {
+	return func(node.Overview) []candidate {
+		list := make([]candidate, len(words))
+		for i, word := range words {
+			list[i].word = string(word)
+		}
+		return list
 	}
-	return list
 }
 
 func grantIDs(o node.Overview) (all []candidate) {
 	for _, g := range o.Grants {
-		all = append(all, candidate{string(g.ID), strings.TrimSpace(fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label))})
+		is := fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label)
+		all = append(all, candidate{string(g.ID), strings.TrimSpace(is)})
 	}
 	return all
 }

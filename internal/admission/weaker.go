@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// weaker says why a container is held to its grant by less than the node gives to grants of its kind, which is what people were told when it
-// was granted; "" where it is not.
+// weaker says why a container is held to its grant by less than the node gives to grants of its
+// kind, which is what people were told when it was granted; "" where it is not.
 func (c *asking) weaker() string {
 	unused := *c.grant
 	unused.Bindings = nil
@@ -46,9 +46,11 @@ func (c *asking) whyWeaker() string {
 func (c *asking) unheld() string {
 	switch {
 	case c.request.Layout.Lib64 == "" && !c.request.Layout.Unseen:
-		return "the image has no C library (64-bit), so it gets neither the driver's libraries nor the one that would hold it"
+		return "the image has no C library (64-bit), " +
+			"so it gets neither the driver's libraries nor the one that would hold it"
 	case !slices.Contains(c.request.Capabilities, grant.Compute):
-		return "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, so the container gets neither the driver's libcuda nor the one that would hold it"
+		return "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, " +
+			"so the container gets neither the driver's libcuda nor the one that would hold it"
 	}
 	return "the container does not get the driver's libcuda"
 }

@@ -1,5 +1,5 @@
-// Package cmdline reads command lines as people write them, before and after the library of package cli does: flags stand where they
-// like, and what is wrong is said in words.
+// Package cmdline reads command lines as people write them, before and after the library of package
+// cli does: flags stand where they like, and what is wrong is said in words.
 package cmdline
 
 import (
@@ -10,8 +10,9 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// Ordered gives a command line, of which the first word is the program, with each command's flags before its other arguments, where the
-// library looks for them. What stands behind "--" is no flag and stays behind it.
+// Ordered gives a command line, of which the first word is the program, with each command's flags
+// before its other arguments, where the library looks for them. What stands behind "--" is no flag
+// and stays behind it.
 func Ordered(app *cli.App, args []string) []string {
 	ordered, rest := args[:1:1], args[1:]
 	commands, flags := app.Commands, app.Flags
@@ -27,8 +28,9 @@ func Ordered(app *cli.App, args []string) []string {
 	}
 }
 
-// apart takes the flags with their values out of the words. With subcommands that ends at the first word that is none: the others are the
-// subcommand's. A flag without its value gets none of the other words: they are left out, and the library misses the value.
+// apart takes the flags with their values out of the words. With subcommands that ends at the first
+// word that is none: the others are the subcommand's. A flag without its value gets none of the
+// other words: they are left out, and the library misses the value.
 func apart(words []string, flags []cli.Flag, subcommands bool) (options, others []string) {
 	for i := 0; i < len(words); i++ {
 		word := words[i]
@@ -75,7 +77,8 @@ func Flag(word string, flags []cli.Flag) cli.Flag {
 // invalid is how package flag says that a value cannot be read.
 var invalid = regexp.MustCompile(`(?s)^invalid (?:boolean )?value (".*") for (?:flag )?-([^:]+): (.*)$`)
 
-// Wrong says what the library found wrong with the flags of a command. Its own words are a programmer's.
+// Wrong says what the library found wrong with the flags of a command. Its own words are a
+// programmer's.
 func Wrong(err error, flags []cli.Flag) string {
 	text := err.Error()
 	if name, is := strings.CutPrefix(text, "flag provided but not defined: -"); is {

@@ -8,7 +8,8 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// program is one with a flag of each kind, commands and a subcommand. Its commands print what they were given.
+// program is one with a flag of each kind, commands and a subcommand. Its commands print what they
+// were given.
 func program(out *bytes.Buffer) *cli.App {
 	flags := func() []cli.Flag {
 		return []cli.Flag{&cli.StringFlag{Name: "config"}, &cli.BoolFlag{Name: "force"}, &cli.StringFlag{Name: "namespace", Aliases: []string{"n"}},

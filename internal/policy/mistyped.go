@@ -16,8 +16,9 @@ import (
 // errWrongType is a value of another type than its key's.
 var errWrongType = errors.New("it is of another type")
 
-// decode reads TOML. The library falls over a date where it wants something else (go-toml 2.2.4), and what cannot be read must fail and no
-// more: a container that reaches no GPU starts by the defaults.
+// decode reads TOML. The library falls over a date where it wants something else (go-toml 2.2.4),
+// and what cannot be read must fail and no more: a container that reaches no GPU starts by the
+// defaults.
 func decode(text []byte, into *grant.Policy, strict bool) (err error) {
 	defer func() {
 		if recover() != nil {
@@ -31,14 +32,18 @@ func decode(text []byte, into *grant.Policy, strict bool) (err error) {
 	return d.Decode(into)
 }
 
-// mistyped are the beginnings of what the library says of a value of another type than its key's. It names fields of Go.
-var mistyped = []string{"cannot decode TOML ", "cannot store ", "cannot assign ", "float cannot be assigned ", "unhandled kv part", "couldn't parse decimal number", errWrongType.Error(),
+// mistyped are the beginnings of what the library says of a value of another type than its key's.
+// It names fields of Go.
+var mistyped = []string{"cannot decode TOML ", "cannot store ", "cannot assign ", "float cannot be assigned ",
+	"unhandled kv part", "couldn't parse decimal number", errWrongType.Error(),
 	"incomplete number", "expected value", "expected '", "unexpected character"}
 
 // given is what stands in the file, by the library's words.
-var given = map[string]string{"integer": "a number", "float": "a number with a fraction", "string": "a string", "boolean": "true or false", "array": "a list", "table": "a table"}
+var given = map[string]string{"integer": "a number", "float": "a number with a fraction",
+	"string": "a string", "boolean": "true or false", "array": "a list", "table": "a table"}
 
-// inWords says what the library found wrong with a key: of a value's type what the key wants, everything else as it is.
+// inWords says what the library found wrong with a key: of a value's type what the key wants,
+// everything else as it is.
 func inWords(key, why string) (string, string) {
 	if !slices.ContainsFunc(mistyped, func(begin string) bool { return strings.HasPrefix(why, begin) }) {
 		return key, why
@@ -55,7 +60,8 @@ func inWords(key, why string) (string, string) {
 	return known, "want " + wants
 }
 
-// wanted is what a key's value has to be, or that of the longest part of the key which is one; "" without any.
+// wanted is what a key's value has to be, or that of the longest part of the key which is one; ""
+// without any.
 func wanted(key string) (known, wants string) {
 	t := reflect.TypeFor[grant.Policy]()
 	for part := range strings.SplitSeq(key, ".") {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// What stands in the file is told in the words of the file, and not in those of the program that reads it.
+// What stands in the file is told in the words of the file, and not in those of the program that
+// reads it.
 func TestAValueOfAnotherTypeIsToldInTheWordsOfTheFile(t *testing.T) {
 	for text, want := range map[string]string{
 		"[[pool]]\ngpus = 5":                          "2: pool.gpus: want a list of strings, not a number",
