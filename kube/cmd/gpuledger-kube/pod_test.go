@@ -90,6 +90,9 @@ func (p podOf) become() error {
 			return fmt.Errorf("%s at %s: %w", m.Source, m.Target, err)
 		}
 	}
+	if err := p.standInNamespace(); err != nil {
+		return fmt.Errorf("the node's cgroup namespace: %w", err)
+	}
 	for _, m := range mounts {
 		if m.ReadOnly {
 			if err := syscall.Mount("", m.Target, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
@@ -115,6 +118,15 @@ func (p podOf) become() error {
 		return e
 	}
 	return syscall.Exec("/usr/bin/gpuledger-kube", append([]string{"gpuledger-kube"}, p.Args...), p.Env)
+}
+
+// standInNamespace has process 1 show the pod its own cgroup namespace as the node's. On a node that is the kernel's first, which the pod knows
+// by itself; where tests run in another one (test/rig/leftovers.sh), it could not ask process 1 without that one's capabilities.
+func (p podOf) standInNamespace() error {
+	if err := syscall.Mount("/proc/self/ns/cgroup", p.Root+"/ns/cgroup", "", syscall.MS_BIND, ""); err != nil {
+		return err
+	}
+	return syscall.Mount(p.Root+"/ns", p.Root+"/proc/1/ns", "", syscall.MS_BIND|syscall.MS_REC, "")
 }
 
 // manifest reads the daemon set of one of the agents.
@@ -159,7 +171,7 @@ func podFor(t *testing.T, which string, args ...string) podOf {
 		must(t, os.MkdirAll(p.Root+m.MountPath, 0o755))
 		p.Mounts = append(p.Mounts, podMount{source, p.Root + m.MountPath, m.ReadOnly})
 	}
-	must(t, os.MkdirAll(p.Root+"/usr/bin", 0o755), os.MkdirAll(p.Root+"/proc", 0o755), os.MkdirAll(p.Root+"/dev", 0o755), os.WriteFile(p.Root+"/dev/null", nil, 0o600),
+	must(t, os.MkdirAll(p.Root+"/usr/bin", 0o755), os.MkdirAll(p.Root+"/proc", 0o755), os.MkdirAll(p.Root+"/dev", 0o755), os.MkdirAll(p.Root+"/ns", 0o755), os.WriteFile(p.Root+"/ns/cgroup", nil, 0o600), os.WriteFile(p.Root+"/dev/null", nil, 0o600),
 		os.MkdirAll(p.Node+"/run/gpuledger/limits", 0o700), os.Chmod(p.Node+"/var/lib/gpuledger", 0o700))
 	self, err := os.Executable()
 	must(t, err)
