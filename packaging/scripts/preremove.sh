@@ -20,8 +20,11 @@ done
 [ -z "${configured:-}" ] || exit 1
 for file in /etc/containerd/*.toml /etc/containerd/*/*.toml /etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/docker/daemon.json \
   /etc/containers/containers.conf /etc/containers/containers.conf.d/*.conf /usr/share/containers/containers.conf \
-  /etc/containers/oci/hooks.d/*.json /usr/share/containers/oci/hooks.d/*.json; do
-  grep -qsE '^[^#]*gpuledger-(runtime|hook)' "$file" || continue
+  /etc/containers/oci/hooks.d/*.json /usr/share/containers/oci/hooks.d/*.json \
+  /var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl /var/lib/rancher/*/agent/etc/containerd/*.toml.d/*.toml \
+  /etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /run/k0s/containerd-cri.toml /var/snap/microk8s/current/args/containerd*.toml \
+  /etc/nvidia-container-runtime/config.toml /usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml; do
+  grep -qsE '^[^#]*(gpuledger-(runtime|hook)|["'\''.]gpuledger["'\'']|\.gpuledger[].])' "$file" || continue
   echo "gpuledger: cannot be removed: $file names its programs" >&2
   configured=yes
 done
