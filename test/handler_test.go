@@ -22,8 +22,8 @@ func nvidiaCTK(t *testing.T) string {
 	return path
 }
 
-// TestDaemonTellsThatTheDefaultHandlerIsNotOurs: `nvidia-ctk runtime configure` runs before and after `gpuledger configure`, on each
-// engine that it knows.
+// TestDaemonTellsThatTheDefaultHandlerIsNotOurs: `nvidia-ctk runtime configure` runs before and
+// after `gpuledger configure`, on each engine that it knows.
 func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 	ctk := nvidiaCTK(t)
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: shows("127.0.0.1:0")})

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Default is how an engine that was configured with --as-default stands to that now, by its configuration files.
+// Default is how an engine that was configured with --as-default stands to that now, by its
+// configuration files.
 type Default struct {
 	Engine  grant.Engine
 	Name    string // as `gpuledger configure` takes it
@@ -23,28 +24,32 @@ type Default struct {
 	Err     error  // the files, or what configure keeps of them, cannot be read: nothing is known
 }
 
-// Problem is a sentence for the administrator, without what to do; "" where nothing is wrong, or nothing is known.
+// Problem is a sentence for the administrator, without what to do; "" where nothing is wrong, or
+// nothing is known.
 func (d Default) Problem() string {
+	const around = "containers that choose none go around the ledger"
 	switch {
 	case d.Ours || d.Err != nil:
 		return ""
 	case d.Handler == Handler:
-		return fmt.Sprintf("%s: the handler %s of %s runs %q and not %s: containers that choose no handler go around the ledger",
-			d.Engine, Handler, d.File, d.Program, ourProgram)
+		return fmt.Sprintf("%s: its default handler %s runs %q by %s, and not %s: %s",
+			d.Engine, Handler, d.Program, d.File, ourProgram, around)
 	case d.Handler == "":
-		return fmt.Sprintf("%s: %s names no default handler any more: containers that choose none go around the ledger", d.Engine, d.File)
+		return fmt.Sprintf("%s: %s names no default handler any more: %s", d.Engine, d.File, around)
 	}
-	return fmt.Sprintf("%s: %s names %q as its default handler and not %s: containers that choose none go around the ledger",
-		d.Engine, d.File, d.Handler, Handler)
+	return fmt.Sprintf("%s: %s names %q as its default handler and not %s: %s",
+		d.Engine, d.File, d.Handler, Handler, around)
 }
 
 // Hint is what to do about a problem.
 func (d Default) Hint() string {
-	return fmt.Sprintf("somebody has changed it since: run `gpuledger configure %s --as-default --restart`, or `--undo` if that is meant", d.Name)
+	return fmt.Sprintf("somebody has changed it since: run `gpuledger configure %s --as-default --restart`, "+
+		"or `--undo` if that is meant", d.Name)
 }
 
-// Defaults looks at the engines of the system below root that were configured with --as-default, by what configure keeps below
-// the state directory. It takes no lock: whoever reads while configure writes can see a moment between two files.
+// Defaults looks at the engines of the system below root that were configured with --as-default, by
+// what configure keeps below the state directory. It takes no lock: whoever reads while configure
+// writes can see a moment between two files.
 func Defaults(root, stateDir string) ([]Default, error) {
 	here := system{root: root}
 	dir, err := here.resolve(stateDir)
@@ -89,11 +94,13 @@ func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) 
 
 // defaultKeys are what engines call their default handler.
 var defaultKeys = map[grant.Engine]string{
-	grant.Containerd: "default_runtime_name", grant.CRIO: "default_runtime", grant.Podman: "runtime", grant.Docker: "default-runtime",
+	grant.Containerd: "default_runtime_name", grant.CRIO: "default_runtime", grant.Podman: "runtime",
+	grant.Docker: "default-runtime",
 }
 
-// setsDefault reports whether a file that configure has written makes our handler the default. It looks at lines: such a file
-// can be a template, which is no TOML.
+// setsDefault reports whether a file that configure has written makes our handler the default. It
+// looks at lines: such a file can be a template, which is no TOML.
 func setsDefault(engine grant.Engine, text []byte) bool {
-	return regexp.MustCompile(`(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']` + Handler + `["']`).Match(text)
+	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']` + Handler + `["']`
+	return regexp.MustCompile(line).Match(text)
 }

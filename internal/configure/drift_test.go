@@ -35,7 +35,7 @@ var others = map[grant.Engine][]struct{ file, text, says string }{
 		{"/etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n", `names "nvidia" as its default handler`},
 		{"/etc/containerd/config.toml", "version = 2\n", "names no default handler any more"},
 		{"/etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"gpuledger\"\n" +
-			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.gpuledger.options]\nBinaryName = \"/usr/bin/runc\"\n", `the handler gpuledger of /etc/containerd/config.toml runs "/usr/bin/runc"`},
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.gpuledger.options]\nBinaryName = \"/usr/bin/runc\"\n", `its default handler gpuledger runs "/usr/bin/runc" by /etc/containerd/config.toml`},
 	},
 	grant.CRIO:   {{"/etc/crio/crio.conf.d/zzz.conf", "[crio.runtime]\ndefault_runtime = \"nvidia\"\n", `/etc/crio/crio.conf names "nvidia"`}},
 	grant.Podman: {{"/etc/containers/containers.conf.d/zzz.conf", "[engine]\nruntime = \"crun\"\n", `/etc/containers/containers.conf names "crun"`}},
@@ -108,7 +108,8 @@ func TestDefaultsReadTheFileThatWasConfigured(t *testing.T) {
 	}
 }
 
-// TestDefaultsOfAnEngineWithoutCRI: containers that containerd runs for Docker choose their handler there.
+// TestDefaultsOfAnEngineWithoutCRI: containers that containerd runs for Docker choose their handler
+// there.
 func TestDefaultsOfAnEngineWithoutCRI(t *testing.T) {
 	o := options(scene(t, nil), grant.Containerd)
 	look := configured(t, o)

@@ -17,15 +17,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// How often the engines' files are read: in intervals, and at most. A change is told at the second look that sees it, because
-// who writes such a file need not write it at once; so it is told within a minute.
+// How often the engines' files are read: in intervals, and at most. A change is told at the second
+// look that sees it, because who writes such a file need not write it at once; so it is told within
+// a minute.
 const (
 	defaultsEvery = 20
 	defaultsMost  = 20 * time.Second
 )
 
-// defaults is the manager that looks whether the engines that were configured with --as-default still have gpuledger as their
-// default handler. It only reports: other programs write these files too, and who is right is for the administrator to say.
+// defaults is the manager that looks whether the engines that were configured with --as-default
+// still have gpuledger as their default handler. It only reports: other programs write these files
+// too, and who is right is for the administrator to say.
 type defaults struct {
 	node func() *node.Node
 	wait func() time.Duration // the interval
@@ -121,7 +123,8 @@ func (d *defaults) found(n *node.Node, e configure.Default) grant.Finding {
 	return f
 }
 
-// State is every engine that was configured with --as-default, what stands, and how often something was found.
+// State is every engine that was configured with --as-default, what stands, and how often something
+// was found.
 func (d *defaults) State() ([]metrics.Engine, []grant.Finding, uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -12,11 +12,13 @@ const (
 	daemon     = "/usr/bin/gpuledgerd"
 )
 
-// daemonOptions is the administrator's, once it is there. What we write into it has gpuledgerd leave containers to the runtime that engines
-// call, which is what the node is set up with: its NRI plugin would judge the others, too.
+// daemonOptions is the administrator's, once it is there. What we write into it has gpuledgerd
+// leave containers to the runtime that engines call, which is what the node is set up with: its NRI
+// plugin would judge the others, too.
 const (
 	daemonOptions  = "/etc/default/gpuledgerd"
-	observeOptions = "# Written by gpuledger-setup: beside gpuledger-runtime the NRI plugin records and changes nothing.\nGPULEDGERD_OPTIONS=--nri observe\n"
+	observeOptions = "# Written by gpuledger-setup: beside gpuledger-runtime the NRI plugin records only.\n" +
+		"GPULEDGERD_OPTIONS=--nri observe\n"
 )
 
 // startDaemon has gpuledgerd run, as the program that is installed now, and at the next boot.
@@ -30,7 +32,8 @@ func (n *node) startDaemon() error {
 		}
 	}
 	if !exists(systemdRuns) {
-		say("systemd does not run on this node: start `gpuledgerd --nri observe` by hand; containers are guarded without it, mode mps, the watch and metrics are not there")
+		say("systemd does not run on this node: start `gpuledgerd --nri observe` by hand; " +
+			"containers are guarded without it, and mode mps, the watch and metrics are not there")
 		return nil
 	}
 	if err := n.run("systemctl", "enable", daemonUnit); err != nil {
@@ -42,7 +45,8 @@ func (n *node) startDaemon() error {
 	return n.run("systemctl", "start", daemonUnit)
 }
 
-// runsOlderDaemon reports whether the daemon that runs is another file than the one that is installed: that was put there by rename.
+// runsOlderDaemon reports whether the daemon that runs is another file than the one that is
+// installed: that was put there by rename.
 func (n *node) runsOlderDaemon() bool {
 	out, err := n.output("systemctl", "show", "--property=MainPID", "--value", daemonUnit)
 	pid := strings.TrimSpace(string(out))

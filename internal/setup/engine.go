@@ -11,11 +11,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// restartDue begins the name of a mark that is there from before an engine's files change until the engine has read them: where this
-// program is killed in between, it restarts the engine the next time. A boot does that, too, and takes the mark away.
+// restartDue begins the name of a mark that is there from before an engine's files change until the
+// engine has read them: where this program is killed in between, it restarts the engine the next
+// time. A boot does that, too, and takes the mark away.
 const restartDue = "/run/gpuledger-setup.restart-"
 
-// change has the node's gpuledger change an engine's files: args are those of `gpuledger configure`.
+// change has the node's gpuledger change an engine's files: args are those of `gpuledger
+// configure`.
 func (n *node) change(args ...string) error {
 	changes, err := n.changes(args)
 	if err != nil {
@@ -29,7 +31,8 @@ func (n *node) change(args ...string) error {
 	return n.run("gpuledger", append([]string{"configure"}, args...)...)
 }
 
-// restart has the engine read its files, where they have been changed since it did. Its containers live on.
+// restart has the engine read its files, where they have been changed since it did. Its containers
+// live on.
 func (n *node) restart(args ...string) error {
 	engine := args[0]
 	due := restartDue + engine
@@ -37,7 +40,7 @@ func (n *node) restart(args ...string) error {
 		return nil
 	}
 	if engine != "docker" && !exists(systemdRuns) { // dockerd reads its file at a signal
-		say("systemd does not run on this node: restart %s by hand; until then it goes on with what it has read before", engine)
+		say("systemd does not run on this node: restart %s by hand; it goes on as before until then", engine)
 		return os.Remove(due)
 	}
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
@@ -58,7 +61,7 @@ func (n *node) changes(args []string) (bool, error) {
 		Files []struct{ Path, Action string }
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return false, fmt.Errorf("cannot understand the answer of gpuledger configure %s: %w", strings.Join(args, " "), err)
+		return false, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
 	for _, f := range answer.Files {
 		if f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper) {
@@ -68,20 +71,26 @@ func (n *node) changes(args []string) (bool, error) {
 	return false, nil
 }
 
-// engineFiles are where engines look for their configuration and their hooks, and where k3s and RKE2 write it for theirs.
+// engineFiles are where engines look for their configuration and their hooks, and where k3s and
+// RKE2 write it for theirs.
 var engineFiles = []string{
-	"/etc/containerd/*.toml", "/etc/containerd/*/*.toml", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*", "/etc/docker/daemon.json",
-	"/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf", "/usr/share/containers/containers.conf",
+	"/etc/containerd/*.toml", "/etc/containerd/*/*.toml",
+	"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*",
+	"/etc/docker/daemon.json",
+	"/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf",
+	"/usr/share/containers/containers.conf",
 	"/etc/containers/oci/hooks.d/*.json", "/usr/share/containers/oci/hooks.d/*.json",
 	"/var/lib/rancher/*/agent/etc/containerd/*", "/var/lib/rancher/*/agent/etc/containerd/*/*",
 }
 
-// namedIn are the places that still name our programs: what configure keeps for an engine, and lines of the engines' files. An engine that
-// names a program which is not there starts no container any more.
+// namedIn are the places that still name our programs: what configure keeps for an engine, and
+// lines of the engines' files. An engine that names a program which is not there starts no
+// container any more.
 func namedIn(stateDir string) (places []string) {
 	records, _ := filepath.Glob(filepath.Join(stateDir, "configure/*/record.json"))
 	for _, record := range records {
-		places = append(places, fmt.Sprintf("%s (`gpuledger configure %s --undo --restart`)", record, filepath.Base(filepath.Dir(record))))
+		engine := filepath.Base(filepath.Dir(record))
+		places = append(places, fmt.Sprintf("%s (`gpuledger configure %s --undo --restart`)", record, engine))
 	}
 	for _, pattern := range engineFiles {
 		files, _ := filepath.Glob(pattern)

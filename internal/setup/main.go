@@ -20,8 +20,8 @@ type Place struct {
 	Node  string   // the node's file system
 	Enter []string // how a program of the node's is run in its own namespaces
 
-	// Settle is for how long nothing is done after an engine's restart. A container that ends while containerd 1.6 finds out what runs is
-	// taken for running for ever after, and this program is in one.
+	// Settle is for how long nothing is done after an engine's restart. containerd 1.6 takes a container
+	// that ends while it finds out what runs for running for ever, and this program is in one.
 	Settle time.Duration
 }
 

@@ -130,7 +130,8 @@ func (n *node) remove(o options) error {
 			return fmt.Errorf("%w; gpuledger's programs stay: an engine may call them", err)
 		}
 		if places := namedIn(p.StateDir); len(places) > 0 {
-			return fmt.Errorf("cannot remove gpuledger: its programs are named in %s; they stay until nothing names them", strings.Join(places, ", "))
+			return fmt.Errorf("cannot remove gpuledger: its programs are named in %s; they stay until nothing names them",
+				strings.Join(places, ", "))
 		}
 		if err := host.ReplaceFile(removedInThisBoot, nil, 0o600, host.Volatile); err != nil {
 			return err

@@ -19,8 +19,9 @@ import (
 // namespace is that of all manifests.
 const namespace = "gpuledger-system"
 
-// agents are the containers of the manifests that reach what only gpuledger itself may: the node's file system, or the ledger. Where all
-// containers go through gpuledger, they do so, too. The names of a DaemonSet's pods end with five characters.
+// agents are the containers of the manifests that reach what only gpuledger itself may: the node's
+// file system, or the ledger. Where all containers go through gpuledger, they do so, too. The names
+// of a DaemonSet's pods end with five characters.
 var agents = []grant.Exemption{
 	{Namespace: namespace, Pod: "gpuledger-setup-?????", Container: "install"},
 	{Namespace: namespace, Pod: "gpuledger-remove-?????", Container: "remove"},
@@ -28,8 +29,9 @@ var agents = []grant.Exemption{
 	{Namespace: namespace, Pod: "gpuledger-device-plugin-?????", Container: "agent"},
 }
 
-// exemptAgents adds to the node's configuration an exemption for each of our agents that none covers yet. What stands there stays as it
-// is. It follows `gpuledger configure`, which fills in a configuration in which nothing stands.
+// exemptAgents adds to the node's configuration an exemption for each of our agents that none
+// covers yet. What stands there stays as it is. It follows `gpuledger configure`, which fills in a
+// configuration in which nothing stands.
 func exemptAgents() error {
 	path, err := filepath.EvalSymlinks(configFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,7 +52,8 @@ func exemptAgents() error {
 	if err != nil || more == "" {
 		return err
 	}
-	say("%s exempts gpuledger's own agents from now on: who may create pods of their names in the namespace %s passes the ledger", configFile, namespace)
+	say("%s exempts gpuledger's own agents from now on: who may create pods in %s passes the ledger",
+		configFile, namespace)
 	return host.ReplaceFile(path, append(text, more...), info.Mode().Perm(), host.Durable)
 }
 
@@ -63,21 +66,26 @@ func exemptions(text []byte) (more string, err error) {
 	for _, e := range agents {
 		pod := strings.ReplaceAll(e.Pod, "?", "x")
 		if !admission.Exempt(grant.Identity{Namespace: e.Namespace, Pod: pod, Container: e.Container}, p) {
-			more += fmt.Sprintf("\n[[policy.exempt]]\nnamespace = %q\npod = %q\ncontainer = %q\n", e.Namespace, e.Pod, e.Container)
+			more += fmt.Sprintf(entry, e.Namespace, e.Pod, e.Container)
 		}
 	}
 	if more == "" {
 		return "", nil
 	}
-	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Nobody else may create pods in this namespace.\n" + strings.TrimPrefix(more, "\n")
-	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil { // as with policy.exempt = [...]
-		return "", fmt.Errorf("cannot exempt gpuledger's own agents: %s has policy.exempt in a form that nothing can be added to; add there yourself:\n%s", configFile, more)
+	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Let nobody else create pods in this namespace." +
+		more
+	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil { // policy.exempt = [...]
+		return "", fmt.Errorf("cannot exempt gpuledger's own agents: nothing can be added to policy.exempt of %s "+
+			"in the form that it has; write there yourself:\n%s", configFile, more)
 	}
 	return more, nil
 }
 
-// modeStands reports whether the node's configuration says what becomes of refusals. One that cannot be read is for `gpuledger configure`
-// to complain about.
+// entry is an exemption as it stands in a configuration.
+const entry = "\n[[policy.exempt]]\nnamespace = %q\npod = %q\ncontainer = %q\n"
+
+// modeStands reports whether the node's configuration says what becomes of refusals. One that
+// cannot be read is for `gpuledger configure` to complain about.
 func modeStands() bool {
 	text, _ := os.ReadFile(configFile)
 	var has struct{ Policy struct{ Mode *string } }

@@ -368,7 +368,7 @@ func TestAgentsAreExempt(t *testing.T) {
 	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-system\"\npod = \"gpuledger-setup-*\"\n[audit]\nkeep = 1")); err != nil || strings.Contains(more, "gpuledger-setup-") || strings.Count(more, "[[") != 3 {
 		t.Errorf("beside the administrator's for one %q is added (%v)", more, err)
 	}
-	if more, err := exemptions([]byte("policy.exempt = [{namespace = \"a\"}]\n")); err == nil || !strings.Contains(err.Error(), "add there yourself") {
+	if more, err := exemptions([]byte("policy.exempt = [{namespace = \"a\"}]\n")); err == nil || !strings.Contains(err.Error(), "write there yourself") {
 		t.Errorf("to a list in one line %q is added (%v)", more, err)
 	}
 	s := newScene(t)
