@@ -36,26 +36,40 @@ func (n *node) startDaemon() error {
 			"containers are guarded without it, and mode mps, the watch and metrics are not there")
 		return nil
 	}
+	unit, err := n.daemonUnit()
+	switch {
+	case err != nil:
+		return err
+	case unit["UnitFileState"] == "masked":
+		say("%s is masked on this node: it is left so", daemonUnit)
+		return nil
+	}
 	if err := n.run("systemctl", "enable", daemonUnit); err != nil {
 		return err
 	}
-	if n.runsOlderDaemon() {
+	if runsOther(unit["MainPID"]) {
 		return n.run("systemctl", "restart", daemonUnit)
 	}
 	return n.run("systemctl", "start", daemonUnit)
 }
 
-// runsOlderDaemon reports whether the daemon that runs is another file than the one that is
-// installed: that was put there by rename.
-func (n *node) runsOlderDaemon() bool {
-	out, err := n.output("systemctl", "show", "--property=MainPID", "--value", daemonUnit)
-	pid := strings.TrimSpace(string(out))
-	if err != nil || pid == "" || pid == "0" {
-		return false
+// daemonUnit is what systemd says of the daemon's unit.
+func (n *node) daemonUnit() (map[string]string, error) {
+	out, err := n.output("systemctl", "show", "--property=MainPID,UnitFileState", daemonUnit)
+	unit := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		unit[name] = value
 	}
+	return unit, err
+}
+
+// runsOther reports whether the daemon's process is of another file than the one that is installed, which
+// was put there by rename.
+func runsOther(pid string) bool {
 	runs, err := os.Stat("/proc/" + pid + "/exe") // of a file that is removed, too
 	if err != nil {
-		return false
+		return false // 0: nothing runs
 	}
 	installed, err := os.Stat(daemon)
 	return err == nil && !os.SameFile(runs, installed)

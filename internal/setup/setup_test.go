@@ -188,7 +188,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1", "/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
 	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload", "systemctl start gpuledger-inventory.path",
 		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json", "gpuledger configure crio --as-default --mode report",
-		"gpuledger configure crio --as-default --mode report --restart", "systemctl enable gpuledgerd.service", "systemctl show --property=MainPID --value gpuledgerd.service",
+		"gpuledger configure crio --as-default --mode report --restart", "systemctl show --property=MainPID,UnitFileState gpuledgerd.service", "systemctl enable gpuledgerd.service",
 		"systemctl start gpuledgerd.service")
 
 	s.write("tree/usr/bin/gpuledger-runtime", "second")
@@ -427,7 +427,7 @@ func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 func TestDaemonRuns(t *testing.T) {
 	s := newScene(t)
 	s.write("tree/usr/bin/gpuledgerd", "second")
-	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || echo 4711\n")
+	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || printf 'UnitFileState=enabled\\nMainPID=4711\\n'\n")
 	s.write("node/old", "first")
 	s.link("node/exe", "/old")
 	if err := errors.Join(os.MkdirAll(s.dir+"/node/proc/4711", 0o755), os.Rename(s.dir+"/node/exe", s.dir+"/node/proc/4711/exe")); err != nil {
@@ -444,6 +444,11 @@ func TestDaemonRuns(t *testing.T) {
 	s.must("install", "--engine=crio")
 	if calls := s.calls(); calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
 		t.Errorf("beside the one that is installed: %q", calls)
+	}
+	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || echo UnitFileState=masked\n")
+	s.must("install", "--engine=crio")
+	if calls := s.calls(); slices.Contains(calls, "systemctl enable gpuledgerd.service") || slices.Contains(calls, "systemctl start gpuledgerd.service") {
+		t.Errorf("where it is masked: %q", calls)
 	}
 	s.write("node"+daemonOptions, "GPULEDGERD_OPTIONS=--nri off\n")
 	s.must("install", "--engine=crio")
