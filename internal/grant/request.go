@@ -18,8 +18,8 @@ type Request struct {
 	UID         int       // of its first process, as the node counts; -1 where a user namespace maps it to nobody
 	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
 
-	// Unruled: its runtime does not run as root of the node, so no device rule holds. What its Hits bring it can open; nodes of its own it
-	// cannot make.
+	// Unruled: its runtime does not run as root of the node, so no device rule holds. It can open what its Hits bring, and
+	// cannot make nodes of its own.
 	Unruled bool
 
 	// Drivable: a hook of ours runs in its create, or is about to, so the driver's own limit can be set.

@@ -5,12 +5,13 @@ import (
 	"io/fs"
 )
 
-// initialUserNamespace is the inode of the user namespace that a machine boots with (USER_NS_INIT_INO, include/uapi/linux/nsfs.h; the same
-// number since Linux 3.8). A map of ids tells less: that of a nested namespace can be the identity.
+// initialUserNamespace is the inode of the user namespace that a machine boots with (USER_NS_INIT_INO,
+// include/uapi/linux/nsfs.h; the same number since Linux 3.8). A map of ids tells less: that of a nested namespace can be
+// the identity.
 const initialUserNamespace = 0xeffffffd
 
-// InitialUserNamespace reports whether the caller is in the machine's first user namespace. In any other the kernel lets no runtime set
-// device rules. A kernel without user namespaces has only this one; one that cannot be told is none.
+// InitialUserNamespace reports whether the caller is in the machine's first user namespace. In any other the kernel lets
+// no runtime set device rules. A kernel without user namespaces has only this one. Where it cannot be told, it is another.
 func (h Host) InitialUserNamespace() bool {
 	ns, err := h.namespace("user")
 	return err == nil && ns == initialUserNamespace || errors.Is(err, fs.ErrNotExist)

@@ -112,8 +112,8 @@ func (f *finder) cover(class grant.NodeClass) grant.Cover {
 	return grant.CoverNode
 }
 
-// deviceNodes judges linux.devices by number. In a user namespace, the container's or its own, a runtime cannot create nodes: it binds the
-// host's node at the path and ignores the numbers, so there the path counts as well.
+// deviceNodes judges linux.devices by number. In a user namespace, the container's or its own, a runtime cannot create
+// nodes: it binds the host's node at the path and ignores the numbers, so there the path counts as well.
 func (f *finder) deviceNodes() {
 	for _, d := range f.spec.Linux.Devices {
 		major, minor := int64(-1), int64(-1)

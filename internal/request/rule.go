@@ -66,9 +66,9 @@ func (f *finder) deviceRules() {
 	}
 }
 
-// unruled reports whether no device rule holds, because the runtime runs in a user namespace or as another user than root: runc and crun
-// leave them out then. Nobody makes a device node there either (mknod(2)), so that a rule which opens a GPU opens none, and what counts is
-// which of the node's come in by mounts.
+// unruled reports whether no device rule holds, because the runtime runs in a user namespace or as another user than
+// root: runc and crun leave them out then. Nobody makes a device node there either (mknod(2)), so that a rule which opens
+// a GPU opens none, and what counts is which of the node's come in by mounts.
 func (f *finder) unruled() bool { return !f.node.Host.IsRoot() }
 
 // bringsNodes reports whether a GPU's node is in linux.devices.
