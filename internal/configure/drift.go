@@ -20,7 +20,7 @@ type Default struct {
 	File    string // the engine's main configuration file
 	Handler string // of containers that choose none; "" where no file says
 	Program string // behind that handler; "" where no file says
-	Ours    bool   // it is our handler, with our program behind it
+	Ours    bool   // that is our program, whatever the handler's name
 	Err     error  // the files, or what configure keeps of them, cannot be read: nothing is known
 }
 
@@ -88,7 +88,7 @@ func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) 
 	c, err := engines[engine].read(p)
 	facts := c.inForce()
 	d.Handler, d.Program, d.Err = facts.byDefault, facts.handlers[facts.byDefault], err
-	d.Ours = err == nil && d.Handler == Handler && strings.HasPrefix(filepath.Base(d.Program), ourProgram)
+	d.Ours = err == nil && strings.HasPrefix(filepath.Base(d.Program), ourProgram)
 	return d, !facts.absent
 }
 
