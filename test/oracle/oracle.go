@@ -24,6 +24,7 @@ type World struct {
 	Devices map[Device]string
 	Majors  []int64  // those that are the driver's alone: what Devices does not list of them no grant gives
 	Private []string // directories of which no container gets a part, as real paths
+	Bundle  string   // the container's, which a relative source of a mount begins with
 }
 
 // What a device needs, beside a UUID.
@@ -151,7 +152,11 @@ func holds(dir string, thing os.FileInfo) bool {
 
 // source looks at what a path of the host leads to.
 func (w World) source(path string) []Way {
-	real, err := filepath.EvalSymlinks(path)
+	from := path
+	if !filepath.IsAbs(path) {
+		from = w.Bundle + "/" + path
+	}
+	real, err := filepath.EvalSymlinks(from)
 	if err != nil {
 		return nil
 	}

@@ -164,6 +164,7 @@ var hooks = []string{"", "", "", "", "", "", "", "", "", "/bin/true", "/opt/nvid
 
 // oddities are replacements in the JSON that runtimes read differently.
 var oddities = [][2]string{
+	{`"resources":{`, `"resources":{"CPU":{"Type":"c"},`},
 	{`"resources":{`, `"Resources":{"devices":[{"allow":true,"access":"rwm"}]},"resources":{`},
 	{`"resources":{`, `"resources":{"devices":[{"allow":true,"access":"rwm"}]},"resources":{`},
 	{`"env":[`, `"ENV":["NVIDIA_VISIBLE_DEVICES=all"],"env":[`},
@@ -204,7 +205,7 @@ func (s *scene) mount() *rapid.Generator[specs.Mount] {
 		"dev/../run", "bundle", "missing"} {
 		sources = append(sources, s.dir+"/"+name)
 	}
-	sources = append(append(sources, s.mounted...), "/dev/null", "/etc/hostname", "tmpfs")
+	sources = append(append(sources, s.mounted...), "/dev/null", "/etc/hostname", "tmpfs", ".", "missing", "../dev/plain", "../dev/nvidia1", "../dev/link", "../dev/torun", "./../run")
 	return rapid.Custom(func(t *rapid.T) specs.Mount {
 		m := specs.Mount{
 			Source:      rapid.SampledFrom(sources).Draw(t, "source"),
@@ -212,7 +213,7 @@ func (s *scene) mount() *rapid.Generator[specs.Mount] {
 			Type:        rapid.SampledFrom([]string{"bind", "bind", "none", "", "tmpfs"}).Draw(t, "type"),
 			Options:     rapid.SampledFrom([][]string{{"rbind", "ro"}, {"bind"}, {"ro"}, nil}).Draw(t, "options"),
 		}
-		if m.Source == "tmpfs" { // no engine binds a relative path, and the guard may suspect one
+		if m.Source == "tmpfs" {
 			m.Type, m.Options = "tmpfs", []string{"mode=755"}
 		}
 		return m

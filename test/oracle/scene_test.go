@@ -106,7 +106,7 @@ func (s *scene) devices(t testing.TB) {
 		devices[oracle.Device{Major: 195, Minor: int64(g.Minor)}] = g.UUID
 		devices[oracle.Device{Major: 226, Minor: int64(128 + g.Index)}] = g.UUID
 	}
-	s.world = oracle.World{Devices: devices, Majors: []int64{195, majorUVM, majorCaps, majorIMEX, majorSwitch}, Private: []string{s.dir + "/state", s.dir + "/run"}}
+	s.world = oracle.World{Devices: devices, Majors: []int64{195, majorUVM, majorCaps, majorIMEX, majorSwitch}, Private: []string{s.dir + "/state", s.dir + "/run"}, Bundle: s.dir + "/bundle"}
 	dev := s.dir + "/dev"
 	must(t, os.MkdirAll(dev+"/plain", 0o755))
 	for name, d := range map[string]oracle.Device{"nvidia0": {Major: 195}, "nvidia1": {Major: 195, Minor: 1}, "nvidiactl": {Major: 195, Minor: 255}, "innocent": {Major: 195, Minor: 2}, "null": {Major: 1, Minor: 3}} {
