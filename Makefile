@@ -67,6 +67,14 @@ e2e: ## the story through real engines and a real control plane, set-up included
 	$(MAKE) --no-print-directory build kube peers
 	test/rig/leftovers.sh test/e2e/run.sh $(E2E)
 
+RUNC_SUITE ?= newest-v1,newest-v2,debian-v1,debian-v2
+RUNC_FILES ?=
+.PHONY: test-runc
+test-runc: ## runc's own integration tests, bare and through us, in some 20 minutes (root); RUNC_SUITE=newest-v1,debian-v2 RUNC_FILES=mounts.bats
+	@test/setup.sh test-runc
+	$(MAKE) --no-print-directory build
+	test/rig/leftovers.sh test/runc/run.sh $(RUNC_SUITE) $(RUNC_FILES)
+
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledgerd and the proxies in bin/shim
 	@test/setup.sh check-go
@@ -182,7 +190,7 @@ lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
 	.cache/bin/staticcheck -tags failpoint ./...
 	go vet -tags e2e ./test/e2e
 	.cache/bin/staticcheck -tags e2e ./test/e2e
-	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh packaging/*.sh packaging/scripts/*.sh
+	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh test/runc/*.sh packaging/*.sh packaging/scripts/*.sh
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|e2e|torture|bench|pictures|test-monitoring|packages|test-packages|test-systemd|shim-arm64|check-go
+# setup.sh demo|test|test-runc|e2e|torture|bench|pictures|test-monitoring|packages|test-packages|test-systemd|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +16,7 @@ declare -A needs=(
   [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2 podman:podman conmon:conmon newuidmap:uidmap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 )
 needs[torture]=${needs[test]}
+needs[test-runc]="$base bats:bats gawk:gawk bc:bc ip:iproute2 newuidmap:uidmap getfattr:attr setfacl:acl script:bsdutils debootstrap:debootstrap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 needs[pictures]="${needs[test]} chromium:chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf:fonts-dejavu-core"
 needs[test-monitoring]="${needs[test]} promtool:prometheus"
 needs[e2e]="${needs[test]} dockerd:docker.io"

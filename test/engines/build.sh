@@ -15,6 +15,8 @@ tries=3
 #        name           module                              version          commands (below the module)                           build tags
 table='
          runc           github.com/opencontainers/runc      v1.5.2           .                                                     seccomp
+         runc-suite     github.com/opencontainers/runc      v1.5.2           tests/cmd/recvtty,tests/cmd/sd-helper,tests/cmd/seccompagent,tests/cmd/remap-rootfs,tests/cmd/fs-idmap,tests/cmd/pidfd-kill,tests/cmd/key_label seccomp
+         runc-suite-1.1 github.com/opencontainers/runc      v1.1.5           contrib/cmd/recvtty,contrib/cmd/sd-helper,contrib/cmd/seccompagent seccomp
          containerd-2   github.com/containerd/containerd/v2 v2.4.2           cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
          containerd-1.7 github.com/containerd/containerd    v1.7.35          cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
          crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -

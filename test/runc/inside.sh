@@ -1,0 +1,107 @@
+#!/bin/bash
+# inside.sh v1|v2 [FILE.bats...]
+# Runs files of a suite (SUITE) with a runc (RUNC), a directory for their files (DIR) and one for results (OUT). All of it happens in mount, pid,
+# network, cgroup and ipc namespaces of its own, with a /dev of its own, below a cgroup of its own in each hierarchy: odd specs reach nothing of the
+# machine, and what a killed test leaves ends with them. FILTER is a regular expression of tests' names.
+set -euo pipefail
+[ $# -gt 0 ] || { sed -n 2,6p "$0" >&2; exit 2; }
+
+if [ "${STEP:-}" = "" ]; then
+  name=gpuledger-runc-$$ own=() # of this batch
+  for hierarchy in /sys/fs/cgroup/*/ /sys/fs/cgroup/; do
+    [ -e "$hierarchy/cgroup.procs" ] || continue
+    mkdir "$hierarchy$name"
+    own+=("$hierarchy$name")
+    for file in cpuset.cpus cpuset.mems; do # without which a cgroup of version 1 takes no process
+      [ ! -e "$hierarchy$name/$file" ] || [ -n "$(cat "$hierarchy$name/$file")" ] || cat "$hierarchy$file" >"$hierarchy$name/$file"
+    done
+  done
+  status=0
+  (
+    for dir in "${own[@]}"; do echo "$BASHPID" >"$dir/cgroup.procs"; done
+    STEP=namespaces exec unshare --mount --pid --net --ipc --cgroup --fork --kill-child --mount-proc --propagation private "$0" "$@"
+  ) || status=$?
+  for dir in "${own[@]}"; do # a frozen cgroup keeps its processes for ever
+    find "$dir" -name freezer.state -exec sh -c 'echo THAWED >"$1"' thaw {} \; 2>/dev/null || true
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+      find "$dir" -depth -type d -exec rmdir {} + 2>/dev/null || true
+      [ -d "$dir" ] || break
+      sleep 0.3
+    done
+  done
+  exit $status
+fi
+
+# The devices that runc's tests name, and none of the machine's others.
+devices() {
+  local dev name kind major minor
+  dev=$(mktemp -d -p "$DIR") && mount -t tmpfs -o mode=755 dev "$dev"
+  while read -r name kind major minor; do
+    mknod -m 666 "$dev/$name" "$kind" "$major" "$minor"
+  done <<'NODES'
+null c 1 3
+zero c 1 5
+full c 1 7
+random c 1 8
+urandom c 1 9
+kmsg c 1 11
+tty c 5 0
+console c 5 1
+fuse c 10 229
+NODES
+  mkdir -p "$dev"/{pts,shm,mqueue,net} && mknod -m 666 "$dev/net/tun" c 10 200
+  mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$dev/pts" && mount -t tmpfs shm "$dev/shm" && mount -t mqueue mqueue "$dev/mqueue"
+  ln -s pts/ptmx "$dev/ptmx" && ln -s /proc/self/fd "$dev/fd"
+  mount --move "$dev" /dev
+}
+
+# hierarchy v1|v2: cgroups of that version alone, from this namespace's root on.
+hierarchy() {
+  local controllers controller
+  mapfile -t controllers < <(awk '$3 == "cgroup" { sub(".*/", "", $2); print $2 }' /proc/self/mounts)
+  umount -R /sys/fs/cgroup
+  if [ "$1" = v2 ]; then
+    mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    return
+  fi
+  mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
+  for controller in "${controllers[@]}"; do
+    mkdir "/sys/fs/cgroup/$controller"
+    case $controller in
+      systemd) mount -t cgroup -o none,name=systemd cgroup "/sys/fs/cgroup/$controller" ;;
+      *) mount -t cgroup -o "$controller" cgroup "/sys/fs/cgroup/$controller" ;;
+    esac
+  done
+}
+
+mount -t sysfs sysfs /sys 2>/dev/null || true # of this network namespace
+[ -e /sys/fs/cgroup/cgroup.procs ] || [ -n "$(ls /sys/fs/cgroup)" ] || umount /sys
+hierarchy "$1"
+devices
+ip link set lo up
+shift
+mkdir -p "$DIR/bin" # checkpoint.bats and netdev.bats wait for udev, which is not here
+printf '#!/bin/sh\nexit 0\n' >"$DIR/bin/udevadm" && chmod 755 "$DIR/bin/udevadm"
+export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-20} RUNC OUT FILTER
+mkfifo "$DIR/input" && exec 9<>"$DIR/input" # an input without an end, for terminals
+cd "$SUITE/tests/integration"
+[ $# -gt 0 ] || set -- *.bats
+# complete FILE.tap: all tests of the plan have a result.
+complete() { awk '/^1\.\.[0-9]+/ { plan = substr($0, 4) + 0; known = 1 } /^(not )?ok [0-9]+ / { n++ } END { exit !(known && n == plan) }' "$1" 2>/dev/null; }
+
+for file; do
+  [ -e "$file" ] || continue # the older suite lacks some
+  # Some tests open /dev/tty, and script gives them one. What a test leaves running holds bats up for ever: it ends with a pid namespace for
+  # each file.
+  # shellcheck disable=SC2016 # they are the inner shell's
+  FILE=$file script -qec 'exec unshare --pid --fork --kill-child --mount --mount-proc bats --tap ${FILTER:+-f "$FILTER"} "$FILE" >"$OUT/$FILE.tap" 2>&1' \
+    /dev/null <"$DIR/input" >/dev/null 2>&1 &
+  left=${FILE_TIMEOUT:-600}
+  while [ "$left" -gt 0 ] && kill -0 $! 2>/dev/null; do
+    sleep 1
+    left=$((left - 1))
+    [ "$left" -le 10 ] || ! complete "$OUT/$file.tap" || left=10
+  done
+  kill $! 2>/dev/null || true
+  wait $! || true
+done
