@@ -106,7 +106,7 @@ imports = ["DIR/conf.d/*.toml"]
 // that is there; while gpuledger is configured it is the default; and after the undo the configuration in force is what the
 // other steps alone come to.
 func TestConfigureBesideNVIDIA(t *testing.T) {
-	ctk := rig.Peer(t, "nvidia-container-toolkit", "nvidia-ctk")
+	ctk := rig.Toolkit(t, "nvidia-ctk")
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	program(t, n)
 	for version, containerd := range containerds(t) {
@@ -318,7 +318,7 @@ func withoutDefaults(tree map[string]any) {
 // TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk writes anew; CRI-O has drop-in files, of which
 // ours is read last.
 func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
-	ctk := rig.Peer(t, "nvidia-container-toolkit", "nvidia-ctk")
+	ctk := rig.Toolkit(t, "nvidia-ctk")
 	n := rig.NewNode(t, rig.Setup{Engine: "docker"})
 	program(t, n)
 	nvidia := n.Write("nvidia-container-runtime", "")

@@ -35,8 +35,8 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		first, later     string // the file that nvidia-ctk writes into; the second displaces us
 		handler          string // what is the default then
 	}{
-		{"containerd", "config.toml", "version = 2\n", "conf.d/99-nvidia.toml", "conf.d/99-nvidia.toml", "nvidia"},
-		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"}, // ours is read after the first
+		{"containerd", "config.toml", "version = 2\n", "conf.d/99-nvidia.toml", "conf.d/zzz-nvidia.toml", "nvidia"}, // ours is read after the first
+		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"}, // so here
 		{"docker", "daemon.json", "{}\n", "", "", "nvidia"},
 	} {
 		must(t, os.Mkdir(filepath.Join(n.Dir, e.name), 0o755))

@@ -51,7 +51,7 @@ func (p *Plan) before(r record) (present, error) {
 	if err != nil {
 		return present{}, err
 	}
-	return c.present(without), nil
+	return p.known(c.present(without)), nil
 }
 
 // undone is a plan that sees the engine's files as an undo would leave them, with those of other programs into which what is

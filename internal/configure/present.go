@@ -23,10 +23,8 @@ type present struct {
 }
 
 // isNVIDIA reports whether it is NVIDIA's runtime, which changes a container and becomes runc or crun.
-func (w present) isNVIDIA() bool { return w.kind == "" && isNVIDIA(w.binary) }
-
-func isNVIDIA(program string) bool {
-	return strings.HasPrefix(filepath.Base(program), "nvidia-container-runtime")
+func (w present) isNVIDIA() bool {
+	return w.kind == "" && strings.HasPrefix(filepath.Base(w.binary), "nvidia-container-runtime")
 }
 
 // isReal reports whether it is one of the runtimes whose state says when a container has gone.
@@ -35,6 +33,16 @@ func (w present) isReal() bool { return w.kind == "" && (w.binary == "" || isRea
 func isReal(program string) bool {
 	name := filepath.Base(program)
 	return strings.HasPrefix(name, "runc") || strings.HasPrefix(name, "crun")
+}
+
+// known is what is present with its program by the name that says what it is: a link's target, where the link has another.
+func (p *Plan) known(was present) present {
+	target, err := p.system.resolve(was.binary)
+	followed := was
+	if followed.binary = target; err == nil && !was.isReal() && !was.isNVIDIA() && (followed.isReal() || followed.isNVIDIA()) {
+		return followed
+	}
+	return was
 }
 
 // mayReplace refuses to become the default in place of what neither we nor NVIDIA's runtime could stand in for.

@@ -87,6 +87,12 @@ var entries = []entry{
 			}
 			return ""
 		}},
+	{name: "toolkit", on: knowsToolkit, prepare: (*site).bareRuntime, handler: "plain", bare: true, compare: besideToolkit, cannot: func(cl client, _ container) string {
+		if cl.name() == "ctr" {
+			return "ctr chooses its runtime itself: no configuration of containerd's is about it"
+		}
+		return ""
+	}},
 	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain", settle: (*site).installHook, bare: true,
 		stripped: func(e engine) string {
 			if e.trust == grant.Podman { // edited before its create
