@@ -175,7 +175,7 @@ func (w *wrapper) engine() grant.Engine {
 
 // runtimeRoot is the directory of the real runtime's state.
 func (w *wrapper) runtimeRoot() string {
-	return absolute(w.StateRoot(w.real, os.Getenv, w.node.Host.IsRoot))
+	return absolute(w.StateRoot(w.real, os.Getenv, host.Default().IsRoot))
 }
 
 // fixRoot names the root in full to a runtime that makes a container: runc and crun go into the bundle before they call their hooks, and
