@@ -126,6 +126,9 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 						if guarded(name, order[:i+1]) && is.Default != "gpuledger" {
 							t.Fatalf("after %v the default handler is %q: unguarded", order[:i+1], is.Default)
 						}
+						if s == configured && name != "plain" { // of a main file with imports, everything else is as without us
+							is.withoutUs().sameAs(t, without.inForce("the others' steps"), true, fmt.Sprint(order[:i+1], ", but for ours,"))
+						}
 						if s == undone {
 							want := without.inForce(fmt.Sprint("only the others of ", order))
 							is.sameAs(t, want, slices.Contains(order[:i], toolkitDump) || slices.Contains(order[:i], toolkitBoth), fmt.Sprint(order[:i+1]))
@@ -274,11 +277,20 @@ func (e *engineFiles) anywhere(section map[string]any) map[string]any {
 	return out
 }
 
+// withoutUs is what would be in force if only our handler and the default were not there.
+func (is inForce) withoutUs() inForce {
+	containerd, _ := is.Section["containerd"].(map[string]any)
+	runtimes, _ := containerd["runtimes"].(map[string]any)
+	delete(runtimes, "gpuledger")
+	is.Default, is.files = "", ""
+	return is
+}
+
 // sameAs compares everything but what nvidia-ctk has copied from our handler to its own, the annotations that it passes on,
 // and whether CDI is on, where it has copied all that the engine says.
 func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 	t.Helper()
-	if is.Default != want.Default {
+	if is.Default != want.Default && is.Default != "" {
 		t.Errorf("after %s the default handler is %q, want %q\n%s", when, is.Default, want.Default, is.files)
 	}
 	if strings.Contains(is.files, "gpuledger-runtime") {
@@ -293,6 +305,7 @@ func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 		if dumped {
 			delete(section, "enable_cdi")
 		}
+		delete(containerd, "default_runtime_name") // compared above
 		withoutDefaults(section)
 	}
 	if want.Section != nil && !reflect.DeepEqual(is.Section, want.Section) {
