@@ -105,20 +105,26 @@ state = "/run/k3s/containerd"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 CONFIG
-      # As k3s does: the configuration is the template's, in which the base stands where it is named, or the base alone.
+      # As k3s does: the configuration is the template's, in which the base stands where it is named, or the base alone; the base has the
+      # default handler that k3s' own configuration names.
       cat >"$root/usr/local/bin/k3s" <<'K3S'
 #!/bin/sh
 set -e
 dir=/var/lib/rancher/k3s/agent/etc/containerd base=/usr/local/share/k3s/base.toml
 mkdir -p "$dir" /run/k3s/containerd
+default=$(cat /etc/rancher/k3s/config.yaml.d/*.yaml 2>/dev/null | sed -n 's/^default-runtime: *//p' | tail -n 1)
+base() {
+  cat "$base"
+  [ -z "$default" ] || printf "[plugins.'io.containerd.cri.v1.runtime'.containerd]\n  default_runtime_name = \"%s\"\n" "$default"
+}
 template=$dir/config-v3.toml.tmpl
 [ -e "$template" ] || template=$dir/config.toml.tmpl
 if [ -e "$template" ]; then
   while IFS= read -r line; do
-    case $line in *'{{ template "base" . }}'*) cat "$base" ;; *) printf '%s\n' "$line" ;; esac
+    case $line in *'{{ template "base" . }}'*) base ;; *) printf '%s\n' "$line" ;; esac
   done <"$template" >"$dir/config.toml"
 else
-  cat "$base" >"$dir/config.toml"
+  base >"$dir/config.toml"
 fi
 exec containerd -c "$dir/config.toml"
 K3S
