@@ -36,7 +36,7 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		handler          string // what is the default then
 	}{
 		{"containerd", "config.toml", "version = 2\n", "conf.d/99-nvidia.toml", "conf.d/zzz-nvidia.toml", "nvidia"}, // ours is read after the first
-		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"}, // so here
+		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"},            // so here
 		{"docker", "daemon.json", "{}\n", "", "", "nvidia"},
 	} {
 		must(t, os.Mkdir(filepath.Join(n.Dir, e.name), 0o755))

@@ -92,15 +92,15 @@ func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) 
 	return d, !facts.absent
 }
 
-// defaultKeys are what engines call their default handler.
+// defaultKeys are what engines call their default handler; k3s and RKE2 have a setting of their own.
 var defaultKeys = map[grant.Engine]string{
-	grant.Containerd: "default_runtime_name", grant.CRIO: "default_runtime", grant.Podman: "runtime",
+	grant.Containerd: "(?:default_runtime_name|default-runtime)", grant.CRIO: "default_runtime", grant.Podman: "runtime",
 	grant.Docker: "default-runtime",
 }
 
 // setsDefault reports whether a file that configure has written makes our handler the default. It
 // looks at lines: such a file can be a template, which is no TOML.
 func setsDefault(engine grant.Engine, text []byte) bool {
-	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']` + Handler + `["']`
+	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']?` + Handler + `(?:["'\s]|$)`
 	return regexp.MustCompile(line).Match(text)
 }

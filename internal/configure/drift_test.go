@@ -122,3 +122,15 @@ func TestDefaultsOfAnEngineWithoutCRI(t *testing.T) {
 		t.Errorf("a record that cannot be read: %+v", all)
 	}
 }
+
+// TestSetsDefault: whatever the file is in which an engine reads its default handler.
+func TestSetsDefault(t *testing.T) {
+	for text, want := range map[string]bool{
+		"  default_runtime_name = \"gpuledger\" # for all\n": true, "default-runtime: gpuledger\n": true, "default-runtime: gpuledger": true,
+		"# default-runtime: gpuledger\n": false, "default_runtime_name = \"gpuledger-other\"\n": false, "[runtimes.gpuledger]\n": false,
+	} {
+		if got := setsDefault(grant.Containerd, []byte(text)); got != want {
+			t.Errorf("%q: got %v", text, got)
+		}
+	}
+}
