@@ -51,14 +51,24 @@ func (n *node) restart(args ...string) error {
 	return os.Remove(due)
 }
 
+// undo takes what configure has written out of an engine's files and has the engine read them. Where a
+// distribution of Kubernetes writes its engine's file anew at a restart, undo succeeds only after that.
+func (n *node) undo(engine string) error {
+	failed := n.change(engine, "--undo")
+	if !exists(restartDue + engine) {
+		return failed
+	}
+	return n.restart(engine, "--undo")
+}
+
 // changes reports whether a configure would change a file that the engine reads.
 func (n *node) changes(args []string) (bool, error) {
 	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run", "--json")...)
-	if err != nil {
-		return false, err
-	}
 	var answer struct {
 		Files []struct{ Path, Action string }
+	}
+	if err != nil && json.Unmarshal(out, &answer) != nil { // an undo that fails says all the same what it would do
+		return false, err
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return false, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)

@@ -119,10 +119,7 @@ func (n *node) remove(o options) error {
 		return err
 	}
 	if exists(program) {
-		if err := n.change(o.engine, "--undo"); err != nil {
-			return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
-		}
-		if err := n.restart(o.engine, "--undo"); err != nil {
+		if err := n.undo(o.engine); err != nil {
 			return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
 		}
 		p, err := policy.Load(configFile)
