@@ -111,11 +111,8 @@ const nvidiaConfig = "nvidia-container-runtime/config.toml"
 // setUnjudged has containers that pass without being judged run as they did: under NVIDIA's runtime, where that was the
 // default. No engine gets another one's.
 func (p *Plan) setUnjudged(d *tomlDocument, was present, others []grant.Engine) error {
-	if !p.options.AsDefault {
-		return nil
-	}
 	wanted := ""
-	if was.isNVIDIA() {
+	if p.options.AsDefault && was.isNVIDIA() {
 		if wanted = was.binary; !strings.Contains(wanted, "/") && p.system.program(wanted) != "" {
 			wanted = p.system.program(wanted)
 		}

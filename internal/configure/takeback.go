@@ -109,3 +109,34 @@ func unsetEmpty(d document, path []string) error {
 	}
 	return nil
 }
+
+// defaultHandlers are where a file has its engine's handlers, and the name of the default one beside them.
+var defaultHandlers = []struct {
+	table     []string
+	byDefault string
+}{
+	{nil, "default-runtime"},
+	{[]string{"plugins", criPlugin, "containerd"}, "default_runtime_name"},
+	{[]string{"plugins", criRuntimePlugin, "containerd"}, "default_runtime_name"},
+	{[]string{"crio", "runtime"}, "default_runtime"},
+}
+
+// withoutGoneDefault is a file that others have changed, without a default handler that it had before and whose definition
+// somebody has taken out since, as NVIDIA's toolkit does when it is removed: with it no engine starts.
+func withoutGoneDefault(path string, now, before []byte) []byte {
+	_, had, errBefore := parse(path, before)
+	d, has, err := parse(path, now)
+	if err != nil || errBefore != nil {
+		return now
+	}
+	for _, h := range defaultHandlers {
+		at := slices.Concat(h.table, []string{h.byDefault})
+		name := text(has, at...)
+		handler := slices.Concat(h.table, []string{"runtimes", name})
+		_, defined := lookup(has, handler)
+		if _, was := lookup(had, handler); name != "" && was && !defined && d.unset(at...) == nil {
+			now = d.bytes()
+		}
+	}
+	return now
+}

@@ -227,6 +227,9 @@ func gone(e entry, now content) bool {
 	if now.Kind != file || e.After.Kind != file {
 		return false
 	}
+	if bytes.Contains(now.data, []byte(Handler)) && !bytes.Contains(e.Before.data, []byte(Handler)) {
+		return false // in one line with what is theirs
+	}
 	theirs := map[string]bool{"": true}
 	for line := range bytes.Lines(e.Before.data) {
 		theirs[string(bytes.TrimSpace(line))] = true
@@ -257,6 +260,7 @@ func withoutOurs(e entry, now content) (content, bool) {
 			return now, false
 		}
 	}
+	data = withoutGoneDefault(e.Path, data, e.Before.data)
 	if _, tree, err := parse(e.Path, data); err == nil && len(tree) == 0 && e.Before.Kind == nothing {
 		return content{Kind: nothing}, true
 	}

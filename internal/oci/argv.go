@@ -68,29 +68,31 @@ var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "
 // Parse reads argv, its first element the program's name.
 func Parse(argv []string) Command {
 	var c Command
-	i := c.globals(argv)
+	i, known := c.globals(argv)
 	if i < len(argv) {
 		c.Name = argv[i]
 		c.arguments(argv, i+1)
 		rest := argv[i+1:]
-		c.Help = len(rest) == 0 || len(rest) == 1 && slices.Contains([]string{"-h", "--help"}, rest[0])
+		// With an option that runtimes read differently this may be the id of a container.
+		c.Help = known && c.Short == "" && (len(rest) == 0 || len(rest) == 1 && slices.Contains([]string{"-h", "--help"}, rest[0]))
 	}
 	return c
 }
 
 // globals reads the options before the subcommand and returns the subcommand's index. After an unknown option a word may
 // be its value or the subcommand: it is the value where the word behind it starts a container, or where it is no
-// subcommand that we know and another word is. So a new option can lead to more checks and not to fewer.
-func (c *Command) globals(argv []string) int {
+// subcommand that we know and another word is. So a new option can lead to more checks and not to fewer. known: there is no
+// such option.
+func (c *Command) globals(argv []string) (at int, known bool) {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
 		c.noteShort(argv[i], name, slices.Contains(globalValued, name) || slices.Contains(globalFlags, name))
 		switch {
 		case argv[i] == "--": // the end of the options, not of the command
-			return min(i+1, len(argv))
+			return min(i+1, len(argv)), !unknown
 		case !isOption && (!unknown || slices.Contains(subcommands, argv[i])):
-			return i
+			return i, !unknown
 		case !isOption:
 			first = min(first, i)
 		case hasValue:
@@ -103,11 +105,11 @@ func (c *Command) globals(argv []string) int {
 			c.global(name, "true", i)
 		default:
 			if unknown = true; i+2 < len(argv) && slices.Contains(Creates, argv[i+2]) {
-				return i + 2
+				return i + 2, false
 			}
 		}
 	}
-	return first
+	return first, !unknown
 }
 
 func (c *Command) global(name, value string, at int) {

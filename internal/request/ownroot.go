@@ -30,6 +30,11 @@ func (f *finder) sources(i int) []place {
 	var places []place
 	for _, path := range f.sourcePaths(source) {
 		p := f.look(path)
+		if f.backFromMounts(i, path) {
+			p.Shifting = true
+			places = append(places, p)
+			continue
+		}
 		if !f.madeByMounts(i, path, p.Path) {
 			places = append(places, p)
 			continue
@@ -66,6 +71,21 @@ func (f *finder) madeByMounts(before int, path, real string) bool {
 	}
 	for depth := 1; depth <= maxDepth; depth++ {
 		if f.covered[top(real, depth)] {
+			return true
+		}
+	}
+	return false
+}
+
+// backFromMounts reports whether a path goes up again from behind other mounts in the container's own root: a link that they bring
+// may be on the way, and then it leads up from elsewhere.
+func (f *finder) backFromMounts(before int, path string) bool {
+	names := strings.Split(path, "/")
+	for n, name := range names {
+		if name != ".." {
+			continue
+		}
+		if way := strings.Join(names[:n], "/"); way != "" && f.madeByMounts(before, way, f.look(way).Path) {
 			return true
 		}
 	}

@@ -122,7 +122,7 @@ func (n *node) run(name string, args ...string) error {
 func (n *node) output(name string, args ...string) ([]byte, error) {
 	out, err := n.command(name, args...).Output()
 	if err != nil {
-		return nil, fmt.Errorf("cannot run %s %v: %w", name, args, err)
+		return out, fmt.Errorf("cannot run %s %v: %w", name, args, err)
 	}
 	return out, nil
 }

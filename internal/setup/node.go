@@ -2,7 +2,6 @@ package setup
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -93,8 +91,8 @@ func (n *node) configure(o options) error {
 	if o.asDefault {
 		args = append(args, "--as-default")
 	}
-	if !modeStands() {
-		args = append(args, "--mode", cmp.Or(o.mode, string(grant.Report)))
+	if o.mode != "" && !modeStands() { // of a default handler configure writes report, where none stands
+		args = append(args, "--mode", o.mode)
 	}
 	if err := n.change(args...); err != nil {
 		return err

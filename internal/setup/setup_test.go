@@ -468,7 +468,7 @@ func TestNodeWithoutSystemd(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "restart containerd by hand") || !strings.Contains(out, "start `gpuledgerd --nri observe` by hand") {
 		t.Errorf("status %d\n%s", status, out)
 	}
-	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --mode report --dry-run --json", "gpuledger configure containerd --mode report")
+	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
 	if status, out := s.run("install", "--engine=containerd"); status != 0 || strings.Contains(out, "restart containerd") {
 		t.Errorf("again: status %d\n%s", status, out)
 	}

@@ -1,0 +1,79 @@
+package configure
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// TestUndoNamesNoDefaultThatIsGone: the former default's handler was taken out meanwhile, as the toolkit does when it is removed.
+func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
+	for name, c := range map[string]struct {
+		engine       grant.Engine
+		file, before string
+		without      func(t *testing.T, d document)
+	}{
+		"docker": {grant.Docker, "/etc/docker/daemon.json",
+			`{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`,
+			func(t *testing.T, d document) { unset(t, d, "runtimes", "nvidia") }},
+		"containerd": {grant.Containerd, "/etc/containerd/config.toml",
+			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+			func(t *testing.T, d document) { unset(t, d, "plugins", criPlugin, "containerd", "runtimes", "nvidia") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(scene(t, map[string]string{c.file: c.before, "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n", "/usr/bin/runc": "#!/bin/sh\n"}), c.engine)
+			apply := func() {
+				t.Helper()
+				p, err := New(o)
+				if err == nil {
+					err = p.Apply()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			apply()
+			d, _, err := parse(c.file, []byte(fileAt(t, o.Root, c.file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.without(t, d)
+			write(t, o.Root, c.file, string(d.bytes()))
+			apply() // what is gone stands in no way
+
+			if u, err := Undo(o, "/var/lib/gpuledger", false); err != nil || len(u.Named) > 0 {
+				t.Fatal(u, err)
+			}
+			is := present{}
+			for _, p := range Look(o.Root) {
+				if p.Engine == c.engine {
+					is.name, is.binary = p.Default, p.Handlers[p.Default]
+				}
+			}
+			if is.name == "nvidia" || is.name == Handler {
+				t.Errorf("the default handler is %q, of which nothing is there:\n%s", is.name, fileAt(t, o.Root, c.file))
+			}
+		})
+	}
+}
+
+func unset(t *testing.T, d document, path ...string) {
+	t.Helper()
+	if err := d.unset(path...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fileAt(t *testing.T, root, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
