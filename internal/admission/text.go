@@ -29,7 +29,7 @@ type sentence struct {
 var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 	return map[grant.Code]sentence{
 		grant.RulesNotEnforced: {without: "asks for a GPU or reaches one where no device rule holds ({x}), so that nothing would keep it to a grant",
-			hint: "start it with an engine that runs as root of the node and uses cgroups, or without GPUs (docs/refusals.md, rules-not-enforced)"},
+			hint: "start it with an engine that runs as root of the node and uses cgroups, or without GPUs (" + grant.Docs + "refusals.md#rules-not-enforced)"},
 		grant.LedgerUnreadable:    {without: "relies on grant {x}, whose entry in the ledger is damaged", hint: "an administrator finds the reason with `gpuledger check`"},
 		grant.AnnotationMalformed: {without: "carries {v}, which cannot be read: {x}", hint: "correct it, or remove it"},
 		grant.AnnotationMismatch: {without: "carries {v} ({x}), which disagrees with its other references", with: "carries {v} ({x}), which disagrees with grant {g}",

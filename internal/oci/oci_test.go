@@ -44,6 +44,7 @@ func TestParse(t *testing.T) {
 		{"an unknown option before a known one", "--new value --debug create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"help", "create -h", Command{Name: "create", Help: true}},
 		{"help in full", "--root /r run --help", Command{Name: "run", Root: "/r", RootAt: 2, Help: true}},
+		{"no help behind an option that is not known: run is the subcommand to crun", "--deb run create", Command{Name: "create"}},
 		{"no arguments", "delete", Command{Name: "delete", Help: true}},
 		{"help that is taken back", "create -h --help=false c1", Command{Name: "create", ID: "c1"}},
 		{"help that may be a value", "create --new -h c1", Command{Name: "create", ID: "c1"}},

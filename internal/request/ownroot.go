@@ -85,7 +85,11 @@ func (f *finder) backFromMounts(before int, path string) bool {
 		if name != ".." {
 			continue
 		}
-		if way := strings.Join(names[:n], "/"); way != "" && f.madeByMounts(before, way, f.look(way).Path) {
+		way := strings.Join(names[:n], "/")
+		if way == "" {
+			continue
+		}
+		if p := f.look(way); p.Path != f.real(f.root()) && f.madeByMounts(before, way, p.Path) {
 			return true
 		}
 	}

@@ -73,6 +73,14 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 		{"a GPU below a mount that covers it", own(func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.path("dev"), "/mnt") }, "rootfs/mnt/nvidia0"),
 			[]string{"gpu-bind-mount | mount:/x | rootfs/mnt/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 
+		{"up again from behind a mount", own(func(s *scene) {
+			s.mkdir("data/deep/a/b")
+			s.link("deep/a/b", "data/link")
+			s.bind(s.path("data"), "/mnt")
+		}, "T/bundle/rootfs/mnt/link/../../../run"), untold("T/bundle/rootfs/mnt/link/../../../run")},
+		{"the same by a relative path", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") }, "rootfs/mnt/link/../../../../run"),
+			socket("rootfs/mnt/link/../../../../run")},
+		{"up again from in front of all mounts", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") }, "rootfs/../src"), nil},
 		{"a link in what covers it", own(func(s *scene) { s.mkdir("data"); s.link(s.path("run"), "data/a"); s.bind(s.path("data"), "/mnt") }, "rootfs/mnt/a"), untold("rootfs/mnt/a")},
 		{"a link on the way, which leads to nothing of ours", own(func(s *scene) { s.mkdir("data/b/c"); s.link("b", "data/a"); s.bind(s.path("data"), "/mnt") }, "rootfs/mnt/a/c"), untold("rootfs/mnt/a/c")},
 		{"a link in the image", own(func(s *scene) { s.link("/mnt", "bundle/rootfs/a"); s.bind(s.mkdir("data"), "/mnt") }, "rootfs/a"), untold("rootfs/a")},
