@@ -1,6 +1,6 @@
 #!/bin/bash
 # packaging/setup.sh [ENGINE...]: what gpuledger-setup does on a node that works. ENGINE is containerd-1.6, containerd-1.7, containerd-2,
-# crio (default: these), or k3s: a containerd 2 that k3s.service runs, with a configuration that is written anew at each start. It boots a
+# crio, or k3s (default: all): a containerd 2 that k3s.service runs, with a configuration that is written anew at each start. It boots a
 # Debian 12 with its own systemd and the engine, and runs the pods of packaging/kubernetes through the engine's CRI as a kubelet would: the
 # set-up ten times, then agents, then the removal. Containers that ran before and that started meanwhile have to live on. The image is made
 # of bin/. However this ends, every container and service that it has started ends with it.
@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin LC_ALL=C
 
-engines=(containerd-1.6 containerd-1.7 containerd-2 crio)
+engines=(containerd-1.6 containerd-1.7 containerd-2 crio k3s)
 [ $# = 0 ] || engines=("$@")
 if [ -z "${GPULEDGER_TEST_PRIVATE:-}" ]; then
   [ "$(id -u)" = 0 ] || { echo "packaging/setup.sh: it takes root" >&2; exit 1; }
