@@ -170,7 +170,7 @@ func (l *line) values(flag string, look func(config string) node.Overview) []can
 	return choose(look(l.config))
 }
 
-// seen is the ledger as whoever asks may read it: others than root get nothing, and no word why.
+// seen is the ledger as the caller may read it: a user other than root gets nothing, and no message.
 func seen(config string) node.Overview {
 	n := node.Open(policy.Path(config), host.Default())
 	o, err := n.Overview()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // TestVersionsAreMigratedBeforeTheyAreMerged, as containerd 2 does it: files of version 2 and 3 side by side.
@@ -43,5 +44,36 @@ func TestLookFindsDistributions(t *testing.T) {
 	root := scene(t, map[string]string{main: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"})
 	if seen := Look(root); len(seen) != 1 || seen[0].File != main || seen[0].Default != "nvidia" {
 		t.Errorf("%+v", seen)
+	}
+}
+
+// TestAnotherEngineGetsNoUnjudgedRuntime: containerd's former default is nothing to an engine that is configured later without
+// --as-default.
+func TestAnotherEngineGetsNoUnjudgedRuntime(t *testing.T) {
+	root := scene(t, map[string]string{
+		"/etc/containerd/config.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+		"/usr/bin/nvidia-container-runtime": "#!/bin/sh\n", "/usr/bin/runc": "#!/bin/sh\n"})
+	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO} {
+		o := options(root, engine)
+		o.AsDefault = engine == grant.Containerd
+		p, err := New(o)
+		if err == nil {
+			err = p.Apply()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	config, err := policy.Parse([]byte(fileAt(t, root, "/etc/gpuledger/config.toml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := config.Runtime.UnjudgedOf(grant.CRIO); got != "" {
+		t.Errorf("CRI-O has %q", got)
+	}
+	if got := config.Runtime.UnjudgedOf(grant.Containerd); got != "/usr/bin/nvidia-container-runtime" {
+		t.Errorf("containerd has %q", got)
 	}
 }
