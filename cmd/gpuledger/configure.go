@@ -35,7 +35,8 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 		UsageText: "gpuledger configure " + name + " --as-default --dry-run",
 		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the originals under the state directory.\n" +
 			"--undo puts them back to the byte; where somebody has changed a file since, only our lines are taken out. All files are\n" +
-			"changed, or none. Doing it twice changes nothing. The engine is not restarted unless --restart says so.\n\n" +
+			"changed, or none. Doing it twice changes nothing. The engine is not restarted unless --restart says so: until it is, an undo\n" +
+			"leaves our own configuration where it is, because the engine calls gpuledger-runtime until then.\n\n" +
 			"With --as-default every container of the engine goes through gpuledger. What the policy would refuse among those that\n" +
 			"run now is listed first, and where the configuration does not say otherwise, policy.mode becomes \"report\" and\n" +
 			"policy.privileged becomes \"strip\".",
@@ -187,7 +188,8 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo", state, o.Engine))
 	}
 	failed := a.restart(c, o)
-	if failed == nil && len(done.Named) > 0 && a.Restart != nil && a.Restart.Done { // what a distribution has written anew by now
+	if failed == nil && len(done.Named)+len(done.Callers) > 0 && a.Restart != nil && a.Restart.Done {
+		o.Restarted = true // what a distribution has written anew by now, and what the engine needed until now
 		if done, failed = configure.Undo(o, state, false); failed == nil {
 			a.enter(done.Changes)
 		}

@@ -65,6 +65,7 @@ func (p *Plan) unchanged() error {
 // with the lines that others have added since.
 func (p *Plan) next(old record) record {
 	r := record{Version: 1, Engine: p.options.Engine, Main: p.options.File, Default: p.former, Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
+	r.Unread = unread(p.options.Engine, old, daemons(p.options, p.mainFile()))
 	for _, c := range p.Changes {
 		for _, dir := range p.system.missingDirs(c.name) {
 			if !slices.Contains(r.Directories, dir) {

@@ -22,6 +22,7 @@ type Options struct {
 	Runtime    string           // gpuledger-runtime
 	Config     string           // our own configuration file
 	AsDefault  bool             // containers that choose no handler get ours too
+	Restarted  bool             // of Undo: the engine has read its files since they were undone
 	Mode       grant.RulesMode  // to write as policy.mode; "": leave it, or with AsDefault "report" where none is set
 	Privileged grant.Privileged // the same of policy.privileged, with "strip"
 }

@@ -27,6 +27,11 @@ type record struct {
 	Default     string       `json:"default,omitempty"`     // the handler that was the default, where a file named it
 	Files       []entry      `json:"files"`                 // in the order in which they are changed
 	Directories []string     `json:"directories,omitempty"` // that we made
+
+	// Unread are daemons of the engine that have run since before configure, and so do not call us.
+	Unread []grant.Process `json:"unread,omitempty"`
+	// Undone, once the engine's files are as they were, are its daemons that call us until they are restarted.
+	Undone []grant.Process `json:"undone,omitempty"`
 }
 
 // entry is one file of a record.

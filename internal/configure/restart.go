@@ -103,8 +103,7 @@ func (p *Plan) noteOthers() {
 		return
 	}
 	for _, pid := range processes(engines[p.options.Engine].daemon) {
-		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		if file := configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")); file != "" && file != p.mainFile() {
+		if file := readBy(pid); file != "" && file != p.mainFile() {
 			p.note("%s (pid %d) reads %s, not %s: name it by --file", p.options.Engine, pid, file, p.mainFile())
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Undone is what an undo did or would do.
@@ -15,6 +16,8 @@ type Undone struct {
 	Kept    int      // files that were changed by others in a way that could not be told apart from ours
 	Named   []string // where the engine's files name us all the same, as "file:line"
 	Advice  string   // what to do about them
+
+	Callers []grant.Process // daemons of the engine that call our runtime until they are restarted; our own files stay for them
 }
 
 // Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
@@ -60,6 +63,7 @@ func (p *Plan) undo() (record, Undone, error) {
 		return r, Undone{}, err
 	}
 	u := Undone{Changes: mended, Named: without.named(), Advice: "take that out by hand and run it again"}
+	u.Callers = callers(r, daemons(p.options, p.mainFile()), p.options.Restarted)
 	if place := without.place(); place != nil {
 		u.Advice = "restart " + place.name + ", which writes that file anew, and run it again"
 	}
@@ -97,6 +101,8 @@ func (s *store) plan(r record, u *Undone) ([]record, error) {
 		switch {
 		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == linked): // an engine whose file still names the link must find it
 			c = keep(e, now, "a file that stays needs it")
+		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == linked):
+			c = keep(e, now, untilRestart(r.Engine, u.Callers))
 		case c.Action == "keep" && c.Why != "" && e.Shared:
 			c.Why = "somebody has changed it since; no engine needs it any more"
 		case c.Action == "keep" && c.Why != "":
@@ -108,8 +114,8 @@ func (s *store) plan(r record, u *Undone) ([]record, error) {
 	return heirs, nil
 }
 
-// needsUs reports whether the engine's files still name us.
-func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 }
+// needsUs reports whether the engine's files still name us, or the engine calls us all the same.
+func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 }
 
 // original is where the content from before configure lies.
 func (s *store) original(r record, e entry) string {
@@ -202,7 +208,7 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 		failpoint.Hit("configure/restored")
 	}
 	s.system.removeDirs(r.Directories, nil)
-	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
+	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories, Undone: u.Callers}
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
 		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.needsUs()) {

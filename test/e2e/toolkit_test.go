@@ -74,6 +74,7 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 			}
 			configure("--undo")()
 			boot(t, "configure --undo")
+			configure("--undo")() // our own configuration stayed as long as the engine could call us
 			has := s.engineFiles()
 			for path, text := range has {
 				if strings.Contains(text, "gpuledger-runtime") {

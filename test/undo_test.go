@@ -1,0 +1,65 @@
+package test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// TestUndoLeavesOurConfigurationToARunningEngine: an engine calls gpuledger-runtime until it is restarted. Without our
+// configuration the default policy would refuse what ran before, because that policy is "enforce".
+func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+	before := read(t, n.Config)
+	c := n.Containerd()
+	file := filepath.Join(n.Dir, "c/config.toml")
+	n.Write("c/config.toml", strings.Replace(read(t, file), `"io.containerd.grpc.v1.cri", `, "", 1))
+	engine := read(t, file)
+	wrapper := program(t, n)
+	configure := func() {
+		t.Helper()
+		n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default", "--mode", "report")
+	}
+	undo := func() string {
+		t.Helper()
+		out := n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--undo")
+		if text := read(t, file); text != engine {
+			t.Fatalf("after the undo %s is\n%s\nwant\n%s", file, text, engine)
+		}
+		return out
+	}
+	kept := func(what, out string) {
+		t.Helper()
+		if text := read(t, n.Config); !strings.Contains(text, `"report"`) || !strings.Contains(out, "keep "+n.Config+": containerd (pid ") {
+			t.Errorf("%s: our configuration is\n%s\nand the undo said\n%s", what, text, out)
+		}
+	}
+	gone := func(what, out string) {
+		t.Helper()
+		if text := read(t, n.Config); text != before || strings.Contains(out, "keep ") {
+			t.Errorf("%s: our configuration is\n%s\nwant\n%s\nand the undo said\n%s", what, text, before, out)
+		}
+	}
+
+	configure()
+	gone("containerd has not read what configure wrote", undo())
+
+	configure()
+	configure() // changes nothing
+	c.Kill()
+	c.Start()
+	kept("containerd runs and has read it", undo())
+	kept("nothing has changed since", undo())
+	configure()
+	kept("configured and undone again meanwhile", undo())
+	c.Kill()
+	c.Start()
+	gone("containerd was restarted after the undo", undo())
+
+	configure()
+	c.Kill()
+	gone("containerd does not run", undo())
+	c.Start()
+}
