@@ -34,10 +34,14 @@ func newScene(t *testing.T, setup string) *scene {
 		s.must(os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	s.must(os.WriteFile(s.dir+"/library", []byte("the host's"), 0o644))
-	script := "set -e; cd " + s.dir + "; mount --bind rootfs rootfs; mount -t tmpfs tmpfs rootfs/dev; " + setup + "; echo ready; exec sleep 1000"
+	script := "set -e; cd " + s.dir + "; mount --bind rootfs rootfs; mount -t tmpfs tmpfs rootfs/dev; " + setup + "; echo ready; exec cat"
 	cmd := exec.Command("sh", "-c", script)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
+	// It ends with this process, by the end of its input. A signal at the parent's death would come from the thread that
+	// starts it, and Into ends threads.
+	_, piped := cmd.StdinPipe()
+	s.must(piped)
 	out, err := cmd.StdoutPipe()
 	s.must(err, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
