@@ -393,12 +393,21 @@ func TestAnotherCgroupNamespaceCannotTell(t *testing.T) {
 	} else {
 		absent.paths = map[string]string{"": cgroupRoot + "/gpuledger-test-absent"}
 	}
+	stayed, ended := make(chan int), make(chan struct{})
+	go func() { // a thread that stays where it is: this test's own may be the process's first one
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		stayed <- unix.Gettid()
+		<-ended
+	}()
+	defer close(ended)
+	first := fmt.Sprintf("/proc/self/task/%d/ns", <-stayed)
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		t.Skip("misses a cgroup namespace of its own: ", err)
 	}
 	h := b.Host
-	h.Proc = t.TempDir() // /proc/self is the process's first thread, which stayed
-	for process, ns := range map[string]string{"self": "/proc/thread-self/ns", "1": "/proc/self/ns"} {
+	h.Proc = t.TempDir()
+	for process, ns := range map[string]string{"self": "/proc/thread-self/ns", "1": first} {
 		real, err := filepath.EvalSymlinks(ns)
 		if err == nil {
 			err = os.MkdirAll(filepath.Join(h.Proc, process), 0o700)

@@ -1,0 +1,213 @@
+// Command mutants changes the code that decides about containers, one condition, comparison or result at a time, and runs its
+// tests. A mutant that no test notices is a survivor: a line that could be wrong without anybody knowing. It exits with 1 where
+// one survives that survivors.txt does not explain.
+//
+// All mutants are compiled into the test programs at once, and a variable of the environment chooses one: compiling each of them
+// on its own, as the libraries for this do, takes seconds a mutant. A mutant meets only the tests that reach it.
+package main
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const module = "github.com/gpuledger/gpuledger"
+
+//go:embed overlay/mutating.go
+var mutating []byte
+
+//go:embed survivors.txt
+var survivorsFile string
+
+// guarded are the packages that are mutated by default.
+var guarded = []string{"internal/admission", "internal/request", "internal/edit", "internal/node", "internal/ledger", "internal/inject"}
+
+// tested are the packages whose tests meet the mutants, the quick ones first; a package's own tests come before them.
+var tested = []string{"internal/admission", "internal/edit", "internal/nri", "hook", "runtime", "cdi", "internal/inject", "test/oracle",
+	"internal/request", "internal/node", "internal/ledger"}
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants: "+err.Error())
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "choose the mutants by this `number`")
+	limit := flag.Duration("time", 10*time.Minute, "stop after this `duration`; 0 runs all mutants")
+	only := flag.String("only", "", "run the mutants whose name has this `text` in it")
+	jobs := flag.Int("jobs", 2, "mutants at once")
+	flag.Parse()
+	packages := flag.Args()
+	if len(packages) == 0 {
+		packages = guarded
+	}
+	work, err := os.MkdirTemp("", "mutants-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	mutants, overlay, err := instrumented(packages, work)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d mutants of %s; seed %d\n", len(mutants), strings.Join(packages, ", "), *seed)
+	programs, err := compile(overlay, work)
+	if err != nil {
+		return err
+	}
+	// A mutant may take all memory there is. Go programs read this limit as any other.
+	_ = unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: 4 << 30, Max: 4 << 30})
+	tests, err := trace(programs, len(mutants), work)
+	if err != nil {
+		return err
+	}
+	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !strings.Contains(m.key, *only) })
+	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+	return report(runAll(chosen, tests, *jobs, *limit), len(chosen), packages)
+}
+
+// instrumented writes the packages with all their mutants below a directory, and the overlay that has them compiled.
+func instrumented(packages []string, work string) (found []mutant, overlay string, err error) {
+	replace := map[string]string{}
+	put := func(path string, text []byte) error {
+		copied := filepath.Join(work, "src", path)
+		replace[path] = copied
+		return errors.Join(os.MkdirAll(filepath.Dir(copied), 0o700), os.WriteFile(copied, text, 0o600))
+	}
+	seen := map[string]int{}
+	for _, pkg := range packages {
+		names, err := files(pkg)
+		if err != nil {
+			return nil, "", err
+		}
+		for _, name := range names {
+			text, err := instrument(pkg, filepath.Join(pkg, name), &found, seen)
+			if err == nil {
+				err = put(filepath.Join(pkg, name), text)
+			}
+			if err != nil {
+				return nil, "", err
+			}
+		}
+	}
+	if err := put("internal/mutating/mutating.go", mutating); err != nil {
+		return nil, "", err
+	}
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return nil, "", err
+	}
+	overlay = filepath.Join(work, "overlay.json")
+	return found, overlay, os.WriteFile(overlay, text, 0o600)
+}
+
+// compile builds a test program a package.
+func compile(overlay, work string) (programs map[string]string, err error) {
+	programs = map[string]string{}
+	for _, pkg := range tested {
+		path := filepath.Join(work, strings.ReplaceAll(pkg, "/", "_")+".test")
+		build := exec.Command("go", "test", "-p", "2", "-vet=off", "-overlay", overlay, "-c", "-o", path, "./"+pkg)
+		build.Stderr = os.Stderr
+		if err := build.Run(); err != nil {
+			return nil, fmt.Errorf("cannot compile the tests of %s with the mutants: %w", pkg, err)
+		}
+		programs[pkg] = path
+	}
+	return programs, nil
+}
+
+// runAll runs mutants until the time is over.
+func runAll(mutants []mutant, tests []test, jobs int, limit time.Duration) []outcome {
+	var (
+		outcomes []outcome
+		lock     sync.Mutex
+		workers  sync.WaitGroup
+	)
+	began := time.Now()
+	queue := make(chan mutant)
+	for range jobs {
+		workers.Go(func() {
+			for m := range queue {
+				o := outcomeOf(m, tests)
+				lock.Lock()
+				outcomes = append(outcomes, o)
+				if len(outcomes)%250 == 0 {
+					fmt.Printf("%4.0f s: %d of %d\n", time.Since(began).Seconds(), len(outcomes), len(mutants))
+				}
+				lock.Unlock()
+			}
+		})
+	}
+	for _, m := range mutants {
+		if limit > 0 && time.Since(began) > limit {
+			break
+		}
+		queue <- m
+	}
+	close(queue)
+	workers.Wait()
+	return outcomes
+}
+
+// report prints what died and what survived, by package.
+func report(outcomes []outcome, chosen int, packages []string) error {
+	explained := explanations(survivorsFile)
+	var unexplained []string
+	for _, pkg := range packages {
+		run, killed, known := 0, 0, 0
+		for _, o := range outcomes {
+			switch {
+			case o.pkg != pkg:
+				continue
+			case o.by != "":
+				killed++
+			case explained[o.key]:
+				known++
+			default:
+				unexplained = append(unexplained, fmt.Sprintf("%s (%s)", o.key, o.at))
+			}
+			run++
+		}
+		if run > 0 {
+			fmt.Printf("%-20s %4d run, %4d killed (%.1f %%), %d survive and are explained, %d survive\n", pkg, run, killed,
+				100*float64(killed)/float64(run), known, run-killed-known)
+		}
+	}
+	slices.Sort(unexplained)
+	for _, text := range unexplained {
+		fmt.Println("survives: " + text)
+	}
+	if len(outcomes) < chosen {
+		fmt.Printf("the time was over after %d of %d\n", len(outcomes), chosen)
+	}
+	if len(unexplained) > 0 {
+		return fmt.Errorf("%d mutants survive: write the test that fails, or say in test/mutants/survivors.txt why none can", len(unexplained))
+	}
+	return nil
+}
+
+// explanations are the keys of survivors.txt. A line that begins with a blank says why the one before survives.
+func explanations(text string) map[string]bool {
+	keys := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if line = strings.TrimRight(line, "\n"); line != "" && line[0] != ' ' && line[0] != '#' {
+			keys[line] = true
+		}
+	}
+	return keys
+}
