@@ -75,6 +75,13 @@ test-runc: ## runc's own integration tests, bare and through us, in some 20 minu
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/runc/run.sh $(RUNC_SUITE) $(RUNC_FILES)
 
+MUTANTS ?=
+.PHONY: mutants
+mutants: ## changes the guard's code a line at a time and runs its tests, for ten minutes (root); MUTANTS='-seed 7 -time 0 internal/admission'
+	@test/setup.sh test
+	@mkdir -p .cache/bin && go build -p $(JOBS) -o .cache/bin/mutants ./test/mutants
+	test/rig/leftovers.sh .cache/bin/mutants $(MUTANTS)
+
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledgerd and the proxies in bin/shim
 	@test/setup.sh check-go

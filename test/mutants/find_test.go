@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const sample = `package sample
+
+func fits(a, b int, sound bool) (bool, error) {
+	if a < b && sound {
+		return sound, nil
+	}
+	switch {
+	case a == 7:
+		return false, fail(a)
+	}
+	return true, nil
+}
+
+func (s scale) weight() string { return s.name }
+`
+
+func TestMutantsOfASample(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sample.go")
+	if err := os.WriteFile(path, []byte(sample), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var found []mutant
+	text, err := instrument("sample", path, &found, map[string]int{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, m := range found {
+		keys = append(keys, m.key)
+	}
+	slices.Sort(keys)
+	want := []string{
+		"sample fits: `a < b && sound` is false",
+		"sample fits: `a < b` is `a <= b`",
+		"sample fits: `a < b` is true",
+		"sample fits: `a == 7` is false",
+		"sample fits: `a == 7` is true",
+		"sample fits: `false` is true",
+		"sample fits: `sound` is false",
+		"sample fits: `sound` is true",
+		"sample fits: `sound` is true (2)",
+		"sample fits: `true` is false",
+		"sample fits: returns no `fail(a)`",
+		"sample scale.weight: returns no `s.name`",
+	}
+	if !slices.Equal(keys, want) {
+		t.Errorf("found\n%s\nwant\n%s", strings.Join(keys, "\n"), strings.Join(want, "\n"))
+	}
+	for _, line := range []string{
+		"if mutating.Bool(0, 1, mutating.Bool(2, 0, mutating.Other(3, func() bool { return a < b }, func() bool { return a <= b })) && " +
+			"mutating.Bool(4, 0, sound)) {",
+		"return mutating.Zero[string](12, s.name)",
+	} {
+		if !strings.Contains(string(text), line) {
+			t.Errorf("no %q in\n%s", line, text)
+		}
+	}
+}
+
+// TestExplainedSurvivorsAreMutants: an explanation of code that has changed is taken out.
+func TestExplainedSurvivorsAreMutants(t *testing.T) {
+	t.Chdir("../..")
+	found, _, err := instrumented(guarded, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := map[string]bool{}
+	for _, m := range found {
+		keys[m.key] = true
+	}
+	for key := range explanations(survivorsFile) {
+		if !keys[key] {
+			t.Errorf("survivors.txt explains what is no mutant: %s", key)
+		}
+	}
+}
