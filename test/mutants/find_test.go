@@ -57,8 +57,8 @@ func TestMutantsOfASample(t *testing.T) {
 		t.Errorf("found\n%s\nwant\n%s", strings.Join(keys, "\n"), strings.Join(want, "\n"))
 	}
 	for _, line := range []string{
-		"if mutating.Bool(0, 1, mutating.Bool(2, 0, mutating.Other(3, func() bool { return a < b }, func() bool { return a <= b })) && " +
-			"mutating.Bool(4, 0, sound)) {",
+		"if mutating.Bool(0, 1, mutating.Bool(2, 0, mutating.Other(4, func() bool { return a < b }, func() bool { return a <= b })) && " +
+			"mutating.Bool(3, 0, sound)) {",
 		"return mutating.Zero[string](12, s.name)",
 	} {
 		if !strings.Contains(string(text), line) {
