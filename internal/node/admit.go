@@ -57,6 +57,7 @@ type Decision struct {
 
 	pod   grant.Identity // who asked, where the engine vouches for it
 	left  grant.Request  // what Config still reaches
+	env   []string       // that it has
 	began time.Time      // when the decision was asked for; zero where nobody measures it
 }
 
@@ -392,12 +393,15 @@ func (v visit) edit(d *Decision, inv grant.Inventory) (err error) {
 	if d.Config, err = apply(v.Config, d.Verdict); err != nil {
 		return err
 	}
-	left, _, refused := v.find(d.Config)
+	left, spec, refused := v.find(d.Config)
 	if refused != nil {
 		return errors.New(refused.Message)
 	}
 	left.Layout, left.Own = v.request.Layout, v.request.Own
 	d.left = left
+	if spec.Process != nil {
+		d.env = spec.Process.Env
+	}
 	return nil
 }
 
@@ -405,11 +409,11 @@ func (v visit) edit(d *Decision, inv grant.Inventory) (err error) {
 // a property test's business.)
 func (v visit) sound(d Decision, view grant.View, inv grant.Inventory) error {
 	second := v.judged.Decide(d.left, view, inv, v.Policy)
-	switch {
-	case second.Kind != d.Kind:
+	if second.Kind != d.Kind {
 		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
-	case second.Narrow || len(second.Removed) > 0 && d.Kind == grant.Pass:
-		return fmt.Errorf("the edited spec still reaches what was taken away: %v", second.Removed)
+	}
+	if what := missing(second, func() []string { return d.env }); what != "" {
+		return fmt.Errorf("the edited spec still has what was taken away: %s", grant.Printable(what))
 	}
 	return nil
 }

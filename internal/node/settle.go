@@ -46,7 +46,7 @@ func (v visit) standing(view grant.View) Decision {
 	if d.Kind == grant.Refused || d.Kind == grant.Pass && v.Mode() != grant.Enforce {
 		return d
 	}
-	what := v.missing(d.Verdict)
+	what := missing(d.Verdict, v.environment)
 	if d.Limited && what == "" {
 		what = v.unheld(d)
 		if what != "" && v.Running { // since before there was a shim: it is told as what it is
@@ -67,12 +67,13 @@ func late(c grant.Container, what string, pod grant.Identity) *Decision {
 	return r
 }
 
-// missing names an edit that the spec has not seen; "" if it has seen all that take something away.
-func (v visit) missing(verdict grant.Verdict) string {
+// missing names an edit that a spec of this environment has not seen, by the verdict about that spec; "" if it has seen all that
+// take something away.
+func missing(verdict grant.Verdict, env func() []string) string {
 	if verdict.Narrow {
 		return "device rules"
 	}
-	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool { return r.Kind != grant.RemoveEnv || !v.isSet(verdict, r.Name) })
+	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool { return r.Kind != grant.RemoveEnv || !isSet(verdict.Edits.Env, r.Name, env()) })
 	if i < 0 {
 		return ""
 	}
@@ -114,16 +115,21 @@ func (v visit) unheld(d Decision) string {
 	return ""
 }
 
-// isSet reports whether every occurrence of a variable has the value that the verdict gives it.
-func (v visit) isSet(verdict grant.Verdict, name string) bool {
+// environment is that of the spec as it stands.
+func (v visit) environment() []string {
 	spec, err := request.Parse(v.Config)
 	if err != nil || spec.Process == nil {
-		return false
+		return nil
 	}
-	i := slices.IndexFunc(verdict.Edits.Env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
-	return i >= 0 && !slices.ContainsFunc(spec.Process.Env, func(entry string) bool {
-		return strings.HasPrefix(entry, name+"=") && entry != verdict.Edits.Env[i]
-	})
+	return spec.Process.Env
+}
+
+// isSet reports whether a variable stands in an environment, and every occurrence of it has the value that the edits give it.
+func isSet(edits []string, name string, env []string) bool {
+	ofName := func(entry string) bool { return strings.HasPrefix(entry, name+"=") }
+	i := slices.IndexFunc(edits, ofName)
+	return i >= 0 && slices.ContainsFunc(env, ofName) &&
+		!slices.ContainsFunc(env, func(entry string) bool { return ofName(entry) && entry != edits[i] })
 }
 
 // adopt decides again with the ledger locked, and binds.
