@@ -76,6 +76,9 @@ func (c *asking) granted() grant.Verdict {
 	for _, h := range c.request.Hits {
 		c.covered(h)
 	}
+	for _, h := range c.request.Doubtful {
+		c.find(h.Code, h.Vector, h.Value)
+	}
 	if problem := c.request.Layout.Problem; problem != "" {
 		c.find(grant.InjectionImpossible, "root", problem)
 	}

@@ -62,6 +62,13 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 // deviceMemory is for a spec that sets the key of the driver's limit itself.
 var deviceMemory = sentence{without: "sets {v} ({x}), by which the driver limits GPU memory", hint: "that limit is the ledger's; leave the key out"}
 
+// cgroupKey is for a spec that sets what is no resource of a cgroup, doubtfulKey for one beside a grant that may be none.
+var (
+	cgroupKey = sentence{without: "sets {v} ({x}), which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped",
+		hint: "leave the key out; to stop or end a container there are the runtime's pause and kill"}
+	doubtfulKey = sentence{without: "sets {v} ({x}), of which it is not known what it does to its grant", hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
+)
+
 // elsewhere is for a mount of which nobody can tell beforehand what it brings along.
 var elsewhere = sentence{without: "mounts {x} by {v}, so that it cannot be told whether that reaches a GPU or what governs GPUs", hint: "name the file or directory itself as the mount's source"}
 
@@ -69,9 +76,14 @@ var elsewhere = sentence{without: "mounts {x} by {v}, so that it cannot be told 
 func (c *asking) text(code grant.Code, vector, value string) (message, hint string) {
 	s := sentences()[code]
 	untold := code == grant.GPUBindMount && strings.HasSuffix(value, " ("+grant.Elsewhere+")")
+	key := strings.HasPrefix(vector, "unified:")
 	switch {
-	case code == grant.LimitUnenforceable && strings.HasPrefix(vector, "unified:"):
+	case key && code == grant.GPUDeviceRule:
+		s = cgroupKey
+	case key && strings.HasPrefix(vector, "unified:dmem."):
 		s = deviceMemory
+	case key:
+		s = doubtfulKey
 	case untold:
 		s = elsewhere
 	}
@@ -85,7 +97,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		if s.with != "" {
 			message = s.with
 		}
-		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket && !untold {
+		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket && !untold && !key {
 			hint = hintInside
 		}
 	}

@@ -11,6 +11,7 @@ type Request struct {
 	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
 	Noted       []string // what else the audit log should know; it changes no verdict
 	Hits        []Hit
+	Doubtful    []Hit     // nobody knows whether they undo what keeps a grant: they ask for nothing, and no grant goes along with them
 	Dropped     []Removal // what asks for nothing by itself, and goes when a grant is admitted
 	References  []Mention
 	Allocations []Allocation

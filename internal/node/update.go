@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Update judges the resources of a runtime's update and gives what the real runtime shall read instead. A key of the
-// dmem controller would overwrite the driver's limit, so it is refused. Device rules are refused where they open a GPU
+// Update judges the resources of a runtime's update and gives what the real runtime shall read instead. Raw cgroup keys that
+// overwrite the driver's limit or set no resource are refused. Device rules are refused where they open a GPU
 // that the create did not open, and are taken out otherwise: runc ignores them, crun would put them in place of the
 // granted ones, and containerd sends along with every update those of its own spec (docs/adr/0003).
 func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
@@ -20,9 +20,8 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 		return nil, &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot read the resources of the update: " + err.Error(),
 			Hint: hintOf(grant.SpecInvalid)}
 	}
-	if key := u.DeviceMemoryKey(); key != "" {
-		return nil, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " + key + ", which belongs to the ledger",
-			Hint: "change the grant with `gpuledger grant --update`"}
+	if refused := n.unfit(c, u); refused != nil {
+		return nil, refused
 	}
 	if u.Devices == nil {
 		return resources, nil
@@ -31,6 +30,23 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 		return nil, err
 	}
 	return edit.Without(resources, "devices")
+}
+
+// unfit refuses raw cgroup keys: that of the driver's limit, those that move or end processes, and for a container with a grant
+// those of which nobody knows what they do (docs/adr/0064).
+func (n *Node) unfit(c grant.Container, u request.Update) error {
+	code, key, doubtful := u.Unfit()
+	switch {
+	case code == grant.LimitUnenforceable:
+		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) + ", which belongs to the ledger", Hint: "change the grant with `gpuledger grant --update`"}
+	case code != "" && n.Host.IsRoot(): // else no cgroup holds anything
+		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) + ", which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped",
+			Hint: "leave the key out; the runtime's own pause, resume and kill are not refused"}
+	case doubtful != "" && n.Ledger.HasBinding(c.RuntimeRoot, c.ID):
+		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " + grant.Printable(doubtful) + ", of which it is not known what it does to the container's grant",
+			Hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
+	}
+	return nil
 }
 
 // widens refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own

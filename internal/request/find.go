@@ -75,7 +75,7 @@ var vectors = []struct {
 	{"device rules that let a GPU be opened", (*finder).deviceRules}, // before those that ask what is open
 	{"device nodes", (*finder).deviceNodes},
 	{"mounts of device nodes, device lists and our own directories", (*finder).mounts},
-	{"raw cgroup keys of the driver's limit", (*finder).deviceMemory},
+	{"raw cgroup keys that set no resource, or the driver's limit", (*finder).unified},
 	{"hooks of NVIDIA's injectors", (*finder).hooks},
 	{"CDI names, and annotations that change device policy", (*finder).annotations},
 	{"parts of the driver", (*finder).driverCapabilities},

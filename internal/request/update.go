@@ -3,12 +3,9 @@ package request
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/go-json-experiment/json"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Update is the judged part of the resources that a runtime's update is given.
@@ -33,29 +30,6 @@ func ParseUpdate(resources []byte) (Update, error) {
 		return Update{}, err
 	}
 	return u, checkRules(u.Devices)
-}
-
-// DeviceMemoryKey is the first key by which an update would set the driver's own memory limit (the dmem controller), or
-// "".
-func (u Update) DeviceMemoryKey() string {
-	for _, key := range sortedKeys(u.Unified) {
-		if isDeviceMemory(key) {
-			return key
-		}
-	}
-	return ""
-}
-
-// isDeviceMemory reports whether a raw cgroup key is of the controller by which the driver limits memory.
-func isDeviceMemory(key string) bool { return strings.HasPrefix(key, "dmem.") }
-
-// deviceMemory finds such keys in a spec (docs/adr/0012).
-func (f *finder) deviceMemory() {
-	for _, key := range sortedKeys(f.spec.Linux.Resources.Unified) {
-		if isDeviceMemory(key) {
-			f.hit(grant.Hit{Vector: "unified:" + key, Value: f.spec.Linux.Resources.Unified[key], Code: grant.LimitUnenforceable, Cover: grant.CoverNever})
-		}
-	}
 }
 
 // Widens reports whether device rules open a GPU that the spec's own rules do not, and by which rule.

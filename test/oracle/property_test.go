@@ -124,7 +124,7 @@ func (s *scene) config(t *rapid.T, claims bool) []byte {
 		spec.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: path, Args: []string{path}}}}
 	}
 	if rapid.IntRange(0, 19).Draw(t, "unified") == 0 {
-		spec.Linux.Resources.Unified = map[string]string{rapid.SampledFrom([]string{"dmem.max", "memory.high", "dmemory.max"}).Draw(t, "key"): "1"}
+		spec.Linux.Resources.Unified = map[string]string{rapid.SampledFrom([]string{"dmem.max", "memory.high", "dmemory.max", "cgroup.procs", "cgroup.freeze", "cgroup.max.depth", "../x/cgroup.procs"}).Draw(t, "key"): "1"}
 	}
 	if claims {
 		s.claim(t, &spec)

@@ -47,9 +47,19 @@ func requests(s spec) []Way {
 		}
 	}
 	for _, key := range s.unified {
-		if strings.HasPrefix(key, "dmem.") { // the driver's limit of memory
+		if strings.HasPrefix(key, "dmem.") || moves(key) { // dmem: the driver's limit of memory
 			ways = append(ways, Way{"unified " + key, Nothing})
 		}
 	}
 	return ways
+}
+
+// moves reports whether writing a file of a cgroup does something to processes, or to the cgroup as such, or whether the file is
+// another cgroup's.
+func moves(key string) bool {
+	switch key {
+	case "cgroup.procs", "cgroup.threads", "cgroup.type", "cgroup.subtree_control", "cgroup.freeze", "cgroup.kill":
+		return true
+	}
+	return filepath.Base(key) != key
 }

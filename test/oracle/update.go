@@ -21,7 +21,7 @@ func (w World) Update(resources []byte) ([]Way, error) {
 		ways = w.open(s, "crun", []filter{crunV1, crunV2})
 	}
 	for key := range r.Unified {
-		if strings.HasPrefix(key, "dmem.") {
+		if strings.HasPrefix(key, "dmem.") || moves(key) {
 			ways = append(ways, Way{"unified " + key, Nothing})
 		}
 	}
