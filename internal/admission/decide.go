@@ -28,12 +28,12 @@ func (j *Judge) Decide(r grant.Request, v grant.View, inv grant.Inventory, p gra
 	c := newCase(r, v, inv, p)
 	c.planned = &j.files
 	switch {
-	case r.Sandbox && c.asks():
-		return c.ungranted() // a sandbox has no grant
 	case !c.asks():
 		return c.pass()
 	case c.onlyUnclosed():
 		return c.closed()
+	case r.Sandbox:
+		return c.ungranted() // it has no grant
 	case c.exempt() && !c.claims():
 		return c.pass("exempt from grants by policy")
 	}
@@ -92,8 +92,8 @@ func newCase(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy)
 }
 
 // asks reports whether the container wants a GPU at all. A pod's sandbox does not by its environment, annotations,
-// references, or the wide rules of a privileged pod: engines copy those there. But the key that makes it one can be
-// anybody's where containerd serves others than the kubelet, so what no engine writes into a sandbox counts.
+// or references: engines copy those there. But the key that makes it one can be anybody's where containerd serves others than
+// the kubelet, so what no engine writes into a sandbox counts.
 func (c *asking) asks() bool {
 	if c.request.Sandbox {
 		return slices.ContainsFunc(c.request.Hits, c.inSandbox)
@@ -101,17 +101,14 @@ func (c *asking) asks() bool {
 	return len(c.request.Hits) > 0 || c.claims()
 }
 
-// inSandbox reports whether a hit is of a kind that no engine writes into a sandbox: a GPU's own node, rule or mount, a
-// directory that governs GPUs, a hook of an injector. A privileged sandbox has the nodes of the whole node.
+// inSandbox reports whether a hit is of a kind that no engine writes into a sandbox. containerd and CRI-O give it one device
+// rule, which denies all, whatever its pod is; what else opens a device there opens it to the containers that share its pid namespace.
 func (c *asking) inSandbox(h grant.Hit) bool {
 	switch h.Code {
-	case grant.GPUSocket, grant.GPUHook:
-		return true
-	case grant.GPUBindMount:
-		return h.Node.Class != "" || h.Cover == grant.CoverNever
+	case grant.VisibleDevicesAll, grant.VisibleDevicesOutsideGrant, grant.GPUEnv, grant.CDIDeviceOutsideGrant:
+		return false
 	}
-	everything := c.request.AllDevices || c.request.Unruled && c.request.Privileged
-	return h.Node.Class != "" && !everything
+	return true
 }
 
 // claims reports whether the container says that a grant or an allocation is its own, or owns one by identity.
@@ -260,7 +257,7 @@ func isEnv(h grant.Hit) bool {
 // onlyUnclosed reports whether nothing but the lack of a rule that denies all lets the container reach GPUs, as Podman
 // writes it for whoever wants a user namespace: it asks for none (docs/adr/0024).
 func (c *asking) onlyUnclosed() bool {
-	return c.request.Unclosed && !c.claims() && !slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return !isUnclosed(h) })
+	return c.request.Unclosed && (c.request.Sandbox || !c.claims()) && !slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return !isUnclosed(h) })
 }
 
 // isUnclosed reports whether a hit is gone with that lack: the lack itself, and a mount above GPUs' nodes, which counts only

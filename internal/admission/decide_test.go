@@ -188,16 +188,18 @@ func TestDecide(t *testing.T) {
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 		}, "pass [without the GPUs of its grant g-podpodpodpod, whose entry in the ledger is damaged]"},
 		{"a sandbox's environment and references ask for nothing", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
-		{"a sandbox's features, annotations and keys", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, cdi, dmem} }, "pass [a sandbox with a way to a GPU: env:NVIDIA_MIG_CONFIG_DEVICES]"},
+		{"a sandbox's raw cgroup keys", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, dmem} }, "refuse limit-unenforceable gpu-env"},
+		{"a sandbox's features and annotations", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, cdi} }, "pass [a sandbox with a way to a GPU: env:NVIDIA_MIG_CONFIG_DEVICES]"},
 		{"a sandbox's allocations", func(w *world) {
 			w.r.Sandbox = true
 			w.r.Allocations = []grant.Allocation{{Source: "a", Asks: true, GPUs: []string{"0"}}, {Source: "b", Asks: true, Malformed: "cannot"}}
 		}, "pass"},
-		{"a sandbox's wide rules", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{noRules, rule("c 195:*")} }, "pass [a sandbox with a way to a GPU: rule:none]"},
-		{"a privileged pod's sandbox, with every node of the host", func(w *world) {
+		{"a sandbox's wide rules, as no engine writes them", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{noRules, rule("c 195:*")} }, "refuse gpu-device-rule gpu-device-rule"},
+		{"a sandbox without rules", func(w *world) { w.r.Sandbox = true; w.hit(noRules) }, "refuse gpu-device-rule"},
+		{"a sandbox with every node of the host", func(w *world) {
 			w.r.Sandbox = true
 			w.privileged(blamed(node(grant.ClassGPU, 0)), blamed(parent))
-		}, "pass [a sandbox with a way to a GPU: rule:0]"},
+		}, "refuse privileged-gpu privileged-gpu privileged-gpu"},
 		{"a sandbox with a GPU's node, as no engine makes it", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{all, node(grant.ClassGPU, 0)} }, "refuse visible-devices-all gpu-device-node"},
 		{"a sandbox with a GPU's node and CAP_SYS_ADMIN", func(w *world) {
 			w.r.Sandbox, w.r.Privileged, w.r.SysAdmin = true, true, true
@@ -206,7 +208,7 @@ func TestDecide(t *testing.T) {
 		{"a sandbox with a GPU's rule", func(w *world) { w.r.Sandbox = true; w.hit(exactRule) }, "refuse gpu-device-rule"},
 		{"a sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.hit(bind1) }, "refuse gpu-bind-mount"},
 		{"a privileged sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.privileged(bind1) }, "refuse gpu-bind-mount privileged-gpu"},
-		{"a sandbox with a parent of the nodes", func(w *world) { w.r.Sandbox = true; w.hit(parent) }, "pass [a sandbox with a way to a GPU: mount:/dev]"},
+		{"a sandbox with a parent of the nodes, and rules that open them", func(w *world) { w.r.Sandbox = true; w.hit(parent) }, "refuse gpu-bind-mount"},
 		{"a sandbox with a socket", func(w *world) { w.r.Sandbox = true; w.hit(socket) }, "refuse gpu-socket"},
 		{"a sandbox with a hook", func(w *world) { w.r.Sandbox = true; w.hit(hook) }, "refuse gpu-hook"},
 		{"a sandbox is refused whatever grant it names, and nothing is taken from it", func(w *world) {
@@ -283,7 +285,7 @@ func TestDecide(t *testing.T) {
 		{"a privileged pod's sandbox, where no rule holds", func(w *world) {
 			unruled(blamed(node(grant.ClassGPU, 0)))(w)
 			w.r.Privileged, w.r.Sandbox = true, true
-		}, "pass [a sandbox with a way to a GPU: device:/dev/x]"},
+		}, "refuse rules-not-enforced privileged-gpu"},
 		{"another sandbox with a node, where no rule holds", func(w *world) {
 			unruled(node(grant.ClassGPU, 0))(w)
 			w.r.Sandbox = true
@@ -314,7 +316,7 @@ func TestDecide(t *testing.T) {
 		}, "refuse grant-not-found gpu-device-rule"},
 		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) }, "admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse rules-not-enforced"},
-		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass [a sandbox with a way to a GPU: rule:none]"},
+		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a GPU: rule:none]"},
 
 		// what keeps the node from telling stops only who asks
 		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) }, "refuse config-invalid visible-devices-all"},
