@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -178,6 +179,19 @@ func (s *stage) hostDevices(t *testing.T, majors map[string]int) {
 	listen(t, filepath.Join(s.Dir, "mps/pipe/control"))
 	must(t, os.Mkdir(filepath.Join(s.Dir, "quiet"), 0o755), syscall.Mknod(filepath.Join(s.Dir, "quiet/control"), syscall.S_IFSOCK|0o666, 0),
 		os.WriteFile(filepath.Join(s.Dir, "quiet/control_lock"), nil, 0o666))
+	s.listensAsUser(t, filepath.Join(s.Dir, "tenants/pipe"))
+	must(t, os.Symlink("pipe", filepath.Join(s.Dir, "tenants/link")))
+}
+
+// listensAsUser has a user of the node make what looks like an MPS daemon's pipe directory, and listen there until the test ends.
+func (s *stage) listensAsUser(t *testing.T, dir string) {
+	t.Helper()
+	must(t, os.MkdirAll(dir, 0o755), os.Chown(dir, 1000, 1000))
+	cmd := exec.Command(tenantProgram(t), "bind", dir+"/control", "user", "1000", "serve", "ready", "control_lock", "wait")
+	cmd.Dir = dir
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	rig.Eventually(t, "the user listens", func() bool { return exists(filepath.Join(dir, "control_lock")) })
 }
 
 // listen is a socket on which the test listens until it ends.

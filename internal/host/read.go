@@ -181,10 +181,20 @@ func LookAt(path string) (t Target, err error) {
 // LookNear walks a path below a directory without leaving the mount that the directory is of: unix.EXDEV says that it would.
 // Other mounts are not touched, so one whose server is dead hangs nobody. A link at the path's end is not followed.
 func LookNear(dir, rest string) (t Target, err error) {
-	path := dir + "/" + rest
+	fd, err := openNear(dir, rest)
+	if err != nil {
+		return Target{}, err
+	}
+	defer unix.Close(fd)
+	err = t.ask(fd, dir+"/"+rest)
+	return t, err
+}
+
+// openNear walks it for LookNear, and opens nothing that it leads to.
+func openNear(dir, rest string) (int, error) {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return Target{}, &fs.PathError{Op: "open", Path: dir, Err: err}
+		return -1, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(top)
 	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
@@ -192,11 +202,9 @@ func LookNear(dir, rest string) (t Target, err error) {
 		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
 	if err != nil {
-		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
+		return -1, &fs.PathError{Op: "open", Path: dir + "/" + rest, Err: err}
 	}
-	defer unix.Close(fd)
-	err = t.ask(fd, path)
-	return t, err
+	return fd, nil
 }
 
 // ask fills in what an open file is, and where.

@@ -1,11 +1,9 @@
 package request
 
 import (
-	"bytes"
 	"errors"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -42,13 +40,13 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
 // pipe is the pipe directory of a daemon that listens.
 type pipe struct {
-	dir  string // real where it was seen, else as the daemon called it
-	seen bool   // its files were; else it lies on another mount, and only a container's own mount leads there
+	dir    string // real where its files were seen, else as the daemon called it
+	serves bool   // the daemon is the node's; else only a container's own mount may lead to one
 }
 
-// mpsBelow reports whether a place is the pipe directory of an MPS daemon that listens, its socket, or a directory that
-// holds one. For those that agents mount as a whole it is only recorded, and so is what merely looks alike: any tenant can
-// put such files on a volume that it shares with others.
+// mpsBelow reports whether a place is the pipe directory of an MPS daemon of the node's that listens, its socket, or a directory
+// that holds one. For those that agents mount as a whole it is only recorded, and so is what merely looks alike: any tenant can
+// put such files on a volume that it shares with others, and listen there (docs/adr/0066).
 //
 // Of the file system this touches what the container's own mount leads to, and never another mount below: the source itself
 // (which its runtime will touch too) and the names of MPS in it. So a dead file system of a tenant hangs the creates of
@@ -72,7 +70,10 @@ func (f *finder) mpsBelow(vector string, p place) bool {
 	if !direct && (socket || f.isPrivate(top)) {
 		return false
 	}
-	dir, serving := f.daemonBelow(top, socket)
+	dir, serving := "", direct && f.node.Host.NodeListens(top, controlSocket)
+	if !serving {
+		dir, serving = f.daemonBelow(top, socket)
+	}
 	if dir == "" && direct {
 		dir = top
 	}
@@ -94,11 +95,15 @@ func (f *finder) daemonBelow(top string, itself bool) (dir string, serving bool)
 		if d.dir != top && (itself || !within(d.dir, top)) {
 			continue
 		}
-		_, is, err := pipeIn(top, below(d.dir, top))
-		if d.seen || is {
+		if d.serves {
 			return d.dir, true
 		}
-		if errors.Is(err, unix.EXDEV) {
+		rest := below(d.dir, top)
+		_, is, err := pipeIn(top, rest)
+		if is && rest != "" && f.node.Host.NodeListens(top, filepath.Join(rest, controlSocket)) {
+			return d.dir, true
+		}
+		if is || errors.Is(err, unix.EXDEV) {
 			dir = d.dir
 		}
 	}
@@ -123,9 +128,6 @@ func pipeIn(top, rest string) (dir string, is bool, err error) {
 	}), nil
 }
 
-// maxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some hundred kilobytes.
-const maxSockets = 32 << 20
-
 // pipeDirectories are those of the daemons that this node shows: wherever a process on its network listens on a socket of the
 // name, and at the usual places of root. They are asked for once, and only for a container that mounts a directory of the
 // host's.
@@ -134,7 +136,7 @@ func (f *finder) pipeDirectories() []pipe {
 		return f.seen.pipes
 	}
 	f.seen.pipes = []pipe{}
-	sockets, _ := host.ReadFile(filepath.Join(f.node.Host.Proc, "net/unix"), maxSockets) // without it: the usual places
+	sockets, _ := host.ReadFile(filepath.Join(f.node.Host.Proc, "net/unix"), host.MaxSockets) // without it: the usual places
 	candidates := listening(sockets)
 	for _, dir := range mpsDefaults {
 		if within(dir, rootsOwn) {
@@ -149,12 +151,19 @@ func (f *finder) pipeDirectories() []pipe {
 		real, is, err := pipeIn(top, below(dir, top))
 		switch {
 		case is:
-			f.seen.pipes = append(f.seen.pipes, pipe{dir: real, seen: true})
+			serves := f.isRoots(dir) || f.node.Host.NodeListens(top, filepath.Join(below(dir, top), controlSocket))
+			f.seen.pipes = append(f.seen.pipes, pipe{dir: real, serves: serves})
 		case errors.Is(err, unix.EXDEV):
 			f.seen.pipes = append(f.seen.pipes, pipe{dir: dir})
 		}
 	}
 	return f.seen.pipes
+}
+
+// isRoots reports whether only root makes and mounts anything at a pipe directory. A daemon that listens there is the node's,
+// whatever namespaces it runs in and whatever user it runs as.
+func (f *finder) isRoots(dir string) bool {
+	return slices.Contains(mpsDefaults, dir) && within(dir, rootsOwn) || f.ofOurDaemon(dir)
 }
 
 // ofOurDaemon reports whether a directory would be the pipe directory of an MPS daemon of gpuledgerd's, which is on a mount of its own
@@ -168,38 +177,21 @@ func (f *finder) ofOurDaemon(dir string) bool {
 	return above == grant.MPSDir(f.node.Policy.RunDir, "") || above == grant.MPSDir(f.real(f.node.Policy.RunDir), "")
 }
 
-// acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).
-const acceptsConnections = 1 << 16
-
-// listening lists the directories of the control sockets in /proc/net/unix that listen, by the names they were bound to. Each
-// line has seven words before the name: number, references, protocol, flags, type, state, inode.
+// listening lists the directories of the control sockets in /proc/net/unix that listen, by the names they were bound to.
 func listening(sockets []byte) []string {
 	var dirs []string
-	for line := range bytes.Lines(sockets) {
-		i := bytes.IndexByte(line, '/')
-		if i < 0 || !bytes.HasSuffix(line, []byte("/"+controlSocket+"\n")) {
-			continue
+	for _, s := range host.Listening(sockets, controlSocket) {
+		path := s.Path
+		if within(path, "/var/run") {
+			path = path[len("/var"):]
 		}
-		words := strings.Fields(string(line[:i]))
-		if len(words) != 7 {
-			continue
-		}
-		flags, err := strconv.ParseUint(words[3], 16, 64)
-		if err != nil || flags&acceptsConnections == 0 {
-			continue
-		}
-		name := filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n"))))
-		if within(name, "/var/run") {
-			name = name[len("/var"):]
-		}
-		dirs = append(dirs, filepath.Dir(name))
+		dirs = append(dirs, filepath.Dir(path))
 	}
 	return dirs
 }
 
-// pipeDirectory follows the container's own CUDA_MPS_PIPE_DIRECTORY through its mounts to the host. What looks like a daemon's
-// is enough there, since the container itself says that it means to be its client; and whoever names a dead file system hangs
-// its own create.
+// pipeDirectory follows the container's own CUDA_MPS_PIPE_DIRECTORY through its mounts to the host, also below a mount that agents
+// have as a whole. Whoever names a dead file system hangs its own create.
 func (f *finder) pipeDirectory() {
 	value := f.env[pipeVariable]
 	if value == "" {
@@ -221,9 +213,13 @@ func (f *finder) pipeDirectory() {
 		if !p.exists || !p.IsDir() || f.found("mount:"+f.spec.Mounts[by].Destination, grant.GPUSocket) {
 			continue
 		}
-		if _, is, _ := pipeIn(p.Path, ""); is {
+		dir, is, _ := pipeIn(p.Path, "")
+		if is && (f.isRoots(p.Path) || f.node.Host.NodeListens(p.Path, controlSocket)) {
 			f.hit(grant.Hit{Vector: "env:" + pipeVariable, Value: f.env[pipeVariable], Code: grant.GPUSocket, Cover: grant.CoverNever})
 			return
+		}
+		if is {
+			f.note("env:" + pipeVariable + " leads to what may be an MPS daemon's socket in " + dir)
 		}
 	}
 }

@@ -1,8 +1,14 @@
 package request
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mps makes the pipe directory of an MPS daemon, with its socket.
+// mps makes the pipe directory of an MPS daemon, with its socket, on which this process listens.
 func (s *scene) mps(dir string) string {
 	s.mkdir(dir)
 	s.socket(dir + "/" + controlSocket)
@@ -18,10 +24,29 @@ func (s *scene) mps(dir string) string {
 	return s.path(dir)
 }
 
-// socket makes one of any length of path: bind(2) takes 108 bytes.
+// deadMPS makes one on whose socket nobody listens.
+func (s *scene) deadMPS(dir string) string {
+	s.mkdir(dir)
+	s.must(unix.Mknod(s.path(dir+"/"+controlSocket), unix.S_IFSOCK|0o666, 0))
+	s.touch(dir + "/" + mpsFiles[0])
+	return s.path(dir)
+}
+
+// socket listens at a path of any length: bind(2) takes 108 bytes.
 func (s *scene) socket(name string) string {
 	s.t.Helper()
-	s.must(unix.Mknod(s.path(name), unix.S_IFSOCK|0o666, 0))
+	dir, err := os.Open(s.path(filepath.Dir(name)))
+	s.must(err)
+	defer dir.Close()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(name))})
+	s.must(err)
+	l.SetUnlinkOnClose(false)
+	s.t.Cleanup(func() { _ = l.Close() })
+	for _, process := range []string{"self", strconv.Itoa(os.Getpid())} {
+		if err := os.Symlink("/proc/"+strconv.Itoa(os.Getpid()), s.path("proc/"+process)); !errors.Is(err, fs.ErrExist) {
+			s.must(err)
+		}
+	}
 	return s.path(name)
 }
 
@@ -81,9 +106,11 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.touch("data/control_lock")
 			s.bind(s.path("data"), "/x")
 		}, nil},
-		{"a socket on which nobody listens", func(s *scene) { s.sockets(bound, s.mps("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, nil},
-		{"a socket that nobody has", func(s *scene) { s.listens(); s.bind(s.mps("data/mps"), "/x") }, nil},
-		{"a file like that, mounted itself", func(s *scene) { s.listens(); s.bind(s.mps("data/mps")+"/control", "/x") }, nil},
+		{"a socket on which nobody listens", func(s *scene) { s.sockets(bound, s.deadMPS("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, nil},
+		{"a socket that nobody has", func(s *scene) { s.listens(); s.bind(s.deadMPS("data/mps"), "/x") }, nil},
+		{"a file like that, mounted itself", func(s *scene) { s.listens(); s.bind(s.deadMPS("data/mps")+"/control", "/x") }, nil},
+		{"a daemon in another network namespace", func(s *scene) { s.listens(); s.bind(s.mps("data/mps"), "/x") }, mounted("T/data/mps")},
+		{"a name in the list that a dead socket has", func(s *scene) { s.listens(s.deadMPS("data/mps") + "/control"); s.bind(s.path("data"), "/x") }, nil},
 		{"a usual place that a link leads to, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
 			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
@@ -178,7 +205,7 @@ func TestADaemonOfOurs(t *testing.T) {
 			s.node.Policy.RunDir = s.link(c.run, c.link)
 		}
 		s.must(unix.Mount("tmpfs", s.mkdir(c.dir), "tmpfs", 0, "size=64k"))
-		s.mps(c.dir)
+		s.deadMPS(c.dir) // which of the node's processes listens is not asked there
 		s.listens(s.path(c.told) + "/control")
 		s.bind(s.path("data"), "/x")
 		t.Log(c)
@@ -203,9 +230,9 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 		setup func(*scene)
 		want  bool
 	}{
-		"a socket beside a daemon's file": {func(s *scene) { s.bind(s.mps("data/mps"), "/x") }, true},
-		"the socket itself":               {func(s *scene) { s.bind(s.mps("data/mps")+"/control", "/x") }, true},
-		"one on which nobody listens":     {func(s *scene) { s.sockets(bound, s.mps("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, true},
+		"a socket beside a daemon's file": {func(s *scene) { s.bind(s.deadMPS("data/mps"), "/x") }, true},
+		"the socket itself":               {func(s *scene) { s.bind(s.deadMPS("data/mps")+"/control", "/x") }, true},
+		"one on which nobody listens":     {func(s *scene) { s.sockets(bound, s.deadMPS("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, true},
 		"files alone": {func(s *scene) {
 			s.bind(s.mkdir("data/mps"), "/x")
 			s.touch("data/mps/control")
