@@ -38,6 +38,7 @@ func (c *call) asked() (a node.Create, r caller, pid int, err error) {
 	r.Bundle = filepath.Clean(state.Bundle) // absolute
 	a.Container = grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: r.Bundle}
 	a.CgroupsOff, a.Restored = r.CgroupsOff, r.Name == "restore"
+	a.Patience = node.LatePatience
 	a.Live = &node.Live{Creators: r.ancestors, Unknown: unknown}
 	a.Config, a.Unread = host.ReadFile(r.ConfigPath(), request.MaxSpec)
 	if odd := r.Ambiguous(r.program); odd != nil {

@@ -93,7 +93,7 @@ func (w *wrapper) create() error {
 		rest()
 	}
 	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
-		Hooked: true, Restored: w.Name == "restore", Asks: rest}
+		Hooked: true, Restored: w.Name == "restore", Patience: node.LatePatience, Asks: rest}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
 		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])

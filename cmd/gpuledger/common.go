@@ -112,7 +112,7 @@ func complain(err error) int {
 		switch refusal.Code {
 		case grant.NoCapacity, grant.ModeConflict, grant.GrantInUse: // in the words of a container's refusal
 			status, err = exitNoCapacity, refusal
-		case grant.LimitUnenforceable, grant.MPSNotReady:
+		case grant.LimitUnenforceable, grant.MPSNotReady, grant.GrantOwnerMismatch:
 			status, err = exitRefused, refusal
 		}
 	}

@@ -152,6 +152,7 @@ var choices = map[string]func(node.Overview) []candidate{
 	"grant mode":           of(grant.Modes...),
 	"grant place":          of(grant.Binpack, grant.Spread),
 	"grant owner":          of(grant.Bearer, "pod:", "claim:"),
+	"grant for":            of("pod:", "namespace:"),
 	"grant gpu":            gpuNames,
 	"grant profile":        profiles,
 	"grant update":         grantIDs,

@@ -47,6 +47,7 @@ func TestWhatMayComeNext(t *testing.T) {
 		"grant --profile ":       "1g.10gb",
 		"grant --place ":         "binpack spread",
 		"grant --owner ":         "bearer pod: claim:",
+		"grant --for ":           "pod: namespace:",
 		"grant --update ":        "g-aaaaaaaaaaaa g-bbbbbbbbbbbb",
 		"configure ":             "containerd crio podman docker",
 		"configure crio --mode ": "enforce report",

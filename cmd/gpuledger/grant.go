@@ -23,6 +23,7 @@ func grantCommand() *cli.Command {
 		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each of two GPUs\n" +
 			"gpuledger grant --memory 4GiB --compute 30 --owner pod:UID/train\n" +
 			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
+			"gpuledger grant --memory 2GiB --for namespace:team               whoever in that namespace has the reference\n" +
 			"gpuledger grant --mode mig --profile 1g.10gb                     a MIG device that is there\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
 		Description: "Prints the reference on standard output, once: a bearer's or claim's reference holds a secret that the ledger\n" +
@@ -37,6 +38,7 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, as 0:1; may be given again"},
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
+			&cli.StringSliceFlag{Name: "for", Usage: "tie it: of those who have its reference only this `pod:UID | namespace:NAME` may use it; may be given again"},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
@@ -129,6 +131,15 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 	if ask.Owner, err = grant.ParseOwner(c.String("owner")); err != nil {
 		return ask, usage("--owner: %v", err)
 	}
+	for _, text := range c.StringSlice("for") {
+		tie, err := grant.ParseTie(text)
+		if err != nil {
+			return ask, usage("--for: %v", err)
+		}
+		if !slices.Contains(ask.For, tie) {
+			ask.For = append(ask.For, tie)
+		}
+	}
 	if c.IsSet("place") {
 		if err := ask.Place.UnmarshalText([]byte(c.String("place"))); err != nil {
 			return ask, usage("--place: %v", err)
@@ -155,7 +166,7 @@ func usage(format string, args ...any) error {
 }
 
 // fixed are the flags that a change cannot take: a container may already use the GPUs.
-var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "label", "cdi"}
+var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "label", "cdi"}
 
 func change(c *cli.Context, n *node.Node) error {
 	reference, err := grant.ParseReference(c.String("update")) // the whole reference is what people have at hand
@@ -212,7 +223,7 @@ func sentence(verb string, g grant.Grant, n *node.Node) string {
 			parts[i] = fmt.Sprintf("MIG device %s of GPU %d with %s", s.Profile, s.Index, s.Memory)
 		}
 	}
-	text := fmt.Sprintf("%s %s to %s: %s, mode %s", verb, g.ID, g.Owner, strings.Join(parts, ", "), g.Mode)
+	text := fmt.Sprintf("%s %s to %s%s: %s, mode %s", verb, g.ID, g.Owner, tied(g, " for "), strings.Join(parts, ", "), g.Mode)
 	if g.Compute > 0 {
 		text += fmt.Sprintf(", %d%% compute", g.Compute)
 	}

@@ -41,6 +41,7 @@ func grantsCommand() *cli.Command {
 type grantJSON struct {
 	ID       grant.ID       `json:"id"`
 	Owner    grant.Owner    `json:"owner"`
+	For      []grant.Tie    `json:"for,omitempty"` // who may use it, of those who have its reference; absent: all of them
 	Label    string         `json:"label"`
 	Mode     grant.Mode     `json:"mode"`
 	Strength grant.Strength `json:"strength"`
@@ -63,7 +64,7 @@ type bindingJSON struct {
 }
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
-	j := grantJSON{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
+	j := grantJSON{ID: g.ID, Owner: g.Owner, For: g.For, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
 		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
 	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
 		j.ComputeStrength = g.ComputeStrength
@@ -134,6 +135,18 @@ func containers(g grant.Grant) string {
 		names[i] = b.Container
 	}
 	return strings.Join(names, ",")
+}
+
+// tied says after a word who may use a grant; nothing of one without ties.
+func tied(g grant.Grant, after string) string {
+	if len(g.For) == 0 {
+		return ""
+	}
+	names := make([]string, len(g.For))
+	for i, t := range g.For {
+		names[i] = string(t)
+	}
+	return after + strings.Join(names, ", ")
 }
 
 func expiry(g grant.Grant, now time.Time) string {

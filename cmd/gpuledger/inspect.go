@@ -250,7 +250,7 @@ func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used, colu
 			if u != nil {
 				row = append(row, u.grant(g.ID, card))
 			}
-			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner), containers(g), g.Label))
+			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner)+tied(g, " for "), containers(g), g.Label))
 		}
 		if err := writeDetails(w, rows, columns); err != nil {
 			return err

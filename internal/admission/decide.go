@@ -60,6 +60,7 @@ type asking struct {
 	held     bool         // to the memory of its grant, by the shim
 	grant    *grant.Grant // the one that all references agree on
 	tried    bool         // to adopt one
+	late     bool         // it may be a pod of the grant's of which the ledger has not been told yet
 	parts    parts        // what devices and gpus found
 	findings []finding
 	removed  []grant.Removal
@@ -294,5 +295,6 @@ func (c *asking) refuse() grant.Verdict {
 	}
 	first := c.findings[0]
 	v.Code, v.Message, v.Hint = first.Code, first.message, first.hint
+	v.Late = c.late && first.Code == grant.GrantOwnerMismatch
 	return v
 }

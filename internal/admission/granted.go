@@ -58,7 +58,27 @@ func (c *asking) lookUp(m grant.Mention) *grant.Grant {
 		c.find(grant.GrantNotFound, m.Source, string(m.ID))
 		return nil
 	}
+	if !c.view.Grants[i].InTies(c.request.Container.Pod) {
+		c.untied(m, c.view.Grants[i])
+		return nil
+	}
 	return &c.view.Grants[i]
+}
+
+// untied finds that a container has the reference of a grant that is tied to others. It is told no name of theirs.
+func (c *asking) untied(m grant.Mention, g grant.Grant) {
+	refers := "refers to grant " + string(m.ID) + " by " + place(grant.Printable(m.Source)) + ", which is tied to "
+	switch id := c.request.Container.Pod; {
+	case id == (grant.Identity{}):
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"pods, and its engine vouches for none", hintUnvouched)
+	case !g.InNamespace(id):
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"another namespace", hintTied)
+	case id.UID == "":
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"pods, and its engine does not say which pod it is", hintNoUID)
+	default:
+		c.late = c.late || g.Owner.IsClaim()
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"other pods", hintTied)
+	}
 }
 
 // granted judges a container against its grant: the grant must be usable, and all that the spec reaches must lie within.

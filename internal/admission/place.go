@@ -22,6 +22,7 @@ type Ask struct {
 	Owner   grant.Owner
 	Label   string
 	TTL     time.Duration // 0: for ever
+	For     []grant.Tie   // who may use it, of those who have its reference; none: all of them
 	Source  string        // who asks: "cli", ...
 }
 
@@ -102,6 +103,10 @@ func (a Ask) Validate() error {
 		return usage("want 1 to %d GPUs, not %d", maxGPUs, a.GPUs)
 	case len(a.Names) > 0 && len(a.Names) != a.count():
 		return usage("%d GPUs are named, but %d are asked for", len(a.Names), a.GPUs)
+	case len(a.For) > grant.MaxTies:
+		return usage("a grant is tied to %d at most, not to %d", grant.MaxTies, len(a.For))
+	case len(a.For) > 0 && a.Owner.IsPod():
+		return usage("%s proves its grant by what it is; only a bearer's or a claim's can be tied", a.Owner)
 	case a.Compute < 0 || a.Compute > 100:
 		return usage("compute is a percentage from 1 to 100, not %d", a.Compute)
 	case a.Mode == grant.Exclusive && a.Memory != 0:

@@ -15,7 +15,10 @@ const (
 	// of a container that describes its share and names no grant
 	hintAllocation = "that describes a grant and makes none: name one by gpuledger.dev/grant, or have one granted to the pod's container (" + grant.Docs + "requesting.md); " +
 		"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"
-	hintInside = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
+	hintTied      = "a tied grant is used by its own pods, and by nobody else who knows its reference: a claim's by those that the claim is reserved for; request a share of your own (" + grant.Docs + "requesting.md)"
+	hintUnvouched = "a tied grant is used by pods' containers under containerd or CRI-O; elsewhere present the reference of a grant without ties (" + grant.Docs + "requesting.md)"
+	hintNoUID     = "containerd says it from 1.6.11 on"
+	hintInside    = "a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"
 )
 
 // sentence is how one code is told to a tenant: about the container, its grant, and where in the spec the reason stands.

@@ -20,6 +20,7 @@ type Grant struct {
 	Created  time.Time
 	Expires  time.Time // zero: never
 	Draining bool      // released while bound: it counts until its container is gone
+	For      []Tie     // who may use it, of those who have its secret; none: all of them
 
 	ComputeStrength Strength // what holds the containers to Compute, where people are told of the grant; the ledger has none
 

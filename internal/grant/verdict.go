@@ -22,6 +22,7 @@ type Verdict struct {
 	Limited   bool     // the edits bring the shim: the grant's records must be there before the container is
 	Throttled bool     // of it the proxy that throttles launches
 	Driven    bool     // the edits bring the hook that has the driver limit its cgroup
+	Late      bool     // of a refusal: a claim's grant may be the container's in a moment, when the ledger is told of its pod
 	Recorded  []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
 }
 

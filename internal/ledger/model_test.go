@@ -77,6 +77,7 @@ func drawGrant(rt *rapid.T, id grant.ID) grant.Grant {
 	for _, uuid := range rapid.SampledFrom([][]string{{gpu0}, {gpu1}, {gpu0, gpu1}}).Draw(rt, "gpus") {
 		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Memory: grant.GiB})
 	}
+	g.For = rapid.SampledFrom([][]grant.Tie{nil, {"pod:u"}, {"namespace:n", "pod:u", "pod:v"}}).Draw(rt, "for")
 	if hours := rapid.IntRange(0, 40).Draw(rt, "ttl"); hours > 0 {
 		g.Expires = noon.Add(time.Duration(hours) * time.Hour)
 	}

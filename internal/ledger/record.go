@@ -28,6 +28,7 @@ type record struct {
 	Created  time.Time      `json:"created"`
 	Expires  time.Time      `json:"expires,omitzero"`
 	Draining bool           `json:"draining,omitzero"`
+	For      []grant.Tie    `json:"for,omitzero"`
 	Unknown  jsontext.Value `json:",embed"`
 }
 
@@ -117,7 +118,7 @@ func (f format) upgrade(data []byte) (jsontext.Value, error) {
 func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 	rec := record{
 		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
-		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(), Draining: g.Draining,
+		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(), Draining: g.Draining, For: g.For,
 		Unknown: old.Unknown,
 	}
 	for _, s := range g.GPUs {
@@ -139,7 +140,7 @@ func (r record) unknownOf(uuid string) jsontext.Value {
 func (r record) grant() grant.Grant {
 	g := grant.Grant{
 		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, Mode: r.Mode, Strength: r.Strength,
-		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining,
+		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining, For: r.For,
 		GPUs: make([]grant.Share, len(r.GPUs)),
 	}
 	for i, s := range r.GPUs {
@@ -161,6 +162,11 @@ func validate(g grant.Grant) error {
 	}
 	if g.Compute < 0 || g.Compute > 100 {
 		return fmt.Errorf("it has %d percent of compute", g.Compute)
+	}
+	for _, t := range g.For {
+		if _, err := grant.ParseTie(string(t)); err != nil {
+			return err
+		}
 	}
 	if len(g.GPUs) == 0 {
 		return errors.New("it names no GPU")

@@ -21,6 +21,7 @@ func TestGrantFile(t *testing.T) {
 	b := newBook(t)
 	g := sample(1)
 	g.Secret, g.Label, g.Compute, g.Expires, g.Draining = "ab12", "night run", 25, noon.Add(time.Hour), true
+	g.For = []grant.Tie{"namespace:team", "pod:uid-1"}
 	b.put(g)
 	const want = `{
   "version": 1,
@@ -41,7 +42,11 @@ func TestGrantFile(t *testing.T) {
   "source": "cli",
   "created": "2026-03-01T12:00:01Z",
   "expires": "2026-03-01T13:00:00Z",
-  "draining": true
+  "draining": true,
+  "for": [
+    "namespace:team",
+    "pod:uid-1"
+  ]
 }
 `
 	if got := b.file(g.ID); got != want {
@@ -49,7 +54,7 @@ func TestGrantFile(t *testing.T) {
 	}
 	g = sample(2)
 	b.put(g)
-	for _, key := range []string{"secret", "label", "compute", "expires", "draining"} {
+	for _, key := range []string{"secret", "label", "compute", "expires", "draining", "for"} {
 		if got := b.file(g.ID); strings.Contains(got, key) {
 			t.Errorf("a grant without %s writes it:\n%s", key, got)
 		}
@@ -106,6 +111,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 		"invalid UTF-8":  {edit(`"cli"`, "\"\xff\""), "UTF-8"},
 		"another id":     {edit("g-aaaaaaaaaaab", "g-zzzzzzzzzzzz"), `says that it is grant "g-zzzzzzzzzzzz"`},
 		"no owner":       {edit("pod:uid-1/train", "nobody"), "owner"},
+		"unknown tie":    {edit(`"source"`, `"for": ["nobody"], "source"`), "pod:UID or namespace:NAME"},
 		"unknown mode":   {edit(`"limit"`, `"half"`), "mode"},
 		"negative bytes": {edit("4294967296", "-1"), "memory"},
 		"GPU is a way":   {edit(gpu0, "../../x"), "UUID"},

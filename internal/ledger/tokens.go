@@ -38,6 +38,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 			return tokens.Time(d, &r.Expires)
 		case "draining":
 			return tokens.Bool(d, &r.Draining)
+		case "for":
+			return tokens.List(d, &r.For, tokens.String[grant.Tie])
 		}
 		return keep(d, quoted, &r.Unknown)
 	})

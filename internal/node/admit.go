@@ -34,6 +34,9 @@ type Create struct {
 	// its cgroup back after the hooks, whatever stands in the spec.
 	Hooked, Restored bool
 
+	// Patience is how long Admit may wait for the ledger to be told that the container's pod is one of its grant's; 0: not at all.
+	Patience time.Duration
+
 	// Asks is called once, when the container is found to ask for a GPU: the longer part of an admission is to come. It may be nil.
 	Asks func()
 
@@ -114,7 +117,7 @@ func (n *Node) admit(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return v.listed(v.bind())
+	return v.listed(v.decided())
 }
 
 // visit is one container at the door. What it reads of the node it reads once.

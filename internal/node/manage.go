@@ -20,6 +20,9 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	if n.Broken != nil {
 		return grant.Grant{}, grant.Reference{}, n.Broken
 	}
+	if err := n.tieable(ask.For); err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
 	g, reference, err := n.newGrant(ask)
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
@@ -54,7 +57,7 @@ func (n *Node) newGrant(ask admission.Ask) (grant.Grant, grant.Reference, error)
 		return grant.Grant{}, grant.Reference{}, err
 	}
 	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
-		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond)}
+		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond), For: ask.For}
 	if ask.TTL > 0 {
 		g.Expires = g.Created.Add(ask.TTL)
 	}

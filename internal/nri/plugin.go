@@ -63,7 +63,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.
 	if err != nil {
 		return nil, nil, err
 	}
-	create.Reserve = true
+	create.Reserve, create.Patience = true, p.timeout/4 // the ledger's lock may take half of it
 	d := n.Admit(create)
 	if d.Bound {
 		p.remember(c.GetId())

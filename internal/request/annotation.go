@@ -11,7 +11,7 @@ import (
 type identityKeys struct{ uid, namespace, pod, container, kind string }
 
 // keysOf are the annotations that an engine itself writes last, after whatever a pod brings along. Any other key can be forged on
-// that engine; the others vouch for none.
+// that engine; the others vouch for none (grant.Engine.Vouches).
 func keysOf(engine grant.Engine) (keys identityKeys, trusted bool) {
 	switch engine {
 	case grant.Containerd:

@@ -36,6 +36,14 @@ func merged(parts ...map[string]string) map[string]string {
 	return m
 }
 
+func TestEnginesVouchWhoseKeysAreKnown(t *testing.T) {
+	for _, e := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker, grant.NoEngine, ""} {
+		if _, trusted := keysOf(e); trusted != e.Vouches() {
+			t.Errorf("%s: its keys are trusted: %v, it vouches: %v", e, trusted, e.Vouches())
+		}
+	}
+}
+
 func TestIdentityComesFromKeysThatTheEngineWritesLast(t *testing.T) {
 	cri := grant.Identity{UID: "uid-1", Namespace: "team", Pod: "job-0", Container: "train"}
 	crio := grant.Identity{UID: "uid-2", Namespace: "team", Pod: "job-0", Container: "train"}

@@ -1,0 +1,108 @@
+package node_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// presents is a container of a pod, as containerd identifies it, with a reference in its environment.
+func (m *model) presents(name string, who grant.Identity, reference grant.Reference) node.Create {
+	return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil, `{"process":{"env":["GPULEDGER_GRANT=%s"]},"annotations":{"io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":%q,
+		"io.kubernetes.cri.sandbox-name":%q,"io.kubernetes.cri.container-name":%q},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference, who.UID, who.Namespace, who.Pod, who.Container)}
+}
+
+func (m *model) entered(ask admission.Ask) (grant.Grant, grant.Reference) {
+	m.t.Helper()
+	ask.Mode, ask.GPUs, ask.Memory, ask.Source = grant.Timeslice, 1, grant.GiB, "test"
+	g, reference, err := m.node.Grant(ask)
+	m.must(err)
+	return g, reference
+}
+
+func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
+	m := newModel(t)
+	one, two := grant.Identity{UID: "u1", Namespace: "team", Pod: "one", Container: "main"}, grant.Identity{UID: "u2", Namespace: "other", Pod: "two", Container: "main"}
+	g, reference := m.entered(admission.Ask{Owner: "claim:cc"})
+	d := m.node.Admit(m.presents("early", two, reference))
+	if !d.Bound {
+		t.Fatalf("before it is tied: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	tied, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1"})
+	if m.must(err); len(tied.Strangers()) != 1 || tied.Strangers()[0].Pod != two {
+		t.Errorf("tied under %+v: the strangers are %+v", two, tied.Strangers())
+	}
+	if d := m.node.Admit(m.presents("thief", two, reference)); d.Kind != grant.Refused || d.Code != grant.GrantOwnerMismatch || d.Bound {
+		t.Errorf("another pod: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	if d := m.node.Admit(m.presents("its", one, reference)); !d.Bound {
+		t.Errorf("its pod: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	before, err := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json")
+	m.must(err)
+	again, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1"})
+	m.must(err)
+	after, err := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json")
+	if m.must(err); !os.SameFile(before, after) || !slices.Equal(again.For, tied.For) {
+		t.Errorf("the same ties again: the file is another, or they are: %v", again.For)
+	}
+	var gone *grant.NotFoundError
+	if _, err := m.node.Tie("g-zzzzzzzzzzzz", []grant.Tie{"pod:u1"}); !errors.As(err, &gone) {
+		t.Errorf("no such grant: %v", err)
+	}
+}
+
+// A pod's create may come before the ledger was told that the pod is one of the claim's.
+func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: "claim:cc", For: []grant.Tie{"namespace:team", "pod:u1"}})
+	second := grant.Identity{UID: "u2", Namespace: "team", Pod: "two", Container: "main"}
+	c := m.presents("second", second, reference)
+	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch || !d.Late {
+		t.Errorf("without patience: %s (%s) %s, late: %v", d.Kind, d.Code, d.Message, d.Late)
+	}
+	c.Patience = time.Millisecond
+	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch {
+		t.Errorf("told nothing: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	told := make(chan error, 1)
+	c.Patience, c.Asks = time.Hour, func() {
+		go func() {
+			_, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
+			told <- err
+		}()
+	}
+	d := m.node.Admit(c)
+	if m.must(<-told); !d.Bound {
+		t.Errorf("told meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three", Container: "main"}, reference)
+	elsewhere.Patience = 1 << 62 // it would hang
+	if d := m.node.Admit(elsewhere); d.Code != grant.GrantOwnerMismatch {
+		t.Errorf("another namespace: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
+func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
+	for _, engine := range []grant.Engine{grant.Podman, grant.Docker, grant.NoEngine} {
+		m := newModel(t)
+		g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
+		m.node.Policy.Engine = engine
+		_, _, made := m.node.Grant(admission.Ask{Mode: grant.Timeslice, GPUs: 1, Memory: grant.GiB, Owner: grant.Bearer, For: []grant.Tie{"namespace:team"}})
+		_, tied := m.node.Tie(g.ID, []grant.Tie{"pod:u1"})
+		for _, err := range []error{made, tied} {
+			var refusal *grant.Refusal
+			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch || !strings.Contains(refusal.Message, fmt.Sprintf("nobody on this node vouches for who a container is (engine = %q)", engine)) {
+				t.Errorf("%s: %v", engine, err)
+			}
+		}
+	}
+}
