@@ -42,6 +42,12 @@ type Plugin struct {
 	devices []*api.Device
 	held    []string      // those that containers have, by the ledger
 	changed chan struct{} // closed when devices are others
+
+	done    chan struct{}  // closed when the service ends
+	ties    sync.WaitGroup // who hurries to tie grants
+	until   time.Time      // when that is over
+	hurried bool           // somebody does
+	unable  sync.Once      // it was said that nothing can be tied here
 }
 
 // wait bounds a call to the kubelet.
@@ -58,7 +64,8 @@ func (p *Plugin) Ensure(ctx context.Context) error {
 	if p.knows() { // else there is nothing yet that the kubelet could be told
 		err = errors.Join(err, p.attend(ctx))
 	}
-	return errors.Join(err, p.reclaim(ctx))
+	_, untied := p.tie()
+	return errors.Join(err, untied, p.reclaim(ctx))
 }
 
 // look reads the ledger for what the kubelet is to be told. While nothing can be granted here nothing is offered: of what the kubelet was told
@@ -161,7 +168,7 @@ func (p *Plugin) serve() error {
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
-	p.server = grpc.NewServer()
+	p.server, p.done = grpc.NewServer(), make(chan struct{})
 	api.RegisterDevicePluginServer(p.server, p)
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(p.server)
 	return nil
@@ -232,7 +239,11 @@ func (p *Plugin) Stop() {
 	p.kubelet = nil // whoever serves again registers again
 	if p.server != nil {
 		p.server.Stop()
-		p.server = nil
+		close(p.done)
+		p.ties.Wait()
+		p.mu.Lock()
+		p.server, p.hurried = nil, false
+		p.mu.Unlock()
 	}
 	_ = os.Remove(p.path())
 }
@@ -282,6 +293,7 @@ func (p *Plugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Alloc
 		}
 		response.ContainerResponses = append(response.ContainerResponses, answer)
 	}
+	p.hurry()
 	if err := p.look(); err != nil {
 		p.Desk.Log.Log(context.Background(), slog.LevelWarn, err.Error())
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -21,7 +22,16 @@ type want struct {
 }
 
 // owner is who holds a claim's grant.
-func owner(uid string) grant.Owner { return grant.Owner("claim:" + uid) }
+func owner(uid string) grant.Owner { return grant.Owner(claimOwner + uid) }
+
+const claimOwner = "claim:"
+
+// claimOf is the claim whose grant it is.
+func claimOf(g grant.Grant) (types.UID, bool) {
+	rest, is := strings.CutPrefix(string(g.Owner), claimOwner)
+	uid, _, _ := strings.Cut(rest, "/")
+	return types.UID(uid), is
+}
 
 // translate says what a claim's allocation means here. A claim is one grant, because a container uses one: in one mode, with
 // the same amount on each of its GPUs.

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// Driver answers the kubelet of one node. It remembers nothing: all that it knows is in the ledger, in the grants' CDI files and in
-// the book's references, so another process can take over between any two calls.
+// Driver answers the kubelet of one node. It remembers nothing but what the API tells it again: all else that it knows is in the ledger, in the
+// grants' CDI files and in the book's references, so another process can take over between any two calls.
 type Driver struct {
 	Book   book.Book
 	Node   string // its name in the cluster, and that of the pool
@@ -27,6 +27,7 @@ type Driver struct {
 	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
 
 	last   atomic.Pointer[book.Book] // by the last configuration that could be read; nil: none could yet
+	pods   pods                      // of the claims
 	mu     sync.Mutex                // one claim is prepared or given up at a time; see turn
 	pace   pace                      // of publishing
 	failed atomic.Bool               // the API may not have taken what was published last
@@ -97,11 +98,18 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 	if err != nil {
 		return nil, err
 	}
+	if w.ask.For, err = d.mayUse(claim, p); err != nil {
+		return nil, err
+	}
+	defer d.pods.change() // more pods can come to it from now on
 	g, held := p.Held(w.ask.Owner)
 	switch {
 	case held && g.Draining:
 		return nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it", g.ID)
 	case held && w.is(g):
+		if err := d.tie(g, w.ask.For); err != nil {
+			return nil, err
+		}
 		reference, err := d.Book.ExposeAgain(g)
 		if err != nil {
 			return nil, err

@@ -59,7 +59,15 @@ func (s site) result(request string, gpu int, mode grant.Mode, amounts ...string
 
 func claim(uid string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + uid, UID: types.UID(uid)},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
+		Status: resourceapi.ResourceClaimStatus{ReservedFor: reservedFor("pod-of-" + uid), Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
+}
+
+// reservedFor are pods by their UIDs.
+func reservedFor(uids ...string) (list []resourceapi.ResourceClaimConsumerReference) {
+	for _, uid := range uids {
+		list = append(list, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "name-of-" + uid, UID: types.UID(uid)})
+	}
+	return list
 }
 
 func (s site) prepares(t *testing.T, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {

@@ -45,6 +45,7 @@ func serveDRA(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
+	config.QPS, config.Burst = 50, 100 // the kubelet's own: a driver that starts begins to watch all claims that it has prepared, and is asked for others meanwhile
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
@@ -75,6 +76,7 @@ func serveDRA(c *cli.Context) error {
 	all.Go(func() {
 		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
+	all.Go(func() { driver.Follow(ctx, c.Duration("interval")) })
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()

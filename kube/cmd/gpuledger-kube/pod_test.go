@@ -316,6 +316,7 @@ func (a *api) strength() string {
 // claimed makes the API tell of a claim of 4 GiB of the node's GPU.
 func (a *api) claimed(uuid string) {
 	a.claim = resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim", UID: "u-1"}}
+	a.claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "u-pod"}}
 	a.claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpuledger.dev", Pool: nodeName,
 		Request: "gpu", Device: strings.ToLower(uuid) + "-limit", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"), "compute": resource.MustParse("0")}}}}}
 }

@@ -1,0 +1,103 @@
+package deviceplugin
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// of is a grant as the ledger has it.
+func (s *site) of(id grant.ID) grant.Grant {
+	s.Node.T.Helper()
+	all := s.Grants()
+	i := slices.IndexFunc(all, func(g grant.Grant) bool { return g.ID == id })
+	if i < 0 {
+		s.Node.T.Fatalf("there is no grant %s: %v", id, all)
+	}
+	return all[i]
+}
+
+// isFor wants a grant to be tied so.
+func (s *site) isFor(when string, id grant.ID, want ...grant.Tie) {
+	s.Node.T.Helper()
+	if got := s.of(id).For; !slices.Equal(got, want) {
+		s.Node.T.Errorf("%s: it is for %v, want %v", when, got, want)
+	}
+}
+
+// The kubelet says in its checkpoint whose a reference is, before it starts a container with it.
+func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	first, reference := s.gets(c, some(0, 3)...)
+	other, others := s.gets(c, some(4, 7)...)
+	s.isFor("as long as nobody knows", first.ID)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference, "p2": others})
+	for deadline := time.Now().Add(time.Minute); len(s.of(first.ID).For) == 0 || len(s.of(other.ID).For) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("without Ensure: %+v", s.Grants())
+		}
+	}
+	s.isFor("written down", first.ID, "pod:p1")
+	s.isFor("written down", other.ID, "pod:p2")
+
+	// Unused it goes with its reference: nobody has seen that. Used it is its pod's, whatever the file says.
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p3": reference, "p2": others})
+	s.ensure()
+	s.isFor("handed on", first.ID, "pod:p3")
+	end := s.Use(first.ID, grant.Identity{UID: "p3", Namespace: "team", Pod: "three", Container: "main"})
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p9": reference, "p2": others})
+	s.ensure()
+	s.isFor("in use", first.ID, "pod:p3")
+	end()
+	s.ensure()
+	s.isFor("it was used", first.ID, "pod:p3")
+	check(t, os.Remove(checkpointFile))
+	s.ensure()
+	s.isFor("the file is gone", other.ID, "pod:p2")
+}
+
+func TestAPluginThatIsStartedAnewTiesWhatIsNotTied(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	ask, err := units1GiB.ask(some(0, 3))
+	check(t, err)
+	g, reference, err := s.Enter(ask) // as a version did that knew no ties
+	check(t, err)
+	defer s.Use(g.ID, grant.Identity{UID: "p9", Namespace: "other", Pod: "thief", Container: "main"})()
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference})
+	var log bytes.Buffer
+	s.Desk.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.ensure()
+	s.ensure()
+	s.isFor("after an update", g.ID, "pod:p1")
+	if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 || !strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
+		t.Errorf("the log names the thief %d times:\n%s", n, log.String())
+	}
+}
+
+func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	text, err := os.ReadFile(s.Config)
+	check(t, err)
+	check(t, os.WriteFile(s.Config, append([]byte("engine = \"docker\"\n"), text...), 0o600))
+	var log bytes.Buffer
+	s.Desk.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	g, reference := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference})
+	s.ensure()
+	s.ensure()
+	s.isFor("under docker", g.ID)
+	s.Stop()
+	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 || !strings.Contains(log.String(), "engine=docker") {
+		t.Errorf("it is said %d times:\n%s", n, log.String())
+	}
+}

@@ -1,0 +1,308 @@
+package dra
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/booktest"
+)
+
+// teams are the ties to pods of the claims' namespace.
+func teams(uids ...string) []grant.Tie {
+	to := []grant.Tie{"namespace:team"}
+	for _, uid := range uids {
+		to = append(to, grant.PodTie(uid))
+	}
+	return to
+}
+
+// of is a claim as it is in a version, with those that it is reserved for.
+func (s site) of(version int, uid string, pods ...string) *resourceapi.ResourceClaim {
+	c := claim(uid, s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	c.ResourceVersion, c.Status.ReservedFor = fmt.Sprint(version), reservedFor(pods...)
+	return c
+}
+
+// isFor wants the only grant to be tied so.
+func (s site) isFor(t *testing.T, when string, want ...grant.Tie) {
+	t.Helper()
+	if grants := s.Grants(); len(grants) != 1 || !slices.Equal(grants[0].For, want) {
+		t.Errorf("%s: %+v, want one for %v", when, grants, want)
+	}
+}
+
+func TestAClaimsGrantIsForItsPods(t *testing.T) {
+	s := newSite(t, 1)
+	s.has(t, s.of(5, "u-1", "p2", "p1"))
+	s.isFor(t, "prepared", teams("p1", "p2")...)
+	s.has(t, s.of(7, "u-1", "p1", "p3"))
+	s.isFor(t, "prepared again", teams("p1", "p3")...)
+	s.has(t, s.of(6, "u-1", "p1"))
+	s.isFor(t, "prepared again by what was so before", teams("p1", "p3")...)
+	if r := s.prepares(t, s.of(8, "u-2")); r.Err == nil || !strings.Contains(r.Err.Error(), "the claim is reserved for no pod") {
+		t.Errorf("reserved for nobody: %v", r.Err)
+	}
+	late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log} // knows nothing but the ledger
+	if _, err := late.retie(); err != nil {
+		t.Error(err)
+	}
+	s.isFor(t, "a driver that was started anew", teams("p1", "p3")...)
+}
+
+// The members of a group are not in the claim.
+func TestAClaimOfAGroupOfPodsIsItsNamespaces(t *testing.T) {
+	s := newSite(t, 1)
+	c := s.of(1, "u-1", "p1")
+	c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g1"})
+	s.has(t, c)
+	s.isFor(t, "prepared", "namespace:team")
+}
+
+func TestAnotherModeIsAnotherGrant(t *testing.T) {
+	w := want{}
+	w.ask.Names, w.ask.Mode = []string{"GPU-b", "GPU-a"}, grant.Limit
+	g := grant.Grant{Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-a", Memory: 1}, {UUID: "GPU-b", Memory: 2}}}
+	if !w.is(g) {
+		t.Error("the same GPUs in the same mode: it is another")
+	}
+	if g.Mode = grant.Timeslice; w.is(g) {
+		t.Error("in another mode it is the same")
+	}
+	g.Mode, g.GPUs = grant.Limit, g.GPUs[:1]
+	if w.is(g) {
+		t.Error("on other GPUs it is the same")
+	}
+
+	s := newSite(t, 1)
+	before := s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
+	after := s.has(t, claim("u-1", s.result("gpu", 0, grant.Timeslice, "4Gi", "0")))
+	if grants := s.Grants(); before == after || len(grants) != 1 || grants[0].Mode != grant.Timeslice {
+		t.Errorf("allocated anew in another mode: %v, by the same name: %v", grants, before == after)
+	}
+}
+
+// streams are the watches of a cluster, by the claims' names.
+type streams struct {
+	mu   sync.Mutex
+	of   map[string]*watch.FakeWatcher
+	told map[string]*resourceapi.ResourceClaim // what a new watch begins with
+	ever map[string]int
+}
+
+// watched has the API of a site tell of changes.
+func watched(s site) *streams {
+	all := &streams{of: map[string]*watch.FakeWatcher{}, told: map[string]*resourceapi.ResourceClaim{}, ever: map[string]int{}}
+	s.Client.(*fake.Clientset).PrependWatchReactor("resourceclaims", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		name, found := a.(clienttesting.WatchAction).GetWatchRestrictions().Fields.RequiresExactMatch("metadata.name")
+		if !found || a.GetNamespace() != "team" {
+			return true, nil, errors.New("it watches more than the claims that it holds")
+		}
+		w := watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 100})
+		all.of[name] = w
+		all.ever[name]++
+		if c := all.told[name]; c != nil {
+			w.Add(c)
+		}
+		return true, w, nil
+	})
+	return all
+}
+
+// tell has the API tell of a claim, now or when it is watched.
+func (a *streams) tell(c *resourceapi.ResourceClaim) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.told[c.Name] = c
+	if w := a.of[c.Name]; w != nil && !w.IsStopped() {
+		w.Modify(c)
+	}
+}
+
+func (a *streams) watches(name string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ever[name]
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a minute", what)
+		}
+	}
+}
+
+// becomes wants the only grant to be tied so in the end.
+func (s site) becomes(t *testing.T, when string, want ...grant.Tie) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: %+v, want it for %v", when, s.Grants(), want)
+		}
+	}()
+	eventually(t, when, func() bool {
+		grants := s.Grants()
+		return len(grants) == 1 && slices.Equal(grants[0].For, want)
+	})
+}
+
+// follows runs a driver's Follow until the function that it gives is called.
+func follows(d *Driver) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() { d.Follow(ctx, 10*time.Millisecond) })
+	return func() { cancel(); all.Wait() }
+}
+
+// The kubelet prepares a claim once, whatever pods come to it afterwards.
+func TestPodsThatComeToAPreparedClaim(t *testing.T) {
+	s := newSite(t, 1)
+	api := watched(s)
+	stop := follows(s.Driver)
+	defer func() { stop() }()
+	api.tell(s.of(1, "u-1", "p1"))
+	s.has(t, s.of(1, "u-1", "p1"))
+	s.becomes(t, "prepared", teams("p1")...)
+	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
+	api.tell(s.of(2, "u-1", "p1", "p2"))
+	s.becomes(t, "another pod comes", teams("p1", "p2")...)
+	api.tell(s.of(3, "u-1", "p2"))
+	s.becomes(t, "the first goes", teams("p2")...)
+	foreign := s.of(4, "u-9", "p9")
+	foreign.Name = "claim-u-1"
+	api.tell(foreign)
+	api.tell(s.of(5, "u-1"))
+	api.tell(s.of(6, "u-1", "p2", "p4"))
+	s.becomes(t, "nobody's claim, and one of its name between", teams("p2", "p4")...)
+	api.tell(s.of(7, "u-1"))
+	stop()
+	s.isFor(t, "the last have gone", teams("p2", "p4")...)
+
+	// While no driver runs another pod comes. The next driver finds the ties in the ledger, and is told of the pod.
+	api.tell(s.of(8, "u-1", "p2", "p5"))
+	next := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+	s.isFor(t, "nobody follows", teams("p2", "p4")...)
+	stop = follows(next)
+	s.becomes(t, "the next driver", teams("p2", "p5")...)
+
+	s.unprepares(t, "u-1")
+	eventually(t, "what is given up is watched no more", func() bool {
+		next.pods.mu.Lock()
+		defer next.pods.mu.Unlock()
+		return len(next.pods.claims) == 0
+	})
+}
+
+// A watch ends: the API ends each after a while, or goes away.
+func TestAWatchThatEndsIsBegunAnew(t *testing.T) {
+	s := newSite(t, 1)
+	api := watched(s)
+	defer follows(s.Driver)()
+	api.tell(s.of(1, "u-1", "p1"))
+	s.has(t, s.of(1, "u-1", "p1"))
+	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
+	api.mu.Lock()
+	api.of["claim-u-1"].Error(&runtime.Unknown{})
+	api.told["claim-u-1"] = s.of(2, "u-1", "p1", "p2")
+	api.mu.Unlock()
+	s.becomes(t, "what was missed", teams("p1", "p2")...)
+	if n := api.watches("claim-u-1"); n != 2 {
+		t.Errorf("the claim was watched %d times", n)
+	}
+}
+
+// Grants of a version that knew no ties have none.
+func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
+	for name, c := range map[string]struct{ pods, want []string }{"its pods are there": {[]string{"p1"}, []string{"p1"}}, "they are gone": {nil, nil}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 1)
+			w, err := translate(s.of(1, "u-1"), pool, page(t, s.Driver))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := s.Grant(w.ask)
+			s.isFor(t, "as it was")
+			end := s.Use(g.ID, grant.Identity{UID: "p9", Namespace: "other", Pod: "thief", Container: "main"})
+			defer end()
+			var log bytes.Buffer
+			s.Log = slog.New(slog.NewTextHandler(&log, nil))
+			api := watched(s)
+			api.tell(s.of(2, "u-1", c.pods...))
+			stop := follows(s.Driver)
+			s.becomes(t, "followed", teams(c.want...)...)
+			stop()
+			if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 || !strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
+				t.Errorf("the log names the thief %d times:\n%s", n, log.String())
+			}
+		})
+	}
+}
+
+// page is the ledger as a driver finds it.
+func page(t *testing.T, d *Driver) book.Page {
+	t.Helper()
+	p, err := d.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// engine sets the node's.
+func engine(n *booktest.Node, name string) {
+	n.T.Helper()
+	text, err := os.ReadFile(n.Config)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	if _, rest, found := strings.Cut(string(text), "\n# engine\n"); found {
+		text = []byte(rest)
+	}
+	if err := os.WriteFile(n.Config, fmt.Appendf(nil, "engine = %q\n# engine\n%s", name, text), 0o600); err != nil {
+		n.T.Fatal(err)
+	}
+}
+
+func TestWhereNobodyVouchesClaimsAreNotTied(t *testing.T) {
+	n := booktest.New(t, 1, 16*grant.GiB, "")
+	engine(n, "podman")
+	var log bytes.Buffer
+	s := site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	s.has(t, s.of(1, "u-1", "p1"))
+	s.has(t, s.of(2, "u-1", "p1", "p2"))
+	if _, err := s.retie(); err != nil {
+		t.Error(err)
+	}
+	s.isFor(t, "under podman")
+	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 || !strings.Contains(log.String(), "engine=podman") {
+		t.Errorf("it is said %d times:\n%s", n, log.String())
+	}
+
+	// What is tied stays so, when the configuration is another.
+	engine(n, "containerd")
+	s.has(t, s.of(3, "u-1", "p1"))
+	s.isFor(t, "under containerd", teams("p1")...)
+	engine(n, "none")
+	s.has(t, s.of(4, "u-1", "p1", "p2"))
+	s.isFor(t, "under none", teams("p1")...)
+}
