@@ -61,6 +61,7 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(work)
+	defer forgetFailures()()
 	mutants, overlay, err := instrumented(packages, work)
 	if err != nil {
 		return err
@@ -79,6 +80,23 @@ func run() error {
 	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !strings.Contains(m.key, *only) })
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	return report(runAll(chosen, tests, *jobs, *limit), len(chosen), packages)
+}
+
+// forgetFailures removes what rapid keeps of tests that have failed since it was called: it would run that again, without a mutant.
+func forgetFailures() func() {
+	var absent []string
+	for _, pkg := range tested {
+		dir := filepath.Join(pkg, "testdata/rapid")
+		if _, err := os.Stat(dir); err != nil {
+			absent = append(absent, dir)
+		}
+	}
+	return func() {
+		for _, dir := range absent {
+			_ = os.RemoveAll(dir)
+			_ = os.Remove(filepath.Dir(dir)) // where nothing else is in it
+		}
+	}
 }
 
 // instrumented writes the packages with all their mutants below a directory, and the overlay that has them compiled.
