@@ -142,9 +142,9 @@ func userNamespace(s *specs.Spec) {
 func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
-	canary := filepath.Join(n.Dir, "canary")
-	must(t, os.Mkdir(canary, 0o755))
-	for i, link := range []string{canary, "../../../canary", "../../../../../../../../../../" + canary, "/proc/self/cwd/../canary", "/proc/1/root" + canary, "tmp", "/tmp", "dev", "nowhere"} {
+	canary, elsewhere := filepath.Join(n.Dir, "canary"), filepath.Join(n.Dir, "elsewhere")
+	must(t, os.Mkdir(canary, 0o755), os.Mkdir(elsewhere, 0o777))
+	for i, link := range []string{canary, "../../../canary", "../../../../../../../../../../" + canary, "/proc/self/cwd/../canary", "/proc/1/root" + canary, "tmp", elsewhere, "dev", "nowhere"} {
 		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Shell("echo started"), n.Hooked)
 		dev := filepath.Join(b.Dir, "rootfs/dev")
 		must(t, os.Remove(dev), os.Symlink(link, dev))
@@ -154,8 +154,10 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 		wantState(t, n, reference.ID, link, grant.Free)
 	}
 	// runc 1.1.5 itself writes links of its own through such a link; ours would be nodes.
-	if nodes, _ := filepath.Glob(canary + "/nvidia*"); len(nodes) != 0 {
-		t.Errorf("the canary is touched: %v", nodes)
+	for _, dir := range []string{canary, elsewhere} {
+		if nodes, _ := filepath.Glob(dir + "/nvidia*"); len(nodes) != 0 {
+			t.Errorf("%s is touched: %v", dir, nodes)
+		}
 	}
 	if nodes, _ := filepath.Glob("/dev/nvidia*"); len(nodes) > 0 && !realGPU() {
 		t.Errorf("the host's /dev has got %v", nodes)
