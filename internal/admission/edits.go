@@ -123,22 +123,15 @@ func deviceNode(path string, major, minor int) *cdispec.DeviceNode {
 	return &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: int64(major), Minor: int64(minor), FileMode: &mode, Permissions: "rw"}
 }
 
-// lastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).
-const lastMajor = 511
-
-// isDynamic reports whether Linux gives a major to whichever driver comes next: 254 down to 234, then 511 down to 384
-// (find_dynamic_major, fs/char_dev.c).
-func isDynamic(major int) bool { return 234 <= major && major <= 254 || 384 <= major }
-
 // Confined are the device rules of a privileged container that shall not reach GPUs: everything but NVIDIA's majors, those
 // that its driver could still get, and its GPUs' DRM nodes (docs/adr/0010). It is an allow-list because runc refuses to punch
 // holes into a rule for everything, and systemd takes a list of denials for "nothing allowed" at its next reload (both
 // measured; 510 rules cost no measurable time).
 func Confined(devices grant.DeviceMap) []grant.DeviceRule {
 	rules := []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}
-	for major := range lastMajor + 1 {
+	for major := range grant.LastMajor + 1 {
 		_, nvidia := devices.Majors[major]
-		nobodys := isDynamic(major) && !devices.Taken[major]
+		nobodys := grant.IsDynamicMajor(major) && !devices.Taken[major]
 		if !nvidia && !nobodys && major != grant.MajorDRM {
 			rules = append(rules, grant.DeviceRule{Allow: true, Type: 'c', Major: int64(major), Minor: -1, Access: "rwm"})
 		}

@@ -126,6 +126,15 @@ const (
 	MajorDRM     = 226
 )
 
+// IsDynamicMajor reports whether Linux gives a character device's major to whichever driver comes next: 254 down to 234, then 511
+// down to 384 (find_dynamic_major, fs/char_dev.c). All of NVIDIA's but 195 and DRM's are such.
+func IsDynamicMajor(major int) bool {
+	return 234 <= major && major <= 254 || 384 <= major && major <= LastMajor
+}
+
+// LastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).
+const LastMajor = 511
+
 // DeviceMap tells the character devices of GPUs from others on this node. Majors are read from the system and never
 // baked in, but for 195.
 type DeviceMap struct {

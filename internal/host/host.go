@@ -200,6 +200,32 @@ func (h Host) DRM() (map[int]bool, error) {
 	return minors, nil
 }
 
+// HasNVIDIA reports whether an NVIDIA GPU is on the PCI bus, or NVIDIA's driver is loaded. What cannot be read could be one.
+func (h Host) HasNVIDIA() bool {
+	if majors, err := h.NVIDIAMajors(); err != nil || len(majors) > 0 {
+		return true
+	}
+	const display = "0x03" // PCI's class of display controllers, with which all GPUs begin (pci_ids.h)
+	devices, err := filepath.Glob(filepath.Join(h.Sys, "bus/pci/devices/*"))
+	if err != nil {
+		return true
+	}
+	for _, device := range devices {
+		vendor, err := ReadFile(filepath.Join(device, "vendor"), maxProc)
+		if err != nil || strings.TrimSpace(string(vendor)) != vendorNVIDIA {
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return true
+			}
+			continue
+		}
+		class, err := ReadFile(filepath.Join(device, "class"), maxProc)
+		if err != nil || strings.HasPrefix(string(class), display) {
+			return true
+		}
+	}
+	return false
+}
+
 // DriverVersion is the loaded NVIDIA kernel driver's version, or "" without one.
 func (h Host) DriverVersion() (string, error) {
 	text, err := ReadFile(filepath.Join(h.Sys, "module/nvidia/version"), maxProc)

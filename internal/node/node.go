@@ -67,6 +67,7 @@ func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Poli
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
 	program, _ := os.Executable() // unknown, it is guarded less
 	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM, Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
+	f.Cards = func() bool { return n.Host.HasNVIDIA() || known(inventory) }
 	if n.Policy.Inventory.Source != grant.Simulated {
 		return f
 	}
@@ -82,9 +83,21 @@ func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) reques
 	}
 	f.DRM = func() (map[int]bool, error) {
 		inv, _ := inventory()
-		return simulatedDRM(inv), nil
+		minors, err := n.Host.DRM() // of the machine that it is simulated on
+		for minor := range simulatedDRM(inv) {
+			if err == nil {
+				minors[minor] = true
+			}
+		}
+		return minors, err
 	}
 	return f
+}
+
+// known reports whether the snapshot has GPUs, of whatever boot it is.
+func known(inventory func() (grant.Inventory, *grant.Problem)) bool {
+	inv, _ := inventory()
+	return len(inv.GPUs) > 0
 }
 
 func simulatedDRM(inv grant.Inventory) map[int]bool {

@@ -92,16 +92,38 @@ func (f *finder) classes() map[int]grant.NodeClass {
 	return f.seen.majors
 }
 
-// taken are the majors that some driver has, asked for where rules for everything are to be replaced.
-func (f *finder) taken() {
-	if f.node.Taken == nil {
-		return
+// taken are the majors that some driver has, asked for once.
+func (f *finder) taken() map[int]bool {
+	if f.seen.taken == nil && f.node.Taken != nil && f.err == nil {
+		taken, err := f.node.Taken()
+		if err != nil {
+			f.fail(err)
+		}
+		f.seen.taken = taken
 	}
-	taken, err := f.node.Taken()
-	if err != nil {
-		f.fail(err)
+	return f.seen.taken
+}
+
+// cards reports whether an NVIDIA GPU is in the machine, though its driver may still have to be loaded: at boot, or by an operator's pod.
+func (f *finder) cards() bool {
+	if f.node.Cards == nil {
+		return false
 	}
-	f.request.Devices.Taken = taken
+	if f.seen.cards == nil {
+		cards := f.node.Cards()
+		f.seen.cards = &cards
+	}
+	return *f.seen.cards
+}
+
+// couldBecome reports whether a character device that is no GPU's now can be one's when a module of NVIDIA's driver is loaded: its
+// number is free, and the kernel gives it to whoever comes next. What another driver has stays that driver's (docs/adr/0065).
+func (f *finder) couldBecome(major, minor int64) bool {
+	if major == grant.MajorDRM {
+		_, known := f.drm[int(minor)]
+		return !known && f.cards()
+	}
+	return grant.IsDynamicMajor(int(major)) && f.cards() && !f.taken()[int(major)]
 }
 
 // cover says how a grant covers a node: a modeset node is dropped, any other must come with the grant.

@@ -2,8 +2,10 @@ package request
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -391,6 +393,52 @@ func TestMajorsOfOthersAreAskedForByARuleForEverything(t *testing.T) {
 	if r := s.find(); asked != 1 || !r.Devices.Taken[500] {
 		t.Errorf("asked %d times: %v", asked, r.Devices.Taken)
 	}
+	s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
+	if _, err := Find(s.spec, s.caller, s.node); err == nil {
+		t.Error("it does not fail where it cannot tell")
+	}
+}
+
+// TestRulesForNumbersToCome: with an NVIDIA GPU in the machine, a number that is nobody's can become one of its driver's.
+func TestRulesForNumbersToCome(t *testing.T) {
+	on := func(cards bool, rules ...string) func(*scene) {
+		return func(s *scene) {
+			s.node.Majors = func() (map[string]int, error) { return nil, nil }
+			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{1: false, 129: false}, nil }
+			s.node.Taken = func() (map[int]bool, error) { return map[int]bool{1: true, 10: true, 226: true, 240: true, 500: true}, nil }
+			s.node.Cards = func() bool { return cards }
+			s.rules(append([]string{"deny a"}, rules...)...)
+		}
+	}
+	const why = " (a number that NVIDIA's driver gets when it is loaded)"
+	hit := func(rule string) []string {
+		device, _, _ := strings.Cut(rule, " rw")
+		return []string{"gpu-device-rule | rule:1 | " + rule + why + " | never | -rule:" + device}
+	}
+	var rows []row
+	for _, rule := range []string{"c 226:* rwm", "c 226:0 rw", "c 226:128 rw", "c 511:* rwm", "c 511:0 rwm", "c 384:7 rw", "c 254:* rwm", "c 234:* rwm"} {
+		rows = append(rows, row{rule, on(true, "allow "+rule), hit(rule)}, row{rule + " without a GPU", on(false, "allow "+rule), nil})
+	}
+	for _, rule := range []string{"c 226:1 rw", "c 226:129 rwm", "c 240:* rwm", "c 500:0 rw", "c 233:* rwm", "c 255:* rwm", "c 383:* rwm", "c 512:* rwm", "c 511:* m", "c *:* m", "b 511:* rwm", "c 10:200 rwm"} {
+		rows = append(rows, row{rule, on(true, "allow "+rule), nil})
+	}
+	denials := []string{"allow a", "deny c 195:* rwm", "deny c 226:* rwm"}
+	for major := int64(234); major <= 511; major++ {
+		if (major <= 254 || major >= 384) && major != 240 && major != 500 {
+			denials = append(denials, fmt.Sprintf("deny c %d:* rwm", major))
+		}
+	}
+	everything := []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}
+	rows = append(rows, row{"everything but what could come", on(true, denials...), nil}, row{"everything but some", on(true, denials[:100]...), everything},
+		row{"everything but 195 and DRM", on(true, denials[:3]...), everything}, row{"the same without a GPU", on(false, denials[:3]...), nil},
+		row{"what is asked of the kernel is not told", func(s *scene) {
+			on(true, "allow c 10:* rwm")(s)
+			s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
+		}, nil})
+	check(t, rows)
+
+	s := newScene(t)
+	on(true, "allow c 511:* rw")(s)
 	s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
 	if _, err := Find(s.spec, s.caller, s.node); err == nil {
 		t.Error("it does not fail where it cannot tell")

@@ -25,6 +25,7 @@ type Node struct {
 	DRM    func() (map[int]bool, error)
 
 	Taken   func() (map[int]bool, error) // majors of character devices that any driver has
+	Cards   func() bool                  // an NVIDIA GPU is in the machine, whether or not its driver is loaded; nil: none is
 	Seen    *Seen                        // what earlier calls of Find looked up; nil where each is to look anew
 	Files   grant.Sources                // the driver's files, which mounts of an edited spec have; none where each source is to be looked at
 	Config  string                       // the configuration file
@@ -39,6 +40,8 @@ type Seen struct {
 	pipes  []pipe                  // pipe directories of MPS daemons; nil until a mount could hold one
 	owned  []guard                 // what own found; nil until it is asked
 	majors map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
+	taken  map[int]bool            // majors that any driver has; nil until a spec names one that could be given to NVIDIA's
+	cards  *bool                   // an NVIDIA GPU is there; nil until it is asked
 
 	aliases   map[aliasQuestion][]alias
 	positions map[string]position // of the directories that were asked for

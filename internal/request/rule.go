@@ -55,7 +55,7 @@ func (f *finder) deviceRules() {
 	f.request.AllDevices = slices.ContainsFunc(f.open, func(o opening) bool { return o.kind == "a" && o.index >= 0 })
 	if f.request.AllDevices {
 		f.classes() // what takes the place of its rules leaves them out
-		f.taken()
+		f.request.Devices.Taken = f.taken()
 	}
 	f.request.Privileged = f.request.AllDevices || f.request.SysAdmin && f.bringsNodes()
 	for _, o := range f.open {
@@ -102,13 +102,28 @@ func (f *finder) ruleHit(o opening) {
 	case o.kind == "a":
 		h.Cover = grant.CoverNarrow
 	case o.major != wildcard && o.minor != wildcard:
-		class := f.class(o.major, o.minor)
-		h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
+		if class := f.class(o.major, o.minor); class != "" {
+			h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
+		}
+	}
+	if h.Cover == grant.CoverNever && o.kind == "c" && o.major != wildcard && f.becomes(o) {
+		h.Value += toCome
 	}
 	if h.Cover != grant.CoverNarrow && o.index >= 0 {
 		h.Removal = grant.Removal{Kind: grant.RemoveRule, Name: o.device()}
 	}
 	f.hit(h)
+}
+
+// toCome is told of a rule for devices that are no GPU's yet.
+const toCome = " (a number that NVIDIA's driver gets when it is loaded)"
+
+// becomes reports whether a rule opens no GPU's device now.
+func (f *finder) becomes(o opening) bool {
+	if o.major == grant.MajorDRM && o.minor == wildcard {
+		return !f.anyDRM()
+	}
+	return f.class(o.major, max(o.minor, 0)) == ""
 }
 
 func (o opening) device() string { return o.kind + " " + digits(o.major) + ":" + digits(o.minor) }
@@ -166,14 +181,19 @@ func (f *finder) close(open []opening, deny opening) []opening {
 }
 
 // closesAll reports whether the rules after an "allow everything", up to and with the last, deny every major of the
-// driver, and DRM where an NVIDIA GPU has nodes there.
+// driver, those that it could still get, and DRM where an NVIDIA GPU has nodes there or will have.
 func (f *finder) closesAll(allow, last int) bool {
 	majors := []int64{}
 	for major := range f.classes() {
 		majors = append(majors, int64(major))
 	}
-	if f.anyDRM() {
+	if f.anyDRM() || f.cards() {
 		majors = append(majors, grant.MajorDRM)
+	}
+	for major := int64(firstDynamic); major <= grant.LastMajor; major++ {
+		if f.couldBecome(major, 0) && f.class(major, 0) == "" {
+			majors = append(majors, major)
+		}
 	}
 	for _, major := range majors {
 		denied := slices.ContainsFunc(f.spec.Linux.Resources.Devices[allow+1:last+1], func(r specs.LinuxDeviceCgroup) bool {
@@ -194,9 +214,9 @@ func (f *finder) reaches(o opening) bool {
 	case o.major == wildcard:
 		return true
 	case o.major == grant.MajorDRM && o.minor == wildcard:
-		return f.anyDRM()
+		return f.anyDRM() || f.cards()
 	}
-	return f.class(o.major, o.minor) != ""
+	return f.class(o.major, o.minor) != "" || f.couldBecome(o.major, o.minor)
 }
 
 // opens reports whether a rule's access lets a device be read or written; on a rule for everything runc and cgroup v1
