@@ -3,6 +3,10 @@ package host
 import (
 	"errors"
 	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // initialUserNamespace is the inode of the user namespace that a machine boots with (USER_NS_INIT_INO,
@@ -19,3 +23,45 @@ func (h Host) InitialUserNamespace() bool {
 
 // IsRoot reports whether the caller is the machine's root, and not that of a user namespace.
 func (h Host) IsRoot() bool { return h.UID == 0 && h.InitialUserNamespace() }
+
+// HasRoot reports whether the user namespace that a path leads to has the caller's root in it. A namespace tells its map only
+// through a process that is in it: known is false where there is none, as in one that an engine has just pinned.
+func (h Host) HasRoot(path string) (has, known bool) {
+	var ns unix.Stat_t
+	if unix.Stat(path, &ns) != nil {
+		return false, false
+	}
+	if dir := filepath.Dir(filepath.Dir(path)); filepath.Dir(dir) == h.Proc { // /proc/PID/ns/user, as engines write it
+		if has, known = h.hasRoot(dir, ns); known {
+			return has, known
+		}
+	}
+	processes, _ := filepath.Glob(filepath.Join(h.Proc, "[0-9]*"))
+	for _, dir := range processes {
+		if has, known = h.hasRoot(dir, ns); known {
+			return has, known
+		}
+	}
+	return false, false
+}
+
+// hasRoot asks one process, if it is in the namespace. Before its map is written there is nobody in a namespace.
+func (h Host) hasRoot(dir string, ns unix.Stat_t) (has, known bool) {
+	is := func() bool {
+		var its unix.Stat_t
+		return unix.Stat(filepath.Join(dir, "ns/user"), &its) == nil && its.Ino == ns.Ino && its.Dev == ns.Dev
+	}
+	if !is() {
+		return false, false
+	}
+	text, err := ReadFile(filepath.Join(dir, "uid_map"), maxProc)
+	if err != nil || !is() || len(strings.TrimSpace(string(text))) == 0 {
+		return false, false
+	}
+	for line := range strings.Lines(string(text)) { // the first id inside, the first outside, how many
+		if fields := strings.Fields(line); len(fields) == 3 && fields[1] == "0" && fields[2] != "0" {
+			return true, true
+		}
+	}
+	return false, true
+}

@@ -405,7 +405,9 @@ func TestRulesForNumbersToCome(t *testing.T) {
 		return func(s *scene) {
 			s.node.Majors = func() (map[string]int, error) { return nil, nil }
 			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{1: false, 129: false}, nil }
-			s.node.Taken = func() (map[int]bool, error) { return map[int]bool{1: true, 10: true, 226: true, 240: true, 500: true}, nil }
+			s.node.Taken = func() (map[int]bool, error) {
+				return map[int]bool{1: true, 10: true, 226: true, 240: true, 500: true}, nil
+			}
 			s.node.Cards = func() bool { return cards }
 			s.rules(append([]string{"deny a"}, rules...)...)
 		}

@@ -186,8 +186,15 @@ func (f *finder) joinsOurs(kind specs.LinuxNamespaceType) bool {
 }
 
 // mapsRoot reports whether a user namespace has the node's root in it. Its capabilities end at the namespace; what root owns
-// it may write all the same.
+// it may write all the same. Of one that is joined by its path the spec's maps say nothing: runtimes leave them aside. Only where
+// that namespace tells nothing, because nobody is in it yet, are they all there is, and without any it may be root's.
 func (f *finder) mapsRoot() bool {
+	if ns, _ := f.namespace(specs.UserNamespace); ns.Path != "" {
+		has, known := f.node.Host.HasRoot(ns.Path)
+		if known || len(f.spec.Linux.UIDMappings) == 0 {
+			return has || !known
+		}
+	}
 	return slices.ContainsFunc(f.spec.Linux.UIDMappings, func(m specs.LinuxIDMapping) bool { return m.HostID == 0 && m.Size > 0 })
 }
 

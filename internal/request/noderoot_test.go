@@ -1,9 +1,12 @@
 package request
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -164,6 +167,25 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.userNamespace()
 			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
 		}, false},
+		{"host / in a joined user namespace that has the node's root in it", func(s *scene) { joined(s, 0); bind("/")(s) }, true},
+		{"the same, and maps that say otherwise", func(s *scene) { joined(s, 0); bind("/")(s); s.spec.Linux.UIDMappings = others }, true},
+		{"host / in a joined user namespace of other users", func(s *scene) { joined(s, 100000); bind("/")(s) }, false},
+		{"the same, and maps that say otherwise, which no runtime obeys", func(s *scene) {
+			joined(s, 100000)
+			bind("/")(s)
+			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 0, Size: 1}}
+		}, false},
+		{"host / in a joined user namespace that tells nothing", func(s *scene) { joined(s, 0); s.node.Host.Proc = s.path("proc"); bind("/")(s) }, true},
+		{"the same, as an engine that pins one describes it", func(s *scene) {
+			joined(s, 100000)
+			s.node.Host.Proc = s.path("proc")
+			bind("/")(s)
+			s.spec.Linux.UIDMappings = others
+		}, false},
+		{"host / in a user namespace that is not there", func(s *scene) {
+			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/nowhere"})
+			bind("/")(s)
+		}, true},
 		{"host / in the node's own user namespace, joined", func(s *scene) {
 			bind("/")(s)
 			s.node.Host.Proc = "/proc"
@@ -324,4 +346,20 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 			}
 		})
 	}
+}
+
+var others = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+
+// joined has the container join the user namespace of a process, whose root is a user of the node.
+func joined(s *scene, root int) {
+	s.t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	maps := []syscall.SysProcIDMap{{ContainerID: 5, HostID: 5, Size: 1}, {ContainerID: 0, HostID: root, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps, GidMappings: maps}
+	if err := cmd.Start(); err != nil {
+		s.t.Skipf("misses the right to make user namespaces: %v", err)
+	}
+	s.t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	s.node.Host.Proc = "/proc"
+	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)})
 }
