@@ -268,9 +268,16 @@ func (s *stage) audit() string {
 	return string(log)
 }
 
+// cgroups is the cgroup above those of the node's containers.
+func (s *stage) cgroups() string {
+	var spec specs.Spec
+	must(s.all, json.Unmarshal(s.spec, &spec))
+	return filepath.Dir(spec.Linux.CgroupsPath)
+}
+
 // placeholders are what rows write in braces.
 func (s *stage) placeholders(majors map[string]int) {
-	pairs := []string{"{dir}", s.Dir, "{pod}", s.pod(), "{volume}", s.volume(), "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
+	pairs := []string{"{dir}", s.Dir, "{cgroups}", s.cgroups(), "{pod}", s.pod(), "{volume}", s.volume(), "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
 		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}", strconv.Itoa(majors["nvidia-nvswitch"])}
 	for _, g := range s.gpus {
 		pairs = append(pairs, fmt.Sprintf("{gpu%d}", g.Index), g.UUID)

@@ -115,6 +115,9 @@ type Binding struct {
 	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
 	// it is there, whatever the runtime still knows of the container.
 	Cgroups []string `json:"cgroups,omitzero"`
+	// Occupies are all cgroups that may become its own, whether they could be looked at or not. No other container is created in one
+	// of them, or below.
+	Occupies []string `json:"occupies,omitzero"`
 	// Driven: the driver limits the container's cgroup, and gpuledgerd keeps it so.
 	Driven bool `json:"driven,omitzero"`
 	// Throttled: its launches pass the gate of the grant's share of compute.

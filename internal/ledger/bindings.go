@@ -41,6 +41,9 @@ func (tx *Tx) Bind(b grant.Binding) error {
 		err = tx.linkBinding(b.Grant, key)
 	}
 	if err == nil {
+		err = tx.occupy(key, b.Occupies)
+	}
+	if err == nil {
 		failpoint.Hit("ledger/bind-linked")
 		err = host.ReplaceFile(tx.l.bindingPath(key), append(data, '\n'), 0o600, host.Volatile)
 	}
@@ -50,6 +53,7 @@ func (tx *Tx) Bind(b grant.Binding) error {
 		}
 		return fmt.Errorf("cannot bind grant %s to container %q: %w", b.Grant, b.Container, err)
 	}
+	tx.unoccupy(key, slices.DeleteFunc(before.Occupies, func(path string) bool { return slices.Contains(b.Occupies, path) }))
 	failpoint.Hit("ledger/bind-written")
 	if before.Grant != "" && before.Grant != b.Grant {
 		tx.unlinkBinding(before.Grant, key)
@@ -239,9 +243,11 @@ func (tx *Tx) load(key string) (grant.Binding, error) {
 // dropBinding removes a binding's file, then its link. The other way round a crash would leave a binding that its
 // grant does not know of.
 func (tx *Tx) dropBinding(id grant.ID, key string) error {
+	b, _ := tx.load(key) // of one that can't be read the links stay behind, for Sweep
 	if err := os.Remove(tx.l.bindingPath(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	tx.unoccupy(key, b.Occupies)
 	failpoint.Hit("ledger/unbind-removed")
 	if id != "" {
 		tx.unlinkBinding(id, key)

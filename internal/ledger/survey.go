@@ -99,6 +99,7 @@ func (tx *Tx) Sweep() error {
 func (s *survey) repairAll() {
 	s.repairBindings()
 	s.repairBindingLinks()
+	s.repairOccupied()
 	s.repairOwners()
 	s.repairGPUs()
 	s.removeTemporary()

@@ -109,6 +109,8 @@ func (r *bindingRecord) read(d *jsontext.Decoder) error {
 			return readIdentity(d, &r.Pod)
 		case "cgroups":
 			return tokens.Strings(d, &r.Cgroups)
+		case "occupies":
+			return tokens.Strings(d, &r.Occupies)
 		case "driven":
 			return tokens.Bool(d, &r.Driven)
 		case "throttled":
@@ -192,6 +194,9 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		if r.Cgroups != nil {
 			w.Name("cgroups").Strings(r.Cgroups)
+		}
+		if r.Occupies != nil {
+			w.Name("occupies").Strings(r.Occupies)
 		}
 		if r.Driven {
 			w.Name("driven").Bool(true)

@@ -109,7 +109,11 @@ func (n *Node) Explain(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return v.look(v.decide)
+	d := v.look(v.decide)
+	if d.Kind != grant.Refused && !admission.Exempt(d.pod, n.Policy) && v.comesUpon(false) {
+		return *v.crowdedCgroup(d.pod)
+	}
+	return d
 }
 
 func (n *Node) admit(c Create) Decision {
@@ -117,7 +121,7 @@ func (n *Node) admit(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return v.listed(v.decided())
+	return v.apart(v.listed(v.decided()))
 }
 
 // visit is one container at the door. What it reads of the node it reads once.
@@ -134,6 +138,7 @@ type visit struct {
 	cover     cover           // of the place of the grant's records
 	request   grant.Request
 	cgroups   []string // where the container's processes will be
+	occupies  []string // where they may be
 	crowded   bool     // others are there already
 }
 

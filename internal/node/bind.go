@@ -112,8 +112,8 @@ func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
 	if creating || err != nil {
 		return err
 	}
-	if v.crowded {
-		*d = *v.crowdedCgroup()
+	if v.crowded || tx.Occupied(v.occupies, v.isOwn) {
+		*d = *v.crowdedCgroup(d.pod)
 		return nil
 	}
 	self, err := v.Host.Self()
@@ -152,7 +152,7 @@ func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
 	tx.DropReserved(d.Grant.ID, v.Container.ID)
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Cgroups: v.cgroups, Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText),
+		Creator: creator, Cgroups: v.cgroups, Occupies: v.occupies, Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText),
 		Driven: d.Driven, Throttled: d.Throttled, Reserved: v.Reserve})
 	if err != nil {
 		v.dropOrphan(tx, d.Grant.ID)

@@ -203,7 +203,7 @@ func Pod() *api.PodSandbox {
 func NRIContainer(id string, spec specs.Spec) *api.Container {
 	c := &api.Container{Id: id, PodSandboxId: "sandbox", Name: "train", Env: spec.Process.Env, Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks),
 		Annotations: map[string]string{}, User: &api.User{Uid: spec.Process.User.UID}, Linux: &api.LinuxContainer{
-			Devices: api.FromOCILinuxDevices(spec.Linux.Devices), Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
+			CgroupsPath: spec.Linux.CgroupsPath, Devices: api.FromOCILinuxDevices(spec.Linux.Devices), Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
 			Resources: api.FromOCILinuxResources(spec.Linux.Resources, nil)}}
 	for key, value := range spec.Annotations {
 		c.Annotations[key] = value
