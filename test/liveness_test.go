@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/watch"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -44,6 +46,7 @@ var lives = map[string]func(t *testing.T, n *rig.Node){
 	"container without a GPU under a bound one": plainContainerBesideABinding,
 	"id taken over by a container without GPU":  idReusedWithoutGPU,
 	"default root of the runtime":               defaultRoot,
+	"first thread gone, others running":         firstThreadGone,
 	"seen from another time namespace":          seenFromAnotherTime,
 }
 
@@ -458,6 +461,50 @@ func othersOutliveIt(t *testing.T, n *rig.Node) {
 	_ = stranger.Wait()
 	becomesFree(t, n, reference.ID)
 	b.End()
+}
+
+// firstThreadGone: the container's only process has ended its first thread, and holds the GPU by another one. The kernel tells the root of each
+// hierarchy of version 1 for it. The spec names no cgroup, and the runtime's state cannot be read.
+func firstThreadGone(t *testing.T, n *rig.Node) {
+	g := n.Grant("--mode", "exclusive", "--gpu", "0")
+	b := n.Bundle("first-thread-gone", with(g), rig.Light, runsTenant(t, "thread", "wait"), func(s *specs.Spec) { s.Linux.CgroupsPath = "" })
+	if r := b.Create(); r.Code != 0 {
+		t.Fatalf("create: %+v", r)
+	}
+	state, away, pid := filepath.Join(n.Root, b.ID), filepath.Join(n.Dir, "away"), b.Init()
+	if r := b.Start(); pid <= 1 || r.Code != 0 {
+		t.Fatalf("start of process %d: %+v", pid, r)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	rig.Eventually(t, "the first thread has ended", func() bool { return rig.IsZombie(pid) })
+	p, _, err := host.Default().Process(pid)
+	must(t, err)
+	lines, err := host.Default().Cgroups(pid, 1<<20)
+	must(t, err)
+	if !strings.Contains(string(lines), b.ID) {
+		t.Errorf("its cgroups are\n%s", lines)
+	}
+	var census watch.Census
+	census.Host = host.Default()
+	person, err := census.Look(pid)
+	if must(t, err); !strings.Contains(person.Cgroup, b.ID) || !watch.IsIn(host.Default(), p, person.Cgroup) {
+		t.Errorf("to the watch it is in %q", person.Cgroup)
+	}
+	must(t, os.Rename(state, away))
+	if got := n.State(g.ID); got != grant.Unknown && got != grant.Bound {
+		t.Errorf("with the runtime's state out of sight: the grant is %q", got)
+	}
+	wantRefused(t, n.Bundle("next", with(g), rig.Light).Create(), "grant-in-use")
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	rig.Eventually(t, "its other threads have ended", func() bool { return len(threadsOf(pid)) < 2 })
+	becomesFree(t, n, g.ID)
+	must(t, os.Rename(away, state))
+	b.Delete()
+}
+
+func threadsOf(pid int) []os.DirEntry {
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return threads
 }
 
 // inCgroup makes the container's cgroup in each hierarchy that has its device rules, and puts a process there, 0 for none.

@@ -126,7 +126,7 @@ func leafOf(h host.Host, pid int) (string, error) {
 
 // cgroupOf is a process's cgroup of v2, as the caller's cgroup namespace has it (proc_pid_cgroup(5)).
 func cgroupOf(h host.Host, pid int) (string, error) {
-	text, err := host.ReadFile(filepath.Join(h.Proc, fmt.Sprint(pid), "cgroup"), 1<<20)
+	text, err := h.Cgroups(pid, 1<<20)
 	if err != nil {
 		return "", err
 	}

@@ -107,7 +107,7 @@ func named(h host.Host, bindings []*grant.Binding) (used []bool, err error) {
 		if notPID != nil {
 			continue
 		}
-		lines, err := os.ReadFile(filepath.Join(h.Proc, name, "cgroup"))
+		lines, err := h.Cgroups(pid, maxCgroups)
 		if isGone(err) || errors.Is(err, unix.ESRCH) {
 			continue
 		}
@@ -125,6 +125,9 @@ func named(h host.Host, bindings []*grant.Binding) (used []bool, err error) {
 	}
 	return used, err
 }
+
+// maxCgroups bounds what is read of /proc/PID/cgroup, in bytes.
+const maxCgroups = 1 << 20
 
 // startedSince reports whether a process runs that can be of a binding's container by its start. A zombie is in no cgroup.
 func startedSince(h host.Host, pid int, b *grant.Binding) (bool, error) {

@@ -179,7 +179,7 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 	var lines []byte
 	var err error
 	if !r.ended {
-		lines, err = host.ReadFile(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "cgroup"), maxProc)
+		lines, err = c.Host.Cgroups(pid, maxProc)
 	}
 	same := err == nil
 	if same && (r.ended || !held) {
@@ -289,7 +289,7 @@ func look(h host.Host, pid int) (Person, error) {
 		return p, err
 	}
 	p.Command = strings.TrimSuffix(string(command), "\n")
-	lines, err := host.ReadFile(filepath.Join(dir, "cgroup"), maxProc)
+	lines, err := h.Cgroups(pid, maxProc)
 	if err != nil {
 		return p, err
 	}

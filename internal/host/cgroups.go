@@ -1,0 +1,46 @@
+package host
+
+import (
+	"bytes"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// Cgroups is /proc/PID/cgroup of a process that runs (cgroups(7)), of at most limit bytes. Where its first thread has ended and others run on, the
+// kernel tells the root of every hierarchy of version 1 for it; then it is that of a thread that runs.
+func (h Host) Cgroups(pid, limit int) ([]byte, error) {
+	dir := filepath.Join(h.Proc, strconv.Itoa(pid))
+	lines, err := ReadFile(filepath.Join(dir, "cgroup"), limit)
+	if err != nil || !inRoots(lines) {
+		return lines, err
+	}
+	s, err := h.stat(pid)
+	if err != nil || s.state != 'Z' && s.state != 'X' || s.threads < 2 {
+		return lines, err
+	}
+	threads, err := Names(filepath.Join(dir, "task"))
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(threads)
+	for _, thread := range threads {
+		if of, err := ReadFile(filepath.Join(dir, "task", thread, "cgroup"), limit); err == nil && !inRoots(of) {
+			return of, nil // of one that ends meanwhile it is the root again
+		}
+	}
+	return lines, nil
+}
+
+// inRoots reports whether the lines have hierarchies of version 1, and of each the root.
+func inRoots(lines []byte) bool {
+	found := false
+	for line := range bytes.Lines(lines) {
+		if parts := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(":"), 3); len(parts) == 3 && len(parts[1]) > 0 {
+			if found = true; string(parts[2]) != "/" {
+				return false
+			}
+		}
+	}
+	return found
+}
