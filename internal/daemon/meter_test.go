@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -193,26 +194,28 @@ func TestMeterWaitsForItsChildAlone(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatIsThereIsTaken, though the time is over: whoever stood still finds both, or the answer a moment later.
+// TestAnAnswerThatIsThereIsTaken, though the time is over: a process that stood still finds both, or the answer a moment later.
+// The clock is the bubble's. Where both are there, the select takes either: hence the hundred.
 func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
-	for name, comes := range map[string]func(answer func()){
-		"both are there": func(answer func()) { answer(); time.Sleep(3 * time.Millisecond) },
-		"the answer comes next": func(answer func()) {
-			time.Sleep(3 * time.Millisecond)
-			time.AfterFunc(time.Millisecond, answer)
-		},
+	for name, c := range map[string]struct {
+		comes func(answer func())
+		taken bool
+	}{
+		"both are there":        {func(answer func()) { answer(); time.Sleep(3 * laterSample) }, true},
+		"the answer comes next": {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(standstill-1, answer) }, true},
+		"the answer is late":    {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(standstill+1, answer) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			taken := 0
 			for range 100 {
-				c := &measuring{lines: make(chan []byte, 1), in: nobody{}}
-				m := &asker{child: c, later: time.Millisecond}
-				if line, err := m.ask(stalled{context.Background(), sync.OnceFunc(func() { comes(func() { c.lines <- []byte("{}") }) })}, nil); err == nil && string(line) == "{}" {
-					taken++
-				}
-			}
-			if taken < 90 { // a machine that stands still anew may have one of them be late
-				t.Errorf("%d of 100 answers are taken", taken)
+				synctest.Test(t, func(t *testing.T) {
+					child := &measuring{lines: make(chan []byte, 1), in: nobody{}}
+					m := &asker{child: child, later: laterSample}
+					answer := func() { child.lines <- []byte("{}") }
+					line, err := m.ask(stalled{context.Background(), sync.OnceFunc(func() { c.comes(answer) })}, nil)
+					if taken := err == nil && string(line) == "{}"; taken != c.taken {
+						t.Fatalf("got %q, %v; want it taken: %t", line, err, c.taken)
+					}
+				})
 			}
 		})
 	}
@@ -224,7 +227,7 @@ type nobody struct{}
 func (nobody) Write(b []byte) (int, error) { return len(b), nil }
 func (nobody) Close() error                { return nil }
 
-// stalled is a context of whoever stands still once he has begun to wait.
+// stalled is the context of a process that stands still once it has begun to wait.
 type stalled struct {
 	context.Context
 	still func()
