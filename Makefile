@@ -212,7 +212,7 @@ fuzz: ## every Fuzz function for FUZZTIME (10s)
 	[ $$found = 1 ] || { echo "cannot fuzz: no package has a Fuzz function" >&2; exit 1; }
 
 .PHONY: torture
-torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories (root)
+torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories; TEST_SEED=N repeats a run's random numbers (root)
 	@test/setup.sh torture
 	$(MAKE) --no-print-directory build
 	SHIM_KILLS=500 TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \

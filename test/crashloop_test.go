@@ -42,6 +42,7 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 	done := make(chan struct{})
 	var storm sync.WaitGroup
 	kills := 0
+	random := rig.Random(t, "kills")
 	storm.Go(func() {
 		for ; ; kills++ {
 			select {
@@ -49,7 +50,7 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 				return
 			default:
 			}
-			crash(n)
+			crash(n, random)
 			if _, err := watch.Load(n.Dir+"/run", boot); err != nil {
 				t.Errorf("after kill %d: %v", kills, err)
 			}
@@ -97,14 +98,14 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 }
 
 // crash starts a daemon and kills it after up to a third of a second: while it starts, in its first passes, or later.
-func crash(n *rig.Node) {
+func crash(n *rig.Node, random *rand.Rand) {
 	cmd := n.Command(rig.Binary(n.T, "gpuledgerd"), "--nri", "off", "--runtime-root", n.Root)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		n.T.Error(err)
 		return
 	}
-	time.Sleep(time.Duration(rand.Int64N(int64(300 * time.Millisecond))))
+	time.Sleep(time.Duration(random.Int64N(int64(300 * time.Millisecond))))
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 }

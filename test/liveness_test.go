@@ -3,7 +3,6 @@ package test
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -169,13 +168,14 @@ func runtimeKilledInCreate(t *testing.T, n *rig.Node) {
 func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	kills, created, remains := torture(20), 0, 0
+	random := rig.Random(t, "kills")
 	for i := range kills {
 		b := n.Bundle(fmt.Sprintf("c%d", i), with(g), rig.Light)
 		cmd := n.Wrapper("create", "--bundle", b.Dir, b.ID)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(rand.Int64N(int64(60 * time.Millisecond))))
+		time.Sleep(time.Duration(random.Int64N(int64(60 * time.Millisecond))))
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		rig.Eventually(t, "the grant is bound to a container that is there, or free", func() bool {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -118,7 +117,7 @@ func TestManyGrantsOfManySizesLeaveNoRoomForOneThatWasRefused(t *testing.T) {
 
 func TestGrantsContainersAndChecksAllAtOnce(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	s := &storm{n: n}
+	s := &storm{t: t, n: n}
 	workers := []func(name string){s.containers, s.containers, s.containers, s.grants, s.grants, s.checks, s.owners}
 	atOnce(len(workers), func(i int) struct{} {
 		workers[i](fmt.Sprintf("w%d", i))
@@ -157,6 +156,7 @@ func free(t *testing.T, n *rig.Node) []grant.Bytes {
 
 // storm is what many workers do to one node at once.
 type storm struct {
+	t        *testing.T
 	n        *rig.Node
 	mu       sync.Mutex
 	steps    int
@@ -208,9 +208,10 @@ func (s *storm) containers(name string) {
 }
 
 func (s *storm) grants(name string) {
+	random := rig.Random(s.t, name)
 	for range 2 * stormSteps {
-		size := fmt.Sprintf("%dMiB", 2*(1+rand.IntN(1024)))
-		r := s.cli("grant", "--memory", size, "--gpus", strconv.Itoa(1+rand.IntN(2)), "--label", name)
+		size := fmt.Sprintf("%dMiB", 2*(1+random.IntN(1024)))
+		r := s.cli("grant", "--memory", size, "--gpus", strconv.Itoa(1+random.IntN(2)), "--label", name)
 		if reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout)); s.want("grant", r, 0, 5) && err == nil {
 			s.want("update", s.cli("grant", "--update", string(reference.ID), "--memory", "2GiB"), 0, 5)
 			s.want("release", s.cli("release", string(reference.ID)), 0)

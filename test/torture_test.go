@@ -2,7 +2,6 @@ package test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -254,7 +253,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	early := 0
+	early, random := 0, rig.Random(t, "kills")
 	for round := range torture(3) * len(names) {
 		name := names[round%len(names)]
 		cmd, g := victims[name].scene(s, s.n)
@@ -265,7 +264,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		after := time.Duration(rand.Int64N(int64(length)))
+		after := time.Duration(random.Int64N(int64(length)))
 		time.Sleep(after)
 		_ = cmd.Process.Kill()
 		if cmd.Wait() != nil {
