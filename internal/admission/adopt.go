@@ -114,7 +114,7 @@ func (c *asking) memory(a grant.Allocation, ask Ask) grant.Bytes {
 
 // unit is what gpushare counts in. The device plugin counts in GiB or in MiB and does not say which; the card's total does.
 func (c *asking) unit(a grant.Allocation, name string) grant.Bytes {
-	if gpu, found := c.inventory.Find(name); found && a.Total != 0 && grant.Bytes(a.Total)*grant.GiB > 2*gpu.Memory {
+	if gpu, found := c.inventory.Find(name); found && grant.Bytes(a.Total)*grant.GiB > 2*gpu.Memory {
 		return grant.MiB
 	}
 	return grant.GiB

@@ -27,13 +27,13 @@ func ComputeUnkept(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	switch {
 	case g.Mode != grant.Limit:
 		return ""
-	case p.Enforcement.Compute == grant.ThrottleShare && minimum != "" && !grant.StrengthLibrary.AtLeast(minimum):
+	case p.Enforcement.Compute == grant.ThrottleShare && !grant.StrengthLibrary.AtLeast(minimum):
 		return fmt.Sprintf("a throttle of launches has strength library, and policy.minimum_strength is %q", minimum)
 	case p.Enforcement.Compute == grant.ThrottleShare:
 		return throttleless(g, inv, p)
 	case p.Enforcement.Compute == grant.RefuseShare:
 		return why + `enforcement.compute is "refuse"`
-	case minimum != "" && !grant.StrengthNone.AtLeast(minimum):
+	case !grant.StrengthNone.AtLeast(minimum):
 		return why + fmt.Sprintf("policy.minimum_strength is %q", minimum)
 	}
 	return ""
@@ -55,10 +55,8 @@ func throttleless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// throttled reports whether the container gets the proxy that throttles its launches.
-func (c *asking) throttled() bool {
-	return c.grant != nil && Share(*c.grant, c.policy) > 0 && c.inventory.Shim.Throttle && c.limited()
-}
+// throttled reports whether the container gets the proxy that throttles its launches. One that cannot have it is refused (computeKept).
+func (c *asking) throttled() bool { return Share(*c.grant, c.policy) > 0 }
 
 // Keepable is nil where the ask's share of compute can be granted.
 func (a Ask) Keepable(inv grant.Inventory, p grant.Policy) error {

@@ -61,7 +61,7 @@ type asking struct {
 	grant    *grant.Grant // the one that all references agree on
 	tried    bool         // to adopt one
 	late     bool         // it may be a pod of the grant's of which the ledger has not been told yet
-	parts    parts        // what devices and gpus found
+	parts    parts        // what devices and gpus give
 	findings []finding
 	removed  []grant.Removal
 	removes  map[grant.Removal]bool // the same, to look up: a spec can have many
@@ -70,7 +70,6 @@ type asking struct {
 
 // parts are a grant's as the inventory knows them.
 type parts struct {
-	of      *grant.Grant
 	devices []grant.Device
 	gpus    []grant.GPU
 }
@@ -137,8 +136,8 @@ func glob(pattern, name string) bool {
 	if pattern == "" {
 		return true
 	}
-	matched, err := path.Match(pattern, name)
-	return err == nil && matched
+	matched, _ := path.Match(pattern, name)
+	return matched
 }
 
 // pass lets the container start as it is. What is worth knowing about it is recorded.

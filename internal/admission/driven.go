@@ -21,7 +21,7 @@ func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 		return "the containers of a claim share one limit, and the driver limits each by itself"
 	}
 	for _, s := range g.GPUs {
-		if s.Profile != "" || strings.HasPrefix(s.UUID, "MIG-") {
+		if strings.HasPrefix(s.UUID, "MIG-") {
 			return "the driver limits no MIG device"
 		}
 	}
@@ -39,5 +39,5 @@ func (c *asking) driverless() string {
 
 // driven reports whether the driver limits the container.
 func (c *asking) driven() bool {
-	return c.grant != nil && c.grant.Mode == grant.Limit && c.driverless() == ""
+	return c.grant.Mode == grant.Limit && c.driverless() == ""
 }

@@ -32,7 +32,7 @@ func (c *asking) admit() grant.Verdict {
 		v.Edits.Hooks = append(v.Edits.Hooks, c.inventory.Limiter.Edit())
 	}
 	v.Limited = has(c.files, filepath.Join(grant.ShimPlace, grant.LimitsFile))
-	v.Throttled = v.Limited && c.throttled()
+	v.Throttled = c.throttled()
 	v.Masked = c.others()
 	v.Narrow = slices.ContainsFunc(c.request.Hits, func(h grant.Hit) bool { return h.Cover == grant.CoverNarrow })
 	if c.request.AllDevices {

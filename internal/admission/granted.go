@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -88,6 +89,7 @@ func (c *asking) granted() grant.Verdict {
 	if len(c.view.Problems) > 0 {
 		return c.refuse() // without an inventory there is nothing to hold the rest against
 	}
+	c.look()
 	for _, a := range c.request.Allocations {
 		if a.Malformed == "" {
 			c.agrees(a)
@@ -168,7 +170,7 @@ func (c *asking) agrees(a grant.Allocation) {
 		disagree(fmt.Sprintf("GPUs %v", a.GPUs))
 	}
 	// A MIG device is as large as it is: what was asked for fits into it.
-	if a.Memory != 0 && a.Memory != g.Memory() && (g.Mode != grant.MIG || a.Memory > g.Memory()) {
+	if a.Memory > g.Memory() || a.Memory != 0 && a.Memory < g.Memory() && g.Mode != grant.MIG {
 		disagree(a.Memory.String())
 	}
 	if a.Units != 0 && !c.sameUnits(a) {
@@ -186,8 +188,8 @@ func (c *asking) agrees(a grant.Allocation) {
 func (c *asking) sameGPUs(names []string) bool {
 	seen := map[string]bool{}
 	for _, name := range names {
-		d, found := c.inventory.Device(name)
-		if !found || !c.grant.Has(d.UUID()) {
+		d, _ := c.inventory.Device(name)
+		if !c.grant.Has(d.UUID()) {
 			return false
 		}
 		seen[d.UUID()] = true
@@ -293,16 +295,12 @@ func (c *asking) hasNode(n grant.Node) bool {
 	return false
 }
 
-// gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of.
-func (c *asking) gpus() []grant.GPU { return c.known().gpus }
+// gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of, once for each of these.
+func (c *asking) gpus() []grant.GPU { return c.parts.gpus }
 
 // drmMinor is the device minor of a DRM node: cardN has N, renderDN has N as well.
 func drmMinor(path string) int {
-	digits := len(path)
-	for digits > 0 && '0' <= path[digits-1] && path[digits-1] <= '9' {
-		digits--
-	}
-	minor, err := strconv.Atoi(path[digits:])
+	minor, err := strconv.Atoi(path[len(strings.TrimRight(path, "0123456789")):])
 	if err != nil {
 		return -1
 	}

@@ -25,7 +25,7 @@ func (s *seat) join(seats []seat) {
 	}
 	for _, other := range seats {
 		switch {
-		case other.device.GPU.UUID != s.device.GPU.UUID || other.device.UUID() == s.device.UUID() || other.mode == "":
+		case other.device.GPU.UUID != s.device.GPU.UUID || other.mode == "":
 		case other.device.MIG == nil:
 			s.mode, s.holders, s.free = other.mode, other.holders, 0
 		default:
@@ -119,26 +119,16 @@ func DeviceNodes(inv grant.Inventory, d grant.Device) []*cdispec.DeviceNode {
 }
 
 // devices are the grant's as the inventory knows them.
-func (c *asking) devices() []grant.Device { return c.known().devices }
+func (c *asking) devices() []grant.Device { return c.parts.devices }
 
-// known finds them once: each node and rule of a spec is held against them.
-func (c *asking) known() *parts {
-	p := &c.parts
-	if p.of == c.grant {
-		return p
-	}
-	*p = parts{of: c.grant, devices: make([]grant.Device, 0, len(c.grant.GPUs)), gpus: make([]grant.GPU, 0, len(c.grant.GPUs))}
+// look finds them, once: each node and rule of a spec is held against them.
+func (c *asking) look() {
+	c.parts = parts{devices: make([]grant.Device, 0, len(c.grant.GPUs)), gpus: make([]grant.GPU, 0, len(c.grant.GPUs))}
 	for _, s := range c.grant.GPUs {
-		d, found := c.inventory.Device(s.UUID)
-		if !found {
-			continue
-		}
-		p.devices = append(p.devices, d)
-		if !slices.ContainsFunc(p.gpus, func(g grant.GPU) bool { return g.UUID == d.GPU.UUID }) {
-			p.gpus = append(p.gpus, d.GPU)
+		if d, found := c.inventory.Device(s.UUID); found {
+			c.parts.devices, c.parts.gpus = append(c.parts.devices, d), append(c.parts.gpus, d.GPU)
 		}
 	}
-	return p
 }
 
 // hasInstance reports whether a node below /dev/nvidia-caps belongs to a granted MIG device.

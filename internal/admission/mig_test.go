@@ -65,8 +65,11 @@ func TestPlaceMIGDevices(t *testing.T) {
 		{"spread away from the owner's others", mig(func(a *Ask) { a.Profile, a.Place, a.Owner = "1g.10gb", grant.Spread, "pod:u/b" }), []grant.Grant{
 			heldMIG("g-a", "pod:u/a", "MIG-c"), heldMIG("g-b", grant.Bearer, "MIG-d", "MIG-e")}, "MIG-f"},
 		{"several at once", profile("1g.10gb", 3), nil, "MIG-a MIG-b MIG-f"},
+		{"more than there are", profile("1g.10gb", 8), nil, "no-capacity: cannot grant 8 times a MIG device 1g.10gb in mode mig: MIG devices on this node: 7"},
 		{"one too many", profile("1g.10gb", 4), nil, "no-capacity: cannot grant 4 times a MIG device 1g.10gb in mode mig: GPU 0:2 is a 3g.40gb; "},
 		{"by size: the smallest that is large enough", memory(8 * grant.GiB), nil, "MIG-a"},
+		{"by size: exactly as large", memory(10 * grant.GiB), nil, "MIG-a"},
+		{"by size, spread: the smallest that is large enough", mig(func(a *Ask) { a.Memory, a.Place = 8*grant.GiB, grant.Spread }), nil, "MIG-a"},
 		{"by size: a larger one", memory(11 * grant.GiB), nil, "MIG-c"},
 		{"by size: none is so large", memory(41 * grant.GiB), nil, "no-capacity: cannot grant a MIG device of 41GiB in mode mig: GPU 0:0 has 10GiB; "},
 		{"by UUID", named("MIG-c"), nil, "MIG-c"},
@@ -270,5 +273,69 @@ func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
 		if r.Type == 'c' && r.Major == 509 && r.Minor != 66 && r.Minor != 67 {
 			t.Errorf("a rule for other capabilities: %+v", r)
 		}
+	}
+}
+
+// TestAMIGDeviceIsGrantedWhole: what is kept back of a GPU's memory, or in use of it outside the ledger, is not kept back of its MIG
+// devices' too.
+func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
+	v, p := grant.View{Now: now, Outside: map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}}, grant.Policy{Rules: grant.Rules{Reserve: grant.Size(grant.GiB)}}
+	shares, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Names: []string{"MIG-a"}}, "", v, partitioned(), p)
+	if err != nil || len(shares) != 1 || shares[0].Memory != 10*grant.GiB {
+		t.Errorf("got %v, %v", shares, err)
+	}
+}
+
+// TestADamagedEntryOfAGPU closes the MIG devices that it has been partitioned into since.
+func TestADamagedEntryOfAGPU(t *testing.T) {
+	v := grant.View{Now: now, Damaged: []grant.Damage{{ID: "g-damaged", GPUs: []string{"GPU-0"}}}}
+	free, err := Free(v, partitioned(), grant.Policy{})
+	if _, open := free["MIG-a"]; err != nil || open || free["MIG-d"] != 40*grant.GiB {
+		t.Errorf("free is %v, %v", free, err)
+	}
+}
+
+// TestMIGDevicesInWholeVerdicts: what there is beside a device that is granted, and what a device that nobody can use does not cover.
+func TestMIGDevicesInWholeVerdicts(t *testing.T) {
+	const (
+		env     = "env: NVIDIA_VISIBLE_DEVICES="
+		control = " nvidiactl nvidia-uvm nvidia-uvm-tools"
+		may     = ", c 195:255 rw, c 508:0 rw, c 508:1 rw"
+		dir     = "masked: /proc/driver/nvidia/gpus/0000:0"
+		beside  = "masked: /proc/driver/nvidia/capabilities/gpu"
+	)
+	for _, c := range []struct {
+		name string
+		w    *world
+		with func(*world)
+		want string
+	}{
+		{"its neighbours on another card have the same instances", mig("MIG-c"), func(w *world) { w.inv.GPUs[1].MIG[2].GI, w.inv.GPUs[1].MIG[3].GI = 1, 7 },
+			lines("admit of g-bearerbearer hardware", env+"MIG-c", "nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13"+control, "rules: c 195:0 rw, c 509:12 rw, c 509:13 rw"+may,
+				dir+"2:00.0", dir+"3:00.0", beside+"0/mig/gi7", beside+"0/mig/gi8")},
+		{"one on each card, where both have the same instances", mig("MIG-c", "MIG-d"), func(w *world) { w.inv.GPUs[0].MIG[1].GI, w.inv.GPUs[1].MIG[2].GI = 2, 1 },
+			lines("admit of g-bearerbearer hardware", env+"MIG-c,MIG-d", "nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157"+control,
+				"rules: c 195:0 rw, c 509:12 rw, c 509:13 rw, c 195:1 rw, c 509:156 rw, c 509:157 rw"+may,
+				dir+"3:00.0", beside+"0/mig/gi2", beside+"0/mig/gi7", beside+"1/mig/gi1", beside+"1/mig/gi10", beside+"1/mig/gi2/ci1")},
+		{"beside a whole GPU, in an entry that nobody here has written", mig("MIG-a"), func(w *world) {
+			w.v.Grants[0].GPUs = append(w.v.Grants[0].GPUs, grant.Share{UUID: "GPU-2", Index: 2, Memory: grant.GiB})
+		}, lines("admit of g-bearerbearer hardware", env+"MIG-a,GPU-2", "nodes: nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 nvidia2"+control,
+			"rules: c 195:0 rw, c 509:66 rw, c 509:67 rw, c 195:2 rw"+may, dir+"2:00.0", beside+"0/mig/gi1", beside+"0/mig/gi8")},
+		{"where the driver has no major for its capabilities", mig("MIG-a"), func(w *world) { delete(w.inv.Majors, "nvidia-caps") },
+			lines("admit of g-bearerbearer hardware", env+"MIG-a", "nodes: nvidia0"+control, "rules: c 195:0 rw"+may, dir+"2:00.0", dir+"3:00.0", beside+"0/mig/gi1", beside+"0/mig/gi8")},
+		{"one without a capability, and a node with the minor 0", mig("MIG-g"), func(w *world) { w.hit(node(grant.ClassCaps, 0)) },
+			lines("refuse gpu-unhealthy of g-bearerbearer none", `says: container "c1" holds a grant of MIG-g, which has no capability that the driver tells of`,
+				`finds: gpu-unhealthy MIG-g "has no capability that the driver tells of"`, `finds: gpu-device-node device:/dev/x "c nvidia-caps:0"`)},
+		{"its card's render node", mig("MIG-a"), func(w *world) {
+			w.inv.GPUs[0].Render = []string{"/dev/dri/renderD128"}
+			w.hit(node(grant.ClassDRM, 128))
+		}, lines("refuse gpu-device-node of g-bearerbearer none", `says: container "c1" brings the GPU device /dev/x (c drm:128), which is not in its grant g-bearerbearer`, `finds: gpu-device-node device:/dev/x "c drm:128"`)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.with(c.w)
+			if got := written(c.w.decide()); got != c.want {
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
+			}
+		})
 	}
 }

@@ -75,7 +75,7 @@ func (a Ask) startable(inv grant.Inventory) error {
 // mpsReady finds what keeps the grant's daemon from taking the container as a client. The daemon is gpuledgerd's work, and this
 // its word of a moment ago; the reader has asked the kernel whether it runs.
 func (c *asking) mpsReady() {
-	if c.grant.Mode != grant.MPS || len(c.view.Problems) > 0 {
+	if c.grant.Mode != grant.MPS {
 		return
 	}
 	if why := c.notReady(); why != "" {
@@ -100,7 +100,7 @@ func (c *asking) notReady() string {
 		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node", daemon.UID, user(c.request.UID))
 	}
 	for _, s := range c.grant.GPUs {
-		if limit, known := daemon.Limits[s.UUID]; !known || limit < s.Memory {
+		if limit := daemon.Limits[s.UUID]; limit < s.Memory {
 			return fmt.Sprintf("the daemon limits clients on GPU %d to %s, and the grant has %s", s.Index, limit, s.Memory)
 		}
 	}

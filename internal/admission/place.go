@@ -198,9 +198,7 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 			continue
 		}
 		r := a.row(s)
-		if fitting[r] == nil {
-			rows = append(rows, r)
-		}
+		rows = append(rows, r) // once for each of its seats
 		fitting[r] = append(fitting[r], s)
 	}
 	slices.SortStableFunc(rows, a.orderRows)
@@ -224,7 +222,7 @@ func (a Ask) choose(seats []seat) ([]grant.Share, error) {
 func (a Ask) order(pool *grant.Pool) func(x, y seat) int {
 	if a.placement(pool) == grant.Spread {
 		group := a.Owner.Group()
-		serves := func(s seat) int { return count(group != "" && slices.Contains(s.groups, group)) }
+		serves := func(s seat) int { return count(slices.Contains(s.groups, group)) }
 		return func(x, y seat) int {
 			return cmp.Or(a.bySize(x, y), serves(x)-serves(y), x.beside-y.beside, cmp.Compare(y.free, x.free))
 		}

@@ -93,6 +93,10 @@ func TestPlace(t *testing.T) {
 		{"binpack: the fullest that still fits", grants(held(g1, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1), held(g2, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 2)), asked(8*grant.GiB, nil), "1:8GiB"},
 		{"binpack: the fullest does not fit", grants(held(g1, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1), held(g2, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 2)), asked(9*grant.GiB, nil), "2:9GiB"},
 		{"binpack: one in use before an empty one", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.MiB, 3)), asked(grant.GiB, nil), "3:1GiB"},
+		{"binpack: one in use before an empty one, though it is larger and has more free", func(n *node) {
+			n.inv.GPUs[3].Memory = 80 * grant.GiB
+			n.view.Grants = []grant.Grant{held(g1, grant.Bearer, grant.Limit, 0, 10*grant.GiB, 3)}
+		}, asked(grant.GiB, nil), "3:1GiB"},
 		{"spread: the emptiest", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, grant.GiB, 1)), asked(grant.GiB, spread), "2:1GiB"},
 		{"spread: away from the owner's others", grants(held(g1, "pod:u/a", grant.Limit, 0, grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)),
 			asked(grant.GiB, func(a *Ask) { a.Place, a.Owner = grant.Spread, "pod:u/b" }), "1:1GiB"},
@@ -108,6 +112,7 @@ func TestPlace(t *testing.T) {
 			"no-capacity: cannot grant 1GiB on each of 5 GPUs in mode limit: GPUs on this node: 4"},
 		{"more GPUs than any node has", nil, asked(grant.GiB, gpus(math.MaxInt/2+1)), "usage: cannot grant: want 1 to 4096 GPUs, not 4611686018427387904"},
 		{"GPUs so many that bytes would overflow to 0", nil, asked(grant.GiB, gpus(1<<44)), "usage: cannot grant: want 1 to 4096 GPUs, not 17592186044416"},
+		{"as many as any node could have", nil, asked(4*grant.GiB, gpus(4096)), "no-capacity: cannot grant 1MiB on each of 4096 GPUs in mode limit: GPUs on this node: 4"},
 		{"fewer than none", nil, asked(grant.GiB, gpus(-1)), "usage: cannot grant: want 1 to 4096 GPUs, not -1"},
 		{"to the last byte", grants(held(g1, grant.Bearer, grant.Limit, 0, 12*grant.GiB, 0, 1, 2, 3)), asked(4*grant.GiB, nil), "0:4GiB"},
 		{"one MiB too much", func(n *node) {
@@ -122,6 +127,7 @@ func TestPlace(t *testing.T) {
 		{"compute that is not left goes elsewhere", grants(held(g1, grant.Bearer, grant.Limit, 71, grant.GiB, 0)), asked(grant.GiB, compute(30)), "1:1GiB"},
 		{"compute, together with N over M", grants(held(g1, grant.Bearer, grant.Limit, 71, grant.GiB, 0, 1, 2)), asked(2*grant.GiB, func(a *Ask) { a.GPUs, a.Compute = 2, 30 }),
 			"no-capacity: cannot grant 1GiB on each of 2 GPUs with 30% of its compute in mode limit: GPU 0 has 29% of its compute free; GPU 1 has 29% of its compute free; GPU 2 has 29% of its compute free"},
+		{"compute below 0", nil, asked(grant.GiB, compute(-1)), "usage: cannot grant: compute is a percentage from 1 to 100, not -1"},
 		{"compute above 100", nil, asked(grant.GiB, compute(101)), "usage: cannot grant: compute is a percentage from 1 to 100, not 101"},
 
 		{"named", nil, asked(4*grant.GiB, named("GPU-2", "0")), "0:2GiB 2:2GiB"},
@@ -165,6 +171,19 @@ func TestPlace(t *testing.T) {
 			"mode-conflict: cannot grant 1GiB on a GPU in mode mps: GPU 3 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
 		{"MPS over two that are served with others", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "2"} }),
 			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode mps: GPU 1 is served by an MPS daemon over 2 GPUs, for g-aaaaaaaaaaaa (mps, 1GiB)"},
+		{"MPS over two that are served together, named", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)), asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "3"} }),
+			"1:1GiB 3:1GiB"},
+		{"MPS over two, one served with others and one in another mode: the mode is what is wrong", grants(held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3), held(g2, grant.Bearer, grant.Limit, 0, grant.GiB, 2)),
+			asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "2"} }),
+			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode mps: GPU 2 is in mode limit, held by g-bbbbbbbbbbbb (limit, 1GiB)"},
+		{"MPS over two: not one of a daemon whose other GPU is full", func(n *node) {
+			n.view.Grants, n.view.Outside = []grant.Grant{held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)}, map[string]grant.Bytes{"GPU-1": 15 * grant.GiB}
+		}, asked(2*grant.GiB, overMPS(2)), "0:1GiB 2:1GiB"},
+		{"MPS over two: the order of pools comes before a daemon that is there", func(n *node) {
+			n.policy.Pools = []grant.Pool{{GPUs: []string{"0-1"}}, {GPUs: []string{"2-3"}}}
+			n.view.Grants = []grant.Grant{held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 2, 3)}
+		}, asked(2*grant.GiB, overMPS(2)), "0:1GiB 1:1GiB"},
+		{"MPS on one: the fullest, whichever daemon serves it", grants(held(g1, grant.Bearer, grant.MPS, 0, 4*grant.GiB, 0), held(g2, grant.Bearer, grant.MPS, 0, 8*grant.GiB, 1)), asked(grant.GiB, mode(grant.MPS)), "1:1GiB"},
 
 		{"MPS that the node does not have", func(n *node) { n.inv.Driver.Files = nil }, asked(grant.GiB, mode(grant.MPS)),
 			"mps-not-ready: cannot grant in mode mps: this node cannot run MPS, because the driver's files in the inventory have no nvidia-cuda-mps-control"},
@@ -192,6 +211,13 @@ func TestPlace(t *testing.T) {
 		{"a GPU in no pool", pools(grant.Pool{GPUs: []string{"1-3"}}), asked(grant.GiB, named("0")), "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in no pool"},
 		{"not over two pools", pools(grant.Pool{GPUs: []string{"0-1"}}, grant.Pool{GPUs: []string{"2-3"}}), asked(3*grant.GiB, gpus(3)),
 			"no-capacity: cannot grant 1GiB on each of 3 GPUs in mode limit: no pool has 3 GPUs with that much free"},
+		{"not over two pools, though as many have room", func(n *node) {
+			n.policy.Pools = []grant.Pool{{GPUs: []string{"0-1"}}, {GPUs: []string{"2-3"}}}
+			n.view.Grants = []grant.Grant{held(g1, grant.Bearer, grant.Limit, 0, 16*grant.GiB, 1, 3)}
+		}, asked(2*grant.GiB, gpus(2)), "no-capacity: cannot grant 1GiB on each of 2 GPUs in mode limit: GPU 1 has 0MiB of 16GiB free; GPU 3 has 0MiB of 16GiB free; no pool has 2 GPUs with that much free"},
+		{"a sick GPU in no pool", func(n *node) {
+			n.policy.Pools, n.inv.GPUs[0].Health = []grant.Pool{{GPUs: []string{"1-3"}}}, "xid 79"
+		}, asked(grant.GiB, named("0")), "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is unhealthy: xid 79"},
 		{"the second pool, where the first is too small", pools(grant.Pool{GPUs: []string{"0"}}, grant.Pool{GPUs: []string{"1-3"}}), asked(3*grant.GiB, gpus(3)), "1:1GiB 2:1GiB 3:1GiB"},
 		{"a pool's placement", func(n *node) {
 			n.policy.Pools = []grant.Pool{{GPUs: []string{"0-3"}, Place: grant.Spread}}

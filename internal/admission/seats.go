@@ -42,7 +42,7 @@ func (s seat) modes() []grant.Mode {
 			ask.Memory = grant.MiB
 		}
 		_, conflict := ask.misfit(s)
-		if taken := s.mode != "" && ask.wholly(); ask.Validate() == nil && !conflict && !taken {
+		if taken := s.mode != "" && ask.wholly(); !conflict && !taken {
 			modes = append(modes, m)
 		}
 	}

@@ -31,9 +31,6 @@ func proxyFor(name string) string {
 
 // proxyOf is the proxy that takes a driver file's place, under all of its names.
 func proxyOf(f grant.DriverFile) string {
-	if f.Kind != grant.FileLibrary {
-		return ""
-	}
 	for _, name := range f.Names {
 		if proxy := proxyFor(name); proxy != "" {
 			return proxy

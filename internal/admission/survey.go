@@ -49,8 +49,9 @@ func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy)
 		}
 		seats[i] = s
 	}
+	alone := slices.Clone(seats)
 	for i := range seats {
-		seats[i].join(seats)
+		seats[i].join(alone)
 	}
 	return seats, nil
 }

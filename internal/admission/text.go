@@ -100,7 +100,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		if s.with != "" {
 			message = s.with
 		}
-		if code.Rank() >= grant.VisibleDevicesAll.Rank() && code != grant.GPUSocket && !untold && !key {
+		if code.Rank() >= grant.VisibleDevicesOutsideGrant.Rank() && code != grant.GPUSocket && !untold && !key {
 			hint = hintInside
 		}
 	}

@@ -2,7 +2,6 @@ package admission
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -16,7 +15,7 @@ func (c *asking) weaker() string {
 	if has.AtLeast(told) {
 		return ""
 	}
-	return fmt.Sprintf("strength %s, not %s: %s", has, told, c.whyWeaker())
+	return fmt.Sprintf("strength %s, not %s: %s", has, told, c.whyWeaker(told))
 }
 
 // tooWeak refuses a container that the policy wants held by more.
@@ -27,7 +26,7 @@ func (c *asking) tooWeak(has grant.Strength) {
 	}
 }
 
-func (c *asking) whyWeaker() string {
+func (c *asking) whyWeaker(told grant.Strength) string {
 	const undoes = ", so it can undo what would hold it"
 	switch {
 	case c.request.Privileged:
@@ -36,7 +35,7 @@ func (c *asking) whyWeaker() string {
 		return "the container has CAP_SYS_ADMIN" + undoes
 	case len(c.request.NodeRoot) > 0:
 		return "the container is as good as root on the node by " + grant.Printable(c.request.NodeRoot[0]) + undoes
-	case c.held:
+	case told == grant.StrengthDriver:
 		return c.driverless()
 	}
 	return c.unheld()
@@ -44,13 +43,10 @@ func (c *asking) whyWeaker() string {
 
 // unheld says why no proxy holds the container, where the node has them.
 func (c *asking) unheld() string {
-	switch {
-	case c.request.Layout.Lib64 == "" && !c.request.Layout.Unseen:
+	if c.request.Layout.Lib64 == "" && !c.request.Layout.Unseen {
 		return "the image has no C library (64-bit), " +
 			"so it gets neither the driver's libraries nor the one that would hold it"
-	case !slices.Contains(c.request.Capabilities, grant.Compute):
-		return "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, " +
-			"so the container gets neither the driver's libcuda nor the one that would hold it"
 	}
-	return "the container does not get the driver's libcuda"
+	return "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, " +
+		"so the container gets neither the driver's libcuda nor the one that would hold it"
 }

@@ -51,6 +51,7 @@ func run() error {
 	limit := flag.Duration("time", 10*time.Minute, "stop after this `duration`; 0 runs all mutants")
 	only := flag.String("only", "", "run the mutants whose name has this `text` in it")
 	jobs := flag.Int("jobs", 2, "mutants at once")
+	with := flag.String("tests", strings.Join(tested, ","), "run the tests of these `packages`")
 	flag.Parse()
 	packages := flag.Args()
 	if len(packages) == 0 {
@@ -67,19 +68,26 @@ func run() error {
 		return err
 	}
 	fmt.Printf("%d mutants of %s; seed %d\n", len(mutants), strings.Join(packages, ", "), *seed)
-	programs, err := compile(overlay, work)
+	testing := strings.Split(*with, ",")
+	programs, err := compile(testing, overlay, work)
 	if err != nil {
+		return err
+	}
+	// A test that is killed leaves its files behind.
+	scratch := filepath.Join(work, "t")
+	if err := errors.Join(os.Mkdir(scratch, 0o700), os.Setenv("TMPDIR", scratch)); err != nil {
 		return err
 	}
 	// A mutant may take all memory there is. Go programs read this limit as any other.
 	_ = unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: 4 << 30, Max: 4 << 30})
-	tests, err := trace(programs, len(mutants), work)
+	tests, err := trace(testing, programs, len(mutants), work)
 	if err != nil {
 		return err
 	}
 	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !strings.Contains(m.key, *only) })
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
-	return report(runAll(chosen, tests, *jobs, *limit), len(chosen), packages)
+	explained := explanations(survivorsFile)
+	return report(runAll(chosen, tests, explained, *jobs, *limit), explained, len(chosen), packages)
 }
 
 // forgetFailures removes what rapid keeps of tests that have failed since it was called: it would run that again, without a mutant.
@@ -135,7 +143,7 @@ func instrumented(packages []string, work string) (found []mutant, overlay strin
 }
 
 // compile builds a test program a package.
-func compile(overlay, work string) (programs map[string]string, err error) {
+func compile(tested []string, overlay, work string) (programs map[string]string, err error) {
 	programs = map[string]string{}
 	for _, pkg := range tested {
 		path := filepath.Join(work, strings.ReplaceAll(pkg, "/", "_")+".test")
@@ -149,8 +157,8 @@ func compile(overlay, work string) (programs map[string]string, err error) {
 	return programs, nil
 }
 
-// runAll runs mutants until the time is over.
-func runAll(mutants []mutant, tests []test, jobs int, limit time.Duration) []outcome {
+// runAll runs mutants until the time is over, and prints those that survive as it finds them.
+func runAll(mutants []mutant, tests []test, explained map[string]bool, jobs int, limit time.Duration) []outcome {
 	var (
 		outcomes []outcome
 		lock     sync.Mutex
@@ -164,6 +172,9 @@ func runAll(mutants []mutant, tests []test, jobs int, limit time.Duration) []out
 				o := outcomeOf(m, tests)
 				lock.Lock()
 				outcomes = append(outcomes, o)
+				if o.by == "" && !explained[o.key] {
+					fmt.Printf("survives: %s (%s)\n", o.key, o.at)
+				}
 				if len(outcomes)%250 == 0 {
 					fmt.Printf("%4.0f s: %d of %d\n", time.Since(began).Seconds(), len(outcomes), len(mutants))
 				}
@@ -182,10 +193,9 @@ func runAll(mutants []mutant, tests []test, jobs int, limit time.Duration) []out
 	return outcomes
 }
 
-// report prints what died and what survived, by package.
-func report(outcomes []outcome, chosen int, packages []string) error {
-	explained := explanations(survivorsFile)
-	var unexplained []string
+// report prints how many died and how many survived, by package.
+func report(outcomes []outcome, explained map[string]bool, chosen int, packages []string) error {
+	unexplained := 0
 	for _, pkg := range packages {
 		run, killed, known := 0, 0, 0
 		for _, o := range outcomes {
@@ -197,7 +207,7 @@ func report(outcomes []outcome, chosen int, packages []string) error {
 			case explained[o.key]:
 				known++
 			default:
-				unexplained = append(unexplained, fmt.Sprintf("%s (%s)", o.key, o.at))
+				unexplained++
 			}
 			run++
 		}
@@ -206,15 +216,11 @@ func report(outcomes []outcome, chosen int, packages []string) error {
 				100*float64(killed)/float64(run), known, run-killed-known)
 		}
 	}
-	slices.Sort(unexplained)
-	for _, text := range unexplained {
-		fmt.Println("survives: " + text)
-	}
 	if len(outcomes) < chosen {
 		fmt.Printf("the time was over after %d of %d\n", len(outcomes), chosen)
 	}
-	if len(unexplained) > 0 {
-		return fmt.Errorf("%d mutants survive: write the test that fails, or say in test/mutants/survivors.txt why none can", len(unexplained))
+	if unexplained > 0 {
+		return fmt.Errorf("%d mutants survive: write the test that fails, or say in test/mutants/survivors.txt why none can", unexplained)
 	}
 	return nil
 }

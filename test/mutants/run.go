@@ -26,7 +26,7 @@ type outcome struct {
 }
 
 // trace runs every test once, each on its own, and takes down which mutants it reaches.
-func trace(programs map[string]string, mutants int, work string) ([]test, error) {
+func trace(tested []string, programs map[string]string, mutants int, work string) ([]test, error) {
 	var tests []test
 	for _, pkg := range tested {
 		list, err := program(pkg, programs[pkg], "-test.list=.").Output()

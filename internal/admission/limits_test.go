@@ -1,0 +1,306 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// cuda is a container that uses CUDA, in an image with a C library.
+var cuda = grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}, Drivable: true}
+
+// TestWhyNothingLimits: each reason for which the node's shim, or its driver, holds no container to its memory, in its words.
+func TestWhyNothingLimits(t *testing.T) {
+	limited := func(backend grant.LimitBackend) grant.Policy {
+		return grant.Policy{Enforcement: grant.Enforcement{Limit: backend}}
+	}
+	with := func(change func(*grant.Inventory)) grant.Inventory {
+		inv := limiting()
+		inv.Driver.Files = slices.Clone(inv.Driver.Files)
+		change(&inv)
+		return inv
+	}
+	without := func(bits int) func(*grant.Inventory) {
+		return func(inv *grant.Inventory) {
+			inv.Driver.Files = slices.DeleteFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Bits == bits && f.Capability == grant.Compute })
+		}
+	}
+	const noCUDA = "the inventory has no libcuda.so.1 of the driver"
+	for _, c := range []struct {
+		name string
+		gpus int
+		inv  grant.Inventory
+		p    grant.Policy
+		want string
+	}{
+		{"nothing", 1, limiting(), grant.Policy{}, ""},
+		{"as many GPUs as its records have places", 16, limiting(), grant.Policy{}, ""},
+		{"more GPUs", 17, limiting(), grant.Policy{}, "the shim limits at most 16 GPUs"},
+		{"the policy", 1, limiting(), limited(grant.DriverBackend), `enforcement.limit is "driver"`},
+		{"the policy wants it", 1, limiting(), limited(grant.LibraryBackend), ""},
+		{"not installed", 1, with(func(inv *grant.Inventory) { inv.Shim = grant.Shim{} }), grant.Policy{}, "the shim is not installed"},
+		{"broken", 1, with(func(inv *grant.Inventory) { inv.Shim = grant.Shim{Problem: "for another machine"} }), grant.Policy{}, "for another machine"},
+		{"no driver", 1, with(func(inv *grant.Inventory) { inv.Driver.Files = nil }), grant.Policy{}, noCUDA},
+		{"the driver's 32-bit library alone", 1, with(without(64)), grant.Policy{}, noCUDA},
+		{"the driver's 64-bit library alone", 1, with(without(32)), grant.Policy{}, ""},
+		{"libcuda by another name first", 1, with(func(inv *grant.Inventory) { inv.Driver.Files[0].Names = []string{"libcuda.so.9", "libcuda.so.1"} }), grant.Policy{}, ""},
+	} {
+		if got := Limitless(c.gpus, c.inv, c.p); got != c.want {
+			t.Errorf("the shim, %s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	claim, mig := limitGrant, limitGrant
+	claim.Owner, mig.GPUs = "claim:c", []grant.Share{{UUID: "GPU-0"}, {UUID: "MIG-0"}}
+	for _, c := range []struct {
+		name  string
+		grant grant.Grant
+		inv   grant.Inventory
+		p     grant.Policy
+		want  string
+	}{
+		{"nothing", limitGrant, limiting(), grant.Policy{}, ""},
+		{"the policy", limitGrant, limiting(), limited(grant.LibraryBackend), `enforcement.limit is "library"`},
+		{"the policy wants it", limitGrant, limiting(), limited(grant.DriverBackend), ""},
+		{"nobody has asked it", limitGrant, shimmed(), grant.Policy{}, "the inventory does not say that the driver can limit memory (`gpuledger inventory refresh` asks it)"},
+		{"an old one", limitGrant, with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "driver 580 does not" }), grant.Policy{}, "driver 580 does not"},
+		{"no gpuledgerd", limitGrant, with(func(inv *grant.Inventory) { inv.Limiter.Problem = "it does not answer" }), grant.Policy{}, "it does not answer"},
+		{"a claim", claim, limiting(), grant.Policy{}, "the containers of a claim share one limit, and the driver limits each by itself"},
+		{"a MIG device", mig, limiting(), grant.Policy{}, "the driver limits no MIG device"},
+	} {
+		if got := Driverless(c.grant, c.inv, c.p); got != c.want {
+			t.Errorf("the driver, %s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	exclusive := limitGrant
+	exclusive.Mode = grant.Exclusive
+	if got := Strength(exclusive, limiting(), grant.Policy{}); got != grant.StrengthNone {
+		t.Errorf("an exclusive grant on a node that limits has strength %s", got)
+	}
+}
+
+// TestALimitThatThePolicyWants is kept, or the container is refused in the words of what is missing.
+func TestALimitThatThePolicyWants(t *testing.T) {
+	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets enforcement.limit = \"auto\""
+	utility, late := cuda, cuda
+	utility.Capabilities, late.Drivable = []grant.Capability{grant.Utility}, false
+	old := limiting()
+	old.Driver.MemoryLimits = "driver 580 does not limit memory"
+	for _, c := range []struct {
+		name    string
+		request grant.Request
+		inv     grant.Inventory
+		backend grant.LimitBackend
+		want    string // why it is refused, or the strength
+	}{
+		{"by the shim", cuda, limiting(), grant.LibraryBackend, "library limited"},
+		{"by the driver", cuda, limiting(), grant.DriverBackend, "driver driven"},
+		{"by the shim, in a container without libcuda", utility, limiting(), grant.LibraryBackend, "it does not get the driver's libraries, by its image or by NVIDIA_DRIVER_CAPABILITIES"},
+		{"by the shim, which is not there", cuda, installed, grant.LibraryBackend, "the shim is not installed"},
+		{"by the driver, too late", late, limiting(), grant.DriverBackend, "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a create has the driver's limit set"},
+		{"by the driver, which cannot, and too late", late, old, grant.DriverBackend, "driver 580 does not limit memory"},
+	} {
+		inv := c.inv
+		inv.GPUs = limiting().GPUs
+		v := ofLimit(c.request, limitGrant, inv, grant.Policy{Enforcement: grant.Enforcement{Limit: c.backend}})
+		got := strings.TrimPrefix(strings.SplitN(written(v), "\n", 2)[0], "admit of g-abcdefghijkl ")
+		if v.Kind == grant.Refused {
+			got = strings.TrimPrefix(v.Message, `container "" cannot be held to the memory of its grant g-abcdefghijkl: `)
+		}
+		if got != c.want || v.Kind == grant.Refused && (v.Hint != hint || len(v.Details) != 1) {
+			t.Errorf("%s: %s, want %s; hint %q, details %v", c.name, got, c.want, v.Hint, v.Details)
+		}
+	}
+}
+
+// TestWhyAContainerIsHeldByLess says what is true of the container, whatever else the node lacks.
+func TestWhyAContainerIsHeldByLess(t *testing.T) {
+	late, utility, unseen := cuda, cuda, cuda
+	late.Drivable = false
+	utility.Capabilities, utility.Layout, utility.Drivable = []grant.Capability{grant.Utility}, grant.Layout{Unseen: true}, false
+	unseen.Layout, unseen.Drivable = grant.Layout{Unseen: true}, false
+	noShim := limiting()
+	noShim.Shim = grant.Shim{}
+	const tooLate = "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a create has the driver's limit set"
+	const noCompute = "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, so the container gets neither the driver's libcuda nor the one that would hold it"
+	for _, c := range []struct {
+		name    string
+		request grant.Request
+		inv     grant.Inventory
+		want    string
+	}{
+		{"by the driver", cuda, limiting(), ""},
+		{"by the shim, as it comes too late for the driver's limit", late, limiting(), "strength library, not driver: " + tooLate},
+		{"by nothing, as it comes too late and there is no shim", late, noShim, "strength none, not driver: " + tooLate},
+		{"by the shim, as the node gives", late, shimmed(), ""},
+		{"by the shim, in an image that nobody saw", unseen, shimmed(), ""},
+		{"by nothing, in an image that nobody saw, without compute", utility, shimmed(), "strength none, not library: " + noCompute},
+	} {
+		if v := ofLimit(c.request, limitGrant, c.inv, grant.Policy{}); v.Kind != grant.Admit || v.Weaker != c.want {
+			t.Errorf("%s: %s (%s), %q, want %q", c.name, v.Kind, v.Message, v.Weaker, c.want)
+		}
+	}
+}
+
+// TestAnImagesOwnLibraries get the proxies over them where the container is limited, and only where there is a proxy for them.
+func TestAnImagesOwnLibraries(t *testing.T) {
+	r := cuda
+	r.Own = []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"}, {Place: "/opt/libnvidia-ptx.so.1", Name: "libnvidia-ptx.so.1"}}
+	timeslice := limitGrant
+	timeslice.Mode = grant.Timeslice
+	for name, c := range map[string]struct {
+		grant grant.Grant
+		want  string
+	}{
+		"limited":     {limitGrant, "/shim/libcuda.so.1 /opt/libcuda.so.1"},
+		"not limited": {timeslice, ""},
+	} {
+		got := slices.DeleteFunc(places(ofLimit(r, c.grant, shimmed(), grant.Policy{}).Edits.Mounts), func(m string) bool { return !strings.Contains(m, " /opt/") })
+		if strings.Join(got, "; ") != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// TestSharesOfComputeInTheirWords: why one cannot be kept, and what holds the containers of one that can.
+func TestSharesOfComputeInTheirWords(t *testing.T) {
+	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
+	stronger := func(p grant.Policy, s grant.Strength) grant.Policy { p.Rules.MinimumStrength = s; return p }
+	able := shimmed()
+	able.Shim.Throttle = true
+	shared := limitGrant
+	shared.Compute = 30
+	const told = "in mode limit nothing keeps a container to its share of compute, and "
+	for _, c := range []struct {
+		name string
+		p    grant.Policy
+		want string
+	}{
+		{"counted", grant.Policy{}, ""},
+		{"counted, but strength is wanted", stronger(grant.Policy{}, grant.StrengthServer), told + `policy.minimum_strength is "server"`},
+		{"refused, and strength is wanted", stronger(grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}, grant.StrengthServer), told + `enforcement.compute is "refuse"`},
+		{"throttled", throttle, ""},
+		{"throttled, which is strong enough", stronger(throttle, grant.StrengthLibrary), ""},
+		{"throttled, but more strength is wanted", stronger(throttle, grant.StrengthServer), `a throttle of launches has strength library, and policy.minimum_strength is "server"`},
+	} {
+		if got := ComputeUnkept(shared, able, c.p); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	bare := installed
+	bare.GPUs = able.GPUs
+	v := ofLimit(grant.Request{}, shared, bare, throttle) // neither a shim nor a C library
+	if want := `container "" holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: launches cannot be throttled: the shim is not installed`; v.Message != want {
+		t.Errorf("without a shim: %s", written(v))
+	}
+	shared.Bindings = []grant.Binding{{Strength: grant.StrengthLibrary, Throttled: true}}
+	if got := ComputeStrength(shared, installed, throttle); got != grant.StrengthLibrary {
+		t.Errorf("a container that is throttled still is, on a node that could throttle no other: %q", got)
+	}
+}
+
+// TestMPSInWholeVerdicts: what a client of MPS gets, and who is none.
+func TestMPSInWholeVerdicts(t *testing.T) {
+	const ready = "container \"c1\" holds a grant in mode mps, and its MPS daemon cannot take it as a client: "
+	for name, c := range map[string]struct {
+		change func(*world, *grant.Grant)
+		want   string // the refusal's message, or the settings
+	}{
+		"a share of the compute": {func(*world, *grant.Grant) {}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server"},
+		"no share: all of it":    {func(_ *world, g *grant.Grant) { g.Compute = 0 }, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 server"},
+		"no share, of a daemon that gives less": {func(w *world, g *grant.Grant) { g.Compute, w.v.MPS[0].Threads = 0, 99 },
+			ready + "the daemon gives 99% of the compute, and the grant has 100%"},
+		"root, of a user's daemon": {func(w *world, _ *grant.Grant) { w.v.MPS[0].UID = 1000 }, ready + "the daemon serves user 1000, and the container's user is 0 on the node"},
+		"nobody, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 }, ready + "the daemon serves user 0, and the container's user is nobody on the node"},
+		"with the shim in it, too": {func(w *world, _ *grant.Grant) {
+			w.r.Layout, w.r.Capabilities, w.inv.Driver, w.inv.Shim = cuda.Layout, cuda.Capabilities, shimmed().Driver, shimmed().Shim
+		}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server limited"},
+		"something else in its pipe's place": {func(w *world, _ *grant.Grant) {
+			w.hit(grant.Hit{Vector: "mount:" + grant.PipeInContainer, Value: "/elsewhere", Code: grant.GPUSocket, Cover: grant.CoverNever})
+		}, `container "c1" mounts /elsewhere by mount /tmp/nvidia-mps, which belongs to gpuledger or to an MPS daemon`},
+	} {
+		w, g := mpsWorld()
+		c.change(w, g)
+		v := w.decide()
+		got := v.Message
+		if v.Kind == grant.Admit {
+			got = v.Edits.Env[0] + strings.TrimPrefix(strings.SplitN(written(v), "\n", 2)[0], "admit of g-bearerbearer")
+		}
+		if got != c.want {
+			t.Errorf("%s: %s\nwant %s", name, got, c.want)
+		}
+	}
+}
+
+// TestDRMNodesByTheirPaths: one without a number is given to nobody, and stands for no node of a spec.
+func TestDRMNodesByTheirPaths(t *testing.T) {
+	w := desk(grant.Exclusive, grant.Graphics)
+	w.inv.GPUs[0].Links = nil
+	w.inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/card", "/dev/dri/renderD129", "/dev/dri/renderD190"}
+	if got, want := paths(w.decide().Edits.DeviceNodes), "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools dri/card0 dri/renderD129 dri/renderD190 nvidia-modeset"; got != want {
+		t.Errorf("nodes %s\nwant  %s", got, want)
+	}
+	for minor, code := range map[int]grant.Code{0: "", 129: "", 190: "", 19: grant.GPUDeviceNode} {
+		w.r.Hits = []grant.Hit{node(grant.ClassDRM, minor)}
+		if v := w.decide(); v.Code != code {
+			t.Errorf("minor %d: %s %s", minor, v.Kind, v.Code)
+		}
+	}
+	w.inv.GPUs[0].Render = []string{"/dev/dri/card"}
+	w.r.Hits = []grant.Hit{node(grant.ClassDRM, 0)}
+	if v := w.decide(); v.Code != grant.GPUDeviceNode {
+		t.Errorf("a node without a number covers minor 0: %s %s", v.Kind, v.Code)
+	}
+}
+
+// TestAJudgePlansTheFilesOnce, and for its first container too where that differs in nothing from none.
+func TestAJudgePlansTheFilesOnce(t *testing.T) {
+	w := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: grant.GiB})
+	w.inv.Driver = installed.Driver
+	j := new(Judge)
+	first, second := j.Decide(w.r, w.v, w.inv, w.p), j.Decide(w.r, w.v, w.inv, w.p)
+	if got := fmt.Sprint(places(first.Edits.Mounts)); got != "[/fw/gsp.bin /lib/firmware/nvidia/9/gsp.bin]" {
+		t.Errorf("an image without a C library gets %s", got)
+	}
+	if first.Edits.Mounts[0] != second.Edits.Mounts[0] {
+		t.Error("they are planned twice")
+	}
+}
+
+// TestAGPUInTwoPools is told to everyone who adds up what the node has.
+func TestAGPUInTwoPools(t *testing.T) {
+	p := grant.Policy{Pools: []grant.Pool{{GPUs: []string{"0"}}, {GPUs: []string{"0-1"}}}}
+	seats, ofSeats := Seats(grant.View{}, inventory(2), p)
+	free, ofFree := Free(grant.View{}, inventory(2), p)
+	for _, err := range []error{ofSeats, ofFree} {
+		var refusal *grant.Refusal
+		if !errors.As(err, &refusal) || refusal.Code != grant.ConfigInvalid {
+			t.Errorf("got %v", err)
+		}
+	}
+	if seats != nil || free != nil {
+		t.Errorf("got %v and %v beside an error", seats, free)
+	}
+}
+
+// TestModesOfSeats: those that a grant of some size could be in, whatever is free.
+func TestModesOfSeats(t *testing.T) {
+	inv := partitioned()
+	v := grant.View{Now: now, Grants: []grant.Grant{heldMIG("g-m", grant.Bearer, "MIG-b"), held("g-l", grant.Bearer, grant.Limit, 0, grant.GiB, 2)}}
+	inv.GPUs = append(inv.GPUs, inventory(6).GPUs[3:]...)
+	v.Grants = append(v.Grants, held("g-e", grant.Bearer, grant.Exclusive, 0, 16*grant.GiB, 3))
+	v.Outside = map[string]grant.Bytes{"GPU-5": grant.GiB}
+	want := map[string]string{"GPU-0": "[]", "MIG-a": "[mig]", "MIG-b": "[]", "MIG-g": "[mig]", "GPU-2": "[limit]", "GPU-3": "[]", "GPU-4": "[exclusive timeslice limit mps]", "GPU-5": "[exclusive timeslice limit mps]"}
+	seats, err := Seats(v, inv, grant.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range seats {
+		if modes, known := want[s.UUID()]; known && fmt.Sprint(s.Modes) != modes {
+			t.Errorf("%s: %v, want %s", s.UUID(), s.Modes, modes)
+		}
+	}
+}
