@@ -138,12 +138,11 @@ func (c *asking) hasInstance(minor int) bool {
 
 // otherInstances are the directories in which the driver tells of the MIG devices beside a granted one.
 func (c *asking) otherInstances() []string {
-	granted := c.devices()
 	var paths []string
 	for _, gpu := range c.gpus() {
 		for _, m := range gpu.MIG {
 			dir := fmt.Sprintf("/proc/driver/nvidia/capabilities/gpu%d/mig/gi%d", gpu.Minor, m.GI)
-			switch same := sameInstance(granted, gpu, m); {
+			switch same := c.sameInstance(gpu, m); {
 			case same == nil:
 				paths = append(paths, dir)
 			case !slices.Contains(same, m.CI):
@@ -156,10 +155,10 @@ func (c *asking) otherInstances() []string {
 }
 
 // sameInstance lists the compute instances that are granted of a MIG device's GPU instance.
-func sameInstance(granted []grant.Device, gpu grant.GPU, m grant.MIGDevice) (computes []int) {
-	for _, d := range granted {
-		if d.MIG != nil && d.GPU.UUID == gpu.UUID && d.MIG.GI == m.GI {
-			computes = append(computes, d.MIG.CI)
+func (c *asking) sameInstance(gpu grant.GPU, m grant.MIGDevice) (computes []int) {
+	for _, other := range gpu.MIG {
+		if other.GI == m.GI && c.grant.Has(other.UUID) {
+			computes = append(computes, other.CI)
 		}
 	}
 	return computes

@@ -100,7 +100,7 @@ func TestPlace(t *testing.T) {
 		{"spread: the emptiest", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, grant.GiB, 1)), asked(grant.GiB, spread), "2:1GiB"},
 		{"spread: away from the owner's others", grants(held(g1, "pod:u/a", grant.Limit, 0, grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)),
 			asked(grant.GiB, func(a *Ask) { a.Place, a.Owner = grant.Spread, "pod:u/b" }), "1:1GiB"},
-		{"spread: bearers are no group", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)), asked(grant.GiB, spread), "0:1GiB"},
+		{"spread: bearers are no group", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 0), held(g2, "pod:u/a", grant.Limit, 0, 8*grant.GiB, 1, 2, 3)), asked(grant.GiB, spread), "0:1GiB"},
 
 		{"8 GiB over 4 GPUs", nil, asked(8*grant.GiB, gpus(4)), "0:2GiB 1:2GiB 2:2GiB 3:2GiB"},
 		{"what does not divide", nil, asked(10*grant.MiB, gpus(4)), "usage: cannot grant: 10MiB over 4 GPUs does not divide evenly in MiB; 12MiB would"},
@@ -207,6 +207,7 @@ func TestPlace(t *testing.T) {
 
 		{"a pool for another mode", pools(grant.Pool{GPUs: []string{"0-3"}, Modes: []grant.Mode{grant.Exclusive}}), asked(grant.GiB, named("0")),
 			"mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in a pool for [exclusive]"},
+		{"a pool for this mode and another", pools(grant.Pool{GPUs: []string{"0-3"}, Modes: []grant.Mode{grant.Exclusive, grant.Limit}}), asked(grant.GiB, nil), "0:1GiB"},
 		{"the pool that takes the mode", pools(grant.Pool{GPUs: []string{"0-1"}, Modes: []grant.Mode{grant.Exclusive}}, grant.Pool{GPUs: []string{"2-3"}}), asked(grant.GiB, nil), "2:1GiB"},
 		{"a GPU in no pool", pools(grant.Pool{GPUs: []string{"1-3"}}), asked(grant.GiB, named("0")), "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in no pool"},
 		{"not over two pools", pools(grant.Pool{GPUs: []string{"0-1"}}, grant.Pool{GPUs: []string{"2-3"}}), asked(3*grant.GiB, gpus(3)),

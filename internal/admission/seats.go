@@ -38,9 +38,6 @@ func (s seat) modes() []grant.Mode {
 	s.closed = "" // a closed GPU opens again
 	for _, m := range grant.Modes {
 		ask := Ask{Mode: m, Names: []string{s.device.UUID()}}
-		if !ask.wholly() {
-			ask.Memory = grant.MiB
-		}
 		_, conflict := ask.misfit(s)
 		if taken := s.mode != "" && ask.wholly(); !conflict && !taken {
 			modes = append(modes, m)
