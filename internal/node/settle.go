@@ -73,7 +73,9 @@ func missing(verdict grant.Verdict, env func() []string) string {
 	if verdict.Narrow {
 		return "device rules"
 	}
-	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool { return r.Kind != grant.RemoveEnv || !isSet(verdict.Edits.Env, r.Name, env()) })
+	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool {
+		return r.Kind != grant.RemoveEnv || !isSet(verdict.Edits.Env, r.Name, env())
+	})
 	if i < 0 {
 		return ""
 	}
