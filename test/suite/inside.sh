@@ -1,13 +1,14 @@
 #!/bin/bash
-# inside.sh v1|v2 [FILE.bats...]
-# Runs files of a suite (SUITE) with a runc (RUNC), a directory for their files (DIR) and one for results (OUT). All of it happens in mount, pid,
-# network, cgroup and ipc namespaces of its own, with a /dev of its own, below a cgroup of its own in each hierarchy: odd specs reach nothing of the
-# machine, and what a killed test leaves ends with them. FILTER is a regular expression of tests' names.
+# inside.sh v1|v2 FILE...
+# Runs files of a suite (TESTS) with a runtime (RUNTIME), a directory for their files (DIR) and one for results (OUT). All of it happens in mount,
+# pid, network, cgroup and ipc namespaces of its own, with a /dev and an /etc of its own, below a cgroup of its own in each hierarchy: odd specs
+# reach nothing of the machine, and what a killed test leaves ends with them. A FILE is bats's or Python's, and may be a pattern. FILTER chooses
+# tests by name: a regular expression for bats, words for Python. PREPARE is a script that lays out more, where a suite has one.
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n 2,6p "$0" >&2; exit 2; }
+[ $# -gt 1 ] || { sed -n 2,6p "$0" >&2; exit 2; }
 
 if [ "${STEP:-}" = "" ]; then
-  name=gpuledger-runc-$$ own=() # of this batch
+  name=gpuledger-suite-$$ own=() # of this batch
   for hierarchy in /sys/fs/cgroup/*/ /sys/fs/cgroup/; do
     [ -e "$hierarchy/cgroup.procs" ] || continue
     mkdir "$hierarchy$name"
@@ -32,7 +33,7 @@ if [ "${STEP:-}" = "" ]; then
   exit $status
 fi
 
-# The devices that runc's tests name, and none of the machine's others.
+# The devices that the tests name, and none of the machine's others.
 devices() {
   local dev name kind major minor
   dev=$(mktemp -d -p "$DIR") && mount -t tmpfs -o mode=755 dev "$dev"
@@ -74,34 +75,63 @@ hierarchy() {
   done
 }
 
+# cover DIR: this machine's, where what is written stays in here.
+cover() {
+  local own
+  own=$(mktemp -d -p "$DIR") && mount -t tmpfs cover "$own" && mkdir "$own/upper" "$own/work"
+  mount -t overlay -o "lowerdir=$1,upperdir=$own/upper,workdir=$own/work" overlay "$1"
+}
+
+# etc: gpuledger's configuration at its usual place, as engines clear the environment.
+etc() {
+  cover /etc
+  rm -rf /etc/gpuledger
+  [ ! -e "$DIR/config.toml" ] || install -D -m 644 "$DIR/config.toml" /etc/gpuledger/config.toml
+}
+
 mount -t sysfs sysfs /sys 2>/dev/null || true # of this network namespace
 [ -e /sys/fs/cgroup/cgroup.procs ] || [ -n "$(ls /sys/fs/cgroup)" ] || umount /sys
 hierarchy "$1"
 devices
+etc
 ip link set lo up
 shift
-mkdir -p "$DIR/bin" # checkpoint.bats and netdev.bats wait for udev, which is not here
+mkdir -p "$DIR/bin" # runc's checkpoint.bats and netdev.bats wait for udev, which is not here
 printf '#!/bin/sh\nexit 0\n' >"$DIR/bin/udevadm" && chmod 755 "$DIR/bin/udevadm"
-export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-20} RUNC OUT FILTER
+export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-20} OUT FILTER
+export RUNC=$RUNTIME OCI_RUNTIME=$RUNTIME RUN_TESTS=$FILTER # as runc's and crun's tests call them
+[ -n "$FILTER" ] || unset RUN_TESTS
 mkfifo "$DIR/input" && exec 9<>"$DIR/input" # an input without an end, for terminals
-cd "$SUITE/tests/integration"
-[ $# -gt 0 ] || set -- *.bats
+cd "$TESTS"
+# shellcheck source=/dev/null
+[ ! -e "$PREPARE" ] || . "$PREPARE"
 # complete FILE.tap: all tests of the plan have a result.
 complete() { awk '/^1\.\.[0-9]+/ { plan = substr($0, 4) + 0; known = 1 } /^(not )?ok [0-9]+ / { n++ } END { exit !(known && n == plan) }' "$1" 2>/dev/null; }
 
-for file; do
-  [ -e "$file" ] || continue # the older suite lacks some
+# thaw: a process that a test froze cannot end before, not even with its pid namespace.
+thaw() { find /sys/fs/cgroup -name freezer.state -exec sh -c 'echo THAWED >"$1"' thaw {} \; 2>/dev/null || true; }
+
+# shellcheck disable=SC2048 # they may be patterns
+for file in $*; do
+  [ -e "$file" ] || continue # an older suite lacks some
+  # shellcheck disable=SC2016 # they are the inner shell's
+  case $file in
+# They keep their containers where they are called, and one takes pids to have five digits.
+    *.py) command='sh -c "echo 20000 >/proc/sys/kernel/ns_last_pid; cd \"\$DIR/bats\" && exec python3 \"\$TESTS/\$FILE\""' ;;
+    *) command='bats --tap ${FILTER:+-f "$FILTER"} "$FILE"' ;;
+  esac
   # Some tests open /dev/tty, and script gives them one. What a test leaves running holds bats up for ever: it ends with a pid namespace for
   # each file.
-  # shellcheck disable=SC2016 # they are the inner shell's
-  FILE=$file script -qec 'exec unshare --pid --fork --kill-child --mount --mount-proc bats --tap ${FILTER:+-f "$FILTER"} "$FILE" >"$OUT/$FILE.tap" 2>&1' \
+  # shellcheck disable=SC2016
+  FILE=$file script -qec "exec unshare --pid --fork --kill-child --mount --mount-proc $command"' >"$OUT/$FILE.tap" 2>&1' \
     /dev/null <"$DIR/input" >/dev/null 2>&1 &
   left=${FILE_TIMEOUT:-600}
   while [ "$left" -gt 0 ] && kill -0 $! 2>/dev/null; do
     sleep 1
     left=$((left - 1))
-    [ "$left" -le 10 ] || ! complete "$OUT/$file.tap" || left=10
+    [ "$left" -le 10 ] || ! complete "$OUT/$file.tap" || { thaw; left=10; }
   done
+  thaw
   kill $! 2>/dev/null || true
   wait $! || true
 done

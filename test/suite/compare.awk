@@ -1,4 +1,4 @@
-# compare.awk: reads results of bats in TAP. With count it prints how many tests there are, pass, fail and were skipped; else the tests whose
+# compare.awk: reads results in TAP, of bats and of crun's tests. With count it prints how many tests there are, pass, fail and were skipped; else the tests whose
 # results in the files of dir1 are not those of the other ones: file, name, both results. Tests of the list expected must be there.
 BEGIN {
   while (expected && (getline line < expected) > 0) {
@@ -12,8 +12,8 @@ function base(path) { sub(/.*\//, "", path); sub(/\.tap$/, "", path); return pat
   sub(/\r$/, "")
   result = /^not/ ? "fail" : "pass"
   name = $0
-  sub(/^(not )?ok [0-9]+ /, "", name)
-  if (sub(/ # skip.*/, "", name)) result = "skip"
+  sub(/^(not )?ok [0-9]+ (- )?/, "", name)
+  if (sub(/ # ?(skip|SKIP).*/, "", name)) result = "skip"
   sub(/ # timeout.*/, "", name)
   sub(/ in [0-9]+ms$/, "", name)
   test = base(FILENAME) "\t" name

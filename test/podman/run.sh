@@ -1,0 +1,55 @@
+#!/bin/bash
+# run.sh [RUNTIME-CGROUP[,...]] [FILE.bats...]
+# Runs Podman's own system tests, those that start containers, as test/runc runs runc's: with the runtime bare and through gpuledger-runtime, on a
+# node with GPUs and on one without an inventory, compared test by test. RUNTIME-CGROUP: crun-v1, runc-v1, crun-v2, runc-v2 (default: crun-v1,runc-v2).
+# Exit status 1 where a test's result is another one through us, and differences.txt does not explain it. Podman is Debian's, and the tests are of
+# its version. Their image is made here of busybox; what pulls another one fails, bare as through us.
+# Results: .cache/podman-suite/out/RUNTIME-CGROUP/NODE/FILE.tap. Root, Debian 12.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
+# shellcheck disable=SC2034 # they are for suite.sh
+name=podman known='crun|runc' here=$PWD/test/podman
+. test/suite/suite.sh
+
+# Files whose tests are about images, networks, registries or Podman's own output alone are left out.
+files=(030-run 032-sig-proxy 035-logs 045-start 050-stop 055-rm 060-mount 075-exec 080-pause 130-kill 140-diff 160-volumes 170-run-userns
+  180-blkio 190-run-ipcns 200-pod 220-healthcheck 260-sdnotify 280-update 400-unprivileged-access 420-cgroups 450-interactive 520-checkpoint)
+
+# module: the tests of the version that is installed, as Podman's Go module has them.
+module() {
+  local version source
+  version=$(podman --version | awk '{ print $3 }')
+  source=$(cd "$work" && go mod download -json "github.com/containers/podman/v${version%%.*}@v$version" | jq -r .Dir) ||
+    die "cannot get the tests of Podman $version"
+  rm -rf "$cache/test" && mkdir -p "$cache/test"
+  cp -r "$source/test/system" "$cache/test/"
+  chmod -R u+w "$cache/test"
+}
+
+# image: what Podman's tests expect of theirs: testimage-id with its own time, and a pause.
+image() {
+  local root
+  root=$(mktemp -d -p "$work") && chmod 755 "$root"
+  busybox_root "$root"
+  mkdir -p "$root/home/podman"
+  echo 20220615 >"$root/home/podman/testimage-id"
+  touch --date=@1600000000 "$root/home/podman/testimage-id"
+  printf '#!/bin/sh\necho Confirmed: testimage pause invoked as $0\nwhile :; do sleep 0.1; done\n' >"$root/home/podman/pause"
+  chmod 755 "$root/home/podman/pause"
+  tar -C "$root" -cf "$cache/testimage.tar" .
+}
+
+place() { tests=$cache/test/system real=$cache/runtime/${1%-*}; }
+
+begin "${1:-crun-v1,runc-v2}"
+[ $# = 0 ] || shift
+module
+image
+mkdir -p "$cache/runtime"
+for runtime in crun runc; do # copies: the tests find the runtime that they get, ours or this, at its usual place
+  install -m 755 "$(command -v $runtime)" "$cache/runtime/$runtime"
+done
+export BATS_TEST_TIMEOUT=100 FILE_TIMEOUT=300
+[ $# -gt 0 ] || set -- "${files[@]/%/.bats}"
+all "$@"
