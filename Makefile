@@ -82,6 +82,22 @@ mutants: ## changes the guard's code a line at a time and runs its tests, for te
 	@mkdir -p .cache/bin && go build -p $(JOBS) -o .cache/bin/mutants ./test/mutants
 	test/rig/leftovers.sh .cache/bin/mutants $(MUTANTS)
 
+CRUN_SUITE ?= debian-v1,debian-v2
+CRUN_FILES ?=
+.PHONY: test-crun
+test-crun: ## crun's own tests, bare and through us, in some 5 minutes (root); CRUN_SUITE=debian-v1 CRUN_FILES=test_exec.py
+	@test/setup.sh test-crun
+	$(MAKE) --no-print-directory build
+	test/rig/leftovers.sh test/crun/run.sh $(CRUN_SUITE) $(CRUN_FILES)
+
+PODMAN_SUITE ?= crun-v1
+PODMAN_FILES ?=
+.PHONY: test-podman
+test-podman: ## Podman's own system tests of containers, bare and through us, in some 10 minutes (root); PODMAN_SUITE=runc-v2 PODMAN_FILES=075-exec.bats
+	@test/setup.sh test-podman
+	$(MAKE) --no-print-directory build
+	test/rig/leftovers.sh test/podman/run.sh $(PODMAN_SUITE) $(PODMAN_FILES)
+
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledgerd and the proxies in bin/shim
 	@test/setup.sh check-go
