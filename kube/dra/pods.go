@@ -201,18 +201,38 @@ const (
 
 // follow watches one claim until the context ends.
 func (d *Driver) follow(ctx context.Context, uid types.UID, g grant.Grant) {
-	for wait := soon; ctx.Err() == nil; wait = min(2*wait, later) {
+	for wait, last := soon, ""; ctx.Err() == nil; wait = min(2*wait, later) {
 		began := time.Now()
-		if err := d.watchClaim(ctx, uid, g); err != nil && ctx.Err() == nil {
-			d.Log.Warn("cannot watch the claim of a grant", "grant", g.ID, "error", err)
+		err := d.watchClaim(ctx, uid, g)
+		if err != nil && ctx.Err() == nil {
+			d.lookUp(ctx, uid, g)
+			if err.Error() != last {
+				d.Log.Warn("cannot watch the claim of a grant", "grant", g.ID, "error", err)
+			}
+			last = err.Error()
 		}
-		if time.Since(began) > later { // the API ends each watch within an hour
+		// The API ends each watch within an hour. A role of an older version lets a driver get claims and not watch them.
+		if time.Since(began) > later || apierrors.IsForbidden(err) {
 			wait = soon
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
 		}
+	}
+}
+
+// lookUp learns what a claim is, where it cannot be watched.
+func (d *Driver) lookUp(ctx context.Context, uid types.UID, g grant.Grant) {
+	namespace, name, ok := place(g)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{}); err == nil && claim.UID == uid {
+		d.pods.learn(claim)
+		d.pods.change()
 	}
 }
 

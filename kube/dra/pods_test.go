@@ -14,6 +14,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
@@ -228,6 +229,29 @@ func TestAWatchThatEndsIsBegunAnew(t *testing.T) {
 	s.becomes(t, "what was missed", teams("p1", "p2")...)
 	if n := api.watches("claim-u-1"); n != 2 {
 		t.Errorf("the claim was watched %d times", n)
+	}
+}
+
+// The role that an older version's manifests made lets the driver get claims, and watch none.
+func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
+	s := newSite(t, 1)
+	var log bytes.Buffer
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	cluster := s.Client.(*fake.Clientset)
+	forbidden := apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "claim-u-1", errors.New("it may not"))
+	tries := make(chan struct{}, 100)
+	cluster.PrependWatchReactor("resourceclaims", func(clienttesting.Action) (bool, watch.Interface, error) {
+		tries <- struct{}{}
+		return true, nil, forbidden
+	})
+	cluster.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return true, s.of(2, "u-1", "p1", "p2"), nil })
+	stop := follows(s.Driver)
+	s.has(t, s.of(1, "u-1", "p1"))
+	s.becomes(t, "looked up", teams("p1", "p2")...)
+	eventually(t, "it tries again", func() bool { return len(tries) > 1 })
+	stop()
+	if n := strings.Count(log.String(), "cannot watch the claim of a grant"); n != 1 {
+		t.Errorf("it is said %d times:\n%s", n, log.String())
 	}
 }
 

@@ -20,6 +20,7 @@ func cluster(t *testing.T, s *site) {
 	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system") // the driver runs without an image here, before the label calls for it
 	s.administer("label", "node", clusterNode, "gpuledger.dev/node=shared")
 	s.administer("create", "namespace", "team")
+	s.administer("create", "namespace", "other")
 	driver := s.startDRA()
 	for _, c := range []struct {
 		name string
@@ -31,11 +32,13 @@ func cluster(t *testing.T, s *site) {
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
 		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
+		{"a reference is good in its claim's pods alone", func(s *site, d **daemon) { s.stolen(d) }},
 		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
 		{"refused when it is prepared, with the reason in the pod's events", func(s *site, d **daemon) { s.preparing(d) }},
 		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
 		{"pods come and go while all is killed", func(s *site, d **daemon) { (*d).kill(); s.claimStorm() }},
 		{"a device plugin", func(s *site, _ **daemon) { s.devicePlugin() }},
+		{"the device plugin's reference is good in its pod alone", func(s *site, _ **daemon) { s.stolenUnits() }},
 		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
 	} {
 		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name, Result: "ok"}

@@ -186,6 +186,7 @@ func (n *Node) Grant(args ...string) grant.Reference {
 type Listed struct {
 	ID       grant.ID       `json:"id"`
 	Owner    grant.Owner    `json:"owner"`
+	For      []grant.Tie    `json:"for"`
 	Source   string         `json:"source"`
 	State    grant.State    `json:"state"`
 	Mode     grant.Mode     `json:"mode"`
