@@ -6,6 +6,7 @@
 //   - Inventory: what the node has; a snapshot file written ahead of time.
 //   - Grant: one ledger entry: public id, owner, GPUs, bytes per GPU, compute percent, mode, strength.
 //   - Owner: who may use a grant: "pod:UID/CONTAINER", "claim:UID", or "bearer" (whoever presents id and secret).
+//   - Tie: a pod or a namespace that a bearer's or claim's grant is for; its reference is good in no other container.
 //   - Mode: how a GPU is shared: exclusive, timeslice, limit, mps or mig. One mode a GPU at a time.
 //   - Strength: what holds a container to its grant: none, library, server, driver or hardware.
 //   - Request: what a container asks for, read from its bundle: every way its spec can reach a GPU.

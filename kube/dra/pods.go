@@ -130,7 +130,7 @@ func (d *Driver) ties(p book.Page) bool {
 }
 
 // Follow keeps the claims' grants tied to the pods that the claims are reserved for, until the context ends. It looks at the ledger at every
-// interval, and at once where a claim was prepared or has changed.
+// interval, for what another driver has prepared, and at once where this one has prepared a claim or was told of a change.
 func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -145,7 +145,7 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 			if _, is := followed[uid]; !is {
 				one, end := context.WithCancel(ctx)
 				followed[uid] = end
-				all.Go(func() { d.follow(one, uid, g) })
+				all.Go(func() { d.follow(one, g) })
 			}
 		}
 		for uid, end := range followed {
@@ -200,12 +200,12 @@ const (
 )
 
 // follow watches one claim until the context ends.
-func (d *Driver) follow(ctx context.Context, uid types.UID, g grant.Grant) {
+func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 	for wait, last := soon, ""; ctx.Err() == nil; wait = min(2*wait, later) {
 		began := time.Now()
-		err := d.watchClaim(ctx, uid, g)
+		err := d.watchClaim(ctx, g)
 		if err != nil && ctx.Err() == nil {
-			d.lookUp(ctx, uid, g)
+			d.lookUp(ctx, g)
 			if err.Error() != last {
 				d.Log.Warn("cannot watch the claim of a grant", "grant", g.ID, "error", err)
 			}
@@ -223,21 +223,21 @@ func (d *Driver) follow(ctx context.Context, uid types.UID, g grant.Grant) {
 }
 
 // lookUp learns what a claim is, where it cannot be watched.
-func (d *Driver) lookUp(ctx context.Context, uid types.UID, g grant.Grant) {
+func (d *Driver) lookUp(ctx context.Context, g grant.Grant) {
 	namespace, name, ok := place(g)
 	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{}); err == nil && claim.UID == uid {
+	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
 		d.pods.learn(claim)
 		d.pods.change()
 	}
 }
 
 // watchClaim learns what becomes of a claim, beginning with what it is, until the API ends that.
-func (d *Driver) watchClaim(ctx context.Context, uid types.UID, g grant.Grant) error {
+func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
 	namespace, name, ok := place(g)
 	if !ok {
 		return nil
@@ -258,7 +258,7 @@ func (d *Driver) watchClaim(ctx context.Context, uid types.UID, g grant.Grant) e
 			if event.Type == watch.Error {
 				return apierrors.FromObject(event.Object)
 			}
-			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && claim.UID == uid && event.Type != watch.Deleted {
+			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted { // one of its name with another UID is another claim's
 				d.pods.learn(claim)
 				d.pods.change()
 			}

@@ -81,6 +81,7 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 				s.T.Errorf("a thief of namespace %s is told of pod %s:\n%s", namespace, pod, events)
 			}
 		}
+		s.T.Logf("a refused pod with restartPolicy Never is %s", s.kubectl("get", "pod", name, "-n", namespace, "-o", "jsonpath={.status.phase} {.status.containerStatuses[0].state}").Stdout)
 		s.administer("delete", "pod", name, "-n", namespace, "--wait=true", "--grace-period=1")
 	}
 }
@@ -88,6 +89,7 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 // stolen: what a pod of a claim has in its environment is good in the claim's pods alone, whether a driver runs or not; and each pod that comes to the
 // claim may use it.
 func (s *site) stolen(driver **daemon) {
+	*driver = s.startDRA() // the one of the story before has ended with it
 	list := claiming("shared", "limit", 1, object{"memory": "2Gi"}, false)
 	s.applied(list[0], telling(list[1]), joining("second", "shared"))
 	reference := s.reference("shared")

@@ -76,7 +76,7 @@ func serveDRA(c *cli.Context) error {
 	all.Go(func() {
 		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
-	all.Go(func() { driver.Follow(ctx, c.Duration("interval")) })
+	all.Go(func() { driver.Follow(ctx, 10*c.Duration("interval")) })
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
 	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()
