@@ -129,7 +129,7 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 // Nobody must be able to do more than he does: what is written here is what a reviewer agreed to.
 func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
 	roles := map[string]map[string]string{
-		"gpuledger-dra":     {"resourceslices": "create delete list update watch", "resourceclaims": "get", "nodes": "get"},
+		"gpuledger-dra":     {"resourceslices": "create delete list update watch", "resourceclaims": "get watch", "nodes": "get"},
 		"gpuledger-viewer":  {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list", "pods": "get list", "events": "get list"},
 		"gpuledger-explain": {"resourceclaims": "get", "pods": "get", "events": "list"},
 	}
