@@ -38,7 +38,7 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, as 0:1; may be given again"},
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
-			&cli.StringSliceFlag{Name: "for", Usage: "tie it: of those who have its reference only this `pod:UID | namespace:NAME` may use it; may be given again"},
+			&cli.StringSliceFlag{Name: "for", Usage: "tie it: of those who have its reference only this `WHO`, pod:UID or namespace:NAME, may use it; may be given again"},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
