@@ -107,6 +107,8 @@ var asUser = map[string]struct {
 	"a user's engine in a user namespace": {[]string{"setpriv", "--reuid=4711", "--regid=4711", "--clear-groups", "unshare", "--user", "--map-root-user"}, tenantID, true},
 	"a user's container in one":           {[]string{"setpriv", "--reuid=4711", "--regid=4711", "--clear-groups"}, tenantID, false},
 	"root in one":                         {[]string{"unshare", "--user", "--map-root-user"}, 0, true},
+	"root in one within another, as a kubelet's or an engine's in LXC": {[]string{"unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user"}, 0, true},
+	"root in one with mounts and processes of its own":                 {[]string{"unshare", "--user", "--map-root-user", "--mount", "--propagation=private"}, 0, true},
 }
 
 func TestRootless(t *testing.T) {
