@@ -47,15 +47,15 @@ type stagePolicy struct {
 	}
 }
 
-// simulateMajors writes devices of the driver into /proc/devices that a simulated node has not, at majors that no
-// driver of this machine has.
+// simulateMajors writes devices of the driver into /proc/devices that a simulated node has not, and two of others, at majors that
+// no driver of this machine has.
 func simulateMajors(t *testing.T) map[string]int {
 	t.Helper()
 	devices := read(t, "/proc/devices")
 	characters, blocks, _ := strings.Cut(devices, "Block devices:")
 	majors := map[string]int{}
 	next := 400
-	for _, name := range []string{"nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch"} {
+	for _, name := range []string{"nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch", "vfio", "kfd"} {
 		if m := regexp.MustCompile(`(?m)^ *([0-9]+) ` + name + `$`).FindStringSubmatch(characters); m != nil { // of a real driver
 			majors[name], _ = strconv.Atoi(m[1])
 			continue
@@ -278,7 +278,8 @@ func (s *stage) cgroups() string {
 // placeholders are what rows write in braces.
 func (s *stage) placeholders(majors map[string]int) {
 	pairs := []string{"{dir}", s.Dir, "{cgroups}", s.cgroups(), "{pod}", s.pod(), "{volume}", s.volume(), "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
-		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}", strconv.Itoa(majors["nvidia-nvswitch"])}
+		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}", strconv.Itoa(majors["nvidia-nvswitch"]),
+		"{vfio}", strconv.Itoa(majors["vfio"]), "{kfd}", strconv.Itoa(majors["kfd"])}
 	for _, g := range s.gpus {
 		pairs = append(pairs, fmt.Sprintf("{gpu%d}", g.Index), g.UUID)
 	}

@@ -181,17 +181,40 @@ func (f *finder) annotations() {
 		switch {
 		case strings.Contains(key, cdiPrefix): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
 			f.cdiNames(key, value)
-		case strings.HasPrefix(key, "org.systemd.property.Device"):
-			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+		case strings.HasPrefix(key, unitPrefix):
+			f.unitProperty(key, value)
 		case slices.Contains(subCgroups, key) && slices.Contains(strings.Split(value, "/"), ".."):
 			f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
 		case slices.Contains(rootsWords, key):
 			f.nodeRootBy("annotation:" + key)
-		case slices.Contains(unitWords, key):
-			f.request.Dropped = append(f.request.Dropped, grant.Removal{Kind: grant.RemoveAnnotation, Name: key})
 		}
 	}
 }
+
+// unitPrefix is before a property of the container's unit, which runc and crun hand on to systemd where that has the cgroups.
+const unitPrefix = "org.systemd.property."
+
+// unitProperty judges one. Those of devices change what the container may open, and those of processes move others into its unit, as
+// cgroup.procs does (docs/adr/0064). Slice puts the unit elsewhere than its runtime knows. Whether a grant is in use is asked of the
+// cgroup that the runtime knows, so a grant drops it; without one it gives nothing.
+func (f *finder) unitProperty(key, value string) {
+	name := strings.TrimPrefix(key, unitPrefix)
+	switch {
+	case strings.HasPrefix(name, "Device"), strings.HasPrefix(name, "PID"):
+		f.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+	case name == "Slice":
+		f.request.Dropped = append(f.request.Dropped, grant.Removal{Kind: grant.RemoveAnnotation, Name: key})
+	case !slices.ContainsFunc(ownProperties, func(own string) bool { return strings.HasPrefix(name, own) }):
+		f.nodeRootBy("annotation:" + key)
+	}
+}
+
+// ownProperties are what the names begin with of properties that concern the unit alone: its resources, its end, its words
+// (systemd.resource-control(5), systemd.kill(5), systemd.scope(5)). Any other can start and end other units or the machine
+// (Conflicts, OnFailure, FailureAction).
+var ownProperties = []string{"CPU", "StartupCPU", "Allowed", "StartupAllowed", "Memory", "StartupMemory", "DefaultMemory", "DefaultStartupMemory", "Tasks", "IO", "StartupIO", "BlockIO", "StartupBlockIO",
+	"IP", "RestrictNetworkInterfaces", "SocketBind", "NFTSet", "ManagedOOM", "OOM", "Delegate", "DisableControllers", "Coredump", "Timeout", "RuntimeMax", "RuntimeRandomizedExtra", "Kill", "SendSIG", "FinalKillSignal",
+	"RestartKillSignal", "WatchdogSignal", "CollectMode", "AddRef", "Description", "Documentation", "DefaultDependencies", "After", "Before", "User", "Group", "Log"}
 
 // subCgroups name a cgroup below the container's, into which crun moves it. One that is not below lies outside of the device
 // rules.
@@ -201,10 +224,6 @@ var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
 // it, or it is loaded as a library, or says what CRIU runs. crun's other keys (handler, seccomp.receiver, pidfd_receiver,
 // systemd.force_cgroup_v1, keep_original_groups, ...) reach no GPU.
 var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins", "org.criu.config"}
-
-// unitWords move a container's processes into another cgroup than its runtime knows, or others' into its own. Whether a grant is
-// in use is asked of the cgroup that the runtime knows, so a grant drops them; without one they give nothing.
-var unitWords = []string{"org.systemd.property.Slice", "org.systemd.property.PIDs"}
 
 // cdiNames judges the CDI names in an annotation. A grant's own name is a reference to it; GPUs of ours a grant can cover;
 // any other vendor's are never ours to give.

@@ -115,6 +115,8 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 		{"crun's sub-cgroup below", set("run.oci.delegate-cgroup", "a/..b"), nil},
 		{"no sub-cgroup", set("run.oci.systemd.subgroup", ""), nil},
 		{"crun's handler", set("run.oci.handler", "krun"), nil},
+		{"systemd's processes of a unit", set("org.systemd.property.PIDs", "[uint32 1]"), []string{"gpu-device-rule | annotation:org.systemd.property.PIDs | [uint32 1] | never"}},
+		{"the same by file descriptors", set("org.systemd.property.PIDFDs", "[@h 3]"), []string{"gpu-device-rule | annotation:org.systemd.property.PIDFDs | [@h 3] | never"}},
 		{"another property of systemd's", set("org.systemd.property.TimeoutStopUSec", "uint64 1"), nil},
 	})
 }
@@ -130,13 +132,31 @@ func TestFilesThatTheRuntimeUsesAsRoot(t *testing.T) {
 	}
 }
 
-// TestUnitsOfSystemdsThatAGrantDrops: they give nothing, but with a grant it could not be told any more whether the grant is in use.
-func TestUnitsOfSystemdsThatAGrantDrops(t *testing.T) {
+// TestTheSliceThatAGrantDrops: it gives nothing, but with a grant it could not be told any more whether the grant is in use.
+func TestTheSliceThatAGrantDrops(t *testing.T) {
 	s := newScene(t)
-	s.spec.Annotations = annotations("org.systemd.property.Slice", "'system.slice'", "org.systemd.property.PIDs", "[uint32 1]", "org.systemd.property.SliceX", "1")
-	want := []grant.Removal{{Kind: grant.RemoveAnnotation, Name: "org.systemd.property.PIDs"}, {Kind: grant.RemoveAnnotation, Name: "org.systemd.property.Slice"}}
+	s.spec.Annotations = annotations("org.systemd.property.Slice", "'system.slice'")
+	want := []grant.Removal{{Kind: grant.RemoveAnnotation, Name: "org.systemd.property.Slice"}}
 	if r := s.find(); len(r.Hits) > 0 || len(r.NodeRoot) > 0 || !reflect.DeepEqual(r.Dropped, want) {
 		t.Errorf("hits %v, node-root %v, dropped %v", r.Hits, r.NodeRoot, r.Dropped)
+	}
+}
+
+// TestPropertiesOfUnits: what concerns the container's own unit passes, what can start and end others is recorded.
+func TestPropertiesOfUnits(t *testing.T) {
+	own := "CPUWeight CPUQuotaPerSecUSec AllowedCPUs AllowedMemoryNodes StartupCPUWeight MemoryMax MemorySwapMax TasksMax IOWeight IOReadBandwidthMax BlockIOWeight IPAddressDeny OOMPolicy ManagedOOMSwap " +
+		"Delegate DelegateControllers DelegateSubgroup DisableControllers TimeoutStopUSec TimeoutStopSec RuntimeMaxUSec KillMode KillSignal SendSIGKILL CollectMode AddRef Description DefaultDependencies After Before User Group LogLevelMax"
+	others := "Conflicts OnFailure OnSuccess FailureAction SuccessAction JobTimeoutAction Wants Requires Requisite BindsTo PartOf Upholds PropagatesStopTo StopPropagatedFrom JoinsNamespaceOf BPFProgram Controller Newer"
+	for _, name := range strings.Fields(own + " " + others) {
+		s := newScene(t)
+		s.spec.Annotations = annotations("org.systemd.property."+name, "'x'")
+		var want []string
+		if strings.Contains(" "+others+" ", " "+name+" ") {
+			want = []string{"annotation:org.systemd.property." + name}
+		}
+		if r := s.find(); !slices.Equal(r.NodeRoot, want) || len(r.Hits) > 0 {
+			t.Errorf("%s: node-root %q, hits %v", name, r.NodeRoot, r.Hits)
+		}
 	}
 }
 

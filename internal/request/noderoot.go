@@ -51,8 +51,10 @@ var guards = []guard{
 	{path: "/var/lib/kubelet/config.yaml", write: true}, {path: "/var/lib/kubelet/kubeadm-flags.env", write: true},
 	// the kernel's own: a program for dumped cores runs as root (core(5)), and so does one for uevents
 	{path: "/proc/sys/kernel/core_pattern", write: true}, {path: "/sys/kernel/uevent_helper", write: true},
-	// every device of the node: a GPU is detached, reset and mapped there, without its driver (PCI/sysfs-pci.rst)
-	{path: "/sys/devices", below: true, write: true},
+	// every device of the node: a GPU is detached, reset and mapped there, without its driver (PCI/sysfs-pci.rst), given to another one
+	// (drivers/*/{bind,unbind,new_id}, driver_override) and taken off the bus; what its driver allows is a module's parameter
+	{path: "/sys/devices", below: true, write: true}, {path: "/sys/bus", below: true, write: true}, {path: "/sys/module", below: true, write: true},
+	{path: "/proc/bus/pci", below: true, write: true}, {path: "/proc/driver/nvidia", below: true, write: true},
 }
 
 // privateDirs hold what engines make for a container itself. Nothing that governs the node lies below.

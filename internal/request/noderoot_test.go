@@ -269,7 +269,8 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 
 // A GPU is a directory of sysfs, too.
 func TestWritableSysfsOfDevices(t *testing.T) {
-	for source, want := range map[string]bool{"/sys/devices": true, "/sys": true, "/sys/devices/system": true, "/sys/bus": false, "/sys/fs": false} {
+	for source, want := range map[string]bool{"/sys/devices": true, "/sys": true, "/sys/devices/system": true, "/sys/bus": true, "/sys/bus/pci": true, "/sys/bus/pci/drivers": true, "/sys/bus/pci/rescan": true,
+		"/sys/bus/pci/devices": true, "/sys/module": true, "/proc/bus/pci": true, "/proc/bus": true, "/sys/fs": false, "/sys/class": false, "/sys/kernel/mm": false, "/sys/block": false, "/proc/sys/net": false, "/proc/bus/input": false} {
 		for _, option := range []string{"rw", "ro"} {
 			s := newScene(t)
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: []string{"bind", option}})
