@@ -64,6 +64,10 @@ func (w *wrapper) run() (err error) {
 		}
 	}
 	switch {
+	case w.Name == "exec":
+		if err := w.enter(); err != nil {
+			return err
+		}
 	case !judge:
 	case w.Name == "update":
 		if err := w.update(); err != nil {
@@ -80,6 +84,30 @@ func (w *wrapper) run() (err error) {
 // judged are the subcommands that we look at. Every other one, known or not, is the real runtime's at once.
 var judged = append([]string{"update", "delete"}, oci.Creates...)
 
+// descriptors are those that the real runtime hands on to the container and that can lead to a GPU.
+func (w *wrapper) descriptors() []host.Descriptor {
+	return host.Descriptors(oci.Handed(w.argv, os.Getenv("LISTEN_FDS")))
+}
+
+// enter looks at what a process that is run in a container is handed open. Nothing else of an exec is looked at: its device rules are
+// the container's.
+func (w *wrapper) enter() error {
+	descriptors := w.descriptors()
+	if len(descriptors) == 0 {
+		return nil
+	}
+	w.node = node.Open(policy.Path(""), host.Default())
+	refusal := w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.kept()}, Descriptors: descriptors})
+	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
+		oci.Tell("gpuledger: " + instead(refusal) + " because " + because[mode])
+		return nil
+	}
+	if refusal != nil {
+		return refusal
+	}
+	return nil
+}
+
 // create admits the container, writes the edited spec, and hands over.
 func (w *wrapper) create() error {
 	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID, Bundle: absolute(w.Bundle)}
@@ -92,8 +120,10 @@ func (w *wrapper) create() error {
 	if bytes.Contains(config, []byte("gpuledger.dev/grant")) || bytes.Contains(config, []byte(grant.ReferenceEnv)) { // of the others it turns out later
 		rest()
 	}
-	asked := node.Create{Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff}, Config: config, Unread: err,
-		Hooked: true, Restored: w.Name == "restore", Patience: node.LatePatience, Asks: rest}
+	asked := node.Create{
+		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors()},
+		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore", Patience: node.LatePatience, Asks: rest,
+	}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
 		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])

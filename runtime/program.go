@@ -48,6 +48,14 @@ func (w *wrapper) keeper() string {
 	if w.unjudged == "" {
 		return w.real
 	}
+	if w.kept() != "" {
+		return w.real
+	}
+	return w.unjudged
+}
+
+// kept is the first of the arguments that is the id of a container which the real runtime keeps, "" without one.
+func (w *wrapper) kept() string {
 	state := "state.json"
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {
 		state = "status"
@@ -57,10 +65,10 @@ func (w *wrapper) keeper() string {
 			continue
 		}
 		if _, err := os.Stat(filepath.Join(w.runtimeRoot(), word, state)); err == nil {
-			return w.real
+			return word
 		}
 	}
-	return w.unjudged
+	return ""
 }
 
 // binDirs are searched after PATH: an engine's monitor may run us without one.

@@ -14,6 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -40,6 +41,8 @@ type row struct {
 	Rules       []string // all of them, as "deny a rwm", "allow c 195:* rw"; an engine's default when there is none
 	Mounts      []string // "SOURCE DESTINATION [OPTIONS [TYPE]]"
 	Hooks       []string // "STAGE PATH ARG..."
+	Handed      []string // files that it is handed open, from descriptor 3 on
+	Listening   bool     // by $LISTEN_FDS, and not by --preserve-fds
 	Patch       string   // merged into the spec (RFC 7396)
 	Replace     []string // pairs, in the text of config.json
 
@@ -184,6 +187,10 @@ func play(t *testing.T, s *stage, rows []row) {
 			s.T = t
 			c := s.cell(t, r, fmt.Sprintf("row%d", i))
 			for _, entry := range entryPoints {
+				if len(r.Handed) > 0 && !slices.Contains(oci.Creates, entry.name) {
+					s.unasked[entry.name+": descriptors, which only the wrapper sees"]++
+					continue
+				}
 				c.WriteConfig(c.config)
 				says := c.says
 				if entry.says != nil {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -57,7 +59,22 @@ func (c *cell) recorded(t *testing.T, subcommand string) outcome {
 // wrapper calls gpuledger-runtime as the row's engine does.
 func (c *cell) wrapper(n *rig.Node, args ...string) *exec.Cmd {
 	all := append([]string{"--root", c.Node.Root}, strings.Fields(c.Args)...)
-	return n.Command(c.stage.link(c.engine()), append(all, args...)...)
+	all = append(all, args[0])
+	if handed := len(c.Handed); handed > 0 && !c.Listening {
+		all = append(all, fmt.Sprintf("--preserve-fds=%d", handed))
+	}
+	cmd := n.Command(c.stage.link(c.engine()), append(all, args[1:]...)...)
+	for _, path := range c.Handed {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) // a node's driver, which there is none of, is not asked
+		must(c.stage.T, err)
+		f := os.NewFile(uintptr(fd), path)
+		c.stage.T.Cleanup(func() { _ = f.Close() })
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	if c.Listening {
+		cmd.Env = append(cmd.Environ(), fmt.Sprintf("LISTEN_FDS=%d", len(c.Handed)))
+	}
+	return cmd
 }
 
 // outcome reads what the wrapper did from its status, from the audit log, and from config.json.

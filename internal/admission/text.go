@@ -72,6 +72,10 @@ var (
 	doubtfulKey = sentence{without: "sets {v} ({x}), of which it is not known what it does to its grant", hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
 )
 
+// handed is for what a container is handed open.
+var handed = sentence{without: "is handed a GPU open by {v} ({x}) but holds no grant", with: "is handed a GPU open by {v} ({x}), which is not in its grant {g}",
+	hint: "start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " + hintRequest}
+
 // elsewhere is for a mount of which nobody can tell beforehand what it brings along.
 var elsewhere = sentence{without: "mounts {x} by {v}, so that it cannot be told whether that reaches a GPU or what governs GPUs", hint: "name the file or directory itself as the mount's source"}
 
@@ -87,6 +91,8 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		s = deviceMemory
 	case key:
 		s = doubtfulKey
+	case strings.HasPrefix(vector, "descriptor:"):
+		s = handed
 	case untold:
 		s = elsewhere
 	}
@@ -119,7 +125,7 @@ func place(vector string) string {
 		return vector
 	}
 	switch kind {
-	case "annotation", "mount", "rule", "hook":
+	case "annotation", "mount", "rule", "hook", "descriptor":
 		return kind + " " + name
 	case "unified":
 		return "cgroup key " + name

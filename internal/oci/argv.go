@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -162,6 +163,36 @@ func (c *Command) local(name, value string, index int, prefix string) {
 		c.Resources, c.ResourcesPrefix = index, prefix
 	}
 }
+
+// Handed is how many descriptors the real runtime hands to a container's process at most, by the arguments and by $LISTEN_FDS: they are
+// numbered from 0. It takes every word for the option that a runtime may take for it.
+func Handed(argv []string, listenFDs string) int {
+	handed := 3 // standard input, output and error
+	add := func(text string) {
+		if n, err := strconv.Atoi(text); err == nil && n > 0 {
+			handed += min(n, maxHanded)
+		}
+	}
+	add(listenFDs)
+	for i, word := range argv {
+		if i == 0 {
+			continue
+		}
+		name, value, hasValue, isOption := option(word)
+		// getopt takes any beginning after two dashes; "-p" is another option of exec
+		if !isOption || name != preserve && (len(name) < 3 || !strings.HasPrefix(preserve, name)) {
+			continue
+		}
+		if !hasValue && i+1 < len(argv) {
+			value = argv[i+1]
+		}
+		add(value)
+	}
+	return handed
+}
+
+// preserve is the option that says how many more descriptors a runtime hands on; maxHanded is more than any process can have.
+const preserve, maxHanded = "preserve-fds", 1 << 30
 
 // governing are the options that say what is judged.
 var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager", "bundle", "config", "resources"}

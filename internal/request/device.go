@@ -41,7 +41,7 @@ func (n Node) Devices() (grant.DeviceMap, error) {
 // into sysfs for each.
 func (f *finder) readDRM() error {
 	rules := f.spec.Linux.Resources.Devices
-	wanted := len(rules) > 0 && !beginsClosed(rules) ||
+	wanted := len(rules) > 0 && !beginsClosed(rules) || asksForDRM(f.caller.Descriptors) ||
 		slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return kernelMajor(d.Major) == grant.MajorDRM }) ||
 		slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool {
 			return number(r.Major) == grant.MajorDRM || r.Allow && number(r.Major) == wildcard && opens(r)

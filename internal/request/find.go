@@ -15,6 +15,8 @@ import (
 type Caller struct {
 	Container  grant.Container // Pod is filled in by Find
 	CgroupsOff bool            // the engine switched cgroups off, so no device rule applies (Podman, crun: only argv shows it)
+
+	Descriptors []host.Descriptor // that the container is handed open
 }
 
 // Node is what tells a GPU's device from another on this machine.
@@ -77,6 +79,7 @@ var vectors = []struct {
 	{"environment that an injector obeys", (*finder).environment},
 	{"device rules that let a GPU be opened", (*finder).deviceRules}, // before those that ask what is open
 	{"device nodes", (*finder).deviceNodes},
+	{"descriptors that are handed in", (*finder).descriptors},
 	{"mounts of device nodes, device lists and our own directories", (*finder).mounts},
 	{"raw cgroup keys that set no resource, or the driver's limit", (*finder).unified},
 	{"hooks of NVIDIA's injectors", (*finder).hooks},

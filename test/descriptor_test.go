@@ -1,0 +1,185 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// node opens a device node without asking its driver, of which there is none: what matters is what the descriptor is of.
+func nodeAt(t *testing.T, dir string, major, minor int) *os.File {
+	t.Helper()
+	path := fmt.Sprintf("%s/c-%d-%d", dir, major, minor)
+	mknod(t, path, major, minor)
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	must(t, err)
+	f := os.NewFile(uintptr(fd), path)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// handed runs the wrapper with files as its descriptors from 3 on.
+func handed(n *rig.Node, files []*os.File, env string, args ...string) rig.Result {
+	cmd := n.Wrapper(args...)
+	cmd.ExtraFiles = files
+	if env != "" {
+		cmd.Env = append(cmd.Environ(), env)
+	}
+	return rig.Run(cmd)
+}
+
+// TestWhatAContainerIsHandedOpen: every way in which a descriptor crosses at create, run and exec.
+func TestWhatAContainerIsHandedOpen(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		gpu, other, control, null := nodeAt(t, n.Dir, 195, 0), nodeAt(t, n.Dir, 195, 1), nodeAt(t, n.Dir, 195, 255), nodeAt(t, n.Dir, 1, 3)
+		tty := nodeAt(t, n.Dir, 4, 0)
+		file, err := os.Create(n.Dir + "/file")
+		must(t, err)
+		ours, err := os.Open(n.Dir + "/state")
+		must(t, err)
+		both, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		must(t, err)
+		socket, peer := os.NewFile(uintptr(both[0]), "socket"), os.NewFile(uintptr(both[1]), "socket")
+		t.Cleanup(func() { _ = file.Close(); _ = ours.Close(); _ = socket.Close(); _ = peer.Close() })
+		listeners := 0
+		create := func(name string, files []*os.File, env string, edits []rig.Edit, options ...string) (rig.Result, *rig.Bundle) {
+			listeners++
+			b := n.Bundle(fmt.Sprintf("c%d", listeners), append(edits, rig.Light)...)
+			return handed(n, files, env, append(append([]string{"create"}, options...), "--bundle", b.Dir, b.ID)...), b
+		}
+		for name, c := range map[string]struct {
+			files   []*os.File
+			env     string
+			options []string
+			code    string
+		}{
+			"preserved":                              {[]*os.File{gpu}, "", []string{"--preserve-fds", "1"}, "gpu-device-node"},
+			"preserved, with =":                      {[]*os.File{gpu}, "", []string{"--preserve-fds=1"}, "gpu-device-node"},
+			"the last of many":                       {[]*os.File{file, null, socket, gpu}, "", []string{"--preserve-fds=4"}, "gpu-device-node"},
+			"preserved, of a thousand":               {[]*os.File{file, gpu}, "", []string{"--preserve-fds", "2000"}, "gpu-device-node"},
+			"GPUs' common node":                      {[]*os.File{control}, "", []string{"--preserve-fds=1"}, "gpu-device-node"},
+			"behind a listening socket":              {[]*os.File{socket, gpu}, "LISTEN_FDS=1", []string{"--preserve-fds=1"}, "gpu-device-node"},
+			"as a listening socket":                  {[]*os.File{gpu}, "LISTEN_FDS=1", nil, "gpu-device-node"},
+			"a directory of ours":                    {[]*os.File{ours}, "", []string{"--preserve-fds=1"}, "gpu-socket"},
+			"inherited, and not handed on":           {[]*os.File{gpu, other}, "", nil, ""},
+			"behind those that are handed on":        {[]*os.File{file, gpu}, "", []string{"--preserve-fds=1"}, ""},
+			"a file, a socket and devices of no GPU": {[]*os.File{file, socket, null, tty}, "", []string{"--preserve-fds=4"}, ""},
+		} {
+			t.Run(name, func(t *testing.T) {
+				r, b := create(name, c.files, c.env, nil, c.options...)
+				defer b.End()
+				if c.code != "" {
+					wantRefused(t, r, c.code)
+				} else if r.Code != 0 || r.Stderr != "" {
+					t.Errorf("%+v", r)
+				}
+			})
+		}
+		t.Run("as standard input", func(t *testing.T) {
+			for _, stream := range []int{0, 1, 2} {
+				b := n.Bundle(fmt.Sprintf("stdio%d", stream), rig.Light)
+				cmd := n.Wrapper("run", "--bundle", b.Dir, b.ID)
+				log := n.Dir + "/log"
+				cmd.Args = append(cmd.Args[:1], append([]string{"--log", log}, cmd.Args[1:]...)...)
+				switch stream {
+				case 0:
+					cmd.Stdin = gpu
+				case 1:
+					cmd.Stdout = gpu
+				case 2:
+					cmd.Stderr = gpu
+				}
+				err := cmd.Run()
+				if text := read(t, log); err == nil || !strings.Contains(text, "refused (gpu-device-node)") || !strings.Contains(text, fmt.Sprintf("descriptor %d", stream)) {
+					t.Errorf("stream %d: %v: %s", stream, err, text)
+				}
+				must(t, os.Remove(log))
+			}
+		})
+		t.Run("with a grant", func(t *testing.T) {
+			g := n.Grant("--memory", "1GiB", "--gpu", "0")
+			r, b := create("its own", []*os.File{gpu, control}, "", []rig.Edit{with(g)}, "--preserve-fds=2")
+			if r.Code != 0 {
+				t.Fatalf("its own GPU: %+v", r)
+			}
+			must(t, rigStart(b))
+			execs := func(id, name, code string, file *os.File) {
+				t.Helper()
+				r := handed(n, []*os.File{file}, "", "exec", "--preserve-fds=1", id, "/bin/busybox", "true")
+				if code != "" {
+					wantRefused(t, r, code)
+				} else if r.Code != 0 {
+					t.Errorf("exec with %s: %+v", name, r)
+				}
+			}
+			execs(b.ID, "its own GPU", "", gpu)
+			execs(b.ID, "a file", "", file)
+			execs(b.ID, "the other GPU", "gpu-device-node", other)
+			execs(b.ID, "a directory of ours", "gpu-socket", ours)
+			b.End()
+			r, b = create("other's", []*os.File{other}, "", []rig.Edit{with(g)}, "--preserve-fds=1")
+			wantRefused(t, r, "gpu-device-node")
+			b.End()
+			plain := starts(t, n.Bundle("plain", rig.Light))
+			execs(plain.ID, "a GPU", "gpu-device-node", gpu)
+			execs(plain.ID, "nothing of a GPU", "", null)
+			plain.End()
+		})
+		t.Run("the socket of an MPS daemon", func(t *testing.T) {
+			must(t, os.Mkdir(n.Dir+"/mps", 0o755), os.WriteFile(n.Dir+"/mps/control_lock", nil, 0o644))
+			listen(t, n.Dir+"/mps/control")
+			c, err := net.Dial("unix", n.Dir+"/mps/control")
+			must(t, err)
+			defer c.Close()
+			f, err := c.(*net.UnixConn).File()
+			must(t, err)
+			defer f.Close()
+			r, b := create("mps", []*os.File{f}, "", nil, "--preserve-fds=1")
+			wantRefused(t, r, "gpu-socket")
+			b.End()
+		})
+	})
+}
+
+func rigStart(b *rig.Bundle) error {
+	if r := b.Start(); r.Code != 0 {
+		return fmt.Errorf("%+v", r)
+	}
+	return nil
+}
+
+// TestADescriptorIsWhatItWasMadeFor: without the wrapper the runtimes do hand descriptors on, so that the tests above show something.
+func TestRuntimesHandDescriptorsOn(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		gpu := nodeAt(t, n.Dir, 195, 0)
+		for name, c := range map[string]struct {
+			listen  bool
+			options []string
+			want    string
+		}{
+			"preserved": {false, []string{"--preserve-fds=1"}, "3: c 195:0"}, "listening": {true, nil, "3: c 195:0"}, "not handed on": {false, nil, "3: Bad file descriptor"},
+		} {
+			b := n.Bundle(strings.ReplaceAll(name, " ", ""), rig.Light, runsTenant(t, "fd", "3"))
+			script := `exec "$@"`
+			if c.listen {
+				script = `export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"`
+			}
+			real := n.Real(append(append([]string{"run"}, c.options...), "--bundle", b.Dir, b.ID)...)
+			cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh"}, real.Args...)...)
+			cmd.Env, cmd.ExtraFiles = real.Env, []*os.File{gpu}
+			if r := rig.Run(cmd); r.Code != 0 || strings.TrimSpace(r.Stdout) != c.want {
+				t.Errorf("%s: %+v, want %q", name, r, c.want)
+			}
+			b.RealDelete()
+		}
+	})
+}
