@@ -10,6 +10,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -156,7 +160,7 @@ func rigStart(b *rig.Bundle) error {
 	return nil
 }
 
-// TestADescriptorIsWhatItWasMadeFor: without the wrapper the runtimes do hand descriptors on, so that the tests above show something.
+// TestRuntimesHandDescriptorsOn: without the wrapper the runtimes do hand descriptors on, so that the tests above show something.
 func TestRuntimesHandDescriptorsOn(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -182,4 +186,91 @@ func TestRuntimesHandDescriptorsOn(t *testing.T) {
 			b.RealDelete()
 		}
 	})
+}
+
+// strangers are the ways by which a container without a grant gets at a descriptor of one with a grant, once both run.
+var strangers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle{
+	"by SCM_RIGHTS": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
+		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+	},
+	"by SCM_RIGHTS, kept by another thread than the first": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
+		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "thread", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+	},
+	"by pidfd_getfd": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
+		return n.Bundle(strings.Repeat("ab", 32), rig.Light, rig.NodePIDs, runsTenant(t, "pull", fmt.Sprint(holder.Init()), "3", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+	},
+}
+
+// TestAGPUThatAStrangerHoldsIsNotFree: the holder of an exclusive grant hands its open GPU to a container without one, and ends. No driver is here:
+// /dev/full stands for the GPU's node.
+func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
+	shortPaths(t)
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		for name, stranger := range strangers {
+			t.Run(name, func(t *testing.T) {
+				n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+				shared := n.Dir + "/shared"
+				must(t, os.Mkdir(shared, 0o777))
+				g := n.Grant("--mode", "exclusive", "--gpu", "0")
+				holder := starts(t, n.Bundle("holder", with(g), rig.Light, runsTenant(t, "open", "/dev/full", "send", "/shared/s", "wait"), bindAt(shared, "/shared")))
+				rig.Eventually(t, "the holder has its GPU", func() bool { return exists(shared + "/s") })
+				s := starts(t, stranger(t, n, holder, shared))
+				rig.Eventually(t, "the stranger has it too", func() bool { return exists(shared + "/got") })
+				decoy := starts(t, n.Bundle("decoy", rig.Light, runsTenant(t, "open", "/dev/null", "place", "/dev/full", "wait")))
+
+				r := looked(t, n)
+				if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger || r.Findings[0].User.Container != s.ID {
+					t.Errorf("while the holder runs: %+v", r.Findings)
+				}
+				holder.End()
+				becomesFree(t, n, g.ID)
+				looked(t, n)
+				next := n.Bundle("next", with(g), rig.Light)
+				refused := next.Create()
+				wantRefused(t, refused, "grant-in-use")
+				if strings.Contains(refused.Stderr, s.ID) {
+					t.Errorf("the tenant is told who: %s", refused.Stderr)
+				}
+				if r := n.CLI("grant", "--update", string(g.ID), "--ttl", "1h"); r.Code != 0 {
+					t.Errorf("the grant cannot be changed: %+v", r)
+				}
+				n.Must("release", string(g.ID))
+				if r := n.CLI("grant", "--mode", "exclusive", "--gpu", "0"); r.Code != 5 {
+					t.Errorf("another exclusive grant: %+v", r)
+				}
+				shares := n.Grant("--memory", "1GiB", "--gpu", "0")
+				starts(t, n.Bundle("shares", with(shares), rig.Light)).End()
+				n.Must("release", string(shares.ID))
+				s.End()
+				if r := looked(t, n); len(r.Findings) != 0 {
+					t.Errorf("the stranger has ended: %+v", r.Findings)
+				}
+				g = n.Grant("--mode", "exclusive", "--gpu", "0")
+				starts(t, n.Bundle("last", with(g), rig.Light)).End()
+				decoy.End()
+			})
+		}
+	})
+}
+
+// looked is what the watch finds, and records, of a node on which nobody computes.
+func looked(t *testing.T, n *rig.Node) watch.Report {
+	t.Helper()
+	opened := node.Open(n.Config, host.Default())
+	o, err := opened.Overview()
+	must(t, err)
+	open := watch.Openers(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
+	census := watch.Census{Host: opened.Host}
+	defer census.Close()
+	pids := watch.Inits(o.Grants)
+	for _, more := range open {
+		pids = append(pids, more...)
+	}
+	var sample grant.Sample
+	for _, g := range o.Inventory.GPUs {
+		sample.GPUs = append(sample.GPUs, grant.Usage{UUID: g.UUID, Index: g.Index, Health: grant.Healthy, Total: g.Memory})
+	}
+	r := watch.Judge(watch.Scene{Sample: sample, People: census.Take(pids), Grants: o.Grants, Inventory: o.Inventory, Open: open})
+	must(t, opened.Ledger.SetFound(r.Outside(), r.Held()))
+	return r
 }

@@ -139,6 +139,8 @@ func (c *asking) usable() {
 			c.find(grant.GPUUnhealthy, s.UUID, "is not there any more")
 		case d.Trouble() != "":
 			c.find(grant.GPUUnhealthy, s.UUID, d.Trouble())
+		case g.Mode == grant.Exclusive && c.view.Held[s.UUID]:
+			c.find(grant.GrantInUse, "held:"+s.UUID, s.UUID)
 		}
 	}
 }

@@ -139,6 +139,8 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 		return gpu + "is held by " + strings.Join(s.holders, ", "), false
 	case len(s.together) > 0 && len(s.together) != a.count():
 		return gpu + s.served(), true
+	case a.wholly() && s.held:
+		return gpu + "is held by a container that has no grant of it", false
 	case a.wholly() && s.outside > 0:
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
 	case a.otherSize(s) != "":

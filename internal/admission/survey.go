@@ -17,6 +17,7 @@ type seat struct {
 	parts   []string    // likewise, of a partitioned GPU's MIG devices
 	groups  []string    // owner groups that it serves
 	outside grant.Bytes // used by nobody's grant
+	held    bool        // a container has it that has no grant of it
 	space   grant.Bytes // what could be granted if nobody had any
 	free    grant.Bytes
 	compute int // percent not granted yet
@@ -34,7 +35,7 @@ func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy)
 		if err != nil {
 			return nil, err
 		}
-		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], compute: 100, closed: closedBy(d, v)}
+		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], held: v.Held[d.GPU.UUID], compute: 100, closed: closedBy(d, v)}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
 		}

@@ -72,6 +72,9 @@ var (
 	doubtfulKey = sentence{without: "sets {v} ({x}), of which it is not known what it does to its grant", hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
 )
 
+// stillHeld is for an exclusive grant of a GPU that somebody else still has.
+var stillHeld = sentence{without: "holds an exclusive grant of {x}, which processes without a grant have open", hint: "they have to end first; an administrator sees them with `gpuledger inspect` and in the audit log"}
+
 // handed is for what a container is handed open.
 var handed = sentence{without: "is handed a GPU open by {v} ({x}) but holds no grant", with: "is handed a GPU open by {v} ({x}), which is not in its grant {g}",
 	hint: "start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " + hintRequest}
@@ -91,6 +94,8 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		s = deviceMemory
 	case key:
 		s = doubtfulKey
+	case code == grant.GrantInUse && strings.HasPrefix(vector, "held:"):
+		s = stillHeld
 	case strings.HasPrefix(vector, "descriptor:"):
 		s = handed
 	case untold:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,6 +41,10 @@ type watcher struct {
 	alsoFound func() []grant.Finding // what another manager has found and told
 	overheads
 	throttles
+	nodes   func(grant.Inventory) map[uint64]string
+	opened  map[string][]int // who had a GPU's node open when that was looked for last
+	looks   time.Time        // when it is looked for again
+	held    map[string][]grant.Process
 	next    time.Time              // not before
 	told    map[string]grant.Bytes // what was last recorded as outside the ledger
 	written time.Time              // when
@@ -51,7 +56,7 @@ type watcher struct {
 }
 
 func newWatcher(n func() *node.Node, ledger *book, config string, roots []string, log *logrus.Logger) *watcher {
-	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}, unheld: remark{log: log}}
+	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}, nodes: watch.Nodes, unheld: remark{log: log}}
 }
 
 func (w *watcher) Name() string { return "watch" }
@@ -85,6 +90,7 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 		w.blind(err)
 		return err
 	}
+	w.look(n)
 	report, err := w.judge(n, sample)
 	if err != nil {
 		w.blind(err)
@@ -108,6 +114,27 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	return errors.Join(err, wrong) // a full disk saves nobody from being stopped
 }
 
+// openRest is how long the open files of the node's processes are not looked at again, and openShare how many times as long as the look
+// took: it takes some 10 milliseconds for 400 processes.
+const (
+	openRest  = 5 * time.Second
+	openShare = 100
+)
+
+// look finds out who has a GPU's node open. The driver tells only who uses the GPU.
+func (w *watcher) look(n *node.Node) {
+	began := time.Now()
+	if began.Before(w.looks) {
+		return
+	}
+	inv, problem := n.Inventory()
+	if problem != nil {
+		return
+	}
+	w.opened = watch.Openers(n.Host, w.nodes(inv))
+	w.looks = time.Now().Add(max(openRest, openShare*time.Since(began)))
+}
+
 // judge holds a sample against the ledger. What is new is held against a ledger that was read after the sample: a container that
 // has just started may have its grant only there.
 func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error) {
@@ -119,7 +146,7 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 		w.ledger = o
 		people := w.people(sample, o.Grants)
 		scene := watch.Scene{Sample: sample, People: people, Grants: o.Grants, Inventory: o.Inventory, Cast: w.castFor(o.Grants, people),
-			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }, Serves: n.MPSServes}
+			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }, Serves: n.MPSServes, Open: w.opened}
 		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}
@@ -132,6 +159,9 @@ func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watc
 		for _, p := range g.Processes {
 			w.pids = append(w.pids, p.PID)
 		}
+	}
+	for _, pids := range w.opened {
+		w.pids = append(w.pids, pids...)
 	}
 	people := w.census.Take(w.pids)
 	w.unheld.heard(w.census.Unheld(), "that a process has ended is noticed late")
@@ -224,15 +254,19 @@ const remind = time.Minute
 
 // record writes the run directory's files: what every placement counts as taken, and what `gpuledger inspect` shows.
 func (w *watcher) record(n *node.Node, r watch.Report, news bool) error {
-	outside := r.Outside()
+	outside, held := r.Outside(), r.Held()
 	if w.told == nil {
 		w.told = w.ledger.Outside // as who ran before us left it
+		if len(w.ledger.Held) > 0 {
+			w.held = map[string][]grant.Process{"": nil} // and this is written anew
+		}
 	}
-	if !maps.Equal(outside, w.told) || len(outside) > 0 && r.Taken.Sub(w.written) > remind {
-		if err := n.Ledger.SetOutside(outside); err != nil {
+	same := maps.Equal(outside, w.told) && maps.EqualFunc(held, w.held, slices.Equal)
+	if !same || len(outside)+len(held) > 0 && r.Taken.Sub(w.written) > remind {
+		if err := n.Ledger.SetFound(outside, held); err != nil {
 			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
 		}
-		w.told, w.written = outside, r.Taken
+		w.told, w.held, w.written = outside, held, r.Taken
 	}
 	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveRest {
 		return nil

@@ -9,6 +9,7 @@ type View struct {
 	Grants   []Grant
 	Damaged  []Damage
 	Outside  map[string]Bytes // by UUID: memory that the watch found in use by nobody's grant; it counts as taken
+	Held     map[string]bool  // by UUID: GPUs that a container has which has no grant of them; nobody has one exclusively meanwhile
 	Whole    *View            // all of the ledger, for a container that could adopt a grant; nil for any other
 	Fresh    ID               // what a grant that is adopted now would be called
 	MPS      []MPSDaemon      // daemons of the grants here that are in mode mps; one that is not there does not run

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Cgroups is /proc/PID/cgroup of a process that runs (cgroups(7)), of at most limit bytes. Where its first thread has ended and others run on, the
@@ -43,4 +45,10 @@ func inRoots(lines []byte) bool {
 		}
 	}
 	return found
+}
+
+// LostFirst reports whether a process's first thread has ended and others run on. /proc/PID tells nothing of its open files then.
+func (h Host) LostFirst(p grant.Process) bool {
+	s, err := h.stat(p.PID)
+	return err == nil && s.start == p.Start && (s.state == 'Z' || s.state == 'X') && s.threads > 1
 }

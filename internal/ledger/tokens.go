@@ -162,6 +162,8 @@ func (r *outsideRecord) read(d *jsontext.Decoder) error {
 			return tokens.Time(d, &r.Taken)
 		case "gpus":
 			return tokens.Map(d, &r.GPUs, tokens.Uint64[grant.Bytes])
+		case "held":
+			return tokens.Map(d, &r.Held, tokens.String[string])
 		}
 		return d.SkipValue()
 	})

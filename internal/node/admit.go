@@ -273,6 +273,12 @@ func (c visit) view(tx *ledger.Tx, r grant.Request) grant.View {
 			add(tx.Get(m.ID))
 		}
 	}
+	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode == grant.Exclusive }) {
+		var err error
+		if v.Held, err = tx.Held(); err != nil {
+			v.Problems = append(v.Problems, unreadable(err))
+		}
+	}
 	v.MPS = c.mps(v.Grants)
 	return v
 }

@@ -105,7 +105,9 @@ func (n *Node) all(tx *ledger.Tx) (grant.View, error) {
 	if v.Grants, v.Damaged, err = tx.All(); err != nil {
 		return v, err
 	}
-	v.Outside, err = tx.Outside()
+	if v.Outside, err = tx.Outside(); err == nil {
+		v.Held, err = tx.Held()
+	}
 	return v, err
 }
 

@@ -21,6 +21,8 @@ type Scene struct {
 	Identify func(grant.User) grant.User
 	// Serves tells whether a process is a server of the MPS daemon that is ours and serves a GPU; nil knows none.
 	Serves func(uuid string, p grant.Process) bool
+	// Open are the processes that have a GPU's node open, by GPU, whether they use it or not; nil where nobody has looked.
+	Open map[string][]int
 }
 
 // Report is what a sample comes to. It is also what is kept in the run directory for whoever asks.
@@ -113,6 +115,7 @@ func (j *judge) gpu(g grant.Usage) {
 	for _, t := range tenants {
 		use.Outside += j.tenant(g, t)
 	}
+	j.holders(g, tenants)
 	if hidden := j.hidden(tenants); !hidden.any {
 		use.Unexplained = g.Used - min(g.Used, told)
 		if use.Unexplained > slack(g.Total) {
@@ -249,6 +252,40 @@ func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
 		j.outside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", name(u), amount(t), device(g, t)))
 	}
 	return t.memory
+}
+
+// holders finds containers that have a GPU open without a grant that covers it, and do not use it: somebody may have handed it to them. What the
+// node's own processes have open is theirs, as that of nvidia-persistenced.
+func (j *judge) holders(g grant.Usage, tenants []*tenant) {
+	told := map[*knownUser]bool{}
+	for _, t := range tenants {
+		told[t.knownUser] = true
+	}
+	for _, pid := range j.Open[g.UUID] {
+		m := j.Cast.member(pid)
+		if m == nil || told[m.user] || m.user.user.Container == "" || m.user.grant != nil && j.isOn(m.user.grant, g) {
+			continue
+		}
+		told[m.user] = true
+		u := m.user.user
+		u.Command, u.Processes = m.Command, []grant.Process{m.Process}
+		if m.user.grant == nil && j.Identify != nil {
+			u = j.Identify(u)
+		}
+		if u.Exempt {
+			continue
+		}
+		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u, Message: fmt.Sprintf("%s has GPU %d open without a grant of it", name(u), g.Index)}
+		if m.user.grant != nil {
+			f.Grant = m.user.grant.ID
+		}
+		j.find(f)
+	}
+}
+
+// isOn reports whether a grant is of a GPU, or of a MIG device on it.
+func (j *judge) isOn(of *grant.Grant, g grant.Usage) bool {
+	return of.Has(g.UUID) || slices.ContainsFunc(g.MIG, of.Has)
 }
 
 // serves reports whether it is the server of NVIDIA's MPS for a GPU's own clients, whose memory the driver tells as the server's. A name says
@@ -412,6 +449,17 @@ func device(g grant.Usage, t *tenant) string {
 		return fmt.Sprintf("MIG device %s on GPU %d", t.device, g.Index)
 	}
 	return fmt.Sprintf("GPU %d", g.Index)
+}
+
+// Held are the processes of containers that have a GPU without a grant of it, by GPU.
+func (r Report) Held() map[string][]grant.Process {
+	held := map[string][]grant.Process{}
+	for _, f := range r.Findings {
+		if f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt {
+			held[f.GPU] = append(held[f.GPU], f.User.Processes...)
+		}
+	}
+	return held
 }
 
 // Outside is the memory, by GPU, that is in use and in nobody's grant.

@@ -4,6 +4,7 @@
 //   bind PATH        binds a socket there, and "serve" listens on it
 //   beget PATH       the same by a child, which ends: the socket stays open here
 //   open PATH        opens it and keeps it open
+//   place PATH       opens it as a place only (O_PATH)
 //   fd N             reports what descriptor N is
 //   send PATH        sends the last descriptor to who connects to a socket there
 //   take PATH        connects, takes a descriptor and keeps it open
@@ -155,6 +156,9 @@ static void go(void) {
 			int fd = open(path, O_CREAT | O_WRONLY, 0666);
 			if (fd < 0) die(path);
 			close(fd);
+		} else if (!strcmp(word, "place")) {
+			char *path = next();
+			if (open(path, O_PATH) < 0) die(path);
 		} else if (!strcmp(word, "user")) {
 			uid_t uid = atoi(next());
 			if (setgid(uid) || setuid(uid)) die("user");

@@ -1,0 +1,92 @@
+package watch
+
+import (
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Nodes are the device nodes of an inventory's GPUs, by the number of each, and whose they are.
+func Nodes(inv grant.Inventory) map[uint64]string {
+	nodes := make(map[uint64]string, len(inv.GPUs))
+	for _, g := range inv.GPUs {
+		nodes[unix.Mkdev(grant.MajorNVIDIA, uint32(g.Minor))] = g.UUID
+	}
+	return nodes
+}
+
+// Openers are the processes that have a GPU's node open, by GPU, in the order of their pids. It looks at the open files of every process of the
+// node. Of a process whose first thread has ended it asks those that run. No server of a file system is asked: it may be dead.
+func Openers(h host.Host, nodes map[uint64]string) map[string][]int {
+	openers := map[string][]int{}
+	names, _ := host.Names(h.Proc)
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	for _, pid := range pids {
+		dir := filepath.Join(h.Proc, strconv.Itoa(pid))
+		opened := openIn(dir, nodes)
+		if opened == nil {
+			if p, _, err := h.Process(pid); err == nil && h.LostFirst(p) {
+				threads, _ := host.Names(filepath.Join(dir, "task"))
+				for _, thread := range threads {
+					opened = append(opened, openIn(filepath.Join(dir, "task", thread), nodes)...)
+				}
+			}
+		}
+		slices.Sort(opened)
+		for _, uuid := range slices.Compact(opened) {
+			openers[uuid] = append(openers[uuid], pid)
+		}
+	}
+	return openers
+}
+
+// openIn lists the GPUs of which a process or a thread has a node open; nil where it has no file open at all.
+func openIn(dir string, nodes map[uint64]string) (uuids []string) {
+	files, _ := host.Names(filepath.Join(dir, "fd"))
+	if len(files) == 0 {
+		return nil
+	}
+	uuids = []string{}
+	name := make([]byte, 64) // enough to tell a path from what has none
+	for _, file := range files {
+		path := dir + "/fd/" + file
+		if n, err := unix.Readlink(path, name); err != nil || n == 0 || name[0] != '/' {
+			continue
+		}
+		var st unix.Statx_t
+		if unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			continue
+		}
+		if uuid, is := nodes[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]; is && isOpen(dir+"/fdinfo/"+file) {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
+}
+
+// isOpen reports whether a descriptor is of an open file, and not of a place alone (O_PATH): anybody has that of any node.
+func isOpen(fdinfo string) bool {
+	text, err := host.ReadFile(fdinfo, maxProc)
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, is := strings.CutPrefix(line, "flags:"); is {
+			flags, err := strconv.ParseUint(strings.TrimSpace(value), 8, 64)
+			return err == nil && flags&unix.O_PATH == 0
+		}
+	}
+	return false
+}
