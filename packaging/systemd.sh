@@ -69,7 +69,7 @@ client() {
   jq --arg grant "$2" '.process.terminal = false | .process.args = ["/bin/busybox", "sh", "-c", "/bin/client 0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; exec /bin/busybox sleep 3600"]
     | .root.readonly = false | del(.process.rlimits) | .annotations["gpuledger.dev/grant"] = $grant' "$bundle/config.json" >"$bundle/new"
   mv "$bundle/new" "$bundle/config.json"
-  inside gpuledger-runtime --root /run/test run --detach --bundle "/srv/$1" "$1" >"$work/said" 2>&1 </dev/null || { cat "$work/said" >&2; fail "container $1 does not start"; }
+  inside gpuledger-runtime --root /run/test run --detach --pid-file "/srv/$1/pid" --bundle "/srv/$1" "$1" >"$work/said" 2>&1 </dev/null || { cat "$work/said" >&2; fail "container $1 does not start"; }
   eventually "$1 is a client" grep -qs beat "$bundle/rootfs/tmp/out"
 }
 beats() { grep -c beat "$root/srv/$1/rootfs/tmp/out"; }
@@ -115,6 +115,32 @@ for how in "restart gpuledgerd" "kill --signal=KILL gpuledgerd" "stop gpuledgerd
 done
 inside systemctl daemon-reload
 talks one "daemon-reload"
+
+step "no annotation has systemd move a process into a container's unit (docs/adr/0064)"
+mkdir -p "$root/srv/taker/rootfs/bin" && cp "$root/usr/bin/busybox" "$root/srv/taker/rootfs/bin/busybox"
+cgroup_of() { inside grep -m 1 -e :devices: -e '^0::' "/proc/$1/cgroup"; }
+# takes WHOSE ANNOTATION RUNTIME: has a container take a process in.
+takes() {
+  inside sh -c "cd /srv/taker && rm -f config.json && runc spec"
+  jq --arg name "org.systemd.property.$2" --arg value "[uint32 $1]" '.process.terminal = false | .process.args = ["/bin/busybox", "true"] | del(.process.rlimits)
+    | .linux.cgroupsPath = "system.slice:test:taker" | .annotations[$name] = $value' "$root/srv/taker/config.json" >"$root/srv/taker/new"
+  mv "$root/srv/taker/new" "$root/srv/taker/config.json"
+  inside "$3" --root /run/test --systemd-cgroup run --bundle /srv/taker taker >"$work/said" 2>&1 </dev/null
+}
+inside systemd-run --quiet --unit=bystander sleep 3600
+bystander=$(main_pid bystander)
+home=$(cgroup_of "$bystander")
+for property in PIDs PIDFDs; do
+  for whose in "$bystander" "$(inside cat /srv/one/pid)"; do
+    ! takes "$whose" "$property" gpuledger-runtime || fail "a container with $property starts"
+    grep -q 'gpuledger: refused (gpu-device-rule): ' "$work/said" || fail "$property: $(cat "$work/said")"
+  done
+done
+[ "$(cgroup_of "$bystander")" = "$home" ] || fail "the bystander is in $(cgroup_of "$bystander")"
+talks one "a container that would take it"
+takes "$bystander" PIDs runc || fail "the bare runtime: $(cat "$work/said")"
+[ "$(inside systemctl is-active bystander)" != active ] || fail "the bare runtime takes no process in, so this shows nothing"
+inside systemctl reset-failed bystander 2>/dev/null || true
 
 step "its last grant is gone: it is drained, then ended"
 inside gpuledger release --force "${one%.*}" >/dev/null
