@@ -1,0 +1,140 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestSourcesAtTheBordersOfARoot: what is in the container's own root, and what only seems to be.
+func TestSourcesAtTheBordersOfARoot(t *testing.T) {
+	const every = "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
+	untold := func(source string) string {
+		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"
+	}
+	open := func(s *scene) { s.addRules("allow c 195:* rw") }
+	check(t, []row{
+		{"no root, a file of the bundle", func(s *scene) {
+			open(s)
+			s.spec.Root = &specs.Root{}
+			s.touch("bundle/src")
+			s.bind("src", "/x")
+		}, []string{every}},
+		{"the node's root, a directory on itself", func(s *scene) {
+			open(s)
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.bind(s.mkdir("data"), s.path("data"))
+		}, []string{every}},
+		{"its own root, up and down again", func(s *scene) {
+			s.rooted()
+			s.bind(s.mkdir("data/a"), "/mnt")
+			s.bind(s.path("bundle/rootfs")+"/../rootfs/mnt/a", "/x")
+		}, []string{untold("T/bundle/rootfs/../rootfs/mnt/a")}},
+		{"a file that another process has open", func(s *scene) { s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x") }, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
+		{"a setting of the kernel's that is not there", func(s *scene) { s.bind("/proc/sys/none", "/x") }, nil},
+		{"a GPU through .. of what is not there", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.dir+"/dev/none/../nvidia0", "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/dev/none/../nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a process's directory through .. of what is not there", func(s *scene) {
+			s.link("/proc/self/cwd", "link")
+			s.bind(s.dir+"/none/../link", "/x")
+		}, []string{untold("T/none/../link")}},
+		{"a bind mount by its type alone", func(s *scene) { s.mountType("rbind", "/x"); s.spec.Mounts[4].Source = s.path("state") }, []string{"gpu-socket | mount:/x | T/state | never"}},
+		{"a bind mount with another type, told once", func(s *scene) { fileSystem("ecryptfs", "T/state", "rbind")(s) }, []string{"gpu-socket | mount:/x | T/state | never"}},
+	})
+}
+
+// TestRulesBesideOneForEverything: an allow of a major does not stand for its deny.
+func TestRulesBesideOneForEverything(t *testing.T) {
+	s := newScene(t)
+	s.rules("allow a", "allow c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm")
+	s.wantHits("privileged-gpu | rule:0 | a *:* rwm | narrow", "privileged-gpu | rule:1 | c 195:* rwm | never | -rule:c 195:*")
+	for n, want := range map[int64]int64{0: 0, 195: 195, -1: wildcard, -4294967101: wildcard, 1 << 31: wildcard, 1<<32 + 195: 195, 1<<31 - 1: 1<<31 - 1} {
+		if got := number(&n); got != want {
+			t.Errorf("%d is read as %d, want %d", n, got, want)
+		}
+	}
+	rule, widens, err := Widens(parseRules(t, "allow a"), Spec{Linux: &Linux{Resources: &Resources{Devices: parseRules(t, "deny a", "allow c *:* rw")}}}, s.node)
+	if rule != "a *:* rwm" || !widens || err != nil {
+		t.Errorf("all after all character devices: %q, %v, %v", rule, widens, err)
+	}
+	if _, err := ParseUpdate([]byte(`{"devices":[{}` + strings.Repeat(",{}", maxRules) + `]}`)); message(err) != "it has 4097 device rules, more than 4096" {
+		t.Errorf("an update with too many rules: %v", err)
+	}
+	if spec, err := Parse([]byte(`{"process":{"args":["a"]}}`)); err != nil || spec.Process == nil || len(spec.Process.Args) != 1 {
+		t.Errorf("a spec without a part for Linux: %+v, %v", spec, err)
+	}
+}
+
+// TestTheNodeIsAskedOnce of its majors and DRM nodes, also where it cannot tell.
+func TestTheNodeIsAskedOnce(t *testing.T) {
+	for _, answer := range []error{nil, errors.New("it cannot tell")} {
+		s := newScene(t)
+		majors, drm := 0, 0
+		was, wasDRM := s.node.Majors, s.node.DRM
+		s.node.Majors = func() (map[string]int, error) {
+			majors++
+			m, _ := was()
+			return m, answer
+		}
+		s.node.DRM = func() (map[int]bool, error) { drm++; m, _ := wasDRM(); return m, nil }
+		s.addRules("allow c 508:0 rw", "allow c 509:1 rw", "allow c 510:2 rw")
+		s.bind(s.mknod("dev/card0", 226, 0), "/a")
+		s.bind(s.mknod("dev/card1", 226, 1), "/b")
+		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, answer) || majors != 1 || drm != 1 {
+			t.Errorf("%v: asked %d times for the majors and %d times for DRM", err, majors, drm)
+		}
+	}
+}
+
+// TestUsersOfRootsNames: user 0 is root in whichever group, and an id below a range is not in it.
+func TestUsersOfRootsNames(t *testing.T) {
+	s := newScene(t)
+	s.bind("/", "/x")
+	s.nobody()
+	s.spec.Process.User = specs.User{UID: 0, GID: 5}
+	if got := s.find().NodeRoot; len(got) != 1 || got[0] != "mount:/x" {
+		t.Errorf("root of another group: %q", got)
+	}
+	f := newFinder(Spec{Process: &Process{User: specs.User{UID: 5}}, Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
+		UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{}, Node{Host: host.Default()})
+	if got := f.uid(); got != -1 {
+		t.Errorf("a user below the range is %d", got)
+	}
+	for text, want := range map[string]string{"a": "a", "": "", `\a`: "a", `a\`: `a\`, `a\\b`: `a\b`} {
+		if got := unescaped(text); got != want {
+			t.Errorf("%s is read as %s, want %s", text, got, want)
+		}
+	}
+}
+
+// TestPositionsThatAreNotTold: of a mount or a device that is not known nothing is the same as another's.
+func TestPositionsThatAreNotTold(t *testing.T) {
+	s := newScene(t)
+	f := newFinder(s.spec, s.caller, s.node)
+	f.seen.anchored = []position{{device: 5}, {mount: 3}}
+	f.seen.pipeLike["/pipe"] = true
+	for _, c := range []struct {
+		name   string
+		target host.Target
+		want   bool
+	}{
+		{"a pipe directory of an unknown mount", host.Target{Path: "/pipe", Dev: unix.Mkdev(8, 1)}, true},
+		{"a pipe directory in a mount of the node's", host.Target{Path: "/pipe", Dev: unix.Mkdev(8, 1), Mount: 3}, false},
+		{"a file of an unknown device", host.Target{Path: s.dir, Mount: 7}, false},
+		{"a file on a device of the node's", host.Target{Path: s.dir, Dev: 5, Mount: 7}, true},
+	} {
+		if got := f.mayBeElsewhere(place{Target: c.target, exists: true}); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}

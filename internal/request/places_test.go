@@ -1,0 +1,292 @@
+package request
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestADirectoryOnceSeenIsLookedAtByNames: what is asked of it after that has the same real path as before.
+func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
+	s := newScene(t)
+	s.mkdir("data/deep")
+	s.touch("data/file")
+	s.link("data", "link")
+	s.link("deep", "data/deeper")
+	f := newFinder(s.spec, s.caller, s.node)
+	f.look(s.path("data/file"))
+	f.look(s.path("link/file"))
+	if !f.seen.plain[s.path("data")+"/"] || f.seen.plain[s.path("link")+"/"] {
+		t.Errorf("without a link on the way are %v", f.seen.plain)
+	}
+	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data", "data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data", "data/none": "data/none"} {
+		if got := f.look(s.dir + "/" + path); got.Path != filepath.Join(s.dir, want) || got.exists != (path != "data/none") {
+			t.Errorf("%s leads to %+v, want %s", path, got, want)
+		}
+	}
+	if p := f.look("/proc/self/cwd"); !p.Shifting {
+		t.Errorf("%+v", p)
+	}
+	if p := f.look("/proc/self/status"); p.Shifting || !p.exists || p.Path != fmt.Sprintf("/proc/%d/status", os.Getpid()) {
+		t.Errorf("%+v", p)
+	}
+	if n := testing.AllocsPerRun(10, func() {
+		f.volumeDevice(specs.Mount{Destination: "/var/run/secrets/kubernetes.io/serviceaccount/of/a/pod"})
+	}); n > 0 {
+		t.Errorf("%.0f allocations for a mount that names no GPU", n)
+	}
+}
+
+// TestWhatWasSeenHolds for a container: it is not asked for a second time.
+func TestWhatWasSeenHolds(t *testing.T) {
+	s := newScene(t)
+	f := newFinder(s.spec, s.caller, s.node)
+	f.seen.places["/x"] = place{Target: host.Target{Path: "/elsewhere"}}
+	table := newMountTable(nil)
+	f.seen.mounts, f.seen.lent, f.seen.owned, f.seen.pipes = table, []uint64{7}, []guard{{path: "/g"}}, []pipe{{dir: "/p"}}
+	mounts, err := f.readMounts()
+	if f.look("/x").Path != "/elsewhere" || mounts != table || err != nil || f.lent()[0] != 7 || f.own()[0].path != "/g" || f.pipeDirectories()[0].dir != "/p" {
+		t.Error("it looks anew")
+	}
+}
+
+// TestWhatCannotBeToldFails: an error of the disk's hides what is there.
+func TestWhatCannotBeToldFails(t *testing.T) {
+	for name, setup := range map[string]func(*scene){
+		"a mount's source":              func(s *scene) { s.bind("/broken", "/x") },
+		"a mount's source, among sound": func(s *scene) { s.bind("/broken", "/x"); s.bind(s.mkdir("data"), "/y") },
+		"an overlay's layer":            fileSystem("overlay", "overlay", "lowerdir=/broken"),
+		"a device's path":               func(s *scene) { s.userNamespace(); s.device("/broken", "c", 1, 3) },
+	} {
+		s := newScene(t)
+		setup(s)
+		f := newFinder(Spec{}, s.caller, s.node)
+		f.seen.places["/broken"] = place{Target: host.Target{Path: "/broken"}, err: unix.EIO}
+		s.node.Seen = f.seen
+		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, unix.EIO) || !strings.Contains(message(err), "cannot tell what device /broken is: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s := newScene(t)
+	s.bind(s.mknod("dev/null", 1, 3), "/x")
+	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("no sysfs") }
+	s.wantHits() // it is no GPU's, whatever sysfs says
+}
+
+// TestOneMountIsToldOnce, however runtimes read its source.
+func TestOneMountIsToldOnce(t *testing.T) {
+	mounted := func(source string, setup func(*scene)) func(*scene) {
+		return func(s *scene) { s.rooted(); setup(s); s.bind(source, "/x") }
+	}
+	every := "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
+	check(t, []row{
+		{"one of ours", mounted("./../run", func(*scene) {}), []string{"gpu-socket | mount:/x | ./../run | never"}},
+		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}), []string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.Elsewhere + ") | never"}},
+		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }), []string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a directory of nodes", mounted("./../dev", func(s *scene) { s.addRules("allow c 195:* rw") }), []string{every, "gpu-bind-mount | mount:/x | ./../dev | drop"}},
+		{"an absolute source without a bundle", func(s *scene) { s.caller.Container.Bundle = ""; s.bind(s.mkdir("data"), "/x") }, nil},
+	})
+}
+
+// TestSourcesOfTheRuntimesOwn: a file that it has open, and what is reached from one.
+func TestSourcesOfTheRuntimesOwn(t *testing.T) {
+	never := func(source string) []string {
+		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
+	}
+	bind := func(source string) func(*scene) { return func(s *scene) { s.bind(source, "/x") } }
+	check(t, []row{
+		{"a file", bind("/proc/self/fd/99"), never("/proc/self/fd/99")},
+		{"through one", bind("/proc/self/fd/99/../x"), never("/proc/self/fd/99/../x")},
+		{"through one to what is there", bind("/proc/self/fd/99/../../status"), never("/proc/self/fd/99/../../status")},
+		{"through one to where it works", bind("/proc/self/fd/99/../../cwd"), never("/proc/self/fd/99/../../cwd")},
+		{"through one to what is not there", bind("/proc/self/fd/99/../../none"), never("/proc/self/fd/99/../../none")},
+		{"its state, which is no file of its own", bind("/proc/self/status"), nil},
+	})
+}
+
+// TestBehindFileSystemsOfOtherKinds: where one of them could bring a link along, or the image's files, nobody can tell what lies behind.
+func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
+	untold := []string{"gpu-bind-mount | mount:/x | rootfs/data/a (" + grant.Elsewhere + ") | never"}
+	behind := func(kind, on string, options ...string) func(*scene) {
+		return func(s *scene) {
+			s.rooted()
+			s.mountType(kind, on, options...)
+			s.bind(s.mkdir("data"), on+"/a")
+			s.bind("rootfs/data/a", "/x")
+		}
+	}
+	check(t, []row{
+		{"an overlay", behind("overlay", "/mnt", "lowerdir=/usr"), untold},
+		{"a copy of the image", behind("tmpfs", "/mnt", "tmpcopyup"), untold},
+		{"an empty one", behind("tmpfs", "/mnt"), nil},
+		{"a proc", behind("proc", "/mnt"), untold},
+		{"a sysfs", behind("sysfs", "/mnt"), nil},
+	})
+}
+
+// TestTheNodesRootWithOpenRules: what no mount covers is what is there.
+func TestTheNodesRootWithOpenRules(t *testing.T) {
+	s := newScene(t)
+	s.spec.Root = &specs.Root{Path: "/"}
+	s.bind(s.mkdir("other"), s.mkdir("mnt"))
+	s.bind(s.mkdir("data"), "/x")
+	s.addRules("allow c 195:* rw")
+	s.wantHits("gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*")
+}
+
+// TestWhatIsMountedElsewhereToo by somebody else than the kubelet: other mounts of a source, and what is mounted in it.
+func TestWhatIsMountedElsewhereToo(t *testing.T) {
+	ownMounts(t, "/var/lib", "/run")
+	plain := func(s *scene, source string, options ...string) {
+		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: options})
+	}
+	for _, c := range []struct {
+		name        string
+		setup       func(*scene)
+		hits, noted []string
+		root        bool
+	}{
+		{"run_dir in a volume, which is mounted alone", func(s *scene) {
+			s.mkdir("data/inner")
+			s.mount(s.path("data"), subPath, "")
+			s.mount(s.path("run"), subPath+"/inner", "")
+			plain(s, subPath, "bind")
+		}, nil, nil, false},
+		{"a socket that governs, on a file system of its own", func(s *scene) {
+			s.node.Config = s.mount("tmpfs", s.path("own"), "tmpfs") + "/socket"
+			l, err := net.Listen("unix", s.node.Config)
+			s.must(err)
+			s.t.Cleanup(func() { _ = l.Close() })
+			plain(s, s.mount(s.node.Config, subPath, ""), "bind")
+		}, nil, nil, true},
+		{"the same by its own path", func(s *scene) {
+			s.mount("tmpfs", s.path("own"), "tmpfs")
+			plain(s, s.daemon("own"), "bind")
+		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
+		{"a parent of it, which may bring it along", func(s *scene) {
+			s.mount("tmpfs", s.path("data/own"), "tmpfs")
+			s.daemon("data/own")
+			plain(s, s.path("data"), "rbind")
+		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/data/own"}, false},
+		{"a file system of its own that is nowhere else", func(s *scene) { plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind") }, nil, nil, false},
+	} {
+		s := newScene(t)
+		c.setup(s)
+		if got := s.hits(); !slices.Equal(got, c.hits) {
+			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "), strings.Join(c.hits, "\n  "))
+		}
+		r := s.find()
+		for i, text := range r.Noted {
+			r.Noted[i] = strings.ReplaceAll(text, s.dir, "T")
+		}
+		if slices.Contains(r.NodeRoot, "mount:/x") != c.root || !slices.Equal(r.Noted, c.noted) {
+			t.Errorf("%s: node-root %q, noted %q", c.name, r.NodeRoot, r.Noted)
+		}
+		s.unmount()
+	}
+}
+
+// TestPlacesOfContainers: what of the node is some container's, and where volumes are mounted.
+func TestPlacesOfContainers(t *testing.T) {
+	for path, want := range map[string]bool{"/var/lib/docker/volumes/v": true, "/var/lib/docker/volumes": false, "/var/lib/docker": false, "/": false, "/var/lib/kubelet/pods/u/volumes": true,
+		"/var/lib/kubelet/podsx": false, "/run/containerd/io.containerd.grpc.v1.cri/sandboxes": true} {
+		if isPrivatePlace(path) != want {
+			t.Errorf("%s is a container's: %v", path, !want)
+		}
+	}
+	const pods, docker, podman = "/var/lib/kubelet/pods", "/var/lib/docker/volumes", "/var/lib/containers/storage/volumes"
+	for path, want := range map[string]bool{"/": false, "/var": true, "/var/lib/kubelet": true, pods: true, pods + "/u": true, pods + "/u/volumes": true, pods + "/u/volumes/csi": true, pods + "/u/volumes/csi/v": false,
+		docker: true, docker + "/v": true, docker + "/v/_data": false, podman + "/v": true, podman + "/v/_data": false, "/etc": false, "/var/lib/docker/overlay2": false} {
+		if mayHoldVolumes(path) != want {
+			t.Errorf("%s may hold volumes: %v", path, !want)
+		}
+	}
+	for options, want := range map[string]bool{"rbind": true, "ridmap": true, "ridmap=uids=0-0-1": true, "bind": false, "idmap": false, "": false, "ro,rbind": true} {
+		if recursive(specs.Mount{Options: strings.Split(options, ",")}) != want {
+			t.Errorf("%q is recursive: %v", options, !want)
+		}
+	}
+	s := newScene(t)
+	f := newFinder(s.spec, s.caller, s.node)
+	if !f.isPrivate(pods+"/u") || !f.isPrivate(s.path("bundle/x")) || f.isPrivate(s.path("data")) {
+		t.Error("a pod's directory and the bundle are the container's own, and nothing else")
+	}
+	mps := grant.MPSDir(s.node.Policy.RunDir, "")
+	for path, want := range map[string]bool{mps + "/a/pipe": true, mps + "/a/shm": false, mps + "/a/b/pipe": false, mps + "/pipe": false, "/elsewhere/a/pipe": false} {
+		if f.ofOurDaemon(path) != want {
+			t.Errorf("%s is a daemon's of ours: %v", path, !want)
+		}
+	}
+	// Linux before 5.8 does not tell in which mount a file is: then a pod's own may be elsewhere too.
+	at := place{Target: host.Target{Path: pods + "/u/v", Dev: f.look("/").Dev}, exists: true}
+	if !f.mayBeElsewhere(at) {
+		t.Error("a pod's volume of an unknown mount is nowhere else")
+	}
+}
+
+// TestTheRootOfTheListOfMounts is the first mount on "/" that is on none of the list's.
+func TestTheRootOfTheListOfMounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		list []host.Mount
+		want int
+	}{
+		"the one":                    {[]host.Mount{{ID: 20, Parent: 1, Point: "/"}}, 0},
+		"the first of two":           {[]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 30, Parent: 2, Point: "/"}}, 0},
+		"not the one over another":   {[]host.Mount{{ID: 30, Parent: 20, Point: "/"}, {ID: 20, Parent: 1, Point: "/"}}, 1},
+		"one that is its own parent": {[]host.Mount{{ID: 20, Parent: 20, Point: "/"}}, 0},
+		"behind another place":       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}, {ID: 20, Parent: 1, Point: "/"}, {ID: 40, Parent: 3, Point: "/"}}, 1},
+		"none":                       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}}, -1},
+	} {
+		if got := newMountTable(c.list).root; got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestSocketsThatListen(t *testing.T) {
+	text := "Num       RefCount Protocol Flags    Type St Inode Path\n" +
+		"0: 2 0 00010000 0001 01 7 /run/a/control\n" +
+		"0: 2 0 00010000 0001 01 7 /var/run/b/control\n" +
+		"0: 2 0 00010000 0001 01 7 /var/running/control\n" +
+		"0: 2 0 00010000 0001 01 7 /run//c/./control\n" +
+		"0: 2 0 00010000 0001 01 7 /run/d e/control\n" +
+		"0: 2 0 00000000 0001 01 7 /run/bound/control\n" +
+		"0: 2 0 00030000 0001 01 7 /run/flags/control\n" +
+		"0: 2 0 xyz 0001 01 7 /run/no-flags/control\n" +
+		"0: 2 0 00010000 0001 01 /run/six-words/control\n" +
+		"0: 2 0 00010000 0001 01 7 8 /run/eight-words/control\n" +
+		"0: 2 0 00010000 0001 01 7 /run/other/controls\n" +
+		"0: 2 0 00010000 0001 01 7 @control\n" +
+		"0: 2 0 00010000 0001 01 7\n"
+	if got, want := strings.Join(listening([]byte(text)), ", "), "/run/a, /run/b, /var/running, /run/c, /run/d e, /run/flags"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// TestClientsOfMPS: a place that is no daemon's, or is not named by the container, is found by nothing.
+func TestClientsOfMPS(t *testing.T) {
+	const variable = "CUDA_MPS_PIPE_DIRECTORY"
+	check(t, []row{
+		{"a directory without a socket", func(s *scene) { s.bind(s.mkdir("data"), "/x"); s.env(variable + "=/x") }, nil},
+		{"another socket beside a daemon's", func(s *scene) { s.daemon("data/mps"); s.bind(s.socket("data/mps/other"), "/x") }, nil},
+		{"a usual place that everybody can make, when its parent is mounted", func(s *scene) {
+			was := mpsDefaults
+			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			s.mkdir("data/mps")
+			mpsDefaults = []string{filepath.Dir(s.socket("data/mps/control"))}
+			s.listens()
+			s.bind(s.path("data"), "/x")
+		}, nil},
+	})
+}
