@@ -166,8 +166,8 @@ func amount(value string) (grant.Bytes, error) {
 }
 
 func percent(value string) (int, error) {
-	n, err := strconv.Atoi(value)
-	if err != nil || n < 1 || n > 100 {
+	n, _ := strconv.Atoi(value) // what is no number is 0, and what is too large the largest
+	if n < 1 || n > 100 {
 		return 0, &grant.UsageError{Message: "cannot read compute " + strconv.Quote(value) + ": want a percentage from 1 to 100"}
 	}
 	return n, nil

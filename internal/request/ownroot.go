@@ -153,7 +153,7 @@ func (f *finder) inRoot(before int, path string, nothing func(specs.Mount) bool)
 				return nil, false
 			}
 			for _, source := range f.sources(j) {
-				if source.Shifting || source.err != nil || !there(source.Path, below(path, spot)) {
+				if source.Shifting || !there(source.Path, below(path, spot)) {
 					return nil, false
 				}
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,5 +83,13 @@ func TestExplainedSurvivorsAreMutants(t *testing.T) {
 		if !keys[key] {
 			t.Errorf("survivors.txt explains what is no mutant: %s", key)
 		}
+	}
+}
+
+func TestSurvivorsOfAnEarlierRun(t *testing.T) {
+	printed := "5 mutants of sample; seed 7\nsurvives: sample fits: `a < b` is true (2) (sample.go:4)\n   1 s: 5 of 5\nsurvives: sample f: returns no `g(a)` (sample.go:9)\nsample 5 run, 3 killed\n"
+	want := map[string]bool{"sample fits: `a < b` is true (2)": true, "sample f: returns no `g(a)`": true}
+	if got := survivors(printed); !maps.Equal(got, want) {
+		t.Errorf("got %v", got)
 	}
 }

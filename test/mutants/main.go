@@ -50,6 +50,7 @@ func run() error {
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "choose the mutants by this `number`")
 	limit := flag.Duration("time", 10*time.Minute, "stop after this `duration`; 0 runs all mutants")
 	only := flag.String("only", "", "run the mutants whose name has this `text` in it")
+	again := flag.String("again", "", "run the mutants that survived by what an earlier run has printed into this `file`")
 	jobs := flag.Int("jobs", 2, "mutants at once")
 	with := flag.String("tests", strings.Join(tested, ","), "run the tests of these `packages`")
 	flag.Parse()
@@ -84,7 +85,14 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool { return !strings.Contains(m.key, *only) })
+	printed, err := os.ReadFile(*again)
+	if err != nil && *again != "" {
+		return err
+	}
+	before := survivors(string(printed))
+	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool {
+		return !strings.Contains(m.key, *only) || *again != "" && !before[m.key]
+	})
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	explained := explanations(survivorsFile)
 	return report(runAll(chosen, tests, explained, *jobs, *limit), explained, len(chosen), packages)
@@ -223,6 +231,17 @@ func report(outcomes []outcome, explained map[string]bool, chosen int, packages 
 		return fmt.Errorf("%d mutants survive: write the test that fails, or say in test/mutants/survivors.txt why none can", unexplained)
 	}
 	return nil
+}
+
+// survivors are the keys of the mutants that a run has printed.
+func survivors(printed string) map[string]bool {
+	keys := map[string]bool{}
+	for line := range strings.Lines(printed) {
+		if key, is := strings.CutPrefix(strings.TrimRight(line, "\n"), "survives: "); is {
+			keys[key[:max(0, strings.LastIndex(key, " ("))]] = true
+		}
+	}
+	return keys
 }
 
 // explanations are the keys of survivors.txt. A line that begins with a blank says why the one before survives.
