@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -54,6 +55,9 @@ func (s *site) isFor(id grant.ID, namespaces []string, pods ...string) {
 	})
 }
 
+// runs is a pod's description that says so.
+var runs = regexp.MustCompile(`(?m)^Status: +Running$`)
+
 // refusesThieves starts pods that have read a reference, in the namespace of its pods and in another: their events say the code, and no name.
 func (s *site) refusesThieves(round, reference string, its ...string) {
 	s.T.Helper()
@@ -67,7 +71,7 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 		want, described := fmt.Sprintf(`gpuledger: refused (%s): container "main" refers to grant %s by GPULEDGER_GRANT, which is tied to `, grant.GrantOwnerMismatch, id), ""
 		eventually(s.T, "a thief is refused in namespace "+namespace, func() bool {
 			described = s.kubectl("describe", "pod", name, "-n", namespace).Stdout
-			if strings.Contains(described, "Status:           Running") {
+			if runs.MatchString(described) {
 				s.T.Fatalf("a pod of namespace %s runs with a stolen reference:\n%s", namespace, described)
 			}
 			return strings.Contains(described, want)
