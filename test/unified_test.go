@@ -130,3 +130,31 @@ func bareRun(b *rig.Bundle) rig.Result {
 	}
 	return rig.Run(b.Node.Real("start", b.ID))
 }
+
+// TestPodmansCgroupConf is the same as a user of Podman writes it.
+func TestPodmansCgroupConf(t *testing.T) {
+	rig.Need(t, "podman", "conmon")
+	if rig.Under(t, rig.V2) {
+		return
+	}
+	n := rig.NewNode(t, rig.Setup{Engine: "podman"})
+	n.HideRun()
+	b := n.Bundle("image")
+	outsider := exec.Command("sleep", "1000")
+	must(t, outsider.Start(), os.Mkdir(n.Dir+"/none", 0o755))
+	t.Cleanup(func() { _, _ = outsider.Process.Kill(), outsider.Wait() })
+	home := cgroup2Of(t, outsider.Process.Pid)
+	wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n") // Podman hands no environment on
+	must(t, os.Chmod(wrapper, 0o755))
+	for conf, code := range map[string]string{fmt.Sprintf("cgroup.procs=%d", outsider.Process.Pid): "gpu-device-rule", "cgroup.freeze=1": "gpu-device-rule", "dmem.max=x": "limit-unenforceable", "cgroup.max.depth=5": ""} {
+		podman := *n
+		podman.Runtime = wrapper
+		r := (&rig.Bundle{Node: &podman, Dir: b.Dir, ID: "c"}).PodmanRun(n.Dir+"/none", "echo started", "--pids-limit=0", "--cgroup-conf", conf) // of a hybrid machine's version 2, which has no pids
+		if started := r.Code == 0 && r.Stdout == "started\n"; started != (code == "") || code != "" && !strings.Contains(r.Stderr, "gpuledger: refused ("+code+"): ") {
+			t.Errorf("%s: %+v, want %q", conf, r, code)
+		}
+	}
+	if now := cgroup2Of(t, outsider.Process.Pid); now != home {
+		t.Errorf("the process of %s is in %s", home, now)
+	}
+}
