@@ -121,7 +121,8 @@ func (w *wrapper) create() error {
 		rest()
 	}
 	asked := node.Create{
-		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors()},
+		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
+			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore", Patience: node.LatePatience, Asks: rest,
 	}
 	d := w.node.Admit(asked)

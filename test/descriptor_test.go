@@ -274,3 +274,33 @@ func looked(t *testing.T, n *rig.Node) watch.Report {
 	must(t, opened.Ledger.SetFound(r.Outside(), r.Held()))
 	return r
 }
+
+// TestACheckpointBringsNoDeviceRules: on cgroup v1 CRIU writes those of its images, which nobody has judged, where it is told to restore the
+// properties of the container's own cgroup. CRIU itself does not run here: the runtime behind the wrapper does nothing.
+func TestACheckpointBringsNoDeviceRules(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			n := rig.NewNode(t, rig.Setup{})
+			n.Config = n.Write("true.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["/bin/true"]`, 1))
+			for i, c := range []struct {
+				options string
+				brings  bool
+			}{
+				{"", false}, {"--manage-cgroups-mode soft", false}, {"--manage-cgroups-mode=ignore", false},
+				{"--manage-cgroups-mode full", true}, {"--manage-cgroups-mode=strict", true},
+			} {
+				b := n.Bundle(fmt.Sprintf("c%d", i), rig.Light)
+				args := append([]string{"restore", "--image-path", n.Dir + "/images"}, strings.Fields(c.options)...)
+				r := rig.Run(n.Wrapper(append(args, "--bundle", b.Dir, b.ID)...))
+				if c.brings && layout == rig.V1 {
+					wantRefused(t, r, "gpu-device-rule")
+				} else if r.Code != 0 || r.Stderr != "" {
+					t.Errorf("%s: %+v", c.options, r)
+				}
+			}
+		})
+	}
+}

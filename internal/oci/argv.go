@@ -168,31 +168,37 @@ func (c *Command) local(name, value string, index int, prefix string) {
 // numbered from 0. It takes every word for the option that a runtime may take for it.
 func Handed(argv []string, listenFDs string) int {
 	handed := 3 // standard input, output and error
-	add := func(text string) {
+	for _, text := range append(values(argv, "preserve-fds"), listenFDs) {
 		if n, err := strconv.Atoi(text); err == nil && n > 0 {
 			handed += min(n, maxHanded)
 		}
 	}
-	add(listenFDs)
+	return handed
+}
+
+// maxHanded is more than any process can have.
+const maxHanded = 1 << 30
+
+// RestoresRules reports whether CRIU is to write the device rules that its images have into the container's cgroup (criu/cgroup.c,
+// restore_devices_list): where it restores the properties of cgroups that are there already.
+func RestoresRules(argv []string) bool {
+	return slices.ContainsFunc(values(argv, "manage-cgroups-mode"), func(mode string) bool { return mode == "full" || mode == "strict" })
+}
+
+// values are those that an option has, wherever it stands, by any word that a runtime may take for it: getopt takes any beginning of its name.
+func values(argv []string, of string) (list []string) {
 	for i, word := range argv {
-		if i == 0 {
-			continue
-		}
 		name, value, hasValue, isOption := option(word)
-		// getopt takes any beginning after two dashes; "-p" is another option of exec
-		if !isOption || name != preserve && (len(name) < 3 || !strings.HasPrefix(preserve, name)) {
+		if i == 0 || !isOption || name != of && (len(name) < 3 || !strings.HasPrefix(of, name)) { // "-p" is another option
 			continue
 		}
 		if !hasValue && i+1 < len(argv) {
 			value = argv[i+1]
 		}
-		add(value)
+		list = append(list, value)
 	}
-	return handed
+	return list
 }
-
-// preserve is the option that says how many more descriptors a runtime hands on; maxHanded is more than any process can have.
-const preserve, maxHanded = "preserve-fds", 1 << 30
 
 // governing are the options that say what is judged.
 var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager", "bundle", "config", "resources"}

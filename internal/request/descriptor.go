@@ -1,6 +1,7 @@
 package request
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,6 +15,9 @@ import (
 // descriptors judges what the container is handed open. The kernel asks the device rules at open(2) alone, so an open node of a GPU is the
 // GPU, whatever rules the container has. Nothing can take a descriptor out again but the engine.
 func (f *finder) descriptors() {
+	if f.caller.RestoresRules && f.onV1() {
+		f.hit(grant.Hit{Vector: "option:--manage-cgroups-mode", Value: "whatever the checkpoint has", Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+	}
 	for _, d := range f.caller.Descriptors {
 		vector := "descriptor:" + strconv.Itoa(d.Number)
 		if d.Mode&unix.S_IFMT == unix.S_IFCHR {
@@ -28,6 +32,12 @@ func (f *finder) descriptors() {
 			f.hit(grant.Hit{Vector: vector, Value: "a file or socket that governs GPUs", Code: grant.GPUSocket, Cover: grant.CoverNever})
 		}
 	}
+}
+
+// onV1 reports whether device rules are those of a cgroup of version 1, which are files.
+func (f *finder) onV1() bool {
+	_, err := os.Lstat(filepath.Join(f.node.Host.Sys, "fs/cgroup/devices/cgroup.procs"))
+	return err == nil
 }
 
 // governs reports whether a path is of a file or socket of ours, or of a socket of an MPS daemon.

@@ -17,6 +17,9 @@ type Caller struct {
 	CgroupsOff bool            // the engine switched cgroups off, so no device rule applies (Podman, crun: only argv shows it)
 
 	Descriptors []host.Descriptor // that the container is handed open
+
+	// RestoresRules: CRIU writes the device rules of its images over those of the spec, where they are cgroup v1's.
+	RestoresRules bool
 }
 
 // Node is what tells a GPU's device from another on this machine.
