@@ -3,10 +3,12 @@
 BEGIN {
   while (expected && (getline line < expected) > 0) {
     split(line, words, "\t")
-    order[++tests] = words[1] "\t" words[2]
+    order[++tests] = numbered("", words[1] "\t" words[2])
     all[order[tests]] = 1
   }
 }
+# numbered tells apart tests of one name in one file.
+function numbered(list, test) { return ++times[list, test] > 1 ? test " (" times[list, test] ")" : test }
 function base(path) { sub(/.*\//, "", path); sub(/\.tap$/, "", path); return path }
 /^(not )?ok [0-9]+ / {
   sub(/\r$/, "")
@@ -16,7 +18,7 @@ function base(path) { sub(/.*\//, "", path); sub(/\.tap$/, "", path); return pat
   if (sub(/ # ?(skip|SKIP).*/, "", name)) result = "skip"
   sub(/ # timeout.*/, "", name)
   sub(/ in [0-9]+ms$/, "", name)
-  test = base(FILENAME) "\t" name
+  test = numbered(FILENAME, base(FILENAME) "\t" name)
   if (!(test in all)) order[++tests] = test
   all[test] = 1
   if (index(FILENAME, dir1) == 1) first[test] = result; else second[test] = result
