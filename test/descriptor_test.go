@@ -220,7 +220,11 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 
 				r := looked(t, n)
 				if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger || r.Findings[0].User.Container != s.ID {
-					t.Errorf("while the holder runs: %+v", r.Findings)
+					t.Fatalf("while the holder runs: %+v", r.Findings)
+				}
+				pid := r.Findings[0].User.Processes[0].PID // to its runtime it has ended where its first thread has
+				if t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }); pid <= 1 {
+					t.Fatal(pid)
 				}
 				holder.End()
 				becomesFree(t, n, g.ID)
@@ -241,6 +245,8 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 				shares := n.Grant("--memory", "1GiB", "--gpu", "0")
 				starts(t, n.Bundle("shares", with(shares), rig.Light)).End()
 				n.Must("release", string(shares.ID))
+				must(t, unix.Kill(pid, unix.SIGKILL))
+				rig.Eventually(t, "the stranger has ended", func() bool { return len(threadsOf(pid)) < 2 })
 				s.End()
 				if r := looked(t, n); len(r.Findings) != 0 {
 					t.Errorf("the stranger has ended: %+v", r.Findings)
