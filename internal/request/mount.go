@@ -157,15 +157,20 @@ func (f *finder) fileSystem(m specs.Mount) {
 	overlay := m.Type == "overlay"
 	for _, option := range m.Options {
 		for _, dir := range directories(option, overlay) {
-			for _, path := range f.walks(dir) {
-				if f.source(m, option, f.look(path)) {
+			for _, p := range f.named(dir) {
+				if f.source(m, option, p) {
 					return
 				}
 			}
 		}
 	}
-	if filepath.IsAbs(m.Source) && !overlay && !IsBind(m) {
-		f.source(m, m.Source, f.look(m.Source))
+	if overlay || IsBind(m) || m.Source == "" {
+		return
+	}
+	for _, p := range f.named(m.Source) {
+		if f.source(m, m.Source, p) {
+			return
+		}
 	}
 }
 

@@ -256,18 +256,18 @@ func (f *finder) makesRoot(p place, m specs.Mount) bool {
 
 // bringsRoot judges a file system of another kind: one of a disk of the node, or an overlay over what governs it.
 func (f *finder) bringsRoot(m specs.Mount) bool {
-	if filepath.IsAbs(m.Source) && f.look(m.Source).Mode&unix.S_IFMT == unix.S_IFBLK {
+	if m.Source != "" && slices.ContainsFunc(f.named(m.Source), func(p place) bool { return p.Mode&unix.S_IFMT == unix.S_IFBLK }) {
 		return true
 	}
 	for _, option := range m.Options {
 		upper := strings.HasPrefix(option, "upperdir=") // only there do writes go
 		for _, dir := range directories(option, m.Type == "overlay") {
-			for _, path := range f.walks(dir) {
+			for _, p := range f.named(dir) {
 				layer := specs.Mount{Options: []string{"rro"}}
 				if upper {
 					layer.Options = nil
 				}
-				if p := f.look(path); f.governsNode(p, layer) || f.governsElsewhere(p, layer) {
+				if f.governsNode(p, layer) || f.governsElsewhere(p, layer) {
 					return true
 				}
 			}

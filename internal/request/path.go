@@ -134,6 +134,17 @@ func (f *finder) walks(path string) []string {
 	return append(f.sourcePaths(path), f.root()+"/"+path)
 }
 
+// named are the places of the node that a path in a mount of another kind than a bind mount may lead to.
+func (f *finder) named(path string) (places []place) {
+	if !filepath.IsAbs(path) && f.caller.Container.Bundle == "" {
+		return unbundled(path)
+	}
+	for _, path := range f.walks(path) {
+		places = append(places, f.look(path))
+	}
+	return places
+}
+
 // sourcePaths are the paths that a runtime may take a bind mount's source for. Both take a relative one from the bundle, runc after
 // shortening it by its text, crun as the kernel walks.
 func (f *finder) sourcePaths(source string) []string {

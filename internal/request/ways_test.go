@@ -116,6 +116,7 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 		}, ""},
 		{"its own data, writable again", remount("/data", "rw"), ""},
 		{"a disk of the node", func(s *scene) { disk(s); fileSystem("ext4", "T/disk")(s) }, "mount:/x"},
+		{"a disk of the node, from the bundle on", func(s *scene) { disk(s); fileSystem("ext4", "../disk")(s) }, "mount:/x"},
 		{"a disk of the node as nobody", func(s *scene) { disk(s); fileSystem("ext4", "T/disk")(s); s.nobody() }, ""},
 		{"a file system in a file", func(s *scene) { s.touch("image"); fileSystem("squashfs", "T/image")(s) }, ""},
 		{"a server's", fileSystem("nfs", "server:/export"), ""},
@@ -151,7 +152,19 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 	socket := func(value string) []string { return []string{"gpu-socket | mount:/x | " + value + " | never"} }
 	check(t, []row{
 		{"one of ours", fileSystem("ecryptfs", "T/state"), socket("T/state")},
+		{"one of ours, from the bundle on", fileSystem("ecryptfs", "../state"), socket("../state")},
+		{"one of ours, from the root on", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mkdir("r/o/o/t")}
+			fileSystem("ecryptfs", "../../../../state")(s)
+		}, socket("../../../../state")},
+		{"one of ours, from a bundle on that nobody knows", func(s *scene) { s.caller.Container.Bundle = ""; fileSystem("ecryptfs", "../state")(s) },
+			[]string{"gpu-bind-mount | mount:/x | ../state (" + grant.Elsewhere + ") | never"}},
 		{"a server's, from a bundle on that nobody knows", func(s *scene) { s.caller.Container.Bundle = ""; fileSystem("nfs", "server:/export")(s) }, nil},
+		{"a layer out of a bundle that nobody knows", func(s *scene) {
+			s.caller.Container.Bundle = ""
+			fileSystem("overlay", "overlay", "lowerdir=../state")(s)
+		},
+			[]string{"gpu-bind-mount | mount:/x | lowerdir=../state (" + grant.Elsewhere + ") | never"}},
 		{"none", fileSystem("ecryptfs", ""), nil},
 		{"an option that is no layer", func(s *scene) { s.link("../run", "bundle/link"); fileSystem("overlay", "overlay", "xino=link")(s) }, nil},
 		{"a layer that ends in a backslash", fileSystem("overlay", "overlay", `lowerdir=/usr\`), nil},
