@@ -102,11 +102,15 @@ func (f *finder) ruleHit(o opening) {
 	case o.kind == "a":
 		h.Cover = grant.CoverNarrow
 	case o.major != wildcard && o.minor != wildcard:
-		if class := f.class(o.major, o.minor); class != "" {
+		class := f.class(o.major, o.minor)
+		if class == "" && o.kind == "c" && o.major == grant.MajorDRM { // of a GPU that the inventory has, and the kernel not yet
+			class = grant.ClassDRM
+		}
+		if class != "" {
 			h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
 		}
 	}
-	if h.Cover == grant.CoverNever && o.kind == "c" && o.major != wildcard && f.becomes(o) {
+	if h.Cover != grant.CoverNarrow && o.index >= 0 && o.kind == "c" && o.major != wildcard && f.becomes(o) {
 		h.Value += toCome
 	}
 	if h.Cover != grant.CoverNarrow && o.index >= 0 {

@@ -231,6 +231,9 @@ func ruleList(odd bool) *rapid.Generator[[]specs.LinuxDeviceCgroup] {
 			Major:  numberOf(t, "major", odd, 195, 195, majorUVM, majorCaps, majorIMEX, majorSwitch, 226, 1, 10),
 			Minor:  numberOf(t, "minor", odd, 0, 1, 2, 77, 128, 254, 255),
 		}
+		if !odd && r.Major != nil && *r.Major == 226 && r.Minor != nil { // another number of DRM could become a GPU's (docs/adr/0065)
+			*r.Minor = rapid.SampledFrom([]int64{128, 129}).Draw(t, "minor of DRM")
+		}
 		if odd && rapid.IntRange(0, 19).Draw(t, "odd type") == 0 {
 			r.Type = rapid.SampledFrom([]string{"u", "p", "char", "A"}).Draw(t, "strange")
 		}
