@@ -61,6 +61,7 @@ func TestPodmanWithoutCgroups(t *testing.T) {
 			}
 			n := rig.NewNode(t, rig.Setup{Engine: "podman", Runtime: "crun"})
 			n.HideRun()
+			n.PodmanEnds()
 			b := n.Bundle("image")
 			mknod(t, b.Dir+"/rootfs/gpu", 195, 0)
 			wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n") // Podman hands no environment on

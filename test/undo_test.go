@@ -1,6 +1,7 @@
 package test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -62,4 +63,26 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	c.Kill()
 	gone("containerd does not run", undo())
 	c.Start()
+
+	// Where our configuration and the link were there before, as packages bring them, the undo says all the same who calls us.
+	configure()
+	ours := read(t, n.Config)
+	c.Kill()
+	undo()
+	n.Write(filepath.Base(n.Config), ours)
+	must(t, os.Symlink("gpuledger-runtime", wrapper+".containerd"))
+	c.Start()
+	configure()
+	c.Kill()
+	c.Start()
+	for range 2 {
+		if out := undo(); !strings.Contains(out, "note: containerd (pid ") {
+			t.Errorf("containerd calls us, and the undo said\n%s", out)
+		}
+	}
+	c.Kill()
+	c.Start()
+	if out := undo(); strings.Contains(out, "containerd (pid ") {
+		t.Errorf("nobody calls us, and the undo said\n%s", out)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -132,6 +133,7 @@ type configureAnswer struct {
 	Files   []changeJSON       `json:"files"`
 	Running *configure.Survey  `json:"running,omitempty"` // with --as-default
 	Notes   []string           `json:"notes"`
+	Waits   string             `json:"waits,omitempty"` // with --undo: for what, before our own files can go
 	Restart *configure.Restart `json:"restart,omitempty"`
 }
 
@@ -145,6 +147,7 @@ type changeJSON struct {
 
 func (a *configureAnswer) enter(changes []configure.Change) {
 	for _, c := range changes {
+		a.Files = slices.DeleteFunc(a.Files, func(f changeJSON) bool { return f.Path == c.Path && f.Action == "keep" })
 		a.Files = append(a.Files, changeJSON{c.Path, c.Action, c.Why, c.Diff})
 		a.Changed = a.Changed || c.Action != "keep"
 	}
@@ -179,6 +182,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	if o.File, err = configure.File(o, state); err != nil {
 		return err
 	}
+	o.Restarted = a.DryRun && c.Bool("restart") && o.Root == "/" // what it would come to
 	done, err := configure.Undo(o, state, a.DryRun)
 	if err != nil {
 		return err
@@ -194,6 +198,9 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 			a.enter(done.Changes)
 		}
 	}
+	if a.Waits = done.Waits(); a.Waits != "" && !slices.ContainsFunc(done.Changes, func(f configure.Change) bool { return f.Why == a.Waits }) {
+		a.Notes = append(a.Notes, a.Waits)
+	}
 	if err := errors.Join(failed, a.answer(c, "")); err != nil {
 		return err
 	}
@@ -202,6 +209,9 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	}
 	if len(done.Named) > 0 {
 		return fmt.Errorf("cannot undo everything: %s still names us; %s", strings.Join(done.Named, ", "), done.Advice)
+	}
+	if a.Waits != "" && c.Bool("restart") { // it could not be restarted from here
+		return fmt.Errorf("cannot undo everything yet: %s", a.Waits)
 	}
 	return nil
 }

@@ -21,7 +21,8 @@ func daemons(o Options, file string) []grant.Process {
 		return nil
 	}
 	for _, pid := range processes(engines[o.Engine].daemon) {
-		if !sameFile(cmp.Or(readBy(pid), engines[o.Engine].file), file) {
+		// CRI-O reads the drop-in files of its directory whichever main file it is given.
+		if o.Engine != grant.CRIO && !sameFile(cmp.Or(readBy(pid), engines[o.Engine].file), file) {
 			continue
 		}
 		if p, _, err := host.Default().Process(pid); err == nil {
@@ -64,7 +65,7 @@ func unread(engine grant.Engine, old record, running []grant.Process) []grant.Pr
 // callers are the daemons that may call our runtime after an undo: they have read the files that name it. With restarted the
 // engine has read its files since the undo of them.
 func callers(r record, running []grant.Process, restarted bool) []grant.Process {
-	if restarted || len(r.Files) == 0 {
+	if restarted || r.isOver() {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(running), func(p grant.Process) bool {
@@ -75,8 +76,19 @@ func callers(r record, running []grant.Process, restarted bool) []grant.Process 
 	})
 }
 
-// untilRestart is why a file of ours stays after an undo.
+// untilRestart is why a file of ours stays after an undo. dockerd is reloaded, because its restart can end containers.
 func untilRestart(engine grant.Engine, callers []grant.Process) string {
-	return fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it is restarted; undo it again after that",
-		engine, callers[0].PID)
+	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", engine, callers[0].PID)
+	if engine == grant.Docker {
+		return does + "reads its file again: `gpuledger configure docker --undo --restart`"
+	}
+	return does + "is restarted; undo it again after that"
+}
+
+// Waits says what the undo waits for; "" where it is complete.
+func (u Undone) Waits() string {
+	if len(u.Callers) == 0 {
+		return ""
+	}
+	return untilRestart(u.engine, u.Callers)
 }

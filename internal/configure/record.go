@@ -31,8 +31,11 @@ type record struct {
 	// Unread are daemons of the engine that have run since before configure, and so do not call us.
 	Unread []grant.Process `json:"unread,omitempty"`
 	// Undone, once the engine's files are as they were, are its daemons that call us until they are restarted.
-	Undone []grant.Process `json:"undone,omitempty"`
+	Undone []grant.Process `json:"undone,omitzero"`
 }
+
+// isOver reports whether nothing is left to undo: no file, and no daemon that calls us.
+func (r record) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
 // entry is one file of a record.
 type entry struct {
@@ -108,10 +111,10 @@ func (s *store) load(engine grant.Engine) (record, error) {
 	return r, nil
 }
 
-// save makes a record durable: first the contents, then the file that names them. One without files is removed.
+// save makes a record durable: first the contents, then the file that names them. One that is over is removed.
 func (s *store) save(r record) error {
 	dir := s.engineDir(r.Engine)
-	if len(r.Files) == 0 {
+	if r.isOver() {
 		if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -155,7 +158,7 @@ func (s *store) sweep(r record) error {
 			err = errors.Join(err, os.Remove(filepath.Join(dir, n.Name())))
 		}
 	}
-	if len(r.Files) == 0 {
+	if r.isOver() {
 		err = errors.Join(err, os.Remove(dir), syncDir(s.dir))
 	}
 	return err

@@ -18,6 +18,9 @@ type Undone struct {
 	Advice  string   // what to do about them
 
 	Callers []grant.Process // daemons of the engine that call our runtime until they are restarted; our own files stay for them
+
+	engine  grant.Engine
+	rewrote bool // what still names us is written anew by the engine's distribution at a restart
 }
 
 // Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
@@ -30,7 +33,7 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 	if err != nil {
 		return Undone{}, err
 	}
-	if len(r.Files) == 0 && len(u.Changes) == 0 {
+	if r.isOver() && len(u.Changes) == 0 {
 		return u, unrecorded(o, stateDir, u.Named)
 	}
 	s, err := openStore(p.system, stateDir)
@@ -63,9 +66,9 @@ func (p *Plan) undo() (record, Undone, error) {
 		return r, Undone{}, err
 	}
 	u := Undone{Changes: mended, Named: without.named(), Advice: "take that out by hand and run it again"}
-	u.Callers = callers(r, daemons(p.options, p.mainFile()), p.options.Restarted)
+	u.engine, u.Callers = r.Engine, callers(r, daemons(p.options, p.mainFile()), p.options.Restarted)
 	if place := without.place(); place != nil {
-		u.Advice = "restart " + place.name + ", which writes that file anew, and run it again"
+		u.Advice, u.rewrote = "restart "+place.name+", which writes that file anew, and run it again", true
 	}
 	return r, u, nil
 }
@@ -208,7 +211,10 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 		failpoint.Hit("configure/restored")
 	}
 	s.system.removeDirs(r.Directories, nil)
-	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories, Undone: u.Callers}
+	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories, Unread: r.Unread, Undone: r.Undone}
+	if u.Kept == 0 && (len(u.Named) == 0 || u.rewrote) { // else a daemon that starts now reads files that name us
+		kept.Unread, kept.Undone = nil, append([]grant.Process{}, u.Callers...)
+	}
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
 		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.needsUs()) {

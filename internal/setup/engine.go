@@ -61,17 +61,21 @@ func (n *node) undo(engine string) error {
 	return n.restart(engine, "--undo")
 }
 
-// changes reports whether a configure would change a file that the engine reads.
+// changes reports whether a configure would change a file that the engine reads, or the engine has yet to read it.
 func (n *node) changes(args []string) (bool, error) {
 	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run", "--json")...)
 	var answer struct {
 		Files []struct{ Path, Action string }
+		Waits string
 	}
 	if err != nil && json.Unmarshal(out, &answer) != nil { // an undo that fails says all the same what it would do
 		return false, err
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return false, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
+	}
+	if answer.Waits != "" { // somebody has undone it by hand, and the engine has not read that
+		return true, nil
 	}
 	for _, f := range answer.Files {
 		if f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper) {

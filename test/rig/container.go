@@ -122,6 +122,22 @@ func (b *Bundle) Processes() []int {
 	return pids
 }
 
+// PodmanEnds waits, when the test is over, for what Podman starts behind its containers: conmon's clean-up writes below the node's
+// directory after `podman run` has ended.
+func (n *Node) PodmanEnds() {
+	n.T.Cleanup(func() {
+		Eventually(n.T, "Podman has cleaned up", func() bool {
+			lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+			return !slices.ContainsFunc(lines, func(line string) bool {
+				args, _ := os.ReadFile(line)
+				program, rest, _ := bytes.Cut(args, []byte{0})
+				name := filepath.Base(string(program))
+				return (name == "podman" || name == "conmon") && bytes.Contains(rest, []byte(n.Dir))
+			})
+		})
+	})
+}
+
 // Lives reports whether a process is there and no zombie.
 func Lives(pid int) bool {
 	state := processState(pid)
