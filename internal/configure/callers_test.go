@@ -53,3 +53,36 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
+	a, b := grant.Process{PID: 1, Start: 10}, grant.Process{PID: 2, Start: 20}
+	type list = []grant.Process
+	before := record{Unread: list{a}}
+	for name, row := range map[string]struct {
+		undone         Undone
+		unread, called list
+	}{
+		"all is undone":                             {Undone{Callers: list{b}}, nil, list{b}},
+		"all is undone, and nobody calls us":        {Undone{}, nil, list{}},
+		"a file stays":                              {Undone{Kept: 1, Callers: list{b}}, list{a}, nil},
+		"a file still names us":                     {Undone{Named: []string{"x:1"}, Callers: list{b}}, list{a}, nil},
+		"one that a distribution writes anew names": {Undone{Named: []string{"x:1"}, rewrote: true, Callers: list{b}}, nil, list{b}},
+	} {
+		unread, called := row.undone.daemons(before)
+		if !slices.Equal(unread, row.unread) || !slices.Equal(called, row.called) || (called == nil) != (row.called == nil) {
+			t.Errorf("%s: unread by %v, called by %v; want %v, %v", name, unread, called, row.unread, row.called)
+		}
+	}
+	for name, row := range map[string]struct {
+		record record
+		over   bool
+	}{
+		"nothing":      {record{Undone: list{}}, true},
+		"a file":       {record{Files: []entry{{}}}, false},
+		"who calls us": {record{Undone: list{b}}, false},
+	} {
+		if row.record.isOver() != row.over {
+			t.Errorf("%s: over %v", name, !row.over)
+		}
+	}
+}

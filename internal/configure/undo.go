@@ -117,6 +117,15 @@ func (s *store) plan(r record, u *Undone) ([]record, error) {
 	return heirs, nil
 }
 
+// daemons are those that the record is to name after the undo. While the engine's files still name us, a daemon that starts
+// reads them, so that nothing is known of it.
+func (u Undone) daemons(r record) (unread, undone []grant.Process) {
+	if u.Kept > 0 || len(u.Named) > 0 && !u.rewrote {
+		return r.Unread, r.Undone
+	}
+	return nil, append([]grant.Process{}, u.Callers...)
+}
+
 // needsUs reports whether the engine's files still name us, or the engine calls us all the same.
 func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 }
 
@@ -211,10 +220,8 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 		failpoint.Hit("configure/restored")
 	}
 	s.system.removeDirs(r.Directories, nil)
-	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories, Unread: r.Unread, Undone: r.Undone}
-	if u.Kept == 0 && (len(u.Named) == 0 || u.rewrote) { // else a daemon that starts now reads files that name us
-		kept.Unread, kept.Undone = nil, append([]grant.Process{}, u.Callers...)
-	}
+	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
+	kept.Unread, kept.Undone = u.daemons(r)
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
 		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.needsUs()) {
