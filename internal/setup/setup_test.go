@@ -41,7 +41,7 @@ type scene struct {
 const said = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 
 // gpuledger is a stand-in: configure writes /etc/engine.conf and policy.mode as the real one would, --undo takes the first away, and
-// --dry-run tells. Where /refuses is there a restart fails.
+// --dry-run tells. Where /refuses is there a restart fails. Where /waits is there, the engine has yet to read an undo.
 const gpuledger = said + `
 [ "$1" = configure ] || exit 0
 restart= undo= mode=report
@@ -53,7 +53,9 @@ done
 action=keep
 if [ -n "$undo" ]; then [ ! -e /etc/engine.conf ] || action=remove; else [ -e /etc/engine.conf ] || action=create; fi
 if [ -n "$dry" ]; then
-  echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]}'
+  echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]'
+  [ ! -e /waits ] || echo ', "waits": "the engine calls gpuledger-runtime"'
+  echo '}'
   exit
 fi
 case $action in
@@ -61,6 +63,7 @@ case $action in
   remove) /bin/busybox rm /etc/engine.conf ;;
 esac
 /bin/busybox grep -q mode /etc/gpuledger/config.toml || [ -n "$undo" ] || printf '[policy]\nmode = "%s"\n' "$mode" >>/etc/gpuledger/config.toml
+[ -z "$restart" ] || /bin/busybox rm -f /waits
 [ -z "$restart" ] || [ ! -e /refuses ]
 `
 
@@ -177,6 +180,21 @@ func (s scene) wants(what string, got []string, want ...string) {
 	s.Helper()
 	if !slices.Equal(got, want) {
 		s.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestARemovalFinishesAnUndo: somebody has undone an engine's configuration by hand and not restarted it.
+func TestARemovalFinishesAnUndo(t *testing.T) {
+	s := newScene(t)
+	s.must("install", "--engine=crio")
+	if err := os.Remove(s.dir + "/node/etc/engine.conf"); err != nil {
+		t.Fatal(err)
+	}
+	s.write("node/waits", "")
+	s.calls()
+	s.must("remove", "--engine=crio")
+	if called := s.calls(); !slices.Contains(called, "gpuledger configure crio --undo --restart") {
+		t.Errorf("called:\n%s\nwant a restart", strings.Join(called, "\n"))
 	}
 }
 
