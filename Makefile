@@ -201,11 +201,12 @@ model: ## grants, releases, failures and reboots against a model, 100,000 steps 
 	go test -p $(JOBS) -count=1 -v -run 'TestModel$$' -timeout 60m ./internal/node ./internal/ledger -rapid.checks=1100 -rapid.steps=100
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
+lint: ## gofmt, go vet, staticcheck, tidy modules, and shellcheck where it is installed
 	@unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted, run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; }
 	go vet ./...
 	go vet -C kube ./...
+	@for module in . kube test/tools/*/; do go -C "$$module" mod tidy -diff; done
 	@mkdir -p .cache/bin && go build -C test/tools/staticcheck -p $(JOBS) -o ../../../.cache/bin/ tool
 	.cache/bin/staticcheck ./...
 	cd kube && ../.cache/bin/staticcheck ./...
@@ -213,7 +214,7 @@ lint: ## gofmt, go vet, staticcheck, and shellcheck where it is installed
 	.cache/bin/staticcheck -tags failpoint ./...
 	go vet -tags e2e ./test/e2e
 	.cache/bin/staticcheck -tags e2e ./test/e2e
-	@! command -v shellcheck >/dev/null || shellcheck .ci/run test/*.sh test/rig/*.sh test/engines/*.sh test/e2e/*.sh test/runc/*.sh packaging/*.sh packaging/scripts/*.sh
+	@! command -v shellcheck >/dev/null || git ls-files -z .ci/run '*.sh' | xargs -0 shellcheck -S warning
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)

@@ -183,7 +183,7 @@ enter() {
   PATH=$PWD/bin:$PATH
   # The real runtime's own name for things must not depend on how the caller was started.
   unset XDG_RUNTIME_DIR
-  cd "$STORY_DIR"
+  cd "$STORY_DIR" || return
 }
 
 # book NAME: gives the bundle of a container with GPU 0 the stand-in driver's book, where it keeps account of what is allocated.

@@ -41,12 +41,11 @@ func TestKeptStates(t *testing.T) {
 		return readRunc(path)
 	}
 	for end := time.Now().Add(time.Minute); ; { // until it is older than a tick
-		before := reads
 		if s, err := l.states.read(path, read); err != nil || s.init != (grant.Process{PID: 9, Start: 5}) {
 			t.Fatal(s.init, err)
 		}
 		if _, kept := l.states.known[path]; kept {
-			before = reads
+			before := reads
 			if s, err := l.states.read(path, read); err != nil || s.init.PID != 9 || reads != before {
 				t.Errorf("what has not changed is read again: %d times, %v (%v)", reads-before, s.init, err)
 			}

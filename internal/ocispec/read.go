@@ -107,7 +107,8 @@ func ReadHooks(d *jsontext.Decoder, h *specs.Hooks) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
 		case "prestart":
-			return tokens.List(d, &h.Prestart, ReadHook) //nolint:staticcheck // what NVIDIA's toolkit writes
+			//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
+			return tokens.List(d, &h.Prestart, ReadHook)
 		case "createRuntime":
 			return tokens.List(d, &h.CreateRuntime, ReadHook)
 		case "createContainer":

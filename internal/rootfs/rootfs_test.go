@@ -127,8 +127,9 @@ func TestTwiceIsOnce(t *testing.T) {
 		}
 		return st.Ino
 	}
-	if inode() != inode() {
-		t.Error("the same was written twice")
+	first := inode()
+	if second := inode(); second != first {
+		t.Errorf("the same was written twice: inode %d became %d", first, second)
 	}
 	if left, _ := os.ReadDir(tree.Root + "/etc"); len(left) != 1 {
 		t.Errorf("left in /etc: %v", left)

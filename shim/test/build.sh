@@ -10,7 +10,7 @@ flags+=(-std=gnu11 -Wall -Wextra -Werror -Wno-unused-function -pthread)
 lib=$(dirname "$(find "$fake" -name libcuda.so)")
 mkdir -p "$out"
 # The proxy lacks what it does not wrap, so the linker has to look into the driver.
-link=(-L"$lib" -Wl,--allow-shlib-undefined -lcuda -ldl)
+link=(-L"$lib" "-Wl,--allow-shlib-undefined" -lcuda -ldl)
 $cc "${flags[@]}" -o "$out/account_test" "$src"/{account_test.c,../account.c,../track.c,../os.c} -ldl
 $cc "${flags[@]}" -o "$out/throttle_test" "$src"/{throttle_test.c,../throttle.c}
 $cc "${flags[@]}" -rdynamic -o "$out/proxy_test" "$src"/proxy_*.c "${link[@]}"

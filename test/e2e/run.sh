@@ -33,7 +33,7 @@ for want in "${wanted[@]}"; do
     read -ra needs <<<"$needs"
     builds+=("${needs[@]}")
   done <<<"$table"
-  [ -n "$found" ] || { echo "run.sh: there is no engine $want; there are:" $(awk 'NF { print $1 }' <<<"$table") >&2; exit 2; }
+  [ -n "$found" ] || { echo "run.sh: there is no engine $want; there are: $(awk 'NF { print $1 }' <<<"$table" | xargs)" >&2; exit 2; }
 done
 mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
