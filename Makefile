@@ -43,7 +43,8 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build peers
 	go vet ./...
-	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m ./...
+	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m $$(go list ./... | grep -v '/test$$')
+	test/rig/halves.sh ./test
 	@for package in $(FAILPOINT_TESTS); do \
 	  echo "go test -tags failpoint $$package"; \
 	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 25m "$$package"; \
