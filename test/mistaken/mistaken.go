@@ -20,20 +20,24 @@ const File = "mistake.json"
 
 // Mistake is what an editor does wrong. The zero value is nothing.
 type Mistake struct {
-	Adds   cdispec.ContainerEdits // edits that are in no verdict
+	Live   bool                   // the editor is the one that changes a live container; else those of specs
+	Adds   cdispec.ContainerEdits // nodes, mounts and hooks that are in no verdict
 	Rules  []grant.DeviceRule     // device rules that are in no verdict
 	Leaves grant.RemovalKind      // removals of this kind are not made
 }
 
-// Verdict is what the editor makes of a verdict.
-func Verdict(v grant.Verdict) grant.Verdict {
+// Verdict is what an editor of specs, or of live containers, makes of a verdict.
+func Verdict(v grant.Verdict, live bool) grant.Verdict {
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(policy.PathEnv)), File))
 	var m Mistake
 	if err == nil {
 		err = json.Unmarshal(text, &m)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		panic(err)
+	case m.Live != live:
+		return v
 	}
 	v.Edits.DeviceNodes = slices.Concat(v.Edits.DeviceNodes, m.Adds.DeviceNodes)
 	v.Edits.Mounts = slices.Concat(v.Edits.Mounts, m.Adds.Mounts)
