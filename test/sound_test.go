@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,7 +105,7 @@ func TestAMistakeInTheEditsStartsNothing(t *testing.T) {
 		n.Write(mistaken.File, string(mistake))
 		for _, way := range c.ways {
 			t.Run(way.name+"/"+c.name, func(t *testing.T) {
-				b := wrong.Bundle("c", append(c.edits, way.edits...)...)
+				b := wrong.Bundle("c", slices.Concat(c.edits, way.edits)...)
 				defer b.End()
 				r := way.create(t, b)
 				if c.refusal != "" {
