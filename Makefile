@@ -50,14 +50,17 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 25m "$$package"; \
 	done
 
+# Tests that make test has no time for (rig.More).
+MORE := TestConfigureBesideNVIDIA|TestKilledAtAnyTime|TestMPSOutlivesUpgrades|TestWhatMakeTestGPUDoes
+
 .PHONY: test-more
-test-more: ## what CI runs after make test: Kubernetes' module, older versions, the demo, and the story through containerd 2.4 and Podman (root)
+test-more: ## what CI runs after make test: Kubernetes' module, the long tests, the demo, and the story through containerd 2.4 and Podman (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build peers
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
 	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
-	GPULEDGER_TEST_HISTORY=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^TestMPSOutlivesUpgrades$$' ./test
+	GPULEDGER_TEST_MORE=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^($(MORE))$$' ./test
 	test/rig/leftovers.sh test/demo.sh
 	E2E_ENTRIES=wrapper,configure,unjudged test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
@@ -233,5 +236,5 @@ fuzz: ## every Fuzz function for FUZZTIME (10s)
 torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories; TEST_SEED=N repeats a run's random numbers (root)
 	@test/setup.sh torture
 	$(MAKE) --no-print-directory build
-	SHIM_KILLS=500 TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \
+	GPULEDGER_TEST_MORE=1 SHIM_KILLS=500 TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \
 	  ./internal/ledger/... ./internal/node/... ./runtime/... ./hook/... ./test/...

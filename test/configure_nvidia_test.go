@@ -106,6 +106,7 @@ imports = ["DIR/conf.d/*.toml"]
 // that is there; while gpuledger is configured it is the default; and after the undo the configuration in force is what the
 // other steps alone come to.
 func TestConfigureBesideNVIDIA(t *testing.T) {
+	rig.More(t)
 	ctk := rig.Toolkit(t, "nvidia-ctk")
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	program(t, n)

@@ -12,6 +12,7 @@ import (
 // TestWhatMakeTestGPUDoes goes the way of `make test-gpu` over a simulated GPU and the stand-in driver, so that the script works on
 // the day when there is a card.
 func TestWhatMakeTestGPUDoes(t *testing.T) {
+	rig.More(t)
 	if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
 		t.Skip("this machine has a GPU: run `make test-gpu`. Its dry run over a stand-in is not tested here")
 	}

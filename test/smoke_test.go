@@ -1,7 +1,10 @@
 package test
 
 import (
+	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -10,6 +13,27 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m)) }
+
+// TestMoreIsRun: make test-more names each test that make test leaves out, and no other.
+func TestMoreIsRun(t *testing.T) {
+	leftOut, named := map[string]bool{}, map[string]bool{}
+	files, err := filepath.Glob("*_test.go")
+	must(t, err)
+	calls := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{\n\trig\.More\(t\)`)
+	for _, file := range files {
+		for _, m := range calls.FindAllStringSubmatch(read(t, file), -1) {
+			leftOut[m[1]] = true
+		}
+	}
+	_, line, _ := strings.Cut(read(t, "../Makefile"), "\nMORE := ")
+	line, _, _ = strings.Cut(line, "\n")
+	for _, name := range strings.Split(line, "|") {
+		named[name] = true
+	}
+	if len(leftOut) == 0 || !maps.Equal(leftOut, named) {
+		t.Errorf("rig.More is called by %v, and the Makefile's MORE is %v", leftOut, named)
+	}
+}
 
 // probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a driver that is not there,
 // EPERM where it does not.

@@ -247,6 +247,7 @@ func (s *scaffold) kill(name, point string) {
 // TestKilledAtAnyTime kills every program at any time: what nobody thought to mark is dangerous too. The wrapper may be
 // the real runtime by then.
 func TestKilledAtAnyTime(t *testing.T) {
+	rig.More(t)
 	s, began := newScaffold(t), time.Now()
 	names := []string{}
 	for name := range victims {

@@ -18,9 +18,7 @@ import (
 // oldest version that ran MPS daemons. No client is disturbed, no daemon or server is another process, and what either version
 // writes, of grants, bindings and daemons, the other reads and changes.
 func TestMPSOutlivesUpgrades(t *testing.T) {
-	if os.Getenv(historyVar) == "" {
-		t.Skipf("%s is not set: that MPS clients outlive an upgrade from, and a downgrade to, another version is shown by make test-more", historyVar)
-	}
+	rig.More(t)
 	bin := oldest(t)
 	now := newMPSNode(t, rig.Setup{})
 	was := mpsNode{Node: now.Of(bin), t: t, program: now.program}
@@ -82,9 +80,6 @@ func TestMPSOutlivesUpgrades(t *testing.T) {
 	}
 	now.gone()
 }
-
-// historyVar has tests build older versions, which takes its time where Go has not built them before.
-const historyVar = "GPULEDGER_TEST_HISTORY"
 
 // oldest builds the oldest version of gpuledger that supervises MPS daemons, from the history of this checkout, and gives the
 // directory of its binaries.

@@ -148,6 +148,17 @@ func Need(t testing.TB, tools ...string) {
 	}
 }
 
+// moreVar is set by make test-more.
+const moreVar = "GPULEDGER_TEST_MORE"
+
+// More skips a test that make test has no time for. make test-more names it and runs it (TestMoreIsRun).
+func More(t testing.TB) {
+	t.Helper()
+	if os.Getenv(moreVar) == "" {
+		t.Skipf("%s is not set: what this test shows is shown by make test-more", moreVar)
+	}
+}
+
 // NeedRuntime skips what a runtime cannot do on this machine.
 func NeedRuntime(t testing.TB, runtime string) {
 	t.Helper()
