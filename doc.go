@@ -1,18 +1,65 @@
-// Package gpuledger is the book and the guard for shared GPUs on a container node.
+// Package gpuledger is the root of the module: gpuledger keeps a ledger of the GPUs that containers on
+// a node may use, and enforces it when a container is created.
 //
-// The words, the same in code, command line, logs and documentation:
+// The words below mean the same in code, command line, logs and documentation.
 //
-//   - GPU: a physical GPU or a MIG device, by UUID.
-//   - Inventory: what the node has; a snapshot file written ahead of time.
-//   - Grant: one ledger entry: public id, owner, GPUs, bytes per GPU, compute percent, mode, strength.
-//   - Owner: who may use a grant: "pod:UID/CONTAINER", "claim:UID", or "bearer" (whoever presents id and secret).
-//   - Tie: a pod or a namespace that a bearer's or claim's grant is for; its reference is good in no other container.
-//   - Mode: how a GPU is shared: exclusive, timeslice, limit, mps or mig. One mode a GPU at a time.
+// What the node has, and who may use it:
+//
+//   - Node: the machine whose GPUs one ledger counts.
+//   - GPU: a physical GPU or a MIG device, named by its UUID; an index such as 0 is a short name
+//     for it.
+//   - Inventory: the GPUs and the driver of the node, written to a file (the snapshot) before any
+//     create needs it.
+//   - Ledger: the directory of files with all grants of the node; bindings lie beside it, in the
+//     run directory.
+//   - Grant: one entry of the ledger: its id, owner, GPUs, bytes on each GPU, percent of compute,
+//     mode and strength.
+//   - Share: the part of one GPU that a grant has: bytes of its memory, or a percent of its
+//     compute.
+//   - Mode: how a GPU is shared: exclusive, timeslice, limit, mps or mig; a GPU is in one mode at a
+//     time.
 //   - Strength: what holds a container to its grant: none, library, server, driver or hardware.
-//   - Request: what a container asks for, read from its bundle: every way its spec can reach a GPU.
-//   - Verdict: pass (reaches no GPU), admit (with edits) or refuse (with a code).
-//   - Binding: a grant in use by one container. It lives in the run directory and dies with the boot.
-//   - Engine: containerd, cri-o, podman or docker: decides which identity annotations can be trusted.
+//   - Owner: who may use a grant: "pod:UID/CONTAINER", "claim:UID" (a Kubernetes ResourceClaim), or
+//     "bearer".
+//   - Reference: a grant's id, with a secret if the owner is a claim or a bearer; a container
+//     presents it to use the grant.
+//   - Tie: a pod or a namespace that a grant is for; no container outside of it can use the grant's
+//     reference.
+//   - Policy: the configuration of the node, as a value that decisions take.
+//   - Pool: a set of GPUs to which the configuration gives modes and a placement of their own.
+//   - Exemption: a rule of the policy that lets containers of a namespace, pod or name use GPUs
+//     without a grant.
+//
+// What happens at a create:
+//
+//   - Engine: containerd, CRI-O, Podman or Docker; it says which annotations about a container's
+//     identity are trusted.
+//   - Wrapper: gpuledger-runtime, the program that the engine starts in place of runc or crun (the
+//     real runtime).
+//   - Hook: gpuledger-hook, the program that an engine or an OCI runtime starts during a create; it
+//     decides as the wrapper does.
+//   - Request: what a container asks for, read from its spec; it lists every hit.
+//   - Hit: one way to a GPU that a spec contains; its vector says where (a variable, a mount, a
+//     device rule, ...).
+//   - Verdict: the decision about a container: pass (it needs no grant), admit (with edits) or
+//     refuse (with a code).
+//   - Refusal: the code, the sentence and the hint that say why something is not given.
+//   - Edits: the changes to a container's spec that give it the GPUs of its grant and nothing more.
+//   - Binding: the record that one container uses a grant; it ends with the boot.
+//
+// What holds a container that runs:
+//
+//   - Shim: the libraries in front of libcuda and libnvidia-ml that hold a container's processes to
+//     its grant.
+//   - Region: the file in which the processes of a grant record what they use together (their
+//     account).
+//   - Watch: the part of gpuledgerd that measures who uses the GPUs and compares it with the
+//     ledger.
+//   - Finding: a difference that the watch sees between the GPUs and the ledger, or that a check
+//     sees in the ledger itself.
+//   - Reconcile: the pass over the ledger that removes what has ended and repairs what a crash has
+//     left.
+//   - Agent: the Kubernetes driver or device plugin on a node; it makes grants for pods.
 //
 // docs/ARCHITECTURE.md shows how the packages meet.
 package gpuledger
