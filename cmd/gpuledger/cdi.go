@@ -40,8 +40,8 @@ func cdiGenerateCommand() *cli.Command {
 		Usage:     "write the CDI files",
 		UsageText: "gpuledger cdi generate\ngpuledger cdi generate --output gpus.json\ngpuledger cdi generate --grant ID.SECRET",
 		Description: "Writes the GPUs of the inventory, gpuledger.dev/gpu=UUID and =INDEX, into the directory of the configuration\n" +
-			"([cdi] dir), makes the files of grants anew and removes those of grants whose time is over. Run it after\n" +
-			"`gpuledger inventory refresh`. A name is no grant: a container that uses one without a grant does not start.",
+			"([cdi] dir), writes the files of grants again and removes those of expired grants. Run it after\n" +
+			"`gpuledger inventory refresh`. A name alone is no grant: a container that uses one without a grant does not start.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Usage: "write the GPUs into this `FILE` and nothing else; - is standard output"},
 			&cli.StringFlag{Name: "grant", Usage: "write the file of the grant with this `REFERENCE`, as `gpuledger grant --cdi` does"},
@@ -144,8 +144,8 @@ func cdiListCommand() *cli.Command {
 		Name:      "list",
 		Usage:     "list the CDI names that engines find",
 		UsageText: "gpuledger cdi list",
-		Description: "Of a grant's name the secret is left out; it is the reference that `gpuledger grant` printed. A stale name's file\n" +
-			"no longer says what it should: `gpuledger cdi generate` writes it anew, or removes it.",
+		Description: "A grant's name is the reference that `gpuledger grant` printed; it is shown without the secret. The file of a stale name\n" +
+			"is out of date: `gpuledger cdi generate` writes it again, or removes it.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			n, err := openAlone(c)

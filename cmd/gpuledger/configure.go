@@ -20,7 +20,7 @@ import (
 func configureCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "configure",
-		Usage:     "put gpuledger into an engine's configuration, or take it out",
+		Usage:     "put gpuledger into an engine's configuration, or remove it",
 		UsageText: "gpuledger configure containerd|crio|podman|docker [--as-default] [--dry-run] [--undo]",
 		Subcommands: []*cli.Command{
 			configureEngine("containerd", grant.Containerd), configureEngine("crio", grant.CRIO),
@@ -35,22 +35,22 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 		Usage:     "configure " + string(engine),
 		UsageText: "gpuledger configure " + name + " --as-default --dry-run",
 		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the originals under the state directory.\n" +
-			"--undo puts them back to the byte; where somebody has changed a file since, only our lines are taken out. All files are\n" +
-			"changed, or none. Doing it twice changes nothing. The engine is not restarted unless --restart says so: until it is, an undo\n" +
-			"leaves our own configuration where it is, because the engine calls gpuledger-runtime until then.\n\n" +
-			"With --as-default every container of the engine goes through gpuledger. What the policy would refuse among those that\n" +
-			"run now is listed first, and where the configuration does not say otherwise, policy.mode becomes \"report\" and\n" +
+			"--undo restores them to the byte; in a file that was changed since, it removes only gpuledger's lines. All files are\n" +
+			"changed, or none. A second call changes nothing. Without --restart the engine is not restarted. Until it is, an undo\n" +
+			"leaves gpuledger's own configuration where it is, because the engine still calls gpuledger-runtime.\n\n" +
+			"With --as-default every container of the engine goes through gpuledger. Those that run now and that the policy would\n" +
+			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes \"report\" and\n" +
 			"policy.privileged becomes \"strip\".",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "as-default", Usage: "make gpuledger the handler of containers that choose none"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},
 			&cli.BoolFlag{Name: "undo", Usage: "restore what was there before"},
-			&cli.BoolFlag{Name: "restart", Usage: "then make the engine read its configuration (containers live on)"},
+			&cli.BoolFlag{Name: "restart", Usage: "then make the engine read its configuration (containers keep running)"},
 			&cli.StringFlag{Name: "mode", Usage: "write policy.mode: enforce or report"},
 			&cli.StringFlag{Name: "privileged", Usage: "write policy.privileged: refuse or strip"},
-			&cli.StringFlag{Name: "file", Usage: "the engine's main configuration `FILE` (default: where it looks)"},
+			&cli.StringFlag{Name: "file", Usage: "the engine's main configuration `FILE` (default: the engine's own default)"},
 			&cli.StringFlag{Name: "runtime", Usage: "`PATH` of gpuledger-runtime (default: beside gpuledger)"},
-			&cli.StringFlag{Name: "root", Usage: "configure the system in `DIR`, an image's; all other paths are those in it", Value: "/"},
+			&cli.StringFlag{Name: "root", Usage: "configure the system in `DIR`, for example an image; all other paths are relative to it", Value: "/"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {

@@ -17,13 +17,15 @@ import (
 func disableCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "disable",
-		Usage:     "break-glass: refuse nothing until the time is over",
+		Usage:     "emergency: refuse nothing for some time",
 		UsageText: "gpuledger disable --for 30m\ngpuledger disable --until-enabled",
-		Description: "What would be refused starts as it is, unconfined, and is recorded in the audit log. Containers with a grant are\n" +
-			"admitted as always, so the ledger stays true. It survives a reboot, unless the state directory\ncannot be written; `gpuledger enable` ends it. Without an end it asks on a terminal whether that is meant, and says so elsewhere.",
+		Description: "A container that would be refused starts unchanged and unconfined, and the audit log records it. Containers with a grant are\n" +
+			"admitted as always, so the ledger stays correct. This survives a reboot, unless the state directory\n" +
+			"cannot be written; `gpuledger enable` ends it. Without a time the command asks for confirmation at a terminal; elsewhere it\n" +
+			"prints that there is no end.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "for", Usage: "how long, as 30m (default: until enabled)"},
-			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without being asked"},
+			&cli.DurationFlag{Name: "for", Usage: "how long, for example 30m (default: until enabled)"},
+			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without a question"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
@@ -94,7 +96,7 @@ func enableCommand() *cli.Command {
 		Name:        "enable",
 		Usage:       "end `gpuledger disable`",
 		UsageText:   "gpuledger enable",
-		Description: "Containers that started meanwhile keep what they have. Where the state directory has it and cannot be written, it is\nended until the next boot.",
+		Description: "Containers that started meanwhile keep what they have. If `gpuledger disable` was recorded in the state directory\nand that cannot be written now, it is ended only until the next boot.",
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
 				return err

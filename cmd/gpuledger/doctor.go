@@ -14,10 +14,10 @@ import (
 func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "doctor",
-		Usage:     "tell what works on this node, what does not, and what to do",
+		Usage:     "check what works on this node, what does not, and what to do",
 		UsageText: "gpuledger doctor [--json]",
-		Description: "Looks at the configuration, the driver, the kernel, the ledger, the engines and what else injects GPUs. A problem keeps\n" +
-			"gpuledger from doing what it is configured to do; a warning is to be weighed. docs/doctor.md tells of each check.\n" +
+		Description: "Checks the configuration, the driver, the kernel, the ledger, the engines and other programs that inject GPUs. A problem keeps\n" +
+			"gpuledger from doing what it is configured to do; a warning needs a decision of yours. docs/doctor.md explains each check.\n" +
 			"It repairs what `gpuledger check` repairs, and changes nothing else. Exit status 0: no problem; 1: there is one.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {

@@ -19,7 +19,7 @@ import (
 func explainCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "explain",
-		Usage:       "say what would become of a container, without starting it",
+		Usage:       "print the verdict about a container, without starting it",
 		UsageText:   "gpuledger explain --bundle DIR [--json]",
 		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would start; 3: it would be refused.",
 		Flags: []cli.Flag{

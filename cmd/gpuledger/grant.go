@@ -23,24 +23,24 @@ func grantCommand() *cli.Command {
 		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each of two GPUs\n" +
 			"gpuledger grant --memory 4GiB --compute 30 --owner pod:UID/train\n" +
 			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
-			"gpuledger grant --memory 2GiB --for namespace:team               whoever in that namespace has the reference\n" +
-			"gpuledger grant --mode mig --profile 1g.10gb                     a MIG device that is there\n" +
+			"gpuledger grant --memory 2GiB --for namespace:team               any pod of that namespace with the reference\n" +
+			"gpuledger grant --mode mig --profile 1g.10gb                     an existing MIG device\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
-		Description: "Prints the reference on standard output, once: a bearer's or claim's reference holds a secret that the ledger\n" +
-			"keeps only as a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
-			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE; a pod's container by being it.",
+		Description: "Prints the reference on standard output, only now: a bearer's or claim's reference has a secret, of which the ledger\n" +
+			"keeps only a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
+			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container that owns the grant (pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, as 4GiB or 512MiB"},
-			&cli.IntFlag{Name: "gpus", Usage: "over how many GPUs"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 for no share any more"},
+			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
+			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 removes the share"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mps, mig", Value: string(grant.Limit)},
-			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, as 1g.10gb"},
+			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, for example 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
-			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, as 0:1; may be given again"},
+			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, for example 0:1; may be given again"},
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
-			&cli.StringSliceFlag{Name: "for", Usage: "tie it: of those who have its reference only this `WHO`, pod:UID or namespace:NAME, may use it; may be given again"},
+			&cli.StringSliceFlag{Name: "for", Usage: "tie it: only containers of this `TIE`, pod:UID or namespace:NAME, may use its reference; may be given again"},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
-			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, as 90m; with --update from now, 0 for ever"},
+			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, for example 90m; with --update counted from now, 0 for ever"},
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
 			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
 			jsonFlag(),

@@ -21,7 +21,7 @@ import (
 func inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show who holds what: GPUs by grants, allocated and total",
+		Usage:     "show which grants hold which GPUs, allocated and total",
 		UsageText: "gpuledger inspect [--details] [--watch] [--json]",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "details", Usage: "a line for each grant on each GPU"},

@@ -17,7 +17,7 @@ import (
 func inventoryCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "inventory",
-		Usage:       "write down what GPUs this node has",
+		Usage:       "record the GPUs of this node",
 		UsageText:   "gpuledger inventory refresh",
 		Subcommands: []*cli.Command{refreshCommand(), measureCommand(), limitsCommand(), simulateCommand()},
 	}
@@ -110,14 +110,14 @@ func scan(h host.Host, source grant.Source) (grant.Inventory, error) {
 func simulateCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "simulate",
-		Usage:       "describe GPUs that are not there, to try gpuledger on any machine",
+		Usage:       "write a description of simulated GPUs, to try gpuledger on any machine",
 		UsageText:   "gpuledger inventory simulate --gpus 2 --memory 16160MiB --name 'Tesla V100' --out node.json",
-		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) and run\n`gpuledger inventory refresh`. The file can be edited: unlike GPUs, sick ones.",
+		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) and run\n`gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or that are unhealthy.",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "gpus", Usage: "how many", Value: 1},
-			&cli.StringFlag{Name: "memory", Usage: "memory of each, as 16160MiB"},
+			&cli.StringFlag{Name: "memory", Usage: "memory of each, for example 16160MiB"},
 			&cli.StringFlag{Name: "name", Usage: "product name", Value: simulated.DefaultName},
-			&cli.StringSliceFlag{Name: "mig", Usage: "MIG `PROFILES` of each, as 1g.10gb,3g.40gb"},
+			&cli.StringSliceFlag{Name: "mig", Usage: "MIG `PROFILES` of each, for example 1g.10gb,3g.40gb"},
 			&cli.StringFlag{Name: "out", Usage: "the `FILE` to write"},
 		},
 		Action: simulate,

@@ -33,7 +33,7 @@ func run(args []string) int {
 func program() *cli.App {
 	app := &cli.App{
 		Name:            "gpuledger",
-		Usage:           "the book and the guard for shared GPUs on a container node",
+		Usage:           "a ledger of GPU grants on a container node, enforced at container creation",
 		Description:     "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
 		Version:         version.Version,
 		HideHelpCommand: true,

@@ -17,10 +17,10 @@ import (
 func measureCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "measure",
-		Usage:     "print what is used of the GPUs now, and by which processes, as one line of JSON",
+		Usage:     "print the present use of the GPUs, by process, as one line of JSON",
 		UsageText: "gpuledger inventory measure",
-		Description: "With --follow it answers each line on standard input with such a line, until that ends: gpuledgerd has it ask NVML,\n" +
-			"which can hang or crash.",
+		Description: "With --follow it answers each line on standard input with such a line, until the input ends. gpuledgerd asks NVML through it, because NVML\n" +
+			"can hang or crash.",
 		Flags:  []cli.Flag{&cli.BoolFlag{Name: "follow", Usage: "answer each line on standard input"}, jsonFlag()},
 		Action: measure,
 	}

@@ -14,10 +14,10 @@ import (
 func releaseCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "release",
-		Usage:     "give grants up",
+		Usage:     "release grants",
 		ArgsUsage: "ID ...",
 		UsageText: "gpuledger release [--force] ID ...",
-		Description: "A grant that a container uses is draining from then on: nobody new can use it, and its share is free when the\n" +
+		Description: "A grant that a container uses becomes draining: no other container can use it, and its share is free when the\n" +
 			"container has ended. --force frees the share at once although the container still uses it, and drops an entry\n" +
 			"that cannot be read.",
 		Flags: []cli.Flag{

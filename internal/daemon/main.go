@@ -26,10 +26,10 @@ func Main(args []string) int {
 	app := &cli.App{
 		Name:  "gpuledgerd",
 		Usage: "the node daemon of gpuledger",
-		Description: "It looks after what needs a process that stays: the NRI plugin for engines whose default runtime cannot be changed,\n" +
-			"a ledger without what is over, an inventory of this boot and this driver, what is used of the GPUs held against the ledger,\n" +
+		Description: "gpuledgerd does the work that needs a permanent process: the NRI plugin for engines whose default runtime cannot be changed,\n" +
+			"removing ended grants from the ledger, keeping the inventory current, comparing the use of the GPUs with the ledger,\n" +
 			"MPS daemons, the driver's memory limits, metrics and a status page ([daemon] listen).\n" +
-			"Other containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads its configuration again on\n" +
+			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads its configuration again on\n" +
 			"SIGHUP and when it changes, and ends on SIGTERM.\n" +
 			"Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:         version.Version,
