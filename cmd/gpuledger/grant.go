@@ -28,7 +28,8 @@ func grantCommand() *cli.Command {
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
 		Description: "Prints the reference on standard output, only now: a bearer's or claim's reference has a secret, of which the ledger\n" +
 			"keeps only a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
-			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container that owns the grant (pod:UID/CONTAINER) needs none of these.",
+			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container that owns\n" +
+			"the grant (pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
