@@ -33,12 +33,27 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			s.spec.Root = &specs.Root{Path: "/"}
 			s.bind(s.mkdir("data"), s.path("data"))
 		}, []string{every}},
+		{"the node's root, behind a file system of the container's", func(s *scene) {
+			open(s)
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.mountType("tmpfs", s.mkdir("mnt"))
+			s.bind(s.mkdir("mnt/a"), "/x")
+		}, []string{every}},
+		{"a path that is another device's node of the same minor, which a runtime in a user namespace binds", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 10, 0)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"a path that is the node of its numbers, told once", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 0)
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
 		{"its own root, up and down again", func(s *scene) {
 			s.rooted()
 			s.bind(s.mkdir("data/a"), "/mnt")
 			s.bind(s.path("bundle/rootfs")+"/../rootfs/mnt/a", "/x")
 		}, []string{untold("T/bundle/rootfs/../rootfs/mnt/a")}},
 		{"a file that another process has open", func(s *scene) { s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x") }, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
+		{"what is not there in a directory of the name", func(s *scene) { s.mkdir("fd"); s.bind(s.link("fd", "link")+"/none", "/x") }, nil},
 		{"a setting of the kernel's that is not there", func(s *scene) { s.bind("/proc/sys/none", "/x") }, nil},
 		{"a GPU through .. of what is not there", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
@@ -62,6 +77,10 @@ func TestRulesBesideOneForEverything(t *testing.T) {
 		if got := number(&n); got != want {
 			t.Errorf("%d is read as %d, want %d", n, got, want)
 		}
+	}
+	s.rules("allow a")
+	if rule, widens, err := Widens(parseRules(t, "allow c 195:1 rw", "allow c *:* rw"), s.spec, s.node); rule != "" || widens || err != nil {
+		t.Errorf("a GPU after all devices: %q, %v, %v", rule, widens, err)
 	}
 	rule, widens, err := Widens(parseRules(t, "allow a"), Spec{Linux: &Linux{Resources: &Resources{Devices: parseRules(t, "deny a", "allow c *:* rw")}}}, s.node)
 	if rule != "a *:* rwm" || !widens || err != nil {
@@ -96,10 +115,30 @@ func TestTheNodeIsAskedOnce(t *testing.T) {
 	}
 }
 
+// TestTheNodeIsNotAsked of DRM nodes for others' devices, and not what an image has of a daemon's files. What it cannot tell of one thing
+// stays untold, whatever it tells of the next.
+func TestTheNodeIsNotAsked(t *testing.T) {
+	s := newScene(t)
+	s.rooted()
+	s.mps("bundle/rootfs")
+	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("it is asked") }
+	s.device("/dev/fuse", "c", 10, 229)
+	if r := s.find(); len(r.Noted)+len(r.Hits)+len(r.NodeRoot) > 0 {
+		t.Errorf("%+v", r)
+	}
+	s = newScene(t)
+	s.rules("allow a")
+	s.node.Majors = func() (map[string]int, error) { return nil, errors.New("no majors") }
+	s.node.Taken = func() (map[int]bool, error) { return nil, nil }
+	if _, err := Find(s.spec, s.caller, s.node); message(err) != "no majors" {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestUsersOfRootsNames: user 0 is root in whichever group, and an id below a range is not in it.
 func TestUsersOfRootsNames(t *testing.T) {
 	s := newScene(t)
-	s.bind("/", "/x")
+	s.bind("/etc", "/x")
 	s.nobody()
 	s.spec.Process.User = specs.User{UID: 0, GID: 5}
 	if got := s.find().NodeRoot; len(got) != 1 || got[0] != "mount:/x" {
@@ -115,6 +154,37 @@ func TestUsersOfRootsNames(t *testing.T) {
 			t.Errorf("%s is read as %s, want %s", text, got, want)
 		}
 	}
+}
+
+// TestClientsOfMPSBelowSeveralMounts: the longest destination counts, and of bind mounts alone. No mount is found for the daemon
+// below it, of which the kernel's list of sockets says nothing.
+func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
+	const variable = "CUDA_MPS_PIPE_DIRECTORY"
+	parent := func(s *scene) string { s.mps("data/mps"); return s.path("data") }
+	check(t, []row{
+		{"the first mount of all", func(s *scene) {
+			s.spec.Mounts = nil
+			s.bind(parent(s), "/x")
+			s.env(variable + "=/x/mps")
+		}, []string{"gpu-socket | env:" + variable + " | /x/mps | never"}},
+		{"the longer one first", func(s *scene) {
+			s.bind(parent(s), "/mnt/deep")
+			s.bind(s.mkdir("other"), "/mnt")
+			s.env(variable + "=/mnt/deep/mps")
+		}, []string{"gpu-socket | env:" + variable + " | /mnt/deep/mps | never"}},
+		{"another mount that is longer", func(s *scene) { s.bind(parent(s), "/elsewhere/long"); s.env(variable + "=/x/mps") }, nil},
+		{"beside one that is found", func(s *scene) {
+			s.bind(s.path("run"), "/a")
+			s.bind(parent(s), "/x")
+			s.env(variable + "=/x/mps")
+		}, []string{"gpu-socket | mount:/a | T/run | never", "gpu-socket | env:" + variable + " | /x/mps | never"}},
+		{"at one that is found for something else", func(s *scene) {
+			s.bind(parent(s), "/run/nvidia-container-devices/0")
+			s.env(variable + "=/run/nvidia-container-devices/0/mps")
+		}, []string{"visible-devices-outside-grant | mount:/run/nvidia-container-devices/0 | 0 | gpus=0 | -mount:/run/nvidia-container-devices/0",
+			"gpu-socket | env:" + variable + " | /run/nvidia-container-devices/0/mps | never"}},
+		{"a mount of another kind", func(s *scene) { parent(s); fileSystem("nfs", "T/data")(s); s.env(variable + "=/x/mps") }, nil},
+	})
 }
 
 // TestPositionsThatAreNotTold: of a mount or a device that is not known nothing is the same as another's.
@@ -136,5 +206,34 @@ func TestPositionsThatAreNotTold(t *testing.T) {
 		if got := f.mayBeElsewhere(place{Target: c.target, exists: true}); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
+	}
+	for _, path := range []string{"/proc", "/none", s.path("none")} {
+		if f.isOnOther(host.Target{Path: path}) {
+			t.Errorf("%s is on a file system that other places show", path)
+		}
+	}
+	// A guard that a link leads out of a mount is not written to by way of the mount.
+	s.link("/proc/sys/kernel/core_pattern", "guard")
+	f.rooted = true
+	at, top := f.look(s.dir), specs.Mount{Options: []string{"rbind", "ro"}}
+	if f.touches(&guard{path: s.path("guard"), write: true}, way{&at, &top, writable(top)}) {
+		t.Error("a link out of a mount that is read-only at its top is written to")
+	}
+}
+
+// TestMountsBehindTwiceAsMany: the places of a source are counted, since each mount before it can double them.
+func TestMountsBehindTwiceAsMany(t *testing.T) {
+	for levels, want := range map[int][]string{4: {}, 5: {"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.Elsewhere + ") | never"}} {
+		s := newScene(t)
+		s.rooted()
+		s.mkdir("bundle/rootfs/m0")
+		for level := range levels {
+			s.mkdir(fmt.Sprintf("bundle/rootfs/m%d", level+1))
+			for range 2 {
+				s.bind(fmt.Sprintf("rootfs/m%d", level), fmt.Sprintf("/m%d", level+1))
+			}
+		}
+		s.bind(fmt.Sprintf("rootfs/m%d", levels), "/x")
+		s.wantHits(want...)
 	}
 }

@@ -103,6 +103,8 @@ func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 		{"with ids of its own", file(func(_ *scene, m *specs.Mount) { m.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
 		{"in the container's own root", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: s.path("bundle")} }), found},
 		{"where the root is the node's", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: "/"} }), found},
+		{"beside the container's own root", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: s.mkdir("bundle/rootfs")} }), nil},
+		{"with ids of a group's", file(func(_ *scene, m *specs.Mount) { m.GIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
 		{"a rootless spec", file(func(s *scene, _ *specs.Mount) { s.spec.Root = nil }), nil},
 	})
 }

@@ -56,6 +56,11 @@ func TestWhatWasSeenHolds(t *testing.T) {
 	table := newMountTable(nil)
 	f.seen.mounts, f.seen.lent, f.seen.owned, f.seen.pipes = table, []uint64{7}, []guard{{path: "/g"}}, []pipe{{dir: "/p"}}
 	mounts, err := f.readMounts()
+	f.seen.positions["/x"] = position{device: 7}
+	f.seen.aliases[aliasQuestion{"/x", false}] = []alias{{inside: true}}
+	if known, _ := f.aliases(place{Target: host.Target{Path: "/x"}}, specs.Mount{}); len(known) != 1 || f.position("/x").device != 7 {
+		t.Error("it looks anew for other places")
+	}
 	if f.look("/x").Path != "/elsewhere" || mounts != table || err != nil || f.lent()[0] != 7 || f.own()[0].path != "/g" || f.pipeDirectories()[0].dir != "/p" {
 		t.Error("it looks anew")
 	}
@@ -115,6 +120,20 @@ func TestSourcesOfTheRuntimesOwn(t *testing.T) {
 	})
 }
 
+// TestAFileIsNoDirectoryOfSockets: for mounts of files alone the kernel's list of them is not read.
+func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
+	for _, kind := range []string{"file", "directory"} {
+		s := newScene(t)
+		s.node.Seen = &Seen{}
+		s.touch("file")
+		s.mkdir("directory")
+		s.bind(s.path(kind), "/x")
+		if s.find(); (s.node.Seen.pipes == nil) != (kind == "file") {
+			t.Errorf("for a %s it has asked: %v", kind, s.node.Seen.pipes != nil)
+		}
+	}
+}
+
 // TestBehindFileSystemsOfOtherKinds: where one of them could bring a link along, or the image's files, nobody can tell what lies behind.
 func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 	untold := []string{"gpu-bind-mount | mount:/x | rootfs/data/a (" + grant.Elsewhere + ") | never"}
@@ -131,6 +150,12 @@ func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 		{"a copy of the image", behind("tmpfs", "/mnt", "tmpcopyup"), untold},
 		{"an empty one", behind("tmpfs", "/mnt"), nil},
 		{"a proc", behind("proc", "/mnt"), untold},
+		{"a bind mount with the type of an empty one", func(s *scene) {
+			s.rooted()
+			s.mountType("tmpfs", "/mnt", "rbind")
+			s.spec.Mounts[4].Source = s.dir
+			s.bind("rootfs/mnt/run", "/x")
+		}, []string{"gpu-socket | mount:/x | rootfs/mnt/run | never"}},
 		{"a sysfs", behind("sysfs", "/mnt"), nil},
 	})
 }
@@ -151,6 +176,14 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 	plain := func(s *scene, source string, options ...string) {
 		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: options})
 	}
+	s := newScene(t)
+	s.must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755), unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0)))
+	s.listens() // in this network namespace nobody does
+	s.bind("/run", "/x")
+	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run/nvidia-mps") {
+		t.Errorf("a daemon of another network namespace: %q", got)
+	}
+	s.must(os.RemoveAll("/run/nvidia-mps"))
 	for _, c := range []struct {
 		name        string
 		setup       func(*scene)
@@ -170,7 +203,7 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.t.Cleanup(func() { _ = l.Close() })
 			plain(s, s.mount(s.node.Config, subPath, ""), "bind")
 		}, nil, nil, true},
-		{"the same by its own path", func(s *scene) {
+		{"an MPS daemon's directory on a file system of its own, by its own path", func(s *scene) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			plain(s, s.daemon("own"), "bind")
 		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
@@ -179,6 +212,28 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.daemon("data/own")
 			plain(s, s.path("data"), "rbind")
 		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/data/own"}, false},
+		{"a parent of it that looks like another's", func(s *scene) {
+			s.deadMPS("data")
+			s.mount("tmpfs", s.path("data/own"), "tmpfs")
+			s.daemon("data/own")
+			plain(s, s.path("data"), "rbind")
+		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/data/own"}, false},
+		{"anybody's directory, which is mounted in run_dir", func(s *scene) {
+			s.mount(s.mkdir("data"), s.path("run/inner"), "")
+			plain(s, s.mount(s.path("data"), subPath, ""), "bind")
+		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is T/run/inner) | never"}, nil, false},
+		{"a directory of the ledger's that is mounted in another one, told once", func(s *scene) {
+			s.mount(s.mkdir("state/a"), s.path("run/inner"), "")
+			plain(s, s.mount(s.path("state/a"), subPath, ""), "bind")
+		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is T/state/a) | never"}, nil, false},
+		{"a pod's directory, in which run_dir is mounted, as nobody", func(s *scene) {
+			s.mount(s.path("run"), subPath, "")
+			s.nobody()
+			plain(s, pod, "rbind")
+		}, nil, nil, false},
+		{"a root file system that is a daemon's directory", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mount(s.daemon("data/mps"), subPath, "")}
+		}, []string{"gpu-socket | root | " + subPath + " | never"}, nil, false},
 		{"a file system of its own that is nowhere else", func(s *scene) { plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind") }, nil, nil, false},
 	} {
 		s := newScene(t)
@@ -247,10 +302,17 @@ func TestTheRootOfTheListOfMounts(t *testing.T) {
 		"one that is its own parent": {[]host.Mount{{ID: 20, Parent: 20, Point: "/"}}, 0},
 		"behind another place":       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}, {ID: 20, Parent: 1, Point: "/"}, {ID: 40, Parent: 3, Point: "/"}}, 1},
 		"none":                       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}}, -1},
+		"none, of no mounts":         {nil, -1},
 	} {
 		if got := newMountTable(c.list).root; got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
+	}
+	if found := newMountTable(nil).aliases(place{Target: host.Target{Path: "/a"}}, true); found != nil {
+		t.Errorf("without mounts there are %+v", found)
+	}
+	if at := newMountTable([]host.Mount{{ID: 20, Parent: 20, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}}).at("/a/b"); at != 1 {
+		t.Errorf("on a root that is its own parent a path ends in %d", at)
 	}
 }
 
@@ -279,7 +341,14 @@ func TestClientsOfMPS(t *testing.T) {
 	const variable = "CUDA_MPS_PIPE_DIRECTORY"
 	check(t, []row{
 		{"a directory without a socket", func(s *scene) { s.bind(s.mkdir("data"), "/x"); s.env(variable + "=/x") }, nil},
+		{"a daemon's in the place of the root, of which nothing is said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/") }, nil},
+		{"the same, said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/"); s.env(variable + "=/mps") }, []string{"gpu-socket | env:" + variable + " | /mps | never"}},
 		{"another socket beside a daemon's", func(s *scene) { s.daemon("data/mps"); s.bind(s.socket("data/mps/other"), "/x") }, nil},
+		{"a socket that nobody listens on, above a daemon", func(s *scene) {
+			s.deadMPS("data/mps")
+			s.daemon("data/mps/deep")
+			s.bind(s.path("data/mps/control"), "/x")
+		}, nil},
 		{"a usual place that everybody can make, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
 			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })

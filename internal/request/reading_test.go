@@ -45,6 +45,29 @@ func TestEachFieldsTypeCounts(t *testing.T) {
 	}
 }
 
+// TestEachElementsNamesCount: not the first's alone, and what comes after the list.
+func TestEachElementsNamesCount(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"mounts":[{"type":"a"},{"type":"b"},{"Type":"c"}]}`:   `type is spelt "Type" there; runtimes disagree on whether it counts`,
+		`{"mounts":[{"type":"a"},{"type":"b"}],"Process":{}}`:   `process is spelt "Process" there; runtimes disagree on whether it counts`,
+		`{"mounts":[],"hooks":{"poststop":[{},{"PATH":"/x"}]}}`: `path is spelt "PATH" there; runtimes disagree on whether it counts`,
+	} {
+		if _, err := Parse([]byte(config)); message(err) != want {
+			t.Errorf("%s: %v, want %s", config, err, want)
+		}
+	}
+}
+
+// TestOtherErrorsAreToldAsTheyAre.
+func TestOtherErrorsAreToldAsTheyAre(t *testing.T) {
+	if err := errors.New("something else"); plain(err) != err {
+		t.Errorf("got %v", plain(err))
+	}
+	if got := majorClasses(map[string]int{"nvidiactl": 195, "nvidia-uvm": 508}); len(got) != 2 || got[195] != grant.ClassGPU || got[508] != grant.ClassUVM {
+		t.Errorf("majors are %v", got)
+	}
+}
+
 // TestAsLargeAsADocumentMayBe: one byte more is refused.
 func TestAsLargeAsADocumentMayBe(t *testing.T) {
 	full := []byte("{}" + strings.Repeat(" ", MaxSpec-2))
@@ -101,7 +124,7 @@ func TestNamesAreLookedAtOnce(t *testing.T) {
 	}
 	others := []byte(words + `"x":0}`)
 	for name, text := range map[string][]byte{"the same names": same, "other words": others} {
-		if n := testing.AllocsPerRun(3, func() { _ = checkNames(text, specFields) }); n > 10 {
+		if n := testing.AllocsPerRun(3, func() { _ = checkNames(text, specFields) }); n > 2 {
 			t.Errorf("%s: %.0f allocations for the names", name, n)
 		}
 		if n := testing.AllocsPerRun(3, func() { _ = checkWords(text) }); n != 0 {
@@ -146,6 +169,13 @@ func TestHooksThatInjectByThemselves(t *testing.T) {
 	} {
 		if got := AskingHook(Spec{Hooks: c.hooks}); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		s := newScene(t)
+		s.spec.Hooks = c.hooks
+		for _, d := range s.find().Dropped {
+			if !strings.HasPrefix(d.Name, "/usr/bin/nvidia-container-") || strings.HasSuffix(d.Name, "hooks") {
+				t.Errorf("%s: %s is dropped", name, d)
+			}
 		}
 	}
 }

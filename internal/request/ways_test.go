@@ -105,7 +105,18 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			fileSystem("overlay", "overlay", "lowerdir=T")(s)
 			s.spec.Mounts[4].Options[0] = "lowerdir=" + s.dir
 		}, "mount:/x"},
+		{"a parent of the ledger as nobody, in its group alone", func(s *scene) {
+			s.must(os.Chown(s.path("state"), 0, 64000))
+			s.nobody()
+			s.spec.Process.User.GID = 64000
+			s.bind(s.dir, "/x")
+		}, "mount:/x"},
 		{"another file system as nobody of a disk's group", func(s *scene) { disk(s); fileSystem("ext4", "T/disk")(s); s.nobody(6) }, ""},
+		{"the cgroups of version 2", func(s *scene) { s.touch("sys/fs/cgroup/cgroup.controllers"); s.bind(s.path("sys/fs/cgroup"), "/x") }, "mount:/x"},
+		{"the cgroups of version 2, read only", func(s *scene) {
+			s.touch("sys/fs/cgroup/cgroup.controllers")
+			s.bind(s.path("sys/fs/cgroup"), "/x", "ro")
+		}, ""},
 		{"a program as nobody", func(s *scene) { s.bind("/usr/local/sbin/conmon", "/x"); s.nobody() }, ""},
 		{"a program, read only", func(s *scene) { s.bind("/usr/local/sbin/conmon", "/x", "ro") }, ""},
 		{"another program beside it", func(s *scene) { s.bind("/usr/local/sbin/none-such", "/x") }, ""},
@@ -114,6 +125,26 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			s.node.Config = "/var/lib/docker/volumes/v/_data/config.toml"
 			s.bind("/var/lib/docker/volumes/v", "/x")
 		}, ""},
+		{"CDI specifications, mounted alone", func(s *scene) {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/etc/cdi", Options: []string{"bind"}})
+		}, "mount:/x"},
+		{"a chain of links without an end", func(s *scene) {
+			to := "data"
+			for i := range 100 {
+				s.link(to, fmt.Sprintf("l%d", i))
+				to = fmt.Sprintf("l%d", i)
+			}
+			s.bind(s.path(to), "/x")
+		}, ""},
+		{"a tmpfs, whose source is a name", func(s *scene) { disk(s); fileSystem("tmpfs", "T/disk")(s) }, ""},
+		{"a devtmpfs, whose source is a name", func(s *scene) { disk(s); fileSystem("devtmpfs", "T/disk")(s) }, ""},
+		{"the real runtime, by its name", func(s *scene) {
+			s.mkdir("bin")
+			s.must(os.Chmod(s.touch("bin/tool"), 0o755))
+			s.t.(*testing.T).Setenv("PATH", s.path("bin"))
+			s.node.Policy.Runtime.Path = []string{"none-such", "tool"}
+			s.bind(s.path("bin/tool"), "/x")
+		}, "mount:/x"},
 		{"its own data, writable again", remount("/data", "rw"), ""},
 		{"a disk of the node", func(s *scene) { disk(s); fileSystem("ext4", "T/disk")(s) }, "mount:/x"},
 		{"a disk of the node, from the bundle on", func(s *scene) { disk(s); fileSystem("ext4", "../disk")(s) }, "mount:/x"},
@@ -166,6 +197,15 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 		},
 			[]string{"gpu-bind-mount | mount:/x | lowerdir=../state (" + grant.Elsewhere + ") | never"}},
 		{"none", fileSystem("ecryptfs", ""), nil},
+		{"a layer's name in an option of another kind", func(s *scene) {
+			s.link("../run", "bundle/link")
+			fileSystem("nfs", "server:/export", "lowerdir=link")(s)
+		}, nil},
+		{"no layer, of a bundle among ours", func(s *scene) {
+			s.caller.Container.Bundle = s.mkdir("run/bundle")
+			fileSystem("overlay", "overlay", "lowerdir=")(s)
+		}, nil},
+		{"none, of a bundle among ours", func(s *scene) { s.caller.Container.Bundle = s.mkdir("run/bundle"); fileSystem("ecryptfs", "")(s) }, nil},
 		{"an option that is no layer", func(s *scene) { s.link("../run", "bundle/link"); fileSystem("overlay", "overlay", "xino=link")(s) }, nil},
 		{"a layer that ends in a backslash", fileSystem("overlay", "overlay", `lowerdir=/usr\`), nil},
 		{"an overlay's, which the kernel does not look at", fileSystem("overlay", "T/state", "lowerdir=/usr"), nil},
@@ -273,6 +313,11 @@ func TestRulesForEverything(t *testing.T) {
 			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
 			s.rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm")
 		}, nil},
+		{"all DRM nodes, on a node where they are others'", func(s *scene) {
+			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
+			s.addRules("allow c 226:* rw")
+		}, nil},
+		{"a GPU allowed, then all denied", rules("deny a", "allow c 195:0 rw", "deny a"), nil},
 		{"denied with a minor", rules("allow a", "deny a *:3 rwm"), []string{privileged}},
 		{"allowed with numbers", rules("deny a", "allow a 10:229 rwm"), []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
 		{"a rule that is the first", rules("allow c 195:0 rw"), []string{"gpu-device-rule | rule:none | the device rules do not begin by denying all | narrow",
@@ -314,6 +359,11 @@ func TestAReferenceWithoutAGrant(t *testing.T) {
 	s := newScene(t)
 	s.env("NVIDIA_VISIBLE_DEVICES=0,gpuledger.dev/grant=")
 	s.wantHits("cdi-device-outside-grant | env:NVIDIA_VISIBLE_DEVICES | 0,gpuledger.dev/grant= | never | -env:NVIDIA_VISIBLE_DEVICES")
+	s = newScene(t)
+	s.spec.Annotations["cdi.k8s.io/x"] = "nvidia.com/gpu=0,gpuledger.dev/gpu=1,vendor.example/nic=a"
+	if r := s.find(); r.References != nil {
+		t.Errorf("names of devices refer to %+v", r.References)
+	}
 }
 
 // TestRecordsOfAGrant: the mounts by which an admitted container has them are told from others of ours.
@@ -365,6 +415,15 @@ func TestDevicesOfTheDriversMinors(t *testing.T) {
 	s.device("/dev/c", "c", 195, 255)
 	s.wantHits("gpu-device-node | device:/dev/a | c 195:253 | node=nvidia/253 | -device:/dev/a", "gpu-device-node | device:/dev/b | c 195:254 | drop=nvidia-modeset/254 | -device:/dev/b",
 		"gpu-device-node | device:/dev/c | c 195:255 | node=nvidiactl/255 | -device:/dev/c")
+}
+
+// TestTheLowestMajorThatLinuxGivesOut can be the driver's, and none below.
+func TestTheLowestMajorThatLinuxGivesOut(t *testing.T) {
+	s := newScene(t)
+	s.node.Majors = func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 234, "nvidia-caps": 233}, nil }
+	s.device("/dev/a", "c", 234, 0)
+	s.device("/dev/b", "c", 233, 0)
+	s.wantHits("gpu-device-node | device:/dev/a | c 234:0 | node=nvidia-uvm/0 | -device:/dev/a")
 }
 
 // TestUpdatesOfOtherMajors: to have opened a minor of one major opens none of another.
