@@ -120,6 +120,12 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.listens(mpsDefaults[0] + "/control")
 			s.bind(s.path("data"), "/x")
 		}, mounted("T/data")},
+		{"a file at a usual place", func(s *scene) {
+			was := mpsDefaults
+			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			mpsDefaults = []string{s.mkdir("nvidia-mps")}
+			s.bind(s.touch("nvidia-mps/log"), "/x")
+		}, mounted("T/nvidia-mps/log")},
 		{"its control socket", func(s *scene) { s.bind(s.daemon("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
 		{"its log", func(s *scene) { s.daemon("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
 		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},

@@ -180,6 +180,8 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 	s.must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755), unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0)))
 	s.listens() // in this network namespace nobody does
 	s.bind("/run", "/x")
+	s.env("CUDA_MPS_PIPE_DIRECTORY=/x/nvidia-mps")
+	s.wantHits("gpu-socket | env:CUDA_MPS_PIPE_DIRECTORY | /x/nvidia-mps | never")
 	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run/nvidia-mps") {
 		t.Errorf("a daemon of another network namespace: %q", got)
 	}
@@ -207,6 +209,21 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			plain(s, s.daemon("own"), "bind")
 		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
+		{"a file system on which one listens", func(s *scene) {
+			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.daemon("own/mps")
+			plain(s, s.path("own"), "bind")
+		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
+		{"a file system on which nobody listens", func(s *scene) {
+			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.listens(s.deadMPS("own/mps") + "/control")
+			plain(s, s.path("own"), "bind")
+		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/own/mps"}, false},
+		{"a file system that lacks what the list says", func(s *scene) {
+			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.listens(s.path("own/mps/control"))
+			plain(s, s.path("own"), "bind")
+		}, nil, nil, false},
 		{"a parent of it, which may bring it along", func(s *scene) {
 			s.mount("tmpfs", s.path("data/own"), "tmpfs")
 			s.daemon("data/own")
