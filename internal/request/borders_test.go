@@ -54,6 +54,16 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 		}, []string{untold("T/bundle/rootfs/../rootfs/mnt/a")}},
 		{"a file that another process has open", func(s *scene) { s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x") }, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
 		{"what is not there in a directory of the name", func(s *scene) { s.mkdir("fd"); s.bind(s.link("fd", "link")+"/none", "/x") }, nil},
+		{"behind a mount on a file that another process has open", func(s *scene) {
+			s.spec.Root, s.spec.Mounts = &specs.Root{Path: "/"}, nil
+			s.bind(s.mkdir("data"), fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))
+			s.bind(s.mkdir("data/a"), s.mkdir("mnt"))
+			s.bind(s.path("mnt"), "/x")
+		}, []string{untold("T/mnt")}},
+		{"as many places behind mounts as are looked at", behindAsMany(maxBefore - 1), nil},
+		{"one more", behindAsMany(maxBefore), []string{untold("rootfs/mnt/a")}},
+		{"behind as many mounts as are looked at", behindMounts(maxBefore), nil},
+		{"behind one more", behindMounts(maxBefore + 1), []string{untold("rootfs/mnt/a")}},
 		{"a setting of the kernel's that is not there", func(s *scene) { s.bind("/proc/sys/none", "/x") }, nil},
 		{"a GPU through .. of what is not there", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
@@ -66,6 +76,31 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 		{"a bind mount by its type alone", func(s *scene) { s.mountType("rbind", "/x"); s.spec.Mounts[4].Source = s.path("state") }, []string{"gpu-socket | mount:/x | T/state | never"}},
 		{"a bind mount with another type, told once", func(s *scene) { fileSystem("ecryptfs", "T/state", "rbind")(s) }, []string{"gpu-socket | mount:/x | T/state | never"}},
 	})
+}
+
+// behindAsMany has a source behind so many mounts at one place.
+func behindAsMany(mounts int) func(*scene) {
+	return func(s *scene) {
+		s.rooted()
+		s.spec.Mounts = nil
+		for range mounts {
+			s.bind(s.mkdir("data"), "/mnt")
+		}
+		s.bind("rootfs/mnt/a", "/x")
+	}
+}
+
+// behindMounts has a source behind one mount, after so many with that.
+func behindMounts(mounts int) func(*scene) {
+	return func(s *scene) {
+		s.rooted()
+		s.spec.Mounts = nil
+		for i := range mounts - 1 {
+			s.bind(s.mkdir("data"), fmt.Sprintf("/other/%d", i))
+		}
+		s.bind(s.path("data"), "/mnt")
+		s.bind("rootfs/mnt/a", "/x")
+	}
 }
 
 // TestRulesBesideOneForEverything: an allow of a major does not stand for its deny.

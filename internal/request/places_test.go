@@ -87,6 +87,14 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	s.bind(s.mknod("dev/null", 1, 3), "/x")
 	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("no sysfs") }
 	s.wantHits() // it is no GPU's, whatever sysfs says
+	var limit unix.Rlimit
+	f := newFinder(s.spec, s.caller, s.node)
+	s.must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})))
+	p := f.look(s.dir + "/.")
+	s.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if p.exists || !errors.Is(p.err, unix.EMFILE) || p.Path != s.dir {
+		t.Errorf("without a descriptor to look by: %+v", p)
+	}
 }
 
 // TestOneMountIsToldOnce, however runtimes read its source.
@@ -307,6 +315,14 @@ func TestPlacesOfContainers(t *testing.T) {
 	}
 }
 
+// TestAListOfMountsThatGoesRound, as one can that is read while it changes, has an end.
+func TestAListOfMountsThatGoesRound(t *testing.T) {
+	table := newMountTable([]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a"}, {ID: 21, Parent: 22, Point: "/a"}})
+	if got := table.at("/a/b"); got < 1 {
+		t.Errorf("a path ends in %d", got)
+	}
+}
+
 // TestTheRootOfTheListOfMounts is the first mount on "/" that is on none of the list's.
 func TestTheRootOfTheListOfMounts(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -360,6 +376,12 @@ func TestClientsOfMPS(t *testing.T) {
 		{"a directory without a socket", func(s *scene) { s.bind(s.mkdir("data"), "/x"); s.env(variable + "=/x") }, nil},
 		{"a daemon's in the place of the root, of which nothing is said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/") }, nil},
 		{"the same, said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/"); s.env(variable + "=/mps") }, []string{"gpu-socket | env:" + variable + " | /mps | never"}},
+		{"udev's socket, which is called the same", func(s *scene) {
+			s.mkdir("data/udev")
+			s.socket("data/udev/control")
+			s.bind(s.path("data"), "/x")
+			s.env(variable + "=/x/udev")
+		}, nil},
 		{"another socket beside a daemon's", func(s *scene) { s.daemon("data/mps"); s.bind(s.socket("data/mps/other"), "/x") }, nil},
 		{"a socket that nobody listens on, above a daemon", func(s *scene) {
 			s.deadMPS("data/mps")
