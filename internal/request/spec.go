@@ -100,18 +100,24 @@ func plain(err error) error {
 	switch {
 	case errors.As(err, &tooMany):
 		return fmt.Errorf("%s has more than %d elements", grant.Printable(name(string(tooMany.Pointer))), tooMany.Max)
-	case errors.As(err, &syntactic) && errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("it ends too early, at byte %d", syntactic.ByteOffset)
-	case errors.As(err, &syntactic) && errors.Is(err, jsontext.ErrDuplicateName):
-		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", syntactic.ByteOffset, grant.Printable(name(string(syntactic.JSONPointer))))
 	case errors.As(err, &syntactic):
-		return fmt.Errorf("at byte %d: %s", syntactic.ByteOffset, grant.Printable(syntactic.Err.Error()))
+		return plainSyntax(syntactic)
 	case errors.As(err, &wrong):
 		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(wrong.Pointer))))
 	case errors.As(err, &semantic):
 		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(semantic.JSONPointer))))
 	}
 	return err
+}
+
+func plainSyntax(err *jsontext.SyntacticError) error {
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("it ends too early, at byte %d", err.ByteOffset)
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", err.ByteOffset, grant.Printable(name(string(err.JSONPointer))))
+	}
+	return fmt.Errorf("at byte %d: %s", err.ByteOffset, grant.Printable(err.Err.Error()))
 }
 
 // name writes a JSON pointer as runtime-spec's documents do: linux.devices[0].type becomes linux.devices.0.type.
