@@ -103,14 +103,14 @@ func (f *finder) ruleHit(o opening) {
 		h.Cover = grant.CoverNarrow
 	case o.major != wildcard && o.minor != wildcard:
 		class := f.class(o.major, o.minor)
-		if class == "" && o.kind == "c" && o.major == grant.MajorDRM { // of a GPU that the inventory has, and the kernel not yet
+		if class == "" && o.major == grant.MajorDRM { // of a GPU that the inventory has, and the kernel not yet
 			class = grant.ClassDRM
 		}
 		if class != "" {
 			h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
 		}
 	}
-	if h.Cover != grant.CoverNarrow && o.index >= 0 && o.kind == "c" && o.major != wildcard && f.becomes(o) {
+	if h.Cover != grant.CoverNarrow && o.index >= 0 && o.major != wildcard && f.becomes(o) {
 		h.Value += toCome
 	}
 	if h.Cover != grant.CoverNarrow && o.index >= 0 {
