@@ -150,14 +150,16 @@ func TestTheNodeIsAskedOnce(t *testing.T) {
 	}
 }
 
-// TestTheNodeIsNotAsked of DRM nodes for others' devices, and not what an image has of a daemon's files. What it cannot tell of one thing
+// TestTheNodeIsNotAsked of numbers for others' devices, and not what an image has of a daemon's files. What it cannot tell of one thing
 // stays untold, whatever it tells of the next.
 func TestTheNodeIsNotAsked(t *testing.T) {
 	s := newScene(t)
 	s.rooted()
 	s.mps("bundle/rootfs")
 	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("it is asked") }
+	s.node.Majors = func() (map[string]int, error) { return nil, errors.New("it is asked") }
 	s.device("/dev/fuse", "c", 10, 229)
+	s.device("/dev/none", "c", 0, 0)
 	if r := s.find(); len(r.Noted)+len(r.Hits)+len(r.NodeRoot) > 0 {
 		t.Errorf("%+v", r)
 	}
@@ -207,7 +209,7 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 			s.bind(s.mkdir("other"), "/mnt")
 			s.env(variable + "=/mnt/deep/mps")
 		}, []string{"gpu-socket | env:" + variable + " | /mnt/deep/mps | never"}},
-		{"another mount that is longer", func(s *scene) { s.bind(parent(s), "/elsewhere/long"); s.env(variable + "=/x/mps") }, nil},
+		{"another mount that is longer", func(s *scene) { s.bind(parent(s), "/elsewhere/long"); s.env(variable + "=/another/places/mps") }, nil},
 		{"beside one that is found", func(s *scene) {
 			s.bind(s.path("run"), "/a")
 			s.bind(parent(s), "/x")

@@ -441,6 +441,14 @@ func TestRulesForNumbersToCome(t *testing.T) {
 			on(true, "allow c 10:* rwm")(s)
 			s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
 		}, nil})
+	drm := func(nodes map[int]bool, rule string) func(*scene) {
+		return func(s *scene) {
+			on(true, rule)(s)
+			s.node.DRM = func() (map[int]bool, error) { return nodes, nil }
+		}
+	}
+	rows = append(rows, row{"all DRM nodes, of which one is a GPU's", drm(map[int]bool{0: false, 128: true}, "allow c 226:* rwm"), []string{"gpu-device-rule | rule:1 | c 226:* rwm | never | -rule:c 226:*"}},
+		row{"a DRM node beside a GPU's", drm(map[int]bool{0: true}, "allow c 226:5 rw"), hit("c 226:5 rw")})
 	check(t, rows)
 
 	s := newScene(t)

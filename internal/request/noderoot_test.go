@@ -265,6 +265,9 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 			t.Errorf("%s: %v", options, got)
 		}
 	}
+	if m := (specs.Mount{Options: []string{"rbind", "ro"}}); f.writes(way{&root, &m, false}, guard.path) {
+		t.Error("a way by which nothing is written to writes")
+	}
 }
 
 // A GPU is a directory of sysfs, too.

@@ -145,6 +145,7 @@ func TestRelativeSourcesWithoutABundle(t *testing.T) {
 		{"out of it", from("../../../gpuledger"), untold("../../../gpuledger")},
 		{"out of it by its text", from("a/../../b"), untold("a/../../b")},
 		{"the root file system", from("./rootfs/link"), untold("./rootfs/link")},
+		{"an overlay's layer", func(s *scene) { s.caller.Container.Bundle = ""; fileSystem("overlay", "overlay", "lowerdir=/usr")(s) }, nil},
 	})
 }
 

@@ -217,6 +217,12 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			plain(s, s.daemon("own"), "bind")
 		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
+		{"root's usual one, on a file system of its own, with nobody that is seen to listen", func(s *scene) {
+			s.must(os.MkdirAll("/run/nvidia-mps", 0o755))
+			s.mount("tmpfs", "/run/nvidia-mps", "tmpfs")
+			s.must(errors.Join(unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0), os.WriteFile("/run/nvidia-mps/control_lock", nil, 0o600)))
+			plain(s, s.mount("/run/nvidia-mps", subPath, ""), "bind")
+		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is /run/nvidia-mps) | never"}, []string{"mount:/x has what may be an MPS daemon's socket in " + subPath}, false},
 		{"a file system on which one listens", func(s *scene) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			s.daemon("own/mps")

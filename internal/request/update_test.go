@@ -27,6 +27,10 @@ func TestUpdatesAreReadAsStrictly(t *testing.T) {
 			t.Errorf("%s: key %q, error %v", c.name, key, err)
 		}
 	}
+	u := Update{Unified: map[string]string{"a.x": "1", "cgroup.kill": "1", "cgroup.procs": "1", "memory.high": "1", "z.x": "1"}}
+	if code, key, doubtful := u.Unfit(); code != grant.GPUDeviceRule || key != "cgroup.kill" || doubtful != "a.x" {
+		t.Errorf("of several: %s, %s, doubtful %s", code, key, doubtful)
+	}
 }
 
 func TestUpdatesThatWiden(t *testing.T) {
