@@ -60,6 +60,12 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			s.bind(s.mkdir("data/a"), s.mkdir("mnt"))
 			s.bind(s.path("mnt"), "/x")
 		}, []string{untold("T/mnt")}},
+		{"the node's root, behind a mount that lies as deep as is looked at", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.path("dev"), s.mkdir("a"+strings.Repeat("/a", maxDepth)))
+			s.bind(s.path("a"+strings.Repeat("/a", maxDepth))+"/nvidia0", "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/a" + strings.Repeat("/a", maxDepth) + "/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"as many places behind mounts as are looked at", behindAsMany(maxBefore - 1), nil},
 		{"one more", behindAsMany(maxBefore), []string{untold("rootfs/mnt/a")}},
 		{"behind as many mounts as are looked at", behindMounts(maxBefore), nil},
@@ -76,6 +82,18 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 		{"a bind mount by its type alone", func(s *scene) { s.mountType("rbind", "/x"); s.spec.Mounts[4].Source = s.path("state") }, []string{"gpu-socket | mount:/x | T/state | never"}},
 		{"a bind mount with another type, told once", func(s *scene) { fileSystem("ecryptfs", "T/state", "rbind")(s) }, []string{"gpu-socket | mount:/x | T/state | never"}},
 	})
+}
+
+// TestPathsThatAreTooLong for the kernel lead nowhere, whatever links they begin with.
+func TestPathsThatAreTooLong(t *testing.T) {
+	for length, want := range map[int]bool{unix.PathMax - 1: true, unix.PathMax: false} {
+		s := newScene(t)
+		path := s.link("run", "link") + "/a"
+		path += strings.Repeat("a", (length-len(path))%2) + strings.Repeat("/a", (length-len(path))/2)
+		if s.bind(path, "/x"); len(path) != length || len(s.find().Hits) > 0 != want {
+			t.Errorf("%d bytes, which lead to run_dir, are found: %v", len(path), !want)
+		}
+	}
 }
 
 // behindAsMany has a source behind so many mounts at one place.

@@ -241,9 +241,10 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 	moved := s.mkdir("disk/docker")
 	was := slices.Clone(guards)
 	t.Cleanup(func() { guards = was })
-	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true})
+	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true}, guard{path: s.link("disk/none", "none"), write: true, moves: true})
 	s.bind(moved, "/x")
-	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/x") {
+	s.bind(s.path("disk/none"), "/y") // and nothing is there
+	if r := s.find(); !slices.Equal(r.NodeRoot, []string{"mount:/x"}) {
 		t.Errorf("node-root %v", r.NodeRoot)
 	}
 }

@@ -107,6 +107,11 @@ func TestOneMountIsToldOnce(t *testing.T) {
 		{"one of ours", mounted("./../run", func(*scene) {}), []string{"gpu-socket | mount:/x | ./../run | never"}},
 		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}), []string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.Elsewhere + ") | never"}},
 		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }), []string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a directory of nodes that no rule opens, and behind a link one of ours", mounted("a/../../dev", func(s *scene) {
+			s.mkdir("data/deep/a")
+			s.link("../data/deep/a", "bundle/a")
+			s.link("../run", "data/dev")
+		}), []string{"gpu-socket | mount:/x | a/../../dev | never"}},
 		{"a directory of nodes", mounted("./../dev", func(s *scene) { s.addRules("allow c 195:* rw") }), []string{every, "gpu-bind-mount | mount:/x | ./../dev | drop"}},
 		{"an absolute source without a bundle", func(s *scene) { s.caller.Container.Bundle = ""; s.bind(s.mkdir("data"), "/x") }, nil},
 	})
@@ -130,13 +135,14 @@ func TestSourcesOfTheRuntimesOwn(t *testing.T) {
 
 // TestAFileIsNoDirectoryOfSockets: for mounts of files alone the kernel's list of them is not read.
 func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
-	for _, kind := range []string{"file", "directory"} {
+	for _, kind := range []string{"file", "device", "directory"} {
 		s := newScene(t)
 		s.node.Seen = &Seen{}
 		s.touch("file")
+		s.mknod("device", 1, 3)
 		s.mkdir("directory")
 		s.bind(s.path(kind), "/x")
-		if s.find(); (s.node.Seen.pipes == nil) != (kind == "file") {
+		if s.find(); (s.node.Seen.pipes == nil) != (kind != "directory") {
 			t.Errorf("for a %s it has asked: %v", kind, s.node.Seen.pipes != nil)
 		}
 	}
@@ -253,6 +259,13 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.mount(s.mkdir("data"), s.path("run/inner"), "")
 			plain(s, s.mount(s.path("data"), subPath, ""), "bind")
 		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is T/run/inner) | never"}, nil, false},
+		{"a directory beside the pods', which is mounted at /run", func(s *scene) {
+			s.must(os.MkdirAll("/var/lib/x/ledger", 0o755))
+			s.must(os.MkdirAll("/var/lib/kubelet/pods", 0o755))
+			s.mount("/var/lib/x", "/run", "")
+			s.node.Policy.RunDir = "/run/ledger"
+			plain(s, "/var/lib/x/ledger", "bind")
+		}, []string{"gpu-socket | mount:/x | /var/lib/x/ledger (which is /run/ledger) | never"}, nil, true},
 		{"a directory of the ledger's that is mounted in another one, told once", func(s *scene) {
 			s.mount(s.mkdir("state/a"), s.path("run/inner"), "")
 			plain(s, s.mount(s.path("state/a"), subPath, ""), "bind")
@@ -387,6 +400,12 @@ func TestClientsOfMPS(t *testing.T) {
 			s.socket("data/udev/control")
 			s.bind(s.path("data"), "/x")
 			s.env(variable + "=/x/udev")
+		}, nil},
+		{"a link through what is not there", func(s *scene) {
+			s.mps("data/mps")
+			s.link("none/../mps", "data/link")
+			s.bind(s.path("data"), "/x")
+			s.env(variable + "=/x/link")
 		}, nil},
 		{"another socket beside a daemon's", func(s *scene) { s.daemon("data/mps"); s.bind(s.socket("data/mps/other"), "/x") }, nil},
 		{"a socket that nobody listens on, above a daemon", func(s *scene) {

@@ -27,8 +27,8 @@ func TestUpdatesAreReadAsStrictly(t *testing.T) {
 			t.Errorf("%s: key %q, error %v", c.name, key, err)
 		}
 	}
-	u := Update{Unified: map[string]string{"a.x": "1", "cgroup.kill": "1", "cgroup.procs": "1", "memory.high": "1", "z.x": "1"}}
-	if code, key, doubtful := u.Unfit(); code != grant.GPUDeviceRule || key != "cgroup.kill" || doubtful != "a.x" {
+	u := Update{Unified: map[string]string{"cgroup.kill": "1", "cgroup.procs": "1", "gpu.max": "1", "memory.high": "1", "z.x": "1"}}
+	if code, key, doubtful := u.Unfit(); code != grant.GPUDeviceRule || key != "cgroup.kill" || doubtful != "gpu.max" {
 		t.Errorf("of several: %s, %s, doubtful %s", code, key, doubtful)
 	}
 }
@@ -81,6 +81,7 @@ func TestRawCgroupKeysOfTheDriversLimit(t *testing.T) {
 			"limit-unenforceable | unified:dmem.low | b | never", "limit-unenforceable | unified:dmem.min | a | never"}},
 		{"one that moves processes", unified("cgroup.procs", "4711"), []string{"gpu-device-rule | unified:cgroup.procs | 4711 | never"}},
 		{"one of another cgroup", unified("../x/cgroup.freeze", "1"), []string{"gpu-device-rule | unified:../x/cgroup.freeze | 1 | never"}},
+		{"the limit, where no cgroup holds anything", func(s *scene) { s.unruled(); unified("dmem.max", "x")(s) }, []string{"limit-unenforceable | unified:dmem.max | x | never"}},
 		{"one that moves, where no cgroup holds anything", func(s *scene) { s.unruled(); unified("cgroup.procs", "4711")(s) }, nil},
 	})
 }

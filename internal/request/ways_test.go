@@ -305,6 +305,8 @@ func TestRulesForEverything(t *testing.T) {
 	rules := func(texts ...string) func(*scene) { return func(s *scene) { s.rules(texts...) } }
 	check(t, []row{
 		{"denied again", rules("allow a", "deny a"), nil},
+		{"denied of disks", rules("allow a", "deny b *:* rwm"), []string{privileged}},
+		{"a GPU allowed, then a disk of its numbers denied", rules("deny a", "allow c 195:0 rw", "deny b 195:0 rwm"), []string{"gpu-device-rule | rule:1 | c 195:0 rw | node=nvidia/0 | -rule:c 195:0"}},
 		{"denied with a major", rules("allow a", "deny a 195:* rwm"), []string{privileged}},
 		{"to make nodes, which the kernel does not tell from all", rules("allow a *:* m", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"),
 			[]string{"privileged-gpu | rule:0 | a *:* m | narrow"}},
@@ -321,6 +323,8 @@ func TestRulesForEverything(t *testing.T) {
 			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
 			s.addRules("allow c 226:* rw")
 		}, nil},
+		{"GPUs allowed, then denied to be written", rules("deny a", "allow c 195:* rw", "deny c 195:* w"), []string{"gpu-device-rule | rule:1 | c 195:* rw | never | -rule:c 195:*"}},
+		{"GPUs allowed, then denied to be read", rules("deny a", "allow c 195:* rw", "deny c 195:* r"), []string{"gpu-device-rule | rule:1 | c 195:* rw | never | -rule:c 195:*"}},
 		{"a GPU allowed, then all denied", rules("deny a", "allow c 195:0 rw", "deny a"), nil},
 		{"denied with a minor", rules("allow a", "deny a *:3 rwm"), []string{privileged}},
 		{"allowed with numbers", rules("deny a", "allow a 10:229 rwm"), []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
