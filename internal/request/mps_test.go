@@ -143,7 +143,10 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.listens(s.mps("data/a")+"/control", s.mps("data/b")+"/control")
 			s.bind(s.path("data"), "/x")
 		}, mounted("T/data")},
-		{"a parent of the socket's name", func(s *scene) { s.listens(s.mps("data/control/mps") + "/control"); s.bind(s.path("data/control"), "/x") }, mounted("T/data/control")},
+		{"a parent of the socket's name", func(s *scene) {
+			s.listens(s.mps("data/control/mps") + "/control")
+			s.bind(s.path("data/control"), "/x")
+		}, mounted("T/data/control")},
 		{"a parent that the engine has made for it", func(s *scene) { s.listens(s.mps("bundle/a/mps") + "/control"); s.bind(s.path("bundle/a"), "/x") }, nil},
 		{"a directory beside it", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/other"), "/x") }, nil},
 		{"a directory whose name only begins alike", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/mpsx"), "/x") }, nil},
