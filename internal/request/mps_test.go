@@ -262,6 +262,18 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 			}
 		})
 	}
+	for _, variable := range []string{"", "CUDA_MPS_PIPE_DIRECTORY=", "CUDA_MPS_PIPE_DIRECTORY=/"} {
+		s := newScene(t)
+		s.env(variable)
+		s.bind(s.deadMPS("data/mps"), "/")
+		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.path("data/mps"), "env:CUDA_MPS_PIPE_DIRECTORY leads to what may be an MPS daemon's socket in " + s.path("data/mps")}
+		if !strings.HasSuffix(variable, "/") {
+			want = want[:1]
+		}
+		if r := s.find(); !slices.Equal(r.Noted, want) || len(r.Hits) > 0 {
+			t.Errorf("%q: noted %q, hits %v", variable, r.Noted, r.Hits)
+		}
+	}
 }
 
 // A client's settings are its own without a grant, and go with one.
