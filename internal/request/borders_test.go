@@ -57,13 +57,6 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			s.must(unix.Mknod(s.path("dev/disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(195, 0))))
 			s.bind(s.path("dev/disk"), "/x")
 		}, nil},
-		{"a GPU behind more links than the kernel follows", func(s *scene) {
-			to := s.mknod("dev/nvidia0", 195, 0)
-			for i := range maxLinks + 10 {
-				to = s.link(to, fmt.Sprintf("l%d", i))
-			}
-			s.bind(to, "/x")
-		}, []string{"gpu-bind-mount | mount:/x | T/l49 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"what is not there in a directory of the name", func(s *scene) { s.mkdir("fd"); s.bind(s.link("fd", "link")+"/none", "/x") }, nil},
 		{"behind a mount on a file that another process has open", func(s *scene) {
 			s.spec.Root, s.spec.Mounts = &specs.Root{Path: "/"}, nil
