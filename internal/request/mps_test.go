@@ -262,12 +262,13 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 			}
 		})
 	}
-	for _, variable := range []string{"", "CUDA_MPS_PIPE_DIRECTORY=", "CUDA_MPS_PIPE_DIRECTORY=/"} {
+	for _, variable := range []string{"", "CUDA_MPS_PIPE_DIRECTORY=", "CUDA_MPS_PIPE_DIRECTORY=/", "CUDA_MPS_PIPE_DIRECTORY=/other"} {
 		s := newScene(t)
 		s.env(variable)
 		s.bind(s.deadMPS("data/mps"), "/")
+		s.mkdir("data/mps/other")
 		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.path("data/mps"), "env:CUDA_MPS_PIPE_DIRECTORY leads to what may be an MPS daemon's socket in " + s.path("data/mps")}
-		if !strings.HasSuffix(variable, "/") {
+		if variable != "CUDA_MPS_PIPE_DIRECTORY=/" {
 			want = want[:1]
 		}
 		if r := s.find(); !slices.Equal(r.Noted, want) || len(r.Hits) > 0 {
