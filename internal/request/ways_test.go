@@ -315,6 +315,10 @@ func TestRulesForEverything(t *testing.T) {
 			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
 			s.rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm")
 		}, nil},
+		{"all but GPUs, of which some as disks", func(s *scene) {
+			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
+			s.rules("allow a", "deny b 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm")
+		}, []string{privileged}},
 		{"all but GPUs, of which one by its minor alone", func(s *scene) {
 			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{0: false}, nil }
 			s.rules("allow a", "deny c 195:0 rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm")
