@@ -94,8 +94,8 @@ const unreadableShare = "cannot read " + shareAllocation + `: want {"container":
 const maxUnits = 1 << 30
 
 func positive(key, value string) (int, error) {
-	n, err := strconv.Atoi(value)
-	if err != nil || n <= 0 || n > maxUnits {
+	n, _ := strconv.Atoi(value) // what is no number is 0, and what is too large the largest
+	if n <= 0 || n > maxUnits {
 		return 0, fmt.Errorf("cannot read %s %q: want a whole number above 0", key, value)
 	}
 	return n, nil

@@ -30,7 +30,7 @@ func unifiedCode(key string) (code grant.Code, doubtful bool) {
 	case controller == "dmem" && isFile:
 		return grant.LimitUnenforceable, false
 	}
-	return "", !isFile || file == "" || !slices.Contains(controllers, controller)
+	return "", file == "" || !slices.Contains(controllers, controller)
 }
 
 // unified judges the raw cgroup keys of a spec (docs/adr/0012 and 0064).
