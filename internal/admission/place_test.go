@@ -121,6 +121,11 @@ func TestPlace(t *testing.T) {
 		}, asked(4*grant.GiB+grant.MiB, nil),
 			"no-capacity: cannot grant 4097MiB on a GPU in mode limit: GPU 0 has 4GiB of 16GiB free"},
 		{"no memory", nil, asked(0, nil), "usage: cannot grant: mode limit needs an amount of memory, as 4GiB"},
+		{"exclusive: not what somebody has without a grant", func(n *node) { n.view.Held = map[string]bool{"GPU-0": true} }, asked(0, mode(grant.Exclusive)), "1:16GiB"},
+		{"exclusive: all are held", func(n *node) {
+			n.inv, n.view.Held = inventory(1), map[string]bool{"GPU-0": true}
+		}, asked(0, mode(grant.Exclusive)), "no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU 0 is held by a container that has no grant of it"},
+		{"a part of what somebody has without a grant", func(n *node) { n.view.Held = map[string]bool{"GPU-0": true} }, asked(grant.GiB, nil), "0:1GiB"},
 		{"no GPU at all", func(n *node) { n.inv = grant.Inventory{} }, asked(grant.GiB, nil), "no-capacity: this node has no GPU"},
 
 		{"compute that is left", grants(held(g1, grant.Bearer, grant.Limit, 70, grant.GiB, 0)), asked(grant.GiB, compute(30)), "0:1GiB"},

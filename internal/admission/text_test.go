@@ -43,6 +43,30 @@ func TestWhatATenantIsTold(t *testing.T) {
 			"name the file or directory itself as the mount's source"},
 		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) }, `container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
 			"that limit is the ledger's; leave the key out"},
+		{"a cgroup key that moves processes, with a grant", func(w *world) {
+			w.train()
+			w.hit(grant.Hit{Vector: "unified:cgroup.procs", Value: "4711", Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
+		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped`,
+			"leave the key out; to stop or end a container there are the runtime's pause and kill"},
+		{"a cgroup key that nobody knows, with a grant", func(w *world) {
+			w.train()
+			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable, Cover: grant.CoverNever}}
+		}, `container "train" sets cgroup key gpu.max (1), of which it is not known what it does to its grant`,
+			"leave the key out; a controller that is missing in gpuledger's list is a bug to report"},
+		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) }, `container "c1" is handed a GPU open by descriptor 7 (c 195:3) but holds no grant`,
+			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
+		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) }, `container "train" is handed a GPU open by descriptor 7 (c 195:3), which is not in its grant g-podpodpodpod`,
+			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"},
+		{"an exclusive grant of a GPU that somebody still has", func(w *world) {
+			w.train()
+			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-0": true}
+		}, `container "train" holds an exclusive grant of GPU-0, which processes without a grant have open`,
+			"they have to end first; an administrator sees them with `gpuledger inspect` and in the audit log"},
+		{"another grant of such a GPU", func(w *world) { w.train(); w.v.Held = map[string]bool{"GPU-0": true} }, "", ""},
+		{"an exclusive grant of another GPU", func(w *world) {
+			w.train()
+			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-1": true}
+		}, "", ""},
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,
 			"request a new grant, or have this one's time extended before it ends"},
 		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) }, "the node cannot tell", "ask the administrator"},
@@ -62,6 +86,8 @@ func TestWhatATenantIsTold(t *testing.T) {
 		}
 	}
 }
+
+var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 
 // A guesser of ids or secrets learns nothing from the difference.
 func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {

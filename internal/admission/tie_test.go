@@ -111,6 +111,11 @@ func TestNothingIsWaitedForThatCannotCome(t *testing.T) {
 	if v := w.decide(); !v.Late {
 		t.Errorf("a pod that may be the claim's in a moment: %s", summary(v))
 	}
+	w.tie(bearerGrant, "pod:u1")
+	w.bearer()
+	if v := w.decide(); !v.Late {
+		t.Errorf("the same, and what it will never be: %s", summary(v))
+	}
 	w.problem(grant.InventoryMissing)
 	if v := w.decide(); v.Code != grant.InventoryMissing || v.Late {
 		t.Errorf("on a node that can grant nothing: %s, late: %v", summary(v), v.Late)
@@ -125,6 +130,9 @@ func TestWhatCannotBeTied(t *testing.T) {
 	ask.Owner = grant.Bearer
 	if err := ask.Validate(); err != nil {
 		t.Errorf("a bearer's: %v", err)
+	}
+	if ask.For = make([]grant.Tie, grant.MaxTies); ask.Validate() != nil {
+		t.Errorf("as many as may be: %v", ask.Validate())
 	}
 	ask.For = make([]grant.Tie, grant.MaxTies+1)
 	if err := ask.Validate(); err == nil || !strings.Contains(err.Error(), "512") {
