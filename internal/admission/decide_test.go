@@ -316,6 +316,8 @@ func TestDecide(t *testing.T) {
 		}, "refuse grant-not-found gpu-device-rule"},
 		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) }, "admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse rules-not-enforced"},
+		{"unclosed, a sandbox with a reference, which asks for nothing", func(w *world) { w.r.Sandbox = true; w.bearer(); unclosed(noRules)(w) },
+			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a GPU: rule:none]"},
 		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a GPU: rule:none]"},
 
 		// what keeps the node from telling stops only who asks

@@ -185,6 +185,12 @@ func TestTheNodeIsNotAsked(t *testing.T) {
 	if r := s.find(); len(r.Noted)+len(r.Hits)+len(r.NodeRoot) > 0 {
 		t.Errorf("%+v", r)
 	}
+	f := newFinder(s.spec, s.caller, s.node)
+	first := errors.New("the first")
+	f.fail(first)
+	if f.fail(errors.New("the second")); f.err != first {
+		t.Errorf("of two errors %v is kept", f.err)
+	}
 	s = newScene(t)
 	s.rules("allow a")
 	s.node.Majors = func() (map[string]int, error) { return nil, errors.New("no majors") }

@@ -244,7 +244,7 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true}, guard{path: s.link("disk/none", "none"), write: true, moves: true}, guard{path: s.link("disk/other", "other"), write: true})
 	s.bind(moved, "/x")
 	s.bind(s.mkdir("disk/other"), "/z") // nobody moves such a one
-	s.bind(s.path("disk/none"), "/y") // and nothing is there
+	s.bind(s.path("disk/none"), "/y")   // and nothing is there
 	if r := s.find(); !slices.Equal(r.NodeRoot, []string{"mount:/x"}) {
 		t.Errorf("node-root %v", r.NodeRoot)
 	}
