@@ -90,7 +90,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 	switch {
 	case key && code == grant.GPUDeviceRule:
 		s = cgroupKey
-	case key && strings.HasPrefix(vector, "unified:dmem."):
+	case strings.HasPrefix(vector, "unified:dmem."):
 		s = deviceMemory
 	case key:
 		s = doubtfulKey
