@@ -61,6 +61,7 @@ func TestDescriptors(t *testing.T) {
 		{"udev's, which is called the same", func(s *scene) { s.mkdir("data/udev"); socket(s.socket("data/udev/control"))(s) }, nil},
 		{"an MPS daemon's, by a name that is no path", func(s *scene) { s.t.(*testing.T).Chdir(s.mps("data/mps")); socket("control")(s) }, nil},
 		{"an MPS daemon's that only root can have made, in another mount namespace", socket("/run/nvidia-mps/control"), governs},
+		{"another program's of the name, which only root can have made", socket("/run/udev/control"), nil},
 		{"another one of its directory", socket("/run/nvidia-mps/log"), nil},
 		{"one at a usual place that everybody can make", socket("/tmp/nvidia-mps/control"), nil},
 		{"CRIU's rules on cgroup v1", func(s *scene) {
