@@ -94,7 +94,7 @@ func (c *asking) text(code grant.Code, vector, value string) (message, hint stri
 		s = deviceMemory
 	case key:
 		s = doubtfulKey
-	case code == grant.GrantInUse && strings.HasPrefix(vector, "held:"):
+	case strings.HasPrefix(vector, "held:"):
 		s = stillHeld
 	case strings.HasPrefix(vector, "descriptor:"):
 		s = handed
