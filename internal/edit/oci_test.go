@@ -61,6 +61,8 @@ func TestOCI(t *testing.T) {
 			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["h","limit"],"env":["A=1"]}]`}},
 		{"a hook set in a stage of its own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/usr/bin/other"}}}},
 			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`}, []string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/usr/bin/other"}]}`}},
+		{"two hooks set in a stage of their own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/a"}, {HookName: "createRuntime", Path: "/b"}}}},
+			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`}, []string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/a"},{"path":"/b"}]}`}},
 		{"an annotation removed", grant.Verdict{Removed: removal(grant.RemoveAnnotation, "cdi.k8s.io/x")}, []string{`"cdi.k8s.io/x":"y",`}, []string{``}},
 		{"a device removed", grant.Verdict{Removed: removal(grant.RemoveDevice, "/dev/nvidia1")}, []string{`{"path":"/dev/nvidia1","type":"c","major":195,"minor":1,"extra":{}},`}, []string{``}},
 		{"an allow removed, its deny kept", grant.Verdict{Removed: removal(grant.RemoveRule, "c 195:254")}, []string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`}, []string{``}},
@@ -130,8 +132,9 @@ func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
 }
 
 func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
-	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits()}
+	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
 	for name, config := range map[string]string{
+		"a list for hooks": `{"hooks":[]}`, "a list for annotations": `{"annotations":[]}`,
 		"a list for process": `{"process":[]}`, "a word for the environment": `{"process":{"env":"A=1"}}`, "a number in it": `{"process":{"env":[1]}}`,
 		"a word for devices": `{"linux":{"devices":{"x":1}}}`, "nothing": ``, "truncated": `{"process":{"env":["A"`,
 	} {
@@ -149,6 +152,34 @@ func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
 	got, err := OCI([]byte(config), grant.Verdict{Masked: []string{"/p"}, Edits: cdispec.ContainerEdits{Env: []string{"A=1"}}})
 	if err != nil || string(got) != config {
 		t.Errorf("%s (%v)", got, err)
+	}
+}
+
+// TestOCIReadsWhatItEdits and nothing else.
+func TestOCIReadsWhatItEdits(t *testing.T) {
+	for _, config := range []string{`{"mounts":"x","hooks":"y","annotations":"z"}`, `{"annotations":{ "a" : "b" }}`, `{}`} {
+		removed := removal(grant.RemoveEnv, "NONE")
+		if !strings.Contains(config, "mounts") {
+			removed = append(removed, removal(grant.RemoveAnnotation, "none")...)
+		}
+		if got, err := OCI([]byte(config), grant.Verdict{Removed: removed}); err != nil || string(got) != config {
+			t.Errorf("%s: %s (%v)", config, got, err)
+		}
+	}
+}
+
+// TestCDIHasARuleForEachNode: a rule that no node stands for would be lost.
+func TestCDIHasARuleForEachNode(t *testing.T) {
+	rule := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
+	for name, change := range map[string]func(*grant.DeviceRule){
+		"": func(*grant.DeviceRule) {}, "it denies": func(r *grant.DeviceRule) { r.Allow = false }, "a disk": func(r *grant.DeviceRule) { r.Type = 'b' }, "another major": func(r *grant.DeviceRule) { r.Major = 196 },
+		"another minor": func(r *grant.DeviceRule) { r.Minor = 1 }, "more access": func(r *grant.DeviceRule) { r.Access = "rwm" },
+	} {
+		r := rule
+		change(&r)
+		if _, err := CDI(grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Rules: []grant.DeviceRule{rule, r}}); (err == nil) != (name == "") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
