@@ -103,7 +103,7 @@ func (f *finder) ruleHit(o opening) {
 		h.Cover = grant.CoverNarrow
 	case o.major != wildcard && o.minor != wildcard:
 		class := f.class(o.major, o.minor)
-		if class == "" && o.major == grant.MajorDRM { // of a GPU that the inventory has, and the kernel not yet
+		if o.major == grant.MajorDRM { // of a GPU that the inventory has, and the kernel not yet
 			class = grant.ClassDRM
 		}
 		if class != "" {
