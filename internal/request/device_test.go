@@ -450,6 +450,8 @@ func TestRulesForNumbersToCome(t *testing.T) {
 		}
 	}
 	rows = append(rows, row{"all DRM nodes, of which one is a GPU's", drm(map[int]bool{0: false, 128: true}, "allow c 226:* rwm"), []string{"gpu-device-rule | rule:1 | c 226:* rwm | never | -rule:c 226:*"}},
+		row{"a rule that is the first", func(s *scene) { on(true)(s); s.rules("allow c 511:0 rw") }, []string{"gpu-device-rule | rule:none | the device rules do not begin by denying all | narrow",
+			"gpu-device-rule | rule:0 | c 511:0 rw" + why + " | never | -rule:c 511:0"}},
 		row{"a DRM node beside a GPU's", drm(map[int]bool{0: true}, "allow c 226:5 rw"), hit("c 226:5 rw")})
 	check(t, rows)
 

@@ -27,7 +27,8 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	f := newFinder(s.spec, s.caller, s.node)
 	f.look(s.path("data/file"))
 	f.look(s.path("link/file"))
-	if !f.seen.plain[s.path("data")+"/"] || f.seen.plain[s.path("link")+"/"] {
+	f.look(s.path("none/file"))
+	if !f.seen.plain[s.path("data")+"/"] || f.seen.plain[s.path("link")+"/"] || f.seen.plain[s.path("none")+"/"] {
 		t.Errorf("without a link on the way are %v", f.seen.plain)
 	}
 	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data", "data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data", "data/none": "data/none"} {
