@@ -240,6 +240,12 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.listens(s.deadMPS("own/mps") + "/control")
 			plain(s, s.path("own"), "bind")
 		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/own/mps"}, false},
+		{"a file system on which another program listens", func(s *scene) {
+			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.mkdir("own/udev")
+			s.listens(s.socket("own/udev/control"))
+			plain(s, s.path("own"), "bind")
+		}, nil, nil, false},
 		{"a file system that lacks what the list says", func(s *scene) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			s.listens(s.path("own/mps/control"))
