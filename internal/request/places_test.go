@@ -273,6 +273,10 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.node.Policy.RunDir = "/run/ledger"
 			plain(s, "/var/lib/x/ledger", "bind")
 		}, []string{"gpu-socket | mount:/x | /var/lib/x/ledger (which is /run/ledger) | never"}, nil, true},
+		{"the same by two readings of a path, told once", func(s *scene) {
+			s.mount(s.mkdir("data"), s.path("run/inner"), "")
+			plain(s, "./"+strings.Repeat("../", 20)+s.mount(s.path("data"), subPath, "")[1:], "bind")
+		}, []string{"gpu-socket | mount:/x | ./" + strings.Repeat("../", 20) + subPath[1:] + " (which is T/run/inner) | never"}, nil, false},
 		{"a directory of the ledger's that is mounted in another one, told once", func(s *scene) {
 			s.mount(s.mkdir("state/a"), s.path("run/inner"), "")
 			plain(s, s.mount(s.path("state/a"), subPath, ""), "bind")
