@@ -59,6 +59,10 @@ func TestOCI(t *testing.T) {
 			[]string{`{"prestart":[{"path":"/usr/bin/other","args":["x"]}],"newStage":[],"poststop":[]}`}},
 		{"a hook set, behind others", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/h", Args: []string{"h", "limit"}, Env: []string{"A=1"}}}}},
 			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["h","limit"],"env":["A=1"]}]`}},
+		{"a hook set beside one with other arguments", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/usr/bin/other", Args: []string{"y"}}}}},
+			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/usr/bin/other","args":["y"]}]`}},
+		{"a hook set beside another with its arguments", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/h", Args: []string{"x"}}}}},
+			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["x"]}]`}},
 		{"a hook set in a stage of its own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/usr/bin/other"}}}},
 			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`}, []string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/usr/bin/other"}]}`}},
 		{"two hooks set in a stage of their own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/a"}, {HookName: "createRuntime", Path: "/b"}}}},
@@ -69,6 +73,9 @@ func TestOCI(t *testing.T) {
 		{"a rule set takes the place of its like", grant.Verdict{Rules: allow},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},`, `"minor":254,"access":"m"}]`},
 			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]`}},
+		{"a rule set, the deny of its device kept", grant.Verdict{Rules: []grant.DeviceRule{{Allow: true, Type: 'c', Major: 195, Minor: 254, Access: "rw"}}},
+			[]string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`, `"minor":254,"access":"m"}]`},
+			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":254,"access":"rw"}]`}},
 		{"rules that stand alone", grant.Verdict{Narrow: true, Rules: allow},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},{"allow":false,"type":"c","major":195,"minor":254,"access":"m"}]`},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]`}},
@@ -133,12 +140,15 @@ func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
 
 func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
 	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
+	verdict.Removed = append(verdict.Removed, grant.Removal{Kind: grant.RemoveMount, Name: "/m"})
 	for name, config := range map[string]string{
+		"a list": `[]`, "a number": `1`, "a number for a device": `{"linux":{"devices":[1]}}`, "a number for a mount": `{"mounts":[1]}`, "a number for a hook": `{"hooks":{"prestart":[1]}}`,
+		"half a name": `{"a`, "a name": `{"a"`, "a name and a colon": `{"a":`, "a value": `{"a":1`, "a name in process": `{"process":{"a"`, "an open process": `{"process":{"a":1`,
 		"a list for hooks": `{"hooks":[]}`, "a list for annotations": `{"annotations":[]}`,
 		"a list for process": `{"process":[]}`, "a word for the environment": `{"process":{"env":"A=1"}}`, "a number in it": `{"process":{"env":[1]}}`,
 		"a word for devices": `{"linux":{"devices":{"x":1}}}`, "nothing": ``, "truncated": `{"process":{"env":["A"`,
 	} {
-		if got, err := OCI([]byte(config), verdict); err == nil && json.Valid([]byte(config)) {
+		if got, err := OCI([]byte(config), verdict); err == nil && name != "nothing" {
 			t.Errorf("%s: got %s", name, got)
 		} else if err != nil && !strings.HasPrefix(err.Error(), "cannot edit ") {
 			t.Errorf("%s: %v", name, err)
@@ -157,10 +167,10 @@ func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
 
 // TestOCIReadsWhatItEdits and nothing else.
 func TestOCIReadsWhatItEdits(t *testing.T) {
-	for _, config := range []string{`{"mounts":"x","hooks":"y","annotations":"z"}`, `{"annotations":{ "a" : "b" }}`, `{}`} {
+	for _, config := range []string{`{"mounts":"x","hooks":"y","annotations":"z","linux":{"maskedPaths":"w"}}`, `{"hooks":{ "prestart" : null,"x":{}}}`, `{"annotations":{ "a" : "b" }}`, `{}`} {
 		removed := removal(grant.RemoveEnv, "NONE")
 		if !strings.Contains(config, "mounts") {
-			removed = append(removed, removal(grant.RemoveAnnotation, "none")...)
+			removed = append(append(removed, removal(grant.RemoveAnnotation, "none")...), removal(grant.RemoveHook, "/none")...)
 		}
 		if got, err := OCI([]byte(config), grant.Verdict{Removed: removed}); err != nil || string(got) != config {
 			t.Errorf("%s: %s (%v)", config, got, err)
@@ -237,6 +247,12 @@ func TestRulesThatCrunTakesForTheSame(t *testing.T) {
 		grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:*")})
 	if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
 		t.Errorf("below 0: got %s (%v), want %s", got, err, want)
+	}
+	for _, c := range []struct{ rule, name string }{{`"type":"c","major":195,"minor":4294967295`, "c 195:*"}, {`"type":"c","major":195,"minor":4294967296`, "c 195:0"}, {`"type":"c","major":0,"minor":0`, "c 0:0"}, {`"type":"a"`, "a *:*"}} {
+		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+c.rule+`,"access":"rw"},`)), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, c.name)})
+		if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
+			t.Errorf("%s by %s: got %s (%v), want %s", c.rule, c.name, got, err, want)
+		}
 	}
 	kept := fmt.Sprintf(before, `{"allow":true,"type":"b","major":195,"minor":254,"access":"rw"},{"allow":true,"type":"c","major":195,"access":"m"},`)
 	got, err = OCI([]byte(kept), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
