@@ -110,7 +110,7 @@ func (f *finder) ruleHit(o opening) {
 			h.Cover, h.Node = f.cover(class), grant.Node{Class: class, Minor: int(o.minor)}
 		}
 	}
-	if o.index >= 0 && o.major != wildcard && f.becomes(o) {
+	if o.major != wildcard && f.becomes(o) {
 		h.Value += toCome
 	}
 	if h.Cover != grant.CoverNarrow && o.index >= 0 {
