@@ -321,6 +321,11 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 			s.pod()
 		}, nil},
 		{"the node's processes in a user namespace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.userNamespace() }, nil},
+		{"the node's user namespace by joining", func(s *scene) {
+			s.node.Host.Proc = "/proc"
+			s.caps("CAP_SYS_MODULE")
+			s.spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.UserNamespace, Path: "/proc/self/ns/user"}}
+		}, []string{"namespace:mount", "capability:CAP_SYS_MODULE"}},
 		{"CAP_SYS_ADMIN", func(s *scene) { s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN"}},
 		{"CAP_SYS_ADMIN that can only be raised", func(s *scene) {
 			s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}

@@ -85,6 +85,16 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 		}
 	}
 	s := newScene(t)
+	s.rooted()
+	s.bind(s.mkdir("data"), "/broken")
+	s.bind(s.path("data"), "/mnt")
+	s.bind("rootfs/mnt/a", "/x")
+	s.node.Seen = newFinder(Spec{}, s.caller, s.node).seen
+	s.node.Seen.places[s.path("bundle/rootfs/broken")] = place{Target: host.Target{Path: s.path("bundle/rootfs/broken")}, err: unix.EIO}
+	if found := s.find().Hits; len(found) != 1 || found[0].Value != "rootfs/mnt/a ("+grant.Elsewhere+")" {
+		t.Errorf("behind a mount of which it cannot be told where it lies: %v", found)
+	}
+	s = newScene(t)
 	s.bind(s.mknod("dev/null", 1, 3), "/x")
 	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("no sysfs") }
 	s.wantHits() // it is no GPU's, whatever sysfs says
