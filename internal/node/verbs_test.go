@@ -1,0 +1,340 @@
+package node_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// told is an error in a few words: its kind, and what it says.
+func told(err error) string {
+	var refusal *grant.Refusal
+	var missing *grant.NotFoundError
+	var usage *grant.UsageError
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &refusal):
+		return string(refusal.Code) + ": " + refusal.Message
+	case errors.As(err, &missing):
+		return "not found: " + missing.Message
+	case errors.As(err, &usage):
+		return "usage: " + usage.Message
+	}
+	return "error: " + err.Error()
+}
+
+func wants(t *testing.T, name string, err error, want string) {
+	t.Helper()
+	if got := told(err); got != want && !(want != "" && strings.HasSuffix(want, "...") && strings.HasPrefix(got, strings.TrimSuffix(want, "..."))) {
+		t.Errorf("%s: %q, want %q", name, got, want)
+	}
+}
+
+// drain leaves a grant over, with a container that uses it still; lapse has its time be over, without one.
+func (m *model) drain(id grant.ID, reference grant.Reference) {
+	m.t.Helper()
+	if d := m.node.Admit(m.referring("user-of-"+string(id), reference)); !d.Bound {
+		m.t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	g, err := m.node.Release(id, false)
+	if m.must(err); !g.Draining {
+		m.t.Fatalf("a grant in use is not draining: %+v", g)
+	}
+}
+
+func (m *model) lapse(id grant.ID) {
+	ttl := time.Nanosecond
+	_, err := m.node.Change(id, node.Change{TTL: &ttl})
+	m.must(err)
+}
+
+func TestWhatIsDoneWithGrantsThatAreOver(t *testing.T) {
+	m := newModel(t)
+	drained, its := m.entered(admission.Ask{Owner: grant.Bearer})
+	m.drain(drained.ID, its)
+	lapsed, late := m.entered(admission.Ask{Owner: grant.Bearer})
+	m.lapse(lapsed.ID)
+	ttl := time.Hour
+	for _, c := range []struct {
+		id                     grant.ID
+		change, renew, release string
+	}{
+		{drained.ID, "not found: cannot change grant " + string(drained.ID) + ": its time is over", "not found: cannot renew grant " + string(drained.ID) + ": its time is over", ""},
+		{lapsed.ID, "not found: cannot change grant " + string(lapsed.ID) + ": its time is over", "not found: cannot renew grant " + string(lapsed.ID) + ": its time is over", ""},
+		{"g-nonenonenone", "not found: the ledger has no grant g-nonenonenone", "not found: the ledger has no grant g-nonenonenone", "not found: the ledger has no grant g-nonenonenone"},
+	} {
+		_, err := m.node.Renew(c.id)
+		wants(t, "renew "+string(c.id), err, c.renew)
+		if c.id == lapsed.ID {
+			_, err = m.node.Offer(late)
+			wants(t, "offer of one that has lapsed", err, "grant-expired: ...")
+		}
+		_, err = m.node.Change(c.id, node.Change{TTL: &ttl})
+		wants(t, "change "+string(c.id), err, c.change)
+		_, err = m.node.Release(c.id, true)
+		wants(t, "release "+string(c.id), err, c.release)
+		_, err = m.node.Release(c.id, false)
+		wants(t, "release again "+string(c.id), err, "not found: the ledger has no grant "+string(c.id))
+	}
+}
+
+func TestRenewAndOffer(t *testing.T) {
+	m := newModel(t)
+	g, first := m.entered(admission.Ask{Owner: grant.Bearer})
+	offer := func(name string, r grant.Reference, want string) {
+		t.Helper()
+		v, err := m.node.Offer(r)
+		if wants(t, name, err, want); want == "" && (v.Kind != grant.Admit || v.Grant.ID != g.ID) {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+	offer("the reference", first, "")
+	second, err := m.node.Renew(g.ID)
+	m.must(err)
+	offer("the new one", second, "")
+	offer("the one before", first, "not found: the secret is not that of grant "+string(g.ID))
+	offer("no such grant", grant.Reference{ID: "g-nonenonenone"}, "not found: the ledger has no grant g-nonenonenone")
+	if d := m.node.Explain(m.referring("c", first)); d.Code != grant.GrantNotFound {
+		t.Errorf("the one before admits: %s (%s)", d.Kind, d.Code)
+	}
+	if d := m.node.Explain(m.referring("c", second)); d.Kind != grant.Admit {
+		t.Errorf("the new one does not: %s (%s)", d.Kind, d.Code)
+	}
+	owned, _ := m.entered(admission.Ask{Owner: "pod:u/a"})
+	_, err = m.node.Renew(owned.ID)
+	wants(t, "a pod's", err, "error: cannot renew grant "+string(owned.ID)+": pod:u/a proves it without a secret")
+	m.boot()
+	offer("before the inventory is taken again", second, "inventory-stale: ...")
+}
+
+// TestANodeWithABrokenConfiguration grants and admits nothing; a container that reaches no GPU starts.
+func TestANodeWithABrokenConfiguration(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	m.node.Broken = errors.New("it is broken")
+	_, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+	wants(t, "grant", err, "error: it is broken")
+	_, err = m.node.Change(g.ID, node.Change{})
+	wants(t, "change", err, "error: it is broken")
+	_, err = m.node.Offer(reference)
+	wants(t, "offer", err, "error: it is broken")
+	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.ConfigInvalid || d.Message != "it is broken" {
+		t.Errorf("with a grant: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	if d := m.node.Admit(node.Create{Caller: m.caller("c"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}); d.Kind != grant.Pass {
+		t.Errorf("without a GPU: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	m.node.Policy.Rules.Mode = grant.Report
+	if mode := m.node.Mode(); mode != grant.Enforce {
+		t.Errorf("its mode is %s, of what could not be read", mode)
+	}
+}
+
+// TestReportOnlyRecords: nothing is refused, hidden or stripped; admissions go on.
+func TestReportOnlyRecords(t *testing.T) {
+	m := newModel(t)
+	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	none := node.Create{Caller: m.caller("none"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	m.must(os.MkdirAll(m.dir+"/none", 0o755))
+	for _, c := range []struct {
+		name             string
+		mode             grant.RulesMode
+		hide             grant.Ungranted
+		create           node.Create
+		kind             grant.VerdictKind
+		recorded         grant.RulesMode
+		edited, unjudged bool
+	}{
+		{"refused", grant.Enforce, grant.RefuseUngranted, all, grant.Refused, "", false, false},
+		{"hidden", grant.Enforce, grant.Hide, all, grant.Pass, "", true, false},
+		{"nothing", grant.Enforce, grant.Hide, none, grant.Pass, "", false, false},
+		{"reported", grant.Report, grant.RefuseUngranted, all, grant.Refused, grant.Report, false, true},
+		{"reported that it would be hidden", grant.Report, grant.Hide, all, grant.Pass, grant.Report, false, true},
+		{"nothing, in report", grant.Report, grant.Hide, none, grant.Pass, "", false, true},
+		{"admitted, in report", grant.Report, grant.Hide, m.referring("c", reference), grant.Admit, "", true, false},
+	} {
+		m.node.Policy.Rules.Mode, m.node.Policy.Rules.Ungranted = c.mode, c.hide
+		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create), "Admit": m.node.Admit(c.create)} {
+			if d.Kind != c.kind || d.Mode != c.recorded || (d.Config != nil) != c.edited || m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
+				t.Errorf("%s, by %s: %s, mode %q, edited %v, unjudged %v, bound %v", c.name, way, d.Kind, d.Mode, d.Config != nil, m.node.Unjudged(d), d.Bound)
+			}
+		}
+	}
+	m.node.Policy.Rules.Mode = grant.Enforce
+	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.GrantInUse || d.Message != `another container of the id "c" is being created` {
+		t.Errorf("the same id once more: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
+// TestSettlesWhatWasCreatedWithoutEdits: nothing can be edited any more.
+func TestSettlesWhatWasCreatedWithoutEdits(t *testing.T) {
+	m := newModel(t)
+	self, err := m.node.Host.Self()
+	m.must(err)
+	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	create := m.referring("c", reference)
+	create.Config = []byte(strings.Replace(string(create.Config), `["GPULEDGER`, `["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER`, 1))
+	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	for _, c := range []struct {
+		name    string
+		create  node.Create
+		mode    grant.RulesMode
+		running bool
+		want    grant.Code
+		records grant.RulesMode
+	}{
+		{"without a grant", all, grant.Enforce, false, grant.VisibleDevicesAll, ""},
+		{"without a grant, and it runs", all, grant.Enforce, true, grant.VisibleDevicesAll, grant.Observed},
+		{"without a grant, in report", all, grant.Report, true, grant.VisibleDevicesAll, grant.Report},
+		{"with a grant, unedited", create, grant.Enforce, false, grant.InjectionImpossible, ""},
+		{"unreadable", node.Create{Caller: m.caller("c"), Unread: errors.New("gone")}, grant.Enforce, false, grant.SpecInvalid, ""},
+	} {
+		m.node.Policy.Rules.Mode = c.mode
+		c.create.Running = c.running
+		if d := m.node.Settle(c.create, self); d.Kind != grant.Refused || d.Code != c.want || d.Mode != c.records || d.Bound {
+			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.Mode)
+		}
+	}
+	m.node.Policy.Rules.Ungranted = grant.Hide
+	for _, mode := range []grant.RulesMode{grant.Enforce, grant.Report} {
+		m.node.Policy.Rules.Mode = mode
+		if d := m.node.Settle(all, self); (d.Kind == grant.Refused) != (mode == grant.Enforce) {
+			t.Errorf("what should have been hidden, in %s: %s (%s) %s", mode, d.Kind, d.Code, d.Message)
+		}
+	}
+	m.node.Policy.Rules.Mode = grant.Enforce
+	edited := m.node.Foresee(create)
+	create.Config = edited.Config
+	if d := m.node.Settle(create, self); d.Kind != grant.Admit || !d.Bound {
+		t.Errorf("edited: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	if d := m.node.Settle(create, self); d.Kind != grant.Admit || d.Bound {
+		t.Errorf("edited, and bound: %s (%s) %s, bound %v", d.Kind, d.Code, d.Message, d.Bound)
+	}
+}
+
+func TestUpdatesOfWhatNobodyKnows(t *testing.T) {
+	m := newModel(t)
+	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	if d := m.node.Admit(m.referring("bound", reference)); !d.Bound {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	const moves = ", which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped"
+	for _, c := range []struct{ container, resources, want, err string }{
+		{"c", `{"memory":{"limit":1}}`, `{"memory":{"limit":1}}`, ""},
+		{"c", `{`, "", "spec-invalid: cannot read the resources of the update: ..."},
+		{"c", `{"unified":{"dmem.max":"1","cgroup.kill":"1"}}`, "", "limit-unenforceable: the update sets dmem.max, which belongs to the ledger"},
+		{"c", `{"unified":{"cgroup.kill":"1"}}`, "", "gpu-device-rule: the update sets cgroup.kill" + moves},
+		{"c", `{"unified":{"gpu.max":"1"}}`, `{"unified":{"gpu.max":"1"}}`, ""},
+		{"bound", `{"unified":{"gpu.max":"1"}}`, "", "limit-unenforceable: the update sets gpu.max, of which it is not known what it does to the container's grant"},
+		{"c", `{"devices":[],"x":1}`, `{"x":1}`, ""},
+		{"c", `{"devices":[{"allow":true,"type":"c","major":10,"minor":229,"access":"rw"}],"x":1}`, `{"x":1}`, ""},
+		{"c", `{"devices":[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`, "", "gpu-device-rule: the update would open GPU devices by the device rule c 195:0 rw"},
+	} {
+		got, err := m.node.Update(m.caller(c.container).Container, []byte(c.resources))
+		if wants(t, c.resources, err, c.err); string(got) != c.want {
+			t.Errorf("%s: got %s, want %s", c.resources, got, c.want)
+		}
+	}
+	m.node.Policy.Rules.Privileged = grant.Strip
+	if got, err := m.node.Update(m.caller("c").Container, []byte(`{"devices":[{"allow":true,"access":"rwm"}]}`)); err != nil || string(got) != `{}` {
+		t.Errorf("what an engine sends along where privileges are stripped: %s (%v)", got, err)
+	}
+}
+
+func TestHandsOfWhatNobodyKnows(t *testing.T) {
+	m := newModel(t)
+	for name, c := range map[string]struct {
+		d    host.Descriptor
+		want string
+	}{
+		"a terminal": {host.Descriptor{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}, ""},
+		"a GPU":      {host.Descriptor{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}, `gpu-device-node: the process would be handed a GPU by descriptor:3 (c 195:1), which container "c" was not created with`},
+		"the ledger": {host.Descriptor{Number: 3, Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}, `gpu-socket: the process would be handed a GPU by descriptor:3 (a file or socket that governs GPUs), which container "c" was not created with`},
+	} {
+		caller := m.caller("c")
+		caller.Descriptors = []host.Descriptor{c.d}
+		var err error
+		if refusal := m.node.Hands(caller); refusal != nil {
+			err = refusal
+		}
+		wants(t, name, err, c.want)
+	}
+}
+
+// TestALiveContainerIsBoundOnce: its hook finds the wrapper's binding by the runtime's process.
+func TestALiveContainerIsBoundOnce(t *testing.T) {
+	self, err := host.Default().Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := grant.Process{PID: self.PID, Start: self.Start + 1}
+	for name, c := range map[string]struct {
+		before       bool // the wrapper has bound it
+		live         node.Live
+		code         grant.Code
+		known, bound bool
+	}{
+		"by its hook":                  {false, node.Live{Creators: []grant.Process{self}}, "", false, true},
+		"before by the wrapper":        {true, node.Live{Creators: []grant.Process{self}}, "", true, false},
+		"before by its parent":         {true, node.Live{Creators: []grant.Process{other, self}}, "", true, false},
+		"another of the id":            {true, node.Live{Creators: []grant.Process{other}}, grant.GrantInUse, false, false},
+		"whose creators are not known": {false, node.Live{Unknown: errors.New("not known")}, grant.LedgerUnreadable, false, false},
+	} {
+		m := newModel(t)
+		_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
+		create := m.referring("c", reference)
+		if c.before {
+			m.created(create)
+		}
+		create.Live = &c.live
+		d := m.node.Admit(create)
+		if d.Code != c.code || d.Known != c.known || d.Bound != c.bound {
+			t.Errorf("%s: %s (%s) %s, known %v, bound %v", name, d.Kind, d.Code, d.Message, d.Known, d.Bound)
+		}
+	}
+}
+
+// TestVerifyLooksAtWhatWasMade: nodes and rules of a live container, beside its edited spec.
+func TestVerifyLooksAtWhatWasMade(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	create := m.referring("c", reference)
+	d := m.node.Foresee(create)
+	gpu := func(minor int64) specs.LinuxDevice {
+		return specs.LinuxDevice{Path: "/dev/x", Type: "c", Major: 195, Minor: minor}
+	}
+	its, others := int64(g.GPUs[0].Index), int64(g.GPUs[0].Index+1)
+	rule := func(minor int64) []request.DeviceRule {
+		major := int64(195)
+		return []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"}}
+	}
+	for name, c := range map[string]struct {
+		nodes []specs.LinuxDevice
+		rules []request.DeviceRule
+		sound bool
+	}{
+		"as it was edited":    {nil, nil, true},
+		"with its GPU":        {[]specs.LinuxDevice{gpu(its)}, rule(its), true},
+		"with another's":      {[]specs.LinuxDevice{gpu(others)}, nil, false},
+		"with another's rule": {nil, rule(others), false},
+		"with open rules":     {nil, []request.DeviceRule{{Allow: true, Access: "rwm"}}, false},
+	} {
+		if err := m.node.Verify(create, d, c.nodes, c.rules); (err == nil) != c.sound {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
