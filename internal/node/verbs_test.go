@@ -3,6 +3,7 @@ package node_test
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -335,6 +336,55 @@ func TestVerifyLooksAtWhatWasMade(t *testing.T) {
 	} {
 		if err := m.node.Verify(create, d, c.nodes, c.rules); (err == nil) != c.sound {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestChangesOfAGrant: what it says is what the ledger has then.
+func TestChangesOfAGrant(t *testing.T) {
+	m := newModel(t)
+	g, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2, Memory: 4 * grant.GiB, Source: "test"})
+	m.must(err)
+	whole, _, err := m.node.Grant(admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer, GPUs: 1, Source: "test"})
+	m.must(err)
+	memory := func(b grant.Bytes) *grant.Bytes { return &b }
+	percent := func(n int) *int { return &n }
+	last := func(d time.Duration) *time.Duration { return &d }
+	for _, c := range []struct {
+		name    string
+		id      grant.ID
+		change  node.Change
+		memory  grant.Bytes
+		compute int
+		lasts   time.Duration
+		err     string
+	}{
+		{"nothing", g.ID, node.Change{}, 4 * grant.GiB, 0, 0, ""},
+		{"more memory, for an hour", g.ID, node.Change{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
+		{"less memory", g.ID, node.Change{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
+		{"for ever, with compute", g.ID, node.Change{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB, 50, 0, ""},
+		{"less compute", g.ID, node.Change{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
+		{"memory that does not divide", g.ID, node.Change{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
+		{"more than there is", g.ID, node.Change{Memory: memory(20 * grant.GiB)}, 0, 0, 0, "no-capacity: ..."},
+		{"more of all than there is", whole.ID, node.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
+		{"an exclusive one's time", whole.ID, node.Change{TTL: last(time.Hour)}, 8 * grant.GiB, 0, time.Hour, ""},
+		{"no such grant", "g-nonenonenone", node.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
+	} {
+		got, err := m.node.Change(c.id, c.change)
+		if wants(t, c.name, err, c.err); err != nil {
+			continue
+		}
+		o, err := m.node.Overview()
+		m.must(err)
+		stored := o.Grants[slices.IndexFunc(o.Grants, func(g grant.Grant) bool { return g.ID == c.id })]
+		for _, g := range []grant.Grant{got, stored} {
+			lasts := time.Duration(0)
+			if !g.Expires.IsZero() {
+				lasts = time.Until(g.Expires).Round(time.Hour)
+			}
+			if g.ID != c.id || g.Memory() != c.memory || g.Compute != c.compute || lasts != c.lasts || g.Strength != grant.StrengthNone || len(g.GPUs) == 2 && g.GPUs[0].Memory != g.GPUs[1].Memory {
+				t.Errorf("%s: %+v", c.name, g)
+			}
 		}
 	}
 }
