@@ -48,4 +48,12 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 			}
 		}
 	}
+	again := in("first", "/gpuledger-test/pods/a", "A=1")
+	again.Container.RuntimeRoot = m.dir + "/guess"
+	if d := m.node.Explain(again); d.Kind != grant.Pass {
+		t.Errorf("who only asks, and knows no root: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	if d := m.node.Admit(again); d.Code != grant.InjectionImpossible {
+		t.Errorf("a container of the id in another root: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
 }

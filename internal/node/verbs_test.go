@@ -14,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -385,6 +386,36 @@ func TestChangesOfAGrant(t *testing.T) {
 			if g.ID != c.id || g.Memory() != c.memory || g.Compute != c.compute || lasts != c.lasts || g.Strength != grant.StrengthNone || len(g.GPUs) == 2 && g.GPUs[0].Memory != g.GPUs[1].Memory {
 				t.Errorf("%s: %+v", c.name, g)
 			}
+		}
+	}
+}
+
+// TestADamagedGrant ends by force alone, and stops who relies on it.
+func TestADamagedGrant(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	m.must(os.WriteFile(m.dir+"/state/grants/"+string(g.ID)+".json", []byte("{"), 0o600))
+	if d := m.node.Explain(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Message != `container "c" relies on grant `+string(g.ID)+", whose entry in the ledger is damaged" {
+		t.Errorf("its container: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	if d := m.node.Explain(node.Create{Caller: m.caller("c"), Config: []byte(`{}`)}); d.Code == grant.LedgerUnreadable {
+		t.Errorf("another container: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	for _, force := range []bool{false, true, true} {
+		_, err := m.node.Release(g.ID, force)
+		var damaged *ledger.DamagedError
+		switch _, left := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json"); {
+		case !force && (!errors.As(err, &damaged) || left != nil):
+			t.Errorf("without force: %v, the file: %v", err, left)
+		case force && left == nil:
+			t.Errorf("by force: %v, and the file is there", err)
+		}
+	}
+	other, _ := m.entered(admission.Ask{Owner: grant.Bearer})
+	for _, engine := range []grant.Engine{grant.Podman, grant.Containerd} {
+		m.node.Policy.Engine = engine
+		if _, err := m.node.Tie(other.ID, nil); err != nil {
+			t.Errorf("no ties, by %s: %v", engine, err)
 		}
 	}
 }
