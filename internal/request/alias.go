@@ -148,7 +148,7 @@ func (f *finder) lent() []uint64 {
 	}
 	f.seen.lent = []uint64{}
 	for _, dir := range dirs {
-		if device, _ := host.MountOf(dir); device != 0 && !slices.Contains(f.seen.lent, device) {
+		if device, _ := host.MountOf(dir); !slices.Contains(f.seen.lent, device) { // 0 of what is not there
 			f.seen.lent = append(f.seen.lent, device)
 		}
 	}
@@ -191,7 +191,7 @@ func (f *finder) anchored() []position {
 	if f.seen.anchored == nil {
 		h, own := f.node.Host, f.node.Policy
 		for _, dir := range slices.Concat(anchors, []string{own.StateDir, own.RunDir, h.Dev, filepath.Join(h.Sys, "fs/cgroup")}) {
-			if at := f.position(dir); at != (position{}) && !slices.Contains(f.seen.anchored, at) {
+			if at := f.position(dir); !slices.Contains(f.seen.anchored, at) {
 				f.seen.anchored = append(f.seen.anchored, at)
 			}
 		}

@@ -80,7 +80,7 @@ func (f *finder) volumeDevice(m specs.Mount) {
 	destination := filepath.Clean("/" + m.Destination)
 	for _, dir := range volumeDevices {
 		rest, found := strings.CutPrefix(destination, dir)
-		if !found || rest == "" {
+		if !found {
 			continue
 		}
 		f.deviceList("mount:"+m.Destination, strings.Trim(rest, "/"), grant.Removal{Kind: grant.RemoveMount, Name: m.Destination})
