@@ -51,6 +51,7 @@ func run() error {
 	limit := flag.Duration("time", 10*time.Minute, "stop after this `duration`; 0 runs all mutants")
 	only := flag.String("only", "", "run the mutants whose name has this `text` in it")
 	again := flag.String("again", "", "run the mutants that survived by what an earlier run has printed into this `file`")
+	known := flag.Bool("explained", false, "run the mutants that survivors.txt explains, too; else they count as survivors")
 	jobs := flag.Int("jobs", 2, "mutants at once")
 	with := flag.String("tests", strings.Join(tested, ","), "run the tests of these `packages`")
 	flag.Parse()
@@ -95,7 +96,13 @@ func run() error {
 	})
 	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
 	explained := explanations(survivorsFile)
-	return report(runAll(chosen, tests, explained, *jobs, *limit), explained, len(chosen), packages)
+	run := func(m mutant) outcome {
+		if explained[m.key] && !*known { // each would meet all the tests that reach it
+			return outcome{m, ""}
+		}
+		return outcomeOf(m, tests)
+	}
+	return report(runAll(chosen, run, explained, *jobs, *limit), explained, len(chosen), packages)
 }
 
 // forgetFailures removes what rapid keeps of tests that have failed since it was called: it would run that again, without a mutant.
@@ -166,7 +173,7 @@ func compile(tested []string, overlay, work string) (programs map[string]string,
 }
 
 // runAll runs mutants until the time is over, and prints those that survive as it finds them.
-func runAll(mutants []mutant, tests []test, explained map[string]bool, jobs int, limit time.Duration) []outcome {
+func runAll(mutants []mutant, run func(mutant) outcome, explained map[string]bool, jobs int, limit time.Duration) []outcome {
 	var (
 		outcomes []outcome
 		lock     sync.Mutex
@@ -177,7 +184,7 @@ func runAll(mutants []mutant, tests []test, explained map[string]bool, jobs int,
 	for range jobs {
 		workers.Go(func() {
 			for m := range queue {
-				o := outcomeOf(m, tests)
+				o := run(m)
 				lock.Lock()
 				outcomes = append(outcomes, o)
 				if o.by == "" && !explained[o.key] {
