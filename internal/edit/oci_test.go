@@ -142,7 +142,7 @@ func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
 	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
 	verdict.Removed = append(verdict.Removed, grant.Removal{Kind: grant.RemoveMount, Name: "/m"})
 	for name, config := range map[string]string{
-		"a list": `[]`, "a number": `1`, "a number for a device": `{"linux":{"devices":[1]}}`, "a number for a mount": `{"mounts":[1]}`, "a number for a hook": `{"hooks":{"prestart":[1]}}`,
+		"a list": `[]`, "a number": `1`, "a number for a device": `{"linux":{"devices":[1]}}`, "a number for a mount": `{"mounts":[1]}`, "a number for a mount's place": `{"mounts":[{"destination":1}]}`, "a number for a hook": `{"hooks":{"prestart":[1]}}`,
 		"half a name": `{"a`, "a name": `{"a"`, "a name and a colon": `{"a":`, "a value": `{"a":1`, "a name in process": `{"process":{"a"`, "an open process": `{"process":{"a":1`,
 		"a list for hooks": `{"hooks":[]}`, "a list for annotations": `{"annotations":[]}`,
 		"a list for process": `{"process":[]}`, "a word for the environment": `{"process":{"env":"A=1"}}`, "a number in it": `{"process":{"env":[1]}}`,
