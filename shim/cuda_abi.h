@@ -1,6 +1,7 @@
-/* The few lines of CUDA's driver ABI that the proxy and the stand-in driver share. Written from the documented ABI, so
- * that no CUDA header is needed to build; test/shim compares nothing with a real header, make test-gpu does with a real
- * driver. Handles are opaque pointers, enums are ints, as in the x86-64 and arm64 ABIs. */
+/* The part of CUDA's driver ABI that the proxy and the stand-in driver share. It is written from
+ * the documentation, so that the build needs no CUDA header. No test compares it with a real
+ * header; make test-gpu uses it with a real driver. Handles are opaque pointers, and enums are
+ * ints, as in the x86-64 and arm64 ABIs. */
 #pragma once
 
 #include <stddef.h>
@@ -37,7 +38,8 @@ typedef struct CUfunc_st *CUfunction;
 typedef uint64_t CUmemGenericAllocationHandle;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 
-/* Streams that are no handles: the legacy and the per-thread default stream. NULL is one of these two. */
+/* Streams that are not handles: the legacy and the per-thread default stream. NULL means one of
+ * these two. */
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
@@ -48,7 +50,7 @@ enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH
 enum { CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17 };
 enum { CUDA_ARRAY3D_LAYERED = 1, CUDA_ARRAY3D_CUBEMAP = 4, CUDA_ARRAY3D_SPARSE = 0x40, CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80 };
 
-/* cuGetProcAddress: what the answer of version 2 says about a symbol that it does not return. */
+/* The status of cuGetProcAddress_v2: why it does not return a symbol. */
 enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 

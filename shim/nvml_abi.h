@@ -1,4 +1,5 @@
-/* The few lines of NVML's ABI that the proxy and the stand-in share, from the documented ABI. */
+/* The part of NVML's ABI that the proxy and the stand-in driver share, written from its
+ * documentation. */
 #pragma once
 
 #include <stdint.h>
@@ -26,7 +27,7 @@ typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned long long bar1Total, bar1Free, bar1Used; } nvmlBAR1Memory_t;
 
-/* Version 2 of a structure, as NVML writes it: the size and the number. */
+/* The version field of version 2 of the structure, as NVML defines it: the size and the number. */
 #define NVML_MEMORY_V2 ((unsigned int)(sizeof(nvmlMemory_v2_t) | 2u << 24))
 
 typedef struct { unsigned int pid; unsigned long long usedGpuMemory; } nvmlProcessInfo_v1_t;

@@ -10,8 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The oldest version of each symbol that changed its version after glibc 2.17 (fstat and dlopen did in 2.33 and 2.34):
- * fstat is avoided, dlopen and dlsym are asked for by their first version. arm64 began with 2.17. */
+/* The libraries must load with glibc 2.17. fstat and dlopen got new symbol versions in 2.33 and
+ * 2.34. So fstat is not used, and dlopen and dlsym are linked by their first version, which on
+ * arm64 is 2.17. */
 #if defined __x86_64__
 #define FIRST_GLIBC "GLIBC_2.2.5"
 #elif defined __aarch64__
@@ -28,7 +29,7 @@ __asm__(".symver first_dlsym, dlsym@" FIRST_GLIBC);
 #define F_OFD_SETLK 37
 #endif
 
-static bool has(int fd, size_t size)
+static bool has_bytes(int fd, size_t size)
 {
     off_t end = lseek(fd, 0, SEEK_END);
     return end >= 0 && (uint64_t)end >= size;
@@ -40,7 +41,7 @@ const void *os_map_limits(const char *path, size_t size)
     void *p = MAP_FAILED;
 
     if (fd < 0) return NULL;
-    if (has(fd, size)) p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (has_bytes(fd, size)) p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     return p == MAP_FAILED ? NULL : p;
 }
@@ -49,7 +50,7 @@ int os_open_region(const char *path, size_t size)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 
-    if (fd >= 0 && !has(fd, size)) {
+    if (fd >= 0 && !has_bytes(fd, size)) {
         close(fd);
         return -1;
     }
@@ -62,7 +63,7 @@ void *os_map_region(int fd, size_t size)
 
     if (p == MAP_FAILED) return NULL;
     if (madvise(p, size, MADV_DONTFORK) == 0) return p;
-    munmap(p, size); /* a child would hold the parent's lock */
+    munmap(p, size); /* else a child would keep the parent's lock */
     return NULL;
 }
 
@@ -105,12 +106,12 @@ bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(
     return pthread_atfork(before, in_parent, in_child) == 0;
 }
 
-/* The library was loaded with us, as what we need. */
+/* The library is loaded already, because the proxy needs it. */
 void *os_library(const char *path) { return first_dlopen(path, RTLD_LAZY | RTLD_NOLOAD); }
 void *os_symbol(void *library, const char *name) { return first_dlsym(library, name); }
 
-/* Spinning is for the case that the holder runs on another CPU, yielding for that it waits for this one, and sleeping for
- * that it has a lower priority than we do, so that yielding never lets it run. */
+/* Spinning helps if the holder runs on another CPU, yielding if it waits for this CPU. Sleeping
+ * helps if the holder has a lower priority, so that yielding never lets it run. */
 void os_spin_lock(struct os_spin *s)
 {
     for (unsigned int i = 0; __atomic_exchange_n(&s->held, 1, __ATOMIC_ACQUIRE); i++)

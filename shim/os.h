@@ -1,38 +1,42 @@
-/* All that the proxies ask of the kernel and the C library beyond plain C, in one place. Nothing here prints, exits,
- * starts a thread or touches a signal. */
+/* Everything that the proxies use of the kernel and of the C library beyond plain C. Nothing here
+ * prints, exits, starts a thread or changes a signal handler. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* os_map_limits maps the first `size` bytes of a file for reading; NULL if it has fewer or can't be read. */
+/* os_map_limits maps the first `size` bytes of a file for reading; NULL if it has fewer or cannot
+ * be read. */
 const void *os_map_limits(const char *path, size_t size);
 
-/* os_open_region opens for reading, writing and locking, -1 on failure. os_map_region maps all `size` bytes; a forked child
- * does not inherit the mapping. */
+/* os_open_region opens for reading, writing and locking, -1 on failure or if the file has fewer
+ * bytes than `size`. os_map_region maps all `size` bytes, NULL on failure. A forked child does not
+ * inherit the mapping. */
 int os_open_region(const char *path, size_t size);
 void *os_map_region(int fd, size_t size);
 void os_close(int fd);
 
-/* os_lock takes the OFD lock on one byte without waiting. The lock belongs to the open file: it goes with the last of
- * its descriptors and mappings. */
+/* os_lock takes the OFD lock on one byte without waiting. The lock belongs to the open file: the
+ * kernel releases it with the last of the file's descriptors and mappings. */
 bool os_lock(int fd, uint64_t byte);
 
-/* os_pages gives zeroed memory of our own, NULL if there is none: malloc is the program's, and may be anything. */
+/* os_pages maps zeroed memory, NULL if there is none. Not malloc: a program can bring its own,
+ * which may call back into the proxy. */
 void *os_pages(size_t bytes);
 void os_pages_free(void *pages, size_t bytes);
 
 uint32_t os_pid(void);
 void os_pause(unsigned int microseconds); /* less than a second */
-uint64_t os_clock(void);                  /* microseconds since some moment, the same in all processes of the machine */
+uint64_t os_clock(void);                  /* microseconds of CLOCK_MONOTONIC */
 bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
-/* os_library opens a library that is loaded already; os_symbol finds a function in it and what it needs. */
+/* os_library opens a library that is loaded already. os_symbol finds a function in it or in the
+ * libraries that it needs. Both return NULL on failure. */
 void *os_library(const char *path);
 void *os_symbol(void *library, const char *name);
 
-/* A lock between the threads of this process, for a few instructions at a time. */
+/* A lock between the threads of this process, held for a few instructions at a time. */
 struct os_spin { int held; };
 void os_spin_lock(struct os_spin *s);
 void os_spin_unlock(struct os_spin *s);

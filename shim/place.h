@@ -1,4 +1,4 @@
-/* Where things lie in a container. docs/adr/0020 has why. */
+/* The paths of the shim's files in a container. docs/adr/0020 has the reasons. */
 #pragma once
 
 #define PLACE "/run/gpuledger/"

@@ -1,12 +1,14 @@
-/* The two files that a container's processes share with the node. Their layout is the same in internal/limits (Go);
- * a test of that package compiles this header and compares every offset.
+/* The two files that a container's processes share with the node. Their layout is the same in
+ * internal/limits (Go); a test of that package compiles this header and compares every offset.
  *
- * The limits: written by the node, read-only in the container, mapped by each process. A word changes in place (a
- * bind mount holds the file, so that a new one would never be seen): bytes and overhead of each device, and the generation
- * after them; share and gate of each, and the beat after them. The devices stay as they are.
+ * The limits file is written by the node, read-only in the container, and mapped by each process.
+ * Words change in place: a bind mount holds the file, so a container would never see a new one.
+ * These words change: bytes and overhead of each device, then generation; share and gate of each
+ * device, then beat. The devices do not change.
  *
- * The region: one slot a process. Who holds the OFD lock on byte i of the file owns slot i and is the only one to write
- * into it. The kernel drops the lock with the process, however it ends. */
+ * The region file has one slot for each process. The process that holds the OFD lock on byte i of
+ * the file owns slot i, and no other process writes to the slot. The kernel releases the lock when
+ * the process ends. */
 #pragma once
 
 #include <stdint.h>
@@ -24,22 +26,23 @@ enum {
 struct record_device {
     uint8_t uuid[16];
     uint64_t bytes;    /* the grant's, on this device */
-    uint64_t overhead; /* used there beyond what the slots say: contexts, code, memory by other ways; from the watch */
-    uint64_t share;    /* percent of the device's time; 0: none of its own, and nothing is throttled */
-    uint64_t gate;     /* RECORD_GATE: when launches pass; 0: as the share says */
+    uint64_t overhead; /* bytes that the node measured beyond the slots: contexts, code, uncounted calls */
+    uint64_t share;    /* percent of the device's time; 0: no share, and nothing is throttled */
+    uint64_t gate;     /* RECORD_GATE: when launches pass; 0: as share says */
     uint64_t reserved[2];
 };
 
-/* A gate is open for the first so many microseconds of each period of so many. One word, so that no reader sees half of it. */
+/* A gate is open for the first `open` microseconds of each `period` microseconds. It is one word,
+ * so that no reader sees only half of a change. */
 #define RECORD_GATE(open, period) ((uint64_t)(period) << 32 | (uint32_t)(open))
 
 struct record_limits {
     uint64_t magic;
     uint32_t version;
     uint32_t devices;
-    uint64_t id;         /* the same in the region: a file of another grant is noticed */
+    uint64_t id;         /* the same in the region, so that a file of another grant is detected */
     uint64_t generation; /* counts changes */
-    uint64_t beat;       /* counts the looks of who sets the gates: where it stands still nobody does */
+    uint64_t beat;       /* a heartbeat: counts the rounds in which the node set the gates */
     uint64_t reserved[3];
     struct record_device device[RECORD_DEVICES];
 };
@@ -52,12 +55,12 @@ struct record_head {
     uint32_t slots;
     uint32_t slot_size;
     uint64_t reserved[4];
-    uint32_t high; /* no slot from here on was ever used; only raised */
+    uint32_t high; /* one more than the highest slot ever used; it never falls */
 };
 
 struct record_slot {
-    uint64_t used[RECORD_DEVICES]; /* by the order of the limits' devices */
-    uint32_t pid;                  /* as the process sees itself; for reports only */
+    uint64_t used[RECORD_DEVICES]; /* bytes, in the order of the limits' devices */
+    uint32_t pid;                  /* in the process's own pid namespace; for reports only */
     uint32_t claims;
     uint64_t reserved[7];
 };
@@ -65,5 +68,5 @@ struct record_slot {
 #define RECORD_SLOT(i) (RECORD_PAGE + (uint64_t)(i) * sizeof(struct record_slot))
 #define RECORD_REGION_SIZE RECORD_SLOT(RECORD_SLOTS)
 
-_Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: neighbours never write to the same");
+_Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: no two slots share one");
 _Static_assert(sizeof(struct record_limits) <= RECORD_PAGE && sizeof(struct record_head) <= RECORD_PAGE, "one page each");

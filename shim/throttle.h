@@ -1,9 +1,9 @@
-/* The gate before kernel launches. */
+/* The throttle of kernel launches. */
 #pragma once
 
 #include <stdbool.h>
 
-/* throttle_pass returns when the grant may launch on a device: at once while its gate is open, else when it next opens, which is never
- * more than five seconds away. It asks captured only where it would have to wait, and does not for what is captured: that runs
- * nothing yet. It fails never. */
-void throttle_pass(int device, bool (*captured)(void *stream, bool per_thread), void *stream, bool per_thread);
+/* throttle_pass returns when the grant may launch on a device: at once while the device's gate is
+ * open, else when it opens, at most five seconds later. It never fails. Before a wait it calls
+ * capturing, and if that returns true it does not wait: a captured launch runs nothing yet. */
+void throttle_pass(int device, bool (*capturing)(void *stream, bool per_thread), void *stream, bool per_thread);

@@ -1,22 +1,24 @@
-/* Hash tables with open addressing, one a shard so that threads seldom meet. */
+/* Hash tables with open addressing, one for each shard, so that threads seldom wait for the same
+ * lock. */
 #include "track.h"
 
 #include "os.h"
 
 #include <stddef.h>
 
-enum { SHARDS = 64, FIRST = 64 }; /* FIRST: places of a new table; a power of two */
+enum { SHARDS = 64, FIRST_BUCKETS = 64 }; /* buckets are a power of two */
 
 struct shard {
     struct os_spin lock;
-    uint32_t places, used;
+    uint32_t buckets, used;
     struct track *table;
 } __attribute__((aligned(64)));
 
 static struct shard shards[SHARDS];
 
-/* hash lays few neighbours beside each other: small allocations come 512 bytes apart, and what was allocated one after the
- * other is then found in the same cache lines and the same page. Longer runs would run into each other. */
+/* hash puts up to 16 neighbours side by side. Small allocations are 512 bytes apart, so successive
+ * ones are then in the same cache lines and the same page. Longer runs would collide with each
+ * other. */
 static uint64_t hash(enum track_kind kind, uint64_t key)
 {
     uint64_t run = (key >> 13 ^ (uint64_t)kind << 56) * UINT64_C(0x9e3779b97f4a7c15);
@@ -30,36 +32,37 @@ static struct shard *lock_shard(uint64_t h)
     return s;
 }
 
-/* place is where the key stands, or the free place where it would. */
-static uint32_t place(const struct shard *s, enum track_kind kind, uint64_t key, uint64_t h)
+/* bucket_of is the bucket of the key, or the free bucket where it belongs. */
+static uint32_t bucket_of(const struct shard *s, enum track_kind kind, uint64_t key, uint64_t h)
 {
-    uint32_t i = (uint32_t)h & (s->places - 1);
+    uint32_t i = (uint32_t)h & (s->buckets - 1);
 
-    while (s->table[i].kind && (s->table[i].key != key || s->table[i].kind != kind)) i = (i + 1) & (s->places - 1);
+    while (s->table[i].kind && (s->table[i].key != key || s->table[i].kind != kind)) i = (i + 1) & (s->buckets - 1);
     return i;
 }
 
 static bool grow(struct shard *s)
 {
-    struct shard larger = {.places = s->places ? s->places * 2 : FIRST};
+    struct shard larger = {.buckets = s->buckets ? s->buckets * 2 : FIRST_BUCKETS};
 
-    if (s->places > 0 && s->used < s->places / 2) return true;
-    larger.table = os_pages(larger.places * sizeof *larger.table);
-    if (!larger.table) return s->used + 1 < s->places; /* the last free place ends every search */
-    for (uint32_t i = 0; i < s->places; i++) {
+    if (s->buckets > 0 && s->used < s->buckets / 2) return true;
+    larger.table = os_pages(larger.buckets * sizeof *larger.table);
+    if (!larger.table) return s->used + 1 < s->buckets; /* one stays free: it ends every search */
+    for (uint32_t i = 0; i < s->buckets; i++) {
         const struct track *t = &s->table[i];
-        if (t->kind) larger.table[place(&larger, t->kind, t->key, hash(t->kind, t->key))] = *t;
+        if (t->kind) larger.table[bucket_of(&larger, t->kind, t->key, hash(t->kind, t->key))] = *t;
     }
-    if (s->table) os_pages_free(s->table, s->places * sizeof *s->table);
+    if (s->table) os_pages_free(s->table, s->buckets * sizeof *s->table);
     s->table = larger.table;
-    s->places = larger.places;
+    s->buckets = larger.buckets;
     return true;
 }
 
-/* vacate empties place i and moves up what had to make way for it. */
-static void vacate(struct shard *s, uint32_t i)
+/* remove_bucket empties bucket i and moves later entries forward, so that no search ends before
+ * them. */
+static void remove_bucket(struct shard *s, uint32_t i)
 {
-    uint32_t mask = s->places - 1;
+    uint32_t mask = s->buckets - 1;
 
     s->used--;
     for (uint32_t j = (i + 1) & mask; s->table[j].kind; j = (j + 1) & mask) {
@@ -79,7 +82,7 @@ bool track_put(const struct track *t, struct track *old)
 
     old->kind = 0;
     if (ok) {
-        uint32_t i = place(s, t->kind, t->key, h);
+        uint32_t i = bucket_of(s, t->kind, t->key, h);
         if (s->table[i].kind) *old = s->table[i];
         else s->used++;
         s->table[i] = *t;
@@ -88,15 +91,15 @@ bool track_put(const struct track *t, struct track *old)
     return ok;
 }
 
-/* at copies the entry, if there is one, and leaves its shard locked. */
-static struct shard *at(enum track_kind kind, uint64_t key, struct track *copy, uint32_t *i)
+/* lock_and_copy copies the entry, if there is one, and leaves its shard locked. */
+static struct shard *lock_and_copy(enum track_kind kind, uint64_t key, struct track *copy, uint32_t *i)
 {
     uint64_t h = hash(kind, key);
     struct shard *s = lock_shard(h);
 
     copy->kind = 0;
-    if (s->places > 0) {
-        *i = place(s, kind, key, h);
+    if (s->buckets > 0) {
+        *i = bucket_of(s, kind, key, h);
         *copy = s->table[*i];
     }
     return s;
@@ -105,16 +108,16 @@ static struct shard *at(enum track_kind kind, uint64_t key, struct track *copy, 
 bool track_find(enum track_kind kind, uint64_t key, struct track *found)
 {
     uint32_t i;
-    os_spin_unlock(&at(kind, key, found, &i)->lock);
+    os_spin_unlock(&lock_and_copy(kind, key, found, &i)->lock);
     return found->kind != 0;
 }
 
 bool track_remove(enum track_kind kind, uint64_t key, struct track *removed)
 {
     uint32_t i = 0;
-    struct shard *s = at(kind, key, removed, &i);
+    struct shard *s = lock_and_copy(kind, key, removed, &i);
 
-    if (removed->kind) vacate(s, i);
+    if (removed->kind) remove_bucket(s, i);
     os_spin_unlock(&s->lock);
     return removed->kind != 0;
 }
@@ -122,27 +125,27 @@ bool track_remove(enum track_kind kind, uint64_t key, struct track *removed)
 bool track_count(enum track_kind kind, uint64_t key, int by, struct track *t)
 {
     uint32_t i = 0;
-    struct shard *s = at(kind, key, t, &i);
+    struct shard *s = lock_and_copy(kind, key, t, &i);
 
     if (t->kind) {
         t->count += (uint32_t)by;
         s->table[i].count = t->count;
-        if (t->count == 0) vacate(s, i);
+        if (t->count == 0) remove_bucket(s, i);
     }
     os_spin_unlock(&s->lock);
     return t->kind != 0;
 }
 
-void track_remove_if(bool (*match)(const struct track *, uint64_t), uint64_t argument, void (*gone)(const struct track *))
+void track_remove_if(bool (*match)(const struct track *, uint64_t), uint64_t argument, void (*removed)(const struct track *))
 {
     for (int n = 0; n < SHARDS; n++) {
         struct shard *s = &shards[n];
         os_spin_lock(&s->lock);
-        for (uint32_t i = 0; i < s->places;) {
+        for (uint32_t i = 0; i < s->buckets;) {
             struct track t = s->table[i];
             if (t.kind && match(&t, argument)) {
-                vacate(s, i); /* what comes in its place is looked at next */
-                gone(&t);
+                remove_bucket(s, i); /* another entry may be in bucket i now */
+                removed(&t);
             } else {
                 i++;
             }
