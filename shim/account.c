@@ -1,7 +1,7 @@
-/* Publish, then sum. A process adds to its own slot what it is about to allocate and only then adds up all slots: of two
- * that together would exceed the limit, the one that published last sees the other. No word has two writing
- * processes, so there is no counter to drift, and a lock that outlives its process does not exist: the kernel drops it
- * when the slot's mapping goes. */
+/* Publish, then sum. A process adds to its own slot what it is about to allocate, and only then
+ * adds up all slots. Of two processes that together would exceed the limit, the one that published
+ * last sees the other. No word has two writing processes, so no counter can drift. No lock outlives
+ * its process: the kernel releases it with the slot's mapping. */
 #include "account.h"
 
 #include "os.h"
@@ -13,15 +13,16 @@
 
 static struct os_spin files; /* held while a descriptor of the region is open */
 static const struct record_limits *limits;
-static struct record_head *head; /* set last: who sees it sees the rest */
+static struct record_head *head; /* set last: a thread that sees it set sees the others set */
 static struct record_slot *mine; /* NULL until the process has a slot */
 static const char *region_path;
 
-/* A fork waits until no descriptor of the region is open: the child would inherit it, and with it the lock. */
+/* A fork waits until no descriptor of the region is open, because the child would inherit it with
+ * its lock. */
 static void before_fork(void) { os_spin_lock(&files); }
 static void in_parent(void) { os_spin_unlock(&files); }
 
-/* in_child forgets the parent's slot: the mapping was not inherited (MADV_DONTFORK). The limits stay mapped. */
+/* The mapping of the parent's slot is not inherited (MADV_DONTFORK). The limits stay mapped. */
 static void in_child(void)
 {
     mine = NULL;
@@ -29,12 +30,12 @@ static void in_child(void)
     os_spin_unlock(&files);
 }
 
-static bool limits_sound(const struct record_limits *l)
+static bool limits_valid(const struct record_limits *l)
 {
     return l->magic == RECORD_LIMITS_MAGIC && l->version == RECORD_VERSION && l->devices <= RECORD_DEVICES;
 }
 
-static bool region_sound(const struct record_head *h)
+static bool region_valid(const struct record_head *h)
 {
     return h->magic == RECORD_REGION_MAGIC && h->version == RECORD_VERSION && h->slots == RECORD_SLOTS &&
            h->slot_size == sizeof(struct record_slot) && h->id == limits->id && h->devices == limits->devices;
@@ -49,7 +50,7 @@ static bool open_limits(const char *path)
     if (!registered) return false;
     if (l) return true;
     l = os_map_limits(path, RECORD_PAGE);
-    if (!l || !limits_sound(l)) return false;
+    if (!l || !limits_valid(l)) return false;
     __atomic_store_n(&limits, l, __ATOMIC_SEQ_CST);
     return true;
 }
@@ -59,13 +60,15 @@ static struct record_slot *slot_at(struct record_head *h, uint32_t i)
     return (struct record_slot *)((char *)h + RECORD_SLOT(i));
 }
 
-/* raise_high makes every reader look as far as slot i. It comes before the slot's first word is written: a reader that
- * did not look that far had published before, so the slot's owner sees it. */
+/* raise_high makes every reader include slot i. It comes before the slot's first word is written: a
+ * reader that did not include slot i had published before, so the slot's owner sees what it
+ * published. */
 static void raise_high(struct record_head *h, uint32_t i)
 {
     uint32_t high = LOAD(&h->high);
 
-    while (high <= i && !__atomic_compare_exchange_n(&h->high, &high, i + 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    while (high <= i &&
+           !__atomic_compare_exchange_n(&h->high, &high, i + 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
 }
 
 static void empty(struct record_slot *s)
@@ -74,7 +77,7 @@ static void empty(struct record_slot *s)
         if (LOAD(&s->used[d])) __atomic_store_n(&s->used[d], 0, __ATOMIC_SEQ_CST);
 }
 
-/* claim takes the lowest slot that is free, so that sums stay short. */
+/* claim takes the lowest free slot, so that sums stay short. */
 static struct record_slot *claim(struct record_head *h, int fd)
 {
     for (uint32_t i = 0; i < RECORD_SLOTS; i++) {
@@ -89,10 +92,11 @@ static struct record_slot *claim(struct record_head *h, int fd)
     return NULL;
 }
 
-/* open_region maps the region. The descriptor is closed at once: a program that closes all it did not open
- * (daemons do) would drop the lock, and the number would become another file's. The mapping keeps both. It also lets
- * go of the lock after the driver's descriptors are closed, because exit frees the mappings first and the kernel ends files
- * in the reverse order: what a dying process holds is still counted while the driver still has it. */
+/* open_region maps the region. The descriptor is closed at once: a program that closes descriptors
+ * which it did not open (daemons do) would release the lock, and the number would become another
+ * file's. The mapping keeps the lock. At exit it also releases the lock after the driver's
+ * descriptors are closed, because exit frees the mappings first and the kernel ends files in the
+ * reverse order. So what a dying process holds is counted for as long as the driver has it. */
 static bool open_region(bool join)
 {
     int fd = os_open_region(region_path, RECORD_REGION_SIZE);
@@ -101,10 +105,10 @@ static bool open_region(bool join)
 
     if (fd < 0) return false;
     h = os_map_region(fd, RECORD_REGION_SIZE);
-    if (h && region_sound(h) && join) s = claim(h, fd);
+    if (h && region_valid(h) && join) s = claim(h, fd);
     os_close(fd);
     if (!h) return false;
-    if (!region_sound(h) || (join && !s)) {
+    if (!region_valid(h) || (join && !s)) {
         os_pages_free(h, RECORD_REGION_SIZE);
         return false;
     }
@@ -125,7 +129,8 @@ bool account_open(const char *limits_file, const char *region_file)
     return ok;
 }
 
-/* join maps the region once more, with a slot. The mapping without one stays: another thread may be reading it. */
+/* join maps the region again, with a slot. The mapping without a slot stays: another thread may be
+ * reading it. */
 static struct record_slot *join(void)
 {
     struct record_slot *s;
@@ -148,13 +153,14 @@ int account_device(const uint8_t uuid[16])
     return -1;
 }
 
-/* No device has this much memory: a word with such a bit is nonsense, and without them no sum can overflow. */
-#define NONSENSE (~UINT64_C(0) << 48)
+/* No device has this much memory: a word with one of these bits is invalid, and without them no sum
+ * overflows. */
+#define INVALID_BITS (~UINT64_C(0) << 48)
 
-/* What the last sum was. A hint for the next one, of no consequence when it is wrong. */
+/* The last sum of each device. It is a hint for the next one and may be wrong. */
 static uint64_t recent[RECORD_DEVICES];
 
-/* sum adds up a device's use; nonsense in it makes it the largest number. */
+/* sum adds up a device's use. An invalid word makes it UINT64_MAX. */
 static uint64_t sum(struct record_head *h, int device)
 {
     uint32_t high = LOAD(&h->high);
@@ -168,16 +174,17 @@ static uint64_t sum(struct record_head *h, int device)
         total += one;
         bits |= one;
     }
-    if (bits & NONSENSE) total = UINT64_MAX;
+    if (bits & INVALID_BITS) total = UINT64_MAX;
     __atomic_store_n(&recent[device], total, __ATOMIC_RELAXED);
     return total;
 }
 
-/* try_take publishes and then sums. What can't fit is not published, because it would only make others fail: where the
- * last sum leaves doubt, a sum comes first. */
+/* try_take publishes and then sums. What cannot fit is not published, because it would only make
+ * others fail: if it does not fit by the last sum, a new sum is made first. */
 static bool try_take(struct record_head *h, struct record_slot *s, int device, uint64_t bytes)
 {
-    uint64_t limit = LOAD(&limits->device[device].bytes), used = __atomic_load_n(&recent[device], __ATOMIC_RELAXED);
+    uint64_t limit = LOAD(&limits->device[device].bytes);
+    uint64_t used = __atomic_load_n(&recent[device], __ATOMIC_RELAXED);
 
     if (bytes > limit) return false;
     if (used > limit - bytes && sum(h, device) > limit - bytes) return false;
@@ -187,14 +194,15 @@ static bool try_take(struct record_head *h, struct record_slot *s, int device, u
     return false;
 }
 
-/* take_again is for what did not fit: perhaps a dead process still held something, perhaps others had published what
- * they then did not get. Of racers that keep failing each other the pauses let one through. */
+/* take_again is for what did not fit. A dead process may have held memory, or others may have
+ * published what they then did not get. Where processes make each other fail, the pauses let one of
+ * them succeed. */
 static bool take_again(struct record_slot *s, int device, uint64_t bytes)
 {
     struct record_head *h = LOAD(&head);
 
     if (bytes > LOAD(&limits->device[device].bytes)) return false;
-    account_bury();
+    account_reap();
     for (unsigned int i = 0; i < 3; i++) {
         if (try_take(h, s, device, bytes)) return true;
         os_pause(1 + (os_pid() * 2654435761u >> 8 * i) % 50);
@@ -211,7 +219,7 @@ bool account_take(int device, uint64_t bytes)
     return try_take(LOAD(&head), s, device, bytes) || take_again(s, device, bytes);
 }
 
-/* account_give after a fork is about memory that is the parent's. */
+/* A forked child has no slot until it allocates: what it frees before is the parent's. */
 void account_give(int device, uint64_t bytes)
 {
     struct record_slot *s = LOAD(&mine);
@@ -220,7 +228,8 @@ void account_give(int device, uint64_t bytes)
     if (!s || device < 0 || device >= RECORD_DEVICES) return;
     had = LOAD(&s->used[device]);
     do left = had > bytes ? had - bytes : 0;
-    while (!__atomic_compare_exchange_n(&s->used[device], &had, left, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    while (!__atomic_compare_exchange_n(&s->used[device], &had, left, true, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST));
 }
 
 static bool in_use(const struct record_slot *s)
@@ -230,11 +239,12 @@ static bool in_use(const struct record_slot *s)
     return false;
 }
 
-/* account_bury: a slot whose lock can be had has no owner. Whoever gets the lock is its owner for the moment. */
-unsigned int account_bury(void)
+/* A slot whose lock is free has no owner. The lock makes this process its owner while it empties
+ * the slot. */
+unsigned int account_reap(void)
 {
     struct record_head *h;
-    unsigned int buried = 0;
+    unsigned int reaped = 0;
     int fd = -1;
 
     os_spin_lock(&files);
@@ -246,25 +256,25 @@ unsigned int account_bury(void)
         if (fd < 0) break;
         if (!os_lock(fd, i)) continue;
         empty(s);
-        buried++;
+        reaped++;
     }
     if (fd >= 0) os_close(fd);
     os_spin_unlock(&files);
-    return buried;
+    return reaped;
 }
 
-struct account_view account_look(int device)
+struct account_usage account_usage(int device)
 {
     struct record_head *h = LOAD(&head);
-    struct account_view v = {0, 0, 0};
+    struct account_usage u = {0, 0, 0};
 
-    if (!h || device < 0 || device >= RECORD_DEVICES) return v;
-    account_bury();
-    v.total = LOAD(&limits->device[device].bytes);
-    v.used = sum(h, device);
-    if (v.used > v.total) v.used = v.total; /* a grant that was shrunk, or overhead beyond it */
-    v.free = v.total - v.used;
-    return v;
+    if (!h || device < 0 || device >= RECORD_DEVICES) return u;
+    account_reap();
+    u.total = LOAD(&limits->device[device].bytes);
+    u.used = sum(h, device);
+    if (u.used > u.total) u.used = u.total; /* a smaller grant, or overhead */
+    u.free = u.total - u.used;
+    return u;
 }
 
 unsigned int account_processes(int device, struct account_process *list, unsigned int room)
@@ -273,7 +283,7 @@ unsigned int account_processes(int device, struct account_process *list, unsigne
     unsigned int found = 0;
 
     if (!h || device < 0 || device >= RECORD_DEVICES) return 0;
-    account_bury();
+    account_reap();
     for (uint32_t i = 0; i < RECORD_SLOTS && i < LOAD(&h->high); i++) {
         struct record_slot *s = slot_at(h, i);
         uint64_t used = LOAD(&s->used[device]);

@@ -175,16 +175,16 @@ API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return released(REAL(cuDev
 
 static unsigned int clamp(uint64_t bytes) { return bytes > ~0u ? ~0u : (unsigned int)bytes; }
 
-static struct account_view view(CUdevice ordinal) { return account_look(device_of(ordinal)); }
+static struct account_usage view(CUdevice ordinal) { return account_usage(device_of(ordinal)); }
 
 API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     CUresult r = REAL(cuMemGetInfo_v2)(free, total);
     struct place p;
-    struct account_view v;
+    struct account_usage v;
 
     if (r != CUDA_SUCCESS || (r = place_current(&p)) != CUDA_SUCCESS) return r;
-    v = account_look(p.device);
+    v = account_usage(p.device);
     if (free) *free = v.free;
     if (total) *total = v.total;
     return r;

@@ -1,5 +1,5 @@
-/* The proxy of libnvidia-ml: it tells a container of its grant instead of the GPU. NVML allocates nothing, so where the
- * account can't be read the reports fail and nothing else does. */
+/* The proxy of libnvidia-ml: it reports the container's grant instead of the GPU. NVML allocates
+ * nothing, so if the account cannot be read, only the reports fail. */
 #include "account.h"
 #include "nvml_abi.h"
 #include "nvml_entries.h"
@@ -11,23 +11,23 @@
 
 #define API __attribute__((visibility("default")))
 
-/* The prototypes, of which process lists have two kinds: structures with and without the MIG instance. */
+/* The prototypes. Process lists have structures with (v2) and without (v1) the MIG instance. */
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list);
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length);
-#define LISTS(ROW)                                                       \
-    ROW(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)      \
-    ROW(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)   \
-    ROW(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, true)   \
-    ROW(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)    \
-    ROW(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, false) \
-    ROW(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t, false) \
-    ROW(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)  \
+#define PROCESS_LISTS(ROW)                                                       \
+    ROW(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)        \
+    ROW(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)     \
+    ROW(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, true)     \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)      \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, false)   \
+    ROW(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t, false)   \
+    ROW(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)    \
     ROW(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, false) \
     ROW(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, false)
-#define PROTOTYPE(name, type, ours) API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos);
-LISTS(PROTOTYPE)
+#define PROTOTYPE(name, type, compute) API nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos);
+PROCESS_LISTS(PROTOTYPE)
 
 static nvmlReturn_t absent(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 
@@ -69,7 +69,7 @@ static bool parse_uuid(const char *text, uint8_t uuid[16])
     return *text == 0;
 }
 
-/* device_of: -1 is a GPU that is not in the grant: nothing of it is the container's. */
+/* device_of finds the account's number of a device, -1 for one that is not in the grant. */
 static nvmlReturn_t device_of(nvmlDevice_t handle, int *device)
 {
     char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
@@ -82,44 +82,45 @@ static nvmlReturn_t device_of(nvmlDevice_t handle, int *device)
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t look(nvmlDevice_t handle, struct account_view *v)
+static nvmlReturn_t read_usage(nvmlDevice_t handle, struct account_usage *u)
 {
     int device;
     nvmlReturn_t r = device_of(handle, &device);
 
-    if (r == NVML_SUCCESS) *v = account_look(device);
+    if (r == NVML_SUCCESS) *u = account_usage(device);
     return r;
 }
 
-/* The driver is asked first: it knows which arguments are wrong. */
+/* The driver is called first: it checks the arguments. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    struct account_view v;
+    struct account_usage u;
     nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
 
     if (r != NVML_SUCCESS || !memory) return r;
     memset(memory, 0, sizeof *memory);
-    if ((r = look(device, &v)) != NVML_SUCCESS) return r;
-    *memory = (nvmlMemory_t){.total = v.total, .free = v.free, .used = v.used};
+    if ((r = read_usage(device, &u)) != NVML_SUCCESS) return r;
+    *memory = (nvmlMemory_t){.total = u.total, .free = u.free, .used = u.used};
     return r;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    struct account_view v;
+    struct account_usage u;
     nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 
     if (r != NVML_SUCCESS || !memory) return r;
     *memory = (nvmlMemory_v2_t){.version = memory->version};
-    if ((r = look(device, &v)) != NVML_SUCCESS) return r;
-    memory->total = v.total;
-    memory->free = v.free;
-    memory->used = v.used;
+    if ((r = read_usage(device, &u)) != NVML_SUCCESS) return r;
+    memory->total = u.total;
+    memory->free = u.free;
+    memory->used = u.used;
     return r;
 }
 
-/* list answers as NVML does: too little room is an error that says how much is needed. */
-static nvmlReturn_t list(nvmlDevice_t handle, unsigned int *count, void *infos, size_t size, bool ours)
+/* list_processes answers as NVML does: too little room is an error, with the needed number in
+ * *count. */
+static nvmlReturn_t list_processes(nvmlDevice_t handle, unsigned int *count, void *infos, size_t size, bool compute)
 {
     static const unsigned int most = 1024;
     int device;
@@ -131,7 +132,7 @@ static nvmlReturn_t list(nvmlDevice_t handle, unsigned int *count, void *infos, 
     if (r != NVML_SUCCESS) return r;
     all = os_pages(most * sizeof *all);
     if (!all) return NVML_ERROR_INSUFFICIENT_SIZE;
-    found = ours ? account_processes(device, all, most) : 0;
+    found = compute ? account_processes(device, all, most) : 0;
     *count = found;
     for (unsigned int i = 0; i < found && found <= room; i++, to += size) {
         nvmlProcessInfo_v2_t p = {.pid = all[i].pid, .usedGpuMemory = all[i].used, .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
@@ -141,16 +142,16 @@ static nvmlReturn_t list(nvmlDevice_t handle, unsigned int *count, void *infos, 
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* The driver's own list is asked for its length only: whether it can be had at all. */
-#define LIST(name, type, ours)                                                                  \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                    \
-    {                                                                                           \
-        unsigned int none = 0;                                                                  \
-        nvmlReturn_t r = REAL(name)(device, count ? &none : NULL, NULL);                        \
-        if (!count || (r != NVML_SUCCESS && r != NVML_ERROR_INSUFFICIENT_SIZE)) return r;       \
-        return list(device, count, infos, sizeof *infos, ours);                                 \
+/* The driver is called with no room, only for its error: it may not support the list. */
+#define PROCESS_LIST(name, type, compute)                                                 \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)              \
+    {                                                                                     \
+        unsigned int none = 0;                                                            \
+        nvmlReturn_t r = REAL(name)(device, count ? &none : NULL, NULL);                  \
+        if (!count || (r != NVML_SUCCESS && r != NVML_ERROR_INSUFFICIENT_SIZE)) return r; \
+        return list_processes(device, count, infos, sizeof *infos, compute);              \
     }
-LISTS(LIST)
+PROCESS_LISTS(PROCESS_LIST)
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
 {

@@ -60,7 +60,7 @@ static void to_the_byte(void)
     OK(!account_take(0, 2) && account_take(0, 1), "what is given back can be taken");
     OK(!account_take(-1, 1) && !account_take(RECORD_DEVICES, 1), "no other device");
     account_give(0, 5000);
-    IS(account_look(0).used, 0, "giving too much ends at nothing");
+    IS(account_usage(0).used, 0, "giving too much ends at nothing");
     OK(!account_take(0, UINT64_MAX), "the largest number does not wrap");
     slot(3)->used[0] = UINT64_MAX;
     head->high = UINT32_MAX;
@@ -82,11 +82,11 @@ static void a_slot_is_for_life(void)
     slot(1)->pid = 4711;
     slot(2)->used[0] = 30; /* dead */
     head->high = 3;
-    IS(account_look(0).used, 30, "the living count");
+    IS(account_usage(0).used, 30, "the living count");
     IS(account_processes(0, list, 2), 2, "two processes");
     OK(list[0].pid == (uint32_t)getpid() && list[0].used == 10 && list[1].pid == 4711 && list[1].used == 20, "these");
     IS(account_processes(0, list, 0), 2, "counted without room");
-    IS(account_bury(), 0, "nobody else is dead");
+    IS(account_reap(), 0, "nobody else is dead");
 }
 
 static int overruns;
@@ -122,7 +122,7 @@ static void never_more_than_fit(void)
     for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, i % 2 ? hold : race, NULL);
     for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
     IS(overruns, 0, "of those that take 400 of 1000 there are two at most");
-    IS(account_look(0).used, 0, "and nothing is left");
+    IS(account_usage(0).used, 0, "and nothing is left");
 }
 
 static void processes_race(void)
@@ -148,7 +148,7 @@ static void processes_race(void)
     for (int i = 0; i < 8; i++) waitpid(pids[i], &status, 0), fine += status == 0;
     IS(fine, 8, "eight processes, never three with 400 of 1000");
     OK(shared[1] > 1000, "and not because nobody got any: %d", shared[1]);
-    IS(account_look(0).used, 0, "nothing is left");
+    IS(account_usage(0).used, 0, "nothing is left");
 }
 
 /* core #86: nobody waits for anybody. */
@@ -163,7 +163,7 @@ static void a_stopped_process_stops_nobody(void)
             if (!account_open(limits_file, region_file)) _exit(1);
             for (;;) {
                 if (account_take(0, 50)) account_give(0, 50);
-                account_look(0);
+                account_usage(0);
             }
         }
     for (int round = 0; round < 50; round++) {
@@ -178,7 +178,7 @@ static void a_stopped_process_stops_nobody(void)
     }
     IS(failed, 0, "wherever eight others were stopped, 5000 allocations went on");
     for (int i = 0; i < 8; i++) kill(others[i], SIGKILL), waitpid(others[i], NULL, 0);
-    IS(account_look(0).used, 0, "and killed they leave nothing");
+    IS(account_usage(0).used, 0, "and killed they leave nothing");
 }
 
 /* core #248 #260, hami #2500: killed at any moment, in the first call or the last. */
@@ -238,7 +238,7 @@ static void a_start_that_is_killed_holds_nobody_up(void)
     }
     OK(stops > 10 && stops < 1000, "killed at each of the %d entries and exits of the kernel in a start", stops);
     IS(failed, 0, "it holds nothing");
-    IS(account_look(0).used, 0, "nor does anybody");
+    IS(account_usage(0).used, 0, "nor does anybody");
 }
 
 /* own_slot is the slot that the process has taken. */
@@ -264,7 +264,7 @@ static void a_word_has_one_writer(void)
             if (own->used[0] != 1000 + i) _exit(2);
             if (!account_take(0, n)) _exit(3);
             if (own->used[0] != 1000 + i + n) _exit(4);
-            if (n % 8 == i) account_bury(), account_look(0);
+            if (n % 8 == i) account_reap(), account_usage(0);
             account_give(0, n);
         }
         _exit(0);
@@ -299,7 +299,7 @@ static void among_hundreds_an_allocation_asks_no_kernel(void)
     waitpid(pid, &status, 0);
     IS(status, 0, "one more starts, and allocates ten thousand times, by itself");
     IS(slot(OTHERS)->claims, 1, "in the slot after theirs");
-    IS(account_look(0).used, OTHERS * 100, "and has touched none of them");
+    IS(account_usage(0).used, OTHERS * 100, "and has touched none of them");
 }
 
 /* ---- tracking ---- */
