@@ -1,13 +1,15 @@
-/* Launches, in the variant of the proxy for grants with a share of compute. The other one has none of this: there a program's launches
- * are the driver's own. */
-#include "cuda.h"
-
+/* Launches, in the variant of the proxy for grants with a share of compute. The other variant does
+ * not have this file: there, a program calls the driver's own functions. */
+#include "account.h"
+#include "cuda_devices.h"
+#include "cuda_driver.h"
 #include "record.h"
 #include "throttle.h"
 
-/* A capture is a plan. What can't be asked, or is wrong, is left for the driver to refuse, without a wait; a driver that does not know
- * the call has no captures. */
-static bool is_captured(void *stream, bool per_thread)
+/* A captured launch runs nothing yet. A stream that the driver reports an error for counts as
+ * capturing: the launch is passed without a wait, and the driver refuses it. A driver without the
+ * call has no captures. */
+static bool is_capturing(void *stream, bool per_thread)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult r = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
@@ -15,19 +17,20 @@ static bool is_captured(void *stream, bool per_thread)
     return r != CUDA_ERROR_NOT_SUPPORTED && (r != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
-/* A grant over several devices has a gate on each, and only the driver knows on which one a stream is. */
-static void gate(CUstream stream, bool per_thread)
+/* A grant over several devices has a gate for each, and only the driver knows the device of a
+ * stream. */
+static void pass_gate(CUstream stream, bool per_thread)
 {
-    struct place p = {.device = 0};
+    struct location l = {.device = 0};
 
-    if (account_devices() > 1 && place_of_stream(stream, &p) != CUDA_SUCCESS) return;
-    throttle_pass(p.device, is_captured, stream, per_thread);
+    if (account_devices() > 1 && location_of_stream(stream, &l) != CUDA_SUCCESS) return;
+    throttle_pass(l.device, is_capturing, stream, per_thread);
 }
 
 #define LAUNCH(function, parameters, stream, per_thread, ...) \
     API CUresult function parameters                          \
     {                                                         \
-        gate(stream, per_thread);                             \
+        pass_gate(stream, per_thread);                        \
         return REAL(function)(__VA_ARGS__);                   \
     }
 #define GRID_OF gx, gy, gz, bx, by, bz, shared
@@ -44,9 +47,9 @@ LAUNCH(cuLaunchCooperativeKernel_ptsz, (CUfunction f, CUDA_GRID, CUstream stream
 LAUNCH(cuGraphLaunch, (CUgraphExec exec, CUstream stream), stream, false, exec, stream)
 LAUNCH(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), stream, true, exec, stream)
 
-/* One launch on several devices: all of their gates. */
+/* One call launches on several devices: it passes the gates of all. */
 API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int n, unsigned int flags)
 {
-    for (unsigned int i = 0; launches && i < n && i < RECORD_DEVICES; i++) gate(launches[i].hStream, false);
+    for (unsigned int i = 0; launches && i < n && i < RECORD_DEVICES; i++) pass_gate(launches[i].hStream, false);
     return REAL(cuLaunchCooperativeKernelMultiDevice)(launches, n, flags);
 }

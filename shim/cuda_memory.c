@@ -1,26 +1,33 @@
 /* Plain, pitched and managed memory, and arrays. */
-#include "cuda.h"
+#include "account.h"
+#include "cuda_count.h"
+#include "cuda_devices.h"
+#include "cuda_driver.h"
+#include "cuda_pools.h"
+#include "track.h"
 
-static struct track pointer(const struct place *p, uint64_t bytes)
+static struct track entry_at(const struct location *l, uint64_t bytes)
 {
-    return (struct track){.kind = TRACK_POINTER, .device = (int8_t)p->device, .context = p->context, .bytes = bytes};
+    return (struct track){
+        .kind = TRACK_POINTER, .device = (int8_t)l->device, .context = l->context, .bytes = bytes};
 }
 
 static void undo_pointer(uint64_t p) { REAL(cuMemFree_v2)(p); }
 static void undo_pointer_v1(uint64_t p) { REAL(cuMemFree)((CUdeviceptr_v1)p); }
 
-/* start counts an allocation in the current context. Without a context the driver's own error is the answer. */
-static CUresult start(struct track *t, uint64_t bytes)
+/* begin_allocation counts an allocation in the current context. Without a context, the answer is
+ * the driver's own error. */
+static CUresult begin_allocation(struct track *t, uint64_t bytes)
 {
-    struct place p;
-    CUresult r = place_current(&p);
+    struct location l;
+    CUresult r = location_current(&l);
 
     if (r != CUDA_SUCCESS) return r;
-    *t = pointer(&p, bytes);
-    return account_take(p.device, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    *t = entry_at(&l, bytes);
+    return account_take(l.device, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Where the driver will refuse the arguments nothing is counted: the answer is the driver's. */
+/* Arguments that the driver refuses are passed to it uncounted: the answer is the driver's. */
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
 {
@@ -28,10 +35,10 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAlloc_v2)(p, bytes);
-    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAlloc_v2)(p, bytes);
     t.key = *p;
-    return keep(r, &t, undo_pointer);
+    return finish_allocation(r, &t, undo_pointer);
 }
 API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
 {
@@ -39,10 +46,10 @@ API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAlloc)(p, bytes);
-    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAlloc)(p, bytes);
     t.key = *p;
-    return keep(r, &t, undo_pointer_v1);
+    return finish_allocation(r, &t, undo_pointer_v1);
 }
 API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
 {
@@ -50,21 +57,23 @@ API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAllocManaged)(p, bytes, flags);
-    if ((r = start(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocManaged)(p, bytes, flags);
     t.key = *p;
-    return keep(r, &t, undo_pointer);
+    return finish_allocation(r, &t, undo_pointer);
 }
 
-/* pitched is the size of rows that are padded to 512 bytes, which is what drivers do; the largest number if there is none. */
-static uint64_t pitched(uint64_t width, uint64_t height)
+/* pitched_bytes is the size of rows that are padded to 512 bytes, as drivers do. If it does not fit
+ * the type, it is UINT64_MAX. */
+static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 {
     uint64_t bytes;
     if (width > UINT64_MAX - 511 || __builtin_mul_overflow((width + 511) & ~UINT64_C(511), height, &bytes)) return UINT64_MAX;
     return bytes;
 }
 
-/* recount makes the count agree with the pitch that the driver chose. False: that does not fit. */
+/* recount makes the count agree with the pitch that the driver chose. False: the bytes do not
+ * fit. */
 static bool recount(struct track *t, uint64_t bytes)
 {
     if (bytes > t->bytes && !account_take(t->device, bytes - t->bytes)) return false;
@@ -79,14 +88,14 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, siz
     CUresult r;
 
     if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
-    if ((r = start(&t, pitched(width, height))) != CUDA_SUCCESS) return r;
+    if ((r = begin_allocation(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
     t.key = *p;
     if (r == CUDA_SUCCESS && !recount(&t, *pitch * height)) {
         undo_pointer(*p);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return keep(r, &t, undo_pointer);
+    return finish_allocation(r, &t, undo_pointer);
 }
 API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
 {
@@ -94,50 +103,50 @@ API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned in
     CUresult r;
 
     if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch)(p, pitch, width, height, element);
-    if ((r = start(&t, pitched(width, height))) != CUDA_SUCCESS) return r;
+    if ((r = begin_allocation(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocPitch)(p, pitch, width, height, element);
     t.key = *p;
     if (r == CUDA_SUCCESS && !recount(&t, (uint64_t)*pitch * height)) {
         undo_pointer_v1(*p);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return keep(r, &t, undo_pointer_v1);
+    return finish_allocation(r, &t, undo_pointer_v1);
 }
 
-/* An entry goes before the driver frees, because the driver may give the address to another thread at once. A pointer that we
- * don't know is the driver's affair. */
-static void forget_pointer(uint64_t p, struct track *t)
+/* An entry is removed before the driver frees, because the driver may return the address to another
+ * thread at once. An unknown pointer has no entry, and the driver decides about it. */
+static void untrack_pointer(uint64_t p, struct track *t)
 {
     if (!track_remove(TRACK_POINTER, p, t)) track_remove(TRACK_POOLED, p, t);
 }
 
-static CUresult freed(CUresult r, const struct track *t)
+static CUresult finish_free(CUresult r, const struct track *t)
 {
     struct track old;
 
     if (r != CUDA_SUCCESS && t->kind) track_put(t, &old);
-    else if (t->kind == TRACK_POOLED) pool_release(t), pools_settle();
-    else give(t);
+    else if (t->kind == TRACK_POOLED) pool_release(t), pools_update();
+    else uncount(t);
     return r;
 }
 
 API CUresult cuMemFree_v2(CUdeviceptr p)
 {
     struct track t;
-    forget_pointer(p, &t);
-    return freed(REAL(cuMemFree_v2)(p), &t);
+    untrack_pointer(p, &t);
+    return finish_free(REAL(cuMemFree_v2)(p), &t);
 }
 API CUresult cuMemFree(CUdeviceptr_v1 p)
 {
     struct track t;
-    forget_pointer(p, &t);
-    return freed(REAL(cuMemFree)(p), &t);
+    untrack_pointer(p, &t);
+    return finish_free(REAL(cuMemFree)(p), &t);
 }
 
 /* ---- arrays ---- */
 
-/* element_bytes is the size of an element with all its channels. The formats are those of the documented enum; of one
- * that is newer the largest size there is is assumed. */
+/* element_bytes is the size of an element with all its channels. The formats are those of the
+ * documented enum CUarray_format. A newer format counts as the largest size that exists. */
 static uint64_t element_bytes(int format, unsigned int channels)
 {
     switch (format) {
@@ -148,12 +157,14 @@ static uint64_t element_bytes(int format, unsigned int channels)
     }
 }
 
+/* times multiplies, with b = 0 as 1; UINT64_MAX if the product does not fit. */
 static uint64_t times(uint64_t a, uint64_t b)
 {
     uint64_t product;
     return __builtin_mul_overflow(a, b ? b : 1, &product) ? UINT64_MAX : product;
 }
 
+/* array_bytes is the size of all levels. Sparse and deferred arrays have no memory of their own. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
     uint64_t sum = 0, element = element_bytes(d->Format, d->NumChannels);
@@ -170,29 +181,29 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
 static void undo_array(uint64_t a) { REAL(cuArrayDestroy)((CUarray)(uintptr_t)a); }
 static void undo_mipmap(uint64_t a) { REAL(cuMipmappedArrayDestroy)((CUmipmappedArray)(uintptr_t)a); }
 
-static CUresult array_start(struct track *t, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+static CUresult begin_array(struct track *t, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
-    CUresult r = start(t, array_bytes(d, levels));
+    CUresult r = begin_allocation(t, array_bytes(d, levels));
     t->kind = TRACK_ARRAY;
     return r;
 }
 
-static CUresult array_keep(CUresult r, struct track *t, const void *array, void (*undo)(uint64_t))
+static CUresult finish_array(CUresult r, struct track *t, const void *array, void (*undo)(uint64_t))
 {
     t->key = (uint64_t)(uintptr_t)array;
-    return keep(r, t, undo);
+    return finish_allocation(r, t, undo);
 }
 
-#define ARRAY(function, type, depth, flags)                                                                            \
-    API CUresult function(CUarray *a, const type *d)                                                                   \
-    {                                                                                                                  \
-        struct track t;                                                                                                \
-        CUresult r;                                                                                                    \
-        if (!a || !d) return REAL(function)(a, d);                                                                     \
-        r = array_start(&t, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, depth, d->Format, d->NumChannels, flags}, 1); \
-        if (r != CUDA_SUCCESS) return r;                                                                               \
-        r = REAL(function)(a, d);                                                                                      \
-        return array_keep(r, &t, *a, undo_array);                                                                      \
+#define ARRAY(function, type, depth, flags)                                                                               \
+    API CUresult function(CUarray *a, const type *d)                                                                      \
+    {                                                                                                                     \
+        struct track t;                                                                                                   \
+        CUresult r;                                                                                                       \
+        if (!a || !d) return REAL(function)(a, d);                                                                        \
+        r = begin_array(&t, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, depth, d->Format, d->NumChannels, flags}, 1); \
+        if (r != CUDA_SUCCESS) return r;                                                                                  \
+        r = REAL(function)(a, d);                                                                                         \
+        return finish_array(r, &t, *a, undo_array);                                                                       \
     }
 ARRAY(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, 0, 0)
 ARRAY(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, 0, 0)
@@ -205,20 +216,20 @@ API CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESC
     CUresult r;
 
     if (!a || !d) return REAL(cuMipmappedArrayCreate)(a, d, levels);
-    if ((r = array_start(&t, d, levels)) != CUDA_SUCCESS) return r;
+    if ((r = begin_array(&t, d, levels)) != CUDA_SUCCESS) return r;
     r = REAL(cuMipmappedArrayCreate)(a, d, levels);
-    return array_keep(r, &t, *a, undo_mipmap);
+    return finish_array(r, &t, *a, undo_mipmap);
 }
 
 API CUresult cuArrayDestroy(CUarray a)
 {
     struct track t;
     track_remove(TRACK_ARRAY, (uint64_t)(uintptr_t)a, &t);
-    return freed(REAL(cuArrayDestroy)(a), &t);
+    return finish_free(REAL(cuArrayDestroy)(a), &t);
 }
 API CUresult cuMipmappedArrayDestroy(CUmipmappedArray a)
 {
     struct track t;
     track_remove(TRACK_ARRAY, (uint64_t)(uintptr_t)a, &t);
-    return freed(REAL(cuMipmappedArrayDestroy)(a), &t);
+    return finish_free(REAL(cuMipmappedArrayDestroy)(a), &t);
 }

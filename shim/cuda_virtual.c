@@ -1,32 +1,40 @@
-/* Memory by parts. An allocation lives while a handle or a mapping does; "block" is what the account knows of it. */
-#include "cuda.h"
+/* Virtual memory management: physical memory with handles and mappings. A block is an allocation of
+ * physical memory. Handles and mappings are references to it, and the last one that goes frees
+ * it. */
+#include "account.h"
+#include "cuda_count.h"
+#include "cuda_devices.h"
+#include "cuda_driver.h"
+#include "track.h"
 
-static uint64_t next_block; /* in steps of what the tracking takes for neighbours */
+/* Blocks are numbered in steps of this, so that the hash of track.c puts successive ones side by
+ * side. */
 enum { BLOCK_STEP = 512 };
+static uint64_t next_block;
 
-/* unblock takes one handle or mapping off a block. */
-static void unblock(uint64_t block)
+static void drop_reference(uint64_t block)
 {
     struct track b;
-    if (track_count(TRACK_BLOCK, block, -1, &b) && b.count == 0) give(&b);
+    if (track_count(TRACK_BLOCK, block, -1, &b) && b.count == 0) uncount(&b);
 }
 
-static bool enter(enum track_kind kind, uint64_t key, uint64_t block, uint64_t bytes)
+/* add_reference enters a handle or a mapping that is counted in its block already. */
+static bool add_reference(enum track_kind kind, uint64_t key, uint64_t block, uint64_t bytes)
 {
     struct track old;
 
     if (!track_put(&(struct track){.kind = (uint8_t)kind, .key = key, .link = block, .bytes = bytes, .count = 1, .device = -1}, &old)) return false;
-    if (old.kind) unblock(old.link);
+    if (old.kind) drop_reference(old.link);
     return true;
 }
 
-/* keep_block enters a new allocation and its first handle. */
-static bool keep_block(CUmemGenericAllocationHandle handle, const struct track *b)
+/* add_block enters a new allocation and its first handle. */
+static bool add_block(CUmemGenericAllocationHandle handle, const struct track *b)
 {
     struct track old;
 
     if (!track_put(b, &old)) return false;
-    if (enter(TRACK_HANDLE, handle, b->key, 0)) return true;
+    if (add_reference(TRACK_HANDLE, handle, b->key, 0)) return true;
     track_remove(TRACK_BLOCK, b->key, &old);
     return false;
 }
@@ -41,11 +49,11 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     if (!account_take(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     b.key = __atomic_add_fetch(&next_block, BLOCK_STEP, __ATOMIC_RELAXED);
-    if (r == CUDA_SUCCESS && !keep_block(*handle, &b)) {
+    if (r == CUDA_SUCCESS && !add_block(*handle, &b)) {
         REAL(cuMemRelease)(*handle);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (r != CUDA_SUCCESS) give(&b);
+    if (r != CUDA_SUCCESS) uncount(&b);
     return r;
 }
 
@@ -57,7 +65,7 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 
     if (!known) return r;
     if (r == CUDA_SUCCESS) {
-        if (h.count == 0) unblock(h.link);
+        if (h.count == 0) drop_reference(h.link);
     } else if (!track_count(TRACK_HANDLE, handle, 1, &h)) {
         h.count = 1;
         track_put(&h, &(struct track){0});
@@ -65,8 +73,9 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return r;
 }
 
-/* A handle that was released while its memory is mapped comes back to life. Of an address inside a mapping the start is not
- * known: the memory is then counted until the mapping goes. */
+/* A handle that was released while its memory is mapped becomes valid again. It is found by the
+ * address of the mapping's start. For an address inside a mapping the handle is not entered: the
+ * memory is then counted only until it is unmapped. */
 API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     CUresult r = REAL(cuMemRetainAllocationHandle)(handle, address);
@@ -74,7 +83,7 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
 
     if (r != CUDA_SUCCESS || track_count(TRACK_HANDLE, *handle, 1, &m)) return r;
     if (!track_find(TRACK_MAPPING, (uint64_t)(uintptr_t)address, &m) || !track_count(TRACK_BLOCK, m.link, 1, &block)) return r;
-    if (!enter(TRACK_HANDLE, *handle, m.link, 0)) unblock(m.link);
+    if (!add_reference(TRACK_HANDLE, *handle, m.link, 0)) drop_reference(m.link);
     return r;
 }
 
@@ -86,41 +95,43 @@ API CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAl
 
     if (!counted) return r;
     if (r != CUDA_SUCCESS) {
-        unblock(h.link);
-    } else if (!enter(TRACK_MAPPING, p, h.link, bytes)) {
+        drop_reference(h.link);
+    } else if (!add_reference(TRACK_MAPPING, p, h.link, bytes)) {
         REAL(cuMemUnmap)(p, bytes);
-        unblock(h.link);
+        drop_reference(h.link);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     return r;
 }
 
-/* Several whole mappings may be unmapped at once. Their entries go before the driver acts, because the addresses may be mapped
- * anew at once by another thread; of more than FEW the rest goes after it. */
-enum { FEW = 32 };
+/* One call can unmap several whole mappings. Their entries are removed before the driver is called,
+ * because another thread may map the addresses again at once. Of more than BATCH mappings, the
+ * others are removed after it. */
+enum { BATCH = 32 };
 
-static unsigned int take_mappings(CUdeviceptr *p, CUdeviceptr end, struct track *taken)
+/* remove_mappings removes up to BATCH entries from *p on, which it moves past them. */
+static unsigned int remove_mappings(CUdeviceptr *p, CUdeviceptr end, struct track *removed)
 {
     unsigned int n = 0;
 
-    while (n < FEW && *p < end && track_remove(TRACK_MAPPING, *p, &taken[n])) *p += taken[n++].bytes;
+    while (n < BATCH && *p < end && track_remove(TRACK_MAPPING, *p, &removed[n])) *p += removed[n++].bytes;
     return n;
 }
 
 API CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
-    struct track taken[FEW], old;
+    struct track removed[BATCH], old;
     CUdeviceptr end = p + bytes < p ? UINT64_MAX : p + bytes, at = p;
-    unsigned int n = take_mappings(&at, end, taken);
+    unsigned int n = remove_mappings(&at, end, removed);
     CUresult r = REAL(cuMemUnmap)(p, bytes);
 
     if (r != CUDA_SUCCESS) {
-        for (unsigned int i = 0; i < n; i++) track_put(&taken[i], &old);
+        for (unsigned int i = 0; i < n; i++) track_put(&removed[i], &old);
         return r;
     }
     while (n > 0) {
-        for (unsigned int i = 0; i < n; i++) unblock(taken[i].link);
-        n = take_mappings(&at, end, taken);
+        for (unsigned int i = 0; i < n; i++) drop_reference(removed[i].link);
+        n = remove_mappings(&at, end, removed);
     }
     return r;
 }

@@ -1,0 +1,140 @@
+/* The start of a process under the proxy, its devices and its contexts. */
+#include "cuda_devices.h"
+
+#include "account.h"
+#include "cuda_count.h"
+#include "cuda_driver.h"
+#include "cuda_pools.h"
+#include "os.h"
+#include "place.h"
+#include "track.h"
+
+#include <string.h>
+
+enum { ORDINALS = 64 };
+static int8_t devices[ORDINALS];   /* 0: not looked up yet, 1: not in the grant, 2 + n: the account's n */
+static uint64_t primary[ORDINALS]; /* each device's primary context */
+
+/* A forked child has no context and none of its parent's memory. */
+static void in_child(void)
+{
+    memset(devices, 0, sizeof devices);
+    memset(primary, 0, sizeof primary);
+    track_forget();
+    pools_forget();
+}
+
+static bool open_account(void)
+{
+    static int registered;
+
+    if (!__atomic_load_n(&registered, __ATOMIC_ACQUIRE)) {
+        if (!os_at_fork(NULL, NULL, in_child)) return false;
+        __atomic_store_n(&registered, 1, __ATOMIC_RELEASE);
+    }
+    return account_open(PLACE_LIMITS, PLACE_REGION);
+}
+
+/* cuInit comes before every allocation, so a container without an account fails here. The slot is
+ * taken before the driver opens its files: a dying process still counts while the kernel closes
+ * them. */
+API CUresult cuInit(unsigned int flags)
+{
+    if (!open_account()) return CUDA_ERROR_OPERATING_SYSTEM;
+    account_join();
+    return REAL(cuInit)(flags);
+}
+
+/* ---- devices ---- */
+
+/* The UUID decides, because CUDA_VISIBLE_DEVICES hides devices and changes their order. */
+int device_of(CUdevice ordinal)
+{
+    int8_t known;
+    CUuuid uuid;
+    int device;
+
+    if (ordinal < 0 || ordinal >= ORDINALS) return -1;
+    known = __atomic_load_n(&devices[ordinal], __ATOMIC_RELAXED);
+    if (known) return known - 2;
+    if (!open_account()) return -1;
+    if (REAL(cuDeviceGetUuid_v2)(&uuid, ordinal) && REAL(cuDeviceGetUuid)(&uuid, ordinal)) return -1;
+    device = account_device(uuid.bytes);
+    __atomic_store_n(&devices[ordinal], (int8_t)(device + 2), __ATOMIC_RELAXED);
+    return device;
+}
+
+CUresult location_current(struct location *l)
+{
+    CUcontext context;
+    CUresult r = REAL(cuCtxGetDevice)(&l->ordinal);
+
+    if (r == CUDA_SUCCESS) r = REAL(cuCtxGetCurrent)(&context);
+    if (r != CUDA_SUCCESS) return r;
+    l->context = (uint64_t)(uintptr_t)context;
+    l->device = device_of(l->ordinal);
+    return CUDA_SUCCESS;
+}
+
+/* A stream may belong to another device than the current context. */
+CUresult location_of_stream(CUstream stream, struct location *l)
+{
+    CUcontext of_stream;
+    CUresult r = location_current(l);
+
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return r;
+    if (REAL(cuStreamGetCtx)(stream, &of_stream)) return r;
+    if (r == CUDA_SUCCESS && (uint64_t)(uintptr_t)of_stream == l->context) return r;
+    r = REAL(cuCtxPushCurrent_v2)(of_stream);
+    if (r != CUDA_SUCCESS) return r;
+    r = location_current(l);
+    REAL(cuCtxPopCurrent_v2)(&of_stream);
+    return r;
+}
+
+/* ---- contexts ---- */
+
+static bool in_context(const struct track *t, uint64_t context) { return t->context == context; }
+
+/* uncount_context takes everything that was allocated in a context out of the account. */
+static void uncount_context(uint64_t context)
+{
+    if (context) track_remove_if(in_context, context, uncount);
+}
+
+static CUresult finish_destroy(CUresult r, CUcontext context)
+{
+    if (r == CUDA_SUCCESS) uncount_context((uint64_t)(uintptr_t)context);
+    return r;
+}
+API CUresult cuCtxDestroy(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy)(c), c); }
+API CUresult cuCtxDestroy_v2(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy_v2)(c), c); }
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+{
+    CUresult r = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+
+    if (r == CUDA_SUCCESS && context && ordinal >= 0 && ordinal < ORDINALS)
+        __atomic_store_n(&primary[ordinal], (uint64_t)(uintptr_t)*context, __ATOMIC_RELAXED);
+    return r;
+}
+
+/* The last release destroys the primary context, and only the driver knows how many users there
+ * are. */
+static CUresult finish_release(CUresult r, CUdevice ordinal)
+{
+    unsigned int flags;
+    int active = 1;
+
+    if (r != CUDA_SUCCESS || ordinal < 0 || ordinal >= ORDINALS) return r;
+    if (REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active) return r;
+    uncount_context(__atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED));
+    pools_reset(device_of(ordinal));
+    return r;
+}
+#define RELEASE(function) \
+    API CUresult function(CUdevice d) { return finish_release(REAL(function)(d), d); }
+RELEASE(cuDevicePrimaryCtxRelease)
+RELEASE(cuDevicePrimaryCtxRelease_v2)
+RELEASE(cuDevicePrimaryCtxReset)
+RELEASE(cuDevicePrimaryCtxReset_v2)

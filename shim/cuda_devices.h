@@ -1,0 +1,18 @@
+/* Devices and contexts, by the account's numbers. */
+#pragma once
+
+#include "cuda_abi.h"
+
+/* A location is where memory is allocated: the driver's and the account's number of the device, and
+ * the context that the memory is freed with. device is -1 if the device is not in the grant:
+ * nothing fits there. */
+struct location { CUdevice ordinal; int device; uint64_t context; };
+
+/* device_of is the account's number of a device, -1 if it is not in the grant or the account cannot
+ * be read. */
+int device_of(CUdevice ordinal);
+
+/* location_current is of the calling thread's current context. location_of_stream is of the context
+ * that the stream belongs to. On failure the result is the driver's error. */
+CUresult location_current(struct location *l);
+CUresult location_of_stream(CUstream stream, struct location *l);
