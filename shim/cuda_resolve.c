@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum how { COUNTED, FREED, REPORTED, RESOLVED, WATCHED, THROTTLED };
+enum how { COUNTED, FREED, REPORTED, RESOLVED, TRACKED, THROTTLED };
 #define WRAPPER_ROW(name, how, why) {#name, (void *)name, how},
 static const struct { const char *name; void *wrapper; enum how how; } wrappers[real_wrapped] = {CUDA_WRAPPED(WRAPPER_ROW)};
 

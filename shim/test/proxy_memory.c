@@ -145,7 +145,7 @@ static void memory_goes_with_its_context(void)
     IS(cuMemAlloc_v2(&p, MIB), CUDA_ERROR_INVALID_CONTEXT, "the driver's error");
 }
 
-static void a_module_is_not_counted_here(void) /* TRUTH in the table */
+static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 {
     void *module;
     begin(0);
