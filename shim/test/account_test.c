@@ -1,4 +1,5 @@
-/* The account and the tracking by themselves, without a driver: also under thread and address sanitizers. */
+/* Tests of account.c and track.c without a driver. They also run under the thread and address
+ * sanitizers. */
 #define _GNU_SOURCE
 #include "tap.h"
 
@@ -57,18 +58,18 @@ static void to_the_byte(void)
     OK(account_take(0, 999) && account_take(0, 1) && !account_take(0, 1), "the grant to the byte");
     OK(account_take(0, 0), "nothing more always fits");
     account_give(0, 1);
-    OK(!account_take(0, 2) && account_take(0, 1), "what is given back can be taken");
+    OK(!account_take(0, 2) && account_take(0, 1), "freed bytes can be taken again");
     OK(!account_take(-1, 1) && !account_take(RECORD_DEVICES, 1), "no other device");
     account_give(0, 5000);
-    IS(account_usage(0).used, 0, "giving too much ends at nothing");
+    IS(account_usage(0).used, 0, "giving more than was taken ends at 0");
     OK(!account_take(0, UINT64_MAX), "the largest number does not wrap");
     slot(3)->used[0] = UINT64_MAX;
     head->high = UINT32_MAX;
-    OK(account_take(0, 1), "nonsense in a dead slot is buried");
+    OK(account_take(0, 1), "an invalid word in a dead slot is cleared");
     IS(slot(3)->used[0], 0, "when memory is short");
 }
 
-static void a_slot_is_for_life(void)
+static void a_slot_is_kept(void)
 {
     struct account_process list[2];
     int fd;
@@ -82,11 +83,11 @@ static void a_slot_is_for_life(void)
     slot(1)->pid = 4711;
     slot(2)->used[0] = 30; /* dead */
     head->high = 3;
-    IS(account_usage(0).used, 30, "the living count");
+    IS(account_usage(0).used, 30, "only live processes count");
     IS(account_processes(0, list, 2), 2, "two processes");
     OK(list[0].pid == (uint32_t)getpid() && list[0].used == 10 && list[1].pid == 4711 && list[1].used == 20, "these");
     IS(account_processes(0, list, 0), 2, "counted without room");
-    IS(account_reap(), 0, "nobody else is dead");
+    IS(account_reap(), 0, "no other process is dead");
 }
 
 static int overruns;
@@ -99,7 +100,8 @@ static void *race(void *unused)
     return NULL;
 }
 
-/* core #273: the sum that a winner sees is within the limit. Here each one that was granted is counted by hand. */
+/* core #273: two processes pass the check together. This counts how many hold bytes at the same
+ * time. */
 static int holders;
 static void *hold(void *unused)
 {
@@ -107,7 +109,7 @@ static void *hold(void *unused)
     for (int i = 0; i < 5000; i++) {
         if (!account_take(0, 400)) continue;
         if (__atomic_add_fetch(&holders, 1, __ATOMIC_SEQ_CST) > 2) overruns++;
-        sched_yield(); /* so that the others try while it holds, on however few processors */
+        sched_yield(); /* the others try meanwhile, even on one processor */
         __atomic_sub_fetch(&holders, 1, __ATOMIC_SEQ_CST);
         account_give(0, 400);
     }
@@ -121,7 +123,7 @@ static void never_more_than_fit(void)
     begin(1000);
     for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, i % 2 ? hold : race, NULL);
     for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
-    IS(overruns, 0, "of those that take 400 of 1000 there are two at most");
+    IS(overruns, 0, "at most two hold 400 of 1000");
     IS(account_usage(0).used, 0, "and nothing is left");
 }
 
@@ -147,12 +149,12 @@ static void processes_race(void)
     }
     for (int i = 0; i < 8; i++) waitpid(pids[i], &status, 0), fine += status == 0;
     IS(fine, 8, "eight processes, never three with 400 of 1000");
-    OK(shared[1] > 1000, "and not because nobody got any: %d", shared[1]);
+    OK(shared[1] > 1000, "and not because none succeeded: %d", shared[1]);
     IS(account_usage(0).used, 0, "nothing is left");
 }
 
-/* core #86: nobody waits for anybody. */
-static void a_stopped_process_stops_nobody(void)
+/* core #86: no process waits for another. */
+static void a_stopped_process_blocks_no_other(void)
 {
     pid_t others[8];
     int failed = 0;
@@ -176,9 +178,9 @@ static void a_stopped_process_stops_nobody(void)
         }
         for (int i = 0; i < 8; i++) kill(others[i], SIGCONT);
     }
-    IS(failed, 0, "wherever eight others were stopped, 5000 allocations went on");
+    IS(failed, 0, "5000 allocations succeed while eight other processes are stopped");
     for (int i = 0; i < 8; i++) kill(others[i], SIGKILL), waitpid(others[i], NULL, 0);
-    IS(account_usage(0).used, 0, "and killed they leave nothing");
+    IS(account_usage(0).used, 0, "and nothing is left when they are killed");
 }
 
 /* core #248 #260, hami #2500: killed at any moment, in the first call or the last. */
@@ -200,11 +202,11 @@ static void killed_at_any_moment(void)
         if (account_take(0, 1000)) account_give(0, 1000);
         else overruns++;
     }
-    IS(overruns, 0, "what a killed process held is to be had at once, 300 times");
+    IS(overruns, 0, "what a killed process held is free at once, 300 times");
 }
 
-/* killed_at runs a start and the first allocation in a child, lets it pass so many of its entries into the kernel and exits from it,
- * and kills it at the next. False when it was done before. */
+/* killed_at runs the start and the first allocation in a child and kills it after the given number
+ * of entries to and exits from system calls. False if it ended before. */
 static bool killed_at(int stops)
 {
     pid_t pid = fork();
@@ -226,8 +228,8 @@ static bool killed_at(int stops)
     return true;
 }
 
-/* core #248: who comes after a process that was killed while it started does not wait for it. */
-static void a_start_that_is_killed_holds_nobody_up(void)
+/* core #248: a process that was killed at its start makes no other wait. */
+static void a_process_killed_at_its_start_blocks_no_other(void)
 {
     int stops = 0, failed = 0;
 
@@ -236,12 +238,12 @@ static void a_start_that_is_killed_holds_nobody_up(void)
         if (account_take(0, 1000)) account_give(0, 1000);
         else failed++;
     }
-    OK(stops > 10 && stops < 1000, "killed at each of the %d entries and exits of the kernel in a start", stops);
-    IS(failed, 0, "it holds nothing");
-    IS(account_usage(0).used, 0, "nor does anybody");
+    OK(stops > 10 && stops < 1000, "killed at each of the %d entries and exits of system calls in a start", stops);
+    IS(failed, 0, "the killed process holds nothing");
+    IS(account_usage(0).used, 0, "nor does any other");
 }
 
-/* own_slot is the slot that the process has taken. */
+/* own_slot is the slot of the calling process. */
 static struct record_slot *own_slot(void)
 {
     for (int i = 0; i < RECORD_SLOTS; i++)
@@ -249,7 +251,8 @@ static struct record_slot *own_slot(void)
     return NULL;
 }
 
-/* core #282 #227: nobody but its owner writes a word, whatever others take, give, look for and bury. */
+/* core #282 #227: only its owner writes a word, whatever other processes take, give, read and
+ * reap. */
 static void a_word_has_one_writer(void)
 {
     pid_t pids[8];
@@ -273,9 +276,9 @@ static void a_word_has_one_writer(void)
     IS(fine, 8, "eight processes find in their words what they wrote there");
 }
 
-/* hami #1662, core #252 #259: with hundreds of processes an allocation asks the kernel for nothing, so it waits for none of them:
- * in strict seccomp whoever does is killed. */
-static void among_hundreds_an_allocation_asks_no_kernel(void)
+/* hami #1662, core #252 #259: among hundreds of processes an allocation makes no system call, so it
+ * waits for none of them. Strict seccomp kills a process that makes one. */
+static void among_hundreds_an_allocation_makes_no_system_call(void)
 {
     enum { OTHERS = 500 };
     int fd, status;
@@ -297,7 +300,7 @@ static void among_hundreds_an_allocation_asks_no_kernel(void)
         syscall(SYS_exit, 0);
     }
     waitpid(pid, &status, 0);
-    IS(status, 0, "one more starts, and allocates ten thousand times, by itself");
+    IS(status, 0, "one more starts, and allocates ten thousand times without a system call");
     IS(slot(OTHERS)->claims, 1, "in the slot after theirs");
     IS(account_usage(0).used, OTHERS * 100, "and has touched none of them");
 }
@@ -310,8 +313,8 @@ static bool put(uint64_t key, uint64_t bytes)
     return track_put(&(struct track){.kind = TRACK_POINTER, .key = key, .bytes = bytes, .context = key % 3, .count = 1}, &old);
 }
 
-static uint64_t gone_bytes;
-static void gone(const struct track *t) { gone_bytes += t->bytes; }
+static uint64_t removed_bytes;
+static void add_removed(const struct track *t) { removed_bytes += t->bytes; }
 static bool of_context(const struct track *t, uint64_t context) { return t->context == context; }
 
 static void a_million_entries(void)
@@ -328,18 +331,18 @@ static void a_million_entries(void)
     for (uint64_t i = 1; i <= N; i++) bad += track_find(TRACK_POINTER, i * 512, &t) != (i % 2 == 0);
     IS(bad, 0, "the others are there");
     OK(!track_find(TRACK_ARRAY, 1024, &t), "under their own kind only");
-    OK(track_put(&(struct track){.kind = TRACK_POINTER, .key = 1024, .bytes = 99}, &old) && old.bytes == 2, "a key that comes again tells the old entry");
+    OK(track_put(&(struct track){.kind = TRACK_POINTER, .key = 1024, .bytes = 99}, &old) && old.bytes == 2, "a key that is entered again returns the old entry");
     track_put(&old, &t);
-    track_remove_if(of_context, 0, gone);
+    track_remove_if(of_context, 0, add_removed);
     for (uint64_t i = 2; i <= N; i += 2) {
         if (i * 512 % 3 == 0) left += i;
         else bad += !track_find(TRACK_POINTER, i * 512, &t);
     }
-    IS(gone_bytes, left, "those of one context removed, each once");
+    IS(removed_bytes, left, "those of one context removed, each once");
     IS(bad, 0, "and no other");
     track_forget();
     OK(!track_find(TRACK_POINTER, 1024, &t), "forgotten");
-    OK(put(1024, 1), "and begun anew");
+    OK(put(1024, 1), "and entered again");
 }
 
 static void counted_entries(void)
@@ -374,9 +377,9 @@ static void tracking_threads(void)
 
 static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
-    TEST(to_the_byte), TEST(a_slot_is_for_life), TEST(never_more_than_fit), TEST(processes_race), TEST(a_stopped_process_stops_nobody),
-    TEST(killed_at_any_moment), TEST(a_start_that_is_killed_holds_nobody_up), TEST(a_word_has_one_writer),
-    TEST(among_hundreds_an_allocation_asks_no_kernel), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
+    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(never_more_than_fit), TEST(processes_race), TEST(a_stopped_process_blocks_no_other),
+    TEST(killed_at_any_moment), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
+    TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
 };
 
 int main(int argc, char **argv) { return tap_main(argc, argv, tests); }

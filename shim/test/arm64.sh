@@ -1,6 +1,6 @@
 #!/bin/bash
-# arm64.sh: builds the proxies for arm64 in bin/shim-arm64, checks what they ask of the C library, and runs stories of theirs in an
-# emulator, with the stand-in driver built for arm64, too.
+# arm64.sh: builds the proxies for arm64 in bin/shim-arm64, checks the versions of the symbols that they import,
+# and runs some of their tests in an emulator, with the stand-in driver built for arm64.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if [ "${1:-}" != inside ]; then
@@ -25,7 +25,7 @@ cp -L "$tmp"/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 /run/gpuledger/driver
 cp "$tmp/driver/run/fakedriver/devices" /run/fakedriver
 emulate() { qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$PWD/bin/shim-arm64" "$@"; }
 
-# stories PROGRAM NAME...: each with a grant that nobody used, written by "records".
+# stories PROGRAM NAME...: runs each test with an unused grant, written by "records".
 stories() {
   local program=$1 name
   shift
@@ -36,10 +36,10 @@ stories() {
     echo "ok $program $name"
   done
 }
-stories throttle_test it_is_open_for_the_share a_gate_that_nobody_looks_after
+stories throttle_test it_is_open_for_the_share a_gate_without_heartbeat
 stories account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
 stories client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
 stories client-linked linked
-stories proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_lives_with_its_last_handle_or_mapping \
-  graph_memory_is_counted_when_it_is_instantiated fork_after_cuda out_of_memory_buries_the_dead_first cu_get_proc_address
+stories proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_is_freed_with_its_last_handle_or_mapping \
+  graph_memory_is_counted_when_it_is_instantiated fork_after_cuda out_of_memory_reaps_dead_processes_first cu_get_proc_address
 stories nvml_test memory_is_the_grant processes_are_the_containers

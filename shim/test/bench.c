@@ -1,6 +1,7 @@
-/* What the shim adds: an allocation and its free, with and without it, in turns, while other processes hold slots; and the load of
- * libcuda. With the word launch: what it adds to a launch. Prints one line a case: the median of the
- * rounds, and the best, which is what a busy machine disturbs least. */
+/* Measures what the shim adds to an allocation and its free, while other processes hold slots, and
+ * to the load of libcuda. With the argument "launch", what it adds to a launch. The driver alone
+ * and the driver with the shim are measured in turns. Each line has the median of the rounds, and
+ * the best, which a busy machine disturbs least. */
 #define _GNU_SOURCE
 #include "../cuda_api.h"
 #include "../place.h"
@@ -91,7 +92,7 @@ static void measure(int processes, int earlier)
     double without[ROUNDS], with[ROUNDS];
     CUdeviceptr *held = malloc(sizeof *held * (size_t)(earlier + 1));
 
-    /* In this order: loaded first, the driver itself would be "libcuda.so.1". */
+    /* The proxy first: if the driver were loaded first, it would be found as "libcuda.so.1". */
     if (!bare.alloc) shim = load("libcuda.so.1"), bare = load(PLACE_LIBCUDA);
     for (int i = 0; i < earlier; i++) shim.alloc(&held[i], 4096);
     for (int r = 0; r < ROUNDS; r++) without[r] = pairs(bare), with[r] = pairs(shim);
@@ -103,7 +104,7 @@ static void measure(int processes, int earlier)
     fflush(stdout);
 }
 
-/* hold is another process with a slot and some memory. */
+/* hold starts another process, with a slot and some memory. */
 static pid_t hold(void)
 {
     int ready[2];
@@ -139,7 +140,7 @@ static void at(int processes)
     for (int i = 1; i < processes; i++) kill(others[i], SIGKILL), waitpid(others[i], NULL, 0);
 }
 
-/* load_time is of a new process each: dlopen, and the first function. */
+/* load_time is the time of dlopen and cuInit in a new process. */
 static double load_time(const char *path)
 {
     double *t = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), took;
@@ -166,7 +167,8 @@ static double launches(launch_function *launch)
     return (now() - start) / PAIRS;
 }
 
-/* launch_times is of whichever proxy is the one that programs find. The share is all of the time: nothing waits. */
+/* launch_times measures the proxy that programs find. The share is 100 percent, so nothing
+ * waits. */
 static void launch_times(void)
 {
     double without[ROUNDS], with[ROUNDS];

@@ -1,4 +1,4 @@
-/* A libcuda that costs next to nothing, so that what the shim adds can be seen. */
+/* A libcuda that costs almost nothing, so that the cost of the shim shows. */
 #include "../cuda_api.h"
 
 #define API __attribute__((visibility("default")))

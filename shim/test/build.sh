@@ -1,6 +1,6 @@
 #!/bin/bash
-# build.sh OUT FAKEDRIVER: the test programs in OUT. CFLAGS are obeyed. They are linked against the stand-in driver and find the
-# proxies by their names.
+# build.sh OUT FAKEDRIVER: builds the test programs in OUT. CFLAGS are obeyed. They are linked with the stand-in
+# driver and find the proxies by their names.
 set -euo pipefail
 out=$1 fake=$2
 src=$(dirname "$(readlink -f "$0")")
@@ -9,7 +9,7 @@ read -ra flags <<<"${CFLAGS:--O1 -g}"
 flags+=(-std=gnu11 -Wall -Wextra -Werror -Wno-unused-function -pthread)
 lib=$(dirname "$(find "$fake" -name libcuda.so)")
 mkdir -p "$out"
-# The proxy lacks what it does not wrap, so the linker has to look into the driver.
+# The proxy does not define what it does not wrap, so the programs are linked with the driver.
 link=(-L"$lib" "-Wl,--allow-shlib-undefined" -lcuda -ldl)
 $cc "${flags[@]}" -o "$out/account_test" "$src"/{account_test.c,../account.c,../track.c,../os.c} -ldl
 $cc "${flags[@]}" -o "$out/throttle_test" "$src"/{throttle_test.c,../throttle.c}
@@ -20,10 +20,10 @@ $cc "${flags[@]}" -DLINKED -o "$out/client-linked" "$src/client.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -ldl
 $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
 $cc "${flags[@]}" -o "$out/records" "$src/records.c"
-# A driver that lacks calls is no program of ours: never sanitized.
+# A driver that lacks calls. It is not under test, so it is never sanitized.
 mkdir -p "$out/older"
 $cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"
 $cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -DNVML -Wl,-soname,libnvidia-ml.so.1 -o "$out/older/libnvidia-ml.so.1" "$src/older_driver.c"
-# A static program has the C library's dlopen in itself; sanitizers can't be linked statically.
+# A static program contains the C library's dlopen. Sanitizers cannot be linked statically.
 [[ " ${flags[*]} " == *" -fsanitize="* ]] ||
   $cc "${flags[@]}" -DSTATIC -static -o "$out/client-static" "$src/client.c" 2> >(grep -v 'statically linked applications\|in function' >&2)

@@ -1,5 +1,5 @@
-/* The ways in which programs find the driver: each must meet the limit. Built as a dynamic program, as a static one, and
- * linked against libcuda. */
+/* The ways in which programs find the driver: in each, the limit must hold. Built as a dynamic
+ * program, as a static one, and linked with libcuda. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "tap.h"
@@ -14,7 +14,7 @@ enum { GRANT = 256 };
 typedef void *finder(const char *name);
 static void *library;
 
-/* allocate is what every way ends in. */
+/* allocate checks the limit with the functions that one of the ways finds. */
 static void allocate(finder *find)
 {
     CUresult (*init)(unsigned int) = (CUresult(*)(unsigned int))find("cuInit");
@@ -37,7 +37,7 @@ static void dlopen_and_dlsym(void)
 {
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     OK(library, "dlopen: %s", library ? "done" : dlerror());
-    OK(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == library, "once more gives the same");
+    OK(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) == library, "a second dlopen returns the same");
     if (library) allocate(by_dlsym);
 }
 
@@ -69,10 +69,11 @@ static void closed_and_opened_again(void)
     library = dlopen("libcuda.so.1", RTLD_NOW);
     CUresult (*alloc)(CUdeviceptr *, size_t) = (CUresult(*)(CUdeviceptr *, size_t))dlsym(library, "cuMemAlloc_v2");
     CUdeviceptr p;
-    IS(alloc(&p, 1), CUDA_ERROR_OUT_OF_MEMORY, "what was allocated counts still");
+    IS(alloc(&p, 1), CUDA_ERROR_OUT_OF_MEMORY, "what was allocated still counts");
 }
 
-/* hami #1112 #1090 #2125: a login by ssh, or su, starts programs with nothing of the container's environment. */
+/* hami #1112 #1090 #2125: a login by ssh, or su, starts programs with nothing of the container's
+ * environment. */
 static void a_login_that_drops_the_environment(void)
 {
     pid_t pid = fork();
@@ -80,19 +81,21 @@ static void a_login_that_drops_the_environment(void)
 
     if (pid == 0) {
         char *nothing[] = {NULL}, *args[] = {"client", "dlopen_and_dlsym", NULL};
-        dup2(open("/dev/null", O_WRONLY), 1); /* its checks are not ours to count */
+        dup2(open("/dev/null", O_WRONLY), 1); /* its checks are not counted here */
         execve("/proc/self/exe", args, nothing);
         _exit(127);
     }
     waitpid(pid, &status, 0);
-    IS(status, 0, "the same program without any environment meets the limit");
+    IS(status, 0, "the limit holds for the same program without any environment");
 }
 
-/* hami #1346 #2017 #1713 #971: where the real driver is not at its place the proxy does not load, so nobody runs without a limit. It is
- * what a container in the container meets, too, to which this one's libcuda was given and nothing else (hami #1777). */
+/* hami #1346 #2017 #1713 #971: without the real driver at its path the proxy does not load, so no
+ * program runs without a limit. The same holds for a container in the container that got only this
+ * one's libcuda (hami #1777). */
 static void without_the_driver_nothing_loads(void) { OK(!dlopen("libcuda.so.1", RTLD_NOW), "libcuda.so.1 does not load"); }
 
-/* core #218: of a driver that lacks what we wrap the answer is that it is not supported, and nothing is counted. */
+/* core #218: if the driver lacks a function that is wrapped, the answer is "not supported", and
+ * nothing is counted. */
 static void a_call_that_the_driver_dropped(void)
 {
     void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -113,7 +116,7 @@ static void a_call_that_the_driver_dropped(void)
     IS(managed(&p, MIB, 1), CUDA_ERROR_NOT_SUPPORTED, "managed memory is not supported");
     IS(alloc(&p, GRANT * MIB + 1), CUDA_ERROR_OUT_OF_MEMORY, "what is there is limited");
     IS(alloc(&p, GRANT * MIB), CUDA_SUCCESS, "to all of the grant");
-    OK(!dlsym(library, "cuMemAdvise"), "what we do not wrap is not there");
+    OK(!dlsym(library, "cuMemAdvise"), "a function that is not wrapped is not found");
     memory = (nvmlReturn_t(*)(nvmlDevice_t, nvmlMemory_t *))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
     memory_v2 = (nvmlReturn_t(*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(nvml, "nvmlDeviceGetMemoryInfo_v2");
     list = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int *, void *))dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
@@ -130,7 +133,7 @@ static void a_call_that_the_driver_dropped(void)
 #else
 #define FIRST_GLIBC "GLIBC_2.17"
 #endif
-/* A program that gets dlsym itself by its version goes around whoever overrides it. */
+/* A program that looks up dlsym by its version avoids any override of dlsym. */
 static void *(*versioned)(void *, const char *);
 static void *by_versioned(const char *name) { return versioned(library, name); }
 static void dlvsym_of_dlsym(void)
@@ -148,8 +151,8 @@ static void dlmopen_of_its_own(void)
     if (library) allocate(by_dlsym);
 }
 
-/* core #279 #315 #215 #326 #174: whoever asks for the next dlsym or the next cuMemAlloc gets it. */
-static void nobody_overrides_dlsym(void)
+/* core #279 #315 #215 #326 #174: a lookup of dlsym finds the C library's. */
+static void dlsym_is_not_overridden(void)
 {
     void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
 
@@ -171,7 +174,7 @@ static const struct tap_test tests[] = {
     {"dlopen_and_dlsym", dlopen_and_dlsym}, {"cuda_runtime", cuda_runtime}, {"closed_and_opened_again", closed_and_opened_again},
     {"a_login_that_drops_the_environment", a_login_that_drops_the_environment},
 #ifndef STATIC
-    {"dlvsym_of_dlsym", dlvsym_of_dlsym}, {"dlmopen_of_its_own", dlmopen_of_its_own}, {"nobody_overrides_dlsym", nobody_overrides_dlsym},
+    {"dlvsym_of_dlsym", dlvsym_of_dlsym}, {"dlmopen_of_its_own", dlmopen_of_its_own}, {"dlsym_is_not_overridden", dlsym_is_not_overridden},
 #endif
 #ifdef LINKED
     {"linked", linked},

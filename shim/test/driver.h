@@ -1,4 +1,5 @@
-/* The driver as the tests call it: what is wrapped, and some that is not. */
+/* The functions of the driver that the tests call: those that are wrapped, and some that are
+ * not. */
 #pragma once
 
 #include "../cuda_api.h"
@@ -30,8 +31,8 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph g, const CUgraphNod
 CUresult cuGetExportTable(const void **table, const CUuuid *id);
 CUresult cuFutureThing(int *answer);
 
-/* The stand-in's own: what really is used. */
+/* Functions of the stand-in driver alone: the bytes that are really used. */
 unsigned long long fakedriverPeak(int gpu), fakedriverMine(int gpu), fakedriverUsed(int gpu);
 
-/* And how many launches of this process it had, those into captures apart. */
+/* The number of this process's launches, and of those into captures. */
 unsigned long long fakedriverLaunches(int gpu), fakedriverCaptured(void);

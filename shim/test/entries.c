@@ -1,4 +1,5 @@
-/* Prints the tables: "wrapped cuMemAlloc COUNTED the reason", for the check of symbols. */
+/* Prints the tables for the checks of test/shim, one row a line: "wrapped cuMemAlloc COUNTED the
+ * reason". */
 #include "../cuda_entries.h"
 #include "../nvml_entries.h"
 

@@ -1,6 +1,7 @@
-/* launcher KIND: launches for ever, each time as soon as it may: kernels, cooperative ones, or a graph; "waits" has every kernel end before
- * it launches the next. It lives on the stand-in's clock, and so does the proxy in it: the C library's clock and nap are ours here. What the GPU then runs
- * is a matter of what was launched, and of no machine's pace. */
+/* launcher KIND: launches for ever, each time as soon as it can: kernels, cooperative ones, or a
+ * graph. With "waits", every kernel ends before it launches the next. It replaces the C library's
+ * clock_gettime and nanosleep by the stand-in driver's clock, for itself and for the proxy. So what
+ * the stand-in's GPU runs depends only on what was launched, not on the machine's speed. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -31,7 +32,7 @@ int nanosleep(const struct timespec *t, struct timespec *left)
     return 0;
 }
 
-/* need ends the program with a sentence where something is not as it must be. */
+/* need ends the program with a message if a condition does not hold. */
 static void need(int good, const char *what)
 {
     if (good) return;
@@ -39,7 +40,7 @@ static void need(int good, const char *what)
     exit(1);
 }
 
-static void live_by_the_stand_in(void)
+static void use_stand_in_clock(void)
 {
     void *driver = dlopen(PLACE_LIBCUDA, RTLD_NOW | RTLD_NOLOAD);
 
@@ -60,7 +61,7 @@ int main(int argc, char **argv)
 
     need(cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS && cuCtxCreate_v2(&context, 0, device) == CUDA_SUCCESS, "no context");
     need(cuGraphCreate(&graph, 0) == CUDA_SUCCESS && cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS, "no graph");
-    live_by_the_stand_in();
+    use_stand_in_clock();
     puts("launches");
     fflush(stdout);
     for (CUresult r = CUDA_SUCCESS; r == CUDA_SUCCESS;) {

@@ -1,4 +1,4 @@
-/* Stories of the libnvidia-ml proxy. The grant is 256 MiB on GPU 0 and 128 MiB on GPU 1. */
+/* Tests of the libnvidia-ml proxy. The grant is 256 MiB on GPU 0 and 128 MiB on GPU 1. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "tap.h"
@@ -32,7 +32,7 @@ static nvmlDevice_t device(unsigned int index)
     return d;
 }
 
-/* worker allocates in another process, by libcuda. */
+/* worker starts a process that allocates through libcuda and waits to be killed. */
 static pid_t worker(int ordinal, size_t mib)
 {
     int ready[2];
@@ -114,7 +114,7 @@ static void processes_are_the_containers(void)
     n = 4;
     IS(nvmlDeviceGetMPSComputeRunningProcesses_v3(zero, &n, v2), 0, "MPS");
     IS(n, 0, "none");
-    IS(nvmlDeviceGetRunningProcessDetailList(zero, v2), NVML_ERROR_NOT_SUPPORTED, "the list that would tell of others is refused");
+    IS(nvmlDeviceGetRunningProcessDetailList(zero, v2), NVML_ERROR_NOT_SUPPORTED, "the list that would show other processes is refused");
     end(a);
     end(b);
     end(c);
@@ -122,7 +122,7 @@ static void processes_are_the_containers(void)
     IS(nvmlDeviceGetComputeRunningProcesses_v3(zero, &n, NULL), 0, "none left");
 }
 
-static void wrong_arguments_are_nvmls_affair(void)
+static void wrong_arguments_are_passed_to_nvml(void)
 {
     nvmlDevice_t zero = device(0);
     nvmlMemory_v2_t v = {.version = 1};
@@ -131,7 +131,7 @@ static void wrong_arguments_are_nvmls_affair(void)
 
     IS(nvmlDeviceGetMemoryInfo(zero, NULL), NVML_ERROR_INVALID_ARGUMENT, "no structure");
     IS(nvmlDeviceGetMemoryInfo(NULL, &m), NVML_ERROR_INVALID_ARGUMENT, "no device");
-    IS(nvmlDeviceGetMemoryInfo_v2(zero, &v), NVML_ERROR_ARGUMENT_VERSION_MISMATCH, "a version that is none");
+    IS(nvmlDeviceGetMemoryInfo_v2(zero, &v), NVML_ERROR_ARGUMENT_VERSION_MISMATCH, "an invalid version");
     IS(nvmlDeviceGetMemoryInfo_v2(zero, NULL), NVML_ERROR_INVALID_ARGUMENT, "no structure");
     IS(nvmlDeviceGetComputeRunningProcesses_v3(zero, NULL, NULL), NVML_ERROR_INVALID_ARGUMENT, "no count");
     IS(nvmlDeviceGetComputeRunningProcesses_v3(NULL, &n, NULL), NVML_ERROR_INVALID_ARGUMENT, "no device");
@@ -139,7 +139,7 @@ static void wrong_arguments_are_nvmls_affair(void)
     IS(nvmlDeviceGetMemoryInfo(zero, &m), NVML_ERROR_UNINITIALIZED, "before the start");
 }
 
-static void the_rest_is_nvmls(void)
+static void other_calls_are_passed_to_nvml(void)
 {
     nvmlBAR1Memory_t bar;
     IS(nvmlDeviceGetBAR1MemoryInfo(device(0), &bar), 0, "the aperture");
@@ -153,14 +153,14 @@ static void without_limits_there_is_no_report(void)
     unsigned int n = 0;
 
     unlink(PLACE_LIMITS);
-    IS(nvmlDeviceGetMemoryInfo(zero, &m), NVML_ERROR_NO_PERMISSION, "memory can't be told");
+    IS(nvmlDeviceGetMemoryInfo(zero, &m), NVML_ERROR_NO_PERMISSION, "memory is not reported");
     IS(m.total + m.free + m.used, 0, "and the GPU's own numbers are not shown");
-    IS(nvmlDeviceGetComputeRunningProcesses_v3(zero, &n, NULL), NVML_ERROR_NO_PERMISSION, "nor can processes");
+    IS(nvmlDeviceGetComputeRunningProcesses_v3(zero, &n, NULL), NVML_ERROR_NO_PERMISSION, "nor are processes");
 }
 
 static const struct tap_test tests[] = {
     {"memory_is_the_grant", memory_is_the_grant}, {"processes_are_the_containers", processes_are_the_containers},
-    {"wrong_arguments_are_nvmls_affair", wrong_arguments_are_nvmls_affair}, {"the_rest_is_nvmls", the_rest_is_nvmls},
+    {"wrong_arguments_are_passed_to_nvml", wrong_arguments_are_passed_to_nvml}, {"other_calls_are_passed_to_nvml", other_calls_are_passed_to_nvml},
     {"without_limits_there_is_no_report", without_limits_there_is_no_report}, {NULL, NULL},
 };
 

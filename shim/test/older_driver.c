@@ -1,5 +1,5 @@
-/* A driver that lacks most of what the proxies wrap, as an older one does, or a newer one that has dropped it: a libcuda, and with
- * -DNVML a libnvidia-ml. */
+/* A driver that lacks most of what the proxies wrap, like an older driver, or a newer one that
+ * removed it: a libcuda, and with -DNVML a libnvidia-ml. */
 #include "../cuda_abi.h"
 #include "../nvml_abi.h"
 

@@ -1,5 +1,6 @@
-/* What the stories of the libcuda proxy share. The grant is 256 MiB on GPU 0 and 128 MiB on GPU 1; the stand-in's GPUs have
- * 16 GiB and its contexts take 256 MiB each, which nothing here is charged for: that is the watch's part. */
+/* What the tests of the libcuda proxy share. The grant is 256 MiB on GPU 0 and 128 MiB on GPU 1.
+ * The stand-in driver's GPUs have 16 GiB, and its contexts take 256 MiB each. The proxy does not
+ * count contexts: the node measures them. */
 #pragma once
 
 #ifndef _GNU_SOURCE
@@ -26,11 +27,11 @@ enum { GRANT = 256, GRANT1 = 128 };
 /* begin starts CUDA with a context on a device. */
 CUcontext begin(int ordinal);
 
-/* free_mib is what is free on the current device; get allocates, 0 if that is refused. */
+/* free_mib is what is free on the current device. get allocates and returns 0 if it is refused. */
 size_t free_mib(void);
 CUdeviceptr get(size_t mib);
 
-/* limits and region open the account's files as the node does. */
+/* limits and region map the account's files for writing, as the node does. */
 struct record_limits *limits(void);
 struct record_head *region(void);
 struct record_slot *slot(struct record_head *h, int i);

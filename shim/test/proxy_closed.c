@@ -1,4 +1,4 @@
-/* Without a sound account nothing starts. */
+/* Without a valid account nothing starts. */
 #include "proxy.h"
 
 static void without_limits_nothing_starts(void)
@@ -30,16 +30,16 @@ static void half_a_region(void)
 }
 static int starts(void) { return cuInit(0) != CUDA_SUCCESS; }
 
-/* Where the account goes away later: a process has its slot, a new one gets none. */
+/* If the region disappears later, a process keeps its slot, and a new process gets none. */
 static void a_region_that_goes_away(void)
 {
     begin(0);
     OK(get(100), "allocated");
     unlink(PLACE_REGION);
     OK(get(56) && !get(101), "the account goes on without the name");
-    IS(in_child(starts), 1, "but nobody new joins");
+    IS(in_child(starts), 1, "but no new process joins");
 }
-/* 1024 processes have a slot each: a region in which all are taken. */
+/* A region has 1024 slots, one for each process. Here all are taken. */
 static void no_slot_is_out_of_memory(void)
 {
     int fd = open(PLACE_REGION, O_RDWR);
@@ -47,10 +47,10 @@ static void no_slot_is_out_of_memory(void)
 
     IS(fcntl(fd, F_OFD_SETLK, &all), 0, "every slot is taken");
     begin(0);
-    OK(!get(1), "nothing to be had");
+    OK(!get(1), "no allocation succeeds");
     all.l_type = F_UNLCK;
     fcntl(fd, F_OFD_SETLK, &all);
-    OK(get(1), "until there is one");
+    OK(get(1), "until a slot is free");
 }
 
 const struct tap_test closed_tests[] = {

@@ -1,4 +1,4 @@
-/* What becomes of an account in a process's own life: fork, exec, threads, descriptors that are closed. */
+/* The account of a process that forks, calls exec, has threads, or closes descriptors. */
 #include "proxy.h"
 
 static int child_allocates(void)
@@ -44,7 +44,7 @@ static void fork_after_cuda(void)
     parents = p = get(100);
     IS(in_child(child_frees), 0, "a child does not touch its parent's account, and does not crash");
     IS(slot(h, 0)->used[0], 100 * MIB, "nor does its end");
-    IS(in_child(child_starts_anew), 0, "it may start CUDA anew, with what is left");
+    IS(in_child(child_starts_anew), 0, "it can start CUDA again, with what is left");
     IS(free_mib(), GRANT - 100, "and the parent goes on");
     IS(cuMemFree_v2(p), 0, "with its pointers");
 }
@@ -57,7 +57,7 @@ static pid_t orphan_parent(int *alive)
     if (pid == 0) {
         CUcontext c;
         if (cuInit(0) || cuCtxCreate_v2(&c, 0, 0) || !get(200)) _exit(1);
-        if (fork() == 0) { /* lives on, with every descriptor that it was left */
+        if (fork() == 0) { /* lives on, with every inherited descriptor */
             pid_t me = getpid();
             if (write(alive[1], &me, sizeof me) != sizeof me) _exit(1);
             for (;;) pause();
@@ -76,11 +76,11 @@ static void a_child_does_not_keep_its_dead_parents_slot(void)
     begin(0);
     OK(!get(100), "they count");
     finish(parent);
-    OK(get(256), "killed, they count no more, though the child lives");
+    OK(get(256), "killed, they no longer count, though the child lives");
     IS(kill(child, SIGKILL), 0, "as it does");
 }
 
-static void exec_gives_the_slot_up(void)
+static void exec_releases_the_slot(void)
 {
     struct record_head *h = region();
     pid_t pid = fork();
@@ -113,18 +113,18 @@ static void closing_every_descriptor(void)
 
     begin(0);
     p = get(100);
-    for (int fd = 3; fd < 1024; fd++) /* as daemons do; the driver's own would end the driver */
+    for (int fd = 3; fd < 1024; fd++) /* as daemons do; without the driver's own the driver would fail */
         if (!is_the_drivers(fd)) close(fd);
     other = held(0, 156);
-    IS(slot(h, 0)->used[0], 100 * MIB, "a process that closed all it has keeps its slot");
-    IS(slot(h, 1)->used[0], 156 * MIB, "against others");
+    IS(slot(h, 0)->used[0], 100 * MIB, "a process that closed all descriptors keeps its slot");
+    IS(slot(h, 1)->used[0], 156 * MIB, "and others do not get it");
     OK(!get(1), "and still sees them");
     (void)p;
     finish(other);
 }
 
-/* put_another does what an upgrade does: another file of the same name. */
-static int put_another(const char *path)
+/* replace_file puts another file in place of one, as an upgrade does. */
+static int replace_file(const char *path)
 {
     char command[1024];
     snprintf(command, sizeof command, "cp '%s' '%s.new' && mv '%s.new' '%s'", path, path, path, path);
@@ -139,15 +139,15 @@ static void libraries_that_are_replaced_under_a_live_process(void) /* hami #753 
     begin(0);
     OK(get(100), "a process has 100 MiB");
     OK(dladdr((void *)cuInit, &proxy) && proxy.dli_fname && strstr(proxy.dli_fname, "libcuda.so.1"), "by the proxy");
-    IS(put_another(proxy.dli_fname), 0, "another proxy is put in its place");
-    IS(put_another(PLACE_LIBCUDA), 0, "and another driver");
+    IS(replace_file(proxy.dli_fname), 0, "another proxy is put in its place");
+    IS(replace_file(PLACE_LIBCUDA), 0, "and another driver");
     IS(cuMemAllocManaged(&p, 100 * MIB, 1), 0, "what it calls for the first time is still the old driver's");
     IS(cuMemAllocManaged(&p, 57 * MIB, 1), CUDA_ERROR_OUT_OF_MEMORY, "by the old account");
-    IS(fakedriverMine(0), 200 * MIB, "in one book");
+    IS(fakedriverMine(0), 200 * MIB, "in one account");
     IS(free_mib(), 56, "and both agree");
 }
 
-/* Threads: a shared grant of 256 MiB in pieces of 1 to 16 MiB, by every kind of allocation. */
+/* Threads share a grant of 256 MiB, with allocations of several kinds of 1 to 16 MiB. */
 static int over;
 static void *churn(void *seed)
 {
@@ -198,5 +198,5 @@ static void threads(void)
 
 const struct tap_test life_tests[] = {
     TEST(fork_before_cuda), TEST(fork_after_cuda), TEST(a_child_does_not_keep_its_dead_parents_slot),
-    TEST(exec_gives_the_slot_up), TEST(closing_every_descriptor), TEST(libraries_that_are_replaced_under_a_live_process), TEST(threads), {NULL, NULL},
+    TEST(exec_releases_the_slot), TEST(closing_every_descriptor), TEST(libraries_that_are_replaced_under_a_live_process), TEST(threads), {NULL, NULL},
 };

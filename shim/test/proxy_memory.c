@@ -1,4 +1,4 @@
-/* Every kind of memory, by all its calls, and its life with a context. */
+/* Every kind of memory, by all its calls, and memory that is freed with its context. */
 #include "proxy.h"
 
 static void every_kind_is_counted(void)
@@ -13,26 +13,26 @@ static void every_kind_is_counted(void)
     CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 
     begin(0);
-    IS(cuMemAlloc(&v, MIB), 0, "cuMemAlloc of before 3.2");
+    IS(cuMemAlloc(&v, MIB), 0, "cuMemAlloc from before CUDA 3.2");
     IS(cuMemAllocPitch_v2(&p, &pitch, 1000, 1024, 4), 0, "cuMemAllocPitch");
-    IS(cuMemAllocPitch(&w, &pitch1, 1000, 1024, 4), 0, "cuMemAllocPitch of before 3.2");
+    IS(cuMemAllocPitch(&w, &pitch1, 1000, 1024, 4), 0, "cuMemAllocPitch from before CUDA 3.2");
     IS(cuMemAllocManaged(&m, MIB, 1), 0, "cuMemAllocManaged");
     IS(free_mib(), GRANT - 4, "each one MiB");
     IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){1024, 256, 0x20, 1}), 0, "an array of floats");
-    IS(cuArrayCreate(&b, &(CUDA_ARRAY_DESCRIPTOR_v1){1 << 20, 0, 0x01, 1}), 0, "an array of bytes, of before 3.2");
+    IS(cuArrayCreate(&b, &(CUDA_ARRAY_DESCRIPTOR_v1){1 << 20, 0, 0x01, 1}), 0, "an array of bytes, from before CUDA 3.2");
     IS(cuArray3DCreate_v2(&c, &(CUDA_ARRAY3D_DESCRIPTOR){64, 64, 64, 0x10, 2, 0}), 0, "an array in 3D");
     IS(cuArray3DCreate(&e, &(CUDA_ARRAY3D_DESCRIPTOR_v1){1024, 1024, 1024, 1, 1, CUDA_ARRAY3D_SPARSE}), 0, "a sparse one");
     IS(free_mib(), GRANT - 7, "each as large as its elements");
     IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){1024, 1024, 0, 1, 1, 0}, 11), 0, "a mipmapped array");
     IS(fakedriverMine(0), 8 * MIB + (1 << 20) / 3, "all its levels");
-    IS(free_mib(), GRANT - 9, "and the shim says so too");
+    IS(free_mib(), GRANT - 9, "and the shim reports the same");
     IS(cuMemCreate(&h, 2 * MIB, &prop, 0), 0, "cuMemCreate");
     IS(cuMemAllocAsync(&q, 32 * MIB, NULL), 0, "cuMemAllocAsync");
     IS(free_mib(), GRANT - 9 - 2 - 32, "counted");
     IS(cuMemFree(v) | cuMemFree_v2(p) | cuMemFree(w) | cuMemFree_v2(m), 0, "freed");
     IS(cuArrayDestroy(a) | cuArrayDestroy(b) | cuArrayDestroy(c) | cuArrayDestroy(e) | cuMipmappedArrayDestroy(mip), 0, "destroyed");
     IS(cuMemRelease(h) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize(), 0, "released");
-    IS(free_mib(), GRANT, "and all is back");
+    IS(free_mib(), GRANT, "and all is free");
     IS(fakedriverMine(0), 0, "in the driver, too");
 }
 
@@ -47,16 +47,16 @@ static void what_the_driver_refuses_is_not_counted(void)
     begin(0);
     IS(cuMemAllocManaged(&p, MIB, 99), CUDA_ERROR_INVALID_VALUE, "bad flags");
     IS(cuMemAllocPitch_v2(&p, &pitch, 100, 100, 3), CUDA_ERROR_INVALID_VALUE, "a bad element");
-    IS(cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 2, 4), CUDA_ERROR_OUT_OF_MEMORY, "a product that is no number");
+    IS(cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, 2, 4), CUDA_ERROR_OUT_OF_MEMORY, "a product that overflows");
     IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){16, 16, 0x1f, 1}), CUDA_ERROR_INVALID_VALUE, "a bad format");
-    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){SIZE_MAX, SIZE_MAX, 1, 1}), CUDA_ERROR_OUT_OF_MEMORY, "an array that is no number");
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){SIZE_MAX, SIZE_MAX, 1, 1}), CUDA_ERROR_OUT_OF_MEMORY, "an array whose size overflows");
     IS(cuMemCreate(&h, 1000, &prop, 0), CUDA_ERROR_INVALID_VALUE, "a bad size");
     prop.location.id = 7;
-    IS(cuMemCreate(&h, 2 * MIB, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY, "a device that is none");
+    IS(cuMemCreate(&h, 2 * MIB, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY, "no such device");
     IS(free_mib(), GRANT, "nothing is counted");
 }
 
-static void null_arguments_are_the_drivers_affair(void) /* core #333 */
+static void null_arguments_are_passed_to_the_driver(void) /* core #333 */
 {
     size_t n = 0;
     unsigned int small = 0;
@@ -92,7 +92,7 @@ static void unknown_pointers_go_to_the_driver(void)
     CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 
     begin(0);
-    IS(cuMemFree_v2(4711), CUDA_ERROR_INVALID_VALUE, "a pointer that is none is the driver's to refuse");
+    IS(cuMemFree_v2(4711), CUDA_ERROR_INVALID_VALUE, "the driver refuses an invalid pointer");
     p = get(1);
     IS(cuMemFree_v2(p), CUDA_SUCCESS, "free");
     IS(cuMemFree_v2(p), CUDA_ERROR_INVALID_VALUE, "free again");
@@ -102,7 +102,7 @@ static void unknown_pointers_go_to_the_driver(void)
     IS(free_mib(), GRANT - 1, "is counted there");
     IS(cuIpcCloseMemHandle(q), 0, "and closed by the driver");
     IS(cuMemCreate(&a, 2 * MIB, &prop, 0) | cuMemExportToShareableHandle(&exported, a, 1, 0) | cuMemImportFromShareableHandle(&b, &exported, 1), 0, "an imported handle");
-    IS(free_mib(), GRANT - 3, "is counted where it was made");
+    IS(free_mib(), GRANT - 3, "is counted where it was created");
     IS(cuMemRelease(b), 0, "and released by the driver");
     IS(cuMemRelease(b), CUDA_ERROR_INVALID_VALUE, "once");
     IS(free_mib(), GRANT - 3, "which changes nothing");
@@ -124,7 +124,7 @@ static void a_context_is_one_however_often_it_is_retained(void) /* core #304, ha
     IS(free_mib(), GRANT, "has all of it");
 }
 
-static void memory_goes_with_its_context(void)
+static void memory_is_freed_with_its_context(void)
 {
     CUcontext c, same;
     CUdeviceptr p;
@@ -139,7 +139,7 @@ static void memory_goes_with_its_context(void)
     cuCtxGetCurrent(&c);
     IS(cuCtxDestroy_v2(c), 0, "another context, destroyed");
     IS(cuCtxSetCurrent(same), 0, "back");
-    IS(free_mib(), GRANT, "took its memory with it");
+    IS(free_mib(), GRANT, "freed its memory");
     IS(cuMemAlloc_v2(&p, MIB), 0, "and the other goes on");
     IS(cuCtxSetCurrent(NULL), 0, "without a context");
     IS(cuMemAlloc_v2(&p, MIB), CUDA_ERROR_INVALID_CONTEXT, "the driver's error");
@@ -155,6 +155,6 @@ static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 }
 
 const struct tap_test memory_tests[] = {
-    TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_the_drivers_affair),
-    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_goes_with_its_context), TEST(a_module_is_not_counted_here), {NULL, NULL},
+    TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
+    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(a_module_is_not_counted_here), {NULL, NULL},
 };

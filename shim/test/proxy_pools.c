@@ -11,13 +11,13 @@ static void a_pool_is_limited(void) /* core #93 #217 */
     IS(n, 5, "five times 50 MiB of 256");
     OK(fakedriverPeak(0) <= GRANT * MIB, "and the pool holds no more than the grant: %llu MiB", fakedriverPeak(0) / MIB);
     OK(cuMemAllocAsync(&q, 7 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY, "more is out of memory");
-    IS(cuMemAllocAsync_ptsz(&q, 6 * MIB, CU_STREAM_PER_THREAD), 0, "the last bytes are to be had, by the per-thread variant, too");
+    IS(cuMemAllocAsync_ptsz(&q, 6 * MIB, CU_STREAM_PER_THREAD), 0, "the last bytes can be allocated, also by the per-thread variant");
     for (int i = 0; i < n; i++) cuMemFreeAsync(p[i], NULL);
     IS(cuMemFreeAsync_ptsz(q, CU_STREAM_PER_THREAD), 0, "freed");
-    IS(free_mib(), 0, "what a pool keeps counts");
+    IS(free_mib(), 0, "what a pool holds counts");
     IS(cuMemAllocAsync(&q, 200 * MIB, NULL), 0, "and is used again without being counted twice");
     IS(cuMemFreeAsync(q, NULL) | cuStreamSynchronize(NULL), 0, "synchronised");
-    IS(free_mib(), GRANT, "it is given back");
+    IS(free_mib(), GRANT, "it is returned");
     IS(fakedriverMine(0), 0, "by the driver, too");
 }
 
@@ -30,8 +30,8 @@ static void a_pool_keeps_what_was_freed(void) /* threshold: PyTorch's cudaMalloc
     begin(0);
     cuDeviceGetDefaultMemPool(&pool, 0);
     IS(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), 0, "a pool that keeps everything");
-    IS(cuMemAllocAsync(&p, 128 * MIB, NULL) | cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "128 MiB there and back");
-    IS(cuMemAlloc_v2(&q, 160 * MIB), CUDA_ERROR_OUT_OF_MEMORY, "are not free for others");
+    IS(cuMemAllocAsync(&p, 128 * MIB, NULL) | cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "128 MiB allocated and freed");
+    IS(cuMemAlloc_v2(&q, 160 * MIB), CUDA_ERROR_OUT_OF_MEMORY, "are not free for other allocations");
     IS(fakedriverUsed(0), 256 * MIB + 128 * MIB, "because the driver has them (and the context)");
     IS(cuMemPoolTrimTo(pool, 64 * MIB), 0, "trimmed to 64");
     IS(free_mib(), GRANT - 64, "that much is held");
@@ -39,7 +39,7 @@ static void a_pool_keeps_what_was_freed(void) /* threshold: PyTorch's cudaMalloc
     OK(fakedriverPeak(0) <= GRANT * MIB, "never more than the grant");
 }
 
-static void pools_of_ones_own(void)
+static void pools_of_the_program(void)
 {
     CUmemoryPool pool, host, other;
     CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 1}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
@@ -54,10 +54,10 @@ static void pools_of_ones_own(void)
     IS(cuMemPoolDestroy(pool), 0, "a destroyed pool");
     IS(cuMemPoolCreate(&host, &in_host), 0, "a pool of host memory");
     IS(cuMemAllocFromPoolAsync(&q, 4096 * MIB, host, NULL), 0, "is not limited");
-    IS(cuMemFreeAsync(q, NULL) | cuMemPoolDestroy(host), 0, "and goes");
+    IS(cuMemFreeAsync(q, NULL) | cuMemPoolDestroy(host), 0, "and is destroyed");
     cuDeviceGetDefaultMemPool(&other, 1);
     IS(cuMemAllocFromPoolAsync(&q, 200 * MIB, other, NULL), CUDA_ERROR_OUT_OF_MEMORY, "device 1's own pool is on device 1");
-    IS(cuMemAllocFromPoolAsync(&q, 200 * MIB, (CUmemoryPool)&props, NULL), CUDA_ERROR_INVALID_VALUE, "a pool that is none");
+    IS(cuMemAllocFromPoolAsync(&q, 200 * MIB, (CUmemoryPool)&props, NULL), CUDA_ERROR_INVALID_VALUE, "an invalid pool");
     IS(free_mib(), GRANT, "device 0 was never used");
 }
 
@@ -90,8 +90,8 @@ static void async_frees_leak_nothing(void) /* core #306 */
     }
     IS(failed, 0, "a thousand allocations and their frees, in the stream's order");
     IS(free_mib(), GRANT, "leave nothing counted");
-    IS(cuMemAllocAsync(&p, 32 * MIB, NULL) | cuMemAlloc_v2(&q, 32 * MIB), 0, "one of each way");
-    IS(cuMemFree_v2(p) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize(), 0, "freed in the other's way");
+    IS(cuMemAllocAsync(&p, 32 * MIB, NULL) | cuMemAlloc_v2(&q, 32 * MIB), 0, "one from a pool and one without");
+    IS(cuMemFree_v2(p) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize(), 0, "each freed by the other's call");
     IS(free_mib(), GRANT, "leave nothing, too");
     IS(fakedriverMine(0), 0, "says the driver");
 }
@@ -108,7 +108,7 @@ static void a_reset_leaves_what_pools_still_hold(void)
     IS(cuDevicePrimaryCtxReset_v2(0) | cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c), 0, "reset");
     IS(free_mib(), GRANT - 64, "the stand-in's pool still has them");
     IS(cuMemFreeAsync(p, NULL) | cuCtxSynchronize(), 0, "freed");
-    IS(free_mib(), GRANT, "it gave them back, and that is noticed");
+    IS(free_mib(), GRANT, "the pool returned them, and the shim sees it");
 }
 
 static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #181 #192 */
@@ -120,7 +120,7 @@ static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #1
 
     begin(0);
     IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB");
-    IS(free_mib(), GRANT, "is a plan");
+    IS(free_mib(), GRANT, "takes nothing yet");
     IS(cuGraphInstantiateWithFlags(&e, g, 0), 0, "instantiated");
     IS(free_mib(), GRANT - 100, "it counts");
     IS(cuGraphLaunch(e, NULL), 0, "launched");
@@ -130,13 +130,13 @@ static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #1
     IS(cuGraphInstantiateWithParams(&f, g, &(CUDA_GRAPH_INSTANTIATE_PARAMS){0}), 0, "one of 100 does");
     IS(cuGraphInstantiate(&f, g, NULL, NULL, 0), CUDA_ERROR_OUT_OF_MEMORY, "but no third");
     IS(cuGraphExecDestroy(e), 0, "destroyed");
-    IS(free_mib(), GRANT - 100, "it counts no more");
+    IS(free_mib(), GRANT - 100, "it no longer counts");
     IS(fakedriverMine(0), 0, "and the device does not keep it");
-    IS(cuGraphExecDestroy((CUgraphExec)&e), CUDA_ERROR_INVALID_VALUE, "a graph that is none");
+    IS(cuGraphExecDestroy((CUgraphExec)&e), CUDA_ERROR_INVALID_VALUE, "an invalid graph");
     IS(free_mib(), GRANT - 100, "changes nothing");
 }
 
-static void a_capture_is_a_plan(void) /* hami #1445 */
+static void a_capture_takes_no_memory(void) /* hami #1445 */
 {
     CUstream s;
     CUgraph g;
@@ -157,7 +157,7 @@ static void a_capture_is_a_plan(void) /* hami #1445 */
 }
 
 const struct tap_test pool_tests[] = {
-    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_ones_own), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
+    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
-    TEST(a_capture_is_a_plan), {NULL, NULL},
+    TEST(a_capture_takes_no_memory), {NULL, NULL},
 };

@@ -1,4 +1,4 @@
-/* Several processes on one grant: who holds what, and what is left of who is gone. */
+/* Several processes with one grant: what each holds, and what a dead one leaves. */
 #include "proxy.h"
 
 static void a_second_process_sees_the_first(void) /* core #191 */
@@ -7,14 +7,14 @@ static void a_second_process_sees_the_first(void) /* core #191 */
 
     begin(0);
     IS(free_mib(), 56, "what the first holds is not free");
-    OK(!get(57), "nor to be had");
+    OK(!get(57), "nor can it be allocated");
     OK(get(56), "the rest is");
     finish(first);
     IS(free_mib(), 200, "killed, it holds nothing");
-    OK(get(200), "and all is to be had at once"); /* core #248: 327 s */
+    OK(get(200), "and all of it can be allocated at once"); /* core #248: 327 s */
 }
 
-static void out_of_memory_buries_the_dead_first(void) /* hami #2500, core #260 */
+static void out_of_memory_reaps_dead_processes_first(void) /* hami #2500, core #260 */
 {
     pid_t others[4];
 
@@ -22,10 +22,10 @@ static void out_of_memory_buries_the_dead_first(void) /* hami #2500, core #260 *
     for (int i = 0; i < 4; i++) others[i] = held(0, 60);
     OK(!get(100), "four others hold nearly all");
     for (int i = 0; i < 4; i++) finish(others[i]);
-    OK(get(256), "and nobody has to ask for what they leave");
+    OK(get(256), "and what they leave is free without a separate call");
 }
 
-static void a_dying_process_counts_until_the_driver_let_go(void)
+static void a_dying_process_counts_until_the_driver_frees(void)
 {
     int got = 0;
 
@@ -52,7 +52,7 @@ static void a_dying_process_counts_until_the_driver_let_go(void)
         close(ready[1]);
     }
     IS(got, 50, "what a killed process had is granted again, 50 times");
-    IS(fakedriverPeak(0), GRANT * MIB, "and never before the GPU had it back");
+    IS(fakedriverPeak(0), GRANT * MIB, "and never before the GPU had it free");
 }
 
 static void slots_never_move(void) /* core #241 #242 */
@@ -66,7 +66,7 @@ static void slots_never_move(void) /* core #241 #242 */
     finish(b);
     begin(0);
     get(5);
-    IS(slot(h, 1)->used[0], 5 * MIB, "a new one takes the dead one's place");
+    IS(slot(h, 1)->used[0], 5 * MIB, "a new one gets the dead one's slot");
     IS(slot(h, 2)->used[0], 30 * MIB, "the others stay where they are");
     IS(slot(h, 0)->pid, a, "all of them");
     finish(a);
@@ -102,8 +102,9 @@ static void sixty_four_processes(void)
     IS(free_mib(), GRANT, "and left nothing");
 }
 
-/* rank is a process of a job on two GPUs, as of a model that is split over them: it has contexts on both, memory in parts on one
- * and plain memory on the other, and goes on when all have theirs. */
+/* rank is a process of a job on two GPUs, such as a model that is split over them. It has contexts
+ * on both, VMM memory on one and plain memory on the other, and continues when all ranks have
+ * theirs. */
 enum { RANKS = 4, ROUNDS = 25 };
 
 static int meet(int *met, int round)
@@ -141,13 +142,13 @@ static void a_job_on_several_gpus_goes_on(void) /* hami #1461 #1479 #1219 #1438 
         if ((pids[i] = fork()) == 0) _exit(rank(i, met));
     for (int i = 0; i < RANKS; i++) {
         waitpid(pids[i], &status, 0);
-        IS(status, 0, "a rank comes to its end");
+        IS(status, 0, "a rank ends without an error");
     }
-    IS(fakedriverPeak(0), 120 * MIB, "on one GPU two in parts, and two plain");
+    IS(fakedriverPeak(0), 120 * MIB, "on one GPU two ranks' VMM memory, and two ranks' plain memory");
     OK(fakedriverPeak(1) == 120 * MIB, "on the other as well: nearly all of its 128");
 }
 
 const struct tap_test process_tests[] = {
-    TEST(a_second_process_sees_the_first), TEST(out_of_memory_buries_the_dead_first),
-    TEST(a_dying_process_counts_until_the_driver_let_go), TEST(slots_never_move), TEST(sixty_four_processes), TEST(a_job_on_several_gpus_goes_on), {NULL, NULL},
+    TEST(a_second_process_sees_the_first), TEST(out_of_memory_reaps_dead_processes_first),
+    TEST(a_dying_process_counts_until_the_driver_frees), TEST(slots_never_move), TEST(sixty_four_processes), TEST(a_job_on_several_gpus_goes_on), {NULL, NULL},
 };

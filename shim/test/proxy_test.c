@@ -1,4 +1,5 @@
-/* Stories of the libcuda proxy, by subject: the files proxy_*.c. Here is what they share, and the list of them. */
+/* Tests of the libcuda proxy. The files proxy_*.c have them by subject; this one has what they
+ * share. */
 #include "proxy.h"
 
 CUcontext begin(int ordinal)

@@ -1,14 +1,16 @@
-/* Launches under a share of compute, in the variant of the proxy that throttles them. The gate is closed for as long as there is a
- * share; the proxy's nap is ours, so that a test hears of it and the node can act meanwhile: nothing here is a matter of time. */
+/* Launches with a share of compute, in the variant of the proxy that throttles them. The gate is
+ * closed while there is a share. The tests replace nanosleep, so that they count the proxy's sleeps
+ * and can do what the node does meanwhile. No test depends on time. */
 #include "proxy.h"
 
 #include <errno.h>
 #include <time.h>
 
-static int naps, launched_before_the_nap;
+static int sleeps, launched_before_sleep;
 static void (*node)(void);
 
-/* For the whole program, and as the C library's where no test has a node. */
+/* It replaces the C library's nanosleep in the whole program, and sleeps if the test sets no
+ * node. */
 int nanosleep(const struct timespec *t, struct timespec *left)
 {
     int error;
@@ -18,8 +20,8 @@ int nanosleep(const struct timespec *t, struct timespec *left)
         errno = error;
         return -1;
     }
-    naps++;
-    launched_before_the_nap += (int)(fakedriverLaunches(0) + fakedriverLaunches(1));
+    sleeps++;
+    launched_before_sleep += (int)(fakedriverLaunches(0) + fakedriverLaunches(1));
     node();
     return 0;
 }
@@ -38,7 +40,7 @@ static void open_gates(void)
     set_share(1, 0);
 }
 
-/* Each launch there is, on the null stream or the one that the test gives. */
+/* Every launch function, on the null stream or on the stream that the test sets. */
 static CUstream stream;
 static CUgraphExec graph;
 static CUlaunchConfig config;
@@ -82,10 +84,10 @@ static void each_launch_waits_at_the_gate(void)
     for (int i = 0; i < LAUNCHES; i++) {
         unsigned long long before = fakedriverLaunches(0);
         close_gate(0);
-        naps = 0;
-        launched_before_the_nap = -(int)before;
+        sleeps = 0;
+        launched_before_sleep = -(int)before;
         IS(launches[i].launch(), CUDA_SUCCESS, launches[i].name);
-        OK(naps == 1 && launched_before_the_nap == 0, "waited for the gate");
+        OK(sleeps == 1 && launched_before_sleep == 0, "waited for the gate");
         IS(fakedriverLaunches(0) - before, 1, "and then was launched, once");
     }
 }
@@ -95,11 +97,11 @@ static void an_open_gate_is_passed(void)
     start();
     node = open_gates;
     for (int i = 0; i < LAUNCHES; i++) IS(launches[i].launch(), CUDA_SUCCESS, launches[i].name);
-    IS(naps, 0, "nothing waits without a share");
+    IS(sleeps, 0, "nothing waits without a share");
     IS(fakedriverLaunches(0), LAUNCHES, "all are launched");
 }
 
-static void each_resolution_gives_ours(void)
+static void each_resolution_returns_the_wrapper(void)
 {
     static const struct { const char *name; int version; uint64_t flags; void *ours; } asked[] = {
         {"cuLaunchKernel", 12000, 0, (void *)cuLaunchKernel},
@@ -127,7 +129,7 @@ static void each_resolution_gives_ours(void)
     }
 }
 
-static void a_capture_is_not_held_up(void)
+static void a_captured_launch_does_not_wait(void)
 {
     CUgraph g;
 
@@ -137,11 +139,11 @@ static void a_capture_is_not_held_up(void)
     close_gate(0);
     for (int i = 0; i < LAUNCHES; i++)
         if (launches[i].streams) IS(launches[i].launch(), CUDA_SUCCESS, launches[i].name);
-    IS(naps, 0, "nothing waits");
+    IS(sleeps, 0, "nothing waits");
     IS(fakedriverCaptured(), LAUNCHES - 2, "what is launched into it is captured");
     IS(cuStreamEndCapture(stream, &g), 0, "the capture ends well");
     IS(launches[0].launch(), 0, "a launch into the same stream");
-    IS(naps, 1, "waits again");
+    IS(sleeps, 1, "waits again");
 }
 
 static void each_device_has_its_gate(void)
@@ -154,36 +156,36 @@ static void each_device_has_its_gate(void)
     node = open_gates;
     close_gate(0);
     IS(cuLaunch(NULL), 0, "a launch on device 1");
-    IS(naps, 0, "does not wait for device 0's gate");
+    IS(sleeps, 0, "does not wait for device 0's gate");
     IS(launches[0].launch(), 0, "one into the stream of device 0");
-    IS(naps, 1, "does, whatever context is current");
+    IS(sleeps, 1, "does, whatever context is current");
     close_gate(1);
     IS(cuLaunch(NULL), 0, "a launch on device 1 whose gate is closed");
-    IS(naps, 2, "waits");
+    IS(sleeps, 2, "waits");
 }
 
-static void nothing_is_an_error(void)
+static void errors_are_the_drivers(void)
 {
     begin(0);
     node = open_gates;
     close_gate(0);
-    IS(cuLaunchKernelEx(NULL, NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE, "what is wrong is the driver's to say");
+    IS(cuLaunchKernelEx(NULL, NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE, "the driver reports wrong arguments");
     IS(cuLaunchCooperativeKernelMultiDevice(NULL, 1, 0), CUDA_ERROR_INVALID_VALUE, "here too");
     close_gate(0);
-    naps = 0;
-    OK(cuLaunchKernel(NULL, GRID, (CUstream)&naps, NULL, NULL) != CUDA_SUCCESS, "a stream that is none");
+    sleeps = 0;
+    OK(cuLaunchKernel(NULL, GRID, (CUstream)&sleeps, NULL, NULL) != CUDA_SUCCESS, "an invalid stream");
     IS(cuCtxSetCurrent(NULL), 0, "without a context");
     OK(cuLaunch(NULL) != CUDA_SUCCESS, "a launch is refused");
 }
 
 static int launches_killed(void)
 {
-    node = NULL; /* a nap is one */
+    node = NULL; /* it really sleeps */
     if (cuInit(0)) return 1;
     for (CUcontext c; cuCtxCreate_v2(&c, 0, 0) == CUDA_SUCCESS && cuLaunch(NULL) == CUDA_SUCCESS;) {}
     return 1;
 }
-static void who_is_killed_at_the_gate_holds_nobody_up(void)
+static void a_process_killed_at_the_gate_blocks_no_other(void)
 {
     pid_t waiting[8];
 
@@ -194,10 +196,10 @@ static void who_is_killed_at_the_gate_holds_nobody_up(void)
     start();
     node = open_gates;
     IS(cuLaunch(NULL), 0, "a launch after them");
-    IS(naps, 1, "waits for the clock and the node alone");
+    IS(sleeps, 1, "waits only for the clock and the node");
 }
 
 const struct tap_test throttle_tests[] = {
-    TEST(each_launch_waits_at_the_gate), TEST(an_open_gate_is_passed), TEST(each_resolution_gives_ours), TEST(a_capture_is_not_held_up),
-    TEST(each_device_has_its_gate), TEST(nothing_is_an_error), TEST(who_is_killed_at_the_gate_holds_nobody_up), {NULL, NULL},
+    TEST(each_launch_waits_at_the_gate), TEST(an_open_gate_is_passed), TEST(each_resolution_returns_the_wrapper), TEST(a_captured_launch_does_not_wait),
+    TEST(each_device_has_its_gate), TEST(errors_are_the_drivers), TEST(a_process_killed_at_the_gate_blocks_no_other), {NULL, NULL},
 };

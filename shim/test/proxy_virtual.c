@@ -1,7 +1,7 @@
-/* Memory by parts: handles and mappings. */
+/* Virtual memory management: handles and mappings. */
 #include "proxy.h"
 
-static void vmm_memory_lives_with_its_last_handle_or_mapping(void)
+static void vmm_memory_is_freed_with_its_last_handle_or_mapping(void)
 {
     CUmemGenericAllocationHandle h, again;
     CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, host = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
@@ -15,9 +15,9 @@ static void vmm_memory_lives_with_its_last_handle_or_mapping(void)
     IS(free_mib(), GRANT - 64, "mapped, so still there");
     IS(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p), 0, "a handle from the address");
     IS(cuMemUnmap(p, 64 * MIB), 0, "unmap");
-    IS(free_mib(), GRANT - 64, "held, so still there");
+    IS(free_mib(), GRANT - 64, "it has a handle, so still there");
     IS(cuMemRelease(again), 0, "release");
-    IS(free_mib(), GRANT, "gone");
+    IS(free_mib(), GRANT, "freed");
 
     IS(cuMemCreate(&h, 32 * MIB, &prop, 0), 0, "create");
     IS(cuMemMap(p, 32 * MIB, 0, h, 0) | cuMemMap(p + 32 * MIB, 32 * MIB, 0, h, 0), 0, "mapped twice");
@@ -25,7 +25,7 @@ static void vmm_memory_lives_with_its_last_handle_or_mapping(void)
     IS(cuMemUnmap(p, 16 * MIB), CUDA_ERROR_INVALID_VALUE, "half a mapping stays");
     IS(free_mib(), GRANT - 32, "counted once");
     IS(cuMemUnmap(p, 64 * MIB), 0, "both unmapped at once");
-    IS(free_mib(), GRANT, "gone");
+    IS(free_mib(), GRANT, "freed");
 
     IS(cuMemCreate(&h, 1024 * MIB, &host, 0), 0, "host memory is not the GPU's");
     IS(cuMemRelease(h), 0, "released");
@@ -40,14 +40,14 @@ static void vmm_memory_is_of_the_device_that_it_names(void) /* core #169 #172 #1
     begin(0);
     prop.location.id = 1;
     IS(cuMemCreate(&h, 64 * MIB, &prop, 0), 0, "on the other device than the current one");
-    IS(free_mib(), GRANT, "this one is free");
+    IS(free_mib(), GRANT, "the current one is free");
     IS(cuMemRelease(h), 0, "released");
     IS(cuMemCreate(&again, (GRANT1 + 2) * MIB, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY, "that one's grant is smaller");
     IS(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE, "a handle that is gone");
     IS(fakedriverUsed(1), 0, "nothing is left");
 }
 
-/* Expandable segments: many parts, mapped and unmapped in any order, and a range of many mappings at once. */
+/* As PyTorch's expandable segments do: many mappings, unmapped one at a time and many at once. */
 static void many_mappings(void)
 {
     enum { PARTS = 100 };
@@ -87,6 +87,6 @@ static void a_failed_create_leaves_other_handles_alone(void)
 }
 
 const struct tap_test virtual_tests[] = {
-    TEST(vmm_memory_lives_with_its_last_handle_or_mapping), TEST(vmm_memory_is_of_the_device_that_it_names), TEST(many_mappings),
+    TEST(vmm_memory_is_freed_with_its_last_handle_or_mapping), TEST(vmm_memory_is_of_the_device_that_it_names), TEST(many_mappings),
     TEST(a_failed_create_leaves_other_handles_alone), {NULL, NULL},
 };

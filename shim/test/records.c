@@ -1,4 +1,5 @@
-/* Writes the grant that the tests know, where Go's writer is not at hand: 256 MiB on GPU 0 and 128 MiB on GPU 1. */
+/* Writes the records of the tests' grant, 256 MiB on GPU 0 and 128 MiB on GPU 1, for tests that run
+ * without Go. */
 #include "../place.h"
 #include "../record.h"
 

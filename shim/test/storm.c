@@ -1,5 +1,6 @@
-/* storm KILLS PROCESSES SEED: processes that allocate in every way, and are killed at any moment. Whoever is killed is
- * replaced. Never may the GPU give more than the grant; in the end nothing may be left. Prints TAP. */
+/* storm KILLS PROCESSES SEED: processes that allocate in every way are killed at random times and
+ * replaced. The GPU must never give more than the grant, and at the end nothing must be left.
+ * Prints TAP. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "tap.h"
@@ -76,12 +77,12 @@ int main(int argc, char **argv)
         pids[victim] = start(seed + (unsigned int)k);
     }
     for (int i = 0; i < processes; i++) kill(pids[i], SIGKILL), waitpid(pids[i], NULL, 0);
-    IS(died, 0, "nobody died of anything else");
+    IS(died, 0, "no process died of anything else");
     IS(cuInit(0) | cuCtxCreate_v2(&c, 0, 0), 0, "CUDA still starts");
     OK(fakedriverPeak(0) <= GRANT * MIB && fakedriverPeak(0) > 0, "the GPU gave %llu bytes at most, of %zu", fakedriverPeak(0), GRANT * MIB);
     cuMemGetInfo_v2(&free, &total);
     IS(free, GRANT * MIB, "all is free");
-    IS(fakedriverUsed(0), 256 * MIB, "and the GPU has but this context");
+    IS(fakedriverUsed(0), 256 * MIB, "and the GPU has only this context");
     printf("1..%d\n", tap_count);
     return tap_failed > 0;
 }

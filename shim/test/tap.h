@@ -1,11 +1,12 @@
-/* Tests in C: each is a function by name, run in a process of its own; what it checks is printed as TAP. */
+/* Tests in C: each is a function that runs in a process of its own, by its name, and prints its
+ * checks as TAP. */
 #pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One of each, however many files a program has. */
+/* Weak: a program of several files has one of each. */
 __attribute__((weak)) int tap_count, tap_failed;
 
 #define OK(condition, ...)                                                                              \
@@ -28,10 +29,11 @@ __attribute__((weak)) int tap_count, tap_failed;
 
 struct tap_test { const char *name; void (*run)(void); };
 
-/* tap_lists reports whether a program is asked for the names of its tests. */
+/* tap_lists reports whether the arguments ask for the names of the tests. */
 static inline int tap_lists(int argc, char **argv) { return argc == 2 && strcmp(argv[1], "--list") == 0; }
 
-/* tap_main runs the test that is asked for, or lists all; 2 if there is none of that name. */
+/* tap_main runs the test that the argument names, or lists all. It returns 2 if there is no such
+ * test. */
 static inline int tap_main(int argc, char **argv, const struct tap_test *tests)
 {
     for (; tests->name; tests++) {

@@ -1,5 +1,5 @@
-// Package shim runs the shim's tests, which are C programs that print TAP, on a stage: a private mount namespace that looks
-// as a container does, with the stand-in driver in the real one's place.
+// Package shim runs the shim's tests, which are C programs that print TAP, on a stage: a private mount namespace with the files of
+// a container, and with the stand-in driver in place of the real one.
 package shim
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-var built string // what build made, for all tests of this run
+var built string // the folder of what build makes, for all tests of this run
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -37,7 +37,7 @@ func run(m *testing.M) int {
 	return rig.Main(m)
 }
 
-// variants are ways to compile: "plain", and the sanitizers of gcc.
+// variants are the compiler's flags: "plain", and the sanitizers of gcc.
 var variants = map[string]string{
 	"plain":     "-O2 -g",
 	"addresses": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
@@ -52,7 +52,7 @@ func init() {
 	}
 }
 
-// build compiles the proxies, the stand-in and the test programs. The stand-in is never sanitized: it is not under test.
+// build compiles the proxies, the stand-in driver and the test programs. The stand-in is not under test, so it is never sanitized.
 func build(name, flags string) (string, error) {
 	dir := filepath.Join(built, name)
 	for _, step := range []struct {
@@ -88,8 +88,8 @@ func sh(t *testing.T, script string) {
 	}
 }
 
-// stage lays a container out: what the edits of an admitted container will do with mounts. /run and the loader's cache are of
-// this mount namespace only.
+// stage sets up the files of a container, as the edits of an admitted container do with mounts. /run and the loader's cache belong
+// to this mount namespace only.
 func stage(t *testing.T, variant string) string {
 	t.Helper()
 	dir := need(t, variant)
@@ -105,7 +105,7 @@ ldconfig -X -C /run/ld.so.cache -f /run/ld.so.conf`)
 	return dir
 }
 
-// throttled is a stage as a container with a share of compute has it.
+// throttled is a stage with the proxy that a container with a share of compute gets.
 func throttled(t *testing.T, variant string) string {
 	t.Helper()
 	dir := stage(t, variant)
@@ -113,17 +113,17 @@ func throttled(t *testing.T, variant string) string {
 	return dir
 }
 
-// shares is the grant that all of the C programs know: 256 MiB on GPU 0, 128 MiB on GPU 1.
+// shares is the grant that all of the C programs expect: 256 MiB on GPU 0, 128 MiB on GPU 1.
 var shares = []grant.Share{
 	{UUID: "GPU-00000000-fa4e-d41e-0000-000000000001", Memory: 256 * grant.MiB},
 	{UUID: "GPU-00000000-fa4e-d41e-0000-000000000002", Memory: 128 * grant.MiB},
 }
 
-// fresh gives the stage a grant that nobody used.
+// fresh replaces the stage's grant by an unused one.
 func fresh(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat("/run/fakedriver/devices"); err != nil {
-		t.Fatalf("/run is the machine's and no stage: %v", err)
+		t.Fatalf("/run is the machine's, not a stage's: %v", err)
 	}
 	for _, file := range []string{"/run/gpuledger/limits", "/run/gpuledger/region", "/run/fakedriver/usage"} {
 		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
@@ -135,10 +135,10 @@ func fresh(t *testing.T) {
 	}
 }
 
-// stuck is how long a test may take: far more than it does, so that only one that waits for ever is ended.
+// stuck is when a test is ended: long after the time that it takes, so that only a test that waits for ever is.
 const stuck = 2 * time.Minute
 
-// command runs a program in a session of its own, which is killed when the program is done: tests leave children.
+// command runs a program in a process group of its own, and kills the group at the end, because tests leave children.
 func command(t *testing.T, env []string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), stuck)
@@ -158,7 +158,7 @@ func command(t *testing.T, env []string, args ...string) (string, error) {
 
 var plan = regexp.MustCompile(`(?m)^1\.\.(\d+)$`)
 
-// tap runs a program and judges its output: every check is ok, and there are as many as it says at its end.
+// tap runs a program and checks its output: every check is ok, and there are as many as the plan at its end says.
 func tap(t *testing.T, env []string, args ...string) {
 	t.Helper()
 	out, err := command(t, env, args...)
@@ -177,7 +177,7 @@ func tap(t *testing.T, env []string, args ...string) {
 	}
 }
 
-// each runs every test of a program, on a stage with an unused grant. wrap comes before the program, as "env -i" does.
+// each runs every test of a program on a stage with an unused grant. wrap is a command that runs the program, such as setarch -R.
 func each(t *testing.T, env []string, program string, only func(name string) bool, wrap ...string) {
 	t.Helper()
 	out, err := exec.Command(program, "--list").Output()

@@ -26,18 +26,18 @@ func only(names ...string) func(string) bool {
 	return func(name string) bool { return !others(name) }
 }
 
-// throttles are the stories of the variant with the throttle.
-var throttles = []string{"each_launch_waits_at_the_gate", "an_open_gate_is_passed", "each_resolution_gives_ours", "a_capture_is_not_held_up",
-	"each_device_has_its_gate", "nothing_is_an_error", "who_is_killed_at_the_gate_holds_nobody_up"}
+// throttles are the tests of the variant with the throttle.
+var throttles = []string{"each_launch_waits_at_the_gate", "an_open_gate_is_passed", "each_resolution_returns_the_wrapper", "a_captured_launch_does_not_wait",
+	"each_device_has_its_gate", "errors_are_the_drivers", "a_process_killed_at_the_gate_blocks_no_other"}
 
 func TestLibcuda(t *testing.T) {
 	each(t, os.Environ(), stage(t, "plain")+"/bin/proxy_test", except(throttles...))
 }
 
-// TestLibcudaWithAThrottle: of the same sources, it is the same library in everything else.
+// TestLibcudaWithAThrottle: the variant with the throttle is built from the same sources, and does everything else as the other.
 func TestLibcudaWithAThrottle(t *testing.T) {
 	each(t, os.Environ(), throttled(t, "plain")+"/bin/proxy_test", only(append(slices.Clone(throttles), "every_kind_is_counted", "beyond_the_grant_is_out_of_memory",
-		"cu_get_proc_address", "unknown_symbols_fall_through", "graph_memory_is_counted_when_it_is_instantiated", "a_capture_is_a_plan", "fork_after_cuda",
+		"cu_get_proc_address", "unknown_symbols_fall_through", "graph_memory_is_counted_when_it_is_instantiated", "a_capture_takes_no_memory", "fork_after_cuda",
 		"without_limits_nothing_starts")...))
 }
 
@@ -53,10 +53,10 @@ func TestAccount(t *testing.T) {
 	each(t, os.Environ(), stage(t, "plain")+"/bin/account_test", nil)
 }
 
-// otherDrivers are the clients' tests for a stage without the usual driver.
+// otherDrivers are the tests of client for a stage without the usual driver.
 var otherDrivers = []string{"without_the_driver_nothing_loads", "a_call_that_the_driver_dropped"}
 
-// TestClients: however a program finds the driver, and whatever its environment is, it meets the limit.
+// TestClients: the limit holds however a program finds the driver, and in every environment.
 func TestClients(t *testing.T) {
 	dir := stage(t, "plain")
 	for _, tt := range []struct {
@@ -77,7 +77,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// TestWithoutADriver: without the real library at its place the proxy does not load, so nobody runs without a limit.
+// TestWithoutADriver: without the real library at its path the proxy does not load, so no program runs without a limit.
 func TestWithoutADriver(t *testing.T) {
 	dir := stage(t, "plain")
 	if err := os.Remove("/run/gpuledger/driver/libcuda.so.1"); err != nil {
@@ -87,7 +87,7 @@ func TestWithoutADriver(t *testing.T) {
 	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[0]))
 }
 
-// TestWithAnotherDriver: one that lacks most of what the proxies wrap.
+// TestWithAnotherDriver: a driver that lacks most of what the proxies wrap.
 func TestWithAnotherDriver(t *testing.T) {
 	dir := stage(t, "plain")
 	sh(t, "cp "+dir+"/bin/older/*.so.1 /run/gpuledger/driver")
@@ -95,7 +95,7 @@ func TestWithAnotherDriver(t *testing.T) {
 	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[1]))
 }
 
-// TestNvidiaSMI: the tool that everybody looks with shows the grant.
+// TestNvidiaSMI: nvidia-smi shows the grant.
 func TestNvidiaSMI(t *testing.T) {
 	dir := stage(t, "plain")
 	out, err := command(t, os.Environ(), dir+"/driver/usr/bin/nvidia-smi")
@@ -105,7 +105,7 @@ func TestNvidiaSMI(t *testing.T) {
 	}
 }
 
-// TestStorm kills processes at any moment. SHIM_KILLS is how many; make torture asks for 500.
+// TestStorm kills processes at random times. SHIM_KILLS is how many; make torture sets 500.
 func TestStorm(t *testing.T) {
 	kills := 60
 	if text := os.Getenv("SHIM_KILLS"); text != "" {
@@ -117,9 +117,8 @@ func TestStorm(t *testing.T) {
 	tap(t, os.Environ(), stage(t, "plain")+"/bin/storm", strconv.Itoa(kills), "8")
 }
 
-// The heaviest are left out: what they show is shown without a sanitizer, and a sanitizer makes a process of some MiB one of
-// some GiB.
-var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_stops_nobody", "a_start_that_is_killed_holds_nobody_up",
+// heavy are the tests that run without a sanitizer only: under a sanitizer, a process of some MiB takes some GiB.
+var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_blocks_no_other", "a_process_killed_at_its_start_blocks_no_other",
 	"a_word_has_one_writer"}
 
 func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
@@ -136,7 +135,7 @@ func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	t.Run("libnvidia-ml", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/nvml_test", nil) })
 }
 
-// TestUnderThreadSanitizer: without randomised addresses, which gcc 12's sanitizer doesn't stand on newer kernels.
+// TestUnderThreadSanitizer runs without randomised addresses, because gcc 12's sanitizer fails with those of newer kernels.
 func TestUnderThreadSanitizer(t *testing.T) {
 	rig.Need(t, "setarch")
 	env := append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1")

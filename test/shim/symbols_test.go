@@ -12,12 +12,12 @@ import (
 	"testing"
 )
 
-// libraries are the proxies, with what their symbols begin with. The one that throttles is called as the other is, by programs.
+// libraries are the proxies, with the prefix of their symbols. The throttling variant has the other's SONAME.
 var libraries = map[string]string{"libcuda.so.1": "cu", throttling: "cu", "libnvidia-ml.so.1": "nvml"}
 
 const throttling = "libcuda-throttle.so.1"
 
-// soname is what a proxy is called.
+// soname is the SONAME of a proxy.
 func soname(library string) string { return strings.ReplaceAll(library, "-throttle", "") }
 
 // row is one of shim/cuda_entries.h or shim/nvml_entries.h.
@@ -44,7 +44,7 @@ func table(t *testing.T) map[string]row {
 	return rows
 }
 
-// TestEveryEntryPointIsDecided: whatever obtains, frees or reports memory is wrapped, or it stands beside the reason why not.
+// TestEveryEntryPointIsDecided: each entry point that allocates, frees or reports memory is wrapped, or has a reason why not.
 func TestEveryEntryPointIsDecided(t *testing.T) {
 	rows := table(t)
 	entryPoints, err := os.ReadFile("../../shim/entry-points")
@@ -63,8 +63,8 @@ func TestEveryEntryPointIsDecided(t *testing.T) {
 	}
 }
 
-// TestABuildFailsOverWhatNobodyDecided: a row that is taken out, of each table, is an entry point that the build names.
-func TestABuildFailsOverWhatNobodyDecided(t *testing.T) {
+// TestABuildFailsWithoutARow: if an entry point has no row in the tables, the build fails and names it.
+func TestABuildFailsWithoutARow(t *testing.T) {
 	for table, name := range map[string]string{"cuda_entries.h": "cuMemAllocManaged", "nvml_entries.h": "nvmlDeviceGetRunningProcessDetailList"} {
 		dir := t.TempDir()
 		sh(t, "cp -r ../../shim "+dir+`/shim; sed -i '/ROW(`+name+`,/d' `+dir+"/shim/"+table)
@@ -75,7 +75,7 @@ func TestABuildFailsOverWhatNobodyDecided(t *testing.T) {
 	}
 }
 
-// TestTheProxiesExportWhatTheyWrap: nothing more, or it would hide the driver's; nothing less.
+// TestTheProxiesExportWhatTheyWrap: no other symbol, which would hide the driver's, and none less.
 func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 	for library, prefix := range libraries {
 		f := open(t, library)
@@ -102,7 +102,7 @@ func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 	}
 }
 
-// TestABuildTouchesNoLibraryInUse: hami #753. A file that processes have mapped stays theirs; the new one gets its name.
+// TestABuildTouchesNoLibraryInUse: hami #753. The build does not write to a file that processes have mapped: a new file gets its name.
 func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 	dir := t.TempDir()
 	for library := range libraries {
@@ -118,7 +118,7 @@ func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 	}
 	for library := range libraries {
 		if content, err := os.ReadFile(filepath.Join(dir, library+".used")); err != nil || string(content) != "in use" {
-			t.Errorf("the %s that was there is written over: %v", library, err)
+			t.Errorf("the %s that was there is overwritten: %v", library, err)
 		}
 		if info, err := os.Stat(filepath.Join(dir, library)); err != nil || info.Size() < 1000 {
 			t.Errorf("there is no new %s: %v", library, err)
@@ -136,19 +136,19 @@ func open(t *testing.T, library string) *elf.File {
 	return f
 }
 
-// calls are all that a proxy asks of the C library. What is not here is not wanted inside of somebody else's process: no output,
-// no exit, no signal, no thread, no malloc, no environment.
+// calls are the functions of the C library that a proxy may call inside a tenant's process: no output, no exit, no signal, no thread,
+// no malloc, no environment.
 var calls = []string{
 	"__cxa_finalize", "__errno_location", "__register_atfork", "clock_gettime", "close", "dlopen", "dlsym", "fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
 	"memset", "mmap", "munmap", "nanosleep", "open", "sched_yield", "strlen", "strncmp", "__stack_chk_fail",
-	// weak, of the compiler's start files
+	// weak symbols of the compiler's start files
 	"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
 }
 
 var version = regexp.MustCompile(`^GLIBC_2\.(\d+)(\.\d+)?$`)
 
-// TestTheProxiesAskLittle: only those calls, of glibc 2.17 or before, and the real library by its absolute path.
-func TestTheProxiesAskLittle(t *testing.T) {
+// TestTheProxiesNeedLittle: a proxy imports only those calls, from glibc 2.17 or before, and needs the real library by its absolute path.
+func TestTheProxiesNeedLittle(t *testing.T) {
 	for library := range libraries {
 		f := open(t, library)
 		imported, err := f.ImportedSymbols()
@@ -157,18 +157,18 @@ func TestTheProxiesAskLittle(t *testing.T) {
 		}
 		for _, s := range imported {
 			if !slices.Contains(calls, s.Name) {
-				t.Errorf("%s asks for %s", library, s.Name)
+				t.Errorf("%s imports %s", library, s.Name)
 			}
 			if s.Version == "" {
 				continue
 			}
 			m := version.FindStringSubmatch(s.Version)
 			if m == nil {
-				t.Errorf("%s asks for %s of %s", library, s.Name, s.Version)
+				t.Errorf("%s imports %s of %s", library, s.Name, s.Version)
 				continue
 			}
 			if minor, _ := strconv.Atoi(m[1]); minor > 17 {
-				t.Errorf("%s asks for %s of %s: glibc 2.17 has none", library, s.Name, s.Version)
+				t.Errorf("%s imports %s of %s, which glibc 2.17 does not have", library, s.Name, s.Version)
 			}
 		}
 		needed, _ := f.DynString(elf.DT_NEEDED)
@@ -176,13 +176,13 @@ func TestTheProxiesAskLittle(t *testing.T) {
 			t.Errorf("%s needs %v, want %v", library, needed, want)
 		}
 		if name, _ := f.DynString(elf.DT_SONAME); !slices.Equal(name, []string{soname(library)}) {
-			t.Errorf("%s is called %v", library, name)
+			t.Errorf("%s has SONAME %v", library, name)
 		}
 		checkStart(t, library, f)
 	}
 }
 
-// checkStart: nothing of ours runs at load, all is bound at load, and an unload leaves the account alone.
+// checkStart: a load runs no code of the proxy and binds all symbols, and an unload does not forget the account.
 func checkStart(t *testing.T, library string, f *elf.File) {
 	t.Helper()
 	for _, tag := range []elf.DynTag{elf.DT_INIT_ARRAYSZ, elf.DT_FINI_ARRAYSZ} {
