@@ -184,7 +184,7 @@ packages: ## deb and rpm for amd64 and arm64, and the image of the Kubernetes se
 	@packaging/build.sh dist
 
 .PHONY: test-packages
-test-packages: ## two builds compared; their life in Debian, Ubuntu and rpm; the README typed in a booted Debian (root)
+test-packages: ## two builds compared; their life in Debian, Ubuntu and rpm; docs/install.md typed in a booted Debian (root)
 	@test/setup.sh test-packages
 	@packaging/test.sh
 

@@ -402,7 +402,7 @@ test_rpm() {
 }
 
 test_walk() {
-  step "a new user's way, as README.md shows it, in a booted system"
+  step "a new user's way, as docs/install.md shows it, in a booted system"
   test/engines/build.sh crio crictl
   make_root debian
   packaging/walk.sh "$root" "$deb" "$(realpath "$dist"/gpuledger-setup_*_"$native".tar)" "$work" "$group-boot" || fail "packaging/walk.sh"

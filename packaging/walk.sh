@@ -1,9 +1,9 @@
 #!/bin/bash
-# packaging/walk.sh ROOT DEB IMAGE WORK CGROUP: walks the way of a new user. It boots the Debian in ROOT, and types what README.md shows for
-# containerd, CRI-O and Podman, line by line and unchanged; what is said is compared with what is shown there. In between it boots again
-# and looks at the order of the units; at last the image sets the node up and takes it back, as the DaemonSet does.
-# What no page shows is a node's that has worked before gpuledger came: engines that run, an image, and a driver. The machine has no GPU,
-# so the stand-in driver of the tests is installed, with a unit that does what NVIDIA's persistence daemon does.
+# packaging/walk.sh ROOT DEB IMAGE WORK CGROUP: does what a new user does. It boots the Debian in ROOT and types what docs/install.md shows
+# for containerd, CRI-O and Podman, line by line and unchanged, and compares the output with the page. In between it boots again and checks
+# the order of the units. In the end the image sets the node up and removes everything again, as the DaemonSet does.
+# No page shows what a node has before gpuledger: engines that run, an image, and a driver. The machine has no GPU, so the script installs
+# the stand-in driver of the tests, with a unit that does what NVIDIA's persistence daemon does.
 set -euo pipefail
 root=$1 deb=$2 image=$3 work=$4 group=$5
 cd "$(dirname "$0")/.."
@@ -129,12 +129,12 @@ cri_knows() { inside crictl inspecti "$1" >/dev/null 2>&1; }
 
 # --- what is walked
 
-# walk SECTION...: what README.md shows there, for this architecture.
+# walk SECTION...: types what these sections of docs/install.md show, for this architecture.
 walk() {
   local IFS=,
-  sed "s/_amd64/_$(dpkg --print-architecture)/" README.md >"$work/README.md"
-  "$work/typist" "$work/README.md" "$*" -- nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
-    sh -c 'cd /packages && exec bash' || fail "README.md, $*"
+  sed "s/_amd64/_$(dpkg --print-architecture)/" docs/install.md >"$work/install.md"
+  "$work/typist" "$work/install.md" "$*" -- nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+    sh -c 'cd /packages && exec bash' || fail "docs/install.md, $*"
 }
 
 property() { inside systemctl show --property "$2" --value "$1"; }
@@ -194,7 +194,7 @@ grep -q '^gpuledger_' "$work/said" || fail "gpuledgerd has no metrics"
 inside gpuledger doctor | grep '^ok       daemon' || fail "the doctor does not see gpuledgerd"
 
 echo "== and back"
-walk "Out again"
+walk Remove
 gone
 
 echo "== CRI-O"

@@ -182,29 +182,63 @@ func TestManualsNameEveryStage(t *testing.T) {
 	}
 }
 
-// TestInstallIsOneText: docs/install.md has the commands that the README shows for an engine, which `make test-packages` types, and may have a dry
-// run beside them; none takes more than five.
+// TestInstallIsOneText: `make test-packages` types docs/install.md, so each command that the README shows for a node is one of that page's. No
+// engine takes more than five commands, and Docker, which nothing types there, takes those of containerd.
 func TestInstallIsOneText(t *testing.T) {
 	readme, page := read(t, "../README.md"), read(t, "../docs/install.md")
-	for _, engine := range []string{"containerd", "CRI-O", "Podman"} {
-		_, block, _ := strings.Cut(page, "\n## "+engine+"\n")
-		block, _, _ = strings.Cut(block, "\n## ")
-		if parts := strings.Split(block, "```"); len(parts) > 1 {
-			block = parts[1]
+	ofEngine := map[string][]string{}
+	typed := map[string]bool{}
+	for _, section := range []string{"containerd", "CRI-O", "Podman", "Docker", "A container's share", "A pod's share", "Remove"} {
+		steps := transcript.Steps(page, section)
+		if len(steps) == 0 {
+			t.Errorf("docs/install.md has no commands in %q", section)
 		}
-		var commands []string
-		for line := range strings.Lines(strings.TrimSpace(block)) {
-			line, _, _ = strings.Cut(line, " #")
-			if line = strings.TrimSpace(line); !strings.HasSuffix(line, "--dry-run") {
-				commands = append(commands, line)
+		for _, s := range steps {
+			typed[s.Command] = true
+			ofEngine[section] = append(ofEngine[section], s.Command)
+		}
+	}
+	for _, engine := range []string{"containerd", "CRI-O", "Podman"} {
+		if len(ofEngine[engine]) > 5 {
+			t.Errorf("docs/install.md has %d commands for %s", len(ofEngine[engine]), engine)
+		}
+	}
+	if docker := strings.ReplaceAll(strings.Join(ofEngine["containerd"], "\n"), "containerd", "docker"); !strings.HasPrefix(strings.Join(ofEngine["Docker"], "\n"), docker) {
+		t.Errorf("docs/install.md has for Docker\n%q\nand for containerd\n%q", ofEngine["Docker"], ofEngine["containerd"])
+	}
+	shown := 0
+	for _, section := range []string{"Install", "A share of a GPU"} {
+		for _, s := range transcript.Steps(readme, section) {
+			shown++
+			command, _, _ := strings.Cut(s.Command, "  # ")
+			if command = strings.TrimSpace(command); !typed[command] {
+				t.Errorf("the README shows a command that is not in docs/install.md: %s", command)
 			}
 		}
-		var shown []string
-		for _, s := range transcript.Steps(readme, engine) {
-			shown = append(shown, s.Command)
+	}
+	if shown < 8 {
+		t.Errorf("the README shows %d commands only", shown)
+	}
+}
+
+// TestClaimsAreExamples: each claim that a page shows is part of an example's manifest.
+func TestClaimsAreExamples(t *testing.T) {
+	var manifests strings.Builder
+	examples, err := filepath.Glob("../kube/manifests/examples/*.yaml")
+	must(t, err)
+	for _, name := range examples {
+		manifests.WriteString(read(t, name))
+	}
+	for _, name := range []string{"README.md", "docs/kubernetes-quickstart.md"} {
+		parts := strings.Split(read(t, "../"+name), "```yaml\n")[1:]
+		if len(parts) == 0 {
+			t.Errorf("%s shows no claim", name)
 		}
-		if !slices.Equal(commands, shown) || len(shown) == 0 || len(shown) > 5 {
-			t.Errorf("docs/install.md has for %s\n%q\nand the README\n%q", engine, commands, shown)
+		for _, part := range parts {
+			shown, _, _ := strings.Cut(part, "```")
+			if strings.Contains(shown, "deviceClassName") && !strings.Contains(manifests.String(), shown) {
+				t.Errorf("%s shows a claim that is not in kube/manifests/examples:\n%s", name, shown)
+			}
 		}
 	}
 }

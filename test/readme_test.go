@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
-// TestReadme walks the story of the README: every command is given as it is printed there, in order, and what it says is compared.
-// What no command says is what the text says: the references go into the annotations of the bundles, and what images carry.
+// TestReadme types the refusal of the README and the tour, in order and as they are printed, and compares the output. It does what the
+// pages say in words: it puts the references into the annotations of the bundles, and the variable into the image.
 func TestReadme(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	rig.Need(t, "jq")
@@ -36,14 +36,14 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	shell := typist(t, n)
-	steps := transcript.Steps(read(t, "../README.md"), "The story")
-	if len(steps) < 10 {
-		t.Fatalf("the README's story has %d commands only", len(steps))
+	refusal, tour := transcript.Steps(read(t, "../README.md"), "A refusal"), transcript.Steps(read(t, "../docs/tour.md"), "The tour")
+	if len(refusal) != 1 || len(tour) < 10 {
+		t.Fatalf("the README has %d commands and the tour %d", len(refusal), len(tour))
 	}
-	for _, s := range steps {
+	for _, s := range append(refusal, tour...) {
 		said := shell(s.Command)
 		if !transcript.Agrees(said, s.Says) {
-			t.Errorf("$ %s\nsays\n%s\nbut the README has\n%s", s.Command, said, s.Says)
+			t.Errorf("$ %s\nprints\n%s\nbut the page has\n%s", s.Command, said, s.Says)
 		}
 		if label := labelled.FindStringSubmatch(s.Command); label != nil {
 			reference := referenceIn.FindString(said)
@@ -66,7 +66,8 @@ func annotate(t *testing.T, b *rig.Bundle, reference string) {
 	b.WriteSpec(spec)
 }
 
-// typist gives commands to a shell among the bundles. The real runtime's state is the test's own, everything else as printed.
+// typist returns a function that runs a command in a shell, in the directory of the bundles. The real runtime has its state in the test's
+// directory; everything else is as printed.
 func typist(t *testing.T, n *rig.Node) func(command string) string {
 	runtime := n.Wrapper()
 	functions := fmt.Sprintf("exec 2>&1 </dev/null\ngpuledger() { %s \"$@\"; }\ngpuledger-runtime() { %s \"$@\"; }\n",
