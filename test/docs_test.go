@@ -312,3 +312,44 @@ func TestDocumentsLinkToWhatIsThere(t *testing.T) {
 		}
 	}
 }
+
+// TestLinksLeadToHeadings: a link with an anchor leads to a heading of that page, as GitHub names its headings.
+func TestLinksLeadToHeadings(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/adr/*.md", "../packaging/kubernetes/*.md"} {
+		found, err := filepath.Glob(pattern)
+		must(t, err)
+		pages = append(pages, found...)
+	}
+	anchored, checked := regexp.MustCompile(`\]\(([^):#]*)#([^)]+)\)`), 0
+	for _, page := range pages {
+		for _, found := range anchored.FindAllStringSubmatch(read(t, page), -1) {
+			target := page
+			if found[1] != "" {
+				target = filepath.Join(filepath.Dir(page), found[1])
+			}
+			checked++
+			if !slices.Contains(headings(read(t, target)), found[2]) {
+				t.Errorf("%s links to %s#%s, and there is no such heading", page, target, found[2])
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("only %d links were checked", checked)
+	}
+}
+
+// headings are the anchors of a page's headings.
+func headings(page string) (anchors []string) {
+	inBlock := false
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "```") {
+			inBlock = !inBlock
+		}
+		if title := strings.TrimLeft(line, "#"); title != line && !inBlock {
+			title = regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			anchors = append(anchors, strings.ReplaceAll(title, " ", "-"))
+		}
+	}
+	return anchors
+}
