@@ -229,7 +229,7 @@ func TestManifestsAreExamples(t *testing.T) {
 	for _, name := range examples {
 		manifests.WriteString(read(t, name))
 	}
-	for _, name := range []string{"README.md", "docs/kubernetes-quickstart.md"} {
+	for _, name := range []string{"README.md", "docs/kubernetes-quickstart.md", "docs/kubernetes.md", "docs/requesting.md"} {
 		parts := strings.Split(read(t, "../"+name), "```yaml\n")[1:]
 		if len(parts) == 0 {
 			t.Errorf("%s shows no manifest", name)
