@@ -265,10 +265,10 @@ func looked(t *testing.T, n *rig.Node) watch.Report {
 	opened := node.Open(n.Config, host.Default())
 	o, err := opened.Overview()
 	must(t, err)
-	open := watch.Openers(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
-	census := watch.Census{Host: opened.Host}
+	open := watch.OpenGPUs(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
+	census := watch.ProcessTable{Host: opened.Host}
 	defer census.Close()
-	pids := watch.Inits(o.Grants)
+	pids := watch.InitPIDs(o.Grants)
 	for _, more := range open {
 		pids = append(pids, more...)
 	}
@@ -276,7 +276,7 @@ func looked(t *testing.T, n *rig.Node) watch.Report {
 	for _, g := range o.Inventory.GPUs {
 		sample.GPUs = append(sample.GPUs, grant.Usage{UUID: g.UUID, Index: g.Index, Health: grant.Healthy, Total: g.Memory})
 	}
-	r := watch.Judge(watch.Scene{Sample: sample, People: census.Take(pids), Grants: o.Grants, Inventory: o.Inventory, Open: open})
+	r := watch.Compare(watch.Input{Sample: sample, Processes: census.Lookup(pids), Grants: o.Grants, Inventory: o.Inventory, Open: open})
 	must(t, opened.Ledger.SetFound(r.Outside(), r.Held()))
 	return r
 }

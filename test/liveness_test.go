@@ -484,9 +484,9 @@ func firstThreadGone(t *testing.T, n *rig.Node) {
 	if !strings.Contains(string(lines), b.ID) {
 		t.Errorf("its cgroups are\n%s", lines)
 	}
-	var census watch.Census
+	var census watch.ProcessTable
 	census.Host = host.Default()
-	person, err := census.Look(pid)
+	person, err := census.Read(pid)
 	if must(t, err); !strings.Contains(person.Cgroup, b.ID) || !watch.IsIn(host.Default(), p, person.Cgroup) {
 		t.Errorf("to the watch it is in %q", person.Cgroup)
 	}

@@ -32,7 +32,7 @@ type Loop struct {
 	Log      *logrus.Logger
 
 	mu     sync.Mutex
-	passes map[string]metrics.Manager
+	passes map[string]metrics.ManagerStatus
 	began  time.Time
 }
 
@@ -40,9 +40,9 @@ type Loop struct {
 func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	l.mu.Lock()
 	l.began = time.Now()
-	l.passes = map[string]metrics.Manager{}
+	l.passes = map[string]metrics.ManagerStatus{}
 	for _, m := range managers { // one that hangs in its first pass shall be seen
-		l.passes[m.Name()] = metrics.Manager{Name: m.Name(), Last: l.began}
+		l.passes[m.Name()] = metrics.ManagerStatus{Name: m.Name(), Last: l.began}
 	}
 	l.mu.Unlock()
 	var all sync.WaitGroup
@@ -80,7 +80,7 @@ func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.passes == nil {
-		l.passes = map[string]metrics.Manager{}
+		l.passes = map[string]metrics.ManagerStatus{}
 	}
 	p := l.passes[name]
 	p.Name, p.Last, p.Took, p.Passes, p.Error = name, at, took, p.Passes+1, ""
@@ -107,10 +107,10 @@ func (l *Loop) Turns(name string, within time.Duration) bool {
 }
 
 // Passes tells of each manager's last pass, by name. Before the end of the first that is the start.
-func (l *Loop) Passes() []metrics.Manager {
+func (l *Loop) Passes() []metrics.ManagerStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.Manager) int { return cmp.Compare(a.Name, b.Name) })
+	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.ManagerStatus) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func complain(log *logrus.Logger, m Manager, last string, err error) string {

@@ -39,7 +39,7 @@ type defaults struct {
 	seen    map[grant.Engine]bool // changed, at the last look
 
 	mu      sync.Mutex
-	engines []metrics.Engine
+	engines []metrics.EngineStatus
 	changed []grant.Finding // that stand
 	begun   uint64
 }
@@ -64,7 +64,7 @@ func (d *defaults) look(n *node.Node) error {
 		return fmt.Errorf("cannot tell which handlers engines have by default: %w", err)
 	}
 	var failed []error
-	var engines []metrics.Engine
+	var engines []metrics.EngineStatus
 	var changed []grant.Finding
 	seen := map[grant.Engine]bool{}
 	for _, e := range all {
@@ -85,7 +85,7 @@ func (d *defaults) look(n *node.Node) error {
 			changed = append(changed, f)
 		}
 		if stands || e.Err == nil {
-			engines = append(engines, metrics.Engine{Name: e.Name, Ours: !stands})
+			engines = append(engines, metrics.EngineStatus{Name: e.Name, Ours: !stands})
 		}
 	}
 	for _, f := range d.changed {
@@ -125,7 +125,7 @@ func (d *defaults) found(n *node.Node, e configure.Default) grant.Finding {
 
 // State is every engine that was configured with --as-default, what stands, and how often something
 // was found.
-func (d *defaults) State() ([]metrics.Engine, []grant.Finding, uint64) {
+func (d *defaults) State() ([]metrics.EngineStatus, []grant.Finding, uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.engines, d.changed, d.begun

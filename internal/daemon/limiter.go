@@ -494,7 +494,7 @@ func (l *limiter) hold(ctx context.Context, n *node.Node, could bool) error {
 // as often as it is put right fills no log.
 func (l *limiter) tell(n *node.Node, drifts []grant.Finding) {
 	l.drifts.Add(uint64(len(drifts)))
-	news := l.tracker.Note(&watch.Report{Taken: n.Host.Now(), Findings: drifts})
+	news := l.tracker.Update(&watch.Report{Taken: n.Host.Now(), Findings: drifts})
 	stands := l.Stands()
 	for _, f := range news.Begun {
 		l.log.WithFields(fields(f)).Warn(f.Message)

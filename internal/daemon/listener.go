@@ -105,7 +105,7 @@ func newServer(h http.Handler, log *logrus.Logger) *http.Server {
 // handler answers GET and HEAD of two paths.
 func (s *listener) handler(address string) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Collector{State: s.state}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(metrics.Collector{Snapshot: s.state}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
 		DisableCompression: true})) // to compress it takes as long as to make it, and most who ask are on this node

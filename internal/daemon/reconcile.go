@@ -39,7 +39,7 @@ type reconcile struct {
 	sound       sound
 
 	mu    sync.Mutex
-	found metrics.Ledger
+	found metrics.LedgerStatus
 }
 
 // sound is a ledger as the last whole pass left it, if nothing is wrong with it.
@@ -108,7 +108,7 @@ func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
 	}
 	wrong := unrepaired(report.Findings)
 	r.mu.Lock()
-	r.found = metrics.Ledger{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
+	r.found = metrics.LedgerStatus{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
 	r.mu.Unlock()
 	r.say(report.Findings)
 	if len(wrong) == 0 {
@@ -137,7 +137,7 @@ func (r *reconcile) stillSound(n *node.Node, now time.Time) bool {
 }
 
 // Found is what the last whole pass found.
-func (r *reconcile) Found() metrics.Ledger {
+func (r *reconcile) Found() metrics.LedgerStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.found

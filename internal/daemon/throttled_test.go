@@ -27,7 +27,7 @@ type standInGPU struct {
 	dir     string // driver, proxy and program
 	node    *node.Node
 	sampler *nvmlapi.Sampler
-	people  map[int]watch.Person
+	people  map[int]watch.ProcessInfo
 	grants  []grant.Grant
 	hold    throttles
 	now     time.Time
@@ -70,7 +70,7 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 func (g *standInGPU) run(name string, story func()) {
 	all := g.t
 	all.Run(name, func(t *testing.T) {
-		g.t, g.people, g.grants, g.hold = t, map[int]watch.Person{}, nil, throttles{}
+		g.t, g.people, g.grants, g.hold = t, map[int]watch.ProcessInfo{}, nil, throttles{}
 		defer func() { g.t = all }()
 		for _, dir := range limits.Kept(g.node.Policy.LimitsRoot()) {
 			must(t, limits.Remove(filepath.Join(g.node.Policy.LimitsRoot(), dir)))
@@ -119,7 +119,7 @@ exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDi
 	if line != "launches\n" {
 		g.t.Fatalf("the program says %q (%v)", line, err)
 	}
-	g.people[cmd.Process.Pid] = watch.Person{Process: grant.Process{PID: cmd.Process.Pid}, Cgroup: "/" + string(id)}
+	g.people[cmd.Process.Pid] = watch.ProcessInfo{Process: grant.Process{PID: cmd.Process.Pid}, Cgroup: "/" + string(id)}
 }
 
 // looks is what gpuledgerd does each second: it asks NVML, judges, and moves the gates; attended says whether it does the last. It tells what percent
@@ -131,7 +131,7 @@ func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
 		g.now = g.now.Add(time.Second)
 		sample, err := g.sampler.Sample(g.now)
 		must(g.t, err)
-		r := watch.Judge(watch.Scene{Sample: sample, People: g.people, Grants: g.grants})
+		r := watch.Compare(watch.Input{Sample: sample, Processes: g.people, Grants: g.grants})
 		for _, use := range r.Grants {
 			mean[use.ID] += float64(use.Compute) / float64(n)
 		}

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/page"
@@ -19,7 +19,7 @@ import (
 
 // audit is the manager that keeps up with the audit log.
 type audit struct {
-	journal.Follower
+	auditlog.Reader
 	node func() *node.Node
 }
 
@@ -62,7 +62,7 @@ func (v *view) look() (node.Picture, error) {
 }
 
 // state is for Prometheus.
-func (v *view) state() metrics.State {
+func (v *view) state() metrics.Snapshot {
 	picture, err := v.look()
 	watched := v.watch.State()
 	watched.Events = maps.Clone(watched.Events)
@@ -73,22 +73,22 @@ func (v *view) state() metrics.State {
 	engines, changed, begun := v.engines.State()
 	watched.Events[grant.HandlerChanged] = begun
 	watched.Findings = slices.Concat(changed, watched.Findings)
-	return metrics.State{Engines: engines, Version: version.Version, Node: picture, Err: err, Audited: v.audit.Following() != "", Counts: v.audit.Counts(),
+	return metrics.Snapshot{Engines: engines, Version: version.Version, Node: picture, Err: err, Audited: v.audit.Path() != "", Counts: v.audit.Counts(),
 		Ledger: v.found.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 
 // shown is for people.
-func (v *view) shown() page.State {
+func (v *view) shown() page.Content {
 	s := v.state()
 	host, _ := os.Hostname()
-	return page.State{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
+	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }
 
 // maxAlarms is how many findings of the watch are said.
 const maxAlarms = 20
 
 // alarms are what an administrator should look at, in sentences.
-func alarms(s metrics.State) []string {
+func alarms(s metrics.Snapshot) []string {
 	var all []string
 	switch p := s.Node.Pause; {
 	case s.Node.Mode == grant.Disabled && p.Until.IsZero():

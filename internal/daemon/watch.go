@@ -29,10 +29,10 @@ type watcher struct {
 	roots []string // where runtimes keep states, beside the usual places
 	log   *logrus.Logger
 
-	census    watch.Census
+	census    watch.ProcessTable
 	pids      []int // that it was asked for
 	unheld    remark
-	cast      *watch.Cast
+	cast      *watch.ProcessUsers
 	castOf    grouping // what it is of
 	tracker   watch.Tracker
 	book      *book
@@ -52,11 +52,11 @@ type watcher struct {
 	failure error                  // of the last pass
 
 	mu      sync.Mutex
-	watched watch.State
+	watched watch.Status
 }
 
 func newWatcher(n func() *node.Node, ledger *book, config string, roots []string, log *logrus.Logger) *watcher {
-	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.Census{Host: n().Host}, nodes: watch.Nodes, unheld: remark{log: log}}
+	return &watcher{node: n, book: ledger, sampler: newMeter(config), roots: roots, log: log, census: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, unheld: remark{log: log}}
 }
 
 func (w *watcher) Name() string { return "watch" }
@@ -99,7 +99,7 @@ func (w *watcher) pass(ctx context.Context, n *node.Node) error {
 	var wrong error // the configuration is checked for both
 	w.tracker.Grace, wrong = time.ParseDuration(n.Policy.Daemon.Grace)
 	w.tracker.Interval, _ = time.ParseDuration(n.Policy.Daemon.Interval)
-	news := w.tracker.Note(&report)
+	news := w.tracker.Update(&report)
 	w.tell(n, news)
 	if w.alsoFound != nil {
 		report.Findings = append(report.Findings, w.alsoFound()...)
@@ -131,7 +131,7 @@ func (w *watcher) look(n *node.Node) {
 	if problem != nil {
 		return
 	}
-	w.opened = watch.Openers(n.Host, w.nodes(inv))
+	w.opened = watch.OpenGPUs(n.Host, w.nodes(inv))
 	w.looks = time.Now().Add(max(openRest, openShare*time.Since(began)))
 }
 
@@ -145,16 +145,16 @@ func (w *watcher) judge(n *node.Node, sample grant.Sample) (watch.Report, error)
 		}
 		w.ledger = o
 		people := w.people(sample, o.Grants)
-		scene := watch.Scene{Sample: sample, People: people, Grants: o.Grants, Inventory: o.Inventory, Cast: w.castFor(o.Grants, people),
+		scene := watch.Input{Sample: sample, Processes: people, Grants: o.Grants, Inventory: o.Inventory, Users: w.castFor(o.Grants, people),
 			Identify: func(u grant.User) grant.User { return w.others.identify(n, w.roots, u) }, Serves: n.MPSServes, Open: w.opened}
-		if report := watch.Judge(scene); fresh || !w.tracker.HasNew(report) {
+		if report := watch.Compare(scene); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}
 	}
 }
 
-func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watch.Person {
-	w.pids = append(w.pids[:0], watch.Inits(grants)...)
+func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watch.ProcessInfo {
+	w.pids = append(w.pids[:0], watch.InitPIDs(grants)...)
 	for _, g := range sample.GPUs {
 		for _, p := range g.Processes {
 			w.pids = append(w.pids, p.PID)
@@ -163,8 +163,8 @@ func (w *watcher) people(sample grant.Sample, grants []grant.Grant) map[int]watc
 	for _, pids := range w.opened {
 		w.pids = append(w.pids, pids...)
 	}
-	people := w.census.Take(w.pids)
-	w.unheld.heard(w.census.Unheld(), "that a process has ended is noticed late")
+	people := w.census.Lookup(w.pids)
+	w.unheld.heard(w.census.VigilError(), "that a process has ended is noticed late")
 	return people
 }
 
@@ -176,13 +176,13 @@ type grouping struct {
 }
 
 // castFor is the last one, where neither the ledger was read again since nor a process has come, gone or moved.
-func (w *watcher) castFor(grants []grant.Grant, people map[int]watch.Person) *watch.Cast {
+func (w *watcher) castFor(grants []grant.Grant, people map[int]watch.ProcessInfo) *watch.ProcessUsers {
 	of := grouping{count: len(grants), changes: w.census.Changes()}
 	if len(grants) > 0 {
 		of.grants = &grants[0]
 	}
 	if w.cast == nil || of != w.castOf {
-		w.cast, w.castOf = watch.NewCast(grants, people), of
+		w.cast, w.castOf = watch.NewProcessUsers(grants, people), of
 	}
 	return w.cast
 }
@@ -196,7 +196,7 @@ func (w *watcher) blind(err error) {
 }
 
 // tell writes what has changed to the audit log and to the daemon's own.
-func (w *watcher) tell(n *node.Node, news watch.News) {
+func (w *watcher) tell(n *node.Node, news watch.Changes) {
 	for _, f := range news.Begun {
 		reaction := w.reaction(n, f)
 		n.Found("found", f, reaction, f.Message)
@@ -229,15 +229,15 @@ func (w *watcher) show(r watch.Report) {
 	w.watched.Samples++
 	w.watched.Events, w.watched.XIDs = maps.Clone(w.tracker.Events), maps.Clone(w.tracker.XIDs)
 	w.watched.Changes = w.book.counted()
-	w.watched.Remember(r, w.ledger.Grants)
+	w.watched.AddHistory(r, w.ledger.Grants)
 }
 
 // State is a copy of what was last found.
-func (w *watcher) State() watch.State {
+func (w *watcher) State() watch.Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.watched
-	s.History = append([]watch.Moment(nil), s.History...)
+	s.History = append([]watch.HistorySample(nil), s.History...)
 	s.Stopped = maps.Clone(s.Stopped)
 	return s
 }
@@ -374,7 +374,7 @@ func (b *bystanders) identify(n *node.Node, roots []string, u grant.User) grant.
 		u.Pod = who.pod
 	}
 	u.Exempt, u.Engine = who.exempt, cmp.Or(u.Engine, who.engine)
-	if !who.known && watch.PlaceOf(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
+	if !who.known && watch.ParseCgroup(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
 		u.Cgroup = ""
 	}
 	return u

@@ -179,7 +179,7 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 
 // TestACastIsOfItsTime: it is made anew when the ledger was read again and when a process has come or gone, and not else.
 func TestACastIsOfItsTime(t *testing.T) {
-	w := &watcher{census: watch.Census{Host: host.Default()}}
+	w := &watcher{census: watch.ProcessTable{Host: host.Default()}}
 	defer w.census.Close()
 	sleeper := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1000")
@@ -190,7 +190,7 @@ func TestACastIsOfItsTime(t *testing.T) {
 	one, two := sleeper(), sleeper()
 	sample := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: one.Process.Pid}, {PID: two.Process.Pid}}}}}
 	grants := []grant.Grant{{ID: "g-aaaaaaaaaaaa"}}
-	last := (*watch.Cast)(nil)
+	last := (*watch.ProcessUsers)(nil)
 	is := func(what string, anew bool) {
 		t.Helper()
 		if now := w.castFor(grants, w.people(sample, grants)); (now != last) != anew {
@@ -265,7 +265,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 // TestProcessesThatCannotBeHeld are said once, and once that they are again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &watcher{census: watch.Census{Host: host.Default()}, unheld: remark{log: log}}
+	w := &watcher{census: watch.ProcessTable{Host: host.Default()}, unheld: remark{log: log}}
 	defer w.census.Close()
 	looks := func() {
 		for range 30 {

@@ -9,13 +9,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // Collector is a prometheus.Collector of the node. A collection costs one State, and as much as there are grants.
-type Collector struct{ State func() State }
+type Collector struct{ Snapshot func() Snapshot }
 
 // described is every metric that a Collector gives.
 var described []*prometheus.Desc
@@ -88,76 +88,76 @@ func (c Collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect is prometheus.Collector's.
 func (c Collector) Collect(out chan<- prometheus.Metric) {
-	s := c.State()
-	t := teller{out}
+	s := c.Snapshot()
+	t := sender{out}
 	t.gauge(buildInfo, 1, s.Version, runtime.Version())
-	t.gauge(readable, truth(s.Err == nil))
+	t.gauge(readable, zeroOrOne(s.Err == nil))
 	t.policy(s.Node)
 	t.inventory(s.Node)
 	for _, card := range s.Node.Cards {
 		t.gpu(card, s.Node.Outside)
 	}
 	t.grants(s.Node.Grants, s.Node.Now)
-	t.journal(s)
+	t.auditLog(s)
 	t.ledger(s.Ledger)
 	for _, m := range s.Managers {
 		t.manager(m)
 	}
 	t.watch(s.Watch, s.Node.Grants)
 	for _, e := range s.Engines {
-		t.gauge(engineDefault, truth(e.Ours), e.Name)
+		t.gauge(engineDefault, zeroOrOne(e.Ours), e.Name)
 	}
 }
 
-type teller struct{ out chan<- prometheus.Metric }
+type sender struct{ out chan<- prometheus.Metric }
 
-func (t teller) gauge(d *prometheus.Desc, value float64, labels ...string) {
-	t.tell(d, prometheus.GaugeValue, value, labels)
+func (t sender) gauge(d *prometheus.Desc, value float64, labels ...string) {
+	t.send(d, prometheus.GaugeValue, value, labels)
 }
 
-func (t teller) count(d *prometheus.Desc, value uint64, labels ...string) {
-	t.tell(d, prometheus.CounterValue, float64(value), labels)
+func (t sender) count(d *prometheus.Desc, value uint64, labels ...string) {
+	t.send(d, prometheus.CounterValue, float64(value), labels)
 }
 
 // tell cleans labels: of one that is no UTF-8 a whole scrape would fail.
-func (t teller) tell(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) {
+func (t sender) send(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) {
 	for i := range labels {
-		labels[i] = journal.Clean(labels[i])
+		labels[i] = auditlog.Clean(labels[i])
 	}
 	t.out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 }
 
 // stamp tells a time, if there is one.
-func (t teller) stamp(d *prometheus.Desc, at time.Time, labels ...string) {
+func (t sender) timestamp(d *prometheus.Desc, at time.Time, labels ...string) {
 	if !at.IsZero() {
 		t.gauge(d, float64(at.UnixMilli())/1000, labels...)
 	}
 }
 
-func truth(is bool) float64 {
+func zeroOrOne(is bool) float64 {
 	if is {
 		return 1
 	}
 	return 0
 }
 
-func (t teller) policy(p node.Picture) {
+func (t sender) policy(p node.Picture) {
 	for _, mode := range []grant.RulesMode{grant.Enforce, grant.Report, grant.Disabled} {
-		t.gauge(rulesMode, truth(p.Mode == mode), string(mode))
+		t.gauge(rulesMode, zeroOrOne(p.Mode == mode), string(mode))
 	}
 	if p.Mode == grant.Disabled {
-		t.stamp(disabledTo, p.Pause.Until)
+		t.timestamp(disabledTo, p.Pause.Until)
 	}
 }
 
-func (t teller) inventory(p node.Picture) {
-	t.gauge(inventoryUsable, truth(p.Problem == nil))
-	t.stamp(inventoryTaken, p.Inventory.Taken)
+func (t sender) inventory(p node.Picture) {
+	t.gauge(inventoryUsable, zeroOrOne(p.Problem == nil))
+	t.timestamp(inventoryTaken, p.Inventory.Taken)
 }
 
-func (t teller) gpu(c node.Card, outside map[string]grant.Bytes) {
+func (t sender) gpu(c node.Card, outside map[string]grant.Bytes) {
 	t.gauge(gpuInfo, 1, c.UUID, strconv.Itoa(c.Index), c.Name, c.PCI)
-	t.gauge(gpuHealthy, truth(c.Health == grant.Healthy), c.UUID)
+	t.gauge(gpuHealthy, zeroOrOne(c.Health == grant.Healthy), c.UUID)
 	t.gauge(gpuMemory, float64(c.Memory), c.UUID)
 	t.gauge(gpuGranted, float64(c.Allocated), c.UUID)
 	t.gauge(gpuFree, float64(c.Free), c.UUID)
@@ -179,7 +179,7 @@ type class struct {
 	owner    string
 }
 
-func (t teller) grants(all []grant.Grant, now time.Time) {
+func (t sender) grants(all []grant.Grant, now time.Time) {
 	classes := map[class]int{}
 	for _, g := range all {
 		classes[class{g.State(now), g.Mode, g.Strength, ownerKind(g.Owner)}]++
@@ -195,7 +195,7 @@ func ownerKind(o grant.Owner) string {
 	return kind
 }
 
-func (t teller) grant(g grant.Grant) {
+func (t sender) grant(g grant.Grant) {
 	who := user(g)
 	for _, s := range g.GPUs {
 		labels := []string{s.UUID, string(g.ID), who.Namespace, who.Pod, who.Container}
@@ -204,12 +204,12 @@ func (t teller) grant(g grant.Grant) {
 			t.gauge(grantCompute, float64(g.Compute)/100, labels...)
 		}
 	}
-	t.stamp(grantExpiry, g.Expires, string(g.ID))
+	t.timestamp(grantExpiry, g.Expires, string(g.ID))
 	t.gauge(grantBindings, float64(len(g.Bindings)), string(g.ID))
 	told := map[string]bool{}
 	for _, b := range g.Bindings {
 		life := map[bool]string{true: "alive", false: "unknown"}[b.Life == grant.Alive]
-		if id := journal.Clean(b.Container); !told[id] { // ids of two engines could be the same
+		if id := auditlog.Clean(b.Container); !told[id] { // ids of two engines could be the same
 			told[id] = true
 			t.gauge(bindingInfo, 1, string(g.ID), id, b.Pod.Namespace, b.Pod.Pod, b.Pod.Container, life)
 		}
@@ -229,11 +229,11 @@ func user(g grant.Grant) grant.Identity {
 }
 
 // journal tells every code, at 0 too: a rate needs a first value.
-func (t teller) journal(s State) {
-	t.gauge(audited, truth(s.Audited))
-	told := map[journal.Kind]bool{}
+func (t sender) auditLog(s Snapshot) {
+	t.gauge(audited, zeroOrOne(s.Audited))
+	told := map[auditlog.RefusalKind]bool{}
 	for _, code := range grant.Codes {
-		kind := journal.Kind{Code: string(code), Mode: journal.Enforced}
+		kind := auditlog.RefusalKind{Code: string(code), Mode: auditlog.Enforced}
 		t.count(refusals, s.Counts.Refusals[kind], kind.Code, kind.Mode)
 		told[kind] = true
 	}
@@ -249,20 +249,20 @@ func (t teller) journal(s State) {
 	t.histogram(latency, s.Counts.Latency)
 }
 
-func (t teller) ledger(l Ledger) {
+func (t sender) ledger(l LedgerStatus) {
 	if l.Checked.IsZero() {
 		return
 	}
-	t.gauge(sound, truth(l.Problems == 0))
+	t.gauge(sound, zeroOrOne(l.Problems == 0))
 	t.gauge(problems, float64(l.Problems))
 	t.gauge(damaged, float64(l.Damaged))
-	t.stamp(checked, l.Checked)
+	t.timestamp(checked, l.Checked)
 }
 
-func (t teller) manager(m Manager) {
-	t.stamp(managerLast, m.Last, m.Name)
+func (t sender) manager(m ManagerStatus) {
+	t.timestamp(managerLast, m.Last, m.Name)
 	t.gauge(managerTook, m.Took.Seconds(), m.Name)
-	t.gauge(managerFails, truth(m.Error != ""), m.Name)
+	t.gauge(managerFails, zeroOrOne(m.Error != ""), m.Name)
 	t.count(managerPasses, m.Passes, m.Name)
 	t.count(managerErrors, m.Errors, m.Name)
 }

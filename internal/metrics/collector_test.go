@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -25,7 +25,7 @@ func share(uuid string, memory grant.Bytes) []grant.Share {
 }
 
 // sample is one GPU with a pod's grant and a claim's, which two pods use.
-func sample() State {
+func sample() Snapshot {
 	pod := func(name string) grant.Identity {
 		return grant.Identity{UID: "u", Namespace: "team", Pod: name, Container: "train"}
 	}
@@ -35,22 +35,22 @@ func sample() State {
 		{ID: "g-bbbbbbbbbbbb", Owner: "claim:u", Mode: grant.Limit, Strength: grant.StrengthNone, GPUs: share("GPU-0", 8*grant.GiB),
 			Bindings: []grant.Binding{{Container: "c2", Life: grant.Alive, Pod: pod("job-1")}, {Container: "c3", Pod: pod("job-2")}}},
 	}
-	s := State{Version: "v1", Audited: true, Ledger: Ledger{Checked: noon, Problems: 2, Damaged: 1}}
+	s := Snapshot{Version: "v1", Audited: true, Ledger: LedgerStatus{Checked: noon, Problems: 2, Damaged: 1}}
 	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, grants, map[string]grant.Bytes{"GPU-0": grant.GiB}
 	s.Node.Inventory.Taken = noon
 	s.Node.Cards = []node.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
 		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: grants}}
-	s.Counts = journal.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[journal.Kind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
-	s.Counts.Latency = journal.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
+	s.Counts = auditlog.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[auditlog.RefusalKind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
+	s.Counts.Latency = auditlog.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
 	s.Watch = watched()
-	s.Engines = []Engine{{Name: "containerd", Ours: true}, {Name: "crio"}}
-	s.Managers = []Manager{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
+	s.Engines = []EngineStatus{{Name: "containerd", Ours: true}, {Name: "crio"}}
+	s.Managers = []ManagerStatus{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
 	return s
 }
 
 // watched is the sample's GPU with a grant that is exceeded and a container of nobody's.
-func watched() watch.State {
-	s := watch.State{Samples: 9, Events: map[grant.FindingKind]uint64{grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{grant.OutsideLedger: 1},
+func watched() watch.Status {
+	s := watch.Status{Samples: 9, Events: map[grant.FindingKind]uint64{grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{grant.OutsideLedger: 1},
 		XIDs: map[watch.XID]uint64{{GPU: "GPU-0", Number: 79}: 1}, Changes: map[string]uint64{"grant": 5, "bind": 4}}
 	s.Taken = noon
 	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50, Processes: 3}}
@@ -163,10 +163,10 @@ gpuledger_watch_working 1
 }
 
 // scraped is the text that Prometheus reads.
-func scraped(t *testing.T, s State) string {
+func scraped(t *testing.T, s Snapshot) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(Collector{State: func() State { return s }})
+	registry.MustRegister(Collector{Snapshot: func() Snapshot { return s }})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestHostileLabels(t *testing.T) {
 
 // TestLint asks Prometheus' own linter about names, units and help.
 func TestLint(t *testing.T) {
-	problems, err := testutil.CollectAndLint(Collector{State: sample})
+	problems, err := testutil.CollectAndLint(Collector{Snapshot: sample})
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%+v %v", problems, err)
 	}
@@ -222,7 +222,7 @@ func TestEveryMetricIsTold(t *testing.T) {
 	s := sample()
 	s.Node.Mode, s.Node.Pause.Until = grant.Disabled, noon
 	out := make(chan prometheus.Metric, 1000)
-	Collector{State: func() State { return s }}.Collect(out)
+	Collector{Snapshot: func() Snapshot { return s }}.Collect(out)
 	close(out)
 	told := map[*prometheus.Desc]bool{}
 	for m := range out {
@@ -257,7 +257,7 @@ func TestCostIsLinear(t *testing.T) {
 
 // TestWithoutAnything: a node that could not be read is told as such.
 func TestWithoutAnything(t *testing.T) {
-	s := State{Err: fmt.Errorf("no")}
+	s := Snapshot{Err: fmt.Errorf("no")}
 	s.Node.Problem = &grant.Problem{}
 	text := scraped(t, s)
 	for _, want := range []string{"gpuledger_ledger_readable 0", "gpuledger_inventory_usable 0", "gpuledger_audit_followed 0"} {

@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
@@ -31,9 +31,9 @@ var (
 )
 
 // watch tells what is used, and what was found.
-func (t teller) watch(s watch.State, held []grant.Grant) {
-	t.gauge(watching, truth(s.Failure == "" && s.Samples > 0))
-	t.stamp(watchSample, s.Taken)
+func (t sender) watch(s watch.Status, held []grant.Grant) {
+	t.gauge(watching, zeroOrOne(s.Failure == "" && s.Samples > 0))
+	t.timestamp(watchSample, s.Taken)
 	t.count(samples, s.Samples)
 	for _, operation := range []string{"grant", "release", "bind", "unbind"} {
 		t.count(changes, s.Changes[operation], operation)
@@ -60,14 +60,14 @@ func (t teller) watch(s watch.State, held []grant.Grant) {
 }
 
 // ratio tells percent as a ratio, if there are any.
-func (t teller) ratio(d *prometheus.Desc, percent int, labels ...string) {
+func (t sender) ratio(d *prometheus.Desc, percent int, labels ...string) {
 	if percent >= 0 {
 		t.gauge(d, float64(percent)/100, labels...)
 	}
 }
 
 // found tells every kind, at 0 too.
-func (t teller) found(s watch.State) {
+func (t sender) found(s watch.Status) {
 	type place struct {
 		kind grant.FindingKind
 		gpu  string
@@ -93,10 +93,10 @@ func (t teller) found(s watch.State) {
 }
 
 // histogram tells how long decisions took.
-func (t teller) histogram(d *prometheus.Desc, l journal.Latency) {
+func (t sender) histogram(d *prometheus.Desc, l auditlog.Latency) {
 	buckets := map[float64]uint64{}
 	sum := uint64(0)
-	for i, bound := range journal.LatencyBounds {
+	for i, bound := range auditlog.LatencyBounds {
 		sum += l.Buckets[i]
 		buckets[bound.Seconds()] = sum
 	}

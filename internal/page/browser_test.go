@@ -8,15 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 	"github.com/gpuledger/gpuledger/test/browser"
 )
 
 // crowded is a node of n GPUs with so many grants on each, all of whose memory is granted and half of it used.
-func crowded(n, grants int) State {
+func crowded(n, grants int) Content {
 	s := sample(0)
 	s.Node.Mode = grant.Report
 	for i := range n {
@@ -35,9 +35,9 @@ func crowded(n, grants int) State {
 		s.Watch.GPUs = append(s.Watch.GPUs, use)
 	}
 	for i := range 61 {
-		m := watch.Moment{Taken: noon.Add(time.Duration(i-60) * time.Second), GPUs: map[string]watch.Level{}}
+		m := watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second), GPUs: map[string]watch.MemoryLevel{}}
 		for _, c := range s.Node.Cards {
-			m.GPUs[c.UUID] = watch.Level{Used: c.Memory / 2, Granted: c.Memory, Total: c.Memory}
+			m.GPUs[c.UUID] = watch.MemoryLevel{Used: c.Memory / 2, Granted: c.Memory, Total: c.Memory}
 		}
 		s.Watch.History = append(s.Watch.History, m)
 	}
@@ -45,7 +45,7 @@ func crowded(n, grants int) State {
 }
 
 // longest is a node whose every name is as long as it may be.
-func longest() State {
+func longest() Content {
 	s := watched(sample(2))
 	word := strings.Repeat("averylongname", 20)
 	s.Host = word[:63] + "." + word[:63]
@@ -54,16 +54,16 @@ func longest() State {
 	c.Grants[0].Owner = grant.Owner("pod:7a1c0000-0000-4000-8000-00000000000b/" + word[:63])
 	c.Grants[0].Bindings[0].Pod = grant.Identity{Namespace: word[:63], Pod: word[:253], Container: word[:63]}
 	s.Alarms = []string{`container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] + " uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa"}
-	s.Refusals = []journal.Refusal{{Time: noon, Code: "visible-devices-all", Mode: journal.Enforced, Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
+	s.Refusals = []auditlog.Refusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced, Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
 	return s
 }
 
 // scenes are what the page has to be good for.
-func scenes() map[string]State {
+func scenes() map[string]Content {
 	outside := watched(sample(2))
 	outside.Alarms = []string{"it uses more"}
 	outside.Node.Outside = map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}
-	return map[string]State{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4), "16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
+	return map[string]Content{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4), "16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
 }
 
 // measured is what a browser tells of a scene at one width.

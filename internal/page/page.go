@@ -14,20 +14,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // State is what is drawn.
-type State struct {
+type Content struct {
 	Host, Version string
 	Node          node.Picture
 	Audited       bool // there is an audit log
-	Refusals      []journal.Refusal
+	Refusals      []auditlog.Refusal
 	Alarms        []string // what an administrator should look at
-	Watch         watch.State
+	Watch         watch.Status
 }
 
 // refresh is the time between two pictures, in seconds.
@@ -42,7 +42,7 @@ var (
 	//go:embed style.css
 	style string
 
-	document = template.Must(template.New("page").Funcs(template.FuncMap{"stamp": stamp}).Parse(markup))
+	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"stamp": stamp}).Parse(markup))
 )
 
 // Headers are the answer's: nothing but the document's own style is taken from anywhere, nobody may frame it, and no browser
@@ -55,16 +55,16 @@ func Headers(h http.Header) {
 }
 
 // Render draws. An error is our own bug.
-func Render(s State) ([]byte, error) {
+func Render(s Content) ([]byte, error) {
 	var out bytes.Buffer
-	if err := document.Execute(&out, viewOf(s)); err != nil {
+	if err := pageTemplate.Execute(&out, documentOf(s)); err != nil {
 		return nil, fmt.Errorf("internal error: cannot draw the page: %w", err)
 	}
 	return out.Bytes(), nil
 }
 
 // view is the document's content.
-type view struct {
+type document struct {
 	Title, Host, Version string
 	Style                template.CSS
 	Refresh              int
@@ -116,11 +116,11 @@ type refusal struct {
 	Code, Note, Who, Message string
 }
 
-func viewOf(s State) view {
-	v := view{Title: "gpuledger: " + journal.Clean(s.Host), Host: journal.Clean(s.Host), Version: s.Version, Style: template.CSS(style), Refresh: refresh,
+func documentOf(s Content) document {
+	v := document{Title: "gpuledger: " + auditlog.Clean(s.Host), Host: auditlog.Clean(s.Host), Version: s.Version, Style: template.CSS(style), Refresh: refresh,
 		Now: s.Node.Now, Mode: s.Node.Mode, Audited: s.Audited}
 	for _, alarm := range s.Alarms {
-		v.Alarms = append(v.Alarms, journal.Clean(alarm))
+		v.Alarms = append(v.Alarms, auditlog.Clean(alarm))
 	}
 	for _, card := range s.Node.Cards {
 		g := gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now)
@@ -137,7 +137,7 @@ func viewOf(s State) view {
 }
 
 func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
-	g := gpu{Index: c.Index, Name: journal.Clean(c.Name), UUID: c.UUID, Health: journal.Clean(c.Health), Healthy: c.Health == grant.Healthy, Mode: c.Mode,
+	g := gpu{Index: c.Index, Name: auditlog.Clean(c.Name), UUID: c.UUID, Health: auditlog.Clean(c.Health), Healthy: c.Health == grant.Healthy, Mode: c.Mode,
 		Memory: c.Memory, Granted: c.Allocated, Free: c.Free, Outside: outside, Compute: c.Compute}
 	bar := bar{whole: max(c.Memory, c.Allocated+outside, 1)}
 	for i, held := range c.Grants {
@@ -174,12 +174,12 @@ func (b *bar) add(class string, size grant.Bytes, title string) {
 func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float64(whole) * 1000) }
 
 func rowOf(g grant.Grant, uuid string, now time.Time) row {
-	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode), Strength: string(g.Strength), Owner: journal.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
+	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode), Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
 	if i := slices.IndexFunc(g.GPUs, func(s grant.Share) bool { return s.UUID == uuid }); i >= 0 {
 		r.Memory = g.GPUs[i].Memory
 	}
 	for _, b := range g.Bindings {
-		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(journal.Clean(b.Container)), "a container that cannot be told"))
+		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(auditlog.Clean(b.Container)), "a container that cannot be told"))
 	}
 	return r
 }
@@ -197,7 +197,7 @@ func left(g grant.Grant, now time.Time) string {
 // name is a container as people call it: namespace/pod/container, as much as is known.
 func name(i grant.Identity) string {
 	parts := slices.DeleteFunc([]string{i.Namespace, i.Pod, i.Container}, func(s string) bool { return s == "" })
-	return journal.Clean(strings.Join(parts, "/"))
+	return auditlog.Clean(strings.Join(parts, "/"))
 }
 
 // short is as much of a container's id as engines show.
@@ -208,10 +208,10 @@ func short(id string) string {
 	return id
 }
 
-func refusalOf(r journal.Refusal) refusal {
-	v := refusal{Time: r.Time, Code: journal.Clean(r.Code), Who: cmp.Or(name(r.Pod), journal.Clean(r.Container)), Message: journal.Clean(r.Message)}
-	if r.Mode != journal.Enforced {
-		v.Note = "only recorded (" + journal.Clean(r.Mode) + ")"
+func refusalOf(r auditlog.Refusal) refusal {
+	v := refusal{Time: r.Time, Code: auditlog.Clean(r.Code), Who: cmp.Or(name(r.Pod), auditlog.Clean(r.Container)), Message: auditlog.Clean(r.Message)}
+	if r.Mode != auditlog.Enforced {
+		v.Note = "only recorded (" + auditlog.Clean(r.Mode) + ")"
 	}
 	return v
 }

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/journal"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -22,8 +22,8 @@ import (
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // sample is a node of n GPUs, the first with two grants, the second overfull.
-func sample(n int) State {
-	s := State{Host: "node-1", Version: "v1.2.3", Audited: true}
+func sample(n int) Content {
+	s := Content{Host: "node-1", Version: "v1.2.3", Audited: true}
 	s.Node.Now, s.Node.Mode = noon, grant.Enforce
 	for i := range n {
 		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
@@ -47,7 +47,7 @@ func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
 }
 
 // drawn renders a state and holds the document to what every one must be.
-func drawn(t *testing.T, s State) string {
+func drawn(t *testing.T, s Content) string {
 	t.Helper()
 	text, err := Render(s)
 	if err != nil {
@@ -126,15 +126,15 @@ func TestABar(t *testing.T) {
 }
 
 // watched adds what is used of the sample: the first grant within it, the second above, and a process of the node.
-func watched(s State) State {
+func watched(s Content) Content {
 	w := &s.Watch
 	w.Samples = 3
 	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70}}
 	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
 	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb", Bytes: grant.GiB, Message: "it uses more"}}
 	for i := range 61 {
-		w.History = append(w.History, watch.Moment{Taken: noon.Add(time.Duration(i-60) * time.Second),
-			GPUs: map[string]watch.Level{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60, Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
+		w.History = append(w.History, watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second),
+			GPUs: map[string]watch.MemoryLevel{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60, Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
 	}
 	return s
 }
@@ -192,7 +192,7 @@ func TestHostileText(t *testing.T) {
 	c.Name, c.Health = hostile, hostile
 	c.Grants[0].Owner = hostile
 	c.Grants[0].Bindings = []grant.Binding{{Container: hostile}, {Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
-	s.Refusals = []journal.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile, Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
+	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile, Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
 	page := drawn(t, s)
 	for _, bad := range []string{"<script", "<img", "\u202e", "\x1b", "00112233"} {
 		if strings.Contains(page, bad) {

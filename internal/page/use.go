@@ -27,7 +27,7 @@ type history struct {
 }
 
 // measured adds what the watch knows of the GPU.
-func (g *gpu) measured(s watch.State, c node.Card) {
+func (g *gpu) measured(s watch.Status, c node.Card) {
 	i := slices.IndexFunc(s.GPUs, func(u watch.GPUUse) bool { return u.UUID == g.UUID })
 	if i < 0 || s.Failure != "" {
 		return
@@ -46,7 +46,7 @@ func (g *gpu) measured(s watch.State, c node.Card) {
 	g.History = historyOf(s.History, g.UUID)
 }
 
-func (r *row) measured(s watch.State, c node.Card) {
+func (r *row) measured(s watch.Status, c node.Card) {
 	r.Used = new(grant.Bytes)
 	for _, u := range s.Grants {
 		if string(u.ID) == r.ID && (u.GPU == c.UUID || slices.ContainsFunc(c.MIG, func(m grant.MIGDevice) bool { return m.UUID == u.GPU })) {
@@ -59,7 +59,7 @@ func (r *row) measured(s watch.State, c node.Card) {
 }
 
 // add sums up what is used of all GPUs of which it is known.
-func (v *view) add(u *use) {
+func (v *document) add(u *use) {
 	if u == nil {
 		return
 	}
@@ -75,7 +75,7 @@ const (
 	historyHeight = 60
 )
 
-func historyOf(moments []watch.Moment, uuid string) *history {
+func historyOf(moments []watch.HistorySample, uuid string) *history {
 	if len(moments) < 2 {
 		return nil
 	}

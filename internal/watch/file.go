@@ -49,12 +49,12 @@ func Save(runDir, bootID string, r Report) error {
 // take the inventory again.
 func (r Report) Differs(o Report) bool {
 	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
-		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes && apart(a.Used, b.Used) <= a.Total/100 && apart(a.Outside, b.Outside) <= a.Total/100
+		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes && difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100
 	})
 	return !same || r.Stale != o.Stale || len(r.Findings) != len(o.Findings) || len(r.Grants) != len(o.Grants)
 }
 
-func apart(a, b grant.Bytes) grant.Bytes { return max(a, b) - min(a, b) }
+func difference(a, b grant.Bytes) grant.Bytes { return max(a, b) - min(a, b) }
 
 // Load reads the last report of this boot. It may be old: see Taken.
 func Load(runDir, bootID string) (Report, error) {

@@ -23,16 +23,16 @@ func runner(t *testing.T) *exec.Cmd {
 }
 
 // real is a census of this machine, that holds processes or cannot.
-func real(t *testing.T, holds bool) *Census {
+func real(t *testing.T, holds bool) *ProcessTable {
 	t.Helper()
-	c := &Census{Host: host.Default()}
+	c := &ProcessTable{Host: host.Default()}
 	if !holds {
-		c.vigils = nobodyIsHeld
+		c.newVigil = nobodyIsHeld
 	}
 	t.Cleanup(c.Close)
-	c.Take(nil)
-	if holds != (c.vigil != nil) || holds != (c.Unheld() == nil) {
-		t.Fatal("this kernel holds no processes: ", c.Unheld())
+	c.Lookup(nil)
+	if holds != (c.vigil != nil) || holds != (c.VigilError() == nil) {
+		t.Fatal("this kernel holds no processes: ", c.VigilError())
 	}
 	return c
 }
@@ -51,12 +51,12 @@ func TestHeldProcessesEnd(t *testing.T) {
 	c := real(t, true)
 	stays, goes, lingers := runner(t), runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
-	people := c.Take(pids)
+	people := c.Lookup(pids)
 	if len(people) != 3 || len(c.vigil.Held()) != 3 {
 		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.vigil.Held()))
 	}
 	was, changes := people[lingers.Process.Pid], c.Changes()
-	if c.Take(pids); c.Changes() != changes {
+	if c.Lookup(pids); c.Changes() != changes {
 		t.Error("nobody has come, gone or moved, and it has changed")
 	}
 	end(t, goes)
@@ -67,23 +67,23 @@ func TestHeldProcessesEnd(t *testing.T) {
 	}
 	for until := time.Now().Add(time.Minute); !ended() && time.Now().Before(until); time.Sleep(time.Millisecond) {
 	}
-	people = c.Take(pids)
+	people = c.Lookup(pids)
 	if _, found := people[goes.Process.Pid]; found || len(people) != 2 {
 		t.Errorf("one who has ended is there: %+v", people)
 	}
 	if c.Changes() == changes {
 		t.Error("one has ended, and nothing has changed")
 	}
-	for range 2 * rest {
-		if people = c.Take(pids); people[lingers.Process.Pid] != was {
+	for range 2 * refreshPasses {
+		if people = c.Lookup(pids); people[lingers.Process.Pid] != was {
 			t.Fatalf("a zombie is %+v and was %+v", people[lingers.Process.Pid], was)
 		}
 	}
 	end(t, lingers)
-	if people = c.Take(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
+	if people = c.Lookup(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
 		t.Errorf("left are %+v", people)
 	}
-	if people = c.Take(nil); len(people) != 0 || len(c.vigil.Held()) != 0 {
+	if people = c.Lookup(nil); len(people) != 0 || len(c.vigil.Held()) != 0 {
 		t.Errorf("nobody is asked for: %+v, %d held", people, len(c.vigil.Held()))
 	}
 }
@@ -97,7 +97,7 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 	c := real(t, true)
 	first := runner(t)
 	pid := first.Process.Pid
-	was := c.Take([]int{pid})[pid]
+	was := c.Lookup([]int{pid})[pid]
 	end(t, first)
 	var second *exec.Cmd
 	for until := time.Now().Add(time.Minute); second == nil; { // others start processes, too
@@ -115,7 +115,7 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 			t.Skip("somebody else has the pid")
 		}
 	}
-	if now := c.Take([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" { // perhaps started in the same tick
+	if now := c.Lookup([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" { // perhaps started in the same tick
 		t.Errorf("it is %+v, and was %+v", now, was)
 	}
 }
@@ -123,7 +123,7 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 // cgroup is the directory of one that is the test's own.
 func cgroup(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(root(host.Default()), "gpuledger-census-")
+	dir, err := os.MkdirTemp(cgroupRoot(host.Default()), "gpuledger-census-")
 	if err != nil {
 		t.Skip("misses a cgroup of its own, that a process who moves is seen is not shown: ", err)
 	}
@@ -157,16 +157,16 @@ func TestAMoveIsSeen(t *testing.T) {
 			}
 			defer end(t, cmd)
 			pid := cmd.Process.Pid
-			if at := c.Take([]int{pid})[pid].Cgroup; filepath.Base(at) == filepath.Base(dir) {
+			if at := c.Lookup([]int{pid})[pid].Cgroup; filepath.Base(at) == filepath.Base(dir) {
 				t.Fatalf("it begins in %s", at)
 			}
 			move(t, cmd, dir)
 			at, changes := "", c.Changes()
-			for range rest {
-				at = c.Take([]int{pid})[pid].Cgroup
+			for range refreshPasses {
+				at = c.Lookup([]int{pid})[pid].Cgroup
 			}
 			if filepath.Base(at) != filepath.Base(dir) {
-				t.Errorf("after %d passes it is in %q, not in %s", rest, at, dir)
+				t.Errorf("after %d passes it is in %q, not in %s", refreshPasses, at, dir)
 			}
 			if c.Changes() == changes {
 				t.Error("it has moved, and nothing has changed")
@@ -180,15 +180,15 @@ func TestNoRoomToHold(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
 	pid := cmd.Process.Pid
-	if people := c.Take([]int{pid}); len(people) != 1 {
+	if people := c.Lookup([]int{pid}); len(people) != 1 {
 		t.Fatalf("%+v", people)
 	}
 	end(t, cmd)
-	for range rest {
-		c.Take([]int{pid})
+	for range refreshPasses {
+		c.Lookup([]int{pid})
 	}
-	if people := c.Take([]int{pid}); len(people) != 0 {
-		t.Errorf("after %d passes: %+v", rest, people)
+	if people := c.Lookup([]int{pid}); len(people) != 0 {
+		t.Errorf("after %d passes: %+v", refreshPasses, people)
 	}
 }
 
@@ -198,35 +198,35 @@ func TestHeldAgain(t *testing.T) {
 	c := real(t, false)
 	stays, goes := runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid}
-	for range 2 * rest {
-		if people := c.Take(pids); len(people) != 2 {
+	for range 2 * refreshPasses {
+		if people := c.Lookup(pids); len(people) != 2 {
 			t.Fatalf("%+v", people)
 		}
 	}
 	changes := c.Changes()
-	c.vigils = nil
-	for range 2 * rest {
-		c.Take(pids)
+	c.newVigil = nil
+	for range 2 * refreshPasses {
+		c.Lookup(pids)
 	}
-	if c.Unheld() != nil || len(c.vigil.Held()) != 2 || c.Changes() != changes {
-		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.Unheld(), c.Changes()-changes)
+	if c.VigilError() != nil || len(c.vigil.Held()) != 2 || c.Changes() != changes {
+		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.VigilError(), c.Changes()-changes)
 	}
 	end(t, goes)
-	if people := c.Take(pids); len(people) != 1 {
+	if people := c.Lookup(pids); len(people) != 1 {
 		t.Errorf("one has ended: %+v", people)
 	}
 	c.vigil.Close() // as if the kernel did not tell any more
-	for c.pass%rest != rest/2 {
-		c.Take(pids)
+	for c.pass%refreshPasses != refreshPasses/2 {
+		c.Lookup(pids)
 	}
-	if c.Unheld() == nil || c.vigil != nil {
+	if c.VigilError() == nil || c.vigil != nil {
 		t.Error("nobody is held any more, and it is not said")
 	}
-	for range 2 * rest {
-		c.Take(pids)
+	for range 2 * refreshPasses {
+		c.Lookup(pids)
 	}
-	if c.Unheld() != nil || !c.vigil.Holds(stays.Process.Pid) {
-		t.Errorf("he is held no more: %v", c.Unheld())
+	if c.VigilError() != nil || !c.vigil.Holds(stays.Process.Pid) {
+		t.Errorf("he is held no more: %v", c.VigilError())
 	}
 }
 
@@ -239,17 +239,17 @@ func TestHeldAgainByHisCgroup(t *testing.T) {
 	c, cmd := real(t, false), runner(t)
 	pid := cmd.Process.Pid
 	move(t, cmd, dir)
-	for range 2 * rest {
-		c.Take([]int{pid})
+	for range 2 * refreshPasses {
+		c.Lookup([]int{pid})
 	}
 	if r := c.known[pid]; r.phase >= 0 {
 		t.Errorf("the cgroup tells of who is not held: %+v", r)
 	}
-	c.vigils = nil
-	for range 2 * rest {
-		c.Take([]int{pid})
+	c.newVigil = nil
+	for range 2 * refreshPasses {
+		c.Lookup([]int{pid})
 	}
-	if r := c.known[pid]; r.phase < 0 || r.phase != phaseOf(c.people[pid].Cgroup) {
+	if r := c.known[pid]; r.phase < 0 || r.phase != phaseOf(c.processes[pid].Cgroup) {
 		t.Errorf("the cgroup is not asked: %+v", r)
 	}
 	end(t, cmd)
@@ -260,15 +260,15 @@ func TestAnotherWhoIsHeldAgain(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
 	pid := cmd.Process.Pid
-	was := c.Take([]int{pid})[pid]
+	was := c.Lookup([]int{pid})[pid]
 	before := was
 	before.Start-- // as if he who was looked up had ended since, and his pid been given to this one
-	c.people[pid] = before
-	c.vigils = nil
-	for range 2 * rest {
-		c.Take([]int{pid})
+	c.processes[pid] = before
+	c.newVigil = nil
+	for range 2 * refreshPasses {
+		c.Lookup([]int{pid})
 	}
-	if is := c.Take([]int{pid})[pid]; is != was || !c.vigil.Holds(pid) {
+	if is := c.Lookup([]int{pid})[pid]; is != was || !c.vigil.Holds(pid) {
 		t.Errorf("he is %+v and not %+v; held: %v", is, was, c.vigil.Held())
 	}
 }

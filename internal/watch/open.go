@@ -13,7 +13,7 @@ import (
 )
 
 // Nodes are the device nodes of an inventory's GPUs, by the number of each, and whose they are.
-func Nodes(inv grant.Inventory) map[uint64]string {
+func GPUDevices(inv grant.Inventory) map[uint64]string {
 	nodes := make(map[uint64]string, len(inv.GPUs))
 	for _, g := range inv.GPUs {
 		nodes[unix.Mkdev(grant.MajorNVIDIA, uint32(g.Minor))] = g.UUID
@@ -23,7 +23,7 @@ func Nodes(inv grant.Inventory) map[uint64]string {
 
 // Openers are the processes that have a GPU's node open, by GPU, in the order of their pids. It looks at the open files of every process of the
 // node. Of a process whose first thread has ended it asks those that run. No server of a file system is asked: it may be dead.
-func Openers(h host.Host, nodes map[uint64]string) map[string][]int {
+func OpenGPUs(h host.Host, nodes map[uint64]string) map[string][]int {
 	openers := map[string][]int{}
 	names, _ := host.Names(h.Proc)
 	var pids []int

@@ -35,16 +35,16 @@ type standing struct {
 // How often a finding has to be seen before it is said, and missed before it is over. What a process leaves when it ends
 // takes the driver a moment to take back; and use that goes up and down around a grant is one event.
 const (
-	believed  = 3
-	forgotten = 5
+	sightingsNeeded = 3
+	missesAllowed   = 5
 )
 
 // News is what has changed with a sample.
-type News struct{ Begun, Ended []grant.Finding }
+type Changes struct{ Begun, Ended []grant.Finding }
 
 // Note takes a report in. It leaves those findings in it that are believed, with the time since when they stand, and counts
 // the memory that no process explains as outside the ledger once that is believed.
-func (t *Tracker) Note(r *Report) (n News) {
+func (t *Tracker) Update(r *Report) (n Changes) {
 	if t.standing == nil {
 		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{}, map[grant.FindingKind]uint64{}, map[XID]uint64{}
 	}
@@ -53,7 +53,7 @@ func (t *Tracker) Note(r *Report) (n News) {
 			t.XIDs[XID{g.UUID, number}]++
 		}
 	}
-	looked := t.looked(r.Taken)
+	looked := t.observed(r.Taken)
 	for _, s := range t.standing {
 		s.stood += looked
 	}
@@ -76,19 +76,19 @@ func (t *Tracker) Note(r *Report) (n News) {
 			n.Begun = append(n.Begun, *f)
 		}
 	}
-	n.Ended = t.forget(seen)
+	n.Ended = t.removeMissed(seen)
 	return n
 }
 
 // unseen is how much of a while in which nobody looked counts, at most.
-const unseen = 3 * time.Second
+const maxUnobserved = 3 * time.Second
 
 // looked is how much of the time since the last sample counts towards a finding's grace. NVML can hang, and this program stand still: what was
 // seen before and is seen again afterwards need not have been there in between. Some of it counts, or who slows the samples down would never
 // be stopped.
-func (t *Tracker) looked(now time.Time) (d time.Duration) {
+func (t *Tracker) observed(now time.Time) (d time.Duration) {
 	if !t.last.IsZero() {
-		d = min(now.Sub(t.last), max(t.Interval, min(unseen, t.Grace/2)))
+		d = min(now.Sub(t.last), max(t.Interval, min(maxUnobserved, t.Grace/2)))
 	}
 	t.last = now
 	return max(d, 0)
@@ -103,7 +103,7 @@ func (t *Tracker) believe(r *Report) []grant.Finding {
 		}
 		key := f.Key()
 		sightings[key] = t.sightings[key] + 1
-		return sightings[key] < believed
+		return sightings[key] < sightingsNeeded
 	})
 	t.sightings = sightings
 	for _, f := range kept {
@@ -114,12 +114,12 @@ func (t *Tracker) believe(r *Report) []grant.Finding {
 	return kept
 }
 
-func (t *Tracker) forget(seen map[string]bool) (ended []grant.Finding) {
+func (t *Tracker) removeMissed(seen map[string]bool) (ended []grant.Finding) {
 	for key, s := range t.standing {
 		if seen[key] {
 			continue
 		}
-		if s.missed++; s.missed >= forgotten || s.Kind == grant.GPUError { // an error is a moment
+		if s.missed++; s.missed >= missesAllowed || s.Kind == grant.GPUError { // an error is a moment
 			delete(t.standing, key)
 			ended = append(ended, s.Finding)
 		}
@@ -159,7 +159,7 @@ func (t *Tracker) Due(r Report, rules grant.Rules) (due []grant.Finding) {
 func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 	switch {
 	case f.User.Container == "" || f.User.Cgroup == "" || f.User.Exempt:
-	case f.Kind == grant.OverGrant && f.Bytes > contexts(f):
+	case f.Kind == grant.OverGrant && f.Bytes > contextMemory(f):
 		return rules.OnOverGrant
 	case f.Kind == grant.OutsideLedger:
 		return rules.OnOutsideLedger
@@ -170,6 +170,6 @@ func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 // perContext is more than the largest context that is known of takes: 100 to 500 MiB.
 const perContext = 600 * grant.MiB
 
-func contexts(f grant.Finding) grant.Bytes {
+func contextMemory(f grant.Finding) grant.Bytes {
 	return grant.Bytes(len(f.User.Processes)) * perContext
 }

@@ -39,8 +39,8 @@ func TestCgroupLines(t *testing.T) {
 	}
 }
 
-// TestCensus: those who are there are found, those who have gone are not, and one who has taken another's pid is not taken for it.
-func TestCensus(t *testing.T) {
+// TestProcessTable: those who are there are found, those who have gone are not, and one who has taken another's pid is not taken for it.
+func TestProcessTable(t *testing.T) {
 	dir := t.TempDir()
 	put := func(pid int, start int, cgroup string) {
 		for name, text := range map[string]string{"stat": fmt.Sprintf("%d (a ) b) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start),
@@ -54,29 +54,29 @@ func TestCensus(t *testing.T) {
 			}
 		}
 	}
-	c := Census{Host: host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}}
+	c := ProcessTable{Host: host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}}
 	put(10, 100, "/a")
 	put(11, 101, "/b")
-	people := c.Take([]int{10, 11, 12})
-	if len(people) != 2 || people[10] != (Person{Process: grant.Process{PID: 10, Start: 100}, Command: "a ) b", Cgroup: "/a"}) {
+	people := c.Lookup([]int{10, 11, 12})
+	if len(people) != 2 || people[10] != (ProcessInfo{Process: grant.Process{PID: 10, Start: 100}, Command: "a ) b", Cgroup: "/a"}) {
 		t.Errorf("%+v", people)
 	}
 	put(10, 200, "/c")
 	if err := os.RemoveAll(dir + "/proc/11"); err != nil {
 		t.Fatal(err)
 	}
-	for range rest {
-		people = c.Take([]int{10, 11})
+	for range refreshPasses {
+		people = c.Lookup([]int{10, 11})
 	}
 	if len(people) != 1 || people[10].Start != 200 || people[10].Cgroup != "/c" {
-		t.Errorf("after %d passes: %+v", rest, people)
+		t.Errorf("after %d passes: %+v", refreshPasses, people)
 	}
 }
 
 // TestStopRefuses what is no container's own cgroup, and whatever it could not tell from ourselves.
 func TestStopRefuses(t *testing.T) {
 	h := host.Default()
-	self, err := look(h, os.Getpid())
+	self, err := readProcess(h, os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestStopLeavesWhoHasMoved(t *testing.T) {
 			t.Errorf("%d stopped, %v", n, err)
 		}
 	}
-	if kill(h, p.PID, "/no/such/container") {
+	if killProcess(h, p.PID, "/no/such/container") {
 		t.Error("a process was killed for a cgroup that it is not in")
 	}
 	if runs, err := h.Runs(p); !runs || err != nil {
@@ -122,7 +122,7 @@ func TestFile(t *testing.T) {
 	dir := t.TempDir()
 	s := scene()
 	s.runs(10, 0, "/pods/c1", 6*grant.GiB)
-	want := Judge(s)
+	want := Compare(s)
 	for range 2 {
 		if err := Save(dir, "boot", want); err != nil {
 			t.Fatal(err)
@@ -142,20 +142,20 @@ func TestFile(t *testing.T) {
 
 // TestHistory keeps a minute, however often samples are taken.
 func TestHistory(t *testing.T) {
-	var s State
+	var s Status
 	for i := range 10 * 60 * 10 {
 		r := Report{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond), GPUs: []GPUUse{{UUID: gpu0, Used: grant.Bytes(i)}}}
-		s.Remember(r, scene().Grants)
+		s.AddHistory(r, scene().Grants)
 	}
 	last := s.History[len(s.History)-1]
-	if n := len(s.History); n < 60 || n > moments || last.Taken.Sub(s.History[0].Taken) > past || last.GPUs[gpu0].Granted != 4*grant.GiB {
+	if n := len(s.History); n < 60 || n > maxHistory || last.Taken.Sub(s.History[0].Taken) > historyTime || last.GPUs[gpu0].Granted != 4*grant.GiB {
 		t.Errorf("%d moments, from %s to %s: %+v", n, s.History[0].Taken, last.Taken, last)
 	}
 }
 
 // crowd is a node of eight GPUs with so many containers of five processes each.
-func crowd(containers int) Scene {
-	s := Scene{People: map[int]Person{}}
+func crowd(containers int) Input {
+	s := Input{Processes: map[int]ProcessInfo{}}
 	for i := range 8 {
 		uuid := fmt.Sprintf("GPU-%d", i)
 		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
@@ -179,7 +179,7 @@ func TestCostIsLinear(t *testing.T) {
 	cost := func(containers int) float64 {
 		s := crowd(containers)
 		return testing.AllocsPerRun(3, func() {
-			if r := Judge(s); len(r.Grants) != containers || len(r.Findings) != 0 {
+			if r := Compare(s); len(r.Grants) != containers || len(r.Findings) != 0 {
 				t.Fatalf("%d grants, %d findings", len(r.Grants), len(r.Findings))
 			}
 		})
@@ -189,13 +189,13 @@ func TestCostIsLinear(t *testing.T) {
 	}
 }
 
-// BenchmarkJudge is a pass without what asks the kernel: 1,000 processes in 200 containers on 8 GPUs, and eight times that.
-func BenchmarkJudge(b *testing.B) {
+// BenchmarkCompare is a pass without what asks the kernel: 1,000 processes in 200 containers on 8 GPUs, and eight times that.
+func BenchmarkCompare(b *testing.B) {
 	for _, containers := range []int{200, 1600} {
 		b.Run(fmt.Sprint(containers), func(b *testing.B) {
 			s := crowd(containers)
 			for b.Loop() {
-				Judge(s)
+				Compare(s)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package journal
+package auditlog
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 type file struct {
 	f        *os.File
 	dev, ino uint64
-	at       int64
-	partial  bool // at stands within a line
-	ends     int  // how often its end was found since something was read, or since it was rotated away
+	offset   int64
+	inLine   bool // at stands within a line
+	endsSeen int  // how often its end was found since something was read, or since it was rotated away
 }
 
 // open waits for nothing and follows no link, whatever stands in the file's place.
@@ -39,31 +39,31 @@ func (f *file) same(o *file) bool { return f.dev == o.dev && f.ino == o.ino }
 // skipTo leaves all but the last bytes out.
 func (f *file) skipTo(last int64) {
 	if info, err := f.f.Stat(); err == nil && info.Size() > last {
-		f.at, f.partial = info.Size()-last, true
+		f.offset, f.inLine = info.Size()-last, true
 	}
 }
 
 // chunk is what is read at once, in bytes; a line has at most 4 KiB.
-const chunk = 64 << 10
+const chunkSize = 64 << 10
 
 // lines calls fn with each whole line that is new, until limit bytes are read, and tells how many were. What is longer than a
 // chunk is no line of ours and is left out.
 func (f *file) lines(limit int, fn func([]byte)) (read int, err error) {
 	f.rewind()
-	buffer := make([]byte, chunk)
+	buffer := make([]byte, chunkSize)
 	for read < limit {
-		n, err := f.f.ReadAt(buffer, f.at)
+		n, err := f.f.ReadAt(buffer, f.offset)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return read, fmt.Errorf("cannot follow the audit log: %w", err)
 		}
 		used := f.split(buffer[:n], fn)
-		f.at += int64(used)
+		f.offset += int64(used)
 		read += used
 		if used == 0 {
-			f.ends++
+			f.endsSeen++
 			return read, nil
 		}
-		f.ends = 0
+		f.endsSeen = 0
 	}
 	return read, nil
 }
@@ -75,22 +75,22 @@ func (f *file) split(piece []byte, fn func([]byte)) (used int) {
 		if end < 0 {
 			break
 		}
-		if !f.partial {
+		if !f.inLine {
 			fn(piece[used : used+end])
 		}
-		f.partial = false
+		f.inLine = false
 		used += end + 1
 	}
-	if used == 0 && len(piece) == chunk {
-		f.partial = true
-		return chunk
+	if used == 0 && len(piece) == chunkSize {
+		f.inLine = true
+		return chunkSize
 	}
 	return used
 }
 
 // rewind begins anew where the file was emptied in place, as logrotate's copytruncate does.
 func (f *file) rewind() {
-	if info, err := f.f.Stat(); err == nil && info.Size() < f.at {
-		f.at, f.partial = 0, false
+	if info, err := f.f.Stat(); err == nil && info.Size() < f.offset {
+		f.offset, f.inLine = 0, false
 	}
 }

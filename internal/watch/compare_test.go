@@ -21,12 +21,12 @@ var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // scene is a node of two GPUs of 16 GiB; grant one has 4 GiB of the first for container c1 of a pod, grant two is a claim's with
 // 8 GiB of the second for c2 and c3.
-func scene() Scene {
+func scene() Input {
 	binding := func(id grant.ID, container, pod string) grant.Binding {
 		return grant.Binding{Grant: id, Container: container, Life: grant.Alive, Cgroups: []string{"/pods/" + container},
 			Pod: grant.Identity{UID: "u", Namespace: "team", Pod: pod, Container: "train"}}
 	}
-	s := Scene{Sample: grant.Sample{Taken: noon}, People: map[int]Person{}}
+	s := Input{Sample: grant.Sample{Taken: noon}, Processes: map[int]ProcessInfo{}}
 	s.Grants = []grant.Grant{
 		{ID: one, Owner: "pod:u/train", Mode: grant.Limit, GPUs: []grant.Share{{UUID: gpu0, Memory: 4 * grant.GiB}}, Bindings: []grant.Binding{binding(one, "c1", "job-0")}},
 		{ID: two, Owner: "claim:v", Mode: grant.Limit, GPUs: []grant.Share{{UUID: gpu1, Index: 1, Memory: 8 * grant.GiB}},
@@ -40,8 +40,8 @@ func scene() Scene {
 }
 
 // runs adds a process to the scene that uses a GPU.
-func (s *Scene) runs(pid, gpu int, cgroup string, memory grant.Bytes) *grant.ProcessUse {
-	s.People[pid] = Person{Process: grant.Process{PID: pid, Start: uint64(pid)}, Command: "python", Cgroup: cgroup}
+func (s *Input) runs(pid, gpu int, cgroup string, memory grant.Bytes) *grant.ProcessUse {
+	s.Processes[pid] = ProcessInfo{Process: grant.Process{PID: pid, Start: uint64(pid)}, Command: "python", Cgroup: cgroup}
 	g := &s.Sample.GPUs[gpu]
 	g.Used += memory
 	g.Processes = append(g.Processes, grant.ProcessUse{PID: pid, Memory: memory, Compute: -1})
@@ -51,87 +51,87 @@ func (s *Scene) runs(pid, gpu int, cgroup string, memory grant.Bytes) *grant.Pro
 func TestFindings(t *testing.T) {
 	docker := "/docker/" + id0
 	for name, c := range map[string]struct {
-		do   func(*Scene)
+		do   func(*Input)
 		want []string // KIND GPU BYTES: message
 		out  grant.Bytes
 	}{
-		"nothing runs":            {func(*Scene) {}, nil, 0},
-		"within its grant":        {func(s *Scene) { s.runs(10, 0, "/pods/c1", 4*grant.GiB) }, nil, 0},
-		"in a cgroup below":       {func(s *Scene) { s.runs(10, 0, "/pods/c1/system.slice/x.service", 4*grant.GiB) }, nil, 0},
-		"two processes within it": {func(s *Scene) { s.runs(10, 0, "/pods/c1", 2*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) }, nil, 0},
-		"two processes above it": {func(s *Scene) { s.runs(10, 0, "/pods/c1", 3*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) },
+		"nothing runs":            {func(*Input) {}, nil, 0},
+		"within its grant":        {func(s *Input) { s.runs(10, 0, "/pods/c1", 4*grant.GiB) }, nil, 0},
+		"in a cgroup below":       {func(s *Input) { s.runs(10, 0, "/pods/c1/system.slice/x.service", 4*grant.GiB) }, nil, 0},
+		"two processes within it": {func(s *Input) { s.runs(10, 0, "/pods/c1", 2*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) }, nil, 0},
+		"two processes above it": {func(s *Input) { s.runs(10, 0, "/pods/c1", 3*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) },
 			[]string{`over-grant 0 1GiB: container "train" of pod team/job-0 uses 5GiB of GPU 0, 1GiB more than the 4GiB of its grant g-aaaaaaaaaaaa`}, grant.GiB},
-		"a claim's containers count together": {func(s *Scene) { s.runs(10, 1, "/pods/c2", 5*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) },
+		"a claim's containers count together": {func(s *Input) { s.runs(10, 1, "/pods/c2", 5*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) },
 			[]string{`over-grant 1 1GiB: container "train" of pod team/job-2 uses 9GiB of GPU 1, 1GiB more than the 8GiB of its grant g-bbbbbbbbbbbb`}, grant.GiB},
-		"a claim's containers within it": {func(s *Scene) { s.runs(10, 1, "/pods/c2", 4*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) }, nil, 0},
-		"another GPU than its grant's": {func(s *Scene) { s.runs(10, 1, "/pods/c1", grant.GiB) },
+		"a claim's containers within it": {func(s *Input) { s.runs(10, 1, "/pods/c2", 4*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) }, nil, 0},
+		"another GPU than its grant's": {func(s *Input) { s.runs(10, 1, "/pods/c1", grant.GiB) },
 			[]string{`outside-ledger 1 1GiB: container "train" of pod team/job-0 uses 1GiB of GPU 1, which its grant g-aaaaaaaaaaaa does not cover`}, grant.GiB},
-		"a process of the node": {func(s *Scene) { s.runs(10, 0, "/user.slice/session-1.scope", grant.GiB) },
+		"a process of the node": {func(s *Input) { s.runs(10, 0, "/user.slice/session-1.scope", grant.GiB) },
 			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"two processes of the node": {func(s *Scene) { s.runs(10, 0, "/", grant.GiB); s.runs(11, 0, "/", grant.GiB) },
+		"two processes of the node": {func(s *Input) { s.runs(10, 0, "/", grant.GiB); s.runs(11, 0, "/", grant.GiB) },
 			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`,
 				`outside-ledger 0 1GiB: process 11 (python) of the node uses 1GiB of GPU 0 without a grant`}, 2 * grant.GiB},
-		"a container of Docker's": {func(s *Scene) { s.runs(10, 0, docker, grant.GiB); s.runs(11, 0, docker+"/x", grant.GiB) },
+		"a container of Docker's": {func(s *Input) { s.runs(10, 0, docker, grant.GiB); s.runs(11, 0, docker+"/x", grant.GiB) },
 			[]string{`outside-ledger 0 2GiB: container 0123456789ab of docker uses 2GiB of GPU 0 without a grant`}, 2 * grant.GiB},
-		"a pod without a grant": {func(s *Scene) { s.runs(10, 0, "/kubepods/pod"+uid+"/"+id0, grant.GiB) },
+		"a pod without a grant": {func(s *Input) { s.runs(10, 0, "/kubepods/pod"+uid+"/"+id0, grant.GiB) },
 			[]string{`outside-ledger 0 1GiB: container 0123456789ab of pod ` + uid + ` uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"some other runtime's": {func(s *Scene) {
+		"some other runtime's": {func(s *Input) {
 			s.runs(10, 0, "/lxc/box", grant.GiB)
-			p := s.People[10]
+			p := s.Processes[10]
 			p.Foreign = true
-			s.People[10] = p
+			s.Processes[10] = p
 		}, []string{`outside-ledger 0 1GiB: container box uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"a name that is only longer": {func(s *Scene) { s.runs(10, 0, "/pods/c10", grant.GiB) },
+		"a name that is only longer": {func(s *Input) { s.runs(10, 0, "/pods/c10", grant.GiB) },
 			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"memory without a process": {func(s *Scene) { s.Sample.GPUs[0].Used = 2 * grant.GiB },
+		"memory without a process": {func(s *Input) { s.Sample.GPUs[0].Used = 2 * grant.GiB },
 			[]string{`unexplained 0 2GiB: 2GiB of GPU 0 are in use and no process accounts for them`}, 0},
-		"what the driver keeps":            {func(s *Scene) { s.Sample.GPUs[0].Used = 500 * grant.MiB }, nil, 0},
-		"a process that has ended":         {func(s *Scene) { s.runs(10, 0, "/pods/c1", grant.GiB); delete(s.People, 10) }, []string{`unexplained 0 1GiB: 1GiB of GPU 0 are in use and no process accounts for them`}, 0},
-		"an exclusive grant has all of it": {func(s *Scene) { s.Grants[0].Mode = grant.Exclusive; s.runs(10, 0, "/pods/c1", 16*grant.GiB) }, nil, 0},
-		"a share of a GPU by time":         {func(s *Scene) { s.Grants[0].Mode = grant.Timeslice; s.runs(10, 0, "/pods/c1", 3*grant.GiB) }, nil, 0},
-		"an MPS server": {func(s *Scene) {
+		"what the driver keeps":            {func(s *Input) { s.Sample.GPUs[0].Used = 500 * grant.MiB }, nil, 0},
+		"a process that has ended":         {func(s *Input) { s.runs(10, 0, "/pods/c1", grant.GiB); delete(s.Processes, 10) }, []string{`unexplained 0 1GiB: 1GiB of GPU 0 are in use and no process accounts for them`}, 0},
+		"an exclusive grant has all of it": {func(s *Input) { s.Grants[0].Mode = grant.Exclusive; s.runs(10, 0, "/pods/c1", 16*grant.GiB) }, nil, 0},
+		"a share of a GPU by time":         {func(s *Input) { s.Grants[0].Mode = grant.Timeslice; s.runs(10, 0, "/pods/c1", 3*grant.GiB) }, nil, 0},
+		"an MPS server": {func(s *Input) {
 			s.runs(10, 0, "/system.slice/gpuledgerd.service", 300*grant.MiB)
 			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 && p == grant.Process{PID: 10, Start: 10} }
 		},
 			nil, 0},
-		"an MPS server of another GPU's": {func(s *Scene) {
+		"an MPS server of another GPU's": {func(s *Input) {
 			s.runs(10, 1, "/x", 300*grant.MiB)
 			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 }
 		},
 			[]string{`outside-ledger 1 300MiB: process 10 (python) of the node uses 300MiB of GPU 1 without a grant`}, 300 * grant.MiB},
-		"a process that took the name of an MPS server": {func(s *Scene) {
+		"a process that took the name of an MPS server": {func(s *Input) {
 			s.Grants[0].Mode = grant.MPS
 			s.runs(10, 0, "/x", 300*grant.MiB)
 			s.named(10, "nvidia-cuda-mps")
 			s.Serves = func(_ string, p grant.Process) bool { return p.PID == 11 }
 		},
 			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
-		"an MPS server of nobody's": {func(s *Scene) { s.runs(10, 0, "/x", 300*grant.MiB); s.named(10, "nvidia-cuda-mps") },
+		"an MPS server of nobody's": {func(s *Input) { s.runs(10, 0, "/x", 300*grant.MiB); s.named(10, "nvidia-cuda-mps") },
 			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
-		"a container's own MPS server": {func(s *Scene) {
+		"a container's own MPS server": {func(s *Input) {
 			s.runs(10, 0, docker, grant.GiB)
 			s.Serves = func(string, grant.Process) bool { return true }
 		},
 			[]string{`outside-ledger 0 1GiB: container 0123456789ab of docker uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"an amount that is not told": {func(s *Scene) { s.runs(10, 0, "/", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB },
+		"an amount that is not told": {func(s *Input) { s.runs(10, 0, "/", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB },
 			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the driver does not tell of GPU 0 without a grant`}, grant.GiB},
-		"an amount of a grant that is not told": {func(s *Scene) { s.runs(10, 0, "/pods/c1", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB }, nil, 0},
-		"compute mode": {func(s *Scene) { s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive },
+		"an amount of a grant that is not told": {func(s *Input) { s.runs(10, 0, "/pods/c1", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB }, nil, 0},
+		"compute mode": {func(s *Input) { s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive },
 			[]string{"mode-changed 0 0MiB: GPU 0 is in compute mode exclusive-process, in which its grants of mode limit cannot be used (`nvidia-smi -i 0 -c DEFAULT` undoes it)"}, 0},
-		"compute mode of MPS":                {func(s *Scene) { s.Grants[0].Mode = grant.MPS; s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive }, nil, 0},
-		"compute mode of a GPU that is free": {func(s *Scene) { s.Grants = nil; s.Sample.GPUs[0].ComputeMode = grant.ComputeProhibited }, nil, 0},
-		"an error":                           {func(s *Scene) { s.Sample.GPUs[1].XIDs = []int{79, 31, 79} }, []string{`gpu-error 1 0MiB: the driver reported XID 79, 31 on GPU 1`}, 0},
-		"a lost GPU": {func(s *Scene) {
+		"compute mode of MPS":                {func(s *Input) { s.Grants[0].Mode = grant.MPS; s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive }, nil, 0},
+		"compute mode of a GPU that is free": {func(s *Input) { s.Grants = nil; s.Sample.GPUs[0].ComputeMode = grant.ComputeProhibited }, nil, 0},
+		"an error":                           {func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79, 31, 79} }, []string{`gpu-error 1 0MiB: the driver reported XID 79, 31 on GPU 1`}, 0},
+		"a lost GPU": {func(s *Input) {
 			s.Sample.GPUs[1] = grant.Usage{UUID: gpu1, Index: 1, Health: "NVML gives no access to it: ERROR_GPU_IS_LOST"}
 		},
 			[]string{`gpu-lost 1 0MiB: GPU 1 does not answer: NVML gives no access to it: ERROR_GPU_IS_LOST`}, 0},
-		"a GPU that is gone": {func(s *Scene) { s.Sample.GPUs = s.Sample.GPUs[:1] }, []string{`gpu-lost 1 0MiB: GPU 1 (GPU-1) is gone`}, 0},
-		"MIG switched on": {func(s *Scene) { s.Sample.GPUs[0].MIG = []string{"MIG-1"} },
+		"a GPU that is gone": {func(s *Input) { s.Sample.GPUs = s.Sample.GPUs[:1] }, []string{`gpu-lost 1 0MiB: GPU 1 (GPU-1) is gone`}, 0},
+		"MIG switched on": {func(s *Input) { s.Sample.GPUs[0].MIG = []string{"MIG-1"} },
 			[]string{`layout-changed 0 0MiB: the MIG devices of GPU 0 have changed behind the inventory`}, 0},
 	} {
 		s := scene()
 		c.do(&s)
-		r := Judge(s)
+		r := Compare(s)
 		var got []string
 		for _, f := range r.Findings {
 			got = append(got, fmt.Sprintf("%s %d %s: %s", f.Kind, f.Index, f.Bytes, f.Message))
@@ -149,10 +149,10 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-func (s *Scene) named(pid int, command string) {
-	p := s.People[pid]
+func (s *Input) named(pid int, command string) {
+	p := s.Processes[pid]
 	p.Command = command
-	s.People[pid] = p
+	s.Processes[pid] = p
 }
 
 func TestUse(t *testing.T) {
@@ -162,7 +162,7 @@ func TestUse(t *testing.T) {
 	s.runs(12, 1, "/pods/c2", 2*grant.GiB)
 	s.runs(13, 1, "/", grant.GiB)
 	s.Sample.GPUs[0].Utilization = 60
-	r := Judge(s)
+	r := Compare(s)
 	want := []GrantUse{{ID: one, GPU: gpu0, Granted: 4 * grant.GiB, Used: 2 * grant.GiB, Compute: 50, Processes: 2},
 		{ID: two, GPU: gpu1, Granted: 8 * grant.GiB, Used: 2 * grant.GiB, Compute: -1, Processes: 1}}
 	if !slices.Equal(r.Grants, want) {
@@ -180,15 +180,15 @@ func TestMIG(t *testing.T) {
 	s.Sample.GPUs[0].MIG = []string{"MIG-2", "MIG-1"}
 	s.Grants[0].Mode, s.Grants[0].GPUs = grant.MIG, []grant.Share{{UUID: "MIG-1", Memory: 4 * grant.GiB}}
 	s.runs(10, 0, "/pods/c1", 4*grant.GiB).Device = "MIG-1"
-	if r := Judge(s); len(r.Findings) > 0 || len(r.Grants) != 1 || r.Grants[0].GPU != "MIG-1" {
+	if r := Compare(s); len(r.Findings) > 0 || len(r.Grants) != 1 || r.Grants[0].GPU != "MIG-1" {
 		t.Errorf("%+v", r)
 	}
 	s.runs(11, 0, "/pods/c1", grant.GiB).Device = "MIG-2"
-	if r := Judge(s); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
+	if r := Compare(s); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
 		t.Errorf("%+v", r.Findings)
 	}
 	s.Sample.GPUs[0].MIG, s.Sample.GPUs[0].Processes = []string{"MIG-2"}, nil
-	r := Judge(s)
+	r := Compare(s)
 	if len(r.Findings) < 2 || r.Findings[0].Message != "grant g-aaaaaaaaaaaa is of MIG device MIG-1, which is gone" || r.Stale != "the MIG devices of GPU 0 have changed" {
 		t.Errorf("%+v", r)
 	}
@@ -200,15 +200,15 @@ func TestWithoutACgroupOfItsOwn(t *testing.T) {
 	b := &s.Grants[0].Bindings[0]
 	b.Cgroups, b.PID = nil, 10
 	s.runs(11, 0, "/machine/c1/below", grant.GiB)
-	s.People[10] = Person{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine/c1"}
-	if r := Judge(s); len(r.Findings) > 0 || len(r.Grants) != 1 {
+	s.Processes[10] = ProcessInfo{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine/c1"}
+	if r := Compare(s); len(r.Findings) > 0 || len(r.Grants) != 1 {
 		t.Errorf("%+v", r)
 	}
-	s.People[10] = Person{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine"} // somebody else's
-	if r := Judge(s); len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
+	s.Processes[10] = ProcessInfo{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine"} // somebody else's
+	if r := Compare(s); len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
 		t.Errorf("%+v", r.Findings)
 	}
-	if got := Inits(s.Grants); !slices.Equal(got, []int{10}) {
+	if got := InitPIDs(s.Grants); !slices.Equal(got, []int{10}) {
 		t.Errorf("first processes %v", got)
 	}
 }
@@ -220,7 +220,7 @@ func TestExempt(t *testing.T) {
 		u.Exempt, u.Pod = true, grant.Identity{Namespace: "gpu-operator", Pod: "dcgm"}
 		return u
 	}
-	r := Judge(s)
+	r := Compare(s)
 	if len(r.Findings) > 0 || r.GPUs[0].Outside != grant.GiB {
 		t.Errorf("%+v", r)
 	}
@@ -230,25 +230,25 @@ func TestExempt(t *testing.T) {
 func TestTracker(t *testing.T) {
 	var tr Tracker
 	begun, ended := 0, 0
-	pass := func(second int, do func(*Scene)) Report {
+	pass := func(second int, do func(*Input)) Report {
 		s := scene()
 		s.Sample.Taken = noon.Add(time.Duration(second) * time.Second)
 		do(&s)
-		r := Judge(s)
-		news := tr.Note(&r)
+		r := Compare(s)
+		news := tr.Update(&r)
 		begun, ended = begun+len(news.Begun), ended+len(news.Ended)
 		return r
 	}
-	over := func(s *Scene) { s.runs(10, 0, "/pods/c1", 6*grant.GiB) }
+	over := func(s *Input) { s.runs(10, 0, "/pods/c1", 6*grant.GiB) }
 	pass(0, over)
 	r := pass(3, over)
 	if begun != 1 || tr.Events[grant.OverGrant] != 1 || !r.Findings[0].Since.Equal(noon) {
 		t.Errorf("%d begun, %+v", begun, r.Findings)
 	}
-	nothing := func(*Scene) {}
+	nothing := func(*Input) {}
 	pass(4, nothing)
 	pass(5, over)
-	for i := range forgotten {
+	for i := range missesAllowed {
 		if ended != 0 {
 			t.Errorf("over after %d passes", i)
 		}
@@ -257,8 +257,8 @@ func TestTracker(t *testing.T) {
 	if begun != 1 || ended != 1 {
 		t.Errorf("%d begun, %d ended", begun, ended)
 	}
-	hidden := func(s *Scene) { s.Sample.GPUs[0].Used = 2 * grant.GiB }
-	for i := range believed {
+	hidden := func(s *Input) { s.Sample.GPUs[0].Used = 2 * grant.GiB }
+	for i := range sightingsNeeded {
 		if len(r.Findings) > 0 && i > 0 || r.GPUs[0].Outside > 2*grant.GiB {
 			t.Errorf("believed after %d passes: %+v", i, r)
 		}
@@ -267,8 +267,8 @@ func TestTracker(t *testing.T) {
 	if len(r.Findings) != 1 || r.GPUs[0].Outside != 2*grant.GiB || r.Outside()[gpu0] != 2*grant.GiB {
 		t.Errorf("not believed: %+v", r)
 	}
-	pass(30, func(s *Scene) { s.Sample.GPUs[1].XIDs = []int{79} })
-	pass(31, func(s *Scene) { s.Sample.GPUs[1].XIDs = []int{79} })
+	pass(30, func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79} })
+	pass(31, func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79} })
 	if tr.XIDs[XID{gpu1, 79}] != 2 {
 		t.Errorf("XIDs: %v", tr.XIDs)
 	}
@@ -335,8 +335,8 @@ func TestGrace(t *testing.T) {
 				if at.there {
 					s.runs(10, 0, "/docker/"+id0, grant.GiB)
 				}
-				r := Judge(s)
-				tr.Note(&r)
+				r := Compare(s)
+				tr.Update(&r)
 				if due := tr.Due(r, rules); len(due) != at.want {
 					t.Errorf("after %s: %d due, want %d", at.at, len(due), at.want)
 				}

@@ -9,7 +9,7 @@ import (
 )
 
 // Place is what the path of a cgroup tells of the processes in it.
-type Place struct {
+type CgroupInfo struct {
 	Engine    grant.Engine // "" where the path does not tell
 	Container string       // id; "" where no engine has made such a path
 	Pod       string       // UID
@@ -26,8 +26,8 @@ type Place struct {
 //	engine and not by its options takes the three words for a path)
 //
 // Of containers within a container it is the outer one: its engine is the node's.
-func PlaceOf(path string) Place {
-	var p Place
+func ParseCgroup(path string) CgroupInfo {
+	var p CgroupInfo
 	end, parent := 0, ""
 	path = filepath.Clean("/" + path)
 	for name := range strings.SplitSeq(path[1:], "/") {

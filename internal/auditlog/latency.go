@@ -1,4 +1,4 @@
-package journal
+package auditlog
 
 import (
 	"slices"

@@ -9,32 +9,32 @@ import (
 )
 
 // roll tells which grant the processes of a cgroup have, by the bindings of the ledger.
-type roll map[string]bound // by cgroup
+type cgroupGrants map[string]boundGrant // by cgroup
 
-type bound struct {
+type boundGrant struct {
 	grant   *grant.Grant
 	binding *grant.Binding
 }
 
 // rollOf lists the cgroups of every container with a grant: those that its spec named, and the one that its first process is in.
-func rollOf(grants []grant.Grant, people map[int]Person) roll {
-	r := roll{}
+func cgroupGrantsOf(grants []grant.Grant, people map[int]ProcessInfo) cgroupGrants {
+	r := cgroupGrants{}
 	for i := range grants {
 		g := &grants[i]
 		for j := range g.Bindings {
 			b := &g.Bindings[j]
 			for _, cgroup := range b.Cgroups {
-				r.add(cgroup, bound{g, b})
+				r.add(cgroup, boundGrant{g, b})
 			}
-			if init, known := people[b.PID]; known && b.PID > 0 && isOwn(init.Cgroup, b.Container) {
-				r.add(init.Cgroup, bound{g, b})
+			if init, known := people[b.PID]; known && b.PID > 0 && isNamedAfter(init.Cgroup, b.Container) {
+				r.add(init.Cgroup, boundGrant{g, b})
 			}
 		}
 	}
 	return r
 }
 
-func (r roll) add(cgroup string, b bound) {
+func (r cgroupGrants) add(cgroup string, b boundGrant) {
 	if cgroup = clean(cgroup); cgroup != "/" { // everybody's
 		r[cgroup] = b
 	}
@@ -49,28 +49,28 @@ func clean(cgroup string) string {
 }
 
 // isOwn reports whether a cgroup was made for the container: one without a cgroup of its own is in somebody else's.
-func isOwn(cgroup, container string) bool {
+func isNamedAfter(cgroup, container string) bool {
 	return container != "" && strings.Contains(path.Base(cgroup), container)
 }
 
 // find goes up from a cgroup to the first that a grant's container has.
-func (r roll) find(cgroup string) (b bound, own string, found bool) {
+func (r cgroupGrants) find(cgroup string) (b boundGrant, own string, found bool) {
 	for at := clean(cgroup); len(at) > 1; at = at[:strings.LastIndexByte(at, '/')] {
 		if b, found := r[at]; found {
 			return b, at, true
 		}
 	}
-	return bound{}, "", false
+	return boundGrant{}, "", false
 }
 
 // userOf is who a process is: the container of a grant, a container that nothing was granted to, or the node's own process.
-func (r roll) userOf(p Person) (grant.User, *grant.Grant) {
+func (r cgroupGrants) userOf(p ProcessInfo) (grant.User, *grant.Grant) {
 	u := grant.User{Command: p.Command, Processes: []grant.Process{p.Process}}
 	if b, own, found := r.find(p.Cgroup); found {
 		u.Container, u.Pod, u.Cgroup = b.binding.Container, b.binding.Pod, own
 		return u, b.grant
 	}
-	place := PlaceOf(p.Cgroup)
+	place := ParseCgroup(p.Cgroup)
 	u.Container, u.Engine, u.Cgroup, u.Pod.UID = place.Container, place.Engine, place.Cgroup, place.Pod
 	if u.Container == "" && p.Foreign && path.Base(p.Cgroup) != "/" && p.Cgroup != "" {
 		u.Container, u.Cgroup = path.Base(p.Cgroup), p.Cgroup // of some runtime that no engine stands behind
@@ -82,7 +82,7 @@ func (r roll) userOf(p Person) (grant.User, *grant.Grant) {
 }
 
 // Inits are the first processes of the containers whose cgroup the ledger does not know.
-func Inits(grants []grant.Grant) (pids []int) {
+func InitPIDs(grants []grant.Grant) (pids []int) {
 	for _, g := range grants {
 		for _, b := range g.Bindings {
 			if len(b.Cgroups) == 0 && b.PID > 0 && !slices.Contains(pids, b.PID) {

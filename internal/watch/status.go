@@ -7,7 +7,7 @@ import (
 )
 
 // State is what the watch knows, for whoever shows it.
-type State struct {
+type Status struct {
 	Report
 	Failure string // why nothing newer is known; "" if the last sample was taken
 	Samples uint64
@@ -15,29 +15,29 @@ type State struct {
 	XIDs    map[XID]uint64
 	Stopped map[grant.FindingKind]uint64 // containers
 	Changes map[string]uint64            // of the ledger, by operation, as seen from here
-	History []Moment                     // the last minute, oldest first
+	History []HistorySample              // the last minute, oldest first
 }
 
 // Moment is one sample of the past.
-type Moment struct {
+type HistorySample struct {
 	Taken time.Time
-	GPUs  map[string]Level // by UUID
+	GPUs  map[string]MemoryLevel // by UUID
 }
 
 // Level is how much of a GPU was used and granted.
-type Level struct{ Used, Granted, Total grant.Bytes }
+type MemoryLevel struct{ Used, Granted, Total grant.Bytes }
 
 // past is how much is remembered, and how many samples at most.
 const (
-	past    = time.Minute
-	moments = 120
+	historyTime = time.Minute
+	maxHistory  = 120
 )
 
 // Remember adds a report to the history.
-func (s *State) Remember(r Report, grants []grant.Grant) {
-	m := Moment{Taken: r.Taken, GPUs: map[string]Level{}}
+func (s *Status) AddHistory(r Report, grants []grant.Grant) {
+	m := HistorySample{Taken: r.Taken, GPUs: map[string]MemoryLevel{}}
 	for _, g := range r.GPUs {
-		m.GPUs[g.UUID] = Level{Used: g.Used, Total: g.Total}
+		m.GPUs[g.UUID] = MemoryLevel{Used: g.Used, Total: g.Total}
 	}
 	for _, g := range grants {
 		for _, share := range g.GPUs {
@@ -47,11 +47,11 @@ func (s *State) Remember(r Report, grants []grant.Grant) {
 			}
 		}
 	}
-	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < past/moments { // samples that come faster than can be seen
+	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory { // samples that come faster than can be seen
 		return
 	}
 	s.History = append(s.History, m)
-	for len(s.History) > 0 && (len(s.History) > moments || r.Taken.Sub(s.History[0].Taken) > past) {
+	for len(s.History) > 0 && (len(s.History) > maxHistory || r.Taken.Sub(s.History[0].Taken) > historyTime) {
 		s.History = s.History[1:]
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Person is a process that was looked up.
-type Person struct {
+type ProcessInfo struct {
 	grant.Process
 	Command string // as the kernel has it, at most 15 bytes
 	Cgroup  string // from the root of the hierarchy that guards the devices
@@ -26,90 +26,90 @@ type Person struct {
 // Census looks processes up, and remembers them: to ask the kernel for a thousand at every pass would cost more than all the
 // rest. Those that end are noticed at once (host.Vigil); where each is, it is asked anew at every twentieth pass, and before anything
 // is done about it. Where processes cannot be held, they are held against their start times at every twentieth pass, and it is tried again.
-type Census struct {
+type ProcessTable struct {
 	Host host.Host
 
-	pass   int
-	v1     bool // as in onV1
-	listed listing
-	own    uint64 // our pid namespace
-	vigil  *host.Vigil
-	vigils func() (*host.Vigil, error) // nil: host.NewVigil
-	unheld error
-	known  map[int]*remembered
-	people map[int]Person // the same ones, as they are given out
+	pass      int
+	v1        bool // as in onV1
+	members   cgroupMembers
+	own       uint64 // our pid namespace
+	vigil     *host.Vigil
+	newVigil  func() (*host.Vigil, error) // nil: host.NewVigil
+	vigilErr  error
+	known     map[int]*entry
+	processes map[int]ProcessInfo // the same ones, as they are given out
 
 	changes uint64
 }
 
-type remembered struct {
-	pass  int  // when it was looked up
-	seen  int  // when it was asked for last
-	phase int  // when its cgroup is asked for its processes; -1: that does not tell of it
-	ended bool // as a zombie it may still be there, and the driver not have its memory back
+type entry struct {
+	lookedUp  int  // when it was looked up
+	lastAsked int  // when it was asked for last
+	phase     int  // when its cgroup is asked for its processes; -1: that does not tell of it
+	ended     bool // as a zombie it may still be there, and the driver not have its memory back
 }
 
 // rest is how many passes a process is remembered for. They are spread by pid, so that passes cost the same.
-const rest = 20
+const refreshPasses = 20
 
 // Take looks the processes up; a pid may be named several times. Those that are gone, and those of a pid that means nothing here, are
 // not in it. What it gives holds until the next Take.
-func (c *Census) Take(pids []int) map[int]Person {
-	c.begin()
+func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
+	c.beginPass()
 	asked := 0 // different ones
 	for _, pid := range pids {
 		r := c.known[pid]
 		switch {
 		case r == nil:
-			r = c.look(pid)
-		case r.seen == c.pass:
+			r = c.add(pid)
+		case r.lastAsked == c.pass:
 			continue
 		case r.ended:
-			r = c.again(pid, r)
+			r = c.refresh(pid, r)
 		case r.phase >= 0:
-			if (c.pass+r.phase)%rest == 0 && !c.lists(pid, r) {
+			if (c.pass+r.phase)%refreshPasses == 0 && !c.inCgroup(pid, r) {
 				r.phase = -1
-				r = c.again(pid, r)
+				r = c.refresh(pid, r)
 			}
-		case (c.pass+pid)%rest == 0, c.pass-r.pass >= rest:
-			r = c.again(pid, r)
+		case (c.pass+pid)%refreshPasses == 0, c.pass-r.lookedUp >= refreshPasses:
+			r = c.refresh(pid, r)
 		}
 		if r != nil {
-			r.seen = c.pass
+			r.lastAsked = c.pass
 			asked++
 		}
 	}
 	// Whoever has ended while he was looked up: what was read may be about who has his pid now.
 	for _, pid := range c.ended() {
-		if r := c.known[pid]; r.seen == c.pass {
-			if r = c.again(pid, r); r == nil {
+		if r := c.known[pid]; r.lastAsked == c.pass {
+			if r = c.refresh(pid, r); r == nil {
 				asked--
 			} else {
-				r.seen = c.pass
+				r.lastAsked = c.pass
 			}
 		}
 	}
 	if len(c.known) > asked {
 		for pid, r := range c.known {
-			if r.seen != c.pass { // nobody asks for it any more
-				c.forget(pid)
+			if r.lastAsked != c.pass { // nobody asks for it any more
+				c.remove(pid)
 			}
 		}
 	}
-	return c.people
+	return c.processes
 }
 
 // begin notices who has ended since the last pass.
-func (c *Census) begin() {
+func (c *ProcessTable) beginPass() {
 	if c.known == nil {
-		c.known, c.people = map[int]*remembered{}, map[int]Person{}
+		c.known, c.processes = map[int]*entry{}, map[int]ProcessInfo{}
 	}
-	if c.vigil == nil && c.pass%rest == 0 && c.Host.Proc == "/proc" { // else pids there are not this machine's
+	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" { // else pids there are not this machine's
 		begin := host.NewVigil
-		if c.vigils != nil {
-			begin = c.vigils
+		if c.newVigil != nil {
+			begin = c.newVigil
 		}
-		c.vigil, c.unheld = begin()
+		c.vigil, c.vigilErr = begin()
 	}
 	c.pass++
 	c.v1 = onV1(c.Host)
@@ -117,17 +117,17 @@ func (c *Census) begin() {
 }
 
 // Unheld is why nobody is held, for want of descriptors or memory say; nil where that is not so, or pids here are not this machine's.
-func (c *Census) Unheld() error { return c.unheld }
+func (c *ProcessTable) VigilError() error { return c.vigilErr }
 
 // ended tells who of the known has ended. Where that cannot be told any more, everybody is held against his start time until it can again.
-func (c *Census) ended() (pids []int) {
+func (c *ProcessTable) ended() (pids []int) {
 	if c.vigil == nil {
 		return nil
 	}
 	pids, err := c.vigil.Ended()
 	if err != nil {
 		c.Close()
-		c.unheld = err
+		c.vigilErr = err
 		pids = slices.Collect(maps.Keys(c.known))
 	}
 	return slices.DeleteFunc(pids, func(pid int) bool {
@@ -140,31 +140,31 @@ func (c *Census) ended() (pids []int) {
 }
 
 // Changes tells one state of what Take gives from another: who is in it, and where.
-func (c *Census) Changes() uint64 { return c.changes }
+func (c *ProcessTable) Changes() uint64 { return c.changes }
 
-func (c *Census) forget(pid int) {
+func (c *ProcessTable) remove(pid int) {
 	if _, known := c.known[pid]; known { // the driver may name one that is gone again and again
 		c.changes++
 	}
 	delete(c.known, pid)
-	delete(c.people, pid)
+	delete(c.processes, pid)
 	if c.vigil != nil {
 		c.vigil.Release(pid)
 	}
 }
 
 // look looks up who is not known; nil where nobody has the pid. He is held before anything is read, so that all of it is about him.
-func (c *Census) look(pid int) *remembered {
+func (c *ProcessTable) add(pid int) *entry {
 	if c.vigil != nil {
 		_ = c.vigil.Hold(pid) // one that cannot be held is held against its start time
 	}
-	p, err := c.Look(pid)
+	p, err := c.Read(pid)
 	if err != nil {
-		c.forget(pid)
+		c.remove(pid)
 		return nil
 	}
-	r := &remembered{pass: c.pass, phase: phaseOf(p.Cgroup)}
-	c.known[pid], c.people[pid] = r, p
+	r := &entry{lookedUp: c.pass, phase: phaseOf(p.Cgroup)}
+	c.known[pid], c.processes[pid] = r, p
 	c.changes++
 	return r
 }
@@ -172,8 +172,8 @@ func (c *Census) look(pid int) *remembered {
 // again asks for what can have changed of a process that was looked up before: where it is. Is it afterwards the same as it was
 // then, it was the same all the time: of one that is held that is known when Take is through. One that is not is looked up. One that has
 // ended is nowhere else any more, whatever the kernel tells (of a zombie in a hierarchy of v1 it tells the root).
-func (c *Census) again(pid int, r *remembered) *remembered {
-	p := c.people[pid]
+func (c *ProcessTable) refresh(pid int, r *entry) *entry {
+	p := c.processes[pid]
 	held := c.vigil != nil && c.vigil.Holds(pid)
 	anew := c.vigil != nil && !held && !r.ended && c.vigil.Hold(pid) == nil // there was no room for him before
 	var lines []byte
@@ -191,12 +191,12 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 		same = err == nil && !runs
 	}
 	if !same {
-		c.forget(pid)
-		return c.look(pid)
+		c.remove(pid)
+		return c.add(pid)
 	}
 	if at := p.Cgroup; !r.ended {
 		p.Cgroup = cgroupIn(lines, c.v1)
-		c.people[pid] = p
+		c.processes[pid] = p
 		if p.Cgroup != at {
 			c.changes++
 		}
@@ -204,12 +204,12 @@ func (c *Census) again(pid int, r *remembered) *remembered {
 			r.phase = phaseOf(p.Cgroup)
 		}
 	}
-	r.pass = c.pass
+	r.lookedUp = c.pass
 	return r
 }
 
 // listing is what cgroups said, in one pass, of who is in them.
-type listing struct {
+type cgroupMembers struct {
 	pass int
 	root string
 	read map[string]bool
@@ -223,39 +223,39 @@ func phaseOf(cgroup string) int {
 	}
 	sum := 0
 	for i := range len(cgroup) {
-		sum = (31*sum + int(cgroup[i])) % rest
+		sum = (31*sum + int(cgroup[i])) % refreshPasses
 	}
 	return sum
 }
 
 // lists reports whether a process is still in its cgroup, as that tells: for the processes of a container together that is one file, and one
 // that costs the kernel less. Of who is not held it says too little, for a pid is all that it has.
-func (c *Census) lists(pid int, r *remembered) bool {
+func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 	if c.vigil == nil || !c.vigil.Holds(pid) {
 		return false
 	}
-	if c.listed.pass != c.pass {
-		c.listed = listing{pass: c.pass, root: root(c.Host), read: map[string]bool{}, in: map[int]string{}}
+	if c.members.pass != c.pass {
+		c.members = cgroupMembers{pass: c.pass, root: cgroupRoot(c.Host), read: map[string]bool{}, in: map[int]string{}}
 	}
-	cgroup := c.people[pid].Cgroup
-	if !c.listed.read[cgroup] {
-		c.listed.read[cgroup] = true
-		lines, _ := host.ReadFile(filepath.Join(c.listed.root, cgroup, "cgroup.procs"), maxProc) // of one that is gone, or too large, nothing
+	cgroup := c.processes[pid].Cgroup
+	if !c.members.read[cgroup] {
+		c.members.read[cgroup] = true
+		lines, _ := host.ReadFile(filepath.Join(c.members.root, cgroup, "cgroup.procs"), maxProc) // of one that is gone, or too large, nothing
 		for line := range bytes.Lines(lines) {
 			if other, err := strconv.Atoi(string(bytes.TrimSuffix(line, []byte("\n")))); err == nil {
-				c.listed.in[other] = cgroup
+				c.members.in[other] = cgroup
 			}
 		}
 	}
-	if c.listed.in[pid] != cgroup {
+	if c.members.in[pid] != cgroup {
 		return false
 	}
-	r.pass = c.pass
+	r.lookedUp = c.pass
 	return true
 }
 
 // Close ends it.
-func (c *Census) Close() {
+func (c *ProcessTable) Close() {
 	if c.vigil != nil {
 		c.vigil.Close()
 		c.vigil = nil
@@ -263,8 +263,8 @@ func (c *Census) Close() {
 }
 
 // Look asks the kernel. A process that ends meanwhile, and has its pid taken by another, is an error.
-func (c *Census) Look(pid int) (Person, error) {
-	p, err := look(c.Host, pid)
+func (c *ProcessTable) Read(pid int) (ProcessInfo, error) {
+	p, err := readProcess(c.Host, pid)
 	if err != nil {
 		return p, err
 	}
@@ -277,12 +277,12 @@ func (c *Census) Look(pid int) (Person, error) {
 	return p, nil
 }
 
-func look(h host.Host, pid int) (Person, error) {
+func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 	before, _, err := h.Process(pid)
 	if err != nil {
-		return Person{}, err
+		return ProcessInfo{}, err
 	}
-	p := Person{Process: before}
+	p := ProcessInfo{Process: before}
 	dir := filepath.Join(h.Proc, strconv.Itoa(pid))
 	command, err := host.ReadFile(filepath.Join(dir, "comm"), maxProc)
 	if err != nil {
@@ -310,7 +310,7 @@ func onV1(h host.Host) bool {
 }
 
 // root is where that hierarchy is mounted.
-func root(h host.Host) string {
+func cgroupRoot(h host.Host) string {
 	top := filepath.Join(h.Sys, "fs/cgroup")
 	for _, name := range []string{"devices", "unified"} {
 		if _, err := os.Stat(filepath.Join(top, name, "cgroup.procs")); err == nil {

@@ -11,12 +11,12 @@ import (
 )
 
 // Scene is all that a judgement takes.
-type Scene struct {
+type Input struct {
 	Sample    grant.Sample
-	People    map[int]Person // the sample's processes, as far as there are any by these pids
-	Grants    []grant.Grant  // those that count
+	Processes map[int]ProcessInfo // the sample's processes, as far as there are any by these pids
+	Grants    []grant.Grant       // those that count
 	Inventory grant.Inventory
-	Cast      *Cast // of these people and grants, by whoever judges them again and again; nil: made here
+	Users     *ProcessUsers // of these people and grants, by whoever judges them again and again; nil: made here
 	// Identify tells more of a container without a grant; nil knows nothing.
 	Identify func(grant.User) grant.User
 	// Serves tells whether a process is a server of the MPS daemon that is ours and serves a GPU; nil knows none.
@@ -58,17 +58,17 @@ type GrantUse struct {
 }
 
 // Judge holds a sample against the ledger. Pure; its lists are sorted.
-func Judge(s Scene) Report {
-	if s.Cast == nil {
-		s.Cast = NewCast(s.Grants, s.People)
+func Compare(s Input) Report {
+	if s.Users == nil {
+		s.Users = NewProcessUsers(s.Grants, s.Processes)
 	}
-	j := judge{Scene: s, at: make(map[*grant.Share]place, len(s.Grants))}
+	j := comparison{Input: s, reported: make(map[*grant.Share]reportIndex, len(s.Grants))}
 	j.out.Grants = make([]GrantUse, 0, len(s.Grants))
 	j.out.Taken = s.Sample.Taken
 	for _, g := range s.Sample.GPUs {
-		j.gpu(g)
+		j.addGPU(g)
 	}
-	j.layout()
+	j.checkLayout()
 	slices.SortFunc(j.out.Grants, func(a, b GrantUse) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.GPU, b.GPU)) })
 	slices.SortFunc(j.out.Findings, func(a, b grant.Finding) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Key(), b.Key()))
@@ -76,19 +76,19 @@ func Judge(s Scene) Report {
 	return j.out
 }
 
-type judge struct {
-	Scene
-	out     Report
-	at      map[*grant.Share]place
-	present map[seat][]*member // of the GPU that is looked at, once somebody is named
+type comparison struct {
+	Input
+	out        Report
+	reported   map[*grant.Share]reportIndex
+	usersOnGPU map[deviceUser][]*userProcess // of the GPU that is looked at, once somebody is named
 }
 
 // place is where the report has a grant on one GPU or MIG device.
-type place struct{ use, finding int } // finding: -1 is none
+type reportIndex struct{ grant, finding int } // finding: -1 is none
 
 // tenant is one user of a GPU.
-type tenant struct {
-	*knownUser
+type usage struct {
+	*sharedUser
 	device     string // the GPU, or the MIG device on it
 	memory     grant.Bytes
 	unmeasured bool
@@ -96,58 +96,58 @@ type tenant struct {
 	processes  int
 }
 
-func (j *judge) find(f grant.Finding) {
+func (j *comparison) add(f grant.Finding) {
 	if f.User.Engine == "" {
-		f.User.Engine = PlaceOf(f.User.Cgroup).Engine
+		f.User.Engine = ParseCgroup(f.User.Cgroup).Engine
 	}
 	j.out.Findings = append(j.out.Findings, f)
 }
 
-func (j *judge) gpu(g grant.Usage) {
+func (j *comparison) addGPU(g grant.Usage) {
 	if g.Health != grant.Healthy {
-		j.find(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
+		j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
 		j.out.GPUs = append(j.out.GPUs, GPUUse{UUID: g.UUID, Index: g.Index, Utilization: -1})
 		return
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization, Processes: len(g.Processes), XIDs: g.XIDs}
-	j.present = nil
-	tenants, told := j.tenants(g)
+	j.usersOnGPU = nil
+	tenants, told := j.usages(g)
 	for _, t := range tenants {
-		use.Outside += j.tenant(g, t)
+		use.Outside += j.addUsage(g, t)
 	}
-	j.holders(g, tenants)
-	if hidden := j.hidden(tenants); !hidden.any {
+	j.findIdleHolders(g, tenants)
+	if hidden := j.unmeasured(tenants); !hidden.any {
 		use.Unexplained = g.Used - min(g.Used, told)
-		if use.Unexplained > slack(g.Total) {
-			j.unexplained(g, use.Unexplained)
+		if use.Unexplained > driverOwn(g.Total) {
+			j.addUnexplained(g, use.Unexplained)
 		}
 	} else if hidden.outside {
 		use.Outside += g.Used - min(g.Used, told)
 	}
-	j.errors(g)
-	j.computeMode(g)
+	j.addErrors(g)
+	j.checkComputeMode(g)
 	j.out.GPUs = append(j.out.GPUs, use)
 }
 
 // seat tells the tenants of a GPU apart.
-type seat struct {
+type deviceUser struct {
 	device string // the GPU, or the MIG device on it
-	user   *knownUser
+	user   *sharedUser
 }
 
 // tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
-func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
-	by := make(map[seat]*tenant, min(len(g.Processes), 64))
+func (j *comparison) usages(g grant.Usage) (list []*usage, told grant.Bytes) {
+	by := make(map[deviceUser]*usage, min(len(g.Processes), 64))
 	for _, p := range g.Processes {
-		m := j.Cast.member(p.PID)
+		m := j.Users.find(p.PID)
 		if m == nil {
 			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
 		}
 		told += p.Memory
-		key := seat{cmp.Or(p.Device, g.UUID), m.user}
+		key := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
 		t := by[key]
 		if t == nil {
-			t = &tenant{knownUser: m.user, device: key.device, compute: -1}
+			t = &usage{sharedUser: m.user, device: key.device, compute: -1}
 			by[key] = t
 			list = append(list, t)
 		}
@@ -163,17 +163,17 @@ func (j *judge) tenants(g grant.Usage) (list []*tenant, told grant.Bytes) {
 
 // who is a tenant with those of its processes that use the GPU, for a finding. Most GPUs have none; where there is one all of the GPU's
 // processes are told apart, so that many cost no more than all.
-func (j *judge) who(g grant.Usage, t *tenant) grant.User {
-	if j.present == nil {
-		j.present = map[seat][]*member{}
+func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
+	if j.usersOnGPU == nil {
+		j.usersOnGPU = map[deviceUser][]*userProcess{}
 		for _, p := range g.Processes {
-			if m := j.Cast.member(p.PID); m != nil {
-				at := seat{cmp.Or(p.Device, g.UUID), m.user}
-				j.present[at] = append(j.present[at], m)
+			if m := j.Users.find(p.PID); m != nil {
+				at := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
+				j.usersOnGPU[at] = append(j.usersOnGPU[at], m)
 			}
 		}
 	}
-	its := j.present[seat{t.device, t.knownUser}]
+	its := j.usersOnGPU[deviceUser{t.device, t.sharedUser}]
 	u := t.user
 	u.Command, u.Processes = its[0].Command, make([]grant.Process, len(its))
 	for i, m := range its {
@@ -183,27 +183,27 @@ func (j *judge) who(g grant.Usage, t *tenant) grant.User {
 }
 
 // tenant notes what a user uses, and gives what of it the ledger does not have.
-func (j *judge) tenant(g grant.Usage, t *tenant) grant.Bytes {
+func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
 	if t.grant == nil {
-		return j.outsider(g, t)
+		return j.addUngranted(g, t)
 	}
 	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
 	if i < 0 {
-		u := j.who(g, t)
-		j.outside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", name(u), amount(t), device(g, t), t.grant.ID))
+		u := j.userOf(g, t)
+		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u), amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
-	return j.granted(g, t, &t.grant.GPUs[i])
+	return j.addGranted(g, t, &t.grant.GPUs[i])
 }
 
 // granted adds a container to its grant's use; a claim has several.
-func (j *judge) granted(g grant.Usage, t *tenant, share *grant.Share) grant.Bytes {
-	at, known := j.at[share]
+func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) grant.Bytes {
+	at, known := j.reported[share]
 	if !known {
-		at = place{len(j.out.Grants), -1}
+		at = reportIndex{len(j.out.Grants), -1}
 		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory, Compute: -1})
 	}
-	u := &j.out.Grants[at.use]
+	u := &j.out.Grants[at.grant]
 	before := beyond(*u)
 	u.Used += t.memory
 	u.Processes += t.processes
@@ -211,58 +211,58 @@ func (j *judge) granted(g grant.Usage, t *tenant, share *grant.Share) grant.Byte
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
 	over := beyond(*u)
-	if !measured(t.grant.Mode) {
+	if !hasAmount(t.grant.Mode) {
 		over, before = 0, 0
 	}
 	if over > 0 {
-		who := j.who(g, t)
-		at.finding = j.over(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: who,
-			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", name(who), u.Used, g.Index, over, u.Granted, u.ID)})
+		who := j.userOf(g, t)
+		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: who,
+			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(who), u.Used, g.Index, over, u.Granted, u.ID)})
 	}
-	j.at[share] = at
+	j.reported[share] = at
 	return over - before
 }
 
 func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
 
 // measured reports whether a grant of the mode has an amount of its own: whoever has a GPU or a partition has all of it.
-func measured(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
+func hasAmount(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
 
 // over notes that a grant is exceeded, in place of what was said of it before: of a claim's containers the one is named that makes
 // it so.
-func (j *judge) over(at int, f grant.Finding) int {
+func (j *comparison) setOverGrant(at int, f grant.Finding) int {
 	if at >= 0 {
 		j.out.Findings[at] = f
 		return at
 	}
-	j.find(f)
+	j.add(f)
 	return len(j.out.Findings) - 1
 }
 
 // outsider is somebody without a grant.
-func (j *judge) outsider(g grant.Usage, t *tenant) grant.Bytes {
-	u := j.who(g, t)
-	if j.serves(u, g.UUID) {
+func (j *comparison) addUngranted(g grant.Usage, t *usage) grant.Bytes {
+	u := j.userOf(g, t)
+	if j.isMPSServer(u, g.UUID) {
 		return 0 // what it uses is its clients', whom the ledger has
 	}
 	if u.Container != "" && j.Identify != nil {
 		u = j.Identify(u)
 	}
 	if !u.Exempt {
-		j.outside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", name(u), amount(t), device(g, t)))
+		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", userName(u), amount(t), device(g, t)))
 	}
 	return t.memory
 }
 
 // holders finds containers that have a GPU open without a grant that covers it, and do not use it: somebody may have handed it to them. What the
 // node's own processes have open is theirs, as that of nvidia-persistenced.
-func (j *judge) holders(g grant.Usage, tenants []*tenant) {
-	told := map[*knownUser]bool{}
+func (j *comparison) findIdleHolders(g grant.Usage, tenants []*usage) {
+	told := map[*sharedUser]bool{}
 	for _, t := range tenants {
-		told[t.knownUser] = true
+		told[t.sharedUser] = true
 	}
 	for _, pid := range j.Open[g.UUID] {
-		m := j.Cast.member(pid)
+		m := j.Users.find(pid)
 		if m == nil || told[m.user] || m.user.user.Container == "" || m.user.grant != nil && j.isOn(m.user.grant, g) {
 			continue
 		}
@@ -275,35 +275,35 @@ func (j *judge) holders(g grant.Usage, tenants []*tenant) {
 		if u.Exempt {
 			continue
 		}
-		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u, Message: fmt.Sprintf("%s has GPU %d open without a grant of it", name(u), g.Index)}
+		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u, Message: fmt.Sprintf("%s has GPU %d open without a grant of it", userName(u), g.Index)}
 		if m.user.grant != nil {
 			f.Grant = m.user.grant.ID
 		}
-		j.find(f)
+		j.add(f)
 	}
 }
 
 // isOn reports whether a grant is of a GPU, or of a MIG device on it.
-func (j *judge) isOn(of *grant.Grant, g grant.Usage) bool {
+func (j *comparison) isOn(of *grant.Grant, g grant.Usage) bool {
 	return of.Has(g.UUID) || slices.ContainsFunc(g.MIG, of.Has)
 }
 
 // serves reports whether it is the server of NVIDIA's MPS for a GPU's own clients, whose memory the driver tells as the server's. A name says
 // nothing: any process can take it. A container's own server is the container's.
-func (j *judge) serves(u grant.User, uuid string) bool {
+func (j *comparison) isMPSServer(u grant.User, uuid string) bool {
 	return u.Container == "" && j.Serves != nil && j.Serves(uuid, u.Processes[0])
 }
 
-func (j *judge) outside(g grant.Usage, t *tenant, u grant.User, message string) {
+func (j *comparison) addOutside(g grant.Usage, t *usage, u grant.User, message string) {
 	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: u, Message: message}
 	if t.grant != nil {
 		f.Grant = t.grant.ID
 	}
-	j.find(f)
+	j.add(f)
 }
 
 // hidden tells whether the driver keeps to itself how much some process uses, and whether that is one without a grant.
-func (j *judge) hidden(tenants []*tenant) (h struct{ any, outside bool }) {
+func (j *comparison) unmeasured(tenants []*usage) (h struct{ any, outside bool }) {
 	for _, t := range tenants {
 		h.any = h.any || t.unmeasured
 		h.outside = h.outside || t.unmeasured && t.grant == nil
@@ -312,14 +312,14 @@ func (j *judge) hidden(tenants []*tenant) (h struct{ any, outside bool }) {
 }
 
 // slack is what a GPU uses without any process: tables of the driver, memory of processes that are ending.
-func slack(total grant.Bytes) grant.Bytes { return max(512*grant.MiB, total/100) }
+func driverOwn(total grant.Bytes) grant.Bytes { return max(512*grant.MiB, total/100) }
 
-func (j *judge) unexplained(g grant.Usage, bytes grant.Bytes) {
-	j.find(grant.Finding{Kind: grant.Unexplained, GPU: g.UUID, Index: g.Index, Bytes: bytes,
+func (j *comparison) addUnexplained(g grant.Usage, bytes grant.Bytes) {
+	j.add(grant.Finding{Kind: grant.Unexplained, GPU: g.UUID, Index: g.Index, Bytes: bytes,
 		Message: fmt.Sprintf("%s of GPU %d are in use and no process accounts for them", bytes, g.Index)})
 }
 
-func (j *judge) errors(g grant.Usage) {
+func (j *comparison) addErrors(g grant.Usage) {
 	if len(g.XIDs) == 0 {
 		return
 	}
@@ -329,12 +329,12 @@ func (j *judge) errors(g grant.Usage) {
 			numbers = append(numbers, number)
 		}
 	}
-	j.find(grant.Finding{Kind: grant.GPUError, GPU: g.UUID, Index: g.Index,
+	j.add(grant.Finding{Kind: grant.GPUError, GPU: g.UUID, Index: g.Index,
 		Message: fmt.Sprintf("the driver reported XID %s on GPU %d", strings.Join(numbers, ", "), g.Index)})
 }
 
 // computeMode finds that somebody has set a compute mode in which the GPU's grants cannot be used.
-func (j *judge) computeMode(g grant.Usage) {
+func (j *comparison) checkComputeMode(g grant.Usage) {
 	if g.ComputeMode == "" || g.ComputeMode == grant.ComputeDefault {
 		return
 	}
@@ -343,14 +343,14 @@ func (j *judge) computeMode(g grant.Usage) {
 		if !held.Has(g.UUID) || g.ComputeMode == grant.ComputeExclusive && (held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
 			continue
 		}
-		j.find(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,
+		j.add(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,
 			Message: fmt.Sprintf("GPU %d is in compute mode %s, in which its grants of mode %s cannot be used (`nvidia-smi -i %d -c DEFAULT` undoes it)", g.Index, g.ComputeMode, held.Mode, g.Index)})
 		return
 	}
 }
 
 // layout compares which GPUs and MIG devices there are with what the inventory says, and with what is granted.
-func (j *judge) layout() {
+func (j *comparison) checkLayout() {
 	there := map[string]bool{}
 	for _, g := range j.Sample.GPUs {
 		known, found := j.Inventory.Find(g.UUID)
@@ -375,21 +375,21 @@ func (j *judge) layout() {
 		case known.Health != grant.Healthy && len(g.MIG) == 0 && len(before) == 0:
 		case !sameSet(before, g.MIG):
 			j.out.Stale = fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
-			j.find(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index, Message: j.out.Stale + " behind the inventory"})
+			j.add(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index, Message: j.out.Stale + " behind the inventory"})
 		}
 	}
 	for _, g := range j.Inventory.GPUs {
 		if !there[g.UUID] {
 			j.out.Stale = fmt.Sprintf("GPU %d (%s) is gone", g.Index, g.UUID)
-			j.find(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: j.out.Stale})
+			j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: j.out.Stale})
 			there[g.UUID] = true
 		}
 	}
-	j.granting(there)
+	j.checkGrants(there)
 }
 
 // granting finds grants of what is not there any more.
-func (j *judge) granting(there map[string]bool) {
+func (j *comparison) checkGrants(there map[string]bool) {
 	for _, g := range j.Grants {
 		for _, s := range g.GPUs {
 			if there[s.UUID] {
@@ -399,7 +399,7 @@ func (j *judge) granting(there map[string]bool) {
 			if strings.HasPrefix(s.UUID, "MIG-") {
 				kind, what = grant.LayoutChanged, "MIG device"
 			}
-			j.find(grant.Finding{Kind: kind, GPU: s.UUID, Index: -1, Grant: g.ID, Message: fmt.Sprintf("grant %s is of %s %s, which is gone", g.ID, what, s.UUID)})
+			j.add(grant.Finding{Kind: kind, GPU: s.UUID, Index: -1, Grant: g.ID, Message: fmt.Sprintf("grant %s is of %s %s, which is gone", g.ID, what, s.UUID)})
 		}
 	}
 }
@@ -409,7 +409,7 @@ func sameSet(a, b []string) bool {
 }
 
 // name is what a person calls a user.
-func name(u grant.User) string {
+func userName(u grant.User) string {
 	pod := ""
 	if u.Pod.Pod != "" {
 		pod = u.Pod.Namespace + "/" + u.Pod.Pod
@@ -437,14 +437,14 @@ func short(id string) string {
 	return id
 }
 
-func amount(t *tenant) string {
+func amount(t *usage) string {
 	if t.unmeasured {
 		return "an amount that the driver does not tell"
 	}
 	return t.memory.String()
 }
 
-func device(g grant.Usage, t *tenant) string {
+func device(g grant.Usage, t *usage) string {
 	if t.device != g.UUID {
 		return fmt.Sprintf("MIG device %s on GPU %d", t.device, g.Index)
 	}

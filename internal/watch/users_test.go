@@ -9,19 +9,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestKeptCast: a judgement with a cast that others were made with is the same as one without.
-func TestKeptCast(t *testing.T) {
+// TestKeptProcessUsers: a judgement with a cast that others were made with is the same as one without.
+func TestKeptProcessUsers(t *testing.T) {
 	cgroups := []string{"/pods/c1", "/pods/c1/below", "/pods/c2", "/pods/c3", "/docker/" + id0, "/docker/" + id0 + "/below", "/user.slice", "", "/lxc/box"}
 	for round := range 50 {
 		r := rand.New(rand.NewPCG(uint64(round), 1))
 		s := scene()
 		for pid := 1; pid <= 30; pid++ {
-			p := Person{Process: grant.Process{PID: pid, Start: uint64(pid)}, Command: fmt.Sprint("program ", pid), Cgroup: cgroups[r.IntN(len(cgroups))], Foreign: r.IntN(3) == 0}
-			if s.People[pid] = p; r.IntN(5) == 0 {
-				delete(s.People, pid)
+			p := ProcessInfo{Process: grant.Process{PID: pid, Start: uint64(pid)}, Command: fmt.Sprint("program ", pid), Cgroup: cgroups[r.IntN(len(cgroups))], Foreign: r.IntN(3) == 0}
+			if s.Processes[pid] = p; r.IntN(5) == 0 {
+				delete(s.Processes, pid)
 			}
 		}
-		cast := NewCast(s.Grants, s.People)
+		cast := NewProcessUsers(s.Grants, s.Processes)
 		for sample := range 5 {
 			for i := range s.Sample.GPUs {
 				g := &s.Sample.GPUs[i]
@@ -35,10 +35,10 @@ func TestKeptCast(t *testing.T) {
 					g.Processes = append(g.Processes, p)
 				}
 			}
-			s.Cast = nil
-			want := Judge(s)
-			s.Cast = cast
-			if got := Judge(s); !reflect.DeepEqual(got, want) {
+			s.Users = nil
+			want := Compare(s)
+			s.Users = cast
+			if got := Compare(s); !reflect.DeepEqual(got, want) {
 				t.Fatalf("round %d, sample %d: with the cast of others\n%+v\nwithout\n%+v", round, sample, got, want)
 			}
 		}

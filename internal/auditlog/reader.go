@@ -1,6 +1,6 @@
-// Package journal follows the audit log. Decisions are made by many short processes, and the log is the one place where all of
-// them tell what they did; docs/audit.md has its fields.
-package journal
+// Package auditlog reads the audit log as it grows. Many short processes make decisions, and each
+// of them records them there; docs/audit.md has the fields.
+package auditlog
 
 import (
 	"bytes"
@@ -38,11 +38,11 @@ const Enforced = "enforced"
 const Other = "other"
 
 // Kind is what refusals are counted by.
-type Kind struct{ Code, Mode string }
+type RefusalKind struct{ Code, Mode string }
 
 // Counts are what was read since the follower began. They never fall.
 type Counts struct {
-	Refusals   map[Kind]uint64
+	Refusals   map[RefusalKind]uint64
 	Admissions uint64
 	Passes     uint64 // that were recorded: exempted, stripped, hidden or node-root
 	Unreadable uint64 // lines
@@ -51,10 +51,10 @@ type Counts struct {
 }
 
 // keep is how many refusals are remembered.
-const keep = 50
+const maxRecent = 50
 
 // Follower reads what is new in a log across its rotations. Many goroutines may ask it; one polls.
-type Follower struct {
+type Reader struct {
 	mu     sync.Mutex
 	path   string
 	files  []*file // oldest first; the last is the one at the path
@@ -64,7 +64,7 @@ type Follower struct {
 
 // Follow sets the log's path, "" for none. What the log holds already is remembered and not counted: another process may
 // have counted it.
-func (f *Follower) Follow(path string) {
+func (f *Reader) Follow(path string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.path == path {
@@ -76,9 +76,9 @@ func (f *Follower) Follow(path string) {
 		return
 	}
 	if at, err := open(path); err == nil {
-		at.skipTo(window)
-		for range window/budget + 1 {
-			_, _ = at.lines(budget, func(line []byte) { f.take(line, false) })
+		at.skipTo(oldBytes)
+		for range oldBytes/pollBytes + 1 {
+			_, _ = at.lines(pollBytes, func(line []byte) { f.readEntry(line, false) })
 		}
 		f.files = []*file{at}
 	}
@@ -86,30 +86,30 @@ func (f *Follower) Follow(path string) {
 
 // What is read of an old log at the beginning, and of a new one at a time, in bytes.
 const (
-	window = 256 << 10
-	budget = 1 << 20
+	oldBytes  = 256 << 10
+	pollBytes = 1 << 20
 )
 
 // Poll reads what is new, in bounded steps: what is left is read at the next. An error says that the log cannot be read.
-func (f *Follower) Poll() error {
+func (f *Reader) Poll() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.path == "" {
 		return nil
 	}
-	err := f.find()
-	left := budget
+	err := f.openNew()
+	left := pollBytes
 	for _, at := range f.files {
-		n, e := at.lines(left, func(line []byte) { f.take(line, true) })
+		n, e := at.lines(left, func(line []byte) { f.readEntry(line, true) })
 		left -= n
 		err = errors.Join(err, e)
 	}
-	f.forget()
+	f.closeFinished()
 	return err
 }
 
 // find opens what has come since: the file at the path, and those that were rotated away in between.
-func (f *Follower) find() error {
+func (f *Reader) openNew() error {
 	now, err := open(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // nothing was decided yet, or a rotation is on its way
@@ -126,18 +126,18 @@ func (f *Follower) find() error {
 		now.close()
 		return nil
 	}
-	last.ends = 0
-	f.files = append(append(f.files, f.between(last)...), now)
+	last.endsSeen = 0
+	f.files = append(append(f.files, f.openMissed(last)...), now)
 	return nil
 }
 
 // most is how many rotated files may wait to be read.
-const most = 8
+const maxRotated = 8
 
 // between opens the files that were the log after last, oldest first.
-func (f *Follower) between(last *file) []*file {
+func (f *Reader) openMissed(last *file) []*file {
 	var missed []*file
-	for i := 1; i <= most; i++ {
+	for i := 1; i <= maxRotated; i++ {
 		at, err := open(f.path + "." + strconv.Itoa(i))
 		if err != nil {
 			break
@@ -157,14 +157,14 @@ func (f *Follower) between(last *file) []*file {
 }
 
 // forget closes a rotated file that has ended twice: a line more may be written to it by who opened it before.
-func (f *Follower) forget() {
-	for len(f.files) > 1 && (f.files[0].ends > 1 || len(f.files) > 2*most) {
+func (f *Reader) closeFinished() {
+	for len(f.files) > 1 && (f.files[0].endsSeen > 1 || len(f.files) > 2*maxRotated) {
 		f.files[0].close()
 		f.files = f.files[1:]
 	}
 }
 
-func (f *Follower) close() {
+func (f *Reader) close() {
 	for _, at := range f.files {
 		at.close()
 	}
@@ -172,7 +172,7 @@ func (f *Follower) close() {
 }
 
 // Close lets go of the files.
-func (f *Follower) Close() {
+func (f *Reader) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.close()
@@ -180,18 +180,18 @@ func (f *Follower) Close() {
 }
 
 // Following is the log's path; "" for none.
-func (f *Follower) Following() string {
+func (f *Reader) Path() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.path
 }
 
 // Counts gives a copy.
-func (f *Follower) Counts() Counts {
+func (f *Reader) Counts() Counts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.counts
-	c.Refusals = make(map[Kind]uint64, len(f.counts.Refusals))
+	c.Refusals = make(map[RefusalKind]uint64, len(f.counts.Refusals))
 	for kind, n := range f.counts.Refusals {
 		c.Refusals[kind] = n
 	}
@@ -199,7 +199,7 @@ func (f *Follower) Counts() Counts {
 }
 
 // Recent gives the last refusals, the newest first.
-func (f *Follower) Recent() []Refusal {
+func (f *Reader) Recent() []Refusal {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	recent := slices.Clone(f.recent)
@@ -208,7 +208,7 @@ func (f *Follower) Recent() []Refusal {
 }
 
 // line is what is read of one.
-type line struct {
+type entry struct {
 	Time      time.Time      `json:"time"`
 	Container string         `json:"container"`
 	Pod       grant.Identity `json:"pod"`
@@ -221,46 +221,46 @@ type line struct {
 }
 
 // take reads a line. It may hold whatever a tenant put into its annotations.
-func (f *Follower) take(text []byte, counted bool) {
-	var l line
+func (f *Reader) readEntry(text []byte, counted bool) {
+	var l entry
 	err := json.Unmarshal(text, &l, jsontext.AllowInvalidUTF8(true))
 	if err == nil && counted && l.Verdict != "" && l.Took > 0 {
 		f.counts.Latency.add(l.Took)
 	}
 	switch {
 	case err != nil:
-		f.counts.Unreadable += one(counted && len(bytes.TrimSpace(text)) > 0)
+		f.counts.Unreadable += increment(counted && len(bytes.TrimSpace(text)) > 0)
 	case l.Verdict == string(grant.Admit):
-		f.counts.Admissions += one(counted)
+		f.counts.Admissions += increment(counted)
 	case l.Verdict == string(grant.Pass):
-		f.counts.Passes += one(counted)
+		f.counts.Passes += increment(counted)
 	case l.Verdict == string(grant.Refused):
-		f.refused(l, counted)
+		f.addRefusal(l, counted)
 	}
 }
 
-func one(counted bool) uint64 {
+func increment(counted bool) uint64 {
 	if counted {
 		return 1
 	}
 	return 0
 }
 
-func (f *Follower) refused(l line, counted bool) {
-	r := Refusal{Time: l.Time, Code: known(l.Code, codes), Mode: known(l.Mode, modes), Message: Clean(l.Message), Container: Clean(l.Container),
+func (f *Reader) addRefusal(l entry, counted bool) {
+	r := Refusal{Time: l.Time, Code: knownOrOther(l.Code, codes), Mode: knownOrOther(l.Mode, modes), Message: Clean(l.Message), Container: Clean(l.Container),
 		Pod: grant.Identity{UID: Clean(l.Pod.UID), Namespace: Clean(l.Pod.Namespace), Pod: Clean(l.Pod.Pod), Container: Clean(l.Pod.Container)}}
 	if l.Mode == "" {
 		r.Mode = Enforced
 	}
 	if counted {
 		if f.counts.Refusals == nil {
-			f.counts.Refusals = map[Kind]uint64{}
+			f.counts.Refusals = map[RefusalKind]uint64{}
 		}
-		f.counts.Refusals[Kind{r.Code, r.Mode}]++
+		f.counts.Refusals[RefusalKind{r.Code, r.Mode}]++
 	}
 	f.recent = append(f.recent, r)
-	if len(f.recent) > keep {
-		f.recent = slices.Delete(f.recent, 0, len(f.recent)-keep)
+	if len(f.recent) > maxRecent {
+		f.recent = slices.Delete(f.recent, 0, len(f.recent)-maxRecent)
 	}
 }
 
@@ -274,7 +274,7 @@ var (
 	modes = []string{string(grant.Report), string(grant.Disabled), string(grant.Observed)}
 )
 
-func known(word string, list []string) string {
+func knownOrOther(word string, list []string) string {
 	if slices.Contains(list, word) {
 		return word
 	}

@@ -1,4 +1,4 @@
-package journal
+package auditlog
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 type log struct {
 	*testing.T
 	path string
-	f    Follower
+	f    Reader
 }
 
 func newLog(t *testing.T) *log {
@@ -59,7 +59,7 @@ func (l *log) poll(want uint64) {
 	if err := l.f.Poll(); err != nil {
 		l.Fatal(err)
 	}
-	if got := l.f.Counts().Refusals[Kind{"no-capacity", Enforced}]; got != want {
+	if got := l.f.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got != want {
 		l.Fatalf("%d refusals are counted, want %d (%+v)", got, want, l.f.Counts())
 	}
 }
@@ -77,7 +77,7 @@ func TestFollow(t *testing.T) {
 	l.write(noCapacity, `{"verdict":"admit","grant":"g-abcdefghijkl"}`, `{"verdict":"pass"}`, `{"action":"disabled"}`, "garbage", `{"verdict":"refuse","code":"made-up","mode":"report"}`)
 	l.poll(1)
 	c := l.f.Counts()
-	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 || c.Refusals[Kind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
+	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 || c.Refusals[RefusalKind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
 		t.Errorf("counted: %+v", c)
 	}
 	half := noCapacity[:40]
@@ -143,23 +143,23 @@ func TestWhatIsReadIsBounded(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity)
 	l.f.Follow(l.path)
-	l.writeTo(l.path, strings.Repeat("x", 3*chunk)+"\n")
-	lines := budget/len(noCapacity) + 100
+	l.writeTo(l.path, strings.Repeat("x", 3*chunkSize)+"\n")
+	lines := pollBytes/len(noCapacity) + 100
 	l.writeTo(l.path, strings.Repeat(noCapacity+"\n", lines))
 	if err := l.f.Poll(); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.f.Counts().Refusals[Kind{"no-capacity", Enforced}]; got == 0 || got >= uint64(lines) {
+	if got := l.f.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got == 0 || got >= uint64(lines) {
 		t.Errorf("one poll read %d of %d lines", got, lines)
 	}
 	l.poll(uint64(lines))
-	if len(l.f.Recent()) != keep {
-		t.Errorf("%d refusals are remembered, want %d", len(l.f.Recent()), keep)
+	if len(l.f.Recent()) != maxRecent {
+		t.Errorf("%d refusals are remembered, want %d", len(l.f.Recent()), maxRecent)
 	}
-	again := Follower{}
+	again := Reader{}
 	defer again.Close()
 	again.Follow(l.path)
-	if len(again.Recent()) != keep || again.Counts().Unreadable != 0 {
+	if len(again.Recent()) != maxRecent || again.Counts().Unreadable != 0 {
 		t.Errorf("of a large log %d are remembered (%+v)", len(again.Recent()), again.Counts())
 	}
 }
@@ -203,9 +203,9 @@ func FuzzTake(f *testing.F) {
 	f.Add([]byte(noCapacity))
 	f.Add([]byte(`{"verdict":"refuse","code":"x","message":"\u0000\u202e"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var follower Follower
+		var follower Reader
 		for part := range bytes.Lines(text) {
-			follower.take(part, true)
+			follower.readEntry(part, true)
 		}
 		for _, r := range follower.Recent() {
 			if len(r.Message) > 4*maxText || strings.ContainsAny(r.Message+r.Container+r.Pod.Pod, "\x00\x1b\n") {
