@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// file is one file of the log, read as far as at.
+// file is one file of the log. What is before offset has been read.
 type file struct {
 	f        *os.File
 	dev, ino uint64
 	offset   int64
-	inLine   bool // at stands within a line
-	endsSeen int  // how often its end was found since something was read, or since it was rotated away
+	inLine   bool // offset is within a line
+	endsSeen int  // how often its end was reached, since the last line or since its rotation
 }
 
-// open waits for nothing and follows no link, whatever stands in the file's place.
+// open opens a file without waiting for anything, and follows no link.
 func open(path string) (*file, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -36,18 +36,18 @@ func open(path string) (*file, error) {
 func (f *file) close()            { _ = f.f.Close() }
 func (f *file) same(o *file) bool { return f.dev == o.dev && f.ino == o.ino }
 
-// skipTo leaves all but the last bytes out.
+// skipTo skips all but the last bytes of the file.
 func (f *file) skipTo(last int64) {
 	if info, err := f.f.Stat(); err == nil && info.Size() > last {
 		f.offset, f.inLine = info.Size()-last, true
 	}
 }
 
-// chunk is what is read at once, in bytes; a line has at most 4 KiB.
+// chunkSize is how much is read at once, in bytes. A line has at most 4 KiB.
 const chunkSize = 64 << 10
 
-// lines calls fn with each whole line that is new, until limit bytes are read, and tells how many were. What is longer than a
-// chunk is no line of ours and is left out.
+// lines calls fn with each new whole line until limit bytes are read, and returns how many bytes it
+// read. It skips lines that are longer than a chunk: gpuledger writes none.
 func (f *file) lines(limit int, fn func([]byte)) (read int, err error) {
 	f.rewind()
 	buffer := make([]byte, chunkSize)
@@ -68,7 +68,7 @@ func (f *file) lines(limit int, fn func([]byte)) (read int, err error) {
 	return read, nil
 }
 
-// split gives the whole lines of a piece to fn, and tells how much of it is done.
+// split calls fn with the whole lines of a piece, and returns how many bytes are done.
 func (f *file) split(piece []byte, fn func([]byte)) (used int) {
 	for {
 		end := bytes.IndexByte(piece[used:], '\n')
@@ -88,7 +88,8 @@ func (f *file) split(piece []byte, fn func([]byte)) (used int) {
 	return used
 }
 
-// rewind begins anew where the file was emptied in place, as logrotate's copytruncate does.
+// rewind starts again at the beginning if the file was emptied in place, as logrotate does with
+// copytruncate.
 func (f *file) rewind() {
 	if info, err := f.f.Stat(); err == nil && info.Size() < f.offset {
 		f.offset, f.inLine = 0, false

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// LatencyBounds are the upper bounds of the buckets that decisions are counted in by how long they took.
+// LatencyBounds are the upper bounds of the buckets of Latency.
 var LatencyBounds = []time.Duration{250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
 	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, time.Second, 10 * time.Second}
 
@@ -16,7 +16,8 @@ type Latency struct {
 	Buckets [12]uint64 // one for each of LatencyBounds
 }
 
-// maxTook bounds what a line may claim, in milliseconds: no engine waits longer for a create.
+// maxTook is the longest duration that a line may claim, in milliseconds. No engine waits longer
+// for a create.
 const maxTook = 3600_000
 
 func (l *Latency) add(milliseconds float64) {

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Refusal is a container that was refused, or would have been. Its texts are cut, and hold nothing that a terminal would act
-// on; they are somebody else's words all the same.
+// Refusal is a container that was refused, or would have been. Its texts are shortened and hold no
+// control characters, but tenants may have written them.
 type Refusal struct {
 	Time      time.Time
 	Code      string
@@ -34,13 +34,14 @@ type Refusal struct {
 // Enforced is the mode of a refusal that kept its container from starting.
 const Enforced = "enforced"
 
-// Other stands for codes and modes that this version does not know, so that a log makes no names up without end.
+// Other replaces codes and modes that this version does not know, so that a log cannot make up new
+// names without end.
 const Other = "other"
 
-// Kind is what refusals are counted by.
+// RefusalKind is what refusals are counted by.
 type RefusalKind struct{ Code, Mode string }
 
-// Counts are what was read since the follower began. They never fall.
+// Counts are what was read since the reader began. They never fall.
 type Counts struct {
 	Refusals   map[RefusalKind]uint64
 	Admissions uint64
@@ -50,10 +51,11 @@ type Counts struct {
 	Latency    Latency
 }
 
-// keep is how many refusals are remembered.
+// maxRecent is how many refusals are kept.
 const maxRecent = 50
 
-// Follower reads what is new in a log across its rotations. Many goroutines may ask it; one polls.
+// Reader reads new lines of a log across its rotations. Many goroutines may call its methods; only
+// one calls Poll.
 type Reader struct {
 	mu     sync.Mutex
 	path   string
@@ -62,8 +64,8 @@ type Reader struct {
 	recent []Refusal // newest last
 }
 
-// Follow sets the log's path, "" for none. What the log holds already is remembered and not counted: another process may
-// have counted it.
+// Follow sets the log's path, "" for none. Lines that the log holds already are kept as recent
+// refusals and not counted: another process may have counted them.
 func (f *Reader) Follow(path string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -84,13 +86,14 @@ func (f *Reader) Follow(path string) {
 	}
 }
 
-// What is read of an old log at the beginning, and of a new one at a time, in bytes.
+// How much of an old log is read at the beginning, and how much of a new one by one Poll, in bytes.
 const (
 	oldBytes  = 256 << 10
 	pollBytes = 1 << 20
 )
 
-// Poll reads what is new, in bounded steps: what is left is read at the next. An error says that the log cannot be read.
+// Poll reads new lines, up to a number of bytes. The next call reads the rest. An error means that
+// the log cannot be read.
 func (f *Reader) Poll() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,11 +111,11 @@ func (f *Reader) Poll() error {
 	return err
 }
 
-// find opens what has come since: the file at the path, and those that were rotated away in between.
+// openNew opens the file at the path if it is new, and the files that were rotated away in between.
 func (f *Reader) openNew() error {
 	now, err := open(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // nothing was decided yet, or a rotation is on its way
+		return nil // no decision was made yet, or a rotation is under way
 	}
 	if err != nil {
 		return err
@@ -131,10 +134,10 @@ func (f *Reader) openNew() error {
 	return nil
 }
 
-// most is how many rotated files may wait to be read.
+// maxRotated is how many rotated files may wait to be read.
 const maxRotated = 8
 
-// between opens the files that were the log after last, oldest first.
+// openMissed opens the files that were the log after last, oldest first.
 func (f *Reader) openMissed(last *file) []*file {
 	var missed []*file
 	for i := 1; i <= maxRotated; i++ {
@@ -149,14 +152,15 @@ func (f *Reader) openMissed(last *file) []*file {
 		}
 		missed = append(missed, at)
 	}
-	for _, at := range missed { // the one that we read last is none of them: they may be of any age
+	for _, at := range missed { // last is not among them, so they may be of any age
 		at.close()
 	}
 	f.counts.Gaps++
 	return nil
 }
 
-// forget closes a rotated file that has ended twice: a line more may be written to it by who opened it before.
+// closeFinished closes a rotated file when its end was reached twice. A process that has it open
+// may write one more line to it.
 func (f *Reader) closeFinished() {
 	for len(f.files) > 1 && (f.files[0].endsSeen > 1 || len(f.files) > 2*maxRotated) {
 		f.files[0].close()
@@ -171,7 +175,7 @@ func (f *Reader) close() {
 	f.files = nil
 }
 
-// Close lets go of the files.
+// Close closes the files.
 func (f *Reader) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,14 +183,14 @@ func (f *Reader) Close() {
 	f.path = ""
 }
 
-// Following is the log's path; "" for none.
+// Path is the log's path; "" for none.
 func (f *Reader) Path() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.path
 }
 
-// Counts gives a copy.
+// Counts returns a copy of the counts.
 func (f *Reader) Counts() Counts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,7 +202,7 @@ func (f *Reader) Counts() Counts {
 	return c
 }
 
-// Recent gives the last refusals, the newest first.
+// Recent returns the last refusals, the newest first.
 func (f *Reader) Recent() []Refusal {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -207,7 +211,7 @@ func (f *Reader) Recent() []Refusal {
 	return recent
 }
 
-// line is what is read of one.
+// entry holds the fields that are read of one line.
 type entry struct {
 	Time      time.Time      `json:"time"`
 	Container string         `json:"container"`
@@ -220,7 +224,7 @@ type entry struct {
 	Took      float64        `json:"took_ms"`
 }
 
-// take reads a line. It may hold whatever a tenant put into its annotations.
+// readEntry counts one line. Its texts may hold anything that a tenant put into annotations.
 func (f *Reader) readEntry(text []byte, counted bool) {
 	var l entry
 	err := json.Unmarshal(text, &l, jsontext.AllowInvalidUTF8(true))
@@ -281,14 +285,15 @@ func knownOrOther(word string, list []string) string {
 	return Other
 }
 
-// secret is a reference with its secret. No decision writes one; a tenant could, into what a message repeats.
+// secret matches a reference with its secret. No decision writes one, but a tenant's text in a
+// message may.
 var secret = regexp.MustCompile(`(g-[a-z]{12})\.[0-9a-fA-F]{8,}`)
 
 // maxText bounds a text, in bytes; the log's own bound is 512.
 const maxText = 1024
 
-// Clean makes somebody else's text fit to be shown: short, without secrets, and without what turns or hides the text around
-// it.
+// Clean makes text of unknown origin fit to be shown: short, without secrets, and without
+// characters that change or hide the text around it.
 func Clean(text string) string {
 	if len(text) > maxText {
 		text = text[:maxText] + "..."

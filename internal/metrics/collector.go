@@ -14,10 +14,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Collector is a prometheus.Collector of the node. A collection costs one State, and as much as there are grants.
+// Collector is a prometheus.Collector of the node. A collection costs one Snapshot, and work in
+// proportion to the number of grants.
 type Collector struct{ Snapshot func() Snapshot }
 
-// described is every metric that a Collector gives.
+// described lists every metric that a Collector reports.
 var described []*prometheus.Desc
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -75,18 +76,18 @@ var (
 	managerErrors = desc("manager_errors_total", "Passes of a manager that ended with an error.", "manager")
 )
 
-// grantLabels name a grant on one GPU. Who uses it is empty where no engine vouches for it, where nobody does now, and where
-// several containers do, as with a claim: binding_info has those.
+// grantLabels name a grant on one GPU. The labels of its user are empty if no engine vouches for
+// it, if no container uses the grant, or if several do; binding_info lists those.
 var grantLabels = []string{"gpu", "grant", "namespace", "pod", "container"}
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (c Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range described {
 		out <- d
 	}
 }
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c Collector) Collect(out chan<- prometheus.Metric) {
 	s := c.Snapshot()
 	t := sender{out}
@@ -119,7 +120,7 @@ func (t sender) count(d *prometheus.Desc, value uint64, labels ...string) {
 	t.send(d, prometheus.CounterValue, float64(value), labels)
 }
 
-// tell cleans labels: of one that is no UTF-8 a whole scrape would fail.
+// send cleans labels first: one label that is not UTF-8 makes a whole scrape fail.
 func (t sender) send(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) {
 	for i := range labels {
 		labels[i] = auditlog.Clean(labels[i])
@@ -127,7 +128,7 @@ func (t sender) send(d *prometheus.Desc, kind prometheus.ValueType, value float6
 	t.out <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 }
 
-// stamp tells a time, if there is one.
+// timestamp reports a time, if it is set.
 func (t sender) timestamp(d *prometheus.Desc, at time.Time, labels ...string) {
 	if !at.IsZero() {
 		t.gauge(d, float64(at.UnixMilli())/1000, labels...)
@@ -206,17 +207,17 @@ func (t sender) grant(g grant.Grant) {
 	}
 	t.timestamp(grantExpiry, g.Expires, string(g.ID))
 	t.gauge(grantBindings, float64(len(g.Bindings)), string(g.ID))
-	told := map[string]bool{}
+	sent := map[string]bool{}
 	for _, b := range g.Bindings {
 		life := map[bool]string{true: "alive", false: "unknown"}[b.Life == grant.Alive]
-		if id := auditlog.Clean(b.Container); !told[id] { // ids of two engines could be the same
-			told[id] = true
+		if id := auditlog.Clean(b.Container); !sent[id] { // ids of two engines could be the same
+			sent[id] = true
 			t.gauge(bindingInfo, 1, string(g.ID), id, b.Pod.Namespace, b.Pod.Pod, b.Pod.Container, life)
 		}
 	}
 }
 
-// user is who uses a grant, where that is one.
+// user is the container that uses a grant, if there is exactly one.
 func user(g grant.Grant) grant.Identity {
 	if len(g.Bindings) == 0 {
 		return grant.Identity{}
@@ -228,17 +229,17 @@ func user(g grant.Grant) grant.Identity {
 	return first
 }
 
-// journal tells every code, at 0 too: a rate needs a first value.
+// auditLog reports every code, also at 0: a rate needs a first value.
 func (t sender) auditLog(s Snapshot) {
 	t.gauge(audited, zeroOrOne(s.Audited))
-	told := map[auditlog.RefusalKind]bool{}
+	sent := map[auditlog.RefusalKind]bool{}
 	for _, code := range grant.Codes {
 		kind := auditlog.RefusalKind{Code: string(code), Mode: auditlog.Enforced}
 		t.count(refusals, s.Counts.Refusals[kind], kind.Code, kind.Mode)
-		told[kind] = true
+		sent[kind] = true
 	}
 	for kind, n := range s.Counts.Refusals {
-		if !told[kind] {
+		if !sent[kind] {
 			t.count(refusals, n, kind.Code, kind.Mode)
 		}
 	}

@@ -30,7 +30,7 @@ var (
 	changes     = desc("ledger_changes_total", "Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.", "operation")
 )
 
-// watch tells what is used, and what was found.
+// watch reports what is used, and the findings.
 func (t sender) watch(s watch.Status, held []grant.Grant) {
 	t.gauge(watching, zeroOrOne(s.Failure == "" && s.Samples > 0))
 	t.timestamp(watchSample, s.Taken)
@@ -39,7 +39,7 @@ func (t sender) watch(s watch.Status, held []grant.Grant) {
 		t.count(changes, s.Changes[operation], operation)
 	}
 	t.found(s)
-	if s.Failure != "" { // what was used some time ago is not what is used
+	if s.Failure != "" { // old usage must not be reported as current
 		return
 	}
 	for _, g := range s.GPUs {
@@ -59,14 +59,14 @@ func (t sender) watch(s watch.Status, held []grant.Grant) {
 	}
 }
 
-// ratio tells percent as a ratio, if there are any.
+// ratio reports a percentage as a ratio, unless it is unknown.
 func (t sender) ratio(d *prometheus.Desc, percent int, labels ...string) {
 	if percent >= 0 {
 		t.gauge(d, float64(percent)/100, labels...)
 	}
 }
 
-// found tells every kind, at 0 too.
+// found reports findings of every kind, also at 0.
 func (t sender) found(s watch.Status) {
 	type place struct {
 		kind grant.FindingKind
@@ -92,7 +92,7 @@ func (t sender) found(s watch.Status) {
 	}
 }
 
-// histogram tells how long decisions took.
+// histogram reports how long decisions took.
 func (t sender) histogram(d *prometheus.Desc, l auditlog.Latency) {
 	buckets := map[float64]uint64{}
 	sum := uint64(0)

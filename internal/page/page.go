@@ -1,4 +1,5 @@
-// Package page draws the node as one HTML document that needs nothing else: no script, no image, no font, no second request.
+// Package page renders the node's status as one HTML document that needs nothing else: no script,
+// no image, no font, no second request.
 package page
 
 import (
@@ -20,7 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// State is what is drawn.
+// Content is what the page shows.
 type Content struct {
 	Host, Version string
 	Node          node.Picture
@@ -30,10 +31,10 @@ type Content struct {
 	Watch         watch.Status
 }
 
-// refresh is the time between two pictures, in seconds.
+// refresh is how often browsers load the page again, in seconds.
 const refresh = 5
 
-// maxGrants is how many grants of one GPU are listed; the bar has all of them.
+// maxGrants is how many grants of one GPU are listed. The bar shows all of them.
 const maxGrants = 64
 
 var (
@@ -45,8 +46,8 @@ var (
 	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"stamp": stamp}).Parse(markup))
 )
 
-// Headers are the answer's: nothing but the document's own style is taken from anywhere, nobody may frame it, and no browser
-// keeps it.
+// Headers sets the headers of the response: only the document's own style is loaded, no other page
+// may frame it, and browsers do not keep it.
 func Headers(h http.Header) {
 	sum := sha256.Sum256([]byte(style))
 	h.Set("Content-Type", "text/html; charset=utf-8")
@@ -54,7 +55,7 @@ func Headers(h http.Header) {
 		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 }
 
-// Render draws. An error is our own bug.
+// Render makes the document. An error is a bug of gpuledger.
 func Render(s Content) ([]byte, error) {
 	var out bytes.Buffer
 	if err := pageTemplate.Execute(&out, documentOf(s)); err != nil {
@@ -63,7 +64,7 @@ func Render(s Content) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// view is the document's content.
+// document is what the template shows.
 type document struct {
 	Title, Host, Version string
 	Style                template.CSS
@@ -95,7 +96,7 @@ type gpu struct {
 	More          int
 }
 
-// part is a piece of a bar of 1000.
+// part is a piece of a bar that is 1000 wide.
 type part struct {
 	Class    string
 	X, Width int
@@ -153,10 +154,11 @@ func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
 	return g
 }
 
-// colours are those of style.css.
+// colours is the number of colours in style.css.
 const colours = 8
 
-// bar lays its parts end to end. What is too small to be seen has one thousandth, so that no grant is hidden.
+// bar places its parts end to end. A part that is too small to be seen is one wide, so that no
+// grant is hidden.
 type bar struct {
 	whole, taken grant.Bytes
 	parts        []part
@@ -194,7 +196,7 @@ func left(g grant.Grant, now time.Time) string {
 	return "over"
 }
 
-// name is a container as people call it: namespace/pod/container, as much as is known.
+// name is how people name a container: namespace/pod/container, as far as they are known.
 func name(i grant.Identity) string {
 	parts := slices.DeleteFunc([]string{i.Namespace, i.Pod, i.Container}, func(s string) bool { return s == "" })
 	return auditlog.Clean(strings.Join(parts, "/"))

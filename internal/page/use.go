@@ -19,14 +19,15 @@ type use struct {
 	Parts       []part
 }
 
-// history is the last minute of a GPU as lines of a picture of 1000 by 60, with the newest at the right.
+// history is the last minute of a GPU as lines of a graph of 1000 by 60, with the newest sample at
+// the right.
 type history struct {
 	Used, Granted string // points of polylines
 	Top           grant.Bytes
 	Seconds       int
 }
 
-// measured adds what the watch knows of the GPU.
+// measured adds what the watch has measured on the GPU.
 func (g *gpu) measured(s watch.Status, c node.Card) {
 	i := slices.IndexFunc(s.GPUs, func(u watch.GPUUse) bool { return u.UUID == g.UUID })
 	if i < 0 || s.Failure != "" {
@@ -58,7 +59,7 @@ func (r *row) measured(s watch.Status, c node.Card) {
 	})
 }
 
-// add sums up what is used of all GPUs of which it is known.
+// add adds up what is used of all GPUs for which that is known.
 func (v *document) add(u *use) {
 	if u == nil {
 		return
@@ -69,7 +70,7 @@ func (v *document) add(u *use) {
 	*v.Used += u.Used
 }
 
-// The size of the picture of a minute.
+// The size of the graph of a minute.
 const (
 	historyWidth  = 1000
 	historyHeight = 60

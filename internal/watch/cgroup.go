@@ -8,10 +8,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Place is what the path of a cgroup tells of the processes in it.
+// CgroupInfo is what the path of a cgroup says about the processes in it.
 type CgroupInfo struct {
-	Engine    grant.Engine // "" where the path does not tell
-	Container string       // id; "" where no engine has made such a path
+	Engine    grant.Engine // "" if the path does not say
+	Container string       // id; "" if no engine makes such paths
 	Pod       string       // UID
 	Cgroup    string       // the container's own, from the hierarchy's root
 }
@@ -22,8 +22,8 @@ type CgroupInfo struct {
 //	/kubepods/burstable/pod7a1c-…/ID      (or crio-ID)
 //	/machine.slice/libpod-ID.scope/container
 //	/system.slice/docker-ID.scope, /docker/ID
-//	/system.slice/containerd.service/kubepods-burstable-pod7a1c_….slice:cri-containerd:ID (a runtime that was told of systemd by its
-//	engine and not by its options takes the three words for a path)
+//	/system.slice/containerd.service/kubepods-burstable-pod7a1c_….slice:cri-containerd:ID (a runtime that
+//	learned of systemd from its engine and not from its options takes the three words for a path)
 //
 // Of containers within a container it is the outer one: its engine is the node's.
 func ParseCgroup(path string) CgroupInfo {
@@ -54,7 +54,8 @@ var prefixes = []struct {
 	engine grant.Engine
 }{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO}, {"libpod-", grant.Podman}, {"libpod-payload-", grant.Podman}, {"docker-", grant.Docker}}
 
-// containerOf reads one name of a path. Helpers of engines (crio-conmon-ID, libpod-conmon-ID) are processes of the node.
+// containerOf reads one name of a path. Helpers of engines (crio-conmon-ID, libpod-conmon-ID) are
+// processes of the node.
 func containerOf(name, parent string) (grant.Engine, string) {
 	name = strings.TrimSuffix(name, ".scope")
 	for _, p := range prefixes {
@@ -71,14 +72,15 @@ func containerOf(name, parent string) (grant.Engine, string) {
 	return "", name
 }
 
-// idDigits is what every engine's ids have.
+// idDigits is the length of the ids of all engines.
 const idDigits = 64
 
 func isID(text string) bool { return len(text) == idDigits && isHex(text) }
 
 func isHex(text string) bool { return strings.Trim(text, "0123456789abcdef") == "" }
 
-// podOf is the UID in the name that the kubelet gives a pod's cgroup. That of a static pod is a hash without hyphens.
+// podOf is the UID in the name that the kubelet gives a pod's cgroup. The UID of a static pod is a
+// hash without hyphens.
 func podOf(name string) string {
 	if i := strings.LastIndex(name, "-pod"); strings.HasPrefix(name, "kubepods") && strings.HasSuffix(name, ".slice") && i > 0 {
 		name = strings.ReplaceAll(strings.TrimSuffix(name[i+1:], ".slice"), "_", "-")

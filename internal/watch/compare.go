@@ -10,22 +10,22 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Scene is all that a judgement takes.
+// Input is all that a comparison needs.
 type Input struct {
 	Sample    grant.Sample
-	Processes map[int]ProcessInfo // the sample's processes, as far as there are any by these pids
-	Grants    []grant.Grant       // those that count
+	Processes map[int]ProcessInfo // those of the sample that could be read
+	Grants    []grant.Grant       // those in force
 	Inventory grant.Inventory
-	Users     *ProcessUsers // of these people and grants, by whoever judges them again and again; nil: made here
-	// Identify tells more of a container without a grant; nil knows nothing.
+	Users     *ProcessUsers // of these processes and grants, from an earlier comparison; nil: made here
+	// Identify finds out more about a container without a grant; nil: nothing is known.
 	Identify func(grant.User) grant.User
-	// Serves tells whether a process is a server of the MPS daemon that is ours and serves a GPU; nil knows none.
+	// Serves reports whether a process is a server of gpuledger's MPS daemon for a GPU; nil: none is.
 	Serves func(uuid string, p grant.Process) bool
-	// Open are the processes that have a GPU's node open, by GPU, whether they use it or not; nil where nobody has looked.
+	// Open lists the processes that have a GPU's node open, by GPU, whether they use it or not.
 	Open map[string][]int
 }
 
-// Report is what a sample comes to. It is also what is kept in the run directory for whoever asks.
+// Report is the result of a comparison. The run directory keeps it for other programs.
 type Report struct {
 	Taken    time.Time       `json:"taken"`
 	GPUs     []GPUUse        `json:"gpus"`
@@ -40,9 +40,9 @@ type GPUUse struct {
 	Index       int         `json:"index"`
 	Total       grant.Bytes `json:"total"`
 	Used        grant.Bytes `json:"used"`
-	Outside     grant.Bytes `json:"outside"`     // of it by nobody's grant, or beyond a grant
-	Unexplained grant.Bytes `json:"unexplained"` // of it by no process; small amounts are the driver's own
-	Utilization int         `json:"utilization"` // percent; -1: not told
+	Outside     grant.Bytes `json:"outside"`     // of it without a grant, or beyond one
+	Unexplained grant.Bytes `json:"unexplained"` // of it by no process; the driver itself needs a little
+	Utilization int         `json:"utilization"` // percent; -1: unknown
 	Processes   int         `json:"processes"`
 	XIDs        []int       `json:"xids,omitempty"` // since the last sample
 }
@@ -53,11 +53,11 @@ type GrantUse struct {
 	GPU       string      `json:"gpu"`
 	Granted   grant.Bytes `json:"granted"`
 	Used      grant.Bytes `json:"used"`
-	Compute   int         `json:"compute"` // percent of the GPU; -1: not told
+	Compute   int         `json:"compute"` // percent of the GPU; -1: unknown
 	Processes int         `json:"processes"`
 }
 
-// Judge holds a sample against the ledger. Pure; its lists are sorted.
+// Compare compares a sample with the ledger. It is pure, and its lists are sorted.
 func Compare(s Input) Report {
 	if s.Users == nil {
 		s.Users = NewProcessUsers(s.Grants, s.Processes)
@@ -80,13 +80,13 @@ type comparison struct {
 	Input
 	out        Report
 	reported   map[*grant.Share]reportIndex
-	usersOnGPU map[deviceUser][]*userProcess // of the GPU that is looked at, once somebody is named
+	usersOnGPU map[deviceUser][]*userProcess // of the current GPU; nil until a finding needs it
 }
 
-// place is where the report has a grant on one GPU or MIG device.
+// reportIndex is where the report has a grant on one GPU or MIG device.
 type reportIndex struct{ grant, finding int } // finding: -1 is none
 
-// tenant is one user of a GPU.
+// usage is what one user uses of one GPU or MIG device.
 type usage struct {
 	*sharedUser
 	device     string // the GPU, or the MIG device on it
@@ -111,39 +111,40 @@ func (j *comparison) addGPU(g grant.Usage) {
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization, Processes: len(g.Processes), XIDs: g.XIDs}
 	j.usersOnGPU = nil
-	tenants, told := j.usages(g)
-	for _, t := range tenants {
+	usages, accounted := j.usages(g)
+	for _, t := range usages {
 		use.Outside += j.addUsage(g, t)
 	}
-	j.findIdleHolders(g, tenants)
-	if hidden := j.unmeasured(tenants); !hidden.any {
-		use.Unexplained = g.Used - min(g.Used, told)
+	j.findIdleHolders(g, usages)
+	if unknown := j.unmeasured(usages); !unknown.any {
+		use.Unexplained = g.Used - min(g.Used, accounted)
 		if use.Unexplained > driverOwn(g.Total) {
 			j.addUnexplained(g, use.Unexplained)
 		}
-	} else if hidden.outside {
-		use.Outside += g.Used - min(g.Used, told)
+	} else if unknown.outside {
+		use.Outside += g.Used - min(g.Used, accounted)
 	}
 	j.addErrors(g)
 	j.checkComputeMode(g)
 	j.out.GPUs = append(j.out.GPUs, use)
 }
 
-// seat tells the tenants of a GPU apart.
+// deviceUser identifies a usage.
 type deviceUser struct {
 	device string // the GPU, or the MIG device on it
 	user   *sharedUser
 }
 
-// tenants adds the processes of a GPU up by who they are, in the order of their first one, and tells how much all of them use.
-func (j *comparison) usages(g grant.Usage) (list []*usage, told grant.Bytes) {
+// usages adds up the processes of a GPU by user, in the order of their first process, and how much
+// all of them use.
+func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes) {
 	by := make(map[deviceUser]*usage, min(len(g.Processes), 64))
 	for _, p := range g.Processes {
 		m := j.Users.find(p.PID)
 		if m == nil {
-			continue // it has just ended, or is in /proc under another pid: what it uses no process accounts for
+			continue // it has just ended, or has another pid in /proc; its memory is unexplained
 		}
-		told += p.Memory
+		accounted += p.Memory
 		key := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
 		t := by[key]
 		if t == nil {
@@ -158,11 +159,12 @@ func (j *comparison) usages(g grant.Usage) (list []*usage, told grant.Bytes) {
 			t.compute = max(t.compute, 0) + p.Compute
 		}
 	}
-	return list, told
+	return list, accounted
 }
 
-// who is a tenant with those of its processes that use the GPU, for a finding. Most GPUs have none; where there is one all of the GPU's
-// processes are told apart, so that many cost no more than all.
+// userOf returns the user of a usage with its processes, for a finding. Most GPUs have no finding.
+// With the first one all of the GPU's processes are grouped, so that many findings cost no more
+// than one.
 func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
 	if j.usersOnGPU == nil {
 		j.usersOnGPU = map[deviceUser][]*userProcess{}
@@ -182,7 +184,7 @@ func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
 	return u
 }
 
-// tenant notes what a user uses, and gives what of it the ledger does not have.
+// addUsage records what a user uses, and returns how much of it is outside the ledger.
 func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
 	if t.grant == nil {
 		return j.addUngranted(g, t)
@@ -196,7 +198,7 @@ func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
 	return j.addGranted(g, t, &t.grant.GPUs[i])
 }
 
-// granted adds a container to its grant's use; a claim has several.
+// addGranted adds a container to the use of its grant; a claim has several containers.
 func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) grant.Bytes {
 	at, known := j.reported[share]
 	if !known {
@@ -225,11 +227,12 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 
 func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
 
-// measured reports whether a grant of the mode has an amount of its own: whoever has a GPU or a partition has all of it.
+// hasAmount reports whether a grant of the mode has an amount of memory. A grant of a whole GPU or
+// partition has all of it.
 func hasAmount(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
 
-// over notes that a grant is exceeded, in place of what was said of it before: of a claim's containers the one is named that makes
-// it so.
+// setOverGrant records that a grant is exceeded, in place of the finding before it. Of a claim's
+// containers it names the last one that adds to the use.
 func (j *comparison) setOverGrant(at int, f grant.Finding) int {
 	if at >= 0 {
 		j.out.Findings[at] = f
@@ -239,11 +242,11 @@ func (j *comparison) setOverGrant(at int, f grant.Finding) int {
 	return len(j.out.Findings) - 1
 }
 
-// outsider is somebody without a grant.
+// addUngranted records what a user without a grant uses.
 func (j *comparison) addUngranted(g grant.Usage, t *usage) grant.Bytes {
 	u := j.userOf(g, t)
 	if j.isMPSServer(u, g.UUID) {
-		return 0 // what it uses is its clients', whom the ledger has
+		return 0 // it uses the memory of its clients, which the ledger has
 	}
 	if u.Container != "" && j.Identify != nil {
 		u = j.Identify(u)
@@ -254,19 +257,20 @@ func (j *comparison) addUngranted(g grant.Usage, t *usage) grant.Bytes {
 	return t.memory
 }
 
-// holders finds containers that have a GPU open without a grant that covers it, and do not use it: somebody may have handed it to them. What the
-// node's own processes have open is theirs, as that of nvidia-persistenced.
-func (j *comparison) findIdleHolders(g grant.Usage, tenants []*usage) {
-	told := map[*sharedUser]bool{}
-	for _, t := range tenants {
-		told[t.sharedUser] = true
+// findIdleHolders finds containers that have a GPU open without a grant for it, and do not use it.
+// Another process may have passed them the descriptor. Processes of the node, such as
+// nvidia-persistenced, may have GPUs open.
+func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
+	seen := map[*sharedUser]bool{}
+	for _, t := range usages {
+		seen[t.sharedUser] = true
 	}
 	for _, pid := range j.Open[g.UUID] {
 		m := j.Users.find(pid)
-		if m == nil || told[m.user] || m.user.user.Container == "" || m.user.grant != nil && j.isOn(m.user.grant, g) {
+		if m == nil || seen[m.user] || m.user.user.Container == "" || m.user.grant != nil && j.isOn(m.user.grant, g) {
 			continue
 		}
-		told[m.user] = true
+		seen[m.user] = true
 		u := m.user.user
 		u.Command, u.Processes = m.Command, []grant.Process{m.Process}
 		if m.user.grant == nil && j.Identify != nil {
@@ -283,13 +287,14 @@ func (j *comparison) findIdleHolders(g grant.Usage, tenants []*usage) {
 	}
 }
 
-// isOn reports whether a grant is of a GPU, or of a MIG device on it.
+// isOn reports whether a grant includes a GPU, or a MIG device on it.
 func (j *comparison) isOn(of *grant.Grant, g grant.Usage) bool {
 	return of.Has(g.UUID) || slices.ContainsFunc(g.MIG, of.Has)
 }
 
-// serves reports whether it is the server of NVIDIA's MPS for a GPU's own clients, whose memory the driver tells as the server's. A name says
-// nothing: any process can take it. A container's own server is the container's.
+// isMPSServer reports whether a user is the MPS server for a GPU's own clients, whose memory the
+// driver reports as the server's. The name of a process proves nothing. A container's own server
+// belongs to the container.
 func (j *comparison) isMPSServer(u grant.User, uuid string) bool {
 	return u.Container == "" && j.Serves != nil && j.Serves(uuid, u.Processes[0])
 }
@@ -302,16 +307,18 @@ func (j *comparison) addOutside(g grant.Usage, t *usage, u grant.User, message s
 	j.add(f)
 }
 
-// hidden tells whether the driver keeps to itself how much some process uses, and whether that is one without a grant.
-func (j *comparison) unmeasured(tenants []*usage) (h struct{ any, outside bool }) {
-	for _, t := range tenants {
+// unmeasured reports whether the driver keeps secret how much some process uses, and whether such a
+// process has no grant.
+func (j *comparison) unmeasured(usages []*usage) (h struct{ any, outside bool }) {
+	for _, t := range usages {
 		h.any = h.any || t.unmeasured
 		h.outside = h.outside || t.unmeasured && t.grant == nil
 	}
 	return h
 }
 
-// slack is what a GPU uses without any process: tables of the driver, memory of processes that are ending.
+// driverOwn is what a GPU may use without any process: tables of the driver, and memory of
+// processes that are ending.
 func driverOwn(total grant.Bytes) grant.Bytes { return max(512*grant.MiB, total/100) }
 
 func (j *comparison) addUnexplained(g grant.Usage, bytes grant.Bytes) {
@@ -333,7 +340,7 @@ func (j *comparison) addErrors(g grant.Usage) {
 		Message: fmt.Sprintf("the driver reported XID %s on GPU %d", strings.Join(numbers, ", "), g.Index)})
 }
 
-// computeMode finds that somebody has set a compute mode in which the GPU's grants cannot be used.
+// checkComputeMode finds a compute mode in which the GPU's grants cannot be used.
 func (j *comparison) checkComputeMode(g grant.Usage) {
 	if g.ComputeMode == "" || g.ComputeMode == grant.ComputeDefault {
 		return
@@ -349,7 +356,8 @@ func (j *comparison) checkComputeMode(g grant.Usage) {
 	}
 }
 
-// layout compares which GPUs and MIG devices there are with what the inventory says, and with what is granted.
+// checkLayout compares the GPUs and MIG devices of the sample with those of the inventory and of
+// the grants.
 func (j *comparison) checkLayout() {
 	there := map[string]bool{}
 	for _, g := range j.Sample.GPUs {
@@ -365,7 +373,7 @@ func (j *comparison) checkLayout() {
 		switch {
 		case !found:
 			j.out.Stale = fmt.Sprintf("GPU %d (%s) is new", g.Index, g.UUID)
-		case g.Health != grant.Healthy: // it tells nothing; the inventory should say so
+		case g.Health != grant.Healthy: // its MIG devices are unknown; the inventory should say so
 			if known.Health == grant.Healthy {
 				j.out.Stale = fmt.Sprintf("GPU %d does not answer any more", g.Index)
 			}
@@ -388,7 +396,7 @@ func (j *comparison) checkLayout() {
 	j.checkGrants(there)
 }
 
-// granting finds grants of what is not there any more.
+// checkGrants finds grants of GPUs or MIG devices that are gone.
 func (j *comparison) checkGrants(there map[string]bool) {
 	for _, g := range j.Grants {
 		for _, s := range g.GPUs {
@@ -408,7 +416,7 @@ func sameSet(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
-// name is what a person calls a user.
+// userName is how processes name a user.
 func userName(u grant.User) string {
 	pod := ""
 	if u.Pod.Pod != "" {
@@ -451,7 +459,7 @@ func device(g grant.Usage, t *usage) string {
 	return fmt.Sprintf("GPU %d", g.Index)
 }
 
-// Held are the processes of containers that have a GPU without a grant of it, by GPU.
+// Held returns the processes of containers that have a GPU without a grant for it, by GPU.
 func (r Report) Held() map[string][]grant.Process {
 	held := map[string][]grant.Process{}
 	for _, f := range r.Findings {
@@ -462,7 +470,7 @@ func (r Report) Held() map[string][]grant.Process {
 	return held
 }
 
-// Outside is the memory, by GPU, that is in use and in nobody's grant.
+// Outside is the memory, by GPU, that is in use outside of all grants.
 func (r Report) Outside() map[string]grant.Bytes {
 	outside := map[string]grant.Bytes{}
 	for _, g := range r.GPUs {

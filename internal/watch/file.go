@@ -13,7 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// file is what the daemon keeps in the run directory for whoever asks what is used, without asking the daemon.
+// file is what the daemon writes to the run directory, so that other programs can read what is used
+// without asking the daemon.
 type file struct {
 	Version int    `json:"version"`
 	BootID  string `json:"boot_id"`
@@ -26,8 +27,8 @@ const (
 	maxFile     = 16 << 20
 )
 
-// Save writes a report to the run directory, replacing the last one. There is one writer, so that a crash leaves one draft at
-// most.
+// Save writes a report to the run directory, in place of the last one. There is one writer, so a
+// crash leaves at most one draft.
 func Save(runDir, bootID string, r Report) error {
 	data, err := json.Marshal(file{fileVersion, bootID, r}, jsontext.WithIndent(" "))
 	if err != nil {
@@ -45,8 +46,8 @@ func Save(runDir, bootID string, r Report) error {
 	return nil
 }
 
-// Differs reports whether two reports say something else: other GPUs or grants, a hundredth of a GPU more or less, or another reason to
-// take the inventory again.
+// Differs reports whether two reports differ in substance: other GPUs or grants, a change of more
+// than a hundredth of a GPU, or another reason to take the inventory again.
 func (r Report) Differs(o Report) bool {
 	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
 		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes && difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100

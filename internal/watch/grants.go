@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// roll tells which grant the processes of a cgroup have, by the bindings of the ledger.
+// cgroupGrants maps cgroups to the grants of their containers, by the bindings of the ledger.
 type cgroupGrants map[string]boundGrant // by cgroup
 
 type boundGrant struct {
@@ -16,8 +16,9 @@ type boundGrant struct {
 	binding *grant.Binding
 }
 
-// rollOf lists the cgroups of every container with a grant: those that its spec named, and the one that its first process is in.
-func cgroupGrantsOf(grants []grant.Grant, people map[int]ProcessInfo) cgroupGrants {
+// cgroupGrantsOf lists the cgroups of every container with a grant: those that its spec names, and
+// that of its first process.
+func cgroupGrantsOf(grants []grant.Grant, processes map[int]ProcessInfo) cgroupGrants {
 	r := cgroupGrants{}
 	for i := range grants {
 		g := &grants[i]
@@ -26,7 +27,7 @@ func cgroupGrantsOf(grants []grant.Grant, people map[int]ProcessInfo) cgroupGran
 			for _, cgroup := range b.Cgroups {
 				r.add(cgroup, boundGrant{g, b})
 			}
-			if init, known := people[b.PID]; known && b.PID > 0 && isNamedAfter(init.Cgroup, b.Container) {
+			if init, known := processes[b.PID]; known && b.PID > 0 && isNamedAfter(init.Cgroup, b.Container) {
 				r.add(init.Cgroup, boundGrant{g, b})
 			}
 		}
@@ -35,12 +36,13 @@ func cgroupGrantsOf(grants []grant.Grant, people map[int]ProcessInfo) cgroupGran
 }
 
 func (r cgroupGrants) add(cgroup string, b boundGrant) {
-	if cgroup = clean(cgroup); cgroup != "/" { // everybody's
+	if cgroup = clean(cgroup); cgroup != "/" { // it belongs to no container alone
 		r[cgroup] = b
 	}
 }
 
-// clean is a path from the root of the hierarchy. As the kernel and most engines write them they are so.
+// clean is the path from the root of the hierarchy. The kernel and most engines write paths in this
+// form already.
 func clean(cgroup string) string {
 	if strings.HasPrefix(cgroup, "/") && !strings.HasSuffix(cgroup, "/") && !strings.Contains(cgroup, "//") && !strings.Contains(cgroup, "/.") {
 		return cgroup
@@ -48,12 +50,13 @@ func clean(cgroup string) string {
 	return path.Clean("/" + cgroup)
 }
 
-// isOwn reports whether a cgroup was made for the container: one without a cgroup of its own is in somebody else's.
+// isNamedAfter reports whether a cgroup was made for the container. A container without a cgroup of
+// its own is in one of another name.
 func isNamedAfter(cgroup, container string) bool {
 	return container != "" && strings.Contains(path.Base(cgroup), container)
 }
 
-// find goes up from a cgroup to the first that a grant's container has.
+// find goes up from a cgroup to the first one of a container with a grant.
 func (r cgroupGrants) find(cgroup string) (b boundGrant, own string, found bool) {
 	for at := clean(cgroup); len(at) > 1; at = at[:strings.LastIndexByte(at, '/')] {
 		if b, found := r[at]; found {
@@ -63,7 +66,8 @@ func (r cgroupGrants) find(cgroup string) (b boundGrant, own string, found bool)
 	return boundGrant{}, "", false
 }
 
-// userOf is who a process is: the container of a grant, a container that nothing was granted to, or the node's own process.
+// userOf returns the user of a process: the container of a grant, a container without a grant, or
+// the node's own process.
 func (r cgroupGrants) userOf(p ProcessInfo) (grant.User, *grant.Grant) {
 	u := grant.User{Command: p.Command, Processes: []grant.Process{p.Process}}
 	if b, own, found := r.find(p.Cgroup); found {
@@ -73,7 +77,7 @@ func (r cgroupGrants) userOf(p ProcessInfo) (grant.User, *grant.Grant) {
 	place := ParseCgroup(p.Cgroup)
 	u.Container, u.Engine, u.Cgroup, u.Pod.UID = place.Container, place.Engine, place.Cgroup, place.Pod
 	if u.Container == "" && p.Foreign && path.Base(p.Cgroup) != "/" && p.Cgroup != "" {
-		u.Container, u.Cgroup = path.Base(p.Cgroup), p.Cgroup // of some runtime that no engine stands behind
+		u.Container, u.Cgroup = path.Base(p.Cgroup), p.Cgroup // of a runtime that no engine called
 	}
 	if u.Container == "" {
 		u.Pod.UID = ""
@@ -81,7 +85,7 @@ func (r cgroupGrants) userOf(p ProcessInfo) (grant.User, *grant.Grant) {
 	return u, nil
 }
 
-// Inits are the first processes of the containers whose cgroup the ledger does not know.
+// InitPIDs are the first processes of the containers whose cgroups the ledger does not know.
 func InitPIDs(grants []grant.Grant) (pids []int) {
 	for _, g := range grants {
 		for _, b := range g.Bindings {

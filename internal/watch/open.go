@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Nodes are the device nodes of an inventory's GPUs, by the number of each, and whose they are.
+// GPUDevices maps the device numbers of an inventory's GPUs to their UUIDs.
 func GPUDevices(inv grant.Inventory) map[uint64]string {
 	nodes := make(map[uint64]string, len(inv.GPUs))
 	for _, g := range inv.GPUs {
@@ -21,8 +21,9 @@ func GPUDevices(inv grant.Inventory) map[uint64]string {
 	return nodes
 }
 
-// Openers are the processes that have a GPU's node open, by GPU, in the order of their pids. It looks at the open files of every process of the
-// node. Of a process whose first thread has ended it asks those that run. No server of a file system is asked: it may be dead.
+// OpenGPUs lists the processes that have a GPU's device node open, by GPU and in the order of their
+// pids. It reads the open files of every process on the node. If the first thread of a process has
+// ended, it reads those of its other threads. It asks no file server, because that may be dead.
 func OpenGPUs(h host.Host, nodes map[uint64]string) map[string][]int {
 	openers := map[string][]int{}
 	names, _ := host.Names(h.Proc)
@@ -52,14 +53,15 @@ func OpenGPUs(h host.Host, nodes map[uint64]string) map[string][]int {
 	return openers
 }
 
-// openIn lists the GPUs of which a process or a thread has a node open; nil where it has no file open at all.
+// openIn lists the GPUs whose nodes a process or a thread has open; nil if it has no file open at
+// all.
 func openIn(dir string, nodes map[uint64]string) (uuids []string) {
 	files, _ := host.Names(filepath.Join(dir, "fd"))
 	if len(files) == 0 {
 		return nil
 	}
 	uuids = []string{}
-	name := make([]byte, 64) // enough to tell a path from what has none
+	name := make([]byte, 64) // enough to see whether it is a path
 	for _, file := range files {
 		path := dir + "/fd/" + file
 		if n, err := unix.Readlink(path, name); err != nil || n == 0 || name[0] != '/' {
@@ -76,7 +78,8 @@ func openIn(dir string, nodes map[uint64]string) (uuids []string) {
 	return uuids
 }
 
-// isOpen reports whether a descriptor is of an open file, and not of a place alone (O_PATH): anybody has that of any node.
+// isOpen reports whether a descriptor is of an open file. With O_PATH any process can have one of
+// any node, without access to it.
 func isOpen(fdinfo string) bool {
 	text, err := host.ReadFile(fdinfo, maxProc)
 	if err != nil {

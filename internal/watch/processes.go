@@ -15,48 +15,51 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Person is a process that was looked up.
+// ProcessInfo is what was read of a process.
 type ProcessInfo struct {
 	grant.Process
 	Command string // as the kernel has it, at most 15 bytes
 	Cgroup  string // from the root of the hierarchy that guards the devices
-	Foreign bool   // it is in another pid namespace than we
+	Foreign bool   // it is in another pid namespace than this program
 }
 
-// Census looks processes up, and remembers them: to ask the kernel for a thousand at every pass would cost more than all the
-// rest. Those that end are noticed at once (host.Vigil); where each is, it is asked anew at every twentieth pass, and before anything
-// is done about it. Where processes cannot be held, they are held against their start times at every twentieth pass, and it is tried again.
+// ProcessTable reads processes and keeps them: to read a thousand of them in every pass would cost
+// more than all the rest. The end of a process is noticed at once (host.Vigil). Its cgroup is read
+// again in every twentieth pass, and before anything is done about it. If processes cannot be held
+// by the vigil, their start times are compared in every twentieth pass, and the vigil is tried
+// again.
 type ProcessTable struct {
 	Host host.Host
 
 	pass      int
-	v1        bool // as in onV1
+	v1        bool // result of onV1
 	members   cgroupMembers
-	own       uint64 // our pid namespace
+	own       uint64 // the pid namespace of this program
 	vigil     *host.Vigil
 	newVigil  func() (*host.Vigil, error) // nil: host.NewVigil
 	vigilErr  error
 	known     map[int]*entry
-	processes map[int]ProcessInfo // the same ones, as they are given out
+	processes map[int]ProcessInfo // the same processes, as Lookup returns them
 
 	changes uint64
 }
 
 type entry struct {
-	lookedUp  int  // when it was looked up
-	lastAsked int  // when it was asked for last
-	phase     int  // when its cgroup is asked for its processes; -1: that does not tell of it
-	ended     bool // as a zombie it may still be there, and the driver not have its memory back
+	lookedUp  int  // the pass in which it was read last
+	lastAsked int  // the pass in which Lookup was asked for it last
+	phase     int  // the pass, of refreshPasses, that reads the processes of its cgroup; -1: none
+	ended     bool // it may remain as a zombie, while the driver still holds its memory
 }
 
-// rest is how many passes a process is remembered for. They are spread by pid, so that passes cost the same.
+// refreshPasses is for how many passes a process is kept without reading it again. Processes are
+// spread over the passes, so that each pass costs the same.
 const refreshPasses = 20
 
-// Take looks the processes up; a pid may be named several times. Those that are gone, and those of a pid that means nothing here, are
-// not in it. What it gives holds until the next Take.
+// Lookup returns the processes of the pids; a pid may be named several times. Processes that are
+// gone are missing in the result. The result is valid until the next call.
 func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 	c.beginPass()
-	asked := 0 // different ones
+	asked := 0 // without duplicates
 	for _, pid := range pids {
 		r := c.known[pid]
 		switch {
@@ -79,7 +82,7 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 			asked++
 		}
 	}
-	// Whoever has ended while he was looked up: what was read may be about who has his pid now.
+	// If a process ended while it was read, what was read may be about a new process with its pid.
 	for _, pid := range c.ended() {
 		if r := c.known[pid]; r.lastAsked == c.pass {
 			if r = c.refresh(pid, r); r == nil {
@@ -91,7 +94,7 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 	}
 	if len(c.known) > asked {
 		for pid, r := range c.known {
-			if r.lastAsked != c.pass { // nobody asks for it any more
+			if r.lastAsked != c.pass { // it is not asked for any more
 				c.remove(pid)
 			}
 		}
@@ -99,12 +102,12 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 	return c.processes
 }
 
-// begin notices who has ended since the last pass.
+// beginPass notices the processes that have ended since the last pass.
 func (c *ProcessTable) beginPass() {
 	if c.known == nil {
 		c.known, c.processes = map[int]*entry{}, map[int]ProcessInfo{}
 	}
-	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" { // else pids there are not this machine's
+	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" { // else the pids are not this machine's
 		begin := host.NewVigil
 		if c.newVigil != nil {
 			begin = c.newVigil
@@ -116,10 +119,12 @@ func (c *ProcessTable) beginPass() {
 	c.ended()
 }
 
-// Unheld is why nobody is held, for want of descriptors or memory say; nil where that is not so, or pids here are not this machine's.
+// VigilError is why processes cannot be held, such as a lack of descriptors; nil if they can, or if
+// the pids are not this machine's.
 func (c *ProcessTable) VigilError() error { return c.vigilErr }
 
-// ended tells who of the known has ended. Where that cannot be told any more, everybody is held against his start time until it can again.
+// ended returns the known processes that have ended. If the vigil fails, it returns all: their
+// start times are compared until the vigil works again.
 func (c *ProcessTable) ended() (pids []int) {
 	if c.vigil == nil {
 		return nil
@@ -139,11 +144,12 @@ func (c *ProcessTable) ended() (pids []int) {
 	})
 }
 
-// Changes tells one state of what Take gives from another: who is in it, and where.
+// Changes counts the changes to the result of Lookup: which processes are in it, and in which
+// cgroups.
 func (c *ProcessTable) Changes() uint64 { return c.changes }
 
 func (c *ProcessTable) remove(pid int) {
-	if _, known := c.known[pid]; known { // the driver may name one that is gone again and again
+	if _, known := c.known[pid]; known { // the driver may name a process long after its end
 		c.changes++
 	}
 	delete(c.known, pid)
@@ -153,10 +159,11 @@ func (c *ProcessTable) remove(pid int) {
 	}
 }
 
-// look looks up who is not known; nil where nobody has the pid. He is held before anything is read, so that all of it is about him.
+// add reads a new process; nil if no process has the pid. The vigil holds it before anything is
+// read, so that everything that is read is about this process.
 func (c *ProcessTable) add(pid int) *entry {
 	if c.vigil != nil {
-		_ = c.vigil.Hold(pid) // one that cannot be held is held against its start time
+		_ = c.vigil.Hold(pid) // if it cannot be held, its start time is compared
 	}
 	p, err := c.Read(pid)
 	if err != nil {
@@ -169,13 +176,14 @@ func (c *ProcessTable) add(pid int) *entry {
 	return r
 }
 
-// again asks for what can have changed of a process that was looked up before: where it is. Is it afterwards the same as it was
-// then, it was the same all the time: of one that is held that is known when Take is through. One that is not is looked up. One that has
-// ended is nowhere else any more, whatever the kernel tells (of a zombie in a hierarchy of v1 it tells the root).
+// refresh reads the cgroup of a process that was read before. If the process is the same
+// afterwards, it was the same all the time; of a process that is held, Lookup finds that out at its
+// end. A process that is another one now is read from the start. One that has ended keeps its
+// cgroup: for a zombie in a v1 hierarchy the kernel reports the root.
 func (c *ProcessTable) refresh(pid int, r *entry) *entry {
 	p := c.processes[pid]
 	held := c.vigil != nil && c.vigil.Holds(pid)
-	anew := c.vigil != nil && !held && !r.ended && c.vigil.Hold(pid) == nil // there was no room for him before
+	anew := c.vigil != nil && !held && !r.ended && c.vigil.Hold(pid) == nil // there was no room for it before
 	var lines []byte
 	var err error
 	if !r.ended {
@@ -186,7 +194,7 @@ func (c *ProcessTable) refresh(pid int, r *entry) *entry {
 		is, _, err := c.Host.Process(pid)
 		same = err == nil && is == p.Process
 	}
-	if same && r.ended { // who runs is another, that has got the pid within the same tick
+	if same && r.ended { // a process that runs is a new one, which got the pid within the same tick
 		runs, err := c.Host.Runs(p.Process)
 		same = err == nil && !runs
 	}
@@ -208,7 +216,7 @@ func (c *ProcessTable) refresh(pid int, r *entry) *entry {
 	return r
 }
 
-// listing is what cgroups said, in one pass, of who is in them.
+// cgroupMembers are the processes of cgroups, as read in one pass.
 type cgroupMembers struct {
 	pass int
 	root string
@@ -218,7 +226,7 @@ type cgroupMembers struct {
 
 // phaseOf spreads the cgroups over the passes.
 func phaseOf(cgroup string) int {
-	if cgroup == "" || cgroup == "/" { // everybody's
+	if cgroup == "" || cgroup == "/" { // it belongs to no container alone
 		return -1
 	}
 	sum := 0
@@ -228,8 +236,9 @@ func phaseOf(cgroup string) int {
 	return sum
 }
 
-// lists reports whether a process is still in its cgroup, as that tells: for the processes of a container together that is one file, and one
-// that costs the kernel less. Of who is not held it says too little, for a pid is all that it has.
+// inCgroup reports whether a process is still in its cgroup, by the cgroup's list of processes. For
+// all processes of a container that is one file, and it costs the kernel less. It is not enough for
+// a process that is not held, because the list has only pids.
 func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 	if c.vigil == nil || !c.vigil.Holds(pid) {
 		return false
@@ -240,7 +249,7 @@ func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 	cgroup := c.processes[pid].Cgroup
 	if !c.members.read[cgroup] {
 		c.members.read[cgroup] = true
-		lines, _ := host.ReadFile(filepath.Join(c.members.root, cgroup, "cgroup.procs"), maxProc) // of one that is gone, or too large, nothing
+		lines, _ := host.ReadFile(filepath.Join(c.members.root, cgroup, "cgroup.procs"), maxProc) // empty if it is gone or too large
 		for line := range bytes.Lines(lines) {
 			if other, err := strconv.Atoi(string(bytes.TrimSuffix(line, []byte("\n")))); err == nil {
 				c.members.in[other] = cgroup
@@ -254,7 +263,7 @@ func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 	return true
 }
 
-// Close ends it.
+// Close closes the vigil.
 func (c *ProcessTable) Close() {
 	if c.vigil != nil {
 		c.vigil.Close()
@@ -262,7 +271,8 @@ func (c *ProcessTable) Close() {
 	}
 }
 
-// Look asks the kernel. A process that ends meanwhile, and has its pid taken by another, is an error.
+// Read reads a process now. It is an error if the process ends meanwhile and another one gets its
+// pid.
 func (c *ProcessTable) Read(pid int) (ProcessInfo, error) {
 	p, err := readProcess(c.Host, pid)
 	if err != nil {
@@ -303,13 +313,13 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 // maxProc bounds a file of /proc, in bytes.
 const maxProc = 64 << 10
 
-// onV1 reports whether cgroup v1 guards the devices of this node.
+// onV1 reports whether cgroup v1 controls the devices on this node.
 func onV1(h host.Host) bool {
 	_, err := os.Stat(filepath.Join(h.Sys, "fs/cgroup/devices/cgroup.procs"))
 	return err == nil
 }
 
-// root is where that hierarchy is mounted.
+// cgroupRoot is where that hierarchy is mounted.
 func cgroupRoot(h host.Host) string {
 	top := filepath.Join(h.Sys, "fs/cgroup")
 	for _, name := range []string{"devices", "unified"} {
@@ -320,8 +330,8 @@ func cgroupRoot(h host.Host) string {
 	return top
 }
 
-// cgroupIn reads /proc/PID/cgroup (cgroups(7)): lines of HIERARCHY:CONTROLLERS:PATH, where that of v2 is 0::PATH. "" where the
-// kernel tells none, or one that lies beside what we see.
+// cgroupIn reads /proc/PID/cgroup (cgroups(7)): lines of HIERARCHY:CONTROLLERS:PATH, where that of
+// v2 is 0::PATH. It returns "" if the kernel reports no path, or one outside this cgroup namespace.
 func cgroupIn(lines []byte, v1 bool) string {
 	for line := range bytes.Lines(lines) {
 		parts := strings.SplitN(strings.TrimSuffix(string(line), "\n"), ":", 3)

@@ -6,34 +6,34 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// State is what the watch knows, for whoever shows it.
+// Status is what the watch found last, for the metrics and the page.
 type Status struct {
 	Report
-	Failure string // why nothing newer is known; "" if the last sample was taken
+	Failure string // why there is nothing newer; "" if the last sample was taken
 	Samples uint64
 	Events  map[grant.FindingKind]uint64
 	XIDs    map[XID]uint64
 	Stopped map[grant.FindingKind]uint64 // containers
-	Changes map[string]uint64            // of the ledger, by operation, as seen from here
+	Changes map[string]uint64            // of the ledger, by operation, as this daemon saw them
 	History []HistorySample              // the last minute, oldest first
 }
 
-// Moment is one sample of the past.
+// HistorySample is one sample of the past.
 type HistorySample struct {
 	Taken time.Time
 	GPUs  map[string]MemoryLevel // by UUID
 }
 
-// Level is how much of a GPU was used and granted.
+// MemoryLevel is how much of a GPU was used and granted.
 type MemoryLevel struct{ Used, Granted, Total grant.Bytes }
 
-// past is how much is remembered, and how many samples at most.
+// How much history is kept: for how long, and how many samples at most.
 const (
 	historyTime = time.Minute
 	maxHistory  = 120
 )
 
-// Remember adds a report to the history.
+// AddHistory adds a report to the history.
 func (s *Status) AddHistory(r Report, grants []grant.Grant) {
 	m := HistorySample{Taken: r.Taken, GPUs: map[string]MemoryLevel{}}
 	for _, g := range r.GPUs {
@@ -47,7 +47,7 @@ func (s *Status) AddHistory(r Report, grants []grant.Grant) {
 			}
 		}
 	}
-	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory { // samples that come faster than can be seen
+	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory { // too soon to be drawn
 		return
 	}
 	s.History = append(s.History, m)

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Stop ends every process of a container, and nothing else, and tells how many there were. It does nothing where none of the
-// processes that were found is in the container's cgroup any more, or where that cgroup holds this program or process 1.
+// Stop ends every process of a container, and no other, and returns how many there were. It does
+// nothing if none of the user's processes is in the container's cgroup any more. It is an error if
+// that cgroup holds this program or process 1.
 func Stop(h host.Host, u grant.User) (int, error) {
 	if u.Container == "" || !filepath.IsAbs(u.Cgroup) || filepath.Clean(u.Cgroup) != u.Cgroup || u.Cgroup == "/" {
 		return 0, fmt.Errorf("cannot stop %s: it has no cgroup of its own", userName(u))
@@ -29,23 +30,24 @@ func Stop(h host.Host, u grant.User) (int, error) {
 		}
 	}
 	if !slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return IsIn(h, p, u.Cgroup) }) {
-		return 0, nil // whoever was found is gone
+		return 0, nil // the processes that were found are gone
 	}
 	return killProcesses(h, u)
 }
 
-// IsIn reports whether a very process, and no other of its pid, runs in a cgroup or below it.
+// IsIn reports whether this process, and no other of its pid, runs in a cgroup or below it.
 func IsIn(h host.Host, p grant.Process, cgroup string) bool {
 	now, err := readProcess(h, p.PID)
 	return err == nil && cgroup != "" && now.Process == p && isBelow(now.Cgroup, cgroup)
 }
 
-// stopTime is how long processes may take to end once they are killed. One that hangs in the driver does not.
+// stopTime is how long killed processes may take to end. One that hangs in the driver does not end.
 const stopTime = 5 * time.Second
 
-// empty kills until the cgroup has nobody left, and tells how many were there. The kernel's own cgroup.kill leaves no gap to fork
-// through; without it the processes are killed one by one, each held by a pidfd while it is made sure that it is the
-// container's. Many of them end with their init before their turn comes.
+// killProcesses kills until the cgroup is empty, and returns how many processes there were. The
+// kernel's cgroup.kill leaves no gap in which a process could fork. Without it the processes are
+// killed one by one, each held by a pidfd while its cgroup is checked. Many of them end with their
+// init before that.
 func killProcesses(h host.Host, u grant.User) (int, error) {
 	dir := filepath.Join(cgroupRoot(h), u.Cgroup)
 	there := map[int]bool{}
@@ -69,7 +71,8 @@ func killProcesses(h host.Host, u grant.User) (int, error) {
 	}
 }
 
-// killAll has the kernel do it, where the cgroup is of version 2, the kernel 5.14 or newer, and we may write there.
+// killAll has the kernel kill all of a cgroup. That needs cgroup v2, Linux 5.14 and permission to
+// write there.
 func killAll(dir string) bool {
 	f, err := os.OpenFile(filepath.Join(dir, "cgroup.kill"), os.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -80,7 +83,7 @@ func killAll(dir string) bool {
 	return err == nil
 }
 
-// kill ends a process that is in the cgroup.
+// killProcess kills a process if it is in the cgroup.
 func killProcess(h host.Host, pid int, cgroup string) bool {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -93,7 +96,7 @@ func killProcess(h host.Host, pid int, cgroup string) bool {
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil
 }
 
-// pidsBelow lists the processes of a cgroup and of those below it; none where it is gone.
+// processesBelow lists the processes of a cgroup and of those below it; none if it is gone.
 func processesBelow(dir string) (pids []int, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {

@@ -7,14 +7,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Tracker follows findings from sample to sample: which are new, which are over, and how long each stands.
+// Tracker follows findings from sample to sample: which are new, which are over, and for how long
+// each stands.
 type Tracker struct {
-	Grace    time.Duration // for which a finding has to stand before its container is stopped
-	Interval time.Duration // between two samples, where nothing keeps them from being taken
+	Grace    time.Duration // how long a finding stands before its container is stopped
+	Interval time.Duration // between two samples, if nothing delays them
 
-	last      time.Time // that of the last sample
+	last      time.Time // of the last sample
 	standing  map[string]*standing
-	sightings map[string]int // of what is not believed at first sight, in a row
+	sightings map[string]int // in a row, of findings that need several
 	Events    map[grant.FindingKind]uint64
 	XIDs      map[XID]uint64
 }
@@ -27,23 +28,25 @@ type XID struct {
 
 type standing struct {
 	grant.Finding
-	missed  int           // samples since it was last seen
-	stood   time.Duration // while somebody looked, since its beginning or since its container was stopped last
+	missed  int           // samples since it was seen last
+	stood   time.Duration // observed, since its beginning or since its container was stopped last
 	stopped time.Time     // when that was
 }
 
-// How often a finding has to be seen before it is said, and missed before it is over. What a process leaves when it ends
-// takes the driver a moment to take back; and use that goes up and down around a grant is one event.
+// How often a finding of unexplained memory has to be seen before it is reported, and how often any
+// finding has to be missed before it is over. The driver needs a moment to take back the memory of
+// a process that ends, and use that goes up and down around a grant is one event.
 const (
 	sightingsNeeded = 3
 	missesAllowed   = 5
 )
 
-// News is what has changed with a sample.
+// Changes are the findings that began and ended with a sample.
 type Changes struct{ Begun, Ended []grant.Finding }
 
-// Note takes a report in. It leaves those findings in it that are believed, with the time since when they stand, and counts
-// the memory that no process explains as outside the ledger once that is believed.
+// Update takes in a report. It removes findings that were not seen often enough, and sets since
+// when the others stand. It counts memory that no process explains as outside the ledger, once that
+// finding is reported.
 func (t *Tracker) Update(r *Report) (n Changes) {
 	if t.standing == nil {
 		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{}, map[grant.FindingKind]uint64{}, map[XID]uint64{}
@@ -80,11 +83,12 @@ func (t *Tracker) Update(r *Report) (n Changes) {
 	return n
 }
 
-// unseen is how much of a while in which nobody looked counts, at most.
+// maxUnobserved is how much of a time without samples counts, at most.
 const maxUnobserved = 3 * time.Second
 
-// looked is how much of the time since the last sample counts towards a finding's grace. NVML can hang, and this program stand still: what was
-// seen before and is seen again afterwards need not have been there in between. Some of it counts, or who slows the samples down would never
+// observed is how much of the time since the last sample counts towards a finding's grace. NVML can
+// hang, and this program can be stopped: a finding that was seen before and after need not have
+// stood in between. Some of that time counts, or a tenant that slows the samples down would never
 // be stopped.
 func (t *Tracker) observed(now time.Time) (d time.Duration) {
 	if !t.last.IsZero() {
@@ -94,7 +98,7 @@ func (t *Tracker) observed(now time.Time) (d time.Duration) {
 	return max(d, 0)
 }
 
-// believe leaves out what was not seen often enough in a row.
+// believe removes findings that were not seen often enough in a row.
 func (t *Tracker) believe(r *Report) []grant.Finding {
 	sightings := map[string]int{}
 	kept := slices.DeleteFunc(r.Findings, func(f grant.Finding) bool {
@@ -119,7 +123,7 @@ func (t *Tracker) removeMissed(seen map[string]bool) (ended []grant.Finding) {
 		if seen[key] {
 			continue
 		}
-		if s.missed++; s.missed >= missesAllowed || s.Kind == grant.GPUError { // an error is a moment
+		if s.missed++; s.missed >= missesAllowed || s.Kind == grant.GPUError { // an error has no duration
 			delete(t.standing, key)
 			ended = append(ended, s.Finding)
 		}
@@ -138,7 +142,8 @@ func (t *Tracker) HasNew(r Report) bool {
 	return slices.ContainsFunc(r.Findings, func(f grant.Finding) bool { return t.standing[f.Key()] == nil })
 }
 
-// Due are the findings of a report whose containers policy wants stopped, and whose grace is over.
+// Due returns the findings of a report whose containers policy wants stopped, and whose grace is
+// over.
 func (t *Tracker) Due(r Report, rules grant.Rules) (due []grant.Finding) {
 	for _, f := range r.Findings {
 		s := t.standing[f.Key()]
@@ -153,9 +158,9 @@ func (t *Tracker) Due(r Report, rules grant.Rules) (due []grant.Finding) {
 	return due
 }
 
-// Reaction is what policy wants done about a finding. Processes of the node itself are never stopped: who is root there has put
-// them there. Nor is a container that is only as much above its grant as the contexts of its processes may take, which no library
-// can keep it from.
+// Reaction is what policy wants done about a finding. Processes of the node itself are never
+// stopped: root has put them there. A container is not stopped either while it exceeds its grant by
+// no more than the contexts of its processes may take: no library can prevent that.
 func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 	switch {
 	case f.User.Container == "" || f.User.Cgroup == "" || f.User.Exempt:
@@ -167,7 +172,7 @@ func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 	return grant.ReportFinding
 }
 
-// perContext is more than the largest context that is known of takes: 100 to 500 MiB.
+// perContext is more than the largest known context takes: 100 to 500 MiB.
 const perContext = 600 * grant.MiB
 
 func contextMemory(f grant.Finding) grant.Bytes {

@@ -2,39 +2,41 @@ package watch
 
 import "github.com/gpuledger/gpuledger/internal/grant"
 
-// Cast is which user each process is, found when it is asked for first: to read the cgroups of a thousand processes and the bindings of two
-// hundred containers each second would be most of a judgement. It is as long of use as its people and grants are the same.
+// ProcessUsers finds the user of each process, when it is asked for the first time. Without it,
+// most of the time of a comparison would go into the cgroups of a thousand processes and the
+// bindings of two hundred containers. It stays valid as long as processes and grants are the same.
 type ProcessUsers struct {
 	processes map[int]ProcessInfo
 	grants    cgroupGrants
 	cached    map[int]*userProcess
 	users     map[cgroupOfProcess]*sharedUser
-	keys      map[string]*sharedUser // by key and grant: cgroups of one container are one user
+	keys      map[string]*sharedUser // by key and grant: all cgroups of a container are one user
 }
 
-// member is a process as the user that it is of.
+// userProcess is a process with its user.
 type userProcess struct {
 	ProcessInfo
 	user *sharedUser
 }
 
-// home is all that of a process tells which container it is of.
+// cgroupOfProcess holds everything about a process that says which container it belongs to.
 type cgroupOfProcess struct {
 	cgroup  string
 	foreign bool
 }
 
+// sharedUser is a user that several processes have in common.
 type sharedUser struct {
-	user  grant.User   // without processes
+	user  grant.User   // without its processes
 	grant *grant.Grant // nil: none
 }
 
-// NewCast is that of the people and the grants of a Scene.
-func NewProcessUsers(grants []grant.Grant, people map[int]ProcessInfo) *ProcessUsers {
-	return &ProcessUsers{processes: people, grants: cgroupGrantsOf(grants, people), cached: make(map[int]*userProcess, len(people)), users: make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
+// NewProcessUsers takes the processes and the grants of an Input.
+func NewProcessUsers(grants []grant.Grant, processes map[int]ProcessInfo) *ProcessUsers {
+	return &ProcessUsers{processes: processes, grants: cgroupGrantsOf(grants, processes), cached: make(map[int]*userProcess, len(processes)), users: make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
 }
 
-// member is nil where nobody has the pid.
+// find returns nil if no process has the pid.
 func (c *ProcessUsers) find(pid int) *userProcess {
 	m := c.cached[pid]
 	if m == nil {
@@ -48,8 +50,8 @@ func (c *ProcessUsers) find(pid int) *userProcess {
 	return m
 }
 
-// userOf is who a process is. Those of a cgroup of a container's are the same one, and found once: a thousand processes are some two hundred
-// users.
+// userOf returns the user of a process. The processes of a container's cgroup share one: a thousand
+// processes have some two hundred users.
 func (c *ProcessUsers) userOf(p ProcessInfo) *sharedUser {
 	at := cgroupOfProcess{p.Cgroup, p.Foreign}
 	if k, known := c.users[at]; known && k.user.Container != "" {

@@ -1,4 +1,4 @@
-// Package metrics tells Prometheus what the ledger says and how the daemon is.
+// Package metrics reports the state of the ledger and of the daemon to Prometheus.
 package metrics
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// State is all that is told.
+// Snapshot holds all that is reported.
 type Snapshot struct {
 	Version  string
 	Node     node.Picture
@@ -22,13 +22,13 @@ type Snapshot struct {
 	Engines  []EngineStatus // that were configured with --as-default
 }
 
-// Engine is an engine whose default handler should be gpuledger.
+// EngineStatus says whether the default handler of an engine is gpuledger.
 type EngineStatus struct {
 	Name string // as `gpuledger configure` takes it
 	Ours bool   // it is
 }
 
-// Manager is how one of the daemon's managers is.
+// ManagerStatus is how the passes of one of the daemon's managers went.
 type ManagerStatus struct {
 	Name           string
 	Last           time.Time // when its last finished pass began
@@ -37,7 +37,7 @@ type ManagerStatus struct {
 	Error          string // of the last pass; "" if there was none
 }
 
-// Ledger is what the last look at the whole ledger found.
+// LedgerStatus is what the last check of the whole ledger found.
 type LedgerStatus struct {
 	Checked  time.Time // zero: not yet
 	Problems int       // that cannot be repaired
