@@ -14,53 +14,53 @@ import (
 // book is the ledger as it was last read, for all of the daemon that looks at it again and again: to read a thousand grants costs more
 // than to count what a thousand processes use. It is read anew when a file of it has changed, and when a container has ended, which
 // changes none: the first process of each is held (host.Vigil).
-type book struct {
-	mu       sync.Mutex
-	node     *node.Node // whose
-	overview node.Overview
-	read     time.Time
-	stamp    stamp
-	changes  map[string]uint64 // seen from one reading to the next
-	readings uint64
-	vigil    *host.Vigil
-	vigils   func() (*host.Vigil, error) // nil: host.NewVigil
-	unheld   remark                      // there is none
-	settled  bool                        // all of the bindings are of containers whose first process is held
+type Cache struct {
+	mu           sync.Mutex
+	node         *node.Node // whose
+	overview     node.Overview
+	read         time.Time
+	stamp        Stamp
+	changes      map[string]uint64 // seen from one reading to the next
+	readings     uint64
+	vigil        *host.Vigil
+	newVigil     func() (*host.Vigil, error) // nil: host.NewVigil
+	vigilProblem Condition                   // there is none
+	allWatched   bool                        // all of the bindings are of containers whose first process is held
 }
 
 // stamp tells one state of the files from another.
-type stamp struct {
+type Stamp struct {
 	ledger    ledger.Stamp
 	inventory host.Stamp
 }
 
-func stampOf(n *node.Node) stamp {
-	return stamp{n.Ledger.Stamp(), n.InventoryStamp()}
+func StampOf(n *node.Node) Stamp {
+	return Stamp{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
-func (s stamp) before(read time.Time) bool { return s.ledger.Before(read) && s.inventory.Before(read) }
+func (s Stamp) Before(read time.Time) bool { return s.ledger.Before(read) && s.inventory.Before(read) }
 
 // How long it is believed. A binding whose container's end would not be noticed is looked at again soon; what it used is gone with it, so
 // nothing wrong is said meanwhile. The others, in case that something was overlooked.
 const (
-	bookRest    = 30 * time.Second
-	settledRest = 2 * time.Minute
+	MaxAge        = 30 * time.Second
+	maxAgeWatched = 2 * time.Minute
 )
 
 // open gives the ledger as it is, or with anew surely as it is now.
-func (b *book) open(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+func (b *Cache) Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.look(n, anew)
+	return b.readLocked(n, anew)
 }
 
 // now gives the ledger as it is, with the lives of all containers, for who shows it.
-func (b *book) now(n *node.Node) (node.Overview, error) {
+func (b *Cache) Current(n *node.Node) (node.Overview, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	o, fresh, err := b.look(n, false)
-	if err == nil && !fresh && !b.settled {
-		o, fresh, err = b.look(n, true)
+	o, fresh, err := b.readLocked(n, false)
+	if err == nil && !fresh && !b.allWatched {
+		o, fresh, err = b.readLocked(n, true)
 	}
 	if err != nil || fresh {
 		return o, err
@@ -69,39 +69,39 @@ func (b *book) now(n *node.Node) (node.Overview, error) {
 }
 
 // quiet reports whether each container runs that the ledger says is there: their first processes are held, and none has ended.
-func (b *book) quiet(n *node.Node) bool {
+func (b *Cache) AllRun(n *node.Node) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, _, err := b.look(n, false)
-	return err == nil && b.settled
+	_, _, err := b.readLocked(n, false)
+	return err == nil && b.allWatched
 }
 
-func (b *book) look(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
-	ended := b.ended()
-	now, is := time.Now(), stampOf(n)
-	rest := bookRest
-	if b.settled {
-		rest = settledRest
+func (b *Cache) readLocked(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+	ended := b.anyEnded()
+	now, is := time.Now(), StampOf(n)
+	rest := MaxAge
+	if b.allWatched {
+		rest = maxAgeWatched
 	}
-	if !anew && !ended && b.node == n && b.stamp == is && is.before(b.read) && now.Sub(b.read) < rest {
+	if !anew && !ended && b.node == n && b.stamp == is && is.Before(b.read) && now.Sub(b.read) < rest {
 		return b.overview, false, nil
 	}
-	b.settled = false
+	b.allWatched = false
 	o, err = n.Overview()
 	if err != nil {
 		return o, true, err
 	}
 	if b.node != nil {
-		b.count(b.overview.Grants, o.Grants)
+		b.countChanges(b.overview.Grants, o.Grants)
 	}
 	b.node, b.overview, b.read, b.stamp = n, o, now, is
 	b.readings++
-	b.settled = b.hold(n, o.Grants)
+	b.allWatched = b.watchContainers(n, o.Grants)
 	return o, true, nil
 }
 
 // ended reports whether a container's first process has ended since it was asked last.
-func (b *book) ended() bool {
+func (b *Cache) anyEnded() bool {
 	if b.vigil == nil {
 		return false
 	}
@@ -114,15 +114,15 @@ func (b *book) ended() bool {
 
 // hold watches the first process of each container, and reports whether that is all that the ledger has. What it takes for it may be there
 // at the next reading.
-func (b *book) hold(n *node.Node, grants []grant.Grant) bool {
+func (b *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 	if b.vigil == nil && n.Host.Proc == "/proc" { // else pids there are not this machine's
 		begin := host.NewVigil
-		if b.vigils != nil {
-			begin = b.vigils
+		if b.newVigil != nil {
+			begin = b.newVigil
 		}
 		var err error
 		b.vigil, err = begin()
-		b.unheld.heard(err, "that a container has ended is noticed late, and the ledger is read more often")
+		b.vigilProblem.Update(err, "that a container has ended is noticed late, and the ledger is read more often")
 	}
 	if b.vigil == nil {
 		return false
@@ -130,7 +130,7 @@ func (b *book) hold(n *node.Node, grants []grant.Grant) bool {
 	pids, held := map[int]bool{}, 0
 	for _, g := range grants {
 		for _, of := range g.Bindings {
-			if of.Life == grant.Alive && of.PID > 0 && b.holds(n, of) {
+			if of.Life == grant.Alive && of.PID > 0 && b.watchContainer(n, of) {
 				pids[of.PID] = true
 				held++
 			}
@@ -150,7 +150,7 @@ func (b *book) hold(n *node.Node, grants []grant.Grant) bool {
 }
 
 // holds watches the first process of a container. Is it the ledger's still once it is held, it is he who is.
-func (b *book) holds(n *node.Node, of grant.Binding) bool {
+func (b *Cache) watchContainer(n *node.Node, of grant.Binding) bool {
 	if b.vigil.Holds(of.PID) {
 		return true
 	}
@@ -170,14 +170,14 @@ func (b *book) holds(n *node.Node, of grant.Binding) bool {
 }
 
 // counted tells what was done, by operation.
-func (b *book) counted() map[string]uint64 {
+func (b *Cache) Changes() map[string]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return maps.Clone(b.changes)
 }
 
 // close lets go of all that is held.
-func (b *book) close() {
+func (b *Cache) close() {
 	if b.vigil != nil {
 		b.vigil.Close()
 		b.vigil = nil
@@ -185,11 +185,11 @@ func (b *book) close() {
 }
 
 // count tells what was done to the ledger between two readings. What came and went between them is not seen.
-func (b *book) count(before, after []grant.Grant) {
+func (b *Cache) countChanges(before, after []grant.Grant) {
 	if b.changes == nil {
 		b.changes = map[string]uint64{}
 	}
-	was, is := contents(before), contents(after)
+	was, is := operationsByKey(before), operationsByKey(after)
 	for key, kind := range is {
 		if _, found := was[key]; !found {
 			b.changes[kind[0]]++
@@ -205,7 +205,7 @@ func (b *book) count(before, after []grant.Grant) {
 // operations are the words of what is done to grants and bindings.
 var operations = []string{"grant", "release", "bind", "unbind"}
 
-func contents(grants []grant.Grant) map[string][2]string {
+func operationsByKey(grants []grant.Grant) map[string][2]string {
 	all := map[string][2]string{}
 	for _, g := range grants {
 		all[string(g.ID)] = [2]string{operations[0], operations[1]}

@@ -26,7 +26,7 @@ import (
 type shelf struct {
 	t    *testing.T
 	node *node.Node
-	book book
+	book Cache
 	root string // the runtime's
 }
 
@@ -77,7 +77,7 @@ func (s *shelf) ends(cmd *exec.Cmd) {
 func (s *shelf) reads() string {
 	s.t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		o, fresh, err := s.book.open(s.node, false)
+		o, fresh, err := s.book.Read(s.node, false)
 		must(s.t, err)
 		if !fresh {
 			return counts(o)
@@ -105,13 +105,13 @@ func TestBook(t *testing.T) {
 	}
 	for i := range 20 { // more of them within one tick than can be told apart
 		s.grants(byte(i + 1))
-		if o, _, err := s.book.open(s.node, false); err != nil || counts(o) != fmt.Sprintf("%d/0", i+2) {
+		if o, _, err := s.book.Read(s.node, false); err != nil || counts(o) != fmt.Sprintf("%d/0", i+2) {
 			t.Fatalf("%d grants are %s (%v)", i+2, counts(o), err)
 		}
 	}
 	one, two := s.starts(first, "one"), s.starts(first, "two")
-	if got := s.reads(); got != "21/2" || !s.book.settled {
-		t.Fatalf("with two containers %s, settled %v", got, s.book.settled)
+	if got := s.reads(); got != "21/2" || !s.book.allWatched {
+		t.Fatalf("with two containers %s, settled %v", got, s.book.allWatched)
 	}
 	reading := s.book.readings
 	for range 100 {
@@ -122,20 +122,20 @@ func TestBook(t *testing.T) {
 	if s.book.readings != reading {
 		t.Errorf("it was read %d times and had not changed", s.book.readings-reading)
 	}
-	s.book.read = s.book.read.Add(-settledRest / 2) // as if it had been read before the last change, and that had left the stamps the same
-	if _, fresh, err := s.book.open(s.node, false); err != nil || !fresh {
+	s.book.read = s.book.read.Add(-maxAgeWatched / 2) // as if it had been read before the last change, and that had left the stamps the same
+	if _, fresh, err := s.book.Read(s.node, false); err != nil || !fresh {
 		t.Errorf("a reading of before the last change is believed (%v)", err)
 	}
 	s.reads()
-	s.book.stamp = stamp{} // as if the files had changed while the clock was set back: they are older than the reading, and others
-	if _, fresh, err := s.book.open(s.node, false); err != nil || !fresh {
+	s.book.stamp = Stamp{} // as if the files had changed while the clock was set back: they are older than the reading, and others
+	if _, fresh, err := s.book.Read(s.node, false); err != nil || !fresh {
 		t.Errorf("a reading of other files is believed (%v)", err)
 	}
 	s.ends(one)
 	if got := s.reads(); got != "21/1" {
 		t.Errorf("a container has ended: %s", got)
 	}
-	if s.book.settled {
+	if s.book.allWatched {
 		t.Error("the binding of a container that is gone is there, and nobody is to look for it")
 	}
 	_ = two
@@ -144,13 +144,13 @@ func TestBook(t *testing.T) {
 // TestBookOfUnheldContainers: where the end of a container would not be noticed, who shows the ledger reads it each time.
 func TestBookOfUnheldContainers(t *testing.T) {
 	s := newShelf(t)
-	s.book.vigils = nobodyIsHeld
+	s.book.newVigil = nobodyIsHeld
 	one := s.starts(s.grants(0), "one")
-	if got := s.reads(); got != "1/1" || s.book.settled {
-		t.Fatalf("%s, settled %v", got, s.book.settled)
+	if got := s.reads(); got != "1/1" || s.book.allWatched {
+		t.Fatalf("%s, settled %v", got, s.book.allWatched)
 	}
 	s.ends(one)
-	if o, err := s.book.now(s.node); err != nil || counts(o) != "1/0" {
+	if o, err := s.book.Current(s.node); err != nil || counts(o) != "1/0" {
 		t.Errorf("the container has ended: %s (%v)", counts(o), err)
 	}
 }
@@ -161,20 +161,20 @@ func nobodyIsHeld() (*host.Vigil, error) { return nil, host.ErrNoVigil }
 func TestWhatIsHeldAgain(t *testing.T) {
 	s := newShelf(t)
 	log, said := logs.NewNullLogger()
-	s.book.unheld.log, s.book.vigils = log, nobodyIsHeld
+	s.book.vigilProblem.Log, s.book.newVigil = log, nobodyIsHeld
 	s.starts(s.grants(0), "one")
 	for range 3 {
-		if _, _, err := s.book.open(s.node, true); err != nil || s.book.settled {
-			t.Fatalf("settled %v (%v)", s.book.settled, err)
+		if _, _, err := s.book.Read(s.node, true); err != nil || s.book.allWatched {
+			t.Fatalf("settled %v (%v)", s.book.allWatched, err)
 		}
 	}
 	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Data[logrus.ErrorKey] != host.ErrNoVigil {
 		t.Errorf("said is %+v", got)
 	}
-	s.book.vigils = nil
+	s.book.newVigil = nil
 	for range 3 {
-		if _, _, err := s.book.open(s.node, true); err != nil || !s.book.settled {
-			t.Fatalf("settled %v (%v)", s.book.settled, err)
+		if _, _, err := s.book.Read(s.node, true); err != nil || !s.book.allWatched {
+			t.Fatalf("settled %v (%v)", s.book.allWatched, err)
 		}
 	}
 	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
@@ -187,7 +187,7 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	s := newShelf(t)
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	r := &reconcile{book: &s.book, log: log}
+	r := &ledgerManager{cache: &s.book, log: log}
 	id := s.grants(0)
 	cmd := s.starts(id, "one")
 	s.starts(id, "two")
@@ -196,18 +196,18 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	for range 3 {
 		r.tidyDead(s.node)
 	}
-	if !s.book.quiet(s.node) || !there() {
+	if !s.book.AllRun(s.node) || !there() {
 		t.Fatalf("somebody is to be looked for while both run; the binding is there: %v", there())
 	}
 	s.ends(cmd)
-	if s.book.quiet(s.node) {
+	if s.book.AllRun(s.node) {
 		t.Error("nobody is to be looked for, and one has ended")
 	}
 	if r.tidyDead(s.node); there() {
 		t.Error("the binding of a container that is gone stays")
 	}
 	s.reads()
-	if r.tidyDead(s.node); !s.book.quiet(s.node) || !s.node.Ledger.HasBinding(s.root, "two") {
+	if r.tidyDead(s.node); !s.book.AllRun(s.node) || !s.node.Ledger.HasBinding(s.root, "two") {
 		t.Error("afterwards somebody is still to be looked for, or the other one's binding is gone")
 	}
 }
@@ -217,28 +217,28 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 	s := newShelf(t)
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	r := &reconcile{book: &s.book, log: log, wait: func() time.Duration { return time.Second }}
+	r := &ledgerManager{cache: &s.book, log: log, wait: func() time.Duration { return time.Second }}
 	id := s.grants(0)
 	cmd := s.starts(id, "one")
 	s.starts(id, "two")
 	s.reads() // until the last change is older than a tick
-	turn, now := reconcileEvery*time.Second, time.Now()
+	turn, now := checkEvery*time.Second, time.Now()
 	looked := func() bool { // at the whole ledger
 		t.Helper()
 		before := r.found.Checked
-		must(t, r.reconcile(s.node, now))
+		must(t, r.check(s.node, now))
 		return r.found.Checked != before
 	}
 	if !looked() {
 		t.Fatal("nobody has looked yet")
 	}
-	for i := range soundFor - 1 {
+	for i := range soundChecks - 1 {
 		if now = now.Add(turn); looked() {
 			t.Errorf("after %d turns it is looked at, and nothing has changed", i+1)
 		}
 	}
 	if now = now.Add(turn); !looked() {
-		t.Errorf("after %d turns nobody looks", soundFor)
+		t.Errorf("after %d turns nobody looks", soundChecks)
 	}
 	now = now.Add(turn)
 	s.grants(1)
@@ -254,7 +254,7 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 	must(t, os.WriteFile(stray, nil, 0o600))
 	for range 2 {
 		now = now.Add(turn)
-		if err := r.reconcile(s.node, now); err == nil {
+		if err := r.check(s.node, now); err == nil {
 			t.Error("the ledger is not sound, and nothing is said of it")
 		}
 	}
@@ -266,13 +266,13 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 	s := newShelf(t)
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	r := &reconcile{book: &s.book, log: log, wait: func() time.Duration { return time.Second }}
+	r := &ledgerManager{cache: &s.book, log: log, wait: func() time.Duration { return time.Second }}
 	id := s.grants(0)
 	dir := s.node.Policy.LimitsDir(id)
 	must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{{UUID: aGPU, Memory: grant.GiB}}, 0))
 	s.reads() // until the last change is older than a tick
-	turn, now := reconcileEvery*time.Second, time.Now()
-	must(t, r.reconcile(s.node, now))
+	turn, now := checkEvery*time.Second, time.Now()
+	must(t, r.check(s.node, now))
 
 	must(t, os.Truncate(filepath.Join(dir, grant.RegionFile), 1<<20))
 	held, err := os.Open(filepath.Join(dir, grant.RegionFile))
@@ -288,13 +288,13 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 		if sound := r.stillSound(s.node, now); sound != (i == 0) {
 			t.Errorf("turn %d: the ledger is believed to be sound: %v", i, sound)
 		}
-		if err := r.reconcile(s.node, now); err == nil || !strings.Contains(err.Error(), string(id)) || r.Found().Problems != 1 {
+		if err := r.check(s.node, now); err == nil || !strings.Contains(err.Error(), string(id)) || r.Found().Problems != 1 {
 			t.Errorf("a region that cannot be cut: %v, %d problems", err, r.Found().Problems)
 		}
 	}
 	held.Close()
 	now = now.Add(turn)
-	if err := r.reconcile(s.node, now); err != nil || r.Found().Problems != 0 {
+	if err := r.check(s.node, now); err != nil || r.Found().Problems != 0 {
 		t.Errorf("afterwards: %v, %d problems", err, r.Found().Problems)
 	}
 }

@@ -13,25 +13,25 @@ import (
 
 // offers is the manager of the CDI files that a node has: they say what the snapshot and the ledger say, and those of grants whose time is over
 // go. A node that offers nothing by CDI stays so.
-type offers struct {
+type cdiManager struct {
 	node   func() *node.Node
 	config string // the configuration's path, for the hook in the files
 	wait   func() time.Duration
 	log    *logrus.Logger
 
-	due time.Time // not before
+	nextPass time.Time // not before
 }
 
-func (o *offers) Name() string { return "cdi" }
-func (o *offers) Stop()        {}
+func (o *cdiManager) Name() string { return "cdi" }
+func (o *cdiManager) Stop()        {}
 
 // Ensure is in no hurry: a file that is out of date opens nothing, and `gpuledger inventory refresh` and `release` see to their own.
-func (o *offers) Ensure(context.Context) error {
-	began, worked := time.Now(), cpu()
-	if began.Before(o.due) {
+func (o *cdiManager) Ensure(context.Context) error {
+	began, worked := time.Now(), CPUTime()
+	if began.Before(o.nextPass) {
 		return nil
 	}
-	defer func() { o.due = due(began, tidyEvery*o.wait(), cpu()-worked) }()
+	defer func() { o.nextPass = Next(began, tidyEvery*o.wait(), CPUTime()-worked) }()
 	n := o.node()
 	if _, problem := n.Inventory(); problem != nil {
 		return nil // another manager's

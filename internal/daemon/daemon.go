@@ -31,36 +31,36 @@ type Loop struct {
 	Interval func() time.Duration // between two passes; asked anew before each
 	Log      *logrus.Logger
 
-	mu     sync.Mutex
-	passes map[string]metrics.ManagerStatus
-	began  time.Time
+	mu      sync.Mutex
+	passes  map[string]metrics.ManagerStatus
+	started time.Time
 }
 
 // Run has each manager ensure at once and then at every interval, until the context ends. One that hangs holds up no other.
 func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	l.mu.Lock()
-	l.began = time.Now()
+	l.started = time.Now()
 	l.passes = map[string]metrics.ManagerStatus{}
 	for _, m := range managers { // one that hangs in its first pass shall be seen
-		l.passes[m.Name()] = metrics.ManagerStatus{Name: m.Name(), Last: l.began}
+		l.passes[m.Name()] = metrics.ManagerStatus{Name: m.Name(), Last: l.started}
 	}
 	l.mu.Unlock()
 	var all sync.WaitGroup
 	for _, m := range managers {
-		all.Go(func() { l.attend(ctx, m) })
+		all.Go(func() { l.runManager(ctx, m) })
 	}
 	<-ctx.Done() // with no manager at all, too
 	all.Wait()
 }
 
 // attend logs a failure when it is new, and its end.
-func (l *Loop) attend(ctx context.Context, m Manager) {
+func (l *Loop) runManager(ctx context.Context, m Manager) {
 	defer m.Stop()
 	for last := ""; ctx.Err() == nil; {
 		began := time.Now()
 		err := m.Ensure(ctx)
-		l.passed(m.Name(), began, time.Since(began), err)
-		last = complain(l.Log, m, last, err)
+		l.record(m.Name(), began, time.Since(began), err)
+		last = logNewError(l.Log, m, last, err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(l.untilTick(time.Now())):
@@ -73,10 +73,10 @@ func (l *Loop) untilTick(now time.Time) time.Duration {
 	interval := max(l.Interval(), time.Millisecond)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return interval - now.Sub(l.began)%interval
+	return interval - now.Sub(l.started)%interval
 }
 
-func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) {
+func (l *Loop) record(name string, at time.Time, took time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.passes == nil {
@@ -93,13 +93,13 @@ func (l *Loop) passed(name string, at time.Time, took time.Duration, err error) 
 
 // Turns reports whether a manager that waits for nobody has finished a pass within a time, or has only just begun with its first.
 // The others may hang with what they look after: that is theirs to say.
-func (l *Loop) Turns(name string, within time.Duration) bool {
+func (l *Loop) Alive(name string, within time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.began.IsZero() {
+	if l.started.IsZero() {
 		return true
 	}
-	last := l.began
+	last := l.started
 	if p, passed := l.passes[name]; passed {
 		last = p.Last
 	}
@@ -113,7 +113,7 @@ func (l *Loop) Passes() []metrics.ManagerStatus {
 	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.ManagerStatus) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-func complain(log *logrus.Logger, m Manager, last string, err error) string {
+func logNewError(log *logrus.Logger, m Manager, last string, err error) string {
 	now := ""
 	if err != nil {
 		now = fmt.Sprintf("%s: %v", m.Name(), err)

@@ -84,22 +84,22 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 
 func TestASecondDaemonHearsOfTheFirst(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	first, err := single(dir)
+	first, err := lockRunDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := single(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
+	if _, err := lockRunDir(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
 		t.Errorf("the second hears %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again, err := single(dir)
+	again, err := lockRunDir(dir)
 	if err != nil {
 		t.Fatalf("after the first has ended: %v", err)
 	}
 	_ = again.Close()
-	if _, err := single("/proc/nowhere"); err == nil || strings.Contains(err.Error(), "\n") {
+	if _, err := lockRunDir("/proc/nowhere"); err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("where no directory can be made: %v", err)
 	}
 }
@@ -115,7 +115,7 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s, err := newSettings(open, filepath.Join(t.TempDir(), "config.toml"), log)
+	s, err := newConfigManager(open, filepath.Join(t.TempDir(), "config.toml"), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,19 +128,19 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	if err := s.Ensure(t.Context()); err != nil || ended {
 		t.Fatalf("it does not take it again: %v", err)
 	}
-	if _, err := single(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
+	if _, err := lockRunDir(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
 		t.Errorf("then a second one hears %v", err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	second, err := single(dir)
+	second, err := lockRunDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer second.Close()
-	if err := s.Ensure(t.Context()); err == nil || !ended || s.Lost() == nil || !strings.Contains(s.Lost().Error(), "another gpuledgerd runs already") {
-		t.Errorf("where another has it the first one goes on: %v, %v", err, s.Lost())
+	if err := s.Ensure(t.Context()); err == nil || !ended || s.Err() == nil || !strings.Contains(s.Err().Error(), "another gpuledgerd runs already") {
+		t.Errorf("where another has it the first one goes on: %v, %v", err, s.Err())
 	}
 }
 

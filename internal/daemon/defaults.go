@@ -28,37 +28,37 @@ const (
 // defaults is the manager that looks whether the engines that were configured with --as-default
 // still have gpuledger as their default handler. It only reports: other programs write these files
 // too, and who is right is for the administrator to say.
-type defaults struct {
+type engineManager struct {
 	node func() *node.Node
 	wait func() time.Duration // the interval
 	log  *logrus.Logger
 	root string // "": this machine's
 
-	due     time.Time             // not before
-	failure error                 // of the last look
-	seen    map[grant.Engine]bool // changed, at the last look
+	nextPass time.Time             // not before
+	failure  error                 // of the last look
+	seen     map[grant.Engine]bool // changed, at the last look
 
-	mu      sync.Mutex
-	engines []metrics.EngineStatus
-	changed []grant.Finding // that stand
-	begun   uint64
+	mu       sync.Mutex
+	engines  []metrics.EngineStatus
+	findings []grant.Finding // that stand
+	events   uint64
 }
 
-func (d *defaults) Name() string { return "engines" }
-func (d *defaults) Stop()        {}
+func (d *engineManager) Name() string { return "engines" }
+func (d *engineManager) Stop()        {}
 
-func (d *defaults) Ensure(context.Context) error {
-	began, worked := time.Now(), cpu()
-	if began.Before(d.due) {
+func (d *engineManager) Ensure(context.Context) error {
+	began, worked := time.Now(), CPUTime()
+	if began.Before(d.nextPass) {
 		return d.failure
 	}
 	d.failure = d.look(d.node())
-	d.due = due(began, min(defaultsEvery*d.wait(), defaultsMost), cpu()-worked)
+	d.nextPass = Next(began, min(defaultsEvery*d.wait(), defaultsMost), CPUTime()-worked)
 	return d.failure
 }
 
 // look reads the engines' files. What was found of an engine stands while its files cannot be read.
-func (d *defaults) look(n *node.Node) error {
+func (d *engineManager) look(n *node.Node) error {
 	all, err := configure.Defaults(cmp.Or(d.root, "/"), n.Policy.StateDir)
 	if err != nil {
 		return fmt.Errorf("cannot tell which handlers engines have by default: %w", err)
@@ -68,7 +68,7 @@ func (d *defaults) look(n *node.Node) error {
 	var changed []grant.Finding
 	seen := map[grant.Engine]bool{}
 	for _, e := range all {
-		f, stands := of(d.changed, e.Engine)
+		f, stands := findingOf(d.findings, e.Engine)
 		switch {
 		case e.Err != nil:
 			failed = append(failed, fmt.Errorf("cannot tell which handler %s has by default: %w", e.Engine, e.Err))
@@ -77,7 +77,7 @@ func (d *defaults) look(n *node.Node) error {
 		case stands:
 			f.Message = message(e)
 		case d.seen[e.Engine]:
-			f, stands = d.found(n, e), true
+			f, stands = d.addFinding(n, e), true
 		default:
 			seen[e.Engine] = true
 		}
@@ -88,20 +88,20 @@ func (d *defaults) look(n *node.Node) error {
 			engines = append(engines, metrics.EngineStatus{Name: e.Name, Ours: !stands})
 		}
 	}
-	for _, f := range d.changed {
-		if _, stands := of(changed, f.User.Engine); !stands {
+	for _, f := range d.findings {
+		if _, stands := findingOf(changed, f.User.Engine); !stands {
 			n.Found("over", f, "", f.Message)
 			d.log.WithFields(logrus.Fields{"finding": f.Kind, "engine": f.User.Engine}).Info("over: " + f.Message)
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.seen, d.engines, d.changed = seen, engines, changed
+	d.seen, d.engines, d.findings = seen, engines, changed
 	return errors.Join(failed...)
 }
 
 // of is the finding about an engine, if there is one.
-func of(changed []grant.Finding, engine grant.Engine) (grant.Finding, bool) {
+func findingOf(changed []grant.Finding, engine grant.Engine) (grant.Finding, bool) {
 	i := slices.IndexFunc(changed, func(f grant.Finding) bool { return f.User.Engine == engine })
 	if i < 0 {
 		return grant.Finding{}, false
@@ -112,21 +112,21 @@ func of(changed []grant.Finding, engine grant.Engine) (grant.Finding, bool) {
 func message(e configure.Default) string { return e.Problem() + "; " + e.Hint() }
 
 // found tells a change that is new.
-func (d *defaults) found(n *node.Node, e configure.Default) grant.Finding {
+func (d *engineManager) addFinding(n *node.Node, e configure.Default) grant.Finding {
 	f := grant.Finding{Kind: grant.HandlerChanged, Index: -1, Since: n.Host.Now(), Message: message(e)}
 	f.User.Engine = e.Engine
 	n.Found("found", f, grant.ReportFinding, f.Message)
 	d.log.WithFields(logrus.Fields{"finding": f.Kind, "engine": e.Engine}).Warn(f.Message)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.begun++
+	d.events++
 	return f
 }
 
 // State is every engine that was configured with --as-default, what stands, and how often something
 // was found.
-func (d *defaults) State() ([]metrics.EngineStatus, []grant.Finding, uint64) {
+func (d *engineManager) State() ([]metrics.EngineStatus, []grant.Finding, uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.engines, d.changed, d.begun
+	return d.engines, d.findings, d.events
 }

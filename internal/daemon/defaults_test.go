@@ -50,12 +50,12 @@ func TestDefaultThatIsChangedIsToldOnce(t *testing.T) {
 	p.Audit.File = filepath.Join(root, "audit.jsonl")
 	n := &node.Node{Policy: p, Host: host.Default()}
 	var log bytes.Buffer
-	d := &defaults{node: func() *node.Node { return n }, wait: func() time.Duration { return 0 }, log: logrus.New(), root: root}
+	d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return 0 }, log: logrus.New(), root: root}
 	d.log.SetOutput(&log)
 	// told is what is shown, and how often the logs tell of a beginning and an end.
 	told := func() string {
 		t.Helper()
-		d.due = time.Time{}
+		d.nextPass = time.Time{}
 		err := d.Ensure(context.Background())
 		engines, changed, begun := d.State()
 		audit, _ := os.ReadFile(p.Audit.File)
@@ -101,12 +101,12 @@ func TestDefaultThatIsChangedIsToldOnce(t *testing.T) {
 func TestDefaultsAreLookedAtNowAndThen(t *testing.T) {
 	n := &node.Node{Policy: policy.Default(), Host: host.Default()}
 	for _, c := range []struct{ interval, from, to time.Duration }{{time.Second, 15 * time.Second, 25 * time.Second}, {time.Minute, 15 * time.Second, 25 * time.Second}, {10 * time.Millisecond, 0, 5 * time.Second}} {
-		d := &defaults{node: func() *node.Node { return n }, wait: func() time.Duration { return c.interval }, log: logrus.New(), root: t.TempDir()}
+		d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return c.interval }, log: logrus.New(), root: t.TempDir()}
 		began := time.Now()
 		if err := d.Ensure(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		if rest := d.due.Sub(began); rest < c.from || rest > c.to {
+		if rest := d.nextPass.Sub(began); rest < c.from || rest > c.to {
 			t.Errorf("at an interval of %s it looks again after %s", c.interval, rest)
 		}
 	}

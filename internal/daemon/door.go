@@ -18,7 +18,7 @@ import (
 
 // door is the socket at which our other programs ask for the driver's limits. Its directory is root's alone, and the kernel says
 // who knocks.
-type door struct {
+type requestSocket struct {
 	mu       sync.Mutex
 	address  string
 	listener net.Listener
@@ -26,20 +26,20 @@ type door struct {
 
 // What one who knocks may take: time to say it, time until it is done, and how many at once.
 const (
-	knockTime  = 5 * time.Second
-	answerTime = 35 * time.Second
-	maxKnocks  = 64
+	ioTime      = 5 * time.Second
+	answerTime  = 35 * time.Second
+	maxRequests = 64
 )
 
 // open listens, if nobody does yet who can be reached.
-func (d *door) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
+func (d *requestSocket) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.address == address && reached(d.listener) {
+	if d.address == address && Reachable(d.listener) {
 		return nil
 	}
-	d.close()
-	l, err := listenUnix(address)
+	d.closeLocked()
+	l, err := Listen(address)
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w", address, err)
 	}
@@ -48,19 +48,19 @@ func (d *door) open(address string, answer func(ctx context.Context, r cgmem.Req
 	return nil
 }
 
-func (d *door) isOpen() bool {
+func (d *requestSocket) isOpen() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.listener != nil
 }
 
-func (d *door) shut() {
+func (d *requestSocket) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.close()
+	d.closeLocked()
 }
 
-func (d *door) close() {
+func (d *requestSocket) closeLocked() {
 	if d.listener != nil {
 		_ = d.listener.Close()
 	}
@@ -68,8 +68,8 @@ func (d *door) close() {
 }
 
 // serve ends with the listener. Where that ends by itself the next open makes another.
-func (d *door) serve(l net.Listener, answer func(context.Context, cgmem.Request, int) error) {
-	room := make(chan struct{}, maxKnocks)
+func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem.Request, int) error) {
+	room := make(chan struct{}, maxRequests)
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -79,23 +79,23 @@ func (d *door) serve(l net.Listener, answer func(context.Context, cgmem.Request,
 		go func() {
 			defer func() { <-room }()
 			defer conn.Close()
-			attend(conn, answer)
+			handleRequest(conn, answer)
 		}()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.listener == l {
-		d.close()
+		d.closeLocked()
 	}
 }
 
 // attend hears one request and answers it. Who only connects wants to know whether somebody is there.
-func attend(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
-	peer, err := peerOf(conn)
+func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
+	peer, err := PeerPID(conn)
 	if err != nil {
 		return
 	}
-	_ = conn.SetDeadline(time.Now().Add(knockTime))
+	_ = conn.SetDeadline(time.Now().Add(ioTime))
 	line, err := bufio.NewReader(io.LimitReader(conn, cgmem.MaxLine)).ReadBytes('\n')
 	if err != nil {
 		return
@@ -117,13 +117,13 @@ func attend(conn net.Conn, answer func(context.Context, cgmem.Request, int) erro
 		a.Error = a.Error[:min(len(a.Error), cgmem.MaxLine/2)]
 	}
 	if line, err = json.Marshal(a); err == nil {
-		_ = conn.SetDeadline(time.Now().Add(knockTime))
+		_ = conn.SetDeadline(time.Now().Add(ioTime))
 		_, _ = conn.Write(append(line, '\n'))
 	}
 }
 
 // peerOf is the process that connected, as this pid namespace knows it.
-func peerOf(conn net.Conn) (pid int, err error) {
+func PeerPID(conn net.Conn) (pid int, err error) {
 	c, isUnix := conn.(*net.UnixConn)
 	if !isUnix {
 		return 0, errors.New("it is no unix socket")

@@ -20,12 +20,12 @@ import (
 // TestASocketThatIsRemovedIsMadeAgain, and one of somebody else's in its place is left to him.
 func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	path := filepath.Join(shortDir(t), "limit.sock")
-	var d door
+	var d requestSocket
 	answer := func(context.Context, cgmem.Request, int) error { return nil }
 	listens := func(when string) {
 		t.Helper()
 		must(t, d.open(path, answer))
-		if err := cgmem.Ask(path, cgmem.Request{Op: cgmem.Clear}, knockTime); err != nil {
+		if err := cgmem.Ask(path, cgmem.Request{Op: cgmem.Clear}, ioTime); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
@@ -40,7 +40,7 @@ func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	}
 	must(t, other.Close())
 	listens("the other is gone")
-	d.shut()
+	d.close()
 }
 
 // TestTheListenersSocketIsMadeAgain, announced by the name that is configured.
@@ -48,7 +48,7 @@ func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 	path := filepath.Join(shortDir(t), "status.sock")
 	n := &node.Node{Policy: grant.Policy{Daemon: grant.Daemon{Listen: "unix:" + path}}}
 	log, said := logs.NewNullLogger()
-	s := &listener{view: &view{node: func() *node.Node { return n }}, log: log}
+	s := &HTTPManager{statusView: &statusView{node: func() *node.Node { return n }}, log: log}
 	defer s.Stop()
 	for times := 1; times <= 2; times++ {
 		for range 2 { // the second time it is there
@@ -71,8 +71,8 @@ func TestLeavesThatCannotBeRead(t *testing.T) {
 		`{"version":2,"boot_id":"b"}`: "its version is 2 and this gpuledgerd knows 1; start the gpuledgerd that wrote it, or remove it when no container with strength driver runs",
 		"{":                           "; remove it when no container with strength driver runs",
 	} {
-		must(t, os.WriteFile(filepath.Join(dir, leavesName), []byte(text), 0o600))
-		if _, err := loadLeaves(dir, "b"); err == nil || !strings.Contains(err.Error(), want) {
+		must(t, os.WriteFile(filepath.Join(dir, recordName), []byte(text), 0o600))
+		if _, err := loadRecord(dir, "b"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -23,11 +23,11 @@ import (
 
 // scene is a limiter before a driver that keeps limits in a map, and a tree of cgroups that are but directories.
 type scene struct {
-	*limiter
+	*LimitManager
 	t    *testing.T
 	n    *node.Node
-	has  map[place]grant.Bytes // without: no limit
-	lost map[string]bool       // GPUs
+	has  map[cgroupGPU]grant.Bytes // without: no limit
+	lost map[string]bool           // GPUs
 	hung bool
 	sets int
 }
@@ -38,13 +38,13 @@ func newScene(t *testing.T) *scene {
 	p := grant.Policy{RunDir: shortDir(t), StateDir: t.TempDir()}
 	p.Audit.File, p.Audit.Keep = filepath.Join(p.StateDir, "audit.jsonl"), 4
 	must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
-	s := &scene{t: t, has: map[place]grant.Bytes{}, lost: map[string]bool{}}
+	s := &scene{t: t, has: map[cgroupGPU]grant.Bytes{}, lost: map[string]bool{}}
 	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.limiter = &limiter{node: func() *node.Node { return s.n }, driver: s, ledger: &book{}, log: log}
-	t.Cleanup(s.door.shut)
-	must(t, s.take(s.n))
+	s.LimitManager = &LimitManager{node: func() *node.Node { return s.n }, driver: s, cache: &Cache{}, log: log}
+	t.Cleanup(s.socket.close)
+	must(t, s.load(s.n))
 	return s
 }
 
@@ -55,7 +55,7 @@ func (s *scene) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimi
 		return nil, errors.New("NVML has not answered for 5s")
 	}
 	for _, a := range asks {
-		at := placeOf(a)
+		at := cgroupGPUOf(a)
 		switch {
 		case s.lost[a.GPU]:
 			a.Error = "cannot find GPU " + a.GPU + ": GPU is lost"
@@ -73,39 +73,41 @@ func (s *scene) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimi
 }
 
 // leaf is a container's cgroup with limits of 1 GiB of each GPU, set and known.
-func (s *scene) leaf(container string, gpus ...string) leaf {
+func (s *scene) leaf(container string, gpus ...string) limitedCgroup {
 	s.t.Helper()
-	f := leaf{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
+	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
 	for i, gpu := range gpus {
 		f.GPUs = append(f.GPUs, grant.Share{UUID: gpu, Index: i, Memory: grant.GiB})
-		s.has[place{f.dir(s.n.Host), gpu}] = grant.GiB
+		s.has[cgroupGPU{f.dir(s.n.Host), gpu}] = grant.GiB
 	}
 	must(s.t, os.MkdirAll(f.dir(s.n.Host), 0o755))
 	s.populate(f, true)
 	var err error
 	f.Inode, err = inodeOf(f.dir(s.n.Host))
 	must(s.t, err)
-	must(s.t, s.keep(s.n, append(s.known[:len(s.known):len(s.known)], f)))
+	must(s.t, s.save(s.n, append(s.known[:len(s.known):len(s.known)], f)))
 	f.GPUs = slices.Clone(f.GPUs) // for who changes what the ledger says
 	return f
 }
 
-func (s *scene) populate(f leaf, populated bool) {
+func (s *scene) populate(f limitedCgroup, populated bool) {
 	word := map[bool]string{true: "populated 1\n", false: "populated 0\n"}[populated]
 	must(s.t, os.WriteFile(filepath.Join(f.dir(s.n.Host), "cgroup.events"), []byte(word), 0o644))
 }
 
-func (s *scene) set(f leaf, gpu string, b grant.Bytes) { s.has[place{f.dir(s.n.Host), gpu}] = b }
+func (s *scene) set(f limitedCgroup, gpu string, b grant.Bytes) {
+	s.has[cgroupGPU{f.dir(s.n.Host), gpu}] = b
+}
 
-func (s *scene) want(what string, f leaf, gpu string, b grant.Bytes) {
+func (s *scene) want(what string, f limitedCgroup, gpu string, b grant.Bytes) {
 	s.t.Helper()
-	if got := s.has[place{f.dir(s.n.Host), gpu}]; got != b {
+	if got := s.has[cgroupGPU{f.dir(s.n.Host), gpu}]; got != b {
 		s.t.Errorf("%s: the limit of %s on %s is %s, want %s", what, f.Container, gpu, got, b)
 	}
 }
 
 func (s *scene) passes() error {
-	_, err := s.pass(context.Background(), s.n, true)
+	_, err := s.check(context.Background(), s.n, true)
 	return err
 }
 
@@ -115,7 +117,7 @@ func (s *scene) said(word string) int {
 }
 
 // entered puts the grant of a leaf into the ledger, and its container.
-func (s *scene) entered(f leaf, driven bool) {
+func (s *scene) entered(f limitedCgroup, driven bool) {
 	s.t.Helper()
 	self, err := s.n.Host.Self()
 	must(s.t, err)
@@ -159,9 +161,9 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	s := newScene(t)
 	f := s.leaf("c", "GPU-0", "GPU-1")
-	must(t, s.keep(s.n, nil)) // it is about to be created
+	must(t, s.save(s.n, nil)) // it is about to be created
 	s.lost["GPU-1"] = true
-	if err := s.limit(context.Background(), s.n, f); err == nil || !strings.Contains(err.Error(), "GPU is lost") {
+	if err := s.limitOrUndo(context.Background(), s.n, f); err == nil || !strings.Contains(err.Error(), "GPU is lost") {
 		t.Errorf("it says %v", err)
 	}
 	s.want("at once", f, "GPU-0", grant.NoLimit)
@@ -175,7 +177,7 @@ func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	if err := s.passes(); err != nil || len(s.known) != 0 {
 		t.Errorf("in the end: %v, %+v", err, s.known)
 	}
-	if s.drifts.Load() > 0 {
+	if s.driftCount.Load() > 0 {
 		t.Error("our own doing is told as somebody else's")
 	}
 }
@@ -186,7 +188,7 @@ func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	weak, held, forced := s.leaf("weak", "GPU-0"), s.leaf("held", "GPU-0"), s.leaf("forced", "GPU-0")
 	s.entered(weak, false)
 	s.entered(held, true)
-	for _, f := range []leaf{held, forced} {
+	for _, f := range []limitedCgroup{held, forced} {
 		s.set(f, "GPU-0", 9*grant.GiB)
 	}
 	must(t, s.passes())
@@ -213,7 +215,7 @@ func TestTheLedgersOwnChangeIsNobodyElses(t *testing.T) {
 		must(t, s.passes())
 	}
 	s.want("after it", f, "GPU-0", 2*grant.GiB)
-	if s.drifts.Load() > 0 || s.said("found") > 0 {
+	if s.driftCount.Load() > 0 || s.said("found") > 0 {
 		t.Error("our own doing is told as somebody else's")
 	}
 }
@@ -224,7 +226,7 @@ func TestTheDoorStaysOpen(t *testing.T) {
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
 	asked := func() error {
 		_ = s.Ensure(context.Background())
-		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: "g-cccccccccccc"}, knockTime)
+		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
 	}
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("with nothing to look after: %v", err)
@@ -236,7 +238,7 @@ func TestTheDoorStaysOpen(t *testing.T) {
 		t.Errorf("with a limit: %v", err)
 	}
 	s.want("as the ledger says", f, "GPU-0", 2*grant.GiB)
-	must(t, s.keep(s.n, nil))
+	must(t, s.save(s.n, nil))
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
 		t.Errorf("one that was admitted and is not limited yet: %v", err)
 	}
@@ -255,13 +257,13 @@ func TestADriftIsToldWhenItIsNewAndWhenItIsOver(t *testing.T) {
 		must(t, s.passes())
 		s.want("at each pass", f, "GPU-0", grant.GiB)
 	}
-	if s.said("found") != 1 || s.said("over") != 0 || s.drifts.Load() != 100 || len(s.Stands()) != 1 {
-		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"), s.drifts.Load(), s.Stands())
+	if s.said("found") != 1 || s.said("over") != 0 || s.driftCount.Load() != 100 || len(s.Findings()) != 1 {
+		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"), s.driftCount.Load(), s.Findings())
 	}
 	for range 10 {
 		must(t, s.passes())
 	}
-	if s.said("found") != 1 || s.said("over") != 1 || len(s.Stands()) != 0 {
-		t.Errorf("when it is over: found %d, over %d, %v", s.said("found"), s.said("over"), s.Stands())
+	if s.said("found") != 1 || s.said("over") != 1 || len(s.Findings()) != 0 {
+		t.Errorf("when it is over: found %d, over %d, %v", s.said("found"), s.said("over"), s.Findings())
 	}
 }

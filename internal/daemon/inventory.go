@@ -18,9 +18,9 @@ import (
 
 // inventory is the manager of the snapshot: after a boot or another driver it has the node scanned again, so that nobody has
 // to. It calls `gpuledger inventory refresh` for it, because NVML can hang and crash: then a child does, which can be ended.
-type inventory struct {
+type inventoryManager struct {
 	node    func() *node.Node
-	changed func() string // what else than the snapshot itself says that it is out of date
+	stale   func() string // what else than the snapshot itself says that it is out of date
 	config  string        // the configuration's path
 	command []string      // what refreshes
 	log     *logrus.Logger
@@ -28,11 +28,11 @@ type inventory struct {
 	ends    time.Duration // for its end, when it is killed
 	run     func(*exec.Cmd) ([]byte, error)
 
-	running chan struct{} // closed when the attempt has ended that was given up; nil: there is none
-	retry   time.Time     // not before
-	wait    time.Duration
-	failure error  // of the last attempt
-	asked   string // what changed said when a snapshot was taken for it
+	running      chan struct{} // closed when the attempt has ended that was given up; nil: there is none
+	retry        time.Time     // not before
+	wait         time.Duration
+	failure      error  // of the last attempt
+	refreshedFor string // what changed said when a snapshot was taken for it
 }
 
 // The waits between attempts that fail, and the time for one: NVML needs seconds on a node with many GPUs, more where the
@@ -44,13 +44,13 @@ const (
 	endTime   = 2 * time.Second // more than its pipes are waited for
 )
 
-func newInventory(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventory {
-	return &inventory{node: n, changed: changed, config: config, command: []string{beside("gpuledger"), "inventory", "refresh"}, log: log,
+func newInventoryManager(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventoryManager {
+	return &inventoryManager{node: n, stale: changed, config: config, command: []string{Program("gpuledger"), "inventory", "refresh"}, log: log,
 		within: scanTime, ends: endTime, run: (*exec.Cmd).CombinedOutput}
 }
 
 // beside is the program of that name that was installed with this one, or else the first in $PATH.
-func beside(name string) string {
+func Program(name string) string {
 	if self, err := os.Executable(); err == nil {
 		if path := filepath.Join(filepath.Dir(self), name); isFile(path) {
 			return path
@@ -64,11 +64,11 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-func (i *inventory) Name() string { return "inventory" }
-func (i *inventory) Stop()        {}
+func (i *inventoryManager) Name() string { return "inventory" }
+func (i *inventoryManager) Stop()        {}
 
 // Ensure refreshes a snapshot that is missing or stale.
-func (i *inventory) Ensure(ctx context.Context) error {
+func (i *inventoryManager) Ensure(ctx context.Context) error {
 	reason := i.reason()
 	if reason == "" {
 		i.failure, i.wait = nil, 0
@@ -82,22 +82,22 @@ func (i *inventory) Ensure(ctx context.Context) error {
 		i.retry = time.Now().Add(i.wait)
 		return i.failure
 	}
-	i.asked = i.changed()
+	i.refreshedFor = i.stale()
 	i.log.WithField("reason", reason).Info("the inventory is refreshed")
 	return nil
 }
 
 // reason is why the snapshot has to be taken again. What the watch sees is a reason once: where a new snapshot does not agree with
 // it, another would not either.
-func (i *inventory) reason() string {
+func (i *inventoryManager) reason() string {
 	if _, problem := i.node().Inventory(); problem != nil {
 		return problem.Message
 	}
-	seen := i.changed()
+	seen := i.stale()
 	switch seen {
 	case "":
-		i.asked = ""
-	case i.asked:
+		i.refreshedFor = ""
+	case i.refreshedFor:
 		return ""
 	}
 	return seen
@@ -105,7 +105,7 @@ func (i *inventory) reason() string {
 
 // refresh waits for the child as long as that can be ended: one that hangs in the kernel ends when the kernel lets it, and until then there
 // is no other.
-func (i *inventory) refresh(ctx context.Context) error {
+func (i *inventoryManager) refresh(ctx context.Context) error {
 	if i.running != nil {
 		select {
 		case <-i.running:
@@ -145,7 +145,7 @@ func (i *inventory) refresh(ctx context.Context) error {
 	}
 	err := r.err
 	if err != nil && len(r.out) > 0 {
-		err = errors.New(firstLine(string(r.out)))
+		err = errors.New(ErrorLine(string(r.out)))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot refresh the inventory: %w", err)
@@ -154,7 +154,7 @@ func (i *inventory) refresh(ctx context.Context) error {
 }
 
 // firstLine is what a program of ours says of its failure, without its name.
-func firstLine(out string) string {
+func ErrorLine(out string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
 	return strings.TrimPrefix(line, "gpuledger: ")
 }

@@ -13,7 +13,7 @@ import (
 // and asks again when it has ended.
 func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
 	release, calls := make(chan struct{}), 0
-	i := &inventory{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond, run: func(*exec.Cmd) ([]byte, error) {
+	i := &inventoryManager{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond, run: func(*exec.Cmd) ([]byte, error) {
 		calls++
 		<-release
 		return nil, nil
@@ -48,7 +48,7 @@ func TestARefreshSaysWhatItsChildSays(t *testing.T) {
 		"it has no end": {"echo begun; exec sleep 600", "cannot refresh the inventory: no answer within 100ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := newInventory(nil, "", nil, nil)
+			i := newInventoryManager(nil, "", nil, nil)
 			i.command = []string{"/bin/sh", "-c", row.script}
 			if name == "it has no end" {
 				i.within, i.ends = 100*time.Millisecond, time.Minute

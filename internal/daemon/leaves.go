@@ -17,72 +17,72 @@ import (
 )
 
 // leaf is a container's cgroup that the driver limits.
-type leaf struct {
+type limitedCgroup struct {
 	Cgroup      string        `json:"cgroup"` // from the root of cgroup v2
 	Inode       uint64        `json:"inode"`  // of its directory: another of the same name is another's
 	Grant       grant.ID      `json:"grant"`
 	RuntimeRoot string        `json:"runtime_root"`
 	Container   string        `json:"container"`
 	GPUs        []grant.Share `json:"gpus"` // what it was given last
-	Lowered     lowered       `json:"lowered,omitzero"`
+	Reduction   reduction     `json:"lowered,omitzero"`
 
-	over bool // not to be held any more: to be cleared, whoever is in it. What makes it so is found out again after a restart
+	released bool // not to be held any more: to be cleared, whoever is in it. What makes it so is found out again after a restart
 }
 
 // leaves are those that gpuledgerd has given limits to, or was about to: they are written down before a limit is set, so that
 // whoever comes after a crash finds what has to be cleared.
-type leaves struct {
-	Version int    `json:"version"`
-	BootID  string `json:"boot_id"`
-	List    []leaf `json:"leaves"`
+type recordFile struct {
+	Version int             `json:"version"`
+	BootID  string          `json:"boot_id"`
+	List    []limitedCgroup `json:"leaves"`
 }
 
 const (
-	leavesName    = "driver-limits.json"
-	leavesVersion = 1
-	maxLeaves     = 16 << 20
+	recordName    = "driver-limits.json"
+	recordVersion = 1
+	maxRecord     = 16 << 20
 )
 
 // loadLeaves reads what this boot's daemons wrote. Without a file there are none.
-func loadLeaves(runDir, boot string) (l leaves, err error) {
-	path := filepath.Join(runDir, leavesName)
-	data, err := host.ReadFile(path, maxLeaves)
+func loadRecord(runDir, boot string) (l recordFile, err error) {
+	path := filepath.Join(runDir, recordName)
+	data, err := host.ReadFile(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
-		return leaves{}, nil
+		return recordFile{}, nil
 	}
 	if err == nil {
 		err = json.Unmarshal(data, &l)
 	}
 	switch {
 	case err != nil:
-		return leaves{}, fmt.Errorf("cannot read %s: %w; %s", path, err, whatToDo)
+		return recordFile{}, fmt.Errorf("cannot read %s: %w; %s", path, err, recordHint)
 	case l.BootID != boot: // cgroups die with the boot
-		return leaves{}, nil
-	case l.Version != leavesVersion:
-		return leaves{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d; start the gpuledgerd that wrote it, or %s", path, l.Version, leavesVersion, whatToDo)
+		return recordFile{}, nil
+	case l.Version != recordVersion:
+		return recordFile{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d; start the gpuledgerd that wrote it, or %s", path, l.Version, recordVersion, recordHint)
 	}
 	return l, nil
 }
 
 // whatToDo: which limits are set is known to nobody then. Those of cgroups that are gone are over.
-const whatToDo = "remove it when no container with strength driver runs (gpuledger grants), and gpuledgerd goes on"
+const recordHint = "remove it when no container with strength driver runs (gpuledger grants), and gpuledgerd goes on"
 
-func (l leaves) save(runDir, boot string) error {
-	l.Version, l.BootID = leavesVersion, boot
+func (l recordFile) save(runDir, boot string) error {
+	l.Version, l.BootID = recordVersion, boot
 	data, err := json.Marshal(l, jsontext.WithIndent(" "))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode the driver's limits: %w", err)
 	}
-	return host.ReplaceFile(filepath.Join(runDir, leavesName), append(data, '\n'), 0o600, host.Volatile)
+	return host.ReplaceFile(filepath.Join(runDir, recordName), append(data, '\n'), 0o600, host.Volatile)
 }
 
 // cgroupRoot is where NVML looks cgroups up, and nowhere else.
 func cgroupRoot(h host.Host) string { return filepath.Join(h.Sys, "fs/cgroup") }
 
-func (l leaf) dir(h host.Host) string { return filepath.Join(cgroupRoot(h), l.Cgroup) }
+func (l limitedCgroup) dir(h host.Host) string { return filepath.Join(cgroupRoot(h), l.Cgroup) }
 
 // there reports whether the leaf's own cgroup is there still, and whether processes are in it.
-func (l leaf) there(h host.Host) (there, populated bool) {
+func (l limitedCgroup) exists(h host.Host) (exists, populated bool) {
 	if inode, err := inodeOf(l.dir(h)); err != nil || inode != l.Inode {
 		return false, false
 	}
@@ -99,7 +99,7 @@ func inodeOf(dir string) (uint64, error) {
 }
 
 // limits are the leaf's as the driver takes them: to be read, or with set to be set.
-func (l leaf) limits(h host.Host, set bool) (asks []grant.CgroupLimit) {
+func (l limitedCgroup) limits(h host.Host, set bool) (asks []grant.CgroupLimit) {
 	for _, s := range l.GPUs {
 		asks = append(asks, grant.CgroupLimit{Cgroup: l.dir(h), GPU: s.UUID, Hard: s.Memory, Set: set})
 	}
@@ -107,7 +107,7 @@ func (l leaf) limits(h host.Host, set bool) (asks []grant.CgroupLimit) {
 }
 
 // leafOf is the cgroup of a process. It must be of its own: not the root, and not one that this daemon is in or below.
-func leafOf(h host.Host, pid int) (string, error) {
+func ownCgroupOf(h host.Host, pid int) (string, error) {
 	cgroup, err := cgroupOf(h, pid)
 	if err != nil {
 		return "", err

@@ -37,7 +37,7 @@ func TestLeafOf(t *testing.T) {
 		"":                                      "no cgroup of v2",
 	} {
 		put("7", text)
-		got, err := leafOf(h, 7)
+		got, err := ownCgroupOf(h, 7)
 		if err != nil {
 			got = err.Error()
 		}
@@ -45,7 +45,7 @@ func TestLeafOf(t *testing.T) {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}
-	if _, err := leafOf(h, 8); err == nil {
+	if _, err := ownCgroupOf(h, 8); err == nil {
 		t.Error("a process that is not there has a cgroup")
 	}
 }
@@ -62,20 +62,20 @@ func must(t *testing.T, errs ...error) {
 // TestLeavesAreOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
 func TestLeavesAreOfOneBoot(t *testing.T) {
 	dir := t.TempDir()
-	if l, err := loadLeaves(dir, "b"); err != nil || len(l.List) != 0 {
+	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 0 {
 		t.Errorf("without a file: %+v %v", l, err)
 	}
-	want := leaf{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc", Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
-	must(t, leaves{List: []leaf{want}}.save(dir, "b"))
-	if l, err := loadLeaves(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" || l.List[0].GPUs[0].Memory != grant.GiB {
+	want := limitedCgroup{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc", Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+	must(t, recordFile{List: []limitedCgroup{want}}.save(dir, "b"))
+	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" || l.List[0].GPUs[0].Memory != grant.GiB {
 		t.Errorf("as written: %+v %v", l, err)
 	}
-	if l, err := loadLeaves(dir, "another"); err != nil || len(l.List) != 0 {
+	if l, err := loadRecord(dir, "another"); err != nil || len(l.List) != 0 {
 		t.Errorf("of another boot: %+v %v", l, err)
 	}
 	for _, text := range []string{"", "{", `{"version":2,"boot_id":"b"}`} {
-		must(t, os.WriteFile(filepath.Join(dir, leavesName), []byte(text), 0o600))
-		if _, err := loadLeaves(dir, "b"); err == nil {
+		must(t, os.WriteFile(filepath.Join(dir, recordName), []byte(text), 0o600))
+		if _, err := loadRecord(dir, "b"); err == nil {
 			t.Errorf("%q is read", text)
 		}
 	}
@@ -84,7 +84,7 @@ func TestLeavesAreOfOneBoot(t *testing.T) {
 // TestTheDoor answers what it understands, one line, and shuts.
 func TestTheDoor(t *testing.T) {
 	path := filepath.Join(shortDir(t), "limit.sock")
-	var d door
+	var d requestSocket
 	answer := func(_ context.Context, r cgmem.Request, peer int) error {
 		if r.Op != cgmem.Set || peer != os.Getpid() {
 			return errors.New("not that")
@@ -109,7 +109,7 @@ func TestTheDoor(t *testing.T) {
 			t.Errorf("%.60s: %q, want %q", line, got, want)
 		}
 	}
-	d.shut()
+	d.close()
 	if err := cgmem.Listens(path); err == nil {
 		t.Error("it is open")
 	}
@@ -117,7 +117,7 @@ func TestTheDoor(t *testing.T) {
 	if err := cgmem.Listens(path); err != nil {
 		t.Errorf("again: %v", err)
 	}
-	d.shut()
+	d.close()
 }
 
 // TestLoweredStandsWithWhoLowers: the ledger gives nobody more than a grant is about to have, for as long as who changes it is at it.
@@ -130,14 +130,14 @@ func TestLoweredStandsWithWhoLowers(t *testing.T) {
 	ledger := []grant.Share{{UUID: "GPU-0", Memory: 12 * grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}}
 	to := []grant.Share{{UUID: "GPU-0", Memory: 2 * grant.GiB}, {UUID: "GPU-1", Memory: 2 * grant.GiB}}
 	for name, c := range map[string]struct {
-		l    lowered
+		l    reduction
 		want grant.Bytes
 	}{
-		"nobody lowers it":       {lowered{}, 12 * grant.GiB},
-		"it is being lowered":    {lowered{to, self}, 2 * grant.GiB},
-		"who lowered it is gone": {lowered{to, gone}, 12 * grant.GiB},
+		"nobody lowers it":       {reduction{}, 12 * grant.GiB},
+		"it is being lowered":    {reduction{to, self}, 2 * grant.GiB},
+		"who lowered it is gone": {reduction{to, gone}, 12 * grant.GiB},
 	} {
-		if got := c.l.of(h, ledger); got[0].Memory != c.want || got[1].Memory != grant.GiB {
+		if got := c.l.apply(h, ledger); got[0].Memory != c.want || got[1].Memory != grant.GiB {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -148,23 +148,23 @@ func TestTheDoorIsShutWhileNoAnswerIsGood(t *testing.T) {
 	s := newScene(t)
 	ensure := func(open bool, what string) {
 		t.Helper()
-		if _ = s.Ensure(context.Background()); s.door.isOpen() != open {
-			t.Errorf("%s: the door is open: %t", what, s.door.isOpen())
+		if _ = s.Ensure(context.Background()); s.socket.isOpen() != open {
+			t.Errorf("%s: the door is open: %t", what, s.socket.isOpen())
 		}
 	}
-	must(t, s.door.open(s.n.Policy.LimitSocket(), s.answer))
+	must(t, s.socket.open(s.n.Policy.LimitSocket(), s.handle))
 	f := s.leaf("c", "GPU-0")
 	s.populate(f, true)
 	s.hung = true
 	ensure(true, "silent, and a container is limited")
-	s.known, s.warm = nil, true
-	_ = s.order(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create, in vain
-	if stand, err := s.pass(context.Background(), s.n, true); stand || err == nil {
+	s.known, s.answered = nil, true
+	_ = s.setLimits(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create, in vain
+	if stand, err := s.check(context.Background(), s.n, true); stand || err == nil {
 		t.Errorf("the driver is silent, and the next pass finds %t, %v", stand, err)
 	}
 	s.hung = false
 	ensure(true, "it answers again")
-	must(t, os.WriteFile(filepath.Join(s.n.Policy.RunDir, leavesName), []byte("{"), 0o600))
-	s.run = "" // another gpuledgerd
+	must(t, os.WriteFile(filepath.Join(s.n.Policy.RunDir, recordName), []byte("{"), 0o600))
+	s.runDir = "" // another gpuledgerd
 	ensure(false, "what is limited cannot be read")
 }

@@ -14,11 +14,11 @@ import (
 )
 
 // listen opens what [daemon].listen names: HOST:PORT or unix:/path.
-func listen(address string) (net.Listener, error) {
+func listenOn(address string) (net.Listener, error) {
 	var l net.Listener
 	var err error
 	if path, isPath := strings.CutPrefix(address, "unix:"); isPath {
-		l, err = listenUnix(path)
+		l, err = Listen(path)
 	} else {
 		l, err = net.Listen("tcp", address)
 	}
@@ -43,11 +43,11 @@ func cause(err error) error {
 
 // listenUnix makes a socket for root alone. It takes its name when it has its mode, in place of one that nobody listens on any
 // more; anything else is left where it is.
-func listenUnix(path string) (net.Listener, error) {
+func Listen(path string) (net.Listener, error) {
 	if !filepath.IsAbs(path) {
 		return nil, errors.New("want unix: and an absolute path")
 	}
-	if err := vacant(path); err != nil {
+	if err := checkVacant(path); err != nil {
 		return nil, err
 	}
 	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
@@ -70,11 +70,11 @@ func listenUnix(path string) (net.Listener, error) {
 		_ = l.Close()
 		return nil, err
 	}
-	return &ownSocket{l, path, info}, nil
+	return &listenerSocket{l, path, info}, nil
 }
 
 // vacant tells what keeps a path from becoming our socket.
-func vacant(path string) error {
+func checkVacant(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -93,16 +93,16 @@ func vacant(path string) error {
 }
 
 // ownSocket lets only root and our own user in, whatever becomes of the socket's mode, and takes its name with it.
-type ownSocket struct {
+type listenerSocket struct {
 	*net.UnixListener
 	path string
 	made fs.FileInfo
 }
 
-func (s *ownSocket) Accept() (net.Conn, error) {
+func (s *listenerSocket) Accept() (net.Conn, error) {
 	for {
 		conn, err := s.AcceptUnix()
-		if err != nil || fromRoot(conn) {
+		if err != nil || isAllowed(conn) {
 			return conn, err
 		}
 		_ = conn.Close()
@@ -110,14 +110,14 @@ func (s *ownSocket) Accept() (net.Conn, error) {
 }
 
 // Addr is the socket's name, and not that which it had before it had its mode.
-func (s *ownSocket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+func (s *listenerSocket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
 
-func (s *ownSocket) there() bool {
+func (s *listenerSocket) there() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.made)
 }
 
-func (s *ownSocket) Close() error {
+func (s *listenerSocket) Close() error {
 	if s.there() {
 		_ = os.Remove(s.path)
 	}
@@ -125,13 +125,13 @@ func (s *ownSocket) Close() error {
 }
 
 // reached reports whether who dials the address of a listener still gets to it: a socket's name can be removed, or be another's.
-func reached(l net.Listener) bool {
-	s, isSocket := l.(*ownSocket)
+func Reachable(l net.Listener) bool {
+	s, isSocket := l.(*listenerSocket)
 	return l != nil && (!isSocket || s.there())
 }
 
 // fromRoot asks the kernel who connected.
-func fromRoot(conn *net.UnixConn) bool {
+func isAllowed(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return false

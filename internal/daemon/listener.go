@@ -22,8 +22,8 @@ import (
 )
 
 // listener is the manager of the listener: metrics and the status page, for reading only.
-type listener struct {
-	*view
+type HTTPManager struct {
+	*statusView
 	log *logrus.Logger
 
 	mu      sync.Mutex
@@ -32,32 +32,32 @@ type listener struct {
 	at      net.Listener // its
 }
 
-func (s *listener) Name() string { return "listener" }
+func (s *HTTPManager) Name() string { return "listener" }
 
 // Ensure listens where the configuration says, and only there.
-func (s *listener) Ensure(context.Context) error {
+func (s *HTTPManager) Ensure(context.Context) error {
 	want := s.node().Policy.Daemon.Listen
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.address == want && (want == "" || reached(s.at)) {
+	if s.address == want && (want == "" || Reachable(s.at)) {
 		return nil
 	}
 	s.stop()
 	if want == "" {
 		return nil
 	}
-	l, err := listen(want)
+	l, err := listenOn(want)
 	if err != nil {
 		return err
 	}
 	s.address, s.server, s.at = want, newServer(s.handler(want), s.log), l
-	go s.run(s.server, l)
-	s.announce(l.Addr())
+	go s.serve(s.server, l)
+	s.logAddress(l.Addr())
 	return nil
 }
 
 // run serves until the server is stopped. Where it ends by itself the next Ensure listens again.
-func (s *listener) run(server *http.Server, l net.Listener) {
+func (s *HTTPManager) serve(server *http.Server, l net.Listener) {
 	err := server.Serve(l)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *listener) run(server *http.Server, l net.Listener) {
 	}
 }
 
-func (s *listener) announce(at net.Addr) {
+func (s *HTTPManager) logAddress(at net.Addr) {
 	log := s.log.WithField("address", at.String())
 	if tcp, isTCP := at.(*net.TCPAddr); isTCP && !tcp.IP.IsLoopback() {
 		log.Warn("serving metrics and the status page to whoever reaches this node")
@@ -77,13 +77,13 @@ func (s *listener) announce(at net.Addr) {
 }
 
 // Stop closes the listener and every connection.
-func (s *listener) Stop() {
+func (s *HTTPManager) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop()
 }
 
-func (s *listener) stop() {
+func (s *HTTPManager) stop() {
 	if s.server != nil {
 		_ = s.server.Close()
 	}
@@ -97,25 +97,25 @@ const (
 )
 
 func newServer(h http.Handler, log *logrus.Logger) *http.Server {
-	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: quiet(log)}
-	(&clients{most: maxConnections}).serve(s)
+	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: debugLog(log)}
+	(&connections{max: maxConnections}).limit(s)
 	return s
 }
 
 // handler answers GET and HEAD of two paths.
-func (s *listener) handler(address string) http.Handler {
+func (s *HTTPManager) handler(address string) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Collector{Snapshot: s.state}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(metrics.Collector{Snapshot: s.metricsSnapshot}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
 		DisableCompression: true})) // to compress it takes as long as to make it, and most who ask are on this node
 	mux.HandleFunc("/{$}", s.page)
-	return guarded(address, mux)
+	return checkRequest(address, mux)
 }
 
 // page is the status page.
-func (s *listener) page(w http.ResponseWriter, _ *http.Request) {
-	text, err := page.Render(s.shown())
+func (s *HTTPManager) page(w http.ResponseWriter, _ *http.Request) {
+	text, err := page.Render(s.pageContent())
 	if err != nil {
 		s.log.Error(err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -127,7 +127,7 @@ func (s *listener) page(w http.ResponseWriter, _ *http.Request) {
 
 // guarded lets through what only reads, and what was asked of this node by a name that is its own: a web page elsewhere can
 // have its own name lead to this address (DNS rebinding), and would then read the answers as if they were its own.
-func guarded(address string, next http.Handler) http.Handler {
+func checkRequest(address string, next http.Handler) http.Handler {
 	isUnix := strings.HasPrefix(address, "unix:")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -140,7 +140,7 @@ func guarded(address string, next http.Handler) http.Handler {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			h.Set("Allow", "GET, HEAD")
 			http.Error(w, "cannot do that: gpuledgerd is only read here", http.StatusMethodNotAllowed)
-		case !isUnix && !isOurs(r.Host, address):
+		case !isUnix && !isOwnName(r.Host, address):
 			http.Error(w, "cannot answer for a name that is not this node's; use its address, or the name in daemon.listen", http.StatusMisdirectedRequest)
 		default:
 			next.ServeHTTP(w, r)
@@ -149,7 +149,7 @@ func guarded(address string, next http.Handler) http.Handler {
 }
 
 // isOurs reports whether a Host header names this node: by an address, which no rebinding can use, or by its own name.
-func isOurs(host, address string) bool {
+func isOwnName(host, address string) bool {
 	name := withoutPort(host)
 	if name == "" || name == "localhost" || name == withoutPort(address) {
 		return true
@@ -169,7 +169,9 @@ func withoutPort(address string) string {
 }
 
 // quiet has the server's complaints about its clients where debugging shows them.
-func quiet(log *logrus.Logger) *stdlog.Logger { return stdlog.New(debugWriter{log}, "listener: ", 0) }
+func debugLog(log *logrus.Logger) *stdlog.Logger {
+	return stdlog.New(debugWriter{log}, "listener: ", 0)
+}
 
 type debugWriter struct{ log *logrus.Logger }
 

@@ -38,7 +38,7 @@ func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
 		r := httptest.NewRequest(c.method, "/", nil)
 		r.Host = c.host
 		w := httptest.NewRecorder()
-		guarded(c.listen, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })).ServeHTTP(w, r)
+		checkRequest(c.listen, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })).ServeHTTP(w, r)
 		if w.Code != c.want || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Cache-Control") != "no-store" {
 			t.Errorf("%s for host %q at %s: %d %v, want %d", c.method, c.host, c.listen, w.Code, w.Header(), c.want)
 		}
@@ -53,7 +53,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	}
 	stale.SetUnlinkOnClose(false)
 	_ = stale.Close() // as a daemon leaves it that was killed
-	l, err := listen("unix:" + path)
+	l, err := listenOn("unix:" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 		t.Errorf("the socket is %v (%v)", info, err)
 	}
-	if _, err := listen("unix:" + path); err == nil || err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
+	if _, err := listenOn("unix:" + path); err == nil || err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
 		t.Errorf("a second one hears %v", err)
 	}
 	if again, err := os.Stat(path); err != nil || !os.SameFile(info, again) {
@@ -100,7 +100,7 @@ func TestAnotherUserIsNotAnswered(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "status.sock")
-	l, err := listen("unix:" + path)
+	l, err := listenOn("unix:" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestWhereNobodyCanListen(t *testing.T) {
 		"unix:" + file: "there is a file that is no socket", "unix:" + dir + "/no/such": "no such file or directory", "unix:relative": "want unix: and an absolute path",
 		"unix:@abstract": "want unix: and an absolute path", taken.Addr().String(): "address already in use", "9836": `want HOST:PORT, unix:/path or "": missing port in address`,
 	} {
-		if l, err := listen(address); err == nil || err.Error() != "cannot serve metrics and the status page on "+address+": "+why {
+		if l, err := listenOn(address); err == nil || err.Error() != "cannot serve metrics and the status page on "+address+": "+why {
 			t.Errorf("listen(%q): %v, %v; want %q", address, l, err, why)
 		}
 	}

@@ -11,11 +11,11 @@ import (
 )
 
 // errHeld: another daemon has the lock.
-var errHeld = errors.New("gpuledgerd runs already")
+var errRunning = errors.New("gpuledgerd runs already")
 
 // single keeps a second daemon of the node from running. The kernel gives the lock back when the process ends, however it
 // does. The returned file must stay open.
-func single(runDir string) (*os.File, error) {
+func lockRunDir(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
 	}
@@ -28,7 +28,7 @@ func single(runDir string) (*os.File, error) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("cannot start: %w (process %s holds %s)", errHeld, strings.TrimSpace(string(holder)), path)
+			return nil, fmt.Errorf("cannot start: %w (process %s holds %s)", errRunning, strings.TrimSpace(string(holder)), path)
 		}
 		return nil, fmt.Errorf("cannot start: cannot lock %s: %w", path, err)
 	}
@@ -41,7 +41,7 @@ func single(runDir string) (*os.File, error) {
 func lockPath(runDir string) string { return filepath.Join(runDir, "gpuledgerd.lock") }
 
 // holds reports whether who wants the lock finds this one: a file that is removed keeps nobody out any more.
-func holds(lock *os.File, runDir string) bool {
+func isLockFile(lock *os.File, runDir string) bool {
 	ours, err := lock.Stat()
 	if err != nil {
 		return false

@@ -23,14 +23,14 @@ func TestTheJournalHearsHowImportantALineIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for stream, want := range map[string]bool{fmt.Sprintf("%d:%d", st.Dev, st.Ino): true, fmt.Sprintf("%d:%d", st.Dev, st.Ino+1): false, "": false, "x": false} {
-		if got := isJournal(write, stream); got != want {
+		if got := isJournald(write, stream); got != want {
 			t.Errorf("JOURNAL_STREAM=%q: %v, want %v", stream, got, want)
 		}
 	}
 	var out bytes.Buffer
 	log := logrus.New()
 	log.SetOutput(&out)
-	log.SetFormatter(journalFormat{&logrus.TextFormatter{DisableColors: true, DisableTimestamp: true}})
+	log.SetFormatter(journaldFormat{&logrus.TextFormatter{DisableColors: true, DisableTimestamp: true}})
 	log.WithField("bindings", 2).Info("tidied")
 	log.Warn("blind")
 	log.Error("internal error: no")

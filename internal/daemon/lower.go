@@ -9,13 +9,13 @@ import (
 
 // lowered is a grant that is being made smaller: whoever does it has the driver hold its containers to less first, and writes the ledger
 // then. Until it has, or is gone, the ledger's word is no reason to give them more.
-type lowered struct {
+type reduction struct {
 	To []grant.Share `json:"to,omitzero"`
 	By grant.Process `json:"by,omitzero"`
 }
 
 // stands reports whether who makes the grant smaller is still at it.
-func (l lowered) stands(h host.Host) bool {
+func (l reduction) inProgress(h host.Host) bool {
 	if l.By.PID == 0 {
 		return false
 	}
@@ -24,8 +24,8 @@ func (l lowered) stands(h host.Host) bool {
 }
 
 // of is what a leaf may have of a grant's shares.
-func (l lowered) of(h host.Host, shares []grant.Share) []grant.Share {
-	if !l.stands(h) {
+func (l reduction) apply(h host.Host, shares []grant.Share) []grant.Share {
+	if !l.inProgress(h) {
 		return shares
 	}
 	least := slices.Clone(shares)

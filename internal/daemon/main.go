@@ -49,7 +49,7 @@ func Main(args []string) int {
 		},
 		ExitErrHandler: func(*cli.Context, error) {},
 	}
-	spare()
+	reduceWork()
 	err := app.Run(args)
 	if err == nil {
 		return 0
@@ -64,7 +64,7 @@ func Main(args []string) int {
 
 // spare has the garbage be collected seldom: what a pass leaves is some hundred kilobytes, and what stays some megabytes. Who sets GOGC has
 // it his way. And nothing that it waits for has to be on time to the millisecond.
-func spare() {
+func reduceWork() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(300)
 	}
@@ -113,7 +113,7 @@ func serve(c *cli.Context) error {
 		return err
 	}
 	config := policy.Path(c.String("config"))
-	s, err := newSettings(func() *node.Node { return node.Open(config, host.Default()) }, config, log)
+	s, err := newConfigManager(func() *node.Node { return node.Open(config, host.Default()) }, config, log)
 	if err != nil {
 		return err
 	}
@@ -123,19 +123,19 @@ func serve(c *cli.Context) error {
 	s.end = stop
 	hangup := make(chan os.Signal, 1) // without anybody who hears it, it would end the process
 	signal.Notify(hangup, syscall.SIGHUP)
-	go each(ctx, hangup, s.Reload)
+	go onSignal(ctx, hangup, s.Reload)
 	log.Infof("gpuledgerd %s started", version.Version)
 	notify("READY=1")
 	loop := &Loop{Interval: s.Interval, Log: log}
-	go guard(ctx, watchdog(), func() bool { return loop.Turns(s.Name(), max(time.Minute, 3*s.Interval())) })
+	go pingWatchdog(ctx, watchdogTime(), func() bool { return loop.Alive(s.Name(), max(time.Minute, 3*s.Interval())) })
 	loop.Run(ctx, managers(c, s, loop, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
-	return s.Lost()
+	return s.Err()
 }
 
 // each calls do for each signal.
-func each(ctx context.Context, signals <-chan os.Signal, do func()) {
+func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -147,17 +147,17 @@ func each(ctx context.Context, signals <-chan os.Signal, do func()) {
 }
 
 // managers are those that the arguments ask for.
-func managers(c *cli.Context, s *settings, loop *Loop, config string) []Manager {
-	ledger := &book{unheld: remark{log: s.log}}
-	tidy, decisions := &reconcile{node: s.Node, book: ledger, wait: s.Interval, log: s.log}, &audit{node: s.Node}
-	watcher := newWatcher(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
-	limits := newLimiter(s.Node, ledger, config, s.log)
-	watcher.alsoFound = limits.Stands
-	handlers := &defaults{node: s.Node, wait: s.Interval, log: s.log}
-	shown := &view{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}
-	all := []Manager{s, tidy, newInventory(s.Node, config, watcher.Stale, s.log),
-		&offers{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &listener{view: shown, log: s.log},
-		&mps.Manager{Node: s.Node, Ledger: ledger.now, Log: s.log}, limits}
+func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
+	ledger := &Cache{vigilProblem: Condition{Log: s.log}}
+	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
+	watcher := newWatchManager(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
+	limits := newLimitManager(s.Node, ledger, config, s.log)
+	watcher.OtherFindings = limits.Findings
+	handlers := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
+	shown := &statusView{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}
+	all := []Manager{s, tidy, newInventoryManager(s.Node, config, watcher.Stale, s.log),
+		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &HTTPManager{statusView: shown, log: s.log},
+		&mps.Manager{Node: s.Node, Ledger: ledger.Current, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
 			Roots: c.StringSlice("runtime-root"), Log: s.log}))
@@ -177,5 +177,5 @@ func logger(c *cli.Context) (*logrus.Logger, error) {
 	if err != nil {
 		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug", c.String("log-level"))
 	}
-	return newLog(level), nil
+	return New(level), nil
 }

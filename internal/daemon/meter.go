@@ -10,14 +10,14 @@ import (
 )
 
 // meter asks a child process what is used of the GPUs.
-type meter struct{ asker }
+type Sampler struct{ Child }
 
-func newMeter(config string) *meter {
-	return &meter{asker{command: []string{beside("gpuledger"), "inventory", "measure", "--follow"}, config: config, first: firstSample, later: laterSample}}
+func NewSampler(config string) *Sampler {
+	return &Sampler{Child{Command: []string{Program("gpuledger"), "inventory", "measure", "--follow"}, config: config, firstAnswer: firstSample, laterAnswer: laterSample}}
 }
 
 // Sample asks once. An error says why there is none; the next call may begin anew.
-func (m *meter) Sample(ctx context.Context, source grant.Source) (sample grant.Sample, err error) {
+func (m *Sampler) Sample(ctx context.Context, source grant.Source) (sample grant.Sample, err error) {
 	err = m.exchange(ctx, source, nil, func(line []byte) (err error) {
 		sample, err = readSample(line)
 		return err
@@ -25,18 +25,18 @@ func (m *meter) Sample(ctx context.Context, source grant.Source) (sample grant.S
 	if err != nil {
 		return grant.Sample{}, fmt.Errorf("cannot tell what is used of the GPUs: %w", err)
 	}
-	sample.Taken = steady(sample.Taken, time.Now())
+	sample.Taken = monotonic(sample.Taken, time.Now())
 	return sample, nil
 }
 
 // oldest is how old a sample may say that it is.
-const oldest = 10 * time.Second
+const maxSampleAge = 10 * time.Second
 
 // steady is the time of a sample that is here now, by the clock that nobody sets (time.Time's monotonic reading, which no text carries over
 // from the process that took it). All that is told from sample to sample goes by it: for how long a finding stands, what is due again.
-func steady(taken, now time.Time) time.Time {
+func monotonic(taken, now time.Time) time.Time {
 	age := now.Round(0).Sub(taken)
-	if age < 0 || age > oldest { // the clock was set in between
+	if age < 0 || age > maxSampleAge { // the clock was set in between
 		age = 0
 	}
 	return now.Add(-age)

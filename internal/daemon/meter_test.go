@@ -34,13 +34,13 @@ done`
 type nvml struct {
 	t   *testing.T
 	dir string
-	m   *meter
+	m   *Sampler
 }
 
 func newNVML(t *testing.T) *nvml {
 	t.Helper()
 	dir := t.TempDir()
-	n := &nvml{t, dir, &meter{asker{command: []string{"/bin/sh", "-c", asked, "sh", dir}, first: time.Minute, later: time.Minute}}}
+	n := &nvml{t, dir, &Sampler{Child{Command: []string{"/bin/sh", "-c", asked, "sh", dir}, firstAnswer: time.Minute, laterAnswer: time.Minute}}}
 	t.Cleanup(func() {
 		n.m.Close()
 		n.eventually("every child has ended", func() bool { return n.m.stuck.Load() == 0 })
@@ -104,7 +104,7 @@ func TestMeterOutlivesNVML(t *testing.T) {
 			}
 			n.does(what)
 			if what == "hang" {
-				n.m.later = 100 * time.Millisecond
+				n.m.laterAnswer = 100 * time.Millisecond
 			}
 			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(), "cannot tell what is used of the GPUs: "+want) {
 				t.Errorf("it says %v", err)
@@ -112,7 +112,7 @@ func TestMeterOutlivesNVML(t *testing.T) {
 			if _, err := n.ask(); err == nil {
 				t.Error("it asks again at once")
 			}
-			n.m.later = time.Minute
+			n.m.laterAnswer = time.Minute
 			n.sample(2)
 			n.eventually("it is asked again", func() bool { gpus, err := n.ask(); return err == nil && gpus == 2 })
 		})
@@ -128,8 +128,8 @@ func TestMeterFollowsChanges(t *testing.T) {
 			t.Errorf("%d GPUs, want %d (%v)", gpus, want, err)
 		}
 	}
-	before := n.m.child.cmd.Process.Pid
-	if _, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.child.cmd.Process.Pid == before {
+	before := n.m.current.cmd.Process.Pid
+	if _, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.current.cmd.Process.Pid == before {
 		t.Errorf("another driver root is asked for through the same process (%v)", err)
 	}
 }
@@ -156,7 +156,7 @@ func TestMeterRefusesWhatCannotBe(t *testing.T) {
 func TestMeterStartsNoMoreThatHang(t *testing.T) {
 	n := newNVML(t)
 	n.m.stuck.Store(maxStuck)
-	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "2 processes that asked NVML hang in the driver and cannot be ended") || n.m.child != nil {
+	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "2 processes that asked NVML hang in the driver and cannot be ended") || n.m.current != nil {
 		t.Errorf("it says %v", err)
 	}
 	n.m.stuck.Store(0)
@@ -173,7 +173,7 @@ func TestMeterWaitsForItsChildAlone(t *testing.T) {
 			}
 			n.does(does)
 			if does == "leave-all" {
-				n.m.later = 100 * time.Millisecond
+				n.m.laterAnswer = 100 * time.Millisecond
 			}
 			_, err := n.ask()
 			var left int
@@ -202,16 +202,16 @@ func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 		taken bool
 	}{
 		"both are there":        {func(answer func()) { answer(); time.Sleep(3 * laterSample) }, true},
-		"the answer comes next": {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(standstill-1, answer) }, true},
-		"the answer is late":    {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(standstill+1, answer) }, false},
+		"the answer comes next": {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(gracePeriod-1, answer) }, true},
+		"the answer is late":    {func(answer func()) { time.Sleep(3 * laterSample); time.AfterFunc(gracePeriod+1, answer) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 100 {
 				synctest.Test(t, func(t *testing.T) {
-					child := &measuring{lines: make(chan []byte, 1), in: nobody{}}
-					m := &asker{child: child, later: laterSample}
+					child := &process{lines: make(chan []byte, 1), in: nobody{}}
+					m := &Child{current: child, laterAnswer: laterSample}
 					answer := func() { child.lines <- []byte("{}") }
-					line, err := m.ask(stalled{context.Background(), sync.OnceFunc(func() { c.comes(answer) })}, nil)
+					line, err := m.roundTrip(stalled{context.Background(), sync.OnceFunc(func() { c.comes(answer) })}, nil)
 					if taken := err == nil && string(line) == "{}"; taken != c.taken {
 						t.Fatalf("got %q, %v; want it taken: %t", line, err, c.taken)
 					}
@@ -254,20 +254,20 @@ func TestWatchdog(t *testing.T) {
 	}{{"", "", 0}, {"3000000", "", 3 * time.Second}, {"3000000", fmt.Sprint(os.Getpid()), 3 * time.Second}, {"3000000", "1", 0}, {"x", "", 0}, {"-1", "", 0}} {
 		t.Setenv("WATCHDOG_USEC", c.usec)
 		t.Setenv("WATCHDOG_PID", c.pid)
-		if got := watchdog(); got != c.want {
+		if got := watchdogTime(); got != c.want {
 			t.Errorf("WATCHDOG_USEC=%q WATCHDOG_PID=%q: %s, want %s", c.usec, c.pid, got, c.want)
 		}
 	}
 	var l Loop
-	if !l.Turns("configuration", 0) {
+	if !l.Alive("configuration", 0) {
 		t.Error("before it runs it hangs")
 	}
-	l.began = time.Now().Add(-time.Hour)
-	if l.Turns("configuration", time.Minute) {
+	l.started = time.Now().Add(-time.Hour)
+	if l.Alive("configuration", time.Minute) {
 		t.Error("a manager that has not passed for an hour turns")
 	}
-	l.passed("configuration", time.Now(), 0, nil)
-	if !l.Turns("configuration", time.Minute) {
+	l.record("configuration", time.Now(), 0, nil)
+	if !l.Alive("configuration", time.Minute) {
 		t.Error("a manager that has just passed hangs")
 	}
 }
@@ -285,7 +285,7 @@ func TestSteady(t *testing.T) {
 		{"the clock was set forward since", now.Round(0).Add(-time.Hour), 0, 0},
 		{"says nothing", time.Time{}, 0, 0},
 	} {
-		got := steady(c.taken, now)
+		got := monotonic(c.taken, now)
 		if now.Sub(got) != c.by || now.Round(0).Sub(got.Round(0)) != c.wall || got == got.Round(0) {
 			t.Errorf("%s: %v before now, %v by the wall's clock, %v", c.name, now.Sub(got), now.Round(0).Sub(got.Round(0)), got)
 		}

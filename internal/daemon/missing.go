@@ -18,23 +18,23 @@ import (
 const createTime = 2 * time.Minute
 
 // errSilent: nothing is known of what the driver limits.
-var errSilent = errors.New("the driver does not answer")
+var errNoAnswer = errors.New("the driver does not answer")
 
 // unholdable is why a container cannot be held by the driver at all, and not only now.
-type unholdable struct{ error }
+type cannotLimit struct{ error }
 
 // complete looks for containers that the driver is said to hold and that have no limit (who wrote down what is limited may have lost it),
 // and sets it. Of one that cannot be held the ledger says so; where that is not known (NVML hangs, the disk is full) all stays as it is, for the
 // driver may hold it, and the next pass looks again.
-func (l *limiter) complete(ctx context.Context, n *node.Node) error {
+func (l *LimitManager) limitMissing(ctx context.Context, n *node.Node) error {
 	var failed []error
-	for _, b := range l.unheld(n) {
-		err := l.resume(ctx, n, b)
-		var never unholdable
+	for _, b := range l.unlimited(n) {
+		err := l.limitRunning(ctx, n, b)
+		var never cannotLimit
 		if err != nil && !errors.As(err, &never) {
 			failed = append(failed, fmt.Errorf("cannot have the driver hold container %q again: %w", grant.Printable(b.Container), err))
-			l.lookAgain()
-			if errors.Is(err, errSilent) {
+			l.retryMissing()
+			if errors.Is(err, errNoAnswer) {
 				break // it would be so of each
 			}
 			continue
@@ -47,36 +47,36 @@ func (l *limiter) complete(ctx context.Context, n *node.Node) error {
 			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and none can be set: %v; the ledger says now that nothing holds it", grant.Printable(b.Container), err)
 			failed = append(failed, errors.New(f.Message))
 		}
-		l.drifts.Add(1)
-		l.log.WithFields(fields(f)).Warn(f.Message)
+		l.driftCount.Add(1)
+		l.log.WithFields(FindingFields(f)).Warn(f.Message)
 		n.Found("found", f, grant.ReportFinding, f.Message)
 	}
 	return errors.Join(failed...)
 }
 
 // lookAgain has the next pass look, though nothing has changed.
-func (l *limiter) lookAgain() {
+func (l *LimitManager) retryMissing() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.looked = time.Time{}
+	l.completedAt = time.Time{}
 }
 
 // unheld are the bindings of containers that run, are said to be held by the driver, and are in none of the leaves. It looks when the ledger
 // has changed, and now and then; at those alone that can be meant, of which most nodes have none.
-func (l *limiter) unheld(n *node.Node) (found []grant.Binding) {
+func (l *LimitManager) unlimited(n *node.Node) (found []grant.Binding) {
 	changed, now := n.Ledger.Stamp(), time.Now() // before anything is read
-	driven, err := l.driven(n)
+	driven, err := l.drivenBindings(n)
 	if err != nil || len(driven) == 0 {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.take(n) != nil || l.counted == changed && changed.Before(l.looked) && now.Sub(l.looked) < bookRest {
+	if l.load(n) != nil || l.completed == changed && changed.Before(l.completedAt) && now.Sub(l.completedAt) < MaxAge {
 		return nil
 	}
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
 		for _, b := range driven {
-			known := slices.ContainsFunc(l.known, func(f leaf) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
+			known := slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
 			if known {
 				continue
 			}
@@ -85,33 +85,33 @@ func (l *limiter) unheld(n *node.Node) (found []grant.Binding) {
 			case errors.Is(err, ledger.ErrNotFound): // gone since
 			case err != nil:
 				return err
-			case is.Driven && is.Life == grant.Alive && made(n, is):
+			case is.Driven && is.Life == grant.Alive && isCreated(n, is):
 				found = append(found, is)
 			}
 		}
 		return nil
 	})
 	if err == nil {
-		l.counted, l.looked = changed, now
+		l.completed, l.completedAt = changed, now
 	}
 	return found
 }
 
 // driven are the bindings that the ledger says the driver holds, as it was last read.
-func (l *limiter) driven(n *node.Node) (driven []grant.Binding, err error) {
-	o, _, err := l.ledger.open(n, false)
+func (l *LimitManager) drivenBindings(n *node.Node) (drivenBindings []grant.Binding, err error) {
+	o, _, err := l.cache.Read(n, false)
 	for _, g := range o.Grants {
 		for _, b := range g.Bindings {
 			if b.Driven {
-				driven = append(driven, b)
+				drivenBindings = append(drivenBindings, b)
 			}
 		}
 	}
-	return driven, err
+	return drivenBindings, err
 }
 
 // made reports whether a container runs and its create is over.
-func made(n *node.Node, b grant.Binding) bool {
+func isCreated(n *node.Node, b grant.Binding) bool {
 	init, known := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
 	if !known {
 		return false
@@ -122,7 +122,7 @@ func made(n *node.Node, b grant.Binding) bool {
 }
 
 // resume limits a container that runs already, by the cgroup that its runtime has recorded: what is below that is the container's own.
-func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) error {
+func (l *LimitManager) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var g grant.Grant
@@ -133,18 +133,18 @@ func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) err
 		return err
 	}
 	init, _ := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
-	f := leaf{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
-	own, err := leafOf(n.Host, init.PID)
+	f := limitedCgroup{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
+	own, err := ownCgroupOf(n.Host, init.PID)
 	var unread *fs.PathError
 	switch {
 	case errors.As(err, &unread): // as of a process that has just ended
 		return err
 	case err != nil:
-		return unholdable{err}
+		return cannotLimit{err}
 	}
 	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container), cgroupRoot(n.Host))
 	if !below || recorded == "" || recorded == "/" || own != recorded && !strings.HasPrefix(own, recorded+"/") {
-		return unholdable{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)}
+		return cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)}
 	}
 	f.Cgroup = recorded
 	if f.Inode, err = inodeOf(f.dir(n.Host)); err != nil {
@@ -153,22 +153,22 @@ func (l *limiter) resume(ctx context.Context, n *node.Node, b grant.Binding) err
 	if runs, err := n.Host.Runs(init); err != nil || !runs {
 		return fmt.Errorf("its first process has ended (%v)", err)
 	}
-	return l.reimpose(ctx, n, f)
+	return l.limitAgain(ctx, n, f)
 }
 
 // reimpose limits the leaf of a container that runs. Where the driver is silent, what it limits is what it limited before: nothing is taken
 // off, and the leaf is forgotten until the next pass.
-func (l *limiter) reimpose(ctx context.Context, n *node.Node, f leaf) error {
+func (l *LimitManager) limitAgain(ctx context.Context, n *node.Node, f limitedCgroup) error {
 	before := l.known
-	t, err := l.impose(ctx, n, f)
+	t, err := l.limitAndRecord(ctx, n, f)
 	switch {
 	case err != nil:
 		return err
-	case t.silent:
-		return errors.Join(fmt.Errorf("%w: %w", errSilent, t.err()), l.keep(n, before))
+	case t.noAnswer:
+		return errors.Join(fmt.Errorf("%w: %w", errNoAnswer, t.err()), l.save(n, before))
 	case t.err() != nil:
-		l.revoke(ctx, n, f)
-		return unholdable{t.err()}
+		l.undo(ctx, n, f)
+		return cannotLimit{t.err()}
 	}
 	return nil
 }

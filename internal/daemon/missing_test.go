@@ -17,13 +17,13 @@ import (
 // lost is a scene with one container that the driver limits, of which nobody has written down that it does.
 type lost struct {
 	*scene
-	at      place
+	at      cgroupGPU
 	runtime string
 }
 
 func newLost(t *testing.T) *lost {
 	s := newScene(t)
-	l := &lost{scene: s, at: place{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
+	l := &lost{scene: s, at: cgroupGPU{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
 	s.n.Host.Proc = t.TempDir()
 	s.n.Ledger = ledger.Open(ledger.Options{State: s.n.Policy.StateDir, Run: s.n.Policy.RunDir, Host: s.n.Host})
 	for path, text := range map[string]string{
@@ -43,7 +43,7 @@ func newLost(t *testing.T) *lost {
 			Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
 		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: l.runtime, Container: "c", Creator: grant.Process{PID: 4243, Start: 1}, Driven: true, Strength: grant.StrengthDriver}))
 	}))
-	s.has[l.at], s.has[place{l.at.cgroup, "GPU-1"}] = grant.GiB, grant.GiB
+	s.has[l.at], s.has[cgroupGPU{l.at.cgroup, "GPU-1"}] = grant.GiB, grant.GiB
 	for end := time.Now().Add(time.Minute); !s.n.Ledger.Stamp().Before(time.Now()); { // who looks has seen all of it then
 		if time.Now().After(end) {
 			t.Fatal("the ledger is always of this moment")
@@ -54,8 +54,8 @@ func newLost(t *testing.T) *lost {
 
 // pass is one of gpuledgerd.
 func (l *lost) pass() error {
-	_, err := l.scene.pass(context.Background(), l.n, true)
-	return errors.Join(err, l.complete(context.Background(), l.n))
+	_, err := l.scene.check(context.Background(), l.n, true)
+	return errors.Join(err, l.limitMissing(context.Background(), l.n))
 }
 
 // is holds the ledger's word and the driver's limit to what they should be.
@@ -76,8 +76,8 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	for name, c := range map[string]struct{ begins, ends func(*lost) }{
 		"NVML does not answer": {func(l *lost) { l.hung = true }, func(l *lost) { l.hung = false }},
 		"nothing can be written down": {
-			func(l *lost) { must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+leavesName+"/in the way", 0o700)) },
-			func(l *lost) { must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+leavesName)) }},
+			func(l *lost) { must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700)) },
+			func(l *lost) { must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
 		"its first process cannot be looked at": {
 			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away")) },
 			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup")) }},
@@ -128,7 +128,7 @@ func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 				t.Errorf("said is %v, and told %d times", err, l.said("found"))
 			}
 			l.is("at once", false, grant.GiB)
-			if other := l.has[place{l.at.cgroup, "GPU-1"}]; other != c.other {
+			if other := l.has[cgroupGPU{l.at.cgroup, "GPU-1"}]; other != c.other {
 				t.Errorf("its other GPU is limited to %s", other)
 			}
 		})

@@ -23,7 +23,7 @@ func notify(state string) {
 }
 
 // watchdog is the time within which systemd wants to hear of us (WatchdogSec=, sd_watchdog_enabled(3)); 0: it does not.
-func watchdog() time.Duration {
+func watchdogTime() time.Duration {
 	micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
 	if pid := os.Getenv("WATCHDOG_PID"); err != nil || micros <= 0 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
 		return 0
@@ -32,7 +32,7 @@ func watchdog() time.Duration {
 }
 
 // guard tells systemd that we live, as long as we do: whoever hangs says nothing more and is started anew.
-func guard(ctx context.Context, within time.Duration, lives func() bool) {
+func pingWatchdog(ctx context.Context, within time.Duration, lives func() bool) {
 	if within <= 0 {
 		return
 	}

@@ -15,24 +15,24 @@ import (
 
 // overheads tell the shim of each grant how much its containers use beyond what their processes count themselves: contexts, code,
 // memory that they had in other ways. It counts against the grant at the next allocation.
-type overheads struct {
-	told     map[grantOn]overhead
-	accounts map[grant.ID]*account
-	unread   map[grant.ID]time.Time // until when
-	used     func(*limits.Account, string) (grant.Bytes, error)
-	room     int // how many are kept open; those of more grants are opened each time, which takes longer than all else of a pass
-	pass     int
+type overheadWriter struct {
+	written   map[grantGPU]writtenOverhead
+	accounts  map[grant.ID]*openAccount
+	skipUntil map[grant.ID]time.Time // until when
+	used      func(*limits.Account, string) (grant.Bytes, error)
+	maxOpen   int // how many are kept open; those of more grants are opened each time, which takes longer than all else of a pass
+	pass      int
 }
 
 // account is a grant's files, kept open.
-type account struct {
+type openAccount struct {
 	*limits.Account
 	pass int // in which the grant was last used
 }
 
 // accountsRoom is for how many accounts there is room: a descriptor each, of an eighth of those that the program may have (two host.Vigil take half of
 // them), and a mapping each, of which the kernel allows 65,530 (vm.max_map_count).
-func accountsRoom() int {
+func maxAccounts() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 0
@@ -40,12 +40,12 @@ func accountsRoom() int {
 	return int(min(limit.Cur/8, 1<<14))
 }
 
-type grantOn struct {
+type grantGPU struct {
 	id  grant.ID
 	gpu string
 }
 
-type overhead struct {
+type writtenOverhead struct {
 	used grant.Bytes // in truth, when it was last told
 	at   time.Time
 	pass int // in which the grant was last used
@@ -54,45 +54,45 @@ type overhead struct {
 // How much the truth has to change, and how old it may get, before the account is read again: that is up to 200 KiB and a thousand
 // locks to ask for, of each grant. What is less than a hundredth of a grant can wait for the few seconds.
 const (
-	overheadStep = 2 * grant.MiB
-	overheadPart = 100
-	overheadRest = 5 * time.Second
-	slowRest     = time.Minute // of an account that its container has made slow to read
+	overheadStep  = 2 * grant.MiB
+	overheadPart  = 100
+	overheadEvery = 5 * time.Second
+	slowEvery     = time.Minute // of an account that its container has made slow to read
 )
 
 // publish brings the records up to date of the grants that have some.
-func (o *overheads) publish(n *node.Node, r watch.Report) {
-	if o.told == nil {
-		o.told, o.accounts, o.unread = map[grantOn]overhead{}, map[grant.ID]*account{}, map[grant.ID]time.Time{}
+func (o *overheadWriter) update(n *node.Node, r watch.Report) {
+	if o.written == nil {
+		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{}, map[grant.ID]time.Time{}
 		if o.used == nil {
 			o.used = (*limits.Account).Used
 		}
-		if o.room == 0 {
-			o.room = accountsRoom()
+		if o.maxOpen == 0 {
+			o.maxOpen = maxAccounts()
 		}
 	}
 	o.pass++
 	for _, g := range r.Grants {
-		key := grantOn{g.ID, g.GPU}
-		last, known := o.told[key]
+		key := grantGPU{g.ID, g.GPU}
+		last, known := o.written[key]
 		moved := max(g.Used, last.used) - min(g.Used, last.used)
-		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadRest
-		if due && !r.Taken.Before(o.unread[g.ID]) {
+		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadEvery
+		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
 			last.used, last.at = g.Used, r.Taken
-			if err := o.tell(n.Policy.LimitsDir(g.ID), g); errors.Is(err, limits.ErrSlow) {
-				o.unread[g.ID] = r.Taken.Add(slowRest)
+			if err := o.write(n.Policy.LimitsDir(g.ID), g); errors.Is(err, limits.ErrSlow) {
+				o.skipUntil[g.ID] = r.Taken.Add(slowEvery)
 			}
 		}
 		last.pass = o.pass
-		o.told[key] = last
+		o.written[key] = last
 		if a := o.accounts[g.ID]; a != nil {
 			a.pass = o.pass
 		}
 	}
-	maps.DeleteFunc(o.unread, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
-	for key, last := range o.told {
+	maps.DeleteFunc(o.skipUntil, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
+	for key, last := range o.written {
 		if last.pass != o.pass {
-			delete(o.told, key)
+			delete(o.written, key)
 		}
 	}
 	for id, a := range o.accounts {
@@ -103,7 +103,7 @@ func (o *overheads) publish(n *node.Node, r watch.Report) {
 }
 
 // tell does nothing for a grant without records: nothing limits it, or something else than the shim does.
-func (o *overheads) tell(dir string, g watch.GrantUse) error {
+func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
 	a := o.accounts[g.ID]
 	if a != nil && !a.Current() {
 		o.close(g.ID)
@@ -114,7 +114,7 @@ func (o *overheads) tell(dir string, g watch.GrantUse) error {
 		if err != nil {
 			return nil
 		}
-		if a = (&account{Account: opened}); len(o.accounts) < o.room {
+		if a = (&openAccount{Account: opened}); len(o.accounts) < o.maxOpen {
 			o.accounts[g.ID] = a
 		} else {
 			defer a.Close()
@@ -127,13 +127,13 @@ func (o *overheads) tell(dir string, g watch.GrantUse) error {
 	return a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
 }
 
-func (o *overheads) close(id grant.ID) {
+func (o *overheadWriter) close(id grant.ID) {
 	o.accounts[id].Close()
 	delete(o.accounts, id)
 }
 
 // closeAll ends it.
-func (o *overheads) closeAll() {
+func (o *overheadWriter) closeAll() {
 	for id := range o.accounts {
 		o.close(id)
 	}

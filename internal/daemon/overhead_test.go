@@ -59,7 +59,7 @@ func TestOverhead(t *testing.T) {
 		return grant.Bytes(binary.NativeEndian.Uint64(text[overheadAt:]))
 	}
 	n := &node.Node{Policy: grant.Policy{RunDir: run}}
-	var o overheads
+	var o overheadWriter
 	now := time.Now()
 	for _, c := range []struct {
 		name          string
@@ -69,13 +69,13 @@ func TestOverhead(t *testing.T) {
 	}{
 		{"a context", 0, 3*grant.GiB + 300*grant.MiB, 3 * grant.GiB, 300 * grant.MiB},
 		{"the truth has not moved", time.Second, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
-		{"for some time", overheadRest, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
+		{"for some time", overheadEvery, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
 		{"the truth has moved", 0, 2*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
 		{"less than is counted", 0, grant.GiB, 2 * grant.GiB, 0},
 	} {
 		counts(c.counted)
 		now = now.Add(c.after)
-		o.publish(n, watch.Report{Taken: now, Grants: []watch.GrantUse{{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
+		o.update(n, watch.Report{Taken: now, Grants: []watch.GrantUse{{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
 		if got := told(); got != c.want {
 			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
 		}
@@ -88,10 +88,10 @@ func TestKeptAccounts(t *testing.T) {
 	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
 	run := t.TempDir()
 	n := &node.Node{Policy: grant.Policy{RunDir: run}}
-	o := overheads{room: 20}
+	o := overheadWriter{maxOpen: 20}
 	defer o.closeAll()
 	var r watch.Report
-	for i := range o.room + 3 {
+	for i := range o.maxOpen + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
 		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
@@ -106,7 +106,7 @@ func TestKeptAccounts(t *testing.T) {
 		for i := range r.Grants {
 			r.Grants[i].Used = used
 		}
-		o.publish(n, r)
+		o.update(n, r)
 		for i := range r.Grants {
 			if got := told(i); got != used {
 				t.Errorf("grant %d: the overhead is %s, want %s", i, got, used)
@@ -115,7 +115,7 @@ func TestKeptAccounts(t *testing.T) {
 	}
 	tells(grant.GiB)
 	tells(2 * grant.GiB)
-	if len(o.accounts) != o.room {
+	if len(o.accounts) != o.maxOpen {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
@@ -123,12 +123,12 @@ func TestKeptAccounts(t *testing.T) {
 	tells(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
 	tells(4 * grant.GiB)
-	if len(o.accounts) != 5 || len(o.told) != 5 {
-		t.Errorf("of 5 grants %d accounts are kept, and %d remembered", len(o.accounts), len(o.told))
+	if len(o.accounts) != 5 || len(o.written) != 5 {
+		t.Errorf("of 5 grants %d accounts are kept, and %d remembered", len(o.accounts), len(o.written))
 	}
-	var usual overheads
+	var usual overheadWriter
 	defer usual.closeAll()
-	if usual.publish(n, r); len(usual.accounts) != len(r.Grants) {
+	if usual.update(n, r); len(usual.accounts) != len(r.Grants) {
 		t.Errorf("by itself it keeps %d of %d", len(usual.accounts), len(r.Grants))
 	}
 }
@@ -142,7 +142,7 @@ func TestASlowAccountIsLeftUnread(t *testing.T) {
 		must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700), limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
 	}
 	asked := map[grant.ID]int{}
-	o := overheads{}
+	o := overheadWriter{}
 	defer o.closeAll()
 	o.used = func(a *limits.Account, _ string) (grant.Bytes, error) {
 		if a == o.accounts[slow].Account {
@@ -155,14 +155,14 @@ func TestASlowAccountIsLeftUnread(t *testing.T) {
 	for _, c := range []struct {
 		after       time.Duration
 		slow, other int
-	}{{0, 1, 1}, {overheadRest, 1, 2}, {slowRest - overheadRest - 1, 1, 3}, {1, 2, 3}, {overheadRest, 2, 4}} {
+	}{{0, 1, 1}, {overheadEvery, 1, 2}, {slowEvery - overheadEvery - 1, 1, 3}, {1, 2, 3}, {overheadEvery, 2, 4}} {
 		r.Taken = r.Taken.Add(c.after)
-		if o.publish(n, r); asked[slow] != c.slow || asked[other] != c.other {
+		if o.update(n, r); asked[slow] != c.slow || asked[other] != c.other {
 			t.Errorf("after %s more the slow one was read %d times, the other %d; want %d and %d", c.after, asked[slow], asked[other], c.slow, c.other)
 		}
 	}
-	r.Taken, r.Grants = r.Taken.Add(slowRest), nil
-	if o.publish(n, r); len(o.unread) != 0 {
-		t.Errorf("a grant that is over is remembered: %v", o.unread)
+	r.Taken, r.Grants = r.Taken.Add(slowEvery), nil
+	if o.update(n, r); len(o.skipUntil) != 0 {
+		t.Errorf("a grant that is over is remembered: %v", o.skipUntil)
 	}
 }

@@ -18,58 +18,58 @@ import (
 // How often, in intervals. Nobody waits for it: whoever needs the room of what is over finds it over, and sweeps it out
 // himself.
 const (
-	tidyEvery      = 5
-	reconcileEvery = 60
-	soundFor       = 5 // of the latter: that long it is believed of a ledger that was sound that it is so, while nobody has changed it
+	tidyEvery   = 5
+	checkEvery  = 60
+	soundChecks = 5 // of the latter: that long it is believed of a ledger that was sound that it is so, while nobody has changed it
 )
 
 // restAfter keeps the daemon below one percent of a core, and off the ledger's lock, however large the ledger is: after
 // work of one second it rests a hundred.
-const restAfter = 100
+const restFactor = 100
 
 // reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
-type reconcile struct {
-	node func() *node.Node
-	book *book
-	wait func() time.Duration // the interval
-	log  *logrus.Logger
+type ledgerManager struct {
+	node  func() *node.Node
+	cache *Cache
+	wait  func() time.Duration // the interval
+	log   *logrus.Logger
 
-	tidy, whole time.Time // not before
-	failure     error     // of the last whole pass
-	sound       sound
+	nextTidy, nextCheck time.Time // not before
+	failure             error     // of the last whole pass
+	sound               soundLedger
 
 	mu    sync.Mutex
 	found metrics.LedgerStatus
 }
 
 // sound is a ledger as the last whole pass left it, if nothing is wrong with it.
-type sound struct {
+type soundLedger struct {
 	node  *node.Node
-	stamp stamp
+	stamp Stamp
 	began time.Time
 }
 
-func (r *reconcile) Name() string { return "reconcile" }
-func (r *reconcile) Stop()        {}
+func (r *ledgerManager) Name() string { return "reconcile" }
+func (r *ledgerManager) Stop()        {}
 
 // Ensure does what is due, the whole ledger at the first time.
-func (r *reconcile) Ensure(context.Context) error {
-	began, worked := time.Now(), cpu()
+func (r *ledgerManager) Ensure(context.Context) error {
+	began, worked := time.Now(), CPUTime()
 	switch {
-	case !began.Before(r.whole):
-		r.failure = r.reconcile(r.node(), began)
-		r.whole = due(began, reconcileEvery*r.wait(), cpu()-worked)
-		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
-	case !began.Before(r.tidy):
+	case !began.Before(r.nextCheck):
+		r.failure = r.check(r.node(), began)
+		r.nextCheck = Next(began, checkEvery*r.wait(), CPUTime()-worked)
+		r.nextTidy = Next(began, tidyEvery*r.wait(), CPUTime()-worked)
+	case !began.Before(r.nextTidy):
 		r.tidyDead(r.node())
-		r.tidy = due(began, tidyEvery*r.wait(), cpu()-worked)
+		r.nextTidy = Next(began, tidyEvery*r.wait(), CPUTime()-worked)
 	}
 	return r.failure
 }
 
 // tidyDead removes the bindings of containers that are gone. Where all of the ledger's are known to run, it does not look.
-func (r *reconcile) tidyDead(n *node.Node) {
-	if r.book.quiet(n) {
+func (r *ledgerManager) tidyDead(n *node.Node) {
+	if r.cache.AllRun(n) {
 		return
 	}
 	if gone := n.TidyDead(); gone > 0 {
@@ -78,12 +78,12 @@ func (r *reconcile) tidyDead(n *node.Node) {
 }
 
 // due is when something is to be done again that began at a time and cost so much.
-func due(began time.Time, every, cost time.Duration) time.Time {
-	return began.Add(max(every, restAfter*cost))
+func Next(began time.Time, every, cost time.Duration) time.Time {
+	return began.Add(max(every, restFactor*cost))
 }
 
 // cpu is what this program has computed. On a machine that is short of it the time that passes says little about what work costs.
-func cpu() time.Duration {
+func CPUTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
 		return 0
@@ -92,16 +92,16 @@ func cpu() time.Duration {
 }
 
 // reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.
-func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
+func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	if r.stillSound(n, now) {
 		findings, err := n.SettleLimits()
-		r.say(findings)
+		r.logRepairs(findings)
 		if err != nil || len(unrepaired(findings)) == 0 {
 			return err
 		}
 	}
-	r.sound = sound{}
-	is := sound{n, stampOf(n), now} // before it is looked at: what it changes itself is looked at again
+	r.sound = soundLedger{}
+	is := soundLedger{n, StampOf(n), now} // before it is looked at: what it changes itself is looked at again
 	report, err := n.Reconcile()
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -110,7 +110,7 @@ func (r *reconcile) reconcile(n *node.Node, now time.Time) error {
 	r.mu.Lock()
 	r.found = metrics.LedgerStatus{Checked: time.Now(), Problems: len(wrong), Damaged: len(report.Damaged)}
 	r.mu.Unlock()
-	r.say(report.Findings)
+	r.logRepairs(report.Findings)
 	if len(wrong) == 0 {
 		r.sound = is
 		return nil
@@ -122,7 +122,7 @@ func unrepaired(findings []ledger.Finding) []ledger.Finding {
 	return slices.DeleteFunc(slices.Clone(findings), func(f ledger.Finding) bool { return f.Repaired })
 }
 
-func (r *reconcile) say(findings []ledger.Finding) {
+func (r *ledgerManager) logRepairs(findings []ledger.Finding) {
 	for _, f := range findings {
 		if f.Repaired {
 			r.log.WithFields(logrus.Fields{"subject": f.Subject, "problem": f.Problem}).Info("tidied")
@@ -131,13 +131,13 @@ func (r *reconcile) say(findings []ledger.Finding) {
 }
 
 // stillSound reports whether nobody can have changed anything since the last whole pass, and no container has ended.
-func (r *reconcile) stillSound(n *node.Node, now time.Time) bool {
-	return r.sound.node == n && r.sound.stamp == stampOf(n) && r.sound.stamp.before(r.sound.began) && r.book.quiet(n) &&
-		now.Sub(r.sound.began) < soundFor*reconcileEvery*r.wait()-r.wait()/2 // at the tick itself
+func (r *ledgerManager) stillSound(n *node.Node, now time.Time) bool {
+	return r.sound.node == n && r.sound.stamp == StampOf(n) && r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
+		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2 // at the tick itself
 }
 
 // Found is what the last whole pass found.
-func (r *reconcile) Found() metrics.LedgerStatus {
+func (r *ledgerManager) Found() metrics.LedgerStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.found

@@ -25,7 +25,7 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	reads := 0
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	s, err := newSettings(func() *node.Node { reads++; return node.Open(path, host.Default()) }, path, log)
+	s, err := newConfigManager(func() *node.Node { reads++; return node.Open(path, host.Default()) }, path, log)
 	must(t, err)
 	defer s.Close()
 	for _, interval := range []string{"2s", "3s", "4s", "5s"} { // within one tick of the clock, and of one length

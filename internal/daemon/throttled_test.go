@@ -29,7 +29,7 @@ type standInGPU struct {
 	sampler *nvmlapi.Sampler
 	people  map[int]watch.ProcessInfo
 	grants  []grant.Grant
-	hold    throttles
+	hold    gateSetter
 	now     time.Time
 }
 
@@ -70,7 +70,7 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 func (g *standInGPU) run(name string, story func()) {
 	all := g.t
 	all.Run(name, func(t *testing.T) {
-		g.t, g.people, g.grants, g.hold = t, map[int]watch.ProcessInfo{}, nil, throttles{}
+		g.t, g.people, g.grants, g.hold = t, map[int]watch.ProcessInfo{}, nil, gateSetter{}
 		defer func() { g.t = all }()
 		for _, dir := range limits.Kept(g.node.Policy.LimitsRoot()) {
 			must(t, limits.Remove(filepath.Join(g.node.Policy.LimitsRoot(), dir)))
@@ -136,7 +136,7 @@ func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
 			mean[use.ID] += float64(use.Compute) / float64(n)
 		}
 		if attended {
-			g.hold.hold(g.node, g.grants, r)
+			g.hold.update(g.node, g.grants, r)
 		}
 	}
 	return mean

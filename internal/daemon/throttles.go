@@ -13,39 +13,39 @@ import (
 
 // throttles hold grants to their shares of compute, where the policy has the shim throttle launches: after each look at the GPUs they
 // set the gate of each grant on each of its GPUs.
-type throttles struct {
-	loops map[grantOn]*throttle.Loop
+type gateSetter struct {
+	loops map[grantGPU]*throttle.Loop
 	last  time.Time // look
 }
 
 // hold moves the gates. A grant that computes nothing on a GPU, or of which the driver does not tell, has the gate of its share there.
-func (t *throttles) hold(n *node.Node, grants []grant.Grant, r watch.Report) {
+func (t *gateSetter) update(n *node.Node, grants []grant.Grant, r watch.Report) {
 	if n.Policy.Enforcement.Compute != grant.ThrottleShare { // as on most nodes: each pass is to cost little
 		t.loops = nil
 		return
 	}
-	used := make(map[grantOn]int, len(r.Grants))
+	used := make(map[grantGPU]int, len(r.Grants))
 	for _, g := range r.Grants {
-		used[grantOn{g.ID, g.GPU}] = g.Compute
+		used[grantGPU{g.ID, g.GPU}] = g.Compute
 	}
-	loops := map[grantOn]*throttle.Loop{}
+	loops := map[grantGPU]*throttle.Loop{}
 	for _, g := range grants {
 		if share := admission.Share(g, n.Policy); share > 0 {
-			t.gates(n.Policy.LimitsDir(g.ID), g, share, r.Taken.Sub(t.last), used, loops)
+			t.setGates(n.Policy.LimitsDir(g.ID), g, share, r.Taken.Sub(t.last), used, loops)
 		}
 	}
 	t.loops, t.last = loops, r.Taken
 }
 
 // gates does nothing for a grant without records: no container of it was ever made.
-func (t *throttles) gates(dir string, g grant.Grant, share int, passed time.Duration, used map[grantOn]int, loops map[grantOn]*throttle.Loop) {
+func (t *gateSetter) setGates(dir string, g grant.Grant, share int, passed time.Duration, used map[grantGPU]int, loops map[grantGPU]*throttle.Loop) {
 	l, err := limits.Open(dir)
 	if err != nil {
 		return
 	}
 	defer l.Close()
 	for _, s := range g.GPUs {
-		key := grantOn{g.ID, s.UUID}
+		key := grantGPU{g.ID, s.UUID}
 		gate := throttle.Of(share)
 		if percent, computes := used[key]; computes && percent >= 0 {
 			loop := t.loops[key]

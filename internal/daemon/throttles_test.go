@@ -48,7 +48,7 @@ func TestThrottles(t *testing.T) {
 	}
 	n := &node.Node{Policy: grant.Policy{RunDir: run, Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}}
 	grants := []grant.Grant{{ID: id, Mode: grant.Limit, Compute: 30, GPUs: shares}, {ID: "g-bbbbbbbbbbbb", Mode: grant.Limit, Compute: 70, GPUs: shares}}
-	var ts throttles
+	var ts gateSetter
 	now := time.Now()
 	look := func(compute int) {
 		now = now.Add(time.Second)
@@ -56,7 +56,7 @@ func TestThrottles(t *testing.T) {
 		if compute != absent {
 			r.Grants = append(r.Grants, watch.GrantUse{ID: id, GPU: uuid, Compute: compute})
 		}
-		ts.hold(n, grants, r)
+		ts.update(n, grants, r)
 	}
 	look(100)
 	if open() != 30 || word(beatAt) != 1 {

@@ -10,44 +10,44 @@ import (
 )
 
 // place is where a limit of the driver's is.
-type place struct{ cgroup, gpu string }
+type cgroupGPU struct{ cgroup, gpu string }
 
-func placeOf(l grant.CgroupLimit) place { return place{l.Cgroup, l.GPU} }
+func cgroupGPUOf(l grant.CgroupLimit) cgroupGPU { return cgroupGPU{l.Cgroup, l.GPU} }
 
 // trouble is why limits are not as they were ordered, and in which cgroups: what is wrong with one says nothing of the others.
-type trouble struct {
-	of     map[string]bool // by directory
-	said   []complaint
-	silent bool // the driver has not answered: nothing is known of any
+type limitErrors struct {
+	failed   map[string]bool // by directory
+	list     []limitError
+	noAnswer bool // the driver has not answered: nothing is known of any
 }
 
-type complaint struct{ cgroup, why string }
+type limitError struct{ cgroup, why string }
 
-func (t *trouble) add(cgroup, why string) {
-	if t.of == nil {
-		t.of = map[string]bool{}
+func (t *limitErrors) add(cgroup, why string) {
+	if t.failed == nil {
+		t.failed = map[string]bool{}
 	}
-	t.of[cgroup] = true
-	t.said = append(t.said, complaint{cgroup, why})
+	t.failed[cgroup] = true
+	t.list = append(t.list, limitError{cgroup, why})
 }
 
 // forget is for a cgroup that is gone: nothing is wrong there any more.
-func (t *trouble) forget(cgroup string) {
-	delete(t.of, cgroup)
-	t.said = slices.DeleteFunc(t.said, func(c complaint) bool { return c.cgroup == cgroup })
+func (t *limitErrors) remove(cgroup string) {
+	delete(t.failed, cgroup)
+	t.list = slices.DeleteFunc(t.list, func(c limitError) bool { return c.cgroup == cgroup })
 }
 
 // maxComplaints is how many are said; a node may have hundreds of containers.
-const maxComplaints = 4
+const maxErrors = 4
 
 // err is nil where nothing is wrong. What is the same for many is said once.
-func (t trouble) err() error {
+func (t limitErrors) err() error {
 	var said []string
 	more := 0
-	for _, c := range t.said {
+	for _, c := range t.list {
 		switch {
 		case slices.Contains(said, c.why):
-		case len(said) == maxComplaints:
+		case len(said) == maxErrors:
 			more++
 		default:
 			said = append(said, c.why)
@@ -62,7 +62,7 @@ func (t trouble) err() error {
 	return errors.New(strings.Join(said, "; "))
 }
 
-func (t trouble) about(what string) error {
+func (t limitErrors) wrap(what string) error {
 	if err := t.err(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

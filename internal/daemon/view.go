@@ -18,31 +18,31 @@ import (
 )
 
 // audit is the manager that keeps up with the audit log.
-type audit struct {
+type auditManager struct {
 	auditlog.Reader
 	node func() *node.Node
 }
 
-func (a *audit) Name() string { return "audit" }
-func (a *audit) Stop()        { a.Close() }
+func (a *auditManager) Name() string { return "audit" }
+func (a *auditManager) Stop()        { a.Close() }
 
-func (a *audit) Ensure(context.Context) error {
+func (a *auditManager) Ensure(context.Context) error {
 	a.Follow(a.node().Policy.Audit.File)
 	return a.Poll()
 }
 
 // view is what the daemon shows. However many ask, the node is read once in a while: a picture is shown for a second, and for
 // ten times as long as it took to make.
-type view struct {
+type statusView struct {
 	node  func() *node.Node
-	audit *audit
-	found *reconcile
+	audit *auditManager
+	found *ledgerManager
 	loop  *Loop
-	watch *watcher
+	watch *WatchManager
 
-	ledger  *book
-	limits  *limiter
-	engines *defaults
+	ledger  *Cache
+	limits  *LimitManager
+	engines *engineManager
 
 	mu      sync.Mutex
 	picture node.Picture
@@ -50,26 +50,26 @@ type view struct {
 	until   time.Time
 }
 
-func (v *view) look() (node.Picture, error) {
+func (v *statusView) readNode() (node.Picture, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if began := time.Now(); !began.Before(v.until) {
 		n := v.node()
-		v.picture, v.err = n.PictureOf(v.ledger.now(n))
+		v.picture, v.err = n.PictureOf(v.ledger.Current(n))
 		v.until = time.Now().Add(max(time.Second, 10*time.Since(began)))
 	}
 	return v.picture, v.err
 }
 
 // state is for Prometheus.
-func (v *view) state() metrics.Snapshot {
-	picture, err := v.look()
-	watched := v.watch.State()
+func (v *statusView) metricsSnapshot() metrics.Snapshot {
+	picture, err := v.readNode()
+	watched := v.watch.Status()
 	watched.Events = maps.Clone(watched.Events)
 	if watched.Events == nil {
 		watched.Events = map[grant.FindingKind]uint64{}
 	}
-	watched.Events[grant.LimitChanged] = v.limits.drifts.Load()
+	watched.Events[grant.LimitChanged] = v.limits.driftCount.Load()
 	engines, changed, begun := v.engines.State()
 	watched.Events[grant.HandlerChanged] = begun
 	watched.Findings = slices.Concat(changed, watched.Findings)
@@ -78,8 +78,8 @@ func (v *view) state() metrics.Snapshot {
 }
 
 // shown is for people.
-func (v *view) shown() page.Content {
-	s := v.state()
+func (v *statusView) pageContent() page.Content {
+	s := v.metricsSnapshot()
 	host, _ := os.Hostname()
 	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }

@@ -34,7 +34,7 @@ func (s same) Sample(context.Context, grant.Source) (grant.Sample, error) {
 func (same) Close() {}
 
 // crowded is a watcher of eight GPUs, on which so many containers run with a grant each and five processes each.
-func crowded(t testing.TB, containers int) *watcher {
+func crowded(t testing.TB, containers int) *WatchManager {
 	dir := t.TempDir()
 	put := func(name, text string) {
 		path := filepath.Join(dir, name)
@@ -77,7 +77,7 @@ func crowded(t testing.TB, containers int) *watcher {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	w := newWatcher(func() *node.Node { return n }, &book{node: n, overview: o, read: time.Now().Add(time.Hour), stamp: stampOf(n)}, "", nil, log)
+	w := newWatchManager(func() *node.Node { return n }, &Cache{node: n, overview: o, read: time.Now().Add(time.Hour), stamp: StampOf(n)}, "", nil, log)
 	w.sampler = same{s}
 	return w
 }
@@ -91,7 +91,7 @@ func TestAPassOfACrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := w.State(); s.Samples != 3 || len(s.Grants) != 200 || len(s.Findings) != 0 || s.Failure != "" {
+	if s := w.Status(); s.Samples != 3 || len(s.Grants) != 200 || len(s.Findings) != 0 || s.Failure != "" {
 		t.Errorf("%d samples, %d grants, findings %+v, %q", s.Samples, len(s.Grants), s.Findings, s.Failure)
 	}
 	if r, err := watch.Load(n.Policy.RunDir, "boot"); err != nil || len(r.GPUs) != 8 || r.GPUs[0].Used != 125*100*grant.MiB {
@@ -105,13 +105,13 @@ func BenchmarkPass(b *testing.B) {
 		b.Run(fmt.Sprint(5*containers), func(b *testing.B) {
 			w := crowded(b, containers)
 			n := w.node()
-			worked := cpu()
+			worked := CPUTime()
 			for b.Loop() {
 				if err := w.pass(context.Background(), n); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64((cpu()-worked).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+			b.ReportMetric(float64((CPUTime()-worked).Microseconds())/1000/float64(b.N), "cpu-ms/op")
 		})
 	}
 }
@@ -179,8 +179,8 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 
 // TestACastIsOfItsTime: it is made anew when the ledger was read again and when a process has come or gone, and not else.
 func TestACastIsOfItsTime(t *testing.T) {
-	w := &watcher{census: watch.ProcessTable{Host: host.Default()}}
-	defer w.census.Close()
+	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}}
+	defer w.processes.Close()
 	sleeper := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1000")
 		must(t, cmd.Start())
@@ -193,7 +193,7 @@ func TestACastIsOfItsTime(t *testing.T) {
 	last := (*watch.ProcessUsers)(nil)
 	is := func(what string, anew bool) {
 		t.Helper()
-		if now := w.castFor(grants, w.people(sample, grants)); (now != last) != anew {
+		if now := w.processUsers(grants, w.readProcesses(sample, grants)); (now != last) != anew {
 			t.Errorf("%s: made anew: %v", what, now != last)
 		} else {
 			last = now
@@ -243,7 +243,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 			began := time.Now()
 			w.sampler = at{s, began}
 			must(t, w.pass(context.Background(), n)) // its runtime's state cannot be read
-			if f := w.State().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
+			if f := w.Status().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
 				t.Fatalf("%+v", f)
 			}
 			put(runtime+"/"+id+"/status", fmt.Sprintf(`{"pid":100,"process-start-time":100,"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
@@ -255,7 +255,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 			}
 			w.sampler = at{s, began.Add(20 * time.Second)}
 			_ = w.pass(context.Background(), n)
-			if f := w.State().Findings; (len(f) > 0) == exempt {
+			if f := w.Status().Findings; (len(f) > 0) == exempt {
 				t.Errorf("afterwards there are %+v", f)
 			}
 		})
@@ -265,11 +265,11 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 // TestProcessesThatCannotBeHeld are said once, and once that they are again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &watcher{census: watch.ProcessTable{Host: host.Default()}, unheld: remark{log: log}}
-	defer w.census.Close()
+	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: Condition{Log: log}}
+	defer w.processes.Close()
 	looks := func() {
 		for range 30 {
-			w.people(grant.Sample{}, nil)
+			w.readProcesses(grant.Sample{}, nil)
 		}
 	}
 	var room unix.Rlimit
