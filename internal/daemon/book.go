@@ -1,3 +1,5 @@
+// Package ledgercache keeps the ledger as it was last read, for the managers that need it in every
+// pass.
 package daemon
 
 import (
@@ -5,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -24,7 +27,7 @@ type Cache struct {
 	readings     uint64
 	vigil        *host.Vigil
 	newVigil     func() (*host.Vigil, error) // nil: host.NewVigil
-	vigilProblem Condition                   // there is none
+	vigilProblem daemonlog.Condition         // there is none
 	allWatched   bool                        // all of the bindings are of containers whose first process is held
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/cdi"
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -27,11 +28,11 @@ func (o *cdiManager) Stop()        {}
 
 // Ensure is in no hurry: a file that is out of date opens nothing, and `gpuledger inventory refresh` and `release` see to their own.
 func (o *cdiManager) Ensure(context.Context) error {
-	began, worked := time.Now(), CPUTime()
+	began, worked := time.Now(), schedule.CPUTime()
 	if began.Before(o.nextPass) {
 		return nil
 	}
-	defer func() { o.nextPass = Next(began, tidyEvery*o.wait(), CPUTime()-worked) }()
+	defer func() { o.nextPass = schedule.Next(began, tidyEvery*o.wait(), schedule.CPUTime()-worked) }()
 	n := o.node()
 	if _, problem := n.Inventory(); problem != nil {
 		return nil // another manager's

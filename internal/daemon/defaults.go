@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -48,12 +49,12 @@ func (d *engineManager) Name() string { return "engines" }
 func (d *engineManager) Stop()        {}
 
 func (d *engineManager) Ensure(context.Context) error {
-	began, worked := time.Now(), CPUTime()
+	began, worked := time.Now(), schedule.CPUTime()
 	if began.Before(d.nextPass) {
 		return d.failure
 	}
 	d.failure = d.look(d.node())
-	d.nextPass = Next(began, min(defaultsEvery*d.wait(), defaultsMost), CPUTime()-worked)
+	d.nextPass = schedule.Next(began, min(defaultsEvery*d.wait(), defaultsMost), schedule.CPUTime()-worked)
 	return d.failure
 }
 

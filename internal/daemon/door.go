@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 )
 
 // door is the socket at which our other programs ask for the driver's limits. Its directory is root's alone, and the kernel says
@@ -35,11 +35,11 @@ const (
 func (d *requestSocket) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.address == address && Reachable(d.listener) {
+	if d.address == address && rootsocket.Reachable(d.listener) {
 		return nil
 	}
 	d.closeLocked()
-	l, err := Listen(address)
+	l, err := rootsocket.Listen(address)
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w", address, err)
 	}
@@ -91,7 +91,7 @@ func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem
 
 // attend hears one request and answers it. Who only connects wants to know whether somebody is there.
 func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
-	peer, err := PeerPID(conn)
+	peer, err := rootsocket.PeerPID(conn)
 	if err != nil {
 		return
 	}
@@ -120,21 +120,4 @@ func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, in
 		_ = conn.SetDeadline(time.Now().Add(ioTime))
 		_, _ = conn.Write(append(line, '\n'))
 	}
-}
-
-// peerOf is the process that connected, as this pid namespace knows it.
-func PeerPID(conn net.Conn) (pid int, err error) {
-	c, isUnix := conn.(*net.UnixConn)
-	if !isUnix {
-		return 0, errors.New("it is no unix socket")
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var peer *unix.Ucred
-	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil || err != nil {
-		return 0, errors.Join(e, err)
-	}
-	return int(peer.Pid), nil
 }

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -45,23 +44,8 @@ const (
 )
 
 func newInventoryManager(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventoryManager {
-	return &inventoryManager{node: n, stale: changed, config: config, command: []string{Program("gpuledger"), "inventory", "refresh"}, log: log,
+	return &inventoryManager{node: n, stale: changed, config: config, command: []string{nvmlchild.Program("gpuledger"), "inventory", "refresh"}, log: log,
 		within: scanTime, ends: endTime, run: (*exec.Cmd).CombinedOutput}
-}
-
-// beside is the program of that name that was installed with this one, or else the first in $PATH.
-func Program(name string) string {
-	if self, err := os.Executable(); err == nil {
-		if path := filepath.Join(filepath.Dir(self), name); isFile(path) {
-			return path
-		}
-	}
-	return name
-}
-
-func isFile(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular()
 }
 
 func (i *inventoryManager) Name() string { return "inventory" }
@@ -145,16 +129,10 @@ func (i *inventoryManager) refresh(ctx context.Context) error {
 	}
 	err := r.err
 	if err != nil && len(r.out) > 0 {
-		err = errors.New(ErrorLine(string(r.out)))
+		err = errors.New(nvmlchild.ErrorLine(string(r.out)))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot refresh the inventory: %w", err)
 	}
 	return nil
-}
-
-// firstLine is what a program of ours says of its failure, without its name.
-func ErrorLine(out string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
-	return strings.TrimPrefix(line, "gpuledger: ")
 }

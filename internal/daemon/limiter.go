@@ -14,10 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -54,33 +55,8 @@ type LimitManager struct {
 }
 
 func newLimitManager(n func() *node.Node, ledger *Cache, config string, log *logrus.Logger) *LimitManager {
-	driver := &LimitSetter{Child{Command: []string{Program("gpuledger"), "inventory", "limits"}, config: config, firstAnswer: firstSample, laterAnswer: laterSample}}
-	return &LimitManager{node: n, driver: driver, cache: ledger, log: log}
+	return &LimitManager{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
 }
-
-// drivers has a child process set and read the limits.
-type LimitSetter struct{ Child }
-
-// Limit asks once; an answer that is about something else, or about less, is none.
-func (d *LimitSetter) Limit(ctx context.Context, source grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
-	line, err := json.Marshal(asks)
-	if err != nil {
-		return nil, fmt.Errorf("internal error: %w", err)
-	}
-	err = d.exchange(ctx, source, line, func(line []byte) error {
-		answers = nil
-		if err := json.Unmarshal(line, &answers); err != nil {
-			return fmt.Errorf("NVML's answer cannot be understood: %w", err)
-		}
-		if !slices.EqualFunc(asks, answers, func(a, b grant.CgroupLimit) bool { return a.Cgroup == b.Cgroup && a.GPU == b.GPU }) {
-			return errors.New("NVML's answer is to something else")
-		}
-		return nil
-	})
-	return answers, err
-}
-
-func (d *LimitSetter) Close() { d.drop() }
 
 func (l *LimitManager) Name() string { return "limits" }
 
@@ -497,12 +473,12 @@ func (l *LimitManager) reportDrifts(n *node.Node, drifts []grant.Finding) {
 	news := l.tracker.Update(&watch.Report{Taken: n.Host.Now(), Findings: drifts})
 	stands := l.Findings()
 	for _, f := range news.Begun {
-		l.log.WithFields(FindingFields(f)).Warn(f.Message)
+		l.log.WithFields(daemonlog.FindingFields(f)).Warn(f.Message)
 		n.Found("found", f, grant.ReportFinding, f.Message)
 		stands = append(stands, f)
 	}
 	for _, f := range news.Ended {
-		l.log.WithFields(FindingFields(f)).Info("over: " + f.Message)
+		l.log.WithFields(daemonlog.FindingFields(f)).Info("over: " + f.Message)
 		n.Found("over", f, "", f.Message)
 		stands = slices.DeleteFunc(stands, func(s grant.Finding) bool { return s.Key() == f.Key() })
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/page"
 )
@@ -39,7 +40,7 @@ func (s *HTTPManager) Ensure(context.Context) error {
 	want := s.node().Policy.Daemon.Listen
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.address == want && (want == "" || Reachable(s.at)) {
+	if s.address == want && (want == "" || rootsocket.Reachable(s.at)) {
 		return nil
 	}
 	s.stop()

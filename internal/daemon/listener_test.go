@@ -8,14 +8,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 )
 
 func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
@@ -87,67 +84,6 @@ func TestASocketForRootAlone(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 0 {
 		t.Errorf("%v is left behind", left)
 	}
-}
-
-// TestAnotherUserIsNotAnswered: even where somebody opened the socket's mode.
-func TestAnotherUserIsNotAnswered(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can become another user: that the socket tells users apart is not shown")
-	}
-	dir, err := os.MkdirTemp("/tmp", "") // other users get into this one, whatever TMPDIR is
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "status.sock")
-	l, err := listenOn("unix:" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(path, 0o666)); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Write([]byte("hello"))
-			_ = conn.Close()
-		}
-	}()
-	for uid, want := range map[int]string{0: "hello", 65534: ""} {
-		if got, err := heard(path, uid); err != nil || got != want {
-			t.Errorf("user %d hears %q (%v), want %q", uid, got, err, want)
-		}
-	}
-}
-
-// heard is what a user hears at a socket. A thread of its own becomes that user, and ends with it.
-func heard(path string, uid int) (text string, err error) {
-	var done sync.WaitGroup
-	done.Go(func() {
-		runtime.LockOSThread()
-		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
-			err = e
-			return
-		}
-		fd, e := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err = e; err != nil {
-			return
-		}
-		defer unix.Close(fd)
-		if err = unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-			return
-		}
-		buffer := make([]byte, 16)
-		n, e := unix.Read(fd, buffer)
-		text, err = string(buffer[:max(n, 0)]), e
-	})
-	done.Wait()
-	return text, err
 }
 
 func TestWhereNobodyCanListen(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -148,7 +149,7 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 
 // managers are those that the arguments ask for.
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
-	ledger := &Cache{vigilProblem: Condition{Log: s.log}}
+	ledger := &Cache{vigilProblem: daemonlog.Condition{Log: s.log}}
 	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
 	watcher := newWatchManager(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimitManager(s.Node, ledger, config, s.log)
@@ -177,5 +178,5 @@ func logger(c *cli.Context) (*logrus.Logger, error) {
 	if err != nil {
 		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug", c.String("log-level"))
 	}
-	return New(level), nil
+	return daemonlog.New(level), nil
 }

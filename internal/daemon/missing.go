@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -48,7 +49,7 @@ func (l *LimitManager) limitMissing(ctx context.Context, n *node.Node) error {
 			failed = append(failed, errors.New(f.Message))
 		}
 		l.driftCount.Add(1)
-		l.log.WithFields(FindingFields(f)).Warn(f.Message)
+		l.log.WithFields(daemonlog.FindingFields(f)).Warn(f.Message)
 		n.Found("found", f, grant.ReportFinding, f.Message)
 	}
 	return errors.Join(failed...)

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -22,10 +22,6 @@ const (
 	checkEvery  = 60
 	soundChecks = 5 // of the latter: that long it is believed of a ledger that was sound that it is so, while nobody has changed it
 )
-
-// restAfter keeps the daemon below one percent of a core, and off the ledger's lock, however large the ledger is: after
-// work of one second it rests a hundred.
-const restFactor = 100
 
 // reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
 type ledgerManager struct {
@@ -54,15 +50,15 @@ func (r *ledgerManager) Stop()        {}
 
 // Ensure does what is due, the whole ledger at the first time.
 func (r *ledgerManager) Ensure(context.Context) error {
-	began, worked := time.Now(), CPUTime()
+	began, worked := time.Now(), schedule.CPUTime()
 	switch {
 	case !began.Before(r.nextCheck):
 		r.failure = r.check(r.node(), began)
-		r.nextCheck = Next(began, checkEvery*r.wait(), CPUTime()-worked)
-		r.nextTidy = Next(began, tidyEvery*r.wait(), CPUTime()-worked)
+		r.nextCheck = schedule.Next(began, checkEvery*r.wait(), schedule.CPUTime()-worked)
+		r.nextTidy = schedule.Next(began, tidyEvery*r.wait(), schedule.CPUTime()-worked)
 	case !began.Before(r.nextTidy):
 		r.tidyDead(r.node())
-		r.nextTidy = Next(began, tidyEvery*r.wait(), CPUTime()-worked)
+		r.nextTidy = schedule.Next(began, tidyEvery*r.wait(), schedule.CPUTime()-worked)
 	}
 	return r.failure
 }
@@ -75,20 +71,6 @@ func (r *ledgerManager) tidyDead(n *node.Node) {
 	if gone := n.TidyDead(); gone > 0 {
 		r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
 	}
-}
-
-// due is when something is to be done again that began at a time and cost so much.
-func Next(began time.Time, every, cost time.Duration) time.Time {
-	return began.Add(max(every, restFactor*cost))
-}
-
-// cpu is what this program has computed. On a machine that is short of it the time that passes says little about what work costs.
-func CPUTime() time.Duration {
-	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {
-		return 0
-	}
-	return time.Duration(t.Nano())
 }
 
 // reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.

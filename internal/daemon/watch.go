@@ -13,6 +13,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -31,7 +34,7 @@ type WatchManager struct {
 
 	processes      watch.ProcessTable
 	pids           []int // that it was asked for
-	vigilCondition Condition
+	vigilCondition daemonlog.Condition
 	users          *watch.ProcessUsers
 	usersKey       processUsersKey // what it is of
 	tracker        watch.Tracker
@@ -56,7 +59,7 @@ type WatchManager struct {
 }
 
 func newWatchManager(n func() *node.Node, ledger *Cache, config string, roots []string, log *logrus.Logger) *WatchManager {
-	return &WatchManager{node: n, cache: ledger, sampler: NewSampler(config), roots: roots, log: log, processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, vigilCondition: Condition{Log: log}}
+	return &WatchManager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log, processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, vigilCondition: daemonlog.Condition{Log: log}}
 }
 
 func (w *WatchManager) Name() string { return "watch" }
@@ -71,9 +74,9 @@ func (w *WatchManager) Ensure(ctx context.Context) error {
 	if time.Now().Before(w.next) {
 		return w.failure
 	}
-	began, worked := time.Now(), CPUTime()
+	began, worked := time.Now(), schedule.CPUTime()
 	w.failure = w.pass(ctx, w.node())
-	w.next = began.Add(min(passFactor*(CPUTime()-worked), maxPassRest))
+	w.next = began.Add(min(passFactor*(schedule.CPUTime()-worked), maxPassRest))
 	return w.failure
 }
 
@@ -200,16 +203,12 @@ func (w *WatchManager) logChanges(n *node.Node, news watch.Changes) {
 	for _, f := range news.Begun {
 		reaction := w.reaction(n, f)
 		n.Found("found", f, reaction, f.Message)
-		w.log.WithFields(FindingFields(f)).WithField("reaction", reaction).Warn(f.Message)
+		w.log.WithFields(daemonlog.FindingFields(f)).WithField("reaction", reaction).Warn(f.Message)
 	}
 	for _, f := range news.Ended {
 		n.Found("over", f, "", f.Message)
-		w.log.WithFields(FindingFields(f)).Info("over: " + f.Message)
+		w.log.WithFields(daemonlog.FindingFields(f)).Info("over: " + f.Message)
 	}
-}
-
-func FindingFields(f grant.Finding) logrus.Fields {
-	return logrus.Fields{"finding": f.Kind, "gpu": f.GPU, "container": grant.Printable(f.User.Container), "grant": f.Grant}
 }
 
 // reaction is what policy wants. Where refusals are only recorded, nothing is stopped either.
@@ -304,7 +303,7 @@ func (w *WatchManager) stopContainers(n *node.Node, r watch.Report) (err error) 
 		case ended > 0:
 			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended, r.Taken.Sub(f.Since).Round(time.Second), f.Message)
 			n.Found("stopped", f, grant.StopContainer, message)
-			w.log.WithFields(FindingFields(f)).Warn(message)
+			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
 			w.countStopped(f.Kind)
 		}
 	}

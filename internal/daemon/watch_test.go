@@ -16,6 +16,8 @@ import (
 	logs "github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -105,13 +107,13 @@ func BenchmarkPass(b *testing.B) {
 		b.Run(fmt.Sprint(5*containers), func(b *testing.B) {
 			w := crowded(b, containers)
 			n := w.node()
-			worked := CPUTime()
+			worked := schedule.CPUTime()
 			for b.Loop() {
 				if err := w.pass(context.Background(), n); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64((CPUTime()-worked).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+			b.ReportMetric(float64((schedule.CPUTime()-worked).Microseconds())/1000/float64(b.N), "cpu-ms/op")
 		})
 	}
 }
@@ -265,7 +267,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 // TestProcessesThatCannotBeHeld are said once, and once that they are again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: Condition{Log: log}}
+	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{Log: log}}
 	defer w.processes.Close()
 	looks := func() {
 		for range 30 {

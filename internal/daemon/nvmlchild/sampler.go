@@ -1,4 +1,4 @@
-package daemon
+package nvmlchild
 
 import (
 	"context"
@@ -9,14 +9,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// meter asks a child process what is used of the GPUs.
+// Sampler asks a child process what is used of the GPUs.
 type Sampler struct{ Child }
 
+// NewSampler has `gpuledger inventory measure` answer, with the configuration at the path.
 func NewSampler(config string) *Sampler {
-	return &Sampler{Child{Command: []string{Program("gpuledger"), "inventory", "measure", "--follow"}, config: config, firstAnswer: firstSample, laterAnswer: laterSample}}
+	return &Sampler{newChild(config, "measure", "--follow")}
 }
 
-// Sample asks once. An error says why there is none; the next call may begin anew.
+// Sample takes one sample. An error says why there is none; the next call may start a new child.
 func (m *Sampler) Sample(ctx context.Context, source grant.Source) (sample grant.Sample, err error) {
 	err = m.exchange(ctx, source, nil, func(line []byte) (err error) {
 		sample, err = readSample(line)
@@ -29,11 +30,12 @@ func (m *Sampler) Sample(ctx context.Context, source grant.Source) (sample grant
 	return sample, nil
 }
 
-// oldest is how old a sample may say that it is.
+// maxSampleAge is how old a sample may claim to be.
 const maxSampleAge = 10 * time.Second
 
-// steady is the time of a sample that is here now, by the clock that nobody sets (time.Time's monotonic reading, which no text carries over
-// from the process that took it). All that is told from sample to sample goes by it: for how long a finding stands, what is due again.
+// monotonic gives a sample's time the clock that cannot be set (time.Time's monotonic reading),
+// which the child's text does not carry. For how long a finding stands, and when work is due again,
+// is measured by it.
 func monotonic(taken, now time.Time) time.Time {
 	age := now.Round(0).Sub(taken)
 	if age < 0 || age > maxSampleAge { // the clock was set in between
@@ -42,7 +44,7 @@ func monotonic(taken, now time.Time) time.Time {
 	return now.Add(-age)
 }
 
-// readSample understands an answer, and refuses one that no GPU can give.
+// readSample reads an answer, and refuses one that cannot be true of any GPU.
 func readSample(line []byte) (grant.Sample, error) {
 	s, err := gpu.ReadSample(line)
 	if err != nil {
@@ -66,5 +68,5 @@ func readSample(line []byte) (grant.Sample, error) {
 	return s, nil
 }
 
-// maxTotal is more than any GPU has, or will for some time.
+// maxTotal is more memory than any GPU has.
 const maxTotal = 64 * grant.TiB

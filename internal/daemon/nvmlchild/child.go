@@ -1,4 +1,5 @@
-package daemon
+// Package nvmlchild calls NVML in a child process of gpuledgerd, which may hang or crash.
+package nvmlchild
 
 import (
 	"bufio"
@@ -16,44 +17,53 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// asker has a child process ask NVML, which can hang in the kernel, crash, and tell nonsense when GPUs come and go; then that
-// happens to the child, which is given up, and the next one begins with another NVML.
+// Child exchanges lines with a child process that calls NVML. NVML can hang in the kernel, crash,
+// and return nonsense when GPUs come and go. Then the child is given up, and the next one starts
+// with a fresh NVML.
 type Child struct {
-	Command     []string // answers each line on its standard input with one on its standard output
+	command     []string // answers each line on its standard input with one on its standard output
 	config      string   // the configuration's path
 	firstAnswer time.Duration
 	laterAnswer time.Duration
 
 	current *process
-	stuck   atomic.Int32 // children that were killed and have not ended
+	stuck   atomic.Int32 // children that were killed and have not ended yet
 	retry   time.Time    // not before
 	backoff time.Duration
 	err     error // why there is no child
 }
 
-// How long a sample may take: the first loads the driver, where nobody has done so. And how long a failure rests.
+// How long an answer may take: the first one may load the driver. And how long to wait after a
+// failure.
 const (
 	firstSample  = 30 * time.Second
 	laterSample  = 5 * time.Second
 	firstBackoff = time.Second
 	lastBackoff  = time.Minute
 	maxStuck     = 2
-	// standstill is for an answer that is there when the time is over, because this process or the machine stood still: it is to be read yet.
+	// gracePeriod is for an answer that has arrived when the time is over, because this process was stopped.
 	gracePeriod = 200 * time.Millisecond
 )
 
-// measuring is a child at work.
+// process is a running child.
 type process struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
-	lines  chan []byte // closed when it says no more
+	lines  chan []byte // closed at the end of its output
 	mu     sync.Mutex
 	stderr string // on standard error, the last line
 	source grant.Source
 	isNew  bool
 }
 
-// exchange sends the child a line and takes its answer, which read has to understand.
+// newChild has `gpuledger inventory COMMAND...` answer, with the configuration at the path.
+func newChild(config string, command ...string) Child {
+	command = append([]string{Program("gpuledger"), "inventory"}, command...)
+	return Child{command: command, config: config, firstAnswer: firstSample, laterAnswer: laterSample}
+}
+
+// exchange sends a line to the child and passes its answer to read, which returns an error if it
+// cannot understand it.
 func (m *Child) exchange(ctx context.Context, source grant.Source, line []byte, read func([]byte) error) error {
 	if m.current != nil && m.current.source != source {
 		m.drop()
@@ -85,12 +95,12 @@ func (m *Child) fail(err error) error {
 	return m.err
 }
 
-// start begins a child, unless those before it hang in the kernel, where no signal reaches them.
+// start starts a child, unless earlier ones hang in the kernel, where no signal reaches them.
 func (m *Child) start(source grant.Source) error {
 	if n := m.stuck.Load(); n >= maxStuck {
 		return fmt.Errorf("%d processes that asked NVML hang in the driver and cannot be ended", n)
 	}
-	c := &process{cmd: exec.Command(m.Command[0], m.Command[1:]...), lines: make(chan []byte, 1), source: source, isNew: true}
+	c := &process{cmd: exec.Command(m.command[0], m.command[1:]...), lines: make(chan []byte, 1), source: source, isNew: true}
 	c.cmd.Env = append(os.Environ(), policy.PathEnv+"="+m.config)
 	in, err := c.cmd.StdinPipe()
 	if err != nil {
@@ -113,14 +123,14 @@ func (m *Child) start(source grant.Source) error {
 	return nil
 }
 
-// maxSample bounds a line, in bytes. A thousand processes have 100 KiB.
+// maxAnswer bounds a line, in bytes. A sample of a thousand processes has 100 KiB.
 const maxAnswer = 16 << 20
 
-// lastComplaint is how long a child that has said its last on standard output may take to complain.
+// stderrTime is how long a child may write to standard error after the end of its standard output.
 const stderrTime = time.Second
 
-// listen hands on what a child says, until it says no more. A process that the child has left behind may keep standard error open for
-// as long as it lives: it is not waited for.
+// readOutput passes on what a child prints, until its end. It does not wait for standard error for
+// long: a process that the child started may keep that open.
 func (c *process) readOutput(out, complaints io.Reader) {
 	defer close(c.lines)
 	quiet := make(chan struct{})
@@ -139,7 +149,7 @@ func (c *process) readOutput(out, complaints io.Reader) {
 	for lines.Scan() {
 		select {
 		case c.lines <- append([]byte(nil), lines.Bytes()...):
-		default: // nobody has asked
+		default: // it was not asked
 		}
 	}
 	timeout := time.NewTimer(stderrTime)
@@ -150,13 +160,13 @@ func (c *process) readOutput(out, complaints io.Reader) {
 	}
 }
 
-// ask has the child answer within its time.
+// roundTrip sends a line and waits for the answer, for a bounded time.
 func (m *Child) roundTrip(ctx context.Context, line []byte) ([]byte, error) {
 	c, within := m.current, m.laterAnswer
 	if c.isNew {
 		within, c.isNew = m.firstAnswer, false
 	}
-	if pipe, bounded := c.in.(interface{ SetWriteDeadline(time.Time) error }); bounded { // one that hangs reads no long line
+	if pipe, bounded := c.in.(interface{ SetWriteDeadline(time.Time) error }); bounded { // a child that hangs reads nothing
 		_ = pipe.SetWriteDeadline(time.Now().Add(within))
 	}
 	if _, err := c.in.Write(append(line, '\n')); err != nil {
@@ -183,7 +193,7 @@ func (m *Child) roundTrip(ctx context.Context, line []byte) ([]byte, error) {
 	}
 }
 
-// drain waits, for a while, until the child says nothing more.
+// drain waits for a while until the child prints nothing more.
 func (c *process) drain(within time.Duration) {
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()
@@ -199,7 +209,7 @@ func (c *process) drain(within time.Duration) {
 	}
 }
 
-// reason is what the child complained of, or else the error.
+// reason is what the child printed on standard error, or else the error.
 func (c *process) reason(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,7 +219,8 @@ func (c *process) reason(err error) error {
 	return err
 }
 
-// drop gives the child up. One that hangs in the kernel ends when the kernel lets it.
+// drop kills the child and forgets it. A child that hangs in the kernel ends when the kernel lets
+// it.
 func (m *Child) drop() {
 	c := m.current
 	m.current = nil
@@ -220,7 +231,7 @@ func (m *Child) drop() {
 	_ = c.cmd.Process.Kill()
 	m.stuck.Add(1)
 	go func() {
-		_ = c.cmd.Wait() // for the child alone; then the pipes are closed, whoever else has their other ends
+		_ = c.cmd.Wait() // for the child alone; then the pipes are closed, even if other processes have them open
 		m.stuck.Add(-1)
 	}()
 }

@@ -1,4 +1,5 @@
-package daemon
+// Package daemonlog is gpuledgerd's log: its format, and what several managers log in the same way.
+package daemonlog
 
 import (
 	"fmt"
@@ -6,9 +7,12 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// newLog writes to standard error. Where that is the journal, each line says how important it is, and leaves the time to it.
+// New writes to standard error. If that is the systemd journal, each line begins with its priority
+// and has no time, which the journal adds.
 func New(level logrus.Level) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(os.Stderr)
@@ -19,14 +23,14 @@ func New(level logrus.Level) *logrus.Logger {
 	return log
 }
 
-// isJournal reports whether a file is the stream that systemd says is the journal's, by its device and inode (systemd.exec(5)): a
-// program further down may have inherited the variable and not the stream.
+// isJournald reports whether a file is the stream of the systemd journal, by its device and inode
+// (systemd.exec(5)). A process may have inherited the variable without the stream.
 func isJournald(f *os.File, stream string) bool {
 	var st unix.Stat_t
 	return stream != "" && unix.Fstat(int(f.Fd()), &st) == nil && stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// journalFormat puts the level before a line, as sd-daemon(3) has it.
+// journaldFormat puts the priority before a line, as sd-daemon(3) describes.
 type journaldFormat struct{ logrus.Formatter }
 
 func (j journaldFormat) Format(e *logrus.Entry) ([]byte, error) {
@@ -37,13 +41,13 @@ func (j journaldFormat) Format(e *logrus.Entry) ([]byte, error) {
 var priorities = map[logrus.Level]string{logrus.PanicLevel: "<2>", logrus.FatalLevel: "<2>", logrus.ErrorLevel: "<3>", logrus.WarnLevel: "<4>", logrus.InfoLevel: "<6>",
 	logrus.DebugLevel: "<7>", logrus.TraceLevel: "<7>"}
 
-// remark is what is said when it is new, and when it is over.
+// Condition is a problem that is logged when it begins and when it is over.
 type Condition struct {
-	Log   *logrus.Logger // nil: nobody hears it
+	Log   *logrus.Logger // nil: it is not logged
 	holds bool
 }
 
-// heard says what follows from an error, or that it is over.
+// Update logs what follows from an error if it is new, or that it is over.
 func (r *Condition) Update(err error, follows string) {
 	switch was := r.holds; {
 	case r.Log == nil:
@@ -53,4 +57,9 @@ func (r *Condition) Update(err error, follows string) {
 		r.Log.Info("over: " + follows)
 	}
 	r.holds = err != nil
+}
+
+// FindingFields are the fields of a log line about a finding.
+func FindingFields(f grant.Finding) logrus.Fields {
+	return logrus.Fields{"finding": f.Kind, "gpu": f.GPU, "container": grant.Printable(f.User.Container), "grant": f.Grant}
 }

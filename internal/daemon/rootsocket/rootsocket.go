@@ -1,0 +1,137 @@
+// Package rootsocket makes unix sockets that only root and this program's own user can use.
+package rootsocket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen makes a socket with mode 0600. It gets its name after its mode, in place of a socket on
+// which no process listens any more. Any other file stays where it is.
+func Listen(path string) (net.Listener, error) {
+	if !filepath.IsAbs(path) {
+		return nil, errors.New("want unix: and an absolute path")
+	}
+	if err := checkVacant(path); err != nil {
+		return nil, err
+	}
+	tmp := fmt.Sprintf("%s.%d", path, os.Getpid())
+	_ = os.Remove(tmp)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // it will have another name
+	if err = os.Chmod(tmp, 0o600); err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		_ = l.Close()
+		return nil, err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	return &listenerSocket{l, path, info}, nil
+}
+
+// checkVacant is an error if a path cannot become this program's socket.
+func checkVacant(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("there is a file that is no socket")
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		_ = conn.Close()
+		return syscall.EADDRINUSE
+	}
+	return nil
+}
+
+// listenerSocket accepts only root and this program's own user, whatever the mode of its socket
+// becomes. It removes the socket's name when it is closed.
+type listenerSocket struct {
+	*net.UnixListener
+	path string
+	made fs.FileInfo
+}
+
+func (s *listenerSocket) Accept() (net.Conn, error) {
+	for {
+		conn, err := s.AcceptUnix()
+		if err != nil || isAllowed(conn) {
+			return conn, err
+		}
+		_ = conn.Close()
+	}
+}
+
+// Addr is the socket's name, and not the one that it had before it got its mode.
+func (s *listenerSocket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+
+// exists reports whether the name is still that of this socket.
+func (s *listenerSocket) exists() bool {
+	info, err := os.Lstat(s.path)
+	return err == nil && os.SameFile(info, s.made)
+}
+
+func (s *listenerSocket) Close() error {
+	if s.exists() {
+		_ = os.Remove(s.path)
+	}
+	return s.UnixListener.Close()
+}
+
+// Reachable reports whether a connection to a listener's address would reach it. A socket's name
+// can be removed, or become another socket's.
+func Reachable(l net.Listener) bool {
+	s, isSocket := l.(*listenerSocket)
+	return l != nil && (!isSocket || s.exists())
+}
+
+// isAllowed reports whether a connection comes from root or from this program's own user.
+func isAllowed(conn *net.UnixConn) bool {
+	peer, err := peerOf(conn)
+	return err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
+}
+
+// PeerPID is the process that connected, in this pid namespace.
+func PeerPID(conn net.Conn) (pid int, err error) {
+	c, isUnix := conn.(*net.UnixConn)
+	if !isUnix {
+		return 0, errors.New("it is no unix socket")
+	}
+	peer, err := peerOf(c)
+	if err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
+}
+
+// peerOf is what the kernel says about the process that connected (SO_PEERCRED, unix(7)).
+func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	e := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return peer, errors.Join(e, err)
+}
