@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -42,7 +43,7 @@ func newScene(t *testing.T) *scene {
 	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.LimitManager = &LimitManager{node: func() *node.Node { return s.n }, driver: s, cache: &Cache{}, log: log}
+	s.LimitManager = &LimitManager{node: func() *node.Node { return s.n }, driver: s, cache: &ledgercache.Cache{}, log: log}
 	t.Cleanup(s.socket.close)
 	must(t, s.load(s.n))
 	return s

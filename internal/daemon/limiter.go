@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -34,7 +35,7 @@ type LimitManager struct {
 		Limit(context.Context, grant.Source, []grant.CgroupLimit) ([]grant.CgroupLimit, error)
 		Close()
 	}
-	cache  *Cache // as it was last read
+	cache  *ledgercache.Cache // as it was last read
 	log    *logrus.Logger
 	socket requestSocket
 
@@ -54,7 +55,7 @@ type LimitManager struct {
 	completedAt time.Time    // when that was looked for
 }
 
-func newLimitManager(n func() *node.Node, ledger *Cache, config string, log *logrus.Logger) *LimitManager {
+func newLimitManager(n func() *node.Node, ledger *ledgercache.Cache, config string, log *logrus.Logger) *LimitManager {
 	return &LimitManager{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
 }
 
@@ -391,7 +392,7 @@ func (l *LimitManager) check(ctx context.Context, n *node.Node, could bool) (sta
 func (l *LimitManager) followLedger(n *node.Node) error {
 	changed, now := n.Ledger.Stamp(), time.Now()
 	lowers := slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Reduction.By.PID != 0 })
-	if len(l.known) == 0 || !lowers && l.followed == changed && changed.Before(l.followedAt) && now.Sub(l.followedAt) < MaxAge {
+	if len(l.known) == 0 || !lowers && l.followed == changed && changed.Before(l.followedAt) && now.Sub(l.followedAt) < ledgercache.MaxAge {
 		return nil
 	}
 	var moved []grant.CgroupLimit

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -149,7 +150,7 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 
 // managers are those that the arguments ask for.
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
-	ledger := &Cache{vigilProblem: daemonlog.Condition{Log: s.log}}
+	ledger := ledgercache.New(s.log)
 	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
 	watcher := newWatchManager(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := newLimitManager(s.Node, ledger, config, s.log)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -72,7 +73,7 @@ func (l *LimitManager) unlimited(n *node.Node) (found []grant.Binding) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.load(n) != nil || l.completed == changed && changed.Before(l.completedAt) && now.Sub(l.completedAt) < MaxAge {
+	if l.load(n) != nil || l.completed == changed && changed.Before(l.completedAt) && now.Sub(l.completedAt) < ledgercache.MaxAge {
 		return nil
 	}
 	err = n.Ledger.View(func(tx *ledger.Tx) error {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/metrics"
@@ -26,7 +27,7 @@ const (
 // reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
 type ledgerManager struct {
 	node  func() *node.Node
-	cache *Cache
+	cache *ledgercache.Cache
 	wait  func() time.Duration // the interval
 	log   *logrus.Logger
 
@@ -41,7 +42,7 @@ type ledgerManager struct {
 // sound is a ledger as the last whole pass left it, if nothing is wrong with it.
 type soundLedger struct {
 	node  *node.Node
-	stamp Stamp
+	stamp ledgercache.Stamp
 	began time.Time
 }
 
@@ -83,7 +84,7 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 		}
 	}
 	r.sound = soundLedger{}
-	is := soundLedger{n, StampOf(n), now} // before it is looked at: what it changes itself is looked at again
+	is := soundLedger{n, ledgercache.StampOf(n), now} // before it is looked at: what it changes itself is looked at again
 	report, err := n.Reconcile()
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -114,7 +115,7 @@ func (r *ledgerManager) logRepairs(findings []ledger.Finding) {
 
 // stillSound reports whether nobody can have changed anything since the last whole pass, and no container has ended.
 func (r *ledgerManager) stillSound(n *node.Node, now time.Time) bool {
-	return r.sound.node == n && r.sound.stamp == StampOf(n) && r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
+	return r.sound.node == n && r.sound.stamp == ledgercache.StampOf(n) && r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
 		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2 // at the tick itself
 }
 

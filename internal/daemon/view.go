@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -40,7 +41,7 @@ type statusView struct {
 	loop  *Loop
 	watch *WatchManager
 
-	ledger  *Cache
+	ledger  *ledgercache.Cache
 	limits  *LimitManager
 	engines *engineManager
 

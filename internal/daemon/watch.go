@@ -38,7 +38,7 @@ type WatchManager struct {
 	users          *watch.ProcessUsers
 	usersKey       processUsersKey // what it is of
 	tracker        watch.Tracker
-	cache          *Cache
+	cache          ledgerReader
 	ledger         node.Overview // as of the last pass
 	identities     identityCache
 	OtherFindings  func() []grant.Finding // what another manager has found and told
@@ -58,7 +58,13 @@ type WatchManager struct {
 	status watch.Status
 }
 
-func newWatchManager(n func() *node.Node, ledger *Cache, config string, roots []string, log *logrus.Logger) *WatchManager {
+// ledgerReader is what the watch needs of a ledgercache.Cache.
+type ledgerReader interface {
+	Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error)
+	Changes() map[string]uint64
+}
+
+func newWatchManager(n func() *node.Node, ledger ledgerReader, config string, roots []string, log *logrus.Logger) *WatchManager {
 	return &WatchManager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log, processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, vigilCondition: daemonlog.Condition{Log: log}}
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -34,6 +35,22 @@ func (s same) Sample(context.Context, grant.Source) (grant.Sample, error) {
 }
 
 func (same) Close() {}
+
+// fixedLedger is read once and for all, as long as its files do not change.
+type fixedLedger struct {
+	overview node.Overview
+	stamp    ledgercache.Stamp
+}
+
+func (f fixedLedger) Read(n *node.Node, anew bool) (node.Overview, bool, error) {
+	if !anew && ledgercache.StampOf(n) == f.stamp {
+		return f.overview, false, nil
+	}
+	o, err := n.Overview()
+	return o, true, err
+}
+
+func (fixedLedger) Changes() map[string]uint64 { return nil }
 
 // crowded is a watcher of eight GPUs, on which so many containers run with a grant each and five processes each.
 func crowded(t testing.TB, containers int) *WatchManager {
@@ -79,7 +96,7 @@ func crowded(t testing.TB, containers int) *WatchManager {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	w := newWatchManager(func() *node.Node { return n }, &Cache{node: n, overview: o, read: time.Now().Add(time.Hour), stamp: StampOf(n)}, "", nil, log)
+	w := newWatchManager(func() *node.Node { return n }, fixedLedger{o, ledgercache.StampOf(n)}, "", nil, log)
 	w.sampler = same{s}
 	return w
 }

@@ -1,0 +1,232 @@
+// Package ledgercache keeps the ledger as it was last read, for the managers that need it in every
+// pass.
+package ledgercache
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Cache is the ledger as it was last read. To read a thousand grants costs more than to count what
+// a thousand processes use. It is read again when one of its files has changed, and when a
+// container has ended, which changes no file: the cache watches the first process of each container
+// (host.Vigil).
+type Cache struct {
+	mu           sync.Mutex
+	node         *node.Node // whose ledger it is
+	overview     node.Overview
+	read         time.Time
+	stamp        Stamp
+	changes      map[string]uint64 // from one reading to the next, by operation
+	readings     uint64
+	vigil        *host.Vigil
+	newVigil     func() (*host.Vigil, error) // nil: host.NewVigil
+	vigilProblem daemonlog.Condition         // why there is no vigil
+	allWatched   bool                        // the vigil holds the first process of every binding
+}
+
+// New makes a cache that logs to a log. The zero value logs nothing.
+func New(log *logrus.Logger) *Cache {
+	return &Cache{vigilProblem: daemonlog.Condition{Log: log}}
+}
+
+// Stamp identifies a state of the ledger's and the inventory's files.
+type Stamp struct {
+	ledger    ledger.Stamp
+	inventory host.Stamp
+}
+
+func StampOf(n *node.Node) Stamp {
+	return Stamp{n.Ledger.Stamp(), n.InventoryStamp()}
+}
+
+func (s Stamp) Before(read time.Time) bool { return s.ledger.Before(read) && s.inventory.Before(read) }
+
+// For how long a reading is valid. If the end of some container would not be noticed, the time is
+// short; the use of that container ends with it, so nothing wrong is reported meanwhile. Otherwise
+// it is a precaution.
+const (
+	MaxAge        = 30 * time.Second
+	maxAgeWatched = 2 * time.Minute
+)
+
+// Read returns the ledger. With anew it is read now, and fresh says whether it was.
+func (c *Cache) Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.readLocked(n, anew)
+}
+
+// Current returns the ledger with the present lives of all containers, for metrics and the page.
+func (c *Cache) Current(n *node.Node) (node.Overview, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, fresh, err := c.readLocked(n, false)
+	if err == nil && !fresh && !c.allWatched {
+		o, fresh, err = c.readLocked(n, true)
+	}
+	if err != nil || fresh {
+		return o, err
+	}
+	return n.OverviewAgain(o)
+}
+
+// AllRun reports whether every container in the ledger runs, as far as the vigil holds all their
+// first processes.
+func (c *Cache) AllRun(n *node.Node) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _, err := c.readLocked(n, false)
+	return err == nil && c.allWatched
+}
+
+func (c *Cache) readLocked(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+	ended := c.anyEnded()
+	now, is := time.Now(), StampOf(n)
+	rest := MaxAge
+	if c.allWatched {
+		rest = maxAgeWatched
+	}
+	if !anew && !ended && c.node == n && c.stamp == is && is.Before(c.read) && now.Sub(c.read) < rest {
+		return c.overview, false, nil
+	}
+	c.allWatched = false
+	o, err = n.Overview()
+	if err != nil {
+		return o, true, err
+	}
+	if c.node != nil {
+		c.countChanges(c.overview.Grants, o.Grants)
+	}
+	c.node, c.overview, c.read, c.stamp = n, o, now, is
+	c.readings++
+	c.allWatched = c.watchContainers(n, o.Grants)
+	return o, true, nil
+}
+
+// anyEnded reports whether a container's first process has ended since the last call.
+func (c *Cache) anyEnded() bool {
+	if c.vigil == nil {
+		return false
+	}
+	pids, err := c.vigil.Ended()
+	if err != nil {
+		c.Close()
+	}
+	return len(pids) > 0 || err != nil
+}
+
+// watchContainers holds the first process of each container, and reports whether these are all
+// containers of the ledger. A container that it does not know yet may be in the next reading.
+func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
+	if c.vigil == nil && n.Host.Proc == "/proc" { // else the pids are not this machine's
+		begin := host.NewVigil
+		if c.newVigil != nil {
+			begin = c.newVigil
+		}
+		var err error
+		c.vigil, err = begin()
+		c.vigilProblem.Update(err, "that a container has ended is noticed late, and the ledger is read more often")
+	}
+	if c.vigil == nil {
+		return false
+	}
+	pids, held := map[int]bool{}, 0
+	for _, g := range grants {
+		for _, of := range g.Bindings {
+			if of.Life == grant.Alive && of.PID > 0 && c.watchContainer(n, of) {
+				pids[of.PID] = true
+				held++
+			}
+		}
+	}
+	for _, pid := range c.vigil.Held() {
+		if !pids[pid] {
+			c.vigil.Release(pid)
+		}
+	}
+	records := -1
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		records = tx.Records()
+		return nil
+	})
+	return held == records
+}
+
+// watchContainer holds the first process of a container. If the ledger still names this process
+// once it is held, it is the container's init process.
+func (c *Cache) watchContainer(n *node.Node, of grant.Binding) bool {
+	if c.vigil.Holds(of.PID) {
+		return true
+	}
+	if c.vigil.Hold(of.PID) != nil {
+		return false
+	}
+	now := grant.Binding{}
+	_ = n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		now, err = tx.Binding(of.RuntimeRoot, of.Container)
+		return err
+	})
+	if now.Life == grant.Alive && now.PID == of.PID {
+		return true
+	}
+	c.vigil.Release(of.PID)
+	return false
+}
+
+// Changes returns how often each operation was seen.
+func (c *Cache) Changes() map[string]uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.changes)
+}
+
+// Close closes the vigil.
+func (c *Cache) Close() {
+	if c.vigil != nil {
+		c.vigil.Close()
+		c.vigil = nil
+	}
+}
+
+// countChanges counts what was done to the ledger between two readings. A grant or binding that
+// came and went in between is not seen.
+func (c *Cache) countChanges(before, after []grant.Grant) {
+	if c.changes == nil {
+		c.changes = map[string]uint64{}
+	}
+	was, is := operationsByKey(before), operationsByKey(after)
+	for key, kind := range is {
+		if _, found := was[key]; !found {
+			c.changes[kind[0]]++
+		}
+	}
+	for key, kind := range was {
+		if _, found := is[key]; !found {
+			c.changes[kind[1]]++
+		}
+	}
+}
+
+// operations names what is done to grants and bindings.
+var operations = []string{"grant", "release", "bind", "unbind"}
+
+func operationsByKey(grants []grant.Grant) map[string][2]string {
+	all := map[string][2]string{}
+	for _, g := range grants {
+		all[string(g.ID)] = [2]string{operations[0], operations[1]}
+		for _, b := range g.Bindings {
+			all[string(g.ID)+"\x00"+b.RuntimeRoot+"\x00"+b.Container] = [2]string{operations[2], operations[3]}
+		}
+	}
+	return all
+}

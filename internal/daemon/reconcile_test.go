@@ -1,0 +1,154 @@
+package daemon
+
+import (
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/limits"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// TestTidyWaitsForAnEnd: bindings of containers that are gone are removed at the next turn, and nothing is looked for where none is.
+func TestTidyWaitsForAnEnd(t *testing.T) {
+	s := daemontest.NewNode(t)
+	var cache ledgercache.Cache
+	t.Cleanup(cache.Close)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &ledgerManager{cache: &cache, log: log}
+	id := s.Grant(0)
+	cmd := s.Start(id, "one")
+	s.Start(id, "two")
+	there := func() bool { return s.Ledger.HasBinding(s.Root, "one") }
+	settle(t, &cache, s.Node)
+	for range 3 {
+		r.tidyDead(s.Node)
+	}
+	if !cache.AllRun(s.Node) || !there() {
+		t.Fatalf("somebody is to be looked for while both run; the binding is there: %v", there())
+	}
+	daemontest.End(cmd)
+	if cache.AllRun(s.Node) {
+		t.Error("nobody is to be looked for, and one has ended")
+	}
+	if r.tidyDead(s.Node); there() {
+		t.Error("the binding of a container that is gone stays")
+	}
+	settle(t, &cache, s.Node)
+	if r.tidyDead(s.Node); !cache.AllRun(s.Node) || !s.Ledger.HasBinding(s.Root, "two") {
+		t.Error("afterwards somebody is still to be looked for, or the other one's binding is gone")
+	}
+}
+
+// TestASoundLedgerIsBelievedToBe for five turns, while nobody has changed it and all containers run; what is wrong with it is found at each.
+func TestASoundLedgerIsBelievedToBe(t *testing.T) {
+	s := daemontest.NewNode(t)
+	var cache ledgercache.Cache
+	t.Cleanup(cache.Close)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &ledgerManager{cache: &cache, log: log, wait: func() time.Duration { return time.Second }}
+	id := s.Grant(0)
+	cmd := s.Start(id, "one")
+	s.Start(id, "two")
+	settle(t, &cache, s.Node) // until the last change is older than a tick
+	turn, now := checkEvery*time.Second, time.Now()
+	looked := func() bool { // at the whole ledger
+		t.Helper()
+		before := r.found.Checked
+		daemontest.Must(t, r.check(s.Node, now))
+		return r.found.Checked != before
+	}
+	if !looked() {
+		t.Fatal("nobody has looked yet")
+	}
+	for i := range soundChecks - 1 {
+		if now = now.Add(turn); looked() {
+			t.Errorf("after %d turns it is looked at, and nothing has changed", i+1)
+		}
+	}
+	if now = now.Add(turn); !looked() {
+		t.Errorf("after %d turns nobody looks", soundChecks)
+	}
+	now = now.Add(turn)
+	s.Grant(1)
+	if !looked() {
+		t.Error("there is another grant, and nobody looks")
+	}
+	now = now.Add(turn)
+	daemontest.End(cmd)
+	if !looked() || s.Ledger.HasBinding(s.Root, "one") {
+		t.Error("a container has ended, and nobody looks")
+	}
+	stray := filepath.Join(s.Policy.StateDir, "grants", "stray")
+	daemontest.Must(t, os.WriteFile(stray, nil, 0o600))
+	for range 2 {
+		now = now.Add(turn)
+		if err := r.check(s.Node, now); err == nil {
+			t.Error("the ledger is not sound, and nothing is said of it")
+		}
+	}
+}
+
+// TestWhatTheLimitsPassCannotRepairIsSaidAtOnce: what a container does to its region changes nothing in the ledger, which is believed to be sound all
+// the while. It stays an error for as long as it is so.
+func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
+	s := daemontest.NewNode(t)
+	var cache ledgercache.Cache
+	t.Cleanup(cache.Close)
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	r := &ledgerManager{cache: &cache, log: log, wait: func() time.Duration { return time.Second }}
+	id := s.Grant(0)
+	dir := s.Policy.LimitsDir(id)
+	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{{UUID: daemontest.GPU, Memory: grant.GiB}}, 0))
+	settle(t, &cache, s.Node) // until the last change is older than a tick
+	turn, now := checkEvery*time.Second, time.Now()
+	daemontest.Must(t, r.check(s.Node, now))
+
+	daemontest.Must(t, os.Truncate(filepath.Join(dir, grant.RegionFile), 1<<20))
+	held, err := os.Open(filepath.Join(dir, grant.RegionFile))
+	daemontest.Must(t, err)
+	defer held.Close()
+	signal.Ignore(unix.SIGIO) // by which the kernel asks for a lease back
+	defer signal.Reset(unix.SIGIO)
+	if _, err := unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+		t.Skipf("this file system has no leases (%v): that what cannot be repaired is told is not shown", err)
+	}
+	for i := range 2 {
+		now = now.Add(turn)
+		if sound := r.stillSound(s.Node, now); sound != (i == 0) {
+			t.Errorf("turn %d: the ledger is believed to be sound: %v", i, sound)
+		}
+		if err := r.check(s.Node, now); err == nil || !strings.Contains(err.Error(), string(id)) || r.Found().Problems != 1 {
+			t.Errorf("a region that cannot be cut: %v, %d problems", err, r.Found().Problems)
+		}
+	}
+	held.Close()
+	now = now.Add(turn)
+	if err := r.check(s.Node, now); err != nil || r.Found().Problems != 0 {
+		t.Errorf("afterwards: %v, %d problems", err, r.Found().Problems)
+	}
+}
+
+// settle reads until the cache answers: then the last change is older than a tick of the clock.
+func settle(t *testing.T, cache *ledgercache.Cache, n *node.Node) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		_, fresh, err := cache.Read(n, false)
+		if daemontest.Must(t, err); !fresh {
+			return
+		}
+	}
+	t.Fatal("it is read again and again")
+}
