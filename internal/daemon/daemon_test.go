@@ -15,6 +15,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -145,7 +146,7 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 }
 
 func TestNotifyTellsSystemd(t *testing.T) {
-	path := filepath.Join(shortDir(t), "notify")
+	path := filepath.Join(daemontest.ShortDir(t), "notify")
 	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
@@ -159,15 +160,4 @@ func TestNotifyTellsSystemd(t *testing.T) {
 	}
 	t.Setenv("NOTIFY_SOCKET", path+"-gone")
 	notify("READY=1") // nobody is harmed
-}
-
-// shortDir is a directory for sockets, whose names have 107 bytes at most, where those of temporary directories may be long.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "s-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -13,6 +15,11 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	logs "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
@@ -43,7 +50,7 @@ func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
 }
 
 func TestASocketForRootAlone(t *testing.T) {
-	path := filepath.Join(shortDir(t), "status.sock")
+	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +94,7 @@ func TestASocketForRootAlone(t *testing.T) {
 }
 
 func TestWhereNobodyCanListen(t *testing.T) {
-	dir := shortDir(t)
+	dir := daemontest.ShortDir(t)
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -158,5 +165,26 @@ func TestWhoAsksIsHeard(t *testing.T) {
 	close(finish)
 	if err := <-slow; err != nil {
 		t.Errorf("one who was being answered: %v", err)
+	}
+}
+
+// TestTheListenersSocketIsMadeAgain, announced by the name that is configured.
+func TestTheListenersSocketIsMadeAgain(t *testing.T) {
+	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
+	n := &node.Node{Policy: grant.Policy{Daemon: grant.Daemon{Listen: "unix:" + path}}}
+	log, said := logs.NewNullLogger()
+	s := &HTTPManager{statusView: &statusView{node: func() *node.Node { return n }}, log: log}
+	defer s.Stop()
+	for times := 1; times <= 2; times++ {
+		for range 2 { // the second time it is there
+			daemontest.Must(t, s.Ensure(context.Background()))
+		}
+		conn, err := net.Dial("unix", path)
+		daemontest.Must(t, err)
+		_ = conn.Close()
+		if got := said.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel || fmt.Sprint(got[0].Data["address"]) != path {
+			t.Errorf("%d times it is said: %+v", times, got)
+		}
+		daemontest.Must(t, os.Remove(path))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
@@ -153,7 +154,7 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	ledger := ledgercache.New(s.log)
 	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
 	watcher := newWatchManager(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
-	limits := newLimitManager(s.Node, ledger, config, s.log)
+	limits := driverlimits.New(s.Node, ledger, config, s.log)
 	watcher.OtherFindings = limits.Findings
 	handlers := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
 	shown := &statusView{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/limits"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -94,11 +95,11 @@ func TestKeptAccounts(t *testing.T) {
 	for i := range o.maxOpen + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
-		must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	}
 	told := func(i int) grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
-		must(t, err)
+		daemontest.Must(t, err)
 		return grant.Bytes(binary.NativeEndian.Uint64(text[overheadAt:]))
 	}
 	tells := func(used grant.Bytes) {
@@ -119,7 +120,7 @@ func TestKeptAccounts(t *testing.T) {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
-	must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+	daemontest.Must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	tells(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
 	tells(4 * grant.GiB)
@@ -139,7 +140,7 @@ func TestASlowAccountIsLeftUnread(t *testing.T) {
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
 	r := watch.Report{Taken: time.Now(), Grants: []watch.GrantUse{{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
 	for _, id := range []grant.ID{slow, other} {
-		must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700), limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
+		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700), limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
 	}
 	asked := map[grant.ID]int{}
 	o := overheadWriter{}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -19,25 +20,25 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	path := filepath.Join(dir, "config.toml")
 	write := func(interval, more string) {
 		t.Helper()
-		must(t, os.WriteFile(path, []byte("state_dir = \""+dir+"/state\"\nrun_dir = \""+dir+"/run\"\n[daemon]\ninterval = \""+interval+"\"\n"+more), 0o600))
+		daemontest.Must(t, os.WriteFile(path, []byte("state_dir = \""+dir+"/state\"\nrun_dir = \""+dir+"/run\"\n[daemon]\ninterval = \""+interval+"\"\n"+more), 0o600))
 	}
 	write("1s", "")
 	reads := 0
 	log := logrus.New()
 	log.SetOutput(t.Output())
 	s, err := newConfigManager(func() *node.Node { reads++; return node.Open(path, host.Default()) }, path, log)
-	must(t, err)
+	daemontest.Must(t, err)
 	defer s.Close()
 	for _, interval := range []string{"2s", "3s", "4s", "5s"} { // within one tick of the clock, and of one length
 		write(interval, "")
-		must(t, s.Ensure(context.Background()))
+		daemontest.Must(t, s.Ensure(context.Background()))
 		if got := s.Interval().String(); got != interval {
 			t.Errorf("the interval is %s, and %s is configured", got, interval)
 		}
 	}
 	for end := time.Now().Add(time.Minute); ; { // until it is older than a tick
 		before := reads
-		if must(t, s.Ensure(context.Background())); reads == before {
+		if daemontest.Must(t, s.Ensure(context.Background())); reads == before {
 			break
 		}
 		if time.Now().After(end) {
@@ -49,7 +50,7 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 		t.Error("somebody asks for it, and it is not read")
 	}
 	before, s.read = reads, s.stamp.Changed() // as if it had been read in the tick of its change
-	if must(t, s.Ensure(context.Background())); reads == before {
+	if daemontest.Must(t, s.Ensure(context.Background())); reads == before {
 		t.Error("what was read in the tick of its change is believed")
 	}
 	write("6s", "nonsense = 1\n")
@@ -58,7 +59,7 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 			t.Errorf("a broken file is in force, or nothing is said of it, or it is not to be read again: the interval is %s", s.Interval())
 		}
 	}
-	must(t, os.Remove(path))
+	daemontest.Must(t, os.Remove(path))
 	if s.Ensure(context.Background()) == nil {
 		t.Error("the file is gone, and nothing is said of it")
 	}

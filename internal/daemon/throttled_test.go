@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	nvmlapi "github.com/gpuledger/gpuledger/internal/gpu/nvml"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/limits"
@@ -55,14 +56,14 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 		t.Fatalf("%v\n%s", err, out)
 	}
 	book := filepath.Join(g.dir, "driver/run/fakedriver")
-	must(t, os.WriteFile(filepath.Join(book, "devices"), fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
+	daemontest.Must(t, os.WriteFile(filepath.Join(book, "devices"), fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
 	t.Setenv("FAKEDRIVER_DIR", book)
 	if g.sampler, err = nvmlapi.OpenSampler(filepath.Join(g.dir, "driver")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.sampler.Close)
 	g.node = &node.Node{Policy: grant.Policy{RunDir: g.dir, Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}}
-	must(t, os.Mkdir(g.node.Policy.LimitsRoot(), 0o700))
+	daemontest.Must(t, os.Mkdir(g.node.Policy.LimitsRoot(), 0o700))
 	return g
 }
 
@@ -73,7 +74,7 @@ func (g *standInGPU) run(name string, story func()) {
 		g.t, g.people, g.grants, g.hold = t, map[int]watch.ProcessInfo{}, nil, gateSetter{}
 		defer func() { g.t = all }()
 		for _, dir := range limits.Kept(g.node.Policy.LimitsRoot()) {
-			must(t, limits.Remove(filepath.Join(g.node.Policy.LimitsRoot(), dir)))
+			daemontest.Must(t, limits.Remove(filepath.Join(g.node.Policy.LimitsRoot(), dir)))
 		}
 		story()
 	})
@@ -84,7 +85,7 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 	g.t.Helper()
 	shares := []grant.Share{{UUID: standInUUID, Memory: grant.GiB}}
 	dir := g.node.Policy.LimitsDir(id)
-	must(g.t, limits.Ensure(dir, shares, share))
+	daemontest.Must(g.t, limits.Ensure(dir, shares, share))
 	for i := range g.grants {
 		if g.grants[i].ID == id {
 			g.grants[i].Compute = share
@@ -94,9 +95,9 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 	// When its gate opens in the period is drawn. No test may fail by a draw.
 	for _, file := range []string{grant.LimitsFile, grant.RegionFile} {
 		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
-		must(g.t, err)
+		daemontest.Must(g.t, err)
 		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(id[2])*7000<<32), 16)
-		must(g.t, err, f.Close())
+		daemontest.Must(g.t, err, f.Close())
 	}
 	g.grants = append(g.grants, grant.Grant{ID: id, Mode: grant.Limit, Compute: share, GPUs: shares,
 		Bindings: []grant.Binding{{Container: string(id), Cgroups: []string{"/" + string(id)}}}})
@@ -111,9 +112,9 @@ mount --bind $1/limits /run/gpuledger/limits; mount -o remount,bind,ro /run/gpul
 exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDir(id), kind)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdout, err := cmd.StdoutPipe()
-	must(g.t, err)
+	daemontest.Must(g.t, err)
 	cmd.Stderr = os.Stderr
-	must(g.t, cmd.Start())
+	daemontest.Must(g.t, cmd.Start())
 	g.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if line != "launches\n" {
@@ -130,7 +131,7 @@ func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
 	for range n {
 		g.now = g.now.Add(time.Second)
 		sample, err := g.sampler.Sample(g.now)
-		must(g.t, err)
+		daemontest.Must(g.t, err)
 		r := watch.Compare(watch.Input{Sample: sample, Processes: g.people, Grants: g.grants})
 		for _, use := range r.Grants {
 			mean[use.ID] += float64(use.Compute) / float64(n)
@@ -211,9 +212,9 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 		g.launches(one, "waits")
 		g.looks(settled, true)
 		l, err := limits.Open(g.node.Policy.LimitsDir(one))
-		must(g.t, err)
+		daemontest.Must(g.t, err)
 		defer l.Close()
-		must(g.t, l.SetGate(standInUUID, 0, 5*time.Second))
+		daemontest.Must(g.t, l.SetGate(standInUUID, 0, 5*time.Second))
 		l.Beat()
 		if got := g.looks(5, false)[one]; got > 1 {
 			g.t.Errorf("at the gate that was left it has %.1f%% of the time", got)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/metrics"
@@ -42,7 +43,7 @@ type statusView struct {
 	watch *WatchManager
 
 	ledger  *ledgercache.Cache
-	limits  *LimitManager
+	limits  *driverlimits.Manager
 	engines *engineManager
 
 	mu      sync.Mutex
@@ -70,7 +71,7 @@ func (v *statusView) metricsSnapshot() metrics.Snapshot {
 	if watched.Events == nil {
 		watched.Events = map[grant.FindingKind]uint64{}
 	}
-	watched.Events[grant.LimitChanged] = v.limits.driftCount.Load()
+	watched.Events[grant.LimitChanged] = v.limits.Drifts()
 	engines, changed, begun := v.engines.State()
 	watched.Events[grant.HandlerChanged] = begun
 	watched.Findings = slices.Concat(changed, watched.Findings)

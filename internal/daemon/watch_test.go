@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -144,9 +145,9 @@ func TestWhatIsUsedIsWritten(t *testing.T) {
 	written := func(after time.Duration) time.Duration {
 		t.Helper()
 		w.sampler = at{s, began.Add(after)}
-		must(t, w.pass(context.Background(), n))
+		daemontest.Must(t, w.pass(context.Background(), n))
 		r, err := watch.Load(n.Policy.RunDir, "boot")
-		must(t, err)
+		daemontest.Must(t, err)
 		return r.Taken.Sub(began)
 	}
 	for _, c := range []struct {
@@ -189,7 +190,7 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 	n := w.node()
 	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
 	w.sampler.(same).s.GPUs[0].XIDs = []int{79} // what is new has the ledger read again, which knows of no grant
-	must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
+	daemontest.Must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
 	err := w.pass(context.Background(), n)
 	if err == nil || !strings.Contains(err.Error(), "watch.json") || !strings.Contains(err.Error(), "cannot stop ") { // in that /proc nobody is process 1, so that it is tried only
 		t.Errorf("said is: %v", err)
@@ -202,7 +203,7 @@ func TestACastIsOfItsTime(t *testing.T) {
 	defer w.processes.Close()
 	sleeper := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1000")
-		must(t, cmd.Start())
+		daemontest.Must(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return cmd
 	}
@@ -240,7 +241,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 			n := w.node()
 			put := func(path, text string) {
 				t.Helper()
-				must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+				daemontest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
 			}
 			id, runtime := strings.Repeat("a", 64), t.TempDir()
 			cgroup := "/system.slice/cri-containerd-" + id + ".scope"
@@ -261,7 +262,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 			s.GPUs[0].Used, s.GPUs[0].Processes = grant.GiB, []grant.ProcessUse{{PID: 100, Memory: grant.GiB}}
 			began := time.Now()
 			w.sampler = at{s, began}
-			must(t, w.pass(context.Background(), n)) // its runtime's state cannot be read
+			daemontest.Must(t, w.pass(context.Background(), n)) // its runtime's state cannot be read
 			if f := w.Status().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
 				t.Fatalf("%+v", f)
 			}
@@ -292,9 +293,9 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 		}
 	}
 	var room unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &room), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
+	daemontest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &room), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
 	looks()
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
+	daemontest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
 	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
 		t.Errorf("said is %+v", got)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"context"
@@ -16,19 +16,21 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// createTime is longer than a create takes with its hook: until it is over the limit of a container may still be on its way.
+// createTime is longer than a create takes with its hook. Until then a container's limit may still
+// be on its way.
 const createTime = 2 * time.Minute
 
-// errSilent: nothing is known of what the driver limits.
+// errNoAnswer means that nothing is known about the driver's limits.
 var errNoAnswer = errors.New("the driver does not answer")
 
-// unholdable is why a container cannot be held by the driver at all, and not only now.
+// cannotLimit is why the driver can never limit a container, and not only at the moment.
 type cannotLimit struct{ error }
 
-// complete looks for containers that the driver is said to hold and that have no limit (who wrote down what is limited may have lost it),
-// and sets it. Of one that cannot be held the ledger says so; where that is not known (NVML hangs, the disk is full) all stays as it is, for the
-// driver may hold it, and the next pass looks again.
-func (l *LimitManager) limitMissing(ctx context.Context, n *node.Node) error {
+// limitMissing finds containers that the ledger says the driver limits and that have no limit,
+// because the record was lost, and sets it. If a container cannot be limited, the ledger says so
+// afterwards. If that is unknown (NVML hangs, the disk is full), nothing changes: the driver may
+// limit it, and the next pass tries again.
+func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
 	var failed []error
 	for _, b := range l.unlimited(n) {
 		err := l.limitRunning(ctx, n, b)
@@ -37,14 +39,14 @@ func (l *LimitManager) limitMissing(ctx context.Context, n *node.Node) error {
 			failed = append(failed, fmt.Errorf("cannot have the driver hold container %q again: %w", grant.Printable(b.Container), err))
 			l.retryMissing()
 			if errors.Is(err, errNoAnswer) {
-				break // it would be so of each
+				break // it would be the same for each
 			}
 			continue
 		}
 		f := grant.Finding{Kind: grant.LimitChanged, Index: -1, Grant: b.Grant}
 		f.User.Container = b.Container
 		f.Message = fmt.Sprintf("container %q, which the driver is said to hold, had no limit; it is set", grant.Printable(b.Container))
-		if err != nil { // with nothing locked: who has the ledger may be waiting for us
+		if err != nil { // with no lock held: a process that has locked the ledger may be waiting for this one
 			n.Weaken(grant.Container{RuntimeRoot: b.RuntimeRoot, ID: b.Container, Bundle: b.Bundle})
 			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and none can be set: %v; the ledger says now that nothing holds it", grant.Printable(b.Container), err)
 			failed = append(failed, errors.New(f.Message))
@@ -56,16 +58,17 @@ func (l *LimitManager) limitMissing(ctx context.Context, n *node.Node) error {
 	return errors.Join(failed...)
 }
 
-// lookAgain has the next pass look, though nothing has changed.
-func (l *LimitManager) retryMissing() {
+// retryMissing makes the next pass look again, even if nothing has changed.
+func (l *Manager) retryMissing() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.completedAt = time.Time{}
 }
 
-// unheld are the bindings of containers that run, are said to be held by the driver, and are in none of the leaves. It looks when the ledger
-// has changed, and now and then; at those alone that can be meant, of which most nodes have none.
-func (l *LimitManager) unlimited(n *node.Node) (found []grant.Binding) {
+// unlimited returns the bindings of containers that run, that the ledger says the driver limits,
+// and that are not in the record. It looks when the ledger has changed, and from time to time, and
+// only at bindings of the driver, of which most nodes have none.
+func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
 	changed, now := n.Ledger.Stamp(), time.Now() // before anything is read
 	driven, err := l.drivenBindings(n)
 	if err != nil || len(driven) == 0 {
@@ -84,7 +87,7 @@ func (l *LimitManager) unlimited(n *node.Node) (found []grant.Binding) {
 			}
 			is, err := tx.Binding(b.RuntimeRoot, b.Container)
 			switch {
-			case errors.Is(err, ledger.ErrNotFound): // gone since
+			case errors.Is(err, ledger.ErrNotFound): // it is gone by now
 			case err != nil:
 				return err
 			case is.Driven && is.Life == grant.Alive && isCreated(n, is):
@@ -99,8 +102,8 @@ func (l *LimitManager) unlimited(n *node.Node) (found []grant.Binding) {
 	return found
 }
 
-// driven are the bindings that the ledger says the driver holds, as it was last read.
-func (l *LimitManager) drivenBindings(n *node.Node) (drivenBindings []grant.Binding, err error) {
+// drivenBindings returns the bindings that the driver limits, by the cached ledger.
+func (l *Manager) drivenBindings(n *node.Node) (drivenBindings []grant.Binding, err error) {
 	o, _, err := l.cache.Read(n, false)
 	for _, g := range o.Grants {
 		for _, b := range g.Bindings {
@@ -112,19 +115,20 @@ func (l *LimitManager) drivenBindings(n *node.Node) (drivenBindings []grant.Bind
 	return drivenBindings, err
 }
 
-// made reports whether a container runs and its create is over.
+// isCreated reports whether a container runs and its create is over.
 func isCreated(n *node.Node, b grant.Binding) bool {
 	init, known := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
 	if !known {
 		return false
 	}
 	runs, err := n.Host.Runs(init)
-	creates, _ := n.Host.Runs(b.Creator) // as long as its container, where that is not detached
+	creates, _ := n.Host.Runs(b.Creator) // as long as its container, if that is not detached
 	return err == nil && runs && (!creates || n.Host.Now().Sub(b.Created) > createTime)
 }
 
-// resume limits a container that runs already, by the cgroup that its runtime has recorded: what is below that is the container's own.
-func (l *LimitManager) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
+// limitRunning limits a running container by the cgroup that its runtime has recorded. All cgroups
+// below that belong to the container.
+func (l *Manager) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var g grant.Grant
@@ -139,7 +143,7 @@ func (l *LimitManager) limitRunning(ctx context.Context, n *node.Node, b grant.B
 	own, err := ownCgroupOf(n.Host, init.PID)
 	var unread *fs.PathError
 	switch {
-	case errors.As(err, &unread): // as of a process that has just ended
+	case errors.As(err, &unread): // for example of a process that has just ended
 		return err
 	case err != nil:
 		return cannotLimit{err}
@@ -158,9 +162,9 @@ func (l *LimitManager) limitRunning(ctx context.Context, n *node.Node, b grant.B
 	return l.limitAgain(ctx, n, f)
 }
 
-// reimpose limits the leaf of a container that runs. Where the driver is silent, what it limits is what it limited before: nothing is taken
-// off, and the leaf is forgotten until the next pass.
-func (l *LimitManager) limitAgain(ctx context.Context, n *node.Node, f limitedCgroup) error {
+// limitAgain limits the cgroup of a running container. If the driver does not answer, it limits
+// what it limited before: nothing is removed, and the cgroup is not recorded until the next pass.
+func (l *Manager) limitAgain(ctx context.Context, n *node.Node, f limitedCgroup) error {
 	before := l.known
 	t, err := l.limitAndRecord(ctx, n, f)
 	switch {

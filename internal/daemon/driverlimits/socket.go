@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"bufio"
@@ -16,22 +16,23 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 )
 
-// door is the socket at which our other programs ask for the driver's limits. Its directory is root's alone, and the kernel says
-// who knocks.
+// requestSocket is the socket at which other gpuledger programs ask for the driver's limits. Its
+// directory is root's alone, and the kernel says which process has connected.
 type requestSocket struct {
 	mu       sync.Mutex
 	address  string
 	listener net.Listener
 }
 
-// What one who knocks may take: time to say it, time until it is done, and how many at once.
+// What one connection may take: the time to send or receive, and to be answered; and how many there
+// are at once.
 const (
 	ioTime      = 5 * time.Second
 	answerTime  = 35 * time.Second
 	maxRequests = 64
 )
 
-// open listens, if nobody does yet who can be reached.
+// open listens, unless a listener can be reached at the address already.
 func (d *requestSocket) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -67,7 +68,7 @@ func (d *requestSocket) closeLocked() {
 	d.address, d.listener = "", nil
 }
 
-// serve ends with the listener. Where that ends by itself the next open makes another.
+// serve ends with the listener. If that ends by itself, the next open makes another one.
 func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem.Request, int) error) {
 	room := make(chan struct{}, maxRequests)
 	for {
@@ -89,7 +90,8 @@ func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem
 	}
 }
 
-// attend hears one request and answers it. Who only connects wants to know whether somebody is there.
+// handleRequest reads one request and answers it. A program that only wants to know whether the
+// socket is open connects and disconnects without sending anything.
 func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
 	peer, err := rootsocket.PeerPID(conn)
 	if err != nil {

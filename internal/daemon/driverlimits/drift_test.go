@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -24,7 +25,7 @@ import (
 
 // scene is a limiter before a driver that keeps limits in a map, and a tree of cgroups that are but directories.
 type scene struct {
-	*LimitManager
+	*Manager
 	t    *testing.T
 	n    *node.Node
 	has  map[cgroupGPU]grant.Bytes // without: no limit
@@ -36,16 +37,16 @@ type scene struct {
 func newScene(t *testing.T) *scene {
 	h := host.Default()
 	h.Sys = t.TempDir()
-	p := grant.Policy{RunDir: shortDir(t), StateDir: t.TempDir()}
+	p := grant.Policy{RunDir: daemontest.ShortDir(t), StateDir: t.TempDir()}
 	p.Audit.File, p.Audit.Keep = filepath.Join(p.StateDir, "audit.jsonl"), 4
-	must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
+	daemontest.Must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
 	s := &scene{t: t, has: map[cgroupGPU]grant.Bytes{}, lost: map[string]bool{}}
 	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.LimitManager = &LimitManager{node: func() *node.Node { return s.n }, driver: s, cache: &ledgercache.Cache{}, log: log}
+	s.Manager = &Manager{node: func() *node.Node { return s.n }, driver: s, cache: &ledgercache.Cache{}, log: log}
 	t.Cleanup(s.socket.close)
-	must(t, s.load(s.n))
+	daemontest.Must(t, s.load(s.n))
 	return s
 }
 
@@ -81,19 +82,19 @@ func (s *scene) leaf(container string, gpus ...string) limitedCgroup {
 		f.GPUs = append(f.GPUs, grant.Share{UUID: gpu, Index: i, Memory: grant.GiB})
 		s.has[cgroupGPU{f.dir(s.n.Host), gpu}] = grant.GiB
 	}
-	must(s.t, os.MkdirAll(f.dir(s.n.Host), 0o755))
+	daemontest.Must(s.t, os.MkdirAll(f.dir(s.n.Host), 0o755))
 	s.populate(f, true)
 	var err error
 	f.Inode, err = inodeOf(f.dir(s.n.Host))
-	must(s.t, err)
-	must(s.t, s.save(s.n, append(s.known[:len(s.known):len(s.known)], f)))
+	daemontest.Must(s.t, err)
+	daemontest.Must(s.t, s.save(s.n, append(s.known[:len(s.known):len(s.known)], f)))
 	f.GPUs = slices.Clone(f.GPUs) // for who changes what the ledger says
 	return f
 }
 
 func (s *scene) populate(f limitedCgroup, populated bool) {
 	word := map[bool]string{true: "populated 1\n", false: "populated 0\n"}[populated]
-	must(s.t, os.WriteFile(filepath.Join(f.dir(s.n.Host), "cgroup.events"), []byte(word), 0o644))
+	daemontest.Must(s.t, os.WriteFile(filepath.Join(f.dir(s.n.Host), "cgroup.events"), []byte(word), 0o644))
 }
 
 func (s *scene) set(f limitedCgroup, gpu string, b grant.Bytes) {
@@ -121,8 +122,8 @@ func (s *scene) said(word string) int {
 func (s *scene) entered(f limitedCgroup, driven bool) {
 	s.t.Helper()
 	self, err := s.n.Host.Self()
-	must(s.t, err)
-	must(s.t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
+	daemontest.Must(s.t, err)
+	daemontest.Must(s.t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
 		g := grant.Grant{ID: f.Grant, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: f.GPUs, Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
 		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: f.Grant, RuntimeRoot: f.RuntimeRoot, Container: f.Container, Creator: self, Driven: driven}))
 	}))
@@ -150,7 +151,7 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 			t.Errorf("%d leaves are known", len(s.known))
 		}
 	}
-	must(t, os.RemoveAll(empty.dir(s.n.Host)))
+	daemontest.Must(t, os.RemoveAll(empty.dir(s.n.Host)))
 	s.lost = nil
 	if err := s.passes(); err != nil || len(s.known) != 2 {
 		t.Errorf("when all is well: %v, %d leaves", err, len(s.known))
@@ -162,7 +163,7 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	s := newScene(t)
 	f := s.leaf("c", "GPU-0", "GPU-1")
-	must(t, s.save(s.n, nil)) // it is about to be created
+	daemontest.Must(t, s.save(s.n, nil)) // it is about to be created
 	s.lost["GPU-1"] = true
 	if err := s.limitOrUndo(context.Background(), s.n, f); err == nil || !strings.Contains(err.Error(), "GPU is lost") {
 		t.Errorf("it says %v", err)
@@ -192,7 +193,7 @@ func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	for _, f := range []limitedCgroup{held, forced} {
 		s.set(f, "GPU-0", 9*grant.GiB)
 	}
-	must(t, s.passes())
+	daemontest.Must(t, s.passes())
 	s.want("without strength", weak, "GPU-0", grant.NoLimit)
 	s.want("driven", held, "GPU-0", grant.GiB)
 	s.want("whose grant is gone by force", forced, "GPU-0", grant.GiB)
@@ -213,7 +214,7 @@ func TestTheLedgersOwnChangeIsNobodyElses(t *testing.T) {
 	}
 	s.lost = nil
 	for range 2 {
-		must(t, s.passes())
+		daemontest.Must(t, s.passes())
 	}
 	s.want("after it", f, "GPU-0", 2*grant.GiB)
 	if s.driftCount.Load() > 0 || s.said("found") > 0 {
@@ -239,11 +240,11 @@ func TestTheDoorStaysOpen(t *testing.T) {
 		t.Errorf("with a limit: %v", err)
 	}
 	s.want("as the ledger says", f, "GPU-0", 2*grant.GiB)
-	must(t, s.save(s.n, nil))
+	daemontest.Must(t, s.save(s.n, nil))
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
 		t.Errorf("one that was admitted and is not limited yet: %v", err)
 	}
-	must(t, os.Remove(s.n.Policy.LimitSocket()))
+	daemontest.Must(t, os.Remove(s.n.Policy.LimitSocket()))
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
 		t.Errorf("the same, and somebody has removed the socket: %v", err)
 	}
@@ -255,14 +256,14 @@ func TestADriftIsToldWhenItIsNewAndWhenItIsOver(t *testing.T) {
 	f := s.leaf("c", "GPU-0")
 	for range 100 {
 		s.set(f, "GPU-0", grant.NoLimit)
-		must(t, s.passes())
+		daemontest.Must(t, s.passes())
 		s.want("at each pass", f, "GPU-0", grant.GiB)
 	}
 	if s.said("found") != 1 || s.said("over") != 0 || s.driftCount.Load() != 100 || len(s.Findings()) != 1 {
 		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"), s.driftCount.Load(), s.Findings())
 	}
 	for range 10 {
-		must(t, s.passes())
+		daemontest.Must(t, s.passes())
 	}
 	if s.said("found") != 1 || s.said("over") != 1 || len(s.Findings()) != 0 {
 		t.Errorf("when it is over: found %d, over %d, %v", s.said("found"), s.said("over"), s.Findings())

@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"slices"
@@ -7,14 +7,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// lowered is a grant that is being made smaller: whoever does it has the driver hold its containers to less first, and writes the ledger
-// then. Until it has, or is gone, the ledger's word is no reason to give them more.
+// reduction is a change that makes a grant smaller. The process that changes it has the driver
+// limit the containers first, and writes the ledger then. Until then, the containers do not get
+// more again because of the ledger, as long as that process runs.
 type reduction struct {
 	To []grant.Share `json:"to,omitzero"`
 	By grant.Process `json:"by,omitzero"`
 }
 
-// stands reports whether who makes the grant smaller is still at it.
+// inProgress reports whether the process that makes the grant smaller still runs.
 func (l reduction) inProgress(h host.Host) bool {
 	if l.By.PID == 0 {
 		return false
@@ -23,7 +24,7 @@ func (l reduction) inProgress(h host.Host) bool {
 	return runs || err != nil
 }
 
-// of is what a leaf may have of a grant's shares.
+// apply returns what a cgroup may have of a grant's shares.
 func (l reduction) apply(h host.Host, shares []grant.Share) []grant.Share {
 	if !l.inProgress(h) {
 		return shares

@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"bufio"
@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -21,8 +22,8 @@ func TestLeafOf(t *testing.T) {
 	h := host.Default()
 	h.Proc = t.TempDir()
 	put := func(pid, text string) {
-		must(t, os.MkdirAll(filepath.Join(h.Proc, pid), 0o755))
-		must(t, os.WriteFile(filepath.Join(h.Proc, pid, "cgroup"), []byte(text), 0o644))
+		daemontest.Must(t, os.MkdirAll(filepath.Join(h.Proc, pid), 0o755))
+		daemontest.Must(t, os.WriteFile(filepath.Join(h.Proc, pid, "cgroup"), []byte(text), 0o644))
 	}
 	own := strconv.Itoa(os.Getpid())
 	put(own, "0::/system.slice/gpuledgerd.service\n")
@@ -50,15 +51,6 @@ func TestLeafOf(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // TestLeavesAreOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
 func TestLeavesAreOfOneBoot(t *testing.T) {
 	dir := t.TempDir()
@@ -66,7 +58,7 @@ func TestLeavesAreOfOneBoot(t *testing.T) {
 		t.Errorf("without a file: %+v %v", l, err)
 	}
 	want := limitedCgroup{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc", Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
-	must(t, recordFile{List: []limitedCgroup{want}}.save(dir, "b"))
+	daemontest.Must(t, recordFile{List: []limitedCgroup{want}}.save(dir, "b"))
 	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" || l.List[0].GPUs[0].Memory != grant.GiB {
 		t.Errorf("as written: %+v %v", l, err)
 	}
@@ -74,7 +66,7 @@ func TestLeavesAreOfOneBoot(t *testing.T) {
 		t.Errorf("of another boot: %+v %v", l, err)
 	}
 	for _, text := range []string{"", "{", `{"version":2,"boot_id":"b"}`} {
-		must(t, os.WriteFile(filepath.Join(dir, recordName), []byte(text), 0o600))
+		daemontest.Must(t, os.WriteFile(filepath.Join(dir, recordName), []byte(text), 0o600))
 		if _, err := loadRecord(dir, "b"); err == nil {
 			t.Errorf("%q is read", text)
 		}
@@ -83,7 +75,7 @@ func TestLeavesAreOfOneBoot(t *testing.T) {
 
 // TestTheDoor answers what it understands, one line, and shuts.
 func TestTheDoor(t *testing.T) {
-	path := filepath.Join(shortDir(t), "limit.sock")
+	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
 	answer := func(_ context.Context, r cgmem.Request, peer int) error {
 		if r.Op != cgmem.Set || peer != os.Getpid() {
@@ -91,8 +83,8 @@ func TestTheDoor(t *testing.T) {
 		}
 		return nil
 	}
-	must(t, d.open(path, answer))
-	must(t, d.open(path, answer)) // which is open
+	daemontest.Must(t, d.open(path, answer))
+	daemontest.Must(t, d.open(path, answer)) // which is open
 	for line, want := range map[string]string{
 		`{"version":1,"op":"set"}`:   `{"version":1}`,
 		`{"version":1,"op":"clear"}`: `{"version":1,"error":"not that"}`,
@@ -101,7 +93,7 @@ func TestTheDoor(t *testing.T) {
 		`{"version":1,"op":"set","container":"` + strings.Repeat("x", cgmem.MaxLine) + `"}`: "",
 	} {
 		conn, err := net.Dial("unix", path)
-		must(t, err)
+		daemontest.Must(t, err)
 		_, _ = conn.Write([]byte(line + "\n"))
 		got, _ := bufio.NewReader(conn).ReadString('\n')
 		_ = conn.Close()
@@ -113,7 +105,7 @@ func TestTheDoor(t *testing.T) {
 	if err := cgmem.Listens(path); err == nil {
 		t.Error("it is open")
 	}
-	must(t, d.open(path, answer))
+	daemontest.Must(t, d.open(path, answer))
 	if err := cgmem.Listens(path); err != nil {
 		t.Errorf("again: %v", err)
 	}
@@ -124,7 +116,7 @@ func TestTheDoor(t *testing.T) {
 func TestLoweredStandsWithWhoLowers(t *testing.T) {
 	h := host.Default()
 	self, err := h.Self()
-	must(t, err)
+	daemontest.Must(t, err)
 	gone := self
 	gone.Start++
 	ledger := []grant.Share{{UUID: "GPU-0", Memory: 12 * grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}}
@@ -152,7 +144,7 @@ func TestTheDoorIsShutWhileNoAnswerIsGood(t *testing.T) {
 			t.Errorf("%s: the door is open: %t", what, s.socket.isOpen())
 		}
 	}
-	must(t, s.socket.open(s.n.Policy.LimitSocket(), s.handle))
+	daemontest.Must(t, s.socket.open(s.n.Policy.LimitSocket(), s.handle))
 	f := s.leaf("c", "GPU-0")
 	s.populate(f, true)
 	s.hung = true
@@ -164,7 +156,7 @@ func TestTheDoorIsShutWhileNoAnswerIsGood(t *testing.T) {
 	}
 	s.hung = false
 	ensure(true, "it answers again")
-	must(t, os.WriteFile(filepath.Join(s.n.Policy.RunDir, recordName), []byte("{"), 0o600))
+	daemontest.Must(t, os.WriteFile(filepath.Join(s.n.Policy.RunDir, recordName), []byte("{"), 0o600))
 	s.runDir = "" // another gpuledgerd
 	ensure(false, "what is limited cannot be read")
 }

@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
@@ -36,9 +37,9 @@ func newLost(t *testing.T) *lost {
 		l.at.cgroup + "/cgroup.procs":                           "4242\n",
 		l.runtime + "/c/status":                                 `{"pid":4242,"process-start-time":77,"cgroup-path":"/c"}`,
 	} {
-		must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+		daemontest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
 	}
-	must(t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
+	daemontest.Must(t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
 		g := grant.Grant{ID: "g-cccccccccccc", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthDriver, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}},
 			Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
 		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: l.runtime, Container: "c", Creator: grant.Process{PID: 4243, Start: 1}, Driven: true, Strength: grant.StrengthDriver}))
@@ -61,7 +62,7 @@ func (l *lost) pass() error {
 // is holds the ledger's word and the driver's limit to what they should be.
 func (l *lost) is(what string, driven bool, limit grant.Bytes) {
 	l.t.Helper()
-	must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
+	daemontest.Must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
 		b, err := tx.Binding(l.runtime, "c")
 		if b.Driven != driven || l.has[l.at] != limit {
 			l.t.Errorf("%s: it is driven: %v, and limited to %s", what, b.Driven, l.has[l.at])
@@ -76,11 +77,11 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	for name, c := range map[string]struct{ begins, ends func(*lost) }{
 		"NVML does not answer": {func(l *lost) { l.hung = true }, func(l *lost) { l.hung = false }},
 		"nothing can be written down": {
-			func(l *lost) { must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700)) },
-			func(l *lost) { must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
+			func(l *lost) { daemontest.Must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700)) },
+			func(l *lost) { daemontest.Must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
 		"its first process cannot be looked at": {
-			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away")) },
-			func(l *lost) { must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup")) }},
+			func(l *lost) { daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away")) },
+			func(l *lost) { daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup")) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLost(t)
@@ -96,7 +97,7 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 			}
 			c.ends(l)
 			for range 2 {
-				must(t, l.pass())
+				daemontest.Must(t, l.pass())
 				l.is("afterwards", true, grant.GiB)
 			}
 			if len(l.known) != 1 || l.sets != 2 {
@@ -115,10 +116,10 @@ func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 	}{
 		"the driver answers an error": {func(l *lost) { l.scene.lost["GPU-0"] = true }, "GPU is lost", grant.NoLimit},
 		"its first process is elsewhere": {func(l *lost) {
-			must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
+			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
 		}, "its first process is in the cgroup /elsewhere, and its runtime recorded", grant.GiB},
 		"it is in everybody's": {func(l *lost) {
-			must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/\n"), 0o600))
+			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/\n"), 0o600))
 		}, "which is not its own", grant.GiB},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package daemon
+package driverlimits
 
 import (
 	"errors"
@@ -9,14 +9,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// place is where a limit of the driver's is.
+// cgroupGPU identifies a limit of the driver.
 type cgroupGPU struct{ cgroup, gpu string }
 
 func cgroupGPUOf(l grant.CgroupLimit) cgroupGPU { return cgroupGPU{l.Cgroup, l.GPU} }
 
-// trouble is why limits are not as they were ordered, and in which cgroups: what is wrong with one says nothing of the others.
+// limitErrors are why limits are not as they were set, and in which cgroups. An error in one says
+// nothing about the others.
 type limitErrors struct {
-	failed   map[string]bool // by directory
+	failed   map[string]bool // by the cgroup's directory
 	list     []limitError
 	noAnswer bool // the driver has not answered: nothing is known of any
 }
@@ -31,16 +32,16 @@ func (t *limitErrors) add(cgroup, why string) {
 	t.list = append(t.list, limitError{cgroup, why})
 }
 
-// forget is for a cgroup that is gone: nothing is wrong there any more.
+// remove is for a cgroup that is gone: its errors do not matter any more.
 func (t *limitErrors) remove(cgroup string) {
 	delete(t.failed, cgroup)
 	t.list = slices.DeleteFunc(t.list, func(c limitError) bool { return c.cgroup == cgroup })
 }
 
-// maxComplaints is how many are said; a node may have hundreds of containers.
+// maxErrors is how many errors are printed; a node may have hundreds of containers.
 const maxErrors = 4
 
-// err is nil where nothing is wrong. What is the same for many is said once.
+// err is nil if there are none. Equal errors are printed once.
 func (t limitErrors) err() error {
 	var said []string
 	more := 0
