@@ -75,7 +75,8 @@ var layers = map[string][]string{
 	"internal/daemon/daemontest":  {"internal/admission", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
 
 	"internal/daemon/driverlimits": {"internal/daemon/ledgercache", "internal/daemon/nvmlchild", "internal/daemon/rootsocket", "internal/daemon/daemonlog", "internal/watch", "internal/cgmem", "internal/failpoint", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
-	"internal/daemon": {"internal/daemon/driverlimits", "internal/daemon/ledgercache", "internal/daemon/schedule", "internal/daemon/rootsocket", "internal/daemon/daemonlog", "internal/daemon/nvmlchild",
+	"internal/daemon/httpserver":   {"internal/daemon/rootsocket", "internal/metrics", "internal/page"},
+	"internal/daemon": {"internal/daemon/httpserver", "internal/daemon/driverlimits", "internal/daemon/ledgercache", "internal/daemon/schedule", "internal/daemon/daemonlog", "internal/daemon/nvmlchild",
 		"cdi", "internal/configure", "internal/nri", "internal/mps", "internal/throttle", "internal/admission", "internal/watch", "internal/limits", "internal/cgmem", "internal/metrics", "internal/page", "internal/auditlog", "internal/node", "internal/ledger", "internal/policy",
 		"internal/host", "internal/grant", "internal/version", "internal/failpoint"},
 	"cmd/gpuledgerd":        {"internal/daemon"},

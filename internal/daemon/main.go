@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
+	"github.com/gpuledger/gpuledger/internal/daemon/httpserver"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
@@ -159,7 +160,7 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	handlers := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
 	shown := &statusView{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}
 	all := []Manager{s, tidy, newInventoryManager(s.Node, config, watcher.Stale, s.log),
-		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &HTTPManager{statusView: shown, log: s.log},
+		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &httpserver.Server{Address: s.listenAddress, Metrics: shown.metricsSnapshot, Page: shown.pageContent, Log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: ledger.Current, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),

@@ -141,6 +141,9 @@ func (s *configManager) Node() *node.Node {
 	return s.current
 }
 
+// listenAddress is where metrics and the status page are served; "" for nowhere.
+func (s *configManager) listenAddress() string { return s.Node().Policy.Daemon.Listen }
+
 // Interval is the time between two passes of a manager.
 func (s *configManager) Interval() time.Duration {
 	interval, err := time.ParseDuration(s.Node().Policy.Daemon.Interval)

@@ -1,4 +1,5 @@
-package daemon
+// Package httpserver serves metrics and the status page over HTTP, for reading only.
+package httpserver
 
 import (
 	"context"
@@ -22,22 +23,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/page"
 )
 
-// listener is the manager of the listener: metrics and the status page, for reading only.
-type HTTPManager struct {
-	*statusView
-	log *logrus.Logger
+// Server is the manager that serves metrics and the status page, for reading only.
+type Server struct {
+	Address func() string // as configured: HOST:PORT, unix:/path, or "" for none
+	Metrics func() metrics.Snapshot
+	Page    func() page.Content
+	Log     *logrus.Logger
 
 	mu      sync.Mutex
-	address string // as configured, of the server that runs
-	server  *http.Server
+	address string // as configured, of the running server
+	running *http.Server
 	at      net.Listener // its
 }
 
-func (s *HTTPManager) Name() string { return "listener" }
+func (s *Server) Name() string { return "listener" }
 
-// Ensure listens where the configuration says, and only there.
-func (s *HTTPManager) Ensure(context.Context) error {
-	want := s.node().Policy.Daemon.Listen
+// Ensure listens at the configured address, and only there.
+func (s *Server) Ensure(context.Context) error {
+	want := s.Address()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.address == want && (want == "" || rootsocket.Reachable(s.at)) {
@@ -51,25 +54,25 @@ func (s *HTTPManager) Ensure(context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.address, s.server, s.at = want, newServer(s.handler(want), s.log), l
-	go s.serve(s.server, l)
+	s.address, s.running, s.at = want, newServer(s.handler(want), s.Log), l
+	go s.serve(s.running, l)
 	s.logAddress(l.Addr())
 	return nil
 }
 
-// run serves until the server is stopped. Where it ends by itself the next Ensure listens again.
-func (s *HTTPManager) serve(server *http.Server, l net.Listener) {
+// serve serves until the server is closed. If it ends by itself, the next Ensure listens again.
+func (s *Server) serve(server *http.Server, l net.Listener) {
 	err := server.Serve(l)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.server == server && !errors.Is(err, http.ErrServerClosed) {
-		s.log.WithError(err).Warn("the listener has ended")
-		s.address, s.server, s.at = "", nil, nil
+	if s.running == server && !errors.Is(err, http.ErrServerClosed) {
+		s.Log.WithError(err).Warn("the listener has ended")
+		s.address, s.running, s.at = "", nil, nil
 	}
 }
 
-func (s *HTTPManager) logAddress(at net.Addr) {
-	log := s.log.WithField("address", at.String())
+func (s *Server) logAddress(at net.Addr) {
+	log := s.Log.WithField("address", at.String())
 	if tcp, isTCP := at.(*net.TCPAddr); isTCP && !tcp.IP.IsLoopback() {
 		log.Warn("serving metrics and the status page to whoever reaches this node")
 		return
@@ -78,20 +81,20 @@ func (s *HTTPManager) logAddress(at net.Addr) {
 }
 
 // Stop closes the listener and every connection.
-func (s *HTTPManager) Stop() {
+func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop()
 }
 
-func (s *HTTPManager) stop() {
-	if s.server != nil {
-		_ = s.server.Close()
+func (s *Server) stop() {
+	if s.running != nil {
+		_ = s.running.Close()
 	}
-	s.address, s.server, s.at = "", nil, nil
+	s.address, s.running, s.at = "", nil, nil
 }
 
-// What one client may take: connections that are open at once, and scrapes that are answered at once.
+// How many connections may be open at once, and how many scrapes are answered at once.
 const (
 	maxConnections = 64
 	maxScrapes     = 4
@@ -104,21 +107,21 @@ func newServer(h http.Handler, log *logrus.Logger) *http.Server {
 }
 
 // handler answers GET and HEAD of two paths.
-func (s *HTTPManager) handler(address string) http.Handler {
+func (s *Server) handler(address string) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Collector{Snapshot: s.metricsSnapshot}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(metrics.Collector{Snapshot: s.Metrics}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
-		DisableCompression: true})) // to compress it takes as long as to make it, and most who ask are on this node
-	mux.HandleFunc("/{$}", s.page)
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.Log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
+		DisableCompression: true})) // compression takes as long as the rest, and most clients are on this node
+	mux.HandleFunc("/{$}", s.servePage)
 	return checkRequest(address, mux)
 }
 
-// page is the status page.
-func (s *HTTPManager) page(w http.ResponseWriter, _ *http.Request) {
-	text, err := page.Render(s.pageContent())
+// servePage answers with the status page.
+func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
+	text, err := page.Render(s.Page())
 	if err != nil {
-		s.log.Error(err)
+		s.Log.Error(err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -126,8 +129,9 @@ func (s *HTTPManager) page(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(text)
 }
 
-// guarded lets through what only reads, and what was asked of this node by a name that is its own: a web page elsewhere can
-// have its own name lead to this address (DNS rebinding), and would then read the answers as if they were its own.
+// checkRequest lets requests through that only read, and that name this node. A web page elsewhere
+// can have its own name resolve to this address (DNS rebinding). Its scripts could then read the
+// answers as if they came from their own server.
 func checkRequest(address string, next http.Handler) http.Handler {
 	isUnix := strings.HasPrefix(address, "unix:")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -149,7 +153,8 @@ func checkRequest(address string, next http.Handler) http.Handler {
 	})
 }
 
-// isOurs reports whether a Host header names this node: by an address, which no rebinding can use, or by its own name.
+// isOwnName reports whether a Host header names this node: by an address, which rebinding cannot
+// use, or by its own name.
 func isOwnName(host, address string) bool {
 	name := withoutPort(host)
 	if name == "" || name == "localhost" || name == withoutPort(address) {
@@ -169,7 +174,7 @@ func withoutPort(address string) string {
 	return address
 }
 
-// quiet has the server's complaints about its clients where debugging shows them.
+// debugLog is where the server's messages about its clients go: to the debug level.
 func debugLog(log *logrus.Logger) *stdlog.Logger {
 	return stdlog.New(debugWriter{log}, "listener: ", 0)
 }

@@ -1,4 +1,4 @@
-package daemon
+package httpserver
 
 import (
 	"context"
@@ -7,8 +7,9 @@ import (
 	"sync"
 )
 
-// clients are the connections that are open. Where there are too many the oldest that no answer is being written to is closed: whoever holds
-// them open to keep others out holds his own, and one who asks at once, as Prometheus does, is heard.
+// connections are the open connections of a server. When there are too many, the oldest without a
+// request in progress is closed. So a client that keeps many open loses its own, and one that
+// connects and asks at once, such as Prometheus, is answered.
 type connections struct {
 	max int
 
@@ -18,13 +19,13 @@ type connections struct {
 }
 
 type connection struct {
-	number   uint64 // in the order in which they came
+	number   uint64 // in the order of their beginnings
 	requests int    // requests that are being answered
 }
 
 type connKey struct{}
 
-// serve has a server count its connections.
+// limit makes a server count its connections.
 func (c *connections) limit(s *http.Server) {
 	handler := s.Handler
 	s.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
@@ -66,7 +67,7 @@ func (c *connections) countRequest(conn net.Conn, more int) {
 	}
 }
 
-// drop closes one. The newest is never being answered yet, so there is always one.
+// closeOldest closes one. The newest has no request in progress yet, so there always is one.
 func (c *connections) closeOldest() {
 	var oldest net.Conn
 	for conn, is := range c.open {

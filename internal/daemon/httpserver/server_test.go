@@ -1,4 +1,4 @@
-package daemon
+package httpserver
 
 import (
 	"context"
@@ -18,8 +18,6 @@ import (
 	logs "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
-	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
@@ -171,9 +169,8 @@ func TestWhoAsksIsHeard(t *testing.T) {
 // TestTheListenersSocketIsMadeAgain, announced by the name that is configured.
 func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
-	n := &node.Node{Policy: grant.Policy{Daemon: grant.Daemon{Listen: "unix:" + path}}}
 	log, said := logs.NewNullLogger()
-	s := &HTTPManager{statusView: &statusView{node: func() *node.Node { return n }}, log: log}
+	s := &Server{Address: func() string { return "unix:" + path }, Log: log}
 	defer s.Stop()
 	for times := 1; times <= 2; times++ {
 		for range 2 { // the second time it is there

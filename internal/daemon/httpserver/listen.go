@@ -1,4 +1,4 @@
-package daemon
+package httpserver
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// listen opens what [daemon].listen names: HOST:PORT or unix:/path.
+// listenOn listens at an address of [daemon].listen: HOST:PORT or unix:/path.
 func listenOn(address string) (net.Listener, error) {
 	var l net.Listener
 	var err error
@@ -24,7 +24,7 @@ func listenOn(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// cause leaves out what package net says of the address once more.
+// cause removes the address from an error of package net, because listenOn names it already.
 func cause(err error) error {
 	var call *os.SyscallError
 	var address *net.AddrError
