@@ -137,7 +137,7 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 }
 
 // TestAThrottleFollowsNVML: a container launches as fast as it may, the driver's NVML tells gpuledgerd what its process has of the GPU, and that
-// moves the gate before the next launch. How near the share that comes internal/daemon shows, on a clock of its own. Here is
+// moves the gate before the next launch. How near the share that comes internal/daemon/watcher shows, on a clock of its own. Here is
 // that all of it is joined, in a real container, and what becomes of it when gpuledgerd is killed.
 func TestAThrottleFollowsNVML(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/httpserver"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
+	"github.com/gpuledger/gpuledger/internal/daemon/watcher"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -154,7 +155,7 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
 	ledger := ledgercache.New(s.log)
 	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
-	watcher := newWatchManager(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
+	watcher := watcher.New(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
 	limits := driverlimits.New(s.Node, ledger, config, s.log)
 	watcher.OtherFindings = limits.Findings
 	handlers := &engineManager{node: s.Node, wait: s.Interval, log: s.log}

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
+	"github.com/gpuledger/gpuledger/internal/daemon/watcher"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -40,7 +41,7 @@ type statusView struct {
 	audit *auditManager
 	found *ledgerManager
 	loop  *Loop
-	watch *WatchManager
+	watch *watcher.Manager
 
 	ledger  *ledgercache.Cache
 	limits  *driverlimits.Manager

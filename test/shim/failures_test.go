@@ -43,7 +43,7 @@ var failures = []struct{ issues, failure, tests, without string }{
 
 var testName = regexp.MustCompile(`\w+_test/\w+|client/\w+|daemon/\w+`)
 
-// TestEachKnownFailureHasItsTest: each of the 25 names tests that exist. The tests of daemon are Go tests of internal/daemon.
+// TestEachKnownFailureHasItsTest: each of the 25 names tests that exist. The tests of daemon are Go tests of internal/daemon/watcher.
 func TestEachKnownFailureHasItsTest(t *testing.T) {
 	dir := stage(t, "plain") // programs that are linked with the driver do not start without it
 	known := map[string][]string{}
@@ -54,7 +54,7 @@ func TestEachKnownFailureHasItsTest(t *testing.T) {
 		}
 		known[program] = strings.Fields(string(out))
 	}
-	stories, err := os.ReadFile("../../internal/daemon/throttled_test.go")
+	stories, err := os.ReadFile("../../internal/daemon/watcher/throttled_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package daemon
+package watcher
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func (f fixedLedger) Read(n *node.Node, anew bool) (node.Overview, bool, error) 
 func (fixedLedger) Changes() map[string]uint64 { return nil }
 
 // crowded is a watcher of eight GPUs, on which so many containers run with a grant each and five processes each.
-func crowded(t testing.TB, containers int) *WatchManager {
+func crowded(t testing.TB, containers int) *Manager {
 	dir := t.TempDir()
 	put := func(name, text string) {
 		path := filepath.Join(dir, name)
@@ -97,7 +97,7 @@ func crowded(t testing.TB, containers int) *WatchManager {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	w := newWatchManager(func() *node.Node { return n }, fixedLedger{o, ledgercache.StampOf(n)}, "", nil, log)
+	w := New(func() *node.Node { return n }, fixedLedger{o, ledgercache.StampOf(n)}, "", nil, log)
 	w.sampler = same{s}
 	return w
 }
@@ -199,7 +199,7 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 
 // TestACastIsOfItsTime: it is made anew when the ledger was read again and when a process has come or gone, and not else.
 func TestACastIsOfItsTime(t *testing.T) {
-	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}}
+	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}}
 	defer w.processes.Close()
 	sleeper := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1000")
@@ -285,7 +285,7 @@ func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
 // TestProcessesThatCannotBeHeld are said once, and once that they are again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &WatchManager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{Log: log}}
+	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{Log: log}}
 	defer w.processes.Close()
 	looks := func() {
 		for range 30 {

@@ -1,6 +1,6 @@
 //go:build cgo
 
-package daemon
+package watcher
 
 import (
 	"bufio"
@@ -49,15 +49,15 @@ func newStandInGPU(t *testing.T) *standInGPU {
 		}
 	}
 	g := &standInGPU{t: t, dir: t.TempDir(), now: time.Unix(1e9, 0)}
-	out, err := exec.Command("bash", "-euc", `cd ../..; test/fakedriver/build.sh $0/driver; shim/build.sh $0/proxy; mv $0/proxy/libcuda-throttle.so.1 $0/proxy/libcuda.so.1
+	out, err := exec.Command("bash", "-euc", `cd ../../..; test/fakedriver/build.sh $0/driver; shim/build.sh $0/proxy; mv $0/proxy/libcuda-throttle.so.1 $0/proxy/libcuda.so.1
 mkdir $0/real; cp -L $0/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 $0/real
 gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -L$0/real -l:libcuda.so.1 -Wl,--allow-shlib-undefined -ldl`, g.dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	book := filepath.Join(g.dir, "driver/run/fakedriver")
-	daemontest.Must(t, os.WriteFile(filepath.Join(book, "devices"), fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
-	t.Setenv("FAKEDRIVER_DIR", book)
+	record := filepath.Join(g.dir, "driver/run/fakedriver")
+	daemontest.Must(t, os.WriteFile(filepath.Join(record, "devices"), fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
+	t.Setenv("FAKEDRIVER_DIR", record)
 	if g.sampler, err = nvmlapi.OpenSampler(filepath.Join(g.dir, "driver")); err != nil {
 		t.Fatal(err)
 	}

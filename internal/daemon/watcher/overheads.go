@@ -1,4 +1,4 @@
-package daemon
+package watcher
 
 import (
 	"errors"
@@ -13,25 +13,27 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// overheads tell the shim of each grant how much its containers use beyond what their processes count themselves: contexts, code,
-// memory that they had in other ways. It counts against the grant at the next allocation.
+// overheadWriter writes for the shim of each grant how much its containers use beyond what their
+// processes count: contexts, code, and memory allocated in other ways. It counts against the grant
+// at the next allocation.
 type overheadWriter struct {
 	written   map[grantGPU]writtenOverhead
 	accounts  map[grant.ID]*openAccount
 	skipUntil map[grant.ID]time.Time // until when
 	used      func(*limits.Account, string) (grant.Bytes, error)
-	maxOpen   int // how many are kept open; those of more grants are opened each time, which takes longer than all else of a pass
+	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
 	pass      int
 }
 
-// account is a grant's files, kept open.
+// openAccount holds a grant's files, open.
 type openAccount struct {
 	*limits.Account
 	pass int // in which the grant was last used
 }
 
-// accountsRoom is for how many accounts there is room: a descriptor each, of an eighth of those that the program may have (two host.Vigil take half of
-// them), and a mapping each, of which the kernel allows 65,530 (vm.max_map_count).
+// maxAccounts is how many accounts may be open. Each needs a descriptor, of which they may have an
+// eighth (two host.Vigil take half of them), and a mapping, of which the kernel allows 65,530
+// (vm.max_map_count).
 func maxAccounts() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -40,27 +42,30 @@ func maxAccounts() int {
 	return int(min(limit.Cur/8, 1<<14))
 }
 
+// grantGPU identifies a grant on one GPU.
 type grantGPU struct {
 	id  grant.ID
 	gpu string
 }
 
+// writtenOverhead is what was written for a grant last.
 type writtenOverhead struct {
-	used grant.Bytes // in truth, when it was last told
+	used grant.Bytes // measured, when it was written last
 	at   time.Time
 	pass int // in which the grant was last used
 }
 
-// How much the truth has to change, and how old it may get, before the account is read again: that is up to 200 KiB and a thousand
-// locks to ask for, of each grant. What is less than a hundredth of a grant can wait for the few seconds.
+// How much the use has to change, and how old the record may get, before the account is read again.
+// Reading takes up to 200 KiB and a thousand locks for each grant. Less than a hundredth of a grant
+// can wait for some seconds.
 const (
 	overheadStep  = 2 * grant.MiB
 	overheadPart  = 100
 	overheadEvery = 5 * time.Second
-	slowEvery     = time.Minute // of an account that its container has made slow to read
+	slowEvery     = time.Minute // for an account that its container has made slow to read
 )
 
-// publish brings the records up to date of the grants that have some.
+// update writes the records of the grants that have some.
 func (o *overheadWriter) update(n *node.Node, r watch.Report) {
 	if o.written == nil {
 		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{}, map[grant.ID]time.Time{}
@@ -102,7 +107,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Report) {
 	}
 }
 
-// tell does nothing for a grant without records: nothing limits it, or something else than the shim does.
+// write does nothing for a grant without records: the shim does not limit it.
 func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
 	a := o.accounts[g.ID]
 	if a != nil && !a.Current() {
@@ -122,7 +127,7 @@ func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
 	}
 	counted, err := o.used(a.Account, g.GPU)
 	if err != nil {
-		return err // the container has spoiled its account; what it does not count there the watch finds
+		return err // the container has damaged its account; the watch finds what it uses
 	}
 	return a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
 }
@@ -132,7 +137,7 @@ func (o *overheadWriter) close(id grant.ID) {
 	delete(o.accounts, id)
 }
 
-// closeAll ends it.
+// closeAll closes all accounts.
 func (o *overheadWriter) closeAll() {
 	for id := range o.accounts {
 		o.close(id)

@@ -1,4 +1,4 @@
-package daemon
+package watcher
 
 import (
 	"encoding/binary"

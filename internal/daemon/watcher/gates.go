@@ -1,4 +1,4 @@
-package daemon
+package watcher
 
 import (
 	"time"
@@ -11,16 +11,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// throttles hold grants to their shares of compute, where the policy has the shim throttle launches: after each look at the GPUs they
-// set the gate of each grant on each of its GPUs.
+// gateSetter holds grants to their shares of compute, if policy has the shim throttle launches.
+// After each sample it sets the gate of each grant on each of its GPUs.
 type gateSetter struct {
 	loops map[grantGPU]*throttle.Loop
-	last  time.Time // look
+	last  time.Time // time of the last sample
 }
 
-// hold moves the gates. A grant that computes nothing on a GPU, or of which the driver does not tell, has the gate of its share there.
+// update moves the gates. If a grant computes nothing on a GPU, or the driver reports nothing, its
+// gate is that of its share.
 func (t *gateSetter) update(n *node.Node, grants []grant.Grant, r watch.Report) {
-	if n.Policy.Enforcement.Compute != grant.ThrottleShare { // as on most nodes: each pass is to cost little
+	if n.Policy.Enforcement.Compute != grant.ThrottleShare { // as on most nodes
 		t.loops = nil
 		return
 	}
@@ -37,7 +38,7 @@ func (t *gateSetter) update(n *node.Node, grants []grant.Grant, r watch.Report) 
 	t.loops, t.last = loops, r.Taken
 }
 
-// gates does nothing for a grant without records: no container of it was ever made.
+// setGates does nothing for a grant without records: no container of it was ever created.
 func (t *gateSetter) setGates(dir string, g grant.Grant, share int, passed time.Duration, used map[grantGPU]int, loops map[grantGPU]*throttle.Loop) {
 	l, err := limits.Open(dir)
 	if err != nil {

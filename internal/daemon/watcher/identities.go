@@ -1,0 +1,73 @@
+package watcher
+
+import (
+	"cmp"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// identityCache keeps the identities of containers without grants. To find one out takes the
+// container's spec.
+type identityCache struct{ known map[string]containerIdentity }
+
+type containerIdentity struct {
+	pod    grant.Identity
+	engine grant.Engine
+	exempt bool
+	known  bool // a runtime has a container of the id, in this cgroup
+	asked  time.Time
+}
+
+// identityAge is for how long an identity is kept: policy may exempt a container at any time.
+const identityAge = 10 * time.Second
+
+// stateRoots are where engines have their runtimes keep the states of containers, and which engine
+// it is, if only one uses the place.
+var stateRoots = []struct {
+	pattern string
+	engine  grant.Engine
+}{{"/run/containerd/runc/*", grant.Containerd}, {"/run/docker/runtime-runc/*", grant.Docker}, {"/run/runc", ""}, {"/run/crun", ""}}
+
+func engineOf(root string) grant.Engine {
+	for _, s := range stateRoots {
+		if is, _ := filepath.Match(s.pattern, root); is {
+			return s.engine
+		}
+	}
+	return ""
+}
+
+// forget makes the next identify find the identity out again.
+func (b *identityCache) forget(u grant.User) { delete(b.known, u.Key()) }
+
+func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) grant.User {
+	if b.known == nil || len(b.known) > 4096 {
+		b.known = map[string]containerIdentity{}
+	}
+	who, found := b.known[u.Key()]
+	if !found || time.Since(who.asked) > identityAge {
+		who = containerIdentity{asked: time.Now()}
+		for _, s := range stateRoots {
+			dirs, _ := filepath.Glob(s.pattern)
+			roots = append(roots[:len(roots):len(roots)], dirs...)
+		}
+		pod, exempt, root, init := n.Bystander(roots, u.Engine, u.Container)
+		// A user that may create cgroups, as in each login session, can give one a container's name.
+		if who.known = watch.IsIn(n.Host, init, u.Cgroup); who.known {
+			who.pod, who.exempt, who.engine = pod, exempt, engineOf(root)
+		}
+		b.known[u.Key()] = who
+	}
+	if who.pod != (grant.Identity{}) {
+		u.Pod = who.pod
+	}
+	u.Exempt, u.Engine = who.exempt, cmp.Or(u.Engine, who.engine)
+	if !who.known && watch.ParseCgroup(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
+		u.Cgroup = ""
+	}
+	return u
+}

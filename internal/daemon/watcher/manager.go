@@ -1,0 +1,199 @@
+// Package watcher is the manager that takes samples of what is used, compares them with the ledger,
+// and does what policy says about the findings. Package watch has the decisions.
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
+	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// Manager compares what is used of the GPUs with the ledger in every pass. It only reports, unless
+// policy says that containers are to be stopped. It also writes the records by which the shim
+// limits grants.
+type Manager struct {
+	node    func() *node.Node
+	sampler interface {
+		Sample(context.Context, grant.Source) (grant.Sample, error)
+		Close()
+	}
+	roots []string // where runtimes keep the states of containers, beside the usual places
+	log   *logrus.Logger
+
+	processes      watch.ProcessTable
+	pids           []int // reused by each pass
+	vigilCondition daemonlog.Condition
+	users          *watch.ProcessUsers
+	usersKey       processUsersKey // of users
+	tracker        watch.Tracker
+	cache          ledgerReader
+	ledger         node.Overview // as of the last pass
+	identities     identityCache
+	OtherFindings  func() []grant.Finding // findings that another manager has reported; nil: none
+	overheads      overheadWriter
+	gates          gateSetter
+	nodes          func(grant.Inventory) map[uint64]string
+	opened         map[string][]int // the processes that had a GPU's node open, by GPU
+	nextLook       time.Time        // when opened is read again
+	recordedHeld   map[string][]grant.Process
+	next           time.Time              // no pass before
+	recorded       map[string]grant.Bytes // as last recorded outside the ledger
+	recordedAt     time.Time              // when that was
+	saved          watch.Report           // as last saved
+	failure        error                  // of the last pass
+
+	mu     sync.Mutex
+	status watch.Status
+}
+
+// ledgerReader is what the watch needs of a ledgercache.Cache.
+type ledgerReader interface {
+	Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error)
+	Changes() map[string]uint64
+}
+
+func New(n func() *node.Node, ledger ledgerReader, config string, roots []string, log *logrus.Logger) *Manager {
+	return &Manager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log, processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, vigilCondition: daemonlog.Condition{Log: log}}
+}
+
+func (w *Manager) Name() string { return "watch" }
+func (w *Manager) Stop() {
+	w.sampler.Close()
+	w.processes.Close()
+	w.overheads.closeAll()
+}
+
+// Ensure takes a sample and does what policy says about it. If a pass costs much, it skips the next
+// calls.
+func (w *Manager) Ensure(ctx context.Context) error {
+	if time.Now().Before(w.next) {
+		return w.failure
+	}
+	began, worked := time.Now(), schedule.CPUTime()
+	w.failure = w.pass(ctx, w.node())
+	w.next = began.Add(min(passFactor*(schedule.CPUTime()-worked), maxPassRest))
+	return w.failure
+}
+
+// How many times the processor time of a pass the watch rests, and for how long at most: less than
+// a second, so that it looks again in the next pass.
+const (
+	passFactor  = 20
+	maxPassRest = 900 * time.Millisecond
+)
+
+func (w *Manager) pass(ctx context.Context, n *node.Node) error {
+	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory)
+	if err != nil {
+		w.setFailure(err)
+		return err
+	}
+	w.findOpenGPUs(n)
+	report, err := w.compare(n, sample)
+	if err != nil {
+		w.setFailure(err)
+		return err
+	}
+	var wrong error // the configuration is checked for both
+	w.tracker.Grace, wrong = time.ParseDuration(n.Policy.Daemon.Grace)
+	w.tracker.Interval, _ = time.ParseDuration(n.Policy.Daemon.Interval)
+	news := w.tracker.Update(&report)
+	w.logChanges(n, news)
+	if w.OtherFindings != nil {
+		report.Findings = append(report.Findings, w.OtherFindings()...)
+	}
+	w.setStatus(report)
+	w.overheads.update(n, report)
+	w.gates.update(n, w.ledger.Grants, report)
+	err = w.record(n, report, len(news.Begun)+len(news.Ended) > 0)
+	if wrong == nil {
+		wrong = w.stopContainers(n, report)
+	}
+	return errors.Join(err, wrong) // a full disk saves nobody from being stopped
+}
+
+// For how long the open files of the node's processes are not read again, and how many times as
+// long as the last reading took: that takes some 10 milliseconds for 400 processes.
+const (
+	openEvery  = 5 * time.Second
+	openFactor = 100
+)
+
+// findOpenGPUs finds the processes that have a GPU's node open. The driver reports only those that
+// use the GPU.
+func (w *Manager) findOpenGPUs(n *node.Node) {
+	began := time.Now()
+	if began.Before(w.nextLook) {
+		return
+	}
+	inv, problem := n.Inventory()
+	if problem != nil {
+		return
+	}
+	w.opened = watch.OpenGPUs(n.Host, w.nodes(inv))
+	w.nextLook = time.Now().Add(max(openEvery, openFactor*time.Since(began)))
+}
+
+// compare compares a sample with the ledger. A new finding is confirmed with a ledger that was read
+// after the sample: a container that has just started may have its grant only there.
+func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, error) {
+	for anew := false; ; anew = true {
+		o, fresh, err := w.cache.Read(n, anew)
+		if err != nil {
+			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
+		}
+		w.ledger = o
+		people := w.readProcesses(sample, o.Grants)
+		scene := watch.Input{Sample: sample, Processes: people, Grants: o.Grants, Inventory: o.Inventory, Users: w.processUsers(o.Grants, people),
+			Identify: func(u grant.User) grant.User { return w.identities.identify(n, w.roots, u) }, Serves: n.MPSServes, Open: w.opened}
+		if report := watch.Compare(scene); fresh || !w.tracker.HasNew(report) {
+			return report, nil
+		}
+	}
+}
+
+func (w *Manager) readProcesses(sample grant.Sample, grants []grant.Grant) map[int]watch.ProcessInfo {
+	w.pids = append(w.pids[:0], watch.InitPIDs(grants)...)
+	for _, g := range sample.GPUs {
+		for _, p := range g.Processes {
+			w.pids = append(w.pids, p.PID)
+		}
+	}
+	for _, pids := range w.opened {
+		w.pids = append(w.pids, pids...)
+	}
+	people := w.processes.Lookup(w.pids)
+	w.vigilCondition.Update(w.processes.VigilError(), "that a process has ended is noticed late")
+	return people
+}
+
+// processUsersKey identifies a state of the ledger's grants and of the processes.
+type processUsersKey struct {
+	grants  *grant.Grant // the first: a new reading of the ledger has others, and this pointer keeps these from being freed
+	count   int
+	changes uint64 // of the processes
+}
+
+// processUsers returns the last ones, if the ledger was not read again and no process has come,
+// gone or moved.
+func (w *Manager) processUsers(grants []grant.Grant, people map[int]watch.ProcessInfo) *watch.ProcessUsers {
+	of := processUsersKey{count: len(grants), changes: w.processes.Changes()}
+	if len(grants) > 0 {
+		of.grants = &grants[0]
+	}
+	if w.users == nil || of != w.usersKey {
+		w.users, w.usersKey = watch.NewProcessUsers(grants, people), of
+	}
+	return w.users
+}

@@ -1,0 +1,145 @@
+package watcher
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// setFailure records that nothing is known any more. What was recorded as outside the ledger stays
+// so: no grant may get what may still be in use.
+func (w *Manager) setFailure(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status.Failure = err.Error()
+}
+
+// logChanges writes what has changed to the audit log and to the daemon's log.
+func (w *Manager) logChanges(n *node.Node, news watch.Changes) {
+	for _, f := range news.Begun {
+		reaction := w.reaction(n, f)
+		n.Found("found", f, reaction, f.Message)
+		w.log.WithFields(daemonlog.FindingFields(f)).WithField("reaction", reaction).Warn(f.Message)
+	}
+	for _, f := range news.Ended {
+		n.Found("over", f, "", f.Message)
+		w.log.WithFields(daemonlog.FindingFields(f)).Info("over: " + f.Message)
+	}
+}
+
+// reaction is what policy wants. If refusals are only recorded, no container is stopped either.
+func (w *Manager) reaction(n *node.Node, f grant.Finding) grant.Reaction {
+	if n.Mode() != grant.Enforce {
+		return grant.ReportFinding
+	}
+	return watch.Reaction(f, n.Policy.Rules)
+}
+
+// setStatus is what metrics and the page show from now on.
+func (w *Manager) setStatus(r watch.Report) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status.Failure = ""
+	w.status.Report = r
+	w.status.Samples++
+	w.status.Events, w.status.XIDs = maps.Clone(w.tracker.Events), maps.Clone(w.tracker.XIDs)
+	w.status.Changes = w.cache.Changes()
+	w.status.AddHistory(r, w.ledger.Grants)
+}
+
+// Status returns a copy of what was found last.
+func (w *Manager) Status() watch.Status {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.status
+	s.History = append([]watch.HistorySample(nil), s.History...)
+	s.Stopped = maps.Clone(s.Stopped)
+	return s
+}
+
+// Stale is why the inventory should be taken again, "" if it need not.
+func (w *Manager) Stale() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status.Stale
+}
+
+// recordEvery is how often unchanged use outside the ledger is recorded again, so that its age can
+// be seen.
+const recordEvery = time.Minute
+
+// record writes files of the run directory: what placements count as taken, and what `gpuledger
+// inspect` shows.
+func (w *Manager) record(n *node.Node, r watch.Report, news bool) error {
+	outside, held := r.Outside(), r.Held()
+	if w.recorded == nil {
+		w.recorded = w.ledger.Outside // as the last gpuledgerd left it
+		if len(w.ledger.Held) > 0 {
+			w.recordedHeld = map[string][]grant.Process{"": nil} // differs from any, so that it is written
+		}
+	}
+	same := maps.Equal(outside, w.recorded) && maps.EqualFunc(held, w.recordedHeld, slices.Equal)
+	if !same || len(outside)+len(held) > 0 && r.Taken.Sub(w.recordedAt) > recordEvery {
+		if err := n.Ledger.SetFound(outside, held); err != nil {
+			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
+		}
+		w.recorded, w.recordedHeld, w.recordedAt = outside, held, r.Taken
+	}
+	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveEvery {
+		return nil
+	}
+	boot, err := n.Host.BootID()
+	if err == nil {
+		err = watch.Save(n.Policy.RunDir, boot, r)
+	}
+	if err == nil {
+		w.saved = r
+	}
+	return err
+}
+
+// saveEvery is how old the report file may get while the use hardly changes.
+const saveEvery = 2500 * time.Millisecond
+
+// stopContainers stops the containers that policy wants stopped, once their findings have stood for
+// the grace time.
+func (w *Manager) stopContainers(n *node.Node, r watch.Report) (err error) {
+	if n.Mode() != grant.Enforce {
+		return nil
+	}
+	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
+		if f.Kind == grant.OutsideLedger { // read its identity again: an earlier reading may have failed
+			w.identities.forget(f.User)
+			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt {
+				continue
+			}
+		}
+		ended, e := watch.Stop(n.Host, f.User)
+		switch {
+		case e != nil:
+			err = e
+			n.Found("not-stopped", f, grant.StopContainer, e.Error())
+		case ended > 0:
+			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended, r.Taken.Sub(f.Since).Round(time.Second), f.Message)
+			n.Found("stopped", f, grant.StopContainer, message)
+			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
+			w.countStopped(f.Kind)
+		}
+	}
+	return err
+}
+
+func (w *Manager) countStopped(kind grant.FindingKind) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.status.Stopped == nil {
+		w.status.Stopped = map[grant.FindingKind]uint64{}
+	}
+	w.status.Stopped[kind]++
+}
