@@ -155,6 +155,16 @@ func wanted(uuid string) want {
 	return want{uuids: []string{uuid}, limits: map[string]grant.Bytes{uuid: grant.GiB}, threads: 100}
 }
 
+// pass plans and does what is to be done about a daemon over GPU-0 that runs.
+func (s stage) pass(ctx context.Context, d *daemon, isWanted bool) error {
+	all := map[string]want{}
+	if isWanted {
+		all[d.name] = wanted("GPU-0")
+	}
+	next := plan([]facts{d.facts()}, all, false, time.Now())[0]
+	return d.apply(ctx, next.action, all[d.name])
+}
+
 // TestSocketIsTheDaemons: whatever gpuledgerd knew, has forgotten or was told before, only a socket on which the daemon itself listens is
 // taken for the daemon's; another one is asked nothing, and is not written down.
 func TestSocketIsTheDaemons(t *testing.T) {
@@ -181,8 +191,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			must(t, s.node.SetMPSState(d.dir, state))
 			return s.again(d.name)
 		},
-		"no grant for a moment": func(_ stage, d *daemon, _ func()) *daemon {
-			if err := d.retire(ctx, d.state.Daemon); err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
+		"no grant for a moment": func(s stage, d *daemon, _ func()) *daemon {
+			if err := s.pass(ctx, d, false); err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
 				t.Errorf("it is told to end: %v", err)
 			}
 			return d
@@ -192,13 +202,13 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			s := newStage(t)
 			d := s.daemon("GPU-0")
 			end := s.serve(d)
-			must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+			must(t, s.pass(ctx, d, true))
 			own := d.state.Socket
 			back := s.steal(d)
 			s.asked(d)
 			d = then(s, d, end)
-			d.notice()
-			err := d.ensure(ctx, wanted("GPU-0"), s.self())
+			d.detectEnd()
+			err := s.pass(ctx, d, true)
 			if err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
 				t.Errorf("ready by another's socket: %v", err)
 			}
@@ -210,7 +220,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			}
 			s.serve(d)
 			back()
-			must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+			must(t, s.pass(ctx, d, true))
 			if state, _ := s.node.MPSState(d.dir); state.Problem != "" || state.Socket != own {
 				t.Errorf("with its own back: %+v", state)
 			}
@@ -220,7 +230,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
 		s.steal(d)
-		if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || s.asked(d) != "" {
+		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || s.asked(d) != "" {
 			t.Errorf("the first socket is another's: %v", err)
 		}
 	})
@@ -228,7 +238,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
 		s.replace(d, exec.Command(os.Args[0]))
-		must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+		must(t, s.pass(ctx, d, true))
 	})
 	t.Run("nobody listens", func(t *testing.T) {
 		s := newStage(t)
@@ -239,7 +249,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		must(t, err)
 		l.(*net.UnixListener).SetUnlinkOnClose(false)
 		must(t, l.Close())
-		if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), "does not listen") || s.asked(d) != "" {
+		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), "does not listen") || s.asked(d) != "" {
 			t.Errorf("a socket on which nobody listens: %v", err)
 		}
 	})
@@ -250,25 +260,25 @@ func TestNoticeKeepsTheDaemon(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	end := s.serve(d)
-	must(t, d.ensure(context.Background(), wanted("GPU-0"), s.self()))
+	must(t, s.pass(context.Background(), d, true))
 	before := d.state
 	end()
-	if !d.notice() {
+	if !d.detectEnd() {
 		t.Fatal("nobody has ended")
 	}
 	state, _ := s.node.MPSState(d.dir)
 	if state.Daemon != before.Daemon || state.Socket != before.Socket || len(state.Servers) > 0 || !strings.Contains(state.Problem, "server (process") {
 		t.Errorf("%+v became %+v", before, state)
 	}
-	if d.notice() {
+	if d.detectEnd() {
 		t.Error("its end is told twice")
 	}
 	gone := exec.Command("true")
 	must(t, gone.Run())
 	state.Daemon = grant.Process{PID: gone.Process.Pid, Start: 1}
-	must(t, d.say(state))
-	d.rest(fmt.Errorf("mute"), time.Hour)
-	if d.notice(); !d.quiet.IsZero() {
+	must(t, d.writeState(state))
+	d.putOff(fmt.Errorf("mute"), time.Hour)
+	if d.detectEnd(); !d.askedAgain.IsZero() {
 		t.Error("for its silence the next one is put off")
 	}
 	if state, _ = s.node.MPSState(d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
@@ -287,19 +297,19 @@ func TestAnswersOfAnother(t *testing.T) {
 	s.steal(d)
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
 	must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte(trick), 0o600))
-	if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || d.state.Problem == "" {
+	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || d.state.Problem == "" {
 		t.Errorf("what another has answered: %v, %+v", err, d.state)
 	}
 	if s.asked(d) == "" {
 		t.Error("the trick was not played")
 	}
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
-	err := d.retire(ctx, s.self())
+	err := s.pass(ctx, d, false)
 	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || questions == "" || strings.Contains(questions, "quit") {
 		t.Errorf("asked %s: %v", questions, err)
 	}
 	must(t, os.Remove(filepath.Join(d.dir, "trick")), os.Rename(pipe+"/elsewhere", pipe+"/control"))
-	must(t, d.retire(ctx, s.self()))
+	must(t, s.pass(ctx, d, false))
 	if questions := s.asked(d); !strings.HasSuffix(questions, "\nquit\n") {
 		t.Errorf("afterwards it is asked %s", questions)
 	}
@@ -315,17 +325,17 @@ func TestAnswersOfAnotherThatIsGone(t *testing.T) {
 		must(t, os.WriteFile(trick, []byte("(cd $dir/pipe; mv control elsewhere; mv elsewhere control)\n"), 0o600))
 	}
 	play()
-	if err := d.ensure(ctx, wanted("GPU-0"), s.self()); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || d.state.Problem == "" {
+	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || d.state.Problem == "" {
 		t.Errorf("what another has answered: %v, %+v", err, d.state)
 	}
-	must(t, os.Remove(trick), d.ensure(ctx, wanted("GPU-0"), s.self()))
+	must(t, os.Remove(trick), s.pass(ctx, d, true))
 	s.asked(d)
 	play()
-	err := d.retire(ctx, s.self())
+	err := s.pass(ctx, d, false)
 	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || questions == "" || strings.Contains(questions, "quit") {
 		t.Errorf("asked %s: %v", questions, err)
 	}
-	must(t, os.Remove(trick), d.retire(ctx, s.self()))
+	must(t, os.Remove(trick), s.pass(ctx, d, false))
 	if questions := s.asked(d); !strings.HasSuffix(questions, "\nquit\n") {
 		t.Errorf("afterwards it is asked %s", questions)
 	}
@@ -336,7 +346,7 @@ func TestSocketThatIsJustMoved(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	must(t, os.Chmod(filepath.Join(d.dir, "pipe/control"), 0o777))
-	stamp, err := d.stamp(context.Background())
+	stamp, err := socketStamp(context.Background(), d.dir)
 	if must(t, err); stamp == (host.Stamp{}) || !stamp.Before(time.Now()) {
 		t.Errorf("the stamp of a socket that was changed at %s is taken at %s", stamp.Changed(), time.Now())
 	}
@@ -384,15 +394,15 @@ func TestSilenceIsPutOff(t *testing.T) {
 	ctx := context.Background()
 	s := newStage(t)
 	d := s.daemon("GPU-0")
-	d.rest(nil, time.Hour)
-	d.rest(fmt.Errorf("deaf"), answerTime/2)
-	must(t, d.ensure(ctx, wanted("GPU-0"), s.self()))
+	d.putOff(nil, time.Hour)
+	d.putOff(fmt.Errorf("deaf"), answerTime/2)
+	must(t, s.pass(ctx, d, true))
 	if s.asked(d) == "" {
 		t.Error("it is not asked")
 	}
-	d.rest(fmt.Errorf("mute"), time.Hour)
-	must(t, d.say(grant.MPSDaemon{GPUs: []string{"GPU-0"}, Daemon: s.self(), Problem: "it does not answer"}))
-	for what, err := range map[string]error{"ready": d.ensure(ctx, wanted("GPU-0"), s.self()), "ended": d.retire(ctx, s.self())} {
+	d.putOff(fmt.Errorf("mute"), time.Hour)
+	must(t, d.writeState(grant.MPSDaemon{GPUs: []string{"GPU-0"}, Daemon: s.self(), Problem: "it does not answer"}))
+	for what, err := range map[string]error{"ready": s.pass(ctx, d, true), "ended": s.pass(ctx, d, false)} {
 		if err == nil || !strings.Contains(err.Error(), "does not answer") {
 			t.Errorf("%s: %v", what, err)
 		}

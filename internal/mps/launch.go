@@ -43,7 +43,7 @@ func Launch(dir string, h host.Host) (err error) {
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
 }
 
-// toLog has what this process prints, and the daemon that it becomes, go to a file, for lastWords: systemd would hand it to the
+// toLog has what this process prints, and the daemon that it becomes, go to a file, for lastLogLine: systemd would hand it to the
 // journal alone. say prints an error where this process printed before, and in the file.
 func toLog(path string) (say func(error), err error) {
 	log, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

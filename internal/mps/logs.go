@@ -21,9 +21,9 @@ const (
 	keptLog = 1 << 20
 )
 
-// shorten cuts logs that have grown: what was said last is in NAME.1 from then on. Whoever writes one has it open, so it is emptied and not
+// shortenLogs cuts logs that have grown: what was said last is in NAME.1 from then on. Whoever writes one has it open, so it is emptied and not
 // replaced; who does not append goes on behind a hole, and room is what counts.
-func (d *daemon) shorten() error {
+func (d *daemon) shortenLogs() error {
 	for _, name := range logs {
 		if err := shorten(filepath.Join(d.dir, name)); err != nil {
 			return fmt.Errorf("cannot shorten the log of the MPS daemon of %v: %w", d.state.GPUs, err)

@@ -44,28 +44,28 @@ type started struct {
 	BootID string `json:"boot_id"`
 }
 
-// process is the daemon's, and whether it runs.
-func (d *daemon) process() (grant.Process, bool) {
+// processIn is the daemon's, and whether it runs.
+func processIn(dir string, h host.Host) (grant.Process, bool) {
 	var s started
-	data, err := host.ReadFile(filepath.Join(d.dir, processFile), 1<<10)
+	data, err := host.ReadFile(filepath.Join(dir, processFile), 1<<10)
 	if err != nil || json.Unmarshal(data, &s) != nil {
 		return s.Process, false
 	}
-	boot, err := d.node.Host.BootID()
+	boot, err := h.BootID()
 	if err != nil || boot != s.BootID {
 		return s.Process, false
 	}
-	runs, err := d.node.Host.Runs(s.Process)
+	runs, err := h.Runs(s.Process)
 	return s.Process, runs || err != nil // what cannot be told is not started twice
 }
 
-// start makes its directory and has it launched.
-func (d *daemon) start(w want) error {
+// launch makes the directory and starts the launcher.
+func (d *daemon) launch(w want) error {
 	c, err := d.control()
 	if err != nil {
 		return err
 	}
-	if err := d.lay(); err != nil {
+	if err := makeDirs(d.dir); err != nil {
 		return err
 	}
 	data, err := json.Marshal(orders{Program: c.program, Args: d.args(), Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
@@ -79,9 +79,9 @@ func (d *daemon) start(w want) error {
 		if err := system("start", unit); err != nil {
 			return err
 		}
-		return d.await(0) // systemd is content with a launcher that runs
+		return d.awaitLauncher(0) // systemd is content with a launcher that runs
 	}
-	return d.launch()
+	return d.runLauncher()
 }
 
 // multiUser has one server, root's, take the processes of all users as its clients (NVIDIA's documentation of MPS, "Architecture").
@@ -97,46 +97,46 @@ func (d *daemon) args() []string {
 	return []string{foreground}
 }
 
-// lay makes the directories. Those that a daemon before it had in common with its clients are put aside, and not emptied: containers
+// makeDirs makes the directories. Those that a daemon before it had in common with its clients are put aside, and not emptied: containers
 // that lost it have them mounted, and go on writing there. The launcher mounts its own over the new ones; one of an older version
 // uses them as they are.
-func (d *daemon) lay() error {
+func makeDirs(dir string) error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "shm": 0o1777} {
-		path := filepath.Join(d.dir, name)
-		if err := d.aside(path); err != nil {
+		path := filepath.Join(dir, name)
+		if err := moveAside(dir, path); err != nil {
 			return err
 		}
 		if err := errors.Join(os.MkdirAll(path, 0o700), unix.Chmod(path, uint32(mode))); err != nil {
 			return fmt.Errorf("cannot make %s: %w", path, err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(d.dir, filepath.Dir(logFile)), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(logFile)), 0o700); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(d.dir, processFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, processFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// aside takes a directory out of the way. What is still mounted there, and gpuledgerd under systemd may not unmount, the launcher will.
-func (d *daemon) aside(path string) error {
+// moveAside takes a directory out of the way. What is still mounted there, and gpuledgerd under systemd may not unmount, the launcher will.
+func moveAside(dir, path string) error {
 	if err := unmount(path); err != nil && !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	if err := unix.Rmdir(path); err == nil || err == unix.ENOENT || err == unix.EBUSY {
 		return nil
 	}
-	old, err := os.MkdirTemp(d.dir, "old-")
+	old, err := os.MkdirTemp(dir, "old-")
 	if err == nil {
 		err = os.Rename(path, filepath.Join(old, filepath.Base(path)))
 	}
 	return err
 }
 
-// launch runs the launcher in a session of its own. It outlives this process; while this one lives it is its child, and waited
+// runLauncher runs the launcher in a session of its own. It outlives this process; while this one lives it is its child, and waited
 // for.
-func (d *daemon) launch() error {
+func (d *daemon) runLauncher() error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -153,26 +153,26 @@ func (d *daemon) launch() error {
 		return err
 	}
 	go func() { _ = cmd.Wait() }()
-	return d.await(cmd.Process.Pid)
+	return d.awaitLauncher(cmd.Process.Pid)
 }
 
-// await waits until the launcher, of this pid where it is known, has said who it is: before that another start would take away what it
+// awaitLauncher waits until the launcher, of this pid where it is known, has said who it is: before that another start would take away what it
 // writes.
-func (d *daemon) await(pid int) error {
+func (d *daemon) awaitLauncher(pid int) error {
 	for end := time.Now().Add(answerTime); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if p, runs := d.process(); p.PID != 0 && (p.PID == pid || pid == 0) {
+		if p, runs := processIn(d.dir, d.node.Host); p.PID != 0 && (p.PID == pid || pid == 0) {
 			if runs {
 				return nil
 			}
-			return fmt.Errorf("it ended at once: %s", d.lastWords())
+			return fmt.Errorf("it ended at once: %s", lastLogLine(d.dir))
 		}
 	}
-	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.lastWords())
+	return fmt.Errorf("its launcher did not come so far as to run it: %s", lastLogLine(d.dir))
 }
 
-// lastWords is what the launcher, or the daemon, said before its end.
-func (d *daemon) lastWords() string {
-	log, err := os.Open(filepath.Join(d.dir, logFile))
+// lastLogLine is what the launcher, or the daemon, said before its end.
+func lastLogLine(dir string) string {
+	log, err := os.Open(filepath.Join(dir, logFile))
 	if err != nil {
 		return ""
 	}
@@ -225,8 +225,8 @@ func system(verb, unit string) error {
 	return nil
 }
 
-// clear removes what a daemon leaves. Under systemd its unit has unmounted what its clients wrote to, because gpuledgerd may not.
-func (d *daemon) clear() error {
+// remove removes what a daemon leaves. Under systemd its unit has unmounted what its clients wrote to, because gpuledgerd may not.
+func (d *daemon) remove() error {
 	for _, name := range []string{"pipe", "shm"} {
 		if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
 			return err

@@ -1,0 +1,317 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// The waits between starts of a daemon that does not come up, and between looks at whether its limits are still as set: whoever
+// reaches the control socket, as every client does, can change them.
+const (
+	firstWait  = time.Second
+	lastWait   = 10 * time.Second
+	lookEvery  = 10 * time.Second
+	allAnswers = 4 * answerTime // that a pass asks a daemon for
+)
+
+// restAfterSilence is for how long, as a multiple of what it took, one is not asked again that did not answer: what its clients do to it
+// keeps the ends of other daemons unseen for that time.
+const restAfterSilence = 2
+
+// daemon is one control daemon, in its directory.
+type daemon struct {
+	name, dir string
+	node      *node.Node
+	log       *logrus.Logger
+
+	read       bool            // state was, from the file
+	state      grant.MPSDaemon // as last written
+	proven     proof           // by which it may be asked
+	nextStart  time.Time       // no start before
+	wait       time.Duration
+	askedAgain time.Time // it did not answer, and is not asked before
+	looked     time.Time // at its limits
+	users      []string  // containers, at the last pass
+	lost       []string  // containers that its end, or its server's, took along
+	when       time.Time
+	toldToEnd  time.Time // zero: it was not
+}
+
+// proof is that a daemon listens on a socket, which the kernel has told this gpuledgerd.
+type proof struct {
+	daemon grant.Process
+	socket [2]uint64
+}
+
+// facts are what a plan needs to know of the daemon.
+func (d *daemon) facts() facts {
+	return facts{name: d.name, gpus: d.state.GPUs, runs: d.runs(), toldToEnd: d.toldToEnd, askedAgain: d.askedAgain}
+}
+
+// runs reports whether its process runs.
+func (d *daemon) runs() bool {
+	_, runs := processIn(d.dir, d.node.Host)
+	return runs
+}
+
+// apply does an action on a daemon that runs.
+func (d *daemon) apply(ctx context.Context, a action, w want) error {
+	p, _ := processIn(d.dir, d.node.Host)
+	switch a {
+	case serve, reportNotReady:
+		d.toldToEnd = time.Time{}
+		if a == reportNotReady {
+			return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
+		}
+		return d.serve(ctx, w, p)
+	case dismiss:
+		return d.dismiss(ctx, p)
+	case reportNotEnded:
+		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs, d.toldToEnd.UTC().Format(time.RFC3339))
+	case reportSilent:
+		return fmt.Errorf("the MPS daemon of %v has no grant any more, and does not answer", d.state.GPUs)
+	}
+	return nil
+}
+
+// detectEnd finds that a daemon, or a server of it, has ended that was there at the last pass, or before gpuledgerd was started.
+func (d *daemon) detectEnd() (died bool) {
+	if !d.read {
+		d.state, _ = d.node.MPSState(d.dir)
+		d.read = true
+	}
+	who, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
+	for _, p := range d.state.Servers {
+		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
+			who = fmt.Sprintf("server (process %d)", p.PID)
+			continue
+		}
+		left.Servers = append(left.Servers, p)
+	}
+	if p := d.state.Daemon; p.PID != 0 {
+		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
+			who = fmt.Sprintf("daemon (process %d)", p.PID)
+			left.Servers = nil         // they end with it
+			d.askedAgain = time.Time{} // nor is the next one as silent
+		} else {
+			left.Daemon, left.Socket = p, d.state.Socket
+		}
+	}
+	if who == "" {
+		return false
+	}
+	took := slices.Concat(d.lost, d.users, d.boundContainers()) // the last for those that ended with it, a moment ago
+	slices.Sort(took)
+	d.lost, d.when = slices.Compact(took), time.Now()
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
+	left.Problem = "its " + who + " has ended"
+	if words := lastLogLine(d.dir); words != "" { // of one that ends as soon as it is started, the reason
+		left.Problem += ": " + words
+	}
+	if err := d.writeState(left); err != nil {
+		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // whoever reads that it runs asks the kernel too
+	}
+	return true
+}
+
+// bound are the containers that use grants of the daemon now.
+func (d *daemon) boundContainers() []string {
+	o, err := d.node.Overview()
+	if err != nil {
+		return d.users
+	}
+	return wants(o.Grants)[d.name].containers
+}
+
+// lostContexts is the error that stands for as long as containers are there that lost their daemon.
+func (d *daemon) lostContexts() error {
+	d.lost = slices.DeleteFunc(d.lost, func(c string) bool { return !slices.Contains(d.users, c) })
+	if len(d.lost) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their contexts: %v; start them again", d.state.GPUs,
+		d.when.UTC().Format(time.RFC3339), d.lost)
+}
+
+// say writes the state down where something else stands.
+func (d *daemon) writeState(state grant.MPSDaemon) error {
+	if written, known := d.node.MPSState(d.dir); known && same(state, written) {
+		d.state = state
+		return nil
+	}
+	if err := d.node.SetMPSState(d.dir, state); err != nil {
+		return err
+	}
+	d.state = state
+	return nil
+}
+
+func same(a, b grant.MPSDaemon) bool {
+	a.Version, a.BootID, b.Version, b.BootID = 0, "", 0, ""
+	return fmt.Sprint(a) == fmt.Sprint(b)
+}
+
+// serve has the daemon serve what is wanted, and writes down whether it does.
+func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, allAnswers)
+	defer cancel()
+	state, err := d.setUp(ctx, w, p)
+	d.putOff(err, time.Since(began))
+	d.detectEnd() // a server that ended since the look at the beginning may have been replaced by serve
+	if err != nil {
+		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
+		if d.proven.daemon == p {
+			state.Socket = d.proven.socket
+		}
+		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
+	} else {
+		d.wait = 0
+	}
+	return errors.Join(err, d.writeState(state))
+}
+
+// putOff puts off one that did not answer.
+func (d *daemon) putOff(err error, took time.Duration) {
+	if err != nil && took >= answerTime {
+		d.askedAgain = time.Now().Add(restAfterSilence * took)
+	}
+}
+
+// setUp sets the limits, has a server run, and returns the state that results.
+func (d *daemon) setUp(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
+	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
+	stamp, err := socketStamp(ctx, d.dir)
+	if err != nil {
+		return state, err
+	}
+	if err := d.checkSocket(&state); err != nil { // before anything is asked: who answers may be somebody else
+		return state, err
+	}
+	c, err := d.control()
+	if err == nil {
+		err = d.agreeOn(ctx, c, w, &state)
+	}
+	if err == nil { // and after: whoever has the socket's place for a moment has given the answers
+		err = stillThere(d.dir, state.Socket, stamp, p)
+	}
+	return state, err
+}
+
+// agreeOn has it say that it serves what is wanted.
+func (d *daemon) agreeOn(ctx context.Context, c control, w want, state *grant.MPSDaemon) error {
+	servers, err := c.servers(ctx)
+	if err != nil {
+		return err
+	}
+	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
+	if !asSaid || len(servers) == 0 || time.Since(d.looked) > lookEvery {
+		if err := c.settle(ctx, w, servers); err != nil {
+			return err
+		}
+		d.looked = time.Now()
+	}
+	if len(servers) == 0 { // only now: defaults reach servers that start after them
+		if servers, err = c.startServer(ctx); err != nil {
+			return err
+		}
+	}
+	for _, pid := range servers {
+		if err := c.active(ctx, pid); err != nil {
+			return err
+		}
+		server, _, err := d.node.Host.Process(pid)
+		if err != nil {
+			return fmt.Errorf("its server %d: %w", pid, err)
+		}
+		state.Servers = append(state.Servers, server)
+	}
+	return nil
+}
+
+// start starts the daemon, unless it failed a moment ago.
+func (d *daemon) start(w want) error {
+	now := time.Now()
+	if now.Before(d.nextStart) {
+		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
+	}
+	d.wait = min(max(firstWait, 2*d.wait), lastWait)
+	d.nextStart = now.Add(d.wait)
+	if err := d.launch(w); err != nil {
+		return d.startFailed(w, err)
+	}
+	p, runs := processIn(d.dir, d.node.Host)
+	if !runs {
+		return d.startFailed(w, fmt.Errorf("it ended at once; see %s", filepath.Join(d.dir, "log")))
+	}
+	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
+	if pipe := filepath.Join(d.dir, "pipe"); !followsNoLinks(pipe) {
+		d.log.WithField("directory", pipe).Warn("root's programs follow links that clients of the MPS daemon make in its directory (docs/strength.md): the kernel is older than 5.10, or gpuledgerd of another version than its launcher")
+	}
+	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "its daemon is being started"})
+}
+
+// startFailed says why it does not run.
+func (d *daemon) startFailed(w want, err error) error {
+	said := error(nil)
+	if os.MkdirAll(d.dir, 0o700) == nil {
+		said = d.writeState(grant.MPSDaemon{GPUs: w.uuids, Problem: err.Error()})
+	}
+	return errors.Join(fmt.Errorf("cannot start the MPS daemon of %v: %w", w.uuids, err), said)
+}
+
+// dismiss tells the daemon to end, unless it has clients: to end it under a client that has work on
+// the GPU can hang all of its clients, and clients of other daemons too (seen up to CUDA 13.5).
+func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, allAnswers)
+	defer cancel()
+	err := d.tellToEnd(ctx, p)
+	d.putOff(err, time.Since(began))
+	return err
+}
+
+// tellToEnd tells it to end, where it is the one that answers, and where that disturbs nobody.
+func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
+	stamp, err := socketStamp(ctx, d.dir)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+	}
+	socket, _, err := d.ownSocket(p)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+	}
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
+		return err
+	}
+	c, err := d.control()
+	if err != nil {
+		return err
+	}
+	clients, err := c.clients(ctx)
+	switch {
+	case err != nil:
+		return err
+	case len(clients) > 0:
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays until they end", d.state.GPUs, clients)
+	}
+	if err := stillThere(d.dir, socket, stamp, p); err != nil {
+		return err
+	}
+	if err := c.quit(ctx); err != nil {
+		return err
+	}
+	d.toldToEnd = time.Now()
+	d.log.WithField("gpus", d.state.GPUs).Info("the MPS daemon is told to end: its last grant is gone")
+	return nil
+}

@@ -1,0 +1,168 @@
+// Package mps looks after NVIDIA's Multi-Process Service for grants in mode mps: one control daemon for each set of GPUs that
+// such grants are over, from the first of them to the last.
+//
+// A daemon is not gpuledgerd's child in spirit: it lives in a directory below the run directory, says there who it is, and stays
+// when gpuledgerd stops, crashes or is upgraded; the next gpuledgerd finds it and leaves it as it is. To restart it would kill
+// every client. What gpuledgerd finds stands in the daemon's state.json; a container whose grant needs the daemon starts only
+// when that says that its limits are set and a server answers.
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Manager is gpuledgerd's manager of MPS daemons.
+type Manager struct {
+	Node   func() *node.Node
+	Ledger func(*node.Node) (node.Overview, error) // reads it, or knows that it is as it was
+	Log    *logrus.Logger
+
+	daemons map[string]*daemon // by name
+	began   time.Time          // when the ledger was last read,
+	took    time.Duration      // how long that took,
+	seen    time.Time          // how new its grants were,
+	failure error              // and what came of it
+}
+
+// Name is how the daemon calls it in logs.
+func (m *Manager) Name() string { return "mps" }
+
+// Stop leaves the daemons as they are.
+func (m *Manager) Stop() {}
+
+// restAfter keeps the reading of a large ledger below one percent of a core: of one that nobody has changed, only containers that are
+// gone and time that is over can be news. One that was changed is read at once, if not all of the time, and where there is no daemon to
+// end, one that was not changed is read seldom.
+const (
+	restAfter, restAfterChange = 100, 4
+	restIdle                   = 30 * time.Second
+)
+
+// settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
+const settled = 20 * time.Millisecond
+
+// Ensure has a daemon run, with the limits that the ledger says, for every set of GPUs with a grant in mode mps, and none
+// elsewhere. Dead ones are noticed first, at every pass: what follows waits for answers, and may be put off.
+func (m *Manager) Ensure(ctx context.Context) error {
+	began, died := time.Now(), false
+	for _, d := range m.daemons {
+		died = d.detectEnd() || died
+		if err := d.shortenLogs(); err != nil {
+			m.Log.WithError(err).Debug("a log stays as long as it is")
+		}
+	}
+	rest, changed := restAfter*m.took, m.changed()
+	switch {
+	case !changed.Equal(m.seen):
+		rest = restAfterChange * m.took
+	case len(m.daemons) == 0 && m.failure == nil && m.began.Sub(m.seen) > settled: // nobody wants one, and whoever does changes a grant
+		rest = restIdle
+	}
+	if began.Before(m.began.Add(rest)) && !died {
+		return m.failure
+	}
+	o, err := m.Ledger(m.Node())
+	m.began, m.took, m.seen = began, time.Since(began), changed
+	if err == nil {
+		err = m.ensure(ctx, o)
+	}
+	m.failure = err
+	return err
+}
+
+// changed is when a grant was last entered, changed or removed: each is a file, replaced by rename.
+func (m *Manager) changed() time.Time {
+	return host.StampOf(filepath.Join(m.Node().Policy.StateDir, "grants")).Changed()
+}
+
+// ensure observes the daemons, plans what to do, and does it.
+func (m *Manager) ensure(ctx context.Context, o node.Overview) error {
+	wanted := wants(o.Grants)
+	if err := m.findDaemons(m.Node(), wanted); err != nil {
+		return err
+	}
+	var all []facts
+	for _, d := range m.daemons {
+		d.detectEnd() // also of daemons from before this gpuledgerd was started
+		all = append(all, d.facts())
+	}
+	return m.apply(ctx, plan(all, wanted, len(o.Damaged) > 0, time.Now()), wanted)
+}
+
+// apply does the steps of a plan. It asks all daemons at the same time: one that does not answer,
+// which any of its clients can cause, must not delay the others. Then it starts and removes daemons,
+// in the order of the plan.
+func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]want) error {
+	errs := make([]error, len(steps))
+	var asked sync.WaitGroup
+	for i, s := range steps {
+		d := m.daemons[s.name]
+		if s.action != keep {
+			d.users = wanted[s.name].containers
+		}
+		if s.action != start && s.action != remove {
+			asked.Go(func() { errs[i] = d.apply(ctx, s.action, wanted[s.name]) })
+		}
+	}
+	asked.Wait()
+	for i, s := range steps {
+		d := m.daemons[s.name]
+		switch s.action {
+		case start:
+			errs[i] = m.start(d, wanted[s.name], s.after)
+		case remove:
+			errs[i] = d.remove()
+		}
+		errs[i] = errors.Join(errs[i], d.lostContexts())
+	}
+	return errors.Join(errs...)
+}
+
+// start starts a daemon, unless another one still has one of its GPUs.
+func (m *Manager) start(d *daemon, w want, after []string) error {
+	for _, name := range after {
+		if o := m.daemons[name]; o.runs() {
+			return d.startFailed(w, fmt.Errorf("the daemon of %v is not gone yet", o.state.GPUs))
+		}
+	}
+	return d.start(w)
+}
+
+// findDaemons lists the daemons that are wanted or have a directory.
+func (m *Manager) findDaemons(n *node.Node, wanted map[string]want) error {
+	names := map[string]bool{}
+	entries, err := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		names[e.Name()] = true
+	}
+	for name := range wanted {
+		names[name] = true
+	}
+	found := map[string]*daemon{}
+	for name := range names {
+		dir := grant.MPSDir(n.Policy.RunDir, name)
+		d := m.daemons[name]
+		if d == nil || d.dir != dir {
+			d = &daemon{name: name, dir: dir}
+		}
+		d.node, d.log = n, m.Log
+		found[name] = d
+	}
+	m.daemons = found
+	return nil
+}
