@@ -14,19 +14,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// program is NVIDIA's: the daemon itself, and what asks it.
+// program is NVIDIA's program, which is the daemon and also asks it.
 const program = "nvidia-cuda-mps-control"
 
-// answerTime is how long it may think.
+// answerTime is how long one answer may take.
 const answerTime = 5 * time.Second
 
-// control asks a daemon, one command a call, as the documentation of MPS lists them.
+// control asks a daemon, with one command in each call, as NVIDIA's documentation of MPS lists
+// them.
 type control struct {
 	program string
 	env     []string
 }
 
-// control is how the daemon is asked. The program is that of the inventory's driver.
+// control returns how to ask the daemon, with the program of the inventory's driver.
 func (d *daemon) control() (control, error) {
 	inv, problem := d.node.Inventory()
 	if problem != nil {
@@ -40,7 +41,8 @@ func (d *daemon) control() (control, error) {
 	return control{program: path, env: d.env(inv, filepath.Dir(path))}, nil
 }
 
-// env is all that NVIDIA's programs get. The server's program lies beside the control's.
+// env is the whole environment of NVIDIA's programs. The server's program lies beside the control
+// program.
 func (d *daemon) env(inv grant.Inventory, bin string) []string {
 	env := []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(d.dir, "pipe"),
 		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(d.dir, "log")}
@@ -56,7 +58,7 @@ func (d *daemon) env(inv grant.Inventory, bin string) []string {
 	return env
 }
 
-// ask gives the answer to one command.
+// ask returns the answer to one command.
 func (c control) ask(ctx context.Context, format string, args ...any) (string, error) {
 	command := fmt.Sprintf(format, args...)
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
@@ -77,11 +79,11 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 	return strings.TrimSpace(string(out.text)), nil
 }
 
-// maxAnswer bounds what is kept of an answer, in bytes: a list of all clients that a server can have is a tenth of it. Who answers may be a
-// tenant, in the daemon's place.
+// maxAnswer bounds what is kept of an answer, in bytes. A list of all clients that a server can
+// have is a tenth of it. A tenant's process may answer in the daemon's place.
 const maxAnswer = 64 << 10
 
-// answer is what a program prints. Who prints more loses its pipe.
+// answer is what a program prints. If it prints more, its pipe is closed.
 type answer struct {
 	text []byte
 	over bool
@@ -130,7 +132,8 @@ func (c control) clients(ctx context.Context) (all []int, err error) {
 	return all, err
 }
 
-// startServer starts root's, before any client asks for one: what it says is the proof that one can.
+// startServer starts root's server before any client asks for one. Its answer proves that a server
+// can start.
 func (c control) startServer(ctx context.Context) ([]int, error) {
 	if _, err := c.ask(ctx, "start_server -uid 0"); err != nil {
 		return nil, err
@@ -142,8 +145,9 @@ func (c control) startServer(ctx context.Context) ([]int, error) {
 	return servers, err
 }
 
-// active is an error where a server takes no clients: it is being made, or waits for those of a fault to end.
-func (c control) active(ctx context.Context, server int) error {
+// checkActive is an error if a server accepts no clients: it is starting, or waits for clients to
+// end after a fault.
+func (c control) checkActive(ctx context.Context, server int) error {
 	status, err := c.ask(ctx, "get_server_status %d", server)
 	if err == nil && status != "ACTIVE" {
 		err = fmt.Errorf("its server %d is %s", server, firstLine(status))
@@ -151,9 +155,9 @@ func (c control) active(ctx context.Context, server int) error {
 	return err
 }
 
-// settle sets the limits, for servers to come and for those that are there, and reads them back: a daemon that knows a GPU by
-// another name than we do sets nothing and says nothing.
-func (c control) settle(ctx context.Context, w want, servers []int) error {
+// setLimits sets the limits for future and present servers, and reads them back: a daemon that
+// knows a GPU by another number sets nothing and reports no error.
+func (c control) setLimits(ctx context.Context, w want, servers []int) error {
 	for ordinal, uuid := range w.uuids {
 		size := fmt.Sprintf("%dM", w.limits[uuid]/grant.MiB)
 		if _, err := c.ask(ctx, "set_default_device_pinned_mem_limit %d %s", ordinal, size); err != nil {
@@ -172,10 +176,10 @@ func (c control) settle(ctx context.Context, w want, servers []int) error {
 			return fmt.Errorf("its limit on GPU %s is %q and not %s", uuid, firstLine(answer), w.limits[uuid])
 		}
 	}
-	return c.settleThreads(ctx, w.threads, servers)
+	return c.setThreads(ctx, w.threads, servers)
 }
 
-func (c control) settleThreads(ctx context.Context, percent int, servers []int) error {
+func (c control) setThreads(ctx context.Context, percent int, servers []int) error {
 	if _, err := c.ask(ctx, "set_default_active_thread_percentage %d", percent); err != nil {
 		return err
 	}

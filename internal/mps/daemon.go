@@ -15,40 +15,41 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// The waits between starts of a daemon that does not come up, and between looks at whether its limits are still as set: whoever
-// reaches the control socket, as every client does, can change them.
+// The waits between starts of a daemon that fails, and between checks of its limits: every client
+// reaches the control socket, and so can change them.
 const (
 	firstWait  = time.Second
 	lastWait   = 10 * time.Second
 	lookEvery  = 10 * time.Second
-	allAnswers = 4 * answerTime // that a pass asks a daemon for
+	allAnswers = 4 * answerTime // for all answers of one daemon in a pass
 )
 
-// restAfterSilence is for how long, as a multiple of what it took, one is not asked again that did not answer: what its clients do to it
-// keeps the ends of other daemons unseen for that time.
+// restAfterSilence is for how long a daemon that did not answer is not asked again, as a multiple
+// of the time that it took. While it is asked, the ends of other daemons are not noticed, and its
+// clients can make it slow.
 const restAfterSilence = 2
 
-// daemon is one control daemon, in its directory.
+// daemon is one control daemon, with its directory.
 type daemon struct {
 	name, dir string
 	node      *node.Node
 	log       *logrus.Logger
 
-	read       bool            // state was, from the file
+	read       bool            // state was read from the file
 	state      grant.MPSDaemon // as last written
-	proven     proof           // by which it may be asked
+	proven     provenSocket    // the socket by which it may be asked
 	nextStart  time.Time       // no start before
-	wait       time.Duration
-	askedAgain time.Time // it did not answer, and is not asked before
-	looked     time.Time // at its limits
-	users      []string  // containers, at the last pass
-	lost       []string  // containers that its end, or its server's, took along
-	when       time.Time
+	backoff    time.Duration
+	askedAgain time.Time // not asked before, because it did not answer
+	looked     time.Time // when its limits were checked
+	users      []string  // containers that use it, as of the last pass
+	lost       []string  // containers whose contexts ended with it or its server
+	lostAt     time.Time
 	toldToEnd  time.Time // zero: it was not
 }
 
-// proof is that a daemon listens on a socket, which the kernel has told this gpuledgerd.
-type proof struct {
+// provenSocket is a socket on which a daemon listens, as the kernel has told this gpuledgerd.
+type provenSocket struct {
 	daemon grant.Process
 	socket [2]uint64
 }
@@ -84,7 +85,8 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 	return nil
 }
 
-// detectEnd finds that a daemon, or a server of it, has ended that was there at the last pass, or before gpuledgerd was started.
+// detectEnd reports whether the daemon or a server of it has ended since the last pass, or before
+// gpuledgerd was started, and writes that down.
 func (d *daemon) detectEnd() (died bool) {
 	if !d.read {
 		d.state, _ = d.node.MPSState(d.dir)
@@ -101,8 +103,8 @@ func (d *daemon) detectEnd() (died bool) {
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			who = fmt.Sprintf("daemon (process %d)", p.PID)
-			left.Servers = nil         // they end with it
-			d.askedAgain = time.Time{} // nor is the next one as silent
+			left.Servers = nil         // they end with the daemon
+			d.askedAgain = time.Time{} // the next daemon may answer
 		} else {
 			left.Daemon, left.Socket = p, d.state.Socket
 		}
@@ -110,21 +112,21 @@ func (d *daemon) detectEnd() (died bool) {
 	if who == "" {
 		return false
 	}
-	took := slices.Concat(d.lost, d.users, d.boundContainers()) // the last for those that ended with it, a moment ago
+	took := slices.Concat(d.lost, d.users, d.boundContainers()) // the last for containers that have just begun
 	slices.Sort(took)
-	d.lost, d.when = slices.Compact(took), time.Now()
+	d.lost, d.lostAt = slices.Compact(took), time.Now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
 	left.Problem = "its " + who + " has ended"
-	if words := lastLogLine(d.dir); words != "" { // of one that ends as soon as it is started, the reason
+	if words := lastLogLine(d.dir); words != "" { // the reason, if it ended as soon as it was started
 		left.Problem += ": " + words
 	}
 	if err := d.writeState(left); err != nil {
-		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // whoever reads that it runs asks the kernel too
+		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // readers of the state ask the kernel, too
 	}
 	return true
 }
 
-// bound are the containers that use grants of the daemon now.
+// boundContainers are the containers that use the daemon's grants now.
 func (d *daemon) boundContainers() []string {
 	o, err := d.node.Overview()
 	if err != nil {
@@ -133,19 +135,19 @@ func (d *daemon) boundContainers() []string {
 	return wants(o.Grants)[d.name].containers
 }
 
-// lostContexts is the error that stands for as long as containers are there that lost their daemon.
+// lostContexts is the error while containers run whose daemon has ended.
 func (d *daemon) lostContexts() error {
 	d.lost = slices.DeleteFunc(d.lost, func(c string) bool { return !slices.Contains(d.users, c) })
 	if len(d.lost) == 0 {
 		return nil
 	}
 	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their contexts: %v; start them again", d.state.GPUs,
-		d.when.UTC().Format(time.RFC3339), d.lost)
+		d.lostAt.UTC().Format(time.RFC3339), d.lost)
 }
 
-// say writes the state down where something else stands.
+// writeState writes the state if it differs from the file.
 func (d *daemon) writeState(state grant.MPSDaemon) error {
-	if written, known := d.node.MPSState(d.dir); known && same(state, written) {
+	if written, known := d.node.MPSState(d.dir); known && equalState(state, written) {
 		d.state = state
 		return nil
 	}
@@ -156,7 +158,7 @@ func (d *daemon) writeState(state grant.MPSDaemon) error {
 	return nil
 }
 
-func same(a, b grant.MPSDaemon) bool {
+func equalState(a, b grant.MPSDaemon) bool {
 	a.Version, a.BootID, b.Version, b.BootID = 0, "", 0, ""
 	return fmt.Sprint(a) == fmt.Sprint(b)
 }
@@ -168,7 +170,7 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
 	defer cancel()
 	state, err := d.setUp(ctx, w, p)
 	d.putOff(err, time.Since(began))
-	d.detectEnd() // a server that ended since the look at the beginning may have been replaced by serve
+	d.detectEnd() // a server that has ended meanwhile may have been replaced by setUp
 	if err != nil {
 		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
 		if d.proven.daemon == p {
@@ -176,12 +178,12 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
 		}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
 	} else {
-		d.wait = 0
+		d.backoff = 0
 	}
 	return errors.Join(err, d.writeState(state))
 }
 
-// putOff puts off one that did not answer.
+// putOff postpones the next question to a daemon that did not answer.
 func (d *daemon) putOff(err error, took time.Duration) {
 	if err != nil && took >= answerTime {
 		d.askedAgain = time.Now().Add(restAfterSilence * took)
@@ -195,39 +197,39 @@ func (d *daemon) setUp(ctx context.Context, w want, p grant.Process) (grant.MPSD
 	if err != nil {
 		return state, err
 	}
-	if err := d.checkSocket(&state); err != nil { // before anything is asked: who answers may be somebody else
+	if err := d.checkSocket(&state); err != nil { // before anything is asked: another process may answer
 		return state, err
 	}
 	c, err := d.control()
 	if err == nil {
-		err = d.agreeOn(ctx, c, w, &state)
+		err = d.agree(ctx, c, w, &state)
 	}
-	if err == nil { // and after: whoever has the socket's place for a moment has given the answers
+	if err == nil { // and after: another process may have answered in between
 		err = stillThere(d.dir, state.Socket, stamp, p)
 	}
 	return state, err
 }
 
-// agreeOn has it say that it serves what is wanted.
-func (d *daemon) agreeOn(ctx context.Context, c control, w want, state *grant.MPSDaemon) error {
+// agree asks the daemon whether it serves what is wanted, and sets what it does not have.
+func (d *daemon) agree(ctx context.Context, c control, w want, state *grant.MPSDaemon) error {
 	servers, err := c.servers(ctx)
 	if err != nil {
 		return err
 	}
 	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
 	if !asSaid || len(servers) == 0 || time.Since(d.looked) > lookEvery {
-		if err := c.settle(ctx, w, servers); err != nil {
+		if err := c.setLimits(ctx, w, servers); err != nil {
 			return err
 		}
 		d.looked = time.Now()
 	}
-	if len(servers) == 0 { // only now: defaults reach servers that start after them
+	if len(servers) == 0 { // after the limits: defaults apply to servers that start later
 		if servers, err = c.startServer(ctx); err != nil {
 			return err
 		}
 	}
 	for _, pid := range servers {
-		if err := c.active(ctx, pid); err != nil {
+		if err := c.checkActive(ctx, pid); err != nil {
 			return err
 		}
 		server, _, err := d.node.Host.Process(pid)
@@ -245,8 +247,8 @@ func (d *daemon) start(w want) error {
 	if now.Before(d.nextStart) {
 		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
 	}
-	d.wait = min(max(firstWait, 2*d.wait), lastWait)
-	d.nextStart = now.Add(d.wait)
+	d.backoff = min(max(firstWait, 2*d.backoff), lastWait)
+	d.nextStart = now.Add(d.backoff)
 	if err := d.launch(w); err != nil {
 		return d.startFailed(w, err)
 	}
@@ -261,7 +263,7 @@ func (d *daemon) start(w want) error {
 	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "its daemon is being started"})
 }
 
-// startFailed says why it does not run.
+// startFailed writes down why the daemon does not run.
 func (d *daemon) startFailed(w want, err error) error {
 	said := error(nil)
 	if os.MkdirAll(d.dir, 0o700) == nil {
@@ -281,7 +283,7 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 	return err
 }
 
-// tellToEnd tells it to end, where it is the one that answers, and where that disturbs nobody.
+// tellToEnd tells the daemon to end if its own socket answers and it has no clients.
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	stamp, err := socketStamp(ctx, d.dir)
 	if err != nil {
@@ -291,7 +293,7 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	if err != nil {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
 	}
-	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket, Problem: "its last grant is gone"}); err != nil { // no process: its end is no news
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket, Problem: "its last grant is gone"}); err != nil { // without a process: its end is expected
 		return err
 	}
 	c, err := d.control()

@@ -95,7 +95,7 @@ func (s stage) daemon(uuid string) *daemon {
 	s.t.Cleanup(func() { _ = listener.Close() })
 	boot, err := s.node.Host.BootID()
 	must(s.t, err)
-	data, err := json.Marshal(started{s.self(), boot})
+	data, err := json.Marshal(launchedProcess{s.self(), boot})
 	must(s.t, err, os.WriteFile(filepath.Join(d.dir, processFile), data, 0o600))
 	s.serve(d)
 	return d

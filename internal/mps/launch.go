@@ -12,40 +12,41 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Launch makes this process the control daemon whose directory is given. A client and its server have to see the same /dev/shm;
-// so that neither needs the node's, the daemon gets a mount namespace of its own, where that is the directory's. It returns
-// only an error.
+// Launch makes this process the control daemon of a directory. A client and its server must see the
+// same /dev/shm. So that they need not use the node's, the daemon gets a mount namespace in which
+// /dev/shm is the directory's. It returns only an error.
 func Launch(dir string, h host.Host) (err error) {
-	say, err := toLog(filepath.Join(dir, logFile))
+	say, err := redirectOutput(filepath.Join(dir, logFile))
 	if err != nil {
 		return err
 	}
 	defer func() { say(err) }()
-	o, err := readOrders(dir)
+	o, err := readCommand(dir)
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread() // namespaces are a thread's
-	if err := lend(filepath.Join(dir, "pipe"), pipeOptions); err != nil {
+	runtime.LockOSThread() // a namespace belongs to a thread
+	if err := mountTmpfs(filepath.Join(dir, "pipe"), pipeOptions); err != nil {
 		return err
 	}
-	if err := lend(filepath.Join(dir, "shm"), fmt.Sprintf("size=%d,mode=1777", o.SHM)); err != nil {
+	if err := mountTmpfs(filepath.Join(dir, "shm"), fmt.Sprintf("size=%d,mode=1777", o.SHM)); err != nil {
 		return err
 	}
-	if err := share(filepath.Join(dir, "shm")); err != nil {
+	if err := replaceSharedMemory(filepath.Join(dir, "shm")); err != nil {
 		return err
 	}
-	if err := announce(dir, h); err != nil {
+	if err := recordProcess(dir, h); err != nil {
 		return err
 	}
-	host.SlackOfThread(host.UsualSlack) // gpuledgerd's own is more
+	host.SlackOfThread(host.UsualSlack) // gpuledgerd has set a longer one
 	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
 }
 
-// toLog has what this process prints, and the daemon that it becomes, go to a file, for lastLogLine: systemd would hand it to the
-// journal alone. say prints an error where this process printed before, and in the file.
-func toLog(path string) (say func(error), err error) {
+// redirectOutput sends what this process prints, and what the daemon prints that it becomes, to a
+// file for lastLogLine. systemd would send it to its journal only. The returned function prints an
+// error to the file and to the former standard error.
+func redirectOutput(path string) (say func(error), err error) {
 	log, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open %s: %w", path, err)
@@ -65,10 +66,10 @@ func toLog(path string) (say func(error), err error) {
 	}, nil
 }
 
-// readOrders reads what gpuledgerd wants. One from before there were arguments takes it for said that the daemon stays in the
-// foreground.
-func readOrders(dir string) (o orders, err error) {
-	data, err := host.ReadFile(filepath.Join(dir, ordersFile), 1<<20)
+// readCommand reads what gpuledgerd wants to run. A file of an older gpuledgerd has no arguments:
+// then the daemon stays in the foreground.
+func readCommand(dir string) (o launchCommand, err error) {
+	data, err := host.ReadFile(filepath.Join(dir, commandFile), 1<<20)
 	if err == nil {
 		err = json.Unmarshal(data, &o)
 	}
@@ -81,13 +82,15 @@ func readOrders(dir string) (o orders, err error) {
 	return o, nil
 }
 
-// pipeOptions bound what clients can put into their daemon's directory: it is the node's memory.
+// pipeOptions bound what clients can write to their daemon's directory, which is in the node's
+// memory.
 const pipeOptions = "size=16m,nr_inodes=16384,mode=755"
 
-// lend mounts a new tmpfs, where the node sees it, for what a daemon and its clients write. Containers of the daemon before it keep
-// theirs: they could put into this one what root's programs then take for their own. Links in it are followed by nobody who comes by
-// this mount, where the kernel knows how (Linux 5.10; MS_NOSYMFOLLOW is a flag that older ones do not look at).
-func lend(path, options string) error {
+// mountTmpfs mounts a new tmpfs, visible on the node, for what a daemon and its clients write.
+// Containers of an earlier daemon keep theirs, so they cannot put files into this one that root's
+// programs would trust. On this mount no link is followed (MS_NOSYMFOLLOW, Linux 5.10; older
+// kernels ignore the flag).
+func mountTmpfs(path, options string) error {
 	if err := unmount(path); err != nil {
 		return err
 	}
@@ -97,32 +100,32 @@ func lend(path, options string) error {
 	return nil
 }
 
-// unmount takes away all that is mounted at a path; who has it mounted elsewhere keeps it.
+// unmount removes all mounts at a path. Other mounts of the same file system remain.
 func unmount(path string) (err error) {
 	for err == nil {
 		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
-	if err == unix.EINVAL || err == unix.ENOENT { // nothing is
+	if err == unix.EINVAL || err == unix.ENOENT { // nothing is mounted there
 		return nil
 	}
 	return fmt.Errorf("cannot unmount %s of an MPS daemon: %w", path, err)
 }
 
-// followsNoLinks reports whether a path is on a mount on which nobody follows links.
+// followsNoLinks reports whether a path is on a mount that follows no links.
 func followsNoLinks(path string) bool {
 	const flag = 0x2000 // ST_NOSYMFOLLOW, include/linux/statfs.h
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && st.Flags&flag != 0
 }
 
-// onMount reports whether something is mounted at a path.
-func onMount(path string) bool {
+// isMountPoint reports whether something is mounted at a path.
+func isMountPoint(path string) bool {
 	var at, above unix.Stat_t
 	return unix.Lstat(path, &at) == nil && unix.Lstat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
 }
 
-// share puts the shared memory in the place of /dev/shm for this process alone.
-func share(shm string) error {
+// replaceSharedMemory mounts the directory's shared memory at /dev/shm, for this process alone.
+func replaceSharedMemory(shm string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("cannot make a mount namespace for the MPS daemon: %w", err)
 	}
@@ -135,8 +138,8 @@ func share(shm string) error {
 	return nil
 }
 
-// announce writes down who this process is; it stays that by the exec.
-func announce(dir string, h host.Host) error {
+// recordProcess records this process, which remains the same after the exec.
+func recordProcess(dir string, h host.Host) error {
 	self, err := h.Self()
 	if err != nil {
 		return err
@@ -145,7 +148,7 @@ func announce(dir string, h host.Host) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(started{self, boot})
+	data, err := json.Marshal(launchedProcess{self, boot})
 	if err != nil {
 		return err
 	}

@@ -11,18 +11,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// logs are what NVIDIA's programs write, and what they print, in a daemon's directory: some lines for each client that comes and goes, which
-// a tenant's can do as long as it likes. They lie on the node's memory.
+// logs are the files that NVIDIA's programs write and print to in a daemon's directory. Each client
+// that comes and goes adds some lines, as often as a tenant likes. They lie in the node's memory.
 var logs = []string{"log/control.log", "log/server.log", logFile}
 
-// How much of one may be there before it is cut, and how much of its end is kept beside it then.
+// How large a log may get before it is cut, and how much of its end is kept then.
 const (
 	maxLog  = 4 << 20
 	keptLog = 1 << 20
 )
 
-// shortenLogs cuts logs that have grown: what was said last is in NAME.1 from then on. Whoever writes one has it open, so it is emptied and not
-// replaced; who does not append goes on behind a hole, and room is what counts.
+// shortenLogs cuts logs that have grown, and keeps their ends in NAME.1. A log is emptied and not
+// replaced, because its writer has it open. A writer that does not append leaves a hole, which
+// takes no space.
 func (d *daemon) shortenLogs() error {
 	for _, name := range logs {
 		if err := shorten(filepath.Join(d.dir, name)); err != nil {
@@ -35,7 +36,7 @@ func (d *daemon) shortenLogs() error {
 func shorten(path string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil || st.Blocks*512 <= maxLog {
-		return nil // a link, too, has none
+		return nil // also for a link, which takes no space
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -46,7 +47,7 @@ func shorten(path string) error {
 	if err == nil {
 		err = host.ReplaceFile(path+".1", last, 0o600, host.Volatile)
 	}
-	if e := f.Truncate(0); err == nil { // also where what was said could not be kept
+	if e := f.Truncate(0); err == nil { // even if the end could not be kept
 		err = e
 	}
 	return err

@@ -1,10 +1,10 @@
-// Package mps looks after NVIDIA's Multi-Process Service for grants in mode mps: one control daemon for each set of GPUs that
-// such grants are over, from the first of them to the last.
+// Package mps manages NVIDIA's Multi-Process Service for grants in mode mps: one control daemon for
+// each set of GPUs with such grants, from the first grant to the last.
 //
-// A daemon is not gpuledgerd's child in spirit: it lives in a directory below the run directory, says there who it is, and stays
-// when gpuledgerd stops, crashes or is upgraded; the next gpuledgerd finds it and leaves it as it is. To restart it would kill
-// every client. What gpuledgerd finds stands in the daemon's state.json; a container whose grant needs the daemon starts only
-// when that says that its limits are set and a server answers.
+// A daemon outlives gpuledgerd. It has a directory below the run directory, where its process is
+// recorded. The next gpuledgerd finds it there and leaves it as it is, because to restart it would
+// kill every client. Its state.json says what gpuledgerd found. A container whose grant needs the
+// daemon starts only if that file says that its limits are set and a server answers.
 package mps
 
 import (
@@ -26,35 +26,38 @@ import (
 // Manager is gpuledgerd's manager of MPS daemons.
 type Manager struct {
 	Node   func() *node.Node
-	Ledger func(*node.Node) (node.Overview, error) // reads it, or knows that it is as it was
+	Ledger func(*node.Node) (node.Overview, error) // reads the ledger, or returns the cached one
 	Log    *logrus.Logger
 
-	daemons map[string]*daemon // by name
-	began   time.Time          // when the ledger was last read,
-	took    time.Duration      // how long that took,
-	seen    time.Time          // how new its grants were,
-	failure error              // and what came of it
+	daemons       map[string]*daemon // by name
+	readAt        time.Time          // when the ledger was last read
+	readTook      time.Duration      // how long that took
+	grantsChanged time.Time          // the time of its last change
+	failure       error              // the error of the last pass
 }
 
-// Name is how the daemon calls it in logs.
+// Name is the manager's name in logs.
 func (m *Manager) Name() string { return "mps" }
 
 // Stop leaves the daemons as they are.
 func (m *Manager) Stop() {}
 
-// restAfter keeps the reading of a large ledger below one percent of a core: of one that nobody has changed, only containers that are
-// gone and time that is over can be news. One that was changed is read at once, if not all of the time, and where there is no daemon to
-// end, one that was not changed is read seldom.
+// How long the ledger is not read again, as multiples of what reading it takes: that keeps reading
+// a large ledger below one percent of a core. In an unchanged ledger, only containers and grants
+// that have ended are news. A changed one is read again soon, and an unchanged one is read rarely
+// if there is no daemon to end.
 const (
 	restAfter, restAfterChange = 100, 4
 	restIdle                   = 30 * time.Second
 )
 
-// settled is older than a change that the clock of file systems could put at the time of another (one tick, 10 ms at most).
-const settled = 20 * time.Millisecond
+// clockTicks is longer than a tick of the file system's clock (10 ms at most): two changes within a
+// tick may have the same time.
+const clockTicks = 20 * time.Millisecond
 
-// Ensure has a daemon run, with the limits that the ledger says, for every set of GPUs with a grant in mode mps, and none
-// elsewhere. Dead ones are noticed first, at every pass: what follows waits for answers, and may be put off.
+// Ensure has a daemon run for every set of GPUs with a grant in mode mps, with the limits that the
+// ledger says, and no others. Every pass first looks for daemons that have ended, because the rest
+// waits for answers and may be postponed.
 func (m *Manager) Ensure(ctx context.Context) error {
 	began, died := time.Now(), false
 	for _, d := range m.daemons {
@@ -63,18 +66,18 @@ func (m *Manager) Ensure(ctx context.Context) error {
 			m.Log.WithError(err).Debug("a log stays as long as it is")
 		}
 	}
-	rest, changed := restAfter*m.took, m.changed()
+	rest, changed := restAfter*m.readTook, m.lastChange()
 	switch {
-	case !changed.Equal(m.seen):
-		rest = restAfterChange * m.took
-	case len(m.daemons) == 0 && m.failure == nil && m.began.Sub(m.seen) > settled: // nobody wants one, and whoever does changes a grant
+	case !changed.Equal(m.grantsChanged):
+		rest = restAfterChange * m.readTook
+	case len(m.daemons) == 0 && m.failure == nil && m.readAt.Sub(m.grantsChanged) > clockTicks: // none is needed, and a new need changes a grant
 		rest = restIdle
 	}
-	if began.Before(m.began.Add(rest)) && !died {
+	if began.Before(m.readAt.Add(rest)) && !died {
 		return m.failure
 	}
 	o, err := m.Ledger(m.Node())
-	m.began, m.took, m.seen = began, time.Since(began), changed
+	m.readAt, m.readTook, m.grantsChanged = began, time.Since(began), changed
 	if err == nil {
 		err = m.ensure(ctx, o)
 	}
@@ -82,8 +85,9 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	return err
 }
 
-// changed is when a grant was last entered, changed or removed: each is a file, replaced by rename.
-func (m *Manager) changed() time.Time {
+// lastChange is when a grant was last entered, changed or removed. Each grant is a file that is
+// replaced by rename.
+func (m *Manager) lastChange() time.Time {
 	return host.StampOf(filepath.Join(m.Node().Policy.StateDir, "grants")).Changed()
 }
 

@@ -62,17 +62,17 @@ func TestChanged(t *testing.T) {
 	n := &node.Node{Host: host.Default(), Policy: grant.Policy{StateDir: t.TempDir()}}
 	m := &Manager{Node: func() *node.Node { return n }}
 	dir := filepath.Join(n.Policy.StateDir, "grants")
-	if before := m.changed(); !before.IsZero() {
+	if before := m.lastChange(); !before.IsZero() {
 		t.Errorf("a ledger that is not there was changed at %s", before)
 	}
 	must(t, os.Mkdir(dir, 0o700))
 	info, err := os.Stat(dir)
 	must(t, err)
-	before, i := m.changed(), 0
-	for end := time.Now().Add(10 * time.Second); m.changed().Equal(before) && time.Now().Before(end); i++ { // the clock of file systems has ticks
+	before, i := m.lastChange(), 0
+	for end := time.Now().Add(10 * time.Second); m.lastChange().Equal(before) && time.Now().Before(end); i++ { // the clock of file systems has ticks
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%100)), nil, 0o600), os.Remove(filepath.Join(dir, fmt.Sprint(i%100))), os.Chtimes(dir, info.ModTime(), info.ModTime()))
 	}
-	if !m.changed().After(before) {
+	if !m.lastChange().After(before) {
 		t.Errorf("after %d grants it was changed at %s, as before", i, before)
 	}
 }
@@ -85,14 +85,14 @@ func TestReadOrders(t *testing.T) {
 		`{"program":"/usr/bin/nvidia-cuda-mps-control","args":["-f","-multiuser-server"],"env":["A=b"],"shm":1024}`: "[-f -multiuser-server]",
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, ordersFile), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, commandFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if o, err := readOrders(dir); err != nil || fmt.Sprint(o.Args) != want || o.Program != "/usr/bin/nvidia-cuda-mps-control" || fmt.Sprint(o.Env, o.SHM) != "[A=b] 1024" {
+		if o, err := readCommand(dir); err != nil || fmt.Sprint(o.Args) != want || o.Program != "/usr/bin/nvidia-cuda-mps-control" || fmt.Sprint(o.Env, o.SHM) != "[A=b] 1024" {
 			t.Errorf("%s: %+v, %v", text, o, err)
 		}
 	}
-	if _, err := readOrders(t.TempDir()); err == nil {
+	if _, err := readCommand(t.TempDir()); err == nil {
 		t.Error("no orders are taken for some")
 	}
 }

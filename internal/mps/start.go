@@ -19,34 +19,35 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The files of a daemon's directory, beside state.json: what its launcher is told, who it became, and what both of them print.
+// The files of a daemon's directory, beside state.json: what its launcher is to run, which process
+// it became, and what both of them print.
 const (
-	ordersFile  = "orders.json"
+	commandFile = "orders.json"
 	processFile = "process.json"
 	logFile     = "log/launch.log"
 )
 
-// orders tell the launcher what to run.
-type orders struct {
+// launchCommand is what the launcher runs.
+type launchCommand struct {
 	Program string   `json:"program"`
 	Args    []string `json:"args"`
 	Env     []string `json:"env"`
 	SHM     int64    `json:"shm"` // size of the clients' shared memory, in bytes
 }
 
-// shmSize bounds what the clients of a daemon can put into the shared memory that they have in common: it is the node's memory,
-// charged to whoever touches it first.
+// shmSize bounds the shared memory of a daemon's clients. It is the node's memory, charged to the
+// client that touches it first.
 const shmSize = 1 << 30
 
-// started is who a launcher became.
-type started struct {
+// launchedProcess is the process of a launcher, which becomes the daemon.
+type launchedProcess struct {
 	grant.Process
 	BootID string `json:"boot_id"`
 }
 
-// processIn is the daemon's, and whether it runs.
+// processIn is the process of the daemon in a directory, and whether it runs.
 func processIn(dir string, h host.Host) (grant.Process, bool) {
-	var s started
+	var s launchedProcess
 	data, err := host.ReadFile(filepath.Join(dir, processFile), 1<<10)
 	if err != nil || json.Unmarshal(data, &s) != nil {
 		return s.Process, false
@@ -56,7 +57,7 @@ func processIn(dir string, h host.Host) (grant.Process, bool) {
 		return s.Process, false
 	}
 	runs, err := h.Runs(s.Process)
-	return s.Process, runs || err != nil // what cannot be told is not started twice
+	return s.Process, runs || err != nil // if it may run, it is not started again
 }
 
 // launch makes the directory and starts the launcher.
@@ -68,26 +69,27 @@ func (d *daemon) launch(w want) error {
 	if err := makeDirs(d.dir); err != nil {
 		return err
 	}
-	data, err := json.Marshal(orders{Program: c.program, Args: d.args(), Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
+	data, err := json.Marshal(launchCommand{Program: c.program, Args: d.args(), Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
 	if err == nil {
-		err = host.ReplaceFile(filepath.Join(d.dir, ordersFile), data, 0o600, host.Volatile)
+		err = host.ReplaceFile(filepath.Join(d.dir, commandFile), data, 0o600, host.Volatile)
 	}
 	if err != nil {
 		return err
 	}
 	if unit := unitOf(d.dir); hasUnit() {
-		if err := system("start", unit); err != nil {
+		if err := systemctl("start", unit); err != nil {
 			return err
 		}
-		return d.awaitLauncher(0) // systemd is content with a launcher that runs
+		return d.awaitLauncher(0) // for systemd it is enough that the launcher runs
 	}
 	return d.runLauncher()
 }
 
-// multiUser has one server, root's, take the processes of all users as its clients (NVIDIA's documentation of MPS, "Architecture").
+// multiUser makes one server, root's, accept the processes of all users (NVIDIA's documentation of
+// MPS, "Architecture").
 const multiUser = "-multiuser-server"
 
-// foreground has it stay the process that it is started as.
+// foreground makes the daemon remain the process that is started.
 const foreground = "-f"
 
 func (d *daemon) args() []string {
@@ -97,9 +99,9 @@ func (d *daemon) args() []string {
 	return []string{foreground}
 }
 
-// makeDirs makes the directories. Those that a daemon before it had in common with its clients are put aside, and not emptied: containers
-// that lost it have them mounted, and go on writing there. The launcher mounts its own over the new ones; one of an older version
-// uses them as they are.
+// makeDirs makes the directories. Those that an earlier daemon shared with its clients are moved
+// aside and not emptied: containers have them mounted and still write there. The launcher mounts
+// its own file systems over the new ones; an older launcher uses them as they are.
 func makeDirs(dir string) error {
 	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "shm": 0o1777} {
 		path := filepath.Join(dir, name)
@@ -119,7 +121,8 @@ func makeDirs(dir string) error {
 	return nil
 }
 
-// moveAside takes a directory out of the way. What is still mounted there, and gpuledgerd under systemd may not unmount, the launcher will.
+// moveAside moves a directory away. What is mounted there, and gpuledgerd under systemd may not
+// unmount, the launcher unmounts.
 func moveAside(dir, path string) error {
 	if err := unmount(path); err != nil && !errors.Is(err, unix.EPERM) {
 		return err
@@ -134,8 +137,8 @@ func moveAside(dir, path string) error {
 	return err
 }
 
-// runLauncher runs the launcher in a session of its own. It outlives this process; while this one lives it is its child, and waited
-// for.
+// runLauncher runs the launcher in a session of its own. It outlives this process, which waits for
+// it meanwhile.
 func (d *daemon) runLauncher() error {
 	self, err := os.Executable()
 	if err != nil {
@@ -156,8 +159,8 @@ func (d *daemon) runLauncher() error {
 	return d.awaitLauncher(cmd.Process.Pid)
 }
 
-// awaitLauncher waits until the launcher, of this pid where it is known, has said who it is: before that another start would take away what it
-// writes.
+// awaitLauncher waits until the launcher has recorded its process. An earlier second start would
+// remove that record. The pid is the launcher's, or 0 if it is unknown.
 func (d *daemon) awaitLauncher(pid int) error {
 	for end := time.Now().Add(answerTime); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if p, runs := processIn(d.dir, d.node.Host); p.PID != 0 && (p.PID == pid || pid == 0) {
@@ -170,7 +173,7 @@ func (d *daemon) awaitLauncher(pid int) error {
 	return fmt.Errorf("its launcher did not come so far as to run it: %s", lastLogLine(d.dir))
 }
 
-// lastLogLine is what the launcher, or the daemon, said before its end.
+// lastLogLine is the last line that the launcher or the daemon printed.
 func lastLogLine(dir string) string {
 	log, err := os.Open(filepath.Join(dir, logFile))
 	if err != nil {
@@ -183,11 +186,11 @@ func lastLogLine(dir string) string {
 	return grant.Printable(lines[len(lines)-1])
 }
 
-// unitDirs are where systemd has the template unit from, where we are installed as a package.
+// unitDirs are where systemd finds the template unit, if gpuledger is installed as a package.
 var unitDirs = []string{"/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
 
-// hasUnit reports whether systemd is to run the daemons: in cgroups of their own, which the end of gpuledgerd.service does not
-// touch, and with what that unit gives up.
+// hasUnit reports whether systemd is to run the daemons: in cgroups of their own, which remain when
+// gpuledgerd.service ends, and with the restrictions of that unit.
 func hasUnit() bool {
 	if info, err := os.Stat("/run/systemd/system"); err != nil || !info.IsDir() {
 		return false
@@ -200,7 +203,7 @@ func hasUnit() bool {
 	return false
 }
 
-// unitOf is the template's instance for a directory, escaped as systemd-escape(1) does paths.
+// unitOf is the template's instance for a directory, escaped as systemd-escape(1) does with paths.
 func unitOf(dir string) string {
 	var name strings.Builder
 	for i, c := range []byte(strings.Trim(filepath.Clean(dir), "/")) {
@@ -216,7 +219,7 @@ func unitOf(dir string) string {
 	return "gpuledger-mps@" + name.String() + ".service"
 }
 
-func system(verb, unit string) error {
+func systemctl(verb, unit string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*answerTime)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, "systemctl", verb, unit).CombinedOutput(); err != nil {
@@ -225,7 +228,8 @@ func system(verb, unit string) error {
 	return nil
 }
 
-// remove removes what a daemon leaves. Under systemd its unit has unmounted what its clients wrote to, because gpuledgerd may not.
+// remove removes a daemon's directory. Under systemd the unit has unmounted what its clients wrote
+// to, because gpuledgerd may not.
 func (d *daemon) remove() error {
 	for _, name := range []string{"pipe", "shm"} {
 		if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
