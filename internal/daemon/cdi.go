@@ -12,21 +12,22 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// offers is the manager of the CDI files that a node has: they say what the snapshot and the ledger say, and those of grants whose time is over
-// go. A node that offers nothing by CDI stays so.
+// cdiManager is the manager of the node's CDI files. They follow the inventory and the ledger, and
+// those of grants that are over are removed. On a node without CDI files it does nothing.
 type cdiManager struct {
 	node   func() *node.Node
 	config string // the configuration's path, for the hook in the files
 	wait   func() time.Duration
 	log    *logrus.Logger
 
-	nextPass time.Time // not before
+	nextPass time.Time // no pass before
 }
 
 func (o *cdiManager) Name() string { return "cdi" }
 func (o *cdiManager) Stop()        {}
 
-// Ensure is in no hurry: a file that is out of date opens nothing, and `gpuledger inventory refresh` and `release` see to their own.
+// Ensure works rarely: an outdated file gives no access, and `gpuledger inventory refresh` and
+// `release` update their own files.
 func (o *cdiManager) Ensure(context.Context) error {
 	began, worked := time.Now(), schedule.CPUTime()
 	if began.Before(o.nextPass) {
@@ -35,7 +36,7 @@ func (o *cdiManager) Ensure(context.Context) error {
 	defer func() { o.nextPass = schedule.Next(began, tidyEvery*o.wait(), schedule.CPUTime()-worked) }()
 	n := o.node()
 	if _, problem := n.Inventory(); problem != nil {
-		return nil // another manager's
+		return nil // reported by another manager
 	}
 	config, err := filepath.Abs(o.config)
 	if err != nil {

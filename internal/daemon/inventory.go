@@ -15,32 +15,33 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// inventory is the manager of the snapshot: after a boot or another driver it has the node scanned again, so that nobody has
-// to. It calls `gpuledger inventory refresh` for it, because NVML can hang and crash: then a child does, which can be ended.
+// inventoryManager is the manager of the inventory: after a boot or a change of the driver it takes
+// a new one. It calls `gpuledger inventory refresh`, because NVML can hang or crash, and a child
+// process can be killed.
 type inventoryManager struct {
 	node    func() *node.Node
-	stale   func() string // what else than the snapshot itself says that it is out of date
+	stale   func() string // why the watch finds the inventory out of date; "": it does not
 	config  string        // the configuration's path
-	command []string      // what refreshes
+	command []string      // the program that takes the inventory
 	log     *logrus.Logger
 	within  time.Duration // for one attempt
-	ends    time.Duration // for its end, when it is killed
+	ends    time.Duration // for its end after it was killed
 	run     func(*exec.Cmd) ([]byte, error)
 
-	running      chan struct{} // closed when the attempt has ended that was given up; nil: there is none
-	retry        time.Time     // not before
+	running      chan struct{} // closed when an attempt that was given up has ended; nil: there is none
+	retry        time.Time     // no attempt before
 	wait         time.Duration
 	failure      error  // of the last attempt
-	refreshedFor string // what changed said when a snapshot was taken for it
+	refreshedFor string // the result of stale for which it was taken
 }
 
-// The waits between attempts that fail, and the time for one: NVML needs seconds on a node with many GPUs, more where the
-// driver is only loaded by it.
+// The waits between attempts that fail, and the time for one. NVML needs seconds on a node with
+// many GPUs, and more if it has to load the driver.
 const (
 	firstScan = time.Second
 	lastScan  = time.Minute
 	scanTime  = time.Minute
-	endTime   = 2 * time.Second // more than its pipes are waited for
+	endTime   = 2 * time.Second // longer than cmd.WaitDelay
 )
 
 func newInventoryManager(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventoryManager {
@@ -51,7 +52,7 @@ func newInventoryManager(n func() *node.Node, config string, changed func() stri
 func (i *inventoryManager) Name() string { return "inventory" }
 func (i *inventoryManager) Stop()        {}
 
-// Ensure refreshes a snapshot that is missing or stale.
+// Ensure takes a new inventory if there is none, or if it is out of date.
 func (i *inventoryManager) Ensure(ctx context.Context) error {
 	reason := i.reason()
 	if reason == "" {
@@ -71,8 +72,8 @@ func (i *inventoryManager) Ensure(ctx context.Context) error {
 	return nil
 }
 
-// reason is why the snapshot has to be taken again. What the watch sees is a reason once: where a new snapshot does not agree with
-// it, another would not either.
+// reason is why an inventory has to be taken. What the watch finds is a reason once: if a new
+// inventory does not agree with it, another one would not either.
 func (i *inventoryManager) reason() string {
 	if _, problem := i.node().Inventory(); problem != nil {
 		return problem.Message
@@ -87,8 +88,8 @@ func (i *inventoryManager) reason() string {
 	return seen
 }
 
-// refresh waits for the child as long as that can be ended: one that hangs in the kernel ends when the kernel lets it, and until then there
-// is no other.
+// refresh waits for the child as long as that can be killed. A child that hangs in the kernel ends
+// when the kernel lets it, and until then there is no second one.
 func (i *inventoryManager) refresh(ctx context.Context) error {
 	if i.running != nil {
 		select {
@@ -109,7 +110,7 @@ func (i *inventoryManager) refresh(ctx context.Context) error {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, i.command[0], i.command[1:]...)
 		cmd.Env = append(os.Environ(), policy.PathEnv+"="+i.config)
-		cmd.WaitDelay = time.Second // where a child of it keeps the pipe
+		cmd.WaitDelay = time.Second // if a process that it started keeps the pipe open
 		out, err := i.run(cmd)
 		if err != nil && ctx.Err() == context.DeadlineExceeded {
 			out, err = nil, fmt.Errorf("no answer within %s", i.within)

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errHeld: another daemon has the lock.
+// errRunning means that another daemon has the lock.
 var errRunning = errors.New("gpuledgerd runs already")
 
-// single keeps a second daemon of the node from running. The kernel gives the lock back when the process ends, however it
-// does. The returned file must stay open.
+// lockRunDir makes this process the node's only daemon. The kernel releases the lock when the
+// process ends, in any way. The returned file must stay open.
 func lockRunDir(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
@@ -32,7 +32,7 @@ func lockRunDir(runDir string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("cannot start: cannot lock %s: %w", path, err)
 	}
-	if err := f.Truncate(0); err == nil { // only for people: nobody decides by it
+	if err := f.Truncate(0); err == nil { // only for people to read
 		_, _ = fmt.Fprintln(f, os.Getpid())
 	}
 	return f, nil
@@ -40,7 +40,8 @@ func lockRunDir(runDir string) (*os.File, error) {
 
 func lockPath(runDir string) string { return filepath.Join(runDir, "gpuledgerd.lock") }
 
-// holds reports whether who wants the lock finds this one: a file that is removed keeps nobody out any more.
+// isLockFile reports whether the lock's path still leads to this file: a file that was removed
+// locks out no other process.
 func isLockFile(lock *os.File, runDir string) bool {
 	ours, err := lock.Stat()
 	if err != nil {

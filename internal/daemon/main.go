@@ -67,8 +67,9 @@ func Main(args []string) int {
 	return 1
 }
 
-// spare has the garbage be collected seldom: what a pass leaves is some hundred kilobytes, and what stays some megabytes. Who sets GOGC has
-// it his way. And nothing that it waits for has to be on time to the millisecond.
+// reduceWork runs the garbage collector less often, unless GOGC is set: a pass leaves some hundred
+// kilobytes, and the daemon keeps some megabytes. It also allows timers to be late by a
+// millisecond.
 func reduceWork() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(300)
@@ -100,7 +101,7 @@ func manCommand() *cli.Command {
 	}}
 }
 
-// mpsCommand is how an MPS daemon is started: by gpuledgerd, or by systemd at its request.
+// mpsCommand starts an MPS daemon. It is called by gpuledgerd, or by systemd at its request.
 func mpsCommand() *cli.Command {
 	return &cli.Command{Name: "mps", Usage: "become the MPS control daemon of a directory that gpuledgerd has made", ArgsUsage: "DIRECTORY", Hidden: true, HideHelpCommand: true,
 		Action: func(c *cli.Context) error {
@@ -126,7 +127,7 @@ func serve(c *cli.Context) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	s.end = stop
-	hangup := make(chan os.Signal, 1) // without anybody who hears it, it would end the process
+	hangup := make(chan os.Signal, 1) // without a receiver the signal would end the process
 	signal.Notify(hangup, syscall.SIGHUP)
 	go onSignal(ctx, hangup, s.Reload)
 	log.Infof("gpuledgerd %s started", version.Version)
@@ -139,7 +140,7 @@ func serve(c *cli.Context) error {
 	return s.Err()
 }
 
-// each calls do for each signal.
+// onSignal calls do for each signal.
 func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 	for {
 		select {
@@ -151,7 +152,7 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 	}
 }
 
-// managers are those that the arguments ask for.
+// managers are the managers that the arguments ask for.
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
 	ledger := ledgercache.New(s.log)
 	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
@@ -170,7 +171,7 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	return all
 }
 
-// logger checks the arguments that are words, and gives the log.
+// logger checks the arguments that are words, and makes the log.
 func logger(c *cli.Context) (*logrus.Logger, error) {
 	if c.NArg() > 0 {
 		return nil, usage("cannot understand %q: gpuledgerd takes no arguments", c.Args().First())

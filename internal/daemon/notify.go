@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// notify tells systemd how far we are (sd_notify(3)); without systemd nobody listens.
+// notify reports this program's state to systemd (sd_notify(3)), if it runs under systemd.
 func notify(state string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return
 	}
-	conn, err := net.Dial("unixgram", path) // a leading @ is an abstract name to Go as it is to systemd
+	conn, err := net.Dial("unixgram", path) // Go and systemd both write abstract names with a leading @
 	if err != nil {
 		return
 	}
@@ -22,7 +22,8 @@ func notify(state string) {
 	_, _ = conn.Write([]byte(state))
 }
 
-// watchdog is the time within which systemd wants to hear of us (WatchdogSec=, sd_watchdog_enabled(3)); 0: it does not.
+// watchdogTime is the time within which systemd wants a sign of life (WatchdogSec=,
+// sd_watchdog_enabled(3)); 0: it wants none.
 func watchdogTime() time.Duration {
 	micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
 	if pid := os.Getenv("WATCHDOG_PID"); err != nil || micros <= 0 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
@@ -31,15 +32,16 @@ func watchdogTime() time.Duration {
 	return time.Duration(micros) * time.Microsecond
 }
 
-// guard tells systemd that we live, as long as we do: whoever hangs says nothing more and is started anew.
-func pingWatchdog(ctx context.Context, within time.Duration, lives func() bool) {
+// pingWatchdog sends systemd signs of life while alive reports true. If the daemon hangs, systemd
+// restarts it.
+func pingWatchdog(ctx context.Context, within time.Duration, alive func() bool) {
 	if within <= 0 {
 		return
 	}
 	beat := time.NewTicker(within / 3)
 	defer beat.Stop()
 	for {
-		if lives() {
+		if alive() {
 			notify("WATCHDOG=1")
 		}
 		select {

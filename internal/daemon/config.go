@@ -15,8 +15,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// settings is the manager of the configuration: what the other managers go by. Decisions about containers do not ask it; they
-// read the file themselves, so that they are the same with and without a daemon.
+// configManager is the manager of the configuration, for the other managers. Decisions about
+// containers do not use it. They read the file themselves, so that they are the same with and
+// without a daemon.
 type configManager struct {
 	open   func() *node.Node
 	config string // the file's path
@@ -25,14 +26,15 @@ type configManager struct {
 	mu      sync.Mutex
 	current *node.Node // as last read without an error
 	lock    *os.File   // of its run directory
-	stamp   host.Stamp // of the file as it is in force,
-	read    time.Time  // and when that was; zero: it is to be read
+	stamp   host.Stamp // of the file that is in force
+	read    time.Time  // when that was read; zero: read it in the next pass
 
 	end      func() // of the daemon
-	lockLost error  // why: another has taken its place
+	lockLost error  // why it ends: another daemon has taken its place
 }
 
-// newSettings reads the configuration for the first time, and makes this process the node's only daemon.
+// newConfigManager reads the configuration for the first time, and makes this process the node's
+// only daemon.
 func newConfigManager(open func() *node.Node, config string, log *logrus.Logger) (*configManager, error) {
 	n := open()
 	if n.Broken != nil {
@@ -50,10 +52,11 @@ func (s *configManager) Name() string { return "configuration" }
 
 func (s *configManager) Stop() {}
 
-// Close gives the lock back, when every manager has stopped.
+// Close releases the lock, after every manager has stopped.
 func (s *configManager) Close() { _ = s.lock.Close() }
 
-// Ensure takes up a changed file. A broken one is told, and the last good one stays in force for the daemon's own work.
+// Ensure reads a changed file. If that is broken it is an error, and the last good configuration
+// stays in force for the daemon's own work.
 func (s *configManager) Ensure(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,13 +68,13 @@ func (s *configManager) Ensure(context.Context) error {
 		return nil
 	}
 	err := s.reload()
-	if s.stamp, s.read = is, now; err != nil { // what keeps it from being in force may be over without a change of the file
+	if s.stamp, s.read = is, now; err != nil { // the cause may end without a change of the file
 		s.read = time.Time{}
 	}
 	return err
 }
 
-// take reads the file.
+// reload reads the file.
 func (s *configManager) reload() error {
 	n := s.open()
 	if n.Broken != nil {
@@ -94,8 +97,8 @@ func (s *configManager) reload() error {
 	return nil
 }
 
-// hold takes the lock again where somebody has removed it (`rm -rf` of the run directory). Where another daemon has been started
-// meanwhile, this one ends.
+// keepLock takes the lock again if its file was removed (`rm -rf` of the run directory). If another
+// daemon has been started meanwhile, this one ends.
 func (s *configManager) keepLock() error {
 	runDir := s.current.Policy.RunDir
 	if isLockFile(s.lock, runDir) {
@@ -115,14 +118,14 @@ func (s *configManager) keepLock() error {
 	return nil
 }
 
-// Lost is why the daemon has ended by itself.
+// Err is why the daemon has ended by itself.
 func (s *configManager) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lockLost
 }
 
-// Reload is Ensure for a person who asked, and hears how it went.
+// Reload is Ensure at the request of an administrator, and logs the result.
 func (s *configManager) Reload() {
 	s.mu.Lock()
 	s.read = time.Time{}
@@ -134,7 +137,7 @@ func (s *configManager) Reload() {
 	s.log.Info("the configuration is read again")
 }
 
-// Node is this machine as the last good configuration describes it.
+// Node is this machine with the last good configuration.
 func (s *configManager) Node() *node.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +150,7 @@ func (s *configManager) listenAddress() string { return s.Node().Policy.Daemon.L
 // Interval is the time between two passes of a manager.
 func (s *configManager) Interval() time.Duration {
 	interval, err := time.ParseDuration(s.Node().Policy.Daemon.Interval)
-	if err != nil { // the configuration is checked for it
+	if err != nil { // cannot be: the configuration was checked
 		return time.Second
 	}
 	return interval

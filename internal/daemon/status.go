@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -9,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/watcher"
@@ -20,22 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/version"
 )
 
-// audit is the manager that keeps up with the audit log.
-type auditManager struct {
-	auditlog.Reader
-	node func() *node.Node
-}
-
-func (a *auditManager) Name() string { return "audit" }
-func (a *auditManager) Stop()        { a.Close() }
-
-func (a *auditManager) Ensure(context.Context) error {
-	a.Follow(a.node().Policy.Audit.File)
-	return a.Poll()
-}
-
-// view is what the daemon shows. However many ask, the node is read once in a while: a picture is shown for a second, and for
-// ten times as long as it took to make.
+// statusView is what metrics and the page show. The node is read once for a second, and for ten
+// times as long as reading it took, however many clients ask.
 type statusView struct {
 	node  func() *node.Node
 	audit *auditManager
@@ -64,7 +48,7 @@ func (v *statusView) readNode() (node.Picture, error) {
 	return v.picture, v.err
 }
 
-// state is for Prometheus.
+// metricsSnapshot is what Prometheus gets.
 func (v *statusView) metricsSnapshot() metrics.Snapshot {
 	picture, err := v.readNode()
 	watched := v.watch.Status()
@@ -80,14 +64,14 @@ func (v *statusView) metricsSnapshot() metrics.Snapshot {
 		Ledger: v.found.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 
-// shown is for people.
+// pageContent is what the page shows.
 func (v *statusView) pageContent() page.Content {
 	s := v.metricsSnapshot()
 	host, _ := os.Hostname()
 	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }
 
-// maxAlarms is how many findings of the watch are said.
+// maxAlarms is how many findings of the watch the page lists.
 const maxAlarms = 20
 
 // alarms are what an administrator should look at, in sentences.

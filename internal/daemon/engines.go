@@ -18,26 +18,26 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// How often the engines' files are read: in intervals, and at most. A change is told at the second
-// look that sees it, because who writes such a file need not write it at once; so it is told within
-// a minute.
+// How often the engines' files are read: in intervals, and at most. A change is reported when it is
+// seen twice, because a program may not write such a file at once; so it is reported within a
+// minute.
 const (
 	defaultsEvery = 20
 	defaultsMost  = 20 * time.Second
 )
 
-// defaults is the manager that looks whether the engines that were configured with --as-default
+// engineManager is the manager that checks whether engines that were configured with --as-default
 // still have gpuledger as their default handler. It only reports: other programs write these files
-// too, and who is right is for the administrator to say.
+// too, and the administrator decides.
 type engineManager struct {
 	node func() *node.Node
 	wait func() time.Duration // the interval
 	log  *logrus.Logger
 	root string // "": this machine's
 
-	nextPass time.Time             // not before
-	failure  error                 // of the last look
-	seen     map[grant.Engine]bool // changed, at the last look
+	nextPass time.Time             // no pass before
+	failure  error                 // of the last pass
+	seen     map[grant.Engine]bool // changed, in the last pass
 
 	mu       sync.Mutex
 	engines  []metrics.EngineStatus
@@ -58,7 +58,7 @@ func (d *engineManager) Ensure(context.Context) error {
 	return d.failure
 }
 
-// look reads the engines' files. What was found of an engine stands while its files cannot be read.
+// look reads the engines' files. Findings about an engine stand while its files cannot be read.
 func (d *engineManager) look(n *node.Node) error {
 	all, err := configure.Defaults(cmp.Or(d.root, "/"), n.Policy.StateDir)
 	if err != nil {
@@ -101,7 +101,7 @@ func (d *engineManager) look(n *node.Node) error {
 	return errors.Join(failed...)
 }
 
-// of is the finding about an engine, if there is one.
+// findingOf is the finding about an engine, if there is one.
 func findingOf(changed []grant.Finding, engine grant.Engine) (grant.Finding, bool) {
 	i := slices.IndexFunc(changed, func(f grant.Finding) bool { return f.User.Engine == engine })
 	if i < 0 {
@@ -112,7 +112,7 @@ func findingOf(changed []grant.Finding, engine grant.Engine) (grant.Finding, boo
 
 func message(e configure.Default) string { return e.Problem() + "; " + e.Hint() }
 
-// found tells a change that is new.
+// addFinding reports a new change.
 func (d *engineManager) addFinding(n *node.Node, e configure.Default) grant.Finding {
 	f := grant.Finding{Kind: grant.HandlerChanged, Index: -1, Since: n.Host.Now(), Message: message(e)}
 	f.User.Engine = e.Engine
@@ -124,8 +124,8 @@ func (d *engineManager) addFinding(n *node.Node, e configure.Default) grant.Find
 	return f
 }
 
-// State is every engine that was configured with --as-default, what stands, and how often something
-// was found.
+// State returns every engine that was configured with --as-default, the findings that stand, and
+// how often a change was found.
 func (d *engineManager) State() ([]metrics.EngineStatus, []grant.Finding, uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,5 +1,6 @@
-// Package daemon runs the managers of a node: what has to be done again and again, or while somebody waits. Nothing that a
-// container's start depends on is decided here alone; a node without the daemon keeps its ledger and its guard.
+// Package daemon runs the managers of a node: periodic work, and work that must wait for something.
+// The start of a container never depends on the daemon alone: a node without it still has its
+// ledger, and still refuses containers.
 package daemon
 
 import (
@@ -16,19 +17,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/metrics"
 )
 
-// Manager looks after one concern.
+// Manager is responsible for one part of the daemon's work.
 type Manager interface {
 	Name() string
-	// Ensure brings the concern into the state that it should be in, as far as it is not. It is called again and again, and
-	// returns what keeps it from doing so.
+	// Ensure brings that part into the state that it should have. It is called in every pass, and its
+	// error is why it could not.
 	Ensure(context.Context) error
 	// Stop is called once, after the last Ensure.
 	Stop()
 }
 
-// Loop calls the managers, and remembers how that went.
+// Loop calls the managers, and records how their passes went.
 type Loop struct {
-	Interval func() time.Duration // between two passes; asked anew before each
+	Interval func() time.Duration // between two passes; called before each
 	Log      *logrus.Logger
 
 	mu      sync.Mutex
@@ -36,12 +37,13 @@ type Loop struct {
 	started time.Time
 }
 
-// Run has each manager ensure at once and then at every interval, until the context ends. One that hangs holds up no other.
+// Run calls Ensure of each manager at once and then at every interval, until the context ends. A
+// manager that hangs delays no other.
 func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	l.mu.Lock()
 	l.started = time.Now()
 	l.passes = map[string]metrics.ManagerStatus{}
-	for _, m := range managers { // one that hangs in its first pass shall be seen
+	for _, m := range managers { // so that one that hangs in its first pass is reported, too
 		l.passes[m.Name()] = metrics.ManagerStatus{Name: m.Name(), Last: l.started}
 	}
 	l.mu.Unlock()
@@ -49,11 +51,11 @@ func (l *Loop) Run(ctx context.Context, managers ...Manager) {
 	for _, m := range managers {
 		all.Go(func() { l.runManager(ctx, m) })
 	}
-	<-ctx.Done() // with no manager at all, too
+	<-ctx.Done() // also without any manager
 	all.Wait()
 }
 
-// attend logs a failure when it is new, and its end.
+// runManager logs an error when it is new.
 func (l *Loop) runManager(ctx context.Context, m Manager) {
 	defer m.Stop()
 	for last := ""; ctx.Err() == nil; {
@@ -68,7 +70,8 @@ func (l *Loop) runManager(ctx context.Context, m Manager) {
 	}
 }
 
-// untilTick is how long it is to the next pass. All managers have the same ticks: to wake up once a second costs less than ten times.
+// untilTick is the time until the next pass. All managers have the same ticks, because to wake up
+// once a second costs less than ten times.
 func (l *Loop) untilTick(now time.Time) time.Duration {
 	interval := max(l.Interval(), time.Millisecond)
 	l.mu.Lock()
@@ -91,8 +94,8 @@ func (l *Loop) record(name string, at time.Time, took time.Duration, err error) 
 	l.passes[name] = p
 }
 
-// Turns reports whether a manager that waits for nobody has finished a pass within a time, or has only just begun with its first.
-// The others may hang with what they look after: that is theirs to say.
+// Alive reports whether a manager that never waits has finished a pass within a time, or has just
+// begun its first one. Other managers may wait for what they manage, and report that themselves.
 func (l *Loop) Alive(name string, within time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,13 +109,15 @@ func (l *Loop) Alive(name string, within time.Duration) bool {
 	return time.Since(last) < within
 }
 
-// Passes tells of each manager's last pass, by name. Before the end of the first that is the start.
+// Passes returns each manager's last pass, by name. Before the end of the first pass, that is its
+// beginning.
 func (l *Loop) Passes() []metrics.ManagerStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.ManagerStatus) int { return cmp.Compare(a.Name, b.Name) })
 }
 
+// logNewError logs the error of a pass if it differs from the last one, and returns it.
 func logNewError(log *logrus.Logger, m Manager, last string, err error) string {
 	now := ""
 	if err != nil {

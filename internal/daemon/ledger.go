@@ -16,30 +16,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// How often, in intervals. Nobody waits for it: whoever needs the room of what is over finds it over, and sweeps it out
-// himself.
+// How often the ledger is tidied and checked, in intervals. Nothing waits for it: a placement that
+// needs the room of what is over removes that itself.
 const (
 	tidyEvery   = 5
 	checkEvery  = 60
-	soundChecks = 5 // of the latter: that long it is believed of a ledger that was sound that it is so, while nobody has changed it
+	soundChecks = 5 // for so many checks a sound ledger is not read again while it does not change
 )
 
-// reconcile is the manager of the ledger: it removes what is over, and looks whether the rest is sound.
+// ledgerManager is the manager of the ledger: it removes what is over, and checks the rest.
 type ledgerManager struct {
 	node  func() *node.Node
 	cache *ledgercache.Cache
 	wait  func() time.Duration // the interval
 	log   *logrus.Logger
 
-	nextTidy, nextCheck time.Time // not before
-	failure             error     // of the last whole pass
+	nextTidy, nextCheck time.Time
+	failure             error // of the last check
 	sound               soundLedger
 
 	mu    sync.Mutex
 	found metrics.LedgerStatus
 }
 
-// sound is a ledger as the last whole pass left it, if nothing is wrong with it.
+// soundLedger is the state of the ledger after a check that found nothing wrong.
 type soundLedger struct {
 	node  *node.Node
 	stamp ledgercache.Stamp
@@ -49,7 +49,7 @@ type soundLedger struct {
 func (r *ledgerManager) Name() string { return "reconcile" }
 func (r *ledgerManager) Stop()        {}
 
-// Ensure does what is due, the whole ledger at the first time.
+// Ensure does what is due, and begins with a check.
 func (r *ledgerManager) Ensure(context.Context) error {
 	began, worked := time.Now(), schedule.CPUTime()
 	switch {
@@ -64,7 +64,8 @@ func (r *ledgerManager) Ensure(context.Context) error {
 	return r.failure
 }
 
-// tidyDead removes the bindings of containers that are gone. Where all of the ledger's are known to run, it does not look.
+// tidyDead removes the bindings of containers that are gone. If all containers of the ledger are
+// known to run, it does nothing.
 func (r *ledgerManager) tidyDead(n *node.Node) {
 	if r.cache.AllRun(n) {
 		return
@@ -74,7 +75,8 @@ func (r *ledgerManager) tidyDead(n *node.Node) {
 	}
 }
 
-// reconcile makes a whole pass. What it repaired is said once; what it cannot repair is its error, for as long as it is so.
+// check checks the whole ledger. What it repaired is logged once. What it cannot repair is its
+// error, for as long as it is so.
 func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	if r.stillSound(n, now) {
 		findings, err := n.SettleLimits()
@@ -84,7 +86,7 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 		}
 	}
 	r.sound = soundLedger{}
-	is := soundLedger{n, ledgercache.StampOf(n), now} // before it is looked at: what it changes itself is looked at again
+	is := soundLedger{n, ledgercache.StampOf(n), now} // read before the check: its own changes are checked again
 	report, err := n.Reconcile()
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -113,13 +115,14 @@ func (r *ledgerManager) logRepairs(findings []ledger.Finding) {
 	}
 }
 
-// stillSound reports whether nobody can have changed anything since the last whole pass, and no container has ended.
+// stillSound reports whether the ledger has not changed since the last check, and no container has
+// ended.
 func (r *ledgerManager) stillSound(n *node.Node, now time.Time) bool {
 	return r.sound.node == n && r.sound.stamp == ledgercache.StampOf(n) && r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
-		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2 // at the tick itself
+		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2 // half an interval less, so that it is over at the tick itself
 }
 
-// Found is what the last whole pass found.
+// Found is what the last check found.
 func (r *ledgerManager) Found() metrics.LedgerStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
