@@ -251,8 +251,10 @@ func increment(counted bool) uint64 {
 }
 
 func (f *Reader) addRefusal(l entry, counted bool) {
-	r := Refusal{Time: l.Time, Code: knownOrOther(l.Code, codes), Mode: knownOrOther(l.Mode, modes), Message: Clean(l.Message), Container: Clean(l.Container),
-		Pod: grant.Identity{UID: Clean(l.Pod.UID), Namespace: Clean(l.Pod.Namespace), Pod: Clean(l.Pod.Pod), Container: Clean(l.Pod.Container)}}
+	r := Refusal{Time: l.Time, Code: knownOrOther(l.Code, codes), Mode: knownOrOther(l.Mode, modes),
+		Message: Clean(l.Message), Container: Clean(l.Container),
+		Pod: grant.Identity{UID: Clean(l.Pod.UID), Namespace: Clean(l.Pod.Namespace), Pod: Clean(l.Pod.Pod),
+			Container: Clean(l.Pod.Container)}}
 	if l.Mode == "" {
 		r.Mode = Enforced
 	}

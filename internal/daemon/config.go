@@ -93,7 +93,8 @@ func (s *configManager) reload() error {
 	}
 	n.Keep()
 	s.current = n
-	s.log.WithFields(logrus.Fields{"mode": n.Policy.Rules.Mode, "listen": n.Policy.Daemon.Listen, "interval": n.Policy.Daemon.Interval}).Info("the configuration has changed and is in force")
+	s.log.WithFields(logrus.Fields{"mode": n.Policy.Rules.Mode, "listen": n.Policy.Daemon.Listen,
+		"interval": n.Policy.Daemon.Interval}).Info("the configuration has changed and is in force")
 	return nil
 }
 

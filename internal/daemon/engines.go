@@ -72,7 +72,8 @@ func (d *engineManager) look(n *node.Node) error {
 		f, stands := findingOf(d.findings, e.Engine)
 		switch {
 		case e.Err != nil:
-			failed = append(failed, fmt.Errorf("cannot tell which handler %s has by default: %w", e.Engine, e.Err))
+			failed = append(failed, fmt.Errorf("cannot tell which handler %s has by default: %w", e.Engine,
+				e.Err))
 		case e.Ours:
 			stands = false
 		case stands:
@@ -92,7 +93,8 @@ func (d *engineManager) look(n *node.Node) error {
 	for _, f := range d.findings {
 		if _, stands := findingOf(changed, f.User.Engine); !stands {
 			n.Found("over", f, "", f.Message)
-			d.log.WithFields(logrus.Fields{"finding": f.Kind, "engine": f.User.Engine}).Info("over: " + f.Message)
+			d.log.WithFields(logrus.Fields{"finding": f.Kind, "engine": f.User.Engine}).
+				Info("over: " + f.Message)
 		}
 	}
 	d.mu.Lock()

@@ -44,8 +44,10 @@ const (
 	endTime   = 2 * time.Second // longer than cmd.WaitDelay
 )
 
-func newInventoryManager(n func() *node.Node, config string, changed func() string, log *logrus.Logger) *inventoryManager {
-	return &inventoryManager{node: n, stale: changed, config: config, command: []string{nvmlchild.Program("gpuledger"), "inventory", "refresh"}, log: log,
+func newInventoryManager(n func() *node.Node, config string, changed func() string,
+	log *logrus.Logger) *inventoryManager {
+	return &inventoryManager{node: n, stale: changed, config: config,
+		command: []string{nvmlchild.Program("gpuledger"), "inventory", "refresh"}, log: log,
 		within: scanTime, ends: endTime, run: (*exec.Cmd).CombinedOutput}
 }
 

@@ -86,7 +86,8 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 		}
 	}
 	r.sound = soundLedger{}
-	is := soundLedger{n, ledgercache.StampOf(n), now} // read before the check: its own changes are checked again
+	// read before the check: its own changes are checked again
+	is := soundLedger{n, ledgercache.StampOf(n), now}
 	report, err := n.Reconcile()
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -100,7 +101,8 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 		r.sound = is
 		return nil
 	}
-	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)", wrong[0].Subject, wrong[0].Problem, len(wrong))
+	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)",
+		wrong[0].Subject, wrong[0].Problem, len(wrong))
 }
 
 func unrepaired(findings []ledger.Finding) []ledger.Finding {
@@ -118,8 +120,10 @@ func (r *ledgerManager) logRepairs(findings []ledger.Finding) {
 // stillSound reports whether the ledger has not changed since the last check, and no container has
 // ended.
 func (r *ledgerManager) stillSound(n *node.Node, now time.Time) bool {
-	return r.sound.node == n && r.sound.stamp == ledgercache.StampOf(n) && r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
-		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2 // half an interval less, so that it is over at the tick itself
+	return r.sound.node == n && r.sound.stamp == ledgercache.StampOf(n) &&
+		r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&
+		// half an interval less, so that it is over at the tick itself
+		now.Sub(r.sound.began) < soundChecks*checkEvery*r.wait()-r.wait()/2
 }
 
 // Found is what the last check found.

@@ -28,7 +28,8 @@ func lockRunDir(runDir string) (*os.File, error) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("cannot start: %w (process %s holds %s)", errRunning, strings.TrimSpace(string(holder)), path)
+			return nil, fmt.Errorf("cannot start: %w (process %s holds %s)", errRunning,
+				strings.TrimSpace(string(holder)), path)
 		}
 		return nil, fmt.Errorf("cannot start: cannot lock %s: %w", path, err)
 	}

@@ -114,7 +114,8 @@ func (l *Loop) Alive(name string, within time.Duration) bool {
 func (l *Loop) Passes() []metrics.ManagerStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.SortedFunc(maps.Values(l.passes), func(a, b metrics.ManagerStatus) int { return cmp.Compare(a.Name, b.Name) })
+	return slices.SortedFunc(maps.Values(l.passes),
+		func(a, b metrics.ManagerStatus) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // logNewError logs the error of a pass if it differs from the last one, and returns it.

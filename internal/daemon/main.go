@@ -154,19 +154,23 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 
 // managers are the managers that the arguments ask for.
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
-	ledger := ledgercache.New(s.log)
-	tidy, decisions := &ledgerManager{node: s.Node, cache: ledger, wait: s.Interval, log: s.log}, &auditManager{node: s.Node}
-	watcher := watcher.New(s.Node, ledger, config, c.StringSlice("runtime-root"), s.log)
-	limits := driverlimits.New(s.Node, ledger, config, s.log)
-	watcher.OtherFindings = limits.Findings
-	handlers := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
-	shown := &statusView{node: s.Node, audit: decisions, found: tidy, loop: loop, watch: watcher, limits: limits, ledger: ledger, engines: handlers}
-	all := []Manager{s, tidy, newInventoryManager(s.Node, config, watcher.Stale, s.log),
-		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, handlers, decisions, watcher, &httpserver.Server{Address: s.listenAddress, Metrics: shown.metricsSnapshot, Page: shown.pageContent, Log: s.log},
-		&mps.Manager{Node: s.Node, Ledger: ledger.Current, Log: s.log}, limits}
+	roots := c.StringSlice("runtime-root")
+	cache := ledgercache.New(s.log)
+	tidy := &ledgerManager{node: s.Node, cache: cache, wait: s.Interval, log: s.log}
+	decisions := &auditManager{node: s.Node}
+	usage := watcher.New(s.Node, cache, config, roots, s.log)
+	limits := driverlimits.New(s.Node, cache, config, s.log)
+	usage.OtherFindings = limits.Findings
+	engines := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
+	status := &statusView{node: s.Node, audit: decisions, ledger: tidy, loop: loop, watch: usage, limits: limits,
+		cache: cache, engines: engines}
+	all := []Manager{s, tidy, newInventoryManager(s.Node, config, usage.Stale, s.log),
+		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
+		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot, Page: status.pageContent, Log: s.log},
+		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
-		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe, FailRequest: c.Bool("nri-fail-request"),
-			Roots: c.StringSlice("runtime-root"), Log: s.log}))
+		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe,
+			FailRequest: c.Bool("nri-fail-request"), Roots: roots, Log: s.log}))
 	}
 	return all
 }

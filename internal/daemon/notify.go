@@ -26,7 +26,8 @@ func notify(state string) {
 // sd_watchdog_enabled(3)); 0: it wants none.
 func watchdogTime() time.Duration {
 	micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64)
-	if pid := os.Getenv("WATCHDOG_PID"); err != nil || micros <= 0 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
+	if pid := os.Getenv("WATCHDOG_PID"); err != nil || micros <= 0 || pid != "" &&
+		pid != strconv.Itoa(os.Getpid()) {
 		return 0
 	}
 	return time.Duration(micros) * time.Microsecond

@@ -21,20 +21,19 @@ import (
 // statusView is what metrics and the page show. The node is read once for a second, and for ten
 // times as long as reading it took, however many clients ask.
 type statusView struct {
-	node  func() *node.Node
-	audit *auditManager
-	found *ledgerManager
-	loop  *Loop
-	watch *watcher.Manager
-
-	ledger  *ledgercache.Cache
-	limits  *driverlimits.Manager
+	node    func() *node.Node
+	cache   *ledgercache.Cache
+	loop    *Loop
+	audit   *auditManager
+	ledger  *ledgerManager
 	engines *engineManager
+	watch   *watcher.Manager
+	limits  *driverlimits.Manager
 
 	mu      sync.Mutex
 	picture node.Picture
 	err     error
-	until   time.Time
+	until   time.Time // picture and err are not read again before
 }
 
 func (v *statusView) readNode() (node.Picture, error) {
@@ -42,7 +41,7 @@ func (v *statusView) readNode() (node.Picture, error) {
 	defer v.mu.Unlock()
 	if began := time.Now(); !began.Before(v.until) {
 		n := v.node()
-		v.picture, v.err = n.PictureOf(v.ledger.Current(n))
+		v.picture, v.err = n.PictureOf(v.cache.Current(n))
 		v.until = time.Now().Add(max(time.Second, 10*time.Since(began)))
 	}
 	return v.picture, v.err
@@ -60,15 +59,17 @@ func (v *statusView) metricsSnapshot() metrics.Snapshot {
 	engines, changed, begun := v.engines.State()
 	watched.Events[grant.HandlerChanged] = begun
 	watched.Findings = slices.Concat(changed, watched.Findings)
-	return metrics.Snapshot{Engines: engines, Version: version.Version, Node: picture, Err: err, Audited: v.audit.Path() != "", Counts: v.audit.Counts(),
-		Ledger: v.found.Found(), Managers: v.loop.Passes(), Watch: watched}
+	return metrics.Snapshot{Engines: engines, Version: version.Version, Node: picture, Err: err,
+		Audited: v.audit.Path() != "", Counts: v.audit.Counts(),
+		Ledger: v.ledger.Found(), Managers: v.loop.Passes(), Watch: watched}
 }
 
 // pageContent is what the page shows.
 func (v *statusView) pageContent() page.Content {
 	s := v.metricsSnapshot()
 	host, _ := os.Hostname()
-	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited, Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
+	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited,
+		Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }
 
 // maxAlarms is how many findings of the watch the page lists.
@@ -81,7 +82,8 @@ func alarms(s metrics.Snapshot) []string {
 	case s.Node.Mode == grant.Disabled && p.Until.IsZero():
 		all = append(all, "gpuledger is disabled until `gpuledger enable`: containers start without grants")
 	case s.Node.Mode == grant.Disabled:
-		all = append(all, "gpuledger is disabled until "+p.Until.UTC().Format(time.RFC3339)+": containers start without grants")
+		all = append(all,
+			"gpuledger is disabled until "+p.Until.UTC().Format(time.RFC3339)+": containers start without grants")
 	}
 	if s.Err != nil {
 		all = append(all, s.Err.Error())
@@ -94,7 +96,8 @@ func alarms(s metrics.Snapshot) []string {
 	}
 	for i, f := range s.Watch.Findings {
 		if i == maxAlarms {
-			all = append(all, fmt.Sprintf("and %d more findings: the audit log has them", len(s.Watch.Findings)-i))
+			all = append(all, fmt.Sprintf("and %d more findings: the audit log has them",
+				len(s.Watch.Findings)-i))
 			break
 		}
 		all = append(all, f.Message)

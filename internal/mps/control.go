@@ -33,7 +33,10 @@ func (d *daemon) control() (control, error) {
 	if problem != nil {
 		return control{}, errors.New(problem.Message)
 	}
-	i := slices.IndexFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Kind == grant.FileBinary && filepath.Base(f.Target) == program })
+	isProgram := func(f grant.DriverFile) bool {
+		return f.Kind == grant.FileBinary && filepath.Base(f.Target) == program
+	}
+	i := slices.IndexFunc(inv.Driver.Files, isProgram)
 	if i < 0 {
 		return control{}, fmt.Errorf("the driver's files have no %s", program)
 	}
@@ -44,11 +47,13 @@ func (d *daemon) control() (control, error) {
 // env is the whole environment of NVIDIA's programs. The server's program lies beside the control
 // program.
 func (d *daemon) env(inv grant.Inventory, bin string) []string {
-	env := []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin", "CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(d.dir, "pipe"),
+	env := []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin",
+		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(d.dir, "pipe"),
 		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(d.dir, "log")}
 	var dirs []string
 	for _, f := range inv.Driver.Files {
-		if dir := filepath.Dir(inv.Driver.Source(f)); f.Kind == grant.FileLibrary && f.Bits == 64 && !slices.Contains(dirs, dir) {
+		if dir := filepath.Dir(inv.Driver.Source(f)); f.Kind == grant.FileLibrary && f.Bits == 64 &&
+			!slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}
@@ -74,7 +79,8 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 	case ctx.Err() == context.DeadlineExceeded:
 		return "", fmt.Errorf("it does not answer %q within %s", command, answerTime)
 	case err != nil:
-		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err, firstLine(string(wrong.text)+string(out.text)))
+		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err,
+			firstLine(string(wrong.text)+string(out.text)))
 	}
 	return strings.TrimSpace(string(out.text)), nil
 }
@@ -113,7 +119,8 @@ func (c control) pids(ctx context.Context, format string, args ...any) ([]int, e
 	for _, word := range strings.Fields(answer) {
 		pid, err := strconv.Atoi(word)
 		if err != nil || pid <= 0 {
-			return nil, fmt.Errorf("it answers %q with %q, which are no processes", fmt.Sprintf(format, args...), firstLine(answer))
+			return nil, fmt.Errorf("it answers %q with %q, which are no processes",
+				fmt.Sprintf(format, args...), firstLine(answer))
 		}
 		pids = append(pids, pid)
 	}

@@ -56,7 +56,8 @@ type provenSocket struct {
 
 // facts are what a plan needs to know of the daemon.
 func (d *daemon) facts() facts {
-	return facts{name: d.name, gpus: d.state.GPUs, runs: d.runs(), toldToEnd: d.toldToEnd, askedAgain: d.askedAgain}
+	return facts{name: d.name, gpus: d.state.GPUs, runs: d.runs(), toldToEnd: d.toldToEnd,
+		askedAgain: d.askedAgain}
 }
 
 // runs reports whether its process runs.
@@ -78,7 +79,8 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 	case dismiss:
 		return d.dismiss(ctx, p)
 	case reportNotEnded:
-		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs, d.toldToEnd.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs,
+			d.toldToEnd.UTC().Format(time.RFC3339))
 	case reportSilent:
 		return fmt.Errorf("the MPS daemon of %v has no grant any more, and does not answer", d.state.GPUs)
 	}
@@ -112,16 +114,19 @@ func (d *daemon) detectEnd() (died bool) {
 	if who == "" {
 		return false
 	}
-	took := slices.Concat(d.lost, d.users, d.boundContainers()) // the last for containers that have just begun
+	// the last for containers that have just begun
+	took := slices.Concat(d.lost, d.users, d.boundContainers())
 	slices.Sort(took)
 	d.lost, d.lostAt = slices.Compact(took), time.Now()
-	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who + " has ended; the contexts of its clients are gone")
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who +
+		" has ended; the contexts of its clients are gone")
 	left.Problem = "its " + who + " has ended"
 	if words := lastLogLine(d.dir); words != "" { // the reason, if it ended as soon as it was started
 		left.Problem += ": " + words
 	}
 	if err := d.writeState(left); err != nil {
-		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended") // readers of the state ask the kernel, too
+		// readers of the state ask the kernel, too
+		d.log.WithError(err).Warn("cannot write down that an MPS daemon has ended")
 	}
 	return true
 }
@@ -216,7 +221,8 @@ func (d *daemon) agree(ctx context.Context, c control, w want, state *grant.MPSD
 	if err != nil {
 		return err
 	}
-	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon && fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
+	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon &&
+		fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
 	if !asSaid || len(servers) == 0 || time.Since(d.looked) > lookEvery {
 		if err := c.setLimits(ctx, w, servers); err != nil {
 			return err
@@ -287,13 +293,17 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	stamp, err := socketStamp(ctx, d.dir)
 	if err != nil {
-		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w",
+			d.state.GPUs, err)
 	}
 	socket, _, err := d.ownSocket(p)
 	if err != nil {
-		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w", d.state.GPUs, err)
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w",
+			d.state.GPUs, err)
 	}
-	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket, Problem: "its last grant is gone"}); err != nil { // without a process: its end is expected
+	// without a process: its end is expected
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket,
+		Problem: "its last grant is gone"}); err != nil {
 		return err
 	}
 	c, err := d.control()

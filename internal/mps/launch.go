@@ -47,7 +47,8 @@ func Launch(dir string, h host.Host) (err error) {
 // file for lastLogLine. systemd would send it to its journal only. The returned function prints an
 // error to the file and to the former standard error.
 func redirectOutput(path string) (say func(error), err error) {
-	log, err := unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	log, err := unix.Open(path,
+		unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open %s: %w", path, err)
 	}
@@ -94,7 +95,8 @@ func mountTmpfs(path, options string) error {
 	if err := unmount(path); err != nil {
 		return err
 	}
-	if err := unix.Mount("gpuledger-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOSYMFOLLOW, options); err != nil {
+	if err := unix.Mount("gpuledger-mps", path, "tmpfs",
+		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOSYMFOLLOW, options); err != nil {
 		return fmt.Errorf("cannot mount %s of the MPS daemon: %w", path, err)
 	}
 	return nil
@@ -121,7 +123,8 @@ func followsNoLinks(path string) bool {
 // isMountPoint reports whether something is mounted at a path.
 func isMountPoint(path string) bool {
 	var at, above unix.Stat_t
-	return unix.Lstat(path, &at) == nil && unix.Lstat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
+	return unix.Lstat(path, &at) == nil && unix.Lstat(filepath.Dir(path), &above) == nil &&
+		at.Dev != above.Dev
 }
 
 // replaceSharedMemory mounts the directory's shared memory at /dev/shm, for this process alone.

@@ -70,7 +70,8 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	switch {
 	case !changed.Equal(m.grantsChanged):
 		rest = restAfterChange * m.readTook
-	case len(m.daemons) == 0 && m.failure == nil && m.readAt.Sub(m.grantsChanged) > clockTicks: // none is needed, and a new need changes a grant
+	// none is needed, and a new need changes a grant
+	case len(m.daemons) == 0 && m.failure == nil && m.readAt.Sub(m.grantsChanged) > clockTicks:
 		rest = restIdle
 	}
 	if began.Before(m.readAt.Add(rest)) && !died {

@@ -93,7 +93,9 @@ func plan(all []facts, wanted map[string]want, damaged bool, now time.Time) []st
 		}
 		return 0
 	}
-	slices.SortFunc(steps, func(a, b step) int { return cmp.Or(rank(a)-rank(b), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(steps, func(a, b step) int {
+		return cmp.Or(rank(a)-rank(b), cmp.Compare(a.name, b.name))
+	})
 	return steps
 }
 

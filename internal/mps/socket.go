@@ -19,7 +19,8 @@ import (
 // arguments, and that the socket is its own. A client that cannot reach the daemon would use the
 // whole GPU without it.
 func (d *daemon) checkSocket(state *grant.MPSDaemon) error {
-	args, err := host.ReadFile(filepath.Join(d.node.Host.Proc, strconv.Itoa(state.Daemon.PID), "cmdline"), 1<<16)
+	args, err := host.ReadFile(filepath.Join(d.node.Host.Proc, strconv.Itoa(state.Daemon.PID), "cmdline"),
+		1<<16)
 	if err != nil {
 		return err
 	}
@@ -49,7 +50,8 @@ func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err 
 	if err != nil {
 		return socket, mode, fmt.Errorf("it does not listen on its control socket: %w", err)
 	}
-	if _, parent, err := d.node.Host.Process(pid); listens != socket || pid != p.PID && (err != nil || parent != p.PID) {
+	if _, parent, err := d.node.Host.Process(pid); listens != socket || pid != p.PID &&
+		(err != nil || parent != p.PID) {
 		return socket, mode, otherSocketError(p)
 	}
 	d.proven = provenSocket{p, socket}
@@ -62,7 +64,8 @@ func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err 
 func socketStamp(ctx context.Context, dir string) (host.Stamp, error) {
 	for range 2 {
 		stamp, now := host.StampOf(node.MPSSocketPath(dir)), time.Now()
-		if stamp.Before(now) || stamp.Changed().After(now) { // after the clock was set back, the next change has another time as well
+		// after the clock was set back, the next change has another time as well
+		if stamp.Before(now) || stamp.Changed().After(now) {
 			return stamp, nil
 		}
 		select { // the daemon has just begun to listen
@@ -89,5 +92,6 @@ func stillThere(dir string, socket [2]uint64, stamp host.Stamp, p grant.Process)
 var errMoved = errors.New("its control socket was moved while it was asked, by who reaches its directory")
 
 func otherSocketError(p grant.Process) error {
-	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d", node.OtherSocket, p.PID)
+	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d",
+		node.OtherSocket, p.PID)
 }

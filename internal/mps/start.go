@@ -69,7 +69,8 @@ func (d *daemon) launch(w want) error {
 	if err := makeDirs(d.dir); err != nil {
 		return err
 	}
-	data, err := json.Marshal(launchCommand{Program: c.program, Args: d.args(), Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
+	data, err := json.Marshal(launchCommand{Program: c.program, Args: d.args(),
+		Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
 	if err == nil {
 		err = host.ReplaceFile(filepath.Join(d.dir, commandFile), data, 0o600, host.Volatile)
 	}
@@ -144,7 +145,8 @@ func (d *daemon) runLauncher() error {
 	if err != nil {
 		return err
 	}
-	log, err := os.OpenFile(filepath.Join(d.dir, logFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	log, err := os.OpenFile(filepath.Join(d.dir, logFile),
+		os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
@@ -210,7 +212,8 @@ func unitOf(dir string) string {
 		switch {
 		case c == '/':
 			name.WriteByte('-')
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == ':', c == '_', c == '.' && i > 0:
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == ':', c == '_',
+			c == '.' && i > 0:
 			name.WriteByte(c)
 		default:
 			fmt.Fprintf(&name, `\x%02x`, c)

@@ -51,8 +51,9 @@ var (
 func Headers(h http.Header) {
 	sum := sha256.Sum256([]byte(style))
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+
-		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; style-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+
+			"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 }
 
 // Render makes the document. An error is a bug of gpuledger.
@@ -118,7 +119,8 @@ type refusal struct {
 }
 
 func documentOf(s Content) document {
-	v := document{Title: "gpuledger: " + auditlog.Clean(s.Host), Host: auditlog.Clean(s.Host), Version: s.Version, Style: template.CSS(style), Refresh: refresh,
+	v := document{Title: "gpuledger: " + auditlog.Clean(s.Host), Host: auditlog.Clean(s.Host),
+		Version: s.Version, Style: template.CSS(style), Refresh: refresh,
 		Now: s.Node.Now, Mode: s.Node.Mode, Audited: s.Audited}
 	for _, alarm := range s.Alarms {
 		v.Alarms = append(v.Alarms, auditlog.Clean(alarm))
@@ -138,7 +140,8 @@ func documentOf(s Content) document {
 }
 
 func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
-	g := gpu{Index: c.Index, Name: auditlog.Clean(c.Name), UUID: c.UUID, Health: auditlog.Clean(c.Health), Healthy: c.Health == grant.Healthy, Mode: c.Mode,
+	g := gpu{Index: c.Index, Name: auditlog.Clean(c.Name), UUID: c.UUID, Health: auditlog.Clean(c.Health),
+		Healthy: c.Health == grant.Healthy, Mode: c.Mode,
 		Memory: c.Memory, Granted: c.Allocated, Free: c.Free, Outside: outside, Compute: c.Compute}
 	bar := bar{whole: max(c.Memory, c.Allocated+outside, 1)}
 	for i, held := range c.Grants {
@@ -176,12 +179,14 @@ func (b *bar) add(class string, size grant.Bytes, title string) {
 func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float64(whole) * 1000) }
 
 func rowOf(g grant.Grant, uuid string, now time.Time) row {
-	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode), Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
+	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode),
+		Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
 	if i := slices.IndexFunc(g.GPUs, func(s grant.Share) bool { return s.UUID == uuid }); i >= 0 {
 		r.Memory = g.GPUs[i].Memory
 	}
 	for _, b := range g.Bindings {
-		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(auditlog.Clean(b.Container)), "a container that cannot be told"))
+		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(auditlog.Clean(b.Container)),
+			"a container that cannot be told"))
 	}
 	return r
 }
@@ -198,7 +203,8 @@ func left(g grant.Grant, now time.Time) string {
 
 // name is how people name a container: namespace/pod/container, as far as they are known.
 func name(i grant.Identity) string {
-	parts := slices.DeleteFunc([]string{i.Namespace, i.Pod, i.Container}, func(s string) bool { return s == "" })
+	parts := slices.DeleteFunc([]string{i.Namespace, i.Pod, i.Container},
+		func(s string) bool { return s == "" })
 	return auditlog.Clean(strings.Join(parts, "/"))
 }
 
@@ -211,7 +217,8 @@ func short(id string) string {
 }
 
 func refusalOf(r auditlog.Refusal) refusal {
-	v := refusal{Time: r.Time, Code: auditlog.Clean(r.Code), Who: cmp.Or(name(r.Pod), auditlog.Clean(r.Container)), Message: auditlog.Clean(r.Message)}
+	v := refusal{Time: r.Time, Code: auditlog.Clean(r.Code), Message: auditlog.Clean(r.Message),
+		Who: cmp.Or(name(r.Pod), auditlog.Clean(r.Container))}
 	if r.Mode != auditlog.Enforced {
 		v.Note = "only recorded (" + auditlog.Clean(r.Mode) + ")"
 	}

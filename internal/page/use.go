@@ -42,7 +42,8 @@ func (g *gpu) measured(s watch.Status, c node.Card) {
 			line.add(g.Grants[j].Class, *used, g.Grants[j].ID+" uses "+used.String())
 		}
 	}
-	line.add("outside", u.Used-min(u.Used, line.taken), "used by nobody's grant, or not shown: "+(u.Used-min(u.Used, line.taken)).String())
+	line.add("outside", u.Used-min(u.Used, line.taken),
+		"used by nobody's grant, or not shown: "+(u.Used-min(u.Used, line.taken)).String())
 	g.Use.Parts = line.parts
 	g.History = historyOf(s.History, g.UUID)
 }
@@ -50,7 +51,8 @@ func (g *gpu) measured(s watch.Status, c node.Card) {
 func (r *row) measured(s watch.Status, c node.Card) {
 	r.Used = new(grant.Bytes)
 	for _, u := range s.Grants {
-		if string(u.ID) == r.ID && (u.GPU == c.UUID || slices.ContainsFunc(c.MIG, func(m grant.MIGDevice) bool { return m.UUID == u.GPU })) {
+		if string(u.ID) == r.ID && (u.GPU == c.UUID || slices.ContainsFunc(c.MIG,
+			func(m grant.MIGDevice) bool { return m.UUID == u.GPU })) {
 			*r.Used += u.Used
 		}
 	}
@@ -100,7 +102,8 @@ func historyOf(moments []watch.HistorySample, uuid string) *history {
 		return nil
 	}
 	first, _, _ := strings.Cut(used[0], ",")
-	h.Used = fmt.Sprintf("%s,%d %s %d,%d", first, historyHeight, strings.Join(used, " "), historyWidth, historyHeight)
+	h.Used = fmt.Sprintf("%s,%d %s %d,%d", first, historyHeight, strings.Join(used, " "), historyWidth,
+		historyHeight)
 	h.Granted = strings.Join(granted, " ")
 	return h
 }

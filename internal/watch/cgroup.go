@@ -52,7 +52,8 @@ func ParseCgroup(path string) CgroupInfo {
 var prefixes = []struct {
 	prefix string
 	engine grant.Engine
-}{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO}, {"libpod-", grant.Podman}, {"libpod-payload-", grant.Podman}, {"docker-", grant.Docker}}
+}{{"cri-containerd-", grant.Containerd}, {"nerdctl-", grant.Containerd}, {"crio-", grant.CRIO},
+	{"libpod-", grant.Podman}, {"libpod-payload-", grant.Podman}, {"docker-", grant.Docker}}
 
 // containerOf reads one name of a path. Helpers of engines (crio-conmon-ID, libpod-conmon-ID) are
 // processes of the node.
@@ -82,7 +83,8 @@ func isHex(text string) bool { return strings.Trim(text, "0123456789abcdef") == 
 // podOf is the UID in the name that the kubelet gives a pod's cgroup. The UID of a static pod is a
 // hash without hyphens.
 func podOf(name string) string {
-	if i := strings.LastIndex(name, "-pod"); strings.HasPrefix(name, "kubepods") && strings.HasSuffix(name, ".slice") && i > 0 {
+	if i := strings.LastIndex(name, "-pod"); strings.HasPrefix(name, "kubepods") &&
+		strings.HasSuffix(name, ".slice") && i > 0 {
 		name = strings.ReplaceAll(strings.TrimSuffix(name[i+1:], ".slice"), "_", "-")
 	}
 	uid, found := strings.CutPrefix(name, "pod")

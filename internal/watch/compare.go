@@ -69,9 +69,12 @@ func Compare(s Input) Report {
 		j.addGPU(g)
 	}
 	j.checkLayout()
-	slices.SortFunc(j.out.Grants, func(a, b GrantUse) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.GPU, b.GPU)) })
+	slices.SortFunc(j.out.Grants, func(a, b GrantUse) int {
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.GPU, b.GPU))
+	})
 	slices.SortFunc(j.out.Findings, func(a, b grant.Finding) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Key(), b.Key()))
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Kind, b.Kind),
+			cmp.Compare(a.Key(), b.Key()))
 	})
 	return j.out
 }
@@ -105,11 +108,13 @@ func (j *comparison) add(f grant.Finding) {
 
 func (j *comparison) addGPU(g grant.Usage) {
 	if g.Health != grant.Healthy {
-		j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
+		j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index,
+			Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
 		j.out.GPUs = append(j.out.GPUs, GPUUse{UUID: g.UUID, Index: g.Index, Utilization: -1})
 		return
 	}
-	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization, Processes: len(g.Processes), XIDs: g.XIDs}
+	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization,
+		Processes: len(g.Processes), XIDs: g.XIDs}
 	j.usersOnGPU = nil
 	usages, accounted := j.usages(g)
 	for _, t := range usages {
@@ -192,7 +197,8 @@ func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
 	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
 	if i < 0 {
 		u := j.userOf(g, t)
-		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u), amount(t), device(g, t), t.grant.ID))
+		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u),
+			amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
 	return j.addGranted(g, t, &t.grant.GPUs[i])
@@ -203,7 +209,8 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 	at, known := j.reported[share]
 	if !known {
 		at = reportIndex{len(j.out.Grants), -1}
-		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory, Compute: -1})
+		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory,
+			Compute: -1})
 	}
 	u := &j.out.Grants[at.grant]
 	before := beyond(*u)
@@ -218,8 +225,10 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 	}
 	if over > 0 {
 		who := j.userOf(g, t)
-		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID, Index: g.Index, Bytes: over, Grant: u.ID, User: who,
-			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(who), u.Used, g.Index, over, u.Granted, u.ID)})
+		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID,
+			Index: g.Index, Bytes: over, Grant: u.ID, User: who,
+			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(who),
+				u.Used, g.Index, over, u.Granted, u.ID)})
 	}
 	j.reported[share] = at
 	return over - before
@@ -252,7 +261,8 @@ func (j *comparison) addUngranted(g grant.Usage, t *usage) grant.Bytes {
 		u = j.Identify(u)
 	}
 	if !u.Exempt {
-		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", userName(u), amount(t), device(g, t)))
+		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s without a grant", userName(u), amount(t),
+			device(g, t)))
 	}
 	return t.memory
 }
@@ -267,7 +277,8 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 	}
 	for _, pid := range j.Open[g.UUID] {
 		m := j.Users.find(pid)
-		if m == nil || seen[m.user] || m.user.user.Container == "" || m.user.grant != nil && j.isOn(m.user.grant, g) {
+		if m == nil || seen[m.user] || m.user.user.Container == "" || m.user.grant != nil &&
+			j.isOn(m.user.grant, g) {
 			continue
 		}
 		seen[m.user] = true
@@ -279,7 +290,8 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 		if u.Exempt {
 			continue
 		}
-		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u, Message: fmt.Sprintf("%s has GPU %d open without a grant of it", userName(u), g.Index)}
+		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u,
+			Message: fmt.Sprintf("%s has GPU %d open without a grant of it", userName(u), g.Index)}
 		if m.user.grant != nil {
 			f.Grant = m.user.grant.ID
 		}
@@ -300,7 +312,8 @@ func (j *comparison) isMPSServer(u grant.User, uuid string) bool {
 }
 
 func (j *comparison) addOutside(g grant.Usage, t *usage, u grant.User, message string) {
-	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: u, Message: message}
+	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: u,
+		Message: message}
 	if t.grant != nil {
 		f.Grant = t.grant.ID
 	}
@@ -347,7 +360,8 @@ func (j *comparison) checkComputeMode(g grant.Usage) {
 	}
 	for i := range j.Grants {
 		held := &j.Grants[i]
-		if !held.Has(g.UUID) || g.ComputeMode == grant.ComputeExclusive && (held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
+		if !held.Has(g.UUID) || g.ComputeMode == grant.ComputeExclusive &&
+			(held.Mode == grant.MPS || held.Mode == grant.Exclusive) {
 			continue
 		}
 		j.add(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,
@@ -383,7 +397,8 @@ func (j *comparison) checkLayout() {
 		case known.Health != grant.Healthy && len(g.MIG) == 0 && len(before) == 0:
 		case !sameSet(before, g.MIG):
 			j.out.Stale = fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
-			j.add(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index, Message: j.out.Stale + " behind the inventory"})
+			j.add(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index,
+				Message: j.out.Stale + " behind the inventory"})
 		}
 	}
 	for _, g := range j.Inventory.GPUs {
@@ -407,7 +422,8 @@ func (j *comparison) checkGrants(there map[string]bool) {
 			if strings.HasPrefix(s.UUID, "MIG-") {
 				kind, what = grant.LayoutChanged, "MIG device"
 			}
-			j.add(grant.Finding{Kind: kind, GPU: s.UUID, Index: -1, Grant: g.ID, Message: fmt.Sprintf("grant %s is of %s %s, which is gone", g.ID, what, s.UUID)})
+			j.add(grant.Finding{Kind: kind, GPU: s.UUID, Index: -1, Grant: g.ID,
+				Message: fmt.Sprintf("grant %s is of %s %s, which is gone", g.ID, what, s.UUID)})
 		}
 	}
 }

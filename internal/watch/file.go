@@ -50,7 +50,8 @@ func Save(runDir, bootID string, r Report) error {
 // than a hundredth of a GPU, or another reason to take the inventory again.
 func (r Report) Differs(o Report) bool {
 	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
-		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes && difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100
+		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes &&
+			difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100
 	})
 	return !same || r.Stale != o.Stale || len(r.Findings) != len(o.Findings) || len(r.Grants) != len(o.Grants)
 }
@@ -69,7 +70,8 @@ func Load(runDir, bootID string) (Report, error) {
 		return Report{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
 	if f.Version != fileVersion || f.BootID != bootID {
-		return Report{}, fmt.Errorf("cannot read %s: it is of version %d and of another boot or program", path, f.Version)
+		return Report{}, fmt.Errorf("cannot read %s: it is of version %d and of another boot or program",
+			path, f.Version)
 	}
 	return f.Report, nil
 }

@@ -44,7 +44,8 @@ func (r cgroupGrants) add(cgroup string, b boundGrant) {
 // clean is the path from the root of the hierarchy. The kernel and most engines write paths in this
 // form already.
 func clean(cgroup string) string {
-	if strings.HasPrefix(cgroup, "/") && !strings.HasSuffix(cgroup, "/") && !strings.Contains(cgroup, "//") && !strings.Contains(cgroup, "/.") {
+	if strings.HasPrefix(cgroup, "/") && !strings.HasSuffix(cgroup, "/") && !strings.Contains(cgroup, "//") &&
+		!strings.Contains(cgroup, "/.") {
 		return cgroup
 	}
 	return path.Clean("/" + cgroup)

@@ -68,7 +68,9 @@ func openIn(dir string, nodes map[uint64]string) (uuids []string) {
 			continue
 		}
 		var st unix.Statx_t
-		if unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
+		err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_TYPE, &st)
+		if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
 			continue
 		}
 		if uuid, is := nodes[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]; is && isOpen(dir+"/fdinfo/"+file) {

@@ -107,7 +107,8 @@ func (c *ProcessTable) beginPass() {
 	if c.known == nil {
 		c.known, c.processes = map[int]*entry{}, map[int]ProcessInfo{}
 	}
-	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" { // else the pids are not this machine's
+	// else the pids are not this machine's
+	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" {
 		begin := host.NewVigil
 		if c.newVigil != nil {
 			begin = c.newVigil
@@ -244,12 +245,14 @@ func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 		return false
 	}
 	if c.members.pass != c.pass {
-		c.members = cgroupMembers{pass: c.pass, root: cgroupRoot(c.Host), read: map[string]bool{}, in: map[int]string{}}
+		c.members = cgroupMembers{pass: c.pass, root: cgroupRoot(c.Host), read: map[string]bool{},
+			in: map[int]string{}}
 	}
 	cgroup := c.processes[pid].Cgroup
 	if !c.members.read[cgroup] {
 		c.members.read[cgroup] = true
-		lines, _ := host.ReadFile(filepath.Join(c.members.root, cgroup, "cgroup.procs"), maxProc) // empty if it is gone or too large
+		// empty if it is gone or too large
+		lines, _ := host.ReadFile(filepath.Join(c.members.root, cgroup, "cgroup.procs"), maxProc)
 		for line := range bytes.Lines(lines) {
 			if other, err := strconv.Atoi(string(bytes.TrimSuffix(line, []byte("\n")))); err == nil {
 				c.members.in[other] = cgroup

@@ -47,7 +47,8 @@ func (s *Status) AddHistory(r Report, grants []grant.Grant) {
 			}
 		}
 	}
-	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory { // too soon to be drawn
+	// too soon to be drawn
+	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory {
 		return
 	}
 	s.History = append(s.History, m)

@@ -21,12 +21,14 @@ import (
 // nothing if none of the user's processes is in the container's cgroup any more. It is an error if
 // that cgroup holds this program or process 1.
 func Stop(h host.Host, u grant.User) (int, error) {
-	if u.Container == "" || !filepath.IsAbs(u.Cgroup) || filepath.Clean(u.Cgroup) != u.Cgroup || u.Cgroup == "/" {
+	if u.Container == "" || !filepath.IsAbs(u.Cgroup) || filepath.Clean(u.Cgroup) != u.Cgroup ||
+		u.Cgroup == "/" {
 		return 0, fmt.Errorf("cannot stop %s: it has no cgroup of its own", userName(u))
 	}
 	for _, pid := range []int{1, os.Getpid()} {
 		if p, err := readProcess(h, pid); err != nil || isBelow(p.Cgroup, u.Cgroup) {
-			return 0, fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", userName(u), pid, u.Cgroup, err)
+			return 0, fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", userName(u), pid,
+				u.Cgroup, err)
 		}
 	}
 	if !slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return IsIn(h, p, u.Cgroup) }) {
@@ -59,7 +61,8 @@ func killProcesses(h host.Host, u grant.User) (int, error) {
 		case len(pids) == 0:
 			return len(there), nil
 		case time.Now().After(end):
-			return len(there), fmt.Errorf("cannot stop %s: %d of its processes do not end", userName(u), len(pids))
+			return len(there), fmt.Errorf("cannot stop %s: %d of its processes do not end", userName(u),
+				len(pids))
 		}
 		all := killAll(dir)
 		for _, pid := range pids {

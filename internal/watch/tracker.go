@@ -111,7 +111,8 @@ func (t *Tracker) believe(r *Report) []grant.Finding {
 	})
 	t.sightings = sightings
 	for _, f := range kept {
-		if i := slices.IndexFunc(r.GPUs, func(g GPUUse) bool { return g.UUID == f.GPU }); f.Kind == grant.Unexplained && i >= 0 {
+		i := slices.IndexFunc(r.GPUs, func(g GPUUse) bool { return g.UUID == f.GPU })
+		if f.Kind == grant.Unexplained && i >= 0 {
 			r.GPUs[i].Outside += f.Bytes
 		}
 	}

@@ -33,7 +33,9 @@ type sharedUser struct {
 
 // NewProcessUsers takes the processes and the grants of an Input.
 func NewProcessUsers(grants []grant.Grant, processes map[int]ProcessInfo) *ProcessUsers {
-	return &ProcessUsers{processes: processes, grants: cgroupGrantsOf(grants, processes), cached: make(map[int]*userProcess, len(processes)), users: make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
+	return &ProcessUsers{processes: processes, grants: cgroupGrantsOf(grants, processes),
+		cached: make(map[int]*userProcess, len(processes)),
+		users:  make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
 }
 
 // find returns nil if no process has the pid.

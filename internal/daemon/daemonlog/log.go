@@ -27,7 +27,8 @@ func New(level logrus.Level) *logrus.Logger {
 // (systemd.exec(5)). A process may have inherited the variable without the stream.
 func isJournald(f *os.File, stream string) bool {
 	var st unix.Stat_t
-	return stream != "" && unix.Fstat(int(f.Fd()), &st) == nil && stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+	return stream != "" && unix.Fstat(int(f.Fd()), &st) == nil &&
+		stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
 // journaldFormat puts the priority before a line, as sd-daemon(3) describes.
@@ -38,7 +39,8 @@ func (j journaldFormat) Format(e *logrus.Entry) ([]byte, error) {
 	return append([]byte(priorities[e.Level]), line...), err
 }
 
-var priorities = map[logrus.Level]string{logrus.PanicLevel: "<2>", logrus.FatalLevel: "<2>", logrus.ErrorLevel: "<3>", logrus.WarnLevel: "<4>", logrus.InfoLevel: "<6>",
+var priorities = map[logrus.Level]string{logrus.PanicLevel: "<2>", logrus.FatalLevel: "<2>",
+	logrus.ErrorLevel: "<3>", logrus.WarnLevel: "<4>", logrus.InfoLevel: "<6>",
 	logrus.DebugLevel: "<7>", logrus.TraceLevel: "<7>"}
 
 // Condition is a problem that is logged when it begins and when it is over.
@@ -61,5 +63,6 @@ func (r *Condition) Update(err error, follows string) {
 
 // FindingFields are the fields of a log line about a finding.
 func FindingFields(f grant.Finding) logrus.Fields {
-	return logrus.Fields{"finding": f.Kind, "gpu": f.GPU, "container": grant.Printable(f.User.Container), "grant": f.Grant}
+	return logrus.Fields{"finding": f.Kind, "gpu": f.GPU, "container": grant.Printable(f.User.Container),
+		"grant": f.Grant}
 }

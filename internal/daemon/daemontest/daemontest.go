@@ -54,7 +54,9 @@ func (n *Node) Start(id grant.ID, name string) *exec.Cmd {
 	n.t.Cleanup(func() { End(cmd) })
 	p, _, err := n.Host.Process(cmd.Process.Pid)
 	Must(n.t, err)
-	status := fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/gpuledger-no-such-cgroup"}`, p.PID, p.Start) // crun's
+	// crun's
+	status := fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/gpuledger-no-such-cgroup"}`,
+		p.PID, p.Start)
 	Must(n.t, os.MkdirAll(filepath.Join(n.Root, name), 0o700),
 		os.WriteFile(filepath.Join(n.Root, name, "status"), []byte(status), 0o600))
 	gone := exec.Command("true") // the creator

@@ -72,6 +72,11 @@ func cgroupOf(h host.Host, pid int) (string, error) {
 	return "", fmt.Errorf("process %d is in no cgroup of v2", pid)
 }
 
+// isOf reports whether the cgroup is that of a container.
+func (l limitedCgroup) isOf(runtimeRoot, container string) bool {
+	return l.RuntimeRoot == runtimeRoot && l.Container == container
+}
+
 // exists reports whether the cgroup still exists, and whether processes are in it.
 func (l limitedCgroup) exists(h host.Host) (exists, populated bool) {
 	if inode, err := inodeOf(l.dir(h)); err != nil || inode != l.Inode {

@@ -26,7 +26,8 @@ func (l *Manager) check(ctx context.Context, n *node.Node, could bool) (limited 
 	err = l.followLedger(n)
 	gone, e := l.clear(ctx, n, func(limitedCgroup) bool { return true })
 	if gone > 0 {
-		l.log.WithField("cgroups", gone).Info("the driver's memory limits of containers that are gone are taken off")
+		log := l.log.WithField("cgroups", gone)
+		log.Info("the driver's memory limits of containers that are gone are taken off")
 	}
 	err = errors.Join(err, e, l.repairDrifts(ctx, n, could))
 	return len(l.known) > 0, err
@@ -37,7 +38,8 @@ func (l *Manager) check(ctx context.Context, n *node.Node, could bool) (limited 
 func (l *Manager) followLedger(n *node.Node) error {
 	changed, now := n.Ledger.Stamp(), time.Now()
 	lowers := slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Reduction.By.PID != 0 })
-	if len(l.known) == 0 || !lowers && l.followed == changed && changed.Before(l.followedAt) && now.Sub(l.followedAt) < ledgercache.MaxAge {
+	if len(l.known) == 0 || !lowers && l.followed == changed && changed.Before(l.followedAt) &&
+		now.Sub(l.followedAt) < ledgercache.MaxAge {
 		return nil
 	}
 	var moved []grant.CgroupLimit
@@ -150,7 +152,8 @@ func (l *Manager) driftOf(n *node.Node, a grant.CgroupLimit, want grant.Bytes) g
 	if a.Hard == grant.NoLimit {
 		limit, f.Bytes = "none", 0
 	}
-	if i := slices.IndexFunc(l.known, func(f limitedCgroup) bool { return f.dir(n.Host) == a.Cgroup }); i >= 0 {
+	i := slices.IndexFunc(l.known, func(f limitedCgroup) bool { return f.dir(n.Host) == a.Cgroup })
+	if i >= 0 {
 		f.Grant, f.User.Container, f.User.Cgroup = l.known[i].Grant, l.known[i].Container, l.known[i].Cgroup
 		for _, s := range l.known[i].GPUs {
 			if s.UUID == a.GPU {

@@ -73,7 +73,8 @@ func (l *Manager) Stop() {
 func (l *Manager) Ensure(ctx context.Context) error {
 	n := l.node()
 	inv, problem := n.Inventory()
-	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit && n.Policy.Enforcement.Limit != grant.LibraryBackend
+	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit &&
+		n.Policy.Enforcement.Limit != grant.LibraryBackend
 	limited, err := l.check(ctx, n, could)
 	unable := err != nil
 	err = errors.Join(err, l.limitMissing(ctx, n))
@@ -111,7 +112,8 @@ func (l *Manager) save(n *node.Node, known []limitedCgroup) error {
 	if err == nil {
 		l.known = known
 		maps.DeleteFunc(l.pending, func(p cgroupGPU, _ bool) bool {
-			return !slices.ContainsFunc(known, func(f limitedCgroup) bool { return f.dir(n.Host) == p.cgroup })
+			return !slices.ContainsFunc(known,
+				func(f limitedCgroup) bool { return f.dir(n.Host) == p.cgroup })
 		})
 	}
 	return err
@@ -137,7 +139,7 @@ func (l *Manager) handle(ctx context.Context, r cgmem.Request, peer int) error {
 		}
 		return l.updateGrant(ctx, n, r.Grant, reduction{To: r.To, By: by})
 	case cgmem.Clear:
-		_, err := l.clear(ctx, n, func(f limitedCgroup) bool { return f.RuntimeRoot == r.RuntimeRoot && f.Container == r.Container })
+		_, err := l.clear(ctx, n, func(f limitedCgroup) bool { return f.isOf(r.RuntimeRoot, r.Container) })
 		return err
 	}
 	return fmt.Errorf("gpuledgerd does not know the request %q", grant.Printable(string(r.Op)))

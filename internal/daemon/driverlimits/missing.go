@@ -36,7 +36,8 @@ func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
 		err := l.limitRunning(ctx, n, b)
 		var never cannotLimit
 		if err != nil && !errors.As(err, &never) {
-			failed = append(failed, fmt.Errorf("cannot have the driver hold container %q again: %w", grant.Printable(b.Container), err))
+			failed = append(failed, fmt.Errorf("cannot have the driver hold container %q again: %w",
+				grant.Printable(b.Container), err))
 			l.retryMissing()
 			if errors.Is(err, errNoAnswer) {
 				break // it would be the same for each
@@ -45,7 +46,8 @@ func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
 		}
 		f := grant.Finding{Kind: grant.LimitChanged, Index: -1, Grant: b.Grant}
 		f.User.Container = b.Container
-		f.Message = fmt.Sprintf("container %q, which the driver is said to hold, had no limit; it is set", grant.Printable(b.Container))
+		f.Message = fmt.Sprintf("container %q, which the driver is said to hold, had no limit; it is set",
+			grant.Printable(b.Container))
 		if err != nil { // with no lock held: a process that has locked the ledger may be waiting for this one
 			n.Weaken(grant.Container{RuntimeRoot: b.RuntimeRoot, ID: b.Container, Bundle: b.Bundle})
 			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and none can be set: %v; the ledger says now that nothing holds it", grant.Printable(b.Container), err)
@@ -76,13 +78,14 @@ func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.load(n) != nil || l.completed == changed && changed.Before(l.completedAt) && now.Sub(l.completedAt) < ledgercache.MaxAge {
+	if l.load(n) != nil || l.completed == changed && changed.Before(l.completedAt) &&
+		now.Sub(l.completedAt) < ledgercache.MaxAge {
 		return nil
 	}
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
 		for _, b := range driven {
-			known := slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot })
-			if known {
+			isOf := func(f limitedCgroup) bool { return f.isOf(b.RuntimeRoot, b.Container) }
+			if slices.ContainsFunc(l.known, isOf) {
 				continue
 			}
 			is, err := tx.Binding(b.RuntimeRoot, b.Container)
@@ -148,9 +151,12 @@ func (l *Manager) limitRunning(ctx context.Context, n *node.Node, b grant.Bindin
 	case err != nil:
 		return cannotLimit{err}
 	}
-	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container), cgroupRoot(n.Host))
-	if !below || recorded == "" || recorded == "/" || own != recorded && !strings.HasPrefix(own, recorded+"/") {
-		return cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q", own, recorded)}
+	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container),
+		cgroupRoot(n.Host))
+	if !below || recorded == "" || recorded == "/" ||
+		own != recorded && !strings.HasPrefix(own, recorded+"/") {
+		return cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q",
+			own, recorded)}
 	}
 	f.Cgroup = recorded
 	if f.Inode, err = inodeOf(f.dir(n.Host)); err != nil {

@@ -37,20 +37,24 @@ func (l *Manager) limitOrUndo(ctx context.Context, n *node.Node, f limitedCgroup
 	return err
 }
 
-// limitAndRecord records a cgroup and then sets its limits. The errors of the driver are t.
-func (l *Manager) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgroup) (t limitErrors, err error) {
+// limitAndRecord records a cgroup and then sets its limits. It returns the
+// errors of the driver, or why the cgroup could not be recorded.
+func (l *Manager) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgroup) (limitErrors, error) {
 	for _, other := range l.known {
 		_, populated := other.exists(n.Host)
-		if other.Cgroup == f.Cgroup && other.Inode == f.Inode && populated && (other.Container != f.Container || other.RuntimeRoot != f.RuntimeRoot) {
-			return t, fmt.Errorf("container %q is limited by its cgroup %s already", other.Container, f.Cgroup)
+		if other.Cgroup == f.Cgroup && other.Inode == f.Inode && populated &&
+			!other.isOf(f.RuntimeRoot, f.Container) {
+			return limitErrors{}, fmt.Errorf("container %q is limited by its cgroup %s already",
+				other.Container, f.Cgroup)
 		}
 	}
-	known := slices.DeleteFunc(slices.Clone(l.known), func(o limitedCgroup) bool { return o.Cgroup == f.Cgroup })
+	known := slices.DeleteFunc(slices.Clone(l.known),
+		func(o limitedCgroup) bool { return o.Cgroup == f.Cgroup })
 	if err := l.save(n, append(known, f)); err != nil {
-		return t, fmt.Errorf("cannot write down what is to be limited: %w", err)
+		return limitErrors{}, fmt.Errorf("cannot write down what is to be limited: %w", err)
 	}
 	failpoint.Hit("limiter/recorded")
-	t = l.setLimits(ctx, n, f.limits(n.Host, true))
+	t := l.setLimits(ctx, n, f.limits(n.Host, true))
 	failpoint.Hit("limiter/set")
 	return t, nil
 }
@@ -58,7 +62,8 @@ func (l *Manager) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgr
 // undo removes the limits of the cgroup that was recorded last.
 func (l *Manager) undo(ctx context.Context, n *node.Node, f limitedCgroup) {
 	l.known[len(l.known)-1].released = true
-	_, _ = l.clear(ctx, n, func(o limitedCgroup) bool { return o.Cgroup == f.Cgroup }) // if it fails, the next pass does it
+	// if it fails, the next pass does it
+	_, _ = l.clear(ctx, n, func(o limitedCgroup) bool { return o.Cgroup == f.Cgroup })
 }
 
 // identify finds a request's grant and cgroup, by the ledger and the kernel.
@@ -75,7 +80,8 @@ func (l *Manager) identify(n *node.Node, r cgmem.Request, peer int) (f limitedCg
 	case err != nil:
 		return f, fmt.Errorf("the ledger does not tell its grant: %w", err)
 	case b.Life != grant.Alive || !b.Driven || g.Mode != grant.Limit:
-		return f, fmt.Errorf("the ledger has no create of container %q that the driver is to limit", r.Container)
+		return f, fmt.Errorf("the ledger has no create of container %q that the driver is to limit",
+			r.Container)
 	}
 	init, _, err := n.Host.Process(r.PID)
 	if err != nil {
@@ -103,7 +109,8 @@ func (l *Manager) identify(n *node.Node, r cgmem.Request, peer int) (f limitedCg
 			return f, fmt.Errorf("its cgroup %s has others in it: %w", f.Cgroup, err)
 		}
 	}
-	if runs, err := n.Host.Runs(init); err != nil || !runs { // else what was read may be about another process with its pid
+	// else what was read may be about another process with its pid
+	if runs, err := n.Host.Runs(init); err != nil || !runs {
 		return f, fmt.Errorf("its first process has ended (%v)", err)
 	}
 	return f, nil
@@ -140,8 +147,10 @@ func (l *Manager) updateGrant(ctx context.Context, n *node.Node, id grant.ID, to
 		return err
 	}
 	for _, b := range g.Bindings {
-		if b.Driven && !slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Container == b.Container && f.RuntimeRoot == b.RuntimeRoot }) {
-			return fmt.Errorf("gpuledgerd has set no limit for container %q, which uses grant %s", b.Container, id)
+		isOf := func(f limitedCgroup) bool { return f.isOf(b.RuntimeRoot, b.Container) }
+		if b.Driven && !slices.ContainsFunc(l.known, isOf) {
+			return fmt.Errorf("gpuledgerd has set no limit for container %q, which uses grant %s",
+				b.Container, id)
 		}
 	}
 	var asks []grant.CgroupLimit
@@ -176,8 +185,10 @@ func (l *Manager) setLimits(ctx context.Context, n *node.Node, asks []grant.Cgro
 			t.add(ask.Cgroup, err.Error())
 		case answers[i].Error != "":
 			t.add(ask.Cgroup, grant.Printable(answers[i].Error))
-		case ask.Hard != grant.NoLimit && !roughlyEqual(answers[i].Hard, ask.Hard): // no limit may be reported as the GPU's size
-			t.add(ask.Cgroup, fmt.Sprintf("the driver was told to limit %s to %s of GPU %s, and says %s", ask.Cgroup, ask.Hard, ask.GPU, answers[i].Hard))
+		// no limit may be reported as the GPU's size
+		case ask.Hard != grant.NoLimit && !roughlyEqual(answers[i].Hard, ask.Hard):
+			t.add(ask.Cgroup, fmt.Sprintf("the driver was told to limit %s to %s of GPU %s, and says %s",
+				ask.Cgroup, ask.Hard, ask.GPU, answers[i].Hard))
 		default:
 			delete(l.pending, cgroupGPUOf(ask))
 		}

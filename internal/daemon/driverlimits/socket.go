@@ -32,8 +32,11 @@ const (
 	maxRequests = 64
 )
 
+// answerFunc does what a request asks for, of a process in this pid namespace.
+type answerFunc func(ctx context.Context, r cgmem.Request, peer int) error
+
 // open listens, unless a listener can be reached at the address already.
-func (d *requestSocket) open(address string, answer func(ctx context.Context, r cgmem.Request, peer int) error) error {
+func (d *requestSocket) open(address string, answer answerFunc) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.address == address && rootsocket.Reachable(d.listener) {
@@ -69,7 +72,7 @@ func (d *requestSocket) closeLocked() {
 }
 
 // serve ends with the listener. If that ends by itself, the next open makes another one.
-func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem.Request, int) error) {
+func (d *requestSocket) serve(l net.Listener, answer answerFunc) {
 	room := make(chan struct{}, maxRequests)
 	for {
 		conn, err := l.Accept()
@@ -92,7 +95,7 @@ func (d *requestSocket) serve(l net.Listener, answer func(context.Context, cgmem
 
 // handleRequest reads one request and answers it. A program that only wants to know whether the
 // socket is open connects and disconnects without sending anything.
-func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, int) error) {
+func handleRequest(conn net.Conn, answer answerFunc) {
 	peer, err := rootsocket.PeerPID(conn)
 	if err != nil {
 		return
@@ -107,7 +110,8 @@ func handleRequest(conn net.Conn, answer func(context.Context, cgmem.Request, in
 	case err != nil:
 		err = errors.New("gpuledgerd cannot understand the request")
 	case r.Version != cgmem.Version:
-		err = fmt.Errorf("gpuledgerd is of another version than the program that asks (%d, not %d)", cgmem.Version, r.Version)
+		err = fmt.Errorf("gpuledgerd is of another version than the program that asks (%d, not %d)",
+			cgmem.Version, r.Version)
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 		err = answer(ctx, r, peer)

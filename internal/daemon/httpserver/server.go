@@ -101,7 +101,8 @@ const (
 )
 
 func newServer(h http.Handler, log *logrus.Logger) *http.Server {
-	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: debugLog(log)}
+	s := &http.Server{Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: debugLog(log)}
 	(&connections{max: maxConnections}).limit(s)
 	return s
 }
@@ -109,10 +110,13 @@ func newServer(h http.Handler, log *logrus.Logger) *http.Server {
 // handler answers GET and HEAD of two paths.
 func (s *Server) handler(address string) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics.Collector{Snapshot: s.Metrics}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(metrics.Collector{Snapshot: s.Metrics}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.Log, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
-		DisableCompression: true})) // compression takes as long as the rest, and most clients are on this node
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: s.Log,
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
+		// compression takes as long as the rest, and most clients are on this node
+		DisableCompression: true}))
 	mux.HandleFunc("/{$}", s.servePage)
 	return checkRequest(address, mux)
 }
@@ -146,7 +150,8 @@ func checkRequest(address string, next http.Handler) http.Handler {
 			h.Set("Allow", "GET, HEAD")
 			http.Error(w, "cannot do that: gpuledgerd is only read here", http.StatusMethodNotAllowed)
 		case !isUnix && !isOwnName(r.Host, address):
-			http.Error(w, "cannot answer for a name that is not this node's; use its address, or the name in daemon.listen", http.StatusMisdirectedRequest)
+			http.Error(w,
+				"cannot answer for a name that is not this node's; use its address, or the name in daemon.listen", http.StatusMisdirectedRequest)
 		default:
 			next.ServeHTTP(w, r)
 		}

@@ -135,7 +135,8 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 		}
 		var err error
 		c.vigil, err = begin()
-		c.vigilProblem.Update(err, "that a container has ended is noticed late, and the ledger is read more often")
+		c.vigilProblem.Update(err,
+			"that a container has ended is noticed late, and the ledger is read more often")
 	}
 	if c.vigil == nil {
 		return false
@@ -225,7 +226,8 @@ func operationsByKey(grants []grant.Grant) map[string][2]string {
 	for _, g := range grants {
 		all[string(g.ID)] = [2]string{operations[0], operations[1]}
 		for _, b := range g.Bindings {
-			all[string(g.ID)+"\x00"+b.RuntimeRoot+"\x00"+b.Container] = [2]string{operations[2], operations[3]}
+			use := [2]string{operations[2], operations[3]}
+			all[string(g.ID)+"\x00"+b.RuntimeRoot+"\x00"+b.Container] = use
 		}
 	}
 	return all

@@ -64,7 +64,8 @@ func newChild(config string, command ...string) Child {
 
 // exchange sends a line to the child and passes its answer to read, which returns an error if it
 // cannot understand it.
-func (m *Child) exchange(ctx context.Context, source grant.Source, line []byte, read func([]byte) error) error {
+func (m *Child) exchange(ctx context.Context, source grant.Source, line []byte,
+	read func([]byte) error) error {
 	if m.current != nil && m.current.source != source {
 		m.drop()
 	}
@@ -100,7 +101,8 @@ func (m *Child) start(source grant.Source) error {
 	if n := m.stuck.Load(); n >= maxStuck {
 		return fmt.Errorf("%d processes that asked NVML hang in the driver and cannot be ended", n)
 	}
-	c := &process{cmd: exec.Command(m.command[0], m.command[1:]...), lines: make(chan []byte, 1), source: source, isNew: true}
+	c := &process{cmd: exec.Command(m.command[0], m.command[1:]...), lines: make(chan []byte, 1),
+		source: source, isNew: true}
 	c.cmd.Env = append(os.Environ(), policy.PathEnv+"="+m.config)
 	in, err := c.cmd.StdinPipe()
 	if err != nil {
@@ -166,7 +168,8 @@ func (m *Child) roundTrip(ctx context.Context, line []byte) ([]byte, error) {
 	if c.isNew {
 		within, c.isNew = m.firstAnswer, false
 	}
-	if pipe, bounded := c.in.(interface{ SetWriteDeadline(time.Time) error }); bounded { // a child that hangs reads nothing
+	// a child that hangs reads nothing
+	if pipe, bounded := c.in.(interface{ SetWriteDeadline(time.Time) error }); bounded {
 		_ = pipe.SetWriteDeadline(time.Now().Add(within))
 	}
 	if _, err := c.in.Write(append(line, '\n')); err != nil {
@@ -231,7 +234,8 @@ func (m *Child) drop() {
 	_ = c.cmd.Process.Kill()
 	m.stuck.Add(1)
 	go func() {
-		_ = c.cmd.Wait() // for the child alone; then the pipes are closed, even if other processes have them open
+		// for the child alone; then the pipes are closed, even if other processes have them open
+		_ = c.cmd.Wait()
 		m.stuck.Add(-1)
 	}()
 }

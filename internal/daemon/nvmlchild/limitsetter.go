@@ -19,7 +19,8 @@ func NewLimitSetter(config string) *LimitSetter { return &LimitSetter{newChild(c
 
 // Limit sets or reads limits, as each of them says. An answer about other limits, or about fewer, is
 // an error.
-func (d *LimitSetter) Limit(ctx context.Context, source grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
+func (d *LimitSetter) Limit(ctx context.Context, source grant.Source,
+	asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
 	line, err := json.Marshal(asks)
 	if err != nil {
 		return nil, fmt.Errorf("internal error: %w", err)
@@ -29,10 +30,12 @@ func (d *LimitSetter) Limit(ctx context.Context, source grant.Source, asks []gra
 		if err := json.Unmarshal(line, &answers); err != nil {
 			return fmt.Errorf("NVML's answer cannot be understood: %w", err)
 		}
-		if !slices.EqualFunc(asks, answers, func(a, b grant.CgroupLimit) bool { return a.Cgroup == b.Cgroup && a.GPU == b.GPU }) {
+		if !slices.EqualFunc(asks, answers, isAboutSame) {
 			return errors.New("NVML's answer is to something else")
 		}
 		return nil
 	})
 	return answers, err
 }
+
+func isAboutSame(a, b grant.CgroupLimit) bool { return a.Cgroup == b.Cgroup && a.GPU == b.GPU }

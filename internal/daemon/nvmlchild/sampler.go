@@ -54,14 +54,17 @@ func readSample(line []byte) (grant.Sample, error) {
 	for _, g := range s.GPUs {
 		switch {
 		case g.UUID == "" || seen[g.UUID]:
-			return s, fmt.Errorf("NVML's answer cannot be true: GPU %d has the UUID %q", g.Index, grant.Printable(g.UUID))
+			return s, fmt.Errorf("NVML's answer cannot be true: GPU %d has the UUID %q", g.Index,
+				grant.Printable(g.UUID))
 		case g.Health == grant.Healthy && (g.Used > g.Total || g.Total > maxTotal):
-			return s, fmt.Errorf("NVML's answer cannot be true: of GPU %d %s of %s are in use", g.Index, g.Used, g.Total)
+			return s, fmt.Errorf("NVML's answer cannot be true: of GPU %d %s of %s are in use", g.Index,
+				g.Used, g.Total)
 		}
 		seen[g.UUID] = true
 		for _, p := range g.Processes {
 			if p.PID <= 0 || p.Memory > maxTotal {
-				return s, fmt.Errorf("NVML's answer cannot be true: process %d uses %s of GPU %d", p.PID, p.Memory, g.Index)
+				return s, fmt.Errorf("NVML's answer cannot be true: process %d uses %s of GPU %d", p.PID,
+					p.Memory, g.Index)
 			}
 		}
 	}

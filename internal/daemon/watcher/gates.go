@@ -39,7 +39,8 @@ func (t *gateSetter) update(n *node.Node, grants []grant.Grant, r watch.Report) 
 }
 
 // setGates does nothing for a grant without records: no container of it was ever created.
-func (t *gateSetter) setGates(dir string, g grant.Grant, share int, passed time.Duration, used map[grantGPU]int, loops map[grantGPU]*throttle.Loop) {
+func (t *gateSetter) setGates(dir string, g grant.Grant, share int, passed time.Duration,
+	used map[grantGPU]int, loops map[grantGPU]*throttle.Loop) {
 	l, err := limits.Open(dir)
 	if err != nil {
 		return

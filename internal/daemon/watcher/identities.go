@@ -30,7 +30,8 @@ const identityAge = 10 * time.Second
 var stateRoots = []struct {
 	pattern string
 	engine  grant.Engine
-}{{"/run/containerd/runc/*", grant.Containerd}, {"/run/docker/runtime-runc/*", grant.Docker}, {"/run/runc", ""}, {"/run/crun", ""}}
+}{{"/run/containerd/runc/*", grant.Containerd}, {"/run/docker/runtime-runc/*", grant.Docker},
+	{"/run/runc", ""}, {"/run/crun", ""}}
 
 func engineOf(root string) grant.Engine {
 	for _, s := range stateRoots {
@@ -66,7 +67,8 @@ func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) gra
 		u.Pod = who.pod
 	}
 	u.Exempt, u.Engine = who.exempt, cmp.Or(u.Engine, who.engine)
-	if !who.known && watch.ParseCgroup(u.Cgroup).Container == "" { // it has a pid namespace of its own, but perhaps no cgroup
+	// it has a pid namespace of its own, but perhaps no cgroup
+	if !who.known && watch.ParseCgroup(u.Cgroup).Container == "" {
 		u.Cgroup = ""
 	}
 	return u

@@ -63,8 +63,11 @@ type ledgerReader interface {
 	Changes() map[string]uint64
 }
 
-func New(n func() *node.Node, ledger ledgerReader, config string, roots []string, log *logrus.Logger) *Manager {
-	return &Manager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log, processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices, vigilCondition: daemonlog.Condition{Log: log}}
+func New(n func() *node.Node, ledger ledgerReader, config string, roots []string,
+	log *logrus.Logger) *Manager {
+	return &Manager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log,
+		processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices,
+		vigilCondition: daemonlog.Condition{Log: log}}
 }
 
 func (w *Manager) Name() string { return "watch" }
@@ -148,16 +151,17 @@ func (w *Manager) findOpenGPUs(n *node.Node) {
 // compare compares a sample with the ledger. A new finding is confirmed with a ledger that was read
 // after the sample: a container that has just started may have its grant only there.
 func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, error) {
+	identify := func(u grant.User) grant.User { return w.identities.identify(n, w.roots, u) }
 	for anew := false; ; anew = true {
 		o, fresh, err := w.cache.Read(n, anew)
 		if err != nil {
 			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
 		}
 		w.ledger = o
-		people := w.readProcesses(sample, o.Grants)
-		scene := watch.Input{Sample: sample, Processes: people, Grants: o.Grants, Inventory: o.Inventory, Users: w.processUsers(o.Grants, people),
-			Identify: func(u grant.User) grant.User { return w.identities.identify(n, w.roots, u) }, Serves: n.MPSServes, Open: w.opened}
-		if report := watch.Compare(scene); fresh || !w.tracker.HasNew(report) {
+		processes := w.readProcesses(sample, o.Grants)
+		input := watch.Input{Sample: sample, Processes: processes, Grants: o.Grants, Inventory: o.Inventory,
+			Users: w.processUsers(o.Grants, processes), Identify: identify, Serves: n.MPSServes, Open: w.opened}
+		if report := watch.Compare(input); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}
 	}
@@ -173,9 +177,9 @@ func (w *Manager) readProcesses(sample grant.Sample, grants []grant.Grant) map[i
 	for _, pids := range w.opened {
 		w.pids = append(w.pids, pids...)
 	}
-	people := w.processes.Lookup(w.pids)
+	processes := w.processes.Lookup(w.pids)
 	w.vigilCondition.Update(w.processes.VigilError(), "that a process has ended is noticed late")
-	return people
+	return processes
 }
 
 // processUsersKey identifies a state of the ledger's grants and of the processes.
@@ -187,13 +191,13 @@ type processUsersKey struct {
 
 // processUsers returns the last ones, if the ledger was not read again and no process has come,
 // gone or moved.
-func (w *Manager) processUsers(grants []grant.Grant, people map[int]watch.ProcessInfo) *watch.ProcessUsers {
+func (w *Manager) processUsers(grants []grant.Grant, processes map[int]watch.ProcessInfo) *watch.ProcessUsers {
 	of := processUsersKey{count: len(grants), changes: w.processes.Changes()}
 	if len(grants) > 0 {
 		of.grants = &grants[0]
 	}
 	if w.users == nil || of != w.usersKey {
-		w.users, w.usersKey = watch.NewProcessUsers(grants, people), of
+		w.users, w.usersKey = watch.NewProcessUsers(grants, processes), of
 	}
 	return w.users
 }

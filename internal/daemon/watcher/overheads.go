@@ -81,7 +81,8 @@ func (o *overheadWriter) update(n *node.Node, r watch.Report) {
 		key := grantGPU{g.ID, g.GPU}
 		last, known := o.written[key]
 		moved := max(g.Used, last.used) - min(g.Used, last.used)
-		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) || r.Taken.Sub(last.at) >= overheadEvery
+		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) ||
+			r.Taken.Sub(last.at) >= overheadEvery
 		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
 			last.used, last.at = g.Used, r.Taken
 			if err := o.write(n.Policy.LimitsDir(g.ID), g); errors.Is(err, limits.ErrSlow) {

@@ -126,7 +126,8 @@ func (w *Manager) stopContainers(n *node.Node, r watch.Report) (err error) {
 			err = e
 			n.Found("not-stopped", f, grant.StopContainer, e.Error())
 		case ended > 0:
-			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended, r.Taken.Sub(f.Since).Round(time.Second), f.Message)
+			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended,
+				r.Taken.Sub(f.Since).Round(time.Second), f.Message)
 			n.Found("stopped", f, grant.StopContainer, message)
 			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
 			w.countStopped(f.Kind)
