@@ -197,9 +197,9 @@ func ownerKind(o grant.Owner) string {
 }
 
 func (t sender) grant(g grant.Grant) {
-	who := user(g)
+	container := user(g)
 	for _, s := range g.GPUs {
-		labels := []string{s.UUID, string(g.ID), who.Namespace, who.Pod, who.Container}
+		labels := []string{s.UUID, string(g.ID), container.Namespace, container.Pod, container.Container}
 		t.gauge(grantMemory, float64(s.Memory), labels...)
 		if g.Compute > 0 {
 			t.gauge(grantCompute, float64(g.Compute)/100, labels...)

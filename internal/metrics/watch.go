@@ -48,12 +48,12 @@ func (t sender) watch(s watch.Status, held []grant.Grant) {
 		t.gauge(gpuProcesses, float64(g.Processes), g.UUID)
 		t.ratio(gpuUtilization, g.Utilization, g.UUID)
 	}
-	who := map[grant.ID]grant.Identity{}
+	users := map[grant.ID]grant.Identity{}
 	for _, g := range held {
-		who[g.ID] = user(g)
+		users[g.ID] = user(g)
 	}
 	for _, g := range s.Grants {
-		u := who[g.ID]
+		u := users[g.ID]
 		t.gauge(grantUsed, float64(g.Used), g.GPU, string(g.ID), u.Namespace, u.Pod, u.Container)
 		t.ratio(grantUtilization, g.Compute, g.GPU, string(g.ID), u.Namespace, u.Pod, u.Container)
 	}

@@ -48,7 +48,7 @@ type daemon struct {
 	toldToEnd  time.Time // zero: it was not
 }
 
-// provenSocket is a socket on which a daemon listens, as the kernel has told this gpuledgerd.
+// provenSocket is a socket on which a daemon listens, as the kernel has reported to this gpuledgerd.
 type provenSocket struct {
 	daemon grant.Process
 	socket [2]uint64
@@ -94,33 +94,33 @@ func (d *daemon) detectEnd() (died bool) {
 		d.state, _ = d.node.MPSState(d.dir)
 		d.read = true
 	}
-	who, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
+	ended, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
 	for _, p := range d.state.Servers {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
-			who = fmt.Sprintf("server (process %d)", p.PID)
+			ended = fmt.Sprintf("server (process %d)", p.PID)
 			continue
 		}
 		left.Servers = append(left.Servers, p)
 	}
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
-			who = fmt.Sprintf("daemon (process %d)", p.PID)
+			ended = fmt.Sprintf("daemon (process %d)", p.PID)
 			left.Servers = nil         // they end with the daemon
 			d.askedAgain = time.Time{} // the next daemon may answer
 		} else {
 			left.Daemon, left.Socket = p, d.state.Socket
 		}
 	}
-	if who == "" {
+	if ended == "" {
 		return false
 	}
 	// the last for containers that have just begun
 	took := slices.Concat(d.lost, d.users, d.boundContainers())
 	slices.Sort(took)
 	d.lost, d.lostAt = slices.Compact(took), time.Now()
-	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + who +
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + ended +
 		" has ended; the contexts of its clients are gone")
-	left.Problem = "its " + who + " has ended"
+	left.Problem = "its " + ended + " has ended"
 	if words := lastLogLine(d.dir); words != "" { // the reason, if it ended as soon as it was started
 		left.Problem += ": " + words
 	}

@@ -15,7 +15,7 @@ import (
 // use is what is used of a GPU, beside what is granted.
 type use struct {
 	Used        grant.Bytes
-	Utilization int // percent; -1: not told
+	Utilization int // percent; -1: unknown
 	Parts       []part
 }
 

@@ -61,7 +61,7 @@ func (p *process) step(g *gpu) {
 
 // simulate looks once a second, for so many, and tells what percent of the GPU's time the programs had in each.
 func simulate(share, seconds int, programs ...program) (percents []int) {
-	g := &gpu{busy: map[int]time.Duration{}, gate: Of(share)}
+	g := &gpu{busy: map[int]time.Duration{}, gate: ForShare(share)}
 	var all []*process
 	for _, p := range programs {
 		all = append(all, &process{program: p})
@@ -170,7 +170,7 @@ func TestNothingIsSavedUp(t *testing.T) {
 // TestAGate: what is written is a gate, whatever was seen.
 func TestAGate(t *testing.T) {
 	for share := 1; share <= 100; share++ {
-		if g := Of(share); g.Open*100/Period != time.Duration(share)*g.Period/Period || g.Open <= 0 || g.Open > g.Period {
+		if g := ForShare(share); g.Open*100/Period != time.Duration(share)*g.Period/Period || g.Open <= 0 || g.Open > g.Period {
 			t.Errorf("the gate of %d%% is %v", share, g)
 		}
 		for _, percent := range []int{0, 1, 50, 100, 6400} { // of 64 processes the driver may say 100 each

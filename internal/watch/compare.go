@@ -224,10 +224,10 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 		over, before = 0, 0
 	}
 	if over > 0 {
-		who := j.userOf(g, t)
+		user := j.userOf(g, t)
 		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID,
-			Index: g.Index, Bytes: over, Grant: u.ID, User: who,
-			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(who),
+			Index: g.Index, Bytes: over, Grant: u.ID, User: user,
+			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(user),
 				u.Used, g.Index, over, u.Granted, u.ID)})
 	}
 	j.reported[share] = at

@@ -48,7 +48,7 @@ func (t *gateSetter) setGates(dir string, g grant.Grant, share int, passed time.
 	defer l.Close()
 	for _, s := range g.GPUs {
 		key := grantGPU{g.ID, s.UUID}
-		gate := throttle.Of(share)
+		gate := throttle.ForShare(share)
 		if percent, computes := used[key]; computes && percent >= 0 {
 			loop := t.loops[key]
 			if loop == nil {

@@ -49,26 +49,26 @@ func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) gra
 	if b.known == nil || len(b.known) > 4096 {
 		b.known = map[string]containerIdentity{}
 	}
-	who, found := b.known[u.Key()]
-	if !found || time.Since(who.asked) > identityAge {
-		who = containerIdentity{asked: time.Now()}
+	identity, found := b.known[u.Key()]
+	if !found || time.Since(identity.asked) > identityAge {
+		identity = containerIdentity{asked: time.Now()}
 		for _, s := range stateRoots {
 			dirs, _ := filepath.Glob(s.pattern)
 			roots = append(roots[:len(roots):len(roots)], dirs...)
 		}
 		pod, exempt, root, init := n.Bystander(roots, u.Engine, u.Container)
 		// A user that may create cgroups, as in each login session, can give one a container's name.
-		if who.known = watch.IsIn(n.Host, init, u.Cgroup); who.known {
-			who.pod, who.exempt, who.engine = pod, exempt, engineOf(root)
+		if identity.known = watch.IsIn(n.Host, init, u.Cgroup); identity.known {
+			identity.pod, identity.exempt, identity.engine = pod, exempt, engineOf(root)
 		}
-		b.known[u.Key()] = who
+		b.known[u.Key()] = identity
 	}
-	if who.pod != (grant.Identity{}) {
-		u.Pod = who.pod
+	if identity.pod != (grant.Identity{}) {
+		u.Pod = identity.pod
 	}
-	u.Exempt, u.Engine = who.exempt, cmp.Or(u.Engine, who.engine)
+	u.Exempt, u.Engine = identity.exempt, cmp.Or(u.Engine, identity.engine)
 	// it has a pid namespace of its own, but perhaps no cgroup
-	if !who.known && watch.ParseCgroup(u.Cgroup).Container == "" {
+	if !identity.known && watch.ParseCgroup(u.Cgroup).Container == "" {
 		u.Cgroup = ""
 	}
 	return u

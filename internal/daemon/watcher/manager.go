@@ -123,7 +123,7 @@ func (w *Manager) pass(ctx context.Context, n *node.Node) error {
 	if wrong == nil {
 		wrong = w.stopContainers(n, report)
 	}
-	return errors.Join(err, wrong) // a full disk saves nobody from being stopped
+	return errors.Join(err, wrong) // a full disk does not keep containers from being stopped
 }
 
 // For how long the open files of the node's processes are not read again, and how many times as
