@@ -17,8 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// changes translates a verdict's edits of a spec into those of the container that was made from it. What the spec has
-// already, by CDI or the wrapper, is no change. An error says what cannot be changed any more.
+// changes translates a verdict's edits of a spec into those of the container that was made from it.
+// What the spec has already, by CDI or the wrapper, is no change. An error says what cannot be
+// changed any more.
 func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 	var c inject.Change
 	if err := unchangeable(spec, d.Edits); err != nil {
@@ -30,7 +31,10 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 		}
 	}
 	if hook := request.AskingHook(spec); hook != "" && asksByEnv(spec, d) {
-		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, and the runtime has read both", grant.Printable(hook))
+		return c,
+			fmt.Errorf(
+				"its hook %s injects the GPUs that its environment asks for, and the runtime has read both",
+				grant.Printable(hook))
 	}
 	for _, n := range d.Edits.DeviceNodes {
 		if !hasNode(spec, n) {
@@ -52,7 +56,8 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 	return c, nil
 }
 
-// visibleDevices is obeyed by injectors only, and none runs after us where it is not what it should be.
+// visibleDevices is obeyed by injectors only, and none runs after us where it is not what it should
+// be.
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
 // asksByEnv reports whether a verdict takes something out of the environment, or says it otherwise.
@@ -75,7 +80,8 @@ func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
 	}
 	for _, h := range e.Hooks {
 		if !hasHook(spec, h) {
-			return fmt.Errorf("the grant needs the %s hook %s, and the runtime has read the hooks", h.HookName, h.Path)
+			return fmt.Errorf("the grant needs the %s hook %s, and the runtime has read the hooks",
+				h.HookName, h.Path)
 		}
 	}
 	for _, gid := range e.AdditionalGIDs {
@@ -94,9 +100,12 @@ func hasHook(spec request.Spec, h *cdispec.Hook) bool {
 	if spec.Hooks == nil {
 		return false
 	}
-	stages := map[string][]specs.Hook{"createRuntime": spec.Hooks.CreateRuntime, "createContainer": spec.Hooks.CreateContainer,
-		"startContainer": spec.Hooks.StartContainer, "poststart": spec.Hooks.Poststart, "poststop": spec.Hooks.Poststop}
-	return slices.ContainsFunc(stages[h.HookName], func(s specs.Hook) bool { return s.Path == h.Path && slices.Equal(s.Args, h.Args) })
+	stages := map[string][]specs.Hook{"createRuntime": spec.Hooks.CreateRuntime,
+		"createContainer": spec.Hooks.CreateContainer,
+		"startContainer":  spec.Hooks.StartContainer, "poststart": spec.Hooks.Poststart,
+		"poststop": spec.Hooks.Poststop}
+	return slices.ContainsFunc(stages[h.HookName],
+		func(s specs.Hook) bool { return s.Path == h.Path && slices.Equal(s.Args, h.Args) })
 }
 
 func lastOf(spec request.Spec, name string) (value string, set bool) {
@@ -111,14 +120,16 @@ func lastOf(spec request.Spec, name string) (value string, set bool) {
 	return value, set
 }
 
-// remove adds a removal to a change. The variables that only injectors obey may stay; CUDA's are obeyed in the container.
+// remove adds a removal to a change. The variables that only injectors obey may stay; CUDA's are
+// obeyed in the container.
 func remove(c *inject.Change, r grant.Removal) error {
 	switch r.Kind {
 	case grant.RemoveEnv:
 		if !strings.HasPrefix(r.Name, "CUDA_") {
 			return nil
 		}
-		return fmt.Errorf("its environment must not have %s, and a hook cannot change that", grant.Printable(r.Name))
+		return fmt.Errorf("its environment must not have %s, and a hook cannot change that",
+			grant.Printable(r.Name))
 	case grant.RemoveDevice:
 		c.Remove = append(c.Remove, r.Name)
 		return nil
@@ -127,7 +138,8 @@ func remove(c *inject.Change, r grant.Removal) error {
 		c.Close = append(c.Close, rule)
 		return err
 	}
-	return fmt.Errorf("its spec must not have the %s %s, and the runtime has read it", r.Kind, grant.Printable(r.Name))
+	return fmt.Errorf("its spec must not have the %s %s, and the runtime has read it",
+		r.Kind, grant.Printable(r.Name))
 }
 
 // ruleOf reads a rule as a Removal names it: "c 195:254", with * for all.
@@ -151,7 +163,8 @@ func ruleNumber(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// gpus are rules for all GPU nodes of this machine: for reading and writing, because making a node opens nothing.
+// gpus are rules for all GPU nodes of this machine: for reading and writing, because making a node
+// opens nothing.
 func gpus(devices grant.DeviceMap) []grant.DeviceRule {
 	var rules []grant.DeviceRule
 	for major := range devices.Majors {
@@ -159,7 +172,8 @@ func gpus(devices grant.DeviceMap) []grant.DeviceRule {
 	}
 	for minor, nvidia := range devices.DRM {
 		if nvidia {
-			rules = append(rules, grant.DeviceRule{Type: 'c', Major: grant.MajorDRM, Minor: int64(minor), Access: "rw"})
+			rules = append(rules, grant.DeviceRule{Type: 'c', Major: grant.MajorDRM,
+				Minor: int64(minor), Access: "rw"})
 		}
 	}
 	slices.SortFunc(rules, func(a, b grant.DeviceRule) int {
@@ -184,11 +198,13 @@ func hasRule(spec request.Spec, r grant.DeviceRule) bool {
 	}
 	has := false
 	for _, s := range spec.Linux.Resources.Devices {
-		same := s.Type == string(r.Type) && s.Major != nil && *s.Major == r.Major && s.Minor != nil && *s.Minor == r.Minor
+		same := s.Type == string(r.Type) && s.Major != nil && *s.Major == r.Major &&
+			s.Minor != nil && *s.Minor == r.Minor
 		switch {
 		case !s.Allow:
 			has = false
-		case same && !strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(s.Access, a) }):
+		case same &&
+			!strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(s.Access, a) }):
 			has = true
 		}
 	}

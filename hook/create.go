@@ -24,8 +24,8 @@ func (c *call) state() (State, error) {
 	return ParseState(data)
 }
 
-// asked is the create that the hook is a part of, as far as it can be told, and the container's first process. An error is of the state
-// alone: nothing is known then.
+// asked is the create that the hook is a part of, as far as it can be told, and the container's
+// first process. An error is of the state alone: nothing is known then.
 func (c *call) asked() (a node.Create, r caller, pid int, err error) {
 	state, err := c.state()
 	if err != nil {
@@ -74,7 +74,8 @@ func (c *call) create() error {
 	return c.enforced(refusal) // else it starts with less than it was granted, and nothing else
 }
 
-// enforced is an error where the policy is enforced, and else none: who wants containers to start all the same wants this one to.
+// enforced is an error where the policy is enforced, and else none: who wants containers to start
+// all the same wants this one to.
 func (c *call) enforced(err error) error {
 	if c.node.Mode() != grant.Enforce {
 		return nil
@@ -82,7 +83,8 @@ func (c *call) enforced(err error) error {
 	return err
 }
 
-// limit has the driver limit a container that gpuledger-runtime has admitted, before anything in it runs.
+// limit has the driver limit a container that gpuledger-runtime has admitted, before anything in it
+// runs.
 func (c *call) limit() error {
 	asked, _, pid, err := c.asked()
 	if err != nil {
@@ -100,7 +102,8 @@ func (c *call) limit() error {
 	return refusal
 }
 
-// inject makes of the live container what the edited spec would have made of it, and looks whether it has become that.
+// inject makes of the live container what the edited spec would have made of it, and looks whether
+// it has become that.
 func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
 	if bytes.Equal(d.Config, asked.Config) { // the wrapper has edited it
 		return nil
@@ -119,7 +122,8 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	if err != nil || change.Empty() {
 		return impossible(err)
 	}
-	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID, Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
+	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
+		Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
 	if err != nil {
 		return impossible(err)
 	}
@@ -145,6 +149,8 @@ func impossible(err error) *grant.Refusal {
 	if err == nil {
 		return nil
 	}
-	return &grant.Refusal{Code: grant.InjectionImpossible, Message: "the container cannot be changed any more: " + err.Error(),
-		Hint: "let the engine call gpuledger-runtime, or ask for the GPU by CDI (" + grant.Docs + "hook.md)"}
+	return &grant.Refusal{Code: grant.InjectionImpossible,
+		Message: "the container cannot be changed any more: " + err.Error(),
+		Hint: "let the engine call gpuledger-runtime, or ask for the GPU by CDI (" +
+			grant.Docs + "hook.md)"}
 }

@@ -61,7 +61,8 @@ func FuzzParseState(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := ParseState(data)
-		if err == nil && (s.ID == "" || strings.ContainsAny(s.ID, "/\x00") || s.ID == "." || s.ID == ".." || s.PID < 0 || !strings.HasPrefix(s.Bundle, "/")) {
+		if err == nil && (s.ID == "" || strings.ContainsAny(s.ID, "/\x00") || s.ID == "." || s.ID == ".." ||
+			s.PID < 0 || !strings.HasPrefix(s.Bundle, "/")) {
 			t.Errorf("%q is read as %+v", data, s)
 		}
 		if err != nil && !utf8.ValidString(complaint(err)) {
@@ -74,26 +75,34 @@ func number(n int64) *int64 { return &n }
 
 // given is a spec as it was before any edit, in which the runtime makes what the arguments say.
 func given(devices []specs.LinuxDevice, rules ...specs.LinuxDeviceCgroup) request.Spec {
-	return request.Spec{Process: &request.Process{Env: []string{"A=1", "A=2"}}, Linux: &request.Linux{Devices: devices,
-		Resources: &request.Resources{Devices: append([]specs.LinuxDeviceCgroup{{Access: "rwm"}}, rules...)}}}
+	return request.Spec{Process: &request.Process{Env: []string{"A=1", "A=2"}},
+		Linux: &request.Linux{Devices: devices,
+			Resources: &request.Resources{Devices: append([]specs.LinuxDeviceCgroup{{Access: "rwm"}},
+				rules...)}}}
 }
 
 func TestChanges(t *testing.T) {
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, Permissions: "rw"}
-	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1", Options: []string{"ro", "bind"}}
+	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1",
+		Options: []string{"ro", "bind"}}
 	allow := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
 	device := specs.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0}
-	rule := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0), Access: "rwm"}
+	rule := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195),
+		Minor: number(0), Access: "rwm"}
 	edits := func(e cdispec.ContainerEdits) node.Decision {
 		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Edits: e}}
 	}
 	removes := func(kind grant.RemovalKind, name string) node.Decision {
-		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Removed: []grant.Removal{{Kind: kind, Name: name}}}}
+		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit,
+			Removed: []grant.Removal{{Kind: kind, Name: name}}}}
 	}
-	granted := edits(cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu}, Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}})
+	granted := edits(cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu},
+		Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}})
 	narrow := granted
-	narrow.Narrow, narrow.Others = true, []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}
-	narrow.Devices = grant.DeviceMap{Majors: map[int]grant.NodeClass{508: "nvidia-uvm", 195: "nvidia"}, DRM: map[int]bool{128: true, 129: false}}
+	narrow.Narrow, narrow.Others = true, []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1,
+		Minor: -1, Access: "rwm"}}
+	narrow.Devices = grant.DeviceMap{Majors: map[int]grant.NodeClass{508: "nvidia-uvm", 195: "nvidia"},
+		DRM: map[int]bool{128: true, 129: false}}
 	limit := &cdispec.Hook{HookName: "createRuntime", Path: "/limit", Args: []string{"limit", "set"}}
 	hooked := func(arg string) request.Spec {
 		s := given(nil)
@@ -119,8 +128,9 @@ func TestChanges(t *testing.T) {
 		{"the path is another node", given([]specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1}}, rule), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
 		{"a mount", given(nil), edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{Mounts: []*cdispec.Mount{file}}, ""},
 		{"a mount that is there", mounted, edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{}, ""},
-		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow, inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
-			{Type: 'c', Major: 195, Minor: -1, Access: "rw"}, {Type: 'c', Major: 226, Minor: 128, Access: "rw"}, {Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
+		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow,
+			inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
+				{Type: 'c', Major: 195, Minor: -1, Access: "rw"}, {Type: 'c', Major: 226, Minor: 128, Access: "rw"}, {Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
 		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
 		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}), inject.Change{}, ""},
 		{"a variable that another hides", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=1"}}), inject.Change{}, "A"},
@@ -200,16 +210,19 @@ func TestComplaintIsOneShortLine(t *testing.T) {
 		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("ä", 2000), Hint: "h"},
 		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("x", 300), Hint: strings.Repeat("y", 300)},
 	} {
-		if got := complaint(err); strings.ContainsAny(got, "\n\x1b") || utf8.RuneCountInString(got) > maxComplaint+3 || strings.Contains(got, "y") {
+		if got := complaint(err); strings.ContainsAny(got, "\n\x1b") ||
+			utf8.RuneCountInString(got) > maxComplaint+3 || strings.Contains(got, "y") {
 			t.Errorf("%q", got)
 		}
 	}
-	if got, want := complaint(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}), "gpuledger: refused (gpu-env): m; hint: h"; got != want {
+	if got, want := complaint(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}),
+		"gpuledger: refused (gpu-env): m; hint: h"; got != want {
 		t.Errorf("%q", got)
 	}
 }
 
-// TestIsNameless: only what the runtime made for us is written to, not what a tenant had it open by a path.
+// TestIsNameless: only what the runtime made for us is written to, not what a tenant had it open by
+// a path.
 func TestIsNameless(t *testing.T) {
 	open := func(path string, flags int) int {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o600)

@@ -1,6 +1,7 @@
-// Package hook is the OCI hook, for engines that have a hooks directory and whose runtime cannot be the wrapper. It asks
-// the same door as the wrapper does, but the runtime has read config.json by then: what the verdict wants changed, it
-// changes in the container that is being made, and where it cannot, the container does not start.
+// Package hook is the OCI hook, for engines that have a hooks directory and whose runtime cannot be
+// the wrapper. It asks the same door as the wrapper does, but the runtime has read config.json by
+// then: what the verdict wants changed, it changes in the container that is being made, and where
+// it cannot, the container does not start.
 package hook
 
 import (
@@ -52,7 +53,8 @@ type call struct {
 	node    *node.Node
 }
 
-// Main runs the hook and returns its exit status. It says nothing but why a container may not start.
+// Main runs the hook and returns its exit status. It says nothing but why a container may not
+// start.
 func Main() int {
 	scrub()
 	if len(os.Args) == 2 && (os.Args[1] == "--help" || os.Args[1] == "-h" || os.Args[1] == "help") {
@@ -64,7 +66,8 @@ func Main() int {
 		return exitUsage
 	}
 	h := host.Default()
-	c := call{program: os.Args[0], stdin: os.Stdin, stdout: os.Stdout, host: h, node: node.Open(policy.Path(""), h)}
+	c := call{program: os.Args[0], stdin: os.Stdin, stdout: os.Stdout, host: h,
+		node: node.Open(policy.Path(""), h)}
 	if err := stages[os.Args[1]](&c); err != nil {
 		complain(err)
 		return exitFailed
@@ -72,8 +75,8 @@ func Main() int {
 	return exitDone
 }
 
-// scrub drops the environment and the working directory that the caller left us: both may be the container's. The
-// configuration's name stays; hooks of our stages never get it from the container.
+// scrub drops the environment and the working directory that the caller left us: both may be the
+// container's. The configuration's name stays; hooks of our stages never get it from the container.
 func scrub() {
 	config := os.Getenv(policy.PathEnv)
 	os.Clearenv()
@@ -100,11 +103,12 @@ func (c *call) read() ([]byte, error) {
 	return data, err
 }
 
-// precreate is Podman's own stage: config.json comes in, and what comes out is run. Nothing is bound yet: the container
-// has no id here. The createRuntime hook of the same container does that.
+// precreate is Podman's own stage: config.json comes in, and what comes out is run. Nothing is
+// bound yet: the container has no id here. The createRuntime hook of the same container does that.
 func (c *call) precreate() error {
 	config, err := c.read()
-	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(), ID: "being created"}}, Config: config, Unread: err})
+	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(),
+		ID: "being created"}}, Config: config, Unread: err})
 	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
 		return refusal
 	}
@@ -117,7 +121,8 @@ func (c *call) precreate() error {
 	return nil
 }
 
-// poststop tidies the container's binding. It never fails: what is left is found dead by whoever looks next.
+// poststop tidies the container's binding. It never fails: what is left is found dead by whoever
+// looks next.
 func (c *call) poststop() error {
 	state, err := c.state()
 	if err != nil {

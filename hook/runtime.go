@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 )
 
-// caller is the runtime that calls us: our parent. A state does not say where the runtime keeps its own, but the runtime's
-// arguments do, and those are the engine's.
+// caller is the runtime that calls us: our parent. A state does not say where the runtime keeps its
+// own, but the runtime's arguments do, and those are the engine's.
 type caller struct {
 	oci.Command
 	program   string          // as it was called
@@ -22,10 +22,12 @@ type caller struct {
 	ancestors []grant.Process // itself, then its parent
 }
 
-// maxArguments bounds a runtime's command line and environment, in bytes (the kernel's own bound is larger).
+// maxArguments bounds a runtime's command line and environment, in bytes (the kernel's own bound is
+// larger).
 const maxArguments = 4 << 20
 
-// runtime finds out who calls, and makes sure that it is about this container. With an error it knows no root.
+// runtime finds out who calls, and makes sure that it is about this container. With an error it
+// knows no root.
 func (c *call) runtime(id string) (r caller, err error) {
 	pid := os.Getppid()
 	argv, err := c.words(pid, "cmdline")
@@ -60,7 +62,8 @@ func (c *call) runtime(id string) (r caller, err error) {
 	return r, nil
 }
 
-// creates makes sure that the caller is making the container now, where its state will be looked for.
+// creates makes sure that the caller is making the container now, where its state will be looked
+// for.
 func (r caller) creates(id string) error {
 	if !slices.Contains(oci.Creates, r.Name) {
 		return fmt.Errorf("cannot follow the container: the runtime that calls was told to %q", r.Name)

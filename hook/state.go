@@ -10,8 +10,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// State is what a runtime tells a hook of its container (runtime-spec, runtime.md), as far as we need it. runc 1.1 has no
-// pid in it after the container's end; crun 1.8 adds a root that is the spec's root.path.
+// State is what a runtime tells a hook of its container (runtime-spec, runtime.md), as far as we
+// need it. runc 1.1 has no pid in it after the container's end; crun 1.8 adds a root that is the
+// spec's root.path.
 type State struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid"`
@@ -28,7 +29,8 @@ func ParseState(data []byte) (State, error) {
 	case s.ID == "" || s.ID == "." || s.ID == ".." || strings.ContainsAny(s.ID, "/\x00"):
 		return State{}, fmt.Errorf("cannot read the container's state: %q is no container's id", s.ID)
 	case !filepath.IsAbs(s.Bundle) || strings.ContainsRune(s.Bundle, 0):
-		return State{}, fmt.Errorf("cannot read the container's state: its bundle %q is no absolute path", s.Bundle)
+		return State{}, fmt.Errorf("cannot read the container's state: its bundle %q is no absolute path",
+			s.Bundle)
 	case s.PID < 0:
 		return State{}, fmt.Errorf("cannot read the container's state: its pid is %d", s.PID)
 	}
