@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asWrapperEnv has the test's program be in an init function, as the wrapper is, and do there what it names.
+// asWrapperEnv has the test's program be in an init function, as the wrapper is, and do there what
+// it names.
 const asWrapperEnv = "GPULEDGER_TEST_AS_WRAPPER"
 
 func init() {
-	act := map[string]func() error{"rests": restsAndExecs, "stays": stays, "another": another}[os.Getenv(asWrapperEnv)]
+	act := map[string]func() error{"rests": restsAndExecs, "stays": stays,
+		"another": another}[os.Getenv(asWrapperEnv)]
 	if act == nil {
 		return
 	}
@@ -46,7 +48,8 @@ func slackOf(thread string) string {
 
 const enginesSlack = 70_000
 
-// TestTheRealRuntimesTimersAreTheEngines: only Go's monitor wakes up late, and what is run by exec has the timers that the engine has set.
+// TestTheRealRuntimesTimersAreTheEngines: only Go's monitor wakes up late, and what is run by exec
+// has the timers that the engine has set.
 func TestTheRealRuntimesTimersAreTheEngines(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it takes CAP_SYS_NICE: that the monitor rests, and nobody else, is not shown")
@@ -82,7 +85,8 @@ func TestOurOwnTimersStay(t *testing.T) {
 	}
 }
 
-// TestAnInitFunctionStaysOnTheFirstThread: another one may have the monitor's timers, and the wrapper is an init function for that.
+// TestAnInitFunctionStaysOnTheFirstThread: another one may have the monitor's timers, and the
+// wrapper is an init function for that.
 func TestAnInitFunctionStaysOnTheFirstThread(t *testing.T) {
 	if out, err := asWrapper("stays"); err != nil {
 		t.Errorf("%s (%v)", out, err)

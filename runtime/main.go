@@ -1,6 +1,6 @@
-// Package runtime is the OCI runtime wrapper. An engine calls it in place of runc or crun; it admits what starts a
-// container, hands everything else on at once, and is gone by exec: the real runtime keeps its pid, its parent-death
-// signal and its file descriptors.
+// Package runtime is the OCI runtime wrapper. An engine calls it in place of runc or crun; it
+// admits what starts a container, hands everything else on at once, and is gone by exec: the real
+// runtime keeps its pid, its parent-death signal and its file descriptors.
 package runtime
 
 import (
@@ -21,8 +21,8 @@ import (
 	_ "github.com/gpuledger/gpuledger/internal/stack" // before all others
 )
 
-// Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as runc's is when it
-// fails. An init function calls it, for which calm says why.
+// Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as
+// runc's is when it fails. An init function calls it, for which calm says why.
 func Main() int {
 	w := wrapper{argv: os.Args, Command: oci.Parse(os.Args)}
 	w.Complain(w.run())
@@ -60,7 +60,8 @@ func (w *wrapper) run() (err error) {
 	if name := runtime.UnjudgedOf(engine); name != "" {
 		w.unjudged, _ = find([]string{name})
 		if w.unjudged == "" && judge {
-			oci.Tell("gpuledger: cannot find " + oci.Clean(name) + " (runtime.unjudged); containers run under " + w.real)
+			oci.Tell("gpuledger: cannot find " + oci.Clean(name) +
+				" (runtime.unjudged); containers run under " + w.real)
 		}
 	}
 	switch {
@@ -81,7 +82,8 @@ func (w *wrapper) run() (err error) {
 	return w.exec(w.keeper())
 }
 
-// judged are the subcommands that we look at. Every other one, known or not, is the real runtime's at once.
+// judged are the subcommands that we look at. Every other one, known or not, is the real runtime's
+// at once.
 var judged = append([]string{"update", "delete"}, oci.Creates...)
 
 // descriptors are those that the real runtime hands on to the container and that can lead to a GPU.
@@ -89,15 +91,16 @@ func (w *wrapper) descriptors() []host.Descriptor {
 	return host.Descriptors(oci.Handed(w.argv, os.Getenv("LISTEN_FDS")))
 }
 
-// enter looks at what a process that is run in a container is handed open. Nothing else of an exec is looked at: its device rules are
-// the container's.
+// enter looks at what a process that is run in a container is handed open. Nothing else of an exec
+// is looked at: its device rules are the container's.
 func (w *wrapper) enter() error {
 	descriptors := w.descriptors()
 	if len(descriptors) == 0 {
 		return nil
 	}
 	w.node = node.Open(policy.Path(""), host.Default())
-	refusal := w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.kept()}, Descriptors: descriptors})
+	refusal := w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
+		RuntimeRoot: w.runtimeRoot(), ID: w.kept()}, Descriptors: descriptors})
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
 		oci.Tell("gpuledger: " + instead(refusal) + " because " + because[mode])
 		return nil
@@ -110,20 +113,24 @@ func (w *wrapper) enter() error {
 
 // create admits the container, writes the edited spec, and hands over.
 func (w *wrapper) create() error {
-	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID, Bundle: absolute(w.Bundle)}
+	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID,
+		Bundle: absolute(w.Bundle)}
 	path := w.ConfigPath()
 	config, err := host.ReadFile(path, request.MaxSpec)
 	if odd := w.Ambiguous(w.real); odd != nil {
 		err = odd
 	}
 	rest := sync.OnceFunc(calm)
-	if bytes.Contains(config, []byte("gpuledger.dev/grant")) || bytes.Contains(config, []byte(grant.ReferenceEnv)) { // of the others it turns out later
+	// of the others it turns out later
+	if bytes.Contains(config, []byte("gpuledger.dev/grant")) ||
+		bytes.Contains(config, []byte(grant.ReferenceEnv)) {
 		rest()
 	}
 	asked := node.Create{
 		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
 			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
-		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore", Patience: node.LatePatience, Asks: rest,
+		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
+		Patience: node.LatePatience, Asks: rest,
 	}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
@@ -158,8 +165,8 @@ func instead(refusal *grant.Refusal) string {
 	return "would be " + oci.Clean(refusal.Error()) + "; it starts"
 }
 
-// starts reports whether a container that cannot be given its grant starts all the same: with nothing of it, where nothing is
-// enforced.
+// starts reports whether a container that cannot be given its grant starts all the same: with
+// nothing of it, where nothing is enforced.
 func (w *wrapper) starts(asked node.Create, d node.Decision, refusal *grant.Refusal) bool {
 	mode := w.node.Mode()
 	if mode == grant.Enforce {
@@ -178,9 +185,11 @@ func (w *wrapper) unbind(d node.Decision, container grant.Container) {
 }
 
 // because says why nothing is refused and nothing taken away.
-var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`, grant.Disabled: "gpuledger is disabled"}
+var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`,
+	grant.Disabled: "gpuledger is disabled"}
 
-// replaceSpec puts the edited spec, if there is one, in place of the engine's, with its permissions.
+// replaceSpec puts the edited spec, if there is one, in place of the engine's, with its
+// permissions.
 func replaceSpec(path string, config []byte) *grant.Refusal {
 	if config == nil {
 		return nil
@@ -190,13 +199,15 @@ func replaceSpec(path string, config []byte) *grant.Refusal {
 		err = host.ReplaceFile(path, config, info.Mode().Perm(), host.Volatile)
 	}
 	if err != nil {
-		return &grant.Refusal{Code: grant.InjectionImpossible, Message: "the container's edited spec cannot be put in place: " + err.Error(),
-			Hint: "the bundle directory must be writable for root"}
+		return &grant.Refusal{Code: grant.InjectionImpossible,
+			Message: "the container's edited spec cannot be put in place: " + err.Error(),
+			Hint:    "the bundle directory must be writable for root"}
 	}
 	return nil
 }
 
-// engine is who called. It decides which annotations are believed, so it is never read from annotations.
+// engine is who called. It decides which annotations are believed, so it is never read from
+// annotations.
 func (w *wrapper) engine() grant.Engine {
 	if w.node.Broken != nil {
 		return grant.NoEngine
@@ -209,8 +220,8 @@ func (w *wrapper) runtimeRoot() string {
 	return absolute(w.StateRoot(w.real, os.Getenv, host.Default().IsRoot))
 }
 
-// fixRoot names the root in full to a runtime that makes a container: runc and crun go into the bundle before they call their hooks, and
-// who reads a relative root there finds another directory.
+// fixRoot names the root in full to a runtime that makes a container: runc and crun go into the
+// bundle before they call their hooks, and who reads a relative root there finds another directory.
 func (w *wrapper) fixRoot() {
 	if w.Root != "" && !filepath.IsAbs(w.Root) {
 		w.argv[w.RootAt] = strings.TrimSuffix(w.argv[w.RootAt], w.Root) + absolute(w.Root)

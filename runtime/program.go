@@ -12,12 +12,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// handedOn names the variable that says which process has handed a container on to runtime.unjudged. That runtime may call
-// us in turn: NVIDIA's toolkit takes the engine's default runtime, which we are, for the one below its own. A program keeps
-// its pid and start time over exec, so the value holds for this one process and for none that inherits the environment.
+// handedOn names the variable that says which process has handed a container on to
+// runtime.unjudged. That runtime may call us in turn: NVIDIA's toolkit takes the engine's default
+// runtime, which we are, for the one below its own. A program keeps its pid and start time over
+// exec, so the value holds for this one process and for none that inherits the environment.
 const handedOn = "_GPULEDGER_HANDED_ON"
 
-// calledBack reports whether this process has been the wrapper before, and has decided about the container.
+// calledBack reports whether this process has been the wrapper before, and has decided about the
+// container.
 func calledBack() bool {
 	value := os.Getenv(handedOn)
 	return value != "" && value == self()
@@ -33,7 +35,8 @@ func self() string {
 
 // exec becomes a runtime.
 func (w *wrapper) exec(program string) error {
-	env := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, handedOn+"=") })
+	env := slices.DeleteFunc(os.Environ(),
+		func(entry string) bool { return strings.HasPrefix(entry, handedOn+"=") })
 	if program == w.unjudged {
 		env = append(env, handedOn+"="+self())
 	}
@@ -41,9 +44,9 @@ func (w *wrapper) exec(program string) error {
 	return fmt.Errorf("cannot run %s: %w", program, syscall.Exec(program, argv, env))
 }
 
-// keeper is the runtime that a subcommand other than a create goes to: the real one where it keeps a container that the
-// arguments name, else the one that runs what is not judged. NVIDIA's has no state of its own, and may have runc below it
-// where the real runtime is crun.
+// keeper is the runtime that a subcommand other than a create goes to: the real one where it keeps
+// a container that the arguments name, else the one that runs what is not judged. NVIDIA's has no
+// state of its own, and may have runc below it where the real runtime is crun.
 func (w *wrapper) keeper() string {
 	if w.unjudged == "" {
 		return w.real
@@ -54,7 +57,8 @@ func (w *wrapper) keeper() string {
 	return w.unjudged
 }
 
-// kept is the first of the arguments that is the id of a container which the real runtime keeps, "" without one.
+// kept is the first of the arguments that is the id of a container which the real runtime keeps, ""
+// without one.
 func (w *wrapper) kept() string {
 	state := "state.json"
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {
@@ -74,7 +78,8 @@ func (w *wrapper) kept() string {
 // binDirs are searched after PATH: an engine's monitor may run us without one.
 var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// find gives the first of several runtimes that is there, and never this program under another name.
+// find gives the first of several runtimes that is there, and never this program under another
+// name.
 func find(names []string) (string, error) {
 	us, _ := os.Stat("/proc/self/exe")
 	for _, name := range names {

@@ -13,11 +13,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// update looks at the resources that an update sets. Where something is taken out of them, the real runtime reads the
-// rest from its standard input, which then is a file in memory.
+// update looks at the resources that an update sets. Where something is taken out of them, the real
+// runtime reads the rest from its standard input, which then is a file in memory.
 func (w *wrapper) update() error {
 	if err := w.Ambiguous(w.real); err != nil && w.node.Mode() == grant.Enforce {
-		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " + err.Error(), Hint: "see " + grant.Docs + "refusals.md#spec-invalid"}
+		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " +
+			err.Error(), Hint: "see " + grant.Docs + "refusals.md#spec-invalid"}
 	}
 	if w.Resources == 0 {
 		return nil
