@@ -24,7 +24,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// machine is a node in a directory of its own: two GPUs, the second in two MIG devices, of which the driver showed one.
+// machine is a node in a directory of its own: two GPUs, the second in two MIG devices, of which
+// the driver showed one.
 type machine struct {
 	t     *testing.T
 	dir   string
@@ -35,8 +36,10 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{t: t, dir: t.TempDir(), now: time.Now()}
-	m.put("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[cdi]\ndir = %q\nhook = \"/usr/bin/gpuledger-hook\"\n[audit]\nfile = \"\"\n",
-		m.dir+"/state", m.dir+"/run", m.cdiDir()))
+	m.put("config.toml",
+		fmt.Sprintf(
+			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[cdi]\ndir = %q\nhook = \"/usr/bin/gpuledger-hook\"\n[audit]\nfile = \"\"\n",
+			m.dir+"/state", m.dir+"/run", m.cdiDir()))
 	h := host.Default()
 	boot, err := h.BootID()
 	m.must(err)
@@ -64,11 +67,13 @@ func bootID(t *testing.T) string {
 }
 
 func inventory(boot string) grant.Inventory {
-	return grant.Inventory{Version: 1, BootID: boot, Source: "simulated", Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}, GPUs: []grant.GPU{
-		{UUID: "GPU-a", Index: 0, Minor: 3, Memory: 16 * grant.GiB, Health: grant.Healthy},
-		{UUID: "GPU-b", Index: 1, Minor: 1, Memory: 80 * grant.GiB, Health: grant.Healthy, MIG: []grant.MIGDevice{
-			{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{66, 67}}, {UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
-	}}
+	return grant.Inventory{Version: 1, BootID: boot, Source: "simulated",
+		Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}, GPUs: []grant.GPU{
+			{UUID: "GPU-a", Index: 0, Minor: 3, Memory: 16 * grant.GiB, Health: grant.Healthy},
+			{UUID: "GPU-b", Index: 1, Minor: 1, Memory: 80 * grant.GiB, Health: grant.Healthy,
+				MIG: []grant.MIGDevice{
+					{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{66, 67}}, {UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
+		}}
 }
 
 func (m *machine) cdiDir() string { return m.dir + "/cdi" }
@@ -91,7 +96,8 @@ func (m *machine) put(name, text string) string {
 // grant enters one of GPU 0 and offers it.
 func (m *machine) grant(owner grant.Owner, ttl time.Duration) grant.Reference {
 	m.t.Helper()
-	_, reference, err := m.files.Node.Grant(admission.Ask{Memory: grant.GiB, Names: []string{"0"}, Mode: grant.Limit, Owner: owner, TTL: ttl, Source: "test"})
+	_, reference, err := m.files.Node.Grant(admission.Ask{Memory: grant.GiB, Names: []string{"0"},
+		Mode: grant.Limit, Owner: owner, TTL: ttl, Source: "test"})
 	m.must(err)
 	_, err = m.files.Expose(reference)
 	m.must(err)
@@ -133,7 +139,8 @@ func (m *machine) read(path string) (spec cdispec.Spec) {
 func nodes(edits cdispec.ContainerEdits) string {
 	var list []string
 	for _, n := range edits.DeviceNodes {
-		list = append(list, fmt.Sprintf("%s=%s%d:%d/%s/%o", n.Path, n.Type, n.Major, n.Minor, n.Permissions, *n.FileMode))
+		list = append(list, fmt.Sprintf("%s=%s%d:%d/%s/%o", n.Path, n.Type, n.Major, n.Minor,
+			n.Permissions, *n.FileMode))
 	}
 	return strings.Join(list, " ")
 }
@@ -142,15 +149,18 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 	m := newMachine(t)
 	_, notes, err := m.files.Generate()
 	m.must(err)
-	if len(notes) != 1 || notes[0] != "MIG device MIG-b8 is left out: the driver had no capability for it when the inventory was taken" {
+	if len(notes) != 1 ||
+		notes[0] != "MIG device MIG-b8 is left out: the driver had no capability for it when the inventory was taken" {
 		t.Errorf("notes %q", notes)
 	}
-	want := []string{"gpuledger.dev/gpu=0", "gpuledger.dev/gpu=1", "gpuledger.dev/gpu=1:0", "gpuledger.dev/gpu=GPU-a", "gpuledger.dev/gpu=GPU-b", "gpuledger.dev/gpu=MIG-b7"}
+	want := []string{"gpuledger.dev/gpu=0", "gpuledger.dev/gpu=1", "gpuledger.dev/gpu=1:0",
+		"gpuledger.dev/gpu=GPU-a", "gpuledger.dev/gpu=GPU-b", "gpuledger.dev/gpu=MIG-b7"}
 	if got := m.engine().ListDevices(); !slices.Equal(got, want) {
 		t.Errorf("an engine finds %v, want %v", got, want)
 	}
 	spec := m.read(m.files.Path())
-	if got := nodes(spec.ContainerEdits); got != "/dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
+	if got := nodes(
+		spec.ContainerEdits); got != "/dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
 		t.Errorf("all devices have %s", got)
 	}
 	for _, d := range spec.Devices {
@@ -169,14 +179,17 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 func TestAGrantIsOfferedUnderItsReference(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
-	if got, want := m.engine().ListDevices(), []string{"gpuledger.dev/grant=" + reference.String()}; !slices.Equal(got, want) {
+	if got, want := m.engine().ListDevices(), []string{"gpuledger.dev/grant=" +
+		reference.String()}; !slices.Equal(got, want) {
 		t.Errorf("an engine finds %v, want %v", got, want)
 	}
 	d := m.read(m.files.GrantPath(reference.ID)).Devices[0].ContainerEdits
-	if want := []string{"GPULEDGER_GRANT=" + reference.String(), "NVIDIA_VISIBLE_DEVICES=GPU-a"}; !slices.Equal(d.Env, want) {
+	if want := []string{"GPULEDGER_GRANT=" + reference.String(),
+		"NVIDIA_VISIBLE_DEVICES=GPU-a"}; !slices.Equal(d.Env, want) {
 		t.Errorf("environment %v, want %v", d.Env, want)
 	}
-	if got := nodes(d); got != "/dev/nvidia3=c195:3/rw/666 /dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
+	if got := nodes(
+		d); got != "/dev/nvidia3=c195:3/rw/666 /dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
 		t.Errorf("it brings %s", got)
 	}
 	info, err := os.Stat(m.files.GrantPath(reference.ID))
@@ -190,13 +203,14 @@ func TestAPodsGrantNeedsNoSecret(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant("pod:u/train", 0)
 	spec := m.read(m.files.GrantPath(reference.ID))
-	if d := spec.Devices[0]; d.Name != string(reference.ID) || d.ContainerEdits.Env[0] != "GPULEDGER_GRANT="+string(reference.ID) {
+	if d := spec.Devices[0]; d.Name != string(reference.ID) ||
+		d.ContainerEdits.Env[0] != "GPULEDGER_GRANT="+string(reference.ID) {
 		t.Errorf("%+v", d)
 	}
 }
 
-// TestEveryFileHasTheContainerChecked, and by a hook that takes nothing of the container's environment: one without its own
-// would (CVE-2025-23266).
+// TestEveryFileHasTheContainerChecked, and by a hook that takes nothing of the container's
+// environment: one without its own would (CVE-2025-23266).
 func TestEveryFileHasTheContainerChecked(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
@@ -211,19 +225,22 @@ func TestEveryFileHasTheContainerChecked(t *testing.T) {
 			t.Fatalf("%s has %d hooks", path, len(hooks))
 		}
 		h := hooks[0]
-		if h.HookName != "createRuntime" || h.Path != "/usr/bin/gpuledger-hook" || !slices.Equal(h.Args, []string{"gpuledger-hook", "createRuntime"}) ||
+		if h.HookName != "createRuntime" || h.Path != "/usr/bin/gpuledger-hook" ||
+			!slices.Equal(h.Args, []string{"gpuledger-hook", "createRuntime"}) ||
 			!slices.Equal(h.Env, []string{"GPULEDGER_CONFIG=" + m.files.Config}) {
 			t.Errorf("%s: hook %+v", path, h)
 		}
 	}
 }
 
-// TestLowestVersion: the older the version, the more engines read the file. Names that begin with a digit need 0.5.0.
+// TestLowestVersion: the older the version, the more engines read the file. Names that begin with a
+// digit need 0.5.0.
 func TestLowestVersion(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
 	m.generate()
-	for path, want := range map[string]string{m.files.Path(): "0.5.0", m.files.GrantPath(reference.ID): "0.3.0"} {
+	for path, want := range map[string]string{m.files.Path(): "0.5.0",
+		m.files.GrantPath(reference.ID): "0.3.0"} {
 		if got := m.read(path).Version; got != want {
 			t.Errorf("%s has version %s, want %s", path, got, want)
 		}
@@ -267,16 +284,20 @@ func inodes(m *machine) (list []string) {
 
 func TestGenerateRemovesWhatIsOver(t *testing.T) {
 	m := newMachine(t)
-	kept, released, expired := m.grant(grant.Bearer, 0), m.grant(grant.Bearer, 0), m.grant(grant.Bearer, time.Hour)
+	kept, released, expired := m.grant(grant.Bearer, 0), m.grant(grant.Bearer,
+		0), m.grant(grant.Bearer, time.Hour)
 	forged := m.put("cdi/gpuledger.dev-grant_g-aaaaaaaaaaaa.json", "{}")
 	swapped := m.files.GrantPath("g-bbbbbbbbbbbb")
 	m.must(os.Link(m.files.GrantPath(kept.ID), swapped))
-	others := []string{m.put("cdi/nvidia.yaml", "x"), m.put("cdi/gpuledger.dev-grant_other.json", "x"), m.put("cdi/gpuledger.dev-grant_g-cccccccccccc.json.bak", "x")}
+	others := []string{m.put("cdi/nvidia.yaml", "x"), m.put("cdi/gpuledger.dev-grant_other.json", "x"),
+		m.put("cdi/gpuledger.dev-grant_g-cccccccccccc.json.bak", "x")}
 	_, err := m.files.Node.Release(released.ID, false)
 	m.must(err)
 	m.now = m.now.Add(2 * time.Hour)
 	m.generate()
-	for path, want := range map[string]bool{m.files.GrantPath(kept.ID): true, m.files.GrantPath(released.ID): false, m.files.GrantPath(expired.ID): false, forged: false, swapped: false,
+	for path, want := range map[string]bool{m.files.GrantPath(kept.ID): true,
+		m.files.GrantPath(released.ID): false, m.files.GrantPath(expired.ID): false,
+		forged: false, swapped: false,
 		others[0]: true, others[1]: true, others[2]: true} {
 		if _, err := os.Lstat(path); (err == nil) != want {
 			t.Errorf("%s is there: %v, want %v", filepath.Base(path), err == nil, want)
@@ -284,7 +305,8 @@ func TestGenerateRemovesWhatIsOver(t *testing.T) {
 	}
 }
 
-// TestGenerateFollowsTheNode: after the driver's modules were loaded anew a frozen number opens nothing, or something else.
+// TestGenerateFollowsTheNode: after the driver's modules were loaded anew a frozen number opens
+// nothing, or something else.
 func TestGenerateFollowsTheNode(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
@@ -292,37 +314,43 @@ func TestGenerateFollowsTheNode(t *testing.T) {
 	inv := inventory(bootID(t))
 	inv.Majors["nvidia-uvm"] = 511
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
-	if devices, err := m.files.List(); err != nil || slices.ContainsFunc(devices, func(d cdi.Device) bool { return d.State != cdi.Stale }) {
+	if devices, err := m.files.List(); err != nil ||
+		slices.ContainsFunc(devices, func(d cdi.Device) bool { return d.State != cdi.Stale }) {
 		t.Errorf("%v: %+v are current", err, devices)
 	}
 	m.generate()
 	after := m.read(m.files.GrantPath(reference.ID)).Devices[0]
-	if !strings.Contains(nodes(after.ContainerEdits), "/dev/nvidia-uvm=c511:0") || after.Name != reference.String() {
+	if !strings.Contains(nodes(after.ContainerEdits), "/dev/nvidia-uvm=c511:0") ||
+		after.Name != reference.String() {
 		t.Errorf("the grant's file has %+v", after)
 	}
 	inv.GPUs = []grant.GPU{}
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
 	changes, notes, err := m.files.Generate()
 	m.must(err)
-	if changes[0].What != cdi.Removed || len(notes) != 1 || !strings.Contains(notes[0], "is not there any more") {
+	if changes[0].What != cdi.Removed || len(notes) != 1 ||
+		!strings.Contains(notes[0], "is not there any more") {
 		t.Errorf("without GPUs: %v, %q", changes, notes)
 	}
 	m.engine()
 }
 
-// TestDriverFilesAreMounted where the node has them: whoever writes a CDI file has not seen the image.
+// TestDriverFilesAreMounted where the node has them: whoever writes a CDI file has not seen the
+// image.
 func TestDriverFilesAreMounted(t *testing.T) {
 	m := newMachine(t)
 	inv := inventory(bootID(t))
 	inv.Driver = grant.Driver{Version: "580.142", Root: "/run/driver", Files: []grant.DriverFile{
 		{Path: "/usr/lib/libcuda.so.580.142", Kind: grant.FileLibrary, Capability: grant.Compute, Target: "/usr/lib", Names: []string{"libcuda.so", "libcuda.so.1"}, Bits: 64},
-		{Path: "/usr/bin/nvidia-smi", Kind: grant.FileBinary, Capability: grant.Utility, Target: "/usr/bin/nvidia-smi"}}}
+		{Path: "/usr/bin/nvidia-smi", Kind: grant.FileBinary, Capability: grant.Utility,
+			Target: "/usr/bin/nvidia-smi"}}}
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
 	reference := m.grant(grant.Bearer, 0)
 	m.generate()
 	const want = "/run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so [ro nosuid nodev bind], /run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so.1 [ro nosuid nodev bind], " +
 		"/run/driver/usr/bin/nvidia-smi /usr/bin/nvidia-smi [ro nosuid nodev bind]"
-	for name, edits := range map[string]cdispec.ContainerEdits{"GPUs": m.read(m.files.Path()).ContainerEdits, "a grant": m.read(m.files.GrantPath(reference.ID)).Devices[0].ContainerEdits} {
+	for name, edits := range map[string]cdispec.ContainerEdits{"GPUs": m.read(m.files.Path()).ContainerEdits,
+		"a grant": m.read(m.files.GrantPath(reference.ID)).Devices[0].ContainerEdits} {
 		var got []string
 		for _, mount := range edits.Mounts {
 			got = append(got, fmt.Sprint(mount.HostPath, " ", mount.ContainerPath, " ", mount.Options))
@@ -359,12 +387,14 @@ func TestADirectoryThatOthersWriteIsRefused(t *testing.T) {
 	m := newMachine(t)
 	m.must(os.MkdirAll(m.cdiDir(), 0o755))
 	m.must(os.Chmod(m.cdiDir(), 0o775))
-	if _, _, err := m.files.Generate(); err == nil || !strings.Contains(err.Error(), "others than root may write into "+m.cdiDir()) {
+	if _, _, err := m.files.Generate(); err == nil ||
+		!strings.Contains(err.Error(), "others than root may write into "+m.cdiDir()) {
 		t.Errorf("got %v", err)
 	}
 	m.must(os.Remove(m.cdiDir()))
 	m.must(os.WriteFile(m.cdiDir(), nil, 0o600))
-	if _, _, err := m.files.Generate(); err == nil || !strings.HasPrefix(err.Error(), "cannot write CDI files: ") {
+	if _, _, err := m.files.Generate(); err == nil ||
+		!strings.HasPrefix(err.Error(), "cannot write CDI files: ") {
 		t.Errorf("a file in its place: %v", err)
 	}
 }
@@ -386,8 +416,10 @@ func TestList(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%s %v %v %s", d.Name, d.Secret, d.GPUs, d.State))
 	}
-	for _, want := range []string{"gpuledger.dev/gpu=0 false [GPU-a] current", "gpuledger.dev/gpu=GPU-a false [GPU-a] current", "gpuledger.dev/gpu=1:0 false [MIG-b7] current",
-		"gpuledger.dev/grant=" + string(bearer.ID) + " true [GPU-a] current", "gpuledger.dev/grant=" + string(pod.ID) + " false [GPU-a] stale"} {
+	for _, want := range []string{"gpuledger.dev/gpu=0 false [GPU-a] current",
+		"gpuledger.dev/gpu=GPU-a false [GPU-a] current", "gpuledger.dev/gpu=1:0 false [MIG-b7] current",
+		"gpuledger.dev/grant=" + string(bearer.ID) + " true [GPU-a] current", "gpuledger.dev/grant=" +
+			string(pod.ID) + " false [GPU-a] stale"} {
 		if !slices.Contains(got, want) {
 			t.Errorf("%q is not listed; got\n%s", want, strings.Join(got, "\n"))
 		}
@@ -397,7 +429,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreThereAreTended: what the node has changed to stands in them, and a node without any gets none.
+// TestFilesThatAreThereAreTended: what the node has changed to stands in them, and a node without
+// any gets none.
 func TestFilesThatAreThereAreTended(t *testing.T) {
 	m := newMachine(t)
 	tend := func() string {
@@ -432,7 +465,8 @@ func TestFilesThatAreThereAreTended(t *testing.T) {
 	inv.Majors["nvidia-uvm"] = 400
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
 	m.now = m.now.Add(2 * time.Hour)
-	want := []string{"written gpuledger.dev-gpu.json", "written gpuledger.dev-grant_" + string(bearer.ID) + ".json", "removed gpuledger.dev-grant_" + string(pod.ID) + ".json"}
+	want := []string{"written gpuledger.dev-gpu.json", "written gpuledger.dev-grant_" + string(bearer.ID) +
+		".json", "removed gpuledger.dev-grant_" + string(pod.ID) + ".json"}
 	got := strings.Split(tend(), ", ")
 	slices.Sort(got)
 	slices.Sort(want)

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// The files' names are those that CDI's own library makes of a kind, and of a kind and what its file lives with.
+// The files' names are those that CDI's own library makes of a kind, and of a kind and what its
+// file lives with.
 const (
 	gpuFile     = "gpuledger.dev-gpu.json"
 	grantPrefix = "gpuledger.dev-grant_"
@@ -39,8 +40,8 @@ func (f Files) GrantPath(id grant.ID) string {
 	return filepath.Join(f.Node.Policy.CDI.Dir, grantPrefix+string(id)+suffix)
 }
 
-// Ready makes the directory where there is none, and refuses one that others may write into: engines run the hooks that
-// they find there as root, and a file of ours could be replaced.
+// Ready makes the directory where there is none, and refuses one that others may write into:
+// engines run the hooks that they find there as root, and a file of ours could be replaced.
 func (f Files) Ready() error {
 	dir := f.Node.Policy.CDI.Dir
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -52,7 +53,8 @@ func (f Files) Ready() error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if info.Mode().Perm()&0o022 != 0 || owner != 0 && int(owner) != os.Geteuid() {
-		return fmt.Errorf("cannot write CDI files: others than root may write into %s, and engines run what they find there as root", dir)
+		return fmt.Errorf(
+			"cannot write CDI files: others than root may write into %s, and engines run what they find there as root", dir)
 	}
 	return nil
 }
@@ -85,7 +87,8 @@ func (f Files) Forget(id grant.ID) error {
 	return nil
 }
 
-// Sweep removes what a killed writer has left of grants' files: drafts, with a secret in them, that nobody has written to since then.
+// Sweep removes what a killed writer has left of grants' files: drafts, with a secret in them, that
+// nobody has written to since then.
 func (f Files) Sweep(since time.Time) error {
 	if err := host.RemoveDrafts(f.Node.Policy.CDI.Dir, grantPrefix, since); err != nil {
 		return fmt.Errorf("cannot remove drafts of CDI files: %w", err)
@@ -176,15 +179,17 @@ func (f Files) exposed() ([]grant.ID, error) {
 	var ids []grant.ID
 	for _, e := range entries {
 		name, found := strings.CutPrefix(e.Name(), grantPrefix)
-		if id, err := grant.ParseID(strings.TrimSuffix(name, suffix)); found && strings.HasSuffix(name, suffix) && err == nil {
+		if id, err := grant.ParseID(strings.TrimSuffix(name, suffix)); found &&
+			strings.HasSuffix(name, suffix) && err == nil {
 			ids = append(ids, id)
 		}
 	}
 	return ids, nil
 }
 
-// again makes a grant's file anew: device numbers may be others by now. The secret stands nowhere but in the file. Nil is
-// the content where the grant's time is over, or the file is not one that we wrote for it. An error leaves it as it is.
+// again makes a grant's file anew: device numbers may be others by now. The secret stands nowhere
+// but in the file. Nil is the content where the grant's time is over, or the file is not one that
+// we wrote for it. An error leaves it as it is.
 func (f Files) again(id grant.ID, l file) ([]byte, error) {
 	reference, found := l.reference()
 	if !found || reference.ID != id {

@@ -18,7 +18,8 @@ type Change struct {
 // What is one of four.
 type What string
 
-// What becomes of a file. One that is right is not touched, so that engines which watch the directory read nothing anew.
+// What becomes of a file. One that is right is not touched, so that engines which watch the
+// directory read nothing anew.
 const (
 	Written   What = "written"
 	Unchanged What = "unchanged"
@@ -26,8 +27,9 @@ const (
 	Absent    What = "absent"
 )
 
-// Generate writes the file of the node's GPUs, makes the files of grants anew, and removes those of grants whose time is
-// over. Doing it twice changes nothing. The notes say what was left out or left alone, and why.
+// Generate writes the file of the node's GPUs, makes the files of grants anew, and removes those of
+// grants whose time is over. Doing it twice changes nothing. The notes say what was left out or
+// left alone, and why.
 func (f Files) Generate() (changes []Change, notes []string, err error) {
 	if err := f.Ready(); err != nil {
 		return nil, nil, err
@@ -51,8 +53,9 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 	return changes, notes, nil
 }
 
-// Tend makes anew those of our files that are there, after the node or the ledger has changed: what Generate does, on a node that
-// offers something by CDI. It makes no directory, and gives only the changes.
+// Tend makes anew those of our files that are there, after the node or the ledger has changed: what
+// Generate does, on a node that offers something by CDI. It makes no directory, and gives only the
+// changes.
 func (f Files) Tend() (changes []Change, notes []string, err error) {
 	if there, err := f.any(); err != nil || !there {
 		return nil, nil, err

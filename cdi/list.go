@@ -22,7 +22,8 @@ type State string
 // The states of a file.
 const (
 	Current State = "current"
-	Stale   State = "stale" // the node or the ledger has changed: `gpuledger cdi generate` writes or removes it
+	// the node or the ledger has changed: `gpuledger cdi generate` writes or removes it
+	Stale State = "stale"
 )
 
 // List gives the names that engines find, as they stand in our files.

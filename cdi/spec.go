@@ -19,23 +19,25 @@ type Files struct {
 	Config string // absolute path of the configuration, for the hook to read the same
 }
 
-// hook has the container checked and bound before it starts. It has an environment of its own because a hook without one
-// inherits the image's, LD_PRELOAD included (CVE-2025-23266).
+// hook has the container checked and bound before it starts. It has an environment of its own
+// because a hook without one inherits the image's, LD_PRELOAD included (CVE-2025-23266).
 func (f Files) hook() *cdispec.Hook {
 	path := f.Node.Policy.CDI.Hook
-	return &cdispec.Hook{HookName: "createRuntime", Path: path, Args: []string{filepath.Base(path), "createRuntime"},
-		Env: []string{policy.PathEnv + "=" + f.Config}}
+	return &cdispec.Hook{HookName: "createRuntime", Path: path,
+		Args: []string{filepath.Base(path), "createRuntime"},
+		Env:  []string{policy.PathEnv + "=" + f.Config}}
 }
 
-// GPUs offers each GPU and each MIG device of the node, by its UUID and by its index. There is no name for all of them. The
-// notes say what is left out, and why; a spec without devices is nil.
+// GPUs offers each GPU and each MIG device of the node, by its UUID and by its index. There is no
+// name for all of them. The notes say what is left out, and why; a spec without devices is nil.
 func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	inv, problem := f.Node.Inventory()
 	if problem != nil {
 		return nil, nil, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
 	}
 	spec = &cdispec.Spec{Kind: grant.CDIKindGPU, ContainerEdits: cdispec.ContainerEdits{
-		// void keeps another injector from adding GPUs; the wrapper puts the granted ones in its place.
+		// void keeps another injector from adding GPUs; the wrapper puts the granted ones in its
+		// place.
 		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: edit.CDINodes(admission.ControlNodes(inv)),
 		Mounts:      admission.InstalledFiles(inv),
@@ -43,10 +45,13 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	}}
 	for _, d := range inv.Devices() {
 		if d.MIG != nil && d.MIG.Caps == [2]int{} {
-			notes = append(notes, fmt.Sprintf("MIG device %s is left out: the driver had no capability for it when the inventory was taken", d.UUID()))
+			notes = append(notes,
+				fmt.Sprintf(
+					"MIG device %s is left out: the driver had no capability for it when the inventory was taken", d.UUID()))
 			continue
 		}
-		spec.Devices = append(spec.Devices, devices(edit.CDINodes(admission.DeviceNodes(inv, d)), d.Name(), d.UUID())...)
+		spec.Devices = append(spec.Devices, devices(edit.CDINodes(admission.DeviceNodes(inv, d)),
+			d.Name(), d.UUID())...)
 	}
 	if len(spec.Devices) == 0 {
 		return nil, notes, nil
@@ -64,8 +69,9 @@ func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 	return list
 }
 
-// Grant offers all that a grant gives, under its reference as the name: who cannot present the reference cannot ask for the
-// device either, and the environment of whoever asks says which grant it means. Errors are those of node.Offer.
+// Grant offers all that a grant gives, under its reference as the name: who cannot present the
+// reference cannot ask for the device either, and the environment of whoever asks says which grant
+// it means. Errors are those of node.Offer.
 func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
 	v, err := f.Node.Offer(r)
 	if err != nil {
@@ -80,7 +86,8 @@ func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
 	}
 	edits.Env = append([]string{grant.ReferenceEnv + "=" + r.String()}, edits.Env...)
 	edits.Hooks = append(edits.Hooks, f.hook())
-	spec := &cdispec.Spec{Kind: grant.CDIKindGrant, Devices: []cdispec.Device{{Name: r.String(), ContainerEdits: edits}}}
+	spec := &cdispec.Spec{Kind: grant.CDIKindGrant,
+		Devices: []cdispec.Device{{Name: r.String(), ContainerEdits: edits}}}
 	spec.Version, err = cdispec.MinimumRequiredVersion(spec)
 	return spec, err
 }
