@@ -9,8 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Cgroups is /proc/PID/cgroup of a process that runs (cgroups(7)), of at most limit bytes. Where its first thread has ended and others run on, the
-// kernel tells the root of every hierarchy of version 1 for it; then it is that of a thread that runs.
+// Cgroups is /proc/PID/cgroup of a process that runs (cgroups(7)), of at most limit bytes. Where
+// its first thread has ended and others run on, the kernel tells the root of every hierarchy of
+// version 1 for it; then it is that of a thread that runs.
 func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 	dir := filepath.Join(h.Proc, strconv.Itoa(pid))
 	lines, err := ReadFile(filepath.Join(dir, "cgroup"), limit)
@@ -27,7 +28,8 @@ func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 	}
 	slices.Sort(threads)
 	for _, thread := range threads {
-		if of, err := ReadFile(filepath.Join(dir, "task", thread, "cgroup"), limit); err == nil && !inRoots(of) {
+		if of, err := ReadFile(filepath.Join(dir, "task", thread, "cgroup"), limit); err == nil &&
+			!inRoots(of) {
 			return of, nil // of one that ends meanwhile it is the root again
 		}
 	}
@@ -38,7 +40,8 @@ func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 func inRoots(lines []byte) bool {
 	found := false
 	for line := range bytes.Lines(lines) {
-		if parts := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(":"), 3); len(parts) == 3 && len(parts[1]) > 0 {
+		if parts := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(":"), 3); len(parts) == 3 &&
+			len(parts[1]) > 0 {
 			if found = true; string(parts[2]) != "/" {
 				return false
 			}
@@ -47,7 +50,8 @@ func inRoots(lines []byte) bool {
 	return found
 }
 
-// LostFirst reports whether a process's first thread has ended and others run on. /proc/PID tells nothing of its open files then.
+// LostFirst reports whether a process's first thread has ended and others run on. /proc/PID tells
+// nothing of its open files then.
 func (h Host) LostFirst(p grant.Process) bool {
 	s, err := h.stat(p.PID)
 	return err == nil && s.start == p.Start && (s.state == 'Z' || s.state == 'X') && s.threads > 1

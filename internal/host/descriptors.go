@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptor is an open file of the calling process that can lead to what governs a GPU: a character device, a file or directory by its
-// name, or a socket by the paths that it has.
+// Descriptor is an open file of the calling process that can lead to what governs a GPU: a
+// character device, a file or directory by its name, or a socket by the paths that it has.
 type Descriptor struct {
 	Number  int
 	Mode    uint32 // type and permissions
@@ -17,10 +17,13 @@ type Descriptor struct {
 	Sockets []string // of a unix socket: its own path and its peer's, where they have any
 }
 
-// plainMajors are those of character devices that nearly every process has as its standard input or output: memory, terminals.
-var plainMajors = map[uint32]bool{1: true, 4: true, 5: true, 136: true, 137: true, 138: true, 139: true, 140: true, 141: true, 142: true, 143: true}
+// plainMajors are those of character devices that nearly every process has as its standard input or
+// output: memory, terminals.
+var plainMajors = map[uint32]bool{1: true, 4: true, 5: true, 136: true, 137: true, 138: true, 139: true,
+	140: true, 141: true, 142: true, 143: true}
 
-// Descriptors are those of the calling process below a number, but for pipes and the like, terminals and /dev/null.
+// Descriptors are those of the calling process below a number, but for pipes and the like,
+// terminals and /dev/null.
 func Descriptors(below int) (list []Descriptor) {
 	numbers := make([]int, 0, 3)
 	if below <= 16 {

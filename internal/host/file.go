@@ -16,15 +16,16 @@ import (
 // Durability is how much a write survives.
 type Durability bool
 
-// A replaced file survives the process always; Durable also survives a power cut. Files below /run need not.
+// A replaced file survives the process always; Durable also survives a power cut. Files below /run
+// need not.
 const (
 	Volatile Durability = false
 	Durable  Durability = true
 )
 
-// ReplaceFile puts data at path so that a reader sees the old content or the new and never a part. Nobody else may
-// write into the directory. On an error the old content stands and no temporary file is left. As ReadFile it does without the runtime's
-// poller.
+// ReplaceFile puts data at path so that a reader sees the old content or the new and never a part.
+// Nobody else may write into the directory. On an error the old content stands and no temporary
+// file is left. As ReadFile it does without the runtime's poller.
 func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durability) (err error) {
 	draft, err := replacement(path, data, mode, durability)
 	if err == nil {
@@ -42,8 +43,9 @@ func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durabili
 	return nil
 }
 
-// OpenFile is os.OpenFile of a regular file, without the runtime's poller as ReadFile: os has each file of which it does not know better
-// watched, and is refused. What lies in the file's place, a pipe say, keeps nobody waiting.
+// OpenFile is os.OpenFile of a regular file, without the runtime's poller as ReadFile: os has each
+// file of which it does not know better watched, and is refused. What lies in the file's place, a
+// pipe say, keeps nobody waiting.
 func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, mode)
@@ -62,8 +64,8 @@ func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 	}
 }
 
-// RemoveDrafts removes what ReplaceFile has left of files whose names begin with prefix, where it was killed: drafts that nobody has
-// written to since then. A directory that is not there has none.
+// RemoveDrafts removes what ReplaceFile has left of files whose names begin with prefix, where it
+// was killed: drafts that nobody has written to since then. A directory that is not there has none.
 func RemoveDrafts(dir, prefix string, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +85,8 @@ func RemoveDrafts(dir, prefix string, since time.Time) error {
 }
 
 // replacement writes a file beside the one that it is to replace. On an error there is none.
-func replacement(path string, data []byte, mode os.FileMode, durability Durability) (draft string, err error) {
+func replacement(path string, data []byte, mode os.FileMode,
+	durability Durability) (draft string, err error) {
 	fd, draft, err := create(filepath.Dir(path) + "/." + filepath.Base(path) + ".")
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: draft, Err: err}
@@ -105,13 +108,15 @@ func replacement(path string, data []byte, mode os.FileMode, durability Durabili
 	return draft, nil
 }
 
-// create makes a file that was not there. What a killed process has left keeps its name; it is found and named by gpuledger check.
+// create makes a file that was not there. What a killed process has left keeps its name; it is
+// found and named by gpuledger check.
 func create(prefix string) (fd int, path string, err error) {
 	pid := strconv.Itoa(os.Getpid())
 	for try := range maxDrafts {
 		path = prefix + pid + "-" + strconv.Itoa(try)
 		for {
-			fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+			fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC,
+				0o600)
 			if err != unix.EINTR {
 				break
 			}
@@ -123,7 +128,8 @@ func create(prefix string) (fd int, path string, err error) {
 	return fd, path, err
 }
 
-// maxDrafts is far above how many drafts of one file there can be: of this process's goroutines, and left by processes of its number.
+// maxDrafts is far above how many drafts of one file there can be: of this process's goroutines,
+// and left by processes of its number.
 const maxDrafts = 10000
 
 func write(fd int, data []byte) error {

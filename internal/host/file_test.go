@@ -23,7 +23,8 @@ func TestReplaceFile(t *testing.T) {
 	if err := os.WriteFile(left, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for content, mode := range map[string]os.FileMode{"": 0o600, "a": 0o644, strings.Repeat("b", 1<<20): 0o640} {
+	for content, mode := range map[string]os.FileMode{"": 0o600, "a": 0o644,
+		strings.Repeat("b", 1<<20): 0o640} {
 		for _, durability := range []Durability{Volatile, Durable} {
 			if err := ReplaceFile(path, []byte(content), mode, durability); err != nil {
 				t.Fatal(err)
@@ -31,7 +32,8 @@ func TestReplaceFile(t *testing.T) {
 			got, err := os.ReadFile(path)
 			info, e := os.Stat(path)
 			if err != nil || e != nil || string(got) != content || info.Mode() != mode {
-				t.Errorf("%d bytes, %v, %v, %v; want %d, %v", len(got), info.Mode(), err, e, len(content), mode)
+				t.Errorf("%d bytes, %v, %v, %v; want %d, %v", len(got), info.Mode(), err, e,
+					len(content), mode)
 			}
 		}
 	}
@@ -56,7 +58,8 @@ func TestAFailedReplacementLeavesNothing(t *testing.T) {
 	if names := namesIn(t, dir); len(names) != 1 {
 		t.Errorf("left behind: %q", names)
 	}
-	if err := ReplaceFile(filepath.Join(dir, "none/x"), nil, 0o600, Volatile); !errors.Is(err, fs.ErrNotExist) {
+	if err := ReplaceFile(filepath.Join(dir, "none/x"), nil, 0o600,
+		Volatile); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 }
@@ -100,7 +103,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// pollerEnv has a test's own second process open a file; it answers whether it has started the runtime's poller by that.
+// pollerEnv has a test's own second process open a file; it answers whether it has started the
+// runtime's poller by that.
 const pollerEnv = "GPULEDGER_TEST_POLLER"
 
 func TestOpenFileStartsNoPoller(t *testing.T) {

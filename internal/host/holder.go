@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is the process that holds a flock on a file into which it has written its pid, 0 if none does. It reads /proc/locks: to try the lock would
-// hold up who wants it in that moment. The pid in the file tells the file apart from one of the same inode elsewhere. A reader in another pid
+// Holder is the process that holds a flock on a file into which it has written its pid, 0 if none
+// does. It reads /proc/locks: to try the lock would hold up who wants it in that moment. The pid in
+// the file tells the file apart from one of the same inode elsewhere. A reader in another pid
 // namespace sees none.
 func (h Host) Holder(path string) int {
 	const most = 4 << 20 // bytes
@@ -23,7 +24,8 @@ func (h Host) Holder(path string) int {
 	for line := range strings.Lines(string(locks)) {
 		// 1: FLOCK  ADVISORY  WRITE 708 fe:00:397 0 EOF
 		fields := strings.Fields(line)
-		if len(fields) > 5 && fields[1] == "FLOCK" && fields[4] == pid && strings.HasSuffix(fields[5], ":"+strconv.FormatUint(st.Ino, 10)) {
+		if len(fields) > 5 && fields[1] == "FLOCK" && fields[4] == pid &&
+			strings.HasSuffix(fields[5], ":"+strconv.FormatUint(st.Ino, 10)) {
 			found, _ := strconv.Atoi(pid)
 			return found
 		}

@@ -1,5 +1,6 @@
-// Package host is the rim towards the kernel: boot id, processes, namespaces, device majors, random bytes. Everything
-// above it takes a Host as a value, so a test can hand in another clock or another /proc.
+// Package host is the rim towards the kernel: boot id, processes, namespaces, device majors, random
+// bytes. Everything above it takes a Host as a value, so a test can hand in another clock or
+// another /proc.
 package host
 
 import (
@@ -30,7 +31,8 @@ type Host struct {
 	boot *bootID // of the machine, once it is asked for
 }
 
-// bootID is what a /proc says of the boot, which no process outlives. That it could not be read is not kept.
+// bootID is what a /proc says of the boot, which no process outlives. That it could not be read is
+// not kept.
 type bootID struct {
 	proc string
 	text atomic.Pointer[string]
@@ -38,13 +40,15 @@ type bootID struct {
 
 // Default is the machine that the program runs on.
 func Default() Host {
-	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, UID: os.Geteuid(), boot: &bootID{proc: "/proc"}}
+	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, UID: os.Geteuid(),
+		boot: &bootID{proc: "/proc"}}
 }
 
 // maxProc bounds what is read of a file in /proc or /sys, in bytes.
 const maxProc = 1 << 20
 
-// BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
+// BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst:
+// random/boot_id).
 func (h Host) BootID() (string, error) {
 	if h.boot == nil || h.boot.proc != h.Proc {
 		return h.readBootID()
@@ -73,12 +77,13 @@ func (h Host) Self() (grant.Process, error) {
 	return self, err
 }
 
-// Runs reports whether the process is there and no zombie: a zombie holds no device. An error says that it can't be
-// told.
+// Runs reports whether the process is there and no zombie: a zombie holds no device. An error says
+// that it can't be told.
 //
-// A process whose first thread has ended looks like a zombie as long as others run, and every exec by another thread
-// passes through that (fs/exec.c, de_thread): the wrapper that becomes the real runtime does. Only one that is the last of
-// its threads is a zombie for good. Of a thread that is just being taken away the kernel knows no number; it is asked anew.
+// A process whose first thread has ended looks like a zombie as long as others run, and every exec
+// by another thread passes through that (fs/exec.c, de_thread): the wrapper that becomes the real
+// runtime does. Only one that is the last of its threads is a zombie for good. Of a thread that is
+// just being taken away the kernel knows no number; it is asked anew.
 func (h Host) Runs(p grant.Process) (bool, error) {
 	for range 100 {
 		s, err := h.stat(p.PID)
@@ -133,11 +138,12 @@ func (h Host) stat(pid int) (s stat, err error) {
 	return s, err
 }
 
-// PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing here.
+// PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing
+// here.
 func (h Host) PIDNamespace() (uint64, error) { return h.namespace("pid") }
 
-// TimeNamespace is the inode of the caller's time namespace, 0 where the kernel has none (before Linux 5.6). Start times
-// of processes are counted from that namespace's boot.
+// TimeNamespace is the inode of the caller's time namespace, 0 where the kernel has none (before
+// Linux 5.6). Start times of processes are counted from that namespace's boot.
 func (h Host) TimeNamespace() (uint64, error) {
 	ns, err := h.namespace("time")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,13 +157,14 @@ func (h Host) namespace(kind string) (uint64, error) {
 	var st unix.Stat_t
 	path := filepath.Join(h.Proc, "self/ns", kind)
 	if err := unix.Stat(path, &st); err != nil {
-		return 0, fmt.Errorf("cannot read the %s namespace: %w", kind, &fs.PathError{Op: "stat", Path: path, Err: err})
+		return 0, fmt.Errorf("cannot read the %s namespace: %w", kind,
+			&fs.PathError{Op: "stat", Path: path, Err: err})
 	}
 	return st.Ino, nil
 }
 
-// NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices, by the driver's own names
-// ("nvidia", "nvidia-uvm", "nvidia-caps", ...). Empty without a driver.
+// NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices, by the driver's
+// own names ("nvidia", "nvidia-uvm", "nvidia-caps", ...). Empty without a driver.
 func (h Host) NVIDIAMajors() (map[string]int, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "devices"), maxProc)
 	if err != nil {
@@ -178,7 +185,8 @@ func (h Host) NVIDIAMajors() (map[string]int, error) {
 // vendorNVIDIA is NVIDIA's PCI vendor id as sysfs prints it.
 const vendorNVIDIA = "0x10de"
 
-// DRM tells which minors of the DRM major (226) belong to NVIDIA GPUs: true for theirs, false for other vendors'.
+// DRM tells which minors of the DRM major (226) belong to NVIDIA GPUs: true for theirs, false for
+// other vendors'.
 func (h Host) DRM() (map[int]bool, error) {
 	links, err := filepath.Glob(filepath.Join(h.Sys, "dev/char", strconv.Itoa(grant.MajorDRM)+":*"))
 	if err != nil {
@@ -200,7 +208,8 @@ func (h Host) DRM() (map[int]bool, error) {
 	return minors, nil
 }
 
-// HasNVIDIA reports whether an NVIDIA GPU is on the PCI bus, or NVIDIA's driver is loaded. What cannot be read could be one.
+// HasNVIDIA reports whether an NVIDIA GPU is on the PCI bus, or NVIDIA's driver is loaded. What
+// cannot be read could be one.
 func (h Host) HasNVIDIA() bool {
 	if majors, err := h.NVIDIAMajors(); err != nil || len(majors) > 0 {
 		return true
@@ -240,7 +249,8 @@ func (h Host) DriverVersion() (string, error) {
 
 // Random gives 16 bytes of the kernel's randomness.
 func Random() (random [16]byte, err error) {
-	// Reads of up to 256 bytes are neither short nor interrupted once the pool is up (getrandom(2)).
+	// Reads of up to 256 bytes are neither short nor interrupted once the pool is up
+	// (getrandom(2)).
 	if n, err := unix.Getrandom(random[:], 0); err != nil || n != len(random) {
 		return random, fmt.Errorf("cannot get random bytes: %w", err)
 	}

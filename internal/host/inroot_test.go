@@ -45,7 +45,8 @@ func TestReopen(t *testing.T) {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
 		got <- func() error {
 			other := fmt.Sprintf("/proc/self/fd/%d", handle.Fd())
-			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("tmpfs", "/proc", "tmpfs", 0, ""),
+			err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "",
+				unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("tmpfs", "/proc", "tmpfs", 0, ""),
 				os.MkdirAll(filepath.Dir(other), 0o755), os.WriteFile(other, []byte("other"), 0o600))
 			if err != nil {
 				return err

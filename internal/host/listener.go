@@ -12,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener is the process that listens on the socket at a path, as the kernel knows it (SO_PEERCRED, unix(7): of who called listen), and
-// which file that socket is, by device and inode. To be asked it connects, says nothing and goes. A link is not followed, and nobody who
-// puts another socket there meanwhile has that one taken for the first.
+// Listener is the process that listens on the socket at a path, as the kernel knows it
+// (SO_PEERCRED, unix(7): of who called listen), and which file that socket is, by device and inode.
+// To be asked it connects, says nothing and goes. A link is not followed, and nobody who puts
+// another socket there meanwhile has that one taken for the first.
 func Listener(path string) (pid int, file [2]uint64, err error) {
 	failed := func(op string, err error) (int, [2]uint64, error) {
 		return 0, [2]uint64{}, &fs.PathError{Op: op, Path: path, Err: err}
@@ -63,9 +64,10 @@ func peerOf(socket string, kind int) (*unix.Ucred, error) {
 	return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 }
 
-// NodeListens reports whether a process of the node's own root listens on the socket at a path below a directory. The path is
-// walked as LookNear does. It is false for what a container or a user of the node can make, and where it cannot be told. The
-// process need not be on the caller's network: the path leads to its socket all the same.
+// NodeListens reports whether a process of the node's own root listens on the socket at a path
+// below a directory. The path is walked as LookNear does. It is false for what a container or a
+// user of the node can make, and where it cannot be told. The process need not be on the caller's
+// network: the path leads to its socket all the same.
 func (h Host) NodeListens(dir, rest string) bool {
 	fd, err := openNear(dir, rest)
 	if err != nil {
@@ -88,8 +90,9 @@ func (h Host) NodeListens(dir, rest string) bool {
 	return h.isNodes(process) && holdsListener(process, filepath.Base(rest))
 }
 
-// isNodes reports whether a process of uid 0 is root of the node: it is in none of the namespaces and not in the root file system of
-// a container, or it has a capability by which it could leave them.
+// isNodes reports whether a process of uid 0 is root of the node: it is in none of the namespaces
+// and not in the root file system of a container, or it has a capability by which it could leave
+// them.
 func (h Host) isNodes(process string) bool {
 	if !h.sharesNamespace(process, "user") {
 		return false
@@ -117,20 +120,22 @@ func (h Host) sharesNamespace(process, kind string) bool {
 	return err == nil && unix.Stat(filepath.Join(process, "ns", kind), &st) == nil && st.Ino == own
 }
 
-// sameRoot reports whether two processes have the same directory as their root. The server of a container's file system is not
-// asked: it may be dead.
+// sameRoot reports whether two processes have the same directory as their root. The server of a
+// container's file system is not asked: it may be dead.
 func sameRoot(a, b string) bool {
 	var roots [2]unix.Statx_t
 	for i, process := range []string{a, b} {
-		if unix.Statx(unix.AT_FDCWD, process+"/root", unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &roots[i]) != nil {
+		if unix.Statx(unix.AT_FDCWD, process+"/root", unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT,
+			unix.STATX_INO, &roots[i]) != nil {
 			return false
 		}
 	}
-	return roots[0].Ino == roots[1].Ino && roots[0].Dev_major == roots[1].Dev_major && roots[0].Dev_minor == roots[1].Dev_minor
+	return roots[0].Ino == roots[1].Ino && roots[0].Dev_major == roots[1].Dev_major &&
+		roots[0].Dev_minor == roots[1].Dev_minor
 }
 
-// holdsListener reports whether a process has a listening socket of this name open. The kernel names the one that called
-// listen, and that may have ended since, and its pid be another's.
+// holdsListener reports whether a process has a listening socket of this name open. The kernel
+// names the one that called listen, and that may have ended since, and its pid be another's.
 func holdsListener(process, name string) bool {
 	sockets, err := ReadFile(filepath.Join(process, "net/unix"), MaxSockets)
 	if err != nil {
@@ -147,17 +152,20 @@ func holdsListener(process, name string) bool {
 	})
 }
 
-// MaxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some hundred kilobytes.
+// MaxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some
+// hundred kilobytes.
 const MaxSockets = 32 << 20
 
-// acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON, include/uapi/linux/net.h).
+// acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON,
+// include/uapi/linux/net.h).
 const acceptsConnections = 1 << 16
 
 // ListeningSocket is one of /proc/net/unix that listens.
 type ListeningSocket struct{ Path, Inode string }
 
-// Listening lists the sockets in /proc/net/unix that listen and whose path ends in this name, by the paths they were bound to. Each
-// line has seven words before the path: number, references, protocol, flags, type, state, inode.
+// Listening lists the sockets in /proc/net/unix that listen and whose path ends in this name, by
+// the paths they were bound to. Each line has seven words before the path: number, references,
+// protocol, flags, type, state, inode.
 func Listening(sockets []byte, name string) (found []ListeningSocket) {
 	end := []byte("/" + name + "\n")
 	for line := range bytes.Lines(sockets) {
@@ -170,7 +178,8 @@ func Listening(sockets []byte, name string) (found []ListeningSocket) {
 			continue
 		}
 		if flags, err := strconv.ParseUint(words[3], 16, 64); err == nil && flags&acceptsConnections != 0 {
-			found = append(found, ListeningSocket{filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n")))), words[6]})
+			found = append(found,
+				ListeningSocket{filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n")))), words[6]})
 		}
 	}
 	return found

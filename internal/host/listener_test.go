@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestListener: the kernel's word on who listens, of each kind of socket and for a path of any length; and of nothing else.
+// TestListener: the kernel's word on who listens, of each kind of socket and for a path of any
+// length; and of nothing else.
 func TestListener(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir) // a socket's path is short
@@ -21,11 +22,13 @@ func TestListener(t *testing.T) {
 		defer l.Close()
 		var st unix.Stat_t
 		pid, file, err := Listener(dir + "/" + network)
-		if e := unix.Stat(network, &st); e != nil || err != nil || pid != os.Getpid() || file != [2]uint64{uint64(st.Dev), st.Ino} {
+		if e := unix.Stat(network, &st); e != nil || err != nil || pid != os.Getpid() ||
+			file != [2]uint64{uint64(st.Dev), st.Ino} {
 			t.Errorf("%s: process %d, %v, %v, %v", network, pid, file, err, e)
 		}
 	}
-	if err := errors.Join(os.Symlink("unix", "link"), os.WriteFile("file", nil, 0o600), unix.Mkfifo("fifo", 0o600)); err != nil {
+	if err := errors.Join(os.Symlink("unix", "link"), os.WriteFile("file", nil, 0o600),
+		unix.Mkfifo("fifo", 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	gone, err := net.ListenUnix("unix", &net.UnixAddr{Name: "gone", Net: "unix"})
@@ -35,7 +38,8 @@ func TestListener(t *testing.T) {
 	gone.SetUnlinkOnClose(false)
 	_ = gone.Close()
 	full, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err = errors.Join(err, unix.Bind(full, &unix.SockaddrUnix{Name: "full"}), unix.Listen(full, 0)); err != nil {
+	if err = errors.Join(err, unix.Bind(full, &unix.SockaddrUnix{Name: "full"}),
+		unix.Listen(full, 0)); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(full)
@@ -44,7 +48,8 @@ func TestListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer waits.Close()
-	for name, want := range map[string]error{"link": unix.ENOTSOCK, "file": unix.ENOTSOCK, "fifo": unix.ENOTSOCK, "none": unix.ENOENT, "gone": unix.ECONNREFUSED, "full": unix.EAGAIN} {
+	for name, want := range map[string]error{"link": unix.ENOTSOCK, "file": unix.ENOTSOCK,
+		"fifo": unix.ENOTSOCK, "none": unix.ENOENT, "gone": unix.ECONNREFUSED, "full": unix.EAGAIN} {
 		if pid, _, err := Listener(dir + "/" + name); !errors.Is(err, want) {
 			t.Errorf("%s: process %d, %v", name, pid, err)
 		}

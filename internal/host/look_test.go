@@ -16,19 +16,22 @@ func TestLook(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "a/b/file")
-	for _, err := range []error{os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o640), os.Symlink("a", dir+"/link"), os.Symlink("/nowhere", dir+"/dangling")} {
+	for _, err := range []error{os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o640),
+		os.Symlink("a", dir+"/link"), os.Symlink("/nowhere", dir+"/dangling")} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := real + "/a/b/file"
-	for _, path := range []string{file, dir + "//a/./b//file", dir + "/a/b/../b/file", dir + "/link/b/file", dir + "/link/../a/b/file", "/proc/self/root" + file} {
+	for _, path := range []string{file, dir + "//a/./b//file", dir + "/a/b/../b/file", dir + "/link/b/file",
+		dir + "/link/../a/b/file", "/proc/self/root" + file} {
 		got, err := Look(path)
 		var st unix.Stat_t
 		if err := unix.Stat(file, &st); err != nil {
 			t.Fatal(err)
 		}
-		if err != nil || got.Path != want || got.Mode != st.Mode || got.GID != st.Gid || got.Dev != uint64(st.Dev) || got.IsDir() || got.Shifting != (path[:5] == "/proc") {
+		if err != nil || got.Path != want || got.Mode != st.Mode || got.GID != st.Gid ||
+			got.Dev != uint64(st.Dev) || got.IsDir() || got.Shifting != (path[:5] == "/proc") {
 			t.Errorf("%s: %+v (%v), want %s", path, got, err, want)
 		}
 	}
@@ -47,7 +50,9 @@ func TestLook(t *testing.T) {
 	if got, err := Look("link/b/file"); err != nil || got.Path != want {
 		t.Errorf("a relative path: %+v (%v)", got, err)
 	}
-	for path, leads := range map[string]string{dir + "/none/../x": "", file + "/../x": "", dir + "/none//x/": dir + "/none/x", file + "/": file, file + "/x": file + "/x", dir + "/dangling": "", dir + "/link/none": ""} {
+	for path, leads := range map[string]string{dir + "/none/../x": "", file + "/../x": "",
+		dir + "/none//x/": dir + "/none/x", file + "/": file, file + "/x": file + "/x", dir +
+			"/dangling": "", dir + "/link/none": ""} {
 		if got, err := Look(path); err == nil || got != (Target{Path: leads}) {
 			t.Errorf("%s: %+v (%v), want %q", path, got, err, leads)
 		}

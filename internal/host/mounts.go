@@ -13,15 +13,18 @@ import (
 // Mount is a row of the list of mounts (proc_pid_mountinfo(5)).
 type Mount struct {
 	ID, Parent uint64 // the first is a Target's Mount
-	Device     uint64 // of its file system. Of btrfs it is none that stat tells: there each subvolume has its own
-	Root       string // the file or directory of that file system which the mount shows
-	Point      string // and where, by its real path
+	// of its file system. Of btrfs it is none that stat tells: there each subvolume has its own
+	Device uint64
+	Root   string // the file or directory of that file system which the mount shows
+	Point  string // and where, by its real path
 }
 
-// maxMounts bounds what is read of the list of mounts, in bytes. A busy node's has some hundred kilobytes; of an overlay a row can have 4.
+// maxMounts bounds what is read of the list of mounts, in bytes. A busy node's has some hundred
+// kilobytes; of an overlay a row can have 4.
 const maxMounts = 64 << 20
 
-// Mounts lists the mounts that the calling thread sees. The kernel takes 3 µs for each, so a hot path asks only where a mount can matter.
+// Mounts lists the mounts that the calling thread sees. The kernel takes 3 µs for each, so a hot
+// path asks only where a mount can matter.
 func (h Host) Mounts() ([]Mount, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "thread-self/mountinfo"), maxMounts)
 	if err != nil {
@@ -51,11 +54,12 @@ func mountOf(line string) (m Mount, err error) {
 			return Mount{}, err
 		}
 	}
-	return Mount{ID: numbers[0], Parent: numbers[1], Device: unix.Mkdev(uint32(numbers[2]), uint32(numbers[3])), Root: unescaped(words[3]), Point: unescaped(words[4])}, nil
+	return Mount{ID: numbers[0], Parent: numbers[1], Device: unix.Mkdev(uint32(numbers[2]),
+		uint32(numbers[3])), Root: unescaped(words[3]), Point: unescaped(words[4])}, nil
 }
 
-// unescaped reads a path as the kernel writes it there: blanks, line ends and backslashes as three octal digits (mangle_path,
-// fs/seq_file.c).
+// unescaped reads a path as the kernel writes it there: blanks, line ends and backslashes as three
+// octal digits (mangle_path, fs/seq_file.c).
 func unescaped(text string) string {
 	if strings.IndexByte(text, '\\') < 0 {
 		return text
@@ -73,7 +77,8 @@ func unescaped(text string) string {
 	return string(plain)
 }
 
-// MountOf tells the device and the mount that a path leads to, each as in a Target; 0 of what cannot be told.
+// MountOf tells the device and the mount that a path leads to, each as in a Target; 0 of what
+// cannot be told.
 func MountOf(path string) (device, mount uint64) {
 	var t Target
 	if t.stat(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT) != nil {

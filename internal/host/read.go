@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadFile reads a file of at most limit bytes. It does what os.ReadFile does without the runtime's poller, which costs a
-// hot binary 50 microseconds to start and has no part in files.
+// ReadFile reads a file of at most limit bytes. It does what os.ReadFile does without the runtime's
+// poller, which costs a hot binary 50 microseconds to start and has no part in files.
 func ReadFile(path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -21,7 +21,8 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil && st.Size > 0 && st.Size < int64(limit) {
-		return readRest(fd, path, make([]byte, 0, st.Size+1), limit, int(st.Size)) // so that the end shows in the first read
+		// so that the end shows in the first read
+		return readRest(fd, path, make([]byte, 0, st.Size+1), limit, int(st.Size))
 	}
 	var line [512]byte // files in /proc say 0, and most of them are a line
 	n, err := read(fd, line[:])
@@ -35,7 +36,8 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	return readRest(fd, path, append(make([]byte, 0, room), line[:n]...), limit, -1)
 }
 
-// readRest reads on behind what data has, to the end or until it has whole bytes. There is room for one more at least.
+// readRest reads on behind what data has, to the end or until it has whole bytes. There is room for
+// one more at least.
 func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error) {
 	for {
 		n, err := read(fd, data[len(data):cap(data)])
@@ -62,8 +64,8 @@ func read(fd int, room []byte) (n int, err error) {
 	}
 }
 
-// ReadHead fills head with the beginning of a file, which has that much and is opened with these flags beside. What lies in the file's place, a
-// pipe say, keeps nobody waiting.
+// ReadHead fills head with the beginning of a file, which has that much and is opened with these
+// flags beside. What lies in the file's place, a pipe say, keeps nobody waiting.
 func ReadHead(path string, head []byte, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -104,8 +106,9 @@ func Names(dir string) (names []string, err error) {
 	}
 }
 
-// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system calls: the kernel walks the
-// path once and tells where it ended. It opens nothing that the path leads to.
+// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system
+// calls: the kernel walks the path once and tells where it ended. It opens nothing that the path
+// leads to.
 func RealPath(path string) (string, error) {
 	t, err := Look(path)
 	return t.Path, err
@@ -117,9 +120,12 @@ type Target struct {
 	Mode      uint32 // type and permissions, as stat tells them
 	GID       uint32
 	Dev, Rdev uint64
-	Mount     uint64 // the id of the mount that it is in, as /proc/self/mountinfo has it; 0 before Linux 5.8, which does not tell
-	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process (/proc/self/cwd,
-	// /proc/self/fd/7, /dev/stdin). What another process will find there cannot be told.
+	// the id of the mount that it is in, as /proc/self/mountinfo has it; 0 before Linux 5.8, which
+	// does not tell
+	Mount uint64
+	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process
+	// (/proc/self/cwd, /proc/self/fd/7, /dev/stdin). What another process will find there cannot be
+	// told.
 	Shifting bool
 }
 
@@ -129,12 +135,15 @@ func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 // IsSocket reports whether the path leads to a socket.
 func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
-// Look walks a path, and opens nothing that it leads to. With fs.ErrNotExist and unix.ENOTDIR the target may still have its path: where
-// no link was on the way, so that it is certain where it would lead. Behind a ".." it is not: what is missing before it can come to be, and
-// behind it there can be a link.
+// Look walks a path, and opens nothing that it leads to. With fs.ErrNotExist and unix.ENOTDIR the
+// target may still have its path: where no link was on the way, so that it is certain where it
+// would lead. Behind a ".." it is not: what is missing before it can come to be, and behind it
+// there can be a link.
 func Look(path string) (t Target, err error) {
-	if filepath.IsAbs(path) { // most have no link, and are real as they stand: the kernel need not be asked where they end
-		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	// most have no link, and are real as they stand: the kernel need not be asked where they end
+	if filepath.IsAbs(path) {
+		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_NO_SYMLINKS})
 		switch err {
 		case nil:
 			defer unix.Close(fd)
@@ -151,10 +160,13 @@ func Look(path string) (t Target, err error) {
 			return t, &fs.PathError{Op: "open", Path: path, Err: err}
 		}
 	}
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_MAGICLINKS})
 	switch err {
-	case unix.ELOOP, unix.ENOSYS, unix.EPERM: // Linux before 5.6 has no openat2, and old seccomp profiles refuse it
-		t.Shifting = err == unix.ELOOP || strings.Contains(path, "/proc/self/") || strings.Contains(path, "/proc/thread-self/")
+	case unix.ELOOP, unix.ENOSYS,
+		unix.EPERM: // Linux before 5.6 has no openat2, and old seccomp profiles refuse it
+		t.Shifting = err == unix.ELOOP || strings.Contains(path, "/proc/self/") ||
+			strings.Contains(path, "/proc/thread-self/")
 		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
@@ -165,7 +177,8 @@ func Look(path string) (t Target, err error) {
 	return t, err
 }
 
-// LookAt is Look for a path whose directory is known to have no link on the way. Where the path itself is one, it is an error.
+// LookAt is Look for a path whose directory is known to have no link on the way. Where the path
+// itself is one, it is an error.
 func LookAt(path string) (t Target, err error) {
 	err = t.stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err == nil && t.Mode&unix.S_IFMT == unix.S_IFLNK {
@@ -178,8 +191,9 @@ func LookAt(path string) (t Target, err error) {
 	return t, nil
 }
 
-// LookNear walks a path below a directory without leaving the mount that the directory is of: unix.EXDEV says that it would.
-// Other mounts are not touched, so one whose server is dead hangs nobody. A link at the path's end is not followed.
+// LookNear walks a path below a directory without leaving the mount that the directory is of:
+// unix.EXDEV says that it would. Other mounts are not touched, so one whose server is dead hangs
+// nobody. A link at the path's end is not followed.
 func LookNear(dir, rest string) (t Target, err error) {
 	fd, err := openNear(dir, rest)
 	if err != nil {
@@ -197,7 +211,8 @@ func openNear(dir, rest string) (int, error) {
 		return -1, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(top)
-	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
 	if err == unix.ENOSYS || err == unix.EPERM { // as in Look; then it leaves the mount
 		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
@@ -229,14 +244,16 @@ func (t *Target) of(fd int, path string) error {
 // stat fills in what a file is. In one system call the kernel tells the mount as well.
 func (t *Target) stat(dir int, path string, flags int) error {
 	var st unix.Statx_t
-	switch err := unix.Statx(dir, path, flags, unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
+	switch err := unix.Statx(dir, path, flags,
+		unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
 	case nil:
 	case unix.ENOSYS, unix.EPERM: // before Linux 4.11, and old seccomp profiles refuse it
 		return t.statOld(dir, path, flags)
 	default:
 		return err
 	}
-	t.Mode, t.GID, t.Dev, t.Rdev = uint32(st.Mode), st.Gid, unix.Mkdev(st.Dev_major, st.Dev_minor), unix.Mkdev(st.Rdev_major, st.Rdev_minor)
+	t.Mode, t.GID, t.Dev, t.Rdev = uint32(st.Mode), st.Gid, unix.Mkdev(st.Dev_major, st.Dev_minor),
+		unix.Mkdev(st.Rdev_major, st.Rdev_minor)
 	if st.Mask&unix.STATX_MNT_ID != 0 {
 		t.Mount = st.Mnt_id
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// execsLeft makes this test binary a process that becomes itself so many times, each time from a thread that is not its
-// first, and then waits to be killed.
+// execsLeft makes this test binary a process that becomes itself so many times, each time from a
+// thread that is not its first, and then waits to be killed.
 const execsLeft = "GPULEDGER_TEST_EXECS_LEFT"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,8 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
-// TestAProcessRunsWhileItExecs: the wrapper becomes the real runtime by exec, and its binding is alive all along.
+// TestAProcessRunsWhileItExecs: the wrapper becomes the real runtime by exec, and its binding is
+// alive all along.
 func TestAProcessRunsWhileItExecs(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{execsLeft + "=300"}
@@ -113,7 +114,8 @@ func TestRunsReadsThreads(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(h.Proc, "7/stat"), []byte(c.line), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if runs, err := h.Runs(grant.Process{PID: 7, Start: c.start}); runs != c.runs || (err != nil) != c.fail {
+		if runs, err := h.Runs(grant.Process{PID: 7, Start: c.start}); runs != c.runs ||
+			(err != nil) != c.fail {
 			t.Errorf("%s: %v (%v)", c.name, runs, err)
 		}
 	}

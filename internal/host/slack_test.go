@@ -22,14 +22,16 @@ func TestSlack(t *testing.T) {
 			t.Fatalf("%d threads (%v)", len(threads), err)
 		}
 		for _, thread := range threads {
-			if text, err := os.ReadFile(filepath.Join("/proc", filepath.Base(thread), "timerslack_ns")); err == nil && string(text) != "3000000\n" {
+			if text, err := os.ReadFile(filepath.Join("/proc", filepath.Base(thread),
+				"timerslack_ns")); err == nil && string(text) != "3000000\n" {
 				late = append(late, filepath.Base(thread)+": "+strings.TrimSpace(string(text)))
 			}
 		}
 		return late
 	}
 	others := late()
-	for tries := 0; tries < 100 && len(others) > 0; tries++ { // one may be started meanwhile, by one whose turn is still to come
+	// one may be started meanwhile, by one whose turn is still to come
+	for tries := 0; tries < 100 && len(others) > 0; tries++ {
 		Slack(3 * time.Millisecond)
 		others = late()
 	}

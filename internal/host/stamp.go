@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stamp tells one state of a file or a directory from another, without reading it: a directory changes when a name in it does. The zero
-// value is of what is not there.
+// Stamp tells one state of a file or a directory from another, without reading it: a directory
+// changes when a name in it does. The zero value is of what is not there.
 type Stamp struct {
 	device, inode uint64
 	size          int64
@@ -31,10 +31,10 @@ func (s Stamp) Changed() time.Time {
 	return time.Unix(0, s.changed)
 }
 
-// tick is more than two changes can be apart that the clock of file systems puts at one time: it goes by the scheduler's, every 10 ms at
-// most.
+// tick is more than two changes can be apart that the clock of file systems puts at one time: it
+// goes by the scheduler's, every 10 ms at most.
 const tick = 20 * time.Millisecond
 
-// Before reports whether the file was as it is now for long enough at a time, so that whoever read it then after having taken the same
-// stamp has missed no change that could have left it the same.
+// Before reports whether the file was as it is now for long enough at a time, so that whoever read
+// it then after having taken the same stamp has missed no change that could have left it the same.
 func (s Stamp) Before(read time.Time) bool { return read.Sub(s.Changed()) > tick }

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestStamp: whatever is done to a file or in a directory gives another stamp, or one that is too young to be believed.
+// TestStamp: whatever is done to a file or in a directory gives another stamp, or one that is too
+// young to be believed.
 func TestStamp(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -9,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initialUserNamespace is the inode of the user namespace that a machine boots with (USER_NS_INIT_INO,
-// include/uapi/linux/nsfs.h; the same number since Linux 3.8). A map of ids tells less: that of a nested namespace can be
-// the identity.
+// initialUserNamespace is the inode of the user namespace that a machine boots with
+// (USER_NS_INIT_INO, include/uapi/linux/nsfs.h; the same number since Linux 3.8). A map of ids
+// tells less: that of a nested namespace can be the identity.
 const initialUserNamespace = 0xeffffffd
 
-// InitialUserNamespace reports whether the caller is in the machine's first user namespace. In any other the kernel lets
-// no runtime set device rules. A kernel without user namespaces has only this one. Where it cannot be told, it is another.
+// InitialUserNamespace reports whether the caller is in the machine's first user namespace. In any
+// other the kernel lets no runtime set device rules. A kernel without user namespaces has only this
+// one. Where it cannot be told, it is another.
 func (h Host) InitialUserNamespace() bool {
 	ns, err := h.namespace("user")
 	return err == nil && ns == initialUserNamespace || errors.Is(err, fs.ErrNotExist)
@@ -24,14 +25,16 @@ func (h Host) InitialUserNamespace() bool {
 // IsRoot reports whether the caller is the machine's root, and not that of a user namespace.
 func (h Host) IsRoot() bool { return h.UID == 0 && h.InitialUserNamespace() }
 
-// HasRoot reports whether the user namespace that a path leads to has the caller's root in it. A namespace tells its map only
-// through a process that is in it: known is false where there is none, as in one that an engine has just pinned.
+// HasRoot reports whether the user namespace that a path leads to has the caller's root in it. A
+// namespace tells its map only through a process that is in it: known is false where there is none,
+// as in one that an engine has just pinned.
 func (h Host) HasRoot(path string) (has, known bool) {
 	var ns unix.Stat_t
 	if unix.Stat(path, &ns) != nil {
 		return false, false
 	}
-	if dir := filepath.Dir(filepath.Dir(path)); filepath.Dir(dir) == h.Proc { // /proc/PID/ns/user, as engines write it
+	// /proc/PID/ns/user, as engines write it
+	if dir := filepath.Dir(filepath.Dir(path)); filepath.Dir(dir) == h.Proc {
 		if has, known = h.hasRoot(dir, ns); known {
 			return has, known
 		}
@@ -45,7 +48,8 @@ func (h Host) HasRoot(path string) (has, known bool) {
 	return false, false
 }
 
-// hasRoot asks one process, if it is in the namespace. Before its map is written there is nobody in a namespace.
+// hasRoot asks one process, if it is in the namespace. Before its map is written there is nobody in
+// a namespace.
 func (h Host) hasRoot(dir string, ns unix.Stat_t) (has, known bool) {
 	is := func() bool {
 		var its unix.Stat_t

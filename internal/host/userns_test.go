@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestUserNamespaces runs the test's own program in a user namespace whose map of ids is the identity, where root makes it, and in one as
-// anybody makes it.
+// TestUserNamespaces runs the test's own program in a user namespace whose map of ids is the
+// identity, where root makes it, and in one as anybody makes it.
 func TestUserNamespaces(t *testing.T) {
 	const inside = "GPULEDGER_TEST_IN_USER_NAMESPACE"
 	h := Default()
@@ -20,7 +20,8 @@ func TestUserNamespaces(t *testing.T) {
 		os.Exit(0)
 	}
 	if !h.InitialUserNamespace() {
-		t.Skip("this test runs in a user namespace itself: that the first one is told from others is not shown")
+		t.Skip(
+			"this test runs in a user namespace itself: that the first one is told from others is not shown")
 	}
 	if h.IsRoot() != (os.Geteuid() == 0) {
 		t.Error("root of the first user namespace is root, and nobody else is")
@@ -39,7 +40,8 @@ func TestUserNamespaces(t *testing.T) {
 		cmd.Env = append(os.Environ(), inside+"=1")
 		cmd.SysProcAttr = attr
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("in a user namespace with a map of %s it is taken for the first one: %v\n%s", name, err, out)
+			t.Errorf("in a user namespace with a map of %s it is taken for the first one: %v\n%s", name, err,
+				out)
 		}
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vigil notices that processes end. It holds a pidfd of each (pidfd_open(2), Linux 5.3), so that a pid which has passed on to another
-// process is never taken for the first one's, and to ask after a thousand of them is one system call. It is for one goroutine.
+// Vigil notices that processes end. It holds a pidfd of each (pidfd_open(2), Linux 5.3), so that a
+// pid which has passed on to another process is never taken for the first one's, and to ask after a
+// thousand of them is one system call. It is for one goroutine.
 type Vigil struct {
 	epoll int
 	held  map[int]int // pidfd by pid
@@ -18,11 +19,12 @@ type Vigil struct {
 	told  []unix.EpollEvent
 }
 
-// ErrNoVigil is why processes cannot be watched here: the kernel has no pidfds, or there is no room for more descriptors.
+// ErrNoVigil is why processes cannot be watched here: the kernel has no pidfds, or there is no room
+// for more descriptors.
 var ErrNoVigil = errors.New("cannot hold processes")
 
-// NewVigil is a vigil over nobody. It holds at most a quarter of the descriptors that the program may have: two of them leave it
-// those that it needs to work.
+// NewVigil is a vigil over nobody. It holds at most a quarter of the descriptors that the program
+// may have: two of them leave it those that it needs to work.
 func NewVigil() (*Vigil, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -32,11 +34,13 @@ func NewVigil() (*Vigil, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoVigil, err)
 	}
-	return &Vigil{epoll: epoll, held: map[int]int{}, room: int(min(limit.Cur/4, 1<<20)), told: make([]unix.EpollEvent, 128)}, nil
+	return &Vigil{epoll: epoll, held: map[int]int{}, room: int(min(limit.Cur/4, 1<<20)),
+		told: make([]unix.EpollEvent, 128)}, nil
 }
 
-// Hold begins to watch whoever has the pid now. What is read about the pid from then on is about him, for as long as Ended does not tell
-// the pid. unix.ESRCH: nobody has it. Of a pid that is held already, it is nothing.
+// Hold begins to watch whoever has the pid now. What is read about the pid from then on is about
+// him, for as long as Ended does not tell the pid. unix.ESRCH: nobody has it. Of a pid that is held
+// already, it is nothing.
 func (v *Vigil) Hold(pid int) error {
 	if _, held := v.held[pid]; held {
 		return nil
@@ -49,7 +53,8 @@ func (v *Vigil) Hold(pid int) error {
 		return err
 	}
 	if err == nil {
-		err = unix.EpollCtl(v.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(pid)})
+		err = unix.EpollCtl(v.epoll, unix.EPOLL_CTL_ADD, fd,
+			&unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(pid)})
 		if err != nil {
 			_ = unix.Close(fd)
 		}
@@ -70,8 +75,9 @@ func (v *Vigil) Holds(pid int) bool {
 // Held are the pids of those that are watched, in no order.
 func (v *Vigil) Held() []int { return slices.Collect(maps.Keys(v.held)) }
 
-// Ended tells the pids of those that have ended since it was asked last, sorted, and watches them no more. A process that is a zombie
-// has ended; one whose first thread has ended and others run has not. An error says that it cannot be told.
+// Ended tells the pids of those that have ended since it was asked last, sorted, and watches them
+// no more. A process that is a zombie has ended; one whose first thread has ended and others run
+// has not. An error says that it cannot be told.
 func (v *Vigil) Ended() (pids []int, err error) {
 	for {
 		n, err := unix.EpollWait(v.epoll, v.told, 0)
@@ -94,8 +100,8 @@ func (v *Vigil) Ended() (pids []int, err error) {
 	}
 }
 
-// Release watches a pid no more. To close the descriptor would not do: the set keeps what a child that we fork has inherited until its
-// exec, and would tell it again and again.
+// Release watches a pid no more. To close the descriptor would not do: the set keeps what a child
+// that we fork has inherited until its exec, and would tell it again and again.
 func (v *Vigil) Release(pid int) {
 	if fd, held := v.held[pid]; held {
 		delete(v.held, pid)

@@ -34,7 +34,8 @@ func sleeper(t *testing.T) *exec.Cmd {
 // ended waits until the vigil has told so many.
 func ended(t *testing.T, v *Vigil, want int) (all []int) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); len(all) < want && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); len(all) < want &&
+		time.Now().Before(end); time.Sleep(time.Millisecond) {
 		pids, err := v.Ended()
 		if err != nil {
 			t.Fatal(err)
@@ -70,7 +71,8 @@ func TestVigil(t *testing.T) {
 	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
 		t.Errorf("ended are %v, want %v", got, want)
 	}
-	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 150 || v.Holds(want[0]) || !v.Holds(all[1].Process.Pid) {
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 150 || v.Holds(want[0]) ||
+		!v.Holds(all[1].Process.Pid) {
 		t.Errorf("told again: %v, %d held (%v)", pids, len(v.Held()), err)
 	}
 	v.Release(all[1].Process.Pid)
@@ -84,7 +86,8 @@ func TestVigil(t *testing.T) {
 	}
 }
 
-// TestVigilLeavesRoom: it takes no more descriptors than its part, gives them back, and says when it has no more.
+// TestVigilLeavesRoom: it takes no more descriptors than its part, gives them back, and says when
+// it has no more.
 func TestVigilLeavesRoom(t *testing.T) {
 	v := vigil(t)
 	v.room = 1
@@ -112,8 +115,9 @@ func TestVigilLeavesRoom(t *testing.T) {
 	}
 }
 
-// TestWhatAChildHasInheritedIsNotToldAgain: a child that is forked and has not come to its exec shares all descriptors. What is closed meanwhile is open
-// in it, and the kernel would go on to tell it; of more than fit into one answer, for ever.
+// TestWhatAChildHasInheritedIsNotToldAgain: a child that is forked and has not come to its exec
+// shares all descriptors. What is closed meanwhile is open in it, and the kernel would go on to
+// tell it; of more than fit into one answer, for ever.
 func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
 	v := vigil(t)
 	var want []int
