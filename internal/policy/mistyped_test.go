@@ -29,7 +29,8 @@ func TestAValueOfAnotherTypeIsToldInTheWordsOfTheFile(t *testing.T) {
 		"[audit]\nkeep = \"4\"":                       "2: audit.keep: want a whole number, not a string",
 		"[audit]\nkeep = 4.5":                         "2: audit.keep: want a whole number, not a number with a fraction",
 		"[audit]\nkeep = 99999999999999999999":        "2: audit.keep: want a whole number",
-		"[audit]\nkeep = 1979-05-27":                  "2: audit.keep: want a whole number", // over which the library falls
+		// over which the library falls
+		"[audit]\nkeep = 1979-05-27": "2: audit.keep: want a whole number",
 	} {
 		_, err := Parse([]byte(text))
 		if err == nil || err.Error() != want {

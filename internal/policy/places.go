@@ -12,9 +12,12 @@ import (
 
 // sharedDirs are where engines, the kubelet or the system put things of others, by real paths.
 var sharedDirs = []string{
-	"/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local",
-	"/var", "/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/tmp", "/run/containerd", "/run/crio", "/run/docker", "/run/podman", "/run/containers", "/run/runc", "/run/crun",
-	"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/crio", "/var/lib/kubelet", "/var/lib/kubelet/pods", "/etc/gpuledger", "/etc/cdi", "/run/cdi",
+	"/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/root", "/run", "/sbin",
+	"/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local",
+	"/var", "/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/tmp", "/run/containerd", "/run/crio",
+	"/run/docker", "/run/podman", "/run/containers", "/run/runc", "/run/crun",
+	"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/crio", "/var/lib/kubelet",
+	"/var/lib/kubelet/pods", "/etc/gpuledger", "/etc/cdi", "/run/cdi",
 }
 
 // kernelDirs are where no file of ours can be.
@@ -23,8 +26,8 @@ var kernelDirs = []string{"/proc", "/sys", "/dev"}
 // ledgerNames are what the ledger keeps in its directories.
 var ledgerNames = []string{"grants", "owners", "gpus", "bindings", "inventory.json", "lock"}
 
-// validPlaces checks where the ledger lies and where the audit log is written. A create reads the configuration, so it walks
-// no paths but these three.
+// validPlaces checks where the ledger lies and where the audit log is written. A create reads the
+// configuration, so it walks no paths but these three.
 func validPlaces(p grant.Policy) error {
 	state, err := ownDirectory("state_dir", p.StateDir)
 	if err != nil {
@@ -40,7 +43,8 @@ func validPlaces(p grant.Policy) error {
 	return validAudit(p, state, run)
 }
 
-// ownDirectory gives the real path of a directory that must be ours alone: what lies in it may be mounted into no container.
+// ownDirectory gives the real path of a directory that must be ours alone: what lies in it may be
+// mounted into no container.
 func ownDirectory(key, dir string) (string, error) {
 	if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
 		return "", fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
@@ -48,7 +52,8 @@ func ownDirectory(key, dir string) (string, error) {
 	path := real(dir)
 	for _, dirs := range [][]string{sharedDirs, kernelDirs} {
 		if i := slices.IndexFunc(dirs, func(shared string) bool { return within(shared, path) }); i >= 0 {
-			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use", key, dir, dirs[i])
+			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use",
+				key, dir, dirs[i])
 		}
 	}
 	for _, kernel := range kernelDirs {
@@ -106,6 +111,7 @@ func real(path string) string {
 
 // within reports whether a path is a directory or below it.
 func within(path, dir string) bool {
-	dir = strings.TrimSuffix(dir, "/") // and no concatenation: a create holds two directories against some fifty
+	// and no concatenation: a create holds two directories against some fifty
+	dir = strings.TrimSuffix(dir, "/")
 	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }

@@ -22,8 +22,8 @@ import (
 // DefaultPath is where the configuration is read when nobody names another.
 const DefaultPath = "/etc/gpuledger/config.toml"
 
-// PathEnv names the variable that names another. It is the only way for the two hot binaries, whose arguments belong to
-// the engine.
+// PathEnv names the variable that names another. It is the only way for the two hot binaries, whose
+// arguments belong to the engine.
 const PathEnv = "GPULEDGER_CONFIG"
 
 // maxSize bounds the file. A real one has a few kilobytes.
@@ -50,10 +50,12 @@ func Default() grant.Policy {
 			Trust:    grant.Verify,
 			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
 		},
-		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare, VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
-		CDI:         grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
-		Daemon:      grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s", Grace: "10s"},
-		Audit:       grant.Audit{File: "/var/log/gpuledger/audit.jsonl", MaxSize: grant.Size(16 * grant.MiB), Keep: 4},
+		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare,
+			VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
+		CDI:    grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
+		Daemon: grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s", Grace: "10s"},
+		Audit: grant.Audit{File: "/var/log/gpuledger/audit.jsonl",
+			MaxSize: grant.Size(16 * grant.MiB), Keep: 4},
 	}
 }
 
@@ -68,8 +70,9 @@ func Path(flag string) string {
 	return DefaultPath
 }
 
-// Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then. An error is one line
-// with file, line and key, and comes with the default policy, but for the real runtime where that can still be read.
+// Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then.
+// An error is one line with file, line and key, and comes with the default policy, but for the real
+// runtime where that can still be read.
 func Load(path string) (grant.Policy, error) {
 	text, err := host.ReadFile(path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
@@ -86,7 +89,8 @@ func Load(path string) (grant.Policy, error) {
 	return p, nil
 }
 
-// Parse reads a configuration over the defaults. Its error begins with the line, where one can be told.
+// Parse reads a configuration over the defaults. Its error begins with the line, where one can be
+// told.
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
 	p.Runtime.Unjudged = nil // else the library takes nothing but what the default is of
@@ -118,7 +122,8 @@ func located(err error, text []byte) error {
 	row := firstLineWith(err, text)
 	var decode *toml.DecodeError
 	if errors.As(err, &decode) {
-		if at, _ := decode.Position(); !isHeader(text, at) { // of some values the library knows no more than the table
+		// of some values the library knows no more than the table
+		if at, _ := decode.Position(); !isHeader(text, at) {
 			row = at
 		}
 	}
@@ -129,8 +134,8 @@ func located(err error, text []byte) error {
 	return fmt.Errorf("%d: %s", row, why)
 }
 
-// firstLineWith finds the line of an error that has no position: the library reads from the top, so the text up to that
-// line is the shortest that gives the same error.
+// firstLineWith finds the line of an error that has no position: the library reads from the top, so
+// the text up to that line is the shortest that gives the same error.
 func firstLineWith(err error, text []byte) int {
 	lines := bytes.SplitAfter(text, []byte("\n"))
 	return 1 + sort.Search(len(lines)-1, func(i int) bool {
@@ -145,8 +150,8 @@ func isHeader(text []byte, row int) bool {
 	return 0 < row && row <= len(lines) && bytes.HasPrefix(bytes.TrimSpace(lines[row-1]), []byte("["))
 }
 
-// keys calls fn with each line that sets a key, and the key with its table's name. The library's errors name a position
-// only; this reads no more of TOML than headers and "key =".
+// keys calls fn with each line that sets a key, and the key with its table's name. The library's
+// errors name a position only; this reads no more of TOML than headers and "key =".
 func keys(text []byte, fn func(row int, key string)) {
 	table := ""
 	for i, line := range strings.Split(string(text), "\n") {
@@ -171,7 +176,8 @@ func keyAt(text []byte, row int) (key string) {
 	return key
 }
 
-// lineOf finds where a key is set, or its table where the key is missing; array indexes do not count.
+// lineOf finds where a key is set, or its table where the key is missing; array indexes do not
+// count.
 func lineOf(text []byte, key string) (row int) {
 	name := key
 	if open := strings.IndexByte(key, '['); open >= 0 {
@@ -204,7 +210,8 @@ func validate(p grant.Policy) error {
 		return err
 	}
 	if p.Inventory.Source == grant.Simulated && p.Inventory.File == "" {
-		return errors.New(`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
+		return errors.New(
+			`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
 	}
 	if !filepath.IsAbs(p.Inventory.DriverRoot) {
 		return fmt.Errorf("inventory.driver_root: want an absolute path, not %q", p.Inventory.DriverRoot)
@@ -252,7 +259,8 @@ func validUnjudged(v any) error {
 		case !slices.Contains(containerEngines, grant.Engine(engine)):
 			return fmt.Errorf("runtime.unjudged: want containerd, cri-o, podman or docker, not %q", engine)
 		case !isText:
-			return fmt.Errorf("runtime.unjudged: want a runtime's name or path, or a table of them by engine, not %v", name)
+			return fmt.Errorf(
+				"runtime.unjudged: want a runtime's name or path, or a table of them by engine, not %v", name)
 		case strings.Contains(text, "/") && !filepath.IsAbs(text):
 			return fmt.Errorf("runtime.unjudged: want a name or an absolute path, not %q", text)
 		}

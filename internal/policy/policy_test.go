@@ -81,17 +81,21 @@ keep = 9
 		Runtime:   grant.Runtime{Path: []string{"/opt/crun"}, Unjudged: "/opt/nvidia-container-runtime"},
 		Inventory: grant.Source{Source: grant.Simulated, File: "/d.json", DriverRoot: "/run/nvidia/driver"},
 		Rules: grant.Rules{
-			Mode: grant.Report, Ungranted: grant.Hide, Privileged: grant.Strip, MinimumStrength: grant.StrengthLibrary,
-			Reserve: grant.Size(512 * grant.MiB), OnOverGrant: grant.StopContainer, OnOutsideLedger: grant.StopContainer,
-			DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"},
-			Exempt:    []grant.Exemption{{Namespace: "gpu-operator"}},
+			Mode: grant.Report, Ungranted: grant.Hide, Privileged: grant.Strip,
+			MinimumStrength: grant.StrengthLibrary,
+			Reserve:         grant.Size(512 * grant.MiB), OnOverGrant: grant.StopContainer,
+			OnOutsideLedger: grant.StopContainer,
+			DeviceEnv:       []string{"NVIDIA_VISIBLE_DEVICES", "DOCKER_RESOURCE_GPU"},
+			Exempt:          []grant.Exemption{{Namespace: "gpu-operator"}},
 		},
 		Annotations: grant.Annotations{Trust: grant.Adopt, Dialects: []grant.Dialect{grant.DialectGPUShare}},
-		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, Compute: grant.RefuseShare, VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll},
-		Pools:       []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"}, Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
-		CDI:         grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},
-		Daemon:      grant.Daemon{Listen: "unix:/run/x", Interval: "2s", Grace: "3s"},
-		Audit:       grant.Audit{File: "/a", MaxSize: grant.Size(grant.MiB), Keep: 9},
+		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, Compute: grant.RefuseShare,
+			VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll},
+		Pools: []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"},
+			Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
+		CDI:    grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},
+		Daemon: grant.Daemon{Listen: "unix:/run/x", Interval: "2s", Grace: "3s"},
+		Audit:  grant.Audit{File: "/a", MaxSize: grant.Size(grant.MiB), Keep: 9},
 	}
 	if !equal(p, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", p, want)
@@ -202,7 +206,8 @@ func TestRuntimeIsWhatLoadReads(t *testing.T) {
 		}
 		p, err := Load(path)
 		if got, engine := Runtime(path); !reflect.DeepEqual(got, p.Runtime) || engine != p.Engine {
-			t.Errorf("%q: %q of %s, but Load reads %q of %s (%v)", text, got, engine, p.Runtime, p.Engine, err)
+			t.Errorf("%q: %q of %s, but Load reads %q of %s (%v)", text, got, engine,
+				p.Runtime, p.Engine, err)
 		}
 	}
 }
@@ -215,14 +220,17 @@ func FuzzParse(f *testing.F) {
 		if err != nil && !equal(p, Default()) {
 			t.Error("an error must come with the default policy")
 		}
-		if got, engine := runtimeIn(text); err == nil && !sameRuntime(got, p.Runtime) || err == nil && engine != p.Engine {
-			t.Errorf("the runtime is %q of %s at a glance and %q of %s in full", got, engine, p.Runtime, p.Engine)
+		if got, engine := runtimeIn(text); err == nil && !sameRuntime(got, p.Runtime) ||
+			err == nil && engine != p.Engine {
+			t.Errorf("the runtime is %q of %s at a glance and %q of %s in full", got, engine,
+				p.Runtime, p.Engine)
 		}
 	})
 }
 
 func sameRuntime(a, b grant.Runtime) bool {
-	return slices.Equal(a.Path, b.Path) && !slices.ContainsFunc(containerEngines, func(e grant.Engine) bool { return a.UnjudgedOf(e) != b.UnjudgedOf(e) })
+	return slices.Equal(a.Path, b.Path) && !slices.ContainsFunc(containerEngines,
+		func(e grant.Engine) bool { return a.UnjudgedOf(e) != b.UnjudgedOf(e) })
 }
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }

@@ -10,9 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Runtime is the table [runtime] of the file that Load would read, and its engine, and nothing else of it: what a subcommand
-// needs that is handed on at once. It walks the syntax without decoding, a fifth of a millisecond less, and takes the
-// defaults where Load would.
+// Runtime is the table [runtime] of the file that Load would read, and its engine, and nothing else
+// of it: what a subcommand needs that is handed on at once. It walks the syntax without decoding, a
+// fifth of a millisecond less, and takes the defaults where Load would.
 func Runtime(path string) (grant.Runtime, grant.Engine) {
 	text, err := host.ReadFile(path, maxSize)
 	if err != nil {
@@ -21,8 +21,8 @@ func Runtime(path string) (grant.Runtime, grant.Engine) {
 	return runtimeIn(text)
 }
 
-// runtimeIn reads as much of a configuration, broken or not, as it takes to hand containers on to the right runtime: those
-// that run under crun cannot be stopped by runc.
+// runtimeIn reads as much of a configuration, broken or not, as it takes to hand containers on to
+// the right runtime: those that run under crun cannot be stopped by runc.
 func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
 	s := runtimeScan{found: grant.Runtime{Unjudged: Default().Runtime.Unjudged}, engine: Default().Engine}
 	p := unstable.Parser{}
