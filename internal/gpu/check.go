@@ -17,8 +17,8 @@ const (
 	maxDeviceMinor = 1<<20 - 1 // the other 20
 )
 
-// Check tells whether an inventory holds together: every decision relies on what it demands. UUIDs become names of
-// files and values of NVIDIA_VISIBLE_DEVICES, numbers become device rules.
+// Check tells whether an inventory holds together: every decision relies on what it demands. UUIDs
+// become names of files and values of NVIDIA_VISIBLE_DEVICES, numbers become device rules.
 func Check(inv grant.Inventory) error {
 	switch {
 	case inv.Version < 1:
@@ -58,7 +58,8 @@ func checkFile(f grant.DriverFile) error {
 		return errors.New("nothing would find it: it has no name")
 	}
 	for _, name := range f.Names {
-		if isPlain := name != "" && name[0] != '.' && !strings.Contains(name, "/"); !isPlain && (!filepath.IsLocal(name) || filepath.Clean(name) != name) {
+		if isPlain := name != "" && name[0] != '.' && !strings.Contains(name, "/"); !isPlain &&
+			(!filepath.IsLocal(name) || filepath.Clean(name) != name) {
 			return fmt.Errorf("its name %q is not below a directory", name)
 		}
 	}
@@ -108,7 +109,8 @@ func (s seen) parts(g grant.GPU) error {
 		}
 	}
 	for _, path := range g.Links {
-		if name, found := strings.CutPrefix(path, "/dev/dri/by-path/pci-"); !found || !isName("pci-"+strings.ReplaceAll(name, ":", ".")) {
+		if name, found := strings.CutPrefix(path, "/dev/dri/by-path/pci-"); !found ||
+			!isName("pci-"+strings.ReplaceAll(name, ":", ".")) {
 			return fmt.Errorf("%q is no link to a DRM node", path)
 		}
 	}
@@ -120,7 +122,8 @@ func (s seen) parts(g grant.GPU) error {
 			err = errors.New("it has no memory")
 		case m.GI < 0 || m.CI < 0:
 			err = fmt.Errorf("instance %d/%d is below 0", m.GI, m.CI)
-		case m.Caps != [2]int{} && (m.Caps[0] < 1 || m.Caps[1] < 1 || max(m.Caps[0], m.Caps[1]) > maxDeviceMinor):
+		case m.Caps != [2]int{} && (m.Caps[0] < 1 || m.Caps[1] < 1 ||
+			max(m.Caps[0], m.Caps[1]) > maxDeviceMinor):
 			err = fmt.Errorf("capability minors %v are not 1 to %d", m.Caps, maxDeviceMinor)
 		}
 		if err != nil {
@@ -141,8 +144,8 @@ func (s seen) uuid(uuid string) error {
 	return nil
 }
 
-// isName accepts what is safe as the name of a file and in a comma-separated list. It begins with a letter, so no UUID
-// reads as an index and no name is hidden.
+// isName accepts what is safe as the name of a file and in a comma-separated list. It begins with a
+// letter, so no UUID reads as an index and no name is hidden.
 func isName(text string) bool {
 	for i, c := range []byte(text) {
 		switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// examine looks at the GPUs as the kernel has them now, and gives those that it has lost a health that says so. A kernel that
-// tells nothing about GPUs at all proves nothing.
+// examine looks at the GPUs as the kernel has them now, and gives those that it has lost a health
+// that says so. A kernel that tells nothing about GPUs at all proves nothing.
 func examine(gpus []grant.GPU, h host.Host) {
 	devices, drivers := filepath.Join(h.Sys, "bus/pci/devices"), filepath.Join(h.Proc, "driver/nvidia/gpus")
 	bus, procfs := there(devices), there(drivers)
@@ -37,8 +37,8 @@ func examine(gpus []grant.GPU, h host.Host) {
 
 func there(path string) bool { return unix.Access(path, unix.F_OK) == nil }
 
-// onBus is the health of a PCI device as its bus tells it. Of one that fell off the bus every bit of the configuration space reads as
-// one, its vendor too (Linux, PCI_POSSIBLE_ERROR).
+// onBus is the health of a PCI device as its bus tells it. Of one that fell off the bus every bit
+// of the configuration space reads as one, its vendor too (Linux, PCI_POSSIBLE_ERROR).
 func onBus(device string) string {
 	fd, err := unix.Open(filepath.Join(device, "config"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -55,8 +55,8 @@ func onBus(device string) string {
 	return grant.Healthy
 }
 
-// otherPartitions finds a card whose MIG devices are not those of the inventory. The numbers of instances are handed out anew, so
-// what has the old number can be another's.
+// otherPartitions finds a card whose MIG devices are not those of the inventory. The numbers of
+// instances are handed out anew, so what has the old number can be another's.
 func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	capabilities := filepath.Join(h.Proc, "driver/nvidia/capabilities")
 	if !there(capabilities) { // an old driver, or none
@@ -68,19 +68,23 @@ func otherPartitions(gpus []grant.GPU, h host.Host) string {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return "cannot tell whether the inventory's MIG devices hold: " + err.Error()
 		case len(now) != len(g.MIG):
-			return fmt.Sprintf("the inventory has %d MIG devices on GPU %d and it has %d now", len(g.MIG), g.Index, len(now))
+			return fmt.Sprintf("the inventory has %d MIG devices on GPU %d and it has %d now", len(g.MIG),
+				g.Index, len(now))
 		}
 		for _, m := range g.MIG {
 			if !now[[2]int{m.GI, m.CI}] {
-				return fmt.Sprintf("the inventory has the MIG instance %d/%d on GPU %d and the driver no longer has it", m.GI, m.CI, g.Index)
+				return fmt.Sprintf(
+					"the inventory has the MIG instance %d/%d on GPU %d and the driver no longer has it",
+					m.GI, m.CI, g.Index)
 			}
 		}
 	}
 	return ""
 }
 
-// OtherCaps tells whether the driver has other minors for a MIG device than the inventory, or "". They are read for each create that
-// uses one: what has an instance's number after MIG devices were made anew can be another's.
+// OtherCaps tells whether the driver has other minors for a MIG device than the inventory, or "".
+// They are read for each create that uses one: what has an instance's number after MIG devices were
+// made anew can be another's.
 func OtherCaps(d grant.Device, h host.Host) string {
 	now, err := h.MIGMinors(d.GPU.Minor, d.MIG.GI, d.MIG.CI)
 	switch {
@@ -89,12 +93,14 @@ func OtherCaps(d grant.Device, h host.Host) string {
 	case err != nil:
 		return "cannot tell whether the inventory's MIG devices hold: " + err.Error()
 	case now != d.MIG.Caps:
-		return fmt.Sprintf("the inventory has capability minors %v for MIG device %s and they are %v now", d.MIG.Caps, d.Name(), now)
+		return fmt.Sprintf("the inventory has capability minors %v for MIG device %s and they are %v now",
+			d.MIG.Caps, d.Name(), now)
 	}
 	return ""
 }
 
-// partitions are the compute instances of a card, as directories giN/ciN. A GPU instance without one is no device.
+// partitions are the compute instances of a card, as directories giN/ciN. A GPU instance without
+// one is no device.
 func partitions(dir string) (map[[2]int]bool, error) {
 	found := map[[2]int]bool{}
 	instances, err := numbered(dir, "gi")

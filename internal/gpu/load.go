@@ -16,16 +16,17 @@ import (
 // HintRefresh is what to do about an inventory that does not hold.
 const HintRefresh = "run `gpuledger inventory refresh`"
 
-// Load reads the snapshot at path and judges whether it describes this node as it is now, for a configuration that
-// takes its inventory from source. The problem is nil when it does. With inventory-missing there is no inventory; with
-// inventory-stale it is returned as it was found, for who only wants to show it or to know devices by it.
+// Load reads the snapshot at path and judges whether it describes this node as it is now, for a
+// configuration that takes its inventory from source. The problem is nil when it does. With
+// inventory-missing there is no inventory; with inventory-stale it is returned as it was found, for
+// who only wants to show it or to know devices by it.
 func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	inv, err := Read(path)
 	return judge(inv, err, path, h, source)
 }
 
-// Kept is a snapshot that was read, for who asks for it again and again: with the driver's files it is 100 KiB. It may be used by
-// many goroutines.
+// Kept is a snapshot that was read, for who asks for it again and again: with the driver's files it
+// is 100 KiB. It may be used by many goroutines.
 type Kept struct {
 	mu    sync.Mutex
 	path  string
@@ -34,7 +35,8 @@ type Kept struct {
 	inv   grant.Inventory
 }
 
-// Load is as the function. The file is read when it has changed. What it gives has its GPUs to itself, and shares the rest.
+// Load is as the function. The file is read when it has changed. What it gives has its GPUs to
+// itself, and shares the rest.
 func (k *Kept) Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -52,10 +54,12 @@ func (k *Kept) Load(path string, h host.Host, source grant.SourceKind) (grant.In
 	return judge(inv, nil, path, h, source)
 }
 
-func judge(inv grant.Inventory, err error, path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
+func judge(inv grant.Inventory, err error, path string, h host.Host,
+	source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return grant.Inventory{}, problem(grant.InventoryMissing, "this node has no inventory: there is no "+path)
+		return grant.Inventory{}, problem(grant.InventoryMissing,
+			"this node has no inventory: there is no "+path)
 	case err != nil:
 		return grant.Inventory{}, problem(grant.InventoryMissing, err.Error())
 	}
@@ -72,11 +76,12 @@ func problem(code grant.Code, message string) *grant.Problem {
 	return &grant.Problem{Code: code, Message: message, Hint: HintRefresh}
 }
 
-// stale says why the inventory can't be trusted now, or "". A reboot can renumber everything, and so can the driver's
-// modules when they are loaded again.
+// stale says why the inventory can't be trusted now, or "". A reboot can renumber everything, and
+// so can the driver's modules when they are loaded again.
 func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	if inv.Source != string(source) {
-		return fmt.Sprintf("the inventory was taken from source %q and the configuration says %q", inv.Source, source)
+		return fmt.Sprintf("the inventory was taken from source %q and the configuration says %q", inv.Source,
+			source)
 	}
 	boot, err := h.BootID()
 	switch {
@@ -96,25 +101,27 @@ func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	return otherPartitions(inv.GPUs, h)
 }
 
-// otherDriver compares versions only where the kernel tells one. A driver that is gone altogether shows in its majors.
+// otherDriver compares versions only where the kernel tells one. A driver that is gone altogether
+// shows in its majors.
 func otherDriver(inv grant.Inventory, h host.Host) string {
 	version, err := h.DriverVersion()
 	switch {
 	case err != nil:
 		return "cannot tell whether the inventory is of this driver: " + err.Error()
 	case version != "" && version != inv.Driver.Version:
-		return fmt.Sprintf("the inventory was taken with driver %s and driver %s is loaded", inv.Driver.Version, version)
+		return fmt.Sprintf("the inventory was taken with driver %s and driver %s is loaded",
+			inv.Driver.Version, version)
 	}
 	return ""
 }
 
-// essential majors belong to every injection: one that came after the inventory was taken would be missing in it. The
-// others (nvidia-fs, nvidia-nvswitch, ...) may come late without harm to anyone.
+// essential majors belong to every injection: one that came after the inventory was taken would be
+// missing in it. The others (nvidia-fs, nvidia-nvswitch, ...) may come late without harm to anyone.
 var essential = []string{"nvidia", "nvidia-uvm", "nvidia-caps"}
 
-// otherMajors finds a major that changed since the inventory was taken. All but 195 are given out when a module is
-// loaded, so after `rmmod nvidia_uvm` and the next use the number can be another: nvidia-smi then works and CUDA does
-// not.
+// otherMajors finds a major that changed since the inventory was taken. All but 195 are given out
+// when a module is loaded, so after `rmmod nvidia_uvm` and the next use the number can be another:
+// nvidia-smi then works and CUDA does not.
 func otherMajors(inv grant.Inventory, h host.Host) string {
 	now, err := h.NVIDIAMajors()
 	if err != nil {
@@ -123,9 +130,11 @@ func otherMajors(inv grant.Inventory, h host.Host) string {
 	for _, name := range slices.Sorted(maps.Keys(inv.Majors)) {
 		switch major, found := now[name]; {
 		case !found:
-			return fmt.Sprintf("the inventory has major %d for %s and the driver no longer registers one", inv.Majors[name], name)
+			return fmt.Sprintf("the inventory has major %d for %s and the driver no longer registers one",
+				inv.Majors[name], name)
 		case major != inv.Majors[name]:
-			return fmt.Sprintf("the inventory has major %d for %s and it is %d now", inv.Majors[name], name, major)
+			return fmt.Sprintf("the inventory has major %d for %s and it is %d now",
+				inv.Majors[name], name, major)
 		}
 	}
 	for _, name := range essential {

@@ -26,7 +26,8 @@ func machine(t testing.TB) host.Host {
 
 func majors(t testing.TB, h host.Host, lines string) {
 	t.Helper()
-	put(t, filepath.Join(h.Proc, "devices"), "Character devices:\n  1 mem\n"+lines+"\nBlock devices:\n  7 loop\n")
+	put(t, filepath.Join(h.Proc, "devices"), "Character devices:\n  1 mem\n"+lines+
+		"\nBlock devices:\n  7 loop\n")
 }
 
 func put(t testing.TB, path, text string) {
@@ -67,9 +68,10 @@ func TestLoad(t *testing.T) {
 		{"another boot", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-b\n")
 		}, grant.InventoryStale, "before the node was booted"},
-		{"another boot of a simulated node", simulated, grant.Simulated, func(t *testing.T, h host.Host, path string) {
-			put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-b\n")
-		}, grant.InventoryStale, "before the node was booted"},
+		{"another boot of a simulated node", simulated, grant.Simulated,
+			func(t *testing.T, h host.Host, path string) {
+				put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-b\n")
+			}, grant.InventoryStale, "before the node was booted"},
 		{"no boot id", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			drop(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"))
 		}, grant.InventoryStale, "cannot tell whether the inventory is of this boot"},
@@ -80,16 +82,18 @@ func TestLoad(t *testing.T) {
 		{"another driver", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			put(t, filepath.Join(h.Sys, "module/nvidia/version"), "615.71.09\n")
 		}, grant.InventoryStale, "taken with driver 580.142 and driver 615.71.09 is loaded"},
-		{"a kernel that tells no driver version", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
-			drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
-		}, "", ""},
+		{"a kernel that tells no driver version", node(), grant.NVML,
+			func(t *testing.T, h host.Host, path string) {
+				drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
+			}, "", ""},
 		{"an unloaded driver", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
 			majors(t, h, "")
 		}, grant.InventoryStale, "major 195 for nvidia and the driver no longer registers one"},
-		{"uvm loaded again under another major", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
-			majors(t, h, "195 nvidia\n508 nvidia-uvm\n")
-		}, grant.InventoryStale, "major 510 for nvidia-uvm and it is 508 now"},
+		{"uvm loaded again under another major", node(), grant.NVML,
+			func(t *testing.T, h host.Host, path string) {
+				majors(t, h, "195 nvidia\n508 nvidia-uvm\n")
+			}, grant.InventoryStale, "major 510 for nvidia-uvm and it is 508 now"},
 		{"caps that came later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			majors(t, h, "195 nvidia\n509 nvidia-caps\n510 nvidia-uvm\n")
 		}, grant.InventoryStale, "no major for nvidia-caps and it is 509 now"},
@@ -98,10 +102,11 @@ func TestLoad(t *testing.T) {
 		}, "", ""},
 		{"no /proc/devices", node(), grant.NVML, func(t *testing.T, h host.Host, path string) { drop(t, filepath.Join(h.Proc, "devices")) },
 			grant.InventoryStale, "cannot tell whether the inventory's device numbers hold"},
-		{"a simulated node without a driver", simulated, grant.Simulated, func(t *testing.T, h host.Host, path string) {
-			drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
-			drop(t, filepath.Join(h.Proc, "devices"))
-		}, "", ""},
+		{"a simulated node without a driver", simulated, grant.Simulated,
+			func(t *testing.T, h host.Host, path string) {
+				drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
+				drop(t, filepath.Join(h.Proc, "devices"))
+			}, "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h, path := machine(t), gpu.Path(t.TempDir())
@@ -141,9 +146,11 @@ func TestPartitionsMadeAnew(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, instance := range tt.instances {
-				put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig", instance, "access"), "DeviceFileMinor: 66\n")
+				put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig", instance, "access"),
+					"DeviceFileMinor: 66\n")
 			}
-			put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"), "DeviceFileMinor: 1\n")
+			put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"),
+				"DeviceFileMinor: 1\n")
 			_, problem := gpu.Load(path, h, grant.NVML)
 			code := grant.InventoryStale
 			if tt.want == "" {
@@ -157,7 +164,8 @@ func TestPartitionsMadeAnew(t *testing.T) {
 // TestCapabilitiesOfAMIGDevice: an instance that was made anew can have another's number.
 func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	h := machine(t)
-	d := grant.Device{GPU: grant.GPU{Index: 1, Minor: 0}, MIG: &grant.MIGDevice{GI: 7, CI: 0, Caps: [2]int{66, 67}}}
+	d := grant.Device{GPU: grant.GPU{Index: 1, Minor: 0},
+		MIG: &grant.MIGDevice{GI: 7, CI: 0, Caps: [2]int{66, 67}}}
 	dir := filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig/gi7")
 	for _, tt := range []struct{ gi, ci, want string }{
 		{"", "", "the inventory has MIG device 1:0 and the driver no longer has it"},

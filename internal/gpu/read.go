@@ -42,7 +42,8 @@ func readDriver(d *jsontext.Decoder, v *grant.Driver) error {
 		case "memory_limits":
 			return tokens.String(d, &v.MemoryLimits)
 		case "files":
-			v.Files = make([]grant.DriverFile, 0, 16+len(d.UnreadBuffer())/256) // what is left is files for the most part
+			// what is left is files for the most part
+			v.Files = make([]grant.DriverFile, 0, 16+len(d.UnreadBuffer())/256)
 			return tokens.List(d, &v.Files, readFile)
 		}
 		return d.SkipValue()

@@ -7,8 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// ReadSample reads a sample as WriteSample and the JSON library write it. A thousand processes are asked for each second, and reflection
-// takes several times as long for them. TestSampleIsTheLibrarys holds both to the fields' tags.
+// ReadSample reads a sample as WriteSample and the JSON library write it. A thousand processes are
+// asked for each second, and reflection takes several times as long for them.
+// TestSampleIsTheLibrarys holds both to the fields' tags.
 func ReadSample(line []byte) (s grant.Sample, err error) {
 	err = tokens.Whole(line, func(d *jsontext.Decoder) error {
 		return tokens.Object(d, func(name []byte) error {
@@ -20,7 +21,8 @@ func ReadSample(line []byte) (s grant.Sample, err error) {
 			}
 			return d.SkipValue()
 		})
-	}, jsontext.AllowDuplicateNames(true)) // to look for them costs as much as the rest; who writes it is a program of ours
+		// to look for them costs as much as the rest; who writes it is a program of ours
+	}, jsontext.AllowDuplicateNames(true))
 	return s, err
 }
 

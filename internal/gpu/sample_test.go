@@ -13,8 +13,10 @@ import (
 
 // TestSampleIsTheLibrarys: every field with a tag is written and read, and as the library does it.
 func TestSampleIsTheLibrarys(t *testing.T) {
-	bare := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: 1, Compute: -1}, {Memory: 1 << 63}}}, {Utilization: -1, Processes: []grant.ProcessUse{}}}}
-	for name, s := range map[string]grant.Sample{"full": tokenstest.Filled[grant.Sample](nil), "bare": bare, "empty": {GPUs: []grant.Usage{}}} {
+	bare := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: 1, Compute: -1},
+		{Memory: 1 << 63}}}, {Utilization: -1, Processes: []grant.ProcessUse{}}}}
+	for name, s := range map[string]grant.Sample{"full": tokenstest.Filled[grant.Sample](nil), "bare": bare,
+		"empty": {GPUs: []grant.Usage{}}} {
 		want, err := json.Marshal(s, json.Deterministic(true))
 		if err != nil {
 			t.Fatal(err)
@@ -25,11 +27,15 @@ func TestSampleIsTheLibrarys(t *testing.T) {
 		}
 		sampleAsTheLibrary(t, line)
 	}
-	for _, wrong := range []string{"", "{", "[]", `{"gpus":{}}`, `{"gpus":[{"uuid":1}]}`, `{"gpus":[{"processes":[{"pid":"1"}]}]}`, `{"gpus":[{"processes":[{"memory":-1}]}]}`,
-		`{"gpus":[{"index":1.5}]}`, `{"taken":"yesterday"}`, "{} {}", `{"gpus":null,"more":[1,{"a":2}]}`, `{"gpus":[{"mig":[null],"xids":null,"processes":null}]}`} {
+	for _, wrong := range []string{"", "{", "[]", `{"gpus":{}}`, `{"gpus":[{"uuid":1}]}`,
+		`{"gpus":[{"processes":[{"pid":"1"}]}]}`, `{"gpus":[{"processes":[{"memory":-1}]}]}`,
+		`{"gpus":[{"index":1.5}]}`, `{"taken":"yesterday"}`, "{} {}", `{"gpus":null,"more":[1,{"a":2}]}`,
+		`{"gpus":[{"mig":[null],"xids":null,"processes":null}]}`} {
 		sampleAsTheLibrary(t, []byte(wrong))
 	}
-	if line, err := WriteSample(grant.Sample{GPUs: []grant.Usage{{Health: "lost\nand \"gone\""}}}); err != nil || strings.Count(string(line), "\n") != 1 {
+	if line,
+		err := WriteSample(grant.Sample{GPUs: []grant.Usage{{Health: "lost\nand \"gone\""}}}); err != nil ||
+		strings.Count(string(line), "\n") != 1 {
 		t.Errorf("a sample is one line: %q (%v)", line, err)
 	}
 }

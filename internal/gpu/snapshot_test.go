@@ -27,9 +27,10 @@ func node() grant.Inventory {
 		Driver:  grant.Driver{Version: "580.142", CUDA: "13.0", Root: "/"},
 		Majors:  map[string]int{"nvidia-uvm": 510, "nvidia": 195},
 		GPUs: []grant.GPU{
-			{UUID: "GPU-b", Index: 1, Minor: 0, Name: "B", Memory: 80 * grant.GiB, NUMA: -1, Health: "ok", MIG: []grant.MIGDevice{
-				{UUID: "MIG-b", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7},
-			}},
+			{UUID: "GPU-b", Index: 1, Minor: 0, Name: "B", Memory: 80 * grant.GiB, NUMA: -1, Health: "ok",
+				MIG: []grant.MIGDevice{
+					{UUID: "MIG-b", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7},
+				}},
 			{UUID: "GPU-a", Index: 0, Minor: 1, Name: "A", Memory: 16 * grant.GiB, PCI: "0000:3b:00.0",
 				Render: []string{"/dev/dri/renderD128"}, Health: "ok"},
 		},
@@ -110,7 +111,8 @@ func TestABadInventoryLeavesTheOldOne(t *testing.T) {
 	}
 	bad := node()
 	bad.GPUs[1].UUID = "GPU-b"
-	if err := gpu.Write(path, bad); err == nil || !strings.Contains(err.Error(), `UUID "GPU-b" is another GPU's`) {
+	if err := gpu.Write(path, bad); err == nil ||
+		!strings.Contains(err.Error(), `UUID "GPU-b" is another GPU's`) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := gpu.Read(path); err != nil {
@@ -222,7 +224,8 @@ func TestReadNothing(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever lies there, reading it does not panic, and what is taken can be written and read again.
+// FuzzRead: whatever lies there, reading it does not panic, and what is taken can be written and
+// read again.
 func FuzzRead(f *testing.F) {
 	for _, tt := range readings {
 		f.Add([]byte(with(f, tt.old, tt.new)))
@@ -247,7 +250,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// TestKept: a snapshot that is kept is the file's, whenever that changes, and nobody's changes of what he was given reach another.
+// TestKept: a snapshot that is kept is the file's, whenever that changes, and nobody's changes of
+// what he was given reach another.
 func TestKept(t *testing.T) {
 	path := gpu.Path(filepath.Join(t.TempDir(), "state"))
 	h := host.Default()
@@ -258,7 +262,8 @@ func TestKept(t *testing.T) {
 	inv := node()
 	inv.Source, inv.BootID = "simulated", boot
 	var k gpu.Kept
-	if _, problem := k.Load(path, h, grant.Simulated); problem == nil || problem.Code != grant.InventoryMissing {
+	if _, problem := k.Load(path, h, grant.Simulated); problem == nil ||
+		problem.Code != grant.InventoryMissing {
 		t.Errorf("without a file: %+v", problem)
 	}
 	for i := range 20 { // more of them within one tick than can be told apart
