@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Account is a grant's files, kept open by who reads and writes them again and again: to open, map and close them each time costs more
-// than all the rest.
+// Account is a grant's files, kept open by who reads and writes them again and again: to open, map
+// and close them each time costs more than all the rest.
 type Account struct {
 	limits *Limits
 	file   identity // of the limits
@@ -34,7 +34,8 @@ func OpenAccount(dir string) (*Account, error) {
 	return a, nil
 }
 
-// Current reports whether the files are still those that lie there. A grant's are replaced when its devices change, and gone with it.
+// Current reports whether the files are still those that lie there. A grant's are replaced when its
+// devices change, and gone with it.
 func (a *Account) Current() bool {
 	file, err := identityAt(filepath.Join(a.limits.dir, grant.LimitsFile))
 	if err != nil || file != a.file {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAccount: one that is kept open tells what is written after it was opened, as it tells a bad account, and recovers with it.
+// TestAccount: one that is kept open tells what is written after it was opened, as it tells a bad
+// account, and recovers with it.
 func TestAccount(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1<<30, 1<<30))
@@ -27,11 +28,13 @@ func TestAccount(t *testing.T) {
 		for i := range high {
 			write(t, f, i, slot{Used: [MaxDevices]uint64{used, 2 * used}, PID: 7})
 		}
-		_, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(high)), int64(unsafe.Offsetof(head{}.High)))
+		_, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(high)),
+			int64(unsafe.Offsetof(head{}.High)))
 		mustDo(t, err)
 	}
 	lock := func(start, slots int64, kind int16) {
-		mustDo(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Start: start, Len: slots}))
+		mustDo(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK,
+			&unix.Flock_t{Type: kind, Start: start, Len: slots}))
 	}
 	tells := func(what string, want grant.Bytes) {
 		t.Helper()
@@ -54,11 +57,13 @@ func TestAccount(t *testing.T) {
 	tells("a hundred have ended", 500)
 	fill(2, 5)
 	tells("the head says less", 10)
-	for name, size := range map[string]int64{"nothing": 0, "less than the head": page - 1, "the head": page, "half a slot": page + slotSize/2} {
+	for name, size := range map[string]int64{"nothing": 0, "less than the head": page - 1, "the head": page,
+		"half a slot": page + slotSize/2} {
 		mustDo(t, os.Truncate(path, size))
 		if size >= page {
 			fill(0, 0)
-			_, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, slots), int64(unsafe.Offsetof(head{}.High)))
+			_, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, slots),
+				int64(unsafe.Offsetof(head{}.High)))
 			mustDo(t, err)
 		}
 		if used, err := a.Used(uuid0); err == nil {

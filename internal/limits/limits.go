@@ -17,17 +17,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Limits are a grant's limits file, open for changes. The processes of its containers see a change at their next
-// allocation.
+// Limits are a grant's limits file, open for changes. The processes of its containers see a change
+// at their next allocation.
 type Limits struct {
 	dir    string
 	memory []byte
 	record *record
 }
 
-// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes and the percent of the GPUs' time. Files that are there for the same devices stay and
-// keep their users; what a container has done to its region is put right under them. Nobody else may write into dir, and only
-// one process at a time may call this. A grant is limited to MaxDevices devices.
+// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes and the percent of
+// the GPUs' time. Files that are there for the same devices stay and keep their users; what a
+// container has done to its region is put right under them. Nobody else may write into dir, and
+// only one process at a time may call this. A grant is limited to MaxDevices devices.
 func Ensure(dir string, shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil {
@@ -55,14 +56,16 @@ func establish(dir string, devices []device) error {
 			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLeased) { // to root without capabilities; containers may use what is there
+	// to root without capabilities; containers may use what is there
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLeased) {
 		return err
 	}
 	random, err := host.Random()
 	if err != nil {
 		return err
 	}
-	r := record{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)), ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
+	r := record{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)),
+		ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
 	copy(r.Device[:], devices)
 	if err := ensureRegion(dir, headOf(&r), true); err != nil {
 		return err
@@ -85,7 +88,8 @@ func devicesOf(shares []grant.Share, percent int) ([]device, error) {
 	return devices, nil
 }
 
-// bytesOf are the bytes of a value without pointers, as the shim has them: to be read into, or written.
+// bytesOf are the bytes of a value without pointers, as the shim has them: to be read into, or
+// written.
 func bytesOf[T record | head](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
@@ -97,12 +101,15 @@ func padded[T record | head](v *T) []byte {
 	return content
 }
 
-// ErrLeased is of a file that cannot be opened for writing, because a process in a container holds a lease on it (fcntl(2), F_SETLEASE): whoever is
-// root there may, as the file's owner, and needs no more than to read it.
-var ErrLeased = errors.New("a process in a container holds a lease on it, for which no CUDA program has a use: end that container")
+// ErrLeased is of a file that cannot be opened for writing, because a process in a container holds
+// a lease on it (fcntl(2), F_SETLEASE): whoever is root there may, as the file's owner, and needs
+// no more than to read it.
+var ErrLeased = errors.New(
+	"a process in a container holds a lease on it, for which no CUDA program has a use: end that container")
 
-// Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an error and not a verdict. It never waits: with a lease
-// the kernel would have an open for writing wait for 45 s, with the ledger locked, and then again.
+// Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an
+// error and not a verdict. It never waits: with a lease the kernel would have an open for writing
+// wait for 45 s, with the ledger locked, and then again.
 func Open(dir string) (*Limits, error) {
 	path := filepath.Join(dir, grant.LimitsFile)
 	f, err := host.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -144,15 +151,18 @@ func (r *record) isSound() bool {
 }
 
 func (r *record) isFor(devices []device) bool {
-	return slices.EqualFunc(r.Device[:r.Devices], devices, func(is, d device) bool { return is.UUID == d.UUID })
+	return slices.EqualFunc(r.Device[:r.Devices], devices,
+		func(is, d device) bool { return is.UUID == d.UUID })
 }
 
 // says reports whether it is for these devices and has their bytes and shares already.
 func (r *record) says(devices []device) bool {
-	return slices.EqualFunc(r.Device[:r.Devices], devices, func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
+	return slices.EqualFunc(r.Device[:r.Devices], devices,
+		func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
 }
 
-// read reads the limits of a grant without mapping them. What others change meanwhile are the words that no grant says.
+// read reads the limits of a grant without mapping them. What others change meanwhile are the words
+// that no grant says.
 func read(dir string) (r record, err error) {
 	var content [page]byte // of which all must be there
 	path := filepath.Join(dir, grant.LimitsFile)
@@ -169,8 +179,9 @@ func unsound(path string) error {
 	return fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
 }
 
-// set changes bytes and shares in place: a container's mount shows this file and would never see another one. Each word is
-// written whole. A gate was for the share as it was: of another one it begins anew.
+// set changes bytes and shares in place: a container's mount shows this file and would never see
+// another one. Each word is written whole. A gate was for the share as it was: of another one it
+// begins anew.
 func (l *Limits) set(devices []device) {
 	changed := false
 	for i, d := range devices {
@@ -186,8 +197,8 @@ func (l *Limits) set(devices []device) {
 	}
 }
 
-// Set grows or shrinks what may be used of each device, and the percent of its time, 0 for all of it. Memory that is used above it stays;
-// nothing more can be had.
+// Set grows or shrinks what may be used of each device, and the percent of its time, 0 for all of
+// it. Memory that is used above it stays; nothing more can be had.
 func (l *Limits) Set(shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil && !l.record.isFor(devices) {
@@ -224,8 +235,8 @@ func (l *Limits) device(uuid string) (*device, error) {
 	return nil, fmt.Errorf("cannot limit device %q: %w", uuid, errNotGranted)
 }
 
-// SetOverhead publishes what is used of a device beyond what the processes count themselves: contexts, code, memory that they
-// obtained in other ways. It counts against the grant.
+// SetOverhead publishes what is used of a device beyond what the processes count themselves:
+// contexts, code, memory that they obtained in other ways. It counts against the grant.
 func (l *Limits) SetOverhead(uuid string, b grant.Bytes) error {
 	d, err := l.device(uuid)
 	if err != nil {

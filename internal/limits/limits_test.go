@@ -29,7 +29,8 @@ func shares(first, second grant.Bytes) []grant.Share {
 	return []grant.Share{{UUID: uuid0, Memory: first}, {UUID: uuid1, Memory: second}}
 }
 
-// TestTheLayoutIsTheShims compiles shim/record.h and compares what the compiler says of it with what is written here.
+// TestTheLayoutIsTheShims compiles shim/record.h and compares what the compiler says of it with
+// what is written here.
 func TestTheLayoutIsTheShims(t *testing.T) {
 	var r record
 	var d device
@@ -84,7 +85,8 @@ func TestTheLayoutIsTheShims(t *testing.T) {
 
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "layout.c"), []byte(c.String()))
-	if out, err := exec.Command("cc", "-Wall", "-Werror", "-I../../shim", "-o", dir+"/layout", dir+"/layout.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-Wall", "-Werror", "-I../../shim", "-o", dir+"/layout",
+		dir+"/layout.c").CombinedOutput(); err != nil {
 		t.Fatalf("cannot compile: %v\n%s", err, out)
 	}
 	out, err := exec.Command(dir + "/layout").Output()
@@ -139,12 +141,14 @@ func TestEnsureMakesBothFilesForAnyUser(t *testing.T) {
 		}
 	}
 	r := open(t, dir).record
-	if r.Devices != 2 || r.Generation != 1 || r.Device[0].Bytes != 4<<30 || r.Device[1].Bytes != 1<<20 || r.Device[0].UUID[0] != 0xec || r.Device[1].UUID[15] != 0xff {
+	if r.Devices != 2 || r.Generation != 1 || r.Device[0].Bytes != 4<<30 || r.Device[1].Bytes != 1<<20 ||
+		r.Device[0].UUID[0] != 0xec || r.Device[1].UUID[15] != 0xff {
 		t.Errorf("got %+v", r)
 	}
 }
 
-// TestAChangeIsSeenThroughTheOldFile: a container's mount shows the file that was there when it started.
+// TestAChangeIsSeenThroughTheOldFile: a container's mount shows the file that was there when it
+// started.
 func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(4*grant.GiB, grant.GiB))
@@ -156,12 +160,14 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 		t.Errorf("after Ensure: %d bytes, generation %d", got, container.record.Generation)
 	}
 	l := open(t, dir)
-	for _, err := range []error{l.Set(shares(2*grant.GiB, 3*grant.GiB), 0), l.SetOverhead(uuid1, 500*grant.MiB)} {
+	for _, err := range []error{l.Set(shares(2*grant.GiB, 3*grant.GiB), 0),
+		l.SetOverhead(uuid1, 500*grant.MiB)} {
 		if err != nil {
 			t.Error(err)
 		}
 	}
-	if d := container.record.Device[1]; d.Bytes != 3<<30 || d.Overhead != 500<<20 || container.record.Generation != 4 {
+	if d := container.record.Device[1]; d.Bytes != 3<<30 || d.Overhead != 500<<20 ||
+		container.record.Generation != 4 {
 		t.Errorf("after the setters: %+v, generation %d", d, container.record.Generation)
 	}
 	if inode(t, filepath.Join(dir, grant.RegionFile)) != region {
@@ -212,7 +218,8 @@ func TestWhatTheShimCannotLimitIsRefused(t *testing.T) {
 		"no digits":        {{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454eX"}},
 	} {
 		dir := t.TempDir()
-		if err := Ensure(dir, s, 0); err == nil || !strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
+		if err := Ensure(dir, s, 0); err == nil ||
+			!strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
 			t.Errorf("%s: got %v", name, err)
 		}
 		if files, _ := os.ReadDir(dir); len(files) > 0 {
@@ -233,7 +240,8 @@ func write(t *testing.T, f *os.File, i int, s slot) {
 	}
 }
 
-// TestUse: only a slot whose lock is held counts, only as far as the head says, and nothing is changed.
+// TestUse: only a slot whose lock is held counts, only as far as the head says, and nothing is
+// changed.
 func TestUse(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1<<30, 1<<30))
@@ -248,12 +256,14 @@ func TestUse(t *testing.T) {
 	}
 	write(t, f, 2, slot{PID: 13}) // uses nothing
 	for _, i := range []int64{0, 2, 3} {
-		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: i, Len: 1}); err != nil {
+		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: i,
+			Len: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	high := func(n uint32) {
-		if _, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, n), int64(unsafe.Offsetof(head{}.High))); err != nil {
+		if _, err := f.WriteAt(binary.NativeEndian.AppendUint32(nil, n),
+			int64(unsafe.Offsetof(head{}.High))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -283,8 +293,9 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestARegionIsPutRightUnderItsUsers: a container can do to its region what it likes. The next Ensure gives it its size, its pages and
-// its head again, in the same file, and lets every slot count, because nobody knows any more which were used.
+// TestARegionIsPutRightUnderItsUsers: a container can do to its region what it likes. The next
+// Ensure gives it its size, its pages and its head again, in the same file, and lets every slot
+// count, because nobody knows any more which were used.
 func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, path string){
 		"cut to nothing": func(t *testing.T, path string) { mustDo(t, os.Truncate(path, 0)) },
@@ -306,7 +317,8 @@ func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 			copy(bytesOf(&h), content)
 			info, err := os.Stat(path)
 			mustDo(t, err)
-			if inode(t, path) != before || len(content) != regionSize || info.Mode() != 0o666 || h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
+			if inode(t, path) != before || len(content) != regionSize || info.Mode() != 0o666 ||
+				h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
 				t.Errorf("%v, %d bytes, head %+v", info.Mode(), len(content), h)
 			}
 			kept := name == "cut" || name == "grown" || name == "for root alone" // the head is there still
@@ -340,7 +352,8 @@ func inodeOf(path string) uint64 {
 	return st.Ino
 }
 
-// TestTrimAndRemove: what has grown is named and cut back, what is over leaves nothing, whatever lies there.
+// TestTrimAndRemove: what has grown is named and cut back, what is over leaves nothing, whatever
+// lies there.
 func TestTrimAndRemove(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"a", "b"} {
@@ -364,7 +377,8 @@ func TestTrimAndRemove(t *testing.T) {
 	}
 }
 
-// TestLocksWithoutEnd: a container that makes its account slow to read is left unread. An honest one is never that slow, however many processes it has.
+// TestLocksWithoutEnd: a container that makes its account slow to read is left unread. An honest
+// one is never that slow, however many processes it has.
 func TestLocksWithoutEnd(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(grant.GiB, grant.GiB))
@@ -387,12 +401,14 @@ func TestLocksWithoutEnd(t *testing.T) {
 	mustDo(t, err)
 	defer r.close()
 	read := 0
-	if err := r.each(func(int, slot) { read++ }); !errors.Is(err, ErrSlow) || !strings.Contains(err.Error(), "too many locks") || read != 1 {
+	if err := r.each(func(int, slot) { read++ }); !errors.Is(err, ErrSlow) ||
+		!strings.Contains(err.Error(), "too many locks") || read != 1 {
 		t.Errorf("a slow one: %v, after %d slots", err, read)
 	}
 }
 
-// honestBesideWork reads an account while the program computes something else, for longer than a reading may take.
+// honestBesideWork reads an account while the program computes something else, for longer than a
+// reading may take.
 func honestBesideWork(t *testing.T, dir string) {
 	spent := func() time.Duration {
 		var now unix.Timespec
@@ -446,8 +462,9 @@ func TestALinkIsNoLimitsFile(t *testing.T) {
 	}
 }
 
-// TestALeaseHoldsNobodyUp: the owner of a file may have the kernel hold up who opens it for writing, for 45 s and then again; root of a container is the
-// owner of both files. Nobody waits, nothing is made anew in the place of what is in use, and what cannot be changed is told.
+// TestALeaseHoldsNobodyUp: the owner of a file may have the kernel hold up who opens it for
+// writing, for 45 s and then again; root of a container is the owner of both files. Nobody waits,
+// nothing is made anew in the place of what is in use, and what cannot be changed is told.
 func TestALeaseHoldsNobodyUp(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "a")
@@ -473,7 +490,8 @@ func TestALeaseHoldsNobodyUp(t *testing.T) {
 		t.Errorf("the account's: %v", err)
 	}
 	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0)) // which they are already
-	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0); !errors.Is(err, ErrLeased) || inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
+	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0); !errors.Is(err, ErrLeased) ||
+		inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
 		t.Errorf("limits that a container has in use are made anew: %v", err)
 	}
 	held.Close()
@@ -503,7 +521,8 @@ func mustDo(t *testing.T, err error) {
 	}
 }
 
-// TestAShareOfTime: it is there before the container is, and a gate is for the share that it was set for.
+// TestAShareOfTime: it is there before the container is, and a gate is for the share that it was
+// set for.
 func TestAShareOfTime(t *testing.T) {
 	dir := t.TempDir()
 	two := shares(4*grant.GiB, grant.GiB)
@@ -514,7 +533,8 @@ func TestAShareOfTime(t *testing.T) {
 	is := func(what string, share, gate0, gate1 uint64) {
 		t.Helper()
 		r := container.record
-		if r.Device[0].Share != share || r.Device[1].Share != share || r.Device[0].Gate != gate0 || r.Device[1].Gate != gate1 || container.Share() != int(share) {
+		if r.Device[0].Share != share || r.Device[1].Share != share || r.Device[0].Gate != gate0 ||
+			r.Device[1].Gate != gate1 || container.Share() != int(share) {
 			t.Errorf("%s: %+v", what, r.Device[:2])
 		}
 	}
@@ -538,12 +558,14 @@ func TestAShareOfTime(t *testing.T) {
 	if l.Beat(); container.record.Beat != 1 {
 		t.Errorf("the beat is %d", container.record.Beat)
 	}
-	if err := l.SetGate("GPU-00000000-0000-0000-0000-000000000000", time.Millisecond, time.Second); err == nil {
+	if err := l.SetGate("GPU-00000000-0000-0000-0000-000000000000", time.Millisecond,
+		time.Second); err == nil {
 		t.Error("a gate on a GPU that is not the grant's")
 	}
 }
 
-// A container can take the pages of its region away; where the room is full meanwhile, a program that writes there would be killed.
+// A container can take the pages of its region away; where the room is full meanwhile, a program
+// that writes there would be killed.
 func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
 	dir := t.TempDir()
 	want := []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}
@@ -558,7 +580,8 @@ func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	mustDo(t, err)
 	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, page, 4*page); err != nil {
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+		page, 4*page); err != nil {
 		t.Skipf("this file system has no holes (%v): that a region gets its pages back is not shown", err)
 	}
 	if blocks() >= whole {

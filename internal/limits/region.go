@@ -16,15 +16,17 @@ import (
 )
 
 func headOf(r *record) head {
-	return head{Magic: regionMagic, Version: version, Devices: r.Devices, ID: r.ID, Slots: slots, SlotSize: slotSize}
+	return head{Magic: regionMagic, Version: version, Devices: r.Devices, ID: r.ID,
+		Slots: slots, SlotSize: slotSize}
 }
 
-// ensureRegion makes the region, or puts right what a container has done to it: its size, its head. It is the same file
-// afterwards, because processes may have it mapped; isNew says that none can. Every page is there from then on: a full file system must not become a
-// SIGBUS in a program.
+// ensureRegion makes the region, or puts right what a container has done to it: its size, its head.
+// It is the same file afterwards, because processes may have it mapped; isNew says that none can.
+// Every page is there from then on: a full file system must not become a SIGBUS in a program.
 func ensureRegion(dir string, want head, isNew bool) error {
 	path := filepath.Join(dir, grant.RegionFile)
-	// Any user of the container writes into the region. The directory keeps the node's other users out.
+	// Any user of the container writes into the region. The directory keeps the node's other users
+	// out.
 	f, err := host.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o666)
 	if err != nil {
 		return leased(err, path)
@@ -66,8 +68,8 @@ func allocate(f *os.File) error {
 	return err
 }
 
-// setHead writes the head where it is not as it must be. How many slots were used before nobody knows any more then: all of them
-// count.
+// setHead writes the head where it is not as it must be. How many slots were used before nobody
+// knows any more then: all of them count.
 func setHead(f *os.File, want head, isNew bool) error {
 	var have head
 	if _, err := f.ReadAt(bytesOf(&have), 0); err != nil {
@@ -83,9 +85,10 @@ func setHead(f *os.File, want head, isNew bool) error {
 	return err
 }
 
-// Trim cuts every region below root that has grown back to its size, takes off the attributes that were set on one, and gives their directories'
-// names: a container can do both to its own, which takes room from the others. Those in left it could not put right: the container holds a
-// lease, or has set more attributes than the kernel lists.
+// Trim cuts every region below root that has grown back to its size, takes off the attributes that
+// were set on one, and gives their directories' names: a container can do both to its own, which
+// takes room from the others. Those in left it could not put right: the container holds a lease, or
+// has set more attributes than the kernel lists.
 func Trim(root string) (grown, left []string) {
 	for _, name := range Kept(root) {
 		path := filepath.Join(root, name, grant.RegionFile)
@@ -107,8 +110,8 @@ func Trim(root string) (grown, left []string) {
 	return grown, left
 }
 
-// tooLarge reports whether a region takes more than it is to have: of its size, or of pages behind its end, which fallocate(2) gives too. A file
-// system may count some blocks of its own.
+// tooLarge reports whether a region takes more than it is to have: of its size, or of pages behind
+// its end, which fallocate(2) gives too. A file system may count some blocks of its own.
 func tooLarge(f os.FileInfo) bool {
 	st, ok := f.Sys().(*syscall.Stat_t)
 	return f.Size() > regionSize || ok && st.Blocks*512 > regionSize+64<<10
@@ -124,8 +127,8 @@ func cut(path string) error {
 	return f.Truncate(regionSize)
 }
 
-// strip takes off the attributes user.* of a file. A tmpfs has them from Linux 6.6 on, counts them as inodes, and lets whoever may write to the
-// file set them.
+// strip takes off the attributes user.* of a file. A tmpfs has them from Linux 6.6 on, counts them
+// as inodes, and lets whoever may write to the file set them.
 func strip(path string) (changed bool, err error) {
 	size, err := unix.Llistxattr(path, nil)
 	if size == 0 || errors.Is(err, unix.ENOTSUP) {
@@ -165,23 +168,28 @@ func Kept(root string) (names []string) {
 	return names
 }
 
-// Remove removes the files of a grant. Containers that have them mounted keep them. The limits go first: who finds them finds a region.
+// Remove removes the files of a grant. Containers that have them mounted keep them. The limits go
+// first: who finds them finds a region.
 func Remove(dir string) error {
-	for _, path := range []string{filepath.Join(dir, grant.LimitsFile), filepath.Join(dir, grant.RegionFile)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+	for _, path := range []string{filepath.Join(dir, grant.LimitsFile),
+		filepath.Join(dir, grant.RegionFile)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) &&
+			!errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("cannot remove the limits of a grant: %w", err)
 		}
 	}
 	return os.RemoveAll(dir) // what a write left that was interrupted
 }
 
-// The file system of all records: room for some 600 grants, and what containers could fill with their regions.
+// The file system of all records: room for some 600 grants, and what containers could fill with
+// their regions.
 const roomOptions = "size=128m,nr_inodes=8192,mode=0700"
 
 const roomFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Room makes root a small file system of its own, where it is none yet. A container can make its region as large as it likes: on
-// /run it would fill what the whole node needs. The mount is made once a boot.
+// Room makes root a small file system of its own, where it is none yet. A container can make its
+// region as large as it likes: on /run it would fill what the whole node needs. The mount is made
+// once a boot.
 func Room(root string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
@@ -209,8 +217,9 @@ func isMount(dir string) (bool, error) {
 // bytesPerInode is the room's proportion: an inode is for so much of its size.
 const bytesPerInode = 16 << 10
 
-// Enlarge makes the room larger, under all who use it and in every mount namespace: what fills it may have no name by which it could be cut. An
-// error that is fs.ErrPermission is of who may not mount.
+// Enlarge makes the room larger, under all who use it and in every mount namespace: what fills it
+// may have no name by which it could be cut. An error that is fs.ErrPermission is of who may not
+// mount.
 func Enlarge(root string, by grant.Bytes) error {
 	var st unix.Statfs_t
 	err := unix.Statfs(root, &st)
@@ -228,19 +237,24 @@ func Enlarge(root string, by grant.Bytes) error {
 		err = unix.Mount("", root, "", unix.MS_REMOUNT|roomFlags, strings.Join(options, ","))
 	}
 	if err != nil {
-		return fmt.Errorf("cannot make %s larger, as `mount -o remount,%s %s` does: %w", root, strings.Join(options, ","), root, err)
+		return fmt.Errorf("cannot make %s larger, as `mount -o remount,%s %s` does: %w", root,
+			strings.Join(options, ","), root, err)
 	}
 	return nil
 }
 
-// Nameless tells how many MiB and inodes of the room are held by what has no name there: the files of grants that are over, as long as a process or a
-// container's mount has them. There are none as long as it is not much: a file of the usual size is no matter, but whoever has one can make it larger.
+// Nameless tells how many MiB and inodes of the room are held by what has no name there: the files
+// of grants that are over, as long as a process or a container's mount has them. There are none as
+// long as it is not much: a file of the usual size is no matter, but whoever has one can make it
+// larger.
 func Nameless(root string) (mib, inodes int64) {
 	var st unix.Statfs_t
-	if is, err := isMount(root); !is || err != nil || unix.Statfs(root, &st) != nil || st.Type != unix.TMPFS_MAGIC {
+	if is, err := isMount(root); !is || err != nil || unix.Statfs(root, &st) != nil ||
+		st.Type != unix.TMPFS_MAGIC {
 		return 0, 0 // the room could not be made: what is there is the node's
 	}
-	held := int64(st.Blocks-st.Bfree) * st.Bsize // before the files are looked at: what grows meanwhile has a name
+	// before the files are looked at: what grows meanwhile has a name
+	held := int64(st.Blocks-st.Bfree) * st.Bsize
 	inodes = int64(st.Files - st.Ffree)
 	much := func() bool { return held >= muchNameless || inodes >= muchNameless/bytesPerInode }
 	if !much() {
@@ -261,5 +275,6 @@ func Nameless(root string) (mib, inodes int64) {
 	return max(held, 0) >> 20, max(inodes, 0)
 }
 
-// muchNameless is a quarter of the room: the regions of 160 containers whose grants were taken from them by force.
+// muchNameless is a quarter of the room: the regions of 160 containers whose grants were taken from
+// them by force.
 const muchNameless = 32 << 20

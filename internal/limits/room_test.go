@@ -25,7 +25,8 @@ func newRoom(t *testing.T) (root string) {
 	}
 	root = filepath.Join(t.TempDir(), "limits")
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
-	mustDo(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")))
+	mustDo(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")))
 	mustDo(t, Room(root))
 	t.Cleanup(func() { mustDo(t, unix.Unmount(root, unix.MNT_DETACH)) })
 	return root
@@ -63,8 +64,9 @@ func full(t *testing.T, root, name string) {
 	}
 }
 
-// TestRoomForAnotherBesideWhatHasNoName: who has the region of a grant that is over can fill the room with it, and nothing there can be cut. It is
-// told, the room is made larger, and stays what it was: its mode, its flags, its files.
+// TestRoomForAnotherBesideWhatHasNoName: who has the region of a grant that is over can fill the
+// room with it, and nothing there can be cut. It is told, the room is made larger, and stays what
+// it was: its mode, its flags, its files.
 func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	root := newRoom(t)
 	ensure(t, filepath.Join(root, "lives"), shares(5, 6))
@@ -87,8 +89,10 @@ func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	before := statfs(t, root)
 	mustDo(t, Enlarge(root, 16*grant.MiB))
 	after := statfs(t, root)
-	if more := int64(after.Blocks-before.Blocks) * after.Bsize; more != 16<<20 || after.Files-before.Files != 1024 || after.Flags != before.Flags {
-		t.Errorf("%d bytes and %d inodes more, flags %x and then %x", more, after.Files-before.Files, before.Flags, after.Flags)
+	if more := int64(after.Blocks-before.Blocks) * after.Bsize; more != 16<<20 ||
+		after.Files-before.Files != 1024 || after.Flags != before.Flags {
+		t.Errorf("%d bytes and %d inodes more, flags %x and then %x", more, after.Files-before.Files,
+			before.Flags, after.Flags)
 	}
 	if info, err := os.Stat(root); err != nil || info.Mode() != 0o700|fs.ModeDir {
 		t.Errorf("the room is %v %v", info.Mode(), err)
@@ -101,7 +105,8 @@ func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	nameless("when it is gone", 0)
 }
 
-// TestPagesBehindTheEndAreTakenBack: a file need not be large to fill the room (FALLOC_FL_KEEP_SIZE).
+// TestPagesBehindTheEndAreTakenBack: a file need not be large to fill the room
+// (FALLOC_FL_KEEP_SIZE).
 func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
 	root := newRoom(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
@@ -117,7 +122,8 @@ func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
 	}
 }
 
-// TestARoomThatWasNotMadeHasNothingNameless: where nobody could mount it, it is a directory of the node's /run, and what fills that is the node's.
+// TestARoomThatWasNotMadeHasNothingNameless: where nobody could mount it, it is a directory of the
+// node's /run, and what fills that is the node's.
 func TestARoomThatWasNotMadeHasNothingNameless(t *testing.T) {
 	run := newRoom(t) // a tmpfs
 	root := filepath.Join(run, "limits")
@@ -138,13 +144,16 @@ func TestWhatHasANameIsNotNameless(t *testing.T) {
 	}
 }
 
-// attributes sets some on a region, each with a name of so many bytes and a value of others, until there is no room for one or there are enough.
+// attributes sets some on a region, each with a name of so many bytes and a value of others, until
+// there is no room for one or there are enough.
 func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 	t.Helper()
 	for ; set < enough; set++ {
-		err := unix.Fsetxattr(int(f.Fd()), fmt.Sprintf("user.%0*d", name-len("user."), set), make([]byte, value), 0)
+		err := unix.Fsetxattr(int(f.Fd()), fmt.Sprintf("user.%0*d", name-len("user."), set),
+			make([]byte, value), 0)
 		if errors.Is(err, unix.ENOTSUP) {
-			t.Skip("this kernel's tmpfs has no attributes user.*: that those of a region are taken off is not shown")
+			t.Skip(
+				"this kernel's tmpfs has no attributes user.*: that those of a region are taken off is not shown")
 		}
 		if errors.Is(err, unix.ENOSPC) {
 			break
@@ -154,7 +163,8 @@ func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 	return set
 }
 
-// TestAttributesTakeNoRoomFromOthers: whoever may write to a region may set attributes on it, and they count as the room's inodes.
+// TestAttributesTakeNoRoomFromOthers: whoever may write to a region may set attributes on it, and
+// they count as the room's inodes.
 func TestAttributesTakeNoRoomFromOthers(t *testing.T) {
 	root := newRoom(t)
 	dir := filepath.Join(root, "a")
@@ -221,7 +231,8 @@ func TestWhoMayNotMountMakesNoRoom(t *testing.T) {
 	mustDo(t, unix.Capset(&header, &less[0]))
 	err := Enlarge(root, 16*grant.MiB)
 	mustDo(t, unix.Capset(&header, &has[0]))
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "`mount -o remount,size=150994944,nr_inodes=9216 "+root+"`") {
+	if !errors.Is(err, fs.ErrPermission) ||
+		!strings.Contains(err.Error(), "`mount -o remount,size=150994944,nr_inodes=9216 "+root+"`") {
 		t.Errorf("got %v", err)
 	}
 	if err := Enlarge(filepath.Dir(root), 16*grant.MiB); err == nil {
@@ -237,6 +248,7 @@ func TestARoomWithoutBoundTakesNone(t *testing.T) {
 	mustDo(t, Enlarge(root, 16*grant.MiB))
 	mib, inodes := Nameless(root)
 	if st := statfs(t, root); st.Blocks != 0 || st.Files != 0 || mib != 0 || inodes != 0 {
-		t.Errorf("it has %d blocks and %d inodes, of which %d MiB and %d have no name", st.Blocks, st.Files, mib, inodes)
+		t.Errorf("it has %d blocks and %d inodes, of which %d MiB and %d have no name", st.Blocks,
+			st.Files, mib, inodes)
 	}
 }

@@ -23,8 +23,9 @@ type Process struct {
 	Used []grant.Bytes // by the order of the grant's devices
 }
 
-// Use reads what the processes that are alive say they use. The container can write anything there: it is for reports, never for
-// a decision. It is read, not mapped, because the container could truncate a mapping away.
+// Use reads what the processes that are alive say they use. The container can write anything there:
+// it is for reports, never for a decision. It is read, not mapped, because the container could
+// truncate a mapping away.
 func Use(dir string) (processes []Process, err error) {
 	r, err := openRegion(dir)
 	if err != nil {
@@ -49,12 +50,14 @@ type region struct {
 	size int // of the last reading: the head's page, and as many slots as there were
 }
 
-// readings are what regions are read into. Containers say how many slots there are, so nothing is kept of each.
+// readings are what regions are read into. Containers say how many slots there are, so nothing is
+// kept of each.
 var readings = sync.Pool{New: func() any { return new([]byte) }}
 
 func openRegion(dir string) (r region, err error) {
 	r.path = filepath.Join(dir, grant.RegionFile)
-	if r.fd, err = unix.Open(r.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != nil {
+	if r.fd, err = unix.Open(r.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC,
+		0); err != nil {
 		return r, &fs.PathError{Op: "open", Path: r.path, Err: err}
 	}
 	if r.is, err = identityOf(r.fd); err != nil {
@@ -65,8 +68,8 @@ func openRegion(dir string) (r region, err error) {
 
 func (r *region) close() { _ = unix.Close(r.fd) }
 
-// each hands on the slots that somebody uses. Of two hundred containers the daemon reads this again and again: only the slots that were
-// ever used are read, of 1,024, with the head at once.
+// each hands on the slots that somebody uses. Of two hundred containers the daemon reads this again
+// and again: only the slots that were ever used are read, of 1,024, with the head at once.
 func (r *region) each(do func(devices int, s slot)) error {
 	buffer := readings.Get().(*[]byte)
 	defer readings.Put(buffer)
@@ -114,15 +117,16 @@ func (r *region) each(do func(devices int, s slot)) error {
 	return nil
 }
 
-// slowest is what a reading may take: more than a hundred times what an honest one does. Whoever may open the region can put locks on it without
-// end (fcntl(2)), and the kernel goes through all of them for each that is asked for: with 100,000 one ask takes 12 ms, so each is looked at.
+// slowest is what a reading may take: more than a hundred times what an honest one does. Whoever
+// may open the region can put locks on it without end (fcntl(2)), and the kernel goes through all
+// of them for each that is asked for: with 100,000 one ask takes 12 ms, so each is looked at.
 var slowest = 100 * time.Millisecond
 
 // ErrSlow is of an account that takes too long to read. The next reading would take as long.
 var ErrSlow = errors.New("it takes too much of the processor: a container has too many locks on it")
 
-// threadTime is what this thread has had of the processor: neither a machine that is busy with other work nor the program's own other work
-// makes a container suspicious.
+// threadTime is what this thread has had of the processor: neither a machine that is busy with
+// other work nor the program's own other work makes a container suspicious.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
@@ -133,7 +137,8 @@ func threadTime() time.Duration {
 
 // headIn is decode of a head without reflection.
 func headIn(data []byte) (h head) {
-	h.Magic, h.Version, h.Devices = binary.NativeEndian.Uint64(data), binary.NativeEndian.Uint32(data[8:]), binary.NativeEndian.Uint32(data[12:])
+	h.Magic, h.Version, h.Devices = binary.NativeEndian.Uint64(data), binary.NativeEndian.Uint32(data[8:]),
+		binary.NativeEndian.Uint32(data[12:])
 	h.High = binary.NativeEndian.Uint32(data[unsafe.Offsetof(h.High):])
 	return h
 }
@@ -147,14 +152,15 @@ func slotOf(data []byte) (s slot) {
 	return s
 }
 
-// held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking takes no lock.
+// held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking
+// takes no lock.
 func held(fd, slot int) bool {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(slot), Len: 1}
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
 }
 
-// Used is the sum of what the processes that are alive say they use of one device. What the container writes there, it writes to
-// its own account only.
+// Used is the sum of what the processes that are alive say they use of one device. What the
+// container writes there, it writes to its own account only.
 func (l *Limits) Used(uuid string) (sum grant.Bytes, err error) {
 	r, err := openRegion(l.dir)
 	if err != nil {
