@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 )
 
-// The little of ELF that names a program's loader (elf(5)). debug/elf would add a tenth to the programs that every create runs.
+// The little of ELF that names a program's loader (elf(5)). debug/elf would add a tenth to the
+// programs that every create runs.
 const (
 	headerSize  = 64
 	segmentSize = 56
@@ -15,13 +16,16 @@ const (
 	segmentKind = 3 // PT_INTERP
 )
 
-// interp reads the path of the loader out of a 64-bit little-endian program; "" where it names none.
+// interp reads the path of the loader out of a 64-bit little-endian program; "" where it names
+// none.
 func interp(r io.ReaderAt) string {
 	var header [headerSize]byte
-	if _, err := r.ReadAt(header[:], 0); err != nil || !bytes.HasPrefix(header[:], []byte("\x7fELF\x02\x01")) {
+	if _, err := r.ReadAt(header[:], 0); err != nil ||
+		!bytes.HasPrefix(header[:], []byte("\x7fELF\x02\x01")) {
 		return ""
 	}
-	at, size, count := binary.LittleEndian.Uint64(header[32:]), binary.LittleEndian.Uint16(header[54:]), binary.LittleEndian.Uint16(header[56:])
+	at, size, count := binary.LittleEndian.Uint64(header[32:]), binary.LittleEndian.Uint16(header[54:]),
+		binary.LittleEndian.Uint16(header[56:])
 	if size != segmentSize || count > maxSegments || at > 1<<40 {
 		return ""
 	}
@@ -31,7 +35,8 @@ func interp(r io.ReaderAt) string {
 	}
 	for ; len(segments) > 0; segments = segments[segmentSize:] {
 		if binary.LittleEndian.Uint32(segments) == segmentKind {
-			return text(r, binary.LittleEndian.Uint64(segments[8:]), binary.LittleEndian.Uint64(segments[32:]))
+			return text(r, binary.LittleEndian.Uint64(segments[8:]),
+				binary.LittleEndian.Uint64(segments[32:]))
 		}
 	}
 	return ""

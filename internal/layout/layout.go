@@ -1,6 +1,6 @@
-// Package layout tells where the programs of an image look for libraries, by reading the image and running nothing of it. An
-// image is a tenant's: every path in it may lead anywhere, so it is walked with its own root as the root, and what is read is
-// bounded.
+// Package layout tells where the programs of an image look for libraries, by reading the image and
+// running nothing of it. An image is a tenant's: every path in it may lead anywhere, so it is
+// walked with its own root as the root, and what is read is bounded.
 package layout
 
 import (
@@ -40,15 +40,19 @@ type loader struct {
 	musl string // where musl reads its search path; only of musl's loader
 }
 
-// loaders are those of this architecture: glibc's first, because NVIDIA's libraries are built for it.
+// loaders are those of this architecture: glibc's first, because NVIDIA's libraries are built for
+// it.
 func loaders() []loader {
 	if runtime.GOARCH == "arm64" {
-		return []loader{{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path"}, {32, "/lib/ld-linux-armhf.so.3", ""}}
+		return []loader{{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1",
+			"/etc/ld-musl-aarch64.path"}, {32, "/lib/ld-linux-armhf.so.3", ""}}
 	}
-	return []loader{{64, "/lib64/ld-linux-x86-64.so.2", ""}, {64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}}
+	return []loader{{64, "/lib64/ld-linux-x86-64.so.2", ""},
+		{64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}}
 }
 
-// Of finds the library directories of an image. One that has none, as an image with static programs alone, has no problem.
+// Of finds the library directories of an image. One that has none, as an image with static programs
+// alone, has no problem.
 func Of(i Image) grant.Layout {
 	r, err := open(i)
 	if err != nil {
@@ -79,7 +83,8 @@ type File struct {
 	Real string // with its links resolved
 }
 
-// Files lists those of the paths that lead to regular files of the image. Nothing of it is opened for reading.
+// Files lists those of the paths that lead to regular files of the image. Nothing of it is opened
+// for reading.
 func Files(i Image, paths []string) []File {
 	r, err := open(i)
 	if err != nil {
@@ -114,7 +119,8 @@ func (r reader) below(f *os.File) (string, bool) {
 	return below, err == nil && inside && strings.HasPrefix(below, "/") && below != "/"
 }
 
-// open opens an image's root, without the runtime's poller, which has no part in files and costs a create 50 microseconds.
+// open opens an image's root, without the runtime's poller, which has no part in files and costs a
+// create 50 microseconds.
 func open(i Image) (reader, error) {
 	fd, err := unix.Open(i.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -140,8 +146,8 @@ type reader struct {
 	real string // the root's path
 }
 
-// libraries is the first directory that the loader searches and the image has, with its links resolved; "" without one. It
-// tells, too, whether the loader asks glibc's cache before.
+// libraries is the first directory that the loader searches and the image has, with its links
+// resolved; "" without one. It tells, too, whether the loader asks glibc's cache before.
 func (r reader) libraries(ld loader) (dir string, cache bool) {
 	content, err := r.read(ld.path)
 	if err != nil {
@@ -161,7 +167,8 @@ func (r reader) libraries(ld loader) (dir string, cache bool) {
 	return "", false
 }
 
-// muslPath is where musl's loader searches: what its file says, else what is built in (ldso/dynlink.c).
+// muslPath is where musl's loader searches: what its file says, else what is built in
+// (ldso/dynlink.c).
 func (r reader) muslPath(file string) []string {
 	content, err := r.read(file)
 	if err != nil {
@@ -176,8 +183,9 @@ const (
 	maxDirs = 16
 )
 
-// systemDirs reads the directories that are built into glibc's loader: strings one after another, each ending in a slash (elf/dl-load.c,
-// system_dirs). Distributions set them: Debian's has the multiarch directories there, NixOS's its own store path.
+// systemDirs reads the directories that are built into glibc's loader: strings one after another,
+// each ending in a slash (elf/dl-load.c, system_dirs). Distributions set them: Debian's has the
+// multiarch directories there, NixOS's its own store path.
 func systemDirs(loader []byte) []string {
 	for {
 		i := bytes.Index(loader, []byte("\x00/"))
@@ -205,14 +213,16 @@ func directories(text []byte) (dirs []string, rest []byte) {
 	return dirs, text
 }
 
-// isDirectory reports whether a string is an absolute path with a slash at its end, of ordinary letters.
+// isDirectory reports whether a string is an absolute path with a slash at its end, of ordinary
+// letters.
 func isDirectory(s []byte) bool {
 	if len(s) < 3 || s[0] != '/' || s[len(s)-1] != '/' {
 		return false
 	}
 	for _, c := range s {
 		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("/._+-", c) >= 0:
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c &&
+			c <= '9', strings.IndexByte("/._+-", c) >= 0:
 		default:
 			return false
 		}
@@ -220,8 +230,8 @@ func isDirectory(s []byte) bool {
 	return true
 }
 
-// directory resolves one in the image. What is mounted over by the container's own mounts is not the image's: a runtime would
-// make our mount points there, in somebody's volume.
+// directory resolves one in the image. What is mounted over by the container's own mounts is not
+// the image's: a runtime would make our mount points there, in somebody's volume.
 func (r reader) directory(dir string) (string, bool) {
 	f, err := host.OpenInRoot(r.root, dir)
 	if err != nil {
@@ -243,7 +253,8 @@ func (r reader) directory(dir string) (string, bool) {
 	return below, !covered
 }
 
-// interpreter is the loader that the process's program names, "" for a script, a static program, or none.
+// interpreter is the loader that the process's program names, "" for a script, a static program, or
+// none.
 func (r reader) interpreter() string {
 	if len(r.Args) == 0 {
 		return ""

@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) {
 	if runtime.GOARCH != "amd64" {
-		fmt.Println("SKIP: the images of these tests are of amd64: the loaders of other architectures are not tested")
+		fmt.Println(
+			"SKIP: the images of these tests are of amd64: the loaders of other architectures are not tested")
 		return
 	}
 	os.Exit(m.Run())
@@ -52,7 +53,8 @@ func (i image) make(t testing.TB) string {
 	return root
 }
 
-// glibc is a loader with these system directories, as glibc's build writes them, among other strings.
+// glibc is a loader with these system directories, as glibc's build writes them, among other
+// strings.
 func glibc(dirs ...string) string {
 	text := "\x7fELF....\x00/etc/ld.so.cache\x00/proc/\x00glibc-hwcaps/\x00"
 	for _, d := range dirs {
@@ -72,7 +74,8 @@ func program(loader string) string {
 	if loader == "" {
 		kind = uint32(elf.PT_NOTE)
 	}
-	_ = binary.Write(&b, binary.LittleEndian, []elf.Prog64{{Type: uint32(elf.PT_LOAD)}, {Type: kind, Off: 64 + 2*56, Filesz: uint64(len(loader) + 1)}})
+	_ = binary.Write(&b, binary.LittleEndian, []elf.Prog64{{Type: uint32(elf.PT_LOAD)},
+		{Type: kind, Off: 64 + 2*56, Filesz: uint64(len(loader) + 1)}})
 	return b.String() + loader + "\x00"
 }
 
@@ -109,9 +112,11 @@ func TestImages(t *testing.T) {
 		"a volume that only begins alike": {image{loader64: glibc("/lib/a"), "lib/a": "dir"}, nil, []string{"/lib/a/b", "/li", "/lib/ab"}, grant.Layout{Lib64: "/lib/a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := layout.Of(layout.Image{Root: c.image.make(t), Args: c.args, Path: "/usr/bin:/bin", Mounts: c.mounts})
+			got := layout.Of(layout.Image{Root: c.image.make(t), Args: c.args, Path: "/usr/bin:/bin",
+				Mounts: c.mounts})
 			asks := got.Cache
-			if got.Cache = false; asks != (got.Lib64 != "" && !strings.HasPrefix(name, "Alpine") || name == "Alpine with glibc beside it") {
+			if got.Cache = false; asks != (got.Lib64 != "" && !strings.HasPrefix(name, "Alpine") ||
+				name == "Alpine with glibc beside it") {
 				t.Errorf("its loader asks ld.so.cache: %v", asks)
 			}
 			if got != c.want {
@@ -141,7 +146,8 @@ func TestThisMachinesOwnLoader(t *testing.T) {
 	}
 }
 
-// TestHostileImages: nothing is found outside of the image, nothing hangs, nothing is a path that a mount should not have.
+// TestHostileImages: nothing is found outside of the image, nothing hangs, nothing is a path that a
+// mount should not have.
 func TestHostileImages(t *testing.T) {
 	outside := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(outside, "lib"), 0o755); err != nil {
@@ -186,14 +192,16 @@ func TestAPipeIsNotOpened(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := layout.Of(layout.Image{Root: root, Args: []string{"app"}, Path: "/bin"}); got != (grant.Layout{}) {
+	if got := layout.Of(layout.Image{Root: root, Args: []string{"app"},
+		Path: "/bin"}); got != (grant.Layout{}) {
 		t.Errorf("got %+v", got)
 	}
 }
 
 func TestNoRoot(t *testing.T) {
 	none := layout.Image{Root: filepath.Join(t.TempDir(), "none")}
-	if got := layout.Of(none); got != (grant.Layout{Problem: "open " + none.Root + ": no such file or directory"}) {
+	if got := layout.Of(none); got != (grant.Layout{Problem: "open " + none.Root +
+		": no such file or directory"}) {
 		t.Errorf("got %+v", got)
 	}
 	if _, _, err := layout.Unmakeable(none, []string{"/x"}); !errors.Is(err, fs.ErrNotExist) {
@@ -201,18 +209,21 @@ func TestNoRoot(t *testing.T) {
 	}
 }
 
-// TestUnmakeable: in a user namespace its root is root where it knows owner and group, and one user among others elsewhere. What is
-// there already need not be made.
+// TestUnmakeable: in a user namespace its root is root where it knows owner and group, and one user
+// among others elsewhere. What is there already need not be made.
 func TestUnmakeable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: directories of other users are not looked at")
 	}
-	root := image{"lib/there": "x", "link": "-> lib", "open/x": "x", "sealed/x": "x", "grouped/x": "x", "own/x": "x", "out": "-> /etc"}.make(t)
+	root := image{"lib/there": "x", "link": "-> lib", "open/x": "x", "sealed/x": "x", "grouped/x": "x",
+		"own/x": "x", "out": "-> /etc"}.make(t)
 	for dir, own := range map[string]struct {
 		uid, gid int
 		mode     os.FileMode
-	}{"lib": {100000, 100000, 0o555}, "open": {0, 0, 0o777}, "sealed": {0, 0, 0o755}, "grouped": {0, 100000, 0o775}, "own": {100000, 0, 0o755}, ".": {0, 0, 0o755}} {
-		if err := errors.Join(os.Chown(filepath.Join(root, dir), own.uid, own.gid), os.Chmod(filepath.Join(root, dir), own.mode)); err != nil {
+	}{"lib": {100000, 100000, 0o555}, "open": {0, 0, 0o777}, "sealed": {0, 0, 0o755}, "grouped": {0, 100000,
+		0o775}, "own": {100000, 0, 0o755}, ".": {0, 0, 0o755}} {
+		if err := errors.Join(os.Chown(filepath.Join(root, dir), own.uid, own.gid),
+			os.Chmod(filepath.Join(root, dir), own.mode)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -236,7 +247,8 @@ func TestUnmakeable(t *testing.T) {
 		{"a directory to be made in another's", user, "/none/deep/new", "belongs to users who are not in its user namespace"},
 		{"a link out of the image, which leads nowhere in it", user, "/out/new", "belongs to users who are not in its user namespace"},
 		{"the node's root among its users", layout.Image{Root: root, UIDs: append(ids, specs.LinuxIDMapping{ContainerID: 65536, HostID: 0, Size: 1}),
-			GIDs: append(ids, specs.LinuxIDMapping{ContainerID: 65536, HostID: 0, Size: 1})}, "/sealed/new", ""},
+			GIDs: append(ids, specs.LinuxIDMapping{ContainerID: 65536, HostID: 0,
+				Size: 1})}, "/sealed/new", ""},
 	} {
 		place, why, err := layout.Unmakeable(c.image, []string{"/lib/there", c.place})
 		if err != nil || why != c.want || (place == c.place) != (c.want != "") {
@@ -259,7 +271,8 @@ func FuzzLoader(f *testing.F) {
 		}
 		got := layout.Of(layout.Image{Root: root, Args: []string{"app"}, Path: "/bin"})
 		info, err := os.Stat(filepath.Join(root, got.Lib64))
-		if got.Lib64 != "" && (err != nil || !info.IsDir() || !filepath.IsAbs(got.Lib64) || filepath.Clean(got.Lib64) != got.Lib64) {
+		if got.Lib64 != "" && (err != nil || !info.IsDir() || !filepath.IsAbs(got.Lib64) ||
+			filepath.Clean(got.Lib64) != got.Lib64) {
 			t.Errorf("got %q", got.Lib64)
 		}
 	})

@@ -10,9 +10,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Unmakeable finds a place of an image where nothing is and where the container's runtime can make nothing to mount over, and says why;
-// "" where there is none. That is so on a file system that is mounted read-only, and in a user namespace in directories of users
-// whom it does not know: its root is nobody there.
+// Unmakeable finds a place of an image where nothing is and where the container's runtime can make
+// nothing to mount over, and says why; "" where there is none. That is so on a file system that is
+// mounted read-only, and in a user namespace in directories of users whom it does not know: its
+// root is nobody there.
 func Unmakeable(i Image, places []string) (place, why string, err error) {
 	r, err := open(i)
 	if err != nil {
@@ -43,8 +44,8 @@ func Unmakeable(i Image, places []string) (place, why string, err error) {
 	return "", "", nil
 }
 
-// writable reports whether the user namespace's root can make something in a directory, or in the last one on the way to it that is
-// there. What cannot be told is left to the runtime.
+// writable reports whether the user namespace's root can make something in a directory, or in the
+// last one on the way to it that is there. What cannot be told is left to the runtime.
 func (r reader) writable(dir string) bool {
 	for {
 		f, err := host.OpenInRoot(r.root, dir)
@@ -62,8 +63,9 @@ func (r reader) writable(dir string) bool {
 	}
 }
 
-// mayWrite is the kernel's rule for a root of a user namespace: it is root where it knows both the owner and the group
-// (capable_wrt_inode_uidgid, kernel/capability.c), else it is one user among others.
+// mayWrite is the kernel's rule for a root of a user namespace: it is root where it knows both the
+// owner and the group (capable_wrt_inode_uidgid, kernel/capability.c), else it is one user among
+// others.
 func (i Image) mayWrite(st unix.Stat_t) bool {
 	const write = 0o3 // and search
 	switch {
@@ -78,10 +80,12 @@ func (i Image) mayWrite(st unix.Stat_t) bool {
 }
 
 func knows(ids []specs.LinuxIDMapping, host uint32) bool {
-	return slices.ContainsFunc(ids, func(m specs.LinuxIDMapping) bool { return host >= m.HostID && host-m.HostID < m.Size })
+	return slices.ContainsFunc(ids,
+		func(m specs.LinuxIDMapping) bool { return host >= m.HostID && host-m.HostID < m.Size })
 }
 
 // isRoot reports whether a user or group of the node is the namespace's root.
 func isRoot(ids []specs.LinuxIDMapping, host uint32) bool {
-	return slices.ContainsFunc(ids, func(m specs.LinuxIDMapping) bool { return m.ContainerID == 0 && m.HostID == host && m.Size > 0 })
+	return slices.ContainsFunc(ids,
+		func(m specs.LinuxIDMapping) bool { return m.ContainerID == 0 && m.HostID == host && m.Size > 0 })
 }
