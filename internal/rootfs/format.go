@@ -10,21 +10,24 @@ import (
 	"strings"
 )
 
-// The cache of glibc's loader (sysdeps/generic/dl-cache.h): a header, entries in the order of a binary search, strings; since 2.33
-// an extension that names the subdirectories of glibc-hwcaps. Before 2.32 ldconfig wrote the old format too, with the new one
-// behind it; every glibc since 2.2 reads a file of the new format alone, which is what we write.
+// The cache of glibc's loader (sysdeps/generic/dl-cache.h): a header, entries in the order of a
+// binary search, strings; since 2.33 an extension that names the subdirectories of glibc-hwcaps.
+// Before 2.32 ldconfig wrote the old format too, with the new one behind it; every glibc since 2.2
+// reads a file of the new format alone, which is what we write.
 const (
-	newMagic    = "glibc-ld.so.cache1.1"
-	newHeader   = 48
-	newEntry    = 24
-	oldMagic    = "ld.so-1.7.0"
-	oldHeader   = 16
-	oldEntry    = 12
-	extension   = 0xeaa42174 // cache_extension_magic
-	hwcapsTag   = 1          // cache_extension_tag_glibc_hwcaps
-	hwcapNamed  = 1 << 62    // DL_CACHE_HWCAP_EXTENSION: the low half of an entry's hwcap is an index of the extension's names
-	littleFlag  = 2          // cache_file_new_flags_endian_little
-	maxCache    = 8 << 20    // bytes; a full desktop's has 300 KiB
+	newMagic  = "glibc-ld.so.cache1.1"
+	newHeader = 48
+	newEntry  = 24
+	oldMagic  = "ld.so-1.7.0"
+	oldHeader = 16
+	oldEntry  = 12
+	extension = 0xeaa42174 // cache_extension_magic
+	hwcapsTag = 1          // cache_extension_tag_glibc_hwcaps
+	// DL_CACHE_HWCAP_EXTENSION: the low half of an entry's hwcap is an index of the extension's
+	// names
+	hwcapNamed  = 1 << 62
+	littleFlag  = 2       // cache_file_new_flags_endian_little
+	maxCache    = 8 << 20 // bytes; a full desktop's has 300 KiB
 	maxEntries  = 64 << 10
 	maxString   = 4096
 	maxText     = 4 << 20 // of all names and paths; they may lie in one another
@@ -45,7 +48,8 @@ type entry struct {
 // errOdd says that a cache is none that ldconfig wrote.
 var errOdd = errors.New("it is no cache of a format that is known")
 
-// parse reads a cache. It is a tenant's: every number in it may be anything. An empty one has no entries.
+// parse reads a cache. It is a tenant's: every number in it may be anything. An empty one has no
+// entries.
 func parse(content []byte) ([]entry, error) {
 	switch {
 	case len(content) == 0:
@@ -62,7 +66,8 @@ func parse(content []byte) ([]entry, error) {
 		return nil, errOdd
 	}
 	end := oldHeader + int(count)*oldEntry
-	if behind := (end + 7) &^ 7; behind < len(content) && bytes.HasPrefix(content[behind:], []byte(newMagic)) {
+	if behind := (end + 7) &^ 7; behind < len(content) &&
+		bytes.HasPrefix(content[behind:], []byte(newMagic)) {
 		return parseNew(content[behind:])
 	}
 	return parseEntries(content[oldHeader:end], oldEntry, content[end:])
@@ -73,7 +78,8 @@ func parseNew(content []byte) ([]entry, error) {
 		return nil, errOdd
 	}
 	count := binary.LittleEndian.Uint32(content[20:])
-	if endian := content[28] & 3; int64(count) > int64(len(content)-newHeader)/newEntry || count > maxEntries || endian != 0 && endian != littleFlag {
+	if endian := content[28] & 3; int64(count) > int64(len(content)-newHeader)/newEntry ||
+		count > maxEntries || endian != 0 && endian != littleFlag {
 		return nil, errOdd
 	}
 	entries, err := parseEntries(content[newHeader:newHeader+int(count)*newEntry], newEntry, content)
@@ -95,7 +101,8 @@ func parseEntries(table []byte, size int, pool []byte) ([]entry, error) {
 		}
 		e := entry{flags: int32(binary.LittleEndian.Uint32(table)), name: name, path: path}
 		if size == newEntry {
-			e.osVersion, e.hwcap = binary.LittleEndian.Uint32(table[12:]), binary.LittleEndian.Uint64(table[16:])
+			e.osVersion, e.hwcap = binary.LittleEndian.Uint32(table[12:]),
+				binary.LittleEndian.Uint64(table[16:])
 		}
 		entries = append(entries, e)
 	}
@@ -115,7 +122,8 @@ func cutText(content string) (string, bool) {
 	return s, found
 }
 
-// nameHwcaps gives the entries that lie in subdirectories of glibc-hwcaps the names of these in place of their numbers.
+// nameHwcaps gives the entries that lie in subdirectories of glibc-hwcaps the names of these in
+// place of their numbers.
 func nameHwcaps(entries []entry, content []byte) error {
 	names, err := hwcapsOf(content)
 	if err != nil {
@@ -150,7 +158,8 @@ func hwcapsOf(content []byte) ([]string, error) {
 	}
 	for section := content[at+8:]; count > 0; count, section = count-1, section[16:] {
 		if binary.LittleEndian.Uint32(section) == hwcapsTag {
-			return texts(content, int64(binary.LittleEndian.Uint32(section[8:])), int64(binary.LittleEndian.Uint32(section[12:])/4))
+			return texts(content, int64(binary.LittleEndian.Uint32(section[8:])),
+				int64(binary.LittleEndian.Uint32(section[12:])/4))
 		}
 	}
 	return nil, nil
@@ -214,7 +223,8 @@ func encode(entries []entry) []byte {
 		out = append(out, 0)
 	}
 	binary.LittleEndian.PutUint32(out[32:], uint32(len(out)))
-	for _, word := range append([]uint32{extension, 1, hwcapsTag, 0, uint32(len(out) + 24), uint32(4 * len(hwcaps))}, offsets...) {
+	for _, word := range append([]uint32{extension, 1, hwcapsTag, 0, uint32(len(out) + 24),
+		uint32(4 * len(hwcaps))}, offsets...) {
 		out = binary.LittleEndian.AppendUint32(out, word)
 	}
 	return out
@@ -232,8 +242,8 @@ func (p *pool) add(s string) uint32 {
 	return uint32(at)
 }
 
-// order is how ldconfig sorts (elf/cache.c, compare): names downwards, and of one name the subdirectories of glibc-hwcaps first.
-// Equal ones keep their order; the loader takes the first.
+// order is how ldconfig sorts (elf/cache.c, compare): names downwards, and of one name the
+// subdirectories of glibc-hwcaps first. Equal ones keep their order; the loader takes the first.
 func order(a, b entry) int {
 	if c := compareNames(b.name, a.name); c != 0 {
 		return c
@@ -257,8 +267,8 @@ func order(a, b entry) int {
 	return 0
 }
 
-// compareNames is the loader's own comparison (elf/dl-cache.c, _dl_cache_libcmp): numbers by value, and above other letters. A
-// cache in another order is searched in vain.
+// compareNames is the loader's own comparison (elf/dl-cache.c, _dl_cache_libcmp): numbers by value,
+// and above other letters. A cache in another order is searched in vain.
 func compareNames(a, b string) int {
 	at := func(s string) byte {
 		if s == "" {
@@ -305,7 +315,8 @@ func number(s string) (value int32, rest string) {
 	return value, s
 }
 
-// flagsOf are a library's: ELF for libc6 of this machine's architecture (sysdeps/generic/ldconfig.h). None: it is not known.
+// flagsOf are a library's: ELF for libc6 of this machine's architecture
+// (sysdeps/generic/ldconfig.h). None: it is not known.
 func flagsOf(bits int) (flags int32, known bool) {
 	switch {
 	case runtime.GOARCH == "amd64" && bits == 64:

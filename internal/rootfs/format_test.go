@@ -35,7 +35,8 @@ func libcmp(a, b string) int {
 	return int(int8(p1[0])) - int(int8(p2[0]))
 }
 
-// TestNamesAreComparedAsTheLoaderDoes: what both begin with is left out, which must change nothing, least of all within a number.
+// TestNamesAreComparedAsTheLoaderDoes: what both begin with is left out, which must change nothing,
+// least of all within a number.
 func TestNamesAreComparedAsTheLoaderDoes(t *testing.T) {
 	name := rapid.StringMatching(`[a.\x80]{0,3}[0-9]{0,3}[a.]{0,2}[0-9]{0,12}`)
 	rapid.Check(t, func(t *rapid.T) {

@@ -11,8 +11,9 @@ type Library struct {
 	Bits int // 64 or 32
 }
 
-// merge puts libraries into a cache, before whatever the image itself has by their names. What it has stays behind them, for the
-// day when the container starts without: only what lies in directories for better processors goes, since that would win.
+// merge puts libraries into a cache, before whatever the image itself has by their names. What it
+// has stays behind them, for the day when the container starts without: only what lies in
+// directories for better processors goes, since that would win.
 func merge(old []entry, libraries []Library) []entry {
 	ours := make([]entry, 0, len(libraries))
 	names := make(map[string]bool, len(libraries))
@@ -24,7 +25,8 @@ func merge(old []entry, libraries []Library) []entry {
 	}
 	kept := slices.DeleteFunc(old, func(e entry) bool {
 		return names[e.name] && slices.ContainsFunc(ours, func(o entry) bool {
-			return o.name == e.name && o.flags == e.flags && (o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
+			return o.name == e.name && o.flags == e.flags &&
+				(o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
 		})
 	})
 	inOrder(ours)
@@ -43,7 +45,8 @@ func merge(old []entry, libraries []Library) []entry {
 	return append(all, kept...)
 }
 
-// inOrder sorts as the loader searches. Pointers are what is moved about: of a stable sort there is much of that.
+// inOrder sorts as the loader searches. Pointers are what is moved about: of a stable sort there is
+// much of that.
 func inOrder(entries []entry) {
 	sorted, copied := make([]*entry, len(entries)), slices.Clone(entries)
 	for i := range copied {

@@ -1,7 +1,8 @@
-// Package rootfs does in a container's root file system what a mount cannot: before the start it enters the driver's libraries
-// into ld.so.cache, after the end it takes away what was made for the mounts. The files are a tenant's, and another container
-// may change them meanwhile: everything goes through file descriptors of directories below the root, no link is followed out
-// of it, and what is odd stays as it is.
+// Package rootfs does in a container's root file system what a mount cannot: before the start it
+// enters the driver's libraries into ld.so.cache, after the end it takes away what was made for the
+// mounts. The files are a tenant's, and another container may change them meanwhile: everything
+// goes through file descriptors of directories below the root, no link is followed out of it, and
+// what is odd stays as it is.
 package rootfs
 
 import (
@@ -21,10 +22,12 @@ import (
 
 const (
 	cacheName = "ld.so.cache"
-	draftName = "ld.so.cache~" // ldconfig's own name for it: what a crash leaves behind, the next one writes over
+	// ldconfig's own name for it: what a crash leaves behind, the next one writes over
+	draftName = "ld.so.cache~"
 )
 
-// ErrNotOurs says that a root file system was not made for the container: it is somebody's directory.
+// ErrNotOurs says that a root file system was not made for the container: it is somebody's
+// directory.
 var ErrNotOurs = errors.New("the root file system is a directory that was not made for the container")
 
 // Tree is a container's root file system and what may be done there.
@@ -34,13 +37,15 @@ type Tree struct {
 	Mounts []string // destinations of its mounts: below them is not the image
 }
 
-// Enter puts libraries into the image's ld.so.cache. A second time changes nothing. An error says why nothing was written; the
-// loader then finds the libraries where they are mounted, and only who asks the cache does not.
+// Enter puts libraries into the image's ld.so.cache. A second time changes nothing. An error says
+// why nothing was written; the loader then finds the libraries where they are mounted, and only who
+// asks the cache does not.
 func (t Tree) Enter(libraries []Library) error {
 	return t.change(func(old []entry) ([]entry, bool) { return merge(old, libraries), true })
 }
 
-// Listed are the places that the image's ld.so.cache has for libraries of these names. Of a cache that cannot be read, none.
+// Listed are the places that the image's ld.so.cache has for libraries of these names. Of a cache
+// that cannot be read, none.
 func (t Tree) Listed(names []string) (places []string) {
 	root, err := openDir(t.Root)
 	if err != nil || t.covered("/etc/"+cacheName) {
@@ -65,8 +70,9 @@ func (t Tree) Listed(names []string) (places []string) {
 	return places
 }
 
-// Tidy removes, of the places where files were mounted, those that a runtime made for it: empty files that are not older than since,
-// in nanoseconds of the epoch. Their names leave ld.so.cache, too. Of the directories those go that are empty then.
+// Tidy removes, of the places where files were mounted, those that a runtime made for it: empty
+// files that are not older than since, in nanoseconds of the epoch. Their names leave ld.so.cache,
+// too. Of the directories those go that are empty then.
 func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	root, err := t.open()
 	if err != nil {
@@ -138,15 +144,17 @@ func (t Tree) covered(path string) bool {
 	return false
 }
 
-// open opens the root, if it was made for the container: engines mount one, or put it into the bundle. Any other directory is
-// somebody's own, as with `podman run --rootfs` or `ctr run --rootfs`, and nothing but the runtime writes there. So is the node's
-// own root, though it is a mount.
+// open opens the root, if it was made for the container: engines mount one, or put it into the
+// bundle. Any other directory is somebody's own, as with `podman run --rootfs` or `ctr run
+// --rootfs`, and nothing but the runtime writes there. So is the node's own root, though it is a
+// mount.
 func (t Tree) open() (*os.File, error) {
 	root, err := openDir(t.Root)
 	if err != nil {
 		return nil, err
 	}
-	if !isNodes(root) && (strings.HasPrefix(filepath.Clean(t.Root), filepath.Clean(t.Bundle)+"/") || isMount(root)) {
+	if !isNodes(root) &&
+		(strings.HasPrefix(filepath.Clean(t.Root), filepath.Clean(t.Bundle)+"/") || isMount(root)) {
 		return root, nil
 	}
 	root.Close()
@@ -156,7 +164,8 @@ func (t Tree) open() (*os.File, error) {
 // isNodes reports whether a directory is the root of the node itself.
 func isNodes(dir *os.File) bool {
 	var st, own unix.Stat_t
-	return unix.Fstat(int(dir.Fd()), &st) != nil || unix.Stat("/", &own) != nil || st.Dev == own.Dev && st.Ino == own.Ino
+	return unix.Fstat(int(dir.Fd()), &st) != nil || unix.Stat("/", &own) != nil ||
+		st.Dev == own.Dev && st.Ino == own.Ino
 }
 
 func openDir(path string) (*os.File, error) {
@@ -167,8 +176,8 @@ func openDir(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not tell; there it is one if its parent is of
-// another file system.
+// isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not tell; there
+// it is one if its parent is of another file system.
 func isMount(dir *os.File) bool {
 	var st, parent unix.Statx_t
 	if unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, 0, &st) != nil {
@@ -177,7 +186,8 @@ func isMount(dir *os.File) bool {
 	if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 {
 		return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 	}
-	return unix.Statx(int(dir.Fd()), "..", 0, 0, &parent) == nil && (parent.Dev_major != st.Dev_major || parent.Dev_minor != st.Dev_minor)
+	return unix.Statx(int(dir.Fd()), "..", 0, 0, &parent) == nil && (parent.Dev_major != st.Dev_major ||
+		parent.Dev_minor != st.Dev_minor)
 }
 
 // openat opens a name in a directory, never through a link.
@@ -189,7 +199,8 @@ func openat(dir *os.File, name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// readCache reads the cache if it is a regular file: of a pipe or a device, opening alone would do something. Nil without one.
+// readCache reads the cache if it is a regular file: of a pipe or a device, opening alone would do
+// something. Nil without one.
 func readCache(etc *os.File) ([]byte, error) {
 	handle, err := openat(etc, cacheName, unix.O_PATH)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -219,7 +230,8 @@ func readCache(etc *os.File) ([]byte, error) {
 	return content[:n], err
 }
 
-// replace puts a new cache in place of the old one, with the owner of /etc, and its mode as far as a file has one.
+// replace puts a new cache in place of the old one, with the owner of /etc, and its mode as far as
+// a file has one.
 func replace(etc *os.File, content []byte) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(etc.Fd()), &st); err != nil {
@@ -270,7 +282,8 @@ func tidy(root *os.File, place string, since int64) bool {
 	defer dir.Close()
 	var st unix.Stat_t
 	err = unix.Fstatat(int(dir.Fd()), filepath.Base(place), &st, unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 || st.Nlink != 1 || st.Ctim.Nano() < since {
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 ||
+		st.Nlink != 1 || st.Ctim.Nano() < since {
 		return errors.Is(err, fs.ErrNotExist)
 	}
 	return unix.Unlinkat(int(dir.Fd()), filepath.Base(place), 0) == nil

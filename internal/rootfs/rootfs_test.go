@@ -16,16 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var libcuda = []Library{{"/usr/lib/x86_64-linux-gnu/libcuda.so", 64}, {"/usr/lib/x86_64-linux-gnu/libcuda.so.1", 64}}
+var libcuda = []Library{{"/usr/lib/x86_64-linux-gnu/libcuda.so", 64},
+	{"/usr/lib/x86_64-linux-gnu/libcuda.so.1", 64}}
 
-// The node's own root is a mount, and no container's: nothing is opened there, so nothing can be written.
+// The node's own root is a mount, and no container's: nothing is opened there, so nothing can be
+// written.
 func TestTheNodesOwnRootIsNobodys(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "root")
 	if err := os.Symlink("/", link); err != nil {
 		t.Fatal(err)
 	}
-	for _, tree := range []Tree{{Root: "/", Bundle: dir}, {Root: "/", Bundle: "/"}, {Root: "//.", Bundle: dir}, {Root: link, Bundle: dir}} {
+	for _, tree := range []Tree{{Root: "/", Bundle: dir}, {Root: "/", Bundle: "/"},
+		{Root: "//.", Bundle: dir}, {Root: link, Bundle: dir}} {
 		if root, err := tree.open(); !errors.Is(err, ErrNotOurs) {
 			t.Errorf("%+v: %v", tree, err)
 			_ = root.Close()
@@ -79,7 +82,8 @@ func listed(t *testing.T, path string) []string {
 	return lines
 }
 
-// TestGlibcReadsIt: this machine's cache with libraries in it is to this machine's ldconfig what it was, and they in their places.
+// TestGlibcReadsIt: this machine's cache with libraries in it is to this machine's ldconfig what it
+// was, and they in their places.
 func TestGlibcReadsIt(t *testing.T) {
 	own, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
@@ -92,7 +96,8 @@ func TestGlibcReadsIt(t *testing.T) {
 	}
 	after := listed(t, tree.cache())
 	ours := slices.DeleteFunc(slices.Clone(after), func(l string) bool { return slices.Contains(before, l) })
-	want := []string{"libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcuda.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so"}
+	want := []string{"libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1",
+		"libcuda.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so"}
 	if !slices.Equal(ours, want) || len(after) != len(before)+2 {
 		t.Errorf("ldconfig lists %d, and %d before; new are %q", len(after), len(before), ours)
 	}
@@ -104,11 +109,13 @@ func TestGlibcReadsIt(t *testing.T) {
 func TestAMissingCacheIsMade(t *testing.T) {
 	for name, cache := range map[string][]byte{"none": nil, "an empty one": {}} {
 		tree := image(t, cache)
-		if err := errors.Join(os.Chmod(tree.Root+"/etc", 0o750), os.Chown(tree.Root+"/etc", 7, 8), tree.Enter(libcuda)); err != nil {
+		if err := errors.Join(os.Chmod(tree.Root+"/etc", 0o750), os.Chown(tree.Root+"/etc", 7, 8),
+			tree.Enter(libcuda)); err != nil {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t
-		if err := unix.Lstat(tree.cache(), &st); err != nil || st.Mode != unix.S_IFREG|0o640 || st.Uid != 7 || st.Gid != 8 {
+		if err := unix.Lstat(tree.cache(), &st); err != nil || st.Mode != unix.S_IFREG|0o640 ||
+			st.Uid != 7 || st.Gid != 8 {
 			t.Errorf("%s: %v, %o of %d:%d", name, err, st.Mode, st.Uid, st.Gid)
 		}
 		if got := len(listed(t, tree.cache())); got != 2 {
@@ -136,15 +143,18 @@ func TestTwiceIsOnce(t *testing.T) {
 	}
 }
 
-// TestTheImagesOwnComesAfter ours: of one name, and none before it for a better processor; other names and other architectures stay.
+// TestTheImagesOwnComesAfter ours: of one name, and none before it for a better processor; other
+// names and other architectures stay.
 func TestTheImagesOwnComesAfter(t *testing.T) {
 	const old = "/usr/local/cuda/compat/libcuda.so.1"
 	flags, known := flagsOf(64)
 	if !known {
 		t.Skip("the libraries of this architecture have flags that are not known")
 	}
-	entries := []entry{{flags, "libcuda.so.1", "/v3/libcuda.so.1", 0, 0, "x86-64-v3"}, {flags, "libcuda.so.1", "/tls/libcuda.so.1", 0, 1 << 63, ""}, {flags, "libcuda.so.1", old, 0, 0, ""},
-		{0x0803, "libcuda.so.1", "/x32/libcuda.so.1", 0, 0, ""}, {flags, "libc.so.6", "/v3/libc.so.6", 0, 0, "x86-64-v3"}, {flags, "libc.so.6", "/lib/libc.so.6", 0x30200, 5, ""}}
+	entries := []entry{{flags, "libcuda.so.1", "/v3/libcuda.so.1", 0, 0, "x86-64-v3"},
+		{flags, "libcuda.so.1", "/tls/libcuda.so.1", 0, 1 << 63, ""}, {flags, "libcuda.so.1", old, 0, 0, ""},
+		{0x0803, "libcuda.so.1", "/x32/libcuda.so.1", 0, 0, ""}, {flags, "libc.so.6", "/v3/libc.so.6", 0, 0,
+			"x86-64-v3"}, {flags, "libc.so.6", "/lib/libc.so.6", 0x30200, 5, ""}}
 	slices.SortStableFunc(entries, order)
 	tree := image(t, encode(entries))
 	before := read(t, tree.cache())
@@ -156,12 +166,14 @@ func TestTheImagesOwnComesAfter(t *testing.T) {
 	for _, e := range got {
 		paths = append(paths, e.path+e.hwcaps)
 	}
-	want := []string{"/x32/libcuda.so.1", libcuda[1].Path, old, libcuda[0].Path, "/v3/libc.so.6x86-64-v3", "/lib/libc.so.6"}
+	want := []string{"/x32/libcuda.so.1", libcuda[1].Path, old, libcuda[0].Path,
+		"/v3/libc.so.6x86-64-v3", "/lib/libc.so.6"}
 	if err != nil || !slices.Equal(paths, want) {
 		t.Errorf("%v: %q", err, paths)
 	}
 	tree.Tidy([]string{libcuda[0].Path, libcuda[1].Path}, 0)
-	if got, err = parse([]byte(read(t, tree.cache()))); err != nil || len(got) != 4 || read(t, tree.cache()) == before {
+	if got, err = parse([]byte(read(t, tree.cache()))); err != nil || len(got) != 4 ||
+		read(t, tree.cache()) == before {
 		t.Errorf("after tidying %v: %+v", err, got)
 	}
 }
@@ -218,7 +230,8 @@ func TestOddCachesStay(t *testing.T) {
 	}
 }
 
-// TestOddPlaces: nothing is written where /etc is no directory of the image's or the cache no file, and nothing outside.
+// TestOddPlaces: nothing is written where /etc is no directory of the image's or the cache no file,
+// and nothing outside.
 func TestOddPlaces(t *testing.T) {
 	outside := t.TempDir()
 	canary := filepath.Join(outside, "ld.so.cache")
@@ -262,7 +275,8 @@ func TestOddPlaces(t *testing.T) {
 		})
 	}
 	tree := image(t, nil)
-	if err := errors.Join(link("etc/ld.so.cache~", canary)(tree), tree.Enter(libcuda)); err != nil || read(t, canary) != "" {
+	if err := errors.Join(link("etc/ld.so.cache~", canary)(tree), tree.Enter(libcuda)); err != nil ||
+		read(t, canary) != "" {
 		t.Errorf("a draft that is a link: %v", err)
 	}
 }
@@ -301,7 +315,8 @@ func TestTidy(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "empty")
 	file := func(name, content string) {
 		path := filepath.Join(tree.Root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(content), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -309,11 +324,14 @@ func TestTidy(t *testing.T) {
 		file(name, "")
 	}
 	file("lib/full", "x")
-	if err := errors.Join(os.WriteFile(outside, nil, 0o600), os.Symlink(outside, tree.Root+"/lib/out"), os.Symlink(filepath.Dir(outside), tree.Root+"/dir"),
-		os.Link(tree.Root+"/lib/linked", tree.Root+"/lib/link"), os.Mkdir(tree.Root+"/lib/directory", 0o755)); err != nil {
+	if err := errors.Join(os.WriteFile(outside, nil, 0o600), os.Symlink(outside, tree.Root+"/lib/out"),
+		os.Symlink(filepath.Dir(outside), tree.Root+"/dir"),
+		os.Link(tree.Root+"/lib/linked", tree.Root+"/lib/link"), os.Mkdir(tree.Root+
+			"/lib/directory", 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	places := []string{"/lib/made", "/lib/linked", "/lib/full", "/volume/empty", "/lib/out", "/dir/empty", "/lib/directory", "/nowhere/at/all", "/lib/none", "/../" + outside, "/"}
+	places := []string{"/lib/made", "/lib/linked", "/lib/full", "/volume/empty", "/lib/out", "/dir/empty",
+		"/lib/directory", "/nowhere/at/all", "/lib/none", "/../" + outside, "/"}
 	names := func() (names []string) {
 		_ = filepath.WalkDir(tree.Root, func(path string, d fs.DirEntry, _ error) error {
 			names = append(names, path[len(tree.Root):])
@@ -326,7 +344,8 @@ func TestTidy(t *testing.T) {
 		t.Errorf("of what was there before the container there is left %q", names())
 	}
 	tree.Tidy(places, 0)
-	if want := slices.DeleteFunc(before, func(n string) bool { return n == "/lib/made" }); !slices.Equal(names(), want) {
+	if want := slices.DeleteFunc(before,
+		func(n string) bool { return n == "/lib/made" }); !slices.Equal(names(), want) {
 		t.Errorf("left are %q, want %q", names(), want)
 	}
 	if read(t, outside) != "" {
@@ -334,9 +353,11 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// FuzzCache: whatever a cache holds, it is read within bounds, and what is written of it is read as the same.
+// FuzzCache: whatever a cache holds, it is read within bounds, and what is written of it is read as
+// the same.
 func FuzzCache(f *testing.F) {
-	f.Add(encode([]entry{{3, "liba.so.1", "/lib/liba.so.1", 1, 2, ""}, {3, "liba.so.1", "/lib/v3/liba.so.1", 0, 0, "v3"}}))
+	f.Add(encode([]entry{{3, "liba.so.1", "/lib/liba.so.1", 1, 2, ""},
+		{3, "liba.so.1", "/lib/v3/liba.so.1", 0, 0, "v3"}}))
 	f.Add(oldCache("a", "/a", ""))
 	f.Add(oldCache("a", "/a", string(encode([]entry{{3, "b", "/b", 0, 0, ""}}))))
 	f.Fuzz(func(t *testing.T, content []byte) {
