@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc and crun do: global
-// options, the subcommand, its options and arguments in any order.
+// Command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc
+// and crun do: global options, the subcommand, its options and arguments in any order.
 type Command struct {
 	Name       string // the subcommand; "" when there is none
 	Root       string // --root
@@ -23,16 +23,19 @@ type Command struct {
 	Bundle     string // --bundle
 	Config     string // crun --config: another name for config.json
 	ID         string // the last argument
-	Resources  int    // index in argv of update's --resources value, with ResourcesPrefix before it; 0: not given
+	// index in argv of update's --resources value, with ResourcesPrefix before it; 0: not given
+	Resources int
 
 	ResourcesPrefix string // "" or "--resources="
 
-	Help  bool   // it has no arguments, or asks for help alone: runtimes print a page or an error then
-	Short string // the first option that runtimes read differently: "-b/dir" and "-bundle", or a beginning as "--bun"
+	Help bool // it has no arguments, or asks for help alone: runtimes print a page or an error then
+	// the first option that runtimes read differently: "-b/dir" and "-bundle", or a beginning as
+	// "--bun"
+	Short string
 }
 
-// valued are the options that take a value, "--name value" or "--name=value", one dash or two. Those of the globals are
-// runc's and crun's; an unknown global option could be of either kind.
+// valued are the options that take a value, "--name value" or "--name=value", one dash or two.
+// Those of the globals are runc's and crun's; an unknown global option could be of either kind.
 var (
 	globalValued = []string{"root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"}
 	globalFlags  = []string{"debug", "systemd-cgroup", "version", "v", "help", "h"}
@@ -40,11 +43,16 @@ var (
 		command string
 		options []string
 	}{
-		{"create", []string{"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"}},
-		{"run", []string{"bundle", "b", "config", "f", "console-socket", "pid-file", "pidfd-socket", "preserve-fds"}},
-		{"restore", []string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"}},
-		{"update", []string{"resources", "r", "blkio-weight", "cpu-period", "cpu-quota", "cpu-burst", "cpu-share", "cpu-rt-period", "cpu-rt-runtime", "cpu-idle",
-			"cpuset-cpus", "cpuset-mems", "kernel-memory", "kernel-memory-tcp", "memory", "memory-reservation", "memory-swap", "pids-limit",
+		{"create", []string{"bundle", "b", "config", "f", "console-socket", "pid-file",
+			"pidfd-socket", "preserve-fds"}},
+		{"run", []string{"bundle", "b", "config", "f", "console-socket", "pid-file",
+			"pidfd-socket", "preserve-fds"}},
+		{"restore", []string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file",
+			"manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"}},
+		{"update", []string{"resources", "r", "blkio-weight", "cpu-period", "cpu-quota", "cpu-burst",
+			"cpu-share", "cpu-rt-period", "cpu-rt-runtime", "cpu-idle",
+			"cpuset-cpus", "cpuset-mems", "kernel-memory", "kernel-memory-tcp", "memory",
+			"memory-reservation", "memory-swap", "pids-limit",
 			"l3-cache-schema", "mem-bw-schema"}},
 		{"delete", []string{"regex"}},
 	}
@@ -63,7 +71,8 @@ func takesValue(command, option string) bool {
 var Creates = []string{"create", "run", "restore"}
 
 // subcommands are those of runc and crun.
-var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init", "kill", "list", "mounts", "pause", "ps",
+var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init",
+	"kill", "list", "mounts", "pause", "ps",
 	"restore", "resume", "run", "spec", "start", "state", "update"}
 
 // Parse reads argv, its first element the program's name.
@@ -75,15 +84,16 @@ func Parse(argv []string) Command {
 		c.arguments(argv, i+1)
 		rest := argv[i+1:]
 		// With an option that runtimes read differently this may be the id of a container.
-		c.Help = known && c.Short == "" && (len(rest) == 0 || len(rest) == 1 && slices.Contains([]string{"-h", "--help"}, rest[0]))
+		c.Help = known && c.Short == "" && (len(rest) == 0 || len(rest) == 1 &&
+			slices.Contains([]string{"-h", "--help"}, rest[0]))
 	}
 	return c
 }
 
-// globals reads the options before the subcommand and returns the subcommand's index. After an unknown option a word may
-// be its value or the subcommand: it is the value where the word behind it starts a container, or where it is no
-// subcommand that we know and another word is. So a new option can lead to more checks and not to fewer. known: there is no
-// such option.
+// globals reads the options before the subcommand and returns the subcommand's index. After an
+// unknown option a word may be its value or the subcommand: it is the value where the word behind
+// it starts a container, or where it is no subcommand that we know and another word is. So a new
+// option can lead to more checks and not to fewer. known: there is no such option.
 func (c *Command) globals(argv []string) (at int, known bool) {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
@@ -164,8 +174,9 @@ func (c *Command) local(name, value string, index int, prefix string) {
 	}
 }
 
-// Handed is how many descriptors the real runtime hands to a container's process at most, by the arguments and by $LISTEN_FDS: they are
-// numbered from 0. It takes every word for the option that a runtime may take for it.
+// Handed is how many descriptors the real runtime hands to a container's process at most, by the
+// arguments and by $LISTEN_FDS: they are numbered from 0. It takes every word for the option that a
+// runtime may take for it.
 func Handed(argv []string, listenFDs string) int {
 	handed := 3 // standard input, output and error
 	for _, text := range append(values(argv, "preserve-fds"), listenFDs) {
@@ -179,17 +190,21 @@ func Handed(argv []string, listenFDs string) int {
 // maxHanded is more than any process can have.
 const maxHanded = 1 << 30
 
-// RestoresRules reports whether CRIU is to write the device rules that its images have into the container's cgroup (criu/cgroup.c,
-// restore_devices_list): where it restores the properties of cgroups that are there already.
+// RestoresRules reports whether CRIU is to write the device rules that its images have into the
+// container's cgroup (criu/cgroup.c, restore_devices_list): where it restores the properties of
+// cgroups that are there already.
 func RestoresRules(argv []string) bool {
-	return slices.ContainsFunc(values(argv, "manage-cgroups-mode"), func(mode string) bool { return mode == "full" || mode == "strict" })
+	return slices.ContainsFunc(values(argv, "manage-cgroups-mode"),
+		func(mode string) bool { return mode == "full" || mode == "strict" })
 }
 
-// values are those that an option has, wherever it stands, by any word that a runtime may take for it: getopt takes any beginning of its name.
+// values are those that an option has, wherever it stands, by any word that a runtime may take for
+// it: getopt takes any beginning of its name.
 func values(argv []string, of string) (list []string) {
 	for i, word := range argv {
 		name, value, hasValue, isOption := option(word)
-		if i == 0 || !isOption || name != of && (len(name) < 3 || !strings.HasPrefix(of, name)) { // "-p" is another option
+		// "-p" is another option
+		if i == 0 || !isOption || name != of && (len(name) < 3 || !strings.HasPrefix(of, name)) {
 			continue
 		}
 		if !hasValue && i+1 < len(argv) {
@@ -201,20 +216,23 @@ func values(argv []string, of string) (list []string) {
 }
 
 // governing are the options that say what is judged.
-var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager", "bundle", "config", "resources"}
+var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager",
+	"bundle", "config", "resources"}
 
-// noteShort remembers an option that runtimes read differently. crun's (getopt) are one letter after one dash, with the value
-// right behind it or further letters, and any unambiguous beginning after two; runc's (Go's flag) are whole names after either.
+// noteShort remembers an option that runtimes read differently. crun's (getopt) are one letter
+// after one dash, with the value right behind it or further letters, and any unambiguous beginning
+// after two; runc's (Go's flag) are whole names after either.
 func (c *Command) noteShort(word, name string, known bool) {
 	attached := len(word) > 2 && word[0] == '-' && word[1] != '-'
-	begun := len(name) > 0 && strings.HasPrefix(word, "--") && !known && slices.ContainsFunc(governing, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
+	begun := len(name) > 0 && strings.HasPrefix(word, "--") && !known &&
+		slices.ContainsFunc(governing, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
 	if c.Short == "" && (attached || begun) {
 		c.Short = word
 	}
 }
 
-// Ambiguous is why a runtime of this path may read the command otherwise than Parse does, or nil. runc reads whole names, as
-// Parse does, and refuses the rest itself.
+// Ambiguous is why a runtime of this path may read the command otherwise than Parse does, or nil.
+// runc reads whole names, as Parse does, and refuses the rest itself.
 func (c Command) Ambiguous(program string) error {
 	if c.Short == "" || strings.HasPrefix(filepath.Base(program), "runc") {
 		return nil
@@ -232,8 +250,9 @@ func option(word string) (name, value string, hasValue, isOption bool) {
 	return name, value, hasValue, true
 }
 
-// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory that the engine set, and so does
-// another name than the usual one: crun resolves it before it enters the bundle.
+// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory
+// that the engine set, and so does another name than the usual one: crun resolves it before it
+// enters the bundle.
 func (c Command) ConfigPath() string {
 	const usual = "config.json"
 	if c.Config != "" && c.Config != usual {

@@ -1,5 +1,5 @@
-// Package oci is what our two programs on the way of a create share: how an engine calls a runtime, who the engine is,
-// where a runtime keeps its state, and how a refusal reaches the engine's user.
+// Package oci is what our two programs on the way of a create share: how an engine calls a runtime,
+// who the engine is, where a runtime keeps its state, and how a refusal reaches the engine's user.
 package oci
 
 import (
@@ -10,8 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Engine is who calls a program by this name: a suffix says it, else the configuration. Two engines can share a node, so
-// `gpuledger configure` makes each a link of its own. A suffix that nobody knows is nobody whose annotations are believed.
+// Engine is who calls a program by this name: a suffix says it, else the configuration. Two engines
+// can share a node, so `gpuledger configure` makes each a link of its own. A suffix that nobody
+// knows is nobody whose annotations are believed.
 func Engine(program string, configured grant.Engine) grant.Engine {
 	switch filepath.Ext(filepath.Base(program)) {
 	case "":
@@ -28,8 +29,9 @@ func Engine(program string, configured grant.Engine) grant.Engine {
 	return grant.NoEngine
 }
 
-// StateRoot is the directory where the real runtime, a program of this path with this environment, keeps its state. It
-// may be relative to the runtime's working directory. isRoot reports whether the runtime runs as root of the node.
+// StateRoot is the directory where the real runtime, a program of this path with this environment,
+// keeps its state. It may be relative to the runtime's working directory. isRoot reports whether
+// the runtime runs as root of the node.
 func (c Command) StateRoot(program string, getenv func(string) string, isRoot func() bool) string {
 	if c.Root != "" {
 		return c.Root

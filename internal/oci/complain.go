@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Complain tells why no container starts, in the two places where engines look: containerd and Docker show the last
-// error in the --log file, CRI-O and Podman show stderr.
+// Complain tells why no container starts, in the two places where engines look: containerd and
+// Docker show the last error in the --log file, CRI-O and Podman show stderr.
 func (c Command) Complain(err error) {
 	message, hint := "gpuledger: "+Clean(err.Error()), Clean(Hint(err))
 	Tell(message)
@@ -35,12 +35,12 @@ func (c Command) Complain(err error) {
 	_ = f.Close()
 }
 
-// Tell says a line to whoever reads our standard error. Where nobody does any more, package os would end the process by SIGPIPE, and
-// with it a container that may start.
+// Tell says a line to whoever reads our standard error. Where nobody does any more, package os
+// would end the process by SIGPIPE, and with it a container that may start.
 func Tell(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
 
-// logLine writes one entry at level error as runc would. containerd decodes the file as JSON objects whose time is RFC
-// 3339, and shows nothing at all if one line is odd.
+// logLine writes one entry at level error as runc would. containerd decodes the file as JSON
+// objects whose time is RFC 3339, and shows nothing at all if one line is odd.
 func logLine(format, message string, now time.Time) string {
 	stamp := now.Format(time.RFC3339)
 	if format != "json" {

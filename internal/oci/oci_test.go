@@ -13,7 +13,8 @@ func TestParse(t *testing.T) {
 		want       Command
 	}{
 		{"containerd", "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
-			Command{Name: "create", Systemd: true, Root: "/r", RootAt: 2, Log: "/l", LogFormat: "json", Bundle: "/b", ID: "c1"}},
+			Command{Name: "create", Systemd: true, Root: "/r", RootAt: 2, Log: "/l", LogFormat: "json",
+				Bundle: "/b", ID: "c1"}},
 		{"CRI-O", "--root=/r create --bundle /b --pid-file /p c1", Command{Name: "create", Root: "/r", RootAt: 1, Bundle: "/b", ID: "c1"}},
 		{"Podman with cgroups off", "--cgroup-manager disabled create --bundle=/b c1", Command{Name: "create", CgroupsOff: true, Bundle: "/b", ID: "c1"}},
 		{"systemd's cgroups to crun", "--cgroup-manager=systemd create c1", Command{Name: "create", Systemd: true, ID: "c1"}},
@@ -84,22 +85,26 @@ func TestConfigPath(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever an engine sends, a word that starts a container in the subcommand's place is not overlooked.
+// FuzzParse: whatever an engine sends, a word that starts a container in the subcommand's place is
+// not overlooked.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"--root /r create -b /b c", "--new state create c", "-- run c", "--log= update -r - c", "-"} {
+	for _, seed := range []string{"--root /r create -b /b c", "--new state create c", "-- run c",
+		"--log= update -r - c", "-"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		words := strings.Fields(text)
 		Parse(append([]string{"gpuledger-runtime"}, words...))
-		got := Parse(append([]string{"gpuledger-runtime", "--root", "/r", "create", "--bundle", "/b"}, words...))
+		got := Parse(append([]string{"gpuledger-runtime", "--root", "/r", "create", "--bundle", "/b"},
+			words...))
 		if got.Name != "create" || got.Root != "/r" {
 			t.Errorf("a create followed by %q is read as %+v", text, got)
 		}
 	})
 }
 
-// TestLogLine decodes the entry as containerd's shim does (cmd/containerd-shim-runc-v2/process): level, msg, time.
+// TestLogLine decodes the entry as containerd's shim does (cmd/containerd-shim-runc-v2/process):
+// level, msg, time.
 func TestLogLine(t *testing.T) {
 	message := `gpuledger: refused (gpu-env): "quoted" and \ and ü`
 	var entry struct {
@@ -108,16 +113,19 @@ func TestLogLine(t *testing.T) {
 		Time  time.Time
 	}
 	line := logLine("json", message, time.Date(2026, 11, 21, 4, 5, 6, 0, time.UTC))
-	if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "error" || entry.Msg != message || entry.Time.Second() != 6 {
+	if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "error" ||
+		entry.Msg != message || entry.Time.Second() != 6 {
 		t.Errorf("%s: %+v (%v)", line, entry, err)
 	}
-	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text", "gpuledger: x", entry.Time) != want {
+	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text",
+		"gpuledger: x", entry.Time) != want {
 		t.Errorf("got %s", logLine("text", "gpuledger: x", entry.Time))
 	}
 }
 
 func TestCleanLeavesATerminalAlone(t *testing.T) {
-	if got := Clean("a\nb\x1b[2Jc\u0085d\xffé"); strings.ContainsAny(got, "\n\x1b\u0085") || !strings.HasSuffix(got, "é") {
+	if got := Clean("a\nb\x1b[2Jc\u0085d\xffé"); strings.ContainsAny(got, "\n\x1b\u0085") ||
+		!strings.HasSuffix(got, "é") {
 		t.Errorf("%q", got)
 	}
 }
@@ -135,13 +143,15 @@ func TestAmbiguous(t *testing.T) {
 		{"-root /r create -bundle /b c1", "runc", false},
 		{"-root /r create -bundle /b c1", "crun", true},
 	} {
-		if err := Parse(append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...)).Ambiguous(c.program); (err != nil) != c.ambiguous {
+		if err := Parse(append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...)).Ambiguous(
+			c.program); (err != nil) != c.ambiguous {
 			t.Errorf("%q for %s: %v", c.argv, c.program, err)
 		}
 	}
 }
 
-// TestStateRoot: runc has its user's directory where it is not root of the node (its shouldHonorXDGRuntimeDir), crun for everybody.
+// TestStateRoot: runc has its user's directory where it is not root of the node (its
+// shouldHonorXDGRuntimeDir), crun for everybody.
 func TestStateRoot(t *testing.T) {
 	for _, c := range []struct {
 		name, argv, program string
@@ -159,7 +169,8 @@ func TestStateRoot(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			command := Parse(append([]string{"gpuledger-runtime"}, strings.Fields(c.argv)...))
-			got := command.StateRoot(c.program, func(name string) string { return c.env[name] }, func() bool { return c.root })
+			got := command.StateRoot(c.program,
+				func(name string) string { return c.env[name] }, func() bool { return c.root })
 			if got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Here is how runc itself reads its arguments, by the same means: package flag, and what urfave/cli v1 does to the words of
-// a subcommand before (command.go: reorderArgs). What runc would start, Parse must have read alike.
+// Here is how runc itself reads its arguments, by the same means: package flag, and what urfave/cli
+// v1 does to the words of a subcommand before (command.go: reorderArgs). What runc would start,
+// Parse must have read alike.
 
 // runcCommand is a subcommand that starts a container, and its options.
 var runcCommands = map[string]struct{ values, switches []string }{
@@ -18,7 +19,8 @@ var runcCommands = map[string]struct{ values, switches []string }{
 	"run": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"},
 		[]string{"detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring"}},
 	"restore": {[]string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
-		[]string{"tcp-established", "ext-unix-sk", "shell-job", "file-locks", "detach", "d", "no-subreaper", "no-pivot", "auto-dedup", "lazy-pages"}},
+		[]string{"tcp-established", "ext-unix-sk", "shell-job", "file-locks", "detach", "d", "no-subreaper",
+			"no-pivot", "auto-dedup", "lazy-pages"}},
 }
 
 // flags makes a set; aliases of the bundle share a value.
@@ -42,7 +44,8 @@ func flags(values, switches []string) (*flag.FlagSet, map[string]*string) {
 
 // asRunc reads argv; ok says that runc would start something.
 func asRunc(words []string) (c Command, ok bool) {
-	globals, read := flags([]string{"root", "log", "log-format", "criu", "rootless"}, []string{"debug", "systemd-cgroup", "version", "v", "help", "h"})
+	globals, read := flags([]string{"root", "log", "log-format", "criu", "rootless"},
+		[]string{"debug", "systemd-cgroup", "version", "v", "help", "h"})
 	if globals.Parse(words) != nil || globals.NArg() == 0 || on(globals, "version", "v", "help", "h") {
 		return c, false
 	}
@@ -52,7 +55,8 @@ func asRunc(words []string) (c Command, ok bool) {
 		return c, false
 	}
 	local, read := flags(options.values, append([]string{"help", "h"}, options.switches...))
-	if local.Parse(reordered(local, globals.Args()[1:])) != nil || on(local, "help", "h") || local.NArg() != 1 {
+	if local.Parse(reordered(local, globals.Args()[1:])) != nil ||
+		on(local, "help", "h") || local.NArg() != 1 {
 		return c, false
 	}
 	c.Bundle, c.ID = *read["bundle"], local.Arg(0)
@@ -60,7 +64,8 @@ func asRunc(words []string) (c Command, ok bool) {
 }
 
 func on(set *flag.FlagSet, names ...string) bool {
-	return slices.ContainsFunc(names, func(name string) bool { return set.Lookup(name).Value.String() == "true" })
+	return slices.ContainsFunc(names,
+		func(name string) bool { return set.Lookup(name).Value.String() == "true" })
 }
 
 // reordered puts known options and the words behind them first, up to "--".
@@ -90,21 +95,25 @@ func reordered(set *flag.FlagSet, words []string) []string {
 }
 
 // vocabulary is what a byte of the fuzzer stands for.
-var vocabulary = []string{"create", "run", "restore", "state", "delete", "c", "create", "/b", "--bundle", "--bundle=/b", "-b", "-b=/b", "--root", "--root=/r", "/r",
+var vocabulary = []string{"create", "run", "restore", "state", "delete", "c", "create", "/b", "--bundle",
+	"--bundle=/b", "-b", "-b=/b", "--root", "--root=/r", "/r",
 	"--log", "l", "--log-format", "json", "--debug", "--systemd-cgroup", "--pid-file", "--pid-file=p", "--console-socket", "--no-pivot", "-d", "--detach", "--", "-",
-	"--debug=false", "--no-pivot=true", "--rootless", "--rootless=true", "-bundle", "-root", "--preserve-fds", "3", "--image-path", "i", "--keep", "--tcp-established", "--help", "---b", "--=x", "--bundle="}
+	"--debug=false", "--no-pivot=true", "--rootless", "--rootless=true", "-bundle", "-root", "--preserve-fds",
+	"3", "--image-path", "i", "--keep", "--tcp-established", "--help", "---b", "--=x", "--bundle="}
 
-// dangling reports whether the last word is an option that lacks its value. runc then takes the first argument for it,
-// which no engine can mean; Parse does not follow it there.
+// dangling reports whether the last word is an option that lacks its value. runc then takes the
+// first argument for it, which no engine can mean; Parse does not follow it there.
 func dangling(words []string) bool {
 	name, _, hasValue, isOption := option(words[len(words)-1])
-	return isOption && !hasValue && slices.ContainsFunc(Creates, func(command string) bool { return takesValue(command, name) })
+	return isOption && !hasValue &&
+		slices.ContainsFunc(Creates, func(command string) bool { return takesValue(command, name) })
 }
 
-// FuzzAsRunc: of every word list that runc would start a container by, Parse knows the subcommand, the bundle, the root and
-// the id.
+// FuzzAsRunc: of every word list that runc would start a container by, Parse knows the subcommand,
+// the bundle, the root and the id.
 func FuzzAsRunc(f *testing.F) {
-	for _, seed := range []string{"\x0c\x0e\x00\x08\x07\x05", "\x00\x05\x08\x07", "\x13\x01\x19\x09\x05", "\x02\x25\x26\x09\x05", "\x0d\x00\x09\x1b\x05", "\x00\x18\x05", "\x1f\x00\x05"} {
+	for _, seed := range []string{"\x0c\x0e\x00\x08\x07\x05", "\x00\x05\x08\x07", "\x13\x01\x19\x09\x05",
+		"\x02\x25\x26\x09\x05", "\x0d\x00\x09\x1b\x05", "\x00\x18\x05", "\x1f\x00\x05"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
@@ -114,10 +123,12 @@ func FuzzAsRunc(f *testing.F) {
 		}
 		want, starts := asRunc(words)
 		got := Parse(append([]string{"runc"}, words...))
-		if !starts || dangling(words) || strings.HasPrefix(want.ID, "-") || strings.HasPrefix(want.Bundle, "-") {
+		if !starts || dangling(words) || strings.HasPrefix(want.ID, "-") ||
+			strings.HasPrefix(want.Bundle, "-") {
 			return // no engine's id or bundle begins like an option
 		}
-		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.Help || got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
+		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.Help ||
+			got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
 			t.Errorf("%q: runc reads %+v, we %+v", words, want, got)
 		}
 	})
