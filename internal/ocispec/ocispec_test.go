@@ -26,9 +26,11 @@ func TestReadingIsTheLibrarys(t *testing.T) {
 	reads(t, ReadRule)
 }
 
-// TestMountsShareTheirOptions: each has its own, in whichever order those that are alike come, and what is added to one's is not another's.
+// TestMountsShareTheirOptions: each has its own, in whichever order those that are alike come, and
+// what is added to one's is not another's.
 func TestMountsShareTheirOptions(t *testing.T) {
-	want := []specs.Mount{{Options: []string{"ro", "bind"}}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}}, {}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}},
+	want := []specs.Mount{{Options: []string{"ro", "bind"}}, {Options: []string{"ro", "bind"}},
+		{Options: []string{"rw"}}, {}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}},
 		{Options: []string{"rw"}}, {Options: []string{}}}
 	var got []specs.Mount
 	text := `[{"options":["ro","bind"]},{"options":["ro","bind"]},{"options":["rw"]},{"options":null},{"options":["ro","bind"]},{"options":["rw"]},{"options":["rw"]},{"options":[]}]`
@@ -66,7 +68,8 @@ func TestWritingIsTheLibrarys(t *testing.T) {
 	longer := mount
 	longer.Options = append(slices.Clip(mount.Options), "rw")
 	var mw MountWriter
-	writes(t, mw.Write, mount, same, specs.Mount{}, longer, mount, specs.Mount{Source: "a\"\\\u2028\x01", Options: mount.Options[:1]}, same)
+	writes(t, mw.Write, mount, same, specs.Mount{}, longer, mount, specs.Mount{Source: "a\"\\\u2028\x01",
+		Options: mount.Options[:1]}, same)
 }
 
 func writes[T any](t *testing.T, write func(*tokens.Writer, T), values ...T) {

@@ -57,7 +57,8 @@ func WriteRule(w *tokens.Writer, r specs.LinuxDeviceCgroup) {
 	})
 }
 
-// MountWriter writes mounts without id mappings. Of those that share their options, as all of a driver's files do, it writes the same text.
+// MountWriter writes mounts without id mappings. Of those that share their options, as all of a
+// driver's files do, it writes the same text.
 type MountWriter struct {
 	options []string
 	text    jsontext.Value
