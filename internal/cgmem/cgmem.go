@@ -1,6 +1,7 @@
-// Package cgmem asks gpuledgerd for the driver's memory limits on cgroups (docs/adr/0046). One request a connection, a line of JSON each
-// way. It is linked into the programs that every container's create runs, so it speaks to the socket itself: package net alone is
-// larger than all of it.
+// Package cgmem asks gpuledgerd for the driver's memory limits on cgroups (docs/adr/0046). One
+// request a connection, a line of JSON each way. It is linked into the programs that every
+// container's create runs, so it speaks to the socket itself: package net alone is larger than all
+// of it.
 package cgmem
 
 import (
@@ -27,10 +28,12 @@ const (
 	Lower Op = "lower" // a grant is about to be made smaller, by who asks
 )
 
-// Version is that of the protocol. Programs of one package speak it; others hear that they are too old.
+// Version is that of the protocol. Programs of one package speak it; others hear that they are too
+// old.
 const Version = 1
 
-// Request is a line to gpuledgerd. It holds nothing against the ledger and the kernel: what it names is looked up there.
+// Request is a line to gpuledgerd. It holds nothing against the ledger and the kernel: what it
+// names is looked up there.
 type Request struct {
 	Version     int      `json:"version"`
 	Op          Op       `json:"op"`
@@ -39,7 +42,8 @@ type Request struct {
 	PID         int      `json:"pid,omitzero"` // of the container's first process, as the runtime said
 	Grant       grant.ID `json:"grant,omitzero"`
 
-	To []grant.Share `json:"to,omitempty"` // Lower: what the grant's containers may have from now on, where the ledger says no less
+	// Lower: what the grant's containers may have from now on, where the ledger says no less
+	To []grant.Share `json:"to,omitempty"`
 }
 
 // Answer is the line back. No error: it is so.
@@ -72,7 +76,8 @@ func Ask(socket string, r Request, within time.Duration) error {
 	case err != nil:
 		return fmt.Errorf("gpuledgerd's answer cannot be understood: %w", err)
 	case a.Version != Version:
-		return fmt.Errorf("gpuledgerd is of another version than this program (%d, not %d)", a.Version, Version)
+		return fmt.Errorf("gpuledgerd is of another version than this program (%d, not %d)", a.Version,
+			Version)
 	case a.Error != "":
 		return errors.New(a.Error)
 	}
@@ -147,7 +152,8 @@ func (c conn) exchange(line []byte) ([]byte, error) {
 	return got, nil
 }
 
-// try makes a call that the kernel ends when the time is over, and makes it again where a signal did.
+// try makes a call that the kernel ends when the time is over, and makes it again where a signal
+// did.
 func (c conn) try(timeout int, call func() error) error {
 	for {
 		left := time.Until(c.end)

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// served is a socket at which each connection is answered by what serve says of its line; nil never answers.
+// served is a socket at which each connection is answered by what serve says of its line; nil never
+// answers.
 func served(t *testing.T, serve func(line string) string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
@@ -45,10 +46,12 @@ func served(t *testing.T, serve func(line string) string) string {
 func TestAsk(t *testing.T) {
 	var heard string
 	socket := served(t, func(line string) string { heard = line; return `{"version":1}` + "\n" })
-	if err := Ask(socket, Request{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7}, time.Minute); err != nil {
+	if err := Ask(socket, Request{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7},
+		time.Minute); err != nil {
 		t.Error(err)
 	}
-	if want := `{"version":1,"op":"set","runtime_root":"/run/runc","container":"c","pid":7}` + "\n"; heard != want {
+	if want := `{"version":1,"op":"set","runtime_root":"/run/runc","container":"c","pid":7}` +
+		"\n"; heard != want {
 		t.Errorf("gpuledgerd hears %q, want %q", heard, want)
 	}
 	for said, want := range map[string]string{
@@ -63,7 +66,8 @@ func TestAsk(t *testing.T) {
 		`{"version":1,"error":"` + "\xff" + `"}` + "\n": "cannot be understood",
 	} {
 		socket := served(t, func(string) string { return said })
-		if err := Ask(socket, Request{Op: Clear}, time.Minute); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Ask(socket, Request{Op: Clear}, time.Minute); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %s", said, err, want)
 		}
 	}
@@ -71,13 +75,15 @@ func TestAsk(t *testing.T) {
 
 // TestAskIsNotHeldUp by whoever takes a connection and says nothing, nor by whoever takes none.
 func TestAskIsNotHeldUp(t *testing.T) {
-	if err := Ask(served(t, nil), Request{Op: Clear}, 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "timed out") {
+	if err := Ask(served(t, nil), Request{Op: Clear}, 50*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "timed out") {
 		t.Errorf("silence: %v", err)
 	}
 	if err := Ask(served(t, nil), Request{Op: Clear}, 0); err == nil {
 		t.Error("no time at all is enough")
 	}
-	if err := Listens("/tmp/nobody/there"); err == nil || !strings.Contains(err.Error(), "gpuledgerd does not answer at /tmp/nobody/there: no such file or directory") {
+	if err := Listens("/tmp/nobody/there"); err == nil || !strings.Contains(err.Error(),
+		"gpuledgerd does not answer at /tmp/nobody/there: no such file or directory") {
 		t.Errorf("nobody: %v", err)
 	}
 	if err := Listens(served(t, nil)); err != nil {
