@@ -1,6 +1,6 @@
-// Package failpoint marks the dangerous lines: those between two steps where a crash must leave nothing worse than
-// leftovers. Built with the tag "failpoint", a process kills itself at the line that the environment variable
-// GPULEDGER_FAILPOINT names; without the tag a mark costs nothing.
+// Package failpoint marks the dangerous lines: those between two steps where a crash must leave
+// nothing worse than leftovers. Built with the tag "failpoint", a process kills itself at the line
+// that the environment variable GPULEDGER_FAILPOINT names; without the tag a mark costs nothing.
 package failpoint
 
 // Names lists every mark, so that a torture test can crash at each.
@@ -50,5 +50,6 @@ var Names = []string{
 	"inject/nodes",
 }
 
-// Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth time it is passed.
+// Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth
+// time it is passed.
 const Variable = "GPULEDGER_FAILPOINT"

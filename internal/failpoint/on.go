@@ -34,7 +34,8 @@ func chosen(text string) (name string, n int64) {
 	return name, n
 }
 
-// Hit kills the process when it is the chosen mark: SIGKILL, so that no deferred function tidies up.
+// Hit kills the process when it is the chosen mark: SIGKILL, so that no deferred function tidies
+// up.
 func Hit(name string) {
 	if !slices.Contains(Names, name) {
 		panic("internal error: failpoint " + name + " is not in failpoint.Names")
