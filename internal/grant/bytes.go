@@ -7,10 +7,12 @@ import (
 	"strings"
 )
 
-// Bytes is an amount of device memory. In JSON it is a plain number of bytes; for people it has a unit.
+// Bytes is an amount of device memory. In JSON it is a plain number of bytes; for people it has a
+// unit.
 type Bytes uint64
 
-// The units that a size may be written in. They are the field's: an allocator counts in powers of two.
+// The units that a size may be written in. They are the field's: an allocator counts in powers of
+// two.
 const (
 	KiB Bytes = 1 << 10
 	MiB Bytes = 1 << 20
@@ -23,8 +25,9 @@ var units = []struct {
 	bytes Bytes
 }{{"KiB", KiB}, {"MiB", MiB}, {"GiB", GiB}, {"TiB", TiB}, {"Ki", KiB}, {"Mi", MiB}, {"Gi", GiB}, {"Ti", TiB}}
 
-// ParseBytes reads a size with its unit: a whole number followed by KiB, MiB, GiB or TiB (or Kubernetes' Ki, Mi, Gi, Ti).
-// A bare number is an error: 4096 could mean bytes or MiB, and a wrong guess is a wrong limit.
+// ParseBytes reads a size with its unit: a whole number followed by KiB, MiB, GiB or TiB (or
+// Kubernetes' Ki, Mi, Gi, Ti). A bare number is an error: 4096 could mean bytes or MiB, and a wrong
+// guess is a wrong limit.
 func ParseBytes(text string) (Bytes, error) {
 	digits := strings.TrimRight(text, "KMGTiB")
 	unit := text[len(digits):]
@@ -41,7 +44,8 @@ func ParseBytes(text string) (Bytes, error) {
 		}
 		return Bytes(n) * u.bytes, nil
 	}
-	return 0, fmt.Errorf("cannot read size %q: want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB", text)
+	return 0, fmt.Errorf(
+		"cannot read size %q: want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB", text)
 }
 
 // String gives the size in the largest unit that leaves a whole number: 4GiB, 16160MiB, 0MiB, 17B.

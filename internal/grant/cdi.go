@@ -2,7 +2,8 @@ package grant
 
 import "strings"
 
-// The kinds of our CDI names. A name is a request, as an environment variable is: only a grant makes it true.
+// The kinds of our CDI names. A name is a request, as an environment variable is: only a grant
+// makes it true.
 const (
 	CDIVendor    = "gpuledger.dev"
 	CDIKindGPU   = CDIVendor + "/gpu"   // gpuledger.dev/gpu=UUID or =INDEX: a GPU of the node

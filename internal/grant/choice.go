@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The types below are choices of the configuration. Each reads itself from text, so that a wrong word is reported with
-// the line it stands in.
+// The types below are choices of the configuration. Each reads itself from text, so that a wrong
+// word is reported with the line it stands in.
 
 // SourceKind is where the inventory comes from.
 type SourceKind string
@@ -31,7 +31,8 @@ const (
 	Observed RulesMode = "observed"
 )
 
-// Ungranted is what becomes of a container that asks for GPUs by environment alone and holds no grant.
+// Ungranted is what becomes of a container that asks for GPUs by environment alone and holds no
+// grant.
 type Ungranted string
 
 // The choices for it.

@@ -1,6 +1,7 @@
 package grant
 
-// Code says why a container was refused. The list is closed: users, alerts and documentation rely on it.
+// Code says why a container was refused. The list is closed: users, alerts and documentation rely
+// on it.
 type Code string
 
 // The refusal codes, in the order of their weight.
@@ -36,11 +37,15 @@ const (
 	PrivilegedGPU              Code = "privileged-gpu"
 )
 
-// Codes lists every code. Where several apply to one container, the first of them by this order is its code.
+// Codes lists every code. Where several apply to one container, the first of them by this order is
+// its code.
 var Codes = []Code{
-	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale, LedgerUnreadable, AnnotationMalformed,
-	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse, GPUUnhealthy, ModeConflict, NoCapacity,
-	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll, VisibleDevicesOutsideGrant, GPUEnv,
+	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale,
+	LedgerUnreadable, AnnotationMalformed,
+	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse,
+	GPUUnhealthy, ModeConflict, NoCapacity,
+	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll,
+	VisibleDevicesOutsideGrant, GPUEnv,
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,
 }
 

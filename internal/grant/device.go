@@ -5,7 +5,8 @@ import (
 	"strconv"
 )
 
-// Device is what a grant can hold: a GPU, or a MIG device together with the GPU that it is a part of.
+// Device is what a grant can hold: a GPU, or a MIG device together with the GPU that it is a part
+// of.
 type Device struct {
 	GPU  GPU
 	MIG  *MIGDevice // nil: the whole GPU
@@ -24,13 +25,15 @@ func (inv Inventory) Devices() []Device {
 	return list
 }
 
-// Device looks one up as a user names it: by UUID, by a GPU's index, or as "0:1", the second MIG device of GPU 0.
+// Device looks one up as a user names it: by UUID, by a GPU's index, or as "0:1", the second MIG
+// device of GPU 0.
 func (inv Inventory) Device(name string) (Device, bool) {
 	if gpu, found := inv.Find(name); found { // almost always: no list is made for it
 		return Device{GPU: gpu}, true
 	}
 	devices := inv.Devices()
-	i := slices.IndexFunc(devices, func(d Device) bool { return d.MIG != nil && (d.UUID() == name || d.Name() == name) })
+	i := slices.IndexFunc(devices,
+		func(d Device) bool { return d.MIG != nil && (d.UUID() == name || d.Name() == name) })
 	if i < 0 {
 		return Device{}, false
 	}

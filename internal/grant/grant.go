@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Grant is one entry of the ledger: who may use which GPUs, how many bytes on each, how much compute, in which mode.
+// Grant is one entry of the ledger: who may use which GPUs, how many bytes on each, how much
+// compute, in which mode.
 type Grant struct {
 	ID       ID
 	Owner    Owner
@@ -22,16 +23,18 @@ type Grant struct {
 	Draining bool      // released while bound: it counts until its container is gone
 	For      []Tie     // who may use it, of those who have its secret; none: all of them
 
-	ComputeStrength Strength // what holds the containers to Compute, where people are told of the grant; the ledger has none
+	// what holds the containers to Compute, where people are told of the grant; the ledger has none
+	ComputeStrength Strength
 
 	Bindings []Binding // live and unknown ones only; they lie in the run directory and die with the boot
 }
 
 // Share is a grant's part of one GPU.
 type Share struct {
-	UUID   string `json:"uuid"`
-	Index  int    `json:"index"`  // when it was granted; the UUID is what counts
-	Memory Bytes  `json:"memory"` // for an exclusive grant all of the GPU's, in mode mig all of the MIG device's
+	UUID  string `json:"uuid"`
+	Index int    `json:"index"` // when it was granted; the UUID is what counts
+	// for an exclusive grant all of the GPU's, in mode mig all of the MIG device's
+	Memory Bytes `json:"memory"`
 
 	Profile string `json:"profile,omitzero"` // of a MIG device: then the index is that of its GPU
 }
@@ -61,17 +64,18 @@ func (g Grant) Has(uuid string) bool {
 // Expired reports whether the grant's time is over.
 func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
 
-// Live reports whether the grant counts against its GPUs: one that is expired, released or adopted counts only until its
-// last container is gone.
+// Live reports whether the grant counts against its GPUs: one that is expired, released or adopted
+// counts only until its last container is gone.
 func (g Grant) Live(now time.Time) bool {
 	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && g.Source != Adopted
 }
 
-// Orphaned reports whether a grant that a container adopted is without that container. Nobody could release it, so it is
-// over then.
+// Orphaned reports whether a grant that a container adopted is without that container. Nobody could
+// release it, so it is over then.
 func (g Grant) Orphaned() bool { return g.Source == Adopted && len(g.Bindings) == 0 }
 
-// Adopted is the source of a grant that a container's create entered, from what a scheduler wrote about the container.
+// Adopted is the source of a grant that a container's create entered, from what a scheduler wrote
+// about the container.
 const Adopted = "adopted"
 
 // State is what a reader of the ledger is shown of a grant.
@@ -82,7 +86,8 @@ const (
 	Free     State = "free"     // no container uses it
 	Bound    State = "bound"    // a container uses it
 	Draining State = "draining" // released or expired, its container still there
-	Unknown  State = "unknown"  // bound in another pid namespace: it can't be told from here, so it is never free
+	// bound in another pid namespace: it can't be told from here, so it is never free
+	Unknown State = "unknown"
 )
 
 // State derives the grant's state from its bindings.
@@ -98,7 +103,8 @@ func (g Grant) State(now time.Time) State {
 	return Free
 }
 
-// Binding is a grant in use by one container. It says enough to tell, from the kernel alone, whether that is still so.
+// Binding is a grant in use by one container. It says enough to tell, from the kernel alone,
+// whether that is still so.
 type Binding struct {
 	Grant       ID        `json:"grant"`
 	RuntimeRoot string    `json:"runtime_root"` // the real runtime's --root
@@ -109,26 +115,31 @@ type Binding struct {
 	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
-	Strength    Strength  `json:"strength,omitzero"` // what holds this container to the grant; none in records of older versions
-	Weaker      string    `json:"weaker,omitzero"`   // why that is less than people were told of the grant; "" where it is not
-	Pod         Identity  `json:"pod,omitzero"`      // who the engine vouched that the container is; only for people and metrics
-	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one has the GPUs for as long as
-	// it is there, whatever the runtime still knows of the container.
+	// what holds this container to the grant; none in records of older versions
+	Strength Strength `json:"strength,omitzero"`
+	// why that is less than people were told of the grant; "" where it is not
+	Weaker string `json:"weaker,omitzero"`
+	// who the engine vouched that the container is; only for people and metrics
+	Pod Identity `json:"pod,omitzero"`
+	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one
+	// has the GPUs for as long as it is there, whatever the runtime still knows of the container.
 	Cgroups []string `json:"cgroups,omitzero"`
-	// Occupies are all cgroups that may become its own, whether they could be looked at or not. No other container is created in one
-	// of them, or below.
+	// Occupies are all cgroups that may become its own, whether they could be looked at or not. No
+	// other container is created in one of them, or below.
 	Occupies []string `json:"occupies,omitzero"`
 	// Driven: the driver limits the container's cgroup, and gpuledgerd keeps it so.
 	Driven bool `json:"driven,omitzero"`
 	// Throttled: its launches pass the gate of the grant's share of compute.
 	Throttled bool `json:"throttled,omitzero"`
-	// Reserved: the container's own create has yet to come, and Creator is the process that holds the grant for it until
-	// then. The first create of the container takes it over, under whichever root.
+	// Reserved: the container's own create has yet to come, and Creator is the process that holds
+	// the grant for it until then. The first create of the container takes it over, under whichever
+	// root.
 	Reserved bool `json:"reserved,omitzero"`
 
 	Life Life `json:"-"` // as its reader found it
 	PID  int  `json:"-"` // the container's init when it runs, else 0
-	Left bool `json:"-"` // the runtime has forgotten the container: it is not dead because of who may be in its cgroups
+	// the runtime has forgotten the container: it is not dead because of who may be in its cgroups
+	Left bool `json:"-"`
 }
 
 // Process is a process that no reused pid is mistaken for.

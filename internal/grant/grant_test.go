@@ -46,7 +46,8 @@ func TestSizesNeedAUnit(t *testing.T) {
 
 func TestSizesPrintInTheLargestWholeUnit(t *testing.T) {
 	for size, want := range map[Bytes]string{
-		0: "0MiB", 4 * GiB: "4GiB", 16160 * MiB: "16160MiB", 17: "17B", 3 * KiB: "3KiB", 2 * TiB: "2TiB", 1024 * GiB: "1TiB",
+		0: "0MiB", 4 * GiB: "4GiB", 16160 * MiB: "16160MiB", 17: "17B", 3 * KiB: "3KiB",
+		2 * TiB: "2TiB", 1024 * GiB: "1TiB",
 		math.MaxUint64: "18446744073709551615B",
 	} {
 		if got := size.String(); got != want {
@@ -140,13 +141,17 @@ func TestOwners(t *testing.T) {
 		{text: "claim:77aa", group: "claim:77aa", secret: true, claim: true},
 	} {
 		o, err := ParseOwner(c.text)
-		if err != nil || string(o) != c.text || o.Group() != c.group || o.HasSecret() != c.secret || o.IsPod() != c.pod || o.IsClaim() != c.claim {
-			t.Errorf("%s: %v, group %q, secret %v, pod %v, claim %v, %v", c.text, o, o.Group(), o.HasSecret(), o.IsPod(), o.IsClaim(), err)
+		if err != nil || string(o) != c.text || o.Group() != c.group || o.HasSecret() != c.secret ||
+			o.IsPod() != c.pod || o.IsClaim() != c.claim {
+			t.Errorf("%s: %v, group %q, secret %v, pod %v, claim %v, %v", c.text, o, o.Group(), o.HasSecret(),
+				o.IsPod(), o.IsClaim(), err)
 		}
 	}
-	for _, bad := range []string{"", "bearer:", "bearer:x", "Bearer", "pod:", "pod:uid", "pod:uid/", "pod:/c", "pod:uid/c/d", "pod:../c", "pod:./c", "pod:u\n/c",
+	for _, bad := range []string{"", "bearer:", "bearer:x", "Bearer", "pod:", "pod:uid", "pod:uid/", "pod:/c",
+		"pod:uid/c/d", "pod:../c", "pod:./c", "pod:u\n/c",
 		"claim:", "claim:a/b", "claim:..", "claim:" + strings.Repeat("a", 254), "user:1", "pod:ü/c"} {
-		if o, err := ParseOwner(bad); err == nil || o != "" || !strings.HasPrefix(err.Error(), "cannot read owner ") {
+		if o, err := ParseOwner(bad); err == nil || o != "" ||
+			!strings.HasPrefix(err.Error(), "cannot read owner ") {
 			t.Errorf("ParseOwner(%q) = %q, %v", bad, o, err)
 		}
 	}
@@ -165,10 +170,12 @@ func TestOwners(t *testing.T) {
 
 // The list is a contract: its members and their order.
 func TestRefusalCodesAreTheClosedList(t *testing.T) {
-	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing", "inventory-stale", "ledger-unreadable", "annotation-malformed",
+	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing",
+		"inventory-stale", "ledger-unreadable", "annotation-malformed",
 		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use", "gpu-unhealthy", "mode-conflict", "no-capacity",
 		"limit-unenforceable", "mps-not-ready", "injection-impossible", "visible-devices-all", "visible-devices-outside-grant", "gpu-env", "gpu-device-node",
-		"gpu-device-rule", "gpu-bind-mount", "gpu-socket", "gpu-hook", "cdi-device-outside-grant", "privileged-gpu"}
+		"gpu-device-rule", "gpu-bind-mount", "gpu-socket", "gpu-hook",
+		"cdi-device-outside-grant", "privileged-gpu"}
 	if !slices.Equal(Codes, want) {
 		t.Errorf("the codes are\n%v\nwant\n%v", Codes, want)
 	}
@@ -188,7 +195,8 @@ func TestModesAndStrengths(t *testing.T) {
 			t.Errorf("ParseMode(%q) = %q, %v", m, got, err)
 		}
 	}
-	if _, err := ParseMode("Limit"); message(err) != `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "Limit"` {
+	if _, err := ParseMode("Limit"); message(
+		err) != `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "Limit"` {
 		t.Errorf("got %v", err)
 	}
 	weakestFirst := []Strength{"none", "library", "server", "driver", "hardware"}
@@ -224,7 +232,8 @@ func TestAGrantCountsUntilItsLastContainerIsGone(t *testing.T) {
 		"the same, released":             {Grant{Bindings: unknown, Draining: true}, true, Unknown},
 	} {
 		if c.grant.Live(now) != c.live || c.grant.State(now) != c.state {
-			t.Errorf("%s: live %v, state %s; want %v, %s", name, c.grant.Live(now), c.grant.State(now), c.live, c.state)
+			t.Errorf("%s: live %v, state %s; want %v, %s", name, c.grant.Live(now),
+				c.grant.State(now), c.live, c.state)
 		}
 	}
 }
@@ -235,7 +244,8 @@ func TestAGrantKnowsItsGPUs(t *testing.T) {
 		t.Errorf("memory %s, b %v, c %v, none %v", g.Memory(), g.Has("GPU-b"), g.Has("GPU-c"), g.Has(""))
 	}
 	inv := Inventory{GPUs: []GPU{{UUID: "GPU-a", Index: 0}, {UUID: "GPU-b", Index: 1}}}
-	for name, want := range map[string]string{"GPU-b": "GPU-b", "0": "GPU-a", "1": "GPU-b", "2": "", "": "", "01": "", "gpu-a": ""} {
+	for name, want := range map[string]string{"GPU-b": "GPU-b", "0": "GPU-a", "1": "GPU-b", "2": "",
+		"": "", "01": "", "gpu-a": ""} {
 		if gpu, found := inv.Find(name); gpu.UUID != want || found != (want != "") {
 			t.Errorf("Find(%q) = %q, %v; want %q", name, gpu.UUID, found, want)
 		}
@@ -260,7 +270,8 @@ func TestPoolsNameGPUs(t *testing.T) {
 	for _, c := range []struct {
 		gpu  GPU
 		want bool
-	}{{GPU{Index: 0}, false}, {GPU{Index: 1}, true}, {GPU{Index: 2}, true}, {GPU{Index: 3}, false}, {GPU{UUID: "GPU-x", Index: 7}, true}} {
+	}{{GPU{Index: 0}, false}, {GPU{Index: 1}, true}, {GPU{Index: 2}, true}, {GPU{Index: 3},
+		false}, {GPU{UUID: "GPU-x", Index: 7}, true}} {
 		if pool.Has(c.gpu) != c.want {
 			t.Errorf("pool has GPU %d %q: %v", c.gpu.Index, c.gpu.UUID, pool.Has(c.gpu))
 		}
@@ -291,7 +302,8 @@ func TestChoicesOfTheConfigurationReadThemselves(t *testing.T) {
 	if err := p.UnmarshalText([]byte("strip")); err != nil || p != Strip {
 		t.Errorf("got %q, %v", p, err)
 	}
-	if err := p.UnmarshalText([]byte("Strip")); message(err) != `want refuse or strip, not "Strip"` || p != Strip {
+	if err := p.UnmarshalText([]byte("Strip")); message(err) != `want refuse or strip, not "Strip"` ||
+		p != Strip {
 		t.Errorf("got %q, %v", p, err)
 	}
 	var s Size

@@ -2,7 +2,8 @@ package grant
 
 import "fmt"
 
-// Mode is how a GPU is shared. A GPU is in one mode at a time, decided by its first grant and given up with its last.
+// Mode is how a GPU is shared. A GPU is in one mode at a time, decided by its first grant and given
+// up with its last.
 type Mode string
 
 // The modes, from nobody beside you to a slice of hardware.

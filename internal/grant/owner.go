@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Owner is who may use a grant: "pod:UID/CONTAINER", "claim:UID" or "bearer". An owner other than bearer has at most
-// one live grant.
+// Owner is who may use a grant: "pod:UID/CONTAINER", "claim:UID" or "bearer". An owner other than
+// bearer has at most one live grant.
 type Owner string
 
 // Bearer owns nothing by name: whoever presents the grant's id and secret is it.
@@ -36,7 +36,8 @@ func isOwner(text string) bool {
 	return false
 }
 
-// HasSecret reports whether using the grant takes its secret. A pod's identity proves its grant without one.
+// HasSecret reports whether using the grant takes its secret. A pod's identity proves its grant
+// without one.
 func (o Owner) HasSecret() bool { return !o.IsPod() }
 
 // IsPod reports whether a container's trusted identity is what proves the owner.

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// Policy is the configuration file as a value; `toml` names its keys. Package policy reads and checks it.
+// Policy is the configuration file as a value; `toml` names its keys. Package policy reads and
+// checks it.
 type Policy struct {
 	StateDir    string      `toml:"state_dir"`
 	RunDir      string      `toml:"run_dir"`
@@ -40,13 +41,15 @@ const (
 // Runtime is the OCI runtimes behind the wrapper.
 type Runtime struct {
 	Path []string `toml:"path"` // runc or crun, by names or absolute paths; the first one found is used
-	// Unjudged is what runs a container that passes without being judged, because the policy only reports, gpuledger is
-	// disabled or the container is exempt: the engine's default runtime from before gpuledger, as NVIDIA's. It is a name
-	// or an absolute path for every engine, or a table of them by engine. What it does not name runs as Path says.
+	// Unjudged is what runs a container that passes without being judged, because the policy only
+	// reports, gpuledger is disabled or the container is exempt: the engine's default runtime from
+	// before gpuledger, as NVIDIA's. It is a name or an absolute path for every engine, or a table
+	// of them by engine. What it does not name runs as Path says.
 	Unjudged any `toml:"unjudged"`
 }
 
-// UnjudgedOf is the runtime of an engine's containers that pass without being judged; "" is as Path says.
+// UnjudgedOf is the runtime of an engine's containers that pass without being judged; "" is as Path
+// says.
 func (r Runtime) UnjudgedOf(e Engine) string {
 	switch v := r.Unjudged.(type) {
 	case string:
@@ -81,18 +84,20 @@ type Source struct {
 
 // Rules are the choices of the [policy] table.
 type Rules struct {
-	Mode            RulesMode   `toml:"mode"`
-	Ungranted       Ungranted   `toml:"ungranted"`
-	Privileged      Privileged  `toml:"privileged"`
-	MinimumStrength Strength    `toml:"minimum_strength"`
-	Reserve         Size        `toml:"reserve"` // kept free on each GPU
-	OnOverGrant     Reaction    `toml:"on_over_grant"`
-	OnOutsideLedger Reaction    `toml:"on_outside_ledger"`
-	DeviceEnv       []string    `toml:"device_env"` // environment variables that some injector takes GPUs from
-	Exempt          []Exemption `toml:"exempt"`
+	Mode            RulesMode  `toml:"mode"`
+	Ungranted       Ungranted  `toml:"ungranted"`
+	Privileged      Privileged `toml:"privileged"`
+	MinimumStrength Strength   `toml:"minimum_strength"`
+	Reserve         Size       `toml:"reserve"` // kept free on each GPU
+	OnOverGrant     Reaction   `toml:"on_over_grant"`
+	OnOutsideLedger Reaction   `toml:"on_outside_ledger"`
+	// environment variables that some injector takes GPUs from
+	DeviceEnv []string    `toml:"device_env"`
+	Exempt    []Exemption `toml:"exempt"`
 }
 
-// Exemption lets containers pass without a grant. Its keys are globs over the trusted identity; all given must match.
+// Exemption lets containers pass without a grant. Its keys are globs over the trusted identity; all
+// given must match.
 type Exemption struct {
 	Namespace string `toml:"namespace"`
 	Pod       string `toml:"pod"`
@@ -107,14 +112,16 @@ type Annotations struct {
 
 // Enforcement chooses how limits are enforced and what NVIDIA_VISIBLE_DEVICES says.
 type Enforcement struct {
-	Limit          LimitBackend   `toml:"limit"`
-	Shim           string         `toml:"shim"`    // directory of the proxy libraries; "": where they lie beside the program that runs
+	Limit LimitBackend `toml:"limit"`
+	// directory of the proxy libraries; "": where they lie beside the program that runs
+	Shim           string         `toml:"shim"`
 	Compute        ComputeShare   `toml:"compute"` // what becomes of a share of compute in mode limit
 	VisibleDevices VisibleDevices `toml:"visible_devices"`
 	MPSUsers       MPSUsers       `toml:"mps_users"`
 }
 
-// Pool is a set of GPUs with modes and a placement of its own. Without any pool all GPUs take all modes.
+// Pool is a set of GPUs with modes and a placement of its own. Without any pool all GPUs take all
+// modes.
 type Pool struct {
 	GPUs  []string  `toml:"gpus"` // indexes, ranges as 0-3, or UUIDs
 	Modes []Mode    `toml:"modes"`
@@ -132,7 +139,8 @@ func (p Pool) Has(gpu GPU) bool {
 	return false
 }
 
-// ParseRange reads a pool's GPUs: "3" is 3 to 3, "0-3" is 0 to 3. A UUID is no range: first and last are -1.
+// ParseRange reads a pool's GPUs: "3" is 3 to 3, "0-3" is 0 to 3. A UUID is no range: first and
+// last are -1.
 func ParseRange(name string) (first, last int, err error) {
 	if name == "" {
 		return 0, 0, errors.New("a GPU's name is empty")
@@ -161,7 +169,8 @@ const (
 	Spread  Placement = "spread"  // the emptiest, away from the owner's others
 )
 
-// CDI says where engines look for CDI files and what checks a container that one of ours was used for.
+// CDI says where engines look for CDI files and what checks a container that one of ours was used
+// for.
 type CDI struct {
 	Dir  string `toml:"dir"`  // a directory that engines read, for root only to write
 	Hook string `toml:"hook"` // absolute path of gpuledger-hook
@@ -171,7 +180,8 @@ type CDI struct {
 type Daemon struct {
 	Listen   string `toml:"listen"`
 	Interval string `toml:"interval"`
-	Grace    string `toml:"grace"` // how long a finding stands before its container is stopped, where policy says so
+	// how long a finding stands before its container is stopped, where policy says so
+	Grace string `toml:"grace"`
 }
 
 // Audit configures the audit log.

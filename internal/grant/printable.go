@@ -9,8 +9,8 @@ import (
 // maxPrintable bounds what a message repeats of somebody else's text, in characters.
 const maxPrintable = 200
 
-// Printable makes text from outside fit for messages and logs: what a terminal would act on is escaped, and what is too
-// long is cut.
+// Printable makes text from outside fit for messages and logs: what a terminal would act on is
+// escaped, and what is too long is cut.
 func Printable(text string) string {
 	var b strings.Builder
 	for length := 0; len(text) > 0; {

@@ -11,8 +11,8 @@ import (
 // ID names a grant in public: logs, metrics, labels. It is "g-" and 12 lower-case letters.
 type ID string
 
-// Reference is how a container says which grant is its own: the id alone for a pod's grant, id and secret for a
-// bearer's or a claim's.
+// Reference is how a container says which grant is its own: the id alone for a pod's grant, id and
+// secret for a bearer's or a claim's.
 type Reference struct {
 	ID     ID
 	Secret string // 32 hexadecimal digits, or empty
@@ -58,16 +58,22 @@ func ParseID(text string) (ID, error) {
 	return ID(text), nil
 }
 
-// ParseReference reads ID or ID.SECRET. Its error does not repeat the text: it may hold a secret with a typing error.
+// ParseReference reads ID or ID.SECRET. Its error does not repeat the text: it may hold a secret
+// with a typing error.
 func ParseReference(text string) (Reference, error) {
 	name, secret, hasSecret := strings.Cut(text, ".")
 	id, err := ParseID(name)
 	if err != nil {
-		return Reference{}, fmt.Errorf("cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it")
+		return Reference{},
+			fmt.Errorf("cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it")
 	}
 	if hasSecret {
-		if raw, err := hex.DecodeString(secret); err != nil || len(raw) != secretBytes || strings.ToLower(secret) != secret {
-			return Reference{}, fmt.Errorf("cannot read grant reference %s: the secret after the dot is not %d hexadecimal digits", id, 2*secretBytes)
+		if raw, err := hex.DecodeString(secret); err != nil || len(raw) != secretBytes ||
+			strings.ToLower(secret) != secret {
+			return Reference{},
+				fmt.Errorf(
+					"cannot read grant reference %s: the secret after the dot is not %d hexadecimal digits",
+					id, 2*secretBytes)
 		}
 	}
 	return Reference{ID: id, Secret: secret}, nil

@@ -1,33 +1,39 @@
 package grant
 
-// Request is what a container asks for, read from its spec: every way in which it can reach a GPU, and what it says
-// about grants. It is a claim; only a grant makes it true.
+// Request is what a container asks for, read from its spec: every way in which it can reach a GPU,
+// and what it says about grants. It is a claim; only a grant makes it true.
 type Request struct {
-	Container   Container
-	Sandbox     bool     // a pod's sandbox by its engine's key: it asks only by what no engine writes into one
-	Privileged  bool     // AllDevices, or CAP_SYS_ADMIN with nodes of GPUs
-	AllDevices  bool     // a device rule lets it open everything
-	SysAdmin    bool     // CAP_SYS_ADMIN, which can undo device rules by force
-	NodeRoot    []string // ways in which it is as good as root on the node, as "mount:/host"
-	Noted       []string // what else the audit log should know; it changes no verdict
-	Hits        []Hit
-	Doubtful    []Hit     // nobody knows whether they undo what keeps a grant: they ask for nothing, and no grant goes along with them
+	Container Container
+	// a pod's sandbox by its engine's key: it asks only by what no engine writes into one
+	Sandbox    bool
+	Privileged bool     // AllDevices, or CAP_SYS_ADMIN with nodes of GPUs
+	AllDevices bool     // a device rule lets it open everything
+	SysAdmin   bool     // CAP_SYS_ADMIN, which can undo device rules by force
+	NodeRoot   []string // ways in which it is as good as root on the node, as "mount:/host"
+	Noted      []string // what else the audit log should know; it changes no verdict
+	Hits       []Hit
+	// nobody knows whether they undo what keeps a grant: they ask for nothing, and no grant goes
+	// along with them
+	Doubtful    []Hit
 	Dropped     []Removal // what asks for nothing by itself, and goes when a grant is admitted
 	References  []Mention
 	Allocations []Allocation
 	Devices     DeviceMap // what the finder told GPU nodes by
-	UID         int       // of its first process, as the node counts; -1 where a user namespace maps it to nobody
-	Cgroup      string    // where the spec wants its processes; empty: it leaves that to the runtime
+	// of its first process, as the node counts; -1 where a user namespace maps it to nobody
+	UID    int
+	Cgroup string // where the spec wants its processes; empty: it leaves that to the runtime
 
-	// Unruled: its runtime does not run as root of the node, so no device rule holds. It can open what its Hits bring, and
-	// cannot make nodes of its own.
+	// Unruled: its runtime does not run as root of the node, so no device rule holds. It can open
+	// what its Hits bring, and cannot make nodes of its own.
 	Unruled bool
 
-	// Drivable: a hook of ours runs in its create, or is about to, so the driver's own limit can be set.
+	// Drivable: a hook of ours runs in its create, or is about to, so the driver's own limit can be
+	// set.
 	Drivable bool
 
-	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all. Podman writes them so there, for
-	// whatever container. Rules are those that it has, where they are plain allows.
+	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all.
+	// Podman writes them so there, for whatever container. Rules are those that it has, where they
+	// are plain allows.
 	Unclosed bool
 	Rules    []DeviceRule
 
@@ -82,8 +88,8 @@ type Hit struct {
 	Removal Removal // how to take it out of the spec
 }
 
-// Elsewhere is what the value of a Hit says of a path that nobody can judge beforehand: through a process's own links in /proc, or through
-// the container's own mounts.
+// Elsewhere is what the value of a Hit says of a path that nobody can judge beforehand: through a
+// process's own links in /proc, or through the container's own mounts.
 const Elsewhere = "which leads elsewhere when the runtime comes to it"
 
 // Cover is how a grant covers a Hit.
@@ -91,12 +97,13 @@ type Cover int
 
 // The covers.
 const (
-	CoverNever  Cover = iota // no grant does
-	CoverGPUs                // each of Hit.GPUs (UUIDs or indexes; "all" stands for the granted ones) must be granted
-	CoverNode                // Hit.Node must come with the grant
-	CoverDrop                // a grant drops it: what it asks for is injected by us
-	CoverNarrow              // a grant puts its own device rules in place of the spec's
-	CoverRecord              // a grant's own record where ours goes: its own stays, another's is dropped
+	CoverNever Cover = iota // no grant does
+	// each of Hit.GPUs (UUIDs or indexes; "all" stands for the granted ones) must be granted
+	CoverGPUs
+	CoverNode   // Hit.Node must come with the grant
+	CoverDrop   // a grant drops it: what it asks for is injected by us
+	CoverNarrow // a grant puts its own device rules in place of the spec's
+	CoverRecord // a grant's own record where ours goes: its own stays, another's is dropped
 )
 
 // Node is a device node as the driver knows it, whatever its path.
@@ -105,10 +112,12 @@ type Node struct {
 	Minor int // -1: all of the class
 }
 
-// NodeClass is what a device node of the driver is for: its name in /proc/devices, major 195 told apart by minor.
+// NodeClass is what a device node of the driver is for: its name in /proc/devices, major 195 told
+// apart by minor.
 type NodeClass string
 
-// The classes that a decision tells apart. Any other character device of NVIDIA's driver has its name as class.
+// The classes that a decision tells apart. Any other character device of NVIDIA's driver has its
+// name as class.
 const (
 	ClassGPU     NodeClass = "nvidia"         // /dev/nvidiaN
 	ClassControl NodeClass = "nvidiactl"      // /dev/nvidiactl
@@ -118,7 +127,8 @@ const (
 	ClassDRM     NodeClass = "drm"            // /dev/dri/* of an NVIDIA GPU
 )
 
-// Majors and minors that the driver has had from its beginning (nv-chardev-numbers.h), and Linux's DRM.
+// Majors and minors that the driver has had from its beginning (nv-chardev-numbers.h), and Linux's
+// DRM.
 const (
 	MajorNVIDIA  = 195
 	MinorControl = 255
@@ -126,27 +136,31 @@ const (
 	MajorDRM     = 226
 )
 
-// IsDynamicMajor reports whether Linux gives a character device's major to whichever driver comes next: 254 down to 234, then 511
-// down to 384 (find_dynamic_major, fs/char_dev.c). All of NVIDIA's but 195 and DRM's are such.
+// IsDynamicMajor reports whether Linux gives a character device's major to whichever driver comes
+// next: 254 down to 234, then 511 down to 384 (find_dynamic_major, fs/char_dev.c). All of NVIDIA's
+// but 195 and DRM's are such.
 func IsDynamicMajor(major int) bool {
 	return 234 <= major && major <= 254 || 384 <= major && major <= LastMajor
 }
 
-// LastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START, include/linux/fs.h).
+// LastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START,
+// include/linux/fs.h).
 const LastMajor = 511
 
-// DeviceMap tells the character devices of GPUs from others on this node. Majors are read from the system and never
-// baked in, but for 195.
+// DeviceMap tells the character devices of GPUs from others on this node. Majors are read from the
+// system and never baked in, but for 195.
 type DeviceMap struct {
 	Majors map[int]NodeClass // of NVIDIA's driver
 	DRM    map[int]bool      // minors of major 226; true: an NVIDIA GPU's. Nil where nothing asked for it.
 	Taken  map[int]bool      // majors that any driver has registered. Nil where nothing asked for it.
 }
 
-// Removal is something that an edit takes out of a spec, by name, so that it can be taken out twice.
+// Removal is something that an edit takes out of a spec, by name, so that it can be taken out
+// twice.
 type Removal struct {
 	Kind RemovalKind
-	Name string // the variable, the node's path, the hook's path, the annotation's key, the mount's destination
+	// the variable, the node's path, the hook's path, the annotation's key, the mount's destination
+	Name string
 }
 
 // RemovalKind is the part of a spec that a Removal is about.
@@ -168,12 +182,14 @@ func (r Removal) String() string { return string(r.Kind) + ":" + r.Name }
 // Mention is a reference to a grant that a container carries.
 type Mention struct {
 	Source string // "annotation:gpuledger.dev/grant.train", "env:GPULEDGER_GRANT"
-	Asks   bool   // it names this container; a pod-level annotation is there for all and makes nobody a requester
+	// it names this container; a pod-level annotation is there for all and makes nobody a requester
+	Asks bool
 	Reference
 	Malformed string // the reader's error, when it cannot be read
 }
 
-// Allocation is what a scheduler wrote about a container. It must agree with the grant; it is none by itself.
+// Allocation is what a scheduler wrote about a container. It must agree with the grant; it is none
+// by itself.
 type Allocation struct {
 	Source  string   // dialect and key, as "annotation:gpuledger.dev/memory"
 	Asks    bool     // it names this container, so it is a request

@@ -10,16 +10,19 @@ type Sample struct {
 
 // Usage is what is used of one physical GPU.
 type Usage struct {
-	UUID        string       `json:"uuid"`
-	Index       int          `json:"index"`
-	Health      string       `json:"health"`                // Healthy; else why it does not answer, and nothing below is known
-	Total       Bytes        `json:"total"`                 // without what the driver keeps for itself
-	Used        Bytes        `json:"used"`                  // by everybody
-	Utilization int          `json:"utilization"`           // percent of the time in which something ran; -1: not told
-	ComputeMode ComputeMode  `json:"compute_mode,omitzero"` // "" where it is not told
-	MIG         []string     `json:"mig,omitempty"`         // UUIDs of its MIG devices
-	XIDs        []int        `json:"xids,omitempty"`        // errors that the driver reported since the last sample
-	Processes   []ProcessUse `json:"processes"`
+	UUID  string `json:"uuid"`
+	Index int    `json:"index"`
+	// Healthy; else why it does not answer, and nothing below is known
+	Health string `json:"health"`
+	Total  Bytes  `json:"total"` // without what the driver keeps for itself
+	Used   Bytes  `json:"used"`  // by everybody
+	// percent of the time in which something ran; -1: not told
+	Utilization int         `json:"utilization"`
+	ComputeMode ComputeMode `json:"compute_mode,omitzero"` // "" where it is not told
+	MIG         []string    `json:"mig,omitempty"`         // UUIDs of its MIG devices
+	// errors that the driver reported since the last sample
+	XIDs      []int        `json:"xids,omitempty"`
+	Processes []ProcessUse `json:"processes"`
 }
 
 // ProcessUse is what one process uses of a GPU, or of one MIG device on it.
@@ -55,12 +58,14 @@ const (
 	GPUError      FindingKind = "gpu-error"      // the driver reported an XID
 	LimitChanged  FindingKind = "limit-changed"  // a memory limit of the driver's is not what the ledger says
 
-	// HandlerChanged is about an engine and no GPU: its default handler was gpuledger and is not any more.
+	// HandlerChanged is about an engine and no GPU: its default handler was gpuledger and is not
+	// any more.
 	HandlerChanged FindingKind = "handler-changed"
 )
 
 // FindingKinds lists every kind.
-var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost, GPUError, LimitChanged, HandlerChanged}
+var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChanged, LayoutChanged, GPULost,
+	GPUError, LimitChanged, HandlerChanged}
 
 // Finding is something on the GPUs that the ledger does not say.
 type Finding struct {
@@ -81,16 +86,18 @@ func (f Finding) Key() string {
 
 // User is who uses a GPU: a container, or a process of the node itself.
 type User struct {
-	Container string    `json:"container,omitzero"` // its id; "" is a process of the node
-	Engine    Engine    `json:"engine,omitzero"`    // where its cgroup or its binding tells
-	Pod       Identity  `json:"pod,omitzero"`       // only for people, but for the UID of a binding's
-	Cgroup    string    `json:"cgroup,omitzero"`    // the container's own, from the hierarchy's root; "" where that cannot be told
-	Command   string    `json:"command,omitzero"`   // of the first process, as the kernel has it
+	Container string   `json:"container,omitzero"` // its id; "" is a process of the node
+	Engine    Engine   `json:"engine,omitzero"`    // where its cgroup or its binding tells
+	Pod       Identity `json:"pod,omitzero"`       // only for people, but for the UID of a binding's
+	// the container's own, from the hierarchy's root; "" where that cannot be told
+	Cgroup    string    `json:"cgroup,omitzero"`
+	Command   string    `json:"command,omitzero"` // of the first process, as the kernel has it
 	Processes []Process `json:"processes,omitempty"`
 	Exempt    bool      `json:"exempt,omitzero"` // policy lets it use GPUs without a grant
 }
 
-// Key is the same for the same user in another sample: containers by id, processes of the node by pid and start.
+// Key is the same for the same user in another sample: containers by id, processes of the node by
+// pid and start.
 func (u User) Key() string {
 	if u.Container != "" {
 		return u.Cgroup + "\x00" + u.Container

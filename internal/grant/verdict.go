@@ -6,24 +6,28 @@ import (
 
 // Verdict is what becomes of a container.
 type Verdict struct {
-	Kind      VerdictKind
-	Code      Code // of a refusal
-	Message   string
-	Hint      string
-	Grant     *Grant // of an admission, and of a refusal that is about a grant
-	Details   []Detail
-	Edits     cdispec.ContainerEdits
-	Rules     []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
-	Masked    []string     // paths to be hidden; only an OCI spec has words for it
-	Narrow    bool         // the spec's own device rules are too wide to be kept
-	Removed   []Removal
-	Strength  Strength
-	Weaker    string   // of an admission: why that is less than people were told of the grant; "" where it is not
-	Limited   bool     // the edits bring the shim: the grant's records must be there before the container is
-	Throttled bool     // of it the proxy that throttles launches
-	Driven    bool     // the edits bring the hook that has the driver limit its cgroup
-	Late      bool     // of a refusal: a claim's grant may be the container's in a moment, when the ledger is told of its pod
-	Recorded  []string // what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
+	Kind     VerdictKind
+	Code     Code // of a refusal
+	Message  string
+	Hint     string
+	Grant    *Grant // of an admission, and of a refusal that is about a grant
+	Details  []Detail
+	Edits    cdispec.ContainerEdits
+	Rules    []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
+	Masked   []string     // paths to be hidden; only an OCI spec has words for it
+	Narrow   bool         // the spec's own device rules are too wide to be kept
+	Removed  []Removal
+	Strength Strength
+	// of an admission: why that is less than people were told of the grant; "" where it is not
+	Weaker    string
+	Limited   bool // the edits bring the shim: the grant's records must be there before the container is
+	Throttled bool // of it the proxy that throttles launches
+	Driven    bool // the edits bring the hook that has the driver limit its cgroup
+	// of a refusal: a claim's grant may be the container's in a moment, when the ledger is told of
+	// its pod
+	Late bool
+	// what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
+	Recorded []string
 }
 
 // VerdictKind is one of three.
@@ -64,7 +68,8 @@ type DeviceRule struct {
 	Access       string // of "rwm"
 }
 
-// Docs is where the documentation can be read from anywhere: a tenant sees a hint in a pod's events, and has no files of ours.
+// Docs is where the documentation can be read from anywhere: a tenant sees a hint in a pod's
+// events, and has no files of ours.
 const Docs = "https://github.com/gpuledger/gpuledger/blob/main/docs/"
 
 // Refusal is why something is not given. Its text names no other tenant.
