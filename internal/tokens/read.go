@@ -1,6 +1,7 @@
-// Package tokens reads and writes JSON token by token. Reflection builds a table for every type that a process meets; a program
-// that lives for three milliseconds at every container's create builds each for nothing, and that was an eighth of its time
-// (docs/adr/0034). What it reads and writes is what the JSON library does with the same types, which the tests of its users hold.
+// Package tokens reads and writes JSON token by token. Reflection builds a table for every type
+// that a process meets; a program that lives for three milliseconds at every container's create
+// builds each for nothing, and that was an eighth of its time (docs/adr/0034). What it reads and
+// writes is what the JSON library does with the same types, which the tests of its users hold.
 package tokens
 
 import (
@@ -35,8 +36,9 @@ func (e *TooManyError) Error() string {
 	return fmt.Sprintf("more than %d elements at %q", e.Max, string(e.Pointer))
 }
 
-// What a list may have at most. A kernel takes no more of either: 100,000 mounts in a namespace (fs.mount-max), and for a process's words
-// 6 MiB, of which each takes 9 bytes and more (fs/exec.c). Without a bound an empty object of two bytes is a structure of hundreds.
+// What a list may have at most. A kernel takes no more of either: 100,000 mounts in a namespace
+// (fs.mount-max), and for a process's words 6 MiB, of which each takes 9 bytes and more
+// (fs/exec.c). Without a bound an empty object of two bytes is a structure of hundreds.
 const (
 	MaxElements = 1 << 17
 	MaxStrings  = 1 << 20
@@ -50,7 +52,8 @@ func wrong(d *jsontext.Decoder) error {
 	return &WrongTypeError{d.StackPointer()}
 }
 
-// decoders are used again: a create reads some forty documents and lists, most of them of a few bytes.
+// decoders are used again: a create reads some forty documents and lists, most of them of a few
+// bytes.
 var decoders = sync.Pool{New: func() any { return new(decoder) }}
 
 type decoder struct {
@@ -63,7 +66,8 @@ func (d *decoder) over(data []byte, options ...jsontext.Options) {
 	d.Reset(&d.text, options...)
 }
 
-// Whole reads a document of one value with nothing behind it. The decoder is the function's until it returns.
+// Whole reads a document of one value with nothing behind it. The decoder is the function's until
+// it returns.
 func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.Options) error {
 	own := decoders.Get().(*decoder)
 	own.over(data, options...)
@@ -82,11 +86,12 @@ func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.
 		return nil
 	}
 	first, _ := utf8.DecodeRune(rest)
-	return &jsontext.SyntacticError{ByteOffset: int64(len(data) - len(rest)), Err: fmt.Errorf("invalid character %q after top-level value", first)}
+	return &jsontext.SyntacticError{ByteOffset: int64(len(data) - len(rest)),
+		Err: fmt.Errorf("invalid character %q after top-level value", first)}
 }
 
-// Object reads an object: member reads the value of each of its names, or skips it. Null has none. The name is valid until the
-// value is read.
+// Object reads an object: member reads the value of each of its names, or skips it. Null has none.
+// The name is valid until the value is read.
 func Object(d *jsontext.Decoder, member func(name []byte) error) error {
 	return Members(d, func(quoted jsontext.Value) error { return member(Name(quoted)) })
 }
@@ -126,7 +131,8 @@ func Name(quoted jsontext.Value) []byte {
 	return text
 }
 
-// List reads an array of MaxElements at most. Null is nil. It is read into the room that the list has.
+// List reads an array of MaxElements at most. Null is nil. It is read into the room that the list
+// has.
 func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
 	return bounded(d, list, MaxElements, read)
 }
@@ -213,8 +219,8 @@ func Strings(d *jsontext.Decoder, list *[]string) error {
 	return bounded(d, list, MaxStrings, String[string])
 }
 
-// Repeated reads lists of strings of which many are the same, byte for byte: the same list then stands for them all, and no one may
-// write to it.
+// Repeated reads lists of strings of which many are the same, byte for byte: the same list then
+// stands for them all, and no one may write to it.
 type Repeated struct {
 	text []byte
 	list []string
@@ -316,8 +322,9 @@ func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 	return nil
 }
 
-// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time, and looks up how to read a type: what is
-// written as we write all times is read without it, to which package time is as strict.
+// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time,
+// and looks up how to read a type: what is written as we write all times is read without it, to
+// which package time is as strict.
 func Time(d *jsontext.Decoder, t *time.Time) error {
 	value, err := d.ReadValue()
 	if err != nil {
@@ -347,5 +354,6 @@ func isUTC(value jsontext.Value) bool {
 		}
 	}
 	fraction := rest[len(form):]
-	return len(fraction) == 0 || len(fraction) > 1 && fraction[0] == '.' && len(bytes.Trim(fraction[1:], "0123456789")) == 0
+	return len(fraction) == 0 || len(fraction) > 1 && fraction[0] == '.' &&
+		len(bytes.Trim(fraction[1:], "0123456789")) == 0
 }

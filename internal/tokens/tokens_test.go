@@ -69,11 +69,17 @@ func (a *all) read(d *jsontext.Decoder) error {
 }
 
 var texts = func() []string {
-	texts := []string{"", " ", "null", "{}", " {} \n", "[]", "1", `"x"`, "{", "{}{}", "{} x", `{"a"`, `{"string":"a","string":"b"}`, `{"str\u0069ng":"x"}`, `{"\ud800":1}`,
-		"{\"string\":\"\xff\"}", `{"map":{"a":"1","a":"2"}}`, `{"unknown":{"string":1},"bool":true}`, "\ufeff{}"}
-	values := []string{"null", "true", "false", `""`, `"a\n\u0000\u2028"`, "0", "-0", "-1", "1.0", "1e3", "4294967295", "4294967296", "9223372036854775807", "9223372036854775808",
+	texts := []string{"", " ", "null", "{}", " {} \n", "[]", "1", `"x"`, "{", "{}{}", "{} x", `{"a"`,
+		`{"string":"a","string":"b"}`, `{"str\u0069ng":"x"}`, `{"\ud800":1}`,
+		"{\"string\":\"\xff\"}", `{"map":{"a":"1","a":"2"}}`,
+		`{"unknown":{"string":1},"bool":true}`, "\ufeff{}"}
+	values := []string{"null", "true", "false", `""`, `"a\n\u0000\u2028"`, "0", "-0", "-1", "1.0", "1e3",
+		"4294967295", "4294967296", "9223372036854775807", "9223372036854775808",
 		"-9223372036854775808", "18446744073709551615", "18446744073709551616", "[]", `[null]`, `["a",1]`, `[["a"],["a"]]`, `[["a"],["a",1]]`, `[["a"],["\u0061"],null,[]]`, `[["a"],["a",1],["a",1]]`, "{}", `{"k":null}`, `{"k":1}`, `"2026-11-22T00:00:00Z"`, `"2026-11-22T0:00:00Z"`, `"2026-11-22T00:00:00,5Z"`, `"2026-11-22T00:00:00+24:00"`, `"2026-11-22T00:00:00-25:00"`,
-		`"2026-11-22T00:00:00+01:60"`, `"2026-11-22t00:00:00z"`, `"2026-02-30T00:00:00Z"`, `"2026-11-22T00:00:00.5Z"`, `"2026-11-22T00:00:00.Z"`, `"2026-11-22T00:00:00.1234567891Z"`, `"2026-11-22T00:00:00..5Z"`, `"2026-11-22T00:00:00\u005a"`, `"2026-11-22T24:00:00Z"`, `"2026-11-22T23:59:60Z"`, `"12026-11-22T00:00:00Z"`, "[", "{", "x"}
+		`"2026-11-22T00:00:00+01:60"`, `"2026-11-22t00:00:00z"`, `"2026-02-30T00:00:00Z"`,
+		`"2026-11-22T00:00:00.5Z"`, `"2026-11-22T00:00:00.Z"`, `"2026-11-22T00:00:00.1234567891Z"`,
+		`"2026-11-22T00:00:00..5Z"`, `"2026-11-22T00:00:00\u005a"`, `"2026-11-22T24:00:00Z"`,
+		`"2026-11-22T23:59:60Z"`, `"12026-11-22T00:00:00Z"`, "[", "{", "x"}
 	typ := reflect.TypeFor[all]()
 	for i := range typ.NumField() {
 		for _, value := range values {
@@ -106,14 +112,17 @@ func same(t *testing.T, text []byte) {
 }
 
 func TestWhereATypeIsWrong(t *testing.T) {
-	for text, pointer := range map[string]string{`{"string":1}`: "/string", `{"strings":["a",{}]}`: "/strings/1", `{"map":{"a/b":[1,[2]]}}`: "/map/a~1b", `{"int":1.5}`: "/int", `7`: ""} {
+	for text, pointer := range map[string]string{`{"string":1}`: "/string",
+		`{"strings":["a",{}]}`: "/strings/1", `{"map":{"a/b":[1,[2]]}}`: "/map/a~1b",
+		`{"int":1.5}`: "/int", `7`: ""} {
 		var a all
 		err := Whole([]byte(text), a.read)
 		if wrong, ok := err.(*WrongTypeError); !ok || string(wrong.Pointer) != pointer {
 			t.Errorf("%s: %v, want %q", text, err, pointer)
 		}
 	}
-	for text, pointer := range map[string]string{`[["a"],["a"],["a",1]]`: "/2/1", `[["a"],[[]],["a"]]`: "/1/0", `[["a"],"a"]`: "/1"} {
+	for text, pointer := range map[string]string{`[["a"],["a"],["a",1]]`: "/2/1",
+		`[["a"],[[]],["a"]]`: "/1/0", `[["a"],"a"]`: "/1"} {
 		var lists [][]string
 		var alike Repeated
 		err := Whole([]byte(text), func(d *jsontext.Decoder) error { return List(d, &lists, alike.Strings) })
@@ -137,11 +146,13 @@ func TestWriter(t *testing.T) {
 		w.Words("b", "", "c", "d")
 		w.Name("e").Strings(nil)
 	})
-	want := `{"a":[-1,18446744073709551615,0.184,true,"\"` + "\u2028" + `\u0001","1970-01-01T00:00:00.000000005Z"],"c":"d","e":[]}`
+	want := `{"a":[-1,18446744073709551615,0.184,true,"\"` + "\u2028" +
+		`\u0001","1970-01-01T00:00:00.000000005Z"],"c":"d","e":[]}`
 	if got, err := w.End(); err != nil || string(got) != want {
 		t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
 	}
-	for _, value := range []string{`1`, `""`, `{}`, `[]`, `{"a":[]}`, `[{},[],[[]],{"a":{"b":" ","c:":[1,":","{"]}}]`} {
+	for _, value := range []string{`1`, `""`, `{}`, `[]`, `{"a":[]}`,
+		`[{},[],[[]],{"a":{"b":" ","c:":[1,":","{"]}}]`} {
 		indented := jsontext.Value(value)
 		if err := indented.Indent(jsontext.WithIndent("  ")); err != nil {
 			t.Fatal(err)

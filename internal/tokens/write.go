@@ -8,7 +8,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Writer writes one JSON value. Its first error stands until End. What its users call makes the structure; the strings are the library's.
+// Writer writes one JSON value. Its first error stands until End. What its users call makes the
+// structure; the strings are the library's.
 type Writer struct {
 	out    []byte
 	indent string // of a step; "" is a value without spaces
@@ -43,7 +44,8 @@ func (w *Writer) Len() int { return len(w.out) }
 // Since is what was written behind the first n bytes. It is valid until more is written.
 func (w *Writer) Since(n int) []byte { return w.out[n:] }
 
-// Cut takes back what was written behind the first n bytes: whole values, or the name of a member with them.
+// Cut takes back what was written behind the first n bytes: whole values, or the name of a member
+// with them.
 func (w *Writer) Cut(n int) { w.out = w.out[:n] }
 
 // Raw writes a value as it stands: valid JSON, which the caller has read.
@@ -52,7 +54,8 @@ func (w *Writer) Raw(value jsontext.Value) {
 	w.out = append(w.out, value...)
 }
 
-// next puts the comma before a name or a value that is not the first. What is open ends in its own sign, and a string in its quotes.
+// next puts the comma before a name or a value that is not the first. What is open ends in its own
+// sign, and a string in its quotes.
 func (w *Writer) next() {
 	if len(w.out) == 0 {
 		return
