@@ -1,6 +1,6 @@
-// Package nri is gpuledger's plugin for engines whose default runtime cannot be changed: the same node.Admit, asked through
-// NRI (containerd/nri). An engine goes on without a plugin that does not answer, so this guards less than gpuledger-runtime
-// does; docs/nri.md says what is left open.
+// Package nri is gpuledger's plugin for engines whose default runtime cannot be changed: the same
+// node.Admit, asked through NRI (containerd/nri). An engine goes on without a plugin that does not
+// answer, so this guards less than gpuledger-runtime does; docs/nri.md says what is left open.
 package nri
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Name and Index are how engines know the plugin: "gpuledger" stands in required_plugins. Plugins are asked in the order of
-// their indexes, so that the last sees what those before it add.
+// Name and Index are how engines know the plugin: "gpuledger" stands in required_plugins. Plugins
+// are asked in the order of their indexes, so that the last sees what those before it add.
 const (
 	Name  = "gpuledger"
 	Index = "99"
@@ -32,11 +32,12 @@ const DefaultSocket = api.DefaultSocketPath
 
 // Options of a Manager.
 type Options struct {
-	Socket      string
-	Open        func() *node.Node // the node as its configuration is now
-	Observe     bool              // change and refuse nothing; record what is outside the ledger
-	FailRequest bool              // have the engine fail a request that we do not answer, where its NRI can (0.12.5)
-	Roots       []string          // further directories in which the engine's runtimes keep their states
+	Socket  string
+	Open    func() *node.Node // the node as its configuration is now
+	Observe bool              // change and refuse nothing; record what is outside the ledger
+	// have the engine fail a request that we do not answer, where its NRI can (0.12.5)
+	FailRequest bool
+	Roots       []string // further directories in which the engine's runtimes keep their states
 	Log         *logrus.Logger
 }
 
@@ -64,8 +65,8 @@ const (
 	lastWait  = 15 * time.Second
 )
 
-// Ensure connects where there is no connection, sooner after it was lost than when there was none for long. The error is that
-// of the last attempt.
+// Ensure connects where there is no connection, sooner after it was lost than when there was none
+// for long. The error is that of the last attempt.
 func (m *Manager) Ensure(ctx context.Context) error {
 	m.mu.Lock()
 	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
@@ -87,16 +88,19 @@ func (m *Manager) Ensure(ctx context.Context) error {
 // registration bounds one attempt; an engine gives a plugin five seconds.
 const registration = 10 * time.Second
 
-// connect registers with the engine. The connection is our own, because a stub whose engine dies between the registration
-// and the configuration waits for ever: then it is closed under it and the stub forgotten.
+// connect registers with the engine. The connection is our own, because a stub whose engine dies
+// between the registration and the configuration waits for ever: then it is closed under it and the
+// stub forgotten.
 func (m *Manager) connect(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", m.Socket)
 	if err != nil {
 		return err
 	}
 	p := &plugin{Manager: m}
-	p.stub, err = stub.New(p, stub.WithConnection(conn), stub.WithPluginName(Name), stub.WithPluginIdx(Index), stub.WithOnClose(p.lost),
-		stub.WithLogger(stubLog{m.Log}), stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: m.FailRequest}))
+	p.stub, err = stub.New(p, stub.WithConnection(conn), stub.WithPluginName(Name),
+		stub.WithPluginIdx(Index), stub.WithOnClose(p.lost),
+		stub.WithLogger(stubLog{m.Log}),
+		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: m.FailRequest}))
 	if err == nil {
 		err = p.start(ctx)
 	}
@@ -140,7 +144,8 @@ func (p *plugin) lost() {
 	}
 }
 
-// Stop leaves the engine. What this process holds for containers that have not started ends with it.
+// Stop leaves the engine. What this process holds for containers that have not started ends with
+// it.
 func (m *Manager) Stop() {
 	m.mu.Lock()
 	p := m.current
@@ -171,8 +176,8 @@ func (m *Manager) remembered() []string {
 	return slices.Sorted(maps.Keys(m.reserved))
 }
 
-// carriesRules reports whether an NRI of that version hands device rules on (nri 0.10, pkg/adaptation/result.go). One that
-// does not say its version is taken for older.
+// carriesRules reports whether an NRI of that version hands device rules on (nri 0.10,
+// pkg/adaptation/result.go). One that does not say its version is taken for older.
 func carriesRules(version string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(version, "v%d.%d", &major, &minor)

@@ -21,7 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// plugin answers the requests of one connection. An error from it fails what the engine was about to do.
+// plugin answers the requests of one connection. An error from it fails what the engine was about
+// to do.
 type plugin struct {
 	*Manager
 	stub    stub.Stub
@@ -42,7 +43,8 @@ var stateRoots = map[grant.Engine][]string{
 	grant.NoEngine:   {"/run/runc"},
 }
 
-// Configure hears who the engine is. It asks for no other events than those that the methods below answer.
+// Configure hears who the engine is. It asks for no other events than those that the methods below
+// answer.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
 	p.runtime, p.engine = runtime+" "+version, grant.NoEngine
 	if engine, known := engines[runtime]; known {
@@ -54,7 +56,8 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 }
 
 // CreateContainer admits the container. The grant is held for it by this process until its create.
-func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
+	c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	if p.Observe {
 		return nil, nil, nil
 	}
@@ -78,8 +81,8 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.
 	return adjustment, nil, nil
 }
 
-// StartContainer judges what the real runtime has made, as nothing of it runs yet: with the edits of plugins behind us, of
-// CDI and of gpuledger-runtime. It turns the reservation into a binding.
+// StartContainer judges what the real runtime has made, as nothing of it runs yet: with the edits
+// of plugins behind us, of CDI and of gpuledger-runtime. It turns the reservation into a binding.
 func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
 	d, err := p.settle(pod, c, stage{running: p.Observe})
 	if err != nil {
@@ -89,7 +92,8 @@ func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.C
 }
 
 // StopContainer hears that a container has stopped, or that its create is undone.
-func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
+func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox,
+	c *api.Container) ([]*api.ContainerUpdate, error) {
 	p.tidy(c.GetId())
 	return nil, nil
 }
@@ -100,10 +104,11 @@ func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Co
 	return nil
 }
 
-// Synchronize takes up what the engine has already. Containers that are created and not started need their grants held
-// again before the engine goes on; the running ones, of which there may be hundreds, are looked at afterwards: the engine
-// gives a plugin two seconds.
-func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+// Synchronize takes up what the engine has already. Containers that are created and not started
+// need their grants held again before the engine goes on; the running ones, of which there may be
+// hundreds, are looked at afterwards: the engine gives a plugin two seconds.
+func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
+	containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	podOf, here := map[string]*api.PodSandbox{}, map[string]bool{}
 	for _, pod := range pods {
 		podOf[pod.GetId()] = pod
@@ -130,12 +135,14 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containe
 				outside++
 			}
 		}
-		p.Log.Infof("in step with %s: %d containers, %d running outside the ledger", p.runtime, len(containers), outside)
+		p.Log.Infof("in step with %s: %d containers, %d running outside the ledger", p.runtime,
+			len(containers), outside)
 	}()
 	return nil, nil
 }
 
-// takeUp binds what a container holds by right, and reports one that has GPUs outside of the ledger.
+// takeUp binds what a container holds by right, and reports one that has GPUs outside of the
+// ledger.
 func (p *plugin) takeUp(pod *api.PodSandbox, c *api.Container, s stage) (outside bool) {
 	d, err := p.settle(pod, c, s)
 	if err == nil {
@@ -179,7 +186,8 @@ func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.De
 	return d, nil
 }
 
-// initOf is the container's first process, from what its runtime recorded or else from the engine; CRI-O tells none.
+// initOf is the container's first process, from what its runtime recorded or else from the engine;
+// CRI-O tells none.
 func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process, bool) {
 	if p, found := n.Ledger.ContainerInit(c.RuntimeRoot, c.ID); found {
 		return p, true
@@ -188,7 +196,8 @@ func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process
 	return p, err == nil && told.GetPid() != 0
 }
 
-// configOf reads the spec that the real runtime was given; nil where the container is not there yet or cannot be found.
+// configOf reads the spec that the real runtime was given; nil where the container is not there yet
+// or cannot be found.
 func (p *plugin) configOf(bundle string) []byte {
 	if bundle == "" {
 		return nil
@@ -207,9 +216,10 @@ func (p *plugin) create(n *node.Node, pod *api.PodSandbox, c *api.Container) (no
 		return node.Create{}, fmt.Errorf("gpuledger: cannot read container %q: %w", c.GetName(), err)
 	}
 	container := grant.Container{Engine: p.engineOf(n), RuntimeRoot: p.rootOf(c.GetId()), ID: c.GetId()}
-	return node.Create{Caller: request.Caller{Container: container}, Config: config, Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
-		return p.edited(config, v, c)
-	}}, nil
+	return node.Create{Caller: request.Caller{Container: container}, Config: config,
+		Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
+			return p.edited(config, v, c)
+		}}, nil
 }
 
 // edited is the spec as the engine will make it.
@@ -217,8 +227,11 @@ func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byt
 	adjustment, err := p.can.Container(v, c)
 	var unsayable *adjust.Unsayable
 	if errors.As(err, &unsayable) {
-		return nil, &grant.Refusal{Code: grant.InjectionImpossible, Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v", cmp.Or(c.GetName(), c.GetId()), err),
-			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (" + grant.Docs + "nri.md)"}
+		return nil, &grant.Refusal{Code: grant.InjectionImpossible,
+			Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v",
+				cmp.Or(c.GetName(), c.GetId()), err),
+			Hint: "take it out of the pod, or have the engine call gpuledger-runtime, which can (" +
+				grant.Docs + "nri.md)"}
 	}
 	if err != nil {
 		return nil, err
@@ -226,7 +239,8 @@ func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byt
 	return adjust.Apply(config, adjustment)
 }
 
-// answer is what the engine hears of a decision: one line, or nothing. What is only recorded goes to the log as well.
+// answer is what the engine hears of a decision: one line, or nothing. What is only recorded goes
+// to the log as well.
 func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	refusal := d.Refusal()
 	if refusal == nil {
@@ -248,7 +262,8 @@ func (p *plugin) tidy(id string) {
 	n := p.node()
 	if p.forget(id) {
 		if err := n.Abandon(id); err != nil {
-			p.Log.Warnf("cannot tidy after container %s: %v", id, err) // it ends with this process at the latest
+			// it ends with this process at the latest
+			p.Log.Warnf("cannot tidy after container %s: %v", id, err)
 		}
 	}
 	for _, root := range p.roots() {
@@ -256,8 +271,9 @@ func (p *plugin) tidy(id string) {
 	}
 }
 
-// node is opened for each request, so that it is decided by the configuration as it is. It waits for the ledger no longer
-// than leaves time to answer: an engine that hears nothing goes on without us.
+// node is opened for each request, so that it is decided by the configuration as it is. It waits
+// for the ledger no longer than leaves time to answer: an engine that hears nothing goes on without
+// us.
 func (p *plugin) node() *node.Node {
 	n := p.Open()
 	if half := p.timeout / 2; 0 < half && half < n.Ledger.Wait {
@@ -278,8 +294,8 @@ func (p *plugin) roots() []string {
 	return append(append([]string(nil), p.Roots...), stateRoots[p.engine]...)
 }
 
-// rootOf is the runtime's root that has the container, or the one that it will most likely get: NRI does not tell it. A
-// reservation is found by the container's id, whatever its root.
+// rootOf is the runtime's root that has the container, or the one that it will most likely get: NRI
+// does not tell it. A reservation is found by the container's id, whatever its root.
 func (p *plugin) rootOf(id string) string {
 	for _, root := range p.roots() {
 		if info, err := os.Stat(filepath.Join(root, id)); err == nil && info.IsDir() {

@@ -13,17 +13,21 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// specOf writes what NRI tells of a container as the spec that package request reads, so that there is one finder.
+// specOf writes what NRI tells of a container as the spec that package request reads, so that there
+// is one finder.
 //
-// NRI does not tell capabilities, the root file system's path or (before 0.11) the user. Of the capabilities those are
-// inferred that a privileged container has; the rest is read where the container is about to start (see settled).
+// NRI does not tell capabilities, the root file system's path or (before 0.11) the user. Of the
+// capabilities those are inferred that a privileged container has; the rest is read where the
+// container is about to start (see settled).
 func specOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) specs.Spec {
 	linux := c.GetLinux()
 	spec := specs.Spec{
-		Version:     specs.Version,
-		Process:     &specs.Process{Cwd: "/", Env: c.GetEnv(), User: specs.User{UID: c.GetUser().GetUid(), GID: c.GetUser().GetGid()}},
+		Version: specs.Version,
+		Process: &specs.Process{Cwd: "/", Env: c.GetEnv(), User: specs.User{UID: c.GetUser().GetUid(),
+			GID: c.GetUser().GetGid()}},
 		Annotations: annotationsOf(engine, pod, c),
-		Linux: &specs.Linux{Resources: &specs.LinuxResources{Devices: rulesOf(linux), Unified: linux.GetResources().GetUnified()},
+		Linux: &specs.Linux{Resources: &specs.LinuxResources{Devices: rulesOf(linux),
+			Unified: linux.GetResources().GetUnified()},
 			CgroupsPath: linux.GetCgroupsPath()},
 	}
 	for _, m := range c.GetMounts() {
@@ -33,10 +37,12 @@ func specOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) specs.Sp
 		spec.Linux.Devices = append(spec.Linux.Devices, d.ToOCI())
 	}
 	for _, ns := range linux.GetNamespaces() {
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.LinuxNamespaceType(ns.GetType()), Path: ns.GetPath()})
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces,
+			specs.LinuxNamespace{Type: specs.LinuxNamespaceType(ns.GetType()), Path: ns.GetPath()})
 	}
 	if h := c.GetHooks(); h != nil {
-		spec.Hooks = &specs.Hooks{CreateRuntime: hooksOf(h.CreateRuntime), CreateContainer: hooksOf(h.CreateContainer), StartContainer: hooksOf(h.StartContainer),
+		spec.Hooks = &specs.Hooks{CreateRuntime: hooksOf(h.CreateRuntime),
+			CreateContainer: hooksOf(h.CreateContainer), StartContainer: hooksOf(h.StartContainer),
 			Poststart: hooksOf(h.Poststart), Poststop: hooksOf(h.Poststop)}
 		//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 		spec.Hooks.Prestart = hooksOf(h.Prestart)
@@ -55,12 +61,13 @@ func hooksOf(hooks []*api.Hook) (list []specs.Hook) {
 	return list
 }
 
-// rulesOf are the container's device rules. Engines give every container some, and begin with one for all devices; where
-// NRI tells none, its engine does not tell them.
+// rulesOf are the container's device rules. Engines give every container some, and begin with one
+// for all devices; where NRI tells none, its engine does not tell them.
 func rulesOf(linux *api.LinuxContainer) []specs.LinuxDeviceCgroup {
 	var rules []specs.LinuxDeviceCgroup
 	for _, r := range linux.GetResources().GetDevices() {
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: r.GetAllow(), Type: r.GetType(), Major: r.GetMajor().Get(), Minor: r.GetMinor().Get(), Access: r.GetAccess()})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: r.GetAllow(), Type: r.GetType(),
+			Major: r.GetMajor().Get(), Minor: r.GetMinor().Get(), Access: r.GetAccess()})
 	}
 	if len(rules) == 0 {
 		return []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
@@ -80,11 +87,13 @@ func privileged(spec specs.Spec) bool {
 	})
 }
 
-// cdiNames is the key under which names of CDI devices stand that the container was given by CRI's own field.
+// cdiNames is the key under which names of CDI devices stand that the container was given by CRI's
+// own field.
 const cdiNames = "cdi.k8s.io/requested"
 
-// annotationsOf are the pod's, over them the container's, over them who the engine says that it is. Ours among the CDI
-// devices are judged by what they have brought, as the runtime wrapper judges them.
+// annotationsOf are the pod's, over them the container's, over them who the engine says that it is.
+// Ours among the CDI devices are judged by what they have brought, as the runtime wrapper judges
+// them.
 func annotationsOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, pod.GetAnnotations())
@@ -98,12 +107,13 @@ func annotationsOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) m
 	if len(names) > 0 {
 		all[cdiNames] = strings.Join(names, ",")
 	}
-	request.Vouch(all, engine, grant.Identity{UID: pod.GetUid(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName()})
+	request.Vouch(all, engine, grant.Identity{UID: pod.GetUid(), Namespace: pod.GetNamespace(),
+		Pod: pod.GetName(), Container: c.GetName()})
 	return all
 }
 
-// settled is the config.json that the real runtime was given, with the annotations that only NRI tells: an engine hands on
-// what its configuration lets through.
+// settled is the config.json that the real runtime was given, with the annotations that only NRI
+// tells: an engine hands on what its configuration lets through.
 func settled(config []byte, seen specs.Spec) ([]byte, error) {
 	var spec map[string]any
 	if err := json.Unmarshal(config, &spec); err != nil {

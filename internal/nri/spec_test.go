@@ -11,18 +11,24 @@ import (
 )
 
 func TestSpecOf(t *testing.T) {
-	pod := &api.PodSandbox{Name: "job", Namespace: "ml", Uid: "u", Annotations: map[string]string{"a": "pod", "b": "pod", "io.kubernetes.cri.sandbox-uid": "forged"}}
-	c := &api.Container{Id: "c1", Name: "train", Env: []string{"A=1"}, Annotations: map[string]string{"b": "container", "io.kubernetes.cri.container-name": "forged"},
-		User: &api.User{Uid: 7}, CDIDevices: []*api.CDIDevice{{Name: "nvidia.com/gpu=0"}, {Name: "gpuledger.dev/claim=x"}},
+	pod := &api.PodSandbox{Name: "job", Namespace: "ml", Uid: "u", Annotations: map[string]string{"a": "pod",
+		"b": "pod", "io.kubernetes.cri.sandbox-uid": "forged"}}
+	c := &api.Container{Id: "c1", Name: "train", Env: []string{"A=1"},
+		Annotations: map[string]string{"b": "container", "io.kubernetes.cri.container-name": "forged"},
+		User:        &api.User{Uid: 7}, CDIDevices: []*api.CDIDevice{{Name: "nvidia.com/gpu=0"},
+			{Name: "gpuledger.dev/claim=x"}},
 		Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Unified: map[string]string{"memory.high": "1"}}}}
 	spec := specOf(grant.Containerd, pod, c)
-	for key, want := range map[string]string{"a": "pod", "b": "container", cdiNames: "nvidia.com/gpu=0", "io.kubernetes.cri.sandbox-uid": "u",
+	for key, want := range map[string]string{"a": "pod", "b": "container", cdiNames: "nvidia.com/gpu=0",
+		"io.kubernetes.cri.sandbox-uid":    "u",
 		"io.kubernetes.cri.container-name": "train", "io.kubernetes.cri.container-type": "container"} {
 		if got := spec.Annotations[key]; got != want {
 			t.Errorf("annotation %s is %q, want %q", key, got, want)
 		}
 	}
-	if spec.Process.User.UID != 7 || spec.Process.Capabilities != nil || len(spec.Linux.Resources.Devices) != 1 || spec.Linux.Resources.Devices[0].Allow || spec.Linux.Resources.Unified["memory.high"] != "1" {
+	if spec.Process.User.UID != 7 || spec.Process.Capabilities != nil ||
+		len(spec.Linux.Resources.Devices) != 1 || spec.Linux.Resources.Devices[0].Allow ||
+		spec.Linux.Resources.Unified["memory.high"] != "1" {
 		t.Errorf("got %+v", spec)
 	}
 	if of := specOf(grant.NoEngine, pod, c); of.Annotations["io.kubernetes.cri.container-name"] != "forged" {
@@ -69,7 +75,8 @@ func TestSettledKeepsTheTruth(t *testing.T) {
 	if err := json.Unmarshal(got, &spec); err != nil {
 		t.Fatal(err)
 	}
-	if spec.Annotations["kept"] != "1" || spec.Annotations["b"] != "new" || spec.Root.Path != "/r" || spec.Process.Capabilities.Bounding[0] != "CAP_SYS_ADMIN" || spec.New["x"] != 1 {
+	if spec.Annotations["kept"] != "1" || spec.Annotations["b"] != "new" || spec.Root.Path != "/r" ||
+		spec.Process.Capabilities.Bounding[0] != "CAP_SYS_ADMIN" || spec.New["x"] != 1 {
 		t.Errorf("got %s", got)
 	}
 	if _, err := settled([]byte("no JSON"), specs.Spec{}); err == nil {
@@ -78,7 +85,8 @@ func TestSettledKeepsTheTruth(t *testing.T) {
 }
 
 func TestWhichVersionsCarryRules(t *testing.T) {
-	for version, want := range map[string]bool{"v0.8.0": false, "v0.9.1-0.20250219030224-e597e7849f24": false, "v0.10.0": true, "v0.12.3": true, "v1.0.0": true, "unknown": false, "": false, "devel": false} {
+	for version, want := range map[string]bool{"v0.8.0": false, "v0.9.1-0.20250219030224-e597e7849f24": false,
+		"v0.10.0": true, "v0.12.3": true, "v1.0.0": true, "unknown": false, "": false, "devel": false} {
 		if carriesRules(version) != want {
 			t.Errorf("%q: want %v", version, want)
 		}
