@@ -9,15 +9,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Account is a grant's files, kept open by who reads and writes them again and again: to open, map
-// and close them each time costs more than all the rest.
+// Account is the open files of one grant. A caller that reads and writes them many times keeps them
+// open: opening, mapping and closing costs more than all other steps.
 type Account struct {
 	limits *Limits
-	file   identity // of the limits
+	file   identity // of the limits file
 	region region
 }
 
-// OpenAccount opens the files of a grant.
+// OpenAccount opens the limits file and the region of the grant whose records are in dir.
 func OpenAccount(dir string) (*Account, error) {
 	a := &Account{}
 	var err error
@@ -34,8 +34,8 @@ func OpenAccount(dir string) (*Account, error) {
 	return a, nil
 }
 
-// Current reports whether the files are still those that lie there. A grant's are replaced when its
-// devices change, and gone with it.
+// Current reports whether the open files are still the files at their paths. A grant's files are
+// replaced when its devices change, and removed with the grant.
 func (a *Account) Current() bool {
 	file, err := identityAt(filepath.Join(a.limits.dir, grant.LimitsFile))
 	if err != nil || file != a.file {
@@ -45,19 +45,20 @@ func (a *Account) Current() bool {
 	return err == nil && file == a.region.is
 }
 
-// Used is as that of Limits.
+// Used returns what Limits.Used returns.
 func (a *Account) Used(uuid string) (grant.Bytes, error) { return a.limits.usedIn(&a.region, uuid) }
 
-// SetOverhead is as that of Limits.
+// SetOverhead does what Limits.SetOverhead does.
 func (a *Account) SetOverhead(uuid string, b grant.Bytes) error { return a.limits.SetOverhead(uuid, b) }
 
-// Close ends its use.
+// Close unmaps and closes the files.
 func (a *Account) Close() {
 	a.limits.Close()
 	a.region.close()
 }
 
-// identity tells one file from another that has taken its name.
+// identity is a file's device and inode. It differs from that of another file that took the same
+// name.
 type identity struct{ device, inode uint64 }
 
 func identityAt(path string) (identity, error) {

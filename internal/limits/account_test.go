@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAccount: one that is kept open tells what is written after it was opened, as it tells a bad
-// account, and recovers with it.
+// TestAccount: an open account reads what is written after it was opened, reports a damaged region,
+// and works again after the repair.
 func TestAccount(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1<<30, 1<<30))
@@ -85,7 +85,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// TestAnAccountThatIsAnothers by now is known, whichever of its files has another in its place.
+// TestAnAccountThatIsAnothers: Current is false after either file was replaced or removed.
 func TestAnAccountThatIsAnothers(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, dir string){
 		"another limits file": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },

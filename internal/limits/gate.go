@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Share is the percent of each device's time that the grant's launches pass for, 0 where nothing is
+// Share is the percent of each device's time for which launches of the grant pass. 0: nothing is
 // throttled.
 func (l *Limits) Share() int { return int(atomic.LoadUint64(&l.record.Device[0].Share)) }
 
-// SetGate opens the gate before launches on a device for the first part of each period; both are of
-// whole microseconds. Launches see it at once, those that wait within a tenth of a second.
+// SetGate opens the gate for launches on a device during the first part of each period. Both
+// durations are whole microseconds. A launch reads the gate at once; launches that wait read it
+// within a tenth of a second.
 func (l *Limits) SetGate(uuid string, open, period time.Duration) error {
 	d, err := l.device(uuid)
 	if err != nil {
@@ -20,11 +21,12 @@ func (l *Limits) SetGate(uuid string, open, period time.Duration) error {
 	return nil
 }
 
-// Beat tells the shim that somebody looks after the gates: it goes by them for ten seconds, and by
-// the share alone after that.
+// Beat increments the counter by which the shim knows that a daemon sets the gates. The shim obeys
+// a gate for ten seconds after the last beat, and then uses the share alone.
 func (l *Limits) Beat() { atomic.AddUint64(&l.record.Beat, 1) }
 
-// gateWord is RECORD_GATE.
+// gateWord is RECORD_GATE of shim/record.h: the period in the high 32 bits, the open part in the
+// low ones, in microseconds.
 func gateWord(open, period time.Duration) uint64 {
 	return uint64(period.Microseconds())<<32 | uint64(uint32(open.Microseconds()))
 }

@@ -17,18 +17,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Limits are a grant's limits file, open for changes. The processes of its containers see a change
-// at their next allocation.
+// Limits is a grant's limits file, mapped for changes. The processes of its containers read a
+// change at their next allocation.
 type Limits struct {
 	dir    string
 	memory []byte
 	record *record
 }
 
-// Ensure makes the files of a grant in dir, and dir, and sets each share's bytes and the percent of
-// the GPUs' time. Files that are there for the same devices stay and keep their users; what a
-// container has done to its region is put right under them. Nobody else may write into dir, and
-// only one process at a time may call this. A grant is limited to MaxDevices devices.
+// Ensure makes dir and the files of a grant in it. It sets each share's bytes and the percent of
+// the GPUs' time. Files that exist for the same devices stay, and processes keep using them; Ensure
+// repairs in place what a container did to its region. No other program may write into dir, and
+// only one process at a time may call Ensure. A grant has at most MaxDevices devices.
 func Ensure(dir string, shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil {
@@ -40,12 +40,14 @@ func Ensure(dir string, shares []grant.Share, percent int) error {
 	return nil
 }
 
-// establish makes the region before the limits: who finds limits finds a region.
+// establish makes the region before the limits, so that a reader that finds the limits also finds
+// the region.
 func establish(dir string, devices []device) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if r, err := read(dir); err == nil && r.says(devices) { // as for all containers of a grant but the first
+	// true for all containers of a grant but the first
+	if r, err := read(dir); err == nil && r.matches(devices) {
 		return ensureRegion(dir, headOf(&r), false)
 	}
 	l, err := Open(dir)
@@ -56,7 +58,8 @@ func establish(dir string, devices []device) error {
 			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
-	// to root without capabilities; containers may use what is there
+	// The caller is root without capabilities, or a lease is held. Containers may use the existing
+	// files.
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLeased) {
 		return err
 	}
@@ -88,28 +91,28 @@ func devicesOf(shares []grant.Share, percent int) ([]device, error) {
 	return devices, nil
 }
 
-// bytesOf are the bytes of a value without pointers, as the shim has them: to be read into, or
-// written.
+// bytesOf returns the bytes of a value without pointers, in the shim's layout. The caller reads
+// into them or writes them out.
 func bytesOf[T record | head](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// padded is a page that begins with a value.
+// padded returns a page that begins with the value and is zero after it.
 func padded[T record | head](v *T) []byte {
 	content := make([]byte, page)
 	copy(content, bytesOf(v))
 	return content
 }
 
-// ErrLeased is of a file that cannot be opened for writing, because a process in a container holds
-// a lease on it (fcntl(2), F_SETLEASE): whoever is root there may, as the file's owner, and needs
-// no more than to read it.
+// ErrLeased is the error for a file that cannot be opened for writing because a process in a
+// container holds a lease on it (fcntl(2), F_SETLEASE). Root in the container owns the file, and an
+// owner needs only a descriptor for reading to take a lease.
 var ErrLeased = errors.New(
 	"a process in a container holds a lease on it, for which no CUDA program has a use: end that container")
 
-// Open maps the limits of a grant. Only the node writes this file, so what is wrong with it is an
-// error and not a verdict. It never waits: with a lease the kernel would have an open for writing
-// wait for 45 s, with the ledger locked, and then again.
+// Open maps the limits file of a grant in dir. Only the node writes this file, so wrong content is
+// an error and not a verdict. Open never waits. With a lease on the file the kernel would block an
+// open for writing for 45 s, with the ledger locked, and then again.
 func Open(dir string) (*Limits, error) {
 	path := filepath.Join(dir, grant.LimitsFile)
 	f, err := host.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -139,13 +142,13 @@ func leased(err error, path string) error {
 	return err
 }
 
-// Close ends the use of l.
+// Close unmaps the file. l cannot be used afterwards.
 func (l *Limits) Close() {
 	_ = unix.Munmap(l.memory)
 	l.memory, l.record = nil, nil
 }
 
-// isSound reports whether it is a record of this version.
+// isSound reports whether r is a record of this version.
 func (r *record) isSound() bool {
 	return r.Magic == limitsMagic && r.Version == version && r.Devices <= MaxDevices
 }
@@ -155,16 +158,16 @@ func (r *record) isFor(devices []device) bool {
 		func(is, d device) bool { return is.UUID == d.UUID })
 }
 
-// says reports whether it is for these devices and has their bytes and shares already.
-func (r *record) says(devices []device) bool {
+// matches reports whether r is for these devices and already has their bytes and shares.
+func (r *record) matches(devices []device) bool {
 	return slices.EqualFunc(r.Device[:r.Devices], devices,
 		func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
 }
 
-// read reads the limits of a grant without mapping them. What others change meanwhile are the words
-// that no grant says.
+// read reads the limits file of a grant without mapping it. Other processes may change only words
+// that no grant sets.
 func read(dir string) (r record, err error) {
-	var content [page]byte // of which all must be there
+	var content [page]byte // a shorter file is an error
 	path := filepath.Join(dir, grant.LimitsFile)
 	if err = host.ReadHead(path, content[:], unix.O_NOFOLLOW); err != nil {
 		return r, err
@@ -179,9 +182,9 @@ func unsound(path string) error {
 	return fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
 }
 
-// set changes bytes and shares in place: a container's mount shows this file and would never see
-// another one. Each word is written whole. A gate was for the share as it was: of another one it
-// begins anew.
+// set changes bytes and shares in place: a container has this file mounted and would never see a
+// replacement. Each word is written atomically. A gate belongs to one share, so a changed share
+// clears the gate.
 func (l *Limits) set(devices []device) {
 	changed := false
 	for i, d := range devices {
@@ -197,8 +200,8 @@ func (l *Limits) set(devices []device) {
 	}
 }
 
-// Set grows or shrinks what may be used of each device, and the percent of its time, 0 for all of
-// it. Memory that is used above it stays; nothing more can be had.
+// Set changes the bytes that may be used of each device and the percent of its time; 0 percent is
+// all of it. Memory in use above the new limit stays allocated, and further allocations fail.
 func (l *Limits) Set(shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil && !l.record.isFor(devices) {
@@ -211,7 +214,7 @@ func (l *Limits) Set(shares []grant.Share, percent int) error {
 	return nil
 }
 
-// Bytes tells what may be used of a device.
+// Bytes returns how many bytes of a device may be used.
 func (l *Limits) Bytes(uuid string) (grant.Bytes, error) {
 	d, err := l.device(uuid)
 	if err != nil {
@@ -235,8 +238,8 @@ func (l *Limits) device(uuid string) (*device, error) {
 	return nil, fmt.Errorf("cannot limit device %q: %w", uuid, errNotGranted)
 }
 
-// SetOverhead publishes what is used of a device beyond what the processes count themselves:
-// contexts, code, memory that they obtained in other ways. It counts against the grant.
+// SetOverhead publishes the memory of a device that is used but not counted by the processes:
+// contexts, code, and memory obtained in other ways. It counts against the grant.
 func (l *Limits) SetOverhead(uuid string, b grant.Bytes) error {
 	d, err := l.device(uuid)
 	if err != nil {

@@ -29,8 +29,8 @@ func shares(first, second grant.Bytes) []grant.Share {
 	return []grant.Share{{UUID: uuid0, Memory: first}, {UUID: uuid1, Memory: second}}
 }
 
-// TestTheLayoutIsTheShims compiles shim/record.h and compares what the compiler says of it with
-// what is written here.
+// TestTheLayoutIsTheShims compiles shim/record.h and compares the compiler's offsets with those of
+// this package.
 func TestTheLayoutIsTheShims(t *testing.T) {
 	var r record
 	var d device
@@ -147,7 +147,7 @@ func TestEnsureMakesBothFilesForAnyUser(t *testing.T) {
 	}
 }
 
-// TestAChangeIsSeenThroughTheOldFile: a container's mount shows the file that was there when it
+// TestAChangeIsSeenThroughTheOldFile: a container's mount shows the file that existed when it
 // started.
 func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	dir := t.TempDir()
@@ -228,7 +228,7 @@ func TestWhatTheShimCannotLimitIsRefused(t *testing.T) {
 	}
 }
 
-// write puts a slot into the region as a process does.
+// write writes a slot into the region, as a process does.
 func write(t *testing.T, f *os.File, i int, s slot) {
 	t.Helper()
 	var b bytes.Buffer
@@ -240,8 +240,8 @@ func write(t *testing.T, f *os.File, i int, s slot) {
 	}
 }
 
-// TestUse: only a slot whose lock is held counts, only as far as the head says, and nothing is
-// changed.
+// TestUse: only slots with a held lock count, only up to the number in the head, and Use changes
+// nothing.
 func TestUse(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1<<30, 1<<30))
@@ -293,9 +293,9 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestARegionIsPutRightUnderItsUsers: a container can do to its region what it likes. The next
-// Ensure gives it its size, its pages and its head again, in the same file, and lets every slot
-// count, because nobody knows any more which were used.
+// TestARegionIsPutRightUnderItsUsers: a container can write anything into its region. The next
+// Ensure restores its size, its pages and its head in the same file. It counts every slot, because
+// the number of used slots is lost.
 func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, path string){
 		"cut to nothing": func(t *testing.T, path string) { mustDo(t, os.Truncate(path, 0)) },
@@ -321,7 +321,7 @@ func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 				h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
 				t.Errorf("%v, %d bytes, head %+v", info.Mode(), len(content), h)
 			}
-			kept := name == "cut" || name == "grown" || name == "for root alone" // the head is there still
+			kept := name == "cut" || name == "grown" || name == "for root alone" // the head is still intact
 			if kept && h.High != 0 || !kept && h.High != slots {
 				t.Errorf("%d slots count", h.High)
 			}
@@ -329,7 +329,8 @@ func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
 	}
 }
 
-// TestARegionThatIsNoFile is refused: a link in its place would lead to somebody else's.
+// TestARegionThatIsNoFile: a link in the region's place is refused, because it could lead to
+// another file.
 func TestARegionThatIsNoFile(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(1, 1))
@@ -352,8 +353,8 @@ func inodeOf(path string) uint64 {
 	return st.Ino
 }
 
-// TestTrimAndRemove: what has grown is named and cut back, what is over leaves nothing, whatever
-// lies there.
+// TestTrimAndRemove: Trim names and cuts regions that have grown. Remove leaves nothing of a grant,
+// whatever is in its directory.
 func TestTrimAndRemove(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"a", "b"} {
@@ -377,8 +378,8 @@ func TestTrimAndRemove(t *testing.T) {
 	}
 }
 
-// TestLocksWithoutEnd: a container that makes its account slow to read is left unread. An honest
-// one is never that slow, however many processes it has.
+// TestLocksWithoutEnd: Use stops reading a region that a container made slow to read. A region with
+// any number of honest processes is never that slow.
 func TestLocksWithoutEnd(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(grant.GiB, grant.GiB))
@@ -396,7 +397,7 @@ func TestLocksWithoutEnd(t *testing.T) {
 	}
 	t.Run("the program's other work", func(t *testing.T) { honestBesideWork(t, dir) })
 	defer func(before time.Duration) { slowest = before }(slowest)
-	slowest = 0 // as if each answer had taken its time
+	slowest = 0 // any time counts as too long
 	r, err := openRegion(dir)
 	mustDo(t, err)
 	defer r.close()
@@ -407,8 +408,8 @@ func TestLocksWithoutEnd(t *testing.T) {
 	}
 }
 
-// honestBesideWork reads an account while the program computes something else, for longer than a
-// reading may take.
+// honestBesideWork reads a region while the program computes something else for longer than a read
+// may take.
 func honestBesideWork(t *testing.T, dir string) {
 	spent := func() time.Duration {
 		var now unix.Timespec
@@ -436,7 +437,7 @@ func honestBesideWork(t *testing.T, dir string) {
 	}
 }
 
-// TestAShareAloneIsAChange: of a grant whose bytes are what they were.
+// TestAShareAloneIsAChange: a new share is written when the bytes stay the same.
 func TestAShareAloneIsAChange(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a")
 	for _, percent := range []int{0, 50, 25, 25, 0} {
@@ -449,7 +450,7 @@ func TestAShareAloneIsAChange(t *testing.T) {
 	}
 }
 
-// TestALinkIsNoLimitsFile: what it leads to says nothing, and a file takes its place.
+// TestALinkIsNoLimitsFile: the target of the link is not read, and a file replaces the link.
 func TestALinkIsNoLimitsFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a")
 	ensure(t, dir, shares(1, 1))
@@ -462,9 +463,9 @@ func TestALinkIsNoLimitsFile(t *testing.T) {
 	}
 }
 
-// TestALeaseHoldsNobodyUp: the owner of a file may have the kernel hold up who opens it for
-// writing, for 45 s and then again; root of a container is the owner of both files. Nobody waits,
-// nothing is made anew in the place of what is in use, and what cannot be changed is told.
+// TestALeaseHoldsNobodyUp: the owner of a file can make the kernel delay an open for writing by 45
+// s, repeatedly. Root of a container owns both files. Ensure must not wait, must not replace files
+// in use, and must report what it could not change.
 func TestALeaseHoldsNobodyUp(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "a")
@@ -478,7 +479,7 @@ func TestALeaseHoldsNobodyUp(t *testing.T) {
 		}
 		return f
 	}
-	signal.Ignore(unix.SIGIO) // by which the kernel asks for it back
+	signal.Ignore(unix.SIGIO) // the kernel's signal to give the lease back
 	defer signal.Reset(unix.SIGIO)
 
 	inode := inodeOf(filepath.Join(dir, grant.LimitsFile))
@@ -489,7 +490,7 @@ func TestALeaseHoldsNobodyUp(t *testing.T) {
 	if _, err := OpenAccount(dir); !errors.Is(err, ErrLeased) {
 		t.Errorf("the account's: %v", err)
 	}
-	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0)) // which they are already
+	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0)) // the values that the files already have
 	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0); !errors.Is(err, ErrLeased) ||
 		inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
 		t.Errorf("limits that a container has in use are made anew: %v", err)
@@ -521,8 +522,8 @@ func mustDo(t *testing.T, err error) {
 	}
 }
 
-// TestAShareOfTime: it is there before the container is, and a gate is for the share that it was
-// set for.
+// TestAShareOfTime: the share is written before the container exists, and a gate is valid for one
+// share only.
 func TestAShareOfTime(t *testing.T) {
 	dir := t.TempDir()
 	two := shares(4*grant.GiB, grant.GiB)
@@ -564,8 +565,8 @@ func TestAShareOfTime(t *testing.T) {
 	}
 }
 
-// A container can take the pages of its region away; where the room is full meanwhile, a program
-// that writes there would be killed.
+// A container can punch holes into its region. If the file system is full meanwhile, a program that
+// writes there would be killed.
 func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
 	dir := t.TempDir()
 	want := []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}

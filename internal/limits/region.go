@@ -20,13 +20,13 @@ func headOf(r *record) head {
 		Slots: slots, SlotSize: slotSize}
 }
 
-// ensureRegion makes the region, or puts right what a container has done to it: its size, its head.
-// It is the same file afterwards, because processes may have it mapped; isNew says that none can.
-// Every page is there from then on: a full file system must not become a SIGBUS in a program.
+// ensureRegion makes the region, or repairs the size and the head that a container changed. It
+// keeps the same file, because processes may have it mapped; isNew says that none can. It allocates
+// every page: on a full file system a write to a missing page would be a SIGBUS in a program.
 func ensureRegion(dir string, want head, isNew bool) error {
 	path := filepath.Join(dir, grant.RegionFile)
-	// Any user of the container writes into the region. The directory keeps the node's other users
-	// out.
+	// Any user of the container writes into the region. The directory's mode keeps other users of
+	// the node out.
 	f, err := host.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o666)
 	if err != nil {
 		return leased(err, path)
@@ -54,7 +54,8 @@ func ensureRegion(dir string, want head, isNew bool) error {
 	return nil
 }
 
-// allocate gives the file its pages. A file system that cannot promise them has them written.
+// allocate reserves the file's pages. Where the file system cannot reserve them, allocate writes
+// them.
 func allocate(f *os.File) error {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, regionSize)
 	if !errors.Is(err, unix.EOPNOTSUPP) {
@@ -68,8 +69,8 @@ func allocate(f *os.File) error {
 	return err
 }
 
-// setHead writes the head where it is not as it must be. How many slots were used before nobody
-// knows any more then: all of them count.
+// setHead writes the head if it is wrong. The number of slots in use is unknown then, so all of
+// them count, unless isNew.
 func setHead(f *os.File, want head, isNew bool) error {
 	var have head
 	if _, err := f.ReadAt(bytesOf(&have), 0); err != nil {
@@ -85,10 +86,10 @@ func setHead(f *os.File, want head, isNew bool) error {
 	return err
 }
 
-// Trim cuts every region below root that has grown back to its size, takes off the attributes that
-// were set on one, and gives their directories' names: a container can do both to its own, which
-// takes room from the others. Those in left it could not put right: the container holds a lease, or
-// has set more attributes than the kernel lists.
+// Trim cuts every region below root that has grown back to its size, and removes the attributes
+// that were set on a region. grown has the names of their directories. A container can do both to
+// its own region, which takes room from the others. left names those that Trim could not repair: a
+// container holds a lease, or set more attributes than the kernel lists.
 func Trim(root string) (grown, left []string) {
 	for _, name := range Kept(root) {
 		path := filepath.Join(root, name, grant.RegionFile)
@@ -110,14 +111,14 @@ func Trim(root string) (grown, left []string) {
 	return grown, left
 }
 
-// tooLarge reports whether a region takes more than it is to have: of its size, or of pages behind
-// its end, which fallocate(2) gives too. A file system may count some blocks of its own.
+// tooLarge reports whether a region takes more than its share: its size, or pages beyond its end,
+// which fallocate(2) also allocates. A file system may count some blocks of its own.
 func tooLarge(f os.FileInfo) bool {
 	st, ok := f.Sys().(*syscall.Stat_t)
 	return f.Size() > regionSize || ok && st.Blocks*512 > regionSize+64<<10
 }
 
-// cut never waits for a lease, as truncate(2) would.
+// cut truncates the file to the size of a region. It never waits for a lease, as truncate(2) would.
 func cut(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -127,14 +128,14 @@ func cut(path string) error {
 	return f.Truncate(regionSize)
 }
 
-// strip takes off the attributes user.* of a file. A tmpfs has them from Linux 6.6 on, counts them
-// as inodes, and lets whoever may write to the file set them.
+// strip removes the attributes user.* of a file. A tmpfs has them since Linux 6.6 and counts them
+// as inodes. Any process that may write to the file may set them.
 func strip(path string) (changed bool, err error) {
 	size, err := unix.Llistxattr(path, nil)
 	if size == 0 || errors.Is(err, unix.ENOTSUP) {
 		return false, nil
 	}
-	names := make([]byte, 2*max(size, 512)) // a container may set more in between
+	names := make([]byte, 2*max(size, 512)) // a container may set more between the two calls
 	if err == nil {
 		size, err = unix.Llistxattr(path, names)
 	}
@@ -154,7 +155,7 @@ func strip(path string) (changed bool, err error) {
 	return changed, err
 }
 
-// Kept lists the grants that have files below root: the names of their directories.
+// Kept lists the grants that have files below root, by the names of their directories.
 func Kept(root string) (names []string) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -169,7 +170,7 @@ func Kept(root string) (names []string) {
 }
 
 // Remove removes the files of a grant. Containers that have them mounted keep them. The limits go
-// first: who finds them finds a region.
+// first: a reader that finds the limits also finds the region.
 func Remove(dir string) error {
 	for _, path := range []string{filepath.Join(dir, grant.LimitsFile),
 		filepath.Join(dir, grant.RegionFile)} {
@@ -178,18 +179,18 @@ func Remove(dir string) error {
 			return fmt.Errorf("cannot remove the limits of a grant: %w", err)
 		}
 	}
-	return os.RemoveAll(dir) // what a write left that was interrupted
+	return os.RemoveAll(dir) // an interrupted write may have left drafts
 }
 
-// The file system of all records: room for some 600 grants, and what containers could fill with
-// their regions.
+// roomOptions are the mount options of the file system for all records. It has room for some 600
+// grants and for what containers can add to their regions.
 const roomOptions = "size=128m,nr_inodes=8192,mode=0700"
 
 const roomFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Room makes root a small file system of its own, where it is none yet. A container can make its
-// region as large as it likes: on /run it would fill what the whole node needs. The mount is made
-// once a boot.
+// Room mounts a small file system at root if none is mounted there. A container can make its region
+// as large as it likes, and on /run it would fill the space that the whole node needs. The mount is
+// made once per boot.
 func Room(root string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
@@ -207,19 +208,19 @@ func Room(root string) error {
 	return nil
 }
 
-// isMount reports whether a directory is a file system of its own.
+// isMount reports whether a directory is on another file system than its parent.
 func isMount(dir string) (bool, error) {
 	var st, above unix.Stat_t
 	err := errors.Join(unix.Stat(dir, &st), unix.Stat(filepath.Dir(dir), &above))
 	return st.Dev != above.Dev, err
 }
 
-// bytesPerInode is the room's proportion: an inode is for so much of its size.
+// bytesPerInode is the proportion of size to inodes of the file system that Room mounts.
 const bytesPerInode = 16 << 10
 
-// Enlarge makes the room larger, under all who use it and in every mount namespace: what fills it
-// may have no name by which it could be cut. An error that is fs.ErrPermission is of who may not
-// mount.
+// Enlarge makes the file system at root larger for all its users and in every mount namespace. A
+// file without a name may fill it, and such a file cannot be cut. The error is fs.ErrPermission if
+// the caller may not mount.
 func Enlarge(root string, by grant.Bytes) error {
 	var st unix.Statfs_t
 	err := unix.Statfs(root, &st)
@@ -227,7 +228,7 @@ func Enlarge(root string, by grant.Bytes) error {
 		err = errors.New("it is no tmpfs")
 	}
 	var options []string
-	if st.Blocks > 0 { // else it has no bound, and takes none
+	if st.Blocks > 0 { // a file system without a bound needs none
 		options = append(options, fmt.Sprintf("size=%d", st.Blocks*uint64(st.Bsize)+uint64(by)))
 	}
 	if st.Files > 0 {
@@ -243,17 +244,17 @@ func Enlarge(root string, by grant.Bytes) error {
 	return nil
 }
 
-// Nameless tells how many MiB and inodes of the room are held by what has no name there: the files
-// of grants that are over, as long as a process or a container's mount has them. There are none as
-// long as it is not much: a file of the usual size is no matter, but whoever has one can make it
-// larger.
+// Nameless returns how many MiB and inodes of the file system at root belong to files without a
+// name there. Such files are those of ended grants that a process or a container's mount still has
+// open. It returns 0 for both below muchNameless: files of the usual size do no harm, but a
+// container that has one open can make it larger.
 func Nameless(root string) (mib, inodes int64) {
 	var st unix.Statfs_t
 	if is, err := isMount(root); !is || err != nil || unix.Statfs(root, &st) != nil ||
 		st.Type != unix.TMPFS_MAGIC {
-		return 0, 0 // the room could not be made: what is there is the node's
+		return 0, 0 // Room could not mount here: the files are on the node's own file system
 	}
-	// before the files are looked at: what grows meanwhile has a name
+	// Statfs is called before the files are read: what grows in between has a name.
 	held := int64(st.Blocks-st.Bfree) * st.Bsize
 	inodes = int64(st.Files - st.Ffree)
 	much := func() bool { return held >= muchNameless || inodes >= muchNameless/bytesPerInode }
@@ -261,7 +262,7 @@ func Nameless(root string) (mib, inodes int64) {
 		return 0, 0
 	}
 	for _, name := range Kept(root) {
-		inodes-- // its directory's
+		inodes-- // the inode of its directory
 		for _, file := range []string{grant.LimitsFile, grant.RegionFile} {
 			var st unix.Stat_t
 			if unix.Lstat(filepath.Join(root, name, file), &st) == nil {
@@ -275,6 +276,6 @@ func Nameless(root string) (mib, inodes int64) {
 	return max(held, 0) >> 20, max(inodes, 0)
 }
 
-// muchNameless is a quarter of the room: the regions of 160 containers whose grants were taken from
-// them by force.
+// muchNameless is a quarter of the file system: the regions of 160 containers whose grants were
+// released by force.
 const muchNameless = 32 << 20

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// newRoom mounts a room in a mount namespace of the test's own, which is its thread's.
+// newRoom mounts the file system of Room in a mount namespace of the test's own thread.
 func newRoom(t *testing.T) (root string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -38,7 +38,7 @@ func statfs(t *testing.T, root string) (st unix.Statfs_t) {
 	return st
 }
 
-// region opens the region of a grant, as a container's mount does.
+// regionOf opens the region of a grant, as a container's mount does.
 func regionOf(t *testing.T, root, name string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(root, name, grant.RegionFile), os.O_RDWR, 0)
@@ -47,7 +47,7 @@ func regionOf(t *testing.T, root, name string) *os.File {
 	return f
 }
 
-// fill makes a region as large as there is room.
+// fill makes a region as large as the file system allows.
 func fill(t *testing.T, root string, f *os.File) {
 	t.Helper()
 	st := statfs(t, root)
@@ -64,9 +64,9 @@ func full(t *testing.T, root, name string) {
 	}
 }
 
-// TestRoomForAnotherBesideWhatHasNoName: who has the region of a grant that is over can fill the
-// room with it, and nothing there can be cut. It is told, the room is made larger, and stays what
-// it was: its mode, its flags, its files.
+// TestRoomForAnotherBesideWhatHasNoName: a process that has the region of an ended grant open can
+// fill the file system, and nothing there can be cut. Nameless reports it. Enlarge makes the file
+// system larger and keeps its mode, flags and files.
 func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	root := newRoom(t)
 	ensure(t, filepath.Join(root, "lives"), shares(5, 6))
@@ -105,7 +105,7 @@ func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 	nameless("when it is gone", 0)
 }
 
-// TestPagesBehindTheEndAreTakenBack: a file need not be large to fill the room
+// TestPagesBehindTheEndAreTakenBack: a file of normal size can still fill the file system
 // (FALLOC_FL_KEEP_SIZE).
 func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
 	root := newRoom(t)
@@ -122,8 +122,8 @@ func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
 	}
 }
 
-// TestARoomThatWasNotMadeHasNothingNameless: where nobody could mount it, it is a directory of the
-// node's /run, and what fills that is the node's.
+// TestARoomThatWasNotMadeHasNothingNameless: if the mount failed, the directory is on the node's
+// /run, and what fills that file system belongs to the node.
 func TestARoomThatWasNotMadeHasNothingNameless(t *testing.T) {
 	run := newRoom(t) // a tmpfs
 	root := filepath.Join(run, "limits")
@@ -134,7 +134,7 @@ func TestARoomThatWasNotMadeHasNothingNameless(t *testing.T) {
 	}
 }
 
-// TestWhatHasANameIsNotNameless: it is cut, or somebody is told whose it is.
+// TestWhatHasANameIsNotNameless: files with a name can be cut, or reported with their grant.
 func TestWhatHasANameIsNotNameless(t *testing.T) {
 	root := newRoom(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
@@ -144,8 +144,8 @@ func TestWhatHasANameIsNotNameless(t *testing.T) {
 	}
 }
 
-// attributes sets some on a region, each with a name of so many bytes and a value of others, until
-// there is no room for one or there are enough.
+// attributes sets attributes on a region, with names and values of the given sizes in bytes, until
+// there are enough or the file system is full.
 func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 	t.Helper()
 	for ; set < enough; set++ {
@@ -163,8 +163,8 @@ func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 	return set
 }
 
-// TestAttributesTakeNoRoomFromOthers: whoever may write to a region may set attributes on it, and
-// they count as the room's inodes.
+// TestAttributesTakeNoRoomFromOthers: a process that may write to a region may set attributes on
+// it, and they count as inodes of the file system.
 func TestAttributesTakeNoRoomFromOthers(t *testing.T) {
 	root := newRoom(t)
 	dir := filepath.Join(root, "a")
@@ -202,7 +202,7 @@ func TestAttributesTakeNoRoomFromOthers(t *testing.T) {
 	}
 }
 
-// TestAttributesOfTheNodesStay: those by which it labels its files.
+// TestAttributesOfTheNodesStay: Trim keeps the attributes by which the node labels its files.
 func TestAttributesOfTheNodesStay(t *testing.T) {
 	root := newRoom(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
@@ -220,7 +220,8 @@ func TestAttributesOfTheNodesStay(t *testing.T) {
 	}
 }
 
-// TestWhoMayNotMountMakesNoRoom, but says what does.
+// TestWhoMayNotMountMakesNoRoom: without the right to mount, Enlarge fails and its error has the
+// command to run.
 func TestWhoMayNotMountMakesNoRoom(t *testing.T) {
 	root := newRoom(t)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -240,7 +241,8 @@ func TestWhoMayNotMountMakesNoRoom(t *testing.T) {
 	}
 }
 
-// TestARoomWithoutBoundTakesNone: an administrator can have mounted it so.
+// TestARoomWithoutBoundTakesNone: an administrator can have mounted the file system without a
+// bound.
 func TestARoomWithoutBoundTakesNone(t *testing.T) {
 	root := newRoom(t)
 	mustDo(t, unix.Unmount(root, 0))

@@ -20,12 +20,12 @@ import (
 // Process is one process of the grant's containers that uses memory.
 type Process struct {
 	PID  int           // as the process sees itself, in its own pid namespace
-	Used []grant.Bytes // by the order of the grant's devices
+	Used []grant.Bytes // in the order of the grant's devices
 }
 
-// Use reads what the processes that are alive say they use. The container can write anything there:
-// it is for reports, never for a decision. It is read, not mapped, because the container could
-// truncate a mapping away.
+// Use returns the use that live processes have recorded in the region. The container can write
+// anything there: use it for reports, never for a decision. Use reads the file and does not map it,
+// because the container could truncate it under a mapping.
 func Use(dir string) (processes []Process, err error) {
 	r, err := openRegion(dir)
 	if err != nil {
@@ -42,16 +42,16 @@ func Use(dir string) (processes []Process, err error) {
 	return processes, err
 }
 
-// region is a grant's accounting region, open to be read again and again.
+// region is a grant's accounting region, open for repeated reads.
 type region struct {
 	path string
 	fd   int
 	is   identity
-	size int // of the last reading: the head's page, and as many slots as there were
+	size int // bytes of the last read: the page of the head, and the slots that were in use
 }
 
-// readings are what regions are read into. Containers say how many slots there are, so nothing is
-// kept of each.
+// readings are buffers for reading regions. Containers state how many slots there are, so no buffer
+// is kept per region.
 var readings = sync.Pool{New: func() any { return new([]byte) }}
 
 func openRegion(dir string) (r region, err error) {
@@ -68,8 +68,9 @@ func openRegion(dir string) (r region, err error) {
 
 func (r *region) close() { _ = unix.Close(r.fd) }
 
-// each hands on the slots that somebody uses. Of two hundred containers the daemon reads this again
-// and again: only the slots that were ever used are read, of 1,024, with the head at once.
+// each calls do for every slot whose process is alive and uses memory. The daemon reads the regions
+// of two hundred containers repeatedly. So each reads only the head and the slots that were ever
+// used, of 1,024, in one call.
 func (r *region) each(do func(devices int, s slot)) error {
 	buffer := readings.Get().(*[]byte)
 	defer readings.Put(buffer)
@@ -92,14 +93,14 @@ func (r *region) each(do func(devices int, s slot)) error {
 			return fmt.Errorf("cannot read %s: it is no accounting region of version %d", r.path, version)
 		}
 		want := page + min(int(h.High), slots)*slotSize
-		if n < want && r.size >= want { // it was asked for
+		if n < want && r.size >= want { // the whole size was asked for
 			return fmt.Errorf("cannot read %s: it has %d bytes and not %d", r.path, n, want)
 		}
 		if r.size = want; n >= want {
 			break
 		}
 	}
-	runtime.LockOSThread() // whose time is looked at
+	runtime.LockOSThread() // threadTime reads the clock of this thread
 	defer runtime.UnlockOSThread()
 	began, spent := time.Now(), threadTime()
 	for i := range min(int(h.High), slots) {
@@ -110,23 +111,24 @@ func (r *region) each(do func(devices int, s slot)) error {
 		if held(r.fd, i) {
 			do(int(h.Devices), s)
 		}
-		if time.Since(began) > slowest && threadTime()-spent > slowest { // the former costs no system call
+		if time.Since(began) > slowest && threadTime()-spent > slowest { // time.Since needs no system call
 			return fmt.Errorf("cannot read %s: %w", r.path, ErrSlow)
 		}
 	}
 	return nil
 }
 
-// slowest is what a reading may take: more than a hundred times what an honest one does. Whoever
-// may open the region can put locks on it without end (fcntl(2)), and the kernel goes through all
-// of them for each that is asked for: with 100,000 one ask takes 12 ms, so each is looked at.
+// slowest is the longest time that one read may take: over a hundred times what it normally takes.
+// A process that may open the region can put any number of locks on it (fcntl(2)). The kernel walks
+// all of them for each query: with 100,000 locks a query takes 12 ms, so the time is checked after
+// each.
 var slowest = 100 * time.Millisecond
 
-// ErrSlow is of an account that takes too long to read. The next reading would take as long.
+// ErrSlow is the error for a region that takes too long to read. The next read would take as long.
 var ErrSlow = errors.New("it takes too much of the processor: a container has too many locks on it")
 
-// threadTime is what this thread has had of the processor: neither a machine that is busy with
-// other work nor the program's own other work makes a container suspicious.
+// threadTime is the processor time that this thread has used. Other work of the machine or of this
+// program does not count, so neither makes a container suspicious.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
@@ -135,7 +137,7 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// headIn is decode of a head without reflection.
+// headIn decodes a head without reflection.
 func headIn(data []byte) (h head) {
 	h.Magic, h.Version, h.Devices = binary.NativeEndian.Uint64(data), binary.NativeEndian.Uint32(data[8:]),
 		binary.NativeEndian.Uint32(data[12:])
@@ -143,7 +145,7 @@ func headIn(data []byte) (h head) {
 	return h
 }
 
-// slotOf is decode without reflection, which costs more than everything else here.
+// slotOf decodes a slot without reflection, which would cost more than everything else here.
 func slotOf(data []byte) (s slot) {
 	for k := range s.Used {
 		s.Used[k] = binary.NativeEndian.Uint64(data[8*k:])
@@ -152,15 +154,15 @@ func slotOf(data []byte) (s slot) {
 	return s
 }
 
-// held reports whether the slot's owner is alive: it holds an OFD lock on the slot's byte. Asking
-// takes no lock.
+// held reports whether the process of a slot is alive: it holds an OFD lock on the slot's byte. The
+// query takes no lock.
 func held(fd, slot int) bool {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(slot), Len: 1}
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &l) == nil && l.Type != unix.F_UNLCK
 }
 
-// Used is the sum of what the processes that are alive say they use of one device. What the
-// container writes there, it writes to its own account only.
+// Used is the sum of what the live processes have recorded for one device. A container that writes
+// a false value there changes its own account only.
 func (l *Limits) Used(uuid string) (sum grant.Bytes, err error) {
 	r, err := openRegion(l.dir)
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// ParseUUID reads a GPU's or MIG device's UUID as NVML writes it,
-// GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx. Only the sixteen bytes count, because they are all that
-// CUDA tells of a device.
+// ParseUUID reads the UUID of a GPU or MIG device as NVML writes it,
+// GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx. It returns only the sixteen bytes, because CUDA reports
+// nothing else about a device.
 func ParseUUID(text string) (id [16]byte, err error) {
 	digits, found := strings.CutPrefix(text, "GPU-")
 	if !found {
