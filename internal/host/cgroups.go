@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Cgroups is /proc/PID/cgroup of a process that runs (cgroups(7)), of at most limit bytes. Where
-// its first thread has ended and others run on, the kernel tells the root of every hierarchy of
-// version 1 for it; then it is that of a thread that runs.
+// Cgroups returns /proc/PID/cgroup of a running process (cgroups(7)), of at most limit bytes. If
+// its first thread has ended and others run, the kernel reports the root of every version 1
+// hierarchy. Then Cgroups returns the file of a thread that runs.
 func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 	dir := filepath.Join(h.Proc, strconv.Itoa(pid))
 	lines, err := ReadFile(filepath.Join(dir, "cgroup"), limit)
@@ -30,13 +30,13 @@ func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 	for _, thread := range threads {
 		if of, err := ReadFile(filepath.Join(dir, "task", thread, "cgroup"), limit); err == nil &&
 			!inRoots(of) {
-			return of, nil // of one that ends meanwhile it is the root again
+			return of, nil // a thread that ends meanwhile reports the roots, too
 		}
 	}
 	return lines, nil
 }
 
-// inRoots reports whether the lines have hierarchies of version 1, and of each the root.
+// inRoots reports whether the lines have version 1 hierarchies, and each of them shows its root.
 func inRoots(lines []byte) bool {
 	found := false
 	for line := range bytes.Lines(lines) {
@@ -50,8 +50,8 @@ func inRoots(lines []byte) bool {
 	return found
 }
 
-// LostFirst reports whether a process's first thread has ended and others run on. /proc/PID tells
-// nothing of its open files then.
+// LostFirst reports whether a process's first thread has ended and others run. /proc/PID shows none
+// of its open files then.
 func (h Host) LostFirst(p grant.Process) bool {
 	s, err := h.stat(p.PID)
 	return err == nil && s.start == p.Start && (s.state == 'Z' || s.state == 'X') && s.threads > 1

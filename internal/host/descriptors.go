@@ -7,30 +7,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptor is an open file of the calling process that can lead to what governs a GPU: a
-// character device, a file or directory by its name, or a socket by the paths that it has.
+// Descriptor is an open file of the calling process that can lead to what governs a GPU. It is a
+// character device, a file or directory with its path, or a socket with its addresses.
 type Descriptor struct {
 	Number  int
 	Mode    uint32 // type and permissions
 	Rdev    uint64
-	Path    string   // of a file or directory, as the kernel names it now
-	Sockets []string // of a unix socket: its own path and its peer's, where they have any
+	Path    string   // of a file or directory: its current path as the kernel reports it
+	Sockets []string // of a unix socket: the paths of it and of its peer, if they have any
 }
 
-// plainMajors are those of character devices that nearly every process has as its standard input or
-// output: memory, terminals.
+// plainMajors are the majors of character devices that nearly every process has as its standard
+// input or output: memory devices and terminals.
 var plainMajors = map[uint32]bool{1: true, 4: true, 5: true, 136: true, 137: true, 138: true, 139: true,
 	140: true, 141: true, 142: true, 143: true}
 
-// Descriptors are those of the calling process below a number, but for pipes and the like,
-// terminals and /dev/null.
+// Descriptors lists the descriptors of the calling process that are lower than below. It leaves out
+// pipes and the like, terminals and /dev/null.
 func Descriptors(below int) (list []Descriptor) {
 	numbers := make([]int, 0, 3)
 	if below <= 16 {
 		for fd := range below {
 			numbers = append(numbers, fd)
 		}
-	} else { // it may be any number
+	} else { // the limit may be any number
 		names, _ := Names("/proc/self/fd")
 		for _, name := range names {
 			if fd, err := strconv.Atoi(name); err == nil && fd < below {

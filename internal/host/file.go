@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Durability is how much a write survives.
+// Durability says which failures a written file survives.
 type Durability bool
 
-// A replaced file survives the process always; Durable also survives a power cut. Files below /run
-// need not.
+// A replaced file always survives the end of the process. A Durable one also survives a power
+// failure, which files below /run need not.
 const (
 	Volatile Durability = false
 	Durable  Durability = true
 )
 
-// ReplaceFile puts data at path so that a reader sees the old content or the new and never a part.
-// Nobody else may write into the directory. On an error the old content stands and no temporary
-// file is left. As ReadFile it does without the runtime's poller.
+// ReplaceFile puts data at path. A reader sees the old content or the new content, never a part.
+// Only this program may write into the directory. On an error the old content stays and no
+// temporary file remains. It does not start Go's network poller, as ReadFile does not.
 func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durability) (err error) {
 	draft, err := replacement(path, data, mode, durability)
 	if err == nil {
@@ -43,9 +43,9 @@ func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durabili
 	return nil
 }
 
-// OpenFile is os.OpenFile of a regular file, without the runtime's poller as ReadFile: os has each
-// file of which it does not know better watched, and is refused. What lies in the file's place, a
-// pipe say, keeps nobody waiting.
+// OpenFile is os.OpenFile for a regular file, without starting Go's network poller: os registers
+// each non-blocking file there. If path is something else, a pipe for example, OpenFile does not
+// wait.
 func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, mode)
@@ -53,7 +53,7 @@ func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 			continue
 		}
 		if err == nil {
-			if err = unix.SetNonblock(fd, false); err != nil { // else os asks the poller all the same
+			if err = unix.SetNonblock(fd, false); err != nil { // otherwise os starts the poller
 				unix.Close(fd)
 			}
 		}
@@ -64,8 +64,9 @@ func OpenFile(path string, flags int, mode uint32) (*os.File, error) {
 	}
 }
 
-// RemoveDrafts removes what ReplaceFile has left of files whose names begin with prefix, where it
-// was killed: drafts that nobody has written to since then. A directory that is not there has none.
+// RemoveDrafts removes the drafts that killed ReplaceFile calls have left in dir. It removes those
+// for files whose names begin with prefix and that were last written before since. A directory that
+// does not exist has none.
 func RemoveDrafts(dir, prefix string, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +85,7 @@ func RemoveDrafts(dir, prefix string, since time.Time) error {
 	return err
 }
 
-// replacement writes a file beside the one that it is to replace. On an error there is none.
+// replacement writes a draft beside the file that it is to replace. On an error it leaves no draft.
 func replacement(path string, data []byte, mode os.FileMode,
 	durability Durability) (draft string, err error) {
 	fd, draft, err := create(filepath.Dir(path) + "/." + filepath.Base(path) + ".")
@@ -98,7 +99,7 @@ func replacement(path string, data []byte, mode os.FileMode,
 	if err == nil && durability == Durable {
 		op, err = "fsync", unix.Fsync(fd)
 	}
-	if e := unix.Close(fd); err == nil { // which reports what a network file system noticed late
+	if e := unix.Close(fd); err == nil { // close reports errors that a network file system found late
 		op, err = "close", e
 	}
 	if err != nil {
@@ -108,8 +109,8 @@ func replacement(path string, data []byte, mode os.FileMode,
 	return draft, nil
 }
 
-// create makes a file that was not there. What a killed process has left keeps its name; it is
-// found and named by gpuledger check.
+// create makes a file under a name that is not in use. Drafts of a killed process keep their names;
+// gpuledger check finds and names them.
 func create(prefix string) (fd int, path string, err error) {
 	pid := strconv.Itoa(os.Getpid())
 	for try := range maxDrafts {
@@ -128,8 +129,8 @@ func create(prefix string) (fd int, path string, err error) {
 	return fd, path, err
 }
 
-// maxDrafts is far above how many drafts of one file there can be: of this process's goroutines,
-// and left by processes of its number.
+// maxDrafts is far more than the drafts of one file that can exist: those of this process's
+// goroutines, and those of killed processes with its pid.
 const maxDrafts = 10000
 
 func write(fd int, data []byte) error {
@@ -143,7 +144,8 @@ func write(fd int, data []byte) error {
 	return nil
 }
 
-// SyncDir makes names in the directory durable: a rename is not until its directory is synced.
+// SyncDir makes the names in a directory durable: a rename is durable only after its directory is
+// synced.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -19,7 +19,7 @@ func TestReplaceFile(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077))
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x.json")
-	left := filepath.Join(dir, fmt.Sprintf(".x.json.%d-0", os.Getpid())) // by a process of this number
+	left := filepath.Join(dir, fmt.Sprintf(".x.json.%d-0", os.Getpid())) // left by a process with this pid
 	if err := os.WriteFile(left, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestAFailedReplacementLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestReplacingAtOnce: whoever reads sees one writer's content, whole.
+// TestReplacingAtOnce: with several writers, every reader sees the whole content of one.
 func TestReplacingAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	content := func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i)}, 100_000) }
@@ -103,8 +103,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// pollerEnv has a test's own second process open a file; it answers whether it has started the
-// runtime's poller by that.
+// pollerEnv makes a second process of this test open a file. It prints whether that started Go's
+// poller.
 const pollerEnv = "GPULEDGER_TEST_POLLER"
 
 func TestOpenFileStartsNoPoller(t *testing.T) {
@@ -121,7 +121,7 @@ func TestOpenFileStartsNoPoller(t *testing.T) {
 		}
 		defer f.Close()
 		polls := false
-		for fd := range 64 { // listing the directory would start it
+		for fd := range 64 { // listing the directory would start the poller
 			to, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 			polls = polls || to == "anon_inode:[eventpoll]"
 		}
@@ -143,7 +143,7 @@ func TestOpenFileWaitsForNobody(t *testing.T) {
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := OpenFile(pipe, os.O_RDONLY, 0) // which would wait for a writer
+	f, err := OpenFile(pipe, os.O_RDONLY, 0) // without O_NONBLOCK this would wait for a writer
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is the process that holds a flock on a file into which it has written its pid, 0 if none
-// does. It reads /proc/locks: to try the lock would hold up who wants it in that moment. The pid in
-// the file tells the file apart from one of the same inode elsewhere. A reader in another pid
-// namespace sees none.
+// Holder returns the process that holds a flock on a file into which it has written its pid, or 0.
+// It reads /proc/locks, because trying the lock would delay a process that wants it at that moment.
+// The pid distinguishes the file from one with the same inode on another file system. In another
+// pid namespace than the holder's, Holder returns 0.
 func (h Host) Holder(path string) int {
 	const most = 4 << 20 // bytes
 	var st unix.Stat_t

@@ -1,6 +1,5 @@
-// Package host is the rim towards the kernel: boot id, processes, namespaces, device majors, random
-// bytes. Everything above it takes a Host as a value, so a test can hand in another clock or
-// another /proc.
+// Package host reads facts of the kernel: boot id, processes, namespaces, device majors, files,
+// random bytes. Callers pass a Host as a value, so a test can use another clock or another /proc.
 package host
 
 import (
@@ -20,35 +19,33 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Host is where a node's facts are read.
+// Host says where the facts of a node are read.
 type Host struct {
 	Proc string // "/proc"
 	Sys  string // "/sys"
 	Dev  string // "/dev"
 	Now  func() time.Time
-	UID  int // the caller's effective user, as its user namespace counts; 0 is root
+	UID  int // the caller's effective user id in its user namespace; 0 is root
 
-	boot *bootID // of the machine, once it is asked for
+	boot *bootID // of the machine, once it was read
 }
 
-// bootID is what a /proc says of the boot, which no process outlives. That it could not be read is
-// not kept.
+// bootID caches the boot id of one /proc; no process outlives a boot. A failed read is not cached.
 type bootID struct {
 	proc string
 	text atomic.Pointer[string]
 }
 
-// Default is the machine that the program runs on.
+// Default is the Host of the machine that the program runs on.
 func Default() Host {
 	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, UID: os.Geteuid(),
 		boot: &bootID{proc: "/proc"}}
 }
 
-// maxProc bounds what is read of a file in /proc or /sys, in bytes.
+// maxProc is the largest size of a file in /proc or /sys that is read, in bytes.
 const maxProc = 1 << 20
 
-// BootID tells this boot from every other (Documentation/admin-guide/sysctl/kernel.rst:
-// random/boot_id).
+// BootID identifies this boot (Documentation/admin-guide/sysctl/kernel.rst: random/boot_id).
 func (h Host) BootID() (string, error) {
 	if h.boot == nil || h.boot.proc != h.Proc {
 		return h.readBootID()
@@ -71,19 +68,18 @@ func (h Host) readBootID() (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-// Self is the calling process. An exec keeps it; a fork does not.
+// Self returns the calling process. An exec keeps its identity; a fork makes another process.
 func (h Host) Self() (grant.Process, error) {
 	self, _, err := h.Process(os.Getpid())
 	return self, err
 }
 
-// Runs reports whether the process is there and no zombie: a zombie holds no device. An error says
-// that it can't be told.
-//
-// A process whose first thread has ended looks like a zombie as long as others run, and every exec
-// by another thread passes through that (fs/exec.c, de_thread): the wrapper that becomes the real
-// runtime does. Only one that is the last of its threads is a zombie for good. Of a thread that is
-// just being taken away the kernel knows no number; it is asked anew.
+// Runs reports whether the process exists and is not a zombie: a zombie holds no device. On an
+// error it is unknown whether it runs.
+// A process whose first thread has ended looks like a zombie while other threads run. Every exec by
+// another thread passes through that state (fs/exec.c, de_thread), for example when the wrapper
+// becomes the real runtime. The process has ended only if no other thread is left. While the kernel
+// removes a process it reports zero threads; Runs then reads again.
 func (h Host) Runs(p grant.Process) (bool, error) {
 	for range 100 {
 		s, err := h.stat(p.PID)
@@ -103,21 +99,22 @@ func (h Host) Runs(p grant.Process) (bool, error) {
 	return false, fmt.Errorf("cannot tell whether process %d runs: it is neither there nor gone", p.PID)
 }
 
-// Process is the process that has a pid now, and its parent's pid.
+// Process returns the process that has a pid now, and its parent's pid.
 func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
 	s, err := h.stat(pid)
 	return grant.Process{PID: pid, Start: s.start}, s.parent, err
 }
 
-// stat is what /proc/PID/stat says of a process.
+// stat has fields of /proc/PID/stat.
 type stat struct {
 	start   uint64 // clock ticks since the boot
 	state   byte
 	parent  int
-	threads int // with the first one, even where that has ended; 0: it is just being taken away
+	threads int // including the first, even if it has ended; 0 while the kernel removes the process
 }
 
-// stat reads /proc/PID/stat. The command's name stands in parentheses and may itself contain some.
+// stat reads /proc/PID/stat. The command's name is in parentheses and may itself contain
+// parentheses.
 func (h Host) stat(pid int) (s stat, err error) {
 	text, err := ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "stat"), maxProc)
 	if err != nil {
@@ -138,12 +135,12 @@ func (h Host) stat(pid int) (s stat, err error) {
 	return s, err
 }
 
-// PIDNamespace is the inode of the caller's pid namespace. Pids of another namespace mean nothing
-// here.
+// PIDNamespace returns the inode of the caller's pid namespace. Pids of another namespace have no
+// meaning here.
 func (h Host) PIDNamespace() (uint64, error) { return h.namespace("pid") }
 
-// TimeNamespace is the inode of the caller's time namespace, 0 where the kernel has none (before
-// Linux 5.6). Start times of processes are counted from that namespace's boot.
+// TimeNamespace returns the inode of the caller's time namespace, or 0 if the kernel has none
+// (before Linux 5.6). Start times of processes count from that namespace's boot.
 func (h Host) TimeNamespace() (uint64, error) {
 	ns, err := h.namespace("time")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +149,7 @@ func (h Host) TimeNamespace() (uint64, error) {
 	return ns, err
 }
 
-// namespace is the inode of one of the caller's namespaces.
+// namespace returns the inode of one of the caller's namespaces.
 func (h Host) namespace(kind string) (uint64, error) {
 	var st unix.Stat_t
 	path := filepath.Join(h.Proc, "self/ns", kind)
@@ -163,8 +160,9 @@ func (h Host) namespace(kind string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices, by the driver's
-// own names ("nvidia", "nvidia-uvm", "nvidia-caps", ...). Empty without a driver.
+// NVIDIAMajors reads the majors of NVIDIA's character devices from /proc/devices. Their keys are
+// the driver's names: "nvidia", "nvidia-uvm", "nvidia-caps" and others. It is empty without a
+// driver.
 func (h Host) NVIDIAMajors() (map[string]int, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "devices"), maxProc)
 	if err != nil {
@@ -185,8 +183,7 @@ func (h Host) NVIDIAMajors() (map[string]int, error) {
 // vendorNVIDIA is NVIDIA's PCI vendor id as sysfs prints it.
 const vendorNVIDIA = "0x10de"
 
-// DRM tells which minors of the DRM major (226) belong to NVIDIA GPUs: true for theirs, false for
-// other vendors'.
+// DRM returns the minors of the DRM major (226): true for NVIDIA GPUs, false for other vendors'.
 func (h Host) DRM() (map[int]bool, error) {
 	links, err := filepath.Glob(filepath.Join(h.Sys, "dev/char", strconv.Itoa(grant.MajorDRM)+":*"))
 	if err != nil {
@@ -208,13 +205,13 @@ func (h Host) DRM() (map[int]bool, error) {
 	return minors, nil
 }
 
-// HasNVIDIA reports whether an NVIDIA GPU is on the PCI bus, or NVIDIA's driver is loaded. What
-// cannot be read could be one.
+// HasNVIDIA reports whether an NVIDIA GPU is on the PCI bus or NVIDIA's driver is loaded. It is
+// true if that cannot be read.
 func (h Host) HasNVIDIA() bool {
 	if majors, err := h.NVIDIAMajors(); err != nil || len(majors) > 0 {
 		return true
 	}
-	const display = "0x03" // PCI's class of display controllers, with which all GPUs begin (pci_ids.h)
+	const display = "0x03" // the PCI base class of display controllers, which all GPUs have (pci_ids.h)
 	devices, err := filepath.Glob(filepath.Join(h.Sys, "bus/pci/devices/*"))
 	if err != nil {
 		return true
@@ -235,7 +232,7 @@ func (h Host) HasNVIDIA() bool {
 	return false
 }
 
-// DriverVersion is the loaded NVIDIA kernel driver's version, or "" without one.
+// DriverVersion returns the version of the loaded NVIDIA kernel driver, or "" without one.
 func (h Host) DriverVersion() (string, error) {
 	text, err := ReadFile(filepath.Join(h.Sys, "module/nvidia/version"), maxProc)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -247,9 +244,9 @@ func (h Host) DriverVersion() (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-// Random gives 16 bytes of the kernel's randomness.
+// Random returns 16 random bytes from the kernel.
 func Random() (random [16]byte, err error) {
-	// Reads of up to 256 bytes are neither short nor interrupted once the pool is up
+	// Reads of up to 256 bytes are complete and uninterrupted once the pool is initialised
 	// (getrandom(2)).
 	if n, err := unix.Getrandom(random[:], 0); err != nil || n != len(random) {
 		return random, fmt.Errorf("cannot get random bytes: %w", err)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestTheBootsIDIsReadOnce: what could not be read is read again.
+// TestTheBootsIDIsReadOnce: after a failed read it is read again.
 func TestTheBootsIDIsReadOnce(t *testing.T) {
 	proc := t.TempDir()
 	file := filepath.Join(proc, "sys/kernel/random/boot_id")

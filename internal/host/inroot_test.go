@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReopen: what comes is what was meant, or an error.
+// TestReopen: Reopen returns the file of the handle or an error.
 func TestReopen(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("meant"), 0o600); err != nil {
@@ -60,7 +60,8 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// TestReopenWaitsForNoLease: of 45 seconds, which a create or a delete has not.
+// TestReopenWaitsForNoLease: the kernel would wait 45 seconds for it, and no create or delete has
+// that time.
 func TestReopenWaitsForNoLease(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -77,7 +78,7 @@ func TestReopenWaitsForNoLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tenant.Close()
-	signal.Ignore(unix.SIGIO) // by which the kernel asks for it back
+	signal.Ignore(unix.SIGIO) // the kernel's signal to give the lease back
 	defer signal.Reset(unix.SIGIO)
 	if _, err := unix.FcntlInt(tenant.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Skipf("this file system has no leases (%v): that nobody waits for one is not shown", err)

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener is the process that listens on the socket at a path, as the kernel knows it
-// (SO_PEERCRED, unix(7): of who called listen), and which file that socket is, by device and inode.
-// To be asked it connects, says nothing and goes. A link is not followed, and nobody who puts
-// another socket there meanwhile has that one taken for the first.
+// Listener returns the process that listens on the socket at a path, and the device and inode of
+// that socket. The kernel names the process that called listen (SO_PEERCRED, unix(7)). Listener
+// connects and disconnects without sending anything. It does not follow a link. If another socket
+// replaces the file meanwhile, Listener still uses the first one.
 func Listener(path string) (pid int, file [2]uint64, err error) {
 	failed := func(op string, err error) (int, [2]uint64, error) {
 		return 0, [2]uint64{}, &fs.PathError{Op: op, Path: path, Err: err}
@@ -29,7 +29,7 @@ func Listener(path string) (pid int, file [2]uint64, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failed("stat", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFSOCK { // the kernel would open what it is
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK { // a connect needs a socket
 		return failed("connect", unix.ENOTSOCK)
 	}
 	pid, err = peer("/proc/self/fd/"+strconv.Itoa(fd), unix.SOCK_STREAM)
@@ -42,7 +42,8 @@ func Listener(path string) (pid int, file [2]uint64, err error) {
 	return pid, [2]uint64{uint64(st.Dev), st.Ino}, nil
 }
 
-// peer connects without waiting: where more wait already than the listener takes, that is EAGAIN.
+// peer returns the pid of the process that listens on a socket. It connects without waiting: if the
+// queue of the listener is full, the error is EAGAIN.
 func peer(socket string, kind int) (pid int, err error) {
 	cred, err := peerOf(socket, kind)
 	if err != nil {
@@ -51,7 +52,7 @@ func peer(socket string, kind int) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// peerOf is what the kernel knows of the process that listens on a socket.
+// peerOf returns what the kernel knows of the process that listens on a socket.
 func peerOf(socket string, kind int) (*unix.Ucred, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -65,9 +66,9 @@ func peerOf(socket string, kind int) (*unix.Ucred, error) {
 }
 
 // NodeListens reports whether a process of the node's own root listens on the socket at a path
-// below a directory. The path is walked as LookNear does. It is false for what a container or a
-// user of the node can make, and where it cannot be told. The process need not be on the caller's
-// network: the path leads to its socket all the same.
+// below dir. It resolves the path as LookNear does. It is false for sockets that a container or a
+// user of the node can make, and where that is unknown. The process may be in another network
+// namespace: the path leads to its socket all the same.
 func (h Host) NodeListens(dir, rest string) bool {
 	fd, err := openNear(dir, rest)
 	if err != nil {
@@ -90,9 +91,9 @@ func (h Host) NodeListens(dir, rest string) bool {
 	return h.isNodes(process) && holdsListener(process, filepath.Base(rest))
 }
 
-// isNodes reports whether a process of uid 0 is root of the node: it is in none of the namespaces
-// and not in the root file system of a container, or it has a capability by which it could leave
-// them.
+// isNodes reports whether a process of uid 0 is root of the node. Such a process shares the node's
+// user namespace. It also shares the pid namespace and the root directory, or has CAP_SYS_ADMIN,
+// with which it can leave a container.
 func (h Host) isNodes(process string) bool {
 	if !h.sharesNamespace(process, "user") {
 		return false
@@ -113,15 +114,15 @@ func (h Host) isNodes(process string) bool {
 	return false
 }
 
-// sharesNamespace reports whether a process is in the caller's namespace of a kind.
+// sharesNamespace reports whether a process is in the same namespace of a kind as the caller.
 func (h Host) sharesNamespace(process, kind string) bool {
 	var st unix.Stat_t
 	own, err := h.namespace(kind)
 	return err == nil && unix.Stat(filepath.Join(process, "ns", kind), &st) == nil && st.Ino == own
 }
 
-// sameRoot reports whether two processes have the same directory as their root. The server of a
-// container's file system is not asked: it may be dead.
+// sameRoot reports whether two processes have the same root directory. It does not query the server
+// of a container's file system, which may be dead.
 func sameRoot(a, b string) bool {
 	var roots [2]unix.Statx_t
 	for i, process := range []string{a, b} {
@@ -135,7 +136,7 @@ func sameRoot(a, b string) bool {
 }
 
 // holdsListener reports whether a process has a listening socket of this name open. The kernel
-// names the one that called listen, and that may have ended since, and its pid be another's.
+// names the process that called listen; that one may have ended, and its pid may belong to another.
 func holdsListener(process, name string) bool {
 	sockets, err := ReadFile(filepath.Join(process, "net/unix"), MaxSockets)
 	if err != nil {
@@ -145,26 +146,26 @@ func holdsListener(process, name string) bool {
 	for _, s := range Listening(sockets, name) {
 		held = append(held, "socket:["+s.Inode+"]")
 	}
-	fds, _ := Names(filepath.Join(process, "fd")) // none that can be seen: none is held
+	fds, _ := Names(filepath.Join(process, "fd")) // unreadable: none is held
 	return slices.ContainsFunc(fds, func(fd string) bool {
 		target, err := os.Readlink(filepath.Join(process, "fd", fd))
 		return err == nil && slices.Contains(held, target)
 	})
 }
 
-// MaxSockets bounds what is read of the kernel's list of sockets, in bytes. A busy node's has some
-// hundred kilobytes.
+// MaxSockets is the largest size of the kernel's list of sockets that is read, in bytes. A busy
+// node's list has some hundred kilobytes.
 const MaxSockets = 32 << 20
 
 // acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON,
 // include/uapi/linux/net.h).
 const acceptsConnections = 1 << 16
 
-// ListeningSocket is one of /proc/net/unix that listens.
+// ListeningSocket is a listening socket of /proc/net/unix.
 type ListeningSocket struct{ Path, Inode string }
 
-// Listening lists the sockets in /proc/net/unix that listen and whose path ends in this name, by
-// the paths they were bound to. Each line has seven words before the path: number, references,
+// Listening lists the listening sockets in /proc/net/unix whose path ends in this name, by the
+// paths they were bound to. Each line has seven words before the path: number, references,
 // protocol, flags, type, state, inode.
 func Listening(sockets []byte, name string) (found []ListeningSocket) {
 	end := []byte("/" + name + "\n")

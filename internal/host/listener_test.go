@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestListener: the kernel's word on who listens, of each kind of socket and for a path of any
-// length; and of nothing else.
+// TestListener: it finds the process that listens, for each kind of socket and a path of any
+// length. For anything else it is an error.
 func TestListener(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir) // a socket's path is short

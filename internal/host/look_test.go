@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLook: where a path without links ends is told as where one with links does.
+// TestLook: a path without links and one with links lead to the same target.
 func TestLook(t *testing.T) {
 	dir := t.TempDir()
 	real, err := filepath.EvalSymlinks(dir)

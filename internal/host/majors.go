@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// CharacterMajors reads from /proc/devices which majors any driver has registered for character
+// CharacterMajors reads from /proc/devices the majors that drivers have registered for character
 // devices.
 func (h Host) CharacterMajors() (map[int]bool, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "devices"), maxProc)

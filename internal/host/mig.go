@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// MIGMinors reads the minors of the two nodes below /dev/nvidia-caps that open a MIG device: of its
-// GPU instance and of its compute instance. gpu is the driver's minor of the card. The numbers
-// change when instances are made anew, so they are asked for when they are needed. errors.Is(err,
-// fs.ErrNotExist) tells that the driver has no such instance.
+// MIGMinors reads the minors of the two nodes below /dev/nvidia-caps that open a MIG device: those
+// of its GPU instance and of its compute instance. gpu is the driver's minor of the card. The
+// numbers change when instances are recreated, so they are read when needed. The error is
+// fs.ErrNotExist if the driver has no such instance.
 func (h Host) MIGMinors(gpu, gi, ci int) (minors [2]int, err error) {
 	instance := filepath.Join(h.Proc, "driver/nvidia/capabilities", fmt.Sprintf("gpu%d/mig/gi%d", gpu, gi))
 	for i, file := range []string{"access", fmt.Sprintf("ci%d/access", ci)} {

@@ -10,28 +10,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is a row of the list of mounts (proc_pid_mountinfo(5)).
+// Mount is a line of the list of mounts (proc_pid_mountinfo(5)).
 type Mount struct {
-	ID, Parent uint64 // the first is a Target's Mount
-	// of its file system. Of btrfs it is none that stat tells: there each subvolume has its own
+	ID, Parent uint64 // ID is that of Target.Mount
+	// of its file system. On btrfs it differs from what stat reports, where each subvolume has its
+	// own
 	Device uint64
-	Root   string // the file or directory of that file system which the mount shows
-	Point  string // and where, by its real path
+	Root   string // the file or directory of that file system which is mounted
+	Point  string // the mount point, as a real path
 }
 
-// maxMounts bounds what is read of the list of mounts, in bytes. A busy node's has some hundred
-// kilobytes; of an overlay a row can have 4.
+// maxMounts is the largest size of the list of mounts that is read, in bytes. A busy node's list
+// has some hundred kilobytes; one line of an overlay can have 4.
 const maxMounts = 64 << 20
 
-// Mounts lists the mounts that the calling thread sees. The kernel takes 3 µs for each, so a hot
-// path asks only where a mount can matter.
+// Mounts lists the mounts of the calling thread's mount namespace. The kernel takes 3 µs for each
+// mount, so a hot path calls it only where a mount can matter.
 func (h Host) Mounts() ([]Mount, error) {
 	text, err := ReadFile(filepath.Join(h.Proc, "thread-self/mountinfo"), maxMounts)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the list of mounts: %w", err)
 	}
 	mounts := make([]Mount, 0, bytes.Count(text, []byte("\n")))
-	for line := range strings.Lines(string(text)) { // of which the paths are parts: a node has hundreds
+	// the paths share the line's memory: a node has hundreds
+	for line := range strings.Lines(string(text)) {
 		m, err := mountOf(line)
 		if err != nil {
 			return nil, fmt.Errorf("cannot read the list of mounts: %w: %q", err, line)
@@ -41,7 +43,7 @@ func (h Host) Mounts() ([]Mount, error) {
 	return mounts, nil
 }
 
-// mountOf reads a row by its first words: id, parent, major:minor, root, mount point.
+// mountOf reads a line by its first words: id, parent, major:minor, root, mount point.
 func mountOf(line string) (m Mount, err error) {
 	var words [5]string
 	for i := range words {
@@ -58,8 +60,8 @@ func mountOf(line string) (m Mount, err error) {
 		uint32(numbers[3])), Root: unescaped(words[3]), Point: unescaped(words[4])}, nil
 }
 
-// unescaped reads a path as the kernel writes it there: blanks, line ends and backslashes as three
-// octal digits (mangle_path, fs/seq_file.c).
+// unescaped decodes a path of that list: the kernel writes blanks, line ends and backslashes as
+// three octal digits (mangle_path, fs/seq_file.c).
 func unescaped(text string) string {
 	if strings.IndexByte(text, '\\') < 0 {
 		return text
@@ -77,8 +79,8 @@ func unescaped(text string) string {
 	return string(plain)
 }
 
-// MountOf tells the device and the mount that a path leads to, each as in a Target; 0 of what
-// cannot be told.
+// MountOf returns the device and the mount id that a path leads to, as in Target; 0 where they are
+// unknown.
 func MountOf(path string) (device, mount uint64) {
 	var t Target
 	if t.stat(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT) != nil {

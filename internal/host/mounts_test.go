@@ -41,7 +41,8 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestTheMountOfAFile: what a look tells is a row of the list, and the file system's device.
+// TestTheMountOfAFile: the mount that Look reports is in the list of mounts, with the device of the
+// file system.
 func TestTheMountOfAFile(t *testing.T) {
 	mounts, err := Default().Mounts()
 	if err != nil {

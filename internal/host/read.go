@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadFile reads a file of at most limit bytes. It does what os.ReadFile does without the runtime's
-// poller, which costs a hot binary 50 microseconds to start and has no part in files.
+// ReadFile reads a file of at most limit bytes. It does what os.ReadFile does without Go's network
+// poller, which takes 50 microseconds to start and is not used for files.
 func ReadFile(path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -21,10 +21,10 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil && st.Size > 0 && st.Size < int64(limit) {
-		// so that the end shows in the first read
+		// room for one more byte, so that the first read shows the end of the file
 		return readRest(fd, path, make([]byte, 0, st.Size+1), limit, int(st.Size))
 	}
-	var line [512]byte // files in /proc say 0, and most of them are a line
+	var line [512]byte // files in /proc report size 0, and most have one line
 	n, err := read(fd, line[:])
 	if err != nil {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
@@ -36,8 +36,8 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	return readRest(fd, path, append(make([]byte, 0, room), line[:n]...), limit, -1)
 }
 
-// readRest reads on behind what data has, to the end or until it has whole bytes. There is room for
-// one more at least.
+// readRest appends the rest of the file to data, to its end or until data has whole bytes. data has
+// room for at least one more byte.
 func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error) {
 	for {
 		n, err := read(fd, data[len(data):cap(data)])
@@ -47,7 +47,7 @@ func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error
 		if data = data[:len(data)+n]; len(data) > limit {
 			return nil, fmt.Errorf("%s is larger than %d bytes", path, limit)
 		}
-		if n == 0 || len(data) == whole { // a byte more was asked for
+		if n == 0 || len(data) == whole { // the read had room for one more byte
 			return data, nil
 		}
 		if len(data) == cap(data) {
@@ -64,8 +64,8 @@ func read(fd int, room []byte) (n int, err error) {
 	}
 }
 
-// ReadHead fills head with the beginning of a file, which has that much and is opened with these
-// flags beside. What lies in the file's place, a pipe say, keeps nobody waiting.
+// ReadHead fills head with the beginning of a file; a shorter file is io.ErrUnexpectedEOF. flags
+// are added to the open. It does not wait if path is something else, a pipe for example.
 func ReadHead(path string, head []byte, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +84,7 @@ func ReadHead(path string, head []byte, flags int) error {
 	return nil
 }
 
-// Names lists a directory, in no order. It does what os.ReadDir does in a third of its time.
+// Names lists the names in a directory, unsorted. It takes a third of the time of os.ReadDir.
 func Names(dir string) (names []string, err error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -106,26 +106,25 @@ func Names(dir string) (names []string, err error) {
 	}
 }
 
-// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, in few system
-// calls: the kernel walks the path once and tells where it ended. It opens nothing that the path
-// leads to.
+// RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, with few system
+// calls: the kernel resolves the path once and reports its target. It opens the target only as a
+// path (O_PATH).
 func RealPath(path string) (string, error) {
 	t, err := Look(path)
 	return t.Path, err
 }
 
-// Target is what a path leads to.
+// Target is the file that a path leads to.
 type Target struct {
-	Path      string // real
-	Mode      uint32 // type and permissions, as stat tells them
+	Path      string // without links
+	Mode      uint32 // type and permissions, as in st_mode
 	GID       uint32
 	Dev, Rdev uint64
-	// the id of the mount that it is in, as /proc/self/mountinfo has it; 0 before Linux 5.8, which
-	// does not tell
+	// the id of its mount, as in /proc/self/mountinfo; 0 before Linux 5.8, which does not report it
 	Mount uint64
-	// Shifting is set where a link of /proc is on the way that leads elsewhere in another process
-	// (/proc/self/cwd, /proc/self/fd/7, /dev/stdin). What another process will find there cannot be
-	// told.
+	// Shifting says that the path passes through a link of /proc that has another target in each
+	// process (/proc/self/cwd, /proc/self/fd/7, /dev/stdin). The target in another process is
+	// unknown.
 	Shifting bool
 }
 
@@ -135,12 +134,11 @@ func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 // IsSocket reports whether the path leads to a socket.
 func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
-// Look walks a path, and opens nothing that it leads to. With fs.ErrNotExist and unix.ENOTDIR the
-// target may still have its path: where no link was on the way, so that it is certain where it
-// would lead. Behind a ".." it is not: what is missing before it can come to be, and behind it
-// there can be a link.
+// Look resolves a path; it opens the target only as a path (O_PATH). With fs.ErrNotExist and
+// unix.ENOTDIR, Target.Path may still be set: the path has no link and no "..", so its target would
+// be certain. Behind a ".." it is unknown, because a missing part before it could become a link.
 func Look(path string) (t Target, err error) {
-	// most have no link, and are real as they stand: the kernel need not be asked where they end
+	// Most paths have no link and are already real: no readlink is needed for them.
 	if filepath.IsAbs(path) {
 		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
 			Resolve: unix.RESOLVE_NO_SYMLINKS})
@@ -148,9 +146,9 @@ func Look(path string) (t Target, err error) {
 		case nil:
 			defer unix.Close(fd)
 			t.Path = filepath.Clean(path)
-			err = t.of(fd, path)
+			err = t.readStatus(fd, path)
 			return t, err
-		case unix.ELOOP, unix.ENOSYS, unix.EPERM: // a link, or as below
+		case unix.ELOOP, unix.ENOSYS, unix.EPERM: // a link, or no openat2 as below
 		case unix.ENOENT, unix.ENOTDIR:
 			if !strings.Contains(path, "/..") {
 				t.Path = filepath.Clean(path)
@@ -173,12 +171,12 @@ func Look(path string) (t Target, err error) {
 		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	err = t.ask(fd, path)
+	err = t.readPath(fd, path)
 	return t, err
 }
 
-// LookAt is Look for a path whose directory is known to have no link on the way. Where the path
-// itself is one, it is an error.
+// LookAt is Look for a path whose directory is known to have no links. The error is unix.ELOOP if
+// the path itself is a link.
 func LookAt(path string) (t Target, err error) {
 	err = t.stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err == nil && t.Mode&unix.S_IFMT == unix.S_IFLNK {
@@ -191,20 +189,20 @@ func LookAt(path string) (t Target, err error) {
 	return t, nil
 }
 
-// LookNear walks a path below a directory without leaving the mount that the directory is of:
-// unix.EXDEV says that it would. Other mounts are not touched, so one whose server is dead hangs
-// nobody. A link at the path's end is not followed.
+// LookNear resolves rest below dir without leaving the mount of dir. The error is unix.EXDEV if it
+// would leave it. It does not touch other mounts, so a mount whose server is dead cannot block it.
+// It does not follow a link at the end of the path.
 func LookNear(dir, rest string) (t Target, err error) {
 	fd, err := openNear(dir, rest)
 	if err != nil {
 		return Target{}, err
 	}
 	defer unix.Close(fd)
-	err = t.ask(fd, dir+"/"+rest)
+	err = t.readPath(fd, dir+"/"+rest)
 	return t, err
 }
 
-// openNear walks it for LookNear, and opens nothing that it leads to.
+// openNear returns a path descriptor (O_PATH) of the file for LookNear.
 func openNear(dir, rest string) (int, error) {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -213,7 +211,7 @@ func openNear(dir, rest string) (int, error) {
 	defer unix.Close(top)
 	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
-	if err == unix.ENOSYS || err == unix.EPERM { // as in Look; then it leaves the mount
+	if err == unix.ENOSYS || err == unix.EPERM { // as in Look; this call may leave the mount
 		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
 	if err != nil {
@@ -222,26 +220,26 @@ func openNear(dir, rest string) (int, error) {
 	return fd, nil
 }
 
-// ask fills in what an open file is, and where.
-func (t *Target) ask(fd int, path string) error {
+// readPath fills in the path and the status of an open file.
+func (t *Target) readPath(fd int, path string) error {
 	name := make([]byte, unix.PathMax)
 	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
 	if err != nil {
 		return &fs.PathError{Op: "readlink", Path: path, Err: err}
 	}
 	t.Path = string(name[:n])
-	return t.of(fd, path)
+	return t.readStatus(fd, path)
 }
 
-// of fills in what an open file is.
-func (t *Target) of(fd int, path string) error {
+// readStatus fills in the status of an open file.
+func (t *Target) readStatus(fd int, path string) error {
 	if err := t.stat(fd, "", unix.AT_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return nil
 }
 
-// stat fills in what a file is. In one system call the kernel tells the mount as well.
+// stat fills in the status of a file. One statx call also reports the mount.
 func (t *Target) stat(dir int, path string, flags int) error {
 	var st unix.Statx_t
 	switch err := unix.Statx(dir, path, flags,

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// execsLeft makes this test binary a process that becomes itself so many times, each time from a
-// thread that is not its first, and then waits to be killed.
+// execsLeft makes this test binary a process that executes itself so many times, each time from a
+// thread that is not its first. Then it waits to be killed.
 const execsLeft = "GPULEDGER_TEST_EXECS_LEFT"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestAProcessRunsWhileItExecs: the wrapper becomes the real runtime by exec, and its binding is
-// alive all along.
+// live all the time.
 func TestAProcessRunsWhileItExecs(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{execsLeft + "=300"}
@@ -79,7 +79,7 @@ func TestAProcessRunsWhileItExecs(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for runs := true; runs; { // a zombie, as nobody has waited for it
+	for runs := true; runs; { // a zombie: the test has not waited for it
 		if runs, err = h.Runs(p); err != nil {
 			t.Fatal(err)
 		}

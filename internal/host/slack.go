@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UsualSlack is how late the kernel wakes programs that have not said otherwise (prctl(2),
-// PR_SET_TIMERSLACK).
+// UsualSlack is the kernel's default for how late it wakes programs (prctl(2), PR_SET_TIMERSLACK).
 const UsualSlack = 50 * time.Microsecond
 
-// Slack lets the kernel wake this program, and those that it starts from now on, so much late. Go's
-// runtime looks after its threads every 20 microseconds while one of them works; a program that
-// works for some milliseconds a second then wakes up more often for that than for its work. Without
-// CAP_SYS_NICE the kernel takes it of the calling thread alone; systemd has TimerSlackNSec=.
+// Slack sets how late the kernel may wake this program and the programs that it starts from now on.
+// Go's runtime checks its threads every 20 microseconds while one of them runs. A program that
+// works for some milliseconds a second wakes more often for that than for its work. Without
+// CAP_SYS_NICE the kernel accepts the value for the calling thread only; systemd has
+// TimerSlackNSec=.
 func Slack(late time.Duration) {
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, t := range threads {
@@ -23,7 +23,7 @@ func Slack(late time.Duration) {
 	}
 }
 
-// SlackOfThread is Slack for the calling thread, and the program that takes its place.
+// SlackOfThread is Slack for the calling thread and the program that it executes next.
 func SlackOfThread(late time.Duration) {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(late.Nanoseconds()), 0, 0, 0)
 }

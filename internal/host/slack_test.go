@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestSlack of all threads, and of programs that they start.
+// TestSlack: the value holds for all threads and for programs that they start.
 func TestSlack(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: of other threads than its own nobody is heard")
@@ -30,7 +30,7 @@ func TestSlack(t *testing.T) {
 		return late
 	}
 	others := late()
-	// one may be started meanwhile, by one whose turn is still to come
+	// A thread that does not have the value yet may start another meanwhile.
 	for tries := 0; tries < 100 && len(others) > 0; tries++ {
 		Slack(3 * time.Millisecond)
 		others = late()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestStamp: whatever is done to a file or in a directory gives another stamp, or one that is too
-// young to be believed.
+// TestStamp: every change of a file or directory gives another stamp, or a stamp that is too recent
+// to be trusted.
 func TestStamp(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

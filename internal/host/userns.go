@@ -10,24 +10,24 @@ import (
 )
 
 // initialUserNamespace is the inode of the user namespace that a machine boots with
-// (USER_NS_INIT_INO, include/uapi/linux/nsfs.h; the same number since Linux 3.8). A map of ids
-// tells less: that of a nested namespace can be the identity.
+// (USER_NS_INIT_INO, include/uapi/linux/nsfs.h; the same number since Linux 3.8). A map of ids is
+// not enough: a nested namespace can have the identity map.
 const initialUserNamespace = 0xeffffffd
 
 // InitialUserNamespace reports whether the caller is in the machine's first user namespace. In any
-// other the kernel lets no runtime set device rules. A kernel without user namespaces has only this
-// one. Where it cannot be told, it is another.
+// other, the kernel lets no runtime set device rules. It is true on a kernel without user
+// namespaces, and false if the namespace cannot be read.
 func (h Host) InitialUserNamespace() bool {
 	ns, err := h.namespace("user")
 	return err == nil && ns == initialUserNamespace || errors.Is(err, fs.ErrNotExist)
 }
 
-// IsRoot reports whether the caller is the machine's root, and not that of a user namespace.
+// IsRoot reports whether the caller is root of the machine, not of a user namespace.
 func (h Host) IsRoot() bool { return h.UID == 0 && h.InitialUserNamespace() }
 
-// HasRoot reports whether the user namespace that a path leads to has the caller's root in it. A
-// namespace tells its map only through a process that is in it: known is false where there is none,
-// as in one that an engine has just pinned.
+// HasRoot reports whether the user namespace at a path maps the caller's root. The kernel shows a
+// namespace's map only through a process in it. known is false if there is none, as in one that an
+// engine has just pinned.
 func (h Host) HasRoot(path string) (has, known bool) {
 	var ns unix.Stat_t
 	if unix.Stat(path, &ns) != nil {
@@ -48,8 +48,8 @@ func (h Host) HasRoot(path string) (has, known bool) {
 	return false, false
 }
 
-// hasRoot asks one process, if it is in the namespace. Before its map is written there is nobody in
-// a namespace.
+// hasRoot reads the map through one process, if that is in the namespace. Before the map is written
+// it is unknown.
 func (h Host) hasRoot(dir string, ns unix.Stat_t) (has, known bool) {
 	is := func() bool {
 		var its unix.Stat_t
@@ -62,7 +62,7 @@ func (h Host) hasRoot(dir string, ns unix.Stat_t) (has, known bool) {
 	if err != nil || !is() || len(strings.TrimSpace(string(text))) == 0 {
 		return false, false
 	}
-	for line := range strings.Lines(string(text)) { // the first id inside, the first outside, how many
+	for line := range strings.Lines(string(text)) { // first id inside, first id outside, number of ids
 		if fields := strings.Fields(line); len(fields) == 3 && fields[1] == "0" && fields[2] != "0" {
 			return true, true
 		}

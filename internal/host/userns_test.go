@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestUserNamespaces runs the test's own program in a user namespace whose map of ids is the
-// identity, where root makes it, and in one as anybody makes it.
+// TestUserNamespaces runs the test's own program in two user namespaces: one that root makes with
+// the identity map, and one that any user can make.
 func TestUserNamespaces(t *testing.T) {
 	const inside = "GPULEDGER_TEST_IN_USER_NAMESPACE"
 	h := Default()

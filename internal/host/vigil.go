@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vigil notices that processes end. It holds a pidfd of each (pidfd_open(2), Linux 5.3), so that a
-// pid which has passed on to another process is never taken for the first one's, and to ask after a
-// thousand of them is one system call. It is for one goroutine.
+// Vigil watches processes for their end. It holds a pidfd of each (pidfd_open(2), Linux 5.3), so a
+// reused pid is never taken for the first process. One system call checks a thousand processes. One
+// goroutine at a time may use it.
 type Vigil struct {
 	epoll int
 	held  map[int]int // pidfd by pid
@@ -19,12 +19,12 @@ type Vigil struct {
 	told  []unix.EpollEvent
 }
 
-// ErrNoVigil is why processes cannot be watched here: the kernel has no pidfds, or there is no room
-// for more descriptors.
+// ErrNoVigil is the error where processes cannot be watched: the kernel has no pidfds, or no more
+// descriptors are available.
 var ErrNoVigil = errors.New("cannot hold processes")
 
-// NewVigil is a vigil over nobody. It holds at most a quarter of the descriptors that the program
-// may have: two of them leave it those that it needs to work.
+// NewVigil returns a vigil that watches no process. It holds at most a quarter of the program's
+// descriptors, so two of them leave the program enough.
 func NewVigil() (*Vigil, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -38,9 +38,9 @@ func NewVigil() (*Vigil, error) {
 		told: make([]unix.EpollEvent, 128)}, nil
 }
 
-// Hold begins to watch whoever has the pid now. What is read about the pid from then on is about
-// him, for as long as Ended does not tell the pid. unix.ESRCH: nobody has it. Of a pid that is held
-// already, it is nothing.
+// Hold begins to watch the process that has the pid now. What the caller reads about the pid
+// afterwards belongs to this process until Ended returns the pid. The error is unix.ESRCH if no
+// process has the pid. Hold does nothing for a pid that is already watched.
 func (v *Vigil) Hold(pid int) error {
 	if _, held := v.held[pid]; held {
 		return nil
@@ -48,7 +48,7 @@ func (v *Vigil) Hold(pid int) error {
 	if len(v.held) >= v.room {
 		return fmt.Errorf("%w: %d are held already", ErrNoVigil, v.room)
 	}
-	fd, err := unix.PidfdOpen(pid, 0) // close-on-exec
+	fd, err := unix.PidfdOpen(pid, 0) // the kernel sets close-on-exec
 	if err == unix.ESRCH {
 		return err
 	}
@@ -66,18 +66,18 @@ func (v *Vigil) Hold(pid int) error {
 	return nil
 }
 
-// Holds reports whether the process that had the pid at its Hold has not been told as ended.
+// Holds reports whether the pid is watched, and Ended has not returned it since Hold.
 func (v *Vigil) Holds(pid int) bool {
 	_, held := v.held[pid]
 	return held
 }
 
-// Held are the pids of those that are watched, in no order.
+// Held returns the pids that are watched, unsorted.
 func (v *Vigil) Held() []int { return slices.Collect(maps.Keys(v.held)) }
 
-// Ended tells the pids of those that have ended since it was asked last, sorted, and watches them
-// no more. A process that is a zombie has ended; one whose first thread has ended and others run
-// has not. An error says that it cannot be told.
+// Ended returns the sorted pids of the processes that have ended since the last call, and stops
+// watching them. A zombie has ended. A process whose first thread has ended while others run has
+// not. On an error it is unknown which have ended.
 func (v *Vigil) Ended() (pids []int, err error) {
 	for {
 		n, err := unix.EpollWait(v.epoll, v.told, 0)
@@ -100,8 +100,8 @@ func (v *Vigil) Ended() (pids []int, err error) {
 	}
 }
 
-// Release watches a pid no more. To close the descriptor would not do: the set keeps what a child
-// that we fork has inherited until its exec, and would tell it again and again.
+// Release stops watching a pid. It also removes the pidfd from the epoll set. Closing it is not
+// enough: a forked child keeps it open until its exec, and the set would report it again and again.
 func (v *Vigil) Release(pid int) {
 	if fd, held := v.held[pid]; held {
 		delete(v.held, pid)
@@ -110,7 +110,7 @@ func (v *Vigil) Release(pid int) {
 	}
 }
 
-// Close ends the vigil.
+// Close stops watching all processes and closes the set.
 func (v *Vigil) Close() {
 	for pid := range v.held {
 		v.Release(pid)

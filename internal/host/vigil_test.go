@@ -31,7 +31,7 @@ func sleeper(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// ended waits until the vigil has told so many.
+// ended waits until the vigil has returned this many pids.
 func ended(t *testing.T, v *Vigil, want int) (all []int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); len(all) < want &&
@@ -46,12 +46,13 @@ func ended(t *testing.T, v *Vigil, want int) (all []int) {
 	return all
 }
 
-// TestVigil: who ends is told, once, before his pid can be anybody else's, and nobody else is.
+// TestVigil: the pid of a process that ends is returned once, before another process can have it.
+// No other pid is returned.
 func TestVigil(t *testing.T) {
 	v := vigil(t)
 	var all []*exec.Cmd
 	var want []int
-	for i := range 300 { // more than are told at once
+	for i := range 300 { // more than one call of epoll_wait returns
 		cmd := sleeper(t)
 		all = append(all, cmd)
 		if err := errors.Join(v.Hold(cmd.Process.Pid), v.Hold(cmd.Process.Pid)); err != nil {
@@ -65,7 +66,7 @@ func TestVigil(t *testing.T) {
 		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, len(v.Held()), err)
 	}
 	for i := 0; i < 300; i += 2 {
-		_ = all[i].Process.Kill() // and not waited for: a zombie has ended
+		_ = all[i].Process.Kill() // not waited for: a zombie has ended
 	}
 	slices.Sort(want)
 	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
@@ -86,8 +87,8 @@ func TestVigil(t *testing.T) {
 	}
 }
 
-// TestVigilLeavesRoom: it takes no more descriptors than its part, gives them back, and says when
-// it has no more.
+// TestVigilLeavesRoom: a vigil holds no more descriptors than its part, releases them, and returns
+// an error when it has no more.
 func TestVigilLeavesRoom(t *testing.T) {
 	v := vigil(t)
 	v.room = 1
@@ -115,9 +116,9 @@ func TestVigilLeavesRoom(t *testing.T) {
 	}
 }
 
-// TestWhatAChildHasInheritedIsNotToldAgain: a child that is forked and has not come to its exec
-// shares all descriptors. What is closed meanwhile is open in it, and the kernel would go on to
-// tell it; of more than fit into one answer, for ever.
+// TestWhatAChildHasInheritedIsNotToldAgain: a forked child shares all descriptors until its exec. A
+// pidfd that is closed meanwhile stays open in the child, and epoll would report it again; if more
+// are ready than fit into one answer, for ever.
 func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
 	v := vigil(t)
 	var want []int
