@@ -170,7 +170,7 @@ func watchFinds(t *testing.T) {
 		}
 	}
 	r := n.CLI("inspect", "--details")
-	for _, want := range []string{"USED", "10GiB", "over-grant: " + messages[0], "outside-ledger: " + messages[2]} {
+	for _, want := range []string{"USED GiB", "10.0", "over-grant: " + messages[0], "outside-ledger: " + messages[2]} {
 		if !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), want) {
 			t.Errorf("inspect lacks %q:\n%s%s", want, r.Stdout, r.Stderr)
 		}

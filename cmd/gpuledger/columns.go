@@ -3,22 +3,59 @@ package main
 import (
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// narrow is what every terminal has, in columns.
-const narrow = 80
+// usual is how wide text is where no terminal says how wide it is, in columns.
+const usual = 80
 
-// columnsOf is how wide a picture may be: as the terminal, where it is drawn on one that is wider than the narrowest.
+// columnsOf is how wide a picture may be: as the terminal that it is drawn on.
 func columnsOf(f *os.File) int {
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return narrow
+	if err != nil || size.Col == 0 {
+		return usual
 	}
-	return max(int(size.Col), narrow)
+	return int(size.Col)
+}
+
+// inGiB writes an amount of memory as a column of GiB has it: with one decimal. What is there is never written as nothing.
+func inGiB(b grant.Bytes) string {
+	text := strconv.FormatFloat(float64(b)/float64(grant.GiB), 'f', 1, 64)
+	if b > 0 && text == "0.0" {
+		return "<0.1"
+	}
+	return text
+}
+
+// shareOf writes how much there is of a whole, in GiB.
+func shareOf(part, whole grant.Bytes) string { return inGiB(part) + "/" + inGiB(whole) }
+
+// inMiB writes whole MiB, as a size on the command line can be written; what is left is not there to be granted.
+func inMiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.MiB), 10) + "MiB" }
+
+// alignRight has the numbers of a column end in one place, so that they compare at a look.
+func alignRight(rows [][]string, column int) {
+	widest := 0
+	for _, row := range rows {
+		widest = max(widest, utf8.RuneCountInString(row[column]))
+	}
+	for _, row := range rows {
+		row[column] = strings.Repeat(" ", widest-utf8.RuneCountInString(row[column])) + row[column]
+	}
+}
+
+// leaveOut takes a column out of the rows.
+func leaveOut(rows [][]string, column int) {
+	for i, row := range rows {
+		rows[i] = slices.Delete(row, column, column+1)
+	}
 }
 
 // gap is what the cells of a table have between them.

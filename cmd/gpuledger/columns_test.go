@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 func TestWrap(t *testing.T) {
@@ -46,20 +48,61 @@ func TestFit(t *testing.T) {
 
 // TestDetailsHaveLinesOfTheirOwn where they are too long for one.
 func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
-	head := []string{"  GRANT", "STATE", "OWNER", "CONTAINERS", "LABEL"}
+	head := []string{"  GRANT", "STATE", "COMPUTE", "STRENGTH", "OWNER", "CONTAINERS", "LABEL"}
+	const pod = "pod:7a1c0000-0000-4000-8000-00000000000b/train"
 	for name, c := range map[string]struct {
-		row  []string
-		want string
+		columns int
+		row     []string
+		want    string
 	}{
-		"short": {[]string{"  g-a", "free", "bearer", "-", "x"}, "  GRANT  STATE  OWNER   CONTAINERS  LABEL\n  g-a    free   bearer  -           x\n"},
-		"long":  {[]string{"  g-a", "bound", "pod:7a1c0000-0000-4000-8000-00000000000b/train", "c1", ""}, "  GRANT  STATE\n  g-a    bound\n      of pod:7a1c0000-0000-4000-8000-00000000000b/train\n      in c1\n"},
+		"short": {60, []string{"  g-a", "free", "-", "none", "bearer", "-", "x"},
+			"  GRANT  STATE  COMPUTE  STRENGTH  OWNER   CONTAINERS  LABEL\n  g-a    free   -        none      bearer  -           x\n"},
+		"long": {60, []string{"  g-a", "bound", "-", "none", pod, "c1", ""},
+			"  GRANT  STATE  COMPUTE  STRENGTH\n  g-a    bound  -        none\n      of " + pod + "\n      in c1\n"},
+		"narrow": {32, []string{"  g-a", "bound", "30%", "none", "bearer", "-", "x"},
+			"  GRANT  STATE\n  g-a    bound\n      compute 30%\n      strength none\n      of bearer\n      label x\n"},
 	} {
 		var text strings.Builder
-		if err := writeDetails(&text, [][]string{head, c.row}, 60); err != nil {
+		if err := writeDetails(&text, [][]string{head, c.row}, c.columns); err != nil {
 			t.Fatal(err)
 		}
 		if text.String() != c.want {
 			t.Errorf("%s:\n%swant\n%s", name, text.String(), c.want)
+		}
+	}
+}
+
+// TestInGiB: a column has one unit; a little is not nothing.
+func TestInGiB(t *testing.T) {
+	for b, want := range map[grant.Bytes]string{0: "0.0", 1: "<0.1", 50 * grant.MiB: "<0.1", 52 * grant.MiB: "0.1", grant.GiB / 2: "0.5",
+		4 * grant.GiB: "4.0", 16160 * grant.MiB: "15.8", 3 * grant.TiB: "3072.0"} {
+		if got := inGiB(b); got != want {
+			t.Errorf("%d is %s, want %s", b, got, want)
+		}
+	}
+	if got := inMiB(16160*grant.MiB + 5); got != "16160MiB" {
+		t.Error(got)
+	}
+}
+
+// TestCardsOnANarrowTerminal: names are cut, then columns are left out; what a GPU has of memory stays.
+func TestCardsOnANarrowTerminal(t *testing.T) {
+	for _, columns := range []int{200, 80, 79, 70, 60, 50, 40, 34} {
+		rows := [][]string{{"GPU", "NAME", "MODE", "USED GiB", "ALLOCATED/TOTAL GiB", "COMPUTE", "GRANTS"},
+			{"0", "Tesla V100-SXM2-16GB", "limit", "9.1", "8.0/15.8", "25%", "2"}, {"1", "Tesla V100-SXM2-16GB", "exclusive", "10.0", "12.0/15.8", "-", "11"}}
+		var text strings.Builder
+		if err := printCards(&text, rows, columns); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(text.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns {
+				t.Errorf("%d columns: %q has %d", columns, line, n)
+			}
+		}
+		for _, want := range []string{" 9.1 ", "10.0", " 8.0/15.8", "12.0/15.8"} {
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("%d columns: no %q in\n%s", columns, want, text.String())
+			}
 		}
 	}
 }

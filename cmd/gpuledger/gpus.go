@@ -98,7 +98,7 @@ func printGPUs(w io.Writer, cards []node.Card) error {
 		if g.Parent != "" {
 			index = "  " + g.Part
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, g.Memory, g.Free, dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, inMiB(g.Memory), inMiB(g.Free), dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
 	}
 	return t.Flush()
 }

@@ -122,7 +122,7 @@ func (u *used) grant(id grant.ID, card node.Card) string {
 			sum += g.Used
 		}
 	}
-	return sum.String()
+	return inGiB(sum)
 }
 
 type inspectJSON struct {
@@ -192,23 +192,25 @@ func inspectToJSON(o node.Overview, cards []node.Card, u *used) inspectJSON {
 }
 
 func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, details bool, columns int) error {
-	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, u.memory("USED", "ALLOCATED/TOTAL", "MEMORY (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")...)}
+	head := u.memory("USED GiB", "ALLOCATED/TOTAL GiB", "MEMORY GiB (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")
+	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, head...)}
 	var allocated, total grant.Bytes
 	for _, card := range cards {
 		is := "-"
 		if now := u.gpu(card.UUID); now != nil {
-			is = now.Used.String()
+			is = inGiB(now.Used)
 		}
-		memory := fmt.Sprintf("%s/%s", card.Allocated, card.Memory)
-		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))}, u.memory(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))...))
+		memory := shareOf(card.Allocated, card.Memory)
+		cells := u.memory(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))
+		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))}, cells...))
 		for _, p := range card.Parts {
-			memory := fmt.Sprintf("%s/%s", held(p), p.Memory)
-			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)}, u.memory("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))...))
+			memory := shareOf(held(p), p.Memory)
+			cells := u.memory("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))
+			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)}, cells...))
 		}
 		allocated, total = allocated+card.Allocated, total+card.Memory
 	}
-	fit(rows, 1, columns)
-	if err := writeRows(w, rows); err != nil {
+	if err := printCards(w, rows, columns); err != nil {
 		return err
 	}
 	if details {
@@ -220,13 +222,29 @@ func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, deta
 	if total > 0 {
 		share = 100 * float64(allocated) / float64(total)
 	}
-	fmt.Fprintf(w, "\nAllocated/Total GPU memory: %s/%s (%.0f%%)\n", allocated, total, share)
+	sum := fmt.Sprintf("Allocated/Total GPU memory: %s GiB (%.0f%%)", shareOf(allocated, total), share)
+	fmt.Fprintf(w, "\n%s\n", wrap(sum, columns, "", "  "))
 	if u != nil {
 		for _, f := range u.Findings {
 			fmt.Fprintln(w, wrap(fmt.Sprintf("%s: %s", f.Kind, f.Message), columns, "", "  "))
 		}
 	}
 	return nil
+}
+
+// printCards writes the table of GPUs. Names are cut first; where the terminal is narrower still, columns are left out.
+func printCards(w io.Writer, rows [][]string, columns int) error {
+	last := len(rows[0]) - 1 // GPU NAME MODE [USED] MEMORY COMPUTE GRANTS
+	for column := 3; column < last-1; column++ {
+		alignRight(rows[1:], column)
+	}
+	fit(rows, 1, columns)
+	for _, column := range []int{last - 1, 1, last - 2, 1} { // COMPUTE, NAME, GRANTS, MODE: each as the ones before leave it
+		if widthOf(rows, -1) > columns {
+			leaveOut(rows, column)
+		}
+	}
+	return writeRows(w, rows)
 }
 
 // memory is a row's cells from what is used on: one more where that is known.
@@ -240,17 +258,20 @@ func (u *used) memory(is, known, unknown string, more ...string) []string {
 func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used, columns int) error {
 	for _, card := range cards {
 		fmt.Fprintf(w, "\nGPU %d  %s\n", card.Index, card.UUID)
-		head := []string{"  GRANT", "STATE", "MEMORY"}
+		head := []string{"  GRANT", "STATE", "GiB"}
 		if u != nil {
-			head = append(head, "USED")
+			head = append(head, "USED GiB")
 		}
 		rows := [][]string{append(head, "COMPUTE", "STRENGTH", "OWNER", "CONTAINERS", "LABEL")}
 		for _, g := range card.Grants {
-			row := []string{"  " + string(g.ID), string(g.State(o.Now)), card.Share(g).String()}
+			row := []string{"  " + string(g.ID), string(g.State(o.Now)), inGiB(card.Share(g))}
 			if u != nil {
 				row = append(row, u.grant(g.ID, card))
 			}
 			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner)+tied(g, " for "), containers(g), g.Label))
+		}
+		for column := 2; rows[0][column] != "COMPUTE"; column++ {
+			alignRight(rows[1:], column)
 		}
 		if err := writeDetails(w, rows, columns); err != nil {
 			return err
@@ -259,18 +280,29 @@ func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used, colu
 	return nil
 }
 
-// texts are the last cells of a row of details, which can be long.
-const texts = 3
+// ownLines are the last cells of a row of details, by how the line begins that each has where the table has no place for it.
+var ownLines = []string{"compute ", "strength ", "of ", "in ", "label "}
 
-// writeDetails puts each grant on one line, or, where one has no place there, the long cells of each on lines of their own.
+// writeDetails puts each grant on one line. Where one has no place there, the long cells of each stand on lines of their own: the
+// last three, and on a narrow terminal all of ownLines.
 func writeDetails(w io.Writer, rows [][]string, columns int) error {
 	if widthOf(rows, -1) <= columns {
 		return writeRows(w, rows)
 	}
-	var short [][]string
-	for _, row := range rows {
-		short = append(short, row[:len(row)-texts])
+	for _, apart := range []int{3, len(ownLines)} {
+		var short [][]string
+		for _, row := range rows {
+			short = append(short, row[:len(row)-apart])
+		}
+		if widthOf(short, -1) <= columns || apart == len(ownLines) {
+			return writeApart(w, rows, short, columns)
+		}
 	}
+	return nil
+}
+
+// writeApart writes the short rows, and below each what the full ones have more.
+func writeApart(w io.Writer, rows, short [][]string, columns int) error {
 	var lines strings.Builder
 	if err := writeRows(&lines, short); err != nil {
 		return err
@@ -280,10 +312,10 @@ func writeDetails(w io.Writer, rows [][]string, columns int) error {
 		if i == 0 {
 			continue
 		}
-		owner, users, label := rows[i][len(rows[i])-3], rows[i][len(rows[i])-2], rows[i][len(rows[i])-1]
-		for _, text := range []struct{ what, is string }{{"of ", owner}, {"in ", users}, {"label ", label}} {
-			if dash(text.is) != "-" {
-				fmt.Fprintln(w, wrap(text.what+text.is, columns, "      ", "      "))
+		more := rows[i][len(short[i]):]
+		for k, text := range more {
+			if dash(text) != "-" {
+				fmt.Fprintln(w, wrap(ownLines[len(ownLines)-len(more)+k]+text, columns, "      ", "      "))
 			}
 		}
 	}
