@@ -65,6 +65,15 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 		{"inventory simulate --gpus 0 --memory 1GiB --out /dev/null", "cannot simulate 0 GPUs: want 1 to 64", 2},
 		{"inventory simulate --gpus 1 --memory 16GB --out /dev/null", "--memory: cannot read size", 2},
 		{"inventory simulate --memory 1GiB", "--out is needed", 2},
+		{"audit --since yesterday", `--since: want a time, as 2026-11-21T19:10:31Z, "2026-11-21 19:10" or 2026-11-21, or how long ago, as 90m, 12h or 7d, not "yesterday"`, 2},
+		{"audit --since=-1h", "--since: want a time", 2},
+		{"audit --until 2026-13-01", "--until: want a time", 2},
+		{"audit --since 1h --until 2h", "--since: want a time before that of --until", 2},
+		{"audit --until 1h --follow", "--follow shows what comes: leave --until out", 2},
+		{"audit --code no-such-code", `--code: there is no code "no-such-code"; docs/refusals.md lists those of refusals, docs/daemon.md those of findings`, 2},
+		{"audit --grant nonsense.00ff", "--grant: \"nonsense\" is no grant id; `gpuledger grants` lists them", 2},
+		{"audit --container=", "--container: want an id", 2},
+		{"audit g-aaaaaaaaaaaa", "gpuledger audit takes no arguments", 2},
 		{"release nonsense", `"nonsense" is no grant id`, 2},
 		{"release g-aaaaaaaaaaaa", "the ledger has no grant g-aaaaaaaaaaaa", 4},
 	} {
@@ -98,7 +107,7 @@ func wantOrderly(t *testing.T, stderr string) {
 // TestHelp: every command shows how it is used, by a line that can be copied.
 func TestHelp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant", "grants", "release", "inspect", "explain", "check", "configure", "configure containerd", "configure crio", "configure podman", "configure docker", "completion"} {
+	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant", "grants", "release", "inspect", "explain", "audit", "check", "configure", "configure containerd", "configure crio", "configure podman", "configure docker", "completion"} {
 		r := n.CLI(append(strings.Split(command, " "), "--help")...)
 		_, rest, _ := strings.Cut(r.Stdout, "USAGE:\n   ")
 		example, _, _ := strings.Cut(rest, "\n")
@@ -124,7 +133,7 @@ func TestInspectWatch(t *testing.T) {
 // TestFullDisk: an answer that reached nobody is no success; a reference would be lost.
 func TestFullDisk(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus", "inspect --details", "check", "check --json", "release g-aaaaaaaaaaaa --json", "completion bash"} {
+	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus", "inspect --details", "audit", "check", "check --json", "release g-aaaaaaaaaaaa --json", "completion bash"} {
 		shell := n.Command("sh", append([]string{"-c", `"$0" "$@" >/dev/full`, rig.Binary(t, "gpuledger")}, strings.Fields(args)...)...)
 		if r := rig.Run(shell); r.Code == 0 || !strings.Contains(r.Stderr, "gpuledger: ") {
 			t.Errorf("%s: %+v", args, r)

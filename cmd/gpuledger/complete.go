@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -44,7 +46,7 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 // next lists what may come after the words. The last of them is the one that is being written where
 // it begins with "-"; of any other a shell says that it is empty, and leaves out itself what does
 // not begin like it. look reads the ledger, where there is a choice.
-func next(app *cli.App, words []string, look func(config string) node.Overview) []candidate {
+func next(app *cli.App, words []string, look func(config string) sight) []candidate {
 	l := line{commands: app.Commands, flags: app.Flags}
 	current := ""
 	if n := len(words) - 1; n >= 0 && (words[n] == "" || words[n][0] == '-') {
@@ -148,7 +150,7 @@ func (l *line) unset() []candidate {
 
 // choices are the values of a command's flag, or with "" its arguments, where those are one of some
 // words. Of all else the shell knows more: files.
-var choices = map[string]func(node.Overview) []candidate{
+var choices = map[string]func(sight) []candidate{
 	"grant mode":           of(grant.Modes...),
 	"grant place":          of(grant.Binpack, grant.Spread),
 	"grant owner":          of(grant.Bearer, "pod:", "claim:"),
@@ -157,12 +159,15 @@ var choices = map[string]func(node.Overview) []candidate{
 	"grant profile":        profiles,
 	"grant update":         grantIDs,
 	"release ":             grantIDs,
+	"audit code":           codes,
+	"audit container":      recordedContainers,
+	"audit grant":          grantIDs,
 	"completion ":          of("bash", "zsh", "fish"),
 	"configure mode":       of(grant.Enforce, grant.Report),
 	"configure privileged": of(grant.RefusePrivileged, grant.Strip),
 }
 
-func (l *line) values(flag string, look func(config string) node.Overview) []candidate {
+func (l *line) values(flag string, look func(config string) sight) []candidate {
 	command, _, _ := strings.Cut(l.name, " ") // engines are configured alike
 	choose := choices[command+" "+flag]
 	if choose == nil {
@@ -171,19 +176,25 @@ func (l *line) values(flag string, look func(config string) node.Overview) []can
 	return choose(look(l.config))
 }
 
+// sight is what choices are made from: the ledger, and where the audit log is.
+type sight struct {
+	node.Overview
+	audit string
+}
+
 // seen is the ledger as the caller may read it: a user other than root gets nothing, and no message.
-func seen(config string) node.Overview {
+func seen(config string) sight {
 	n := node.Open(policy.Path(config), host.Default())
 	o, err := n.Overview()
 	if err != nil || n.Broken != nil {
-		return node.Overview{}
+		return sight{}
 	}
-	return o
+	return sight{o, n.Policy.Audit.File}
 }
 
 // of offers the same words on every node.
-func of[T ~string](words ...T) func(node.Overview) []candidate {
-	return func(node.Overview) []candidate {
+func of[T ~string](words ...T) func(sight) []candidate {
+	return func(sight) []candidate {
 		list := make([]candidate, len(words))
 		for i, word := range words {
 			list[i].word = string(word)
@@ -192,7 +203,7 @@ func of[T ~string](words ...T) func(node.Overview) []candidate {
 	}
 }
 
-func grantIDs(o node.Overview) (all []candidate) {
+func grantIDs(o sight) (all []candidate) {
 	for _, g := range o.Grants {
 		is := fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label)
 		all = append(all, candidate{string(g.ID), strings.TrimSpace(is)})
@@ -200,7 +211,7 @@ func grantIDs(o node.Overview) (all []candidate) {
 	return all
 }
 
-func gpuNames(o node.Overview) (all []candidate) {
+func gpuNames(o sight) (all []candidate) {
 	for _, g := range o.Inventory.GPUs {
 		is := g.Name + ", " + g.Memory.String()
 		all = append(all, candidate{strconv.Itoa(g.Index), is}, candidate{g.UUID, is})
@@ -211,7 +222,7 @@ func gpuNames(o node.Overview) (all []candidate) {
 	return all
 }
 
-func profiles(o node.Overview) (all []candidate) {
+func profiles(o sight) (all []candidate) {
 	for _, g := range o.Inventory.GPUs {
 		for _, m := range g.MIG {
 			if c := (candidate{m.Profile, "MIG devices"}); !slices.Contains(all, c) {
@@ -219,5 +230,33 @@ func profiles(o node.Overview) (all []candidate) {
 			}
 		}
 	}
+	return all
+}
+
+func codes(o sight) []candidate {
+	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
+}
+
+// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered, and a tenant may choose the id.
+var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
+
+// recorded is how much of the audit log's end is looked through for containers, in bytes.
+const recorded = 256 << 10
+
+// recordedContainers are those that the end of the audit log is about, the last one first.
+func recordedContainers(o sight) (all []candidate) {
+	log, err := history.OpenEnd(o.audit, recorded)
+	if err != nil {
+		return nil
+	}
+	defer log.Close()
+	_ = log.Read(func(e *history.Entry) error {
+		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " + e.PodName()))}); shellWord.MatchString(c.word) {
+			all = slices.DeleteFunc(all, func(o candidate) bool { return o.word == c.word })
+			all = append(all, c)
+		}
+		return nil
+	})
+	slices.Reverse(all)
 	return all
 }

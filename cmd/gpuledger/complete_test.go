@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -8,13 +9,14 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 func TestWhatMayComeNext(t *testing.T) {
 	var config string
-	look := func(named string) (o node.Overview) {
-		config = named
+	log := filepath.Join(t.TempDir(), "audit.jsonl")
+	writeLog(t, log, logged("c1", "no-capacity"), logged("$(reboot)", "no-capacity"), logged("c2", "gpu-hook"), logged("c1", "gpu-socket"))
+	look := func(named string) (o sight) {
+		config, o.audit = named, log
 		o.Grants = []grant.Grant{{ID: "g-aaaaaaaaaaaa"}, {ID: "g-bbbbbbbbbbbb", Mode: grant.MPS, Label: "train"}}
 		o.Inventory.GPUs = []grant.GPU{{UUID: "GPU-a", Index: 0, Name: "V100", MIG: []grant.MIGDevice{{UUID: "MIG-b", Profile: "1g.10gb"}, {UUID: "MIG-c", Profile: "1g.10gb"}}}}
 		return o
@@ -46,6 +48,11 @@ func TestWhatMayComeNext(t *testing.T) {
 		"grant --gpu ":           "0 GPU-a MIG-b MIG-c",
 		"grant --profile ":       "1g.10gb",
 		"grant --place ":         "binpack spread",
+		"audit --":               "--since --until --code --container --grant --follow --json",
+		"audit --code ":          "internal rules-not-enforced",
+		"audit --container ":     "c1 c2", // a shell would run the other one
+		"audit --grant ":         "g-aaaaaaaaaaaa g-bbbbbbbbbbbb",
+		"audit --since ":         "",
 		"grant --owner ":         "bearer pod: claim:",
 		"grant --for ":           "pod: namespace:",
 		"grant --update ":        "g-aaaaaaaaaaaa g-bbbbbbbbbbbb",

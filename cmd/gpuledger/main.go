@@ -40,7 +40,7 @@ func program() *cli.App {
 		Flags:           []cli.Flag{configFlag()},
 		Commands: []*cli.Command{
 			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(), releaseCommand(), inspectCommand(),
-			explainCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
+			explainCommand(), auditCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
 		},
 		Action:         unknownCommand,
 		OnUsageError:   usageError,
