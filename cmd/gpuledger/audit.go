@@ -111,13 +111,11 @@ func follow(log *history.Log, p *entryPrinter) error {
 
 // filterOf reads the flags. Each of them that is given has to mean something.
 func filterOf(c *cli.Context, now time.Time) (f history.Filter, err error) {
-	for flag, at := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
-		if !c.IsSet(flag) {
-			continue
-		}
-		if *at, err = moment(c.String(flag), now); err != nil {
-			return f, usage("--%s: %v", flag, err)
-		}
+	if f.Since, err = momentOf(c, "since", now); err != nil {
+		return f, err
+	}
+	if f.Until, err = momentOf(c, "until", now); err != nil {
+		return f, err
 	}
 	f.Code, f.Container = c.String("code"), c.String("container")
 	switch {
@@ -139,6 +137,17 @@ func filterOf(c *cli.Context, now time.Time) (f history.Filter, err error) {
 		f.Grant = reference.ID
 	}
 	return f, nil
+}
+
+// momentOf is what a flag says; the zero time where it is not given.
+func momentOf(c *cli.Context, flag string, now time.Time) (at time.Time, err error) {
+	if !c.IsSet(flag) {
+		return at, nil
+	}
+	if at, err = moment(c.String(flag), now); err != nil {
+		return at, usage("--%s: %v", flag, err)
+	}
+	return at, nil
 }
 
 func isCode(text string) bool {

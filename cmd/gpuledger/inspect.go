@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -25,47 +22,15 @@ func inspectCommand() *cli.Command {
 		UsageText: "gpuledger inspect [--details] [--watch] [--json]",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "details", Usage: "a line for each grant on each GPU"},
-			&cli.BoolFlag{Name: "watch", Usage: "show it again each second, until interrupted"},
+			&cli.BoolFlag{Name: "watch", Usage: "show it again each second, until q is pressed or it is interrupted"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
 			if !c.Bool("watch") {
 				return inspect(c, c.App.Writer)
 			}
-			return redraw(c)
+			return inspectAgain(c)
 		},
-	}
-}
-
-// redraw shows it again until it is interrupted. On a terminal it draws over the last picture.
-func redraw(c *cli.Context) error {
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(stop)
-	terminal := false
-	if info, err := os.Stdout.Stat(); err == nil {
-		terminal = info.Mode()&os.ModeCharDevice != 0
-	}
-	if terminal {
-		fmt.Fprint(c.App.Writer, "\x1b[2J")
-	}
-	for {
-		var picture bytes.Buffer
-		if err := inspect(c, &picture); err != nil {
-			return err
-		}
-		text := picture.String()
-		if terminal { // from the top; what the last picture had more of each line and of lines is cleared
-			text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
-		}
-		if _, err := io.WriteString(c.App.Writer, text); err != nil {
-			return err
-		}
-		select {
-		case <-stop:
-			return nil
-		case <-time.After(time.Second):
-		}
 	}
 }
 

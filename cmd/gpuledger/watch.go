@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+)
+
+// inspectAgain shows who holds what again and again, until somebody ends it. What is no terminal gets one picture after the other.
+func inspectAgain(c *cli.Context) error {
+	events := make(chan os.Signal, 8)
+	signal.Notify(events, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	defer signal.Stop(events)
+	if !isTerminal(os.Stdout) || c.Bool("json") {
+		return inspectInARow(c, events)
+	}
+	signal.Notify(events, unix.SIGWINCH, unix.SIGTSTP)
+	s := &screen{in: os.Stdin, out: os.Stdout, write: c.App.Writer, events: events}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	return inspectOn(c, s)
+}
+
+// inspectInARow writes pictures, or JSON documents, one after the other.
+func inspectInARow(c *cli.Context, events <-chan os.Signal) error {
+	for {
+		if !c.Bool("json") {
+			fmt.Fprintln(c.App.Writer, clock(time.Now()))
+		}
+		if err := inspect(c, c.App.Writer); err != nil {
+			return err
+		}
+		select {
+		case <-events:
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func clock(now time.Time) string { return now.Format("2006-01-02 15:04:05 MST") }
+
+// inspectOn draws pictures on a screen. What is said beside them, as warnings, stands in them.
+func inspectOn(c *cli.Context, s *screen) error {
+	var notes bytes.Buffer
+	said := c.App.ErrWriter
+	c.App.ErrWriter = &notes
+	defer func() { c.App.ErrWriter = said }()
+	keys := s.keys()
+	for {
+		var picture bytes.Buffer
+		notes.Reset()
+		if err := inspect(c, &picture); err != nil {
+			return err
+		}
+		columns := columnsOf(s.out)
+		for line := range strings.Lines(notes.String()) {
+			fmt.Fprintln(&picture, wrap(strings.TrimSuffix(line, "\n"), columns, "", "  "))
+		}
+		if err := s.draw(clock(time.Now())+s.ends(), picture.String()); err != nil {
+			return err
+		}
+		if ended, err := s.wait(keys); ended || err != nil {
+			return err
+		}
+	}
+}
+
+// screen is a terminal that is drawn on.
+type screen struct {
+	in, out *os.File
+	write   io.Writer     // to out
+	before  *unix.Termios // how in was; nil where it is no terminal, and no keys are read
+	events  chan os.Signal
+}
+
+// What a terminal is told when the picture is drawn first, and at the end: to show another page than the one with the shell's lines,
+// to hide the cursor and to break no lines.
+const (
+	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
+	leaveScreen = "\n\x1b[?7h\x1b[?25h\x1b[?1049l"
+)
+
+// enter has the terminal give each key as it is pressed, and show none. Keys that send signals go on doing so.
+func (s *screen) enter() error {
+	s.before = nil
+	if now, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
+		keys := *now
+		keys.Lflag &^= unix.ICANON | unix.ECHO
+		keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
+		if err := unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETS, &keys); err != nil {
+			return fmt.Errorf("cannot read keys from the terminal: %w", err)
+		}
+		s.before = now
+	}
+	_, err := io.WriteString(s.write, enterScreen)
+	if err != nil {
+		s.leave()
+	}
+	return err
+}
+
+// leave has the terminal as it was.
+func (s *screen) leave() {
+	_, _ = io.WriteString(s.write, leaveScreen)
+	if s.before != nil {
+		_ = unix.IoctlSetTermios(int(s.in.Fd()), unix.TCSETS, s.before)
+	}
+}
+
+func (s *screen) ends() string {
+	if s.before == nil {
+		return "  Ctrl-C ends"
+	}
+	return "  q ends"
+}
+
+// keys are those that are pressed. Reading goes on until the program ends.
+func (s *screen) keys() <-chan byte {
+	if s.before == nil {
+		return nil
+	}
+	keys := make(chan byte)
+	go func() {
+		for key := make([]byte, 1); ; {
+			if n, err := s.in.Read(key); n != 1 || err != nil {
+				return
+			}
+			keys <- key[0]
+		}
+	}()
+	return keys
+}
+
+// wait is until the next picture is due. It reports whether somebody ended it.
+func (s *screen) wait(keys <-chan byte) (ended bool, err error) {
+	due := time.After(time.Second)
+	for {
+		select {
+		case <-due:
+			return false, nil
+		case key := <-keys:
+			if key == 'q' || key == 'Q' {
+				return true, nil
+			}
+		case event := <-s.events:
+			switch event {
+			case unix.SIGWINCH:
+				return false, nil
+			case unix.SIGTSTP:
+				return false, s.pause()
+			}
+			return true, nil
+		}
+	}
+}
+
+// pause gives the terminal back and stops, as a program does at Ctrl-Z, until the shell has it go on.
+func (s *screen) pause() error {
+	s.leave()
+	stop()
+	return s.enter()
+}
+
+// draw writes a picture from the top, as much of it as the terminal has lines and columns.
+func (s *screen) draw(heading, picture string) error {
+	rows := usualRows
+	if size, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && size.Row > 0 {
+		rows = int(size.Row)
+	}
+	lines := append([]string{heading}, strings.Split(strings.TrimSuffix(picture, "\n"), "\n")...)
+	lines = within(lines, rows, columnsOf(s.out))
+	text := "\x1b[H\x1b[2K" + strings.Join(lines, "\n\x1b[2K")
+	if len(lines) < rows {
+		text += "\n\x1b[J"
+	}
+	_, err := io.WriteString(s.write, text)
+	return err
+}
+
+// usualRows is how many lines are drawn where the terminal does not say how many it has.
+const usualRows = 24
+
+// within cuts lines to a terminal's size. Where it has too few rows the last one says how many lines are missing.
+func within(lines []string, rows, columns int) []string {
+	if missing := len(lines) - rows; missing > 0 {
+		lines = append(lines[:rows-1:rows-1], fmt.Sprintf("… %d more lines", missing+1))
+	}
+	for i, line := range lines {
+		lines[i] = shorten(line, columns)
+	}
+	return lines
+}
