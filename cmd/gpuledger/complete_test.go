@@ -14,7 +14,7 @@ import (
 func TestWhatMayComeNext(t *testing.T) {
 	var config string
 	log := filepath.Join(t.TempDir(), "audit.jsonl")
-	writeLog(t, log, logged("c1", "no-capacity"), logged("$(reboot)", "no-capacity"), logged("c2", "gpu-hook"), logged("c1", "gpu-socket"))
+	writeLog(t, log, logged("c1", "no-capacity"), logged("c2", "gpu-hook"), logged("$(reboot)", "no-capacity"), logged("c1", "gpu-socket"))
 	look := func(named string) (o sight) {
 		config, o.audit = named, log
 		o.Grants = []grant.Grant{{ID: "g-aaaaaaaaaaaa"}, {ID: "g-bbbbbbbbbbbb", Mode: grant.MPS, Label: "train"}}

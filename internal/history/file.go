@@ -214,17 +214,7 @@ func (l *Log) open() (again bool, err error) {
 		return false, err
 	}
 	l.files, l.last = append(l.files, now), true
-	return again || l.twice() || l.moved(names), nil
-}
-
-// twice reports whether a file was opened under two names.
-func (l *Log) twice() bool {
-	for i, f := range l.files {
-		if slices.ContainsFunc(l.files[:i], func(o *file) bool { return os.SameFile(f.info, o.info) }) {
-			return true
-		}
-	}
-	return false
+	return again || l.moved(names), nil
 }
 
 // moved reports whether the names are others than those that were read before the files were opened, or lead elsewhere.

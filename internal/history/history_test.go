@@ -230,6 +230,8 @@ func TestMore(t *testing.T) {
 	write(t, path, entry(4, "f"))
 	write(t, path+".1", entry(4, "e")) // by who opened it before
 	more("e f")
+	write(t, path+".1", entry(4, "e2")) // and again
+	more("e2")
 	for _, name := range []string{"g", "h", "i"} {
 		write(t, path, entry(5, name))
 		rotate(t, path)
@@ -237,6 +239,9 @@ func TestMore(t *testing.T) {
 	write(t, path, entry(6, "j"))
 	more("g h i j")
 	more("")
+	rotate(t, path)
+	write(t, path, entry(6, "j2"))
+	more("j2") // and of the older files none anew
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
