@@ -285,6 +285,7 @@ func TestARotationInBetween(t *testing.T) {
 	if !l.moved(names) {
 		t.Error("a rotation is overlooked")
 	}
+	l = opened(t, path)
 	names, _ = list(path)
 	_ = os.Rename(path+".1", path+".9")
 	_ = os.Rename(path+".2", path+".1")
