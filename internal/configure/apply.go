@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 )
 
-// Apply does the plan: all of it, or on an error nothing. Before the first file changes, the record of how to take it back
-// is durable.
+// Apply carries out the whole plan, or on an error nothing of it. The record for an undo is durable
+// before the first file changes.
 func (p *Plan) Apply() error {
 	if len(p.Changes) == 0 {
 		return nil
@@ -47,7 +47,7 @@ func (p *Plan) Apply() error {
 	return nil
 }
 
-// unchanged wants every file to be as the plan has read it.
+// unchanged returns an error if a file differs from what the plan has read.
 func (p *Plan) unchanged() error {
 	for _, c := range p.Changes {
 		now, err := p.system.read(c.name)
@@ -61,10 +61,11 @@ func (p *Plan) unchanged() error {
 	return nil
 }
 
-// next is the old record with this plan's changes. What was there before the first configure stays what an undo restores,
-// with the lines that others have added since.
+// next is the old record with this plan's changes. An undo still restores the state before the
+// first configure, with the lines that others have added since.
 func (p *Plan) next(old record) record {
-	r := record{Version: 1, Engine: p.options.Engine, Main: p.options.File, Default: p.former, Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
+	r := record{Version: 1, Engine: p.options.Engine, Main: p.options.File, Default: p.former,
+		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
 	r.Unread = unread(p.options.Engine, old, daemons(p.options, p.mainFile()))
 	for _, c := range p.Changes {
 		for _, dir := range p.system.missingDirs(c.name) {
@@ -84,8 +85,9 @@ func (p *Plan) next(old record) record {
 	return r
 }
 
-// origin is what an undo shall restore of a file that we have changed before and that looks like now. mixed: what others
-// have added since could not be told apart from ours.
+// origin is the content that an undo restores for a file that configure has changed before. now is
+// the file's present content. mixed reports that the lines of others could not be told apart from
+// gpuledger's.
 func origin(e entry, now content) (before content, mixed bool) {
 	if now.same(e.After) || now.same(e.Before) {
 		return e.Before, e.Mixed
@@ -108,14 +110,16 @@ func (p *Plan) makeDirs(name string) error {
 	return nil
 }
 
-// rollBack takes back the changes up to and with the one that failed, the last one first, and then forgets them.
+// rollBack restores the files up to and including the one that failed, the last one first. Then it
+// removes the plan's changes from the record.
 func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error {
 	var left error
 	for i := failed; i >= 0; i-- {
 		left = errors.Join(left, p.system.write(p.Changes[i].name, p.Changes[i].before))
 	}
 	if left != nil {
-		return fmt.Errorf("%w; and it could not be rolled back: %w; `gpuledger configure %s --undo` tries again",
+		return fmt.Errorf(
+			"%w; and it could not be rolled back: %w; `gpuledger configure %s --undo` tries again",
 			why, left, engines[p.options.Engine].suffix)
 	}
 	p.system.removeDirs(next.Directories, old.Directories)
@@ -125,13 +129,14 @@ func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error
 	return fmt.Errorf("%w; nothing was changed", why)
 }
 
-// restoredTo is the record from before a plan, of no files if there was none.
+// restoredTo is the record from before a plan; it names no files if there was none.
 func restoredTo(old record, p *Plan) record {
 	old.Version, old.Engine = 1, p.options.Engine
 	return old
 }
 
-// removeDirs removes directories that we made and that are empty, the innermost first.
+// removeDirs removes those of the directories that are empty, the innermost first. configure made
+// all of them. It leaves the directories in except.
 func (s system) removeDirs(dirs, except []string) {
 	for _, dir := range slices.Backward(dirs) {
 		if !slices.Contains(except, dir) && os.Remove(s.host(dir)) == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// scene is a system below a temporary directory, with the wrapper and the files that are given.
-func scene(t *testing.T, files map[string]string) string {
+// newRoot makes a system below a temporary directory, with the wrapper and the given files.
+func newRoot(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
 	write(t, root, "/usr/bin/gpuledger-runtime", "#!/bin/sh\n")
@@ -35,10 +35,11 @@ func write(t *testing.T, root, name, text string) {
 }
 
 func options(root string, engine grant.Engine) Options {
-	return Options{Engine: engine, Root: root, Runtime: "/usr/bin/gpuledger-runtime", Config: "/etc/gpuledger/config.toml", AsDefault: true}
+	return Options{Engine: engine, Root: root, Runtime: "/usr/bin/gpuledger-runtime",
+		Config: "/etc/gpuledger/config.toml", AsDefault: true}
 }
 
-// files is every file, link and directory of a scene but for the records.
+// files lists every file, link and directory of a system, without the records.
 func files(t *testing.T, root string) string {
 	t.Helper()
 	var b strings.Builder
@@ -60,11 +61,13 @@ func files(t *testing.T, root string) string {
 	return b.String()
 }
 
-// TestAllOrNothing makes every single write fail in turn: each time all files are as before, and the record too.
+// TestAllOrNothing makes every single write fail in turn. Each time all files, and the record, must
+// be as before.
 func TestAllOrNothing(t *testing.T) {
 	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker} {
 		t.Run(string(engine), func(t *testing.T) {
-			root := scene(t, map[string]string{"/etc/docker/daemon.json": "{}", "/etc/containerd/config.toml": "version = 2\n"})
+			root := newRoot(t, map[string]string{
+				"/etc/docker/daemon.json": "{}", "/etc/containerd/config.toml": "version = 2\n"})
 			before := files(t, root)
 			failed := 0
 			for nth := 1; failing(t, nth, func() error {
@@ -97,7 +100,8 @@ func TestAllOrNothing(t *testing.T) {
 	}
 }
 
-// failing runs fn with the nth sync of a directory failing, and reports whether it came to that.
+// failing runs fn and makes its nth sync of a directory fail. It reports whether there was an nth
+// sync.
 func failing(t *testing.T, nth int, fn func() error) bool {
 	t.Helper()
 	passed := 0
@@ -116,14 +120,15 @@ func failing(t *testing.T, nth int, fn func() error) bool {
 }
 
 func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
-	root := scene(t, map[string]string{"/etc/docker/daemon.json": "{}"})
+	root := newRoot(t, map[string]string{"/etc/docker/daemon.json": "{}"})
 	p, err := New(options(root, grant.Docker))
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, root, "/etc/docker/daemon.json", `{"debug": true}`)
 	before := files(t, root)
-	if err := p.Apply(); err == nil || !strings.Contains(err.Error(), "cannot write /etc/docker/daemon.json: somebody has changed it in this moment") {
+	if err := p.Apply(); err == nil || !strings.Contains(err.Error(),
+		"cannot write /etc/docker/daemon.json: somebody has changed it in this moment") {
 		t.Errorf("got %v", err)
 	}
 	if got := files(t, root); got != before {
@@ -132,7 +137,7 @@ func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
 }
 
 func TestOnlyOneAtATime(t *testing.T) {
-	root := scene(t, nil)
+	root := newRoot(t, nil)
 	s, err := openStore(system{root: root}, "/var/lib/gpuledger")
 	if err != nil {
 		t.Fatal(err)
@@ -153,13 +158,15 @@ func TestOnlyOneAtATime(t *testing.T) {
 func TestResolveStaysInTheRoot(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, "/real/file", "")
-	for link, target := range map[string]string{"/abs": "/real/file", "/up": "../../../real/file", "/dir": "real", "/twice": "dir/file", "/loop": "loop", "/gone": "/nowhere/x"} {
+	for link, target := range map[string]string{"/abs": "/real/file", "/up": "../../../real/file",
+		"/dir": "real", "/twice": "dir/file", "/loop": "loop", "/gone": "/nowhere/x"} {
 		if err := os.Symlink(target, root+link); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, want := range map[string]string{
-		"/abs": "/real/file", "/up": "/real/file", "/dir/file": "/real/file", "/twice": "/real/file", "/gone": "/nowhere/x",
+		"/abs": "/real/file", "/up": "/real/file", "/dir/file": "/real/file", "/twice": "/real/file",
+		"/gone":              "/nowhere/x",
 		"/dir/../real/./new": "/real/new", "/": "/",
 	} {
 		if got, err := (system{root: root}).resolve(name); err != nil || got != want {
@@ -173,33 +180,37 @@ func TestResolveStaysInTheRoot(t *testing.T) {
 	}
 }
 
-func TestWithdraw(t *testing.T) {
+func TestRevertLines(t *testing.T) {
 	lines := func(s string) []byte { return []byte(strings.ReplaceAll(s, " ", "\n") + "\n") }
 	before, after := lines("a b c d e f g h"), lines("a b c D e f g h i")
 	for name, c := range map[string]struct {
 		now, want []byte
 		ok        bool
 	}{
-		"nobody has":             {after, before, true},
-		"in front of it":         {lines("0 a b c D e f g h i"), lines("0 a b c d e f g h"), true},
-		"behind it":              {lines("a b c D e f g h i j"), lines("a b c d e f g h j"), true},
-		"in it":                  {lines("a b c X e f g h i"), nil, false},
-		"twice the same":         {append(lines("a b c D e f g h i"), lines("a b c D e f g h i")...), nil, false},
+		"nobody has":     {after, before, true},
+		"in front of it": {lines("0 a b c D e f g h i"), lines("0 a b c d e f g h"), true},
+		"behind it":      {lines("a b c D e f g h i j"), lines("a b c d e f g h j"), true},
+		"in it":          {lines("a b c X e f g h i"), nil, false},
+		"twice the same": {append(lines("a b c D e f g h i"), lines("a b c D e f g h i")...), nil,
+			false},
 		"all of it taken out":    {before, nil, false},
 		"without an end of line": {[]byte(strings.TrimSuffix(string(after), "\n")), nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, ok := withdraw(c.now, after, before); ok != c.ok || ok && string(got) != string(c.want) {
+			if got, ok := revertLines(c.now, after, before); ok != c.ok ||
+				ok && string(got) != string(c.want) {
 				t.Errorf("got %q, %v", got, ok)
 			}
 		})
 	}
 }
 
-// TestWithdrawIsExact: where nobody else has changed anything, it is an undo, whatever the texts are.
-func TestWithdrawAcrossAMissingEndOfLine(t *testing.T) {
-	for _, c := range [][2]string{{"a\nb", "a\nb\nc\n"}, {"a\nb\n", "a\nb\nc"}, {"a", "b"}, {"a\nb", "a\nx\nb"}} {
-		if got, ok := withdraw([]byte(c[1]), []byte(c[1]), []byte(c[0])); !ok || string(got) != c[0] {
+// TestRevertLinesAcrossAMissingEndOfLine: if nothing else has changed, it restores the text before
+// exactly.
+func TestRevertLinesAcrossAMissingEndOfLine(t *testing.T) {
+	for _, c := range [][2]string{{"a\nb", "a\nb\nc\n"}, {"a\nb\n", "a\nb\nc"}, {"a", "b"},
+		{"a\nb", "a\nx\nb"}} {
+		if got, ok := revertLines([]byte(c[1]), []byte(c[1]), []byte(c[0])); !ok || string(got) != c[0] {
 			t.Errorf("%q back to %q: got %q, %v", c[1], c[0], got, ok)
 		}
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// daemons are the running processes of the options' engine that read the configuration file of the options; none below another
-// root, and none of an engine without a daemon.
+// daemons are the running processes of the options' engine that read the given configuration file.
+// There are none if the root is not "/", and none for an engine without a daemon.
 func daemons(o Options, file string) []grant.Process {
 	var running []grant.Process
 	if o.Root != "/" || engines[o.Engine].daemon == "" {
 		return nil
 	}
 	for _, pid := range processes(engines[o.Engine].daemon) {
-		// CRI-O reads the drop-in files of its directory whichever main file it is given.
+		// CRI-O reads the files of its drop-in directory, whichever main file it is given.
 		if o.Engine != grant.CRIO && !sameFile(cmp.Or(readBy(pid), engines[o.Engine].file), file) {
 			continue
 		}
@@ -32,21 +32,22 @@ func daemons(o Options, file string) []grant.Process {
 	return running
 }
 
-// sameFile follows links: a snap's daemon names its revision, others the current one.
+// sameFile compares two names after their links are followed. A snap's daemon names its revision,
+// where others name the current one.
 func sameFile(a, b string) bool {
 	realA, errA := filepath.EvalSymlinks(a)
 	realB, errB := filepath.EvalSymlinks(b)
 	return a == b || errA == nil && errB == nil && realA == realB
 }
 
-// readBy is the configuration file that a daemon was told to read; "": the usual one.
+// readBy is the configuration file that a daemon's arguments name; "" if they name none.
 func readBy(pid int) string {
 	line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	return configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00"))
 }
 
-// unread are the engine's daemons that run at a configure and have not read what it writes. dockerd is none of them: it reads
-// its file at a signal, which its process id does not show.
+// unread are the daemons that run at a configure and have not read what it writes. dockerd is never
+// one of them. It reads its file again at a signal, and its process id does not show that.
 func unread(engine grant.Engine, old record, running []grant.Process) []grant.Process {
 	if engine == grant.Docker {
 		return nil
@@ -62,8 +63,8 @@ func unread(engine grant.Engine, old record, running []grant.Process) []grant.Pr
 	})
 }
 
-// callers are the daemons that may call our runtime after an undo: they have read the files that name it. With restarted the
-// engine has read its files since the undo of them.
+// callers are the daemons that may call gpuledger's runtime after an undo, because they have read
+// the files that name it. restarted says that the engine has read its files since the undo.
 func callers(r record, running []grant.Process, restarted bool) []grant.Process {
 	if restarted || r.isOver() {
 		return nil
@@ -76,7 +77,8 @@ func callers(r record, running []grant.Process, restarted bool) []grant.Process 
 	})
 }
 
-// untilRestart is why a file of ours stays after an undo. dockerd is reloaded, because its restart can end containers.
+// untilRestart says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
+// restart of dockerd can end containers.
 func untilRestart(engine grant.Engine, callers []grant.Process) string {
 	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", engine, callers[0].PID)
 	if engine == grant.Docker {
@@ -85,7 +87,7 @@ func untilRestart(engine grant.Engine, callers []grant.Process) string {
 	return does + "is restarted; undo it again after that"
 }
 
-// Waits says what the undo waits for; "" where it is complete.
+// Waits says what the undo waits for; "" if it is complete.
 func (u Undone) Waits() string {
 	if len(u.Callers) == 0 {
 		return ""

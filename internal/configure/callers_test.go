@@ -8,8 +8,9 @@ import (
 )
 
 func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
-	a, b, c := grant.Process{PID: 1, Start: 10}, grant.Process{PID: 2, Start: 20}, grant.Process{PID: 3, Start: 30}
-	aAgain := grant.Process{PID: 1, Start: 99} // another process under the id of the first
+	a, b, c := grant.Process{PID: 1, Start: 10}, grant.Process{PID: 2, Start: 20},
+		grant.Process{PID: 3, Start: 30}
+	aAgain := grant.Process{PID: 1, Start: 99} // another process with the same id as a
 	ours := []entry{{Path: "/etc/gpuledger/config.toml", Shared: true}}
 	type list = []grant.Process
 	for name, row := range map[string]struct {
@@ -18,16 +19,18 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 		restarted bool
 		callers   list
 	}{
-		"nothing is kept":                       {record{}, list{a}, false, nil},
-		"a record of an older version":          {record{Files: ours}, list{a}, false, list{a}},
-		"it has run since before configure":     {record{Files: ours, Unread: list{a}}, list{a}, false, nil},
-		"it was restarted after configure":      {record{Files: ours, Unread: list{a}}, list{b}, false, list{b}},
-		"its process id was used again":         {record{Files: ours, Unread: list{a}}, list{aAgain}, false, list{aAgain}},
-		"undone, not restarted":                 {record{Files: ours, Undone: list{b}}, list{b}, false, list{b}},
-		"undone, restarted":                     {record{Files: ours, Undone: list{b}}, list{c}, false, nil},
-		"undone and restarted by configure":     {record{Files: ours, Undone: list{b}}, list{b}, true, nil},
-		"it does not run":                       {record{Files: ours}, nil, false, nil},
-		"one of two was restarted since undone": {record{Files: ours, Undone: list{a, b}}, list{b, c}, false, list{b}},
+		"nothing is kept":                   {record{}, list{a}, false, nil},
+		"a record of an older version":      {record{Files: ours}, list{a}, false, list{a}},
+		"it has run since before configure": {record{Files: ours, Unread: list{a}}, list{a}, false, nil},
+		"it was restarted after configure":  {record{Files: ours, Unread: list{a}}, list{b}, false, list{b}},
+		"its process id was used again": {record{Files: ours, Unread: list{a}}, list{aAgain}, false,
+			list{aAgain}},
+		"undone, not restarted":             {record{Files: ours, Undone: list{b}}, list{b}, false, list{b}},
+		"undone, restarted":                 {record{Files: ours, Undone: list{b}}, list{c}, false, nil},
+		"undone and restarted by configure": {record{Files: ours, Undone: list{b}}, list{b}, true, nil},
+		"it does not run":                   {record{Files: ours}, nil, false, nil},
+		"one of two was restarted since undone": {record{Files: ours, Undone: list{a, b}}, list{b, c},
+			false, list{b}},
 	} {
 		if got := callers(row.record, row.running, row.restarted); !slices.Equal(got, row.callers) {
 			t.Errorf("%s: callers are %v, want %v", name, got, row.callers)
@@ -39,12 +42,16 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 		running list
 		unread  list
 	}{
-		"configured for the first time":           {grant.Containerd, record{}, list{a}, list{a}},
-		"again, not restarted":                    {grant.Containerd, record{Files: ours, Unread: list{a}}, list{a}, list{a}},
-		"again, restarted":                        {grant.Containerd, record{Files: ours, Unread: list{a}}, list{b}, nil},
-		"again, of an older version":              {grant.Containerd, record{Files: ours}, list{b}, nil},
-		"again, undone and not restarted":         {grant.Containerd, record{Files: ours, Undone: list{b}}, list{b}, nil},
-		"again, undone and restarted":             {grant.Containerd, record{Files: ours, Undone: list{b}}, list{c}, list{c}},
+		"configured for the first time": {grant.Containerd, record{}, list{a}, list{a}},
+		"again, not restarted": {grant.Containerd, record{Files: ours, Unread: list{a}},
+			list{a}, list{a}},
+		"again, restarted": {grant.Containerd, record{Files: ours, Unread: list{a}},
+			list{b}, nil},
+		"again, of an older version": {grant.Containerd, record{Files: ours}, list{b}, nil},
+		"again, undone and not restarted": {grant.Containerd, record{Files: ours, Undone: list{b}},
+			list{b}, nil},
+		"again, undone and restarted": {grant.Containerd, record{Files: ours, Undone: list{b}},
+			list{c}, list{c}},
 		"dockerd may have read it at any signal":  {grant.Docker, record{}, list{a}, nil},
 		"a daemon of CRI-O that does not run yet": {grant.CRIO, record{}, nil, nil},
 	} {
@@ -62,15 +69,19 @@ func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
 		undone         Undone
 		unread, called list
 	}{
-		"all is undone":                             {Undone{Callers: list{b}}, nil, list{b}},
-		"all is undone, and nobody calls us":        {Undone{}, nil, list{}},
-		"a file stays":                              {Undone{Kept: 1, Callers: list{b}}, list{a}, nil},
-		"a file still names us":                     {Undone{Named: []string{"x:1"}, Callers: list{b}}, list{a}, nil},
-		"one that a distribution writes anew names": {Undone{Named: []string{"x:1"}, rewrote: true, Callers: list{b}}, nil, list{b}},
+		"all is undone":                      {Undone{Callers: list{b}}, nil, list{b}},
+		"all is undone, and nobody calls us": {Undone{}, nil, list{}},
+		"a file stays":                       {Undone{Kept: 1, Callers: list{b}}, list{a}, nil},
+		"a file still names us": {Undone{Named: []string{"x:1"}, Callers: list{b}},
+			list{a}, nil},
+		"one that a distribution writes anew names": {Undone{
+			Named: []string{"x:1"}, rewrote: true, Callers: list{b}}, nil, list{b}},
 	} {
-		unread, called := row.undone.daemons(before)
-		if !slices.Equal(unread, row.unread) || !slices.Equal(called, row.called) || (called == nil) != (row.called == nil) {
-			t.Errorf("%s: unread by %v, called by %v; want %v, %v", name, unread, called, row.unread, row.called)
+		unread, called := row.undone.recordedDaemons(before)
+		if !slices.Equal(unread, row.unread) || !slices.Equal(called, row.called) ||
+			(called == nil) != (row.called == nil) {
+			t.Errorf("%s: unread by %v, called by %v; want %v, %v", name, unread, called,
+				row.unread, row.called)
 		}
 	}
 	for name, row := range map[string]struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestSnippetsAreWhatConfigureWrites holds configs/ to the program.
+// TestSnippetsAreWhatConfigureWrites compares the files in configs/ with what configure writes.
 func TestSnippetsAreWhatConfigureWrites(t *testing.T) {
 	for snippet, c := range map[string]struct {
 		engine  grant.Engine
@@ -17,13 +17,15 @@ func TestSnippetsAreWhatConfigureWrites(t *testing.T) {
 	}{
 		"containerd/config.toml": {grant.Containerd, nil, "/etc/containerd/config.toml"},
 		"containerd/zz-gpuledger.toml": {grant.Containerd, map[string]string{
-			"/etc/containerd/config.toml": "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}, "/etc/containerd/conf.d/zz-gpuledger.toml"},
-		"crio/zz-gpuledger.conf":   {grant.CRIO, nil, "/etc/crio/crio.conf.d/zz-gpuledger.conf"},
-		"podman/zz-gpuledger.conf": {grant.Podman, nil, "/etc/containers/containers.conf.d/zz-gpuledger.conf"},
-		"docker/daemon.json":       {grant.Docker, nil, "/etc/docker/daemon.json"},
+			"/etc/containerd/config.toml": "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"},
+			"/etc/containerd/conf.d/zz-gpuledger.toml"},
+		"crio/zz-gpuledger.conf": {grant.CRIO, nil, "/etc/crio/crio.conf.d/zz-gpuledger.conf"},
+		"podman/zz-gpuledger.conf": {grant.Podman, nil,
+			"/etc/containers/containers.conf.d/zz-gpuledger.conf"},
+		"docker/daemon.json": {grant.Docker, nil, "/etc/docker/daemon.json"},
 	} {
 		t.Run(snippet, func(t *testing.T) {
-			root := scene(t, c.has)
+			root := newRoot(t, c.has)
 			p, err := New(options(root, c.engine))
 			if err != nil {
 				t.Fatal(err)

@@ -7,33 +7,37 @@ import (
 	"strings"
 )
 
-// The plugins of containerd that hold its CRI runtime's configuration: of files of version 1, of version 2, and since
-// version 3 (containerd 2.0).
+// The plugins that hold the configuration of containerd's CRI runtime: in files of version 1, of
+// version 2, and since version 3 (containerd 2.0).
 const (
 	criShortName     = "cri"
 	criPlugin        = "io.containerd.grpc.v1.cri"
 	criRuntimePlugin = "io.containerd.cri.v1.runtime"
 )
 
-// containerdKeys are where a file names handlers, whatever its version is.
-var containerdKeys = []keys{containerdSection(criRuntimePlugin), containerdSection(criPlugin), containerdSection(criShortName)}
+// containerdKeys are the places where a file of any version names handlers.
+var containerdKeys = []keys{containerdSection(criRuntimePlugin), containerdSection(criPlugin),
+	containerdSection(criShortName)}
 
 func containerdSection(plugin string) keys {
-	return keys{handlers: []string{"plugins", plugin, "containerd", "runtimes"}, byDefault: []string{"plugins", plugin, "containerd", "default_runtime_name"}}
+	return keys{handlers: []string{"plugins", plugin, "containerd", "runtimes"},
+		byDefault: []string{"plugins", plugin, "containerd", "default_runtime_name"}}
 }
 
-// dropIn is the name of our file among an engine's drop-in files. Of two the later name wins, and NVIDIA's toolkit calls its
-// own 99-nvidia.
+// dropIn is the name of gpuledger's file among an engine's drop-in files. Of two files the one with
+// the later name wins, and NVIDIA's toolkit calls its own 99-nvidia.
 const dropIn = "zz-gpuledger"
 
-// containerdConfig is containerd's configuration as it stands in one or more files.
+// containerdConfig is containerd's configuration, from one or more files.
 type containerdConfig struct {
 	main    string
 	version int64
 	plugin  string
-	whole   bool             // of two files with the same plugin's section the later one counts alone (containerd 1.x)
-	files   []containerdFile // the main file first, then its imports in the order in which they count
-	dropIn  string           // a name that an import takes in; "" without one
+	// of two files with this plugin's section, the later one alone counts (containerd 1.x)
+	lastSectionWins bool
+	// the main file first, then its imports in the order that containerd applies
+	files  []containerdFile
+	dropIn string // a name that an import's pattern matches; "" if there is none
 }
 
 type containerdFile struct {
@@ -41,7 +45,7 @@ type containerdFile struct {
 	*tomlDocument
 }
 
-// readContainerd reads the main file and what it imports.
+// readContainerd reads the main file and the files that it imports.
 func readContainerd(p *Plan) (configuration, error) {
 	c := &containerdConfig{main: p.mainFile()}
 	seen := map[string]bool{}
@@ -61,11 +65,12 @@ func readContainerd(p *Plan) (configuration, error) {
 	if err := c.check(); err != nil {
 		return c, err
 	}
-	c.whole = c.version < 3 && !c.mergesByKey(p)
+	c.lastSectionWins = c.version < 3 && !c.mergesByKey(p)
 	return c, nil
 }
 
-// imports are the files that one names, with ours where it will count.
+// imports are the files that one file imports. gpuledger's file is among them if a pattern matches
+// it.
 func (c *containerdConfig) imports(p *Plan, path string, d *tomlDocument) (names []string) {
 	patterns, _ := texts(d.tree, "imports")
 	for _, pattern := range patterns {
@@ -78,7 +83,7 @@ func (c *containerdConfig) imports(p *Plan, path string, d *tomlDocument) (names
 		}
 		found := p.system.glob(pattern)
 		if ours := filepath.Join(filepath.Dir(pattern), dropIn+".toml"); matches(pattern, ours) {
-			found = union(found, ours) // empty so far, or not
+			found = union(found, ours) // this file may not exist yet
 			slices.Sort(found)
 			c.dropIn = ours
 		}
@@ -92,7 +97,7 @@ func matches(pattern, name string) bool {
 	return match && err == nil
 }
 
-// check refuses what cannot be configured.
+// check finds the version and the plugin. It refuses a configuration that cannot be edited here.
 func (c *containerdConfig) check() error {
 	main := c.files[0]
 	version, found := main.get("version")
@@ -112,10 +117,12 @@ func (c *containerdConfig) check() error {
 	case 3, 4:
 		c.plugin = criRuntimePlugin
 	default:
-		return fmt.Errorf("cannot edit %s: it has version %v, and versions 1 to 4 are known here", c.main, version)
+		return fmt.Errorf("cannot edit %s: it has version %v, and versions 1 to 4 are known here",
+			c.main, version)
 	}
 	if path := c.withoutCRI(); path != "" {
-		return fmt.Errorf("cannot configure containerd for Kubernetes: disabled_plugins in %s switches its CRI plugin off (for Docker's containers use `gpuledger configure docker`)", path)
+		return fmt.Errorf("cannot configure containerd for Kubernetes: disabled_plugins in %s switches its "+
+			"CRI plugin off (for Docker's containers use `gpuledger configure docker`)", path)
 	}
 	return nil
 }
@@ -133,8 +140,9 @@ func (c *containerdConfig) withoutCRI() string {
 	return ""
 }
 
-// mergesByKey reports whether this containerd, with a main file of version 1 or 2, merges sections of several files key by
-// key, as containerd 2 does with every version. A file of version 3 beside it tells, or else the program.
+// mergesByKey reports whether this containerd merges the sections of several files key by key, with
+// a main file of version 1 or 2. containerd 2 does so with every version. A file of version 3 or 4
+// beside the main file proves it; otherwise the program's version decides.
 func (c *containerdConfig) mergesByKey(p *Plan) bool {
 	for _, f := range c.files {
 		if version, _ := f.get("version"); version == int64(3) || version == int64(4) {
@@ -144,12 +152,13 @@ func (c *containerdConfig) mergesByKey(p *Plan) bool {
 	return len(c.files) > 1 && p.containerdMajor() >= 2
 }
 
-// section is the CRI runtime's section as containerd sees it (cmd/containerd/server/config of 2.x, services/server/config of
-// 1.x, both of which are asked in tests). Each file is taken to the newest version before it is merged.
+// section is the CRI runtime's section as containerd sees it. Each file is migrated to the newest
+// version before it is merged. Source: cmd/containerd/server/config of 2.x, services/server/config
+// of 1.x; tests ask both programs.
 func (c *containerdConfig) section() map[string]any {
 	section := map[string]any{}
 	for _, f := range c.files {
-		if c.whole {
+		if c.lastSectionWins {
 			if over := table(f.tree, "plugins", c.plugin); over != nil {
 				section = over
 			}
@@ -178,13 +187,14 @@ func (c *containerdConfig) inForce() engineFacts {
 	}
 	section := c.section()
 	facts := engineFacts{byDefault: text(section, "containerd", "default_runtime_name")}
-	facts.handlers = handlers(table(section, "containerd", "runtimes"), func(h map[string]any) string { return text(h, "options", "BinaryName") })
+	facts.handlers = handlers(table(section, "containerd", "runtimes"),
+		func(h map[string]any) string { return text(h, "options", "BinaryName") })
 	facts.cdiDirs, _ = texts(section, "cdi_spec_dirs")
 	return facts
 }
 
-func (c *containerdConfig) present(p *Plan) present {
-	was := present{name: "runc", tree: c.section()}
+func (c *containerdConfig) defaultHandler(p *Plan) defaultHandler {
+	was := defaultHandler{name: "runc", tree: c.section()}
 	if name := text(was.tree, "containerd", "default_runtime_name"); name != "" && name != Handler {
 		was.name = name
 	}
@@ -194,8 +204,8 @@ func (c *containerdConfig) present(p *Plan) present {
 		was.kind = ""
 	}
 	was.binary = text(was.handler, "options", "BinaryName")
-	if place := p.place(); place != nil && p.system.exists(place.runc) {
-		was.search = []string{place.runc}
+	if distribution := p.distribution(); distribution != nil && p.system.exists(distribution.runc) {
+		was.search = []string{distribution.runc}
 	}
 	root := text(was.handler, "options", "Root")
 	if root == "" {
@@ -205,7 +215,7 @@ func (c *containerdConfig) present(p *Plan) present {
 	return was
 }
 
-// The shims that run OCI runtimes. The first version went with containerd 2.
+// The shims that run OCI runtimes. containerd 2 no longer has the first version.
 const (
 	runcShim   = "io.containerd.runc.v2"
 	runcShimV1 = "io.containerd.runc.v1"

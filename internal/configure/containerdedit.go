@@ -12,23 +12,25 @@ import (
 	"strings"
 )
 
-// edit puts our handler into the file that wins.
-func (c *containerdConfig) edit(p *Plan, was present) error {
-	if legacy := text(was.tree, "containerd", "default_runtime", "runtime_type"); legacy != "" && c.whole && p.options.AsDefault {
-		return fmt.Errorf("cannot configure containerd: the table default_runtime of its CRI plugin overrides default_runtime_name; write it as runtimes.NAME and default_runtime_name = NAME")
+// edit puts gpuledger's handler into the file that containerd applies last.
+func (c *containerdConfig) edit(p *Plan, was defaultHandler) error {
+	if legacy := text(was.tree, "containerd", "default_runtime", "runtime_type"); legacy != "" &&
+		c.lastSectionWins && p.options.AsDefault {
+		return fmt.Errorf("cannot configure containerd: the table default_runtime of its CRI plugin " +
+			"overrides default_runtime_name; write it as runtimes.NAME and default_runtime_name = NAME")
 	}
-	place := p.place()
-	if place != nil && place.template != nil && c.dropIn == "" {
-		return place.template(p, c, was)
+	distribution := p.distribution()
+	if distribution != nil && distribution.template != nil && c.dropIn == "" {
+		return distribution.template(p, c, was)
 	}
-	target, err := c.target(p, place, was)
+	target, err := c.target(p, distribution, was)
 	if err != nil {
 		return err
 	}
 	if err := p.setContainerd(c, target, was); err != nil {
 		return fmt.Errorf("cannot edit %s:%w", target.path, err)
 	}
-	if c.whole && target.path != c.main {
+	if c.lastSectionWins && target.path != c.main {
 		if err := c.write(p, target, table(target.tree, "plugins", c.plugin)); err != nil {
 			return err
 		}
@@ -40,20 +42,23 @@ func (c *containerdConfig) edit(p *Plan, was present) error {
 	if err := p.change(target.path, target.bytes()); err != nil || target.path == c.main {
 		return err
 	}
-	return p.change(c.main, c.files[0].bytes()) // last: the file that it names must be there by then
+	return p.change(c.main, c.files[0].bytes()) // last, because the file that it imports must exist by then
 }
 
-// target is the file to write: one of our own in a directory that is imported, else one that the main file then names beside
-// its other imports, else the main file.
-func (c *containerdConfig) target(p *Plan, place *place, was present) (containerdFile, error) {
+// target is the file to write. It is a drop-in file if a directory is imported. It is a file of its
+// own if the main file imports other files; the main file then imports it too. Otherwise it is the
+// main file.
+func (c *containerdConfig) target(p *Plan, distribution *distribution,
+	was defaultHandler) (containerdFile, error) {
 	main := c.files[0]
 	imports, _ := texts(main.tree, "imports")
 	beside := filepath.Join(filepath.Dir(c.main), dropIn+".toml")
 	switch {
 	case c.dropIn != "":
 		return c.ownFile(p, c.dropIn, was)
-	case place != nil && place.dropIns != "": // the distribution imports it its own way
-		return c.ownFile(p, filepath.Join(place.dropIns, dropIn+".toml"), was)
+	case distribution != nil && distribution.dropIns != "":
+		// the distribution imports this directory in a way of its own
+		return c.ownFile(p, filepath.Join(distribution.dropIns, dropIn+".toml"), was)
 	case len(imports) == 0:
 		return main, nil
 	}
@@ -63,8 +68,9 @@ func (c *containerdConfig) target(p *Plan, place *place, was present) (container
 	return c.ownFile(p, beside, was)
 }
 
-// ownFile is our own file as it is or, where the last file's section counts alone, with everything that the others say.
-func (c *containerdConfig) ownFile(p *Plan, path string, was present) (containerdFile, error) {
+// ownFile is gpuledger's own file. If only the last file's section counts, it also holds everything
+// that the other files say.
+func (c *containerdConfig) ownFile(p *Plan, path string, was defaultHandler) (containerdFile, error) {
 	i := slices.IndexFunc(c.files, func(f containerdFile) bool { return f.path == path })
 	if i < 0 {
 		d, err := p.loadTOML(path)
@@ -75,34 +81,41 @@ func (c *containerdConfig) ownFile(p *Plan, path string, was present) (container
 	}
 	f := c.files[i]
 	switch {
-	case c.whole:
-		return f, c.takeOver(p, f, was)
+	case c.lastSectionWins:
+		return f, c.copySection(p, f, was)
 	case len(f.text) > 0:
 		return f, nil
 	}
-	return f, errors.Join(p.sign(f.tomlDocument), f.set(c.version, "version"))
+	return f, errors.Join(p.addHeader(f.tomlDocument), f.set(c.version, "version"))
 }
 
-// takeOver gives our file the section as it is without us, and what is ours in it already.
-func (c *containerdConfig) takeOver(p *Plan, f containerdFile, was present) error {
+// copySection gives gpuledger's file the section as it is without gpuledger. It keeps what that
+// file already says about gpuledger's handler.
+func (c *containerdConfig) copySection(p *Plan, f containerdFile, was defaultHandler) error {
 	section := was.tree
 	if text(f.tree, "plugins", c.plugin, "containerd", "default_runtime_name") == Handler {
-		section = merge(section, map[string]any{"containerd": map[string]any{"default_runtime_name": Handler}})
+		section = merge(section, map[string]any{
+			"containerd": map[string]any{"default_runtime_name": Handler}})
 	}
 	if ours := table(f.tree, "plugins", c.plugin, "containerd", "runtimes", Handler); ours != nil {
-		section = merge(section, map[string]any{"containerd": map[string]any{"runtimes": map[string]any{Handler: ours}}})
+		section = merge(section, map[string]any{
+			"containerd": map[string]any{"runtimes": map[string]any{Handler: ours}}})
 	}
 	return c.write(p, f, section)
 }
 
-// write writes our file anew with a section.
+// write replaces the text of gpuledger's file by one with this section.
 func (c *containerdConfig) write(p *Plan, f containerdFile, section map[string]any) error {
 	d := &tomlDocument{}
-	if err := p.sign(d); err != nil {
+	if err := p.addHeader(d); err != nil {
 		return err
 	}
-	fresh, err := parseTOML(fmt.Appendf(nil, "%s# Of two files with this section containerd 1.x takes the later one's alone, so it has here what the others say, too.\n"+
-		"# Who changes it there runs `gpuledger configure containerd` again.\nversion = %d\n%s", d.text, c.version, sections([]string{"plugins", c.plugin}, section)))
+	fresh, err := parseTOML(fmt.Appendf(
+		nil,
+		"%s# Of two files with this section containerd 1.x takes the later one's alone, so it has here "+
+			"what the others say, too.\n"+
+			"# Who changes it there runs `gpuledger configure containerd` again.\nversion = %d\n%s", d.text,
+		c.version, sections([]string{"plugins", c.plugin}, section)))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot write %s: line %w", f.path, err)
 	}
@@ -110,7 +123,7 @@ func (c *containerdConfig) write(p *Plan, f containerdFile, section map[string]a
 	return nil
 }
 
-// sections writes a table with those below it.
+// sections is a table in TOML, with the tables below it.
 func sections(path []string, tree map[string]any) string {
 	var keys, tables string
 	for _, name := range sortedKeys(tree) {
@@ -126,10 +139,10 @@ func sections(path []string, tree map[string]any) string {
 	return "\n[" + dotted(path) + "]\n" + keys + tables
 }
 
-// setContainerd edits the target.
-func (p *Plan) setContainerd(c *containerdConfig, target containerdFile, was present) error {
+// setContainerd makes all edits of the target.
+func (p *Plan) setContainerd(c *containerdConfig, target containerdFile, was defaultHandler) error {
 	set := setter{target.tomlDocument, nil}
-	set.err = p.sign(target.tomlDocument)
+	set.err = p.addHeader(target.tomlDocument)
 	if _, found := target.get("version"); !found && c.version > 1 {
 		set.to(c.version, "version")
 	}
@@ -137,19 +150,20 @@ func (p *Plan) setContainerd(c *containerdConfig, target containerdFile, was pre
 	at := func(names ...string) []string { return slices.Concat(base, names) }
 	p.containerdCDI(&set, c, base, was.tree)
 	if len(table(was.tree, "containerd", "runtimes")) == 0 && c.version < 3 {
-		// A list of handlers replaces the built-in one (measured with containerd 1.6), and without its default handler the
-		// whole CRI plugin fails.
+		// A list of handlers replaces the built-in one (measured with containerd 1.6). Without its
+		// default handler the whole CRI plugin fails.
 		set.to(runcShim, at("containerd", "runtimes", "runc", "runtime_type")...)
 	}
 	if p.options.AsDefault {
 		set.to(Handler, at("containerd", "default_runtime_name")...)
 	}
-	p.setContainerdHandler(&set, at("containerd", "runtimes", Handler), was, table(c.section(), "containerd", "runtimes", Handler))
+	p.setContainerdHandler(&set, at("containerd", "runtimes", Handler), was,
+		table(c.section(), "containerd", "runtimes", Handler))
 	return set.err
 }
 
-// setContainerdHandler makes our handler like the present default one, but for the binary.
-func (p *Plan) setContainerdHandler(set *setter, path []string, was present, has map[string]any) {
+// setContainerdHandler copies the present default handler to gpuledger's, except for the binary.
+func (p *Plan) setContainerdHandler(set *setter, path []string, was defaultHandler, has map[string]any) {
 	at := func(names ...string) []string { return slices.Concat(path, names) }
 	like := was.handler
 	set.to(runcShim, at("runtime_type")...)
@@ -163,17 +177,20 @@ func (p *Plan) setContainerdHandler(set *setter, path []string, was present, has
 		set.to(union(union(list, copied...), p.globs()...), at(key)...)
 	}
 	p.setHostDevices(set, path, like, has)
-	set.copy(path, like, has, append([]string{"runtime_type", "pod_annotations", "container_annotations", "options", "runtime_path",
+	set.copy(path, like, has, append([]string{"runtime_type", "pod_annotations", "container_annotations",
+		"options", "runtime_path",
 		"runtime_engine", "runtime_root"}, hostDevices...))
 	set.to(p.link(), at("options", "BinaryName")...)
 	set.copy(at("options"), table(like, "options"), table(has, "options"), []string{"BinaryName"})
 }
 
-// hostDevices keep the host's devices from privileged containers.
-var hostDevices = []string{"privileged_without_host_devices", "privileged_without_host_devices_all_devices_allowed"}
+// hostDevices are the settings that keep the host's devices from privileged containers.
+var hostDevices = []string{"privileged_without_host_devices",
+	"privileged_without_host_devices_all_devices_allowed"}
 
-// setHostDevices gives our handler, as the default one, what the default one had before it: a privileged pod shall find the
-// devices that it found. A handler that pods choose has the engine's default.
+// setHostDevices copies hostDevices from the present default handler, if gpuledger's becomes the
+// default. A privileged pod then finds the same devices as before. A handler that pods choose keeps
+// the engine's default.
 func (p *Plan) setHostDevices(set *setter, path []string, like, has map[string]any) {
 	if !p.options.AsDefault {
 		return
@@ -185,7 +202,7 @@ func (p *Plan) setHostDevices(set *setter, path []string, like, has map[string]a
 	}
 }
 
-// containerdCDI switches CDI on where it is off: it is by default until containerd 2.0.
+// containerdCDI switches CDI on if it is off. Before containerd 2.0 it is off by default.
 func (p *Plan) containerdCDI(set *setter, c *containerdConfig, base []string, section map[string]any) {
 	on, found := lookup(section, []string{"enable_cdi"})
 	if on == false || !found && c.version < 3 {
@@ -194,21 +211,26 @@ func (p *Plan) containerdCDI(set *setter, c *containerdConfig, base []string, se
 	set.cdiDirs(section, "cdi_spec_dirs", append(slices.Clip(base), "cdi_spec_dirs"))
 }
 
-// verify reads the result as containerd does: a file that counts after ours could say otherwise.
+// verify reads the result as containerd does. A file that containerd applies after gpuledger's
+// could set something else.
 func (c *containerdConfig) verify(p *Plan, target containerdFile) error {
 	section := c.section()
 	if got := text(section, "containerd", "runtimes", Handler, "options", "BinaryName"); got != p.link() {
-		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise", c.main, target.path, Handler)
+		return fmt.Errorf(
+			"cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise",
+			c.main, target.path, Handler)
 	}
 	if got := text(section, "containerd", "default_runtime_name"); p.options.AsDefault && got != Handler {
-		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets default_runtime_name = %q; take it out there", c.main, target.path, got)
+		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets "+
+			"default_runtime_name = %q; take it out there", c.main, target.path, got)
 	}
 	return nil
 }
 
 var containerdVersion = regexp.MustCompile(` v?([0-9]+)\.[0-9]+`)
 
-// containerdMajor asks the program that is installed for its version; 0 where it cannot be asked.
+// containerdMajor is the major version of the installed containerd; 0 if the program does not
+// report it.
 func (p *Plan) containerdMajor() int {
 	program := p.system.program("containerd")
 	if p.options.Root != "/" || program == "" {
@@ -222,7 +244,7 @@ func (p *Plan) containerdMajor() int {
 	return 0
 }
 
-// setter makes many edits of a document and keeps the first error.
+// setter makes several edits of a document and keeps the first error.
 type setter struct {
 	document
 	err error
@@ -234,7 +256,7 @@ func (s *setter) to(value any, path ...string) {
 	}
 }
 
-// copy gives our handler what the one like it has, except for what it has already and for what is never copied.
+// copy sets each key of like that has and never do not contain, and that is not zero.
 func (s *setter) copy(path []string, like, has map[string]any, never []string) {
 	for _, key := range slices.Sorted(maps.Keys(like)) {
 		if _, found := has[key]; found || slices.Contains(never, key) || isZero(like[key]) {
@@ -244,7 +266,7 @@ func (s *setter) copy(path []string, like, has map[string]any, never []string) {
 	}
 }
 
-// isZero reports whether a setting says nothing: dumped configurations are full of such.
+// isZero reports whether a setting is empty. Dumped configurations contain many of those.
 func isZero(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -255,8 +277,8 @@ func isZero(v any) bool {
 	return v == "" || v == false || v == int64(0)
 }
 
-// cdiDirs adds the standard directories of CDI to a list that somebody has written without them. An engine's own default
-// has them.
+// cdiDirs adds the standard directories of CDI to a list that a file sets without them. An engine's
+// own default has them.
 func (s *setter) cdiDirs(tree map[string]any, key string, path []string) {
 	dirs, found := texts(tree, key)
 	if missing := missingCDI(dirs); found && len(missing) > 0 {

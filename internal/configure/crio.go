@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// dropIns is an engine's configuration that is read from several files, each over those before it.
+// dropIns is an engine's configuration in several files. Each file overrides those before it.
 type dropIns struct {
-	files []string // in the order in which they are read
+	files []string // in the order in which the engine reads them
 	trees map[string]map[string]any
-	ours  string // our file, which doc is
+	ours  string // gpuledger's file; doc holds it
 	doc   *tomlDocument
 }
 
-// readDropIns reads all files of an engine, ours among them.
+// readDropIns reads all files of an engine, with gpuledger's own.
 func (p *Plan) readDropIns(ours string, files []string) (d dropIns, err error) {
 	d = dropIns{files: union(files, ours), trees: map[string]map[string]any{}, ours: ours}
 	for _, path := range d.files {
@@ -34,7 +34,7 @@ func (p *Plan) readDropIns(ours string, files []string) (d dropIns, err error) {
 
 func (d dropIns) paths() []string { return d.files }
 
-// tree is what all files say.
+// tree is the merged content of all files.
 func (d dropIns) tree() map[string]any {
 	tree := map[string]any{}
 	for _, path := range d.files {
@@ -43,7 +43,7 @@ func (d dropIns) tree() map[string]any {
 	return tree
 }
 
-// overruled names a file that is read after ours and sets the same key; "" if none does.
+// overruled is a file that is read after gpuledger's and sets the same key; "" if none does.
 func (d dropIns) overruled(key ...string) string {
 	for _, path := range d.files[slices.Index(d.files, d.ours)+1:] {
 		if _, found := lookup(d.trees[path], key); found {
@@ -53,23 +53,27 @@ func (d dropIns) overruled(key ...string) string {
 	return ""
 }
 
-// enter puts our file into the plan, after a look at what is read after it.
-func (p *Plan) enter(d dropIns, err error, keys ...[]string) error {
+// planDropIn adds gpuledger's file to the plan. It refuses if a file that is read later sets one of
+// the keys.
+func (p *Plan) planDropIn(d dropIns, err error, keys ...[]string) error {
 	if err != nil {
 		return fmt.Errorf("cannot edit %s:%w", d.ours, err)
 	}
 	for _, key := range keys {
 		if other := d.overruled(key...); other != "" {
-			return fmt.Errorf("cannot configure %s: %s is read after %s and sets %s; take it out there", p.options.Engine, other, d.ours, dotted(key))
+			return fmt.Errorf("cannot configure %s: %s is read after %s and sets %s; take it out there",
+				p.options.Engine, other, d.ours, dotted(key))
 		}
 	}
 	return p.change(d.ours, d.doc.bytes())
 }
 
-// crioConfig is CRI-O's configuration. CRI-O reads every file of the directory, by name.
+// crioConfig is CRI-O's configuration. CRI-O reads every file of the drop-in directory, sorted by
+// name.
 type crioConfig struct{ dropIns }
 
-var crioKeys = []keys{{handlers: []string{"crio", "runtime", "runtimes"}, byDefault: []string{"crio", "runtime", "default_runtime"}}}
+var crioKeys = []keys{{handlers: []string{"crio", "runtime", "runtimes"},
+	byDefault: []string{"crio", "runtime", "default_runtime"}}}
 
 func readCRIO(p *Plan) (configuration, error) {
 	main := p.mainFile()
@@ -82,39 +86,43 @@ func readCRIO(p *Plan) (configuration, error) {
 func (c crioConfig) inForce() engineFacts {
 	tree := table(c.tree(), "crio", "runtime")
 	facts := engineFacts{byDefault: text(tree, "default_runtime")}
-	facts.handlers = handlers(table(tree, "runtimes"), func(h map[string]any) string { return text(h, "runtime_path") })
+	facts.handlers = handlers(table(tree, "runtimes"),
+		func(h map[string]any) string { return text(h, "runtime_path") })
 	facts.cdiDirs, _ = texts(tree, "cdi_spec_dirs")
 	facts.hookDirs, _ = texts(tree, "hooks_dir")
 	return facts
 }
 
-// edit writes our drop-in file.
-func (c crioConfig) edit(p *Plan, was present) error {
-	set := setter{c.doc, p.sign(c.doc)}
+// edit plans gpuledger's drop-in file.
+func (c crioConfig) edit(p *Plan, was defaultHandler) error {
+	set := setter{c.doc, p.addHeader(c.doc)}
 	keys := [][]string{{"crio", "runtime", "runtimes", Handler}}
-	set.cdiDirs(table(was.tree, "crio", "runtime"), "cdi_spec_dirs", []string{"crio", "runtime", "cdi_spec_dirs"})
+	set.cdiDirs(table(was.tree, "crio", "runtime"), "cdi_spec_dirs",
+		[]string{"crio", "runtime", "cdi_spec_dirs"})
 	if p.options.AsDefault {
 		keys = append(keys, []string{"crio", "runtime", "default_runtime"})
 		set.to(Handler, "crio", "runtime", "default_runtime")
 	}
 	p.setCRIOHandler(&set, was)
-	return p.enter(c.dropIns, set.err, keys...)
+	return p.planDropIn(c.dropIns, set.err, keys...)
 }
 
-// sortedWith gives the order in which an engine reads its files: the main ones, then the drop-in files by name, with ours
-// among them.
+// sortedWith is the order in which an engine reads its files: the main ones, then all drop-in files
+// by name.
 func sortedWith(dropIns []string, ours string, main ...string) []string {
 	names := union(dropIns, ours)
 	slices.Sort(names)
 	return append(main, names...)
 }
 
-func (c crioConfig) present(*Plan) present {
+func (c crioConfig) defaultHandler(*Plan) defaultHandler {
 	tree := c.tree()
-	was := present{tree: tree, name: text(tree, "crio", "runtime", "default_runtime"), roots: []string{"/run/runc", "/run/crun"}}
+	was := defaultHandler{tree: tree, name: text(tree, "crio", "runtime", "default_runtime"),
+		roots: []string{"/run/runc", "/run/crun"}}
 	if was.name == "" || was.name == Handler {
-		was.name = "crun" // the default since CRI-O 1.31, runc before
-		if table(tree, "crio", "runtime", "runtimes", "crun") == nil && table(tree, "crio", "runtime", "runtimes", "runc") != nil {
+		was.name = "crun" // the default since CRI-O 1.31; before that it was runc
+		if table(tree, "crio", "runtime", "runtimes", "crun") == nil &&
+			table(tree, "crio", "runtime", "runtimes", "runc") != nil {
 			was.name = "runc"
 		}
 	}
@@ -140,12 +148,14 @@ func (c crioConfig) present(*Plan) present {
 	return was
 }
 
-// defaultPath is the environment that CRI-O gives to a monitor by default. A list replaces it.
+// defaultPath is the environment that CRI-O gives to a monitor by default. A list in a file
+// replaces it.
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// setCRIOHandler makes our handler like the present default one. Its allowed_annotations are copied and get nothing of ours:
-// CRI-O passes every annotation on, and drops a handler whose list has a key that it does not know.
-func (p *Plan) setCRIOHandler(set *setter, was present) {
+// setCRIOHandler copies the present default handler to gpuledger's. It copies allowed_annotations
+// and adds nothing to it. CRI-O passes every annotation on, and drops a handler whose list has a
+// key that CRI-O does not know.
+func (p *Plan) setCRIOHandler(set *setter, was defaultHandler) {
 	like := was.handler
 	path := []string{"crio", "runtime", "runtimes", Handler}
 	at := func(name string) []string { return slices.Concat(path, []string{name}) }
@@ -159,18 +169,21 @@ func (p *Plan) setCRIOHandler(set *setter, was present) {
 	}
 	if _, found := like["runtime_root"]; !found && has["runtime_root"] == nil {
 		root := "/run/runc"
-		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(cmp.Or(p.system.firstProgram(runtimes), runtimes[0])), "crun") {
+		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(
+			filepath.Base(cmp.Or(p.system.firstProgram(runtimes), runtimes[0])), "crun") {
 			root = "/run/crun"
 		}
 		set.to(root, at("runtime_root")...)
 	}
 	p.setHostDevices(set, path, like, has)
-	set.copy(path, like, has, append([]string{"runtime_path", "runtime_type", "monitor_env", "runtime_config_path", "platform_runtime_paths",
+	set.copy(path, like, has, append([]string{"runtime_path", "runtime_type", "monitor_env",
+		"runtime_config_path", "platform_runtime_paths",
 		"inherit_default_runtime", "runtime_pull_image"}, hostDevices...))
 	set.to(p.monitorEnv(was.tree, like, has), at("monitor_env")...)
 }
 
-// monitorEnv is the only environment that reaches the wrapper under CRI-O, so it must name our configuration.
+// monitorEnv is the only environment that reaches the wrapper under CRI-O, so it must name
+// gpuledger's configuration.
 func (p *Plan) monitorEnv(tree, like, has map[string]any) []string {
 	env, found := texts(has, "monitor_env")
 	if !found {
@@ -179,8 +192,10 @@ func (p *Plan) monitorEnv(tree, like, has map[string]any) []string {
 	if !found {
 		env = []string{defaultPath}
 	}
-	if all, _ := texts(tree, "crio", "runtime", "conmon_env"); len(all) > 0 && !slices.Contains(all, p.configEnv()) {
-		p.note("crio.runtime.conmon_env is set and replaces monitor_env of every handler: add %q to it", p.configEnv())
+	if all, _ := texts(tree, "crio", "runtime", "conmon_env"); len(all) > 0 &&
+		!slices.Contains(all, p.configEnv()) {
+		p.note("crio.runtime.conmon_env is set and replaces monitor_env of every handler: add %q to it",
+			p.configEnv())
 	}
 	env = slices.DeleteFunc(slices.Clone(env), isConfigEnv)
 	return append(env, p.configEnv())

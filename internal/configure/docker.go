@@ -30,14 +30,18 @@ func (c dockerConfig) paths() []string { return []string{c.path} }
 
 func (c dockerConfig) inForce() engineFacts {
 	facts := engineFacts{byDefault: text(c.tree, "default-runtime")}
-	facts.handlers = handlers(table(c.tree, "runtimes"), func(h map[string]any) string { return text(h, "path") })
+	facts.handlers = handlers(table(c.tree, "runtimes"),
+		func(h map[string]any) string { return text(h, "path") })
 	facts.cdiDirs, _ = texts(c.tree, "cdi-spec-dirs")
 	return facts
 }
 
-// present: a runtime is a program, or a shim with its options (moby, daemon/runtime_unix.go).
-func (c dockerConfig) present(*Plan) present {
-	was := present{tree: c.tree, name: text(c.tree, "default-runtime"), roots: []string{"/run/docker/runtime-runc/moby"}} // of every runtime
+// defaultHandler reads the default runtime. It is a program, or a shim with its options (moby,
+// daemon/runtime_unix.go).
+func (c dockerConfig) defaultHandler(*Plan) defaultHandler {
+	// the same directory for every runtime
+	was := defaultHandler{tree: c.tree, name: text(c.tree, "default-runtime"),
+		roots: []string{"/run/docker/runtime-runc/moby"}}
 	if was.name == "" || was.name == Handler {
 		was.name = "runc"
 	}
@@ -56,8 +60,8 @@ func (c dockerConfig) present(*Plan) present {
 	return was
 }
 
-// edit changes daemon.json in place: Docker has no drop-in files.
-func (c dockerConfig) edit(p *Plan, was present) error {
+// edit changes daemon.json itself, because Docker has no drop-in files.
+func (c dockerConfig) edit(p *Plan, was defaultHandler) error {
 	if err := p.dockerFlags(); err != nil {
 		return err
 	}
@@ -66,7 +70,7 @@ func (c dockerConfig) edit(p *Plan, was present) error {
 	if p.options.AsDefault {
 		set.to(Handler, "default-runtime")
 	}
-	set.to(true, "features", "cdi") // off by default until Docker 28.3
+	set.to(true, "features", "cdi") // off by default before Docker 28.3
 	set.cdiDirs(was.tree, "cdi-spec-dirs", []string{"cdi-spec-dirs"})
 	if set.err != nil {
 		return fmt.Errorf("cannot edit %s:%w", c.path, set.err)
@@ -75,8 +79,8 @@ func (c dockerConfig) edit(p *Plan, was present) error {
 	return p.change(c.path, c.bytes())
 }
 
-// dockerFlags refuses a unit that gives dockerd by flags what daemon.json shall say: dockerd would not start, because a
-// directive may stand in one of them only.
+// dockerFlags refuses if a unit of systemd gives dockerd a flag for what daemon.json will say.
+// dockerd does not start with a directive in both places.
 func (p *Plan) dockerFlags() error {
 	units := []string{}
 	for _, dir := range []string{"/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system"} {
@@ -90,7 +94,8 @@ func (p *Plan) dockerFlags() error {
 		}
 		for _, flag := range []string{"--add-runtime", "--default-runtime"} {
 			if bytes.Contains(c.data, []byte(flag)) && (flag == "--add-runtime" || p.options.AsDefault) {
-				return fmt.Errorf("cannot configure docker: %s starts dockerd with %s, which must not stand in daemon.json too; move it from there into %s", path, flag, p.mainFile())
+				return fmt.Errorf("cannot configure docker: %s starts dockerd with %s, which must not "+
+					"stand in daemon.json too; move it from there into %s", path, flag, p.mainFile())
 			}
 		}
 	}

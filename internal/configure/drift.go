@@ -12,19 +12,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Default is how an engine that was configured with --as-default stands to that now, by its
-// configuration files.
+// Default says whether an engine that was configured with --as-default still has gpuledger as its
+// default. It comes from the engine's configuration files.
 type Default struct {
 	Engine  grant.Engine
 	Name    string // as `gpuledger configure` takes it
 	File    string // the engine's main configuration file
-	Handler string // of containers that choose none; "" where no file says
-	Program string // behind that handler; "" where no file says
-	Ours    bool   // that is our program, whatever the handler's name
-	Err     error  // the files, or what configure keeps of them, cannot be read: nothing is known
+	Handler string // for containers that choose none; "" if no file names it
+	Program string // that the handler runs; "" if no file names it
+	Ours    bool   // Program is gpuledger's, whatever the handler's name is
+	Err     error  // the files, or configure's records, cannot be read: nothing is known
 }
 
-// Problem is a sentence for the administrator, without what to do; "" where nothing is wrong, or
+// Problem is a sentence for the administrator, without advice. It is "" if nothing is wrong, or
 // nothing is known.
 func (d Default) Problem() string {
 	const around = "containers that choose none go around the ledger"
@@ -41,15 +41,15 @@ func (d Default) Problem() string {
 		d.Engine, d.File, d.Handler, Handler, around)
 }
 
-// Hint is what to do about a problem.
+// Hint is the advice that belongs to a problem.
 func (d Default) Hint() string {
 	return fmt.Sprintf("somebody has changed it since: run `gpuledger configure %s --as-default --restart`, "+
 		"or `--undo` if that is meant", d.Name)
 }
 
-// Defaults looks at the engines of the system below root that were configured with --as-default, by
-// what configure keeps below the state directory. It takes no lock: whoever reads while configure
-// writes can see a moment between two files.
+// Defaults reads the engines below root that were configured with --as-default. It finds them by
+// the records below the state directory. It takes no lock, so a read during a configure can see the
+// state between two files.
 func Defaults(root, stateDir string) ([]Default, error) {
 	here := system{root: root}
 	dir, err := here.resolve(stateDir)
@@ -67,7 +67,9 @@ func Defaults(root, stateDir string) ([]Default, error) {
 			all = append(all, Default{Engine: engine, Name: engines[engine].suffix, Err: err})
 			continue
 		}
-		if !slices.ContainsFunc(r.Files, func(e entry) bool { return !e.Shared && setsDefault(engine, e.After.data) }) {
+		if !slices.ContainsFunc(r.Files, func(e entry) bool {
+			return !e.Shared && setsDefault(engine, e.After.data)
+		}) {
 			continue
 		}
 		if d, runs := here.defaultOf(engine, r); runs {
@@ -77,7 +79,8 @@ func Defaults(root, stateDir string) ([]Default, error) {
 	return all, nil
 }
 
-// defaultOf reads an engine's files. runs is false where by these it runs no containers of its own.
+// defaultOf reads an engine's files. runs is false if these say that the engine runs no containers
+// of its own.
 func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) {
 	p := &Plan{options: Options{Engine: engine, Root: s.root}, system: s}
 	d = Default{Engine: engine, Name: engines[engine].suffix}
@@ -92,14 +95,16 @@ func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) 
 	return d, !facts.absent
 }
 
-// defaultKeys are what engines call their default handler; k3s and RKE2 have a setting of their own.
+// defaultKeys are the names of the key for the default handler, as regular expressions. k3s and
+// RKE2 have a setting of their own.
 var defaultKeys = map[grant.Engine]string{
-	grant.Containerd: "(?:default_runtime_name|default-runtime)", grant.CRIO: "default_runtime", grant.Podman: "runtime",
+	grant.Containerd: "(?:default_runtime_name|default-runtime)", grant.CRIO: "default_runtime",
+	grant.Podman: "runtime",
 	grant.Docker: "default-runtime",
 }
 
-// setsDefault reports whether a file that configure has written makes our handler the default. It
-// looks at lines: such a file can be a template, which is no TOML.
+// setsDefault reports whether a file that configure has written makes gpuledger's handler the
+// default. It matches lines, because such a file can be a template, which is no TOML.
 func setsDefault(engine grant.Engine, text []byte) bool {
 	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']?` + Handler + `(?:["'\s]|$)`
 	return regexp.MustCompile(line).Match(text)

@@ -6,10 +6,10 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 )
 
-// hunk is one place of a change: lines with some of those around them, before and after.
+// hunk is one place of a change: the changed lines with some lines around them, before and after.
 type hunk struct{ old, new []byte }
 
-// hunks are the places in which two texts differ. The library tells them as a unified diff only.
+// hunks are the places in which two texts differ. The library returns them only as a unified diff.
 func hunks(old, new []byte) []hunk {
 	var found []hunk
 	var last byte
@@ -18,7 +18,7 @@ func hunks(old, new []byte) []hunk {
 			found = append(found, hunk{})
 			continue
 		}
-		if len(found) == 0 { // the head
+		if len(found) == 0 { // the header of the diff
 			continue
 		}
 		h := &found[len(found)-1]

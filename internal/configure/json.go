@@ -13,29 +13,31 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// jsonDocument is a JSON file, edited as text as tomlDocument is.
+// jsonDocument is a JSON file. Like tomlDocument, it is edited as text.
 type jsonDocument struct {
 	text    []byte
 	tree    map[string]any
 	values  map[string]span       // by path
 	objects map[string]jsonObject // by path
-	members map[string][]span     // of an object, each from its name to the end of its value
+	members map[string][]span     // by the object's path; each from its name to the end of its value
 }
 
 type span struct{ start, end int }
 
-// jsonObject is where an object's braces and members stand.
+// jsonObject is the position of an object's braces and members, as byte offsets.
 type jsonObject struct {
 	span
-	first, last int // begin of the first member, end of the last; 0 without members
+	first, last int // start of the first member, end of the last; 0 without members
 }
 
-// parseJSON reads a file with one object. A missing or empty one is an empty object. The error begins with the line.
+// parseJSON reads a file with one object. An empty or missing file is an empty object. The error
+// begins with the line.
 func parseJSON(text []byte) (*jsonDocument, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}\n")
 	}
-	d := &jsonDocument{text: text, values: map[string]span{}, objects: map[string]jsonObject{}, members: map[string][]span{}}
+	d := &jsonDocument{text: text, values: map[string]span{}, objects: map[string]jsonObject{},
+		members: map[string][]span{}}
 	dec := jsontext.NewDecoder(bytes.NewBuffer(text))
 	if dec.PeekKind() != '{' {
 		if _, err := dec.ReadValue(); err != nil {
@@ -64,7 +66,7 @@ func (d *jsonDocument) located(err error) error {
 	return fmt.Errorf("1: %w", err)
 }
 
-// separator joins the names of a path; no name holds it.
+// separator joins the names of a path. No name contains it.
 const separator = "\x00"
 
 func (d *jsonDocument) readObject(dec *jsontext.Decoder, path string) error {
@@ -124,17 +126,19 @@ func (d *jsonDocument) set(value any, path ...string) error {
 	}
 	after, err := parseJSON(text)
 	if err != nil {
-		return fmt.Errorf("internal error: cannot set %s: the result is no JSON: line %w", strings.Join(path, "."), err)
+		return fmt.Errorf("internal error: cannot set %s: the result is no JSON: line %w",
+			strings.Join(path, "."), err)
 	}
 	want := copyTree(d.tree)
 	if !put(want, value, path) || !reflect.DeepEqual(want, after.tree) {
-		return fmt.Errorf("internal error: cannot set %s without changing something else", strings.Join(path, "."))
+		return fmt.Errorf("internal error: cannot set %s without changing something else",
+			strings.Join(path, "."))
 	}
 	*d = *after
 	return nil
 }
 
-// unset takes out one member, and checks as set does that nothing else has changed.
+// unset takes out one member. As set does, it checks that nothing else has changed.
 func (d *jsonDocument) unset(path ...string) error {
 	if _, found := d.get(path...); !found {
 		return nil
@@ -153,17 +157,20 @@ func (d *jsonDocument) unset(path ...string) error {
 	}
 	after, err := parseJSON(splice(d.text, cut.start, cut.end, ""))
 	if err != nil {
-		return fmt.Errorf("internal error: cannot take out %s: the result is no JSON: line %w", strings.Join(path, "."), err)
+		return fmt.Errorf("internal error: cannot take out %s: the result is no JSON: line %w",
+			strings.Join(path, "."), err)
 	}
-	if _, found := after.get(path...); found || !reflect.DeepEqual(without(d.tree, path), without(after.tree, path)) {
-		return fmt.Errorf("internal error: cannot take out %s without changing something else", strings.Join(path, "."))
+	if _, found := after.get(path...); found ||
+		!reflect.DeepEqual(without(d.tree, path), without(after.tree, path)) {
+		return fmt.Errorf("internal error: cannot take out %s without changing something else",
+			strings.Join(path, "."))
 	}
 	*d = *after
 	return nil
 }
 
-// with is the text with a value in its place: that of the old one, or as the last member of the innermost object on the path
-// that is there.
+// with is the text with a value at a path. It replaces the old value, or becomes the last member of
+// the innermost object that exists on the path.
 func (d *jsonDocument) with(path []string, value any) ([]byte, error) {
 	at := len(path)
 	for at > 0 && d.values[key(path[:at])] == (span{}) {
@@ -175,7 +182,8 @@ func (d *jsonDocument) with(path []string, value any) ([]byte, error) {
 	}
 	o, isObject := d.objects[key(path[:at])]
 	if !isObject {
-		return nil, fmt.Errorf("%d: %s is no object", d.row(int64(d.values[key(path[:at])].start)), strings.Join(path[:at], "."))
+		return nil, fmt.Errorf("%d: %s is no object", d.row(int64(d.values[key(path[:at])].start)),
+			strings.Join(path[:at], "."))
 	}
 	for i := len(path) - 1; i > at; i-- {
 		value = map[string]any{path[i]: value}
@@ -191,7 +199,7 @@ func key(path []string) string {
 	return b.String()
 }
 
-// insert adds a member behind an object's last one, laid out as its first.
+// insert adds a member after an object's last one, in the same layout as the first.
 func (d *jsonDocument) insert(o jsonObject, name string, value any) []byte {
 	quotedName, _ := jsontext.AppendQuote(nil, name)
 	member := string(quotedName) + ": "
@@ -204,16 +212,17 @@ func (d *jsonDocument) insert(o jsonObject, name string, value any) []byte {
 	if !strings.Contains(lead, "\n") {
 		return splice(d.text, o.last, o.last, ", "+member+oneLine(value))
 	}
-	return splice(d.text, o.last, o.last, ","+lead[strings.LastIndexByte(lead, '\n'):]+member+d.render(value, d.indent(o.first)))
+	return splice(d.text, o.last, o.last, ","+
+		lead[strings.LastIndexByte(lead, '\n'):]+member+d.render(value, d.indent(o.first)))
 }
 
-// indent is the white space at the begin of the line of i.
+// indent is the white space at the start of the line that contains offset i.
 func (d *jsonDocument) indent(i int) string {
 	from := bytes.LastIndexByte(d.text[:i], '\n') + 1
 	return string(d.text[from:skipBlanks(d.text, from)])
 }
 
-// unit is how much deeper the file's author indents.
+// unit is the indentation of one level in this file.
 func (d *jsonDocument) unit() string {
 	if root := d.objects[""]; root.first > 0 {
 		if unit := d.indent(root.first); unit != "" {
@@ -223,7 +232,7 @@ func (d *jsonDocument) unit() string {
 	return "  "
 }
 
-// render writes a value, whose line is indented so far.
+// render is a value in JSON, for a line with this indentation.
 func (d *jsonDocument) render(value any, indent string) string {
 	object, isObject := value.(map[string]any)
 	if !isObject {
@@ -233,7 +242,8 @@ func (d *jsonDocument) render(value any, indent string) string {
 	for i, name := range sortedKeys(object) {
 		quotedName, _ := jsontext.AppendQuote(nil, name)
 		b.WriteString([]string{"{", ","}[min(i, 1)])
-		b.WriteString("\n" + indent + d.unit() + string(quotedName) + ": " + d.render(object[name], indent+d.unit()))
+		b.WriteString("\n" + indent + d.unit() + string(quotedName) + ": " +
+			d.render(object[name], indent+d.unit()))
 	}
 	return b.String() + "\n" + indent + "}"
 }

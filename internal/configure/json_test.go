@@ -13,16 +13,23 @@ func TestJSONKeepsOrderAndLayout(t *testing.T) {
 		after  string
 		err    string
 	}{
-		"an empty file":         {"", []string{"runtimes", "g", "path"}, "/x", "{\n  \"runtimes\": {\n    \"g\": {\n      \"path\": \"/x\"\n    }\n  }\n}\n", ""},
-		"an empty object":       {"{ }", []string{"a"}, true, "{\n  \"a\": true\n}", ""},
-		"behind the last":       {"{\n    \"z\": 1,\n    \"a\": [1,\n 2]\n}\n", []string{"m"}, "v", "{\n    \"z\": 1,\n    \"a\": [1,\n 2],\n    \"m\": \"v\"\n}\n", ""},
-		"tabs":                  {"{\n\t\"a\": {\n\t\t\"b\": 1\n\t}\n}", []string{"a", "c", "d"}, 2.5, "{\n\t\"a\": {\n\t\t\"b\": 1,\n\t\t\"c\": {\n\t\t\t\"d\": 2.5\n\t\t}\n\t}\n}", ""},
-		"on one line":           {`{"b": 1, "a": {"x":1}}`, []string{"a", "y", "path"}, "/p", `{"b": 1, "a": {"x":1, "y": {"path": "/p"}}}`, ""},
-		"a value in its place":  {"{\"a\" :  [ 1 ],\n\"default-runtime\":\"runc\"  ,\"z\":0}", []string{"default-runtime"}, "g", "{\"a\" :  [ 1 ],\n\"default-runtime\":\"g\"  ,\"z\":0}", ""},
-		"the same value":        {"{\"a\":[ \"x\" ]}", []string{"a"}, []string{"x"}, "{\"a\":[ \"x\" ]}", ""},
-		"into an empty one":     {"{\n  \"f\": {},\n  \"z\": 1\n}", []string{"f", "cdi"}, true, "{\n  \"f\": {\n    \"cdi\": true\n  },\n  \"z\": 1\n}", ""},
-		"names with escapes":    {`{"a\u0062": 1}`, []string{"ab"}, "v", `{"a\u0062": "v"}`, ""},
-		"not into another kind": {"{\n\"runtimes\": []}", []string{"runtimes", "g"}, "v", "", "2: runtimes is no object"},
+		"an empty file": {"", []string{"runtimes", "g", "path"}, "/x",
+			"{\n  \"runtimes\": {\n    \"g\": {\n      \"path\": \"/x\"\n    }\n  }\n}\n", ""},
+		"an empty object": {"{ }", []string{"a"}, true, "{\n  \"a\": true\n}", ""},
+		"behind the last": {"{\n    \"z\": 1,\n    \"a\": [1,\n 2]\n}\n", []string{"m"}, "v",
+			"{\n    \"z\": 1,\n    \"a\": [1,\n 2],\n    \"m\": \"v\"\n}\n", ""},
+		"tabs": {"{\n\t\"a\": {\n\t\t\"b\": 1\n\t}\n}", []string{"a", "c", "d"}, 2.5,
+			"{\n\t\"a\": {\n\t\t\"b\": 1,\n\t\t\"c\": {\n\t\t\t\"d\": 2.5\n\t\t}\n\t}\n}", ""},
+		"on one line": {`{"b": 1, "a": {"x":1}}`, []string{"a", "y", "path"}, "/p",
+			`{"b": 1, "a": {"x":1, "y": {"path": "/p"}}}`, ""},
+		"a value in its place": {"{\"a\" :  [ 1 ],\n\"default-runtime\":\"runc\"  ,\"z\":0}",
+			[]string{"default-runtime"}, "g", "{\"a\" :  [ 1 ],\n\"default-runtime\":\"g\"  ,\"z\":0}", ""},
+		"the same value": {"{\"a\":[ \"x\" ]}", []string{"a"}, []string{"x"}, "{\"a\":[ \"x\" ]}", ""},
+		"into an empty one": {"{\n  \"f\": {},\n  \"z\": 1\n}", []string{"f", "cdi"}, true,
+			"{\n  \"f\": {\n    \"cdi\": true\n  },\n  \"z\": 1\n}", ""},
+		"names with escapes": {`{"a\u0062": 1}`, []string{"ab"}, "v", `{"a\u0062": "v"}`, ""},
+		"not into another kind": {"{\n\"runtimes\": []}", []string{"runtimes", "g"}, "v", "",
+			"2: runtimes is no object"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, err := parseJSON([]byte(c.before))

@@ -22,7 +22,7 @@ func quoted(key string) string {
 	return literal(key)
 }
 
-// dotted writes a path as a table's header does.
+// dotted is a path as a table's header writes it.
 func dotted(path []string) string {
 	names := make([]string, len(path))
 	for i, name := range path {
@@ -31,7 +31,7 @@ func dotted(path []string) string {
 	return strings.Join(names, ".")
 }
 
-// literal writes a value in TOML. JSON's strings are TOML's.
+// literal is a value in TOML. A string of JSON is a string of TOML.
 func literal(value any) string {
 	switch v := value.(type) {
 	case string:

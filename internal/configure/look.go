@@ -9,18 +9,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Presence is how an engine of a system stands to gpuledger, by its configuration files.
+// Presence is what one engine's configuration files and processes say about gpuledger.
 type Presence struct {
 	Engine   grant.Engine
-	Name     string            // as `gpuledger configure` takes it
-	Program  string            // the engine's own; "" where only its configuration is there
-	PIDs     []int             // of its processes
+	Name     string            // the engine's name for `gpuledger configure`
+	Program  string            // the engine's program; "" if only its configuration is found
+	PIDs     []int             // of the engine's processes
 	File     string            // its main configuration file
-	Handlers map[string]string // the programs behind runtime handlers, "" where the file names none
-	Default  string            // the handler of containers that choose none; "" where no file says
+	Handlers map[string]string // the program of each runtime handler; "" if the file names none
+	Default  string            // for containers that choose no handler; "" if no file names it
 	CDIDirs  []string          // where its files say so
 	HookDirs []string          // where its files say so
-	Err      error             // its configuration cannot be read
+	Err      error             // why its configuration cannot be read
 }
 
 // engineFacts is what an engine's files say; see Presence.
@@ -28,10 +28,11 @@ type engineFacts struct {
 	handlers          map[string]string
 	byDefault         string
 	cdiDirs, hookDirs []string
-	absent            bool // the engine runs no containers of its own, as the containerd that serves Docker only
+	// the engine runs no containers of its own, as a containerd that only serves Docker
+	absent bool
 }
 
-// Look finds the engines of the system below root, "/" for this machine. Nothing is written.
+// Look finds the engines of the system below root; "/" is this machine. It writes nothing.
 func Look(root string) []Presence {
 	var all []Presence
 	here := system{root: root}
@@ -57,30 +58,32 @@ func Look(root string) []Presence {
 		if facts.absent {
 			continue
 		}
-		p.Handlers, p.Default, p.CDIDirs, p.HookDirs, p.Err = facts.handlers, facts.byDefault, facts.cdiDirs, facts.hookDirs, err
+		p.Handlers, p.Default, p.CDIDirs, p.HookDirs, p.Err = facts.handlers, facts.byDefault, facts.cdiDirs,
+			facts.hookDirs, err
 		all = append(all, p)
 	}
 	return all
 }
 
-// Find gives the path of a program: the name itself where it is a path, else the first of its name where engines look.
-// "" if there is none.
+// Find is the path of a program. A name with a slash is the path itself; any other name is searched
+// where engines search. It is "" if there is no such program.
 func Find(name string) string { return system{root: "/"}.program(name) }
 
 func (s system) program(name string) string { return s.firstProgram([]string{name}) }
 
-// fileOf is the configuration file that a running engine's arguments name, "" where they name none.
+// fileOf is the configuration file that a running engine's arguments name; "" if they name none.
 func fileOf(pids []int) string {
 	for _, pid := range pids {
 		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-		if file := configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")); filepath.IsAbs(file) {
+		if file := configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"),
+			"\x00")); filepath.IsAbs(file) {
 			return file
 		}
 	}
 	return ""
 }
 
-// handlers are the programs behind the handlers of a table.
+// handlers are the programs of a table's handlers, by handler.
 func handlers(all map[string]any, program func(map[string]any) string) map[string]string {
 	programs := map[string]string{}
 	for name, settings := range all {

@@ -7,13 +7,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestLookSeesWhatWasConfigured: what New writes is what Look finds, for every engine, with --as-default and without.
+// TestLookSeesWhatWasConfigured: Look finds what New plans, for every engine, with --as-default and
+// without.
 func TestLookSeesWhatWasConfigured(t *testing.T) {
 	for engine, e := range engines {
 		for _, asDefault := range []bool{false, true} {
-			root := scene(t, map[string]string{"/usr/bin/" + e.program: ""})
+			root := newRoot(t, map[string]string{"/usr/bin/" + e.program: ""})
 			seen := Look(root)
-			if len(seen) != 1 || seen[0].Engine != engine || seen[0].Handlers[Handler] != "" || seen[0].Default == Handler || seen[0].Err != nil {
+			if len(seen) != 1 || seen[0].Engine != engine || seen[0].Handlers[Handler] != "" ||
+				seen[0].Default == Handler || seen[0].Err != nil {
 				t.Fatalf("%s, not configured: %+v", engine, seen)
 			}
 			o := options(root, engine)
@@ -26,7 +28,8 @@ func TestLookSeesWhatWasConfigured(t *testing.T) {
 				t.Fatal(err)
 			}
 			seen = Look(root)
-			if len(seen) != 1 || seen[0].Err != nil || (seen[0].Default == Handler) != asDefault || filepath.Base(seen[0].Handlers[Handler]) != "gpuledger-runtime."+e.suffix {
+			if len(seen) != 1 || seen[0].Err != nil || (seen[0].Default == Handler) != asDefault ||
+				filepath.Base(seen[0].Handlers[Handler]) != "gpuledger-runtime."+e.suffix {
 				t.Errorf("%s, configured (as default: %v): %+v", engine, asDefault, seen)
 			}
 		}
@@ -34,12 +37,16 @@ func TestLookSeesWhatWasConfigured(t *testing.T) {
 }
 
 func TestLookSeesWhatEnginesAreTold(t *testing.T) {
-	root := scene(t, map[string]string{
-		"/etc/containerd/config.toml":                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
-		"/etc/crio/crio.conf.d/10.conf":              "[crio.runtime]\nhooks_dir = [\"/h\"]\ncdi_spec_dirs = [\"/c\"]\ndefault_runtime = \"nvidia\"\n",
-		"/etc/crio/crio.conf":                        "",
-		"/etc/docker/daemon.json":                    `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}`,
-		"/etc/containers/containers.conf":            "[engine]\nhooks_dir = [\"/p\"]\n[engine.runtimes]\nnvidia = [\"/nowhere\"]\n",
+	root := newRoot(t, map[string]string{
+		"/etc/containerd/config.toml": "version = 2\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
+			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+		"/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\nhooks_dir = [\"/h\"]\n" +
+			"cdi_spec_dirs = [\"/c\"]\ndefault_runtime = \"nvidia\"\n",
+		"/etc/crio/crio.conf":     "",
+		"/etc/docker/daemon.json": `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}`,
+		"/etc/containers/containers.conf": "[engine]\nhooks_dir = [\"/p\"]\n[engine.runtimes]\n" +
+			"nvidia = [\"/nowhere\"]\n",
 		"/etc/containers/containers.conf.d/zzz.conf": "[engine]\nruntime = \"nvidia\"\n",
 	})
 	found := map[grant.Engine]Presence{}
@@ -55,7 +62,8 @@ func TestLookSeesWhatEnginesAreTold(t *testing.T) {
 	if c := found[grant.CRIO]; c.Default != "nvidia" || len(c.HookDirs) != 1 || len(c.CDIDirs) != 1 {
 		t.Errorf("CRI-O: %+v", c)
 	}
-	if p := found[grant.Podman]; p.Default != "nvidia" || p.Handlers["nvidia"] != "/nowhere" || len(p.HookDirs) != 1 {
+	if p := found[grant.Podman]; p.Default != "nvidia" || p.Handlers["nvidia"] != "/nowhere" ||
+		len(p.HookDirs) != 1 {
 		t.Errorf("Podman: %+v", p)
 	}
 	if found[grant.Docker].Err == nil {
@@ -63,9 +71,11 @@ func TestLookSeesWhatEnginesAreTold(t *testing.T) {
 	}
 }
 
-// TestLookLeavesDockersContainerdOut: a containerd without its CRI plugin runs only what Docker tells it to.
+// TestLookLeavesDockersContainerdOut: a containerd without its CRI plugin runs only Docker's
+// containers.
 func TestLookLeavesDockersContainerdOut(t *testing.T) {
-	if seen := Look(scene(t, map[string]string{"/etc/containerd/config.toml": "version = 2\ndisabled_plugins = [\"cri\"]\n"})); len(seen) != 0 {
+	if seen := Look(newRoot(t, map[string]string{"/etc/containerd/config.toml": "version = 2\n" +
+		"disabled_plugins = [\"cri\"]\n"})); len(seen) != 0 {
 		t.Errorf("%+v", seen)
 	}
 }

@@ -12,12 +12,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// link is the name by which the engine calls the wrapper.
+// link is the path by which the engine calls the wrapper.
 func (p *Plan) link() string {
-	return filepath.Join(filepath.Dir(p.options.Runtime), "gpuledger-runtime."+engines[p.options.Engine].suffix)
+	return filepath.Join(filepath.Dir(p.options.Runtime), "gpuledger-runtime."+
+		engines[p.options.Engine].suffix)
 }
 
-// linkRuntime makes the engine's own name for the wrapper. One that leads there already, as a package brings it, is kept.
+// linkRuntime plans the engine's own link to the wrapper. It keeps a link that already leads there,
+// such as one from a package.
 func (p *Plan) linkRuntime() error {
 	runtime, err := p.system.resolve(p.options.Runtime)
 	if err != nil {
@@ -53,7 +55,7 @@ func (p *Plan) linkRuntime() error {
 	return nil
 }
 
-// ourConfig reads our own configuration, which says how much of pod annotations we need.
+// ourConfig reads gpuledger's own configuration. It says which pod annotations the wrapper needs.
 func (p *Plan) ourConfig() (*tomlDocument, error) {
 	_, c, err := p.load(p.options.Config)
 	if err != nil {
@@ -69,15 +71,16 @@ func (p *Plan) ourConfig() (*tomlDocument, error) {
 	return d, nil
 }
 
-// settle writes our own configuration where it is missing, and the policy that a default handler needs. It is the first
-// file that changes: the engine must never call a wrapper that refuses what it should report.
-func (p *Plan) settle(d *tomlDocument, was present, others []grant.Engine) error {
+// planConfig plans gpuledger's own configuration if it is missing, and the policy that a default
+// handler needs. This file changes first. Otherwise the engine could call a wrapper that refuses
+// what it should only report.
+func (p *Plan) planConfig(d *tomlDocument, was defaultHandler, others []grant.Engine) error {
 	switch {
 	case len(d.bytes()) == 0:
 		if err := p.newConfig(d, was); err != nil {
 			return err
 		}
-	case saysNothing(d.tree): // as a package brings it: every key stands there as a comment
+	case hasNoValues(d.tree): // as a package installs it: every key is a comment
 		set := setter{d, nil}
 		set.to(string(p.options.Engine), "engine")
 		set.to(p.realRuntimes(was), "runtime", "path")
@@ -97,10 +100,12 @@ func (p *Plan) settle(d *tomlDocument, was present, others []grant.Engine) error
 	p.Policy = parsed
 	switch found := p.system.firstProgram(parsed.Runtime.Path); {
 	case found == "" && p.options.Root == "/" && p.options.AsDefault:
-		return fmt.Errorf("cannot make gpuledger the default: none of %s is there (runtime.path in %s), so no container could start",
+		return fmt.Errorf("cannot make gpuledger the default: none of %s is there (runtime.path in %s), so "+
+			"no container could start",
 			strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
 	case found == "":
-		p.note("none of %s is there (runtime.path in %s): the wrapper could start no container", strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
+		p.note("none of %s is there (runtime.path in %s): the wrapper could start no container",
+			strings.Join(parsed.Runtime.Path, ", "), p.options.Config)
 	}
 	engineFiles := p.Changes
 	p.Changes = nil
@@ -114,20 +119,22 @@ func (p *Plan) settle(d *tomlDocument, was present, others []grant.Engine) error
 	return nil
 }
 
-// saysNothing reports whether a tree has tables only, and no value in any.
-func saysNothing(tree map[string]any) bool {
+// hasNoValues reports whether a tree has only tables, without a value in any.
+func hasNoValues(tree map[string]any) bool {
 	for _, v := range tree {
-		if table, isTable := v.(map[string]any); !isTable || !saysNothing(table) {
+		if table, isTable := v.(map[string]any); !isTable || !hasNoValues(table) {
 			return false
 		}
 	}
 	return true
 }
 
-// newConfig is the least that a node's configuration must say.
-func (p *Plan) newConfig(d *tomlDocument, was present) error {
-	head := fmt.Sprintf("# gpuledger's configuration, written by `gpuledger configure %s`. Every key that is not here has its default;\n"+
-		"# docs/engines.md and configs/config.toml of gpuledger tell them all.\nengine = %q\n\n[runtime]\npath = %s\n",
+// newConfig writes the smallest valid configuration of a node.
+func (p *Plan) newConfig(d *tomlDocument, was defaultHandler) error {
+	head := fmt.Sprintf("# gpuledger's configuration, written by `gpuledger configure %s`. Every key that "+
+		"is not here has its default;\n"+
+		"# docs/engines.md and configs/config.toml of gpuledger tell them all.\nengine = %q\n\n[runtime]\n"+
+		"path = %s\n",
 		engines[p.options.Engine].suffix, p.options.Engine, literal(p.realRuntimes(was)))
 	parsed, err := parseTOML([]byte(head))
 	if err == nil {
@@ -136,8 +143,8 @@ func (p *Plan) newConfig(d *tomlDocument, was present) error {
 	return err
 }
 
-// setRules writes policy.mode and policy.privileged: as told, or where every container of the node comes through us and the
-// administrator has not said otherwise.
+// setRules writes policy.mode and policy.privileged as the options say. If they do not, and
+// gpuledger becomes the default, it writes the careful values where the file has none.
 func (p *Plan) setRules(d *tomlDocument) error {
 	for _, rule := range []struct{ key, told, careful string }{
 		{"mode", string(p.options.Mode), string(grant.Report)},
@@ -157,7 +164,7 @@ func (p *Plan) setRules(d *tomlDocument) error {
 	return nil
 }
 
-// globs are the annotations of a pod that the wrapper must see. A '*' does not match '/'.
+// globs are patterns of the pod annotations that the wrapper must see. A '*' does not match '/'.
 func (p *Plan) globs() []string {
 	var globs []string
 	for _, dialect := range p.Policy.Annotations.Dialects {
@@ -168,5 +175,5 @@ func (p *Plan) globs() []string {
 			globs = append(globs, "ALIYUN_COM_GPU_MEM_*", "scheduler.framework.gpushare.allocation")
 		}
 	}
-	return union([]string{"gpuledger.dev/*"}, globs...) // a reference to a grant is no dialect
+	return union([]string{"gpuledger.dev/*"}, globs...) // a reference to a grant belongs to no dialect
 }

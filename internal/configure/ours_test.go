@@ -9,14 +9,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// packaged is a configuration as the packages bring it: tables, and every key as a comment.
-const packaged = "# gpuledger's configuration.\n\n# engine = \"containerd\"\n\n[runtime]\n# path = [\"runc\", \"crun\"]\n\n[policy]\n# mode = \"enforce\"\n"
+// packaged is a configuration as the packages install it: tables, and every key as a comment.
+const packaged = "# gpuledger's configuration.\n\n# engine = \"containerd\"\n\n[runtime]\n" +
+	"# path = [\"runc\", \"crun\"]\n\n[policy]\n# mode = \"enforce\"\n"
 
-// TestAPackagedConfigurationIsFilledIn: it says as little as none, so the careful policy and the engine's own runtime go into
-// it, the comments stay, and undo takes them out to the byte.
+// TestAPackagedConfigurationIsFilledIn: it has no values, so configure writes the careful policy
+// and the engine's own runtime into it. The comments stay, and undo restores every byte.
 func TestAPackagedConfigurationIsFilledIn(t *testing.T) {
-	root := scene(t, map[string]string{"/etc/gpuledger/config.toml": packaged, "/usr/bin/crun": "",
-		"/etc/crio/crio.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n"})
+	root := newRoot(t, map[string]string{"/etc/gpuledger/config.toml": packaged, "/usr/bin/crun": "",
+		"/etc/crio/crio.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\n" +
+			"runtime_path = \"/usr/bin/crun\"\n"})
 	before := files(t, root)
 	p, err := New(options(root, grant.CRIO))
 	if err != nil {
@@ -25,7 +27,9 @@ func TestAPackagedConfigurationIsFilledIn(t *testing.T) {
 	if err := p.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	if p.Policy.Engine != grant.CRIO || p.Policy.Rules.Mode != grant.Report || p.Policy.Rules.Privileged != grant.Strip || strings.Join(p.Policy.Runtime.Path, " ") != "/usr/bin/crun" {
+	if p.Policy.Engine != grant.CRIO || p.Policy.Rules.Mode != grant.Report ||
+		p.Policy.Rules.Privileged != grant.Strip ||
+		strings.Join(p.Policy.Runtime.Path, " ") != "/usr/bin/crun" {
 		t.Errorf("%+v", p.Policy)
 	}
 	text, err := os.ReadFile(filepath.Join(root, "etc/gpuledger/config.toml"))

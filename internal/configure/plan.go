@@ -11,48 +11,51 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Handler is the name of our runtime handler in every engine.
+// Handler is the name of gpuledger's runtime handler in every engine.
 const Handler = "gpuledger"
 
-// Options is what to configure.
+// Options says what to configure, and how.
 type Options struct {
-	Engine     grant.Engine
-	Root       string           // "/", or where an image's tree lies; all other paths are those in it
-	File       string           // the engine's main configuration file; "": where the engine looks
-	Runtime    string           // gpuledger-runtime
-	Config     string           // our own configuration file
-	AsDefault  bool             // containers that choose no handler get ours too
-	Restarted  bool             // of Undo: the engine has read its files since they were undone
-	Mode       grant.RulesMode  // to write as policy.mode; "": leave it, or with AsDefault "report" where none is set
-	Privileged grant.Privileged // the same of policy.privileged, with "strip"
+	Engine    grant.Engine
+	Root      string // "/", or the directory of an image's tree; all other paths are paths in it
+	File      string // the engine's main configuration file; "": the usual one
+	Runtime   string // the path of gpuledger-runtime
+	Config    string // gpuledger's own configuration file
+	AsDefault bool   // make gpuledger's handler the one of containers that choose none
+	Restarted bool   // for Undo: the engine has read its files since they were undone
+	// policy.mode to write; "": leave it, or with AsDefault write "report" if none is set
+	Mode       grant.RulesMode
+	Privileged grant.Privileged // policy.privileged to write; "": the same, with "strip"
 }
 
-// Change is one file of a plan.
+// Change is what a plan does to one file.
 type Change struct {
 	Path   string // as the engine names it
 	Action string // create, edit, link, remove, restore, or keep with Why
-	Diff   string // unified; "" of a link
+	Diff   string // a unified diff; "" for a link
 	Why    string
 
 	name          string // Path without symbolic links
-	shared        bool   // see entry
+	shared        bool   // as in entry
 	before, after content
 }
 
-// Plan is what would be done.
+// Plan is the changes that Apply makes.
 type Plan struct {
 	Changes []Change
 	Notes   []string     // what the administrator should know
-	Policy  grant.Policy // in force when the plan is done
-	File    string       // the engine's main configuration file, "" for where the engine looks
-	Roots   []string     // where the real runtime keeps the state of this engine's containers
+	Policy  grant.Policy // in force after the plan is applied
+	File    string       // the engine's main configuration file; "" for the usual one
+	// the directories in which the real runtime keeps the state of this engine's containers
+	Roots []string
 
 	options Options
 	system  system
-	former  string // the default handler that the engine's files name beside ours, "" where they name none
+	// the default handler that the engine's files name beside gpuledger's; "" if they name none
+	former string
 }
 
-// New computes a plan. Nothing is written. An error names the file and the line where there is one.
+// New computes a plan and writes nothing. An error names the file, and the line if there is one.
 func New(o Options) (*Plan, error) {
 	p := &Plan{options: o, system: system{root: o.Root}}
 	ours, err := p.ourConfig()
@@ -86,7 +89,7 @@ func New(o Options) (*Plan, error) {
 	}
 	p.Roots = was.roots
 	p.noteOthers()
-	if err := p.settle(ours, was, others); err != nil {
+	if err := p.planConfig(ours, was, others); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -94,39 +97,42 @@ func New(o Options) (*Plan, error) {
 
 // engine is what differs between engines.
 type engine struct {
-	suffix  string // of the wrapper's name, by which it knows who calls
-	program string // its own
+	suffix  string // of the link to the wrapper, which learns its engine from it
+	program string // its program
 	file    string // its main configuration file
-	unit    string // of systemd
-	daemon  string // the process's name; "" where there is none
-	keys    []keys // where its files name handlers
+	unit    string // the service of systemd
+	daemon  string // the name of its process; "" if it has none
+	keys    []keys // the keys by which its files name handlers
 	read    func(*Plan) (configuration, error)
 }
 
-// keys are where a file of an engine names its handlers, and which of them containers get that choose none.
+// keys are the paths of an engine's table of handlers and of the key for its default handler.
 type keys struct{ handlers, byDefault []string }
 
 // configuration is an engine's configuration as the engine reads it, as far as it can be read.
 type configuration interface {
 	// paths are the files that the engine reads.
 	paths() []string
-	// inForce is what the engine does by them.
+	// inForce is what the files say.
 	inForce() engineFacts
-	// present is what containers run under that choose no handler.
-	present(*Plan) present
-	// edit enters what puts us into it. was is what is present without us.
-	edit(p *Plan, was present) error
+	// defaultHandler is the handler of containers that choose none.
+	defaultHandler(*Plan) defaultHandler
+	// edit plans the changes that put gpuledger into the files. was is the default handler without
+	// gpuledger.
+	edit(p *Plan, was defaultHandler) error
 }
 
-// engines is filled in by init, because the plans read it.
+// engines is set by init, because the functions in it use it.
 var engines map[grant.Engine]engine
 
 func init() {
 	engines = map[grant.Engine]engine{
-		grant.Containerd: {"containerd", "containerd", "/etc/containerd/config.toml", "containerd.service", "containerd", containerdKeys, readContainerd},
-		grant.CRIO:       {"crio", "crio", "/etc/crio/crio.conf", "crio.service", "crio", crioKeys, readCRIO},
-		grant.Podman:     {"podman", "podman", "/etc/containers/containers.conf", "", "", podmanKeys, readPodman},
-		grant.Docker:     {"docker", "dockerd", "/etc/docker/daemon.json", "docker.service", "dockerd", dockerKeys, readDocker},
+		grant.Containerd: {"containerd", "containerd", "/etc/containerd/config.toml", "containerd.service",
+			"containerd", containerdKeys, readContainerd},
+		grant.CRIO:   {"crio", "crio", "/etc/crio/crio.conf", "crio.service", "crio", crioKeys, readCRIO},
+		grant.Podman: {"podman", "podman", "/etc/containers/containers.conf", "", "", podmanKeys, readPodman},
+		grant.Docker: {"docker", "dockerd", "/etc/docker/daemon.json", "docker.service", "dockerd",
+			dockerKeys, readDocker},
 	}
 }
 
@@ -142,7 +148,7 @@ func (p *Plan) mainFile() string {
 	return engines[p.options.Engine].file
 }
 
-// load reads a file of the system, following links.
+// load reads a file of the system and follows links. name is the path without links.
 func (p *Plan) load(path string) (name string, c content, err error) {
 	if name, err = p.system.resolve(path); err == nil {
 		c, err = p.system.read(name)
@@ -150,7 +156,7 @@ func (p *Plan) load(path string) (name string, c content, err error) {
 	return name, c, err
 }
 
-// loadTOML reads a TOML file; a missing one is empty.
+// loadTOML reads a TOML file. A missing one is empty.
 func (p *Plan) loadTOML(path string) (*tomlDocument, error) {
 	_, c, err := p.load(path)
 	if err != nil {
@@ -163,20 +169,23 @@ func (p *Plan) loadTOML(path string) (*tomlDocument, error) {
 	return d, nil
 }
 
-// sign says in a new file where it comes from.
-func (p *Plan) sign(d *tomlDocument) error {
+// addHeader puts a comment into a new file that says which command wrote it.
+func (p *Plan) addHeader(d *tomlDocument) error {
 	if len(d.text) > 0 {
 		return nil
 	}
 	name := engines[p.options.Engine].suffix
-	signed, err := parseTOML(fmt.Appendf(nil, "# Written by `gpuledger configure %s`; `gpuledger configure %s --undo` takes it away.\n", name, name))
+	signed, err := parseTOML(fmt.Appendf(nil,
+		"# Written by `gpuledger configure %s`; `gpuledger configure %s --undo` takes it away.\n", name,
+		name))
 	if err == nil {
 		*d = *signed
 	}
 	return err
 }
 
-// change enters what a file shall hold, if it holds something else. The engine's files come last: they need the others.
+// change adds a file to the plan if its content differs. The engine's files come last, because they
+// need the others.
 func (p *Plan) change(path string, data []byte) error {
 	name, before, err := p.load(path)
 	if err != nil {
@@ -186,7 +195,8 @@ func (p *Plan) change(path string, data []byte) error {
 	if before.same(after) {
 		return nil
 	}
-	c := Change{Path: path, Action: "edit", name: name, before: before, after: after, Diff: unified(path, before.data, data)}
+	c := Change{Path: path, Action: "edit", name: name, before: before, after: after,
+		Diff: unified(path, before.data, data)}
 	if before.Kind == nothing {
 		c.Action = "create"
 	}
@@ -194,7 +204,7 @@ func (p *Plan) change(path string, data []byte) error {
 	return nil
 }
 
-// unified shows a change, without the line that repeats the names.
+// unified is a unified diff of a change, without its first line, which repeats the names.
 func unified(path string, before, after []byte) string {
 	old := path
 	if len(before) == 0 {

@@ -12,14 +12,16 @@ func (p *Plan) configEnv() string { return policy.PathEnv + "=" + p.options.Conf
 
 func isConfigEnv(entry string) bool { return strings.HasPrefix(entry, policy.PathEnv+"=") }
 
-// What Podman believes of runtimes that nobody has told it of (containers/common, pkg/config/default.go). A list replaces
-// it.
+// podmanJSON and podmanNoCgroups are Podman's defaults for the lists runtime_supports_json and
+// runtime_supports_nocgroups (containers/common, pkg/config/default.go). A list in a file replaces
+// the default.
 var (
 	podmanJSON      = []string{"crun", "runc", "kata", "runsc", "youki", "krun", "ocijail"}
 	podmanNoCgroups = []string{"crun", "krun"}
 )
 
-// podmanConfig is the configuration of Podman, Buildah and their like.
+// podmanConfig is the configuration of Podman, Buildah and other programs that read
+// containers.conf.
 type podmanConfig struct {
 	dropIns
 	system system
@@ -47,9 +49,9 @@ func (c podmanConfig) inForce() engineFacts {
 	return facts
 }
 
-// edit writes our drop-in file.
-func (c podmanConfig) edit(p *Plan, was present) error {
-	set := setter{c.doc, p.sign(c.doc)}
+// edit plans gpuledger's drop-in file.
+func (c podmanConfig) edit(p *Plan, was defaultHandler) error {
+	set := setter{c.doc, p.addHeader(c.doc)}
 	keys := [][]string{{"engine", "runtimes", Handler}, {"engine", "runtime_supports_json"}}
 	engine := table(was.tree, "engine")
 	set.cdiDirs(engine, "cdi_spec_dirs", []string{"engine", "cdi_spec_dirs"})
@@ -57,18 +59,22 @@ func (c podmanConfig) edit(p *Plan, was present) error {
 		keys = append(keys, []string{"engine", "runtime"})
 		set.to(Handler, "engine", "runtime")
 	}
-	// By its name in the list of runtimes, and by that of the file where --runtime names it.
+	// Podman looks a runtime up by its name in the list, or by the file's name if --runtime gives a
+	// path.
 	names := []string{Handler, filepath.Base(p.link())}
-	set.to(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine", "runtime_supports_json")
-	if real := p.realRuntimesQuietly(was); strings.HasPrefix(filepath.Base(p.system.firstProgram(real)), "crun") {
-		set.to(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine", "runtime_supports_nocgroups")
+	set.to(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine",
+		"runtime_supports_json")
+	if real := p.realRuntimesQuietly(was); strings.HasPrefix(
+		filepath.Base(p.system.firstProgram(real)), "crun") {
+		set.to(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine",
+			"runtime_supports_nocgroups")
 	}
 	set.to([]string{p.link()}, "engine", "runtimes", Handler)
 	p.noteConfig("Podman")
-	return p.enter(c.dropIns, set.err, keys...)
+	return p.planDropIn(c.dropIns, set.err, keys...)
 }
 
-// podmanFiles are our file and all that Podman reads, in its order.
+// podmanFiles are gpuledger's file and all files that Podman reads, in Podman's order.
 func (p *Plan) podmanFiles() (ours string, files []string) {
 	main := p.mainFile()
 	dir := main + ".d"
@@ -76,7 +82,7 @@ func (p *Plan) podmanFiles() (ours string, files []string) {
 	return ours, sortedWith(p.system.glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf", main)
 }
 
-// podmanList is a list as it is, or as Podman has it by default, with our names.
+// podmanList is a list as the files set it, or else Podman's default, with gpuledger's names.
 func podmanList(ours *tomlDocument, engine map[string]any, key string, byDefault, names []string) []string {
 	list, found := texts(engine, key)
 	if !found {
@@ -86,9 +92,10 @@ func podmanList(ours *tomlDocument, engine map[string]any, key string, byDefault
 	return union(union(has, list...), names...)
 }
 
-func (c podmanConfig) present(*Plan) present {
+func (c podmanConfig) defaultHandler(*Plan) defaultHandler {
 	tree := c.tree()
-	was := present{tree: tree, name: text(tree, "engine", "runtime"), roots: []string{"/run/crun", "/run/runc"}}
+	was := defaultHandler{tree: tree, name: text(tree, "engine", "runtime"),
+		roots: []string{"/run/crun", "/run/runc"}}
 	paths, _ := texts(tree, "engine", "runtimes", was.name)
 	switch i := slices.IndexFunc(paths, c.system.exists); {
 	case was.name == "" || was.name == Handler:
@@ -105,13 +112,15 @@ func (c podmanConfig) present(*Plan) present {
 	return was
 }
 
-// firstProgram is the first of several names or paths that is there, as the wrapper finds runtime.path; "" if none is.
+// firstProgram is the first of several names or paths that exists; "" if none does. The wrapper
+// finds runtime.path in the same way.
 func (s system) firstProgram(paths []string) string {
 	for _, path := range paths {
 		candidates := []string{path}
 		if !strings.Contains(path, "/") {
 			candidates = nil
-			for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+			for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin",
+				"/sbin", "/bin"} {
 				candidates = append(candidates, filepath.Join(dir, path))
 			}
 		}
@@ -122,9 +131,10 @@ func (s system) firstProgram(paths []string) string {
 	return ""
 }
 
-// noteConfig tells of a configuration that the wrapper will only find by its environment.
-func (p *Plan) noteConfig(who string) {
+// noteConfig adds a note if the wrapper finds its configuration only by its environment.
+func (p *Plan) noteConfig(program string) {
 	if p.options.Config != policy.DefaultPath {
-		p.note("the wrapper reads %s only if %s runs with %s in its environment", p.options.Config, who, p.configEnv())
+		p.note("the wrapper reads %s only if %s runs with %s in its environment", p.options.Config, program,
+			p.configEnv())
 	}
 }

@@ -15,26 +15,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// record is what configure has done, or is about to do, for one engine. It lies below the state directory:
+// record is what configure has done, or is about to do, for one engine. It lies below the state
+// directory:
 //
 //	configure/lock
 //	configure/<engine>/record.json    which files, with hashes, mode and owner before and after
 //	configure/<engine>/<hash>         their contents before and after
 type record struct {
-	Version     int          `json:"version"`
-	Engine      grant.Engine `json:"engine"`
-	Main        string       `json:"main,omitempty"`        // the engine's main configuration file, where it is not in its usual place
-	Default     string       `json:"default,omitempty"`     // the handler that was the default, where a file named it
-	Files       []entry      `json:"files"`                 // in the order in which they are changed
-	Directories []string     `json:"directories,omitempty"` // that we made
+	Version int          `json:"version"`
+	Engine  grant.Engine `json:"engine"`
+	// the engine's main configuration file, if it is not the usual one
+	Main        string   `json:"main,omitempty"`
+	Default     string   `json:"default,omitempty"`     // the former default handler, if a file named it
+	Files       []entry  `json:"files"`                 // in the order in which they are changed
+	Directories []string `json:"directories,omitempty"` // that configure made
 
-	// Unread are daemons of the engine that have run since before configure, and so do not call us.
+	// Unread are daemons of the engine that have run since before configure, so they do not call
+	// gpuledger.
 	Unread []grant.Process `json:"unread,omitempty"`
-	// Undone, once the engine's files are as they were, are its daemons that call us until they are restarted.
+	// Undone are daemons that call gpuledger until their restart, after the engine's files were
+	// restored.
 	Undone []grant.Process `json:"undone,omitzero"`
 }
 
-// isOver reports whether nothing is left to undo: no file, and no daemon that calls us.
+// isOver reports whether nothing is left to undo: no file, and no daemon that calls gpuledger.
 func (r record) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
 // entry is one file of a record.
@@ -43,21 +47,24 @@ type entry struct {
 	Name   string  `json:"name"` // Path without symbolic links
 	Before content `json:"before"`
 	After  content `json:"after"`
-	Mixed  bool    `json:"mixed,omitempty"`  // Before has lines of ours too, which could not be told apart from others'
-	Shared bool    `json:"shared,omitempty"` // our own configuration: every engine that is configured needs it
+	// Before also has lines of gpuledger's, which could not be told apart from others'
+	Mixed bool `json:"mixed,omitempty"`
+	// gpuledger's own configuration: every engine that is configured needs it
+	Shared bool `json:"shared,omitempty"`
 }
 
-// store is where the records lie, locked.
+// store is the directory of the records, under a lock.
 type store struct {
 	system system
 	dir    string // on this machine
 	lock   int
 }
 
-// syncDir is host.SyncDir; a test makes it fail.
+// syncDir is host.SyncDir. A test replaces it to make it fail.
 var syncDir = host.SyncDir
 
-// openStore locks the records below the state directory. Two calls at once would each undo the other.
+// openStore locks the records below the state directory, because two calls at once would undo each
+// other's work.
 func openStore(s system, stateDir string) (*store, error) {
 	resolved, err := s.resolve(stateDir)
 	if err != nil {
@@ -67,7 +74,8 @@ func openStore(s system, stateDir string) (*store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot keep what is there now: %w", err)
 	}
-	lock, err := unix.Open(filepath.Join(dir, "lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	lock, err := unix.Open(filepath.Join(dir, "lock"),
+		unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot lock %s: %w", dir, err)
 	}
@@ -84,7 +92,8 @@ func (s *store) engineDir(engine grant.Engine) string {
 	return filepath.Join(s.dir, engines[engine].suffix)
 }
 
-// load reads an engine's record with the contents that it names. fs.ErrNotExist: there is none.
+// load reads an engine's record with the contents that it names. The error is fs.ErrNotExist if
+// there is no record.
 func (s *store) load(engine grant.Engine) (record, error) {
 	var r record
 	dir := s.engineDir(engine)
@@ -93,29 +102,36 @@ func (s *store) load(engine grant.Engine) (record, error) {
 		return r, err
 	}
 	if err := json.Unmarshal(text, &r); err != nil || r.Version != 1 {
-		return r, fmt.Errorf("cannot read %s/record.json: version %d, %v; the original files lie beside it, by their SHA-256", dir, r.Version, err)
+		return r,
+			fmt.Errorf("cannot read %s/record.json: version %d, %v; the original files lie beside it, by "+
+				"their SHA-256", dir, r.Version, err)
 	}
 	for i, e := range r.Files {
 		if name, err := s.system.resolve(e.Path); err == nil && e.After.Kind == file {
-			r.Files[i].Name = name // a link may lead elsewhere by now, as a snap's to its current revision
+			// a link may lead elsewhere since, as a snap's link to its current revision
+			r.Files[i].Name = name
 		}
 		for _, c := range []*content{&r.Files[i].Before, &r.Files[i].After} {
 			if c.Kind != file {
 				continue
 			}
-			if c.data, err = host.ReadFile(filepath.Join(dir, c.SHA256), maxConfig); err != nil || hash(c.data) != c.SHA256 {
-				return r, fmt.Errorf("cannot trust what %s keeps of %s: %v", dir, r.Files[i].Path, errors.Join(err, errors.New("its hash is another")))
+			if c.data, err = host.ReadFile(filepath.Join(dir, c.SHA256), maxConfig); err != nil ||
+				hash(c.data) != c.SHA256 {
+				return r, fmt.Errorf("cannot trust what %s keeps of %s: %v", dir, r.Files[i].Path,
+					errors.Join(err, errors.New("its hash is another")))
 			}
 		}
 	}
 	return r, nil
 }
 
-// save makes a record durable: first the contents, then the file that names them. One that is over is removed.
+// save makes a record durable: first the contents, then the file that names them. It removes a
+// record that is over.
 func (s *store) save(r record) error {
 	dir := s.engineDir(r.Engine)
 	if r.isOver() {
-		if err := os.Remove(filepath.Join(dir, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(dir, "record.json")); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return s.sweep(r)
@@ -126,7 +142,8 @@ func (s *store) save(r record) error {
 	for _, e := range r.Files {
 		for _, c := range []content{e.Before, e.After} {
 			if c.Kind == file {
-				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.data, 0o600, host.Durable); err != nil {
+				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.data, 0o600,
+					host.Durable); err != nil {
 					return err
 				}
 			}
@@ -136,7 +153,8 @@ func (s *store) save(r record) error {
 	if err != nil {
 		return err
 	}
-	if err := host.ReplaceFile(filepath.Join(dir, "record.json"), append(text, '\n'), 0o600, host.Durable); err != nil {
+	if err := host.ReplaceFile(filepath.Join(dir, "record.json"), append(text, '\n'), 0o600,
+		host.Durable); err != nil {
 		return err
 	}
 	return errors.Join(syncDir(s.dir), s.sweep(r))
@@ -164,8 +182,8 @@ func (s *store) sweep(r record) error {
 	return err
 }
 
-// others are the records of other engines. A file that two of them have changed (our configuration) goes back when the last
-// of them is undone.
+// others are the records of other engines. gpuledger's configuration, which several engines change,
+// is restored when the last of them is undone.
 func (s *store) others(engine grant.Engine) ([]record, error) {
 	var records []record
 	for _, e := range containerEngines {

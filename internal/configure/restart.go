@@ -18,16 +18,16 @@ import (
 
 // Restart is what makes an engine read its configuration again.
 type Restart struct {
-	Command string `json:"command"` // to give by hand; "" where nothing is to be done
-	Unit    string `json:"unit"`    // of systemd; "" where it manages no services here
+	Command string `json:"command"` // to run by hand; "" if there is nothing to do
+	Unit    string `json:"unit"`    // the service of systemd; "" if systemd manages no services here
 	PIDs    []int  `json:"pids"`    // of the engine's processes
 	Done    bool   `json:"done"`
 
 	engine grant.Engine
-	self   bool // it reads its configuration by itself
+	self   bool // the engine reads its configuration by itself
 }
 
-// RestartOf looks for the engine of some options as it runs on this machine.
+// RestartOf finds how the options' engine runs on this machine.
 func RestartOf(o Options) Restart {
 	name := o.Engine
 	e := engines[name]
@@ -35,8 +35,8 @@ func RestartOf(o Options) Restart {
 	if e.daemon == "" {
 		return r
 	}
-	if place := (&Plan{options: o, system: system{root: o.Root}}).place(); place != nil {
-		if e.unit = place.unit(); e.unit == "" {
+	if distribution := (&Plan{options: o, system: system{root: o.Root}}).distribution(); distribution != nil {
+		if e.unit = distribution.unit(); e.unit == "" {
 			r.self = true
 			return r
 		}
@@ -51,8 +51,8 @@ func RestartOf(o Options) Restart {
 	return r
 }
 
-// verb: dockerd takes runtimes, default-runtime and features over when it is told to reload; the others read theirs at start.
-// No engine's restart ends containers.
+// verb is the command for systemctl. dockerd reads runtimes, default-runtime and features at a
+// reload. The other engines read theirs at start. Neither verb ends containers.
 func (r Restart) verb() string {
 	if r.engine == grant.Docker {
 		return "reload"
@@ -74,7 +74,9 @@ func (r *Restart) Do() error {
 			return fmt.Errorf("cannot make dockerd (pid %d) read its configuration: %w", r.PIDs[0], err)
 		}
 	case len(r.PIDs) > 0:
-		return fmt.Errorf("cannot restart %s: systemd does not run here; restart its process (pid %s) as it was started", r.engine, r.pids())
+		return fmt.Errorf(
+			"cannot restart %s: systemd does not run here; restart its process (pid %s) as it was started",
+			r.engine, r.pids())
 	default:
 		return errors.New("cannot restart " + string(r.engine) + ": it does not run here")
 	}
@@ -84,7 +86,7 @@ func (r *Restart) Do() error {
 
 func (r Restart) pids() string { return strings.Trim(fmt.Sprint(r.PIDs), "[]") }
 
-// Hint says what is left to do; "" if nothing.
+// Hint says what is left to do; "" if nothing is.
 func (r Restart) Hint() string {
 	switch {
 	case engines[r.engine].daemon == "", r.Done, r.self:
@@ -97,19 +99,21 @@ func (r Restart) Hint() string {
 	return string(r.engine) + " reads it when it starts"
 }
 
-// noteOthers tells of an engine that runs here and reads another file than the one that is configured.
+// noteOthers adds a note for a running engine that reads another file than the configured one.
 func (p *Plan) noteOthers() {
 	if p.options.Root != "/" || engines[p.options.Engine].daemon == "" {
 		return
 	}
 	for _, pid := range processes(engines[p.options.Engine].daemon) {
 		if file := readBy(pid); file != "" && file != p.mainFile() {
-			p.note("%s (pid %d) reads %s, not %s: name it by --file", p.options.Engine, pid, file, p.mainFile())
+			p.note("%s (pid %d) reads %s, not %s: name it by --file", p.options.Engine, pid, file,
+				p.mainFile())
 		}
 	}
 }
 
-// configOf is the file that a daemon's arguments name: -c and --config of containerd and CRI-O, --config-file of dockerd.
+// configOf is the file that a daemon's arguments name, by -c or --config of containerd and CRI-O,
+// or --config-file of dockerd.
 func configOf(args []string) string {
 	for i, arg := range args {
 		name, value, found := strings.Cut(arg, "=")
@@ -126,17 +130,17 @@ func configOf(args []string) string {
 	return ""
 }
 
-// processes are those of a program's name that see the same files as we, without their own children: one that has forked and
-// not yet run another program has its parent's name.
+// processes are those with a program's name in this mount namespace, without their own children. A
+// child that has not yet executed another program has its parent's name.
 func processes(name string) []int {
-	all := named(name)
+	all := processesNamed(name)
 	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
 		_, parent, err := host.Default().Process(pid)
 		return err == nil && slices.Contains(all, parent)
 	})
 }
 
-func named(name string) []int {
+func processesNamed(name string) []int {
 	var pids []int
 	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")

@@ -12,31 +12,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// system is the tree of files to configure: this machine's, or an image's below a directory. Names in it are those that
-// the engine will know.
+// system is the tree of files to configure: this machine's, or an image's below a directory. Names
+// are as the engine sees them.
 type system struct {
-	root string
-	over map[string]content // what to see at some names, without links, in place of what is there
+	root    string
+	overlay map[string]content // contents to use in place of the files, by name without links
 }
 
-// maxConfig bounds a configuration file, in bytes.
+// maxConfig is the largest size of a configuration file, in bytes.
 const maxConfig = 4 << 20
 
-// maxLinks is how many symbolic links a name may lead through, as the kernel's limit.
+// maxLinks is the largest number of symbolic links in a name, the same as the kernel's limit.
 const maxLinks = 40
 
-// resolve follows the symbolic links of a name within the root and gives the name without them. What is missing at its end
-// stays as it is.
+// resolve follows the symbolic links of a name within the root and returns the name without links.
+// A part that does not exist stays as it is.
 func (s system) resolve(name string) (string, error) {
 	if !filepath.IsAbs(name) {
 		return "", fmt.Errorf("cannot find %q: want an absolute path", name)
 	}
 	done, todo := "/", strings.Split(filepath.Clean(name), "/")
 	for links := 0; len(todo) > 0; {
-		step := filepath.Join(done, todo[0]) // ".." of a link's target ends at the root, as in a chroot
+		step := filepath.Join(done, todo[0]) // ".." in a link's target stops at the root, as in a chroot
 		todo = todo[1:]
 		target, err := os.Readlink(s.host(step))
-		if err != nil { // no link, or nothing there
+		if err != nil { // no link, or no such file
 			done = step
 			continue
 		}
@@ -51,14 +51,14 @@ func (s system) resolve(name string) (string, error) {
 	return done, nil
 }
 
-// host is where a name without links lies on this machine.
+// host is the path on this machine of a name without links.
 func (s system) host(name string) string { return filepath.Join(s.root, name) }
 
-// content is what stands at a name: nothing, a file or a link.
+// content is what a name holds: nothing, a file or a link.
 type content struct {
 	Kind   contentKind `json:"kind"`
-	Target string      `json:"target,omitempty"` // of a link
-	SHA256 string      `json:"sha256,omitempty"` // of a file
+	Target string      `json:"target,omitempty"` // for a link
+	SHA256 string      `json:"sha256,omitempty"` // for a file
 	Mode   os.FileMode `json:"mode,omitempty"`
 	UID    int         `json:"uid,omitempty"`
 	GID    int         `json:"gid,omitempty"`
@@ -74,7 +74,8 @@ const (
 	linked  contentKind = "link"
 )
 
-// same compares what can be seen: the owner and mode of a file that somebody has given to another are his business.
+// same compares kind, target and hash. It leaves out owner and mode, because an administrator may
+// change those.
 func (c content) same(o content) bool {
 	return c.Kind == o.Kind && c.Target == o.Target && c.SHA256 == o.SHA256
 }
@@ -87,9 +88,9 @@ func newFile(data []byte, like content) content {
 	return c
 }
 
-// read gives what stands at a resolved name.
+// read is the content at a name without links.
 func (s system) read(name string) (content, error) {
-	if c, found := s.over[name]; found {
+	if c, found := s.overlay[name]; found {
 		return c, nil
 	}
 	path := s.host(name)
@@ -106,19 +107,21 @@ func (s system) read(name string) (content, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return content{}, fmt.Errorf("cannot read %s: it is no regular file", name)
 	case st.Size > maxConfig:
-		return content{}, fmt.Errorf("cannot read %s: it has %d bytes, more than %d", name, st.Size, maxConfig)
+		return content{}, fmt.Errorf("cannot read %s: it has %d bytes, more than %d", name,
+			st.Size, maxConfig)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return content{}, fmt.Errorf("cannot read %s: %w", name, errors.Unwrap(err))
 	}
-	return content{Kind: file, Mode: os.FileMode(st.Mode & 0o7777), UID: int(st.Uid), GID: int(st.Gid), SHA256: hash(data), data: data}, nil
+	return content{Kind: file, Mode: os.FileMode(st.Mode & 0o7777), UID: int(st.Uid), GID: int(st.Gid),
+		SHA256: hash(data), data: data}, nil
 }
 
-// write puts a content at a resolved name, whole and durable. The directories that it needs are there.
+// write stores a content at a name without links, whole and durable. Its directory must exist.
 func (s system) write(name string, c content) error {
 	path := s.host(name)
-	err := os.Remove(s.temporary(name)) // a crash's
+	err := os.Remove(s.temporary(name)) // from a call that was killed
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot write %s: %w", name, cause(err))
 	}
@@ -139,8 +142,9 @@ func (s system) write(name string, c content) error {
 	return nil
 }
 
-// replace writes beside the name and renames. The temporary file has always the same name, so a crash leaves at most one,
-// which the next call removes; and it never lies in a directory of drop-in files, all of which some engines read.
+// replace writes a temporary file and renames it. The temporary file always has the same name, so a
+// crash leaves at most one, which the next call removes. It never lies in a directory of drop-in
+// files, because some engines read every file there.
 func (s system) replace(name string, c content) error {
 	path, tmp := s.host(name), s.temporary(name)
 	err := fill(tmp, c)
@@ -183,8 +187,8 @@ func fill(path string, c content) error {
 	return errors.Join(err, f.Close())
 }
 
-// selinuxLabel is the extended attribute of a file's label. A new file gets its directory's, which need not be that of the
-// file it replaces.
+// selinuxLabel is the extended attribute of a file's label. A new file gets the label of its
+// directory, which can differ from that of the file it replaces.
 const selinuxLabel = "security.selinux"
 
 func keepLabel(from, to string) {
@@ -194,7 +198,8 @@ func keepLabel(from, to string) {
 	}
 }
 
-// missingDirs are the directories above a resolved name that are not there, the outermost first.
+// missingDirs are the directories above a name without links that do not exist, the outermost
+// first.
 func (s system) missingDirs(name string) []string {
 	var missing []string
 	for dir := filepath.Dir(name); dir != "/"; dir = filepath.Dir(dir) {
@@ -225,14 +230,15 @@ func (s system) glob(pattern string) []string {
 	entries, _ := os.ReadDir(s.host(dir))
 	var names []string
 	for _, e := range entries {
-		if match, _ := filepath.Match(filepath.Base(pattern), e.Name()); match && !e.IsDir() && s.over[filepath.Join(dir, e.Name())].Kind != nothing {
+		if match, _ := filepath.Match(filepath.Base(pattern), e.Name()); match && !e.IsDir() &&
+			s.overlay[filepath.Join(dir, e.Name())].Kind != nothing {
 			names = append(names, filepath.Join(filepath.Dir(pattern), e.Name()))
 		}
 	}
 	return names
 }
 
-// cause is what the system said; the sentence around it names the file.
+// cause is the system's error without the path. The sentence around it names the file.
 func cause(err error) error {
 	var path *fs.PathError
 	var renaming *os.LinkError

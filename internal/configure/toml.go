@@ -11,19 +11,20 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// document is a configuration file whose comments, order and formatting survive an edit.
+// document is a configuration file. Its comments, order and formatting survive an edit.
 type document interface {
-	// get gives the value at a path of keys.
+	// get is the value at a path of keys.
 	get(path ...string) (any, bool)
-	// set puts a value at a path, unless it is there already.
+	// set stores a value at a path, unless it is there already.
 	set(value any, path ...string) error
-	// unset takes a key or a whole table out, if it is there.
+	// unset takes out a key or a whole table, if it exists.
 	unset(path ...string) error
-	// bytes is the text as it is now.
+	// bytes is the present text.
 	bytes() []byte
 }
 
-// tomlDocument is a TOML file. It is edited as text; the library reads it again after each edit.
+// tomlDocument is a TOML file. It is edited as text, and the library parses it again after each
+// edit.
 type tomlDocument struct {
 	text   []byte
 	tree   map[string]any
@@ -34,20 +35,20 @@ type tomlDocument struct {
 // tomlKey is one "key = value" of the text, by byte offsets.
 type tomlKey struct {
 	path       []string
-	table      int // index of its table's header, -1 before the first
+	table      int // index of its table's header; -1 before the first header
 	start      int
-	value, end int // of the value
+	value, end int // of the value alone
 }
 
-// tomlTable is one "[table]" of the text.
+// tomlTable is one "[table]" of the text, by byte offsets.
 type tomlTable struct {
 	path  []string
 	array bool
-	start int // of its line
-	end   int // behind its line
+	start int // start of the header's line
+	end   int // end of the header's line
 }
 
-// parseTOML reads a file. The error begins with the line.
+// parseTOML parses a file. The error begins with the line.
 func parseTOML(text []byte) (*tomlDocument, error) {
 	d := &tomlDocument{text: text, tree: map[string]any{}}
 	if err := toml.Unmarshal(text, &d.tree); err != nil {
@@ -66,7 +67,7 @@ func (d *tomlDocument) bytes() []byte { return d.text }
 
 func (d *tomlDocument) get(path ...string) (any, bool) { return lookup(d.tree, path) }
 
-// lookup walks a tree of tables.
+// lookup is the value at a path in a tree of tables.
 func lookup(tree map[string]any, path []string) (any, bool) {
 	var v any = tree
 	for _, name := range path {
@@ -81,8 +82,9 @@ func lookup(tree map[string]any, path []string) (any, bool) {
 	return v, true
 }
 
-// set edits the text and reads it again. Beside the key nothing may have changed: that is checked here, with the library's
-// eyes, because a configuration that an engine reads otherwise than we do stops a node.
+// set edits the text and parses it again. Apart from the key nothing may have changed. The check
+// uses the library's result, because a node stops if an engine reads its configuration otherwise
+// than configure does.
 func (d *tomlDocument) set(value any, path ...string) error {
 	if old, found := d.get(path...); found && reflect.DeepEqual(old, plain(value)) {
 		return nil
@@ -103,7 +105,8 @@ func (d *tomlDocument) set(value any, path ...string) error {
 	return nil
 }
 
-// unset takes out every line of a key or a table, and checks as set does that nothing else has changed.
+// unset takes out every line of a key or a table. As set does, it checks that nothing else has
+// changed.
 func (d *tomlDocument) unset(path ...string) error {
 	if _, found := d.get(path...); !found {
 		return nil
@@ -114,19 +117,22 @@ func (d *tomlDocument) unset(path ...string) error {
 	}
 	after, err := parseTOML(text)
 	if err != nil {
-		return fmt.Errorf("internal error: cannot take out %s: the result is no TOML: line %w", dotted(path), err)
+		return fmt.Errorf("internal error: cannot take out %s: the result is no TOML: line %w",
+			dotted(path), err)
 	}
 	if want := without(d.tree, path); !reflect.DeepEqual(want, without(after.tree, path)) {
 		return fmt.Errorf("cannot take out %s without changing something else", dotted(path))
 	}
 	if _, found := after.get(path...); found {
-		return fmt.Errorf("%d: %s is part of an inline table, which is not edited here", d.row(0), dotted(path))
+		return fmt.Errorf("%d: %s is part of an inline table, which is not edited here", d.row(0),
+			dotted(path))
 	}
 	*d = *after
 	return nil
 }
 
-// lines are those of a key or a table: headers with what stands below them, and keys that other tables write with dots.
+// lines are the spans of a key or a table: headers with the keys below them, and dotted keys in
+// other tables.
 func (d *tomlDocument) lines(path []string) []span {
 	below := func(p []string) bool { return len(p) >= len(path) && slices.Equal(p[:len(path)], path) }
 	var cuts []span
@@ -151,38 +157,41 @@ func (d *tomlDocument) lines(path []string) []span {
 	return cuts
 }
 
-// with is the text with a value in its place: that of the old one, behind its table's last key, or in a new table at the
-// end.
+// with is the text with a value at a path. It replaces the old value, follows the table's last key,
+// or goes into a new table at the end.
 func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
 	for _, k := range d.keys {
 		if slices.Equal(k.path, path) {
 			return splice(d.text, k.value, k.end, value), nil
 		}
 		if n := len(k.path); n < len(path) && slices.Equal(k.path, path[:n]) {
-			return nil, fmt.Errorf("%d: %s is an inline table, which is not edited here; write it as [%s]", d.row(k.start), dotted(k.path), dotted(k.path))
+			return nil, fmt.Errorf("%d: %s is an inline table, which is not edited here; write it as [%s]",
+				d.row(k.start), dotted(k.path), dotted(k.path))
 		}
 		if n := len(path) - 1; d.depth(k.table) < n && len(k.path) > n && slices.Equal(k.path[:n], path[:n]) {
-			return nil, fmt.Errorf("%d: %s is written with dots, which is not edited here; write it as [%s]", d.row(k.start), dotted(k.path), dotted(path[:n]))
+			return nil, fmt.Errorf("%d: %s is written with dots, which is not edited here; write it as [%s]",
+				d.row(k.start), dotted(k.path), dotted(path[:n]))
 		}
 	}
 	table, name := path[:len(path)-1], quoted(path[len(path)-1])
 	for i, t := range d.tables {
 		switch {
 		case slices.Equal(t.path, table) && t.array:
-			return nil, fmt.Errorf("%d: [[%s]] is a list of tables, where one table is wanted", d.row(t.start), dotted(table))
+			return nil, fmt.Errorf("%d: [[%s]] is a list of tables, where one table is wanted",
+				d.row(t.start), dotted(table))
 		case slices.Equal(t.path, table):
-			at, indent := d.place(i)
+			at, indent := d.newKeyPosition(i)
 			return d.insertLine(at, indent+name+" = "+value), nil
 		}
 	}
 	if len(table) == 0 {
-		at, indent := d.place(-1)
+		at, indent := d.newKeyPosition(-1)
 		return d.insertLine(at, indent+name+" = "+value), nil
 	}
 	return d.insertLine(len(d.text), d.gap()+"["+dotted(table)+"]\n"+name+" = "+value), nil
 }
 
-// depth is how many names a table's header has.
+// depth is the number of names in a table's header.
 func (d *tomlDocument) depth(table int) int {
 	if table < 0 {
 		return 0
@@ -190,8 +199,8 @@ func (d *tomlDocument) depth(table int) int {
 	return len(d.tables[table].path)
 }
 
-// place is where a new key of a table stands, and how far indented: as the table's last one.
-func (d *tomlDocument) place(table int) (at int, indent string) {
+// newKeyPosition is the offset and the indentation of a table's new key: those after its last one.
+func (d *tomlDocument) newKeyPosition(table int) (at int, indent string) {
 	if len(d.tables) == 0 {
 		at = len(d.text)
 	}
@@ -207,13 +216,13 @@ func (d *tomlDocument) place(table int) (at int, indent string) {
 	return at, indent
 }
 
-// indent is the white space at the begin of the line of i.
+// indent is the white space at the start of the line that contains offset i.
 func (d *tomlDocument) indent(i int) string {
 	from := d.lineStart(i)
 	return string(d.text[from:skipBlanks(d.text, from)])
 }
 
-// gap separates what is put at the end from what stands there.
+// gap is the separator before text that is added at the end.
 func (d *tomlDocument) gap() string {
 	if len(bytes.TrimSpace(d.text)) == 0 {
 		return ""

@@ -7,7 +7,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// locate finds where each key and table stands. The text is valid by now.
+// locate finds the positions of all keys and tables. The text is valid TOML by then.
 func (d *tomlDocument) locate() {
 	d.keys, d.tables = nil, nil
 	var p unstable.Parser
@@ -19,16 +19,18 @@ func (d *tomlDocument) locate() {
 		switch e.Kind {
 		case unstable.Table, unstable.ArrayTable:
 			table = path
-			d.tables = append(d.tables, tomlTable{path: path, array: e.Kind == unstable.ArrayTable, start: d.lineStart(start), end: d.lineEnd(end)})
+			d.tables = append(d.tables, tomlTable{path: path, array: e.Kind == unstable.ArrayTable,
+				start: d.lineStart(start), end: d.lineEnd(end)})
 		case unstable.KeyValue:
 			value := skipBlanks(d.text, end)
-			value = skipBlanks(d.text, value+1) // behind the '='
-			d.keys = append(d.keys, tomlKey{path: slices.Concat(table, path), table: len(d.tables) - 1, start: start, value: value, end: valueEnd(d.text, value)})
+			value = skipBlanks(d.text, value+1) // after the '='
+			d.keys = append(d.keys, tomlKey{path: slices.Concat(table, path), table: len(d.tables) - 1,
+				start: start, value: value, end: valueEnd(d.text, value)})
 		}
 	}
 }
 
-// extent is an expression's key, and where that begins and ends.
+// extent is an expression's key, and the offsets of its start and end.
 func extent(e *unstable.Node) (path []string, start, end int) {
 	start = -1
 	for it := e.Key(); it.Next(); {
@@ -59,8 +61,8 @@ func (d *tomlDocument) lineEnd(i int) int {
 
 func (d *tomlDocument) row(i int) int { return bytes.Count(d.text[:i], []byte("\n")) + 1 }
 
-// valueEnd is where the value that begins at i ends, in a valid text: at the end of the line, or at a comma or bracket that
-// is not its own, or before a comment.
+// valueEnd is the end of the value that starts at i, in a valid text. A value ends at the end of
+// the line, at a comma or bracket that is not its own, or before a comment.
 func valueEnd(text []byte, i int) int {
 	depth, end := 0, i
 	for i < len(text) {
@@ -92,7 +94,7 @@ func valueEnd(text []byte, i int) int {
 	return end
 }
 
-// stringEnd is where the string that begins at i ends. Only basic strings have escapes.
+// stringEnd is the end of the string that starts at i. Only basic strings have escapes.
 func stringEnd(text []byte, i int) int {
 	quote := text[i : i+1]
 	if triple := bytes.Repeat(quote, 3); bytes.HasPrefix(text[i:], triple) {
@@ -104,7 +106,8 @@ func stringEnd(text []byte, i int) int {
 			i++
 		case bytes.HasPrefix(text[i:], quote):
 			i += len(quote)
-			for len(quote) == 3 && i < len(text) && text[i] == quote[0] { // up to two quotes may stand before the closing three
+			// up to two quotes can stand before the closing three
+			for len(quote) == 3 && i < len(text) && text[i] == quote[0] {
 				i++
 			}
 			return i

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// plain is a value as the libraries give it.
+// plain is a value with the types that the libraries return.
 func plain(value any) any {
 	switch v := value.(type) {
 	case []string:
@@ -28,7 +28,7 @@ func plain(value any) any {
 
 func sortedKeys(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
-// copyTree copies the tables of a tree; their values are never changed in place.
+// copyTree copies the tables of a tree. Their values are never changed in place.
 func copyTree(tree map[string]any) map[string]any {
 	out := maps.Clone(tree)
 	for key, v := range out {
@@ -39,7 +39,7 @@ func copyTree(tree map[string]any) map[string]any {
 	return out
 }
 
-// put sets a value in a tree and makes the tables that it needs. It reports whether it could.
+// put sets a value in a tree and makes the tables that it needs. It reports whether that worked.
 func put(tree map[string]any, value any, path []string) bool {
 	for _, name := range path[:len(path)-1] {
 		if _, found := tree[name]; !found {
@@ -55,7 +55,7 @@ func put(tree map[string]any, value any, path []string) bool {
 	return true
 }
 
-// without is a tree without a key, and without the tables above it that hold nothing else.
+// without is a tree without a key, and without the tables above it that would be empty.
 func without(tree map[string]any, path []string) map[string]any {
 	out := maps.Clone(tree)
 	below, isTable := out[path[0]].(map[string]any)
@@ -72,7 +72,8 @@ func without(tree map[string]any, path []string) map[string]any {
 	return out
 }
 
-// merge lays one tree over another as engines do with drop-in files: tables key by key, anything else whole.
+// merge puts one tree over another, as engines do with drop-in files. Tables are merged key by key;
+// any other value is replaced.
 func merge(under, over map[string]any) map[string]any {
 	out := copyTree(under)
 	for key, v := range over {
@@ -86,22 +87,22 @@ func merge(under, over map[string]any) map[string]any {
 	return out
 }
 
-// table gives the table at a path, nil where there is none.
+// table is the table at a path; nil if there is none.
 func table(tree map[string]any, path ...string) map[string]any {
 	v, _ := lookup(tree, path)
 	t, _ := v.(map[string]any)
 	return t
 }
 
-// text gives the string at a path, "" where there is none.
+// text is the string at a path; "" if there is none.
 func text(tree map[string]any, path ...string) string {
 	v, _ := lookup(tree, path)
 	s, _ := v.(string)
 	return s
 }
 
-// texts gives the strings of a list at a path; anything else in it (Podman's {append = true}) is left out. found tells
-// whether there is a list at all.
+// texts are the strings of the list at a path. It leaves out other items, such as Podman's {append
+// = true}. found reports whether there is a list.
 func texts(tree map[string]any, path ...string) (list []string, found bool) {
 	v, _ := lookup(tree, path)
 	items, found := v.([]any)
@@ -113,7 +114,7 @@ func texts(tree map[string]any, path ...string) (list []string, found bool) {
 	return list, found
 }
 
-// union appends what is missing.
+// union is list with those of more that it lacks.
 func union(list []string, more ...string) []string {
 	out := slices.Clone(list)
 	for _, item := range more {

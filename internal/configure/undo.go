@@ -10,26 +10,29 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Undone is what an undo did or would do.
+// Undone is what an undo did, or would do.
 type Undone struct {
-	Changes []Change // with action restore, remove or keep
-	Kept    int      // files that were changed by others in a way that could not be told apart from ours
-	Named   []string // where the engine's files name us all the same, as "file:line"
-	Advice  string   // what to do about them
+	Changes []Change // each with the action restore, remove or keep
+	Kept    int      // files that others have changed so that gpuledger's lines could not be told apart
+	Named   []string // lines of the engine's files, as "file:line", that name gpuledger all the same
+	Advice  string   // what to do about the lines of Named
 
-	Callers []grant.Process // daemons of the engine that call our runtime until they are restarted; our own files stay for them
+	// daemons that call gpuledger's runtime until their restart; gpuledger's own files stay for
+	// them
+	Callers []grant.Process
 
 	engine  grant.Engine
-	rewrote bool // what still names us is written anew by the engine's distribution at a restart
+	rewrote bool // at a restart the engine's distribution writes the file anew that still names gpuledger
 }
 
-// Undo gives every file back the bytes, the mode and the owner that it had, the engine's files first: they need the others.
-// What another program has copied of ours is taken out of its files. It can be repeated. With dry it only tells. An error where
-// nothing is known of an engine whose files name our runtime.
+// Undo restores the bytes, the mode and the owner of every file. The engine's files come first,
+// because they need the others. It also takes gpuledger's lines out of files into which another
+// program has copied them. It can be repeated. With dry it only reports. It returns an error if
+// there is no record for an engine whose files name gpuledger's runtime.
 func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 	p := &Plan{options: o, system: system{root: o.Root}}
 	p.Policy.StateDir = stateDir
-	r, u, err := p.undo()
+	r, u, err := p.planUndo()
 	if err != nil {
 		return Undone{}, err
 	}
@@ -41,12 +44,12 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 		return Undone{}, err
 	}
 	defer s.close()
-	if r, u, err = p.undo(); err != nil { // nobody else changes it any more
+	if r, u, err = p.planUndo(); err != nil { // under the lock no other call changes it
 		return Undone{}, err
 	}
-	heirs, err := s.plan(r, &u)
+	receivers, err := s.planFiles(r, &u)
 	if err == nil && !dry {
-		err = s.undo(r, u, heirs)
+		err = s.undo(r, u, receivers)
 	}
 	if err == nil && len(r.Files) == 0 {
 		err = unrecorded(o, stateDir, u.Named)
@@ -54,58 +57,63 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 	return u, err
 }
 
-// undo is what becomes of other programs' files, and what is in force afterwards.
-func (p *Plan) undo() (record, Undone, error) {
+// planUndo is the record, and what an undo does to other programs' files.
+func (p *Plan) planUndo() (record, Undone, error) {
 	r, _, err := p.record()
 	if err != nil {
 		return r, Undone{}, err
 	}
 	r.Engine = p.options.Engine
-	without, mended, err := p.undone(r)
+	without, cleaned, err := p.afterUndo(r)
 	if err != nil {
 		return r, Undone{}, err
 	}
-	u := Undone{Changes: mended, Named: without.named(), Advice: "take that out by hand and run it again"}
+	u := Undone{Changes: cleaned, Named: without.linesNamingUs(),
+		Advice: "take that out by hand and run it again"}
 	u.engine, u.Callers = r.Engine, callers(r, daemons(p.options, p.mainFile()), p.options.Restarted)
-	if place := without.place(); place != nil {
-		u.Advice, u.rewrote = "restart "+place.name+", which writes that file anew, and run it again", true
+	if distribution := without.distribution(); distribution != nil {
+		u.Advice, u.rewrote = "restart "+distribution.name+
+			", which writes that file anew, and run it again", true
 	}
 	return r, u, nil
 }
 
-// unrecorded is an error that names the lines with our runtime in an engine's files: somebody wrote them by hand, or what
-// configure kept is lost.
-func unrecorded(o Options, stateDir string, places []string) error {
-	if len(places) == 0 {
+// unrecorded is an error that names the lines with gpuledger's runtime in an engine's files, if
+// there are any. They were written by hand, or the records are lost.
+func unrecorded(o Options, stateDir string, lines []string) error {
+	if len(lines) == 0 {
 		return nil
 	}
-	return fmt.Errorf("cannot undo: %s keeps nothing of `configure` for %s, whose files name %s all the same: %s; take it out there by hand", stateDir, o.Engine,
-		ourProgram, strings.Join(places, ", "))
+	return fmt.Errorf("cannot undo: %s keeps nothing of `configure` for %s, whose files name %s all the "+
+		"same: %s; take it out there by hand", stateDir, o.Engine,
+		ourProgram, strings.Join(lines, ", "))
 }
 
-// plan tells what becomes of each file of a record, the last one first, and which files another engine's record takes over.
-func (s *store) plan(r record, u *Undone) ([]record, error) {
+// planFiles adds to u what an undo does to each file of a record, the last one first. It returns
+// the records of other engines that take files over.
+func (s *store) planFiles(r record, u *Undone) ([]record, error) {
 	others, err := s.others(r.Engine)
 	if err != nil {
 		return nil, err
 	}
-	var heirs []record
+	var receivers []record
 	for _, e := range slices.Backward(r.Files) {
 		now, err := s.system.read(e.Name)
 		if err != nil {
 			return nil, err
 		}
-		if passedOn(e, others) {
-			heirs = inherit(heirs, r, others, e)
-			u.Changes = append(u.Changes, keep(e, now, fmt.Sprintf("%s needs it", others[0].Engine)))
+		if neededByOthers(e, others) {
+			receivers = handOver(receivers, r, others, e)
+			u.Changes = append(u.Changes, keepChange(e, now, fmt.Sprintf("%s needs it", others[0].Engine)))
 			continue
 		}
 		c := restore(e, now)
 		switch {
-		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == linked): // an engine whose file still names the link must find it
-			c = keep(e, now, "a file that stays needs it")
+		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == linked):
+			// an engine whose file still names the link must find it
+			c = keepChange(e, now, "a file that stays needs it")
 		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == linked):
-			c = keep(e, now, untilRestart(r.Engine, u.Callers))
+			c = keepChange(e, now, untilRestart(r.Engine, u.Callers))
 		case c.Action == "keep" && c.Why != "" && e.Shared:
 			c.Why = "somebody has changed it since; no engine needs it any more"
 		case c.Action == "keep" && c.Why != "":
@@ -114,22 +122,22 @@ func (s *store) plan(r record, u *Undone) ([]record, error) {
 		}
 		u.Changes = append(u.Changes, c)
 	}
-	return heirs, nil
+	return receivers, nil
 }
 
-// daemons are those that the record is to name after the undo. While the engine's files still name us, a daemon that starts
-// reads them, so that nothing is known of it.
-func (u Undone) daemons(r record) (unread, undone []grant.Process) {
+// recordedDaemons are the daemons that the record names after the undo. While the engine's files
+// still name gpuledger, a daemon that starts reads them. The record then keeps its old lists.
+func (u Undone) recordedDaemons(r record) (unread, undone []grant.Process) {
 	if u.Kept > 0 || len(u.Named) > 0 && !u.rewrote {
 		return r.Unread, r.Undone
 	}
 	return nil, append([]grant.Process{}, u.Callers...)
 }
 
-// needsUs reports whether the engine's files still name us, or the engine calls us all the same.
+// needsUs reports whether the engine's files still name gpuledger, or a daemon still calls it.
 func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 }
 
-// original is where the content from before configure lies.
+// original is the path of a file's content from before configure.
 func (s *store) original(r record, e entry) string {
 	if e.Before.Kind != file {
 		return "no file: there was none"
@@ -137,28 +145,30 @@ func (s *store) original(r record, e entry) string {
 	return s.engineDir(r.Engine) + "/" + e.Before.SHA256
 }
 
-// passedOn reports whether another engine still needs a file. What was changed on top of another engine's change goes back to
-// that one's state.
-func passedOn(e entry, others []record) bool {
+// neededByOthers reports whether another engine still needs a file. If another engine's change is
+// below this one, the file goes back to that engine's state instead.
+func neededByOthers(e entry, others []record) bool {
 	return e.Shared && len(others) > 0 && !slices.ContainsFunc(others, func(o record) bool {
-		return slices.ContainsFunc(o.Files, func(f entry) bool { return f.Name == e.Name && f.After.same(e.Before) })
+		return slices.ContainsFunc(o.Files,
+			func(f entry) bool { return f.Name == e.Name && f.After.same(e.Before) })
 	})
 }
 
-// inherit gives a file to another engine's record: its undo then restores what was there before both.
-func inherit(heirs []record, from record, others []record, e entry) []record {
-	heir := others[0]
+// handOver gives a file to another engine's record. That engine's undo then restores the state from
+// before both.
+func handOver(receivers []record, from record, others []record, e entry) []record {
+	receiver := others[0]
 	for _, o := range others { // the one that has changed it too, if any
 		if slices.ContainsFunc(o.Files, func(f entry) bool { return f.Name == e.Name }) {
-			heir = o
+			receiver = o
 		}
 	}
-	i := slices.IndexFunc(heirs, func(h record) bool { return h.Engine == heir.Engine })
+	i := slices.IndexFunc(receivers, func(h record) bool { return h.Engine == receiver.Engine })
 	if i < 0 {
-		heir.Files = slices.Clone(heir.Files)
-		heirs, i = append(heirs, heir), len(heirs)
+		receiver.Files = slices.Clone(receiver.Files)
+		receivers, i = append(receivers, receiver), len(receivers)
 	}
-	h := &heirs[i]
+	h := &receivers[i]
 	for _, dir := range from.Directories {
 		if strings.HasPrefix(e.Name, dir+"/") {
 			h.Directories = union(h.Directories, dir)
@@ -167,30 +177,30 @@ func inherit(heirs []record, from record, others []record, e entry) []record {
 	switch at := slices.IndexFunc(h.Files, func(f entry) bool { return f.Name == e.Name }); {
 	case at < 0:
 		h.Files = slices.Insert(h.Files, 0, e)
-	case h.Files[at].Before.same(e.After): // it was changed on top of us
+	case h.Files[at].Before.same(e.After): // the other engine changed it after this one
 		h.Files[at].Before = e.Before
 	}
-	return heirs
+	return receivers
 }
 
-func keep(e entry, now content, why string) Change {
+func keepChange(e entry, now content, why string) Change {
 	return Change{Path: e.Path, Action: "keep", Why: why, name: e.Name, before: now, after: now}
 }
 
-// restore tells what becomes of a file that looks like now.
+// restore is what an undo does to a file with the present content now.
 func restore(e entry, now content) Change {
 	c := Change{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
 	if e.Before.Kind == nothing {
 		c.Action = "remove"
 	}
 	switch {
-	case now.same(e.Before), now.Kind == nothing, gone(e, now):
-		return keep(e, now, "")
+	case now.same(e.Before), now.Kind == nothing, hasNoneOfOurs(e, now):
+		return keepChange(e, now, "")
 	case now.same(e.After) && !e.Mixed:
 	default:
 		after, ok := withoutOurs(e, now)
 		if !ok || e.Mixed {
-			return keep(e, now, "somebody has changed it since; take out what is ours by hand")
+			return keepChange(e, now, "somebody has changed it since; take out what is ours by hand")
 		}
 		c.Why = "somebody has changed it since; only our lines are taken out"
 		c.after = after
@@ -202,9 +212,9 @@ func restore(e entry, now content) Change {
 	return c
 }
 
-// undo does it, and then forgets what is done.
-func (s *store) undo(r record, u Undone, heirs []record) error {
-	for _, h := range heirs {
+// undo carries out the changes, and then removes what is done from the record.
+func (s *store) undo(r record, u Undone, receivers []record) error {
+	for _, h := range receivers {
 		if err := s.save(h); err != nil {
 			return fmt.Errorf("cannot hand files over to %s: %w", h.Engine, err)
 		}
@@ -221,10 +231,11 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 	}
 	s.system.removeDirs(r.Directories, nil)
 	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
-	kept.Unread, kept.Undone = u.daemons(r)
+	kept.Unread, kept.Undone = u.recordedDaemons(r)
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
-		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !inherited(heirs, e) && (!e.Shared || u.needsUs()) {
+		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !handedOver(receivers, e) &&
+			(!e.Shared || u.needsUs()) {
 			kept.Files = append(kept.Files, e)
 		}
 	}
@@ -235,19 +246,19 @@ func (s *store) undo(r record, u Undone, heirs []record) error {
 	return nil
 }
 
-func inherited(heirs []record, e entry) bool {
-	return slices.ContainsFunc(heirs, func(h record) bool {
+func handedOver(receivers []record, e entry) bool {
+	return slices.ContainsFunc(receivers, func(h record) bool {
 		return slices.ContainsFunc(h.Files, func(f entry) bool { return f.Name == e.Name })
 	})
 }
 
-// gone reports whether somebody has taken out every line of ours already.
-func gone(e entry, now content) bool {
+// hasNoneOfOurs reports whether all of gpuledger's lines are already taken out of a file.
+func hasNoneOfOurs(e entry, now content) bool {
 	if now.Kind != file || e.After.Kind != file {
 		return false
 	}
 	if bytes.Contains(now.data, []byte(Handler)) && !bytes.Contains(e.Before.data, []byte(Handler)) {
-		return false // in one line with what is theirs
+		return false // a line has both gpuledger's handler and something of others
 	}
 	theirs := map[string]bool{"": true}
 	for line := range bytes.Lines(e.Before.data) {
@@ -267,15 +278,18 @@ func gone(e entry, now content) bool {
 	return true
 }
 
-// withoutOurs is a file that others have changed since without what is ours in it: line by line where our lines stand as we
-// wrote them, else key by key. It reports false where that cannot be told.
+// withoutOurs is a file that others have changed since, without gpuledger's lines. It works line by
+// line if those lines are as configure wrote them, else key by key. It returns false if neither
+// works.
 func withoutOurs(e entry, now content) (content, bool) {
-	if now.Kind != file || e.After.Kind != file || e.Shared && e.Before.Kind == nothing { // our own is the administrator's by now
+	// gpuledger's own configuration belongs to the administrator by now
+	if now.Kind != file || e.After.Kind != file || e.Shared && e.Before.Kind == nothing {
 		return now, false
 	}
-	data, ok := withdraw(now.data, e.After.data, e.Before.data)
-	if _, _, err := parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) || e.Before.Kind == nothing {
-		if data, ok = takeBack(e.Path, now.data, e.After.data, e.Before.data); !ok {
+	data, ok := revertLines(now.data, e.After.data, e.Before.data)
+	if _, _, err := parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
+		e.Before.Kind == nothing {
+		if data, ok = revertKeys(e.Path, now.data, e.After.data, e.Before.data); !ok {
 			return now, false
 		}
 	}
@@ -286,9 +300,9 @@ func withoutOurs(e entry, now content) (content, bool) {
 	return newFile(data, now), true
 }
 
-// withdraw takes one change out of a text that others have changed too: what led from before to after is led back in now.
-// It reports false where a place of the change cannot be found, or not for sure.
-func withdraw(now, after, before []byte) ([]byte, bool) {
+// revertLines takes one change out of a text that others have changed too: it applies the change
+// backwards. It returns false if it finds a hunk of the change not exactly once.
+func revertLines(now, after, before []byte) ([]byte, bool) {
 	for _, h := range hunks(after, before) {
 		if len(h.old) == 0 || bytes.Count(now, h.old) != 1 {
 			return nil, false
@@ -298,7 +312,7 @@ func withdraw(now, after, before []byte) ([]byte, bool) {
 	return now, true
 }
 
-// StateDir is where the records lie, by our configuration.
+// StateDir is the state directory that gpuledger's configuration names.
 func StateDir(o Options) (string, error) {
 	p := Plan{options: o, system: system{root: o.Root}}
 	if _, err := p.ourConfig(); err != nil {

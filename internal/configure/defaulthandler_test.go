@@ -9,18 +9,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// TestVersionsAreMigratedBeforeTheyAreMerged, as containerd 2 does it: files of version 2 and 3 side by side.
+// TestVersionsAreMigratedBeforeTheyAreMerged, as containerd 2 does: files of version 2 and 3 side
+// by side.
 func TestVersionsAreMigratedBeforeTheyAreMerged(t *testing.T) {
-	root := scene(t, map[string]string{
-		"/etc/containerd/config.toml": "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +
-			"default_runtime_name = \"nvidia\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
-		"/etc/containerd/conf.d/10.toml": "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\ncdi_spec_dirs = [\"/c\"]\n",
+	root := newRoot(t, map[string]string{
+		"/etc/containerd/config.toml": "version = 2\nimports = [\"conf.d/*.toml\"]\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +
+			"default_runtime_name = \"nvidia\"\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
+			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+		"/etc/containerd/conf.d/10.toml": "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\n" +
+			"cdi_spec_dirs = [\"/c\"]\n",
 	})
 	p, err := New(options(root, grant.Containerd))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if unjudged := p.Policy.Runtime.UnjudgedOf(grant.Containerd); unjudged != "/usr/bin/nvidia-container-runtime" {
+	if unjudged := p.Policy.Runtime.UnjudgedOf(
+		grant.Containerd); unjudged != "/usr/bin/nvidia-container-runtime" {
 		t.Errorf("the default runtime was %q", unjudged)
 	}
 	if err := p.Apply(); err != nil {
@@ -30,7 +36,8 @@ func TestVersionsAreMigratedBeforeTheyAreMerged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, tree, err := parse("/x.toml", ours); err != nil || len(table(tree, "plugins", criPlugin, "containerd", "runtimes")) != 1 {
+	if _, tree, err := parse("/x.toml", ours); err != nil ||
+		len(table(tree, "plugins", criPlugin, "containerd", "runtimes")) != 1 {
 		t.Errorf("where files are merged key by key, ours has only what is ours (%v):\n%s", err, ours)
 	}
 	if seen := Look(root); len(seen) != 1 || seen[0].Default != Handler || len(seen[0].CDIDirs) != 3 {
@@ -41,19 +48,23 @@ func TestVersionsAreMigratedBeforeTheyAreMerged(t *testing.T) {
 // TestLookFindsDistributions of Kubernetes by the file that they write.
 func TestLookFindsDistributions(t *testing.T) {
 	const main = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-	root := scene(t, map[string]string{main: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"})
+	root := newRoot(t, map[string]string{main: "version = 3\n" +
+		"[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"})
 	if seen := Look(root); len(seen) != 1 || seen[0].File != main || seen[0].Default != "nvidia" {
 		t.Errorf("%+v", seen)
 	}
 }
 
-// TestAnotherEngineGetsNoUnjudgedRuntime: containerd's former default is nothing to an engine that is configured later without
-// --as-default.
+// TestAnotherEngineGetsNoUnjudgedRuntime: an engine that is configured later without --as-default
+// does not get containerd's former default.
 func TestAnotherEngineGetsNoUnjudgedRuntime(t *testing.T) {
-	root := scene(t, map[string]string{
-		"/etc/containerd/config.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n" +
-			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n" +
-			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+	root := newRoot(t, map[string]string{
+		"/etc/containerd/config.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +
+			"default_runtime_name = \"nvidia\"\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n" +
+			"runtime_type = \"io.containerd.runc.v2\"\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
+			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
 		"/usr/bin/nvidia-container-runtime": "#!/bin/sh\n", "/usr/bin/runc": "#!/bin/sh\n"})
 	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO} {
 		o := options(root, engine)

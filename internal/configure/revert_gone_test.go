@@ -8,7 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestUndoNamesNoDefaultThatIsGone: the former default's handler was taken out meanwhile, as the toolkit does when it is removed.
+// TestUndoNamesNoDefaultThatIsGone: the former default's handler was removed meanwhile, as NVIDIA's
+// toolkit does when it is removed.
 func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine       grant.Engine
@@ -19,14 +20,23 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 			`{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`,
 			func(t *testing.T, d document) { unset(t, d, "runtimes", "nvidia") }},
 		"containerd": {grant.Containerd, "/etc/containerd/config.toml",
-			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n" +
-				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n" +
-				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n" +
-				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
-			func(t *testing.T, d document) { unset(t, d, "plugins", criPlugin, "containerd", "runtimes", "nvidia") }},
+			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +
+				"default_runtime_name = \"nvidia\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n" +
+				"runtime_type = \"io.containerd.runc.v2\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n" +
+				"runtime_type = \"io.containerd.runc.v2\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
+				"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
+			func(t *testing.T, d document) {
+				unset(t, d, "plugins", criPlugin, "containerd", "runtimes",
+					"nvidia")
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(scene(t, map[string]string{c.file: c.before, "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n", "/usr/bin/runc": "#!/bin/sh\n"}), c.engine)
+			o := options(newRoot(t, map[string]string{
+				c.file: c.before, "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n",
+				"/usr/bin/runc": "#!/bin/sh\n"}), c.engine)
 			apply := func() {
 				t.Helper()
 				p, err := New(o)
@@ -44,19 +54,20 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 			}
 			c.without(t, d)
 			write(t, o.Root, c.file, string(d.bytes()))
-			apply() // what is gone stands in no way
+			apply() // the missing handler is no obstacle
 
 			if u, err := Undo(o, "/var/lib/gpuledger", false); err != nil || len(u.Named) > 0 {
 				t.Fatal(u, err)
 			}
-			is := present{}
+			is := defaultHandler{}
 			for _, p := range Look(o.Root) {
 				if p.Engine == c.engine {
 					is.name, is.binary = p.Default, p.Handlers[p.Default]
 				}
 			}
 			if is.name == "nvidia" || is.name == Handler {
-				t.Errorf("the default handler is %q, of which nothing is there:\n%s", is.name, fileAt(t, o.Root, c.file))
+				t.Errorf("the default handler is %q, of which nothing is there:\n%s", is.name,
+					fileAt(t, o.Root, c.file))
 			}
 		})
 	}

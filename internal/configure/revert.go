@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// parse reads a file of an engine: JSON where its name says so, else TOML.
+// parse reads an engine's file: as JSON if its name ends so, else as TOML.
 func parse(path string, text []byte) (document, map[string]any, error) {
 	if strings.HasSuffix(path, ".json") {
 		d, err := parseJSON(text)
@@ -23,13 +23,14 @@ func parse(path string, text []byte) (document, map[string]any, error) {
 	return d, d.tree, nil
 }
 
-// isTemplate reports whether a file is one that only its reader makes TOML of.
+// isTemplate reports whether a file is a template, which becomes TOML only when the engine's
+// distribution expands it.
 func isTemplate(path string) bool { return strings.HasSuffix(path, ".tmpl") }
 
-// takeBack takes one change out of a file that another program has written anew since, so that no line is where it was: each
-// key that led from before to after is led back, unless somebody has set it otherwise. It reports false where a text cannot
-// be read or edited.
-func takeBack(path string, now, after, before []byte) ([]byte, bool) {
+// revertKeys takes one change out of a file that another program has written anew since, so that no
+// line is where it was. Each key that the change set gets its old value, unless it was set
+// otherwise since. It returns false if a text cannot be read or edited.
+func revertKeys(path string, now, after, before []byte) ([]byte, bool) {
 	_, from, err := parse(path, after)
 	if err != nil {
 		return nil, false
@@ -39,14 +40,15 @@ func takeBack(path string, now, after, before []byte) ([]byte, bool) {
 		return nil, false
 	}
 	d, _, err := parse(path, now)
-	if err != nil || lead(d, nil, from, to) != nil {
+	if err != nil || revertTree(d, nil, from, to) != nil {
 		return nil, false
 	}
 	return d.bytes(), true
 }
 
-// lead changes every key of a document in which two trees differ, as far as it is as in the first, to what it is in the second.
-func lead(d document, path []string, from, to map[string]any) error {
+// revertTree changes the keys in which two trees differ to the value of the second. It leaves a key
+// alone whose value is not that of the first.
+func revertTree(d document, path []string, from, to map[string]any) error {
 	names := slices.Sorted(maps.Keys(from))
 	for name := range to {
 		if _, found := from[name]; !found {
@@ -63,15 +65,16 @@ func lead(d document, path []string, from, to map[string]any) error {
 		var err error
 		switch {
 		case reflect.DeepEqual(ours, theirs) && had == wanted:
-		case name == Handler && wasTable && !wanted: // ours with whatever has been added to it
+		case name == Handler && wasTable && !wanted:
+			// gpuledger's table, with everything that was added to it
 			err = d.unset(at...)
 		case wasTable && (isTable || !wanted):
-			if err = lead(d, at, below, above); err == nil && !wanted {
+			if err = revertTree(d, at, below, above); err == nil && !wanted {
 				err = unsetEmpty(d, at)
 			}
-		case found != had: // somebody has taken it out, or has put it there again
+		case found != had: // it was taken out or put there again since
 		case !reflect.DeepEqual(is, ours):
-			err = leadList(d, at, is, ours, theirs)
+			err = revertList(d, at, is, ours, theirs)
 		case wanted:
 			err = d.set(theirs, at...)
 		default:
@@ -84,8 +87,8 @@ func lead(d document, path []string, from, to map[string]any) error {
 	return nil
 }
 
-// leadList takes the items of ours out of a list that somebody has changed too.
-func leadList(d document, path []string, is, ours, theirs any) error {
+// revertList takes gpuledger's items out of a list that others have changed too.
+func revertList(d document, path []string, is, ours, theirs any) error {
 	now, isList := is.([]any)
 	added, wasList := ours.([]any)
 	kept, _ := theirs.([]any)
@@ -102,7 +105,7 @@ func leadList(d document, path []string, is, ours, theirs any) error {
 	return d.set(left, path...)
 }
 
-// unsetEmpty takes out a table of which nothing is left.
+// unsetEmpty takes out a table if nothing is left in it.
 func unsetEmpty(d document, path []string) error {
 	if v, _ := d.get(path...); reflect.DeepEqual(v, map[string]any{}) {
 		return d.unset(path...)
@@ -110,8 +113,9 @@ func unsetEmpty(d document, path []string) error {
 	return nil
 }
 
-// defaultHandlers are where a file has its engine's handlers, and the name of the default one beside them.
-var defaultHandlers = []struct {
+// handlerTables are the tables in which a file has its engine's handlers, and beside them the key
+// for the default one.
+var handlerTables = []struct {
 	table     []string
 	byDefault string
 }{
@@ -121,15 +125,16 @@ var defaultHandlers = []struct {
 	{[]string{"crio", "runtime"}, "default_runtime"},
 }
 
-// withoutGoneDefault is a file that others have changed, without a default handler that it had before and whose definition
-// somebody has taken out since, as NVIDIA's toolkit does when it is removed: with it no engine starts.
+// withoutGoneDefault takes out a default handler that a file had before and whose definition is
+// gone since. NVIDIA's toolkit removes the definition when it is removed. No engine starts with
+// such a default.
 func withoutGoneDefault(path string, now, before []byte) []byte {
 	_, had, errBefore := parse(path, before)
 	d, has, err := parse(path, now)
 	if err != nil || errBefore != nil {
 		return now
 	}
-	for _, h := range defaultHandlers {
+	for _, h := range handlerTables {
 		at := slices.Concat(h.table, []string{h.byDefault})
 		name := text(has, at...)
 		handler := slices.Concat(h.table, []string{"runtimes", name})

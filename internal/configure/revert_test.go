@@ -1,0 +1,86 @@
+package configure
+
+import (
+	"reflect"
+	"testing"
+)
+
+func TestRevertKeysOfAFileWrittenAnew(t *testing.T) {
+	const before = "version = 2\nimports = [\"a\"]\n[p]\n  cdi = false # why\n[p.c]\nname = \"runc\"\n"
+	const after = "version = 2\nimports = [\"a\", \"b\"]\n[p]\n  cdi = true # why\n[p.c]\n" +
+		"name = \"gpuledger\"\n[p.c.runtimes.gpuledger]\ntype = \"x\"\n[p.c.runtimes.gpuledger.options]\n" +
+		"BinaryName = \"g\"\n"
+	for name, c := range map[string]struct{ now, want string }{
+		"in another order and with more": {
+			"imports = [\"a\", \"b\", \"z\"]\nversion = 2\n\n[p]\n  cdi = true\n  [p.c]\n" +
+				"    name = \"gpuledger\"\n    [p.c.runtimes]\n      [p.c.runtimes.gpuledger]\n" +
+				"        more = 1\n        type = \"x\"\n        [p.c.runtimes.gpuledger.options]\n" +
+				"          BinaryName = \"g\"\n      [p.c.runtimes.nvidia]\n        type = \"n\"\n",
+			"version = 2\nimports = [\"a\", \"z\"]\n[p]\ncdi = false\n[p.c]\nname = \"runc\"\n" +
+				"[p.c.runtimes.nvidia]\ntype = \"n\"\n"},
+		"what others have set since stays": {
+			"version = 2\nimports = [\"b\"]\n[p]\ncdi = true\n[p.c]\nname = \"nvidia\"\n" +
+				"[p.c.runtimes.gpuledger]\ntype = \"y\"\n",
+			"version = 2\nimports = []\n[p]\ncdi = false\n[p.c]\nname = \"nvidia\"\n"},
+		"with dots": {
+			"version = 2\nimports = [\"a\", \"b\"]\np.cdi = true\np.c.name = \"gpuledger\"\n" +
+				"p.c.runtimes.gpuledger.type = \"x\"\n", before},
+		"all of it gone": {before, before},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ok := revertKeys("/x.toml", []byte(c.now), []byte(after), []byte(before))
+			if !ok {
+				t.Fatal("it cannot be told")
+			}
+			_, is, err := parse("/x.toml", got)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, want, _ := parse("/x.toml", []byte(c.want)); !reflect.DeepEqual(is, want) {
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestRevertKeysJSON(t *testing.T) {
+	const before, after = `{"debug": true}`,
+		`{"debug": true, "runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", "features": {"cdi": true}}`
+	for now, want := range map[string]string{
+		"{\n \"default-runtime\": \"nvidia\",\n \"features\": {\n  \"cdi\": true\n },\n \"runtimes\": {\n" +
+			"  \"gpuledger\": {\"path\": \"/g\"},\n  \"nvidia\": {\"path\": \"/n\"}\n }\n" +
+			"}": "{\n \"default-runtime\": \"nvidia\",\n \"runtimes\": {\n" +
+			"  \"nvidia\": {\"path\": \"/n\"}\n }\n}",
+		`{"runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", "debug": false}`: `{"debug": false}`,
+	} {
+		got, ok := revertKeys("/daemon.json", []byte(now), []byte(after), []byte(before))
+		if !ok || string(got) != want {
+			t.Errorf("got %v\n%s\nwant\n%s", ok, got, want)
+		}
+	}
+}
+
+// TestUnsetTakesOutNothingElse, in files with unusual layouts.
+func TestUnsetTakesOutNothingElse(t *testing.T) {
+	for name, c := range map[string]struct{ before, after string }{
+		"a key":   {"x = 1\na.b = 2 # b\ny = 3\n", "x = 1\ny = 3\n"},
+		"a table": {"[z]\ny = 1\n\n[a.b]\nc = [1,\n 2]\n# of d\n[d]\n", "[z]\ny = 1\n\n# of d\n[d]\n"},
+		"a table in many places": {"[a.b.c]\nx = 1\n[d]\ny = 2\n[a]\nb.e = 1\nf = 2\n[a.b.g]\n",
+			"[d]\ny = 2\n[a]\nf = 2\n"},
+	} {
+		d, err := parseTOML([]byte(c.before))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.unset("a", "b"); err != nil || string(d.bytes()) != c.after {
+			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, d.bytes(), c.after)
+		}
+	}
+	d, err := parseTOML([]byte("a = { b = 1, c = 2 }\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.unset("a", "b"); err == nil {
+		t.Errorf("an inline table was edited:\n%s", d.bytes())
+	}
+}
