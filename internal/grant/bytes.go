@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// Bytes is an amount of device memory. In JSON it is a plain number of bytes; for people it has a
-// unit.
+// Bytes is an amount of device memory in bytes. JSON has it as a plain number; text for people has
+// a unit.
 type Bytes uint64
 
-// The units that a size may be written in. They are the field's: an allocator counts in powers of
-// two.
+// The units of a size. They are powers of two, as in memory allocators.
 const (
 	KiB Bytes = 1 << 10
 	MiB Bytes = 1 << 20
@@ -48,7 +47,8 @@ func ParseBytes(text string) (Bytes, error) {
 		"cannot read size %q: want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB", text)
 }
 
-// String gives the size in the largest unit that leaves a whole number: 4GiB, 16160MiB, 0MiB, 17B.
+// String returns the size in the largest unit that leaves a whole number: 4GiB, 16160MiB, 0MiB,
+// 17B.
 func (b Bytes) String() string {
 	switch {
 	case b == 0:
@@ -65,10 +65,10 @@ func (b Bytes) String() string {
 	return strconv.FormatUint(uint64(b), 10) + "B"
 }
 
-// Size is a Bytes that a configuration file writes with its unit.
+// Size is a Bytes that a configuration file writes with a unit.
 type Size Bytes
 
-// UnmarshalText reads what ParseBytes reads.
+// UnmarshalText reads what ParseBytes accepts.
 func (s *Size) UnmarshalText(text []byte) error {
 	b, err := ParseBytes(string(text))
 	*s = Size(b)

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// The types below are choices of the configuration. Each reads itself from text, so that a wrong
-// word is reported with the line it stands in.
+// The types below are choices of the configuration. Each parses itself, so that an error names the
+// line with the wrong word.
 
-// SourceKind is where the inventory comes from.
+// SourceKind says where the inventory comes from.
 type SourceKind string
 
 // The sources of an inventory.
@@ -18,39 +18,40 @@ const (
 	Simulated SourceKind = "simulated"
 )
 
-// RulesMode is whether a refusal stops a container or is only recorded.
+// RulesMode says whether a refusal stops a container or is only recorded.
 type RulesMode string
 
 // The modes of the rules.
 const (
 	Enforce RulesMode = "enforce"
 	Report  RulesMode = "report"
-	// Disabled is no choice of the configuration: `gpuledger disable` makes it so for a time.
+	// Disabled is not a choice of the configuration: `gpuledger disable` sets it for a time.
 	Disabled RulesMode = "disabled"
-	// Observed is none either: what was found running cannot be refused any more.
+	// Observed is not a choice of the configuration: a container that was found running cannot be
+	// refused.
 	Observed RulesMode = "observed"
 )
 
-// Ungranted is what becomes of a container that asks for GPUs by environment alone and holds no
+// Ungranted says what happens to a container that asks for GPUs only by environment and has no
 // grant.
 type Ungranted string
 
 // The choices for it.
 const (
 	RefuseUngranted Ungranted = "refuse"
-	Hide            Ungranted = "hide" // it starts, and sees none
+	Hide            Ungranted = "hide" // it starts without GPUs
 )
 
-// Privileged is what becomes of a privileged container that holds no grant.
+// Privileged says what happens to a privileged container that has no grant.
 type Privileged string
 
 // The choices for it.
 const (
 	RefusePrivileged Privileged = "refuse"
-	Strip            Privileged = "strip" // it starts, with every device but the GPUs
+	Strip            Privileged = "strip" // it starts with all devices but the GPUs
 )
 
-// Reaction is what the watch does about what it finds.
+// Reaction says what the watch does about a finding.
 type Reaction string
 
 // The reactions.
@@ -59,13 +60,13 @@ const (
 	StopContainer Reaction = "stop"
 )
 
-// Trust is how far allocation annotations are believed.
+// Trust says how far allocation annotations are trusted.
 type Trust string
 
 // The degrees of trust.
 const (
-	Verify Trust = "verify" // they must match a grant
-	Adopt  Trust = "adopt"  // the operator vouches that only the scheduler can write them
+	Verify Trust = "verify" // they must agree with a grant
+	Adopt  Trust = "adopt"  // the operator guarantees that only the scheduler can write them
 )
 
 // Dialect is a set of allocation annotations.
@@ -77,7 +78,7 @@ const (
 	DialectGPUShare  Dialect = "gpushare" // Alibaba's gpushare, as its scheduler extender writes it
 )
 
-// LimitBackend is what enforces the mode limit.
+// LimitBackend says what enforces the limits of mode limit.
 type LimitBackend string
 
 // The backends.
@@ -87,32 +88,32 @@ const (
 	LibraryBackend LimitBackend = "library"
 )
 
-// ComputeShare is what becomes of a share of compute in mode limit.
+// ComputeShare says what happens to a share of compute in mode limit.
 type ComputeShare string
 
 // The choices for it.
 const (
-	CountShare    ComputeShare = "count" // it is in the ledger, and a number alone
+	CountShare    ComputeShare = "count" // the ledger counts it, nothing enforces it
 	RefuseShare   ComputeShare = "refuse"
 	ThrottleShare ComputeShare = "throttle" // experimental: the shim throttles launches (docs/adr/0042)
 )
 
-// VisibleDevices is what an admitted container's NVIDIA_VISIBLE_DEVICES says.
+// VisibleDevices says which value NVIDIA_VISIBLE_DEVICES gets in an admitted container.
 type VisibleDevices string
 
 // The choices for it.
 const (
 	VisibleUUIDs VisibleDevices = "uuids"
-	VisibleVoid  VisibleDevices = "void" // where another injector would act on UUIDs
+	VisibleVoid  VisibleDevices = "void" // for nodes where another injector would act on UUIDs
 )
 
-// MPSUsers are those on the node whose processes may be clients of an MPS daemon.
+// MPSUsers says which users' processes may be clients of an MPS daemon.
 type MPSUsers string
 
 // The choices for it.
 const (
 	MPSRoot MPSUsers = "root"
-	MPSAll  MPSUsers = "all" // by NVIDIA's multi-user server
+	MPSAll  MPSUsers = "all" // with NVIDIA's multi-user server
 )
 
 func (v *SourceKind) UnmarshalText(text []byte) error { return oneOf(v, text, NVML, Simulated) }
@@ -143,7 +144,7 @@ func (v *Engine) UnmarshalText(text []byte) error {
 	return oneOf(v, text, Containerd, CRIO, Podman, Docker, NoEngine)
 }
 
-// oneOf sets v to the choice that the text spells.
+// oneOf sets v to the choice with this text. The error lists the choices.
 func oneOf[T ~string](v *T, text []byte, choices ...T) error {
 	if i := slices.Index(choices, T(text)); i >= 0 {
 		*v = choices[i]

@@ -4,7 +4,7 @@ package grant
 // on it.
 type Code string
 
-// The refusal codes, in the order of their weight.
+// The refusal codes, the most important first.
 const (
 	Internal                   Code = "internal"
 	RulesNotEnforced           Code = "rules-not-enforced"
@@ -37,8 +37,8 @@ const (
 	PrivilegedGPU              Code = "privileged-gpu"
 )
 
-// Codes lists every code. Where several apply to one container, the first of them by this order is
-// its code.
+// Codes lists every code. If several apply to one container, the first one in this order is its
+// code.
 var Codes = []Code{
 	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale,
 	LedgerUnreadable, AnnotationMalformed,
@@ -49,7 +49,8 @@ var Codes = []Code{
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,
 }
 
-// Rank is the code's place in Codes; an unknown code ranks first, as the bug that it is.
+// Rank is the code's index in Codes. An unknown code is a bug of gpuledger and ranks first, with
+// -1.
 func (c Code) Rank() int {
 	for i, known := range Codes {
 		if c == known {

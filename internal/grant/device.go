@@ -5,15 +5,14 @@ import (
 	"strconv"
 )
 
-// Device is what a grant can hold: a GPU, or a MIG device together with the GPU that it is a part
-// of.
+// Device is what a grant can hold: a GPU, or a MIG device with its GPU.
 type Device struct {
 	GPU  GPU
 	MIG  *MIGDevice // nil: the whole GPU
-	Part int        // which of the GPU's MIG devices, from 0
+	Part int        // the MIG device's index in GPU.MIG
 }
 
-// Devices lists all of the node: each GPU, and behind it its MIG devices.
+// Devices lists all devices of the node: each GPU, followed by its MIG devices.
 func (inv Inventory) Devices() []Device {
 	list := make([]Device, 0, len(inv.GPUs))
 	for _, gpu := range inv.GPUs {
@@ -25,10 +24,10 @@ func (inv Inventory) Devices() []Device {
 	return list
 }
 
-// Device looks one up as a user names it: by UUID, by a GPU's index, or as "0:1", the second MIG
-// device of GPU 0.
+// Device finds a device by the name that a user gives: a UUID, a GPU's index, or "0:1" for the
+// second MIG device of GPU 0.
 func (inv Inventory) Device(name string) (Device, bool) {
-	if gpu, found := inv.Find(name); found { // almost always: no list is made for it
+	if gpu, found := inv.Find(name); found { // the usual case, without building a list
 		return Device{GPU: gpu}, true
 	}
 	devices := inv.Devices()
@@ -40,7 +39,7 @@ func (inv Inventory) Device(name string) (Device, bool) {
 	return devices[i], true
 }
 
-// UUID is what it is granted by.
+// UUID is the UUID by which the device is granted.
 func (d Device) UUID() string {
 	if d.MIG != nil {
 		return d.MIG.UUID
@@ -48,7 +47,7 @@ func (d Device) UUID() string {
 	return d.GPU.UUID
 }
 
-// Name is what people call it: "0", or "0:1" of a MIG device.
+// Name is the short name of the device: "0", or "0:1" for a MIG device.
 func (d Device) Name() string {
 	name := strconv.Itoa(d.GPU.Index)
 	if d.MIG != nil {
@@ -57,7 +56,7 @@ func (d Device) Name() string {
 	return name
 }
 
-// Memory is what can be granted of it.
+// Memory is the memory of the device that can be granted.
 func (d Device) Memory() Bytes {
 	if d.MIG != nil {
 		return d.MIG.Memory
@@ -65,7 +64,7 @@ func (d Device) Memory() Bytes {
 	return d.GPU.Memory
 }
 
-// Trouble is why nobody can use it, or "".
+// Trouble says why the device cannot be used; "" if it can.
 func (d Device) Trouble() string {
 	switch {
 	case d.GPU.Health != Healthy:

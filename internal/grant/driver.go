@@ -6,27 +6,28 @@ import (
 	"strings"
 )
 
-// DriverFile is one file of the driver's user space, found ahead of time: a create looks nothing
-// up.
+// DriverFile is one file of the driver's user space. The inventory lists them, so that a create
+// searches for none.
 type DriverFile struct {
-	Path       string     `json:"path"`                // below Driver.Root, every link resolved there
+	Path       string     `json:"path"`                // below Driver.Root, with every link resolved there
 	Kind       FileKind   `json:"kind"`                // what it is
-	Capability Capability `json:"capability,omitzero"` // what it is for; none: for every use of the GPU
-	// where the driver's installation has it: of a library or module its directory, else the path
+	Capability Capability `json:"capability,omitzero"` // which use of the GPU needs it; "": every use
+	// where the driver's installation has it: the directory of a library or module, otherwise the
+	// path
 	Target string `json:"target"`
-	// of a library or module: how programs find it, below such a directory
+	// of a library or module: the names by which programs find it below such a directory
 	Names []string `json:"names,omitempty"`
 	Bits  int      `json:"bits,omitzero"` // of a library: 64 or 32
 }
 
-// Source is where a file of the driver is on the node. Only the root can be written in another way
-// than filepath.Clean's: a create joins tens.
+// Source is the path of a driver's file on the node. Only the root may be unclean. A create joins
+// tens of paths, so the rest is not cleaned again.
 func (d Driver) Source(f DriverFile) string {
 	return strings.TrimSuffix(filepath.Clean(d.Root), "/") + "/" + strings.TrimPrefix(f.Path, "/")
 }
 
-// Sources are where all of the driver's files are on the node that containers get. Sockets are
-// none: behind them are daemons of the node's.
+// Sources returns the paths on the node of all driver files that containers get. It leaves out
+// sockets: daemons of the node listen on them.
 func (d Driver) Sources() Sources {
 	s := Sources{root: strings.TrimSuffix(filepath.Clean(d.Root), "/"),
 		paths: make(map[string]bool, len(d.Files))}
@@ -38,23 +39,23 @@ func (d Driver) Sources() Sources {
 	return s
 }
 
-// Sources are paths of the node. The zero value has none.
+// Sources is a set of paths on the node. The zero value is empty.
 type Sources struct {
 	root  string
 	paths map[string]bool // below the root
 }
 
-// Has reports whether a path, as it is written, is one of them.
+// Has reports whether the set has this path, compared as text.
 func (s Sources) Has(path string) bool {
 	below, found := strings.CutPrefix(path, s.root)
 	return found && strings.HasPrefix(below, "/") && s.paths[below[1:]]
 }
 
-// DriverFileOptions are the options of every mount of a driver's file: the container neither
-// changes it nor gains by it. All mounts share them; who adds one gets a copy.
+// DriverFileOptions are the options of every mount of a driver file: read-only, without setuid bits
+// and device nodes. All mounts share the slice; its capacity is clipped, so append copies it.
 var DriverFileOptions = slices.Clip([]string{"ro", "nosuid", "nodev", "bind"})
 
-// FileKind is what a driver file is.
+// FileKind is the kind of a driver file.
 type FileKind string
 
 // The kinds of driver files.
@@ -67,11 +68,11 @@ const (
 	FileModule   FileKind = "module" // of the X server
 )
 
-// Capability is a value of NVIDIA_DRIVER_CAPABILITIES: what part of the driver a container wants.
+// Capability is a value of NVIDIA_DRIVER_CAPABILITIES: a part of the driver that a container wants.
 type Capability string
 
-// The capabilities that the driver's files are told apart by (container-toolkit documentation,
-// "Driver Capabilities").
+// The capabilities by which driver files are grouped (container-toolkit documentation, "Driver
+// Capabilities").
 const (
 	Compute  Capability = "compute"
 	Utility  Capability = "utility"
@@ -81,16 +82,17 @@ const (
 	NGX      Capability = "ngx"
 )
 
-// Layout is where an image's own loaders look for libraries: a directory for 64-bit ones and one
-// for 32-bit ones, each as a path without links. Empty: the image has no such loader, so it cannot
-// use the driver's libraries.
+// Layout says where the loaders of an image look for libraries: a directory for 64-bit ones and one
+// for 32-bit ones, each a path without links. "": the image has no such loader, so it cannot use
+// the driver's libraries.
 type Layout struct {
 	Lib64, Lib32 string
-	Cache        bool // the loader asks /etc/ld.so.cache: musl's does not, nor does NixOS's glibc
-	// nobody can write to the root file system, not even the runtime that makes mount points there
+	Cache        bool // the loader reads /etc/ld.so.cache; those of musl and NixOS do not
+	// no process can write to the root file system, not even the runtime that makes mount points
+	// there
 	ReadOnly bool
-	Problem  string // why none of this can be told; "" when it can
-	// nobody could look: the container is known without its image, as by NRI. The node's own layout
-	// is taken
+	Problem  string // why the layout is unknown; "" if it is known
+	// the image was not read, because the container is known without it, as by NRI; the node's own
+	// layout is used
 	Unseen bool
 }

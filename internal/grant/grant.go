@@ -6,40 +6,41 @@ import (
 	"time"
 )
 
-// Grant is one entry of the ledger: who may use which GPUs, how many bytes on each, how much
-// compute, in which mode.
+// Grant is one entry of the ledger: its owner, GPUs, bytes on each GPU, percent of compute, and
+// mode.
 type Grant struct {
 	ID       ID
 	Owner    Owner
 	Secret   string // SecretHash of its secret; empty for a pod's grant
-	Label    string // free text of whoever granted it
+	Label    string // free text from the caller that made the grant
 	Mode     Mode
 	Strength Strength
-	GPUs     []Share // by index, none twice
-	Compute  int     // percent of each GPU, 1 to 100; 0 is no share of its own and no limit
-	Source   string  // who entered it: "cli", "adopted", ...
+	GPUs     []Share // sorted by index, without duplicates
+	Compute  int     // percent of each GPU, 1 to 100; 0 is neither a share nor a limit
+	Source   string  // what entered it: "cli", "adopted", ...
 	Created  time.Time
 	Expires  time.Time // zero: never
-	Draining bool      // released while bound: it counts until its container is gone
-	For      []Tie     // who may use it, of those who have its secret; none: all of them
+	Draining bool      // released while bound: it counts until its container has ended
+	For      []Tie // of the containers that have its secret, those that may use it; none: all of them
 
-	// what holds the containers to Compute, where people are told of the grant; the ledger has none
+	// what holds the containers to Compute, set where listings show the grant; the ledger does not
+	// store it
 	ComputeStrength Strength
 
-	Bindings []Binding // live and unknown ones only; they lie in the run directory and die with the boot
+	Bindings []Binding // only live and unknown ones; they are in the run directory and end with the boot
 }
 
 // Share is a grant's part of one GPU.
 type Share struct {
 	UUID  string `json:"uuid"`
-	Index int    `json:"index"` // when it was granted; the UUID is what counts
-	// for an exclusive grant all of the GPU's, in mode mig all of the MIG device's
+	Index int    `json:"index"` // at the time of the grant; the UUID identifies the GPU
+	// bytes; an exclusive grant has all of the GPU's, in mode mig all of the MIG device's
 	Memory Bytes `json:"memory"`
 
-	Profile string `json:"profile,omitzero"` // of a MIG device: then the index is that of its GPU
+	Profile string `json:"profile,omitzero"` // of a MIG device; Index is then that of its GPU
 }
 
-// Label is a share as listings write it: "0:4GiB", of a MIG device "0/1g.10gb:9856MiB".
+// Label is a share as listings print it: "0:4GiB", for a MIG device "0/1g.10gb:9856MiB".
 func (s Share) Label() string {
 	if s.Profile != "" {
 		return strconv.Itoa(s.Index) + "/" + s.Profile + ":" + s.Memory.String()
@@ -61,36 +62,36 @@ func (g Grant) Has(uuid string) bool {
 	return slices.ContainsFunc(g.GPUs, func(s Share) bool { return s.UUID == uuid })
 }
 
-// Expired reports whether the grant's time is over.
+// Expired reports whether the grant has expired at now.
 func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
 
-// Live reports whether the grant counts against its GPUs: one that is expired, released or adopted
-// counts only until its last container is gone.
+// Live reports whether the grant counts against its GPUs. An expired, released or adopted grant
+// counts only until its last container has ended.
 func (g Grant) Live(now time.Time) bool {
 	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && g.Source != Adopted
 }
 
-// Orphaned reports whether a grant that a container adopted is without that container. Nobody could
-// release it, so it is over then.
+// Orphaned reports whether a grant that a container adopted has lost that container. No one could
+// release such a grant, so it ends then.
 func (g Grant) Orphaned() bool { return g.Source == Adopted && len(g.Bindings) == 0 }
 
-// Adopted is the source of a grant that a container's create entered, from what a scheduler wrote
-// about the container.
+// Adopted is the source of a grant that a container's create entered, from a scheduler's
+// annotations of the container.
 const Adopted = "adopted"
 
-// State is what a reader of the ledger is shown of a grant.
+// State is a grant's state as listings print it.
 type State string
 
 // The states of a grant.
 const (
 	Free     State = "free"     // no container uses it
 	Bound    State = "bound"    // a container uses it
-	Draining State = "draining" // released or expired, its container still there
-	// bound in another pid namespace: it can't be told from here, so it is never free
+	Draining State = "draining" // released or expired, and its container still exists
+	// bound in another pid namespace, where its state cannot be read; it is never free
 	Unknown State = "unknown"
 )
 
-// State derives the grant's state from its bindings.
+// State returns the grant's state, from its bindings and its expiry.
 func (g Grant) State(now time.Time) State {
 	switch {
 	case slices.ContainsFunc(g.Bindings, func(b Binding) bool { return b.Life == LifeUnknown }):
@@ -103,46 +104,47 @@ func (g Grant) State(now time.Time) State {
 	return Free
 }
 
-// Binding is a grant in use by one container. It says enough to tell, from the kernel alone,
-// whether that is still so.
+// Binding is the record that one container uses a grant. With it the kernel's data alone show
+// whether the container still exists.
 type Binding struct {
 	Grant       ID        `json:"grant"`
 	RuntimeRoot string    `json:"runtime_root"` // the real runtime's --root
-	Container   string    `json:"container"`    // the id there
+	Container   string    `json:"container"`    // its id in that root
 	Bundle      string    `json:"bundle"`
 	Creator     Process   `json:"creator"` // the wrapper, which becomes the real runtime by exec
 	PIDNS       uint64    `json:"pid_namespace"`
 	TimeNS      uint64    `json:"time_namespace,omitzero"` // 0 on kernels without them
 	BootID      string    `json:"boot_id"`
 	Created     time.Time `json:"created"`
-	// what holds this container to the grant; none in records of older versions
+	// what holds this container to the grant; absent in records of older versions
 	Strength Strength `json:"strength,omitzero"`
-	// why that is less than people were told of the grant; "" where it is not
+	// why Strength is less than the grant's listed strength; "" if it is not
 	Weaker string `json:"weaker,omitzero"`
-	// who the engine vouched that the container is; only for people and metrics
+	// the identity that the engine vouched for; only for people and metrics
 	Pod Identity `json:"pod,omitzero"`
-	// Cgroups are where its processes may be, from the root of each hierarchy. Whoever shares one
-	// has the GPUs for as long as it is there, whatever the runtime still knows of the container.
+	// Cgroups are where its processes may be, from the root of each hierarchy. Every process in one
+	// of them has the GPUs while it is there, even if the runtime no longer knows the container.
 	Cgroups []string `json:"cgroups,omitzero"`
-	// Occupies are all cgroups that may become its own, whether they could be looked at or not. No
-	// other container is created in one of them, or below.
+	// Occupies are all cgroups that may become its own, whether or not they could be read. No other
+	// container is created in or below one of them.
 	Occupies []string `json:"occupies,omitzero"`
-	// Driven: the driver limits the container's cgroup, and gpuledgerd keeps it so.
+	// Driven says that the driver limits the container's cgroup and gpuledgerd maintains the limit.
 	Driven bool `json:"driven,omitzero"`
-	// Throttled: its launches pass the gate of the grant's share of compute.
+	// Throttled says that its launches pass the gate of the grant's share of compute.
 	Throttled bool `json:"throttled,omitzero"`
-	// Reserved: the container's own create has yet to come, and Creator is the process that holds
-	// the grant for it until then. The first create of the container takes it over, under whichever
-	// root.
+	// Reserved says that the container's create has not come yet. Until then the process Creator
+	// holds the grant for it. The first create of the container takes it over, under any root.
 	Reserved bool `json:"reserved,omitzero"`
 
-	Life Life `json:"-"` // as its reader found it
-	PID  int  `json:"-"` // the container's init when it runs, else 0
-	// the runtime has forgotten the container: it is not dead because of who may be in its cgroups
+	Life Life `json:"-"` // as found when it was read
+	PID  int  `json:"-"` // the pid of the container's init process while it runs, else 0
+	// the runtime no longer knows the container; processes that may be in its cgroups keep the
+	// binding from being dead
 	Left bool `json:"-"`
 }
 
-// Process is a process that no reused pid is mistaken for.
+// Process identifies a process by its pid and start time, so that a reused pid is not mistaken for
+// it.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat: clock ticks since the boot
@@ -151,10 +153,10 @@ type Process struct {
 // String is for keys and logs.
 func (p Process) String() string { return strconv.Itoa(p.PID) + "/" + strconv.FormatUint(p.Start, 10) }
 
-// Life is whether a binding's container is there.
+// Life says whether a binding's container exists.
 type Life int
 
-// A binding is dead only where the kernel says so.
+// The values of Life. A binding is dead only if the kernel's data show it.
 const (
 	LifeUnknown Life = iota
 	Alive

@@ -6,25 +6,25 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Limiter is who has the driver itself limit a container's memory (docs/adr/0046), as it is found
-// when a snapshot is read: the hook asks gpuledgerd at the create.
+// Limiter is the hook through which the driver limits a container's memory (docs/adr/0046). It is
+// determined when a snapshot is read. At the create the hook connects to gpuledgerd.
 type Limiter struct {
-	Hook    string // absolute path of gpuledger-hook; "" where the driver can limit nothing
-	Env     string // what the hook is told, as NAME=VALUE: the configuration that it is to read
-	Problem string // why nobody would answer it
+	Hook    string // absolute path of gpuledger-hook; "" if the driver cannot limit
+	Env     string // the hook's environment, as NAME=VALUE: the configuration that it reads
+	Problem string // why gpuledgerd would not answer
 }
 
-// CanLimit is Driver.MemoryLimits where the driver can.
+// CanLimit is the value of Driver.MemoryLimits if the driver can limit.
 const CanLimit = "ok"
 
-// LimitStage is the word by which gpuledger-hook knows what it is called for.
+// LimitStage is the argument with which gpuledger-hook sets the limit.
 const LimitStage = "limit"
 
-// limitTime is how long a runtime waits for the hook, in seconds. The hook itself gives up earlier,
-// and says why.
+// limitTime is how long a runtime waits for the hook, in seconds. The hook gives up earlier, with
+// an error that says why.
 const limitTime = 60
 
-// Edit is the hook as a container's edits have it. It has an environment of its own: one without
+// Edit returns the hook for a container's edits. It sets an environment: a hook without one
 // inherits the image's (CVE-2025-23266).
 func (l Limiter) Edit() *cdispec.Hook {
 	timeout := limitTime
@@ -32,18 +32,19 @@ func (l Limiter) Edit() *cdispec.Hook {
 		LimitStage}, Env: []string{l.Env}, Timeout: &timeout}
 }
 
-// LimitSocket is where gpuledgerd hears what is asked of the driver's limits. Only root reaches it.
+// LimitSocket is the socket on which gpuledgerd serves requests for the driver's limits. Only root
+// can connect.
 func (p Policy) LimitSocket() string { return filepath.Join(p.RunDir, "limit.sock") }
 
-// NoLimit is what a cgroup may have of a GPU where nothing limits it (nvml.h,
+// NoLimit is the limit of a cgroup that may use all of a GPU (nvml.h,
 // NVML_DEVICE_MEMORY_LIMIT_MAX).
 const NoLimit Bytes = 1<<64 - 1
 
-// CgroupLimit is what the driver lets the processes of a cgroup have of a GPU.
+// CgroupLimit is the driver's limit of a GPU's memory for the processes of a cgroup.
 type CgroupLimit struct {
-	Cgroup string `json:"cgroup"` // the absolute path of its directory
+	Cgroup string `json:"cgroup"` // absolute path of its directory
 	GPU    string `json:"gpu"`    // UUID
-	Hard   Bytes  `json:"hard"`   // NoLimit: everything
+	Hard   Bytes  `json:"hard"`   // bytes; NoLimit: all
 	Set    bool   `json:"set,omitzero"`
-	Error  string `json:"error,omitzero"` // of an answer: why it is not so
+	Error  string `json:"error,omitzero"` // in an answer: why it could not be set
 }

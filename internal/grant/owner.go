@@ -9,13 +9,13 @@ import (
 // bearer has at most one live grant.
 type Owner string
 
-// Bearer owns nothing by name: whoever presents the grant's id and secret is it.
+// Bearer is the owner of a grant that any container can use which presents its id and secret.
 const Bearer Owner = "bearer"
 
-// PodOwner is the owner of a grant that one container of a pod proves by its identity.
+// PodOwner is the owner for one container of a pod, which its trusted identity proves.
 func PodOwner(uid, container string) Owner { return Owner("pod:" + uid + "/" + container) }
 
-// ParseOwner reads an owner. UIDs and container names are letters, digits, '.', '_' and '-'.
+// ParseOwner parses an owner. UIDs and container names have letters, digits, '.', '_' and '-'.
 func ParseOwner(text string) (Owner, error) {
 	if !isOwner(text) {
 		return "", fmt.Errorf("cannot read owner %q: want pod:UID/CONTAINER, claim:UID or bearer", text)
@@ -36,17 +36,17 @@ func isOwner(text string) bool {
 	return false
 }
 
-// HasSecret reports whether using the grant takes its secret. A pod's identity proves its grant
-// without one.
+// HasSecret reports whether a container needs the grant's secret. A pod's identity is proof without
+// one.
 func (o Owner) HasSecret() bool { return !o.IsPod() }
 
-// IsPod reports whether a container's trusted identity is what proves the owner.
+// IsPod reports whether a container's trusted identity proves the owner.
 func (o Owner) IsPod() bool { return strings.HasPrefix(string(o), "pod:") }
 
-// IsClaim reports whether several containers share the grant.
+// IsClaim reports whether the owner is a ResourceClaim, whose containers share the grant.
 func (o Owner) IsClaim() bool { return strings.HasPrefix(string(o), "claim:") }
 
-// Group is what spread placement keeps apart: the pod or the claim. Bearers have none.
+// Group is the pod or the claim, which spread placement keeps apart. A bearer has none.
 func (o Owner) Group() string {
 	group, _, _ := strings.Cut(string(o), "/")
 	if o == Bearer {
@@ -55,7 +55,7 @@ func (o Owner) Group() string {
 	return group
 }
 
-// isName accepts what Kubernetes makes of UIDs and names, and nothing that could be a path.
+// isName accepts Kubernetes UIDs and names, and no path.
 func isName(s string) bool {
 	if s == "" || len(s) > 253 || s == "." || s == ".." {
 		return false

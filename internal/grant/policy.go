@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Policy is the configuration file as a value; `toml` names its keys. Package policy reads and
-// checks it.
+// Policy is the configuration file as a value; the `toml` tags are its keys. Package policy reads
+// and checks it.
 type Policy struct {
 	StateDir    string      `toml:"state_dir"`
 	RunDir      string      `toml:"run_dir"`
@@ -26,10 +26,10 @@ type Policy struct {
 	Audit       Audit       `toml:"audit"`
 }
 
-// Engine decides which of a container's annotations can be trusted.
+// Engine is the container engine. It determines which of a container's annotations can be trusted.
 type Engine string
 
-// The engines that gpuledger knows. None trusts no annotation.
+// The engines. With NoEngine, no annotation is trusted.
 const (
 	Containerd Engine = "containerd"
 	CRIO       Engine = "cri-o"
@@ -38,18 +38,18 @@ const (
 	NoEngine   Engine = "none"
 )
 
-// Runtime is the OCI runtimes behind the wrapper.
+// Runtime names the OCI runtimes that the wrapper executes.
 type Runtime struct {
-	Path []string `toml:"path"` // runc or crun, by names or absolute paths; the first one found is used
-	// Unjudged is what runs a container that passes without being judged, because the policy only
-	// reports, gpuledger is disabled or the container is exempt: the engine's default runtime from
-	// before gpuledger, as NVIDIA's. It is a name or an absolute path for every engine, or a table
-	// of them by engine. What it does not name runs as Path says.
+	Path []string `toml:"path"` // runc or crun, as names or absolute paths; the first one found is used
+	// Unjudged is the runtime of containers that pass without being judged: the policy only
+	// reports, gpuledger is disabled, or the container is exempt. It is the engine's default
+	// runtime from before gpuledger, as NVIDIA's. The value is a name or an absolute path for all
+	// engines, or a table of them by engine. For an engine without a value, Path is used.
 	Unjudged any `toml:"unjudged"`
 }
 
-// UnjudgedOf is the runtime of an engine's containers that pass without being judged; "" is as Path
-// says.
+// UnjudgedOf returns the runtime for an engine's containers that pass without being judged. "":
+// Path is used.
 func (r Runtime) UnjudgedOf(e Engine) string {
 	switch v := r.Unjudged.(type) {
 	case string:
@@ -61,7 +61,7 @@ func (r Runtime) UnjudgedOf(e Engine) string {
 	return ""
 }
 
-// Programs are all of them, names or paths, in a new slice.
+// Programs returns all of them, names or paths, in a new slice.
 func (r Runtime) Programs() []string {
 	programs := slices.Clone(r.Path)
 	switch v := r.Unjudged.(type) {
@@ -75,11 +75,11 @@ func (r Runtime) Programs() []string {
 	return slices.DeleteFunc(programs, func(name string) bool { return name == "" })
 }
 
-// Source is where the inventory comes from.
+// Source says where the inventory comes from.
 type Source struct {
 	Source     SourceKind `toml:"source"`
-	File       string     `toml:"file"`        // the description, when simulated
-	DriverRoot string     `toml:"driver_root"` // where the driver's user space is found
+	File       string     `toml:"file"`        // the description of a simulated node
+	DriverRoot string     `toml:"driver_root"` // where the driver's user space is installed
 }
 
 // Rules are the choices of the [policy] table.
@@ -88,47 +88,46 @@ type Rules struct {
 	Ungranted       Ungranted  `toml:"ungranted"`
 	Privileged      Privileged `toml:"privileged"`
 	MinimumStrength Strength   `toml:"minimum_strength"`
-	Reserve         Size       `toml:"reserve"` // kept free on each GPU
+	Reserve         Size       `toml:"reserve"` // bytes that stay free on each GPU
 	OnOverGrant     Reaction   `toml:"on_over_grant"`
 	OnOutsideLedger Reaction   `toml:"on_outside_ledger"`
-	// environment variables that some injector takes GPUs from
+	// environment variables from which some injector takes GPUs
 	DeviceEnv []string    `toml:"device_env"`
 	Exempt    []Exemption `toml:"exempt"`
 }
 
-// Exemption lets containers pass without a grant. Its keys are globs over the trusted identity; all
-// given must match.
+// Exemption lets containers use GPUs without a grant. Its keys are globs for the trusted identity;
+// every given one must match.
 type Exemption struct {
 	Namespace string `toml:"namespace"`
 	Pod       string `toml:"pod"`
 	Container string `toml:"container"`
 }
 
-// Annotations says how far allocation annotations are believed, and in which dialects.
+// Annotations says how far allocation annotations are trusted, and which dialects are read.
 type Annotations struct {
 	Trust    Trust     `toml:"trust"`
 	Dialects []Dialect `toml:"dialects"`
 }
 
-// Enforcement chooses how limits are enforced and what NVIDIA_VISIBLE_DEVICES says.
+// Enforcement says how limits are enforced and which value NVIDIA_VISIBLE_DEVICES gets.
 type Enforcement struct {
 	Limit LimitBackend `toml:"limit"`
-	// directory of the proxy libraries; "": where they lie beside the program that runs
+	// directory of the proxy libraries; "": that of the running program
 	Shim           string         `toml:"shim"`
-	Compute        ComputeShare   `toml:"compute"` // what becomes of a share of compute in mode limit
+	Compute        ComputeShare   `toml:"compute"` // what happens to a share of compute in mode limit
 	VisibleDevices VisibleDevices `toml:"visible_devices"`
 	MPSUsers       MPSUsers       `toml:"mps_users"`
 }
 
-// Pool is a set of GPUs with modes and a placement of its own. Without any pool all GPUs take all
-// modes.
+// Pool is a set of GPUs with its own modes and placement. Without pools, all GPUs take all modes.
 type Pool struct {
 	GPUs  []string  `toml:"gpus"` // indexes, ranges as 0-3, or UUIDs
 	Modes []Mode    `toml:"modes"`
 	Place Placement `toml:"place"`
 }
 
-// Has reports whether the pool names the GPU.
+// Has reports whether the pool includes the GPU.
 func (p Pool) Has(gpu GPU) bool {
 	for _, name := range p.GPUs {
 		first, last, err := ParseRange(name)
@@ -139,8 +138,8 @@ func (p Pool) Has(gpu GPU) bool {
 	return false
 }
 
-// ParseRange reads a pool's GPUs: "3" is 3 to 3, "0-3" is 0 to 3. A UUID is no range: first and
-// last are -1.
+// ParseRange parses an entry of a pool's GPUs: "3" is 3 to 3, "0-3" is 0 to 3. For a UUID, first
+// and last are -1.
 func ParseRange(name string) (first, last int, err error) {
 	if name == "" {
 		return 0, 0, errors.New("a GPU's name is empty")
@@ -160,33 +159,33 @@ func ParseRange(name string) (first, last int, err error) {
 	return first, last, nil
 }
 
-// Placement chooses among GPUs when the caller names none.
+// Placement says how GPUs are chosen if the caller names none.
 type Placement string
 
 // The placements.
 const (
-	Binpack Placement = "binpack" // the fullest GPU of a fitting mode that still fits
-	Spread  Placement = "spread"  // the emptiest, away from the owner's others
+	Binpack Placement = "binpack" // the fullest GPU of a suitable mode with enough room
+	Spread  Placement = "spread"  // the emptiest, not beside other grants of the same owner if possible
 )
 
-// CDI says where engines look for CDI files and what checks a container that one of ours was used
-// for.
+// CDI says where engines look for CDI files, and which hook checks a container that uses one of
+// gpuledger's.
 type CDI struct {
-	Dir  string `toml:"dir"`  // a directory that engines read, for root only to write
+	Dir  string `toml:"dir"`  // a directory that engines read and only root writes
 	Hook string `toml:"hook"` // absolute path of gpuledger-hook
 }
 
-// Daemon configures gpuledgerd.
+// Daemon is the configuration of gpuledgerd.
 type Daemon struct {
 	Listen   string `toml:"listen"`
 	Interval string `toml:"interval"`
-	// how long a finding stands before its container is stopped, where policy says so
+	// how long a finding lasts before its container is stopped, if the policy stops containers
 	Grace string `toml:"grace"`
 }
 
-// Audit configures the audit log.
+// Audit is the configuration of the audit log.
 type Audit struct {
 	File    string `toml:"file"`     // "" is off
-	MaxSize Size   `toml:"max_size"` // beyond it the file is rotated; 0 is never
-	Keep    int    `toml:"keep"`     // how many rotated files stay
+	MaxSize Size   `toml:"max_size"` // a larger file is rotated; 0: never
+	Keep    int    `toml:"keep"`     // number of rotated files that are kept
 }

@@ -6,11 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxPrintable bounds what a message repeats of somebody else's text, in characters.
+// maxPrintable is the largest part of a foreign text that a message repeats, in characters.
 const maxPrintable = 200
 
-// Printable makes text from outside fit for messages and logs: what a terminal would act on is
-// escaped, and what is too long is cut.
+// Printable makes foreign text safe for messages and logs. It escapes what a terminal would
+// interpret, and cuts the text at maxPrintable characters.
 func Printable(text string) string {
 	var b strings.Builder
 	for length := 0; len(text) > 0; {

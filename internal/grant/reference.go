@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// ID names a grant in public: logs, metrics, labels. It is "g-" and 12 lower-case letters.
+// ID is the public name of a grant, in logs, metrics and labels: "g-" and 12 lower-case letters.
 type ID string
 
-// Reference is how a container says which grant is its own: the id alone for a pod's grant, id and
+// Reference is what a container presents to use a grant: the id alone for a pod's grant, id and
 // secret for a bearer's or a claim's.
 type Reference struct {
 	ID     ID
 	Secret string // 32 hexadecimal digits, or empty
 }
 
-// ReferenceEnv is the environment variable by which a container presents a reference.
+// ReferenceEnv is the environment variable with which a container presents a reference.
 const ReferenceEnv = "GPULEDGER_GRANT"
 
 const (
@@ -27,7 +27,7 @@ const (
 	secretBytes = 16
 )
 
-// NewID makes an id from random bytes, 16 of them.
+// NewID makes an id from 16 random bytes.
 func NewID(random [16]byte) ID {
 	id := []byte(idPrefix)
 	for _, b := range random[:idLetters] {
@@ -39,13 +39,14 @@ func NewID(random [16]byte) ID {
 // NewSecret makes a secret from 16 random bytes.
 func NewSecret(random [16]byte) string { return hex.EncodeToString(random[:]) }
 
-// SecretHash is what the ledger keeps of a secret: a reader of its files cannot use the grant.
+// SecretHash returns the hash of a secret that the ledger stores. A reader of the ledger's files
+// cannot use the grant with it.
 func SecretHash(secret string) string {
 	sum := sha256.Sum256([]byte("gpuledger grant secret\x00" + secret))
 	return hex.EncodeToString(sum[:])
 }
 
-// ParseID reads an id.
+// ParseID parses an id.
 func ParseID(text string) (ID, error) {
 	letters, found := strings.CutPrefix(text, idPrefix)
 	ok := found && len(letters) == idLetters
@@ -58,8 +59,8 @@ func ParseID(text string) (ID, error) {
 	return ID(text), nil
 }
 
-// ParseReference reads ID or ID.SECRET. Its error does not repeat the text: it may hold a secret
-// with a typing error.
+// ParseReference parses ID or ID.SECRET. Its error does not repeat the text, which may contain a
+// mistyped secret.
 func ParseReference(text string) (Reference, error) {
 	name, secret, hasSecret := strings.Cut(text, ".")
 	id, err := ParseID(name)
@@ -79,7 +80,8 @@ func ParseReference(text string) (Reference, error) {
 	return Reference{ID: id, Secret: secret}, nil
 }
 
-// String is the reference as a container presents it, secret included. Never log it: log the ID.
+// String returns the reference as a container presents it, with its secret. Never log it; log the
+// ID.
 func (r Reference) String() string {
 	if r.Secret == "" {
 		return string(r.ID)
@@ -87,7 +89,7 @@ func (r Reference) String() string {
 	return string(r.ID) + "." + r.Secret
 }
 
-// Opens reports whether the reference proves the right to a grant that keeps this hash.
+// Opens reports whether the reference is proof for a grant whose secret has this hash.
 func (r Reference) Opens(hash string) bool {
 	return r.Secret != "" && subtle.ConstantTimeCompare([]byte(SecretHash(r.Secret)), []byte(hash)) == 1
 }

@@ -1,58 +1,59 @@
 package grant
 
 // Request is what a container asks for, read from its spec: every way in which it can reach a GPU,
-// and what it says about grants. It is a claim; only a grant makes it true.
+// and its references to grants. A request gives no right; a grant does.
 type Request struct {
 	Container Container
-	// a pod's sandbox by its engine's key: it asks only by what no engine writes into one
+	// a pod's sandbox, by its engine's annotation: only what no engine writes into a sandbox's spec
+	// counts as asking
 	Sandbox    bool
-	Privileged bool     // AllDevices, or CAP_SYS_ADMIN with nodes of GPUs
-	AllDevices bool     // a device rule lets it open everything
-	SysAdmin   bool     // CAP_SYS_ADMIN, which can undo device rules by force
-	NodeRoot   []string // ways in which it is as good as root on the node, as "mount:/host"
-	Noted      []string // what else the audit log should know; it changes no verdict
+	Privileged bool     // AllDevices, or CAP_SYS_ADMIN together with nodes of GPUs
+	AllDevices bool     // a device rule allows it every device
+	SysAdmin   bool     // CAP_SYS_ADMIN, with which it can remove its device rules
+	NodeRoot   []string // ways in which it is equivalent to root on the node, as "mount:/host"
+	Noted      []string // other facts for the audit log; they change no verdict
 	Hits       []Hit
-	// nobody knows whether they undo what keeps a grant: they ask for nothing, and no grant goes
-	// along with them
+	// hits that may undo what enforces a grant; they do not ask for a GPU, but no grant is given
+	// together with them
 	Doubtful    []Hit
-	Dropped     []Removal // what asks for nothing by itself, and goes when a grant is admitted
+	Dropped     []Removal // what does not ask for a GPU and is removed when a grant is admitted
 	References  []Mention
 	Allocations []Allocation
-	Devices     DeviceMap // what the finder told GPU nodes by
-	// of its first process, as the node counts; -1 where a user namespace maps it to nobody
+	Devices     DeviceMap // the device map with which GPU nodes were found
+	// the user id of its first process in the node's ids; -1 if a user namespace maps it to none
 	UID    int
-	Cgroup string // where the spec wants its processes; empty: it leaves that to the runtime
+	Cgroup string // the cgroup in the spec; "": the runtime chooses
 
-	// Unruled: its runtime does not run as root of the node, so no device rule holds. It can open
-	// what its Hits bring, and cannot make nodes of its own.
+	// Unruled says that its runtime does not run as root of the node, so no device rule takes
+	// effect. It can open what its Hits bring, and cannot make device nodes.
 	Unruled bool
 
-	// Drivable: a hook of ours runs in its create, or is about to, so the driver's own limit can be
-	// set.
+	// Drivable says that a hook of gpuledger's runs in its create or will be added, so the driver's
+	// own limit can be set.
 	Drivable bool
 
-	// Unclosed: in a user namespace of its own, its device rules do not begin by denying all.
-	// Podman writes them so there, for whatever container. Rules are those that it has, where they
-	// are plain allows.
+	// Unclosed says that the container has its own user namespace, and that its device rules do not
+	// begin with denying all. Podman writes such rules there for every container. Rules has them if
+	// they are plain allows.
 	Unclosed bool
 	Rules    []DeviceRule
 
-	Capabilities []Capability // the parts of the driver that it wants
-	Compat32     bool         // it wants 32-bit libraries too
-	Layout       Layout       // of its image, where that was looked at
-	Own          []OwnLibrary // sorted by place; looked for where a limit has to be put over them
+	Capabilities []Capability // the parts of the driver that it asks for
+	Compat32     bool         // it asks for 32-bit libraries, too
+	Layout       Layout       // the layout of its image, if that was read
+	Own          []OwnLibrary // sorted by Place; searched for only if a limit has to cover them
 }
 
-// Container is who asks, as far as it can be known.
+// Container identifies the container, as far as it is known.
 type Container struct {
 	Engine      Engine
-	RuntimeRoot string // the real runtime's --root; empty where nothing is created
+	RuntimeRoot string // the real runtime's --root; "" if nothing is created
 	ID          string
 	Bundle      string
-	Pod         Identity // trusted; zero where the engine vouches for nothing
+	Pod         Identity // the trusted identity; zero if the engine vouches for none
 }
 
-// Name is what a person calls the container.
+// Name is the name of the container for people.
 func (c Container) Name() string {
 	if c.Pod.Container != "" {
 		return c.Pod.Container
@@ -62,13 +63,13 @@ func (c Container) Name() string {
 
 // Identity is a container's place in a pod, from annotations that only the engine can have written.
 type Identity struct {
-	UID       string `json:"uid,omitzero"` // of the pod; empty on engines that do not tell it
+	UID       string `json:"uid,omitzero"` // of the pod; "" for engines that do not provide it
 	Namespace string `json:"namespace,omitzero"`
 	Pod       string `json:"name,omitzero"`
 	Container string `json:"container,omitzero"`
 }
 
-// Owner is whose grants the identity proves; empty when it proves none.
+// Owner returns the owner that the identity proves; "" if it proves none.
 func (i Identity) Owner() Owner {
 	if i.UID == "" || i.Container == "" {
 		return ""
@@ -76,47 +77,49 @@ func (i Identity) Owner() Owner {
 	return PodOwner(i.UID, i.Container)
 }
 
-// Hit is one way to a GPU that a spec contains.
+// Hit is one way to a GPU in a spec.
 type Hit struct {
 	Vector  string // where: "env:NVIDIA_VISIBLE_DEVICES", "device:/dev/nvidia0", "rule:3", "mount:/dev", ...
-	Value   string // what stands there
-	Code    Code   // what refuses it when no grant covers it
+	Value   string // the value there
+	Code    Code   // the code of the refusal if no grant covers it
 	Cover   Cover  // how a grant can cover it
 	GPUs    []string
 	Node    Node
-	Grant   ID      // with CoverRecord: whose record it is
-	Removal Removal // how to take it out of the spec
+	Grant   ID      // with CoverRecord: the grant of the record
+	Removal Removal // how to remove it from the spec
 }
 
-// Elsewhere is what the value of a Hit says of a path that nobody can judge beforehand: through a
-// process's own links in /proc, or through the container's own mounts.
+// Elsewhere is part of the Value of a Hit with a path whose target is unknown beforehand: it passes
+// through a process's own links in /proc, or through the container's own mounts.
 const Elsewhere = "which leads elsewhere when the runtime comes to it"
 
 // Cover is how a grant covers a Hit.
 type Cover int
 
-// The covers.
+// The values of Cover.
 const (
-	CoverNever Cover = iota // no grant does
-	// each of Hit.GPUs (UUIDs or indexes; "all" stands for the granted ones) must be granted
+	CoverNever Cover = iota // no grant covers it
+	// each of Hit.GPUs must be granted: UUIDs or indexes; "all" means the granted ones
 	CoverGPUs
-	CoverNode   // Hit.Node must come with the grant
-	CoverDrop   // a grant drops it: what it asks for is injected by us
-	CoverNarrow // a grant puts its own device rules in place of the spec's
-	CoverRecord // a grant's own record where ours goes: its own stays, another's is dropped
+	CoverNode   // Hit.Node must be part of the grant
+	CoverDrop   // a grant removes it: gpuledger injects what it asks for
+	CoverNarrow // a grant replaces the spec's device rules with its own
+	// a record of a grant where gpuledger mounts one: that of the same grant stays, another is
+	// removed
+	CoverRecord
 )
 
-// Node is a device node as the driver knows it, whatever its path.
+// Node is a device node in the driver's terms, regardless of its path.
 type Node struct {
 	Class NodeClass
-	Minor int // -1: all of the class
+	Minor int // -1: every minor of the class
 }
 
-// NodeClass is what a device node of the driver is for: its name in /proc/devices, major 195 told
-// apart by minor.
+// NodeClass is the kind of a device node of the driver: its name in /proc/devices. Nodes of major
+// 195 are distinguished by minor.
 type NodeClass string
 
-// The classes that a decision tells apart. Any other character device of NVIDIA's driver has its
+// The classes that decisions distinguish. Any other character device of NVIDIA's driver has its
 // name as class.
 const (
 	ClassGPU     NodeClass = "nvidia"         // /dev/nvidiaN
@@ -127,7 +130,7 @@ const (
 	ClassDRM     NodeClass = "drm"            // /dev/dri/* of an NVIDIA GPU
 )
 
-// Majors and minors that the driver has had from its beginning (nv-chardev-numbers.h), and Linux's
+// Majors and minors that the driver has always had (nv-chardev-numbers.h), and the major of Linux's
 // DRM.
 const (
 	MajorNVIDIA  = 195
@@ -136,27 +139,27 @@ const (
 	MajorDRM     = 226
 )
 
-// IsDynamicMajor reports whether Linux gives a character device's major to whichever driver comes
-// next: 254 down to 234, then 511 down to 384 (find_dynamic_major, fs/char_dev.c). All of NVIDIA's
-// but 195 and DRM's are such.
+// IsDynamicMajor reports whether Linux assigns a character device's major dynamically: 254 down to
+// 234, then 511 down to 384 (find_dynamic_major, fs/char_dev.c). All majors of NVIDIA are dynamic
+// but 195 and that of DRM.
 func IsDynamicMajor(major int) bool {
 	return 234 <= major && major <= 254 || 384 <= major && major <= LastMajor
 }
 
-// LastMajor is the highest character device major that Linux hands out (CHRDEV_MAJOR_DYN_EXT_START,
+// LastMajor is the highest character device major that Linux assigns (CHRDEV_MAJOR_DYN_EXT_START,
 // include/linux/fs.h).
 const LastMajor = 511
 
-// DeviceMap tells the character devices of GPUs from others on this node. Majors are read from the
-// system and never baked in, but for 195.
+// DeviceMap distinguishes the character devices of GPUs from others on this node. All majors but
+// 195 are read from the system.
 type DeviceMap struct {
 	Majors map[int]NodeClass // of NVIDIA's driver
-	DRM    map[int]bool      // minors of major 226; true: an NVIDIA GPU's. Nil where nothing asked for it.
-	Taken  map[int]bool      // majors that any driver has registered. Nil where nothing asked for it.
+	DRM    map[int]bool      // minors of major 226; true: an NVIDIA GPU's. Nil if not needed.
+	Taken  map[int]bool      // majors that any driver has registered. Nil if not needed.
 }
 
-// Removal is something that an edit takes out of a spec, by name, so that it can be taken out
-// twice.
+// Removal is something that an edit removes from a spec, by name, so that a repeated removal does
+// no harm.
 type Removal struct {
 	Kind RemovalKind
 	// the variable, the node's path, the hook's path, the annotation's key, the mount's destination
@@ -173,35 +176,36 @@ const (
 	RemoveHook       RemovalKind = "hook"
 	RemoveAnnotation RemovalKind = "annotation"
 	RemoveMount      RemovalKind = "mount"
-	RemoveRule       RemovalKind = "rule" // named as "c 195:254"
+	RemoveRule       RemovalKind = "rule" // its name is, for example, "c 195:254"
 )
 
-// String is the removal as explain prints it.
+// String returns the removal as explain prints it.
 func (r Removal) String() string { return string(r.Kind) + ":" + r.Name }
 
 // Mention is a reference to a grant that a container carries.
 type Mention struct {
 	Source string // "annotation:gpuledger.dev/grant.train", "env:GPULEDGER_GRANT"
-	// it names this container; a pod-level annotation is there for all and makes nobody a requester
+	// it names this container; a pod-level annotation applies to every container and is not a
+	// request of one
 	Asks bool
 	Reference
-	Malformed string // the reader's error, when it cannot be read
+	Malformed string // the parse error, or ""
 }
 
-// Allocation is what a scheduler wrote about a container. It must agree with the grant; it is none
-// by itself.
+// Allocation is what a scheduler wrote about a container. It must agree with a grant and gives no
+// right by itself.
 type Allocation struct {
 	Source  string   // dialect and key, as "annotation:gpuledger.dev/memory"
 	Asks    bool     // it names this container, so it is a request
-	GPUs    []string // UUIDs or indexes; nil: it does not say
-	Memory  Bytes    // in all; 0: it does not say
-	Units   int      // gpushare counts in GiB or MiB, which only the card's total tells apart; on each GPU
-	Total   int      // gpushare's total of the card in the same unit; 0: it does not say
-	Compute int      // percent; 0: it does not say
+	GPUs    []string // UUIDs or indexes; nil: not stated
+	Memory  Bytes    // bytes in all; 0: not stated
+	Units   int      // gpushare's units on each GPU: GiB or MiB, which only the card's total distinguishes
+	Total   int      // gpushare's total of the card in the same unit; 0: not stated
+	Compute int      // percent; 0: not stated
 	Mode    Mode
 
-	InEnv    bool // Units stand in the environment, which an image can set; only PodUnits bounds them
-	PodUnits int  // gpushare's figure for all containers of the pod; 0: it does not say
+	InEnv    bool // Units are from the environment, which an image can set; only PodUnits limits them
+	PodUnits int  // gpushare's number for all containers of the pod; 0: not stated
 
 	Malformed string
 }

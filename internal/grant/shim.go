@@ -8,47 +8,47 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Shim is the pair of proxy libraries that hold a container to its memory (docs/shim.md), as this
-// node has them.
+// Shim is the pair of proxy libraries that limit a container's memory (docs/shim.md), as found on
+// this node.
 type Shim struct {
-	Dir      string // where they lie, without links; "" where they cannot be used
-	Problem  string // why not
-	Throttle bool   // there is ThrottleLibrary beside them
+	Dir      string // their directory, without links; "" if they cannot be used
+	Problem  string // why they cannot be used
+	Throttle bool // ThrottleLibrary is in the same directory
 }
 
 // ThrottleLibrary is the proxy of libcuda that throttles launches, too: for containers with a share
 // of compute.
 const ThrottleLibrary = "libcuda-throttle.so.1"
 
-// ShimPlace is the directory in a container below which the proxies look for the driver and for the
-// grant's records (shim/place.h).
+// ShimPlace is the directory in a container below which the proxies find the driver's libraries and
+// the grant's records (shim/place.h).
 const ShimPlace = "/run/gpuledger"
 
-// The records of a grant, by their names in its directory of the node and below ShimPlace.
+// The names of a grant's records, in its directory on the node and below ShimPlace.
 const (
 	LimitsFile = "limits" // what may be used; read-only in the container
-	RegionFile = "region" // what each process uses; the container's to write
+	RegionFile = "region" // what each process uses; the container writes it
 )
 
-// Shimmed are the libraries of the driver that the proxies take the place of, by SONAME, and by the
-// name that programs ask for without it.
+// Shimmed are the driver's libraries that the proxies replace: their SONAMEs, and the names without
+// a version that programs also open.
 var Shimmed = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"}
 
-// OwnLibrary is a place in a container where a program would find a library of the driver's other
+// OwnLibrary is a path in a container at which a program would find another library of the driver
 // than the one it is given.
 type OwnLibrary struct {
 	Place string // a path without links
 	Name  string // one of Shimmed
 }
 
-// LimitsRoot holds the records of all grants. It is a small file system of its own, because
+// LimitsRoot is the directory of all grants' records. It is a small file system of its own, because
 // containers write there.
 func (p Policy) LimitsRoot() string { return filepath.Join(p.RunDir, "limits") }
 
-// LimitsDir holds the records of one grant.
+// LimitsDir is the directory of one grant's records.
 func (p Policy) LimitsDir(id ID) string { return filepath.Join(p.LimitsRoot(), string(id)) }
 
-// RecordMounts are the mounts by which the containers of a grant have its records.
+// RecordMounts returns the mounts that bring a grant's records into its containers.
 func (p Policy) RecordMounts(id ID) []*cdispec.Mount {
 	dir := p.LimitsDir(id)
 	return []*cdispec.Mount{
@@ -59,10 +59,10 @@ func (p Policy) RecordMounts(id ID) []*cdispec.Mount {
 	}
 }
 
-// RecordOf tells whose record a bind mount brings to the place where ours goes; "" if it is none,
-// or could be written where it must not be.
+// RecordOf returns the grant whose record a bind mount brings to the path where gpuledger mounts
+// one. It is "" if the mount is none, or is writable where it must be read-only.
 func (p Policy) RecordOf(source, destination string, options []string) ID {
-	// as of almost every mount, for which no path need be taken apart
+	// true for almost every mount; it saves parsing the path
 	if !strings.Contains(source, idPrefix) {
 		return ""
 	}

@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// Tie is one of those who may use a tied grant, beside what its owner says: "pod:UID" or
-// "namespace:NAME". A grant with ties to pods is for these pods, one with ties to namespaces for
-// pods in these, and one with both for these pods in these namespaces.
+// Tie is a pod or a namespace that a grant is for, in addition to its owner: "pod:UID" or
+// "namespace:NAME". A grant with ties to pods is for these pods. One with ties to namespaces is for
+// pods in these namespaces. One with both is for these pods in these namespaces.
 type Tie string
 
-// MaxTies bounds the ties of a grant. A claim is reserved for 256 at most
+// MaxTies is the largest number of ties of a grant. A claim is reserved for at most 256 consumers
 // (ResourceClaimReservedForMaxSize).
 const MaxTies = 512
 
-// PodTie and NamespaceTie are the two kinds.
+// PodTie is a tie to a pod, NamespaceTie one to a namespace.
 func PodTie(uid string) Tie        { return Tie("pod:" + uid) }
 func NamespaceTie(name string) Tie { return Tie("namespace:" + name) }
 
-// ParseTie reads a tie.
+// ParseTie parses a tie.
 func ParseTie(text string) (Tie, error) {
 	kind, name, _ := strings.Cut(text, ":")
 	if kind != "pod" && kind != "namespace" || !isName(name) {
@@ -28,11 +28,11 @@ func ParseTie(text string) (Tie, error) {
 	return Tie(text), nil
 }
 
-// Vouches reports whether the engine proves who a container is. The others start containers of
-// whoever calls them, with annotations that the caller chooses.
+// Vouches reports whether the engine proves a container's identity. The others start containers for
+// any caller, with annotations that the caller chooses.
 func (e Engine) Vouches() bool { return e == Containerd || e == CRIO }
 
-// tied are the names of one kind.
+// tied returns the names of the ties of one kind.
 func (g Grant) tied(kind string) (names []string) {
 	for _, t := range g.For {
 		if k, name, _ := strings.Cut(string(t), ":"); k == kind {
@@ -42,13 +42,14 @@ func (g Grant) tied(kind string) (names []string) {
 	return names
 }
 
-// InTies reports whether an identity is among those that a grant is tied to. One that is tied is
-// nobody's whose identity no engine vouches for.
+// InTies reports whether the grant's ties admit an identity. An identity that no engine vouches for
+// is in no tied grant.
 func (g Grant) InTies(id Identity) bool {
 	return len(g.For) == 0 || g.InNamespace(id) && among(g.tied("pod"), id.UID)
 }
 
-// InNamespace reports whether an identity is in a namespace that a grant is tied to, if to any.
+// InNamespace reports whether an identity is in a namespace that the grant is tied to. It is true
+// without such ties.
 func (g Grant) InNamespace(id Identity) bool {
 	return len(g.For) == 0 || id != (Identity{}) && among(g.tied("namespace"), id.Namespace)
 }
@@ -57,8 +58,8 @@ func among(names []string, name string) bool {
 	return len(names) == 0 || name != "" && slices.Contains(names, name)
 }
 
-// Strangers are the containers that use a grant and are not among its ties: they came before it had
-// them.
+// Strangers returns the bindings of containers that are not among the grant's ties: they were made
+// before the ties.
 func (g Grant) Strangers() []Binding {
 	return slices.DeleteFunc(slices.Clone(g.Bindings), func(b Binding) bool { return g.InTies(b.Pod) })
 }

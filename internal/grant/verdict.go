@@ -4,43 +4,43 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Verdict is what becomes of a container.
+// Verdict is the decision about a container.
 type Verdict struct {
 	Kind     VerdictKind
 	Code     Code // of a refusal
 	Message  string
 	Hint     string
-	Grant    *Grant // of an admission, and of a refusal that is about a grant
+	Grant    *Grant // set with an admission, and with a refusal that is about a grant
 	Details  []Detail
 	Edits    cdispec.ContainerEdits
-	Rules    []DeviceRule // device rules to add, or with Narrow to have instead of the spec's
-	Masked   []string     // paths to be hidden; only an OCI spec has words for it
-	Narrow   bool         // the spec's own device rules are too wide to be kept
+	Rules    []DeviceRule // device rules to add; with Narrow, the rules that replace the spec's
+	Masked   []string     // paths to hide; only an OCI spec can express it
+	Narrow   bool         // the spec's own device rules are too wide to stay
 	Removed  []Removal
 	Strength Strength
-	// of an admission: why that is less than people were told of the grant; "" where it is not
+	// of an admission: why Strength is less than the grant's listed strength; "" if it is not
 	Weaker    string
-	Limited   bool // the edits bring the shim: the grant's records must be there before the container is
-	Throttled bool // of it the proxy that throttles launches
-	Driven    bool // the edits bring the hook that has the driver limit its cgroup
-	// of a refusal: a claim's grant may be the container's in a moment, when the ledger is told of
-	// its pod
+	Limited   bool // the edits bring the shim: the grant's records must exist before the container
+	Throttled bool // and with it the proxy that throttles launches
+	Driven    bool // the edits bring the hook with which the driver limits the container's cgroup
+	// of a refusal: a claim's grant may become the container's in a moment, when the ledger learns
+	// of its pod
 	Late bool
-	// what passed and is worth a line in the audit log: "node-root mount:/host", "exempt ..."
+	// what passed and belongs into the audit log: "node-root mount:/host", "exempt ..."
 	Recorded []string
 }
 
-// VerdictKind is one of three.
+// VerdictKind is the kind of a verdict.
 type VerdictKind string
 
 // The verdicts.
 const (
-	Pass    VerdictKind = "pass"   // it reaches no GPU, or only by what the edits take away
-	Admit   VerdictKind = "admit"  // it gets what its grant says, by the edits
+	Pass    VerdictKind = "pass"   // it reaches no GPU, or reaches one only by what the edits remove
+	Admit   VerdictKind = "admit"  // it gets what its grant gives, by the edits
 	Refused VerdictKind = "refuse" // it does not start
 )
 
-// Detail is one finding of a verdict.
+// Detail is one hit that counts in a verdict.
 type Detail struct {
 	Vector string `json:"vector"`
 	Value  string `json:"value"`
@@ -52,7 +52,7 @@ func (v Verdict) Touches() bool {
 	return v.Kind == Admit || v.Kind == Pass && (len(v.Removed) > 0 || v.Narrow || len(v.Edits.Env) > 0)
 }
 
-// Refusal is the verdict's refusal as an error, or nil.
+// Refusal returns the verdict's refusal as an error value, or nil.
 func (v Verdict) Refusal() *Refusal {
 	if v.Kind != Refused {
 		return nil
@@ -68,26 +68,26 @@ type DeviceRule struct {
 	Access       string // of "rwm"
 }
 
-// Docs is where the documentation can be read from anywhere: a tenant sees a hint in a pod's
-// events, and has no files of ours.
+// Docs is the address of the documentation on the web. A tenant reads a hint in a pod's events and
+// has none of gpuledger's files.
 const Docs = "https://github.com/gpuledger/gpuledger/blob/main/docs/"
 
-// Refusal is why something is not given. Its text names no other tenant.
+// Refusal says why something is not given. Its text names no other tenant.
 type Refusal struct {
 	Code    Code
 	Message string
 	Hint    string
 }
 
-// Error is the sentence that engines show, without the hint.
+// Error returns the sentence that engines show, without the hint.
 func (r *Refusal) Error() string { return "refused (" + string(r.Code) + "): " + r.Message }
 
-// NotFoundError says that a grant or a GPU which the caller named is not there.
+// NotFoundError says that a grant or a GPU which the caller named does not exist.
 type NotFoundError struct{ Message string }
 
 func (e *NotFoundError) Error() string { return e.Message }
 
-// UsageError says that the caller asked for something that can never be.
+// UsageError says that the request of the caller is invalid in itself.
 type UsageError struct{ Message string }
 
 func (e *UsageError) Error() string { return e.Message }

@@ -2,33 +2,32 @@ package grant
 
 import "time"
 
-// View is what the ledger shows to a decision: the grants that the decision needs, and nothing that
-// could change under it. A placement needs all of them; an admission only those that the container
-// names or owns.
+// View is the part of the ledger that a decision needs, as values that do not change. A placement
+// needs all grants; an admission needs only those that the container names or owns.
 type View struct {
 	Now     time.Time
 	Grants  []Grant
 	Damaged []Damage
-	// by UUID: memory that the watch found in use by nobody's grant; it counts as taken
+	// by UUID: memory that the watch found in use outside every grant; it counts as taken
 	Outside map[string]Bytes
-	// by UUID: GPUs that a container has which has no grant of them; nobody has one exclusively
-	// meanwhile
+	// by UUID: GPUs that a container without a grant for them has; they cannot be granted
+	// exclusively meanwhile
 	Held map[string]bool
-	// all of the ledger, for a container that could adopt a grant; nil for any other
+	// the whole ledger, for a container that could adopt a grant; otherwise nil
 	Whole *View
-	Fresh ID // what a grant that is adopted now would be called
-	// daemons of the grants here that are in mode mps; one that is not there does not run
+	Fresh ID // the id of a grant that is adopted now
+	// daemons of the grants in mode mps; a daemon that is missing does not run
 	MPS []MPSDaemon
-	// what keeps the node from telling; with any of them nothing that needs a GPU is admitted
+	// why the node's state is unknown; with any of them, nothing that needs a GPU is admitted
 	Problems []Problem
 }
 
-// Damage is an entry of the ledger that cannot be read. It is left where it is, as evidence; its
-// GPUs take no new grants until it is repaired or released by force.
+// Damage is an entry of the ledger that cannot be read. It stays in place as evidence. Its GPUs
+// take no new grants until it is repaired or released by force.
 type Damage struct {
 	ID   ID
 	Path string
-	GPUs []string // UUIDs from the ledger's index; none means unknown, and closes every GPU
+	GPUs []string // UUIDs from the ledger's index; none: unknown, so no GPU takes new grants
 	Err  string
 }
 
