@@ -198,8 +198,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// FuzzTake: whatever stands in the log, reading it does not panic, and what is remembered is fit to be shown.
-func FuzzTake(f *testing.F) {
+// FuzzReadEntry: whatever stands in the log, reading it does not panic, and what is remembered is fit to be shown.
+func FuzzReadEntry(f *testing.F) {
 	f.Add([]byte(noCapacity))
 	f.Add([]byte(`{"verdict":"refuse","code":"x","message":"\u0000\u202e"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {

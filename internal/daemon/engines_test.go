@@ -19,9 +19,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// TestDefaultThatIsChangedIsToldOnce: at the second look that sees it, once in each log, and once
+// TestAChangedDefaultIsReportedOnce: at the second look that sees it, once in each log, and once
 // more when it is over.
-func TestDefaultThatIsChangedIsToldOnce(t *testing.T) {
+func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	root := t.TempDir()
 	config := filepath.Join(root, "etc/containerd/config.toml")
 	write := func(path, text string) {
@@ -96,9 +96,9 @@ func TestDefaultThatIsChangedIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreLookedAtNowAndThen, within a minute however long the interval is: a change is told
+// TestDefaultsAreReadRarely, within a minute however long the interval is: a change is told
 // at the second look.
-func TestDefaultsAreLookedAtNowAndThen(t *testing.T) {
+func TestDefaultsAreReadRarely(t *testing.T) {
 	n := &node.Node{Policy: policy.Default(), Host: host.Default()}
 	for _, c := range []struct{ interval, from, to time.Duration }{{time.Second, 15 * time.Second, 25 * time.Second}, {time.Minute, 15 * time.Second, 25 * time.Second}, {10 * time.Millisecond, 0, 5 * time.Second}} {
 		d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return c.interval }, log: logrus.New(), root: t.TempDir()}

@@ -83,7 +83,7 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	}
 }
 
-func TestASecondDaemonHearsOfTheFirst(t *testing.T) {
+func TestASecondDaemonDoesNotStart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	first, err := lockRunDir(dir)
 	if err != nil {

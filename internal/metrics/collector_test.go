@@ -181,7 +181,7 @@ func scraped(t *testing.T, s Snapshot) string {
 	return text.String()
 }
 
-func TestRefusalsAreToldFromTheFirstOn(t *testing.T) {
+func TestRefusalsAreReportedFromTheFirstOn(t *testing.T) {
 	text := scraped(t, sample())
 	for _, code := range grant.Codes {
 		n := map[bool]int{true: 5}[code == grant.NoCapacity]
@@ -217,8 +217,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestEveryMetricIsTold finds one that is described and that nothing tells.
-func TestEveryMetricIsTold(t *testing.T) {
+// TestEveryMetricIsReported finds one that is described and that nothing tells.
+func TestEveryMetricIsReported(t *testing.T) {
 	s := sample()
 	s.Node.Mode, s.Node.Pause.Until = grant.Disabled, noon
 	out := make(chan prometheus.Metric, 1000)

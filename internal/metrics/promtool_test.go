@@ -224,9 +224,9 @@ func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 	}
 }
 
-// TestQueriesNameLabelsThatAreTold: of alerts and dashboard, every label that a query selects or groups by, or that a text or a legend
+// TestQueriesNameKnownLabels: of alerts and dashboard, every label that a query selects or groups by, or that a text or a legend
 // shows, is one that a metric of the query has.
-func TestQueriesNameLabelsThatAreTold(t *testing.T) {
+func TestQueriesNameKnownLabels(t *testing.T) {
 	labels := map[string][]string{}
 	for _, d := range described {
 		parts := regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())

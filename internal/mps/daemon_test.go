@@ -255,8 +255,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 	})
 }
 
-// TestNoticeKeepsTheDaemon: the end of a server is not that of its daemon, which is still known by its process and its socket.
-func TestNoticeKeepsTheDaemon(t *testing.T) {
+// TestTheEndOfAServerKeepsItsDaemon: the end of a server is not that of its daemon, which is still known by its process and its socket.
+func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	end := s.serve(d)

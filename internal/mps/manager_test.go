@@ -77,9 +77,9 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// TestReadOrders: those of an older gpuledgerd, whose program was replaced under it, have no arguments, and its daemon stays in the
+// TestReadCommand: those of an older gpuledgerd, whose program was replaced under it, have no arguments, and its daemon stays in the
 // foreground all the same.
-func TestReadOrders(t *testing.T) {
+func TestReadCommand(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"program":"/usr/bin/nvidia-cuda-mps-control","env":["A=b"],"shm":1024}`:                                   "[-f]",
 		`{"program":"/usr/bin/nvidia-cuda-mps-control","args":["-f","-multiuser-server"],"env":["A=b"],"shm":1024}`: "[-f -multiuser-server]",

@@ -230,8 +230,8 @@ func TestHeldAgain(t *testing.T) {
 	}
 }
 
-// TestHeldAgainByHisCgroup: where he is, who is held again is asked of his cgroup, as from the beginning.
-func TestHeldAgainByHisCgroup(t *testing.T) {
+// TestHeldAgainByItsCgroup: where he is, who is held again is asked of his cgroup, as from the beginning.
+func TestHeldAgainByItsCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
 	}
@@ -255,8 +255,8 @@ func TestHeldAgainByHisCgroup(t *testing.T) {
 	end(t, cmd)
 }
 
-// TestAnotherWhoIsHeldAgain is another, though he has the pid.
-func TestAnotherWhoIsHeldAgain(t *testing.T) {
+// TestAnotherProcessIsHeldAgain is another, though he has the pid.
+func TestAnotherProcessIsHeldAgain(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
 	pid := cmd.Process.Pid

@@ -91,9 +91,9 @@ func TestStopRefuses(t *testing.T) {
 	}
 }
 
-// TestStopLeavesWhoHasMoved: a process that is not in the container's cgroup is not stopped, and a pid that somebody else has now is
+// TestStopSparesMovedProcesses: a process that is not in the container's cgroup is not stopped, and a pid that somebody else has now is
 // nobody's.
-func TestStopLeavesWhoHasMoved(t *testing.T) {
+func TestStopSparesMovedProcesses(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTheJournalHearsHowImportantALineIs.
-func TestTheJournalHearsHowImportantALineIs(t *testing.T) {
+// TestLinesForTheJournalHavePriorities.
+func TestLinesForTheJournalHavePriorities(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

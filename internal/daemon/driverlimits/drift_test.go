@@ -24,7 +24,7 @@ import (
 )
 
 // scene is a limiter before a driver that keeps limits in a map, and a tree of cgroups that are but directories.
-type scene struct {
+type fakeDriver struct {
 	*Manager
 	t    *testing.T
 	n    *node.Node
@@ -34,13 +34,13 @@ type scene struct {
 	sets int
 }
 
-func newScene(t *testing.T) *scene {
+func newFakeDriver(t *testing.T) *fakeDriver {
 	h := host.Default()
 	h.Sys = t.TempDir()
 	p := grant.Policy{RunDir: daemontest.ShortDir(t), StateDir: t.TempDir()}
 	p.Audit.File, p.Audit.Keep = filepath.Join(p.StateDir, "audit.jsonl"), 4
 	daemontest.Must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
-	s := &scene{t: t, has: map[cgroupGPU]grant.Bytes{}, lost: map[string]bool{}}
+	s := &fakeDriver{t: t, has: map[cgroupGPU]grant.Bytes{}, lost: map[string]bool{}}
 	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -50,9 +50,9 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-func (s *scene) Close() {}
+func (s *fakeDriver) Close() {}
 
-func (s *scene) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
+func (s *fakeDriver) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
 	if s.hung {
 		return nil, errors.New("NVML has not answered for 5s")
 	}
@@ -75,7 +75,7 @@ func (s *scene) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimi
 }
 
 // leaf is a container's cgroup with limits of 1 GiB of each GPU, set and known.
-func (s *scene) leaf(container string, gpus ...string) limitedCgroup {
+func (s *fakeDriver) leaf(container string, gpus ...string) limitedCgroup {
 	s.t.Helper()
 	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
 	for i, gpu := range gpus {
@@ -92,34 +92,34 @@ func (s *scene) leaf(container string, gpus ...string) limitedCgroup {
 	return f
 }
 
-func (s *scene) populate(f limitedCgroup, populated bool) {
+func (s *fakeDriver) populate(f limitedCgroup, populated bool) {
 	word := map[bool]string{true: "populated 1\n", false: "populated 0\n"}[populated]
 	daemontest.Must(s.t, os.WriteFile(filepath.Join(f.dir(s.n.Host), "cgroup.events"), []byte(word), 0o644))
 }
 
-func (s *scene) set(f limitedCgroup, gpu string, b grant.Bytes) {
+func (s *fakeDriver) set(f limitedCgroup, gpu string, b grant.Bytes) {
 	s.has[cgroupGPU{f.dir(s.n.Host), gpu}] = b
 }
 
-func (s *scene) want(what string, f limitedCgroup, gpu string, b grant.Bytes) {
+func (s *fakeDriver) want(what string, f limitedCgroup, gpu string, b grant.Bytes) {
 	s.t.Helper()
 	if got := s.has[cgroupGPU{f.dir(s.n.Host), gpu}]; got != b {
 		s.t.Errorf("%s: the limit of %s on %s is %s, want %s", what, f.Container, gpu, got, b)
 	}
 }
 
-func (s *scene) passes() error {
+func (s *fakeDriver) passes() error {
 	_, err := s.check(context.Background(), s.n, true)
 	return err
 }
 
-func (s *scene) said(word string) int {
+func (s *fakeDriver) said(word string) int {
 	data, _ := os.ReadFile(s.n.Policy.Audit.File)
 	return bytes.Count(data, []byte(`"action":"`+word+`"`))
 }
 
 // entered puts the grant of a leaf into the ledger, and its container.
-func (s *scene) entered(f limitedCgroup, driven bool) {
+func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 	s.t.Helper()
 	self, err := s.n.Host.Self()
 	daemontest.Must(s.t, err)
@@ -131,7 +131,7 @@ func (s *scene) entered(f limitedCgroup, driven bool) {
 
 // TestOneThatFailsKeepsNoOther: a GPU that is lost keeps no limit on another from being held, taken off or set.
 func TestOneThatFailsKeepsNoOther(t *testing.T) {
-	s := newScene(t)
+	s := newFakeDriver(t)
 	s.lost["GPU-lost"] = true
 	empty, gone, live, half := s.leaf("empty", "GPU-0", "GPU-lost"), s.leaf("gone", "GPU-0"), s.leaf("live", "GPU-0"), s.leaf("half", "GPU-lost", "GPU-1")
 	s.populate(empty, false)
@@ -161,7 +161,7 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 // TestALimitThatCannotBeSetIsTakenOff: of a container that starts with nothing that holds it, some GPUs are not limited either; at
 // once, or when the driver can again.
 func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
-	s := newScene(t)
+	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0", "GPU-1")
 	daemontest.Must(t, s.save(s.n, nil)) // it is about to be created
 	s.lost["GPU-1"] = true
@@ -186,7 +186,7 @@ func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 
 // TestWhatTheLedgerDoesNotHoldIsNotHeld: a daemon that comes after the one whose driver failed has only the ledger's word.
 func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
-	s := newScene(t)
+	s := newFakeDriver(t)
 	weak, held, forced := s.leaf("weak", "GPU-0"), s.leaf("held", "GPU-0"), s.leaf("forced", "GPU-0")
 	s.entered(weak, false)
 	s.entered(held, true)
@@ -202,9 +202,9 @@ func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	}
 }
 
-// TestTheLedgersOwnChangeIsNobodyElses, however often it takes the driver to do it.
-func TestTheLedgersOwnChangeIsNobodyElses(t *testing.T) {
-	s := newScene(t)
+// TestAChangeOfTheLedgerIsNoDrift, however often it takes the driver to do it.
+func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
+	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0")
 	f.GPUs[0].Memory = 2 * grant.GiB
 	s.entered(f, true)
@@ -222,9 +222,9 @@ func TestTheLedgersOwnChangeIsNobodyElses(t *testing.T) {
 	}
 }
 
-// TestTheDoorStaysOpen for containers that are limited, and for who has been admitted, where policy gives new ones the shim.
-func TestTheDoorStaysOpen(t *testing.T) {
-	s := newScene(t)
+// TestTheSocketStaysOpen for containers that are limited, and for who has been admitted, where policy gives new ones the shim.
+func TestTheSocketStaysOpen(t *testing.T) {
+	s := newFakeDriver(t)
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
 	asked := func() error {
 		_ = s.Ensure(context.Background())
@@ -250,9 +250,9 @@ func TestTheDoorStaysOpen(t *testing.T) {
 	}
 }
 
-// TestADriftIsToldWhenItIsNewAndWhenItIsOver: who changes a limit at every pass is counted each time, and fills no log.
-func TestADriftIsToldWhenItIsNewAndWhenItIsOver(t *testing.T) {
-	s := newScene(t)
+// TestADriftIsReportedWhenItBeginsAndEnds: who changes a limit at every pass is counted each time, and fills no log.
+func TestADriftIsReportedWhenItBeginsAndEnds(t *testing.T) {
+	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0")
 	for range 100 {
 		s.set(f, "GPU-0", grant.NoLimit)

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// TestLeafOf: a cgroup of the container's own, and nobody's else.
-func TestLeafOf(t *testing.T) {
+// TestOwnCgroup: a cgroup of the container's own, and nobody's else.
+func TestOwnCgroup(t *testing.T) {
 	h := host.Default()
 	h.Proc = t.TempDir()
 	put := func(pid, text string) {
@@ -51,8 +51,8 @@ func TestLeafOf(t *testing.T) {
 	}
 }
 
-// TestLeavesAreOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
-func TestLeavesAreOfOneBoot(t *testing.T) {
+// TestTheRecordIsOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
+func TestTheRecordIsOfOneBoot(t *testing.T) {
 	dir := t.TempDir()
 	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 0 {
 		t.Errorf("without a file: %+v %v", l, err)
@@ -73,8 +73,8 @@ func TestLeavesAreOfOneBoot(t *testing.T) {
 	}
 }
 
-// TestTheDoor answers what it understands, one line, and shuts.
-func TestTheDoor(t *testing.T) {
+// TestTheRequestSocket answers what it understands, one line, and shuts.
+func TestTheRequestSocket(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
 	answer := func(_ context.Context, r cgmem.Request, peer int) error {
@@ -112,8 +112,8 @@ func TestTheDoor(t *testing.T) {
 	d.close()
 }
 
-// TestLoweredStandsWithWhoLowers: the ledger gives nobody more than a grant is about to have, for as long as who changes it is at it.
-func TestLoweredStandsWithWhoLowers(t *testing.T) {
+// TestAReductionEndsWithItsProcess: the ledger gives nobody more than a grant is about to have, for as long as who changes it is at it.
+func TestAReductionEndsWithItsProcess(t *testing.T) {
 	h := host.Default()
 	self, err := h.Self()
 	daemontest.Must(t, err)
@@ -135,9 +135,9 @@ func TestLoweredStandsWithWhoLowers(t *testing.T) {
 	}
 }
 
-// TestTheDoorIsShutWhileNoAnswerIsGood, as long as nobody is limited: a create that finds nobody takes the shim.
-func TestTheDoorIsShutWhileNoAnswerIsGood(t *testing.T) {
-	s := newScene(t)
+// TestTheSocketIsClosedWhileNoRequestCanSucceed, as long as nobody is limited: a create that finds nobody takes the shim.
+func TestTheSocketIsClosedWhileNoRequestCanSucceed(t *testing.T) {
+	s := newFakeDriver(t)
 	ensure := func(open bool, what string) {
 		t.Helper()
 		if _ = s.Ensure(context.Background()); s.socket.isOpen() != open {

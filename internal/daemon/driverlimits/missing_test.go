@@ -16,15 +16,15 @@ import (
 )
 
 // lost is a scene with one container that the driver limits, of which nobody has written down that it does.
-type lost struct {
-	*scene
+type lostRecord struct {
+	*fakeDriver
 	at      cgroupGPU
 	runtime string
 }
 
-func newLost(t *testing.T) *lost {
-	s := newScene(t)
-	l := &lost{scene: s, at: cgroupGPU{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
+func newLostRecord(t *testing.T) *lostRecord {
+	s := newFakeDriver(t)
+	l := &lostRecord{fakeDriver: s, at: cgroupGPU{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
 	s.n.Host.Proc = t.TempDir()
 	s.n.Ledger = ledger.Open(ledger.Options{State: s.n.Policy.StateDir, Run: s.n.Policy.RunDir, Host: s.n.Host})
 	for path, text := range map[string]string{
@@ -54,13 +54,13 @@ func newLost(t *testing.T) *lost {
 }
 
 // pass is one of gpuledgerd.
-func (l *lost) pass() error {
-	_, err := l.scene.check(context.Background(), l.n, true)
+func (l *lostRecord) pass() error {
+	_, err := l.fakeDriver.check(context.Background(), l.n, true)
 	return errors.Join(err, l.limitMissing(context.Background(), l.n))
 }
 
 // is holds the ledger's word and the driver's limit to what they should be.
-func (l *lost) is(what string, driven bool, limit grant.Bytes) {
+func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 	l.t.Helper()
 	daemontest.Must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
 		b, err := tx.Binding(l.runtime, "c")
@@ -74,17 +74,23 @@ func (l *lost) is(what string, driven bool, limit grant.Bytes) {
 // TestASilentDriverKeepsItsLimits: where NVML does not answer, or nothing can be written down, a container whose limit nobody knows of any more
 // keeps it, in the ledger, too; and at the next pass it is held again.
 func TestASilentDriverKeepsItsLimits(t *testing.T) {
-	for name, c := range map[string]struct{ begins, ends func(*lost) }{
-		"NVML does not answer": {func(l *lost) { l.hung = true }, func(l *lost) { l.hung = false }},
+	for name, c := range map[string]struct{ begins, ends func(*lostRecord) }{
+		"NVML does not answer": {func(l *lostRecord) { l.hung = true }, func(l *lostRecord) { l.hung = false }},
 		"nothing can be written down": {
-			func(l *lost) { daemontest.Must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700)) },
-			func(l *lost) { daemontest.Must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
+			func(l *lostRecord) {
+				daemontest.Must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700))
+			},
+			func(l *lostRecord) { daemontest.Must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
 		"its first process cannot be looked at": {
-			func(l *lost) { daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away")) },
-			func(l *lost) { daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup")) }},
+			func(l *lostRecord) {
+				daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away"))
+			},
+			func(l *lostRecord) {
+				daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/away", l.n.Host.Proc+"/4242/cgroup"))
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLost(t)
+			l := newLostRecord(t)
 			c.begins(l)
 			for range 2 {
 				if err := l.pass(); err == nil || !strings.Contains(err.Error(), `cannot have the driver hold container "c" again: `) {
@@ -110,20 +116,20 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 // TestWhatTheDriverRefusesIsNotSaidToHold: who cannot be held is not said to be, by the driver's answer or by where the container is.
 func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 	for name, c := range map[string]struct {
-		begins func(*lost)
+		begins func(*lostRecord)
 		said   string
 		other  grant.Bytes // the limit on another GPU
 	}{
-		"the driver answers an error": {func(l *lost) { l.scene.lost["GPU-0"] = true }, "GPU is lost", grant.NoLimit},
-		"its first process is elsewhere": {func(l *lost) {
+		"the driver answers an error": {func(l *lostRecord) { l.fakeDriver.lost["GPU-0"] = true }, "GPU is lost", grant.NoLimit},
+		"its first process is elsewhere": {func(l *lostRecord) {
 			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
 		}, "its first process is in the cgroup /elsewhere, and its runtime recorded", grant.GiB},
-		"it is in everybody's": {func(l *lost) {
+		"it is in everybody's": {func(l *lostRecord) {
 			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/\n"), 0o600))
 		}, "which is not its own", grant.GiB},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLost(t)
+			l := newLostRecord(t)
 			c.begins(l)
 			if err := l.pass(); err == nil || !strings.Contains(err.Error(), c.said) || l.said("found") != 1 {
 				t.Errorf("said is %v, and told %d times", err, l.said("found"))

@@ -38,8 +38,8 @@ func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	d.close()
 }
 
-// TestLeavesThatCannotBeRead: who reads the refusal learns what to do.
-func TestLeavesThatCannotBeRead(t *testing.T) {
+// TestARecordThatCannotBeRead: who reads the refusal learns what to do.
+func TestARecordThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	for text, want := range map[string]string{
 		`{"version":2,"boot_id":"b"}`: "its version is 2 and this gpuledgerd knows 1; start the gpuledgerd that wrote it, or remove it when no container with strength driver runs",

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 )
 
-func TestOnlyReadersWhoNameThisNodeAreAnswered(t *testing.T) {
+func TestOnlyReadersThatNameThisNodeAreAnswered(t *testing.T) {
 	own, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	}
 }
 
-func TestWhereNobodyCanListen(t *testing.T) {
+func TestWhereListeningFails(t *testing.T) {
 	dir := daemontest.ShortDir(t)
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
@@ -115,9 +115,9 @@ func TestWhereNobodyCanListen(t *testing.T) {
 	}
 }
 
-// TestWhoAsksIsHeard: one who keeps as many connections open as there may be, and more, keeps nobody out; and one who is being answered is
+// TestClientsThatAskAreAnswered: one who keeps as many connections open as there may be, and more, keeps nobody out; and one who is being answered is
 // heard to the end.
-func TestWhoAsksIsHeard(t *testing.T) {
+func TestClientsThatAskAreAnswered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -31,16 +31,16 @@ const asked = `while read -r line; do
 done`
 
 // nvml is a stand-in for the process that asks NVML.
-type nvml struct {
+type fakeNVML struct {
 	t   *testing.T
 	dir string
 	m   *Sampler
 }
 
-func newNVML(t *testing.T) *nvml {
+func newFakeNVML(t *testing.T) *fakeNVML {
 	t.Helper()
 	dir := t.TempDir()
-	n := &nvml{t, dir, &Sampler{Child{command: []string{"/bin/sh", "-c", asked, "sh", dir}, firstAnswer: time.Minute, laterAnswer: time.Minute}}}
+	n := &fakeNVML{t, dir, &Sampler{Child{command: []string{"/bin/sh", "-c", asked, "sh", dir}, firstAnswer: time.Minute, laterAnswer: time.Minute}}}
 	t.Cleanup(func() {
 		n.m.Close()
 		n.eventually("every child has ended", func() bool { return n.m.stuck.Load() == 0 })
@@ -50,7 +50,7 @@ func newNVML(t *testing.T) *nvml {
 }
 
 // sample makes it tell of so many GPUs.
-func (n *nvml) sample(gpus int) {
+func (n *fakeNVML) sample(gpus int) {
 	var list []string
 	for i := range gpus {
 		list = append(list, fmt.Sprintf(`{"uuid":"GPU-%d","index":%d,"health":"ok","total":16,"used":%d,"processes":[]}`, i, i, i))
@@ -59,10 +59,10 @@ func (n *nvml) sample(gpus int) {
 	n.does("sample")
 }
 
-func (n *nvml) tell(text string) { n.put("sample", text+"\n") }
-func (n *nvml) does(what string) { n.put("does", what) }
+func (n *fakeNVML) tell(text string) { n.put("sample", text+"\n") }
+func (n *fakeNVML) does(what string) { n.put("does", what) }
 
-func (n *nvml) put(name, text string) {
+func (n *fakeNVML) put(name, text string) {
 	n.t.Helper()
 	path := filepath.Join(n.dir, name)
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
@@ -73,13 +73,13 @@ func (n *nvml) put(name, text string) {
 	}
 }
 
-func (n *nvml) ask() (int, error) {
+func (n *fakeNVML) ask() (int, error) {
 	s, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML})
 	return len(s.GPUs), err
 }
 
 // eventually bounds how long a failure takes.
-func (n *nvml) eventually(what string, is func() bool) {
+func (n *fakeNVML) eventually(what string, is func() bool) {
 	n.t.Helper()
 	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -88,8 +88,8 @@ func (n *nvml) eventually(what string, is func() bool) {
 	}
 }
 
-// TestMeterOutlivesNVML: whatever NVML does, it is said, and what comes next is asked for anew.
-func TestMeterOutlivesNVML(t *testing.T) {
+// TestSamplerOutlivesNVML: whatever NVML does, it is said, and what comes next is asked for anew.
+func TestSamplerOutlivesNVML(t *testing.T) {
 	for what, want := range map[string]string{
 		"hang":    "NVML has not answered for 100ms",
 		"fail":    "cannot count the GPUs: ERROR_GPU_IS_LOST",
@@ -98,7 +98,7 @@ func TestMeterOutlivesNVML(t *testing.T) {
 		"garbage": "NVML's answer cannot be understood",
 	} {
 		t.Run(what, func(t *testing.T) {
-			n := newNVML(t)
+			n := newFakeNVML(t)
 			if gpus, err := n.ask(); gpus != 1 || err != nil {
 				t.Fatalf("%d GPUs, %v", gpus, err)
 			}
@@ -119,9 +119,9 @@ func TestMeterOutlivesNVML(t *testing.T) {
 	}
 }
 
-// TestMeterFollowsChanges: GPUs come and go, and other sources are asked, through another process.
-func TestMeterFollowsChanges(t *testing.T) {
-	n := newNVML(t)
+// TestSamplerFollowsChanges: GPUs come and go, and other sources are asked, through another process.
+func TestSamplerFollowsChanges(t *testing.T) {
+	n := newFakeNVML(t)
 	for _, want := range []int{1, 8, 0, 3} {
 		n.sample(want)
 		if gpus, err := n.ask(); gpus != want || err != nil {
@@ -134,8 +134,8 @@ func TestMeterFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestMeterRefusesWhatCannotBe.
-func TestMeterRefusesWhatCannotBe(t *testing.T) {
+// TestSamplerRefusesImpossibleAnswers.
+func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"used":17}]}`:                                             "of GPU 0",
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":18446744073709551615,"used":1}]}`:                            "of GPU 0",
@@ -144,7 +144,7 @@ func TestMeterRefusesWhatCannotBe(t *testing.T) {
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"processes":[{"pid":0,"memory":1}]}]}`:                    "process 0 uses",
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"processes":[{"pid":7,"memory":18446744073709551615}]}]}`: "process 7 uses",
 	} {
-		n := newNVML(t)
+		n := newFakeNVML(t)
 		n.tell(text)
 		if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "NVML's answer cannot be true: "+want) {
 			t.Errorf("%s: %v", text, err)
@@ -152,9 +152,9 @@ func TestMeterRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// TestMeterStartsNoMoreThatHang: processes that no signal reaches are waited for, and do not become more and more.
-func TestMeterStartsNoMoreThatHang(t *testing.T) {
-	n := newNVML(t)
+// TestSamplerStartsFewChildrenThatHang: processes that no signal reaches are waited for, and do not become more and more.
+func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
+	n := newFakeNVML(t)
 	n.m.stuck.Store(maxStuck)
 	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "2 processes that asked NVML hang in the driver and cannot be ended") || n.m.current != nil {
 		t.Errorf("it says %v", err)
@@ -163,11 +163,11 @@ func TestMeterStartsNoMoreThatHang(t *testing.T) {
 	n.eventually("it is asked when they have ended", func() bool { _, err := n.ask(); return err == nil })
 }
 
-// TestMeterWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes, keeps nobody from asking again.
-func TestMeterWaitsForItsChildAlone(t *testing.T) {
+// TestSamplerWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes, keeps nobody from asking again.
+func TestSamplerWaitsForItsChildAlone(t *testing.T) {
 	for does, want := range map[string]string{"leave": "the process that asks NVML has ended", "leave-all": "NVML has not answered for 100ms"} {
 		t.Run(does, func(t *testing.T) {
-			n := newNVML(t)
+			n := newFakeNVML(t)
 			if _, err := n.ask(); err != nil {
 				t.Fatal(err)
 			}
@@ -235,9 +235,9 @@ type stalled struct {
 
 func (s stalled) Done() <-chan struct{} { s.still(); return nil }
 
-// TestMeterEndsWithItsContext, while NVML hangs.
-func TestMeterEndsWithItsContext(t *testing.T) {
-	n := newNVML(t)
+// TestSamplerEndsWithItsContext, while NVML hangs.
+func TestSamplerEndsWithItsContext(t *testing.T) {
+	n := newFakeNVML(t)
 	n.does("hang")
 	ctx, stop := context.WithCancel(context.Background())
 	time.AfterFunc(50*time.Millisecond, stop)
@@ -246,8 +246,8 @@ func TestMeterEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestSteady: what is told from sample to sample goes by a clock that nobody sets.
-func TestSteady(t *testing.T) {
+// TestMonotonic: what is told from sample to sample goes by a clock that nobody sets.
+func TestMonotonic(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {
 		name     string
@@ -264,7 +264,7 @@ func TestSteady(t *testing.T) {
 			t.Errorf("%s: %v before now, %v by the wall's clock, %v", c.name, now.Sub(got), now.Round(0).Sub(got.Round(0)), got)
 		}
 	}
-	n := newNVML(t)
+	n := newFakeNVML(t)
 	s, err := n.m.Sample(context.Background(), grant.Source{})
 	if err != nil || s.Taken == s.Taken.Round(0) {
 		t.Errorf("a sample is of %v (%v)", s.Taken, err)

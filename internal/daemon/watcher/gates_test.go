@@ -19,8 +19,8 @@ const (
 	gateAt = overheadAt + 16
 )
 
-// TestThrottles: a gate follows what the grant was seen to compute, and is the share's where nothing was.
-func TestThrottles(t *testing.T) {
+// TestGates: a gate follows what the grant was seen to compute, and is the share's where nothing was.
+func TestGates(t *testing.T) {
 	const uuid, id = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa")
 	run := t.TempDir()
 	dir := filepath.Join(run, "limits", string(id))

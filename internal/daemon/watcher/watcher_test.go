@@ -184,8 +184,8 @@ func (a at) Sample(context.Context, grant.Source) (grant.Sample, error) {
 
 func (at) Close() {}
 
-// TestAFullDiskSavesNobody: what cannot be recorded is said, and whoever has no grant is stopped all the same.
-func TestAFullDiskSavesNobody(t *testing.T) {
+// TestAFullDiskPreventsNoReaction: what cannot be recorded is said, and whoever has no grant is stopped all the same.
+func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
 	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
@@ -197,8 +197,8 @@ func TestAFullDiskSavesNobody(t *testing.T) {
 	}
 }
 
-// TestACastIsOfItsTime: it is made anew when the ledger was read again and when a process has come or gone, and not else.
-func TestACastIsOfItsTime(t *testing.T) {
+// TestProcessUsersAreRenewed: it is made anew when the ledger was read again and when a process has come or gone, and not else.
+func TestProcessUsersAreRenewed(t *testing.T) {
 	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}}
 	defer w.processes.Close()
 	sleeper := func() *exec.Cmd {
@@ -232,9 +232,9 @@ func TestACastIsOfItsTime(t *testing.T) {
 	is("another one has come", true)
 }
 
-// TestNobodyIsStoppedForWhatWasNotReadOnce: a container that policy exempts, and whose spec could not be read when somebody asked who it is, is asked
+// TestAnIdentityIsReadAgainBeforeAStop: a container that policy exempts, and whose spec could not be read when somebody asked who it is, is asked
 // for again before it is stopped; one that is not exempt is stopped all the same.
-func TestNobodyIsStoppedForWhatWasNotReadOnce(t *testing.T) {
+func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 	for name, exempt := range map[string]bool{"exempt": true, "not exempt": false} {
 		t.Run(name, func(t *testing.T) {
 			w := crowded(t, 0)
