@@ -198,7 +198,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// FuzzReadEntry: whatever stands in the log, reading it does not panic, and what is remembered is fit to be shown.
+// FuzzReadEntry: no text in the log makes reading it panic, and what is kept is fit to be shown.
 func FuzzReadEntry(f *testing.F) {
 	f.Add([]byte(noCapacity))
 	f.Add([]byte(`{"verdict":"refuse","code":"x","message":"\u0000\u202e"}`))

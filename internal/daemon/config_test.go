@@ -14,7 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestSettingsAreReadWhenTheyChange, however soon and little, and when somebody asks; and not while they are as they were.
+// TestSettingsAreReadWhenTheyChange: however soon and little they change, and at an administrator's
+// request; and not otherwise.
 func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.toml")

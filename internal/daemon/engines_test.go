@@ -19,8 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// TestAChangedDefaultIsReportedOnce: at the second look that sees it, once in each log, and once
-// more when it is over.
+// TestAChangedDefaultIsReportedOnce: when it is seen twice, once in each log, and once more when it
+// is over.
 func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	root := t.TempDir()
 	config := filepath.Join(root, "etc/containerd/config.toml")
@@ -96,8 +96,7 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreReadRarely, within a minute however long the interval is: a change is told
-// at the second look.
+// TestDefaultsAreReadRarely: but twice within a minute, however long the interval is.
 func TestDefaultsAreReadRarely(t *testing.T) {
 	n := &node.Node{Policy: policy.Default(), Host: host.Default()}
 	for _, c := range []struct{ interval, from, to time.Duration }{{time.Second, 15 * time.Second, 25 * time.Second}, {time.Minute, 15 * time.Second, 25 * time.Second}, {10 * time.Millisecond, 0, 5 * time.Second}} {

@@ -18,7 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestTidyWaitsForAnEnd: bindings of containers that are gone are removed at the next turn, and nothing is looked for where none is.
+// TestTidyWaitsForAnEnd: bindings of containers that are gone are removed in the next pass, and
+// nothing is read while all run.
 func TestTidyWaitsForAnEnd(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache
@@ -50,7 +51,8 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	}
 }
 
-// TestASoundLedgerIsBelievedToBe for five turns, while nobody has changed it and all containers run; what is wrong with it is found at each.
+// TestASoundLedgerIsBelievedToBe: for five checks, while it does not change and all containers run.
+// A problem is found in every check.
 func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache
@@ -100,8 +102,8 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 	}
 }
 
-// TestWhatTheLimitsPassCannotRepairIsSaidAtOnce: what a container does to its region changes nothing in the ledger, which is believed to be sound all
-// the while. It stays an error for as long as it is so.
+// TestWhatTheLimitsPassCannotRepairIsSaidAtOnce: what a container does to its region does not
+// change the ledger, which stays sound. It is an error for as long as it is so.
 func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache

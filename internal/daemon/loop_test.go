@@ -22,7 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// fake is a manager that tells of each call, and answers with the errors that it was given, then with none.
+// fake is a manager that reports each call, and returns the errors that it was given, then none.
 type fake struct {
 	name   string
 	ensure chan int // the number of each call
@@ -105,7 +105,8 @@ func TestASecondDaemonDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestALockThatIsRemovedIsTakenAgain, or where another daemon has taken it meanwhile, the first one ends.
+// TestALockThatIsRemovedIsTakenAgain: and if another daemon has taken it meanwhile, the first one
+// ends.
 func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	open := func() *node.Node {

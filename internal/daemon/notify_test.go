@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestWatchdog: systemd hears of us for as long as we turn.
+// TestWatchdog: systemd gets signs of life while the loop makes passes.
 func TestWatchdog(t *testing.T) {
 	for _, c := range []struct {
 		usec, pid string

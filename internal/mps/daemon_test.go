@@ -40,8 +40,9 @@ func TestMain(m *testing.M) {
 	runtime.KeepAlive(l) // else it is closed with the garbage
 }
 
-// stage is a node with MPS daemons of which this process is each, and a program that answers for them. It writes down what it is asked,
-// and before it answers it runs what stands in the daemon's directory as trick.
+// stage is a node with MPS daemons, each of which is this process, and a program that answers for
+// them. The program records its questions, and before it answers it runs the file trick in the
+// daemon's directory.
 type stage struct {
 	t    *testing.T
 	node *node.Node
@@ -82,7 +83,7 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// daemon is one over a GPU, which listens; with a server of its own.
+// daemon is one over a GPU, which listens, with a server of its own.
 func (s stage) daemon(uuid string) *daemon {
 	s.t.Helper()
 	name := grant.MPSName([]string{uuid})
@@ -101,7 +102,7 @@ func (s stage) daemon(uuid string) *daemon {
 	return d
 }
 
-// again is the daemon as a gpuledgerd sees it that has just been started.
+// again is the daemon as a new gpuledgerd sees it.
 func (s stage) again(name string) *daemon {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -114,7 +115,7 @@ func (s stage) self() grant.Process {
 	return self
 }
 
-// serve starts a server, and gives what ends it.
+// serve starts a server, and returns what ends it.
 func (s stage) serve(d *daemon) (end func()) {
 	server := exec.Command("sleep", "1000")
 	must(s.t, server.Start(), os.WriteFile(filepath.Join(d.dir, "servers"), []byte(fmt.Sprintln(server.Process.Pid)), 0o600))
@@ -123,7 +124,7 @@ func (s stage) serve(d *daemon) (end func()) {
 	return end
 }
 
-// steal puts another process's socket in the daemon's place, and gives what puts the daemon's back.
+// steal puts another process's socket in place of the daemon's, and returns what undoes that.
 func (s stage) steal(d *daemon) (back func()) {
 	return s.replace(d, exec.Command("sh", "-c", `"$0"; true`, os.Args[0])) // no child of the daemon's
 }
@@ -144,7 +145,7 @@ func (s stage) replace(d *daemon, thief *exec.Cmd) (back func()) {
 	return func() { must(s.t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control"))) }
 }
 
-// asked is what the program was asked for a daemon since the last call.
+// asked is what the program was asked about a daemon since the last call.
 func (s stage) asked(d *daemon) string {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "asked"))
 	_ = os.Remove(filepath.Join(d.dir, "asked"))
@@ -165,8 +166,9 @@ func (s stage) pass(ctx context.Context, d *daemon, isWanted bool) error {
 	return d.apply(ctx, next.action, all[d.name])
 }
 
-// TestSocketIsTheDaemons: whatever gpuledgerd knew, has forgotten or was told before, only a socket on which the daemon itself listens is
-// taken for the daemon's; another one is asked nothing, and is not written down.
+// TestSocketIsTheDaemons: only a socket on which the daemon itself listens is taken for the
+// daemon's, whatever gpuledgerd knew or read before. Another one is asked nothing, and is not
+// written down.
 func TestSocketIsTheDaemons(t *testing.T) {
 	ctx := context.Background()
 	for name, then := range map[string]func(s stage, d *daemon, end func()) *daemon{
@@ -255,7 +257,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 	})
 }
 
-// TestTheEndOfAServerKeepsItsDaemon: the end of a server is not that of its daemon, which is still known by its process and its socket.
+// TestTheEndOfAServerKeepsItsDaemon: the daemon is still known by its process and its socket.
 func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
@@ -286,8 +288,8 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	}
 }
 
-// TestAnswersOfAnother: who has the place of the daemon's socket while it is asked has its answers not counted, and is not the one that
-// the daemon's end is told.
+// TestAnswersOfAnother: answers of a process that has the place of the daemon's socket do not
+// count, and that process is not told to end.
 func TestAnswersOfAnother(t *testing.T) {
 	ctx := context.Background()
 	const trick = "cd $dir/pipe\n[ -e elsewhere ] || { mv control elsewhere; mv thief control; }\n"
@@ -315,7 +317,8 @@ func TestAnswersOfAnother(t *testing.T) {
 	}
 }
 
-// TestAnswersOfAnotherThatIsGone: nor are they counted where it has put the daemon's socket back when the question is over.
+// TestAnswersOfAnotherThatIsGone: nor do they count if the daemon's socket is back in its place
+// afterwards.
 func TestAnswersOfAnotherThatIsGone(t *testing.T) {
 	ctx := context.Background()
 	s := newStage(t)
@@ -352,7 +355,7 @@ func TestSocketThatIsJustMoved(t *testing.T) {
 	}
 }
 
-// TestAnswersAreBounded: of what a program prints no more is kept than an answer can have, on either way.
+// TestAnswersAreBounded: no more is kept of what a program prints than an answer can have.
 func TestAnswersAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), program)
 	for _, way := range []string{"", ">&2"} {
@@ -367,7 +370,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestDaemonsAreAskedAtOnce: each of two answers only when the other one has been asked too.
+// TestDaemonsAreAskedAtOnce: each of two daemons answers only after the other one was asked, too.
 func TestDaemonsAreAskedAtOnce(t *testing.T) {
 	s := newStage(t)
 	var grants []grant.Grant
@@ -388,8 +391,8 @@ func TestDaemonsAreAskedAtOnce(t *testing.T) {
 	}
 }
 
-// TestSilenceIsPutOff: one that did not answer in time is not asked again at each pass, with grants or without; one that only says what is
-// wrong is.
+// TestSilenceIsPutOff: a daemon that did not answer in time is not asked in every pass, with grants
+// or without. One that reports a problem is.
 func TestSilenceIsPutOff(t *testing.T) {
 	ctx := context.Background()
 	s := newStage(t)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLogsAreKeptShort, whoever writes them, and what was said last is kept.
+// TestLogsAreKeptShort: and their ends are kept.
 func TestLogsAreKeptShort(t *testing.T) {
 	for name, flags := range map[string]int{"one that appends": os.O_APPEND, "one that does not": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestLogsAreKeptShort(t *testing.T) {
 	}
 }
 
-// TestLogsThatAreNone are left alone: a link leads to somebody else's file.
+// TestLogsThatAreNone: links are left alone, because they lead to other files.
 func TestLogsThatAreNone(t *testing.T) {
 	d := &daemon{dir: t.TempDir()}
 	elsewhere := filepath.Join(t.TempDir(), "file")

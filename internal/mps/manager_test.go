@@ -57,7 +57,7 @@ func TestParseLimit(t *testing.T) {
 	}
 }
 
-// TestChanged: a grant that came is seen, though whoever made it has set the directory's time back.
+// TestChanged: a new grant is seen, even if its writer has set the directory's time back.
 func TestChanged(t *testing.T) {
 	n := &node.Node{Host: host.Default(), Policy: grant.Policy{StateDir: t.TempDir()}}
 	m := &Manager{Node: func() *node.Node { return n }}
@@ -77,7 +77,7 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// TestReadCommand: those of an older gpuledgerd, whose program was replaced under it, have no arguments, and its daemon stays in the
+// TestReadCommand: a file of an older gpuledgerd has no arguments, and its daemon stays in the
 // foreground all the same.
 func TestReadCommand(t *testing.T) {
 	for text, want := range map[string]string{

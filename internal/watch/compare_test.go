@@ -173,7 +173,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestMIG: a process is held against the MIG device that it runs on, and a grant of one that is gone is found.
+// TestMIG: a process is compared with the MIG device that it runs on, and a grant of a device that
+// is gone is found.
 func TestMIG(t *testing.T) {
 	s := scene()
 	s.Inventory.GPUs[0].MIG = []grant.MIGDevice{{UUID: "MIG-1"}, {UUID: "MIG-2"}}
@@ -226,7 +227,8 @@ func TestExempt(t *testing.T) {
 	}
 }
 
-// TestTracker: what is new is told once, what is over after a while, and what no process explains is not believed at once.
+// TestTracker: a new finding is reported once, it is over after a while, and unexplained memory is
+// not reported at once.
 func TestTracker(t *testing.T) {
 	var tr Tracker
 	begun, ended := 0, 0
@@ -274,7 +276,8 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestReactions: only containers are stopped, only where policy says so, and none for the contexts that nothing can keep it from.
+// TestReactions: only containers are stopped, only if policy says so, and none for the contexts of
+// its processes.
 func TestReactions(t *testing.T) {
 	container := grant.User{Container: "c1", Cgroup: "/pods/c1", Processes: []grant.Process{{PID: 10, Start: 1}}}
 	node := grant.User{Processes: container.Processes}
@@ -302,8 +305,8 @@ func TestReactions(t *testing.T) {
 	}
 }
 
-// TestGrace: a container is stopped once its finding has stood for the grace time, and again only after another. Of a while in which nobody
-// looked little counts.
+// TestGrace: a container is stopped once its finding has stood for the grace time, and again only
+// after another grace time. Time without samples counts little.
 func TestGrace(t *testing.T) {
 	const second = time.Second
 	type sample struct {

@@ -22,7 +22,7 @@ func runner(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// real is a census of this machine, that holds processes or cannot.
+// real is a process table of this machine, with or without a vigil.
 func real(t *testing.T, holds bool) *ProcessTable {
 	t.Helper()
 	c := &ProcessTable{Host: host.Default()}
@@ -45,8 +45,8 @@ func end(t *testing.T, cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-// TestHeldProcessesEnd: who has ended is nobody at the next look, and not only at the twentieth; who runs stays. A zombie is who he was and
-// where he was: the driver may still tell of him.
+// TestHeldProcessesEnd: the end of a process is seen in the next pass, and not only in the
+// twentieth; others stay. A zombie keeps its user and its cgroup: the driver may still report it.
 func TestHeldProcessesEnd(t *testing.T) {
 	c := real(t, true)
 	stays, goes, lingers := runner(t), runner(t), runner(t)
@@ -88,7 +88,7 @@ func TestHeldProcessesEnd(t *testing.T) {
 	}
 }
 
-// TestAPidThatIsTakenAgain is another process at the very next look.
+// TestAPidThatIsTakenAgain: it is another process in the very next pass.
 func TestAPidThatIsTakenAgain(t *testing.T) {
 	const last = "/proc/sys/kernel/ns_last_pid"
 	if os.Geteuid() != 0 {
@@ -142,7 +142,7 @@ func move(t *testing.T, cmd *exec.Cmd, dir string) {
 	}
 }
 
-// TestAMoveIsSeen of a process that is held and of one that is not, within the twenty passes.
+// TestAMoveIsSeen: of a process that is held and of one that is not, within twenty passes.
 func TestAMoveIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
@@ -175,7 +175,7 @@ func TestAMoveIsSeen(t *testing.T) {
 	}
 }
 
-// TestNoRoomToHold: who cannot be held is held against his start time.
+// TestNoRoomToHold: the start time of a process that cannot be held is compared.
 func TestNoRoomToHold(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
@@ -192,8 +192,8 @@ func TestNoRoomToHold(t *testing.T) {
 	}
 }
 
-// TestHeldAgain: who could not be held, for want of descriptors say, is held within twice twenty passes from when he can be; nobody is looked up anew
-// for that.
+// TestHeldAgain: a process that could not be held, for example without descriptors, is held within
+// twice twenty passes from when it can be. No process is read again for that.
 func TestHeldAgain(t *testing.T) {
 	c := real(t, false)
 	stays, goes := runner(t), runner(t)
@@ -230,7 +230,8 @@ func TestHeldAgain(t *testing.T) {
 	}
 }
 
-// TestHeldAgainByItsCgroup: where he is, who is held again is asked of his cgroup, as from the beginning.
+// TestHeldAgainByItsCgroup: the cgroup of a process that is held again is read from its list, as
+// from the beginning.
 func TestHeldAgainByItsCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
@@ -255,7 +256,7 @@ func TestHeldAgainByItsCgroup(t *testing.T) {
 	end(t, cmd)
 }
 
-// TestAnotherProcessIsHeldAgain is another, though he has the pid.
+// TestAnotherProcessIsHeldAgain: a new process with the pid is not taken for the old one.
 func TestAnotherProcessIsHeldAgain(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)

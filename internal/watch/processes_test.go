@@ -39,7 +39,8 @@ func TestCgroupLines(t *testing.T) {
 	}
 }
 
-// TestProcessTable: those who are there are found, those who have gone are not, and one who has taken another's pid is not taken for it.
+// TestProcessTable: processes that run are found, those that have ended are not, and a new process
+// with an old pid is a new one.
 func TestProcessTable(t *testing.T) {
 	dir := t.TempDir()
 	put := func(pid int, start int, cgroup string) {
@@ -73,7 +74,7 @@ func TestProcessTable(t *testing.T) {
 	}
 }
 
-// TestStopRefuses what is no container's own cgroup, and whatever it could not tell from ourselves.
+// TestStopRefuses: what is not a container's own cgroup, and any that may hold this program.
 func TestStopRefuses(t *testing.T) {
 	h := host.Default()
 	self, err := readProcess(h, os.Getpid())
@@ -91,8 +92,8 @@ func TestStopRefuses(t *testing.T) {
 	}
 }
 
-// TestStopSparesMovedProcesses: a process that is not in the container's cgroup is not stopped, and a pid that somebody else has now is
-// nobody's.
+// TestStopSparesMovedProcesses: a process outside of the container's cgroup is not stopped, and
+// neither is a new one with its pid.
 func TestStopSparesMovedProcesses(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
@@ -117,7 +118,7 @@ func TestStopSparesMovedProcesses(t *testing.T) {
 	}
 }
 
-// TestFile: what is written is read, by whoever has the same boot.
+// TestFile: what is written can be read in the same boot.
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
 	s := scene()

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestKeptProcessUsers: a judgement with a cast that others were made with is the same as one without.
+// TestKeptProcessUsers: a comparison with users from an earlier one has the same result as without.
 func TestKeptProcessUsers(t *testing.T) {
 	cgroups := []string{"/pods/c1", "/pods/c1/below", "/pods/c2", "/pods/c3", "/docker/" + id0, "/docker/" + id0 + "/below", "/user.slice", "", "/lxc/box"}
 	for round := range 50 {

@@ -23,7 +23,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// scene is a limiter before a driver that keeps limits in a map, and a tree of cgroups that are but directories.
+// fakeDriver is a manager with a driver that keeps limits in a map, and with a tree of plain
+// directories as cgroups.
 type fakeDriver struct {
 	*Manager
 	t    *testing.T
@@ -74,7 +75,7 @@ func (s *fakeDriver) Limit(_ context.Context, _ grant.Source, asks []grant.Cgrou
 	return answers, nil
 }
 
-// leaf is a container's cgroup with limits of 1 GiB of each GPU, set and known.
+// leaf is a container's cgroup with limits of 1 GiB of each GPU, set and recorded.
 func (s *fakeDriver) leaf(container string, gpus ...string) limitedCgroup {
 	s.t.Helper()
 	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
@@ -118,7 +119,7 @@ func (s *fakeDriver) said(word string) int {
 	return bytes.Count(data, []byte(`"action":"`+word+`"`))
 }
 
-// entered puts the grant of a leaf into the ledger, and its container.
+// entered puts the grant and the container of a cgroup into the ledger.
 func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 	s.t.Helper()
 	self, err := s.n.Host.Self()
@@ -129,7 +130,8 @@ func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 	}))
 }
 
-// TestOneThatFailsKeepsNoOther: a GPU that is lost keeps no limit on another from being held, taken off or set.
+// TestOneThatFailsKeepsNoOther: a lost GPU does not keep limits on others from being set, checked
+// and removed.
 func TestOneThatFailsKeepsNoOther(t *testing.T) {
 	s := newFakeDriver(t)
 	s.lost["GPU-lost"] = true
@@ -158,8 +160,8 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 	}
 }
 
-// TestALimitThatCannotBeSetIsTakenOff: of a container that starts with nothing that holds it, some GPUs are not limited either; at
-// once, or when the driver can again.
+// TestALimitThatCannotBeSetIsTakenOff: if one limit of a container cannot be set, the others are
+// removed, at once or when the driver answers again.
 func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0", "GPU-1")
@@ -184,7 +186,8 @@ func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	}
 }
 
-// TestWhatTheLedgerDoesNotHoldIsNotHeld: a daemon that comes after the one whose driver failed has only the ledger's word.
+// TestWhatTheLedgerDoesNotHoldIsNotHeld: a new daemon after one whose driver failed goes by the
+// ledger.
 func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	s := newFakeDriver(t)
 	weak, held, forced := s.leaf("weak", "GPU-0"), s.leaf("held", "GPU-0"), s.leaf("forced", "GPU-0")
@@ -202,7 +205,7 @@ func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	}
 }
 
-// TestAChangeOfTheLedgerIsNoDrift, however often it takes the driver to do it.
+// TestAChangeOfTheLedgerIsNoDrift: however often it is tried until the driver takes it.
 func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
 	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0")
@@ -222,7 +225,8 @@ func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
 	}
 }
 
-// TestTheSocketStaysOpen for containers that are limited, and for who has been admitted, where policy gives new ones the shim.
+// TestTheSocketStaysOpen: for containers with limits, and for those already admitted when policy
+// gives new ones the shim.
 func TestTheSocketStaysOpen(t *testing.T) {
 	s := newFakeDriver(t)
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
@@ -250,7 +254,8 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	}
 }
 
-// TestADriftIsReportedWhenItBeginsAndEnds: who changes a limit at every pass is counted each time, and fills no log.
+// TestADriftIsReportedWhenItBeginsAndEnds: a change in every pass is counted each time, and does
+// not fill the log.
 func TestADriftIsReportedWhenItBeginsAndEnds(t *testing.T) {
 	s := newFakeDriver(t)
 	f := s.leaf("c", "GPU-0")

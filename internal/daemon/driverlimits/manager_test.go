@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// TestOwnCgroup: a cgroup of the container's own, and nobody's else.
+// TestOwnCgroup: a cgroup of the container's own, and of no other process.
 func TestOwnCgroup(t *testing.T) {
 	h := host.Default()
 	h.Proc = t.TempDir()
@@ -51,7 +51,8 @@ func TestOwnCgroup(t *testing.T) {
 	}
 }
 
-// TestTheRecordIsOfOneBoot, and a file that cannot be read is no empty one: what it says has to be cleared.
+// TestTheRecordIsOfOneBoot: and a file that cannot be read is not an empty one, because its limits
+// have to be removed.
 func TestTheRecordIsOfOneBoot(t *testing.T) {
 	dir := t.TempDir()
 	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 0 {
@@ -73,7 +74,7 @@ func TestTheRecordIsOfOneBoot(t *testing.T) {
 	}
 }
 
-// TestTheRequestSocket answers what it understands, one line, and shuts.
+// TestTheRequestSocket answers requests of one line, and can be closed and opened again.
 func TestTheRequestSocket(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
@@ -112,7 +113,7 @@ func TestTheRequestSocket(t *testing.T) {
 	d.close()
 }
 
-// TestAReductionEndsWithItsProcess: the ledger gives nobody more than a grant is about to have, for as long as who changes it is at it.
+// TestAReductionEndsWithItsProcess: until then the containers get no more than the smaller grant.
 func TestAReductionEndsWithItsProcess(t *testing.T) {
 	h := host.Default()
 	self, err := h.Self()
@@ -135,7 +136,8 @@ func TestAReductionEndsWithItsProcess(t *testing.T) {
 	}
 }
 
-// TestTheSocketIsClosedWhileNoRequestCanSucceed, as long as nobody is limited: a create that finds nobody takes the shim.
+// TestTheSocketIsClosedWhileNoRequestCanSucceed: unless a container has limits. A create without
+// the socket uses the shim.
 func TestTheSocketIsClosedWhileNoRequestCanSucceed(t *testing.T) {
 	s := newFakeDriver(t)
 	ensure := func(open bool, what string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// lost is a scene with one container that the driver limits, of which nobody has written down that it does.
+// lostRecord is a fakeDriver with one container that has limits, and without a record of them.
 type lostRecord struct {
 	*fakeDriver
 	at      cgroupGPU
@@ -53,13 +53,13 @@ func newLostRecord(t *testing.T) *lostRecord {
 	return l
 }
 
-// pass is one of gpuledgerd.
+// pass is a pass of gpuledgerd.
 func (l *lostRecord) pass() error {
 	_, err := l.fakeDriver.check(context.Background(), l.n, true)
 	return errors.Join(err, l.limitMissing(context.Background(), l.n))
 }
 
-// is holds the ledger's word and the driver's limit to what they should be.
+// is compares the ledger and the driver's limit with what they should be.
 func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 	l.t.Helper()
 	daemontest.Must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
@@ -71,8 +71,8 @@ func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 	}))
 }
 
-// TestASilentDriverKeepsItsLimits: where NVML does not answer, or nothing can be written down, a container whose limit nobody knows of any more
-// keeps it, in the ledger, too; and at the next pass it is held again.
+// TestASilentDriverKeepsItsLimits: if NVML does not answer, or nothing can be recorded, a container
+// without a record keeps its limit, and is recorded in the next pass.
 func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	for name, c := range map[string]struct{ begins, ends func(*lostRecord) }{
 		"NVML does not answer": {func(l *lostRecord) { l.hung = true }, func(l *lostRecord) { l.hung = false }},
@@ -113,7 +113,8 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// TestWhatTheDriverRefusesIsNotSaidToHold: who cannot be held is not said to be, by the driver's answer or by where the container is.
+// TestWhatTheDriverRefusesIsNotSaidToHold: the ledger does not say that the driver limits a
+// container that it cannot limit.
 func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 	for name, c := range map[string]struct {
 		begins func(*lostRecord)

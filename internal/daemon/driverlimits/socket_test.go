@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 )
 
-// TestASocketThatIsRemovedIsMadeAgain, and one of somebody else's in its place is left to him.
+// TestASocketThatIsRemovedIsMadeAgain: and another program's socket in its place is left alone.
 func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
@@ -38,7 +38,7 @@ func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	d.close()
 }
 
-// TestARecordThatCannotBeRead: who reads the refusal learns what to do.
+// TestARecordThatCannotBeRead: the error says what to do.
 func TestARecordThatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
 	for text, want := range map[string]string{

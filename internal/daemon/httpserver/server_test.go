@@ -115,8 +115,8 @@ func TestWhereListeningFails(t *testing.T) {
 	}
 }
 
-// TestClientsThatAskAreAnswered: one who keeps as many connections open as there may be, and more, keeps nobody out; and one who is being answered is
-// heard to the end.
+// TestClientsThatAskAreAnswered: a client that opens more connections than there may be keeps no
+// other out, and an answer in progress is finished.
 func TestClientsThatAskAreAnswered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -166,7 +166,7 @@ func TestClientsThatAskAreAnswered(t *testing.T) {
 	}
 }
 
-// TestTheListenersSocketIsMadeAgain, announced by the name that is configured.
+// TestTheListenersSocketIsMadeAgain: and logged by its configured name.
 func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
 	log, said := logs.NewNullLogger()

@@ -48,8 +48,8 @@ func counts(o node.Overview) string {
 	return fmt.Sprintf("%d/%d", len(o.Grants), bindings)
 }
 
-// TestCache: what was done to the ledger is seen at the next look, however short it was before, and so is a container that has ended, which
-// changes no file. What has not changed is not read.
+// TestCache: a change of the ledger is seen in the next reading, however short ago it was, and so
+// is the end of a container, which changes no file. An unchanged ledger is not read.
 func TestCache(t *testing.T) {
 	s := newCachedNode(t)
 	first := s.Grant(0)
@@ -94,7 +94,8 @@ func TestCache(t *testing.T) {
 	_ = two
 }
 
-// TestUnwatchedContainers: where the end of a container would not be noticed, who shows the ledger reads it each time.
+// TestUnwatchedContainers: if the end of a container would not be noticed, Current reads the ledger
+// each time.
 func TestUnwatchedContainers(t *testing.T) {
 	s := newCachedNode(t)
 	s.cache.newVigil = noVigil
@@ -110,7 +111,8 @@ func TestUnwatchedContainers(t *testing.T) {
 
 func noVigil() (*host.Vigil, error) { return nil, host.ErrNoVigil }
 
-// TestContainersAreWatchedAgain: where first processes could not be held, for want of descriptors say, they are as soon as they can; each is said once.
+// TestContainersAreWatchedAgain: processes that could not be held, for example without descriptors,
+// are held as soon as possible; each change is logged once.
 func TestContainersAreWatchedAgain(t *testing.T) {
 	s := newCachedNode(t)
 	log, said := logs.NewNullLogger()

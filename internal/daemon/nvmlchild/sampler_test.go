@@ -30,7 +30,7 @@ const asked = `while read -r line; do
   esac
 done`
 
-// nvml is a stand-in for the process that asks NVML.
+// fakeNVML is a Sampler with a shell script in place of the process that calls NVML.
 type fakeNVML struct {
 	t   *testing.T
 	dir string
@@ -49,7 +49,7 @@ func newFakeNVML(t *testing.T) *fakeNVML {
 	return n
 }
 
-// sample makes it tell of so many GPUs.
+// sample makes it report so many GPUs.
 func (n *fakeNVML) sample(gpus int) {
 	var list []string
 	for i := range gpus {
@@ -88,7 +88,8 @@ func (n *fakeNVML) eventually(what string, is func() bool) {
 	}
 }
 
-// TestSamplerOutlivesNVML: whatever NVML does, it is said, and what comes next is asked for anew.
+// TestSamplerOutlivesNVML: each failure of NVML is reported, and the next sample comes from a new
+// process.
 func TestSamplerOutlivesNVML(t *testing.T) {
 	for what, want := range map[string]string{
 		"hang":    "NVML has not answered for 100ms",
@@ -119,7 +120,7 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 	}
 }
 
-// TestSamplerFollowsChanges: GPUs come and go, and other sources are asked, through another process.
+// TestSamplerFollowsChanges: GPUs come and go, and another source has another process.
 func TestSamplerFollowsChanges(t *testing.T) {
 	n := newFakeNVML(t)
 	for _, want := range []int{1, 8, 0, 3} {
@@ -152,7 +153,8 @@ func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 	}
 }
 
-// TestSamplerStartsFewChildrenThatHang: processes that no signal reaches are waited for, and do not become more and more.
+// TestSamplerStartsFewChildrenThatHang: processes that no signal reaches are waited for, and do not
+// get more and more.
 func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
 	n := newFakeNVML(t)
 	n.m.stuck.Store(maxStuck)
@@ -163,7 +165,8 @@ func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
 	n.eventually("it is asked when they have ended", func() bool { _, err := n.ask(); return err == nil })
 }
 
-// TestSamplerWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes, keeps nobody from asking again.
+// TestSamplerWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes,
+// does not prevent the next sample.
 func TestSamplerWaitsForItsChildAlone(t *testing.T) {
 	for does, want := range map[string]string{"leave": "the process that asks NVML has ended", "leave-all": "NVML has not answered for 100ms"} {
 		t.Run(does, func(t *testing.T) {
@@ -194,8 +197,8 @@ func TestSamplerWaitsForItsChildAlone(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatIsThereIsTaken, though the time is over: a process that stood still finds both, or the answer a moment later.
-// The clock is the bubble's. Where both are there, the select takes either: hence the hundred.
+// TestAnAnswerThatIsThereIsTaken: though the time is over, because this process was stopped. The
+// clock is the bubble's. If both are there, select takes either one: hence the hundred.
 func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 	for name, c := range map[string]struct {
 		comes func(answer func())
@@ -221,13 +224,13 @@ func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 	}
 }
 
-// nobody reads what is asked.
+// nobody is a standard input that no process reads.
 type nobody struct{}
 
 func (nobody) Write(b []byte) (int, error) { return len(b), nil }
 func (nobody) Close() error                { return nil }
 
-// stalled is the context of a process that stands still once it has begun to wait.
+// stalled is the context of a process that is stopped once it has begun to wait.
 type stalled struct {
 	context.Context
 	still func()
@@ -246,7 +249,7 @@ func TestSamplerEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestMonotonic: what is told from sample to sample goes by a clock that nobody sets.
+// TestMonotonic: times of samples are by a clock that cannot be set.
 func TestMonotonic(t *testing.T) {
 	now := time.Now()
 	for _, c := range []struct {

@@ -19,7 +19,7 @@ const (
 	gateAt = overheadAt + 16
 )
 
-// TestGates: a gate follows what the grant was seen to compute, and is the share's where nothing was.
+// TestGates: a gate follows what the grant computes, and is that of the share if that is unknown.
 func TestGates(t *testing.T) {
 	const uuid, id = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa")
 	run := t.TempDir()

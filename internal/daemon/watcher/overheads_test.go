@@ -25,7 +25,7 @@ const (
 	slotAt     = 4096
 )
 
-// TestOverhead: what is used in truth and not counted by the shim counts against the grant.
+// TestOverhead: what is used and not counted by the shim counts against the grant.
 func TestOverhead(t *testing.T) {
 	const uuid, id = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa")
 	run := t.TempDir()
@@ -83,8 +83,8 @@ func TestOverhead(t *testing.T) {
 	}
 }
 
-// TestKeptAccounts: an account is kept open for as long as its grant is used, is opened anew where others lie in its place, and no more
-// are kept than there is room for.
+// TestKeptAccounts: an account stays open while its grant is used, and is opened again if its files
+// were replaced. There are no more open accounts than allowed.
 func TestKeptAccounts(t *testing.T) {
 	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
 	run := t.TempDir()
@@ -134,7 +134,8 @@ func TestKeptAccounts(t *testing.T) {
 	}
 }
 
-// TestASlowAccountIsLeftUnread: the container of one has made it slow, and would at each reading. Its grant's other GPUs have the same account.
+// TestASlowAccountIsLeftUnread: for a while, because its container makes every reading slow. The
+// grant's other GPUs have the same account.
 func TestASlowAccountIsLeftUnread(t *testing.T) {
 	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}

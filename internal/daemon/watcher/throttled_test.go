@@ -22,7 +22,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// standInGPU is a GPU of the stand-in driver whose time passes only while we look at it, with programs that launch through the proxy.
+// standInGPU is a GPU of the stand-in driver whose time passes only with samples, and programs that
+// launch through the proxy.
 type standInGPU struct {
 	t       *testing.T
 	dir     string // driver, proxy and program
@@ -36,8 +37,9 @@ type standInGPU struct {
 
 const standInUUID = "GPU-00000000-fa4e-d41e-0000-000000000001"
 
-// newStandInGPU builds all that there is of C: the stand-in, the proxy that throttles, a program. Each kernel runs for two milliseconds, and each look
-// is a second of theirs. There can be one of a process: an NVML that is loaded stays.
+// newStandInGPU builds the C parts: the stand-in, the proxy that throttles, a program. Each kernel
+// runs for two milliseconds, and each sample is a second of its clock. A process can have one only,
+// because a loaded NVML stays.
 func newStandInGPU(t *testing.T) *standInGPU {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -67,7 +69,7 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 	return g
 }
 
-// run is a story of its own: its programs end with it.
+// run is a test of its own, and its programs end with it.
 func (g *standInGPU) run(name string, story func()) {
 	all := g.t
 	all.Run(name, func(t *testing.T) {
@@ -80,7 +82,7 @@ func (g *standInGPU) run(name string, story func()) {
 	})
 }
 
-// grant enters one, with its records, or changes its share.
+// grant enters a grant with its records, or changes its share.
 func (g *standInGPU) grant(id grant.ID, share int) {
 	g.t.Helper()
 	shares := []grant.Share{{UUID: standInUUID, Memory: grant.GiB}}
@@ -103,7 +105,8 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 		Bindings: []grant.Binding{{Container: string(id), Cgroups: []string{"/" + string(id)}}}})
 }
 
-// launches starts a program in a mount namespace that looks as a container of the grant does. It has begun when this returns, and ends with the test.
+// launches starts a program in a mount namespace like that of a container of the grant. It has
+// begun when this returns, and ends with the test.
 func (g *standInGPU) launches(id grant.ID, kind string) {
 	g.t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "bash", "-euc", `mount -t tmpfs -o mode=755 tmpfs /run; mkdir -p /run/gpuledger/driver
@@ -123,8 +126,8 @@ exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDi
 	g.people[cmd.Process.Pid] = watch.ProcessInfo{Process: grant.Process{PID: cmd.Process.Pid}, Cgroup: "/" + string(id)}
 }
 
-// looks is what gpuledgerd does each second: it asks NVML, judges, and moves the gates; attended says whether it does the last. It tells what percent
-// of the GPU's time each grant had in the mean.
+// looks does what gpuledgerd does each second: it asks NVML, compares, and with attended moves the
+// gates. It returns the mean percentage of the GPU's time that each grant had.
 func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
 	g.t.Helper()
 	mean := map[grant.ID]float64{}
@@ -143,7 +146,7 @@ func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
 	return mean
 }
 
-// has holds what a grant had against its share, within the five points that a share may be off by.
+// has compares what a grant had with its share, within the five points by which a share may be off.
 func (g *standInGPU) has(what string, got float64, share int) {
 	g.t.Helper()
 	if math.Abs(got-float64(share)) > 5 {
@@ -153,9 +156,11 @@ func (g *standInGPU) has(what string, got float64, share int) {
 
 const settled = 40 // looks until a gate has found out what a launch costs
 
-// TestAThrottledGrantHasItsShare: programs launch through the proxy on the stand-in's GPU, NVML tells what they had of it, and the gate is moved until that is the share.
-// All of it goes by the stand-in's clock, so the figures are those of no machine. Earlier throttles were without effect on large GPUs (core #274 #314 #317)
-// or gave shares of other sizes (core #104 #37 #76, hami #2863).
+// TestAThrottledGrantHasItsShare: programs launch through the proxy on the stand-in's GPU, NVML
+// reports what they had of it, and the gate moves until that is the share. All of it goes by the
+// stand-in's clock, so the figures do not depend on the machine. Earlier throttles were without
+// effect on large GPUs (core #274 #314 #317) or gave shares of other sizes (core #104 #37 #76, hami
+// #2863).
 func TestAThrottledGrantHasItsShare(t *testing.T) {
 	const one, two = grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
 	g := newStandInGPU(t)

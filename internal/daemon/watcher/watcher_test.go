@@ -27,7 +27,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// same is a sampler that says the same again and again, with the time.
+// same is a sampler that returns the same sample again and again, with the present time.
 type same struct{ s grant.Sample }
 
 func (s same) Sample(context.Context, grant.Source) (grant.Sample, error) {
@@ -53,7 +53,7 @@ func (f fixedLedger) Read(n *node.Node, anew bool) (node.Overview, bool, error) 
 
 func (fixedLedger) Changes() map[string]uint64 { return nil }
 
-// crowded is a watcher of eight GPUs, on which so many containers run with a grant each and five processes each.
+// crowded is a watcher of eight GPUs, with so many containers of a grant and five processes each.
 func crowded(t testing.TB, containers int) *Manager {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -102,7 +102,7 @@ func crowded(t testing.TB, containers int) *Manager {
 	return w
 }
 
-// TestAPassOfACrowd finds nothing where everybody keeps to his grant, and writes what is used.
+// TestAPassOfACrowd: there are no findings while all keep to their grants, and the use is saved.
 func TestAPassOfACrowd(t *testing.T) {
 	w := crowded(t, 200)
 	n := w.node()
@@ -136,7 +136,8 @@ func BenchmarkPass(b *testing.B) {
 	}
 }
 
-// TestWhatIsUsedIsWritten at once where it has changed, and else now and then, so that its age can be seen.
+// TestWhatIsUsedIsWritten: at once when it has changed, and otherwise from time to time, so that
+// its age can be seen.
 func TestWhatIsUsedIsWritten(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
@@ -171,7 +172,7 @@ func TestWhatIsUsedIsWritten(t *testing.T) {
 	}
 }
 
-// at is a sampler that says the same, of a time.
+// at is a sampler that returns the same sample, with a time of its own.
 type at struct {
 	s    grant.Sample
 	when time.Time
@@ -184,7 +185,8 @@ func (a at) Sample(context.Context, grant.Source) (grant.Sample, error) {
 
 func (at) Close() {}
 
-// TestAFullDiskPreventsNoReaction: what cannot be recorded is said, and whoever has no grant is stopped all the same.
+// TestAFullDiskPreventsNoReaction: what cannot be recorded is an error, and containers without
+// grants are stopped all the same.
 func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
@@ -197,7 +199,8 @@ func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	}
 }
 
-// TestProcessUsersAreRenewed: it is made anew when the ledger was read again and when a process has come or gone, and not else.
+// TestProcessUsersAreRenewed: when the ledger was read again and when a process has come or gone,
+// and not otherwise.
 func TestProcessUsersAreRenewed(t *testing.T) {
 	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}}
 	defer w.processes.Close()
@@ -232,8 +235,8 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 	is("another one has come", true)
 }
 
-// TestAnIdentityIsReadAgainBeforeAStop: a container that policy exempts, and whose spec could not be read when somebody asked who it is, is asked
-// for again before it is stopped; one that is not exempt is stopped all the same.
+// TestAnIdentityIsReadAgainBeforeAStop: the spec of an exempt container could not be read at first.
+// It is read again before a stop. A container that is not exempt is stopped.
 func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 	for name, exempt := range map[string]bool{"exempt": true, "not exempt": false} {
 		t.Run(name, func(t *testing.T) {
@@ -282,7 +285,7 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 	}
 }
 
-// TestProcessesThatCannotBeHeld are said once, and once that they are again.
+// TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
 	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{Log: log}}
