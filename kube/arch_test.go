@@ -17,21 +17,25 @@ const (
 	here   = module + "kube"
 )
 
-// layers says what each package may import of gpuledger. The ledger is reached through book alone, but for values.
+// layers lists the packages of gpuledger that each package may import. Only book reaches the
+// ledger; the other packages import values.
 var layers = map[string][]string{
-	"":                      {},
-	"book":                  {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
-	"booktest":              {"kube/book", "internal/node", "internal/admission", "internal/grant", "internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
-	"dra":                   {"kube/book", "internal/admission", "internal/grant"},
-	"deviceplugin":          {"kube/book", "internal/admission", "internal/grant"},
-	"cluster":               {"kube/dra"},
-	"usage":                 {"internal/cmdline", "internal/grant"},
-	"bench":                 {"kube/book", "kube/dra", "internal/gpu", "internal/gpu/simulated", "internal/grant", "internal/host", "internal/node"},
-	"cmd/gpuledger-kube":    {"kube/book", "kube/dra", "kube/deviceplugin", "kube/usage", "internal/cmdline", "internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
+	"":     {},
+	"book": {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
+	"booktest": {"kube/book", "internal/node", "internal/admission", "internal/grant",
+		"internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
+	"dra":          {"kube/book", "internal/admission", "internal/grant"},
+	"deviceplugin": {"kube/book", "internal/admission", "internal/grant"},
+	"cluster":      {"kube/dra"},
+	"usage":        {"internal/cmdline", "internal/grant"},
+	"bench": {"kube/book", "kube/dra", "internal/gpu", "internal/gpu/simulated",
+		"internal/grant", "internal/host", "internal/node"},
+	"cmd/gpuledger-kube": {"kube/book", "kube/dra", "kube/deviceplugin", "kube/usage", "internal/cmdline",
+		"internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
 	"cmd/kubectl-gpuledger": {"kube/cluster", "kube/usage", "internal/cmdline", "internal/version"},
 }
 
-func TestArrowsPointDown(t *testing.T) {
+func TestImportsFollowTheLayers(t *testing.T) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()

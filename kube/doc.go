@@ -1,11 +1,11 @@
-// Package kube brings the ledger of each node and the cluster's scheduler together.
+// Package kube connects each node's ledger with the cluster's scheduler.
 //
-//   - book: the node's ledger, as the parts below use it, with errors that a tenant may read
+//   - book: the node's ledger for the packages below, with errors that a tenant may read
 //   - dra: the DRA driver: slices from the inventory, a grant for each prepared claim
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
 //   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger
 //
-// It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing that starts containers may
-// link them. docs/kubernetes.md is for those who install it.
+// It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing
+// that starts containers may link them. docs/kubernetes.md explains the installation.
 package kube

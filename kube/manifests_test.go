@@ -28,13 +28,14 @@ import (
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
 
-// objects reads every manifest by the API's own types: what they do not know, or have twice, is an error.
+// objects reads every manifest with the API's own types. An unknown or duplicate field is an error.
 func objects(t *testing.T) map[string][]runtime.Object {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	all := map[string][]runtime.Object{}
 	err := filepath.WalkDir("manifests", func(path string, e fs.DirEntry, err error) error {
-		if err == nil && path == filepath.Join("manifests", "helm") { // templates; packaging/tools/manifests renders them
+		// These are templates; packaging/tools/manifests renders them.
+		if err == nil && path == filepath.Join("manifests", "helm") {
 			return filepath.SkipDir
 		}
 		if err != nil || e.IsDir() || filepath.Base(path) == "kustomization.yaml" {
@@ -74,7 +75,9 @@ func TestManifestsAreWhatTheAPITakes(t *testing.T) {
 				classes[class.Name] = true
 				for _, c := range class.Spec.Config {
 					config, err := dra.ParseConfig(c.Opaque.Parameters.Raw)
-					if err != nil || c.Opaque.Driver != dra.DriverName || class.Name != string(config.Mode)+"."+dra.DriverName || !strings.Contains(class.Spec.Selectors[0].CEL.Expression, `mode == "`+string(config.Mode)+`"`) {
+					if err != nil || c.Opaque.Driver != dra.DriverName ||
+						class.Name != string(config.Mode)+"."+dra.DriverName ||
+						!strings.Contains(class.Spec.Selectors[0].CEL.Expression, `mode == "`+string(config.Mode)+`"`) {
 						t.Errorf("class %s: %+v, %v", class.Name, config, err)
 					}
 				}
@@ -126,11 +129,13 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 	}
 }
 
-// Nobody must be able to do more than he does: what is written here is what a reviewer agreed to.
+// No role may allow more than its user does. This list is what a reviewer agreed to.
 func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
 	roles := map[string]map[string]string{
-		"gpuledger-dra":     {"resourceslices": "create delete list update watch", "resourceclaims": "get watch", "nodes": "get"},
-		"gpuledger-viewer":  {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list", "pods": "get list", "events": "get list"},
+		"gpuledger-dra": {"resourceslices": "create delete list update watch", "resourceclaims": "get watch",
+			"nodes": "get"},
+		"gpuledger-viewer": {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list",
+			"pods": "get list", "events": "get list"},
 		"gpuledger-explain": {"resourceclaims": "get", "pods": "get", "events": "list"},
 	}
 	for _, list := range objects(t) {
@@ -156,10 +161,12 @@ func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
 	}
 }
 
-// Nor may they reach more of their nodes: cmd/gpuledger-kube has the test that this is enough.
+// The agents must not reach more of their nodes either. A test in cmd/gpuledger-kube shows that
+// this is enough.
 func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 	const both = "/run/gpuledger /var/lib/gpuledger"
-	written := map[string]string{"gpuledger-dra": "/run/cdi " + both + " /var/lib/kubelet/plugins/gpuledger.dev /var/lib/kubelet/plugins_registry",
+	written := map[string]string{"gpuledger-dra": "/run/cdi " + both +
+		" /var/lib/kubelet/plugins/gpuledger.dev /var/lib/kubelet/plugins_registry",
 		"gpuledger-device-plugin": both + " /var/lib/kubelet/device-plugins"}
 	read := map[string]string{"gpuledger-dra": "", "gpuledger-device-plugin": " /var/lib/kubelet/pod-resources"}
 	for _, list := range objects(t) {
@@ -170,8 +177,10 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 			}
 			spec := set.Spec.Template.Spec
 			c := spec.Containers[0].SecurityContext
-			if len(spec.Containers) != 1 || len(spec.InitContainers) > 0 || c.Privileged != nil && *c.Privileged || *c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem ||
-				!slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(c.Capabilities.Add) > 0 || c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+			if len(spec.Containers) != 1 || len(spec.InitContainers) > 0 || c.Privileged != nil && *c.Privileged ||
+				*c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem ||
+				!slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(c.Capabilities.Add) > 0 ||
+				c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
 				spec.HostNetwork || spec.HostIPC || spec.SecurityContext != nil {
 				t.Errorf("daemon set %s has %+v", set.Name, c)
 			}
@@ -185,7 +194,9 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 					mounts[m.ReadOnly] = append(mounts[m.ReadOnly], path)
 				}
 			}
-			for readOnly, want := range map[bool]string{false: written[set.Name], true: "/etc/gpuledger /run/containerd/runc /run/crun /run/runc /sys/fs/cgroup /usr/lib/gpuledger" + read[set.Name]} {
+			for readOnly, want := range map[bool]string{false: written[set.Name],
+				true: "/etc/gpuledger /run/containerd/runc /run/crun /run/runc /sys/fs/cgroup /usr/lib/gpuledger" +
+					read[set.Name]} {
 				slices.Sort(mounts[readOnly])
 				if got := strings.Join(mounts[readOnly], " "); got != want {
 					t.Errorf("daemon set %s, read-only %v: mounts %s\nwant %s", set.Name, readOnly, got, want)
@@ -199,8 +210,9 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 	}
 }
 
-// The chart may be in a namespace with others' pods, kube-system say, and an empty selector is all of these.
-func TestTheNetworkPolicyIsOfTheAgentsAlone(t *testing.T) {
+// The chart may be installed in a namespace with other pods, such as kube-system. An empty selector
+// would select all of them.
+func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {
 	var policies []*networkingv1.NetworkPolicy
 	agents := map[string]labels.Set{}
 	for _, list := range objects(t) {
@@ -225,16 +237,17 @@ func TestTheNetworkPolicyIsOfTheAgentsAlone(t *testing.T) {
 			t.Errorf("it is not of %s, whose pods have %v", name, set)
 		}
 	}
-	for _, other := range []labels.Set{nil, {"k8s-app": "kube-dns"}, {"app.kubernetes.io/name": "gpuledger-setup"}} {
+	for _, other := range []labels.Set{nil, {"k8s-app": "kube-dns"},
+		{"app.kubernetes.io/name": "gpuledger-setup"}} {
 		if selector.Matches(other) {
 			t.Errorf("it is of pods with %v, too", other)
 		}
 	}
 }
 
-// The agents have no probe: one that can do nothing ends, and a container that runs is taken for ready. A version that ends at once must not take
-// the place of one that works, on any node but the first.
-func TestANewVersionHasToStay(t *testing.T) {
+// The agents have no probe: an agent that cannot work ends, and a running container counts as
+// ready. A version that ends at once may replace a working one on the first node only.
+func TestAnUpdateWaitsUntilAPodHasStayedReady(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
 		for _, object := range list {

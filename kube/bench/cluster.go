@@ -37,7 +37,7 @@ type cluster struct {
 	client   kubernetes.Interface
 	programs []*program
 
-	list []resourceapi.ResourceSlice // as last seen
+	list []resourceapi.ResourceSlice // at the last look
 }
 
 // program is a part of the control plane.
@@ -52,9 +52,10 @@ leaderElection: {leaderElect: false}
 clientConnection: {kubeconfig: %q%s}
 `
 
-// startCluster starts etcd, the API server and the scheduler, each when the one before it answers.
+// startCluster starts etcd, the API server and the scheduler, each when the previous one answers.
 func startCluster(ctx context.Context, dir string, o options) (c *cluster, err error) {
-	c = &cluster{dir: dir, config: &rest.Config{Host: "https://127.0.0.1:6443", BearerToken: "admin", QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}}
+	c = &cluster{dir: dir, config: &rest.Config{Host: "https://127.0.0.1:6443", BearerToken: "admin", QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}}
 	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
 		return nil, err
 	}
@@ -76,8 +77,9 @@ func startCluster(ctx context.Context, dir string, o options) (c *cluster, err e
 	for name, text := range map[string]string{
 		"admin.yaml": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:6443\", insecure-skip-tls-verify: true}}]\n" +
 			"users: [{name: u, user: {token: admin}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n",
-		"tokens.csv":     "admin,admin,admin,\"system:masters\"\n",
-		"sa.key":         string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+		"tokens.csv": "admin,admin,admin,\"system:masters\"\n",
+		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
+			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"scheduler.yaml": fmt.Sprintf(schedulerConfig, kubeconfig, limit),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -85,13 +87,18 @@ func startCluster(ctx context.Context, dir string, o options) (c *cluster, err e
 		}
 	}
 	kubernetes := o.engines + "/kubernetes/"
-	if err := c.start("etcd", o.engines+"/etcd/etcd", "--data-dir", dir+"/etcd", "--log-level=warn"); err != nil {
+	if err := c.start("etcd", o.engines+"/etcd/etcd", "--data-dir", dir+"/etcd",
+		"--log-level=warn"); err != nil {
 		return nil, err
 	}
-	if err := c.start("apiserver", kubernetes+"kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none", "--cert-dir="+dir+"/certs", "--token-auth-file="+dir+"/tokens.csv", "--anonymous-auth=false", "--authorization-mode=RBAC",
-		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--service-account-issuer=https://127.0.0.1:6443", "--service-account-key-file="+dir+"/sa.key",
-		"--service-account-signing-key-file="+dir+"/sa.key", "--service-cluster-ip-range=10.96.0.0/24"); err != nil {
+	if err := c.start("apiserver", kubernetes+"kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", "--cert-dir="+dir+"/certs", "--token-auth-file="+dir+"/tokens.csv",
+		"--anonymous-auth=false", "--authorization-mode=RBAC",
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+		"--service-account-issuer=https://127.0.0.1:6443", "--service-account-key-file="+dir+"/sa.key",
+		"--service-account-signing-key-file="+dir+"/sa.key",
+		"--service-cluster-ip-range=10.96.0.0/24"); err != nil {
 		return nil, err
 	}
 	ready := func() bool {
@@ -101,7 +108,8 @@ func startCluster(ctx context.Context, dir string, o options) (c *cluster, err e
 	if err := until(ctx, "the API server answers", ready); err != nil {
 		return nil, err
 	}
-	return c, c.start("scheduler", kubernetes+"kube-scheduler", "--config="+dir+"/scheduler.yaml", "--bind-address=127.0.0.1", "--cert-dir="+dir+"/certs",
+	return c, c.start("scheduler", kubernetes+"kube-scheduler", "--config="+dir+"/scheduler.yaml",
+		"--bind-address=127.0.0.1", "--cert-dir="+dir+"/certs",
 		"--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
 }
 
@@ -121,7 +129,7 @@ func (c *cluster) start(name, path string, args ...string) error {
 	return nil
 }
 
-// stop ends what was started, the last first.
+// stop ends the programs, the last one first.
 func (c *cluster) stop() {
 	for _, p := range slices.Backward(c.programs) {
 		_ = p.cmd.Process.Kill()
@@ -129,7 +137,7 @@ func (c *cluster) stop() {
 	}
 }
 
-// said is the end of each program's log.
+// said returns the end of each program's log.
 func (c *cluster) said() (all error) {
 	for _, p := range c.programs {
 		text, _ := os.ReadFile(filepath.Join(c.dir, p.name+".log"))
@@ -138,7 +146,7 @@ func (c *cluster) said() (all error) {
 	return all
 }
 
-// until waits for something that comes within minutes.
+// until waits some minutes at most until done returns true.
 func until(ctx context.Context, what string, done func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -167,19 +175,24 @@ func (c *cluster) prepare(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	room := corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("256Gi"), "pods": resource.MustParse("110")}
+	room := corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("256Gi"),
+		"pods": resource.MustParse("110")}
 	return together(o.nodes, 10, func(i int) error {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{"kubernetes.io/hostname": nodeName(i), "gpuledger.dev/node": "shared"}},
-			Status: corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
+			Labels: map[string]string{"kubernetes.io/hostname": nodeName(i), "gpuledger.dev/node": "shared"}},
+			Status: corev1.NodeStatus{Capacity: room, Allocatable: room,
+				Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 		_, err := c.client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		return err
 	})
 }
 
-// untilSlices waits until the API has the slices of all nodes, and so many of their GPUs as that function wants are used outside.
+// untilSlices waits until the API has the slices of all nodes and enough returns true. outside is
+// the number of GPUs that are used outside the ledger.
 func (c *cluster) untilSlices(ctx context.Context, enough func(outside int) bool, o options) error {
 	return until(ctx, "slices of all nodes", func() bool {
-		list, err := c.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0"}) // of the API server's cache
+		// from the API server's cache
+		list, err := c.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return false
 		}
@@ -211,9 +224,10 @@ func (c *cluster) devices() (n int) {
 	return n
 }
 
-// schedule makes n claims with a pod each, and returns how long it took for each pod from its creation until it was seen bound. Of long
-// work it tells on standard error how far it is.
-func (c *cluster) schedule(ctx context.Context, name string, n int, patience time.Duration) ([]time.Duration, error) {
+// schedule makes n claims with a pod each. It returns how long each pod took from its creation
+// until it was seen bound. During long work it prints its progress on standard error.
+func (c *cluster) schedule(ctx context.Context, name string, n int,
+	patience time.Duration) ([]time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	pods := c.client.CoreV1().Pods("default")
@@ -227,8 +241,9 @@ func (c *cluster) schedule(ctx context.Context, name string, n int, patience tim
 	created, took := map[string]time.Time{}, []time.Duration(nil)
 	if err := together(n, 20, func(i int) error {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i)}}
-		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "limit." + dra.DriverName,
-			Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi")}}}}}
+		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu",
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "limit." + dra.DriverName,
+				Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi")}}}}}
 		_, err := c.client.ResourceV1().ResourceClaims("default").Create(ctx, claim, metav1.CreateOptions{})
 		return err
 	}); err != nil {
@@ -250,14 +265,16 @@ func (c *cluster) schedule(ctx context.Context, name string, n int, patience tim
 	for len(took) < n {
 		select {
 		case <-progress.C:
-			fmt.Fprintf(os.Stderr, "%s: %d of %d are bound after %.0f s\n", name, len(took), n, time.Since(began).Seconds())
+			fmt.Fprintf(os.Stderr, "%s: %d of %d are bound after %.0f s\n", name, len(took), n,
+				time.Since(began).Seconds())
 		case err := <-made:
 			if err != nil {
 				return nil, err
 			}
 			made = nil
 		case e, open := <-watch.ResultChan():
-			if !open { // the API server ends watches, too; a new one begins with all the pods that there are
+			// The API server ends watches, too. A new watch begins with all existing pods.
+			if !open {
 				again, err := pods.Watch(ctx, look)
 				if err != nil {
 					return nil, fmt.Errorf("%d of %d pods are bound, and no more can be seen: %w", len(took), n, err)
@@ -277,16 +294,17 @@ func (c *cluster) schedule(ctx context.Context, name string, n int, patience tim
 }
 
 func podOf(name, set string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"set": set}}, Spec: corev1.PodSpec{
-		ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
-		Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{
-			Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"set": set}},
+		Spec: corev1.PodSpec{
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
+			Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{
+				Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
 }
 
 // tally counts requests to the API by verb and resource.
 type tally map[string]int
 
-// requests reads the API server's own count.
+// requests reads the API server's own counts.
 func (c *cluster) requests(ctx context.Context) tally {
 	text, err := c.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -316,7 +334,7 @@ func label(labels, name string) string {
 	return ""
 }
 
-// since are the requests for some resources after an earlier count.
+// since returns the requests for some resources since an earlier count.
 func (t tally) since(before tally, resources ...string) string {
 	var parts []string
 	for key, n := range t {
@@ -330,7 +348,7 @@ func (t tally) since(before tally, resources ...string) string {
 	return strings.Join(parts, ", ")
 }
 
-// seconds are those of CPU that each program has had, and this one.
+// seconds holds the CPU seconds of each program, and of this one.
 type seconds map[string]float64
 
 func (c *cluster) usage() seconds {
@@ -341,7 +359,7 @@ func (c *cluster) usage() seconds {
 	return all
 }
 
-// cpu reads utime and stime of a process (proc(5)), in ticks of 10 ms.
+// cpu reads a process's utime and stime (proc(5)), in ticks of 10 ms, and returns seconds.
 func cpu(pid string) float64 {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -362,7 +380,7 @@ func (s seconds) since(before seconds) string {
 	return strings.Join(parts, ", ")
 }
 
-// scheduler is a client of the scheduler's own endpoints.
+// scheduler returns a client of the scheduler's own endpoints.
 func (c *cluster) scheduler() (rest.Interface, error) {
 	config := rest.CopyConfig(c.config)
 	config.Host, config.QPS = "https://127.0.0.1:10259", -1
@@ -373,7 +391,8 @@ func (c *cluster) scheduler() (rest.Interface, error) {
 	return client.CoreV1().RESTClient(), nil
 }
 
-// profile writes what the scheduler spends its CPU on for 20 seconds from now; no path: nothing.
+// profile writes a CPU profile of the scheduler over the next 20 seconds. Without a path it does
+// nothing.
 func (c *cluster) profile(ctx context.Context, path string) error {
 	if path == "" {
 		return nil
@@ -382,14 +401,16 @@ func (c *cluster) profile(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	data, err := client.Get().AbsPath("/debug/pprof/profile").Param("seconds", "20").Timeout(time.Minute).DoRaw(ctx)
+	data, err := client.Get().AbsPath("/debug/pprof/profile").Param("seconds",
+		"20").Timeout(time.Minute).DoRaw(ctx)
 	if err != nil {
 		return fmt.Errorf("cannot profile the scheduler: %w", err)
 	}
 	return os.WriteFile(path, data, 0o644)
 }
 
-// schedulerSays is the mean of what an attempt takes, by the scheduler's own account: without the waiting, and without the binding.
+// schedulerSays returns the mean time of a scheduling attempt by the scheduler's own metrics. It
+// includes neither the waiting nor the binding.
 func (c *cluster) schedulerSays(ctx context.Context) string {
 	client, err := c.scheduler()
 	if err != nil {
@@ -408,11 +429,14 @@ func (c *cluster) schedulerSays(ctx context.Context) string {
 		case "scheduler_scheduling_algorithm_duration_seconds_sum", "scheduler_scheduling_algorithm_duration_seconds_count":
 			sums[metric] += n
 		case "scheduler_framework_extension_point_duration_seconds_sum", "scheduler_framework_extension_point_duration_seconds_count":
-			sums[strings.TrimPrefix(metric, "scheduler_framework_extension_point_duration_seconds_")+label(strings.TrimSuffix(labels, "}"), "extension_point")] += n
+			sums[strings.TrimPrefix(metric, "scheduler_framework_extension_point_duration_seconds_")+label(
+				strings.TrimSuffix(labels, "}"), "extension_point")] += n
 		}
 	}
 	mean := func(sum, count string) float64 { return 1000 * sums[sum] / max(1, sums[count]) }
-	text2 := fmt.Sprintf("choosing a node %.1f ms a pod", mean("scheduler_scheduling_algorithm_duration_seconds_sum", "scheduler_scheduling_algorithm_duration_seconds_count"))
+	text2 := fmt.Sprintf("choosing a node %.1f ms a pod",
+		mean("scheduler_scheduling_algorithm_duration_seconds_sum",
+			"scheduler_scheduling_algorithm_duration_seconds_count"))
 	for _, point := range []string{"Filter", "PreBind", "Bind"} {
 		text2 += fmt.Sprintf(", %s %.1f ms", point, mean("sum"+point, "count"+point))
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
 
-// fleet are the drivers of all nodes.
+// fleet holds the drivers of all nodes.
 type fleet struct {
 	members []*member
 	count   counter
@@ -71,7 +71,7 @@ func newFleet(dir string, o options, c *cluster) (*fleet, error) {
 	return f, nil
 }
 
-// memoryOfGPU is each GPU's.
+// memoryOfGPU is the memory of each GPU.
 const memoryOfGPU = 16 * grant.GiB
 
 func newMember(dir string, i int, o options, c *cluster, count *counter) (*member, error) {
@@ -80,7 +80,8 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 			return nil, err
 		}
 	}
-	d, err := simulated.Describe(o.gpus, memoryOfGPU, fmt.Sprintf("Simulated GPU of %s", nodeName(i)), nil) // UUIDs come of the name
+	// The UUIDs depend on the name.
+	d, err := simulated.Describe(o.gpus, memoryOfGPU, fmt.Sprintf("Simulated GPU of %s", nodeName(i)), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -90,15 +91,18 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 	}
 	config, pool := dir+"/config.toml", ""
 	if o.modes != "" {
-		pool = fmt.Sprintf("[[pool]]\ngpus = [\"0-%d\"]\nmodes = [\"%s\"]\n", o.gpus-1, strings.ReplaceAll(o.modes, ",", `", "`))
+		pool = fmt.Sprintf("[[pool]]\ngpus = [\"0-%d\"]\nmodes = [\"%s\"]\n", o.gpus-1,
+			strings.ReplaceAll(o.modes, ",", `", "`))
 	}
 	if err == nil {
-		err = os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n%s", dir+"/state", dir+"/run", dir+"/cdi", pool), 0o600)
+		err = os.WriteFile(config, fmt.Appendf(nil,
+			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n%s",
+			dir+"/state", dir+"/run", dir+"/cdi", pool), 0o600)
 	}
 	if err != nil {
 		return nil, err
 	}
-	rest := rest.CopyConfig(c.config) // with the limits of client-go that gpuledger-kube has
+	rest := rest.CopyConfig(c.config) // with client-go's default limits
 	rest.QPS, rest.Burst = 0, 0
 	rest.Wrap(func(t http.RoundTripper) http.RoundTripper { return counted{count, t} })
 	client, err := kubernetes.NewForConfig(rest)
@@ -106,22 +110,27 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 		return nil, err
 	}
 	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
-	return &member{dir: dir, first: inv.GPUs[0].UUID, driver: &dra.Driver{Book: b, Node: nodeName(i), Client: client, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}, nil
+	return &member{dir: dir, first: inv.GPUs[0].UUID,
+		driver: &dra.Driver{Book: b, Node: nodeName(i), Client: client,
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}, nil
 }
 
-// start serves all kubelets, which never call, and publishes as gpuledger-kube does.
+// start starts all drivers, whose kubelets never call, and publishes every second as gpuledger-kube
+// does.
 func (f *fleet) start(ctx context.Context) error {
 	ctx, f.end = context.WithCancel(ctx)
 	return together(len(f.members), 10, func(i int) (err error) {
 		m := f.members[i]
-		m.plugin, err = kubeletplugin.Start(ctx, m.driver, kubeletplugin.DriverName(dra.DriverName), kubeletplugin.NodeName(m.driver.Node), kubeletplugin.KubeClient(m.driver.Client),
-			kubeletplugin.PluginDataDirectoryPath(m.dir+"/plugin"), kubeletplugin.RegistrarDirectoryPath(m.dir+"/registry"), kubeletplugin.GRPCVerbosity(-1))
+		m.plugin, err = kubeletplugin.Start(ctx, m.driver, kubeletplugin.DriverName(dra.DriverName),
+			kubeletplugin.NodeName(m.driver.Node), kubeletplugin.KubeClient(m.driver.Client),
+			kubeletplugin.PluginDataDirectoryPath(m.dir+"/plugin"),
+			kubeletplugin.RegistrarDirectoryPath(m.dir+"/registry"), kubeletplugin.GRPCVerbosity(-1))
 		if err != nil {
 			return err
 		}
 		f.all.Go(func() {
 			for ctx.Err() == nil {
-				_ = m.driver.Publish(ctx, m.plugin) // again in a second
+				_ = m.driver.Publish(ctx, m.plugin) // tries again in a second
 				select {
 				case <-ctx.Done():
 				case <-time.After(time.Second):
@@ -132,7 +141,7 @@ func (f *fleet) start(ctx context.Context) error {
 	})
 }
 
-// outside has so many MiB of each node's first GPU used outside the ledger.
+// outside sets how many MiB of each node's first GPU are used outside the ledger.
 func (f *fleet) outside(mib int) error {
 	return together(len(f.members), 10, func(i int) error {
 		m := f.members[i]

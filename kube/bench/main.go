@@ -1,5 +1,6 @@
-// Command bench measures a cluster of many nodes with simulated GPUs: a real etcd, API server and scheduler, a DRA driver for each node in
-// this one process, and pods that nobody runs. It prints what docs/benchmarks.md shows. `make bench-cluster` runs it in a mount and a
+// Command bench measures a cluster of many nodes with simulated GPUs. It has a real etcd, API
+// server and scheduler, and all nodes' DRA drivers run in this one process. No kubelet runs the
+// pods. It prints the figures of docs/benchmarks.md. `make bench-cluster` runs it in a mount and a
 // network namespace of its own.
 package main
 
@@ -20,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// options are the size of the cluster and what is asked of it.
+// options holds the size of the cluster and of the measurements.
 type options struct {
 	engines, classes          string
 	nodes, gpus, claims, lone int
@@ -32,16 +33,21 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.engines, "engines", ".cache/engines", "where test/engines/build.sh has put etcd and kubernetes")
+	flag.StringVar(&o.engines, "engines", ".cache/engines",
+		"where test/engines/build.sh has put etcd and kubernetes")
 	flag.StringVar(&o.classes, "classes", "kube/manifests/dra/classes.yaml", "the DeviceClasses")
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
-	flag.StringVar(&o.modes, "modes", "", "the modes of all GPUs, with commas between, as a pool of the node's configuration says them; none: all")
+	flag.StringVar(&o.modes, "modes", "",
+		"the modes of all GPUs, with commas between, as a pool of the node's configuration says them; none: all")
 	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
 	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")
-	flag.DurationVar(&o.wobble, "wobble", 30*time.Second, "how long what is used outside the ledger changes each second on each node")
-	flag.DurationVar(&o.patience, "patience", 30*time.Minute, "how long the claims made at once may take until all are bound")
-	flag.StringVar(&o.profile, "profile", "", "the `FILE` for a profile of the scheduler's CPU, of 20 seconds while claims are made at once")
+	flag.DurationVar(&o.wobble, "wobble", 30*time.Second,
+		"how long what is used outside the ledger changes each second on each node")
+	flag.DurationVar(&o.patience, "patience", 30*time.Minute,
+		"how long the claims made at once may take until all are bound")
+	flag.StringVar(&o.profile, "profile", "",
+		"the `FILE` for a profile of the scheduler's CPU, of 20 seconds while claims are made at once")
 	flag.IntVar(&o.qps, "scheduler-qps", 0, "requests a second that the scheduler may make; 0: its default")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
@@ -76,7 +82,8 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, measure := range []func(context.Context, options, *cluster, *fleet) error{publishing, changing, wobbling, alone, burst} {
+	for _, measure := range []func(context.Context, options, *cluster, *fleet) error{publishing, changing,
+		wobbling, alone, burst} {
 		if err := measure(ctx, o, c, drivers); err != nil {
 			return err
 		}
@@ -85,7 +92,7 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// publishing is from the start of all drivers until the API has all that they tell.
+// publishing measures from the start of all drivers until the API has all their slices.
 func publishing(ctx context.Context, o options, c *cluster, f *fleet) error {
 	before, began := c.requests(ctx), time.Now()
 	if err := f.start(ctx); err != nil {
@@ -95,11 +102,13 @@ func publishing(ctx context.Context, o options, c *cluster, f *fleet) error {
 		return err
 	}
 	took := time.Since(began)
-	fmt.Printf("published: %d slices of %d nodes with %d devices in %.1f s; %d requests of the drivers (%s)\n", c.slices(), o.nodes, c.devices(), took.Seconds(), f.count.take(), c.requests(ctx).since(before, "resourceslices"))
+	fmt.Printf("published: %d slices of %d nodes with %d devices in %.1f s; %d requests of the drivers (%s)\n",
+		c.slices(), o.nodes, c.devices(), took.Seconds(), f.count.take(),
+		c.requests(ctx).since(before, "resourceslices"))
 	return nil
 }
 
-// changing is from a change on each node until the API has all of them.
+// changing measures from a change on each node until the API has all of them.
 func changing(ctx context.Context, o options, c *cluster, f *fleet) error {
 	before, began := c.requests(ctx), time.Now()
 	if err := f.outside(1); err != nil {
@@ -108,11 +117,12 @@ func changing(ctx context.Context, o options, c *cluster, f *fleet) error {
 	if err := c.untilSlices(ctx, func(outside int) bool { return outside == o.nodes }, o); err != nil {
 		return err
 	}
-	fmt.Printf("changed: one GPU of each node, in %.1f s; %d requests of the drivers (%s)\n", time.Since(began).Seconds(), f.count.take(), c.requests(ctx).since(before, "resourceslices"))
+	fmt.Printf("changed: one GPU of each node, in %.1f s; %d requests of the drivers (%s)\n",
+		time.Since(began).Seconds(), f.count.take(), c.requests(ctx).since(before, "resourceslices"))
 	return nil
 }
 
-// wobbling is what the API bears while capacities change each second.
+// wobbling measures the requests to the API while capacities change every second.
 func wobbling(ctx context.Context, o options, c *cluster, f *fleet) error {
 	before, began := c.requests(ctx), time.Now()
 	for i := 0; time.Since(began) < o.wobble; i++ {
@@ -127,11 +137,13 @@ func wobbling(ctx context.Context, o options, c *cluster, f *fleet) error {
 	}
 	took := time.Since(began)
 	n := f.count.take()
-	fmt.Printf("wobbling: another amount on each node each second, for %.0f s: %d requests of the drivers, %.1f a second (%s)\n", took.Seconds(), n, float64(n)/took.Seconds(), c.requests(ctx).since(before, "resourceslices"))
+	fmt.Printf(
+		"wobbling: another amount on each node each second, for %.0f s: %d requests of the drivers, %.1f a second (%s)\n",
+		took.Seconds(), n, float64(n)/took.Seconds(), c.requests(ctx).since(before, "resourceslices"))
 	return nil
 }
 
-// alone is what the scheduler takes for one claim while nothing else is there.
+// alone measures how long the scheduler takes for one claim without other work.
 func alone(ctx context.Context, o options, c *cluster, _ *fleet) error {
 	var all []time.Duration
 	for i := range o.lone {
@@ -141,11 +153,12 @@ func alone(ctx context.Context, o options, c *cluster, _ *fleet) error {
 		}
 		all = append(all, took...)
 	}
-	fmt.Printf("alone: %d claims one after another, from the pod's creation to its binding: %s\n", len(all), quantiles(all))
+	fmt.Printf("alone: %d claims one after another, from the pod's creation to its binding: %s\n", len(all),
+		quantiles(all))
 	return nil
 }
 
-// burst is all claims at once: how long each waits, and how long it takes for all.
+// burst makes all claims at once. It measures how long each waits, and how long all take.
 func burst(ctx context.Context, o options, c *cluster, f *fleet) error {
 	before, began, used := c.requests(ctx), time.Now(), c.usage()
 	profiled := make(chan error, 1)
@@ -155,9 +168,11 @@ func burst(ctx context.Context, o options, c *cluster, f *fleet) error {
 		return err
 	}
 	took := time.Since(began)
-	fmt.Printf("burst: %d claims at once: all bound in %.1f s, %.0f a second; each waits %s\n", len(all), took.Seconds(), float64(len(all))/took.Seconds(), quantiles(all))
+	fmt.Printf("burst: %d claims at once: all bound in %.1f s, %.0f a second; each waits %s\n", len(all),
+		took.Seconds(), float64(len(all))/took.Seconds(), quantiles(all))
 	fmt.Printf("burst: requests: %s\n", c.requests(ctx).since(before, "pods", "resourceclaims", "events"))
-	fmt.Printf("burst: CPU: %s of %.1f s; scheduler: %s\n", c.usage().since(used), took.Seconds(), c.schedulerSays(ctx))
+	fmt.Printf("burst: CPU: %s of %.1f s; scheduler: %s\n", c.usage().since(used), took.Seconds(),
+		c.schedulerSays(ctx))
 	return <-profiled
 }
 
@@ -167,7 +182,7 @@ func quantiles(all []time.Duration) string {
 	return fmt.Sprintf("p50 %.0f ms, p95 %.0f ms, longest %.0f ms", at(0.5), at(0.95), at(1))
 }
 
-// together runs do for each of n, at most so many at a time.
+// together runs do for each number below n, at most width at a time.
 func together(n, width int, do func(i int) error) error {
 	var (
 		mu  sync.Mutex

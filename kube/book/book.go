@@ -1,5 +1,5 @@
-// Package book is the node's ledger as the cluster's agents use it. The ledger has the last word: what the scheduler
-// allocated is entered only where it fits.
+// Package book gives the cluster's agents access to the node's ledger. The ledger decides last: an
+// allocation of the scheduler is entered only if it fits.
 package book
 
 import (
@@ -16,20 +16,21 @@ import (
 
 // Book is a node's ledger with its CDI files.
 type Book struct {
-	Open   func() *node.Node // the node as its configuration describes it now
+	Open   func() *node.Node // opens the node with its present configuration
 	Config string            // absolute path of the configuration, for the hook in CDI files
 
-	References string // directory of references that outlive a boot; "": none does
+	References string // directory of references that survive a boot; "": none is kept
 }
 
-// Page is the ledger at a moment.
+// Page is the content of the ledger at one moment.
 type Page struct {
 	node.Overview
 	Node *node.Node
 }
 
-// Read gives the ledger and the inventory. An inventory that can't be used is an error: nothing can be placed by it. A page that comes
-// with an error has the node, and where its Problem is the error, what the ledger has, too.
+// Read returns the ledger and the inventory. An unusable inventory is an error, because nothing can
+// be placed without one. A page returned with an error still has the node. If its Problem is the
+// error, it also has the content of the ledger.
 func (b Book) Read() (Page, error) {
 	n := b.Open()
 	if n.Broken != nil {
@@ -45,27 +46,29 @@ func (b Book) Read() (Page, error) {
 	return Page{Overview: o, Node: n}, err
 }
 
-// As is the book by the configuration that a page was read with, whatever stands in its file by now.
+// As returns a Book that keeps the configuration of a page, even if the file has changed since.
 func (b Book) As(p Page) Book {
 	b.Open = func() *node.Node { return p.Node }
 	return b
 }
 
-// Of are the grants that one of the agents has entered.
+// Of returns the grants that one agent has entered; source names the agent.
 func (p Page) Of(source string) []grant.Grant {
 	return slices.DeleteFunc(slices.Clone(p.Grants), func(g grant.Grant) bool { return g.Source != source })
 }
 
-// Seats are the GPUs with what is left by everybody but the agent that has this source; "" leaves nobody out.
+// Seats returns the GPUs and what is free on each. It leaves out the grants of the agent that has
+// this source; with "" it counts all grants.
 func (p Page) Seats(without string) ([]admission.Seat, error) {
 	v := p.View
 	if without != "" {
-		v.Grants = slices.DeleteFunc(slices.Clone(v.Grants), func(g grant.Grant) bool { return g.Source == without })
+		v.Grants = slices.DeleteFunc(slices.Clone(v.Grants),
+			func(g grant.Grant) bool { return g.Source == without })
 	}
 	return admission.Seats(v, p.Inventory, p.Node.Policy)
 }
 
-// Held is an owner's grant, where it has one.
+// Held returns an owner's grant, and whether there is one.
 func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
 	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Owner == owner })
 	if i < 0 {
@@ -74,14 +77,16 @@ func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
 	return p.Grants[i], true
 }
 
-// Offer is what a container of this owner would get by a grant of this mode here, and by which strength it would be held to it. It is the
-// judgement of an admission, so nothing is promised that one would not keep.
+// Offer returns the verdict on a container of this owner with a grant of this mode, and the
+// strength that would hold it. Admission uses the same code, so an offer promises nothing that a
+// create would refuse.
 func (p Page) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) grant.Verdict {
-	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: owner, Mode: mode, Strength: admission.StrengthOf(mode), GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: owner, Mode: mode, Strength: admission.StrengthOf(mode),
+		GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
 	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy)
 }
 
-// Enter makes a grant. Its errors may stand in a pod's events: they name no other tenant.
+// Enter makes a grant. Its errors may appear in a pod's events, so they name no other tenant.
 func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	n := b.Open()
 	g, reference, err := n.Grant(ask)
@@ -92,7 +97,7 @@ func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	return g, reference, err
 }
 
-// Widen gives a grant more memory where it is. Its errors are those of Enter.
+// Widen gives a grant more memory on its GPUs. Its errors are as those of Enter.
 func (b Book) Widen(g grant.Grant, memory grant.Bytes) error {
 	_, err := b.Open().Change(g.ID, node.Change{Memory: &memory})
 	var refusal *grant.Refusal
@@ -102,7 +107,8 @@ func (b Book) Widen(g grant.Grant, memory grant.Bytes) error {
 	return err
 }
 
-// noRoom says what is free where, without the holders that the administrator is told.
+// noRoom is the refusal for tenants: it says what is free on each GPU and omits the holders, which
+// only administrators see.
 func (b Book) noRoom(ask admission.Ask, code grant.Code) error {
 	p, err := b.Read()
 	if err != nil {
@@ -112,7 +118,8 @@ func (b Book) noRoom(ask admission.Ask, code grant.Code) error {
 	if err != nil {
 		return err
 	}
-	return &grant.Refusal{Code: code, Message: fmt.Sprintf("cannot grant %s: %s", describe(ask), room), Hint: "ask for less, or wait until a grant is released"}
+	return &grant.Refusal{Code: code, Message: fmt.Sprintf("cannot grant %s: %s", describe(ask), room),
+		Hint: "ask for less, or wait until a grant is released"}
 }
 
 func describe(ask admission.Ask) string {
@@ -134,7 +141,7 @@ func describe(ask admission.Ask) string {
 	return what
 }
 
-// Room says for each GPU what is free there: "GPU 0 has 4GiB of 16160MiB free (mode limit)".
+// Room says what is free on each GPU, such as "GPU 0 has 4GiB of 16160MiB free (mode limit)".
 func (p Page) Room() (string, error) {
 	seats, err := p.Seats("")
 	if err != nil {
@@ -170,7 +177,7 @@ func room(s admission.Seat) string {
 	return gpu + fmt.Sprintf("has %s of %s free (mode %s)", s.Free, s.Space, s.Mode)
 }
 
-// daemon is what keeps a GPU in mode mps from grants over other GPUs.
+// daemon describes the MPS daemon of a GPU, which prevents grants over other GPUs.
 func daemon(gpus int) string {
 	if gpus == 1 {
 		return "with a daemon of its own"
@@ -178,10 +185,11 @@ func daemon(gpus int) string {
 	return fmt.Sprintf("with one daemon over %d GPUs", gpus)
 }
 
-// Files are the node's CDI files.
+// Files returns the node's CDI files.
 func (b Book) Files() cdi.Files { return cdi.Files{Node: b.Open(), Config: b.Config} }
 
-// Release gives a grant up. One that is gone already is no error: whoever releases may have been stopped half-way.
+// Release removes a grant. A missing grant is no error: an earlier release may have been
+// interrupted.
 func (b Book) Release(id grant.ID) error {
 	_, err := b.Open().Release(id, false)
 	var gone *grant.NotFoundError

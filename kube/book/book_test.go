@@ -11,7 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
-func TestWhatIsFreeWhereNamesNobody(t *testing.T) {
+func TestRoomNamesNoTenant(t *testing.T) {
 	n := booktest.New(t, 4, 16*grant.GiB, "")
 	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPU) { all[3].Health = "lost" })
 	one := n.Grant(admission.Ask{Mode: grant.Exclusive, Names: []string{"0"}, Label: "secret project"})
@@ -19,17 +19,20 @@ func TestWhatIsFreeWhereNamesNobody(t *testing.T) {
 	if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(2): grant.GiB}); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: 16 * grant.GiB, Compute: 10, Owner: grant.Bearer})
+	_, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: 16 * grant.GiB, Compute: 10,
+		Owner: grant.Bearer})
 	const want = "cannot grant 16GiB on a GPU in mode limit with 10% of its compute: GPU 0 is taken whole; GPU 1 has 11GiB of 16GiB free (mode timeslice); " +
 		"GPU 2 has 15GiB free, and 1GiB in use outside the ledger; GPU 3 is unhealthy: lost"
 	var refusal *grant.Refusal
-	if !errors.As(err, &refusal) || refusal.Message != want || strings.Contains(refusal.Message, string(one.ID)) {
+	if !errors.As(err, &refusal) || refusal.Message != want ||
+		strings.Contains(refusal.Message, string(one.ID)) {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }
 
-// A daemon's GPUs are settled when it starts, so there can be room that this grant cannot have.
-func TestWhatIsFreeWhereTellsOfDaemons(t *testing.T) {
+// An MPS daemon has a fixed set of GPUs from its start, so a GPU can have room that this grant
+// cannot use.
+func TestRoomNamesMPSDaemons(t *testing.T) {
 	n := booktest.New(t, 3, 16*grant.GiB, "")
 	n.HasMPS()
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: 8 * grant.GiB, Names: []string{"0", "1"}})
@@ -37,8 +40,10 @@ func TestWhatIsFreeWhereTellsOfDaemons(t *testing.T) {
 	const room = "GPU 0 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); GPU 1 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +
 		"GPU 2 has 15GiB of 16GiB free (mode mps, with a daemon of its own)"
 	for want, ask := range map[string]admission.Ask{
-		"cannot grant 4GiB on a GPU in mode mps: " + room:    {Mode: grant.MPS, Memory: 4 * grant.GiB, Names: []string{"0"}, Owner: grant.Bearer},
-		"cannot grant 4GiB over 2 GPUs in mode mps: " + room: {Mode: grant.MPS, Memory: 4 * grant.GiB, Names: []string{"1", "2"}, Owner: grant.Bearer},
+		"cannot grant 4GiB on a GPU in mode mps: " + room: {Mode: grant.MPS, Memory: 4 * grant.GiB,
+			Names: []string{"0"}, Owner: grant.Bearer},
+		"cannot grant 4GiB over 2 GPUs in mode mps: " + room: {Mode: grant.MPS, Memory: 4 * grant.GiB,
+			Names: []string{"1", "2"}, Owner: grant.Bearer},
 	} {
 		_, _, err := n.Enter(ask)
 		var refusal *grant.Refusal
@@ -48,7 +53,7 @@ func TestWhatIsFreeWhereTellsOfDaemons(t *testing.T) {
 	}
 }
 
-func TestASecretIsRenewedOnlyWhereOneIsNeeded(t *testing.T) {
+func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})
 	if _, err := n.Open().Renew(pods.ID); err == nil || !strings.Contains(err.Error(), "without a secret") {
@@ -69,9 +74,10 @@ func TestASecretIsRenewedOnlyWhereOneIsNeeded(t *testing.T) {
 	}
 }
 
-func TestABrokenNodeSaysSo(t *testing.T) {
+func TestABrokenConfigurationIsAnError(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "nonsense = 1\n")
-	if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer}); err == nil || !strings.Contains(err.Error(), "nonsense") {
+	if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB,
+		Owner: grant.Bearer}); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("got %v", err)
 	}
 }

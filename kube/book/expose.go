@@ -9,7 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// EnterExposed makes a grant that engines find as a CDI device: both or nothing.
+// EnterExposed makes a grant that engines find as a CDI device. It makes both or neither.
 func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	files := b.Files()
 	if err := files.Ready(); err != nil {
@@ -23,13 +23,15 @@ func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 		_, err = files.Expose(reference)
 	}
 	if err != nil {
-		return grant.Reference{}, errors.Join(err, b.Withdraw(g.ID)) // nobody was told of it yet; the file may be there, and not durable
+		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
+		return grant.Reference{}, errors.Join(err, b.Withdraw(g.ID))
 	}
 	return reference, nil
 }
 
-// ExposeAgain gives the reference of a grant that was made before, its CDI file in place. Where the secret stands neither there, as
-// after a boot, nor among the references that are kept, the grant gets another.
+// ExposeAgain returns the reference of an existing grant and writes its CDI file. If neither a CDI
+// file nor the kept references have the secret, the grant gets a new one. After a boot there is no
+// CDI file.
 func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	files := b.Files()
 	reference, found := files.Reference(g.ID)
@@ -49,8 +51,9 @@ func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	return reference, err
 }
 
-// Restore makes the CDI file of a grant again that somebody has removed: the kubelet does not ask for a claim that is prepared, and its
-// containers could not be started again. A reference that is kept nowhere is known to nobody, and needs no file.
+// Restore writes a grant's CDI file again if it was removed. The kubelet does not prepare a
+// prepared claim again, so its containers could not be restarted without the file. A reference that
+// was not kept needs no file, because the kubelet does not have it.
 func (b Book) Restore(g grant.Grant) (restored bool, err error) {
 	files := b.Files()
 	if _, err := os.Lstat(files.GrantPath(g.ID)); !errors.Is(err, fs.ErrNotExist) {
@@ -64,8 +67,8 @@ func (b Book) Restore(g grant.Grant) (restored bool, err error) {
 	return err == nil, err
 }
 
-// Withdraw removes a grant with its CDI file and what is kept of it. The files go first: whoever is stopped in between finds the grant still, and
-// comes again.
+// Withdraw removes a grant, its CDI file and its kept reference. The files go first: after an
+// interruption the grant is still in the ledger, and the next call finishes the work.
 func (b Book) Withdraw(id grant.ID) error {
 	if err := errors.Join(b.Files().Forget(id), b.dropKept(id)); err != nil {
 		return err

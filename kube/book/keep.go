@@ -14,11 +14,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// References are kept because the kubelet keeps them: after a boot it asks for a claim anew, and (before Kubernetes 1.37) adds the
-// answer to the CDI names that it has in its checkpoint (kubernetes/kubernetes#140471). A container for which one of the names
-// is not there any more never starts, so a claim has to get the name that it had.
+// References are kept because the kubelet keeps the CDI names of prepared claims in its checkpoint.
+// After a boot it prepares a claim again. Before Kubernetes 1.37 it adds the answer to the names in
+// the checkpoint (kubernetes/kubernetes#140471). A container with a name that no longer exists
+// never starts, so the claim must get its old name again.
 
-// keep notes the reference of a grant, for root alone, as the kubelet's checkpoint does.
+// keep writes the reference of a grant to a file that only root can read. The kubelet's checkpoint
+// is as private.
 func (b Book) keep(r grant.Reference) error {
 	if b.References == "" {
 		return nil
@@ -35,7 +37,7 @@ func (b Book) keep(r grant.Reference) error {
 
 func (b Book) kept(id grant.ID) string { return filepath.Join(b.References, string(id)) }
 
-// keptFor is the reference that was kept for a grant, where it still opens it.
+// keptFor returns the kept reference of a grant if it still opens the grant.
 func (b Book) keptFor(g grant.Grant) (grant.Reference, bool) {
 	if b.References == "" {
 		return grant.Reference{}, false
@@ -58,11 +60,13 @@ func (b Book) dropKept(id grant.ID) error {
 	return nil
 }
 
-// abandoned is how old a draft of a file is when its writer was killed: a living one takes no second.
+// abandoned is the age from which a draft of a file counts as left by a killed process. A running
+// process writes a draft in less than a second.
 const abandoned = time.Minute
 
-// Tidy drops the files of grants that were exposed and that the ledger has no entry of any more: somebody else has released them. A
-// damaged entry is one: repaired, it needs the name that it had. So go the drafts that a killed agent has left.
+// Tidy removes the CDI files and references of grants that are no longer in the ledger, such as
+// those released by hand. A damaged entry counts as in the ledger, because it needs its old name
+// after a repair. Tidy also removes the drafts that a killed agent has left.
 func (b Book) Tidy(v grant.View) error {
 	if b.References == "" {
 		return nil

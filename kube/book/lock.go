@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock waits until no other process that keeps the same references holds it. A process that is killed gives it up.
+// Lock waits until no other process holds the lock of the same references. The kernel releases the
+// lock of a killed process.
 func (b Book) Lock() (unlock func(), err error) {
 	if b.References == "" {
 		return func() {}, nil
@@ -25,7 +26,7 @@ func (b Book) Lock() (unlock func(), err error) {
 		if err == nil {
 			return func() { f.Close() }, nil
 		}
-		if err != unix.EINTR { // Go's own signals interrupt it
+		if err != unix.EINTR { // the Go runtime's own signals interrupt the call
 			f.Close()
 			return nil, fmt.Errorf("cannot lock the references: %w", err)
 		}

@@ -8,11 +8,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Ties reports whether grants can be tied to pods here: containers have to be who somebody vouches that they are.
+// Ties reports whether grants can be tied to pods here. That needs an engine whose annotations
+// about pods are trusted.
 func (p Page) Ties() bool { return p.Node.Policy.Engine.Vouches() }
 
-// Tie sets who may use a grant, of those who have its reference. A container of anybody else that uses it already goes on, and is told to the
-// log: it got the grant before this was known. One that is gone is no error.
+// Tie sets the pods and namespaces whose containers may use a grant with its reference. A container
+// of another pod that already uses the grant continues, and a warning is logged. It got the grant
+// before its ties were known. A missing grant is no error.
 func (b Book) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 	if slices.Equal(g.For, to) {
 		return nil
@@ -26,7 +28,8 @@ func (b Book) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 		return err
 	}
 	for _, b := range tied.Strangers() {
-		log.Warn("a container that is none of its pods' uses a grant", "grant", g.ID, "container", b.Container, "namespace", b.Pod.Namespace, "pod", b.Pod.Pod, "uid", b.Pod.UID)
+		log.Warn("a container that is none of its pods' uses a grant", "grant", g.ID, "container", b.Container,
+			"namespace", b.Pod.Namespace, "pod", b.Pod.Pod, "uid", b.Pod.UID)
 	}
 	return nil
 }

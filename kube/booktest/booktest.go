@@ -25,19 +25,21 @@ type Node struct {
 	Dir string
 }
 
-// New makes a node with so many GPUs of so much memory; more is TOML for its configuration.
+// New makes a node with this number of GPUs, each with this much memory. more is TOML for its
+// configuration.
 func New(t testing.TB, gpus int, memory grant.Bytes, more string) *Node {
 	t.Helper()
 	n := &Node{T: t, Dir: t.TempDir()}
 	n.Config = filepath.Join(n.Dir, "config.toml")
 	n.Open = func() *node.Node { return node.Open(n.Config, host.Default()) }
-	n.must(os.WriteFile(n.Config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = %q\n[audit]\nfile = \"\"\n%s",
+	n.must(os.WriteFile(n.Config, fmt.Appendf(nil,
+		"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = %q\n[audit]\nfile = \"\"\n%s",
 		n.Dir+"/state", n.Dir+"/run", n.Dir+"/gpus.json", n.Dir+"/cdi", more), 0o600))
 	n.SetGPUs(gpus, memory, func([]simulated.GPU) {})
 	return n
 }
 
-// SetGPUs takes the inventory anew, of GPUs that change has changed.
+// SetGPUs replaces the inventory; change may edit the simulated GPUs first.
 func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU)) {
 	n.T.Helper()
 	d, err := simulated.Describe(gpus, memory, "", nil)
@@ -48,22 +50,23 @@ func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU
 	n.SetInventory(inv)
 }
 
-// SetInventory puts another one in its place.
+// SetInventory replaces the inventory.
 func (n *Node) SetInventory(inv grant.Inventory) {
 	n.T.Helper()
 	n.must(os.MkdirAll(n.Dir+"/state", 0o700))
 	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
 }
 
-// HasMPS gives the node's driver the program that serves mode mps.
+// HasMPS adds the MPS control program to the node's driver.
 func (n *Node) HasMPS() {
 	n.T.Helper()
 	inv, _ := n.Open().Inventory()
-	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
+	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
+		Target: "/usr/bin/" + grant.MPSControl}}
 	n.SetInventory(inv)
 }
 
-// Daemon has this process pass for the node's gpuledgerd.
+// Daemon makes this process look like the node's gpuledgerd.
 func (n *Node) Daemon() {
 	n.T.Helper()
 	n.must(os.MkdirAll(n.Dir+"/run", 0o700))
@@ -75,7 +78,7 @@ func (n *Node) Daemon() {
 	n.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
 }
 
-// Grant enters a grant of somebody else's on the node.
+// Grant enters a grant that is not the agent's.
 func (n *Node) Grant(ask admission.Ask) grant.Grant {
 	n.T.Helper()
 	if ask.Owner == "" {
@@ -86,7 +89,7 @@ func (n *Node) Grant(ask admission.Ask) grant.Grant {
 	return g
 }
 
-// Grants are those that count.
+// Grants returns the grants in the ledger.
 func (n *Node) Grants() []grant.Grant {
 	n.T.Helper()
 	p, err := n.Read()
@@ -94,7 +97,7 @@ func (n *Node) Grants() []grant.Grant {
 	return p.Grants
 }
 
-// UUID is a GPU's by its index.
+// UUID returns the UUID of the GPU with this index.
 func (n *Node) UUID(index int) string {
 	n.T.Helper()
 	p, err := n.Read()
@@ -102,14 +105,15 @@ func (n *Node) UUID(index int) string {
 	return p.Inventory.GPUs[index].UUID
 }
 
-// Use binds a grant to a container, which lives as long as this process; the function ends it.
+// Use binds a grant to a container that lives as long as this process. end removes the binding.
 func (n *Node) Use(id grant.ID, who grant.Identity) (end func()) {
 	n.T.Helper()
 	self, err := host.Default().Self()
 	n.must(err)
 	root, container := n.Dir+"/runtime", "container-of-"+string(id)
 	n.must(n.Open().Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: root, Container: container, Bundle: n.Dir, Creator: self, Pod: who})
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: root, Container: container, Bundle: n.Dir,
+			Creator: self, Pod: who})
 	}))
 	return func() {
 		n.must(n.Open().Ledger.Update(func(tx *ledger.Tx) error { return tx.Unbind(root, container) }))

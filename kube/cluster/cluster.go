@@ -1,4 +1,5 @@
-// Package cluster is what the API alone tells of a cluster's GPUs: nodes, GPUs, claims and the pods that have them.
+// Package cluster reads a cluster's GPUs from the API alone: nodes, GPUs, claims and the pods that
+// have them.
 package cluster
 
 import (
@@ -22,22 +23,23 @@ type Node struct {
 	Name    string  `json:"name"`
 	Address string  `json:"address,omitempty"`
 	GPUs    []GPU   `json:"gpus"`
-	Counted []Count `json:"counted,omitempty"` // of a device plugin, which tells of no single GPU
+	Counted []Count `json:"counted,omitempty"` // of a device plugin, which does not show single GPUs
 }
 
-// GPU is one of them or a MIG device, as its slices describe it.
+// GPU is a GPU or a MIG device, as its slices describe it.
 type GPU struct {
 	UUID      string  `json:"uuid"`
-	Index     int64   `json:"index"` // of a MIG device that of its GPU
+	Index     int64   `json:"index"` // for a MIG device the index of its GPU
 	Profile   string  `json:"profile,omitempty"`
 	Product   string  `json:"product,omitempty"`
 	Health    string  `json:"health,omitempty"`
-	Mode      string  `json:"mode,omitempty"` // of the claims that have it
+	Mode      string  `json:"mode,omitempty"` // of its claims
 	Total     int64   `json:"total"`          // bytes
 	Allocated int64   `json:"allocated"`
 	Shares    []Share `json:"shares,omitempty"`
 
-	modes map[string]int64 // in which it takes new claims, with the bytes that these can have in all
+	// The modes that take new claims, each with the bytes that its claims can have in total.
+	modes map[string]int64
 }
 
 // Share is a claim's part of a GPU.
@@ -57,7 +59,8 @@ type Count struct {
 	Allocated int64  `json:"allocated"`
 }
 
-// Read asks the API. A cluster without dynamic resource allocation has device plugins only.
+// Read reads the nodes from the API. A cluster without dynamic resource allocation has only device
+// plugins.
 func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 	machines, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -73,16 +76,18 @@ func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("cannot list the claims: %w", err)
 	}
-	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"})
+	pods, err := client.CoreV1().Pods("").List(ctx,
+		metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"})
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the pods: %w", err)
 	}
 	return build(machines.Items, published, claims.Items, pods.Items), nil
 }
 
-// offered is what the nodes have published.
+// offered returns the slices that the nodes have published.
 func offered(ctx context.Context, client kubernetes.Interface) ([]resourceapi.ResourceSlice, error) {
-	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
+	list, err := client.ResourceV1().ResourceSlices().List(ctx,
+		metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -92,8 +97,9 @@ func offered(ctx context.Context, client kubernetes.Interface) ([]resourceapi.Re
 	return list.Items, nil
 }
 
-// build joins what was read.
-func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim, pods []corev1.Pod) []Node {
+// build joins the objects of the API.
+func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim,
+	pods []corev1.Pod) []Node {
 	var nodes []Node
 	for _, machine := range machines {
 		n := Node{Name: machine.Name, Address: address(machine), Counted: counted(machine, pods)}
@@ -107,7 +113,10 @@ func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims
 		if len(n.GPUs) == 0 && len(n.Counted) == 0 {
 			continue
 		}
-		slices.SortFunc(n.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID)) })
+		slices.SortFunc(n.GPUs, func(a, b GPU) int {
+			return cmp.Or(cmp.Compare(a.Index, b.Index),
+				cmp.Compare(a.UUID, b.UUID))
+		})
 		nodes = append(nodes, n)
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
@@ -123,7 +132,7 @@ func address(machine corev1.Node) string {
 	return ""
 }
 
-// devicesOf are those of the node's pool, in the newest generation.
+// devicesOf returns the devices of the node's pool in the newest generation.
 func devicesOf(node string, published []resourceapi.ResourceSlice) []resourceapi.Device {
 	var devices []resourceapi.Device
 	newest := int64(-1)
@@ -140,16 +149,18 @@ func devicesOf(node string, published []resourceapi.ResourceSlice) []resourceapi
 	return devices
 }
 
-// addDevice notes the GPU of a device; the device that has the most memory tells how much the GPU has.
+// addDevice adds the GPU of a device. The device with the most memory shows the GPU's total.
 func (n *Node) addDevice(d resourceapi.Device) {
 	uuid, total := word(d, "uuid"), d.Capacity["memory"].Value
 	i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
 	if i < 0 {
-		n.GPUs = append(n.GPUs, GPU{UUID: uuid, Index: *whole(d, "index"), Profile: word(d, "profile"), Product: word(d, "product"), Health: word(d, "health")})
+		n.GPUs = append(n.GPUs, GPU{UUID: uuid, Index: *whole(d, "index"), Profile: word(d, "profile"),
+			Product: word(d, "product"), Health: word(d, "health")})
 		i = len(n.GPUs) - 1
 	}
 	n.GPUs[i].Total = max(n.GPUs[i].Total, total.Value())
-	if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
+	if !slices.ContainsFunc(d.Taints,
+		func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
 		if n.GPUs[i].modes == nil {
 			n.GPUs[i].modes = map[string]int64{}
 		}
@@ -171,7 +182,7 @@ func whole(d resourceapi.Device, name resourceapi.QualifiedName) *int64 {
 	return new(int64)
 }
 
-// addClaim notes what a claim has of the node's GPUs.
+// addClaim adds a claim's shares of the node's GPUs.
 func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.Device) {
 	if claim.Status.Allocation == nil {
 		return
@@ -184,7 +195,8 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 		if i < 0 {
 			continue // its GPU is gone
 		}
-		share := Share{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"), Pods: users(claim)}
+		share := Share{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"),
+			Pods: users(claim)}
 		amount, several := result.ConsumedCapacity["memory"]
 		if !several {
 			amount = devices[i].Capacity["memory"].Value
@@ -215,10 +227,11 @@ func users(claim resourceapi.ResourceClaim) []string {
 	return names
 }
 
-// counted are the resources of device plugins that gpuledger serves.
+// counted returns the resources of gpuledger's device plugins.
 func counted(machine corev1.Node, pods []corev1.Pod) []Count {
 	var list []Count
-	for _, name := range []corev1.ResourceName{"gpuledger.dev/gpu-memory", "gpuledger.dev/gpu", "aliyun.com/gpu-mem"} {
+	for _, name := range []corev1.ResourceName{"gpuledger.dev/gpu-memory", "gpuledger.dev/gpu",
+		"aliyun.com/gpu-mem"} {
 		total, found := machine.Status.Capacity[name]
 		if !found || total.IsZero() {
 			continue
@@ -234,8 +247,8 @@ func counted(machine corev1.Node, pods []corev1.Pod) []Count {
 	return list
 }
 
-// limits is what a pod holds of a resource: the sum over its containers and sidecars, or what an init container needs beside the
-// sidecars before it, if that is more.
+// limits returns what a pod holds of a resource. That is the sum over its containers and sidecars.
+// An init container with the sidecars before it may need more, and then that counts.
 func limits(pod corev1.Pod, name corev1.ResourceName) int64 {
 	var sum, sidecars, most int64
 	for _, c := range pod.Spec.Containers {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api answers what a cluster with two nodes would: one publishes slices, the other has a device plugin.
+// api answers as a cluster with two nodes: one publishes slices, the other has a device plugin.
 func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -34,7 +34,8 @@ func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 		_, _ = w.Write([]byte(answer))
 	}))
 	t.Cleanup(server.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,9 +44,11 @@ func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 
 const forbidden = "forbidden"
 
-// device is one of gpu-a's or gpu-b's, in a mode.
+// device returns a device of gpu-a or gpu-b in a mode.
 func device(gpu, index, mode, memory string) string {
-	return `{"name":"` + gpu + `-` + mode + `","attributes":{"uuid":{"string":"GPU-` + gpu + `"},"index":{"int":` + index + `},"mode":{"string":"` + mode + `"},"health":{"string":"ok"}},"capacity":{"memory":{"value":"` + memory + `"}}}`
+	return `{"name":"` + gpu + `-` + mode + `","attributes":{"uuid":{"string":"GPU-` + gpu +
+		`"},"index":{"int":` + index + `},"mode":{"string":"` + mode +
+		`"},"health":{"string":"ok"}},"capacity":{"memory":{"value":"` + memory + `"}}}`
 }
 
 func result(device, more string) string {
@@ -71,7 +74,8 @@ var whole2 = map[string]string{
 	"/api/v1/namespaces/team/pods/late": `{"metadata":{"namespace":"team","name":"late","uid":"2"},"spec":{"resourceClaims":[{"name":"gpu","resourceClaimName":"waits"},{"name":"other","resourceClaimTemplateName":"t"}],"containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]},
 		"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":"0/3 nodes are available: 1 cannot allocate all claims."}]}}`,
 	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{"devices":{"results":[` +
-		result("a-limit", `,"consumedCapacity":{"memory":"6656Mi","compute":"30"}`) + `,{"driver":"vendor.example","pool":"gpu-1","device":"a-limit"}]}}}}`,
+		result("a-limit", `,"consumedCapacity":{"memory":"6656Mi","compute":"30"}`) +
+		`,{"driver":"vendor.example","pool":"gpu-1","device":"a-limit"}]}}}}`,
 	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"},"spec":{"devices":{"requests":[{"name":"gpu","exactly":{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}}]}}}`,
 	"/api/v1/namespaces/team/events": `{"items":[{"type":"Warning","message":"Error: gpuledger: refused (visible-devices-all): container \"main\" asks for all GPUs"},
 		{"type":"Warning","message":"Back-off restarting failed container"},{"type":"Normal","message":"gpuledger is nice"}]}`,
@@ -110,10 +114,12 @@ GPU  NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
 	}
 }
 
-// A GPU that is gone, or served in no mode, leaves a hole; MIG devices have the index of their GPU.
+// A GPU that is gone, or that has no mode, leaves its column empty. MIG devices have the index of
+// their GPU.
 func TestInspectNamesGPUsByTheirIndex(t *testing.T) {
 	mig := func(gpu string) string {
-		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`, `"profile":{"string":"1g.5gb"},"mode":`, 1)
+		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`, `"profile":{"string":"1g.5gb"},"mode":`,
+			1)
 	}
 	answers := maps.Clone(whole2)
 	answers["/api/v1/nodes"] = `{"items":[{"metadata":{"name":"gpu-1"}},{"metadata":{"name":"gpu-2"}}]}`
@@ -154,7 +160,8 @@ GPU  NAMESPACE  CLAIM  PODS  MODE   MEMORY(GiB)  COMPUTE
 }
 
 func TestAClusterWithoutDynamicResourceAllocation(t *testing.T) {
-	nodes, err := Read(context.Background(), api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"], "/api/v1/pods": whole2["/api/v1/pods"]}))
+	nodes, err := Read(context.Background(),
+		api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"], "/api/v1/pods": whole2["/api/v1/pods"]}))
 	if err != nil || len(nodes) != 1 || nodes[0].Name != "old" {
 		t.Errorf("got %v, %v; want the node with the device plugin", nodes, err)
 	}
@@ -187,12 +194,14 @@ event: Error: gpuledger: refused (visible-devices-all): container "main" asks fo
 			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 		}
 	}
-	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil || !strings.Contains(err.Error(), "cannot explain") {
+	if _, err := Explain(context.Background(), api(t, whole2), "team", "nobody"); err == nil ||
+		!strings.Contains(err.Error(), "cannot explain") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A tenant sees his own namespace, maybe not all of it, and maybe what nodes offer. He is told of his pod all the same.
+// A tenant may read its own namespace, perhaps only a part of it, and perhaps the published slices.
+// Explain still describes its pod.
 func TestExplainToATenant(t *testing.T) {
 	const slices, claims, share, events = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share", "/api/v1/namespaces/team/events"
 	others := []string{"/api/v1/nodes", "/api/v1/pods", claims}
@@ -242,9 +251,11 @@ not looked at: the pod's events, where refusals stand: you may not
 	}
 }
 
-// The scheduler says that it cannot allocate a claim, and not why. What is published and claimed tells.
+// The scheduler says that it cannot allocate a claim, but not why. The published slices and the
+// claims show the reason.
 func TestWhatNoNodeHas(t *testing.T) {
-	nodes, err := Read(context.Background(), api(t, whole2)) // GPU 0 of 16 GiB has 6.5 GiB of shares, GPU 1 is taken whole
+	// GPU 0 of 16 GiB has 6.5 GiB of shares, GPU 1 is taken whole.
+	nodes, err := Read(context.Background(), api(t, whole2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,25 +286,29 @@ func TestWhatNoNodeHas(t *testing.T) {
 	if err := json.Unmarshal([]byte(device("a", "0", "limit", "16Gi")), &closed); err != nil {
 		t.Fatal(err)
 	}
-	closed.Taints = []resourceapi.DeviceTaint{{Key: "gpuledger.dev/closed", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	closed.Taints = []resourceapi.DeviceTaint{{Key: "gpuledger.dev/closed",
+		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	n.addDevice(closed)
 	if got := (want{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got, "no GPU takes new claims") {
 		t.Errorf("a GPU that takes no grants: %q", got)
 	}
 }
 
-// Whoever may write events or publish slices writes what an administrator's terminal shows.
+// Others can write events or publish slices, and an administrator's terminal shows their text.
 func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
 	const escape = "\x1b]0;owned\a\x1b[2J\u202e"
 	var out bytes.Buffer
-	Explanation{Pod: "team/p", Phase: "Pending", Waits: "no" + escape, Reasons: []string{"gpuledger: no" + escape + "\nhint: ask"}}.Write(&out)
-	d := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": {StringValue: new("GPU-a")}, "health": {StringValue: new(escape)}}}
+	Explanation{Pod: "team/p", Phase: "Pending", Waits: "no" + escape,
+		Reasons: []string{"gpuledger: no" + escape + "\nhint: ask"}}.Write(&out)
+	d := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": {StringValue: new("GPU-a")},
+		"health": {StringValue: new(escape)}}}
 	n := Node{Name: "n"}
 	n.addDevice(d)
 	if err := Print(&out, []Node{n}, true); err != nil {
 		t.Fatal(err)
 	}
-	if text := out.String(); strings.ContainsAny(text, "\x1b\a\u202e") || !strings.Contains(text, "event: gpuledger: no") || !strings.Contains(text, "\n  hint: ask\n") {
+	if text := out.String(); strings.ContainsAny(text, "\x1b\a\u202e") ||
+		!strings.Contains(text, "event: gpuledger: no") || !strings.Contains(text, "\n  hint: ask\n") {
 		t.Errorf("got %q", text)
 	}
 }
@@ -310,12 +325,16 @@ func TestWhatAPodHolds(t *testing.T) {
 		init, main []corev1.Container
 		want       int64
 	}{
-		"containers run together":                {nil, []corev1.Container{c("1", false), c("2", false)}, 3},
-		"an init container runs before them":     {[]corev1.Container{c("5", false)}, []corev1.Container{c("3", false)}, 5},
-		"a sidecar runs beside them":             {[]corev1.Container{c("2", true)}, []corev1.Container{c("3", false)}, 5},
-		"an init container runs beside sidecars": {[]corev1.Container{c("2", true), c("4", false)}, []corev1.Container{c("1", false)}, 6},
+		"containers run together": {nil, []corev1.Container{c("1", false), c("2", false)}, 3},
+		"an init container runs before them": {[]corev1.Container{c("5", false)},
+			[]corev1.Container{c("3", false)}, 5},
+		"a sidecar runs beside them": {[]corev1.Container{c("2", true)},
+			[]corev1.Container{c("3", false)}, 5},
+		"an init container runs beside sidecars": {[]corev1.Container{c("2", true), c("4", false)},
+			[]corev1.Container{c("1", false)}, 6},
 	} {
-		if got := limits(corev1.Pod{Spec: corev1.PodSpec{InitContainers: pod.init, Containers: pod.main}}, "gpuledger.dev/gpu"); got != pod.want {
+		if got := limits(corev1.Pod{Spec: corev1.PodSpec{InitContainers: pod.init, Containers: pod.main}},
+			"gpuledger.dev/gpu"); got != pod.want {
 			t.Errorf("%s: got %d, want %d", name, got, pod.want)
 		}
 	}

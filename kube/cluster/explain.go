@@ -16,16 +16,17 @@ import (
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
 
-// Explanation is what the API tells of one pod's GPUs.
+// Explanation is what the API knows of one pod's GPUs.
 type Explanation struct {
-	Pod     string   `json:"pod"` // namespace/name
-	Phase   string   `json:"phase"`
-	Node    string   `json:"node,omitempty"`
-	Waits   string   `json:"waits,omitempty"` // the scheduler's reason
-	Claims  []Claim  `json:"claims,omitempty"`
-	Counts  []string `json:"counts,omitempty"` // of a device plugin's resources: "main: 4 gpuledger.dev/gpu-memory"
+	Pod    string  `json:"pod"` // namespace/name
+	Phase  string  `json:"phase"`
+	Node   string  `json:"node,omitempty"`
+	Waits  string  `json:"waits,omitempty"` // the scheduler's reason
+	Claims []Claim `json:"claims,omitempty"`
+	// Of a device plugin's resources: "main: 4 gpuledger.dev/gpu-memory".
+	Counts  []string `json:"counts,omitempty"`
 	Reasons []string `json:"reasons,omitempty"`
-	Unseen  []string `json:"unseen,omitempty"` // what whoever asks may not look at, and why
+	Unseen  []string `json:"unseen,omitempty"` // what the user may not read, and why
 }
 
 // Claim is one of the pod's claims.
@@ -33,23 +34,25 @@ type Claim struct {
 	Name      string  `json:"name"`
 	Allocated bool    `json:"allocated"`
 	Problem   string  `json:"problem,omitempty"`
-	Lacks     string  `json:"lacks,omitempty"`  // what of it no node has
+	Lacks     string  `json:"lacks,omitempty"`  // what no node has for the claim
 	Shares    []Share `json:"shares,omitempty"` // without the names
-	GPUs      []int64 `json:"gpus,omitempty"`   // by index, as the shares
+	GPUs      []int64 `json:"gpus,omitempty"`   // by index, in the order of Shares
 
-	// Devices are instead what the allocation says, where the slices that tell of GPUs cannot be looked at: "6.5 GiB of gpu-...-limit on node-1".
+	// Devices replaces Shares if the slices cannot be read. It says what the allocation says: "6.5 GiB
+	// of gpu-...-limit on node-1".
 	Devices []string `json:"devices,omitempty"`
 }
 
-// Explain tells of a pod what it has, or what keeps it from that. Warnings among its events are told as they are: a refusal
-// stands there in gpuledger's own words. It looks at the pod's namespace, and beyond it at what nodes offer and others have claimed; what of it the
-// asker may not see is left out and named.
+// Explain says what a pod has, or what keeps it from having it. It copies warnings among the pod's
+// events: a refusal appears there in gpuledger's own words. It reads the pod's namespace, the
+// published slices and other claims. What the user may not read is left out and listed in Unseen.
 func Explain(ctx context.Context, client kubernetes.Interface, namespace, name string) (Explanation, error) {
 	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return Explanation{}, fmt.Errorf("cannot explain: %w", err)
 	}
-	e := Explanation{Pod: namespace + "/" + name, Phase: string(pod.Status.Phase), Node: pod.Spec.NodeName, Counts: asked(pod)}
+	e := Explanation{Pod: namespace + "/" + name, Phase: string(pod.Status.Phase), Node: pod.Spec.NodeName,
+		Counts: asked(pod)}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			e.Waits = c.Message
@@ -58,19 +61,21 @@ func Explain(ctx context.Context, client kubernetes.Interface, namespace, name s
 	if err := e.readClaims(ctx, client, pod); err != nil {
 		return e, err
 	}
-	events, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})
+	events, err := client.CoreV1().Events(namespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(pod.UID)})
 	if err != nil {
 		return e, e.unseen("the pod's events, where refusals stand", err)
 	}
 	for _, event := range events.Items {
-		if event.Type == corev1.EventTypeWarning && strings.Contains(event.Message, "gpuledger") && !slices.Contains(e.Reasons, event.Message) {
+		if event.Type == corev1.EventTypeWarning && strings.Contains(event.Message, "gpuledger") &&
+			!slices.Contains(e.Reasons, event.Message) {
 			e.Reasons = append(e.Reasons, event.Message)
 		}
 	}
 	return e, nil
 }
 
-// unseen notes what the asker may not look at. Another error is one.
+// unseen records what the user may not read. It returns any other error.
 func (e *Explanation) unseen(what string, err error) error {
 	if !apierrors.IsForbidden(err) {
 		return fmt.Errorf("cannot look at %s: %w", what, err)
@@ -79,7 +84,7 @@ func (e *Explanation) unseen(what string, err error) error {
 	return nil
 }
 
-// readClaims tells of the pod's claims.
+// readClaims reads the pod's claims.
 func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	var own []resourceapi.ResourceClaim
 	waits := false
@@ -122,7 +127,7 @@ func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interfac
 	return nil
 }
 
-// poolsOf are the nodes that have published something.
+// poolsOf returns the nodes that have published slices.
 func poolsOf(published []resourceapi.ResourceSlice) []corev1.Node {
 	var nodes []corev1.Node
 	for _, s := range published {
@@ -133,7 +138,7 @@ func poolsOf(published []resourceapi.ResourceSlice) []corev1.Node {
 	return nodes
 }
 
-// asked are the resources of a device plugin that the pod's containers name.
+// asked returns the resources of a device plugin that the pod's containers request.
 func asked(pod *corev1.Pod) []string {
 	var list []string
 	for _, c := range append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...) {
@@ -147,8 +152,9 @@ func asked(pod *corev1.Pod) []string {
 	return list
 }
 
-// claimOf reads one of the pod's claims. Of one with a Problem there is nothing more to say.
-func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, entry corev1.PodResourceClaim) (Claim, resourceapi.ResourceClaim, error) {
+// claimOf reads one of the pod's claims. If it sets Problem, nothing more is known.
+func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod,
+	entry corev1.PodResourceClaim) (Claim, resourceapi.ResourceClaim, error) {
 	name := ""
 	if entry.ResourceClaimName != nil {
 		name = *entry.ResourceClaimName
@@ -172,7 +178,7 @@ func claimOf(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, 
 	return Claim{Name: name, Allocated: claim.Status.Allocation != nil}, *claim, nil
 }
 
-// addShares tells what a claim has of the nodes' GPUs.
+// addShares adds a claim's shares of the nodes' GPUs.
 func (c *Claim) addShares(claim resourceapi.ResourceClaim, nodes []Node) {
 	for _, n := range nodes {
 		for _, g := range n.GPUs {
@@ -186,7 +192,7 @@ func (c *Claim) addShares(claim resourceapi.ResourceClaim, nodes []Node) {
 	}
 }
 
-// devicesIn tells what a claim has by its allocation alone.
+// devicesIn describes a claim's devices from its allocation alone.
 func devicesIn(claim resourceapi.ResourceClaim) []string {
 	if claim.Status.Allocation == nil {
 		return nil
@@ -205,7 +211,7 @@ func devicesIn(claim resourceapi.ResourceClaim) []string {
 	return list
 }
 
-// lacks is what of a claim no node has.
+// lacks says what no node has for a claim.
 func lacks(claim resourceapi.ResourceClaim, nodes []Node) string {
 	for _, r := range claim.Spec.Devices.Requests {
 		if w, ours := wantOf(r); ours {
@@ -217,7 +223,7 @@ func lacks(claim resourceapi.ResourceClaim, nodes []Node) string {
 	return ""
 }
 
-// Write tells the explanation to a person.
+// Write prints the explanation.
 func (e Explanation) Write(w io.Writer) {
 	where := ""
 	if e.Node != "" {

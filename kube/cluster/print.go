@@ -9,10 +9,12 @@ import (
 	"unicode"
 )
 
-// Print shows the cluster as a table: a line a node, a column a GPU by its index, allocated and total in GiB, and the sum of all.
+// Print shows the cluster as a table: a line for each node, and a column for each GPU index. It
+// shows allocated and total memory in GiB, and the sum of all.
 func Print(w io.Writer, nodes []Node, details bool) error {
 	if len(nodes) == 0 {
-		_, err := fmt.Fprintln(w, "no node has GPUs: none has published any, and none has a resource of gpuledger's device plugin")
+		_, err := fmt.Fprintln(w,
+			"no node has GPUs: none has published any, and none has a resource of gpuledger's device plugin")
 		return err
 	}
 	indexes := columns(nodes)
@@ -45,7 +47,7 @@ func Print(w io.Writer, nodes []Node, details bool) error {
 	return nil
 }
 
-// columns are the indexes that GPUs have on any node.
+// columns returns the indexes that GPUs have on any node.
 func columns(nodes []Node) []int64 {
 	var indexes []int64
 	for _, n := range nodes {
@@ -57,7 +59,7 @@ func columns(nodes []Node) []int64 {
 	return slices.Compact(indexes)
 }
 
-// cell is a GPU in its column: all of its MIG devices together, where it has such.
+// cell describes the GPU of a column, or the sum of its MIG devices.
 func cell(gpus []GPU, index int64) string {
 	gpus = slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Index != index })
 	if len(gpus) == 0 {
@@ -88,7 +90,8 @@ func label(g GPU) string {
 	return fmt.Sprint(g.Index)
 }
 
-// plain is somebody else's text without what a terminal would act on: whoever may write events, or publishes slices, writes it.
+// plain removes what a terminal would act on from a text. Others can write events and publish
+// slices, so the text is not trusted.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && !unicode.IsPrint(r) {
@@ -98,7 +101,7 @@ func plain(text string) string {
 	}, text)
 }
 
-// gib is an amount in GiB, with one decimal where it is no whole number.
+// gib formats bytes in GiB, with one decimal unless it is a whole number.
 func gib(bytes int64) string {
 	text := fmt.Sprintf("%.1f", float64(bytes)/(1<<30))
 	return strings.TrimSuffix(text, ".0")
@@ -140,7 +143,8 @@ func printShares(w io.Writer, nodes []Node) error {
 				if s.Compute > 0 {
 					compute = fmt.Sprintf("%d%%", s.Compute)
 				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.Claim, strings.Join(s.Pods, ","), s.Mode, gib(s.Memory), compute)
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.Claim, strings.Join(s.Pods, ","),
+					s.Mode, gib(s.Memory), compute)
 			}
 		}
 		if err := t.Flush(); err != nil {

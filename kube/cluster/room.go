@@ -12,11 +12,12 @@ import (
 // want is what a request asks for.
 type want struct {
 	mode   string
-	memory int64 // on each GPU, in bytes; 0: all that it has
+	memory int64 // on each GPU, in bytes; 0: all of it
 	count  int
 }
 
-// wantOf reads a request that names one of gpuledger's classes. What else it may select by is the scheduler's to judge.
+// wantOf reads a request that names one of gpuledger's classes. It ignores other selectors, which
+// only the scheduler evaluates.
 func wantOf(r resourceapi.DeviceRequest) (w want, ok bool) {
 	if r.Exactly == nil || r.Exactly.AllocationMode == resourceapi.DeviceAllocationModeAll {
 		return w, false
@@ -41,7 +42,7 @@ func (w want) String() string {
 	return fmt.Sprintf("%s of each of %d GPUs in mode %s", what, w.count, w.mode)
 }
 
-// room is what is free of a GPU in a mode, and whether it can be had in it at all.
+// room returns the free bytes of a GPU in a mode, and whether the GPU offers that mode.
 func (g GPU) room(mode string) (free int64, offered bool) {
 	capacity, offered := g.modes[mode]
 	if g.Mode != "" && (g.Mode != mode || mode == "exclusive" || mode == "mig") {
@@ -50,7 +51,8 @@ func (g GPU) room(mode string) (free int64, offered bool) {
 	return max(0, capacity-g.Allocated), offered
 }
 
-// missing says why no node has what a request wants; "" where one has it, or nobody can tell from here.
+// missing says why no node has what a request wants. "" means that a node has it, or that the API
+// alone does not show why.
 func (w want) missing(nodes []Node) string {
 	var most int64
 	best, somewhere := 0, false

@@ -1,4 +1,4 @@
-// Package usage has programs answer a command line that they cannot understand with one sentence, and with exit status 2.
+// Package usage makes programs answer a wrong command line with one sentence and exit status 2.
 package usage
 
 import (
@@ -11,14 +11,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// The exit statuses of a program.
+// The exit statuses of a failed program.
 const (
 	Failed = 1
 	Wrong  = 2
 )
 
-// Strict makes errors of what a program's users may get wrong, which the library answers with pages of help or passes over: names of commands,
-// flags, and arguments of commands that take none.
+// Strict turns usage errors into errors of one sentence: unknown commands, wrong flags, and
+// arguments to commands that take none. The library would print the help or ignore them.
 func Strict(app *cli.App) {
 	app.Action = func(c *cli.Context) error {
 		if c.NArg() == 0 {
@@ -50,7 +50,7 @@ func wrong(c *cli.Context, err error, _ bool) error {
 	return Error(c, "cannot understand the arguments: %s", cmdline.Wrong(err, flags))
 }
 
-// Error is one of a command line, with the advice to read the help.
+// Error returns a usage error with advice to read the help.
 func Error(c *cli.Context, format string, args ...any) error {
 	name := c.App.Name
 	if c.Command != nil && c.Command.HelpName != "" {
@@ -59,7 +59,7 @@ func Error(c *cli.Context, format string, args ...any) error {
 	return &grant.UsageError{Message: fmt.Sprintf(format, args...) + fmt.Sprintf("; see `%s --help`", name)}
 }
 
-// Status is the exit status of a program that ends with an error.
+// Status returns the exit status for the error with which a program ends.
 func Status(err error) int {
 	var usage *grant.UsageError
 	switch {

@@ -1,4 +1,5 @@
-// Command kubectl-gpuledger is `kubectl gpuledger`: the GPUs of a whole cluster and what pods have of them, from the API alone.
+// Command kubectl-gpuledger is `kubectl gpuledger`: it shows the GPUs of a cluster and what pods
+// have of them, from the API alone.
 package main
 
 import (
@@ -21,7 +22,7 @@ import (
 
 func main() { os.Exit(run(os.Args)) }
 
-// run is main with its status returned.
+// run is main, but returns the exit status.
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
@@ -32,8 +33,10 @@ func run(args []string) int {
 		Version:     version.Version,
 		Commands: []*cli.Command{
 			{Name: "inspect", Usage: "nodes by GPUs: allocated and total", Action: inspect,
-				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"}, Usage: "a line for each claim on each GPU"})},
-			{Name: "explain", Usage: "what a pod has, or what keeps it from that", ArgsUsage: "POD", Action: explain, Flags: common()},
+				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"},
+					Usage: "a line for each claim on each GPU"})},
+			{Name: "explain", Usage: "what a pod has, or what keeps it from that", ArgsUsage: "POD", Action: explain,
+				Flags: common()},
 		},
 	}
 	usage.Strict(app)
