@@ -14,58 +14,64 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// Annotation is what tells a container's create about its grant, beside the variable grant.ReferenceEnv. Only the kubelet sets
-// annotations of containers.
+// Annotation is the annotation with a container's reference, beside the variable
+// grant.ReferenceEnv. Only the kubelet sets annotations of containers.
 const Annotation = "gpuledger.dev/grant"
 
-// Desk enters a grant for each Allocate. The kubelet says how many devices, and not for whom; the grant is a bearer's, and its
-// reference travels in the answer to the container's create. Nothing is ever matched by size.
-type Desk struct {
+// Allocator enters a grant for each Allocate. The kubelet sends the devices but not the pod, so the
+// owner of the grant is a bearer. The answer carries the reference to the container's create. No
+// container is ever matched to a grant by size.
+type Allocator struct {
 	Book     book.Book
 	Resource Resource
 	Log      *slog.Logger
 	Now      func() time.Time
 
-	mu    sync.Mutex
-	lent  []lent                      // by this process, while the grant is there
-	asked question                    // by the kubelet, since the last Allocate
-	seen  map[grant.ID]grant.Identity // who was found to use a grant
-	stray map[grant.ID]bool           // in use, though the pod that it was for is gone
+	mu          sync.Mutex
+	allocations []allocation                // by this process, while the grant is in the ledger
+	asked       preferenceCall              // the kubelet's calls since the last Allocate
+	seen        map[grant.ID]grant.Identity // the container that was found to use a grant
+	podGone     map[grant.ID]bool           // the grant is in use, but its pod is gone
 }
 
-// question is what the kubelet has asked about the devices that it is about to give out. It takes an init container's before any other, and asks
-// for a preference only where these are not enough (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager, devicesToAllocate). So this tells a pod's
-// next container from another pod's, which may get the same devices a moment after that pod's end. Only whole GPUs it takes without a question
-// where a policy of its topology manager leaves no choice.
-type question int
+// preferenceCall is what the kubelet has asked before an Allocate. The kubelet reuses the devices
+// of the pod's init containers first. It asks for a preference only if these are not enough
+// (k8s.io/kubernetes, pkg/kubelet/cm/devicemanager, devicesToAllocate). So the call tells the pod's
+// next container from a container of another pod. Another pod may get the same devices a moment
+// after the first pod's end. There is one exception: if a topology manager policy leaves no choice,
+// the kubelet takes whole GPUs without this call.
+type preferenceCall int
 
 const (
-	nothing  question = iota // all of them are an init container's; or the kubelet asks nothing ever
-	whichOne                 // which of the free ones to take
-	whichToo                 // which ones to add to an init container's
+	notAsked     preferenceCall = iota // all devices are an init container's, or the kubelet never asks
+	askedForFree                       // the kubelet asked which free devices to take
+	askedForMore                       // the kubelet asked which devices to add to an init container's
 )
 
-// lent is a grant as it was given out: the kubelet hands an init container's devices on to the containers after it, in the same
-// admission of a pod.
-type lent struct {
+// allocation is a grant that an Allocate has returned. In one admission of a pod, the kubelet
+// reuses an init container's devices for later containers.
+type allocation struct {
 	reference grant.Reference
 	at        time.Time
-	asked     bool       // before it the kubelet has asked which devices to take: one that never asks cannot be told by that
-	sets      [][]string // the devices of each container that has it
+	// The kubelet asked for a preference before this Allocate. If it never asks, a missing call says
+	// nothing. Always true for whole GPUs.
+	asked bool
+	sets  [][]string // the devices of each container that has the grant
 }
 
-// recent reports whether a grant was lent so short ago that the admission of its pod may not be over.
-func (l lent) recent(now time.Time) bool { return now.Sub(l.at) <= admissionTime }
+// recent reports whether a grant was returned so recently that the admission of its pod may not be
+// over.
+func (l allocation) recent(now time.Time) bool { return now.Sub(l.at) <= admissionTime }
 
-// admissionTime is how long the admission of one pod may take between two of its containers.
+// admissionTime is the longest time between two containers in the admission of one pod.
 const admissionTime = 10 * time.Second
 
-// Allocate answers for one container. Its errors stand in the pod's events.
-func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
+// Allocate answers for one container. Its errors appear in the pod's events.
+func (d *Allocator) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	asked := d.asked
-	d.asked = nothing
+	d.asked = notAsked
 	ask, err := d.Resource.ask(ids)
 	if err != nil {
 		return nil, err
@@ -74,7 +80,7 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.lent = slices.DeleteFunc(d.lent, func(l lent) bool {
+	d.allocations = slices.DeleteFunc(d.allocations, func(l allocation) bool {
 		return !slices.ContainsFunc(p.Grants, func(g grant.Grant) bool { return g.ID == l.reference.ID })
 	})
 	if l := d.handedOn(p, ids, asked); l != nil {
@@ -91,36 +97,41 @@ func (d *Desk) Allocate(ids []string) (*api.ContainerAllocateResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.lent = append(d.lent, lent{reference, d.Now(), asked != nothing || d.Resource.Unit == 0, [][]string{ids}})
+	d.allocations = append(d.allocations, allocation{reference, d.Now(),
+		asked != notAsked || d.Resource.Unit == 0, [][]string{ids}})
 	d.Log.Info("allocated", "resource", d.Resource.Name, "devices", ask.Label, "grant", reference.ID)
 	return d.answer(reference)
 }
 
-// handedOn finds the grant of an init container whose devices the kubelet now gives to a container after it, in the same pod: whoever knew its
-// reference and is another pod could use the grant. It is the last one that any of the devices was lent with. Two containers that run at the
-// same time never have a device in common, so whoever has none in common with one of its users is no such.
-func (d *Desk) handedOn(p book.Page, ids []string, asked question) *lent {
-	if asked == whichOne || asked == whichToo && d.Resource.Unit == 0 { // whole GPUs of a NUMA node it takes before it asks for more; an init container's alone it takes without a question
+// handedOn finds the grant of an init container whose devices the kubelet now gives to a later
+// container. Both must be in the same pod: another pod that knew the reference could use the grant.
+// It takes the last grant that was allocated with any of the devices. Containers that run at the
+// same time share no device. So the new container must share a device with every container that has
+// the grant.
+func (d *Allocator) handedOn(p book.Page, ids []string, asked preferenceCall) *allocation {
+	// Whole GPUs of a NUMA node are taken before the kubelet asks for more. If an init container's
+	// GPUs are enough, it does not ask.
+	if asked == askedForFree || asked == askedForMore && d.Resource.Unit == 0 {
 		return nil
 	}
-	i := lastIndex(d.lent, func(l lent) bool {
+	i := lastIndex(d.allocations, func(l allocation) bool {
 		return slices.ContainsFunc(l.sets, func(set []string) bool { return overlap(set, ids) })
 	})
 	if i < 0 {
 		return nil
 	}
-	l := d.lent[i]
+	l := d.allocations[i]
 	inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
 	unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
 		return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
 	})
 	if l.asked && inCommon && unused && d.admitting(p, l) {
-		return &d.lent[i]
+		return &d.allocations[i]
 	}
 	return nil
 }
 
-func lastIndex(list []lent, is func(lent) bool) int {
+func lastIndex(list []allocation, is func(allocation) bool) int {
 	for i := len(list) - 1; i >= 0; i-- {
 		if is(list[i]) {
 			return i
@@ -129,14 +140,15 @@ func lastIndex(list []lent, is func(lent) bool) int {
 	return -1
 }
 
-// admitting reports whether the admission of the pod that a grant was lent for may go on: no container of it has started then, and none has seen
-// the reference.
-func (d *Desk) admitting(p book.Page, l lent) bool {
+// admitting reports whether the admission of a grant's pod may still run. Then no container of the
+// pod has started or seen the reference.
+func (d *Allocator) admitting(p book.Page, l allocation) bool {
 	return l.recent(d.Now()) && !p.Node.Ledger.Used(l.reference.ID)
 }
 
-// widen makes room in an init container's grant for one after it that needs more, as the scheduler counts the greater of both.
-func (d *Desk) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
+// widen enlarges an init container's grant for a later container that needs more memory. The
+// scheduler also counts the larger of the two.
+func (d *Allocator) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
 	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.ID == id })
 	if d.Resource.Unit == 0 || p.Grants[i].Memory() >= memory {
 		return nil
@@ -144,16 +156,18 @@ func (d *Desk) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
 	return d.Book.Widen(p.Grants[i], memory)
 }
 
-// giveBack releases the grants whose devices the kubelet gives out anew: their containers are gone. One that was given out just
-// now and not used yet may be an init container's, for which there is another container after it, unless the devices are free ones. One that a
-// container uses is left alone: it counts until that container is gone anyhow, and a container that is only started again would find it released.
-func (d *Desk) giveBack(p book.Page, ids []string, asked question) error {
+// giveBack releases the grants whose devices the kubelet allocates again, because their containers
+// are gone. It keeps a recent unused grant: the grant may be an init container's and be needed by a
+// later container. If the kubelet asked for free devices, it releases that one, too. It keeps a
+// grant in use: the grant counts until its container is gone. A container that is only restarted
+// would otherwise find its grant released.
+func (d *Allocator) giveBack(p book.Page, ids []string, asked preferenceCall) error {
 	var failed error
 	for _, g := range d.Resource.own(p) {
 		if len(g.Bindings) > 0 || !overlap(d.holds(g), ids) {
 			continue
 		}
-		if l := d.lentAs(g.ID); l != nil && asked != whichOne && d.admitting(p, *l) {
+		if l := d.allocationOf(g.ID); l != nil && asked != askedForFree && d.admitting(p, *l) {
 			continue
 		}
 		d.Log.Info("its devices are given out anew; the grant is released", "grant", g.ID)
@@ -162,39 +176,43 @@ func (d *Desk) giveBack(p book.Page, ids []string, asked question) error {
 	return failed
 }
 
-func (d *Desk) lentAs(id grant.ID) *lent {
-	i := slices.IndexFunc(d.lent, func(l lent) bool { return l.reference.ID == id })
+func (d *Allocator) allocationOf(id grant.ID) *allocation {
+	i := slices.IndexFunc(d.allocations, func(l allocation) bool { return l.reference.ID == id })
 	if i < 0 {
 		return nil
 	}
-	return &d.lent[i]
+	return &d.allocations[i]
 }
 
-// holds are the devices of the container that has a grant: the last one that it was handed on to. The grant's label has those of the
-// first, of which others may be given out to other containers by now.
-func (d *Desk) holds(g grant.Grant) []string {
-	if l := d.lentAs(g.ID); l != nil {
+// holds returns the devices of the last container that got the grant. The grant's label has the
+// devices of the first container. The kubelet may have given some of those to other containers
+// since.
+func (d *Allocator) holds(g grant.Grant) []string {
+	if l := d.allocationOf(g.ID); l != nil {
 		return l.sets[len(l.sets)-1]
 	}
 	return d.Resource.holds(g)
 }
 
-// tenants are the grants that the kubelet counts, with the devices of their containers and of those that had them before: a kubelet may ask for
-// either again. What is left of a pod that is gone the kubelet counts as free, so it is told that it is not.
-func (d *Desk) tenants(p book.Page) tenants {
+// counted returns the grants that the kubelet counts, with their present and earlier devices. A
+// kubelet may ask for either again. The kubelet counts the devices of a pod that is gone as free,
+// so those are reported to it as unhealthy.
+func (d *Allocator) counted(p book.Page) counted {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := tenants{grants: slices.DeleteFunc(d.Resource.own(p), func(g grant.Grant) bool { return d.stray[g.ID] })}
+	t := counted{grants: slices.DeleteFunc(d.Resource.own(p),
+		func(g grant.Grant) bool { return d.podGone[g.ID] })}
 	for _, g := range t.grants {
 		t.devices = append(append(t.devices, d.Resource.holds(g)...), d.holds(g)...)
 	}
 	return t
 }
 
-// answer carries the reference. It is no CDI device, because the kubelet keeps the answer across boots, and CDI files in /run do
-// not live as long.
-func (d *Desk) answer(r grant.Reference) (*api.ContainerAllocateResponse, error) {
-	response := &api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()}, Annotations: map[string]string{Annotation: r.String()}}
+// answer returns the response with the reference. It is no CDI device: the kubelet keeps the answer
+// across boots, and CDI files in /run do not survive a boot.
+func (d *Allocator) answer(r grant.Reference) (*api.ContainerAllocateResponse, error) {
+	response := &api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()},
+		Annotations: map[string]string{Annotation: r.String()}}
 	if d.Resource.Variables == nil {
 		return response, nil
 	}
@@ -213,12 +231,13 @@ func (d *Desk) answer(r grant.Reference) (*api.ContainerAllocateResponse, error)
 	return response, nil
 }
 
-// Preferred chooses among the devices that are free: the first ones, so that the last are those that others take.
-func (d *Desk) Preferred(available, must []string, size int) []string {
+// Preferred chooses devices from the free ones, the first ones first. The last ones are those that
+// other users take.
+func (d *Allocator) Preferred(available, must []string, size int) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.asked = whichOne; len(must) > 0 {
-		d.asked = whichToo
+	if d.asked = askedForFree; len(must) > 0 {
+		d.asked = askedForMore
 	}
 	chosen := slices.Clone(must)
 	if d.Resource.Unit > 0 {
@@ -232,11 +251,12 @@ func (d *Desk) Preferred(available, must []string, size int) []string {
 	return chosen
 }
 
-// forgetQuestion is for a new kubelet: it gives out nothing that the one before has asked about.
-func (d *Desk) forgetQuestion() {
+// forgetPreferenceCall is called for a new kubelet, which allocates nothing that the earlier
+// kubelet asked about.
+func (d *Allocator) forgetPreferenceCall() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.asked = nothing
+	d.asked = notAsked
 }
 
 func number(id string) int {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Pods that are bound to such a node would not be admitted, one after another. What containers have stays healthy: a kubelet that starts
-// admits no pod again whose devices are not.
+// Pods bound to such a node would fail admission, one after another. The devices of containers stay
+// healthy: a restarted kubelet does not admit a pod again whose devices are unhealthy.
 func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
 	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
 		for _, file := range []string{"state/inventory.json", "config.toml", "state/grants"} {
@@ -23,7 +23,7 @@ func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
 				c, _ := s.kubelet.registered()
 				stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 				check(t, err)
-				all := told(t, stream)
+				all := nextHealthy(t, stream)
 				held := []string{s.UUID(1)}
 				if r.Unit > 0 {
 					held = some(3, 6)
@@ -35,14 +35,14 @@ func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
 				if err := s.Ensure(context.Background()); err == nil {
 					t.Error("there is no error")
 				}
-				if closed := told(t, stream); closed != strings.Join(held, " ") {
+				if closed := nextHealthy(t, stream); closed != strings.Join(held, " ") {
 					t.Errorf("healthy are %s, want only what a container has, %v", closed, held)
 				}
 				_ = s.Ensure(context.Background())
 				check(t, os.Remove(path))
 				check(t, os.Rename(path+".away", path))
 				s.ensure()
-				if again := told(t, stream); again != all {
+				if again := nextHealthy(t, stream); again != all {
 					t.Errorf("healthy are %s, want again %s", again, all)
 				}
 			})
@@ -50,33 +50,35 @@ func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
 	}
 }
 
-// Between two containers of a pod the kubelet hands devices on, and a grant's label has those of the first.
-func TestWhatWasHandedOnStaysHealthy(t *testing.T) {
+// The kubelet reuses devices between two containers of a pod, and a grant's label has those of the
+// first.
+func TestReusedDevicesStayHealthy(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 	check(t, err)
-	told(t, stream)
+	nextHealthy(t, stream)
 	s.gets(c, some(0, 1)...)
 	s.getsAfter(c, some(0, 1), some(1, 3)...)
 	check(t, os.Remove(s.Node.Dir+"/state/inventory.json"))
-	if err := s.Ensure(context.Background()); err == nil || !strings.Contains(err.Error(), string(grant.InventoryMissing)) {
+	if err := s.Ensure(context.Background()); err == nil ||
+		!strings.Contains(err.Error(), string(grant.InventoryMissing)) {
 		t.Errorf("got %v", err)
 	}
-	if closed := told(t, stream); closed != strings.Join(some(0, 3), " ") {
+	if closed := nextHealthy(t, stream); closed != strings.Join(some(0, 3), " ") {
 		t.Errorf("healthy are %s, want those of both containers", closed)
 	}
 }
 
-// A list wakes the kubelet up, and it writes the node's status.
-func TestTheKubeletIsToldOnlyNews(t *testing.T) {
+// Each list makes the kubelet write the node's status.
+func TestOnlyChangedDevicesAreSent(t *testing.T) {
 	s := newSite(t, 2, Whole(), "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 	check(t, err)
-	told(t, stream)
+	nextHealthy(t, stream)
 	before := s.Plugin.changed
 	s.ensure()
 	if s.Plugin.changed != before {
@@ -84,15 +86,15 @@ func TestTheKubeletIsToldOnlyNews(t *testing.T) {
 	}
 }
 
-// soon ends a wait for what the kubelet is never told.
+// soon returns a context that ends the wait for a list that is never sent.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// told are the ids that are healthy in the next list.
-func told(t *testing.T, stream api.DevicePlugin_ListAndWatchClient) string {
+// nextHealthy returns the ids of the healthy devices in the next list.
+func nextHealthy(t *testing.T, stream api.DevicePlugin_ListAndWatchClient) string {
 	t.Helper()
 	r, err := stream.Recv()
 	check(t, err)

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// A unit of memory is a device to the kubelet, which knows no amounts. Its id is a number and names no GPU: which GPU it is of,
-// the ledger decides at each Allocate.
+// A unit of memory is a device to the kubelet, which knows no amounts. The device's id is a number
+// and names no GPU: the ledger chooses the GPU at each Allocate.
 
-// unitPrefix begins the id of a unit.
+// unitPrefix begins the id of each unit.
 const unitPrefix = "unit-"
 
 func unitID(n int) string { return unitPrefix + strconv.Itoa(n) }
 
-// units reads the ids that the kubelet has chosen.
+// units parses the ids that the kubelet has chosen.
 func units(ids []string) ([]int, error) {
 	list := make([]int, len(ids))
 	for i, id := range ids {
@@ -29,7 +29,7 @@ func units(ids []string) ([]int, error) {
 	return slices.Compact(list), nil
 }
 
-// ranges writes numbers as people do: 0-3,7.
+// ranges formats numbers as ranges, such as 0-3,7.
 func ranges(list []int) string {
 	var text []string
 	for i := 0; i < len(list); {
@@ -47,10 +47,10 @@ func ranges(list []int) string {
 	return strings.Join(text, ",")
 }
 
-// maxUnits bounds what a range in a label may stand for.
+// maxUnits limits the size of a range in a label.
 const maxUnits = 1 << 20
 
-// numbers reads what ranges has written; what it cannot read names nothing.
+// numbers parses the output of ranges and skips what it cannot parse.
 func numbers(text string) []int {
 	var list []int
 	for word := range strings.SplitSeq(text, ",") {

@@ -21,7 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
-// fakeKubelet speaks the real protocols over real sockets, in the current directory: their paths must be short.
+// fakeKubelet speaks the real protocols over real sockets in the current directory, because socket
+// paths must be short.
 type fakeKubelet struct {
 	api.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -33,7 +34,8 @@ type fakeKubelet struct {
 	pods []*podresources.PodResources
 }
 
-// startKubelet is a kubelet's start: it empties the directory of sockets, and knows nobody.
+// startKubelet starts a kubelet: it removes all sockets in the directory and has no registered
+// plugin.
 func startKubelet(t *testing.T) *fakeKubelet {
 	t.Helper()
 	sockets, err := os.ReadDir(".")
@@ -65,18 +67,20 @@ func (k *fakeKubelet) Register(_ context.Context, r *api.RegisterRequest) (*api.
 	return &api.Empty{}, nil
 }
 
-func (k *fakeKubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (k *fakeKubelet) List(context.Context,
+	*podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
 }
 
-// has says that a pod is there, with the devices of its container.
+// has adds a pod with the devices of its container.
 func (k *fakeKubelet) has(pod, resource string, ids ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.pods = append(k.pods, &podresources.PodResources{Namespace: "team", Name: pod, Containers: []*podresources.ContainerResources{
-		{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}}}})
+	k.pods = append(k.pods, &podresources.PodResources{Namespace: "team", Name: pod,
+		Containers: []*podresources.ContainerResources{
+			{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}}}})
 }
 
 func (k *fakeKubelet) forgets() {
@@ -85,21 +89,25 @@ func (k *fakeKubelet) forgets() {
 	k.pods = nil
 }
 
-// writes makes the checkpoint of a kubelet that gives references to containers of these pods, by UID.
+// writes writes the checkpoint of a kubelet that gives references to containers of these pods, by
+// UID.
 func (k *fakeKubelet) writes(resource string, to map[string]grant.Reference) {
 	k.t.Helper()
 	var entries []any
 	for uid, r := range to {
-		answer, err := proto.Marshal(&api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()}})
+		answer, err := proto.Marshal(
+			&api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()}})
 		check(k.t, err)
-		entries = append(entries, map[string]any{"PodUID": uid, "ContainerName": "main", "ResourceName": resource, "DeviceIDs": map[string][]string{"-1": {}}, "AllocResp": answer})
+		entries = append(entries, map[string]any{"PodUID": uid, "ContainerName": "main", "ResourceName": resource,
+			"DeviceIDs": map[string][]string{"-1": {}}, "AllocResp": answer})
 	}
-	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries, "RegisteredDevices": map[string][]string{resource: {}}}, "Checksum": 1})
+	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries,
+		"RegisteredDevices": map[string][]string{resource: {}}}, "Checksum": 1})
 	check(k.t, err)
 	check(k.t, os.WriteFile(checkpointFile, data, 0o600))
 }
 
-// registered is the next plugin that registers, called at the endpoint that it names.
+// registered waits for the next plugin that registers, and connects to the endpoint that it names.
 func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest) {
 	k.t.Helper()
 	select {
@@ -114,7 +122,7 @@ func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest
 	}
 }
 
-// site is a node whose plugin is called by hand as often as a test wants.
+// site is a node whose plugin runs only when a test calls it.
 type site struct {
 	*booktest.Node
 	*Plugin
@@ -127,7 +135,9 @@ func newSite(t *testing.T, gpus int, r Resource, config string) *site {
 	t.Chdir(t.TempDir())
 	s := &site{Node: booktest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
 	s.kubelet = startKubelet(t)
-	s.Plugin = &Plugin{Dir: ".", PodResources: "kubelet.sock", Desk: &Desk{Book: s.Book, Resource: r, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return s.now }}}
+	s.Plugin = &Plugin{Dir: ".", PodResources: "kubelet.sock",
+		Allocator: &Allocator{Book: s.Book, Resource: r, Log: slog.New(slog.DiscardHandler),
+			Now: func() time.Time { return s.now }}}
 	t.Cleanup(s.Plugin.Stop)
 	return s
 }
@@ -137,14 +147,16 @@ func (s *site) ensure() {
 	check(s.kubelet.t, s.Ensure(context.Background()))
 }
 
-// allocate gives free devices to a container, as a kubelet does: it asks which ones before.
+// allocate gives free devices to a container. As a kubelet does, it first asks for a preference.
 func (s *site) allocate(c api.DevicePluginClient, ids ...string) (*api.ContainerAllocateResponse, error) {
 	return s.allocateAfter(c, nil, ids...)
 }
 
-// allocateAfter gives devices to a container of a pod whose init containers had some: the kubelet takes those first, and asks only for what is
-// missing (k8s.io/kubernetes v1.36, devicesToAllocate).
-func (s *site) allocateAfter(c api.DevicePluginClient, had []string, ids ...string) (*api.ContainerAllocateResponse, error) {
+// allocateAfter gives devices to a container of a pod whose init containers had some. The kubelet
+// takes those first and asks only about the missing ones (k8s.io/kubernetes v1.36,
+// devicesToAllocate).
+func (s *site) allocateAfter(c api.DevicePluginClient, had []string,
+	ids ...string) (*api.ContainerAllocateResponse, error) {
 	var again []string
 	for _, id := range ids {
 		if slices.Contains(had, id) {
@@ -152,27 +164,30 @@ func (s *site) allocateAfter(c api.DevicePluginClient, had []string, ids ...stri
 		}
 	}
 	if len(again) < len(ids) {
-		_, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: ids, MustIncludeDeviceIDs: again, AllocationSize: int32(len(ids))}}})
+		_, err := c.GetPreferredAllocation(context.Background(),
+			&api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: ids, MustIncludeDeviceIDs: again, AllocationSize: int32(len(ids))}}})
 		if err != nil {
 			return nil, err
 		}
 	}
-	r, err := c.Allocate(context.Background(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+	r, err := c.Allocate(context.Background(),
+		&api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
 		return nil, err
 	}
 	return r.ContainerResponses[0], nil
 }
 
-// gets allocates what is free, and returns the grant by its reference.
+// gets allocates free devices and returns the grant and its reference.
 func (s *site) gets(c api.DevicePluginClient, ids ...string) (grant.Grant, grant.Reference) {
 	s.kubelet.t.Helper()
 	return s.getsAfter(c, nil, ids...)
 }
 
 // getsAfter is gets for a container of a pod whose init containers had these devices.
-func (s *site) getsAfter(c api.DevicePluginClient, had []string, ids ...string) (grant.Grant, grant.Reference) {
+func (s *site) getsAfter(c api.DevicePluginClient, had []string,
+	ids ...string) (grant.Grant, grant.Reference) {
 	t := s.kubelet.t
 	t.Helper()
 	r, err := s.allocateAfter(c, had, ids...)
@@ -190,7 +205,7 @@ func (s *site) getsAfter(c api.DevicePluginClient, had []string, ids ...string) 
 	return all[i], reference
 }
 
-// some are the ids of units.
+// some returns the ids of a range of units.
 func some(from, to int) []string {
 	var ids []string
 	for n := from; n <= to; n++ {
@@ -199,7 +214,7 @@ func some(from, to int) []string {
 	return ids
 }
 
-// healthy counts what the kubelet could give out, in the next list that it is told.
+// healthy counts the healthy devices in the next list.
 func healthy(t *testing.T, stream api.DevicePlugin_ListAndWatchClient) (healthy, all int) {
 	t.Helper()
 	r, err := stream.Recv()

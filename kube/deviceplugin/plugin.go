@@ -1,5 +1,5 @@
-// Package deviceplugin serves the kubelet's device plugin API, for clusters without dynamic resource allocation: memory of
-// GPUs in units, and whole GPUs.
+// Package deviceplugin serves the kubelet's device plugin API, for clusters without dynamic
+// resource allocation. It offers GPU memory in units, and whole GPUs.
 package deviceplugin
 
 import (
@@ -28,58 +28,59 @@ import (
 // Plugin serves one resource to the kubelet of this node.
 type Plugin struct {
 	api.UnimplementedDevicePluginServer
-	Desk         *Desk
-	Dir          string // of the kubelet's device plugins
-	PodResources string // the kubelet's socket that lists pods with their devices; "" where there is none
-	Cgroups      string // the tree of the node's cgroups
-	Self         string // namespace/name of the pod that this runs in; "" where it runs in none
+	Allocator    *Allocator
+	Dir          string // the kubelet's directory of device plugins
+	PodResources string // the kubelet's socket that lists pods with their devices; "" if there is none
+	Cgroups      string // the root of the node's cgroup tree
+	Self         string // namespace/name of the plugin's own pod; "" outside a pod
 
 	mu      sync.Mutex
 	server  *grpc.Server
-	kubelet os.FileInfo // its socket, when this plugin registered
-	lister  os.FileInfo // the socket that lists pods, as it was last
-	since   time.Time   // when it was first seen
+	kubelet os.FileInfo // its socket when this plugin registered
+	lister  os.FileInfo // the socket that lists pods, at the last look
+	since   time.Time   // when that socket was first seen
 	devices []*api.Device
-	held    []string      // those that containers have, by the ledger
-	changed chan struct{} // closed when devices are others
+	held    []string      // devices of containers, by the ledger
+	changed chan struct{} // closed when the devices change
 
-	done    chan struct{}  // closed when the service ends
-	ties    sync.WaitGroup // who hurries to tie grants
-	until   time.Time      // when that is over
-	hurried bool           // somebody does
-	unable  sync.Once      // it was said that nothing can be tied here
+	done     chan struct{}  // closed when the service ends
+	ties     sync.WaitGroup // the goroutine of tieSoon
+	tieUntil time.Time      // when tieSoon gives up
+	tying    bool           // the goroutine of tieSoon runs
+	unable   sync.Once      // logs once that grants cannot be tied here
 }
 
-// wait bounds a call to the kubelet.
+// wait is the time limit of a call to the kubelet.
 const wait = 10 * time.Second
 
-// settled is how long a kubelet may take after its start to know its pods. Until then it lists fewer than there are, or none
-// (kubernetes/kubernetes#112119).
+// settled is how long a restarted kubelet may take to know its pods. Before that it lists only some
+// of them, or none (kubernetes/kubernetes#112119).
 const settled = time.Minute
 
-// Ensure brings everything up to date: what the kubelet is told, whether it knows this plugin, and the grants of containers that
-// are gone. It is called again and again.
+// Ensure updates the list of devices, the registration with the kubelet, the ties of grants, and
+// the grants of ended containers. It is called repeatedly.
 func (p *Plugin) Ensure(ctx context.Context) error {
 	err := p.look()
-	if p.knows() { // else there is nothing yet that the kubelet could be told
-		err = errors.Join(err, p.attend(ctx))
+	if p.hasDevices() { // otherwise there are no devices to list yet
+		err = errors.Join(err, p.ensureRegistered(ctx))
 	}
 	_, untied := p.tie()
 	return errors.Join(err, untied, p.reclaim(ctx))
 }
 
-// look reads the ledger for what the kubelet is to be told. While nothing can be granted here nothing is offered: of what the kubelet was told
-// last, only what containers have is healthy, for a kubelet that starts admits no pod again whose devices are not.
+// look reads the ledger and updates the list of devices. If nothing can be granted here, nothing is
+// offered. Then only the devices of containers stay healthy: a restarted kubelet does not admit a
+// pod again whose devices are unhealthy.
 func (p *Plugin) look() error {
-	page, err := p.Desk.Book.Read()
+	page, err := p.Allocator.Book.Read()
 	var devices []*api.Device
-	var of tenants
+	var of counted
 	legible := err == nil || page.Problem != nil
 	if legible {
-		of = p.Desk.tenants(page)
+		of = p.Allocator.counted(page)
 	}
 	if err == nil {
-		devices, err = p.Desk.Resource.Devices(page, of)
+		devices, err = p.Allocator.Resource.Devices(page, of)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +88,7 @@ func (p *Plugin) look() error {
 		p.held = of.devices
 	}
 	if err != nil && p.changed == nil {
-		return err // nothing is known of this node yet
+		return err // this node has never been readable
 	}
 	if err != nil {
 		devices = p.closed()
@@ -103,7 +104,7 @@ func (p *Plugin) look() error {
 	return err
 }
 
-// closed are the devices that the kubelet knows, of which none is given out now.
+// closed returns the devices that the kubelet knows. Only those of containers are healthy.
 func (p *Plugin) closed() []*api.Device {
 	list := make([]*api.Device, len(p.devices))
 	for i, d := range p.devices {
@@ -112,23 +113,25 @@ func (p *Plugin) closed() []*api.Device {
 	return list
 }
 
-// knows reports whether there was an inventory to make a list of devices from.
-func (p *Plugin) knows() bool {
+// hasDevices reports whether a list of devices was ever made from an inventory.
+func (p *Plugin) hasDevices() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.changed != nil
 }
 
 func same(a, b []*api.Device) bool {
-	return slices.EqualFunc(a, b, func(a, b *api.Device) bool { return proto.Equal(a, b) }) // one that was sent differs in fields of the library's own
+	// A message that was sent differs in private fields of the library.
+	return slices.EqualFunc(a, b, func(a, b *api.Device) bool { return proto.Equal(a, b) })
 }
 
-// attend serves and registers where the kubelet is new: one that starts empties the directory and knows nobody.
-func (p *Plugin) attend(ctx context.Context) error {
+// ensureRegistered serves and registers if the kubelet is new. A kubelet that starts empties the
+// directory and knows no plugin.
+func (p *Plugin) ensureRegistered(ctx context.Context) error {
 	kubelet, err := os.Stat(p.kubeletSocket())
 	if errors.Is(err, fs.ErrNotExist) {
 		p.kubelet = nil
-		return nil // it is not there yet
+		return nil // it has not started yet
 	}
 	if err != nil {
 		return fmt.Errorf("cannot find the kubelet: %w", err)
@@ -138,7 +141,7 @@ func (p *Plugin) attend(ctx context.Context) error {
 		return nil
 	}
 	p.Stop()
-	p.Desk.forgetQuestion()
+	p.Allocator.forgetPreferenceCall()
 	if err := p.serve(); err != nil {
 		return err
 	}
@@ -146,11 +149,12 @@ func (p *Plugin) attend(ctx context.Context) error {
 		return err
 	}
 	p.kubelet = kubelet
-	p.Desk.Log.Info("registered with the kubelet", "resource", p.Desk.Resource.Name)
+	p.Allocator.Log.Info("registered with the kubelet", "resource", p.Allocator.Resource.Name)
 	return nil
 }
 
-// sameSocket tells a socket from another one in its place, which may have its inode.
+// sameSocket tells a socket from a new one at the same path. The new one may have the same inode,
+// so it compares the change times, too.
 func sameSocket(a, b os.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && changeTime(a) == changeTime(b)
 }
@@ -158,7 +162,7 @@ func sameSocket(a, b os.FileInfo) bool {
 func changeTime(info os.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
 
 func (p *Plugin) kubeletSocket() string { return filepath.Join(p.Dir, "kubelet.sock") }
-func (p *Plugin) path() string          { return filepath.Join(p.Dir, p.Desk.Resource.socket()) }
+func (p *Plugin) path() string          { return filepath.Join(p.Dir, p.Allocator.Resource.socket()) }
 
 func (p *Plugin) serve() error {
 	if err := os.Remove(p.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -176,8 +180,9 @@ func (p *Plugin) serve() error {
 
 func (p *Plugin) register(ctx context.Context) error {
 	return call(ctx, p.kubeletSocket(), func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := api.NewRegistrationClient(c).Register(ctx, &api.RegisterRequest{Version: api.Version, Endpoint: p.Desk.Resource.socket(),
-			ResourceName: p.Desk.Resource.Name, Options: options})
+		_, err := api.NewRegistrationClient(c).Register(ctx,
+			&api.RegisterRequest{Version: api.Version, Endpoint: p.Allocator.Resource.socket(),
+				ResourceName: p.Allocator.Resource.Name, Options: options})
 		if err != nil {
 			return fmt.Errorf("cannot register with the kubelet: %w", err)
 		}
@@ -185,7 +190,7 @@ func (p *Plugin) register(ctx context.Context) error {
 	})
 }
 
-// call is one call to a socket of the kubelet's.
+// call connects to a socket of the kubelet and makes one call.
 func call(ctx context.Context, socket string, do func(context.Context, *grpc.ClientConn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -197,7 +202,8 @@ func call(ctx context.Context, socket string, do func(context.Context, *grpc.Cli
 	return do(ctx, conn)
 }
 
-// reclaim asks the kubelet who has what. Without an answer nothing is released, nor by one that may leave pods out.
+// reclaim asks the kubelet which containers have which devices. Without an answer it releases
+// nothing, and neither if the list may lack pods.
 func (p *Plugin) reclaim(ctx context.Context) error {
 	if p.PodResources == "" {
 		return nil
@@ -205,13 +211,13 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 	lister, err := os.Stat(p.PodResources)
 	if errors.Is(err, fs.ErrNotExist) {
 		p.lister = nil
-		return nil // the kubelet is not there
+		return nil // the kubelet is not running
 	}
 	if err != nil {
 		return fmt.Errorf("cannot find the kubelet: %w", err)
 	}
 	if !sameSocket(lister, p.lister) {
-		p.lister, p.since = lister, p.Desk.Now()
+		p.lister, p.since = lister, p.Allocator.Now()
 	}
 	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
 		list, err := podresources.NewPodResourcesListerClient(c).List(ctx, &podresources.ListPodResourcesRequest{})
@@ -219,30 +225,32 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
 		}
 		after, err := os.Stat(p.PodResources)
-		watched := p.Desk.Now().Sub(p.since)
+		watched := p.Allocator.Now().Sub(p.since)
 		complete := err == nil && sameSocket(lister, after) && watched >= settled && p.listsSelf(list.PodResources)
-		to := readGiven(p.Dir, p.Desk.Resource.Name)
+		to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)
 		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
 		there := func(uid string) bool { return pods() == nil || pods()[uid] }
-		return p.Desk.Reclaim(list.PodResources, complete, func(id grant.ID, age time.Duration) fate { return to.fate(id, min(age, watched), there) })
+		return p.Allocator.Reclaim(list.PodResources, complete,
+			func(id grant.ID, age time.Duration) futureUse { return to.futureUse(id, min(age, watched), there) })
 	})
 }
 
-// listsSelf reports whether the kubelet knows this plugin's own pod, and so the others that the API server has for it: all
-// come at once.
+// listsSelf reports whether the kubelet lists this plugin's own pod. If so it knows all pods that
+// the API server has for it, because it receives them together.
 func (p *Plugin) listsSelf(pods []*podresources.PodResources) bool {
-	return p.Self == "" || slices.ContainsFunc(pods, func(pod *podresources.PodResources) bool { return pod.Namespace+"/"+pod.Name == p.Self })
+	return p.Self == "" || slices.ContainsFunc(pods,
+		func(pod *podresources.PodResources) bool { return pod.Namespace+"/"+pod.Name == p.Self })
 }
 
-// Stop ends the service. The kubelet keeps what it was told for some minutes.
+// Stop ends the service. The kubelet keeps the last list for some minutes.
 func (p *Plugin) Stop() {
-	p.kubelet = nil // whoever serves again registers again
+	p.kubelet = nil // the next start of the service registers again
 	if p.server != nil {
 		p.server.Stop()
 		close(p.done)
 		p.ties.Wait()
 		p.mu.Lock()
-		p.server, p.hurried = nil, false
+		p.server, p.tying = nil, false
 		p.mu.Unlock()
 	}
 	_ = os.Remove(p.path())
@@ -250,12 +258,12 @@ func (p *Plugin) Stop() {
 
 var options = &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}
 
-// GetDevicePluginOptions says that the plugin likes to be asked which devices to take.
+// GetDevicePluginOptions says that the plugin wants the kubelet to ask for preferred devices.
 func (p *Plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return options, nil
 }
 
-// ListAndWatch tells the kubelet what there is, and again whenever that is something else.
+// ListAndWatch sends the devices to the kubelet, and again whenever they change.
 func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatchServer) error {
 	for {
 		p.mu.Lock()
@@ -272,30 +280,33 @@ func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatch
 	}
 }
 
-// GetPreferredAllocation chooses for the kubelet.
-func (p *Plugin) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+// GetPreferredAllocation chooses devices for the kubelet.
+func (p *Plugin) GetPreferredAllocation(_ context.Context,
+	r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	response := &api.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
 		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{
-			DeviceIDs: p.Desk.Preferred(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))})
+			DeviceIDs: p.Allocator.Preferred(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))})
 	}
 	return response, nil
 }
 
-// Allocate enters a grant for each container of the request: all, or an error that the pod's events show.
+// Allocate enters a grant for each container of the request. If one fails it returns an error,
+// which the pod's events show.
 func (p *Plugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
 	response := &api.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
-		answer, err := p.Desk.Allocate(c.DevicesIds)
+		answer, err := p.Allocator.Allocate(c.DevicesIds)
 		if err != nil {
-			p.Desk.Log.Warn("cannot allocate", "resource", p.Desk.Resource.Name, "devices", len(c.DevicesIds), "error", err)
+			p.Allocator.Log.Warn("cannot allocate", "resource", p.Allocator.Resource.Name, "devices",
+				len(c.DevicesIds), "error", err)
 			return nil, fmt.Errorf("gpuledger: %w", err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, answer)
 	}
-	p.hurry()
+	p.tieSoon()
 	if err := p.look(); err != nil {
-		p.Desk.Log.Log(context.Background(), slog.LevelWarn, err.Error())
+		p.Allocator.Log.Log(context.Background(), slog.LevelWarn, err.Error())
 	}
 	return response, nil
 }

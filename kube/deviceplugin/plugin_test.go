@@ -21,12 +21,14 @@ func TestAContainersUnitsAreAGrantOnOneGPU(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	s.ensure()
 	c, r := s.kubelet.registered()
-	if r.ResourceName != "gpuledger.dev/gpu-memory" || r.Version != "v1beta1" || !r.Options.GetPreferredAllocationAvailable {
+	if r.ResourceName != "gpuledger.dev/gpu-memory" || r.Version != "v1beta1" ||
+		!r.Options.GetPreferredAllocationAvailable {
 		t.Errorf("registered as %v", r)
 	}
 	first, _ := s.gets(c, some(0, 3)...)
-	second, _ := s.gets(c, some(4, 7)...) // of equal size: told apart by its own reference
-	if first.ID == second.ID || first.Owner != grant.Bearer || first.Memory() != 4*grant.GiB || len(first.GPUs) != 1 || first.Mode != grant.Limit {
+	second, _ := s.gets(c, some(4, 7)...) // of equal size: only its own reference distinguishes it
+	if first.ID == second.ID || first.Owner != grant.Bearer || first.Memory() != 4*grant.GiB ||
+		len(first.GPUs) != 1 || first.Mode != grant.Limit {
 		t.Errorf("got %+v and %+v", first, second)
 	}
 	if first.GPUs[0].UUID != second.GPUs[0].UUID {
@@ -40,17 +42,18 @@ func TestAFullGPUIsAnErrorThatSaysWhatIsFree(t *testing.T) {
 	s.Grant(admission.Ask{Memory: 10 * grant.GiB, Mode: grant.Limit, Names: []string{"1"}})
 	s.ensure()
 	c, _ := s.kubelet.registered()
-	_, err := s.allocate(c, some(0, 7)...) // ten units are free, on no GPU eight
+	_, err := s.allocate(c, some(0, 7)...) // ten units are free, but on no GPU eight
 	const want = "gpuledger: refused (no-capacity): cannot grant 8GiB on a GPU in mode limit: GPU 0 has 4GiB of 16GiB free (mode limit); GPU 1 has 6GiB of 16GiB free (mode limit)"
 	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), string(other.ID)) {
 		t.Errorf("got %v, want %q", err, want)
 	}
-	if _, err := s.allocate(c, "unit-x"); err == nil || !strings.Contains(err.Error(), `"unit-x" that was never offered`) {
+	if _, err := s.allocate(c, "unit-x"); err == nil ||
+		!strings.Contains(err.Error(), `"unit-x" that was never offered`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestTheKubeletIsToldWhatIsLeft(t *testing.T) {
+func TestTheKubeletGetsWhatIsFree(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -59,7 +62,7 @@ func TestTheKubeletIsToldWhatIsLeft(t *testing.T) {
 	if free, all := healthy(t, stream); free != 32 || all != 32 {
 		t.Errorf("%d of %d units are healthy, want all 32", free, all)
 	}
-	s.gets(c, some(0, 3)...) // the kubelet counts it itself: nothing to tell
+	s.gets(c, some(0, 3)...) // the kubelet counts these itself, so the list does not change
 	whole := s.Grant(admission.Ask{Mode: grant.Exclusive})
 	s.ensure()
 	if free, all := healthy(t, stream); free != 16 || all != 32 {
@@ -76,10 +79,13 @@ func TestTheFirstUnitsArePreferred(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
-	r, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: []string{"unit-10", "unit-9", "unit-2", "unit-11"}, MustIncludeDeviceIDs: []string{"unit-11"}, AllocationSize: 3}}})
+	r, err := c.GetPreferredAllocation(context.Background(),
+		&api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: []string{"unit-10", "unit-9", "unit-2", "unit-11"},
+				MustIncludeDeviceIDs: []string{"unit-11"}, AllocationSize: 3}}})
 	check(t, err)
-	if got, want := r.ContainerResponses[0].DeviceIDs, []string{"unit-11", "unit-2", "unit-9"}; !slices.Equal(got, want) {
+	if got, want := r.ContainerResponses[0].DeviceIDs, []string{"unit-11", "unit-2",
+		"unit-9"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -102,7 +108,8 @@ func TestWholeGPUs(t *testing.T) {
 		t.Errorf("got %v, want a conflict with the share on that GPU", err)
 	}
 	s.now = s.now.Add(time.Minute)
-	again, _ := s.gets(c, s.UUID(0)) // the kubelet gives it out anew: the first container is gone
+	// The kubelet allocates it again: the first container is gone.
+	again, _ := s.gets(c, s.UUID(0))
 	for _, g := range s.Grants() {
 		if g.Source == Source && g.ID != again.ID {
 			t.Errorf("%+v is left", g)
@@ -110,7 +117,7 @@ func TestWholeGPUs(t *testing.T) {
 	}
 }
 
-func TestUnitsThatAreGivenOutAnewReleaseTheirGrant(t *testing.T) {
+func TestReallocatedUnitsReleaseTheirGrant(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -122,7 +129,7 @@ func TestUnitsThatAreGivenOutAnewReleaseTheirGrant(t *testing.T) {
 	}
 }
 
-// The kubelet hands an init container's devices on to the containers after it, in the same admission.
+// The kubelet reuses an init container's devices for later containers, in the same admission.
 func TestAnInitContainersGrantIsHandedOn(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
@@ -132,11 +139,13 @@ func TestAnInitContainersGrantIsHandedOn(t *testing.T) {
 	if app.ID != init.ID || same != reference || len(s.Grants()) != 1 {
 		t.Errorf("got %s and %s, want one grant for one after the other", init.ID, app.ID)
 	}
-	larger, _ := s.getsAfter(c, some(0, 9), some(0, 11)...) // in place of the last: what a pod needs is the greater of both
+	// It replaces the last one: a pod needs the larger of both.
+	larger, _ := s.getsAfter(c, some(0, 9), some(0, 11)...)
 	if larger.ID != init.ID || larger.Memory() != 12*grant.GiB {
 		t.Errorf("got %+v, want the same grant with 12 GiB", larger)
 	}
-	if _, err := s.allocateAfter(c, some(0, 9), some(0, 16)...); err == nil || !strings.Contains(err.Error(), "refused (no-capacity): cannot grant 17GiB on a GPU") {
+	if _, err := s.allocateAfter(c, some(0, 9), some(0, 16)...); err == nil ||
+		!strings.Contains(err.Error(), "refused (no-capacity): cannot grant 17GiB on a GPU") {
 		t.Errorf("got %v", err)
 	}
 	beside, _ := s.gets(c, some(12, 13)...)
@@ -162,8 +171,8 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 	}
 }
 
-// The reference of a pod that was there a moment ago is known to whoever started it: its container may have told, whether it went through
-// gpuledger or not. Nor does a pod get the amount of another one.
+// The reference of an earlier pod is known to its user: a container may have passed it on, guarded
+// by gpuledger or not. A pod does not get the amount of another pod either.
 func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
 		for what, uses := range map[string]bool{"used it": true, "was seen by nobody": false} {
@@ -178,7 +187,7 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 				first, known := s.gets(c, had...)
 				s.now = s.now.Add(time.Second)
 				if uses {
-					s.Use(first.ID, grant.Identity{Namespace: "team", Pod: "a"})() // between two looks of the plugin
+					s.Use(first.ID, grant.Identity{Namespace: "team", Pod: "a"})() // between two calls of Ensure
 				}
 				second, reference := s.gets(c, next...)
 				if second.ID == first.ID || reference == known {
@@ -188,7 +197,7 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 					t.Errorf("it asked for 4 GiB and has %s", second.Memory())
 				}
 				if left != nil {
-					s.gets(c, left...) // is free, as the kubelet counts
+					s.gets(c, left...) // free, as the kubelet counts
 				}
 				for _, g := range s.Grants() {
 					if g.ID == first.ID {
@@ -200,7 +209,8 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 	}
 }
 
-// Of a pod whose init container needed more than its others, some devices are given to the next pod while the grant is still there.
+// If a pod's init container needed more than its others, the next pod gets some devices while the
+// grant still exists.
 func TestAnInitContainersGrantIsNotAnotherPods(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
@@ -210,12 +220,13 @@ func TestAnInitContainersGrantIsNotAnotherPods(t *testing.T) {
 	init, _ := s.gets(c, some(0, 2)...) // of the next pod
 	app, _ := s.getsAfter(c, some(0, 2), some(0, 5)...)
 	if init.ID == first.ID || app.ID != init.ID || app.Memory() != 6*grant.GiB {
-		t.Errorf("first %s, then %s and %s with %s: want the next pod to have one grant of its own", first.ID, init.ID, app.ID, app.Memory())
+		t.Errorf("first %s, then %s and %s with %s: want the next pod to have one grant of its own", first.ID,
+			init.ID, app.ID, app.Memory())
 	}
 }
 
-// A kubelet that starts a pod's containers has ended its admission.
-func TestAGrantThatWasUsedIsHandedOnNoMore(t *testing.T) {
+// When the kubelet starts a pod's containers, the pod's admission is over.
+func TestAUsedGrantIsNotHandedOn(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -226,20 +237,21 @@ func TestAGrantThatWasUsedIsHandedOnNoMore(t *testing.T) {
 	}
 }
 
-// With a policy of its topology manager the kubelet takes whole GPUs of a NUMA node, and asks only for what is missing: they need not be an init
-// container's.
-func TestWholeGPUsOfAQuestionAreNotHandedOn(t *testing.T) {
+// With some topology manager policies the kubelet takes whole GPUs of a NUMA node and asks only
+// about the missing ones. The GPUs that it takes need not be an init container's.
+func TestWholeGPUsAfterAPreferenceCallAreNotHandedOn(t *testing.T) {
 	s := newSite(t, 2, Whole(), "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	both := []string{s.UUID(0), s.UUID(1)}
 	_, known := s.gets(c, both...)
-	if r, err := s.allocateAfter(c, both[:1], both...); err == nil && r.Envs[grant.ReferenceEnv] == known.String() {
+	if r, err := s.allocateAfter(c, both[:1], both...); err == nil &&
+		r.Envs[grant.ReferenceEnv] == known.String() {
 		t.Error("another pod has the reference that the first one knows")
 	}
 }
 
-func TestAKubeletThatAsksNothingIsHandedOnNothing(t *testing.T) {
+func TestWithoutPreferenceCallsNothingIsHandedOn(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -249,14 +261,16 @@ func TestAKubeletThatAsksNothingIsHandedOnNothing(t *testing.T) {
 	}
 }
 
-// A kubelet that was killed between its question and its Allocate has admitted nothing, and the next one goes on with what it has noted.
-func TestAQuestionEndsWithItsKubelet(t *testing.T) {
+// A kubelet that was killed between its preference call and its Allocate has admitted nothing. The
+// next kubelet continues from its checkpoint.
+func TestAPreferenceCallEndsWithItsKubelet(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	init, _ := s.gets(c, some(0, 3)...)
-	_, err := c.GetPreferredAllocation(context.Background(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: some(4, 15), AllocationSize: 1}}})
+	_, err := c.GetPreferredAllocation(context.Background(),
+		&api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: some(4, 15), AllocationSize: 1}}})
 	check(t, err)
 	s.kubelet.server.Stop()
 	s.kubelet = startKubelet(t)
@@ -288,7 +302,8 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	never, _ := s.gets(c, some(4, 5)...)
 	foreign := s.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit})
 	s.kubelet.has("a", units1GiB.Name, some(0, 1)...)
-	s.kubelet.has("b", "vendor.example/thing", some(0, 9)...) // whose init container has units, which the kubelet does not list
+	// Its init container has units, which the kubelet does not list.
+	s.kubelet.has("b", "vendor.example/thing", some(0, 9)...)
 	end := s.Use(used.ID, grant.Identity{Namespace: "team", Pod: "b", Container: "init"})
 	are := func(want ...grant.Grant) {
 		t.Helper()
@@ -307,7 +322,7 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	s.now = s.now.Add(settled)
 	are(listed, used, never, foreign)
 	end()
-	are(listed, used, never, foreign) // its pod is there, and may start it again
+	are(listed, used, never, foreign) // its pod exists and may start it again
 	s.kubelet.forgets()
 	s.kubelet.has("a", units1GiB.Name, some(0, 1)...)
 	are(listed, never, foreign)
@@ -317,9 +332,9 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 	are(foreign)
 }
 
-// A process of a pod that is gone may be left, or nobody can tell. The kubelet counts its devices as free: pods would come, and be refused, one after
-// another.
-func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
+// A process of a deleted pod may remain, or its end may be unknown. The kubelet counts its devices
+// as free: it would send pods, and each would be refused.
+func TestGPUsInUseByEndedPodsAreNotOffered(t *testing.T) {
 	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 2, r, "")
@@ -327,7 +342,7 @@ func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
 			c, _ := s.kubelet.registered()
 			stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 			check(t, err)
-			all := told(t, stream)
+			all := nextHealthy(t, stream)
 			ids, rest := some(0, 11), strings.Join(some(0, 19), " ") // 20 GiB are free
 			if r.Unit == 0 {
 				ids, rest = []string{s.UUID(0)}, s.UUID(1)
@@ -346,7 +361,7 @@ func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
 			s.kubelet.forgets()
 			s.ensure()
 			s.ensure()
-			if got := told(t, stream); got != rest {
+			if got := nextHealthy(t, stream); got != rest {
 				t.Errorf("healthy are %s, want %s", got, rest)
 			}
 			s.kubelet.server.Stop()
@@ -356,7 +371,7 @@ func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
 			c, _ = s.kubelet.registered()
 			stream, err = c.ListAndWatch(soon(t), &api.Empty{})
 			check(t, err)
-			if got := told(t, stream); got != rest {
+			if got := nextHealthy(t, stream); got != rest {
 				t.Errorf("a new kubelet is told %s, want %s", got, rest)
 			}
 			s.now = s.now.Add(settled)
@@ -385,45 +400,48 @@ func TestWhatIsLeftOfAPodIsNotOffered(t *testing.T) {
 			if slices.ContainsFunc(s.Grants(), func(o grant.Grant) bool { return o.ID == g.ID }) {
 				t.Error("its grant is left")
 			}
-			if got := told(t, stream); got != all {
+			if got := nextHealthy(t, stream); got != all {
 				t.Errorf("healthy are %s, want all again", got)
 			}
 		})
 	}
 }
 
-// Units name no GPU. Where there are fewer GPUs than there were, a kubelet that starts must be told of those that containers have all the same.
+// Units name no GPU. If a GPU is gone, a restarted kubelet must still see the units that containers
+// have.
 func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
 	check(t, err)
-	told(t, stream)
+	nextHealthy(t, stream)
 	s.gets(c, some(0, 7)...)
 	s.gets(c, some(20, 23)...)
 	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
 	s.ensure()
-	if got, want := told(t, stream), strings.Join(append(some(0, 11), some(20, 23)...), " "); got != want {
+	if got, want := nextHealthy(t, stream), strings.Join(append(some(0, 11), some(20, 23)...),
+		" "); got != want {
 		t.Errorf("healthy are %s, want what containers have, and the 4 that are free: %s", got, want)
 	}
 	s.SetGPUs(2, 16*grant.GiB, func([]simulated.GPU) {})
 	s.ensure()
-	told(t, stream)
+	nextHealthy(t, stream)
 	on, _ := s.gets(c, some(24, 31)...)
 	if on.GPUs[0].UUID != s.UUID(1) {
 		t.Fatalf("want it on the second GPU, not %+v", on)
 	}
 	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
 	s.ensure()
-	if got, want := told(t, stream), strings.Join(append(some(0, 11), some(20, 31)...), " "); got != want {
+	if got, want := nextHealthy(t, stream), strings.Join(append(some(0, 11), some(20, 31)...),
+		" "); got != want {
 		t.Errorf("healthy are %s, want those of the GPU that is gone, too: %s", got, want)
 	}
 }
 
-// What an init container left over, or a pod that was gone before it began, may be given to others by now. Their coming ends no
-// grant of a container that runs, or that is about to.
-func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
+// Other pods may get the devices that an init container left over, or that an ended pod had. Such
+// an allocation releases no grant of a running or starting container.
+func TestOtherPodsUnitsReleaseNoHandedOnGrant(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -436,7 +454,9 @@ func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
 	}
 	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
 	defer s.Use(waits.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})()
-	s.Plugin.Desk = &Desk{Book: s.Book, Resource: units1GiB, Log: s.Desk.Log, Now: s.Desk.Now} // another process, which knows the labels alone
+	// Another process, which knows only the labels.
+	s.Plugin.Allocator = &Allocator{Book: s.Book, Resource: units1GiB, Log: s.Allocator.Log,
+		Now: s.Allocator.Now}
 	s.now = s.now.Add(2 * admissionTime)
 	s.gets(c, some(6, 9)...)
 	for _, g := range s.Grants() {
@@ -446,8 +466,9 @@ func TestOthersUnitsEndNoGrantThatWasHandedOn(t *testing.T) {
 	}
 }
 
-// A plugin that was away has not seen who used what. The kubelet's checkpoint has the references that it gives to containers.
-func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
+// A restarted plugin has not seen which container used which grant. The kubelet's checkpoint has
+// the references of containers.
+func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.Plugin.Cgroups = "cgroup"
 	check(t, os.MkdirAll("cgroup/kubepods/burstable/poduid-there", 0o700))
@@ -476,7 +497,9 @@ func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
 	are("without a checkpoint", there, past, lost)
 	s.kubelet.writes("vendor.example/thing", nil)
 	are("in one of a kubelet that does not know the plugin", there, past, lost)
-	check(t, os.WriteFile(checkpointFile, []byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+units1GiB.Name+`":[]}}}`), 0o600))
+	check(t, os.WriteFile(checkpointFile,
+		[]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+units1GiB.Name+`":[]}}}`),
+		0o600))
 	are("in one that nobody can read", there, past, lost)
 	check(t, os.Rename("away", checkpointFile))
 	are("after a minute", there, past)
@@ -484,21 +507,23 @@ func TestWhatTheKubeletGivesToNobodyIsReclaimed(t *testing.T) {
 	check(t, os.Rename("cgroup", "nowhere"))
 	are("without a look at the pods", there, past)
 	check(t, os.Rename("nowhere", "cgroup"))
-	s.Plugin.lister = nil // as of a plugin, or a node, that has just begun
+	s.Plugin.lister = nil // as after a start of the plugin or the node
 	are("when nobody has watched for long", there, past)
 	s.now = s.now.Add(unstarted)
 	are("when the kubelet may still begin", there, past)
 	s.now = s.now.Add(time.Second)
 	are("when a pod had time to begin", there)
 	s.now = s.now.Add(2 * unseen)
-	are("hours later, while its pod is there", there) // an init container's: after a boot it is started again, with what it got then
+	// An init container's grant: after a boot it starts again with the same answer.
+	are("hours later, while its pod is there", there)
 	s.Plugin.Cgroups = "nowhere"
 	are("and where the plugin cannot look at the pods", there)
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-past": r2})
 	are("when the kubelet has forgotten it")
 }
 
-// A kubelet that has just started lists no pods, or none but the static ones, until the API server has told it of the others.
+// A restarted kubelet lists no pods, or only static ones, until the API server has sent it the
+// others.
 func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.Plugin.Self = "team/agent"
@@ -511,7 +536,7 @@ func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
 	s.ensure()
 	s.now = s.now.Add(settled)
 	s.ensure()
-	crash() // the container will be started again
+	crash() // the container will be restarted
 	is := func(there bool, when string) {
 		t.Helper()
 		s.ensure()
@@ -550,13 +575,13 @@ func TestAPluginWithoutAnInventoryRegistersWhenThereIsOne(t *testing.T) {
 	}
 }
 
-func TestAKubeletThatRestartsIsRegisteredWithAnew(t *testing.T) {
+func TestARestartedKubeletIsRegisteredWithAgain(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	s.kubelet.registered()
-	s.ensure() // the same kubelet hears it once
+	s.ensure() // the plugin registers once with the same kubelet
 	s.kubelet.server.Stop()
-	s.ensure() // nobody there: nothing to do, and no error
+	s.ensure() // no kubelet: nothing to do, and no error
 	s.kubelet = startKubelet(t)
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -576,7 +601,8 @@ func TestGpushareNames(t *testing.T) {
 	c, r := s.kubelet.registered()
 	response, err := s.allocate(c, some(0, 4)...)
 	check(t, err)
-	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "5", "ALIYUN_COM_GPU_MEM_DEV": "16"} {
+	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "5",
+		"ALIYUN_COM_GPU_MEM_DEV": "16"} {
 		if got := response.Envs[name]; got != want || r.ResourceName != "aliyun.com/gpu-mem" {
 			t.Errorf("%s: %s is %q, want %q", r.ResourceName, name, got, want)
 		}

@@ -8,8 +8,10 @@ import (
 	"strings"
 )
 
-// podsIn finds the pods of a node by the cgroups that its kubelet makes for them below a tree. The kubelet's own directories of pods would tell the
-// same, but other pods' secrets are mounted there. nil: there is nothing of the kubelet's, as with --cgroups-per-qos=false, or it cannot be read.
+// podsIn returns the UIDs of a node's pods, by the cgroups that its kubelet makes for them below a
+// tree. The kubelet's own directories of pods would show the same, but other pods' secrets are
+// mounted there. It returns nil if the kubelet has no cgroups, as with --cgroups-per-qos=false, or
+// if they cannot be read.
 func podsIn(tree string) map[string]bool {
 	var pods map[string]bool
 	for _, top := range kubepods(tree, rootDepth) {
@@ -24,11 +26,14 @@ func podsIn(tree string) map[string]bool {
 }
 
 const (
-	rootDepth = 4 // levels down to the kubelet's cgroup: a controller's (cgroup v1), and what its cgroupRoot says
-	qosDepth  = 2 // and from there to a pod's: kubepods/burstable/podUID, or kubepods/podUID
+	// Levels down to the kubelet's cgroup: a controller's (cgroup v1), and those of its cgroupRoot.
+	rootDepth = 4
+	// Levels from there to a pod's cgroup: kubepods/burstable/podUID, or kubepods/podUID.
+	qosDepth = 2
 )
 
-// kubepods are the cgroups in which the kubelet has its pods: kubepods, kubepods.slice, and below a root of its own kubelet-kubepods.slice.
+// kubepods returns the cgroups in which the kubelet has its pods: kubepods, kubepods.slice, and,
+// below a cgroup root such as kubelet, kubelet-kubepods.slice.
 func kubepods(dir string, depth int) []string {
 	var found []string
 	entries, _ := os.ReadDir(dir)
@@ -45,7 +50,8 @@ func kubepods(dir string, depth int) []string {
 	return found
 }
 
-// addPods notes the UIDs of pods: podUID, or under systemd kubepods-burstable-podUID.slice with "_" for each "-".
+// addPods adds the UIDs of pods. The directory is podUID, or with systemd
+// kubepods-burstable-podUID.slice with "_" for each "-".
 func addPods(pods map[string]bool, dir string, depth int) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) { // it has just ended

@@ -16,12 +16,19 @@ func TestPodsAreFoundByTheirCgroups(t *testing.T) {
 		tree []string
 		want []string
 	}{
-		"cgroupfs":                     {[]string{"kubepods/pod" + a + "/c1", "kubepods/burstable/pod" + b, "kubepods/besteffort/pod" + static, "user/poda"}, []string{a, b, static}},
-		"systemd":                      {[]string{"system.slice/podman.service", "kubepods.slice/kubepods-pod" + of(a), "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + of(b) + "/cri-1.scope"}, []string{a, b}},
-		"cgroup v1":                    {[]string{"memory/kubepods/burstable/pod" + a, "pids/kubepods/burstable/pod" + a, "cpu"}, []string{a}},
-		"a kubelet with a cgroup root": {[]string{"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + of(a), "v1/x/y/kubepods/pod" + b}, []string{a, b}},
-		"no pod":                       {[]string{"kubepods/burstable", "kubepods/besteffort"}, []string{}},
-		"what a pod's container makes": {[]string{"kubepods/burstable/pod" + a + "/c1/kubepods/pod" + b}, []string{a}},
+		"cgroupfs": {[]string{"kubepods/pod" + a + "/c1", "kubepods/burstable/pod" + b,
+			"kubepods/besteffort/pod" + static, "user/poda"}, []string{a, b, static}},
+		"systemd": {[]string{"system.slice/podman.service",
+			"kubepods.slice/kubepods-pod" + of(a),
+			"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + of(b) + "/cri-1.scope"},
+			[]string{a, b}},
+		"cgroup v1": {[]string{"memory/kubepods/burstable/pod" + a,
+			"pids/kubepods/burstable/pod" + a, "cpu"}, []string{a}},
+		"a kubelet with a cgroup root": {[]string{"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" +
+			of(a), "v1/x/y/kubepods/pod" + b}, []string{a, b}},
+		"no pod": {[]string{"kubepods/burstable", "kubepods/besteffort"}, []string{}},
+		"what a pod's container makes": {[]string{"kubepods/burstable/pod" + a + "/c1/kubepods/pod" + b},
+			[]string{a}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -34,7 +41,8 @@ func TestPodsAreFoundByTheirCgroups(t *testing.T) {
 			}
 		})
 	}
-	for name, dir := range map[string]string{"there is no tree": "nowhere", "the kubelet makes none": t.TempDir()} {
+	for name, dir := range map[string]string{"there is no tree": "nowhere",
+		"the kubelet makes none": t.TempDir()} {
 		if got := podsIn(dir); got != nil {
 			t.Errorf("%s: got %v, want that nobody can tell", name, got)
 		}

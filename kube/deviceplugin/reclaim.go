@@ -12,14 +12,17 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// unseen is how long a grant waits for a container that was never found to use it, where the kubelet's checkpoint does not say
-// whether there is one: a pod may pull its images for long, and the kubelet does not list the devices of init containers.
+// unseen is how long an unused grant is kept if the kubelet's checkpoint does not say whether a
+// container needs it. A pod may pull its images for a long time, and the kubelet does not list the
+// devices of init containers.
 const unseen = time.Hour
 
-// Reclaim releases the grants whose containers are gone. There is no call for that: the kubelet lists who has which device,
-// and a pod that is gone gives up all. A grant in use is left alone. From a list that may not be complete nothing is concluded:
-// the kubelet keeps the answer of an Allocate, and a container whose grant was released could never start again.
-func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells func(grant.ID, time.Duration) fate) error {
+// Reclaim releases the grants whose containers are gone. The device plugin API has no call for
+// that: the kubelet lists the devices of each pod, and a deleted pod has none. A grant in use is
+// kept. A list that may be incomplete releases nothing. The kubelet keeps the answer of an
+// Allocate, so a container whose grant was released could never start again.
+func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
+	judge func(grant.ID, time.Duration) futureUse) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.Book.Open()
@@ -32,7 +35,7 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells f
 	}
 	there := listed(pods, d.Resource.Name)
 	if d.seen == nil {
-		d.seen, d.stray = map[grant.ID]grant.Identity{}, map[grant.ID]bool{}
+		d.seen, d.podGone = map[grant.ID]grant.Identity{}, map[grant.ID]bool{}
 	}
 	var failed error
 	live := map[grant.ID]bool{}
@@ -42,10 +45,10 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells f
 		if len(g.Bindings) > 0 {
 			d.seen[g.ID] = g.Bindings[0].Pod
 		}
-		ended := complete && d.over(g, own, there, tells)
+		ended := complete && d.over(g, own, there, judge)
 		switch {
 		case len(g.Bindings) > 0:
-			d.stray[g.ID] = ended || d.stray[g.ID] && !complete // a pod that is gone does not come again
+			d.podGone[g.ID] = ended || d.podGone[g.ID] && !complete // a deleted pod does not return
 		case ended:
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
 			failed = errors.Join(failed, d.Book.Release(g.ID))
@@ -53,37 +56,43 @@ func (d *Desk) Reclaim(pods []*podresources.PodResources, complete bool, tells f
 	}
 	gone := func(id grant.ID) bool { return !live[id] }
 	maps.DeleteFunc(d.seen, func(id grant.ID, _ grant.Identity) bool { return gone(id) })
-	maps.DeleteFunc(d.stray, func(id grant.ID, _ bool) bool { return gone(id) })
+	maps.DeleteFunc(d.podGone, func(id grant.ID, _ bool) bool { return gone(id) })
 	return failed
 }
 
-// over reports whether no pod that is there will use a grant any more. tells is what the kubelet's files tell of a grant of an age.
-func (d *Desk) over(g grant.Grant, own []grant.Grant, there kubelet, tells func(grant.ID, time.Duration) fate) bool {
+// over reports whether no existing pod will use a grant any more. judge returns what the kubelet's
+// files say about a grant of an age.
+func (d *Allocator) over(g grant.Grant, own []grant.Grant, there listing,
+	judge func(grant.ID, time.Duration) futureUse) bool {
 	lists := overlap(d.holds(g), there.devices)
-	anew := slices.ContainsFunc(own, func(o grant.Grant) bool { return o.Created.After(g.Created) && overlap(d.holds(o), d.holds(g)) })
+	anew := slices.ContainsFunc(own, func(o grant.Grant) bool {
+		return o.Created.After(g.Created) &&
+			overlap(d.holds(o), d.holds(g))
+	})
 	if lists && !anew {
 		return false
 	}
 	age := d.Now().Sub(g.Created)
-	told := tells(g.ID, age)
+	future := judge(g.ID, age)
 	user, used := d.seen[g.ID]
 	switch {
-	case told == over:
+	case future == over:
 		return true
 	case used && user.Pod != "":
 		return !there.pods[user.Namespace+"/"+user.Pod]
 	}
-	return !lists && told == unknown && age > unseen // never found, or by an engine that vouches for nobody
+	// never found, or the engine's annotations are not trusted
+	return !lists && future == unknown && age > unseen
 }
 
-// kubelet is what the kubelet lists of a resource.
-type kubelet struct {
+// listing is what the kubelet lists for a resource.
+type listing struct {
 	devices []string
 	pods    map[string]bool // namespace/name, with and without devices
 }
 
-func listed(pods []*podresources.PodResources, resource string) kubelet {
-	k := kubelet{pods: map[string]bool{}}
+func listed(pods []*podresources.PodResources, resource string) listing {
+	k := listing{pods: map[string]bool{}}
 	for _, pod := range pods {
 		k.pods[pod.Namespace+"/"+pod.Name] = true
 		for _, container := range pod.Containers {

@@ -16,42 +16,47 @@ import (
 // Source is the source of the grants that the plugin enters.
 const Source = "device-plugin"
 
-// Resource is what a pod counts in its limits: units of memory on one GPU, or whole GPUs.
+// Resource is what a pod requests in its limits: units of memory on one GPU, or whole GPUs.
 type Resource struct {
-	Name string      // as gpuledger.dev/gpu-memory
+	Name string      // such as gpuledger.dev/gpu-memory
 	Unit grant.Bytes // of memory; 0: whole GPUs
-	Mode grant.Mode  // of the grants; Exclusive where there is no unit
-	// Variables are what containers of another system expect in their environment, beside the reference; nil: none.
+	Mode grant.Mode  // of the grants; Exclusive for whole GPUs
+	// Variables returns the variables that containers of another system expect, beside the reference.
+	// nil: none.
 	Variables func(g grant.Grant, seat grant.Bytes) map[string]string
 }
 
-// Memory is memory in units, under gpuledger's own name.
+// Memory returns the resource of memory in units, under gpuledger's own name.
 func Memory(unit grant.Bytes, mode grant.Mode) Resource {
 	return Resource{Name: "gpuledger.dev/gpu-memory", Unit: unit, Mode: mode}
 }
 
-// Whole are whole GPUs.
+// Whole returns the resource of whole GPUs.
 func Whole() Resource { return Resource{Name: "gpuledger.dev/gpu", Mode: grant.Exclusive} }
 
-// GPUShare is memory under the name that Alibaba's gpushare has for it, in GiB, with its variables
-// (gpushare-device-plugin, pkg/gpu/nvidia/const.go). The pod's sum is not among them: an Allocate is about one container.
+// GPUShare returns the resource of memory in GiB under the name and with the variables of Alibaba's
+// gpushare (gpushare-device-plugin, pkg/gpu/nvidia/const.go). The pod's sum is not among the
+// variables, because an Allocate is about one container.
 func GPUShare(mode grant.Mode) Resource {
-	return Resource{Name: "aliyun.com/gpu-mem", Unit: grant.GiB, Mode: mode, Variables: func(g grant.Grant, of grant.Bytes) map[string]string {
-		return map[string]string{"ALIYUN_COM_GPU_MEM_IDX": fmt.Sprint(g.GPUs[0].Index), "ALIYUN_COM_GPU_MEM_CONTAINER": inGiB(g.Memory()), "ALIYUN_COM_GPU_MEM_DEV": inGiB(of)}
-	}}
+	return Resource{Name: "aliyun.com/gpu-mem", Unit: grant.GiB, Mode: mode,
+		Variables: func(g grant.Grant, of grant.Bytes) map[string]string {
+			return map[string]string{"ALIYUN_COM_GPU_MEM_IDX": fmt.Sprint(g.GPUs[0].Index),
+				"ALIYUN_COM_GPU_MEM_CONTAINER": inGiB(g.Memory()), "ALIYUN_COM_GPU_MEM_DEV": inGiB(of)}
+		}}
 }
 
 func inGiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.GiB), 10) }
 
-// socket is the file that the kubelet calls the resource at.
+// socket returns the name of the resource's socket, which the kubelet calls.
 func (r Resource) socket() string {
 	return strings.NewReplacer("/", "_", ".", "-").Replace(r.Name) + ".sock"
 }
 
-// label is how a grant says which of the kubelet's devices it stands for: "gpuledger.dev/gpu-memory 0-3".
+// label returns the label of a grant, which lists the kubelet's devices: "gpuledger.dev/gpu-memory
+// 0-3".
 func (r Resource) label(ids []int) string { return r.Name + " " + ranges(ids) }
 
-// holds are the kubelet's devices that a grant of this resource stands for.
+// holds returns the kubelet's devices that a grant of this resource stands for.
 func (r Resource) holds(g grant.Grant) []string {
 	var ids []string
 	if r.Unit == 0 {
@@ -67,7 +72,8 @@ func (r Resource) holds(g grant.Grant) []string {
 	return ids
 }
 
-// covers reports whether a grant can serve a container with these devices: units can be added to it, GPUs cannot.
+// covers reports whether a grant can serve a container with these devices. A grant can get more
+// units, but no other GPU.
 func (r Resource) covers(g grant.Grant, ids []string) bool {
 	return r.Unit > 0 || !slices.ContainsFunc(ids, func(id string) bool { return !g.Has(id) })
 }
@@ -78,32 +84,33 @@ func (r Resource) mine(g grant.Grant) bool {
 	return name == r.Name
 }
 
-// own are the resource's grants.
+// own returns the resource's grants.
 func (r Resource) own(p book.Page) []grant.Grant {
 	return slices.DeleteFunc(p.Of(Source), func(g grant.Grant) bool { return !r.mine(g) })
 }
 
-// tenants are what the containers have that the kubelet knows.
-type tenants struct {
+// counted is what the kubelet counts as allocated: grants, and the devices of their containers.
+type counted struct {
 	grants  []grant.Grant
 	devices []string
 }
 
-// Devices are what the kubelet is told that there is. What somebody else has is unhealthy, so that the scheduler does not
-// count on it.
-func (r Resource) Devices(p book.Page, of tenants) ([]*api.Device, error) {
+// Devices returns the list for the kubelet. Devices that other users have are unhealthy, so the
+// scheduler does not count on them.
+func (r Resource) Devices(p book.Page, of counted) ([]*api.Device, error) {
 	seats, err := p.Seats("")
 	if err != nil {
 		return nil, err
 	}
-	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool { return s.MIG != nil || len(s.GPU.MIG) > 0 }) // partitions are DRA's
+	// Only DRA offers MIG devices.
+	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool { return s.MIG != nil || len(s.GPU.MIG) > 0 })
 	if r.Unit == 0 {
 		return r.gpus(seats, of), nil
 	}
 	return r.units(seats, of), nil
 }
 
-func (r Resource) gpus(seats []admission.Seat, of tenants) []*api.Device {
+func (r Resource) gpus(seats []admission.Seat, of counted) []*api.Device {
 	var list []*api.Device
 	for _, s := range seats {
 		held := slices.Contains(of.devices, s.GPU.UUID)
@@ -117,10 +124,11 @@ func (r Resource) gpus(seats []admission.Seat, of tenants) []*api.Device {
 	return list
 }
 
-// units are as many as the GPUs have room for, each GPU for itself. Those that containers have stay healthy; of the others
-// the last are the unhealthy ones, for the first are given out first. Of a GPU that is gone units stay up to the last one that a container has: they
-// name no GPU, and a kubelet that starts admits no pod again of which it is not told.
-func (r Resource) units(seats []admission.Seat, of tenants) []*api.Device {
+// units returns as many devices as fit on the GPUs, each GPU rounded down. The units of containers
+// stay healthy. Of the others the last are unhealthy, because the first are allocated first. If a
+// GPU is gone, the list still reaches the last unit that a container has. Units name no GPU, and a
+// restarted kubelet admits no pod again whose units are not listed.
+func (r Resource) units(seats []admission.Seat, of counted) []*api.Device {
 	total, usable, open := 0, 0, map[string]bool{}
 	for _, s := range seats {
 		total += int(s.GPU.Memory / r.Unit)
@@ -166,7 +174,7 @@ func health(ok bool) string {
 	return api.Unhealthy
 }
 
-// ask is the question to the ledger for these devices.
+// ask returns the request to the ledger for these devices.
 func (r Resource) ask(ids []string) (admission.Ask, error) {
 	ask := admission.Ask{Mode: r.Mode, Owner: grant.Bearer, Source: Source}
 	if r.Unit == 0 {

@@ -9,11 +9,12 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// tie ties the resource's grants to the pods that the kubelet gives their references to. An Allocate does not name the pod, and the kubelet
-// writes into its checkpoint what it has answered before any container of the pod is started. Once a container has used a grant its ties stay: its
-// reference has been seen. untied are the grants of which the kubelet has not told yet.
+// tie ties the resource's grants to the pods to which the kubelet gives their references. An
+// Allocate does not name the pod. The kubelet writes the answer into its checkpoint before any
+// container of the pod starts. Once a tied grant has been used its ties stay, because its reference
+// has been seen. untied counts the grants that the checkpoint does not have yet.
 func (p *Plugin) tie() (untied int, failed error) {
-	n := p.Desk.Book.Open()
+	n := p.Allocator.Book.Open()
 	if n.Broken != nil {
 		return 0, n.Broken
 	}
@@ -22,7 +23,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 		return 0, err
 	}
 	page := book.Page{Overview: o, Node: n}
-	open := slices.DeleteFunc(p.Desk.Resource.own(page), func(g grant.Grant) bool {
+	open := slices.DeleteFunc(p.Allocator.Resource.own(page), func(g grant.Grant) bool {
 		return g.Draining || len(g.For) > 0 && n.Ledger.Used(g.ID)
 	})
 	switch {
@@ -30,11 +31,13 @@ func (p *Plugin) tie() (untied int, failed error) {
 		return 0, nil
 	case !page.Ties():
 		p.unable.Do(func() {
-			p.Desk.Log.Warn("nobody vouches for pods on this node, so grants are not tied to theirs: whoever has read a reference can use its grant", "resource", p.Desk.Resource.Name, "engine", n.Policy.Engine)
+			p.Allocator.Log.Warn(
+				"nobody vouches for pods on this node, so grants are not tied to theirs: whoever has read a reference can use its grant",
+				"resource", p.Allocator.Resource.Name, "engine", n.Policy.Engine)
 		})
 		return 0, nil
 	}
-	to := readGiven(p.Dir, p.Desk.Resource.Name)
+	to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)
 	for _, g := range open {
 		var ties []grant.Tie
 		for _, uid := range to[g.ID] {
@@ -42,7 +45,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 		}
 		slices.Sort(ties)
 		if ties = slices.Compact(ties); len(ties) > 0 {
-			failed = errors.Join(failed, p.Desk.Book.Tie(g, ties, p.Desk.Log))
+			failed = errors.Join(failed, p.Allocator.Book.Tie(g, ties, p.Allocator.Log))
 		} else if len(g.For) == 0 {
 			untied++
 		}
@@ -50,24 +53,26 @@ func (p *Plugin) tie() (untied int, failed error) {
 	return untied, failed
 }
 
-// blink is between two looks into a checkpoint that the kubelet is about to write.
-const blink = 50 * time.Millisecond
+// tieInterval is the wait between two reads of a checkpoint that the kubelet is about to write.
+const tieInterval = 50 * time.Millisecond
 
-// hurry has grants tied that were given out just now, before a container can be started with them: the next look of Ensure may come later.
-func (p *Plugin) hurry() {
+// tieSoon ties the grants that were just allocated, before a container can start with them. The
+// next call of Ensure may be too late.
+func (p *Plugin) tieSoon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.until = time.Now().Add(admissionTime)
-	if p.hurried {
+	p.tieUntil = time.Now().Add(admissionTime)
+	if p.tying {
 		return
 	}
-	p.hurried = true
+	p.tying = true
 	done := p.done
 	p.ties.Go(func() {
 		for {
-			until := p.hurriedUntil()
-			if untied, err := p.tie(); untied == 0 || err != nil || time.Now().After(until) { // what is left, and an error, is Ensure's
-				if p.calm(until) {
+			until := p.tieDeadline()
+			// The rest, and errors, are left to Ensure.
+			if untied, err := p.tie(); untied == 0 || err != nil || time.Now().After(until) {
+				if p.doneTying(until) {
 					return
 				}
 				continue
@@ -75,24 +80,24 @@ func (p *Plugin) hurry() {
 			select {
 			case <-done:
 				return
-			case <-time.After(blink):
+			case <-time.After(tieInterval):
 			}
 		}
 	})
 }
 
-func (p *Plugin) hurriedUntil() time.Time {
+func (p *Plugin) tieDeadline() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.until
+	return p.tieUntil
 }
 
-// calm ends the hurry, unless a grant was given out meanwhile.
-func (p *Plugin) calm(until time.Time) bool {
+// doneTying ends the goroutine of tieSoon, unless a grant was allocated meanwhile.
+func (p *Plugin) doneTying(until time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.until.Equal(until) {
-		p.hurried = false
+	if p.tieUntil.Equal(until) {
+		p.tying = false
 	}
-	return !p.hurried
+	return !p.tying
 }

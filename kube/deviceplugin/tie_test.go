@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// of is a grant as the ledger has it.
+// of returns a grant from the ledger.
 func (s *site) of(id grant.ID) grant.Grant {
 	s.Node.T.Helper()
 	all := s.Grants()
@@ -23,7 +23,7 @@ func (s *site) of(id grant.ID) grant.Grant {
 	return all[i]
 }
 
-// isFor wants a grant to be tied so.
+// isFor checks the ties of a grant.
 func (s *site) isFor(when string, id grant.ID, want ...grant.Tie) {
 	s.Node.T.Helper()
 	if got := s.of(id).For; !slices.Equal(got, want) {
@@ -31,7 +31,7 @@ func (s *site) isFor(when string, id grant.ID, want ...grant.Tie) {
 	}
 }
 
-// The kubelet says in its checkpoint whose a reference is, before it starts a container with it.
+// Before the kubelet starts a container, its checkpoint names the pod that has the reference.
 func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
@@ -40,7 +40,8 @@ func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
 	other, others := s.gets(c, some(4, 7)...)
 	s.isFor("as long as nobody knows", first.ID)
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference, "p2": others})
-	for deadline := time.Now().Add(time.Minute); len(s.of(first.ID).For) == 0 || len(s.of(other.ID).For) == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(s.of(first.ID).For) == 0 ||
+		len(s.of(other.ID).For) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("without Ensure: %+v", s.Grants())
 		}
@@ -48,7 +49,8 @@ func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
 	s.isFor("written down", first.ID, "pod:p1")
 	s.isFor("written down", other.ID, "pod:p2")
 
-	// Unused it goes with its reference: nobody has seen that. Used it is its pod's, whatever the file says.
+	// The ties of an unused grant follow its reference, which no container has seen. The ties of a
+	// used grant stay, whatever the file says.
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p3": reference, "p2": others})
 	s.ensure()
 	s.isFor("handed on", first.ID, "pod:p3")
@@ -64,31 +66,32 @@ func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
 	s.isFor("the file is gone", other.ID, "pod:p2")
 }
 
-func TestAPluginThatIsStartedAnewTiesWhatIsNotTied(t *testing.T) {
+func TestARestartedPluginTiesUntiedGrants(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	ask, err := units1GiB.ask(some(0, 3))
 	check(t, err)
-	g, reference, err := s.Enter(ask) // as a version did that knew no ties
+	g, reference, err := s.Enter(ask) // as a version without ties did
 	check(t, err)
 	defer s.Use(g.ID, grant.Identity{UID: "p9", Namespace: "other", Pod: "thief", Container: "main"})()
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference})
 	var log bytes.Buffer
-	s.Desk.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.Allocator.Log = slog.New(slog.NewTextHandler(&log, nil))
 	s.ensure()
 	s.ensure()
 	s.isFor("after an update", g.ID, "pod:p1")
-	if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 || !strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
+	if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 ||
+		!strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
 		t.Errorf("the log names the thief %d times:\n%s", n, log.String())
 	}
 }
 
-func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
+func TestWithoutTrustedAnnotationsNothingIsTied(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	text, err := os.ReadFile(s.Config)
 	check(t, err)
 	check(t, os.WriteFile(s.Config, append([]byte("engine = \"docker\"\n"), text...), 0o600))
 	var log bytes.Buffer
-	s.Desk.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s.Allocator.Log = slog.New(slog.NewTextHandler(&log, nil))
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	g, reference := s.gets(c, some(0, 3)...)
@@ -97,7 +100,8 @@ func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
 	s.ensure()
 	s.isFor("under docker", g.ID)
 	s.Stop()
-	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 || !strings.Contains(log.String(), "engine=docker") {
+	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 ||
+		!strings.Contains(log.String(), "engine=docker") {
 		t.Errorf("it is said %d times:\n%s", n, log.String())
 	}
 }

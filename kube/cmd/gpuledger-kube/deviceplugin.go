@@ -19,10 +19,15 @@ func devicePluginCommand() *cli.Command {
 		Name:  "device-plugin",
 		Usage: "memory and whole GPUs as resources, for clusters without dynamic resource allocation",
 		Flags: append(common(),
-			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, with commas between", Value: "memory,gpu"},
-			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` that one gpuledger.dev/gpu-memory stands for", Value: "1GiB"},
-			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps", Value: string(grant.Limit)},
-			&cli.StringFlag{Name: "pod", Usage: "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does not know its pods yet", EnvVars: []string{"POD"}}),
+			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, with commas between",
+				Value: "memory,gpu"},
+			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` that one gpuledger.dev/gpu-memory stands for",
+				Value: "1GiB"},
+			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps",
+				Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "pod",
+				Usage:   "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does not know its pods yet",
+				EnvVars: []string{"POD"}}),
 		Action: serveDevices,
 	}
 }
@@ -38,34 +43,38 @@ func serveDevices(c *cli.Context) error {
 	}
 	var all sync.WaitGroup
 	for _, r := range resources {
-		p := &deviceplugin.Plugin{Desk: &deviceplugin.Desk{Book: b, Resource: r, Log: log, Now: time.Now},
-			Dir: filepath.Join(c.String("kubelet-dir"), "device-plugins"), PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
-			Cgroups: "/sys/fs/cgroup", Self: c.String("pod")}
+		p := &deviceplugin.Plugin{Allocator: &deviceplugin.Allocator{Book: b, Resource: r, Log: log, Now: time.Now},
+			Dir:          filepath.Join(c.String("kubelet-dir"), "device-plugins"),
+			PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
+			Cgroups:      "/sys/fs/cgroup", Self: c.String("pod")}
 		all.Go(func() {
 			defer p.Stop()
-			tend(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)
+			repeat(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)
 		})
 	}
 	all.Wait()
 	return nil
 }
 
-// wanted are the resources that the arguments name.
+// wanted returns the resources that the arguments name.
 func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 	unit, err := grant.ParseBytes(c.String("unit"))
 	if err != nil || unit == 0 || unit%grant.MiB != 0 {
-		return nil, usage.Error(c, "cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB", c.String("unit"))
+		return nil, usage.Error(c, "cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB",
+			c.String("unit"))
 	}
 	mode, err := grant.ParseMode(c.String("mode"))
 	if err != nil || mode == grant.Exclusive || mode == grant.MIG {
 		return nil, usage.Error(c, "cannot use --mode %q: want timeslice, limit or mps", c.String("mode"))
 	}
-	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode), "gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
+	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode),
+		"gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
 	var list []deviceplugin.Resource
 	for name := range strings.SplitSeq(c.String("resources"), ",") {
 		r, found := known[name]
 		if !found {
-			return nil, usage.Error(c, "cannot use --resources %q: there is no %q; there are memory, gpu and gpushare", c.String("resources"), name)
+			return nil, usage.Error(c, "cannot use --resources %q: there is no %q; there are memory, gpu and gpushare",
+				c.String("resources"), name)
 		}
 		if slices.ContainsFunc(list, func(o deviceplugin.Resource) bool { return o.Name == r.Name }) {
 			return nil, usage.Error(c, "cannot use --resources %q: it has %q twice", c.String("resources"), name)

@@ -22,10 +22,16 @@ func draCommand() *cli.Command {
 		Name:  "dra",
 		Usage: "the driver for dynamic resource allocation (Kubernetes 1.36 and later)",
 		Flags: append(common(),
-			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster", EnvVars: []string{"NODE_NAME"}},
-			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in", EnvVars: []string{"KUBECONFIG"}},
-			&cli.StringFlag{Name: "pod-uid", Usage: "the `UID` of this driver's own pod: an update then starts the new one before it ends the old", EnvVars: []string{"POD_UID"}},
-			&cli.DurationFlag{Name: "reclaim", Usage: "between two looks for grants whose claim is gone, and at whose node this is", Value: time.Minute}),
+			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster",
+				EnvVars: []string{"NODE_NAME"}},
+			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in",
+				EnvVars: []string{"KUBECONFIG"}},
+			&cli.StringFlag{Name: "pod-uid",
+				Usage:   "the `UID` of this driver's own pod: an update then starts the new one before it ends the old",
+				EnvVars: []string{"POD_UID"}},
+			&cli.DurationFlag{Name: "reclaim",
+				Usage: "between two looks for grants whose claim is gone, and at whose node this is",
+				Value: time.Minute}),
 		Action: serveDRA,
 	}
 }
@@ -45,7 +51,9 @@ func serveDRA(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
-	config.QPS, config.Burst = 50, 100 // the kubelet's own: a driver that starts begins to watch all claims that it has prepared, and is asked for others meanwhile
+	// The kubelet's own limits. A driver that starts watches all claims that it has prepared, and must
+	// prepare others meanwhile.
+	config.QPS, config.Burst = 50, 100
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
@@ -58,7 +66,8 @@ func serveDRA(c *cli.Context) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
-	plugin, err := driver.Serve(ctx, filepath.Join(c.String("kubelet-dir"), "plugins_registry"), data, types.UID(c.String("pod-uid")))
+	plugin, err := driver.Serve(ctx, filepath.Join(c.String("kubelet-dir"), "plugins_registry"), data,
+		types.UID(c.String("pod-uid")))
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
@@ -66,7 +75,7 @@ func serveDRA(c *cli.Context) error {
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
 	var all sync.WaitGroup
 	all.Go(func() {
-		tend(ctx, c.Duration("interval"), log, "sockets", func(context.Context) error {
+		repeat(ctx, c.Duration("interval"), log, "sockets", func(context.Context) error {
 			if err := plugin.Lost(); err != nil {
 				broken(err)
 			}
@@ -74,14 +83,16 @@ func serveDRA(c *cli.Context) error {
 		})
 	})
 	all.Go(func() {
-		tend(ctx, c.Duration("interval"), log, "slices", func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
+		repeat(ctx, c.Duration("interval"), log, "slices",
+			func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
 	all.Go(func() { driver.Follow(ctx, 10*c.Duration("interval")) })
-	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
-	all.Go(func() { tend(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
+	all.Go(func() { repeat(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
+	all.Go(func() { repeat(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()
 	if c.Context.Err() == nil {
-		return fmt.Errorf("cannot go on to serve the kubelet: %w", context.Cause(ctx)) // whoever started this starts it again
+		// The kubelet or the service manager starts the driver again.
+		return fmt.Errorf("cannot go on to serve the kubelet: %w", context.Cause(ctx))
 	}
 	return nil
 }

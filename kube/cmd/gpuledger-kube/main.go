@@ -1,5 +1,6 @@
-// Command gpuledger-kube is a node's agent in a cluster: the DRA driver, or the device plugin where the cluster has no dynamic
-// resource allocation. It enters what the cluster decides into the node's ledger.
+// Command gpuledger-kube is a node's agent in a cluster: the DRA driver, or the device plugin if
+// the cluster has no dynamic resource allocation. It enters what the cluster decides into the
+// node's ledger.
 package main
 
 import (
@@ -28,7 +29,7 @@ import (
 
 func main() { os.Exit(run(os.Args)) }
 
-// run is main with its status returned.
+// run is main, but returns the exit status.
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
@@ -47,20 +48,22 @@ func run(args []string) int {
 	return usage.Status(err)
 }
 
-// common are the flags of both.
+// common returns the flags of both commands.
 func common() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "config", Usage: "the configuration `FILE` of the node", EnvVars: []string{policy.PathEnv}, Value: policy.DefaultPath},
+		&cli.StringFlag{Name: "config", Usage: "the configuration `FILE` of the node",
+			EnvVars: []string{policy.PathEnv}, Value: policy.DefaultPath},
 		&cli.StringFlag{Name: "kubelet-dir", Usage: "the kubelet's `DIR`ectory", Value: "/var/lib/kubelet"},
 		&cli.DurationFlag{Name: "interval", Usage: "between two looks at the ledger", Value: time.Second},
 	}
 }
 
-// open reads the arguments that are common. The configuration must be readable: an agent of a node that nobody can describe
-// would publish nonsense.
+// open reads the common arguments. The configuration must be readable, because an agent without one
+// would publish wrong data.
 func open(c *cli.Context) (book.Book, *slog.Logger, error) {
 	if c.Duration("interval") <= 0 {
-		return book.Book{}, nil, usage.Error(c, "cannot look at the ledger every %s: --interval has to be longer", c.Duration("interval"))
+		return book.Book{}, nil, usage.Error(c, "cannot look at the ledger every %s: --interval has to be longer",
+			c.Duration("interval"))
 	}
 	config, err := filepath.Abs(c.String("config"))
 	if err != nil {
@@ -71,13 +74,14 @@ func open(c *cli.Context) (book.Book, *slog.Logger, error) {
 	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
 	n := b.Open()
 	if n.Broken == nil {
-		err = closed(n.Policy.RunDir)
+		err = restrict(n.Policy.RunDir)
 	}
 	return b, log, errors.Join(n.Broken, err)
 }
 
-// closed makes a directory of the ledger nobody's but root's. Of a volume that was not there the kubelet makes one that all can read.
-func closed(dir string) error {
+// restrict makes a directory of the ledger accessible to root alone. For a missing volume the
+// kubelet makes a directory that all users can read.
+func restrict(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Perm()&0o077 == 0 {
 		return nil
@@ -91,8 +95,10 @@ func closed(dir string) error {
 	return nil
 }
 
-// tend calls do at once and at every interval, until the context ends. A failure is logged when it is new.
-func tend(ctx context.Context, interval time.Duration, log *slog.Logger, what string, do func(context.Context) error) {
+// repeat calls do at once and at every interval, until the context ends. It logs an error when it
+// differs from the last one.
+func repeat(ctx context.Context, interval time.Duration, log *slog.Logger, what string,
+	do func(context.Context) error) {
 	for last := ""; ctx.Err() == nil; {
 		err := do(ctx)
 		now := ""

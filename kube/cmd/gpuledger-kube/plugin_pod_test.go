@@ -22,7 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// kubeletOf is as much of a kubelet as the plugin calls, at the node's sockets.
+// kubeletOf has the parts of a kubelet that the plugin calls, at the node's sockets.
 type kubeletOf struct {
 	deviceplugin.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -31,12 +31,14 @@ type kubeletOf struct {
 	asked   chan struct{}
 }
 
-func (k *kubeletOf) Register(_ context.Context, r *deviceplugin.RegisterRequest) (*deviceplugin.Empty, error) {
+func (k *kubeletOf) Register(_ context.Context,
+	r *deviceplugin.RegisterRequest) (*deviceplugin.Empty, error) {
 	k.came <- r.Endpoint
 	return &deviceplugin.Empty{}, nil
 }
 
-func (k *kubeletOf) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (k *kubeletOf) List(context.Context,
+	*podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	select {
 	case k.asked <- struct{}{}:
 	default:
@@ -46,7 +48,8 @@ func (k *kubeletOf) List(context.Context, *podresources.ListPodResourcesRequest)
 
 func (p podOf) kubelet(t *testing.T) *kubeletOf {
 	t.Helper()
-	k := &kubeletOf{plugins: p.Node + "/var/lib/kubelet/device-plugins", came: make(chan string, 8), asked: make(chan struct{}, 1)}
+	k := &kubeletOf{plugins: p.Node + "/var/lib/kubelet/device-plugins", came: make(chan string, 8),
+		asked: make(chan struct{}, 1)}
 	server := grpc.NewServer()
 	deviceplugin.RegisterRegistrationServer(server, k)
 	podresources.RegisterPodResourcesListerServer(server, k)
@@ -59,7 +62,7 @@ func (p podOf) kubelet(t *testing.T) *kubeletOf {
 	return k
 }
 
-// gets is an Allocate, at the endpoint that registers next.
+// gets calls Allocate at the endpoint that registers next.
 func (k *kubeletOf) gets(t *testing.T, said func() string, sets ...[]string) (ids []grant.ID) {
 	t.Helper()
 	var endpoint string
@@ -71,11 +74,13 @@ func (k *kubeletOf) gets(t *testing.T, said func() string, sets ...[]string) (id
 			return false
 		}
 	})
-	conn, err := grpc.NewClient("unix:"+filepath.Join(k.plugins, endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(k.plugins, endpoint),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer conn.Close()
 	for _, set := range sets {
-		r, err := deviceplugin.NewDevicePluginClient(conn).Allocate(t.Context(), &deviceplugin.AllocateRequest{ContainerRequests: []*deviceplugin.ContainerAllocateRequest{{DevicesIds: set}}})
+		r, err := deviceplugin.NewDevicePluginClient(conn).Allocate(t.Context(),
+			&deviceplugin.AllocateRequest{ContainerRequests: []*deviceplugin.ContainerAllocateRequest{{DevicesIds: set}}})
 		must(t, err)
 		reference, err := grant.ParseReference(r.ContainerResponses[0].Envs[grant.ReferenceEnv])
 		must(t, err)
@@ -84,20 +89,23 @@ func (k *kubeletOf) gets(t *testing.T, said func() string, sets ...[]string) (id
 	return ids
 }
 
-// contained is a container of the node that uses a grant: its runtime says so, and whether its first process runs; of its cgroup only the name is left.
+// contained makes a container of the node that uses a grant. Its runtime's state names its first
+// process. Of its cgroup only the name exists.
 func (p podOf) contained(t *testing.T, id grant.ID, init grant.Process) {
 	t.Helper()
 	const root = "/run/containerd/runc/k8s.io"
 	name := "container-of-" + string(id)
 	must(t, os.MkdirAll(p.Node+root+"/"+name, 0o711), os.WriteFile(p.Node+root+"/"+name+"/state.json",
-		fmt.Appendf(nil, `{"init_process_pid": %d, "init_process_start": %d, "cgroup_paths": {"devices": %q}}`, init.PID, init.Start, deviceCgroups()+"/"+name), 0o600))
+		fmt.Appendf(nil, `{"init_process_pid": %d, "init_process_start": %d, "cgroup_paths": {"devices": %q}}`,
+			init.PID, init.Start, deviceCgroups()+"/"+name), 0o600))
 	ended := grant.Process{PID: init.PID, Start: init.Start + 1}
 	must(t, p.ledger(t).Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: root, Container: name, Bundle: "/nowhere", Creator: ended})
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: root, Container: name, Bundle: "/nowhere",
+			Creator: ended})
 	}))
 }
 
-// deviceCgroups is where containers have their cgroups.
+// deviceCgroups returns the directory of containers' cgroups.
 func deviceCgroups() string {
 	if _, err := os.Stat("/sys/fs/cgroup/devices/cgroup.procs"); err == nil {
 		return "/sys/fs/cgroup/devices"
@@ -105,8 +113,8 @@ func deviceCgroups() string {
 	return "/sys/fs/cgroup"
 }
 
-// TestThePluginNeedsNoMoreThanItsPodHas: it registers, grants, asks the kubelet who has what, and tells by the node's processes and
-// cgroups which container is alive.
+// The plugin must register, grant, ask the kubelet for its pods' devices, and find running
+// containers by the node's processes and cgroups.
 func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	p := podFor(t, "device-plugin", "device-plugin", "--resources", "memory", "--interval", "50ms")
 	k := p.kubelet(t)
@@ -120,12 +128,13 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	pid, said := p.start(t)
 	first := k.gets(t, said, units...)
 	eventually(t, "it asks who has what", said, func() bool { return len(k.asked) > 0 })
-	p.tries(t, pid)
+	p.checkPrivileges(t, pid)
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
 	p.contained(t, first[0], init)
 	p.contained(t, first[1], grant.Process{PID: init.PID, Start: init.Start + 2})
 
-	_, said = p.start(t) // one that knows nothing but what it sees on the node
+	// It reads only what the node shows.
+	_, said = p.start(t)
 	second := k.gets(t, said, units...)
 	o, err := p.ledger(t).Overview()
 	must(t, err)
@@ -135,7 +144,9 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	}
 	for _, id := range []grant.ID{first[0], second[0], second[1]} {
 		if _, found := there[id]; !found {
-			t.Errorf("grant %s is gone: it is one of %v and %v, and only the second of the first has no container that lives", id, first, second)
+			t.Errorf(
+				"grant %s is gone: it is one of %v and %v, and only the second of the first has no container that lives",
+				id, first, second)
 		}
 	}
 	if _, found := there[first[1]]; found {

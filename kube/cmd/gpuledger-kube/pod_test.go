@@ -35,20 +35,22 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// The driver as its manifest's pod: these mounts of a node, a root file system that cannot be written, no capability. The node is a
-// directory; the cluster's API is told by this test.
+// The driver runs as its manifest's pod: with these mounts of a node, a read-only root file system,
+// and no capability. The node is a directory, and this test answers as the cluster's API.
 
 const (
-	inPod  = "GPULEDGER_TEST_IN_POD" // a podOf, for this very program to become
+	// A podOf as JSON, which this program applies to itself.
+	inPod  = "GPULEDGER_TEST_IN_POD"
 	asMain = "GPULEDGER_TEST_AS_MAIN"
 )
 
 // podOf is what a kubelet and a runtime make of a manifest.
 type podOf struct {
 	Node, Root string
-	Records    bool // the node has mounted the file system for the records of limits
-	Mounts     []podMount
-	Args, Env  []string
+	// Records says that the node has mounted the file system for the records of limits.
+	Records   bool
+	Mounts    []podMount
+	Args, Env []string
 }
 
 type podMount struct {
@@ -75,7 +77,7 @@ func TestMain(m *testing.M) {
 
 // become makes the pod around this process, whose mount namespace is new, and executes its program.
 func (p podOf) become() error {
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities belong to a thread
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SLAVE, ""); err != nil {
 		return err
 	}
@@ -84,7 +86,8 @@ func (p podOf) become() error {
 			return err
 		}
 	}
-	mounts := append([]podMount{{p.Root, p.Root, true}, {"/proc", p.Root + "/proc", false}, {"/dev/null", p.Root + "/dev/null", false}}, p.Mounts...)
+	mounts := append([]podMount{{p.Root, p.Root, true}, {"/proc", p.Root + "/proc", false},
+		{"/dev/null", p.Root + "/dev/null", false}}, p.Mounts...)
 	for _, m := range mounts {
 		if err := syscall.Mount(m.Source, m.Target, "", syscall.MS_BIND|syscall.MS_REC, ""); err != nil {
 			return fmt.Errorf("%s at %s: %w", m.Source, m.Target, err)
@@ -95,7 +98,8 @@ func (p podOf) become() error {
 	}
 	for _, m := range mounts {
 		if m.ReadOnly {
-			if err := syscall.Mount("", m.Target, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+			if err := syscall.Mount("", m.Target, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY,
+				""); err != nil {
 				return fmt.Errorf("%s read-only: %w", m.Target, err)
 			}
 		}
@@ -120,8 +124,9 @@ func (p podOf) become() error {
 	return syscall.Exec("/usr/bin/gpuledger-kube", append([]string{"gpuledger-kube"}, p.Args...), p.Env)
 }
 
-// standInNamespace has process 1 show the pod its own cgroup namespace as the node's. On a node that is the kernel's first, which the pod knows
-// by itself; where tests run in another one (test/rig/leftovers.sh), it could not ask process 1 without that one's capabilities.
+// standInNamespace makes process 1 show the pod its own cgroup namespace as the node's. On a node
+// that is the kernel's first namespace, which the pod recognizes. Under test/rig/leftovers.sh it is
+// another one. There the pod would need the capabilities of process 1 to ask it.
 func (p podOf) standInNamespace() error {
 	if err := syscall.Mount("/proc/self/ns/cgroup", p.Root+"/ns/cgroup", "", syscall.MS_BIND, ""); err != nil {
 		return err
@@ -149,13 +154,14 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// podFor lays a node out, and the pod of a manifest on it.
+// podFor makes the directories of a node, and the pod of a manifest on it.
 func podFor(t *testing.T, which string, args ...string) podOf {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "k") // a short path, for sockets
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := podOf{Node: dir + "/n", Root: dir + "/r", Args: args, Env: []string{"NODE_NAME=" + nodeName, asMain + "=1"}}
+	p := podOf{Node: dir + "/n", Root: dir + "/r", Args: args,
+		Env: []string{"NODE_NAME=" + nodeName, asMain + "=1"}}
 	spec := manifest(t, which).Spec.Template.Spec
 	volumes := map[string]string{}
 	for _, v := range spec.Volumes {
@@ -171,12 +177,15 @@ func podFor(t *testing.T, which string, args ...string) podOf {
 		must(t, os.MkdirAll(p.Root+m.MountPath, 0o755))
 		p.Mounts = append(p.Mounts, podMount{source, p.Root + m.MountPath, m.ReadOnly})
 	}
-	must(t, os.MkdirAll(p.Root+"/usr/bin", 0o755), os.MkdirAll(p.Root+"/proc", 0o755), os.MkdirAll(p.Root+"/dev", 0o755), os.MkdirAll(p.Root+"/ns", 0o755), os.WriteFile(p.Root+"/ns/cgroup", nil, 0o600), os.WriteFile(p.Root+"/dev/null", nil, 0o600),
+	must(t, os.MkdirAll(p.Root+"/usr/bin", 0o755), os.MkdirAll(p.Root+"/proc", 0o755),
+		os.MkdirAll(p.Root+"/dev", 0o755), os.MkdirAll(p.Root+"/ns", 0o755),
+		os.WriteFile(p.Root+"/ns/cgroup", nil, 0o600), os.WriteFile(p.Root+"/dev/null", nil, 0o600),
 		os.MkdirAll(p.Node+"/run/gpuledger/limits", 0o700), os.Chmod(p.Node+"/var/lib/gpuledger", 0o700))
 	self, err := os.Executable()
 	must(t, err)
 	copied(t, self, p.Root+"/usr/bin/gpuledger-kube")
-	libraries, _ := exec.Command("ldd", self).Output() // a test's binary may have some, of the C library; the image's program has none
+	// A test's binary may need libraries such as the C library. The image's program needs none.
+	libraries, _ := exec.Command("ldd", self).Output()
 	for word := range strings.FieldsSeq(string(libraries)) {
 		if filepath.IsAbs(word) {
 			copied(t, word, p.Root+word)
@@ -192,36 +201,44 @@ func copied(t *testing.T, from, to string) {
 	must(t, err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o755))
 }
 
-// installed is what the packages and `gpuledger inventory refresh` have put on the node.
+// installed writes what the packages and `gpuledger inventory refresh` put on the node.
 func (p podOf) installed(t *testing.T) {
 	t.Helper()
-	proxy := []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00\x3e\x00") // the head of a library
+	// the head of a library
+	proxy := []byte("\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03\x00\x3e\x00")
 	if runtime.GOARCH == "arm64" {
 		proxy[18] = 183
 	}
 	shim := p.Node + "/usr/lib/gpuledger"
 	must(t, os.MkdirAll(shim+"/shim-1", 0o755), os.Symlink("shim-1", shim+"/shim"),
-		os.WriteFile(shim+"/shim-1/libcuda.so.1", proxy, 0o644), os.WriteFile(shim+"/shim-1/libnvidia-ml.so.1", proxy, 0o644),
-		os.WriteFile(p.Node+"/etc/gpuledger/config.toml", []byte("[inventory]\nsource = \"simulated\"\nfile = \"/etc/gpuledger/gpus.json\"\n"), 0o644))
+		os.WriteFile(shim+"/shim-1/libcuda.so.1", proxy, 0o644),
+		os.WriteFile(shim+"/shim-1/libnvidia-ml.so.1", proxy, 0o644),
+		os.WriteFile(p.Node+"/etc/gpuledger/config.toml",
+			[]byte("[inventory]\nsource = \"simulated\"\nfile = \"/etc/gpuledger/gpus.json\"\n"), 0o644))
 	d, err := simulated.Describe(1, 16*grant.GiB, "", nil)
 	must(t, err)
 	inv, err := simulated.Scan(d, host.Default(), "/")
 	must(t, err)
 	for _, soname := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Path: "/usr/lib64/" + soname, Kind: grant.FileLibrary, Target: "/usr/lib64", Names: []string{soname}, Bits: 64})
+		inv.Driver.Files = append(inv.Driver.Files,
+			grant.DriverFile{Path: "/usr/lib64/" + soname, Kind: grant.FileLibrary, Target: "/usr/lib64",
+				Names: []string{soname}, Bits: 64})
 	}
 	must(t, gpu.Write(gpu.Path(p.Node+"/var/lib/gpuledger"), inv))
 }
 
-// ledger is the node's, as its own programs see it.
+// ledger opens the node as its own programs see it.
 func (p podOf) ledger(t *testing.T) *node.Node {
 	t.Helper()
 	config := p.Node + "/config.toml"
-	must(t, os.WriteFile(config, fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n", p.Node+"/var/lib/gpuledger", p.Node+"/run/gpuledger"), 0o600))
+	must(t, os.WriteFile(config, fmt.Appendf(nil,
+		"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n",
+		p.Node+"/var/lib/gpuledger", p.Node+"/run/gpuledger"), 0o600))
 	return node.Open(config, host.Default())
 }
 
-// start runs the pod until the test ends, and returns its process and a function that tells what it has said.
+// start runs the pod until the test ends. It returns the pod's process and a function that returns
+// its log.
 func (p podOf) start(t *testing.T) (pid int, said func() string) {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -234,7 +251,8 @@ func (p podOf) start(t *testing.T) (pid int, said func() string) {
 	cmd.Env = append(os.Environ(), inPod+"="+string(text))
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // of which Pdeathsig is the parent
+	// Pdeathsig follows the thread that started the process.
+	runtime.LockOSThread()
 	must(t, cmd.Start())
 	said = func() string { text, _ := os.ReadFile(log); return string(text) }
 	t.Cleanup(func() {
@@ -259,7 +277,7 @@ func eventually(t *testing.T, what string, said func() string, done func() bool)
 
 const nodeName = "node-1"
 
-// api is as much of a cluster's API as the driver asks for.
+// api has the parts of a cluster's API that the driver uses.
 type api struct {
 	mu     sync.Mutex
 	slices []resourceapi.ResourceSlice
@@ -273,33 +291,40 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch path := r.URL.Path; {
 	case strings.HasPrefix(path, "/api/v1/nodes/"):
-		_ = json.NewEncoder(w).Encode(corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-node"}})
+		_ = json.NewEncoder(w).Encode(corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+			ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-node"}})
 	case strings.HasSuffix(path, "/resourceclaims/claim"):
 		_ = json.NewEncoder(w).Encode(a.claim)
 	case r.Method == http.MethodPost:
 		var s resourceapi.ResourceSlice
 		body, _ := io.ReadAll(r.Body)
-		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, &s); err != nil { // protobuf
+		// protobuf
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, &s); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		s.TypeMeta, s.Name, s.ResourceVersion = meta, fmt.Sprint("slice-", len(a.slices)), fmt.Sprint(len(a.slices)+2)
+		s.TypeMeta, s.Name, s.ResourceVersion = meta, fmt.Sprint("slice-",
+			len(a.slices)), fmt.Sprint(len(a.slices)+2)
 		a.slices = append(a.slices, s)
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(s)
-	case r.URL.Query().Get("watch") != "": // nobody else changes anything
+	case r.URL.Query().Get("watch") != "": // nothing changes during the test
 		a.mu.Unlock()
-		end := resourceapi.ResourceSlice{TypeMeta: meta, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
+		end := resourceapi.ResourceSlice{TypeMeta: meta,
+			ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1",
+				Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": "BOOKMARK", "object": end})
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 		a.mu.Lock()
 	default:
-		_ = json.NewEncoder(w).Encode(resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{Kind: "ResourceSliceList", APIVersion: "resource.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}})
+		_ = json.NewEncoder(w).Encode(
+			resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{Kind: "ResourceSliceList",
+				APIVersion: "resource.k8s.io/v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}})
 	}
 }
 
-// strength is what the driver has published of the GPU in mode limit.
+// strength returns the published strength of the GPU in mode limit.
 func (a *api) strength() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -313,23 +338,33 @@ func (a *api) strength() string {
 	return ""
 }
 
-// claimed makes the API tell of a claim of 4 GiB of the node's GPU.
+// claimed adds a claim to 4 GiB of the node's GPU to the API.
 func (a *api) claimed(uuid string) {
-	a.claim = resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim", UID: "u-1"}}
-	a.claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "u-pod"}}
-	a.claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpuledger.dev", Pool: nodeName,
-		Request: "gpu", Device: strings.ToLower(uuid) + "-limit", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"), "compute": resource.MustParse("0")}}}}}
+	a.claim = resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{Kind: "ResourceClaim",
+		APIVersion: "resource.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim",
+		UID: "u-1"}}
+	a.claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod",
+		UID: "u-pod"}}
+	a.claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpuledger.dev",
+		Pool:    nodeName,
+		Request: "gpu", Device: strings.ToLower(uuid) + "-limit",
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"),
+			"compute": resource.MustParse("0")}}}}}
 }
 
 func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
-	for name, records := range map[string]bool{"the node has mounted the place of the records": true, "it has not": false} {
+	for name, records := range map[string]bool{"the node has mounted the place of the records": true,
+		"it has not": false} {
 		t.Run(name, func(t *testing.T) {
 			cluster := &api{}
 			server := httptest.NewServer(cluster)
 			t.Cleanup(server.Close)
 			p := podFor(t, "dra", "dra", "--interval", "50ms", "--kubeconfig", "/usr/bin/kubeconfig")
 			p.Records = records
-			must(t, os.WriteFile(p.Root+"/usr/bin/kubeconfig", fmt.Appendf(nil, "{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n", server.URL), 0o600))
+			must(t, os.WriteFile(p.Root+"/usr/bin/kubeconfig",
+				fmt.Appendf(nil,
+					"{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n",
+					server.URL), 0o600))
 			n := p.ledger(t)
 			inv, problem := n.Inventory()
 			if problem != nil {
@@ -349,12 +384,16 @@ func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
 			id := string(o.Grants[0].ID)
 			spec, err := os.ReadFile(p.Node + "/run/cdi/gpuledger.dev-grant_" + id + ".json")
 			must(t, err)
-			for _, part := range []string{"/usr/lib/gpuledger/shim-1/libcuda.so.1", "/run/gpuledger/limits/" + id + "/limits"} {
+			for _, part := range []string{"/usr/lib/gpuledger/shim-1/libcuda.so.1",
+				"/run/gpuledger/limits/" + id + "/limits"} {
 				if !strings.Contains(string(spec), part) {
 					t.Errorf("the claim's CDI file has no %s:\n%s", part, spec)
 				}
 			}
-			record := func() uint64 { return inode(fmt.Sprintf("/proc/%d/root/run/gpuledger/limits/%s/limits", pid, id)) }
+			record := func() uint64 {
+				return inode(fmt.Sprintf("/proc/%d/root/run/gpuledger/limits/%s/limits", pid,
+					id))
+			}
 			first := record()
 			if (first != 0) != records {
 				t.Errorf("the record of the grant is inode %d, with room for it: %v", first, records)
@@ -366,7 +405,7 @@ func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
 			if info, err := os.Stat(p.Node + "/run/gpuledger"); err != nil || info.Mode().Perm() != 0o700 {
 				t.Errorf("the run directory: %v, %v", info.Mode(), err)
 			}
-			p.tries(t, pid)
+			p.checkPrivileges(t, pid)
 		})
 	}
 }
@@ -379,21 +418,25 @@ func inode(path string) uint64 {
 	return st.Ino
 }
 
-// prepares is the kubelet's part.
+// prepares makes the kubelet's call.
 func (p podOf) prepares(t *testing.T) {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+p.Node+"/var/lib/kubelet/plugins/gpuledger.dev/dra.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+p.Node+"/var/lib/kubelet/plugins/gpuledger.dev/dra.sock",
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer conn.Close()
-	answer, err := kubelet.NewDRAPluginClient(conn).NodePrepareResources(t.Context(), &kubelet.NodePrepareResourcesRequest{Claims: []*kubelet.Claim{{Namespace: "team", Name: "claim", Uid: "u-1"}}})
+	answer, err := kubelet.NewDRAPluginClient(conn).NodePrepareResources(t.Context(),
+		&kubelet.NodePrepareResourcesRequest{Claims: []*kubelet.Claim{{Namespace: "team", Name: "claim",
+			Uid: "u-1"}}})
 	must(t, err)
-	if c := answer.Claims["u-1"]; c == nil || c.Error != "" || len(c.Devices) != 1 || len(c.Devices[0].CdiDeviceIds) != 1 {
+	if c := answer.Claims["u-1"]; c == nil || c.Error != "" || len(c.Devices) != 1 ||
+		len(c.Devices[0].CdiDeviceIds) != 1 {
 		t.Fatalf("got %v, want a CDI device", answer)
 	}
 }
 
-// tries wants the pod to be as poor as its manifest says.
-func (p podOf) tries(t *testing.T, pid int) {
+// checkPrivileges checks that the pod has no more privileges than its manifest says.
+func (p podOf) checkPrivileges(t *testing.T, pid int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(t, err)

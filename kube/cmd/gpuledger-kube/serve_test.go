@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// onNode is a node on which drivers run by hand, without a cluster that would answer.
+// onNode is a node on which tests start drivers. Its API does not answer.
 type onNode struct {
 	t   *testing.T
 	dir string
@@ -33,12 +33,16 @@ func newNode(t *testing.T) onNode {
 	for _, d := range []string{"/state", "/run", "/kubelet/plugins_registry"} {
 		must(t, os.MkdirAll(dir+d, 0o700))
 	}
-	must(t, os.WriteFile(dir+"/config.toml", fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n", dir+"/state", dir+"/run"), 0o600),
-		os.WriteFile(dir+"/kubeconfig", []byte("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n"), 0o600))
+	must(t, os.WriteFile(dir+"/config.toml",
+		fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n",
+			dir+"/state", dir+"/run"), 0o600),
+		os.WriteFile(dir+"/kubeconfig",
+			[]byte("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n"),
+			0o600))
 	return onNode{t, dir}
 }
 
-// program is this very one with arguments, as main.
+// program runs this test binary as main with these arguments.
 func program(log string, args ...string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), asMain+"=1", "NODE_NAME=")
@@ -48,11 +52,13 @@ func program(log string, args ...string) (*exec.Cmd, error) {
 	return cmd, err
 }
 
-// driver starts one; ended tells its exit status once there is one, and else -1.
+// driver starts a driver. ended returns its exit status, or -1 while it runs.
 func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() string, ended func() int) {
 	n.t.Helper()
 	log := n.dir + "/" + name
-	cmd, err := program(log, append([]string{"dra", "--config", n.dir + "/config.toml", "--kubeconfig", n.dir + "/kubeconfig", "--node-name", nodeName, "--kubelet-dir", n.dir + "/kubelet", "--interval", "20ms"}, args...)...)
+	cmd, err := program(log, append([]string{"dra", "--config", n.dir + "/config.toml", "--kubeconfig",
+		n.dir + "/kubeconfig", "--node-name", nodeName, "--kubelet-dir", n.dir + "/kubelet", "--interval", "20ms"},
+		args...)...)
 	must(n.t, err, cmd.Start())
 	over := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(over) }()
@@ -70,7 +76,7 @@ func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() 
 	return cmd, said, ended
 }
 
-// sockets are those that somebody answers at.
+// sockets returns the names of the sockets that are served.
 func (n onNode) sockets() (list []string) {
 	for _, pattern := range []string{"/kubelet/plugins_registry/*", "/kubelet/plugins/gpuledger.dev/dra*.sock"} {
 		paths, err := filepath.Glob(n.dir + pattern)
@@ -88,15 +94,18 @@ func (n onNode) sockets() (list []string) {
 	return list
 }
 
-// A driver that the kubelet does not reach leaves every pod of the node waiting, and nobody restarts one that runs.
+// A driver that the kubelet cannot reach leaves every pod of the node waiting. As long as it runs
+// it is not restarted.
 func TestADriverThatIsNotReachedEnds(t *testing.T) {
-	for _, socket := range []string{"plugins_registry/gpuledger.dev-u1-reg.sock", "plugins/gpuledger.dev/dra-u1.sock"} {
+	for _, socket := range []string{"plugins_registry/gpuledger.dev-u1-reg.sock",
+		"plugins/gpuledger.dev/dra-u1.sock"} {
 		t.Run(socket, func(t *testing.T) {
 			n := newNode(t)
 			_, said, ended := n.driver("only", "--pod-uid", "u1")
 			must(t, os.Remove(n.dir+"/kubelet/"+socket))
 			eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
-			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir + "/kubelet/" + socket + ": no such file or directory"; ended() != 1 || !strings.Contains(said(), want) {
+			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir + "/kubelet/" +
+				socket + ": no such file or directory"; ended() != 1 || !strings.Contains(said(), want) {
 				t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
 			}
 			n.driver("next", "--pod-uid", "u1")
@@ -107,9 +116,11 @@ func TestADriverThatIsNotReachedEnds(t *testing.T) {
 	}
 }
 
-// An update runs the new driver beside the old one. The library removes a socket by its name, whoever serves it.
-func TestADriverThatEndsLeavesTheOtherOneItsSockets(t *testing.T) {
-	for name, uids := range map[string][2]string{"as pods, each with sockets of its own": {"u1", "u2"}, "by hand, in the place of the first": {"", ""}} {
+// An update runs the new driver beside the old one. The library removes a socket by its name, even
+// if another process serves it.
+func TestAnEndingDriverKeepsTheSocketsOfAnother(t *testing.T) {
+	for name, uids := range map[string][2]string{"as pods, each with sockets of its own": {"u1", "u2"},
+		"by hand, in the place of the first": {"", ""}} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			older, saidOlder, endedOlder := n.driver("older", "--pod-uid", uids[0])
@@ -121,18 +132,21 @@ func TestADriverThatEndsLeavesTheOtherOneItsSockets(t *testing.T) {
 				must(t, older.Process.Signal(syscall.SIGTERM))
 			}
 			eventually(t, "the older one ends", saidOlder, func() bool { return endedOlder() >= 0 })
-			if want := "cannot go on to serve the kubelet: "; uids[0] == "" && (endedOlder() != 1 || !strings.Contains(saidOlder(), want)) {
+			if want := "cannot go on to serve the kubelet: "; uids[0] == "" &&
+				(endedOlder() != 1 || !strings.Contains(saidOlder(), want)) {
 				t.Errorf("exit status %d, want 1 and %q:\n%s", endedOlder(), want, saidOlder())
 			}
-			if all := n.sockets(); len(all) != 2 || uids[1] != "" && !strings.Contains(all[0], uids[1]) || endedNewer() >= 0 {
+			if all := n.sockets(); len(all) != 2 || uids[1] != "" && !strings.Contains(all[0], uids[1]) ||
+				endedNewer() >= 0 {
 				t.Errorf("the newer one serves %v, want its two sockets:\n%s", all, saidNewer())
 			}
 		})
 	}
 }
 
-// Whoever deletes a Node and has it made anew takes its slices along, and the library would make them for the old one again and again.
-func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
+// If a Node is deleted and made again, its slices are deleted, and the library would make them for
+// the old Node again and again.
+func TestADriverOfADeletedNodeEnds(t *testing.T) {
 	n := newNode(t)
 	var asked atomic.Int32
 	var anew atomic.Bool
@@ -142,7 +156,8 @@ func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
 			cluster.ServeHTTP(w, r)
 			return
 		}
-		node := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-1"}}
+		node := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+			ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "u-1"}}
 		if anew.Load() {
 			node.UID = "u-2"
 		}
@@ -152,15 +167,18 @@ func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	config, err := os.ReadFile(n.dir + "/kubeconfig")
-	must(t, err, os.WriteFile(n.dir+"/kubeconfig", bytes.ReplaceAll(config, []byte("http://127.0.0.1:1"), []byte(server.URL)), 0o600))
+	must(t, err, os.WriteFile(n.dir+"/kubeconfig",
+		bytes.ReplaceAll(config, []byte("http://127.0.0.1:1"), []byte(server.URL)), 0o600))
 	_, said, ended := n.driver("only", "--reclaim", "20ms")
-	eventually(t, "it looks whose node this is", said, func() bool { return asked.Load() > 2 }) // the library does once
+	// the library itself asks once
+	eventually(t, "it looks whose node this is", said, func() bool { return asked.Load() > 2 })
 	if ended() >= 0 {
 		t.Fatalf("it ends on the node that it had:\n%s", said())
 	}
 	anew.Store(true)
 	eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
-	if want := "cannot go on to serve the kubelet: the cluster has another node " + nodeName; ended() != 1 || !strings.Contains(said(), want) {
+	if want := "cannot go on to serve the kubelet: the cluster has another node " + nodeName; ended() != 1 ||
+		!strings.Contains(said(), want) {
 		t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
 	}
 }

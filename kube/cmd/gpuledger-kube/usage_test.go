@@ -27,8 +27,10 @@ func TestUsage(t *testing.T) {
 		_ = cmd.Run()
 		said, err := os.ReadFile(log)
 		must(t, err)
-		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(said), "gpuledger-kube: ") || !strings.Contains(string(said), want) || strings.Count(string(said), "\n") != 1 {
-			t.Errorf("%s: exit status %d, said\n%s\nwant 2 and one line with %q", args, cmd.ProcessState.ExitCode(), said, want)
+		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(said), "gpuledger-kube: ") ||
+			!strings.Contains(string(said), want) || strings.Count(string(said), "\n") != 1 {
+			t.Errorf("%s: exit status %d, said\n%s\nwant 2 and one line with %q", args, cmd.ProcessState.ExitCode(),
+				said, want)
 		}
 	}
 }
