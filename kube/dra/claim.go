@@ -15,28 +15,29 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// want is a claim as the ledger is asked for it.
+// want is what the ledger is asked for a claim.
 type want struct {
 	ask     admission.Ask
 	devices []kubeletplugin.Device // without CDI names yet
 }
 
-// owner is who holds a claim's grant.
+// owner returns the owner of a claim's grant.
 func owner(uid string) grant.Owner { return grant.Owner(claimOwner + uid) }
 
 const claimOwner = "claim:"
 
-// claimOf is the claim whose grant it is.
+// claimOf returns the UID of the claim that owns a grant.
 func claimOf(g grant.Grant) (types.UID, bool) {
 	rest, is := strings.CutPrefix(string(g.Owner), claimOwner)
 	uid, _, _ := strings.Cut(rest, "/")
 	return types.UID(uid), is
 }
 
-// translate says what a claim's allocation means here. A claim is one grant, because a container uses one: in one mode, with
-// the same amount on each of its GPUs.
+// translate turns a claim's allocation into a request to the ledger. A claim is one grant, because
+// a container uses one grant. So the claim has one mode, and the same amount on each of its GPUs.
 func translate(claim *resourceapi.ResourceClaim, pool string, p book.Page) (want, error) {
-	w := want{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source, Label: claim.Namespace + "/" + claim.Name}}
+	w := want{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source,
+		Label: claim.Namespace + "/" + claim.Name}}
 	if claim.Status.Allocation == nil {
 		return w, errors.New("the claim is not allocated")
 	}
@@ -54,7 +55,8 @@ func translate(claim *resourceapi.ResourceClaim, pool string, p book.Page) (want
 			return w, err
 		}
 		parts = append(parts, part)
-		w.devices = append(w.devices, kubeletplugin.Device{Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device, ShareID: result.ShareID})
+		w.devices = append(w.devices, kubeletplugin.Device{Requests: []string{result.Request},
+			PoolName: result.Pool, DeviceName: result.Device, ShareID: result.ShareID})
 	}
 	return w, sum(parts, &w.ask)
 }
@@ -68,9 +70,13 @@ type part struct {
 	compute int
 }
 
-func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
+func partOf(result resourceapi.DeviceRequestAllocationResult,
+	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
 	if result.AdminAccess != nil && *result.AdminAccess {
-		return part{}, fmt.Errorf("request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics", result.Request)
+		return part{},
+			fmt.Errorf(
+				"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics",
+				result.Request)
 	}
 	seat, mode, err := find(result.Device, seats)
 	if err != nil {
@@ -89,15 +95,18 @@ func partOf(result resourceapi.DeviceRequestAllocationResult, configs []resource
 	}
 	amount, found := result.ConsumedCapacity[memory]
 	if !found {
-		return part{}, fmt.Errorf("the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without", result.Request)
+		return part{},
+			fmt.Errorf(
+				"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without",
+				result.Request)
 	}
 	percent := result.ConsumedCapacity[compute]
 	of.memory, of.compute = grant.Bytes(amount.Value()), int(percent.Value())
 	return of, nil
 }
 
-// sum makes one ask of all parts. Two shares of one GPU are one grant of both on it, where different requests have them; one
-// request that has a GPU twice wanted two GPUs.
+// sum merges all parts into one request. Two shares of one GPU become one share if they belong to
+// different requests. A request that has a GPU twice asked for two GPUs, so that is an error.
 func sum(parts []part, ask *admission.Ask) error {
 	if len(parts) == 0 {
 		return fmt.Errorf("nothing of the claim is allocated from %s on this node", DriverName)
@@ -107,11 +116,15 @@ func sum(parts []part, ask *admission.Ask) error {
 		i := slices.IndexFunc(merged, func(m part) bool { return m.uuid == p.uuid })
 		switch {
 		case p.mode != parts[0].mode:
-			return fmt.Errorf("the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant has one mode", parts[0].mode, p.mode)
+			return fmt.Errorf(
+				"the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant has one mode",
+				parts[0].mode, p.mode)
 		case i < 0:
 			merged = append(merged, p)
 		case merged[i].request == p.request:
-			return fmt.Errorf("request %q got two shares of one GPU: ask for distinct GPUs with the constraint distinctAttribute: %s/uuid, or for one larger share", p.request, DriverName)
+			return fmt.Errorf(
+				"request %q got two shares of one GPU: ask for distinct GPUs with the constraint distinctAttribute: %s/uuid, or for one larger share",
+				p.request, DriverName)
 		default:
 			merged[i].memory += p.memory
 			merged[i].compute += p.compute
@@ -119,7 +132,9 @@ func sum(parts []part, ask *admission.Ask) error {
 	}
 	for _, m := range merged {
 		if m.memory != merged[0].memory || m.compute != merged[0].compute {
-			return fmt.Errorf("the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on each of its GPUs", merged[0].memory, merged[0].compute, m.memory, m.compute)
+			return fmt.Errorf(
+				"the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on each of its GPUs",
+				merged[0].memory, merged[0].compute, m.memory, m.compute)
 		}
 		ask.Names = append(ask.Names, m.uuid)
 		ask.Memory += m.memory
@@ -128,15 +143,16 @@ func sum(parts []part, ask *admission.Ask) error {
 	return nil
 }
 
-// is reports whether a grant is what the claim asks for: the answer to a Prepare that came before. Its size is not looked at: an administrator may
-// have changed it (gpuledger grant --update), and a new grant would have another CDI name than the one that the kubelet knows.
+// is reports whether a grant is what the claim asks for, so that an earlier Prepare made it. It
+// ignores the size: an administrator may have changed that (gpuledger grant --update). A new grant
+// would have another CDI name than the one in the kubelet's checkpoint.
 func (w want) is(g grant.Grant) bool {
 	names, uuids := slices.Sorted(slices.Values(w.ask.Names)), slices.Sorted(slices.Values(g.UUIDs()))
 	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode
 }
 
-// named are the devices with the grant's CDI name: on the first one, for all requests, because some engines do a name twice
-// that they are told twice.
+// named returns the devices with the grant's CDI name. Only the first device has the name, for all
+// requests: some engines apply a name twice if it is listed twice.
 func (w want) named(r grant.Reference) []kubeletplugin.Device {
 	devices := slices.Clone(w.devices)
 	for _, d := range devices[1:] {
@@ -148,5 +164,5 @@ func (w want) named(r grant.Reference) []kubeletplugin.Device {
 	return devices
 }
 
-// place is a claim's namespace and name, which its grant has as a label.
-func place(g grant.Grant) (namespace, name string, ok bool) { return strings.Cut(g.Label, "/") }
+// claimName returns a claim's namespace and name from the label of its grant.
+func claimName(g grant.Grant) (namespace, name string, ok bool) { return strings.Cut(g.Label, "/") }

@@ -10,8 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// closedFor lists the devices of what was told last, each with what its taint "closed" says.
-func (p *told) closedFor() map[string]string {
+// closedFor lists the devices that were published last, each with the effect and value of its taint
+// "closed".
+func (p *recorder) closedFor() map[string]string {
 	devices := map[string]string{}
 	for _, s := range p.all[len(p.all)-1].Pools[pool].Slices {
 		for _, d := range s.Devices {
@@ -26,11 +27,12 @@ func (p *told) closedFor() map[string]string {
 	return devices
 }
 
-// Pods that are bound to a node that can enter no grant hang in ContainerCreating.
+// Pods that are bound to a node that can enter no grant stay in ContainerCreating.
 func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
-	for file, code := range map[string]grant.Code{"state/inventory.json": grant.InventoryMissing, "config.toml": grant.ConfigInvalid, "state/grants": grant.LedgerUnreadable} {
+	for file, code := range map[string]grant.Code{"state/inventory.json": grant.InventoryMissing,
+		"config.toml": grant.ConfigInvalid, "state/grants": grant.LedgerUnreadable} {
 		t.Run(string(code), func(t *testing.T) {
-			s, to := newSite(t, 2), &told{}
+			s, to := newSite(t, 2), &recorder{}
 			s.SetGPUs(2, 16*grant.GiB, func(all []simulated.GPU) { all[1].Health = "lost" })
 			publish := func() error { return s.Publish(context.Background(), to) }
 			if err := publish(); err != nil {
@@ -59,9 +61,11 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 					t.Errorf("device %s is closed for %q, want NoSchedule for %s", name, taint, code)
 				}
 			}
-			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}, &told{}
-			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 || len(empty.closedFor()) > 0 {
-				t.Errorf("a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing", err, empty.all)
+			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}, &recorder{}
+			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 ||
+				len(empty.closedFor()) > 0 {
+				t.Errorf("a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing", err,
+					empty.all)
 			}
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
@@ -72,7 +76,9 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 			if err := publish(); err != nil {
 				t.Fatal(err)
 			}
-			if again := to.closedFor(); len(again) != len(open) || again[s.result("gpu", 0, grant.Limit).Device] != "" || again[s.result("gpu", 1, grant.Limit).Device] != open[s.result("gpu", 1, grant.Limit).Device] {
+			if again := to.closedFor(); len(again) != len(open) ||
+				again[s.result("gpu", 0, grant.Limit).Device] != "" ||
+				again[s.result("gpu", 1, grant.Limit).Device] != open[s.result("gpu", 1, grant.Limit).Device] {
 				t.Errorf("healed: %v, want %v", again, open)
 			}
 		})
@@ -83,7 +89,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 func TestClaimsAreGivenUpByTheLastConfigurationThatCouldBeRead(t *testing.T) {
 	s := newSite(t, 1)
 	publishes := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
-	if err := publishes.Publish(context.Background(), &told{}); err != nil {
+	if err := publishes.Publish(context.Background(), &recorder{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range []*Driver{s.Driver, publishes} {

@@ -14,21 +14,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Config is what a DeviceClass or a claim can say to the driver, in the opaque parameters of its config.
+// Config is the opaque parameters for the driver in the config of a DeviceClass or a claim.
 type Config struct {
-	APIVersion      string         `json:"apiVersion"`                // ConfigVersion
-	Kind            string         `json:"kind"`                      // ConfigKind
-	Mode            grant.Mode     `json:"mode,omitempty"`            // the device must be in it
-	MinimumStrength grant.Strength `json:"minimumStrength,omitempty"` // what must hold the containers to the grant, at least
+	APIVersion string `json:"apiVersion"` // ConfigVersion
+	Kind       string `json:"kind"`       // ConfigKind
+	// the mode that the device must be in
+	Mode grant.Mode `json:"mode,omitempty"`
+	// the least strength that must hold the containers to the grant
+	MinimumStrength grant.Strength `json:"minimumStrength,omitempty"`
 }
 
-// How a Config names itself.
+// The identity of a Config.
 const (
 	ConfigVersion = "gpuledger.dev/v1"
 	ConfigKind    = "GrantConfig"
 )
 
-// ParseConfig reads opaque parameters. What it does not know is an error: it may be a limit with a typing error in its name.
+// ParseConfig parses opaque parameters. An unknown field is an error: it may be a limit with a
+// typing error in its name.
 func ParseConfig(raw []byte) (Config, error) {
 	var c Config
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -40,13 +43,15 @@ func ParseConfig(raw []byte) (Config, error) {
 		return c, fmt.Errorf("cannot read the parameters for %s: more than one object", DriverName)
 	}
 	if c.APIVersion != ConfigVersion || c.Kind != ConfigKind {
-		return c, fmt.Errorf("cannot read the parameters for %s: want apiVersion %s and kind %s, not %q and %q", DriverName, ConfigVersion, ConfigKind, c.APIVersion, c.Kind)
+		return c, fmt.Errorf("cannot read the parameters for %s: want apiVersion %s and kind %s, not %q and %q",
+			DriverName, ConfigVersion, ConfigKind, c.APIVersion, c.Kind)
 	}
 	return c, nil
 }
 
-// configFor is what all configurations together say of a request. The class's come first in an allocation, and what a claim
-// adds can only make it stricter: another mode is an error, and of two strengths the greater counts.
+// configFor merges all configurations for a request. The class's come first in an allocation, and
+// the claim's can only make them stricter. Another mode is an error, and of two strengths the
+// greater counts.
 func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) (Config, error) {
 	var sum Config
 	for _, a := range all {
@@ -58,7 +63,8 @@ func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) 
 			return sum, err
 		}
 		if c.Mode != "" && sum.Mode != "" && c.Mode != sum.Mode {
-			return sum, fmt.Errorf("request %q is to be in mode %s and in mode %s: its class and its claim disagree", request, sum.Mode, c.Mode)
+			return sum, fmt.Errorf("request %q is to be in mode %s and in mode %s: its class and its claim disagree",
+				request, sum.Mode, c.Mode)
 		}
 		if c.Mode != "" {
 			sum.Mode = c.Mode
@@ -70,20 +76,24 @@ func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) 
 	return sum, nil
 }
 
-// concerns reports whether a configuration for these requests is about one of them; a name before the slash stands for all
-// of its subrequests.
+// concerns reports whether a configuration for these requests applies to one request. The name
+// before a slash stands for all its subrequests.
 func concerns(requests []string, request string) bool {
 	main, _, _ := strings.Cut(request, "/")
 	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, main)
 }
 
-// allows is nil where a device in this mode, held by this strength, is what the configuration wants.
+// allows returns nil if the configuration permits a device in this mode with this strength.
 func (c Config) allows(request string, mode grant.Mode, strength grant.Strength) error {
 	if c.Mode != "" && c.Mode != mode {
-		return fmt.Errorf("request %q asks for mode %s, but its device is in mode %s: choose the DeviceClass of that mode, or select by device.attributes[%q].mode", request, c.Mode, mode, DriverName)
+		return fmt.Errorf(
+			"request %q asks for mode %s, but its device is in mode %s: choose the DeviceClass of that mode, or select by device.attributes[%q].mode",
+			request, c.Mode, mode, DriverName)
 	}
 	if c.MinimumStrength != "" && !strength.AtLeast(c.MinimumStrength) {
-		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: fmt.Sprintf("request %q wants strength %s, but in mode %s this node has %s", request, c.MinimumStrength, mode, strength)}
+		return &grant.Refusal{Code: grant.LimitUnenforceable,
+			Message: fmt.Sprintf("request %q wants strength %s, but in mode %s this node has %s", request,
+				c.MinimumStrength, mode, strength)}
 	}
 	return nil
 }

@@ -1,5 +1,6 @@
-// Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1): the scheduler counts the bytes by
-// the slices that the node publishes, and the node's ledger has the last word when a claim is prepared.
+// Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1). The
+// scheduler counts bytes by the slices that the node publishes. The node's ledger decides last,
+// when a claim is prepared.
 package dra
 
 import "github.com/gpuledger/gpuledger/internal/grant"
@@ -16,5 +17,5 @@ const (
 	compute = "compute" // percent
 )
 
-// shared are the modes in which several claims have parts of one GPU.
+// shared lists the modes in which several claims have parts of one GPU.
 var shared = []grant.Mode{grant.Timeslice, grant.Limit, grant.MPS}

@@ -17,27 +17,31 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// Driver answers the kubelet of one node. It remembers nothing but what the API tells it again: all else that it knows is in the ledger, in the
-// grants' CDI files and in the book's references, so another process can take over between any two calls.
+// Driver answers the kubelet of one node. All its state can be read again: from the API, the
+// ledger, the grants' CDI files and the kept references. So another process can take over between
+// any two calls.
 type Driver struct {
 	Book   book.Book
-	Node   string // its name in the cluster, and that of the pool
+	Node   string // the node's name in the cluster, and the pool's
 	Client kubernetes.Interface
 	Log    *slog.Logger
-	Broken func(error) // is told that nobody serves the kubelet any more, so that another process may begin; nil: nobody wants to know
+	// Broken is called when the kubelet can no longer reach the driver, so that another process may
+	// start. It may be nil.
+	Broken func(error)
 
-	last   atomic.Pointer[book.Book] // by the last configuration that could be read; nil: none could yet
-	pods   pods                      // of the claims
-	mu     sync.Mutex                // one claim is prepared or given up at a time; see turn
-	pace   pace                      // of publishing
-	failed atomic.Bool               // the API may not have taken what was published last
-	known  []resourceslice.Slice     // what the node had when it could tell; nil: it could not yet
-	node   types.UID                 // of the Node that the slices belong to; "": not known yet
+	// last has the last configuration that could be read; nil: none yet.
+	last   atomic.Pointer[book.Book]
+	pods   pods                  // of the claims with grants
+	mu     sync.Mutex            // one claim is prepared or given up at a time; see lockClaims
+	pace   pace                  // of publishing
+	failed atomic.Bool           // the API may not have taken the last publishing
+	known  []resourceslice.Slice // the last slices that could be made; nil: none yet
+	node   types.UID             // UID of the Node that owns the slices; "": not known yet
 }
 
-// turn waits until nobody else prepares or gives up a claim of this node, in this process or in another: an update starts the new
-// driver before it ends the old.
-func (d *Driver) turn() (over func(), err error) {
+// lockClaims waits until no other call prepares or gives up a claim of this node, in this process
+// or another. An update starts the new driver before it stops the old one.
+func (d *Driver) lockClaims() (unlock func(), err error) {
 	d.mu.Lock()
 	end, err := d.Book.Lock()
 	if err != nil {
@@ -47,7 +51,7 @@ func (d *Driver) turn() (over func(), err error) {
 	return func() { end(); d.mu.Unlock() }, nil
 }
 
-// read gives the ledger and the inventory.
+// read returns the ledger and the inventory.
 func (d *Driver) read() (book.Page, error) {
 	p, err := d.Book.Read()
 	if p.Node.Broken == nil {
@@ -57,7 +61,8 @@ func (d *Driver) read() (book.Page, error) {
 	return p, err
 }
 
-// readable is the book by a configuration that can be read: an administrator's typing error must not keep pods from ending.
+// readable returns the Book with a configuration that can be read, the present or the last one. A
+// typing error in the configuration must not prevent pods from ending.
 func (d *Driver) readable() (book.Book, error) {
 	broken := d.Book.Open().Broken
 	if broken == nil {
@@ -69,15 +74,17 @@ func (d *Driver) readable() (book.Book, error) {
 	return d.Book, broken
 }
 
-// PrepareResourceClaims enters a grant for each claim and offers it as a CDI device. A claim that cannot be had is an error of
-// its own, which the kubelet shows in the pod's events.
-func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+// PrepareResourceClaims enters a grant for each claim and makes it a CDI device. Each claim that
+// fails has its own error, which the kubelet shows in the pod's events.
+func (d *Driver) PrepareResourceClaims(_ context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		devices, err := d.prepare(claim)
 		if err != nil {
 			err = fmt.Errorf("gpuledger: %w", err)
-			d.Log.Warn("cannot prepare", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "error", err)
+			d.Log.Warn("cannot prepare", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "error",
+				err)
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
 	}
@@ -85,11 +92,11 @@ func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.
 }
 
 func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	over, err := d.turn()
+	unlock, err := d.lockClaims()
 	if err != nil {
 		return nil, err
 	}
-	defer over()
+	defer unlock()
 	p, err := d.read()
 	if err != nil {
 		return nil, err
@@ -101,7 +108,7 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 	if w.ask.For, err = d.mayUse(claim, p); err != nil {
 		return nil, err
 	}
-	defer d.pods.change() // more pods can come to it from now on
+	defer d.pods.signal() // from now on other pods can be added to the claim
 	g, held := p.Held(w.ask.Owner)
 	switch {
 	case held && g.Draining:
@@ -117,7 +124,8 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		return w.named(reference), nil
 	case held && len(g.Bindings) > 0:
 		return nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s", g.ID)
-	case held: // allocated anew, and the kubelet missed the end of the old allocation
+	// Allocated again; the kubelet missed the end of the old allocation.
+	case held:
 		if err := d.Book.Withdraw(g.ID); err != nil {
 			return nil, err
 		}
@@ -126,12 +134,14 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 	if err != nil {
 		return nil, err
 	}
-	d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "grant", reference.ID)
+	d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "grant",
+		reference.ID)
 	return w.named(reference), nil
 }
 
-// UnprepareResourceClaims gives the claims' grants up. A claim that holds none is done already.
-func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+// UnprepareResourceClaims releases the claims' grants. A claim without a grant needs nothing.
+func (d *Driver) UnprepareResourceClaims(_ context.Context,
+	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = d.unprepare(string(claim.UID))
@@ -140,17 +150,17 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 }
 
 func (d *Driver) unprepare(uid string) error {
-	over, err := d.turn()
+	unlock, err := d.lockClaims()
 	if err != nil {
 		return err
 	}
-	defer over()
+	defer unlock()
 	b, err := d.readable()
 	if err != nil {
 		return err
 	}
 	n := b.Open()
-	o, err := n.Overview() // the inventory may be anything: giving up needs none
+	o, err := n.Overview() // the inventory may be unusable: a release needs none
 	if err != nil {
 		return err
 	}
@@ -165,9 +175,11 @@ func (d *Driver) unprepare(uid string) error {
 	return nil
 }
 
-// HandleError logs what goes wrong in the background. Slices that the API does not take end nothing: grants are entered without them, too. They are
-// told again within a minute: the library tries again by itself, but later and later, up to a quarter of an hour, and after an API server's absence
-// pods would be placed by what was so before it. A field that the API drops it drops again.
+// HandleError logs errors of the library's background work. If the API refuses slices the driver
+// continues, because grants do not depend on them. It publishes them again within a minute. The
+// library also tries again, but after longer and longer waits, up to a quarter of an hour. Until
+// then the scheduler would use the old slices. A field that the API dropped would be dropped again,
+// so that is only logged.
 func (d *Driver) HandleError(_ context.Context, err error, message string) {
 	d.Log.Error(message, "error", err)
 	var dropped *resourceslice.DroppedFieldsError

@@ -33,7 +33,7 @@ import (
 
 const pool = "node-1"
 
-// site is a node's driver with the node's real ledger and a cluster that is only told.
+// site is a node's driver with a real ledger and a fake API.
 type site struct {
 	*booktest.Node
 	*Driver
@@ -42,12 +42,15 @@ type site struct {
 func newSite(t *testing.T, gpus int) site {
 	n := booktest.New(t, gpus, 16*grant.GiB, "")
 	n.References = n.Dir + "/references"
-	return site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(), Log: slog.New(slog.DiscardHandler)}}
+	return site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(),
+		Log: slog.New(slog.DiscardHandler)}}
 }
 
-// result is one device of a claim's allocation.
-func (s site) result(request string, gpu int, mode grant.Mode, amounts ...string) resourceapi.DeviceRequestAllocationResult {
-	r := resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: request, Device: strings.ToLower(s.UUID(gpu)) + "-" + string(mode)}
+// result returns one device of a claim's allocation.
+func (s site) result(request string, gpu int, mode grant.Mode,
+	amounts ...string) resourceapi.DeviceRequestAllocationResult {
+	r := resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: request,
+		Device: strings.ToLower(s.UUID(gpu)) + "-" + string(mode)}
 	for i, name := range []resourceapi.QualifiedName{memory, compute}[:len(amounts)] {
 		if r.ConsumedCapacity == nil {
 			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
@@ -58,14 +61,17 @@ func (s site) result(request string, gpu int, mode grant.Mode, amounts ...string
 }
 
 func claim(uid string, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
-	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + uid, UID: types.UID(uid)},
-		Status: resourceapi.ResourceClaimStatus{ReservedFor: reservedFor("pod-of-" + uid), Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + uid,
+		UID: types.UID(uid)},
+		Status: resourceapi.ResourceClaimStatus{ReservedFor: reservedFor("pod-of-" + uid),
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
 }
 
-// reservedFor are pods by their UIDs.
+// reservedFor returns references to pods with these UIDs.
 func reservedFor(uids ...string) (list []resourceapi.ResourceClaimConsumerReference) {
 	for _, uid := range uids {
-		list = append(list, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "name-of-" + uid, UID: types.UID(uid)})
+		list = append(list, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "name-of-" + uid,
+			UID: types.UID(uid)})
 	}
 	return list
 }
@@ -79,7 +85,7 @@ func (s site) prepares(t *testing.T, c *resourceapi.ResourceClaim) kubeletplugin
 	return results[c.UID]
 }
 
-// has prepares a claim that can be had, and returns its CDI name.
+// has prepares a claim without an error and returns its CDI name.
 func (s site) has(t *testing.T, c *resourceapi.ResourceClaim) string {
 	t.Helper()
 	r := s.prepares(t, c)
@@ -98,7 +104,8 @@ func (s site) has(t *testing.T, c *resourceapi.ResourceClaim) string {
 
 func (s site) unprepares(t *testing.T, uid string) {
 	t.Helper()
-	results, err := s.UnprepareResourceClaims(context.Background(), []kubeletplugin.NamespacedObject{{UID: types.UID(uid)}})
+	results, err := s.UnprepareResourceClaims(context.Background(),
+		[]kubeletplugin.NamespacedObject{{UID: types.UID(uid)}})
 	if e, told := results[types.UID(uid)]; err != nil || e != nil || !told {
 		t.Fatalf("got %v, %v", results, err)
 	}
@@ -122,7 +129,8 @@ func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
 		t.Fatalf("got %v, want one grant", grants)
 	}
 	g := grants[0]
-	if g.Owner != "claim:u-1" || g.Mode != grant.Limit || g.Memory() != 4*grant.GiB || g.Compute != 30 || !g.Has(s.UUID(1)) || g.Label != "team/claim-u-1" || g.Source != Source {
+	if g.Owner != "claim:u-1" || g.Mode != grant.Limit || g.Memory() != 4*grant.GiB || g.Compute != 30 ||
+		!g.Has(s.UUID(1)) || g.Label != "team/claim-u-1" || g.Source != Source {
 		t.Errorf("got %+v", g)
 	}
 	reference, err := grant.ParseReference(strings.TrimPrefix(name, "gpuledger.dev/grant="))
@@ -139,12 +147,13 @@ func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
 	}
 }
 
-// The kubelet adds the names of a claim that is prepared anew to those that it knew before the boot: all have to be there.
+// The kubelet adds the names of a claim that is prepared again to those from before the boot. All
+// of them must exist.
 func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
 	before := s.has(t, c)
-	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil { // /run is empty then
+	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil { // a boot empties /run
 		t.Fatal(err)
 	}
 	if after := s.has(t, c); after != before || s.cdiFiles(t) != 1 {
@@ -156,7 +165,7 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 	s.has(t, c)
 	g := s.Grants()[0]
-	if _, err := s.Open().Release(g.ID, false); err != nil { // the administrator
+	if _, err := s.Open().Release(g.ID, false); err != nil { // by the administrator
 		t.Fatal(err)
 	}
 	if err := s.Driver.Reclaim(context.Background()); err != nil {
@@ -167,9 +176,11 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 }
 
-// What an administrator makes of a claim's grant stands until the claim is given up, and costs it neither its name nor a container that runs.
-func TestAGrantThatAnAdministratorHasChangedIsTheClaimsStill(t *testing.T) {
-	for name, change := range map[string]node.Change{"more memory": {Memory: new(6 * grant.GiB)}, "less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
+// An administrator's change to a claim's grant stays until the claim is given up. It changes
+// neither the claim's name nor a running container.
+func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
+	for name, change := range map[string]node.Change{"more memory": {Memory: new(6 * grant.GiB)},
+		"less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
 			c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "30"))
@@ -181,7 +192,8 @@ func TestAGrantThatAnAdministratorHasChangedIsTheClaimsStill(t *testing.T) {
 			still := func(when string) {
 				after := s.has(t, c)
 				if g := s.Grants()[0]; after != before || g.Memory() != changed.Memory() || g.Compute != changed.Compute {
-					t.Errorf("prepared again %s: %q with %s and %d%%, want %q with %s and %d%%", when, after, g.Memory(), g.Compute, before, changed.Memory(), changed.Compute)
+					t.Errorf("prepared again %s: %q with %s and %d%%, want %q with %s and %d%%", when, after, g.Memory(),
+						g.Compute, before, changed.Memory(), changed.Compute)
 				}
 			}
 			still("after a boot")
@@ -191,7 +203,8 @@ func TestAGrantThatAnAdministratorHasChangedIsTheClaimsStill(t *testing.T) {
 	}
 }
 
-// An administrator can repair an entry, from a backup say: the kubelet then still knows the claim by the name that it had.
+// An administrator can repair an entry, for example from a backup. The kubelet still has the
+// claim's old name then.
 func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
@@ -221,8 +234,9 @@ func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
 	}
 }
 
-// An update starts the new driver before it ends the old: while one of them looks at a claim, the other prepares none.
-func TestTwoDriversTakeTurns(t *testing.T) {
+// An update starts the new driver before it stops the old one. While one of them handles a claim
+// the other prepares none.
+func TestTwoDriversLockClaims(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
 	s.has(t, c)
@@ -235,7 +249,8 @@ func TestTwoDriversTakeTurns(t *testing.T) {
 			return true, c, nil
 		}
 		defer f.Close()
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err,
+			syscall.EWOULDBLOCK) {
 			t.Errorf("got %v, want another driver to wait meanwhile", err)
 		}
 		return true, c, nil
@@ -250,12 +265,13 @@ func TestTwoDriversTakeTurns(t *testing.T) {
 	}
 }
 
-// A driver that is killed while it writes leaves a draft, with a secret in it.
+// A driver that is killed while it writes leaves a draft with a secret in it.
 func TestDraftsOfAKilledDriverAreRemoved(t *testing.T) {
 	s := newSite(t, 1)
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
 	old := time.Now().Add(-time.Hour)
-	drafts := []string{s.Dir + "/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.123", s.Driver.Book.References + "/.g-aaaaaaaaaaaa.123"}
+	drafts := []string{s.Dir + "/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.123",
+		s.Driver.Book.References + "/.g-aaaaaaaaaaaa.123"}
 	fresh, others := s.Dir+"/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.456", s.Dir+"/cdi/.vendor.json.123"
 	for _, path := range append([]string{fresh, others}, drafts...) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -265,7 +281,9 @@ func TestDraftsOfAKilledDriverAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Chtimes(fresh, time.Now(), time.Now()), s.Driver.Reclaim(context.Background())); err != nil && !strings.Contains(err.Error(), "cannot tell whether") {
+	if err := errors.Join(os.Chtimes(fresh, time.Now(), time.Now()),
+		s.Driver.Reclaim(context.Background())); err != nil &&
+		!strings.Contains(err.Error(), "cannot tell whether") {
 		t.Fatal(err)
 	}
 	for _, path := range drafts {
@@ -300,7 +318,7 @@ func TestALostReferenceIsRenewed(t *testing.T) {
 	}
 }
 
-func TestAClaimThatIsAllocatedAnew(t *testing.T) {
+func TestAClaimThatIsAllocatedAgain(t *testing.T) {
 	s := newSite(t, 2)
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
 	s.has(t, claim("u-1", s.result("gpu", 1, grant.Limit, "6Gi", "0")))
@@ -325,8 +343,10 @@ func TestAClaimThatIsAllocatedAnew(t *testing.T) {
 
 func TestWhatAClaimCannotHave(t *testing.T) {
 	params := func(text string) []resourceapi.DeviceAllocationConfiguration {
-		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName, Parameters: runtime.RawExtension{Raw: []byte(text)}}}}}
+		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName,
+					Parameters: runtime.RawExtension{Raw: []byte(text)}}}}}
 	}
 	const head = `"apiVersion":"gpuledger.dev/v1","kind":"GrantConfig"`
 	yes := true
@@ -338,7 +358,10 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 			return claim("u", s.result("gpu", 0, grant.Limit, "13Gi", "0"))
 		},
 			"refused (no-capacity): cannot grant 13GiB on a GPU in mode limit: GPU 0 has 12GiB of 16GiB free (mode limit); GPU 1 is free"},
-		"another mode than the GPU's": {func(s site) *resourceapi.ResourceClaim { return claim("u", s.result("gpu", 0, grant.Exclusive)) },
+		"another mode than the GPU's": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u",
+				s.result("gpu", 0, grant.Exclusive))
+		},
 			"refused (mode-conflict): cannot grant a whole GPU"},
 		"a GPU that is not here": {func(s site) *resourceapi.ResourceClaim {
 			r := s.result("gpu", 0, grant.Limit, "1Gi")
@@ -355,7 +378,10 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 			r.AdminAccess = &yes
 			return claim("u", r)
 		}, "adminAccess"},
-		"no amount": {func(s site) *resourceapi.ResourceClaim { return claim("u", s.result("gpu", 0, grant.Limit)) }, "DRAConsumableCapacity"},
+		"no amount": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u",
+				s.result("gpu", 0, grant.Limit))
+		}, "DRAConsumableCapacity"},
 		"one GPU twice for one request": {func(s site) *resourceapi.ResourceClaim {
 			return claim("u", s.result("gpu", 1, grant.Limit, "1Gi", "0"), s.result("gpu", 1, grant.Limit, "1Gi", "0"))
 		}, "distinctAttribute: gpuledger.dev/uuid"},
@@ -393,7 +419,8 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 2)
-			other := s.Grant(admission.Ask{Memory: 4 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}, Label: "the neighbour's"})
+			other := s.Grant(admission.Ask{Memory: 4 * grant.GiB, Mode: grant.Limit, Names: []string{"0"},
+				Label: "the neighbour's"})
 			r := s.prepares(t, c.claim(s))
 			if r.Err == nil || !strings.Contains(r.Err.Error(), c.want) {
 				t.Errorf("got %v, want %q", r.Err, c.want)
@@ -410,7 +437,8 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 
 func TestSharesOverSeveralGPUs(t *testing.T) {
 	s := newSite(t, 2)
-	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"), s.result("gpu", 1, grant.Limit, "4Gi", "0")))
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"),
+		s.result("gpu", 1, grant.Limit, "4Gi", "0")))
 	if g := s.Grants()[0]; len(g.GPUs) != 2 || g.Memory() != 8*grant.GiB {
 		t.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
 	}
@@ -430,7 +458,8 @@ func TestAClaimOfAMIGDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	mig := p.Inventory.GPUs[0].MIG[1]
-	c := claim("u-1", resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: "gpu", Device: strings.ToLower(mig.UUID) + "-mig"})
+	c := claim("u-1", resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: "gpu",
+		Device: strings.ToLower(mig.UUID) + "-mig"})
 	name := s.has(t, c)
 	if g := s.Grants()[0]; g.Mode != grant.MIG || len(g.GPUs) != 1 || !g.Has(mig.UUID) {
 		t.Errorf("got %+v, want the MIG device", g)
@@ -439,7 +468,8 @@ func TestAClaimOfAMIGDevice(t *testing.T) {
 		t.Errorf("prepared again: %q, want %q", again, name)
 	}
 	c.UID = "u-2"
-	if r := s.prepares(t, c); r.Err == nil || !strings.Contains(r.Err.Error(), "MIG device 0:1 (1g.10gb) is taken whole") {
+	if r := s.prepares(t, c); r.Err == nil ||
+		!strings.Contains(r.Err.Error(), "MIG device 0:1 (1g.10gb) is taken whole") {
 		t.Errorf("got %v, want it taken", r.Err)
 	}
 }
@@ -472,13 +502,15 @@ func TestGrantsOfClaimsThatAreGoneAreReclaimed(t *testing.T) {
 	for _, g := range s.Grants() {
 		left = append(left, string(g.Owner))
 	}
-	if len(left) != 3 || !strings.Contains(strings.Join(left, " "), "claim:u-there") || !strings.Contains(strings.Join(left, " "), "claim:u-used") || mine.Owner != "claim:by-hand" {
+	if len(left) != 3 || !strings.Contains(strings.Join(left, " "), "claim:u-there") ||
+		!strings.Contains(strings.Join(left, " "), "claim:u-used") || mine.Owner != "claim:by-hand" {
 		t.Errorf("got the grants of %v, want those of u-there, u-used and by-hand", left)
 	}
 }
 
-// Whatever stands before an API server answers 404 while that is away, and so does one that does not serve this version of the API.
-func TestAnAnswerThatIsNotTheAPIsReleasesNothing(t *testing.T) {
+// A proxy in front of an API server that is down answers 404. So does a server without this version
+// of the API.
+func TestAnswersOfOtherServersReleaseNothing(t *testing.T) {
 	s := newSite(t, 1)
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "1Gi", "0")))
 	server := httptest.NewServer(http.NotFoundHandler())
@@ -487,23 +519,24 @@ func TestAnAnswerThatIsNotTheAPIsReleasesNothing(t *testing.T) {
 	if s.Client, err = kubernetes.NewForConfig(&rest.Config{Host: server.URL}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Reclaim(context.Background()); err == nil || !strings.Contains(err.Error(), "cannot tell whether the claim of grant") || len(s.Grants()) != 1 {
+	if err := s.Reclaim(context.Background()); err == nil ||
+		!strings.Contains(err.Error(), "cannot tell whether the claim of grant") || len(s.Grants()) != 1 {
 		t.Errorf("got %v and %d grants, want an error and the grant kept", err, len(s.Grants()))
 	}
 }
 
-// told is a publisher that remembers.
-type told struct {
+// recorder is a publisher that records what it gets.
+type recorder struct {
 	all []resourceslice.DriverResources
 }
 
-func (p *told) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
+func (p *recorder) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
 	p.all = append(p.all, r)
 	return nil
 }
 
 func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
-	s, to := newSite(t, 1), &told{}
+	s, to := newSite(t, 1), &recorder{}
 	publish := func() {
 		t.Helper()
 		if err := s.Publish(context.Background(), to); err != nil {
@@ -512,21 +545,24 @@ func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
 	}
 	publish()
 	publish()
-	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))) // the scheduler counts it
+	// the scheduler counts this one
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
 	publish()
 	if len(to.all) != 1 {
 		t.Fatalf("published %d times, want once", len(to.all))
 	}
-	s.Grant(admission.Ask{Memory: 2 * grant.GiB, Mode: grant.Limit}) // the scheduler cannot know of it
+	// the scheduler does not know of this one
+	s.Grant(admission.Ask{Memory: 2 * grant.GiB, Mode: grant.Limit})
 	publish()
 	if len(to.all) != 2 {
 		t.Errorf("published %d times, want twice", len(to.all))
 	}
 }
 
-// A process of a claim's that the kubelet has lost keeps its GPU from other claims; they are told of it again when it has ended.
-func TestWhatAClaimThatIsOverStillUsesIsNotPublished(t *testing.T) {
-	s, to := newSite(t, 1), &told{}
+// A process that the kubelet has lost keeps its claim's GPU from other claims. The GPU is published
+// again when the process has ended.
+func TestGPUsInUseByEndedClaimsAreNotPublished(t *testing.T) {
+	s, to := newSite(t, 1), &recorder{}
 	publish := func() []resourceapi.Device {
 		t.Helper()
 		if err := s.Publish(context.Background(), to); err != nil {
@@ -534,7 +570,9 @@ func TestWhatAClaimThatIsOverStillUsesIsNotPublished(t *testing.T) {
 		}
 		all := to.all[len(to.all)-1].Pools[pool].Slices
 		if counters := all[len(all)-1].SharedCounters; len(counters) != 1 {
-			t.Errorf("published %d counters, want the GPU's all the while: each that comes or goes is news for the whole cluster", len(counters))
+			t.Errorf(
+				"published %d counters, want the GPU's all the while: each that comes or goes is news for the whole cluster",
+				len(counters))
 		}
 		return all[0].Devices
 	}

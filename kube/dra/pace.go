@@ -7,24 +7,27 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// Every publishing is a write to the API and a wake-up of the scheduler, for each node. What a program outside the ledger allocates
-// changes a capacity every second; a taint, or a device that comes or goes, is news.
+// Each publishing by a node is a write to the API and wakes the scheduler. A program outside the
+// ledger can change a capacity every second, so changes of amounts wait. A taint, or a device that
+// appears or disappears, is published at once.
 const (
-	calm   = 10 * time.Second // between two publishings that tell of amounts only
-	settle = time.Minute      // until a small rise is told, or what did not arrive is told again
-	slight = 64               // a rise is small that is less than this part of the amount
-	urgent = 6                // so many pieces of news a minute are told at once; more of them come as amounts do
+	amountWait = 10 * time.Second // between two publishings that change only amounts
+	riseWait   = time.Minute      // until a small rise, or a failed publishing, is published again
+	smallPart  = 64               // a rise is small if it is less than 1/64 of the amount
+	// changes of the shape published at once per minute; more of them wait for amountWait
+	maxShapeChanges = 6
 )
 
-// notice is what the cluster is told, in two parts that differ in how soon it has to hear of a change.
-type notice struct {
-	shape   string           // devices, taints, attributes, but for the amounts
-	amounts map[string]int64 // by device and capacity
+// summary is the content of slices, in two parts that differ in how soon a change must be
+// published.
+type summary struct {
+	shape   string           // devices, taints and attributes, without the amounts
+	amounts map[string]int64 // by device and capacity, in bytes or percent
 }
 
-// noticeOf takes slices apart.
-func noticeOf(list []resourceslice.Slice) (notice, error) {
-	n := notice{amounts: map[string]int64{}}
+// summarize splits slices into shape and amounts.
+func summarize(list []resourceslice.Slice) (summary, error) {
+	n := summary{amounts: map[string]int64{}}
 	var bare []resourceslice.Slice
 	for _, s := range list {
 		without := resourceslice.Slice{SharedCounters: s.SharedCounters}
@@ -36,7 +39,7 @@ func noticeOf(list []resourceslice.Slice) (notice, error) {
 			d.Capacity = nil
 			for t := range d.Taints {
 				if d.Taints[t].Key == taintOutside {
-					d.Taints[t].Value = "" // how much it is
+					d.Taints[t].Value = "" // the amount is no part of the shape
 				}
 			}
 			without.Devices = append(without.Devices, *d)
@@ -48,36 +51,36 @@ func noticeOf(list []resourceslice.Slice) (notice, error) {
 	return n, err
 }
 
-// pace decides when a change is told. It is a value that the publisher alone has.
+// pace decides when a change is published. Only the publisher uses it, so it has no lock.
 type pace struct {
-	told   *notice     // nil: nothing yet
-	at     time.Time   // of the last publishing
-	recent []time.Time // of the news among them, in the last minute
+	last   *summary    // the last publishing; nil: none yet
+	at     time.Time   // time of the last publishing
+	recent []time.Time // times of changes of the shape in the last minute
 }
 
-// due reports whether the cluster is to be told now; failed is whether it may not have taken what it was told last. What has come back meanwhile is
-// never told.
-func (p *pace) due(n notice, now time.Time, failed bool) bool {
+// due reports whether to publish now. failed says that the API may not have taken the last
+// publishing. A change that is undone meanwhile is never published.
+func (p *pace) due(n summary, now time.Time, failed bool) bool {
 	since := now.Sub(p.at)
-	if since < 0 { // somebody has set the clock back
-		since = settle
+	if since < 0 { // the clock was set back
+		since = riseWait
 	}
 	switch {
-	case p.told == nil, failed && since >= settle:
+	case p.last == nil, failed && since >= riseWait:
 		return true
-	case p.told.shape != n.shape:
-		return since >= calm || len(p.fresh(now)) < urgent
+	case p.last.shape != n.shape:
+		return since >= amountWait || len(p.fresh(now)) < maxShapeChanges
 	}
-	fallen, risen, much := p.told.compare(n)
-	return since >= calm && (fallen || risen && (much || since >= settle))
+	fallen, risen, much := p.last.compare(n)
+	return since >= amountWait && (fallen || risen && (much || since >= riseWait))
 }
 
-// published notes that it was.
-func (p *pace) published(n notice, now time.Time) {
-	if p.told == nil || p.told.shape != n.shape {
+// published records a publishing.
+func (p *pace) published(n summary, now time.Time) {
+	if p.last == nil || p.last.shape != n.shape {
 		p.recent = append(p.fresh(now), now)
 	}
-	p.told, p.at = &n, now
+	p.last, p.at = &n, now
 }
 
 func (p *pace) fresh(now time.Time) []time.Time {
@@ -87,13 +90,14 @@ func (p *pace) fresh(now time.Time) []time.Time {
 	return p.recent
 }
 
-// compare reports whether any amount is less than it was, or more, and whether one is much more.
-func (n notice) compare(with notice) (fallen, risen, much bool) {
-	for name, amount := range with.amounts {
+// compare reports whether any amount of the next summary is less, or greater, and whether one is
+// much greater.
+func (n summary) compare(next summary) (fallen, risen, much bool) {
+	for name, amount := range next.amounts {
 		before, found := n.amounts[name]
 		fallen = fallen || amount < before || !found
 		risen = risen || amount > before
-		much = much || amount-before > amount/slight
+		much = much || amount-before > amount/smallPart
 	}
-	return fallen || len(n.amounts) != len(with.amounts), risen, much
+	return fallen || len(n.amounts) != len(next.amounts), risen, much
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// paced is a driver whose clock is the test's, and what it has told.
-type paced struct {
+// pacedSite is a driver whose clock the test sets, and what it has published.
+type pacedSite struct {
 	site
-	*told
+	*recorder
 	now time.Time
 }
 
-func newPaced(t *testing.T) *paced {
-	p := &paced{site: newSite(t, 1), told: &told{}, now: time.Now()}
+func newPaced(t *testing.T) *pacedSite {
+	p := &pacedSite{site: newSite(t, 1), recorder: &recorder{}, now: time.Now()}
 	p.Driver.Book.Open = func() *node.Node {
 		h := host.Default()
 		h.Now = func() time.Time { return p.now }
@@ -32,22 +32,23 @@ func newPaced(t *testing.T) *paced {
 	return p
 }
 
-// second is one in which so much is used outside the ledger; it returns how often something was told in it.
-func (p *paced) second(t *testing.T, outside grant.Bytes) int {
+// second lets one second pass with this much memory used outside the ledger. It returns the number
+// of publishings.
+func (p *pacedSite) second(t *testing.T, outside grant.Bytes) int {
 	t.Helper()
 	if err := p.Node.Open().Ledger.SetOutside(map[string]grant.Bytes{p.UUID(0): outside}); err != nil {
 		t.Fatal(err)
 	}
 	p.now = p.now.Add(time.Second)
 	before := len(p.all)
-	if err := p.Publish(context.Background(), p.told); err != nil {
+	if err := p.Publish(context.Background(), p.recorder); err != nil {
 		t.Fatal(err)
 	}
 	return len(p.all) - before
 }
 
-// offered is how much memory of the shared GPU was told of at last.
-func (p *paced) offered() grant.Bytes {
+// offered returns the last published memory of the shared GPU.
+func (p *pacedSite) offered() grant.Bytes {
 	for _, d := range p.all[len(p.all)-1].Pools[pool].Slices[0].Devices {
 		if *d.Attributes["mode"].StringValue == string(grant.Limit) {
 			c := d.Capacity[memory].Value
@@ -57,13 +58,13 @@ func (p *paced) offered() grant.Bytes {
 	return 0
 }
 
-func TestAmountsAreToldInTheirTime(t *testing.T) {
+func TestAmountsArePublishedAfterAWait(t *testing.T) {
 	p := newPaced(t)
 	if p.second(t, grant.GiB) != 1 {
 		t.Fatal("the first slices are not told at once")
 	}
 	count := 0
-	for i := range 120 { // a program that takes more and more
+	for i := range 120 { // a program that allocates more and more
 		count += p.second(t, grant.GiB+grant.Bytes(i+1)*16*grant.MiB)
 	}
 	if count != 12 {
@@ -98,11 +99,12 @@ func TestAmountsAreToldInTheirTime(t *testing.T) {
 	}
 }
 
-func TestAWobbleIsNotTold(t *testing.T) {
+func TestRepeatedSmallChangesAreNotPublished(t *testing.T) {
 	p := newPaced(t)
 	p.second(t, 2*grant.GiB)
-	for i := range 200 { // 100 MiB come and go
-		if p.second(t, 2*grant.GiB-grant.Bytes(i%2)*100*grant.MiB) != 0 && i < 58 { // a small rise waits for a minute
+	for i := range 200 { // 100 MiB are allocated and freed
+		// a small rise waits for a minute
+		if p.second(t, 2*grant.GiB-grant.Bytes(i%2)*100*grant.MiB) != 0 && i < 58 {
 			t.Fatalf("told in second %d", i)
 		}
 	}
@@ -111,7 +113,7 @@ func TestAWobbleIsNotTold(t *testing.T) {
 	}
 }
 
-func TestNewsAreToldAtOnce(t *testing.T) {
+func TestTaintsArePublishedAtOnce(t *testing.T) {
 	p := newPaced(t)
 	health := func(text string) {
 		p.SetGPUs(1, 16*grant.GiB, func(all []simulated.GPU) { all[0].Health = text })
@@ -130,7 +132,7 @@ func TestNewsAreToldAtOnce(t *testing.T) {
 		health([]string{grant.Healthy, "fell off the bus"}[i%2])
 		count += p.second(t, 2*grant.GiB)
 	}
-	if count < urgent-2 || count > 2*urgent {
+	if count < maxShapeChanges-2 || count > 2*maxShapeChanges {
 		t.Errorf("a GPU whose health changes each second is told of %d times a minute", count)
 	}
 	p.now = p.now.Add(-time.Hour)
@@ -140,8 +142,9 @@ func TestNewsAreToldAtOnce(t *testing.T) {
 	}
 }
 
-// The library tries again, later and later; after an absence of the API's the cluster would go by what was so before for a quarter of an hour.
-func TestWhatDidNotArriveIsToldAgain(t *testing.T) {
+// The library waits longer and longer between its tries. After an outage of the API, the cluster
+// would use old slices for a quarter of an hour.
+func TestFailedPublishingsAreRepeated(t *testing.T) {
 	p := newPaced(t)
 	minute := func() (count int) {
 		for range 60 {
@@ -155,7 +158,7 @@ func TestWhatDidNotArriveIsToldAgain(t *testing.T) {
 		t.Fatalf("at rest it is told %d times", count)
 	}
 	count := 0
-	for range 120 { // the API is away, and each try fails
+	for range 120 { // the API is down, and each try fails
 		fails(fmt.Errorf("update resource slice: %w", kubeletplugin.ErrRecoverable))
 		count += p.second(t, grant.GiB)
 	}

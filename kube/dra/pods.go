@@ -21,8 +21,9 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// tiesOf are those who may use a claim's grant: the pods that the claim is reserved for, in its namespace. Of what else a claim can be reserved
-// for, as a group of pods, the members are not known here: it is the namespace's then.
+// tiesOf returns the ties of a claim's grant: its namespace, and the pods that the claim is
+// reserved for. A claim can also be reserved for others, such as a group of pods, whose members are
+// not known here. Then the namespace is the only tie.
 func tiesOf(claim *resourceapi.ResourceClaim) []grant.Tie {
 	to := []grant.Tie{grant.NamespaceTie(claim.Namespace)}
 	for _, r := range claim.Status.ReservedFor {
@@ -35,27 +36,29 @@ func tiesOf(claim *resourceapi.ResourceClaim) []grant.Tie {
 	return slices.Compact(to)
 }
 
-// pods are the pods of the claims whose grants the driver has entered, as the API has told of them last. The kubelet does not ask for a claim
-// again that is prepared when another pod comes to it, so the driver watches each of them.
+// pods holds what the API last said about the claims with grants: the pods that they are reserved
+// for. The kubelet does not prepare a claim again when another pod is added to it. So the driver
+// watches each claim.
 type pods struct {
 	mu      sync.Mutex
 	claims  map[types.UID]reserved
-	changed chan struct{} // holds one where something may have
-	unable  sync.Once     // it was said that nothing can be tied here
+	changed chan struct{} // has an element when a claim may have changed
+	unable  sync.Once     // logs once that grants cannot be tied here
 }
 
-// reserved is whom a claim was reserved for.
+// reserved is what a claim was reserved for.
 type reserved struct {
-	version uint64 // of the claim
+	version uint64 // the claim's resource version
 	pods    []grant.Tie
-	nobody  bool
+	empty   bool
 }
 
-// learn notes what a claim says, unless something newer is known, and returns the newest.
+// learn records a claim unless a newer version is known. It returns the newest.
 func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64) // in order for one resource (KEP 5504)
+	// versions are ordered for one resource (KEP 5504)
+	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
 	now := reserved{version, tiesOf(claim), len(claim.Status.ReservedFor) == 0}
 	if before, known := p.claims[claim.UID]; known && before.version > version {
 		return before
@@ -74,14 +77,15 @@ func (p *pods) known(claim types.UID) (reserved, bool) {
 	return r, known
 }
 
-// keep forgets all but these. One that is being prepared now is told of again when it is watched.
+// keep removes all claims but these. A claim that is being prepared is learned again when it is
+// watched.
 func (p *pods) keep(held map[types.UID]grant.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.claims, func(uid types.UID, _ reserved) bool { _, is := held[uid]; return !is })
 }
 
-func (p *pods) changes() chan struct{} {
+func (p *pods) signals() chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.changed == nil {
@@ -90,47 +94,51 @@ func (p *pods) changes() chan struct{} {
 	return p.changed
 }
 
-// change has the follower look again, now.
-func (p *pods) change() {
+// signal makes Follow look again now.
+func (p *pods) signal() {
 	select {
-	case p.changes() <- struct{}{}:
+	case p.signals() <- struct{}{}:
 	default:
 	}
 }
 
-// mayUse are the ties of a claim that is prepared.
+// mayUse returns the ties of a claim that is prepared.
 func (d *Driver) mayUse(claim *resourceapi.ResourceClaim, p book.Page) ([]grant.Tie, error) {
 	r := d.pods.learn(claim)
 	switch {
 	case !d.ties(p):
 		return nil, nil
-	case r.nobody:
+	case r.empty:
 		return nil, errors.New("the claim is reserved for no pod")
 	}
 	return r.pods, nil
 }
 
-// tie has a grant that is there be for the pods of a claim that is prepared again.
+// tie sets the ties of an existing grant to the pods of a claim that is prepared again.
 func (d *Driver) tie(g grant.Grant, to []grant.Tie) error {
-	if to == nil { // nothing can be tied here now; what is tied stays so
+	// Nothing can be tied here now; existing ties stay.
+	if to == nil {
 		return nil
 	}
 	return d.Book.Tie(g, to, d.Log)
 }
 
-// ties reports whether grants can be tied here, and says once where they cannot.
+// ties reports whether grants can be tied here, and logs once if not.
 func (d *Driver) ties(p book.Page) bool {
 	if p.Ties() {
 		return true
 	}
 	d.pods.unable.Do(func() {
-		d.Log.Warn("nobody vouches for pods on this node, so grants are not tied to those of their claims: whoever has read a reference can use its grant", "engine", p.Node.Policy.Engine)
+		d.Log.Warn(
+			"nobody vouches for pods on this node, so grants are not tied to those of their claims: whoever has read a reference can use its grant",
+			"engine", p.Node.Policy.Engine)
 	})
 	return false
 }
 
-// Follow keeps the claims' grants tied to the pods that the claims are reserved for, until the context ends. It looks at the ledger at every
-// interval, for what another driver has prepared, and at once where this one has prepared a claim or was told of a change.
+// Follow keeps the claims' grants tied to the pods that the claims are reserved for, until the
+// context ends. It reads the ledger at every interval, because another driver may have prepared a
+// claim. It reads it at once when this driver has prepared a claim or learned of a change.
 func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -160,13 +168,13 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.pods.changes():
+		case <-d.pods.signals():
 		case <-time.After(interval):
 		}
 	}
 }
 
-// retie brings the grants' ties up to what is known of their claims, and returns the grants by their claims.
+// retie updates the grants' ties to what is known of their claims. It returns the grants by claim.
 func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 	n := d.Book.Open()
 	if n.Broken != nil {
@@ -185,7 +193,8 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 		}
 		held[uid] = g
 		r, known := d.pods.known(uid)
-		if !known || r.nobody && len(g.For) > 0 { // the last ones are gone, so it is nobody's; it is not everybody's again
+		// If the last pods are gone, the ties stay: without ties every pod could use the grant.
+		if !known || r.empty && len(g.For) > 0 {
 			continue
 		}
 		failed = errors.Join(failed, d.Book.Tie(g, r.pods, d.Log))
@@ -193,15 +202,15 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 	return held, failed
 }
 
-// The waits between two attempts to watch a claim.
+// The shortest and the longest wait between two attempts to watch a claim.
 const (
-	soon  = time.Second
-	later = 30 * time.Second
+	shortestWait = time.Second
+	longestWait  = 30 * time.Second
 )
 
 // follow watches one claim until the context ends.
 func (d *Driver) follow(ctx context.Context, g grant.Grant) {
-	for wait, last := soon, ""; ctx.Err() == nil; wait = min(2*wait, later) {
+	for wait, last := shortestWait, ""; ctx.Err() == nil; wait = min(2*wait, longestWait) {
 		began := time.Now()
 		err := d.watchClaim(ctx, g)
 		if err != nil && ctx.Err() == nil {
@@ -211,9 +220,10 @@ func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 			}
 			last = err.Error()
 		}
-		// The API ends each watch within an hour. A role of an older version lets a driver get claims and not watch them.
-		if time.Since(began) > later || apierrors.IsForbidden(err) {
-			wait = soon
+		// The API ends each watch within an hour. With the role of an older version a driver can get
+		// claims, but not watch them.
+		if time.Since(began) > longestWait || apierrors.IsForbidden(err) {
+			wait = shortestWait
 		}
 		select {
 		case <-ctx.Done():
@@ -222,27 +232,29 @@ func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 	}
 }
 
-// lookUp learns what a claim is, where it cannot be watched.
+// lookUp reads a claim that cannot be watched.
 func (d *Driver) lookUp(ctx context.Context, g grant.Grant) {
-	namespace, name, ok := place(g)
+	namespace, name, ok := claimName(g)
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
+	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name,
+		metav1.GetOptions{}); err == nil {
 		d.pods.learn(claim)
-		d.pods.change()
+		d.pods.signal()
 	}
 }
 
-// watchClaim learns what becomes of a claim, beginning with what it is, until the API ends that.
+// watchClaim records the state of a claim and each change, until the API ends the watch.
 func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
-	namespace, name, ok := place(g)
+	namespace, name, ok := claimName(g)
 	if !ok {
 		return nil
 	}
-	w, err := d.Client.ResourceV1().ResourceClaims(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
+	w, err := d.Client.ResourceV1().ResourceClaims(namespace).Watch(ctx,
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
 	if err != nil {
 		return err
 	}
@@ -258,9 +270,10 @@ func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
 			if event.Type == watch.Error {
 				return apierrors.FromObject(event.Object)
 			}
-			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted { // one of its name with another UID is another claim's
+			// An object of the same name with another UID is another claim, and is recorded as such.
+			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted {
 				d.pods.learn(claim)
-				d.pods.change()
+				d.pods.signal()
 			}
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
-// teams are the ties to pods of the claims' namespace.
+// teams returns ties to pods in the claims' namespace.
 func teams(uids ...string) []grant.Tie {
 	to := []grant.Tie{"namespace:team"}
 	for _, uid := range uids {
@@ -34,14 +34,14 @@ func teams(uids ...string) []grant.Tie {
 	return to
 }
 
-// of is a claim as it is in a version, with those that it is reserved for.
+// of returns a version of a claim that is reserved for these pods.
 func (s site) of(version int, uid string, pods ...string) *resourceapi.ResourceClaim {
 	c := claim(uid, s.result("gpu", 0, grant.Limit, "1Gi", "0"))
 	c.ResourceVersion, c.Status.ReservedFor = fmt.Sprint(version), reservedFor(pods...)
 	return c
 }
 
-// isFor wants the only grant to be tied so.
+// isFor checks the ties of the only grant.
 func (s site) isFor(t *testing.T, when string, want ...grant.Tie) {
 	t.Helper()
 	if grants := s.Grants(); len(grants) != 1 || !slices.Equal(grants[0].For, want) {
@@ -57,21 +57,25 @@ func TestAClaimsGrantIsForItsPods(t *testing.T) {
 	s.isFor(t, "prepared again", teams("p1", "p3")...)
 	s.has(t, s.of(6, "u-1", "p1"))
 	s.isFor(t, "prepared again by what was so before", teams("p1", "p3")...)
-	if r := s.prepares(t, s.of(8, "u-2")); r.Err == nil || !strings.Contains(r.Err.Error(), "the claim is reserved for no pod") {
+	if r := s.prepares(t, s.of(8, "u-2")); r.Err == nil ||
+		!strings.Contains(r.Err.Error(), "the claim is reserved for no pod") {
 		t.Errorf("reserved for nobody: %v", r.Err)
 	}
-	late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log} // knows nothing but the ledger
+	// it reads only the ledger
+	late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
 	if _, err := late.retie(); err != nil {
 		t.Error(err)
 	}
 	s.isFor(t, "a driver that was started anew", teams("p1", "p3")...)
 }
 
-// The members of a group are not in the claim.
+// The claim does not list the members of a group.
 func TestAClaimOfAGroupOfPodsIsItsNamespaces(t *testing.T) {
 	s := newSite(t, 1)
 	c := s.of(1, "u-1", "p1")
-	c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g1"})
+	c.Status.ReservedFor = append(c.Status.ReservedFor,
+		resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g",
+			UID: "g1"})
 	s.has(t, c)
 	s.isFor(t, "prepared", "namespace:team")
 }
@@ -79,7 +83,8 @@ func TestAClaimOfAGroupOfPodsIsItsNamespaces(t *testing.T) {
 func TestAnotherModeIsAnotherGrant(t *testing.T) {
 	w := want{}
 	w.ask.Names, w.ask.Mode = []string{"GPU-b", "GPU-a"}, grant.Limit
-	g := grant.Grant{Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-a", Memory: 1}, {UUID: "GPU-b", Memory: 2}}}
+	g := grant.Grant{Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-a", Memory: 1},
+		{UUID: "GPU-b", Memory: 2}}}
 	if !w.is(g) {
 		t.Error("the same GPUs in the same mode: it is another")
 	}
@@ -99,36 +104,39 @@ func TestAnotherModeIsAnotherGrant(t *testing.T) {
 	}
 }
 
-// streams are the watches of a cluster, by the claims' names.
+// streams holds the watches of a cluster, by the claims' names.
 type streams struct {
 	mu   sync.Mutex
 	of   map[string]*watch.FakeWatcher
-	told map[string]*resourceapi.ResourceClaim // what a new watch begins with
+	told map[string]*resourceapi.ResourceClaim // the first event of a new watch
 	ever map[string]int
 }
 
-// watched has the API of a site tell of changes.
+// watched makes the site's API report changes of claims.
 func watched(s site) *streams {
-	all := &streams{of: map[string]*watch.FakeWatcher{}, told: map[string]*resourceapi.ResourceClaim{}, ever: map[string]int{}}
-	s.Client.(*fake.Clientset).PrependWatchReactor("resourceclaims", func(a clienttesting.Action) (bool, watch.Interface, error) {
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		name, found := a.(clienttesting.WatchAction).GetWatchRestrictions().Fields.RequiresExactMatch("metadata.name")
-		if !found || a.GetNamespace() != "team" {
-			return true, nil, errors.New("it watches more than the claims that it holds")
-		}
-		w := watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 100})
-		all.of[name] = w
-		all.ever[name]++
-		if c := all.told[name]; c != nil {
-			w.Add(c)
-		}
-		return true, w, nil
-	})
+	all := &streams{of: map[string]*watch.FakeWatcher{}, told: map[string]*resourceapi.ResourceClaim{},
+		ever: map[string]int{}}
+	s.Client.(*fake.Clientset).PrependWatchReactor("resourceclaims",
+		func(a clienttesting.Action) (bool, watch.Interface, error) {
+			all.mu.Lock()
+			defer all.mu.Unlock()
+			name, found := a.(clienttesting.WatchAction).GetWatchRestrictions().Fields.RequiresExactMatch(
+				"metadata.name")
+			if !found || a.GetNamespace() != "team" {
+				return true, nil, errors.New("it watches more than the claims that it holds")
+			}
+			w := watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 100})
+			all.of[name] = w
+			all.ever[name]++
+			if c := all.told[name]; c != nil {
+				w.Add(c)
+			}
+			return true, w, nil
+		})
 	return all
 }
 
-// tell has the API tell of a claim, now or when it is watched.
+// tell sends a claim to its watch, now or when the watch begins.
 func (a *streams) tell(c *resourceapi.ResourceClaim) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -153,7 +161,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// becomes wants the only grant to be tied so in the end.
+// becomes waits until the only grant has these ties.
 func (s site) becomes(t *testing.T, when string, want ...grant.Tie) {
 	t.Helper()
 	defer func() {
@@ -167,7 +175,7 @@ func (s site) becomes(t *testing.T, when string, want ...grant.Tie) {
 	})
 }
 
-// follows runs a driver's Follow until the function that it gives is called.
+// follows runs a driver's Follow until stop is called.
 func follows(d *Driver) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -175,7 +183,7 @@ func follows(d *Driver) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-// The kubelet prepares a claim once, whatever pods come to it afterwards.
+// The kubelet prepares a claim once, even if other pods are added to it later.
 func TestPodsThatComeToAPreparedClaim(t *testing.T) {
 	s := newSite(t, 1)
 	api := watched(s)
@@ -199,7 +207,8 @@ func TestPodsThatComeToAPreparedClaim(t *testing.T) {
 	stop()
 	s.isFor(t, "the last have gone", teams("p2", "p4")...)
 
-	// While no driver runs another pod comes. The next driver finds the ties in the ledger, and is told of the pod.
+	// While no driver runs another pod is added. The next driver finds the ties in the ledger, and its
+	// watch reports the pod.
 	api.tell(s.of(8, "u-1", "p2", "p5"))
 	next := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
 	s.isFor(t, "nobody follows", teams("p2", "p4")...)
@@ -214,8 +223,8 @@ func TestPodsThatComeToAPreparedClaim(t *testing.T) {
 	})
 }
 
-// A watch ends: the API ends each after a while, or goes away.
-func TestAWatchThatEndsIsBegunAnew(t *testing.T) {
+// A watch ends: the API ends each after a while, or stops itself.
+func TestAnEndedWatchIsRestarted(t *testing.T) {
 	s := newSite(t, 1)
 	api := watched(s)
 	defer follows(s.Driver)()
@@ -232,19 +241,21 @@ func TestAWatchThatEndsIsBegunAnew(t *testing.T) {
 	}
 }
 
-// The role that an older version's manifests made lets the driver get claims, and watch none.
+// The role of an older version's manifests lets the driver get claims, but not watch them.
 func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 	s := newSite(t, 1)
 	var log bytes.Buffer
 	s.Log = slog.New(slog.NewTextHandler(&log, nil))
 	cluster := s.Client.(*fake.Clientset)
-	forbidden := apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "claim-u-1", errors.New("it may not"))
+	forbidden := apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "claim-u-1",
+		errors.New("it may not"))
 	tries := make(chan struct{}, 100)
 	cluster.PrependWatchReactor("resourceclaims", func(clienttesting.Action) (bool, watch.Interface, error) {
 		tries <- struct{}{}
 		return true, nil, forbidden
 	})
-	cluster.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return true, s.of(2, "u-1", "p1", "p2"), nil })
+	cluster.PrependReactor("get", "resourceclaims",
+		func(clienttesting.Action) (bool, runtime.Object, error) { return true, s.of(2, "u-1", "p1", "p2"), nil })
 	stop := follows(s.Driver)
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.becomes(t, "looked up", teams("p1", "p2")...)
@@ -255,9 +266,12 @@ func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 	}
 }
 
-// Grants of a version that knew no ties have none.
+// Grants of a version without ties have none.
 func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
-	for name, c := range map[string]struct{ pods, want []string }{"its pods are there": {[]string{"p1"}, []string{"p1"}}, "they are gone": {nil, nil}} {
+	for name, c := range map[string]struct {
+		pods,
+		want []string
+	}{"its pods are there": {[]string{"p1"}, []string{"p1"}}, "they are gone": {nil, nil}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
 			w, err := translate(s.of(1, "u-1"), pool, page(t, s.Driver))
@@ -275,14 +289,15 @@ func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 			stop := follows(s.Driver)
 			s.becomes(t, "followed", teams(c.want...)...)
 			stop()
-			if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 || !strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
+			if n := strings.Count(log.String(), "none of its pods' uses a grant"); n != 1 ||
+				!strings.Contains(log.String(), "namespace=other pod=thief uid=p9") {
 				t.Errorf("the log names the thief %d times:\n%s", n, log.String())
 			}
 		})
 	}
 }
 
-// page is the ledger as a driver finds it.
+// page returns the ledger as a driver reads it.
 func page(t *testing.T, d *Driver) book.Page {
 	t.Helper()
 	p, err := d.read()
@@ -292,7 +307,7 @@ func page(t *testing.T, d *Driver) book.Page {
 	return p
 }
 
-// engine sets the node's.
+// engine sets the engine in the node's configuration.
 func engine(n *booktest.Node, name string) {
 	n.T.Helper()
 	text, err := os.ReadFile(n.Config)
@@ -302,27 +317,30 @@ func engine(n *booktest.Node, name string) {
 	if _, rest, found := strings.Cut(string(text), "\n# engine\n"); found {
 		text = []byte(rest)
 	}
-	if err := os.WriteFile(n.Config, fmt.Appendf(nil, "engine = %q\n# engine\n%s", name, text), 0o600); err != nil {
+	if err := os.WriteFile(n.Config, fmt.Appendf(nil, "engine = %q\n# engine\n%s", name, text),
+		0o600); err != nil {
 		n.T.Fatal(err)
 	}
 }
 
-func TestWhereNobodyVouchesClaimsAreNotTied(t *testing.T) {
+func TestWithoutTrustedAnnotationsClaimsAreNotTied(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	engine(n, "podman")
 	var log bytes.Buffer
-	s := site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	s := site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(),
+		Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.has(t, s.of(2, "u-1", "p1", "p2"))
 	if _, err := s.retie(); err != nil {
 		t.Error(err)
 	}
 	s.isFor(t, "under podman")
-	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 || !strings.Contains(log.String(), "engine=podman") {
+	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 ||
+		!strings.Contains(log.String(), "engine=podman") {
 		t.Errorf("it is said %d times:\n%s", n, log.String())
 	}
 
-	// What is tied stays so, when the configuration is another.
+	// Existing ties stay when the configuration changes.
 	engine(n, "containerd")
 	s.has(t, s.of(3, "u-1", "p1"))
 	s.isFor(t, "under containerd", teams("p1")...)

@@ -10,10 +10,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// The kubelet does not ask for a claim again that it has prepared, and its containers could not be started again.
-func TestACDIFileThatSomebodyHasRemovedIsThereAgain(t *testing.T) {
+// The kubelet does not prepare a prepared claim again, so its containers could not be restarted.
+func TestARemovedCDIFileIsRestored(t *testing.T) {
 	s := newSite(t, 1)
-	live, over := claim("u-1", s.result("gpu", 0, grant.Limit, "1Gi", "0")), claim("u-2", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+	live, over := claim("u-1", s.result("gpu", 0, grant.Limit, "1Gi", "0")), claim("u-2",
+		s.result("gpu", 0, grant.Limit, "1Gi", "0"))
 	s.Client = fake.NewClientset(live, over)
 	name := s.has(t, live)
 	s.has(t, over)

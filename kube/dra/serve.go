@@ -14,15 +14,16 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// Service is a driver that the kubelet can call.
+// Service is a driver that serves the kubelet.
 type Service struct {
 	*kubeletplugin.Helper
 	sockets []*socket
 }
 
-// Serve answers the kubelet until the context ends or what it returns is stopped. registry is the kubelet's directory of plugins'
-// sockets, data the driver's own; pod is the UID of the driver's pod, and with one the driver has sockets of its own, beside those of
-// the driver that it is to replace.
+// Serve answers the kubelet until the context ends or the Service is stopped. registry is the
+// kubelet's directory of plugins' sockets, and data the driver's own directory. pod is the UID of
+// the driver's pod; if it is set the driver has sockets of its own. They exist beside those of the
+// driver that it replaces.
 func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID) (*Service, error) {
 	if err := removeSockets(registry, data); err != nil {
 		d.Log.Warn("sockets", "error", err)
@@ -37,15 +38,17 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 		return l, nil
 	}
 	var err error
-	// The library's log of each call stays at the level that nobody sees: its answers have claims' references in them.
-	s.Helper, err = kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(DriverName), kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
-		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.RollingUpdate(pod),
+	// The library must not log each call: its answers contain references of claims.
+	s.Helper, err = kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(DriverName),
+		kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
+		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry),
+		kubeletplugin.RollingUpdate(pod),
 		kubeletplugin.PluginListener(listen), kubeletplugin.RegistrarListener(listen))
 	return s, err
 }
 
-// Lost says why the kubelet does not reach this service any more; nil: it does. Nobody else would notice: who serves a socket is not told
-// that its name is gone.
+// Lost returns an error if the kubelet can no longer reach this service. A server is not notified
+// when the name of its socket is gone, so this looks.
 func (s *Service) Lost() error {
 	for _, l := range s.sockets {
 		is, err := os.Lstat(l.path)
@@ -59,8 +62,8 @@ func (s *Service) Lost() error {
 	return nil
 }
 
-// socket is one that is removed when it is closed, unless its name is another's by then: the library's own, and Go's, would remove that of a
-// driver that has taken the place of this one.
+// socket is a listener that removes its file when it is closed, unless the file is another driver's
+// by then. The library and Go would also remove the socket of a driver that has replaced this one.
 type socket struct {
 	*net.UnixListener
 	path string
@@ -91,11 +94,13 @@ func (s *socket) Close() error {
 	return s.UnixListener.Close()
 }
 
-// removeSockets removes the sockets of earlier drivers that nobody serves any more. With updates each pod's driver has sockets of its
-// own, and one that was killed leaves them: the kubelet would go on to call there, for ever.
+// removeSockets removes the sockets of earlier drivers that no process serves any more. During
+// updates each pod's driver has sockets of its own, and a killed driver leaves them. The kubelet
+// would keep calling them for ever.
 func removeSockets(registry, data string) error {
 	var all []string
-	for _, pattern := range []string{filepath.Join(registry, DriverName+"*-reg.sock"), filepath.Join(data, "dra*.sock")} {
+	for _, pattern := range []string{filepath.Join(registry, DriverName+"*-reg.sock"),
+		filepath.Join(data, "dra*.sock")} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return err

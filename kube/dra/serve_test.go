@@ -26,30 +26,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// said is a log that several write to.
-type said struct {
+// syncBuffer is a log that several goroutines write to.
+type syncBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (s *said) Write(p []byte) (int, error) {
+func (s *syncBuffer) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(p)
 }
 
-func (s *said) String() string {
+func (s *syncBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
 }
 
-// Whoever may read the pod's log may not use the claims' grants.
+// A reader of the pod's log must not be able to use the claims' grants.
 func TestNoReferenceIsLogged(t *testing.T) {
 	s := newSite(t, 1)
 	t.Chdir(s.Dir) // a socket's path must be short
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
-	var log said
+	var log syncBuffer
 	s.Client, s.Log = fake.NewClientset(c), slog.New(slog.NewTextHandler(&log, nil))
 	defer klog.ClearLogger()
 	klog.SetSlogLogger(s.Log)
@@ -66,7 +66,9 @@ func TestNoReferenceIsLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	r, err := api.NewDRAPluginClient(conn).NodePrepareResources(context.Background(), &api.NodePrepareResourcesRequest{Claims: []*api.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	r, err := api.NewDRAPluginClient(conn).NodePrepareResources(context.Background(),
+		&api.NodePrepareResourcesRequest{Claims: []*api.Claim{{Namespace: c.Namespace, Name: c.Name,
+			Uid: string(c.UID)}}})
 	if err != nil || len(r.Claims["u-1"].GetDevices()) != 1 {
 		t.Fatalf("got %v, %v", r, err)
 	}
@@ -80,14 +82,16 @@ func TestNoReferenceIsLogged(t *testing.T) {
 	}
 }
 
-func TestSocketsThatNobodyServesAreRemoved(t *testing.T) {
+func TestUnservedSocketsAreRemoved(t *testing.T) {
 	t.Chdir(t.TempDir()) // a socket's path must be short
 	if err := errors.Join(os.Mkdir("registry", 0o700), os.Mkdir("data", 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	kept := map[string]bool{
-		"registry/gpuledger.dev-uid-of-a-pod-that-was-killed-reg.sock": false, "data/dra-uid-of-a-pod-that-was-killed.sock": false, "data/dra.sock": false,
-		"registry/gpuledger.dev-uid-2-reg.sock": true, "data/dra-uid-2.sock": true, // of a driver that runs
+		"registry/gpuledger.dev-uid-of-a-pod-that-was-killed-reg.sock": false,
+		"data/dra-uid-of-a-pod-that-was-killed.sock":                   false, "data/dra.sock": false,
+		// of a driver that runs
+		"registry/gpuledger.dev-uid-2-reg.sock": true, "data/dra-uid-2.sock": true,
 		"registry/vendor.example-reg.sock": true,
 	}
 	for path, kept := range kept {
@@ -96,7 +100,7 @@ func TestSocketsThatNobodyServesAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !kept || path == "registry/vendor.example-reg.sock" {
-			l.(*net.UnixListener).SetUnlinkOnClose(false) // as when it is killed
+			l.(*net.UnixListener).SetUnlinkOnClose(false) // as if it were killed
 			l.Close()
 		} else {
 			defer l.Close()
@@ -112,23 +116,27 @@ func TestSocketsThatNobodyServesAreRemoved(t *testing.T) {
 	}
 }
 
-// A driver that goes on without its sockets would leave every pod waiting; slices that the API refuses for a while are no reason to end.
+// A driver without its sockets would leave every pod waiting, so it ends. If the API refuses slices
+// for a while, it continues.
 func TestWhatEndsTheDriver(t *testing.T) {
 	s := newSite(t, 1)
 	var ends []error
 	s.Broken = func(err error) { ends = append(ends, err) }
-	s.HandleError(context.Background(), fmt.Errorf("no such field: %w", kubeletplugin.ErrRecoverable), "processing ResourceSlice objects")
+	s.HandleError(context.Background(), fmt.Errorf("no such field: %w", kubeletplugin.ErrRecoverable),
+		"processing ResourceSlice objects")
 	if len(ends) > 0 {
 		t.Errorf("slices that are not taken end the driver: %v", ends)
 	}
 	s.HandleError(context.Background(), net.ErrClosed, "DRA gRPC server failed")
-	if len(ends) != 1 || !errors.Is(ends[0], net.ErrClosed) || !strings.Contains(ends[0].Error(), "DRA gRPC server failed") {
+	if len(ends) != 1 || !errors.Is(ends[0], net.ErrClosed) ||
+		!strings.Contains(ends[0].Error(), "DRA gRPC server failed") {
 		t.Errorf("the driver that nobody can call goes on: %v", ends)
 	}
 }
 
-// The slices of a node that was made anew are collected as garbage, with the driver's word that they are the old node's.
-func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
+// If a Node is deleted and made again, the slices that belong to the old Node are
+// garbage-collected.
+func TestADriverOfADeletedNodeEnds(t *testing.T) {
 	s := newSite(t, 1)
 	var ends []error
 	s.Broken = func(err error) { ends = append(ends, err) }
@@ -145,7 +153,8 @@ func TestADriverOfANodeThatWasMadeAnewEnds(t *testing.T) {
 	if err := looks(); err == nil || len(ends) > 0 {
 		t.Errorf("%v, ended by %v; want an error alone where there is none", err, ends)
 	}
-	if err := looks(is("2")); err != nil || len(ends) != 1 || !strings.Contains(ends[0].Error(), "the cluster has another node "+pool) {
+	if err := looks(is("2")); err != nil || len(ends) != 1 ||
+		!strings.Contains(ends[0].Error(), "the cluster has another node "+pool) {
 		t.Errorf("%v, ended by %v; want an end for another node", err, ends)
 	}
 }

@@ -15,18 +15,25 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// The API takes no more of them in one slice (k8s.io/api/resource/v1, types.go).
+// The API allows no more of these in one slice (k8s.io/api/resource/v1, types.go).
 const (
 	maxDevices  = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	maxCounters = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// Slices describe the node's GPUs and MIG devices to the scheduler. A GPU is one counter and a device for each mode that it could be in; each
-// takes the whole counter, so a GPU is in one mode at a time. One that could be in a single mode needs no counter, and has none: for each node
-// that the schedulers of Kubernetes 1.36 try, they go through the counters of all nodes (kubernetes/kubernetes#138917), and a cluster without any is
-// scheduled many times as fast. That goes by the configuration and not by who has the GPU now: a counter that comes and goes with grants would be
-// news for the whole cluster each time, and would not count the claims that stay. Several claims can have a device of a shared mode, and the scheduler adds up what they consume: what the driver
-// itself has granted is therefore not taken off, but for what it does not count; see seatsOf.
+// Slices returns the node's GPUs and MIG devices for the scheduler. A GPU is one counter and one
+// device for each possible mode. Each device takes the whole counter, so a GPU is in one mode at a
+// time.
+//
+// A GPU with a single possible mode has no counter. For each node that they try, the schedulers of
+// Kubernetes 1.36 go through the counters of all nodes (kubernetes/kubernetes#138917). A cluster
+// without counters is scheduled many times as fast. The configuration decides whether there is a
+// counter, not the present grants. A counter that changed with grants would be published to the
+// whole cluster each time. It would also not count the existing claims.
+//
+// Several claims can have a device of a shared mode, and the scheduler adds up what they consume.
+// So the driver's own grants are not subtracted, except those that the scheduler does not count;
+// see seatsOf.
 func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	seats, err := seatsOf(p)
 	if err != nil {
@@ -43,10 +50,12 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 	)
 	for i, s := range seats {
 		of := devicesOf(p, s, unserved)
-		if len(empty[i].Modes) > 1 && s.MIG == nil && !partitioned(s) { // also while nothing of it is offered
+		// even while none of its devices is offered
+		if len(empty[i].Modes) > 1 && s.MIG == nil && !partitioned(s) {
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
-				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
+				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU),
+					Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
 			}
 		}
 		devices = append(devices, of...)
@@ -59,15 +68,18 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 		list = append(list, resourceslice.Slice{SharedCounters: part})
 	}
 	if list == nil {
-		list = []resourceslice.Slice{{}} // "there is nothing" is not "nobody knows"
+		// An empty slice says that the node has nothing. No slice would mean that nothing is known.
+		list = []resourceslice.Slice{{}}
 	}
 	return list, nil
 }
 
-// seatsOf are the GPUs with what is left by what the scheduler does not count itself. It counts what claims have of the devices that are published.
-// So it knows nothing of a grant whose claim is over while a container of it is left, nor of one whose device is published no more since the
-// configuration has other modes for its GPU: these are taken off as others' are. A grant that was released by hand while its claim goes on counts
-// twice, until its last container ends: too little is offered then, and not too much.
+// seatsOf returns the GPUs and what is free on each, without what the scheduler counts itself. The
+// scheduler counts what claims have of published devices. It does not count a grant whose claim has
+// ended while a container remains. Nor does it count a grant whose device is no longer published,
+// because the configuration now has other modes for its GPU. These grants are subtracted like those
+// of other users. A grant that was released by hand while its claim still exists counts twice until
+// its last container ends. Then too little is offered, never too much.
 func seatsOf(p book.Page) ([]admission.Seat, error) {
 	seats, err := p.Seats(Source)
 	if err != nil {
@@ -76,37 +88,41 @@ func seatsOf(p book.Page) ([]admission.Seat, error) {
 	p.Grants = slices.Clone(p.Grants)
 	for i := range p.Grants {
 		if g := &p.Grants[i]; g.Source == Source && !g.Draining {
-			g.GPUs = slices.DeleteFunc(slices.Clone(g.GPUs), func(s grant.Share) bool { return offered(s.UUID, g.Mode, seats) })
+			g.GPUs = slices.DeleteFunc(slices.Clone(g.GPUs),
+				func(s grant.Share) bool { return offered(s.UUID, g.Mode, seats) })
 		}
 	}
 	return p.Seats("")
 }
 
-// offered reports whether a device of this mode is published, or would be if anything were left of it.
+// offered reports whether a device of this mode is published, or would be if any of it were free.
 func offered(uuid string, mode grant.Mode, seats []admission.Seat) bool {
 	i := slices.IndexFunc(seats, func(s admission.Seat) bool { return s.UUID() == uuid })
 	return i >= 0 && !partitioned(seats[i]) && slices.Contains(seats[i].Modes, mode)
 }
 
-// partitioned reports whether a GPU is published as its MIG devices alone.
+// partitioned reports whether only the MIG devices of a GPU are published.
 func partitioned(s admission.Seat) bool { return s.MIG == nil && len(s.GPU.MIG) > 0 }
 
-// whole is the one counter of a GPU: whoever takes it has decided the GPU's mode.
+// whole is the one counter of a GPU. The device that takes it sets the GPU's mode.
 const whole = "gpu"
 
 func counterOf(gpu grant.GPU) resourceapi.CounterSet {
-	return resourceapi.CounterSet{Name: counterName(gpu), Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}
+	return resourceapi.CounterSet{Name: counterName(gpu),
+		Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}
 }
 
 func counterName(gpu grant.GPU) string { return strings.ToLower(gpu.UUID) }
 
-// deviceName tells GPU and mode. It is made of the UUID, because an index can be another GPU's after a boot.
+// deviceName returns the name of a device, from the GPU's UUID and the mode. An index could belong
+// to another GPU after a boot.
 func deviceName(uuid string, mode grant.Mode) string {
 	return strings.ToLower(uuid) + "-" + string(mode)
 }
 
-// devicesOf are a GPU's devices, one a mode. A mode in which nothing could be granted has none. A MIG device is one of its own:
-// the hardware keeps it apart from the others of its GPU. unserved is what mode mps lacks on this node.
+// devicesOf returns a GPU's devices, one for each mode. A mode without room for a grant has none. A
+// MIG device is a device of its own, because the hardware separates it from the others of its GPU.
+// unserved says what mode mps lacks on this node.
 func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Device {
 	var devices []resourceapi.Device
 	if partitioned(s) {
@@ -114,7 +130,8 @@ func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Dev
 	}
 	for _, mode := range s.Modes {
 		offer := p.Offer(anyClaim, mode, s)
-		d := resourceapi.Device{Name: deviceName(s.UUID(), mode), Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
+		d := resourceapi.Device{Name: deviceName(s.UUID(), mode),
+			Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
 		switch {
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
@@ -129,31 +146,34 @@ func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Dev
 	return devices
 }
 
-// anyClaim is an owner as all of them are: what a claim's containers get depends on that, for they share one limit.
+// anyClaim stands for the owner of any claim's grant. The verdict depends on the kind of owner,
+// because the containers of a claim share one limit.
 const anyClaim grant.Owner = "claim:any"
 
-// sharesCompute reports whether a claim can have a share of compute of a GPU in a mode.
+// sharesCompute reports whether a claim can have a share of a GPU's compute in a mode.
 func sharesCompute(p book.Page, mode grant.Mode) bool {
 	g := grant.Grant{Mode: mode, Owner: anyClaim, GPUs: make([]grant.Share, 1)}
 	return admission.ComputeUnkept(g, p.Inventory, p.Node.Policy) == ""
 }
 
-// consumable are the capacities of a shared GPU. A claim that names no memory gets all that there is, so that it never runs
-// with less than it needs by an oversight; one that names no compute gets no share of its own, and no limit. Where no share of compute can be
-// granted in the device's mode the scheduler is told of none.
+// consumable returns the capacities of a shared GPU. A claim that names no memory gets all of it,
+// so that it does not get too little by mistake. A claim that names no compute gets no share of
+// compute and no limit. If the device's mode allows no share of compute, the capacity is left out.
 func consumable(s admission.Seat, shares bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	free := s.Free - s.Free%grant.MiB
 	capacities := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(free),
 		RequestPolicy: policy(quantity(free), quantity(grant.MiB), quantity(free), quantity(grant.MiB))}}
 	if s.Compute > 0 && shares {
 		percent := int64(s.Compute)
-		capacities[compute] = resourceapi.DeviceCapacity{Value: *number(percent), RequestPolicy: policy(number(0), number(0), number(percent), number(1))}
+		capacities[compute] = resourceapi.DeviceCapacity{Value: *number(percent),
+			RequestPolicy: policy(number(0), number(0), number(percent), number(1))}
 	}
 	return capacities
 }
 
 func policy(standard, least, most, step *resource.Quantity) *resourceapi.CapacityRequestPolicy {
-	return &resourceapi.CapacityRequestPolicy{Default: standard, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: least, Max: most, Step: step}}
+	return &resourceapi.CapacityRequestPolicy{Default: standard,
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: least, Max: most, Step: step}}
 }
 
 func quantity(b grant.Bytes) *resource.Quantity {
@@ -161,13 +181,17 @@ func quantity(b grant.Bytes) *resource.Quantity {
 }
 func number(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
 
-func attributes(p book.Page, s admission.Seat, mode grant.Mode, strength grant.Strength) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+func attributes(p book.Page, s admission.Seat, mode grant.Mode,
+	strength grant.Strength) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name), "driver": text(p.Inventory.Driver.Version),
-		"mode": text(string(mode)), "strength": text(string(strength)), "health": text(s.GPU.Health), "numa": integer(s.GPU.NUMA),
+		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name),
+		"driver": text(p.Inventory.Driver.Version),
+		"mode":   text(string(mode)), "strength": text(string(strength)), "health": text(s.GPU.Health),
+		"numa": integer(s.GPU.NUMA),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
 	}
-	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil { // a simulated GPU has none
+	// a simulated GPU has none
+	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil {
 		all[root.Name] = root.Value
 	}
 	if s.MIG != nil {
@@ -193,19 +217,26 @@ func integer(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: &value}
 }
 
-// The taints of a device. A pod that runs is never ended for one: its grant stands.
+// The taints of a device. None ends a running pod, because the pod's grant stays.
 const (
-	taintClosed   = "gpuledger.dev/closed"   // it takes no grants: unhealthy, or its entry in the ledger is damaged
-	taintOutside  = "gpuledger.dev/outside"  // used outside the ledger, so nobody can have the whole of it
-	taintServed   = "gpuledger.dev/served"   // its MPS daemon is over other GPUs, too, and takes no grant that is over this one alone
-	taintUnserved = "gpuledger.dev/unserved" // nobody starts MPS daemons on this node
-	taintWeak     = "gpuledger.dev/weak"     // what would hold containers to a share is not what the node's policy wants: none of them would start
+	// It takes no grants: it is unhealthy, or its entry in the ledger is damaged.
+	taintClosed = "gpuledger.dev/closed"
+	// It is used outside the ledger, so no grant can have the whole of it.
+	taintOutside = "gpuledger.dev/outside"
+	// Its MPS daemon also serves other GPUs, so it takes no grant over this GPU alone.
+	taintServed = "gpuledger.dev/served"
+	// No program starts MPS daemons on this node.
+	taintUnserved = "gpuledger.dev/unserved"
+	// The strength of a share here is less than the node's policy requires: no container would start.
+	taintWeak = "gpuledger.dev/weak"
 )
 
-func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict, unserved string) []resourceapi.DeviceTaint {
+func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict,
+	unserved string) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
 	add := func(key, value string) {
-		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		list = append(list, resourceapi.DeviceTaint{Key: key, Value: value,
+			Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
 	if s.Closed != "" {
 		add(taintClosed, label(s.Closed))
@@ -225,7 +256,8 @@ func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict,
 	return list
 }
 
-// mpsMissing is what a node lacks to start MPS daemons, without which no container of mode mps starts; "" where nothing is known to be missing.
+// mpsMissing says what the node lacks to start MPS daemons. Without a daemon no container of mode
+// mps starts. "" means that nothing is known to be missing.
 func mpsMissing(p book.Page) string {
 	switch {
 	case !p.Inventory.Driver.HasMPS():
@@ -236,7 +268,8 @@ func mpsMissing(p book.Page) string {
 	return ""
 }
 
-// servedWith is how many GPUs the MPS daemon is over that serves a GPU. Where that is the driver's own claims' the GPU's device has to stay, for they have it.
+// servedWith returns the number of GPUs of the MPS daemon that serves a GPU. The daemon may serve
+// the driver's own claims, which have the GPU's device, so the device must stay published.
 func servedWith(p book.Page, s admission.Seat) int {
 	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Mode == grant.MPS && g.Has(s.UUID()) })
 	if i < 0 {
@@ -245,8 +278,8 @@ func servedWith(p book.Page, s admission.Seat) int {
 	return len(p.Grants[i].GPUs)
 }
 
-// label is a text as a label's value may be: at most 63 letters, digits, '-', '_' and '.', of which the outer are letters
-// or digits.
+// label makes a valid label value of a text: at most 63 letters, digits, '-', '_' and '.'. The
+// first and the last are letters or digits.
 func label(text string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {
@@ -261,7 +294,7 @@ func label(text string) string {
 	return strings.Trim(clean[:min(len(clean), 63)], "-.")
 }
 
-// find is the seat and the mode of a device.
+// find returns the seat and the mode of a device.
 func find(name string, seats []admission.Seat) (admission.Seat, grant.Mode, error) {
 	for _, s := range seats {
 		for _, mode := range grant.Modes {
@@ -270,5 +303,6 @@ func find(name string, seats []admission.Seat) (admission.Seat, grant.Mode, erro
 			}
 		}
 	}
-	return admission.Seat{}, "", fmt.Errorf("this node has no device %q: its GPU is gone or was never here", name)
+	return admission.Seat{}, "", fmt.Errorf("this node has no device %q: its GPU is gone or was never here",
+		name)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
-// slicesOf are those of a node as it is now.
+// slicesOf returns the present slices of a node.
 func slicesOf(t *testing.T, n *booktest.Node) []resourceslice.Slice {
 	t.Helper()
 	p, err := n.Read()
@@ -32,14 +32,15 @@ func slicesOf(t *testing.T, n *booktest.Node) []resourceslice.Slice {
 	return list
 }
 
-// published are the devices of a node, described in short: "0 limit memory=16Gi compute=100", by GPU and mode.
+// published describes the devices of a node by GPU and mode: "0 limit memory=16Gi compute=100".
 func published(t *testing.T, n *booktest.Node) []string {
 	t.Helper()
 	var lines []string
 	for _, s := range slicesOf(t, n) {
 		for _, d := range s.Devices {
 			memory := d.Capacity["memory"].Value
-			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue, *d.Attributes["mode"].StringValue, memory.String())
+			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue, *d.Attributes["mode"].StringValue,
+				memory.String())
 			if c, found := d.Capacity["compute"]; found {
 				line += " compute=" + c.Value.String()
 			}
@@ -52,7 +53,8 @@ func published(t *testing.T, n *booktest.Node) []string {
 	return lines
 }
 
-// left is the grant of a claim that is over, which a container uses that the kubelet has lost.
+// left releases a grant as at the end of its claim, while a container that the kubelet has lost
+// uses it.
 func left(n *booktest.Node, g grant.Grant) (end func()) {
 	n.T.Helper()
 	end = n.Use(g.ID, grant.Identity{})
@@ -74,14 +76,16 @@ func configure(n *booktest.Node, more string) {
 	}
 }
 
-func TestWhatTheSchedulerIsTold(t *testing.T) {
+func TestPublishedDevices(t *testing.T) {
 	unhealthy := func(all []simulated.GPU) { all[0].Health = "fell off the bus (Xid 79)" }
 	for name, c := range map[string]struct {
 		config string
 		make   func(n *booktest.Node)
 		want   []string
 	}{
-		"a free GPU can be in each mode": {"", func(*booktest.Node) {}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
+		"a free GPU can be in each mode": {"", func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
+				"0 limit memory=16Gi compute=100"}},
 		"what others hold is taken off, in their mode": {"", func(n *booktest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
 		}, []string{"0 timeslice memory=11Gi compute=60"}},
@@ -90,9 +94,11 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 		}, nil},
 		"what the driver has granted the scheduler counts": {"", func(n *booktest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
-		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
+		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
+			"0 limit memory=16Gi compute=100"}},
 		"but not where the claim is over, and a container of it is left": {"", func(n *booktest.Node) {
-			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Limit, Source: Source, Owner: "claim:over"}))
+			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Limit, Source: Source,
+				Owner: "claim:over"}))
 			n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 limit memory=11Gi compute=60"}},
 		"nor where that has the whole": {"", func(n *booktest.Node) {
@@ -110,28 +116,40 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 			if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}); err != nil {
 				n.T.Fatal(err)
 			}
-		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100", "0 limit memory=13Gi compute=100"}},
-		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {}, []string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100", "0 limit memory=15Gi compute=100"}},
-		"nor where launches are to be throttled and cannot be": {"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n", func(*booktest.Node) {},
+		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100",
+			"0 limit memory=13Gi compute=100"}},
+		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {},
+			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
+				"0 limit memory=15Gi compute=100"}},
+		"nor where launches are to be throttled and cannot be": {"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
+			func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
-		"no share of compute in a mode that keeps none, where the policy wants that": {"[enforcement]\ncompute = \"refuse\"\n", func(*booktest.Node) {},
+		"no share of compute in a mode that keeps none, where the policy wants that": {"[enforcement]\ncompute = \"refuse\"\n",
+			func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
-		"nor where it wants more strength than none, and no share whose containers would never start": {"[policy]\nminimum_strength = \"library\"\n", func(*booktest.Node) {},
-			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none", "0 limit memory=16Gi gpuledger.dev/weak=none"}},
-		"a claim's containers share a limit, so the driver's own is not theirs": {"[enforcement]\nlimit = \"driver\"\n", func(*booktest.Node) {},
-			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
+		"nor where it wants more strength than none, and no share whose containers would never start": {"[policy]\nminimum_strength = \"library\"\n",
+			func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
+				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
+		"a claim's containers share a limit, so the driver's own is not theirs": {"[enforcement]\nlimit = \"driver\"\n",
+			func(*booktest.Node) {},
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
+				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
 		"MIG devices, and nothing of the GPU that they are of": {"", func(n *booktest.Node) {
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
 		}, []string{"0 mig memory=40Gi"}},
-		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {}, []string{"0 limit memory=16Gi compute=100"}},
-		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
+		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {},
+			[]string{"0 limit memory=16Gi compute=100"}},
+		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
+			func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
 			[]string{"0 limit memory=16Gi compute=100 gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := booktest.New(t, 1, 16*grant.GiB, c.config)
 			c.make(n)
-			got := slices.DeleteFunc(published(t, n), func(line string) bool { return strings.Contains(line, " mps ") })
+			got := slices.DeleteFunc(published(t, n),
+				func(line string) bool { return strings.Contains(line, " mps ") })
 			if !slices.Equal(got, c.want) {
 				t.Errorf("got  %q\nwant %q", got, c.want)
 			}
@@ -139,17 +157,19 @@ func TestWhatTheSchedulerIsTold(t *testing.T) {
 	}
 }
 
-// Of a claim over two GPUs the scheduler goes on to count the one whose device is there.
+// For a claim over two GPUs the scheduler still counts the GPU whose device is published.
 func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 	n := booktest.New(t, 2, 16*grant.GiB, "")
 	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
-	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
-	if got, want := published(t, n), []string{"1 exclusive memory=16Gi", "1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
+	configure(n,
+		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
+	if got, want := published(t, n), []string{"1 exclusive memory=16Gi",
+		"1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }
 
-// A container of mode mps starts where gpuledgerd has started NVIDIA's daemon, and nowhere else.
+// A container of mode mps starts only if gpuledgerd has started NVIDIA's daemon.
 func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	taints := func() (found []string) {
@@ -173,7 +193,8 @@ func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 	}
 }
 
-// A GPU has one MPS daemon at a time, and that has its GPUs from its start: what the scheduler would place there hangs for as long.
+// A GPU has one MPS daemon at a time, and the daemon's GPUs are fixed from its start. Until it
+// ends, a pod that the scheduler placed there would hang.
 func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 	s := newSite(t, 3)
 	s.HasMPS()
@@ -184,7 +205,9 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 				if i < 0 {
 					continue
 				}
-				if gpus = append(gpus, *d.Attributes["index"].IntValue); *d.Attributes["mode"].StringValue != "mps" || d.Taints[i].Value != "daemon-over-2-GPUs" || d.Taints[i].Effect != resourceapi.DeviceTaintEffectNoSchedule {
+				if gpus = append(gpus, *d.Attributes["index"].IntValue); *d.Attributes["mode"].StringValue != "mps" ||
+					d.Taints[i].Value != "daemon-over-2-GPUs" ||
+					d.Taints[i].Effect != resourceapi.DeviceTaintEffectNoSchedule {
 					t.Errorf("device %s has the taint %v", d.Name, d.Taints[i])
 				}
 			}
@@ -197,7 +220,8 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 		t.Errorf("GPUs %v are tainted, want 0 and 1, whose daemon is over both", got)
 	}
 	for gpu, refused := range map[int]bool{0: true, 1: true, 2: false} {
-		if r := s.prepares(t, claim(fmt.Sprint("u-on-", gpu), s.result("gpu", gpu, grant.MPS, "4Gi", "0"))); (r.Err != nil) != refused {
+		if r := s.prepares(t, claim(fmt.Sprint("u-on-", gpu),
+			s.result("gpu", gpu, grant.MPS, "4Gi", "0"))); (r.Err != nil) != refused {
 			t.Errorf("a share of GPU %d: %v, want it refused: %v", gpu, r.Err, refused)
 		}
 	}
@@ -207,7 +231,7 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 	}
 }
 
-// The API refuses a slice that breaks one of these rules, and a driver hears of it only in its log.
+// The API refuses a slice that breaks one of these rules, and only the driver's log shows it.
 func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 	for _, gpus := range []int{1, 8, 16, 64} {
 		n := booktest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, "")
@@ -246,9 +270,11 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 	}
 }
 
-// The schedulers of Kubernetes 1.36 go through the counters of the whole cluster for each node: none is published that keeps nothing apart.
+// The schedulers of Kubernetes 1.36 go through the counters of the whole cluster for each node. So
+// a counter that separates no modes is not published.
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
-	n := booktest.New(t, 3, 80*grant.GiB, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
+	n := booktest.New(t, 3, 80*grant.GiB,
+		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
 	counted := func() (counters []string, consumers map[int64]int) {
 		consumers = map[int64]int{}
@@ -263,16 +289,21 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 		return counters, consumers
 	}
 	counters, consumers := counted()
-	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 || consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
-		t.Errorf("the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes", counters, consumers)
+	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 ||
+		consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
+		t.Errorf(
+			"the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes",
+			counters, consumers)
 	}
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Names: []string{n.UUID(3)}, Memory: grant.GiB})
 	if counters, consumers := counted(); len(counters) != 1 || consumers[3] != 1 {
-		t.Errorf("with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: %v; want that of GPU 3 as before", counters, consumers)
+		t.Errorf(
+			"with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: %v; want that of GPU 3 as before",
+			counters, consumers)
 	}
 }
 
-// What is published is what minimumStrength in a class or a claim is held against.
+// minimumStrength in a class or a claim is compared with what is published.
 func TestTheStrengthOfEachMode(t *testing.T) {
 	n := booktest.New(t, 2, 80*grant.GiB, "")
 	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPU) { all[1].MIG = []string{"1g.10gb"} })
@@ -288,12 +319,14 @@ func TestTheStrengthOfEachMode(t *testing.T) {
 	for _, d := range list[0].Devices {
 		got[*d.Attributes["mode"].StringValue] = *d.Attributes["strength"].StringValue
 	}
-	if want := map[string]string{"exclusive": "none", "timeslice": "none", "limit": "none", "mps": "server", "mig": "hardware"}; !maps.Equal(got, want) {
+	if want := map[string]string{"exclusive": "none", "timeslice": "none", "limit": "none", "mps": "server",
+		"mig": "hardware"}; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
-// checkPolicies: min <= default <= max <= value, and max and default are whole steps.
+// checkPolicies checks that min <= default <= max <= value, and that max and default are whole
+// steps.
 func checkPolicies(t *testing.T, d resourceapi.Device) {
 	t.Helper()
 	for name, c := range d.Capacity {
@@ -302,14 +335,17 @@ func checkPolicies(t *testing.T, d resourceapi.Device) {
 		}
 		r := c.RequestPolicy.ValidRange
 		least, standard, most, step, value := r.Min.Value(), c.RequestPolicy.Default.Value(), r.Max.Value(), r.Step.Value(), c.Value.Value()
-		if least > standard || standard > most || most > value || least+step > value || most%step != 0 || standard%step != 0 || d.AllowMultipleAllocations == nil {
-			t.Errorf("%s: %s has min %d, default %d, max %d, step %d, value %d", d.Name, name, least, standard, most, step, value)
+		if least > standard || standard > most || most > value || least+step > value || most%step != 0 ||
+			standard%step != 0 || d.AllowMultipleAllocations == nil {
+			t.Errorf("%s: %s has min %d, default %d, max %d, step %d, value %d", d.Name, name, least, standard, most,
+				step, value)
 		}
 	}
 }
 
 func TestTaintsAreLabels(t *testing.T) {
-	for _, text := range []string{"is unhealthy: " + strings.Repeat("no answer, ", 20), "--", "", "fell off the bus (Xid 79)", "ä", "3GiB"} {
+	for _, text := range []string{"is unhealthy: " + strings.Repeat("no answer, ", 20), "--", "",
+		"fell off the bus (Xid 79)", "ä", "3GiB"} {
 		if problems := validation.IsValidLabelValue(label(text)); len(problems) > 0 {
 			t.Errorf("%q becomes %q: %v", text, label(text), problems)
 		}

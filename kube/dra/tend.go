@@ -16,13 +16,14 @@ import (
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
-// publisher is what takes slices to the API: the kubelet plugin's helper.
+// publisher sends slices to the API: the kubelet plugin's helper.
 type publisher interface {
 	PublishResources(context.Context, resourceslice.DriverResources) error
 }
 
-// Publish tells the cluster what the node has, where that has changed, and as soon as pace allows. It is called again and again. A node
-// that can enter no grant offers nothing: what it had is told as closed, and its error says why.
+// Publish sends the node's slices to the API when they have changed and pace allows it. It is
+// called repeatedly. A node that can enter no grant offers nothing: its last devices are published
+// as closed, and the error says why.
 func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	p, err := d.read()
 	var list []resourceslice.Slice
@@ -31,21 +32,24 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot offer the node's GPUs: %w", err)
-		return errors.Join(err, d.tell(ctx, to, closed(d.known, why(p, err)), p.Node.Host.Now()))
+		return errors.Join(err, d.publishIfDue(ctx, to, closed(d.known, refusalCode(p, err)), p.Node.Host.Now()))
 	}
 	d.known = list
-	return d.tell(ctx, to, list, p.Now)
+	return d.publishIfDue(ctx, to, list, p.Now)
 }
 
-// tell publishes slices, where it is time to.
-func (d *Driver) tell(ctx context.Context, to publisher, list []resourceslice.Slice, now time.Time) error {
-	n, err := noticeOf(list)
+// publishIfDue publishes slices if it is time to.
+func (d *Driver) publishIfDue(ctx context.Context, to publisher, list []resourceslice.Slice,
+	now time.Time) error {
+	n, err := summarize(list)
 	if err == nil && !d.pace.due(n, now, d.failed.Load()) {
 		return nil
 	}
 	if err == nil {
-		d.failed.Store(false) // it is written later, and may fail again
-		err = to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}})
+		// The library writes later, and may fail again.
+		d.failed.Store(false)
+		err = to.PublishResources(ctx,
+			resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.Node: {Slices: list}}})
 	}
 	if err != nil {
 		return fmt.Errorf("cannot publish: %w", err)
@@ -54,8 +58,8 @@ func (d *Driver) tell(ctx context.Context, to publisher, list []resourceslice.Sl
 	return nil
 }
 
-// closed are slices of devices that nobody may be given now. Of a node of which nothing is known yet there are none: what an earlier driver has
-// published would have pods come that never start.
+// closed returns slices whose devices take no grants. If nothing is known of the node yet it
+// returns no devices. The devices of an earlier driver would attract pods that never start.
 func closed(known []resourceslice.Slice, code grant.Code) []resourceslice.Slice {
 	list := []resourceslice.Slice{{}}
 	if known != nil {
@@ -65,15 +69,17 @@ func closed(known []resourceslice.Slice, code grant.Code) []resourceslice.Slice 
 		list[i].Devices = slices.Clone(list[i].Devices)
 		for j := range list[i].Devices {
 			d := &list[i].Devices[j]
-			d.Taints = slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool { return t.Key == taintClosed })
-			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: taintClosed, Value: string(code), Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			d.Taints = slices.DeleteFunc(slices.Clone(d.Taints),
+				func(t resourceapi.DeviceTaint) bool { return t.Key == taintClosed })
+			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: taintClosed, Value: string(code),
+				Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
 	}
 	return list
 }
 
-// why is the code of what keeps a node from entering grants.
-func why(p book.Page, err error) grant.Code {
+// refusalCode returns the code of the error that keeps a node from entering grants.
+func refusalCode(p book.Page, err error) grant.Code {
 	var refusal *grant.Refusal
 	switch {
 	case errors.As(err, &refusal):
@@ -84,8 +90,9 @@ func why(p book.Page, err error) grant.Code {
 	return grant.LedgerUnreadable
 }
 
-// Reclaim releases grants whose claim is gone, or is no longer allocated here: of a kubelet that lost its memory while the
-// claim ended. A grant that a container uses is left alone; so is one whose claim the API does not tell of.
+// Reclaim releases the grants whose claim is gone or no longer allocated here. The kubelet may have
+// lost its state while the claim ended. It keeps grants in use, and those whose claim the API
+// cannot look up.
 func (d *Driver) Reclaim(ctx context.Context) error {
 	grants, failed := d.tidied()
 	for _, g := range grants {
@@ -96,14 +103,14 @@ func (d *Driver) Reclaim(ctx context.Context) error {
 	return failed
 }
 
-// tidied are the grants of the node, after the files are dropped of those that somebody else has released, and those are there again that somebody
-// has removed.
+// tidied returns the node's grants. It first removes the files of grants that were released by
+// hand, and restores CDI files that were removed.
 func (d *Driver) tidied() ([]grant.Grant, error) {
-	over, err := d.turn() // a grant that is being prepared is not missed
+	unlock, err := d.lockClaims() // so that a grant that is being prepared is not overlooked
 	if err != nil {
 		return nil, err
 	}
-	defer over()
+	defer unlock()
 	n := d.Book.Open()
 	if n.Broken != nil {
 		return nil, n.Broken
@@ -126,20 +133,21 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	return o.Grants, failed
 }
 
-// patience is how long the API may take to tell of a claim. While it is asked nothing can be prepared or given up.
-const patience = 5 * time.Second
+// apiTimeout is how long the API may take to return a claim. Meanwhile nothing can be prepared or
+// given up.
+const apiTimeout = 5 * time.Second
 
 func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
-	namespace, name, ok := place(g)
+	namespace, name, ok := claimName(g)
 	if !ok {
 		return nil
 	}
-	over, err := d.turn() // no Prepare comes in between
+	unlock, err := d.lockClaims() // no Prepare comes in between
 	if err != nil {
 		return err
 	}
-	defer over()
-	ctx, cancel := context.WithTimeout(ctx, patience) // the kubelet waits meanwhile
+	defer unlock()
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout) // the kubelet waits meanwhile
 	defer cancel()
 	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -152,10 +160,11 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	return d.Book.Withdraw(g.ID)
 }
 
-// SameNode ends the driver where the cluster has another Node of its name by now than when it was called first. Slices belong to a Node by its
-// UID, which the library looks up once: those of the old one are collected as garbage as often as they are made.
+// SameNode calls Broken if the cluster's Node of this name is another than at the first call.
+// Slices belong to a Node by its UID, which the library looks up once. Slices of the old Node are
+// garbage-collected each time they are made.
 func (d *Driver) SameNode(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	n, err := d.Client.CoreV1().Nodes().Get(ctx, d.Node, metav1.GetOptions{})
 	switch {
@@ -169,15 +178,17 @@ func (d *Driver) SameNode(ctx context.Context) error {
 	return nil
 }
 
-// gone reports whether the API says that there is no such object. It does not who answers 404 to whatever is asked: what stands before an API
-// server that is away, or a server for which this version of the API is switched off.
+// gone reports whether the API itself says that an object does not exist. Other servers also answer
+// 404: a proxy in front of an API server that is down, or a server without this version of the API.
 func gone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// allocatedHere reports whether a claim has anything of this node's.
+// allocatedHere reports whether a claim has a device of this node.
 func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
-	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == DriverName && r.Pool == d.Node
-	})
+	return claim.Status.Allocation != nil &&
+		slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+			func(r resourceapi.DeviceRequestAllocationResult) bool {
+				return r.Driver == DriverName && r.Pool == d.Node
+			})
 }
