@@ -64,8 +64,8 @@ func (n *node) daemonUnit() (map[string]string, error) {
 	return unit, err
 }
 
-// runsOther reports whether the daemon's process is of another file than the one that is installed, which
-// was put there by rename.
+// runsOther reports whether the daemon's process is of another file than the one that is installed,
+// which was put there by rename.
 func runsOther(pid string) bool {
 	runs, err := os.Stat("/proc/" + pid + "/exe") // of a file that is removed, too
 	if err != nil {

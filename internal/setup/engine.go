@@ -51,8 +51,9 @@ func (n *node) restart(args ...string) error {
 	return os.Remove(due)
 }
 
-// undo takes what configure has written out of an engine's files and has the engine read them. Where a
-// distribution of Kubernetes writes its engine's file anew at a restart, undo succeeds only after that.
+// undo takes what configure has written out of an engine's files and has the engine read them.
+// Where a distribution of Kubernetes writes its engine's file anew at a restart, undo succeeds only
+// after that.
 func (n *node) undo(engine string) error {
 	failed := n.change(engine, "--undo")
 	if !exists(restartDue + engine) {
@@ -61,14 +62,17 @@ func (n *node) undo(engine string) error {
 	return n.restart(engine, "--undo")
 }
 
-// changes reports whether a configure would change a file that the engine reads, or the engine has yet to read it.
+// changes reports whether a configure would change a file that the engine reads, or the engine has
+// yet to read it.
 func (n *node) changes(args []string) (bool, error) {
-	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run", "--json")...)
+	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run",
+		"--json")...)
 	var answer struct {
 		Files []struct{ Path, Action string }
 		Waits string
 	}
-	if err != nil && json.Unmarshal(out, &answer) != nil { // an undo that fails says all the same what it would do
+	// an undo that fails says all the same what it would do
+	if err != nil && json.Unmarshal(out, &answer) != nil {
 		return false, err
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {

@@ -1,5 +1,6 @@
-// Package setup puts gpuledger on a node from a container that has the node's file system: for nodes that are set up by a
-// DaemonSet. The image carries the same tree as the packages; what the packages' scripts do is done in the node's own namespaces.
+// Package setup puts gpuledger on a node from a container that has the node's file system: for
+// nodes that are set up by a DaemonSet. The image carries the same tree as the packages; what the
+// packages' scripts do is done in the node's own namespaces.
 package setup
 
 import (
@@ -20,14 +21,16 @@ type Place struct {
 	Node  string   // the node's file system
 	Enter []string // how a program of the node's is run in its own namespaces
 
-	// Settle is for how long nothing is done after an engine's restart. containerd 1.6 takes a container
-	// that ends while it finds out what runs for running for ever, and this program is in one.
+	// Settle is for how long nothing is done after an engine's restart. containerd 1.6 takes a
+	// container that ends while it finds out what runs for running for ever, and this program is in
+	// one.
 	Settle time.Duration
 }
 
-// Cluster is the place in the image and the manifests of packaging/kubernetes. The pod has the node's process ids, so process 1 is
-// the node's.
-var Cluster = Place{Tree: "/node", Node: "/host", Enter: []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
+// Cluster is the place in the image and the manifests of packaging/kubernetes. The pod has the
+// node's process ids, so process 1 is the node's.
+var Cluster = Place{Tree: "/node", Node: "/host",
+	Enter:  []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
 	Settle: 10 * time.Second}
 
 const usageText = `usage: gpuledger-setup install --engine containerd|crio|docker [--as-default] [--mode enforce|report]
@@ -86,7 +89,8 @@ func wait() {
 	<-ctx.Done()
 }
 
-// on opens the tree, and then makes the node's file system this process's: a link on the node leads where it leads there.
+// on opens the tree, and then makes the node's file system this process's: a link on the node leads
+// where it leads there.
 func on(at Place, do func(*node) error) error {
 	tree, err := os.OpenRoot(at.Tree)
 	if err != nil {

@@ -22,7 +22,8 @@ type node struct {
 	settle time.Duration
 }
 
-// record lists what was installed, one path a line; what it does not list is not ours to replace or to remove.
+// record lists what was installed, one path a line; what it does not list is not ours to replace or
+// to remove.
 const record = "/usr/lib/gpuledger/setup.list"
 
 // configFile is the administrator's, once it is there.
@@ -31,7 +32,8 @@ const configFile = "/etc/gpuledger/config.toml"
 // program is what undoes an engine's configuration. It is the last one that a removal takes away.
 const program = "/usr/bin/gpuledger"
 
-// wrapper begins the names of what engines call: also to stop and to delete a container that they started through it.
+// wrapper begins the names of what engines call: also to stop and to delete a container that they
+// started through it.
 const wrapper = "/usr/bin/gpuledger-runtime"
 
 // removedInThisBoot is there from a removal until the next boot.
@@ -40,7 +42,8 @@ const removedInThisBoot = "/run/gpuledger-setup.removed"
 // systemdRuns is there where systemd is the node's process 1 (sd_booted(3)).
 const systemdRuns = "/run/systemd/system"
 
-// install can be repeated and be killed at any point: the record names every file before it is written.
+// install can be repeated and be killed at any point: the record names every file before it is
+// written.
 func (n *node) install(o options) error {
 	before, err := recorded()
 	if err != nil {
@@ -72,8 +75,9 @@ func (n *node) install(o options) error {
 	return n.configure(o)
 }
 
-// configure does what an administrator does after the package is there. A driver that is not loaded yet is no failure: the
-// inventory is taken when it is (udev), and until then containers that ask for a GPU are refused.
+// configure does what an administrator does after the package is there. A driver that is not loaded
+// yet is no failure: the inventory is taken when it is (udev), and until then containers that ask
+// for a GPU are refused.
 func (n *node) configure(o options) error {
 	if exists(systemdRuns) {
 		if err := n.run("systemctl", "daemon-reload"); err != nil {
@@ -108,9 +112,10 @@ func (n *node) configure(o options) error {
 	return n.startDaemon()
 }
 
-// remove leaves the ledger, the audit log and the configuration, as removing a package does. It leaves the wrapper until the next
-// boot: without it no engine could end the containers that run, and the pod of this very process is one of them. And it leaves all
-// while an engine's files name our programs. It can be repeated and be killed at any point.
+// remove leaves the ledger, the audit log and the configuration, as removing a package does. It
+// leaves the wrapper until the next boot: without it no engine could end the containers that run,
+// and the pod of this very process is one of them. And it leaves all while an engine's files name
+// our programs. It can be repeated and be killed at any point.
 func (n *node) remove(o options) error {
 	files, err := recorded()
 	if err != nil || len(files) == 0 {
@@ -125,7 +130,8 @@ func (n *node) remove(o options) error {
 			return fmt.Errorf("%w; gpuledger's programs stay: an engine may call them", err)
 		}
 		if places := namedIn(p.StateDir); len(places) > 0 {
-			return fmt.Errorf("cannot remove gpuledger: its programs are named in %s; they stay until nothing names them",
+			return fmt.Errorf(
+				"cannot remove gpuledger: its programs are named in %s; they stay until nothing names them",
 				strings.Join(places, ", "))
 		}
 		if err := host.ReplaceFile(removedInThisBoot, nil, 0o600, host.Volatile); err != nil {
@@ -194,13 +200,15 @@ func (n *node) files() (paths []string, err error) {
 func foreign(files, ours []string) error {
 	for _, path := range files {
 		if strings.HasPrefix(path, "/usr/bin/") && !slices.Contains(ours, path) && exists(path) {
-			return fmt.Errorf("%s is there already, and was not put there by gpuledger-setup: remove the package, or keep this node out of the DaemonSet", path)
+			return fmt.Errorf("%s is there already, and was not put there by gpuledger-setup: remove the "+
+				"package, or keep this node out of the DaemonSet", path)
 		}
 	}
 	return nil
 }
 
-// put copies a file or link of the tree, by rename: what runs or is mounted keeps the file that it has.
+// put copies a file or link of the tree, by rename: what runs or is mounted keeps the file that it
+// has.
 func (n *node) put(path string) error {
 	if path == configFile && exists(path) {
 		return nil
@@ -219,7 +227,8 @@ func (n *node) put(path string) error {
 	if err != nil {
 		return err
 	}
-	if has, err := os.Lstat(path); err == nil && has.Mode() == info.Mode() { // a regular file of the same mode
+	// a regular file of the same mode
+	if has, err := os.Lstat(path); err == nil && has.Mode() == info.Mode() {
 		if is, err := os.ReadFile(path); err == nil && bytes.Equal(is, content) {
 			return nil
 		}
@@ -260,7 +269,8 @@ func writeRecord(paths []string) error {
 	if err := os.MkdirAll(filepath.Dir(record), 0o755); err != nil {
 		return err
 	}
-	if err := host.ReplaceFile(record, []byte(strings.Join(paths, "\n")+"\n"), 0o644, host.Durable); err != nil {
+	if err := host.ReplaceFile(record, []byte(strings.Join(paths, "\n")+"\n"), 0o644,
+		host.Durable); err != nil {
 		return fmt.Errorf("cannot record what is installed: %w", err)
 	}
 	return nil

@@ -72,11 +72,14 @@ func exemptions(text []byte) (more string, err error) {
 	if more == "" {
 		return "", nil
 	}
-	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Let nobody else create pods in this namespace." +
+	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Let nobody else create pods in this " +
+		"namespace." +
 		more
-	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil { // policy.exempt = [...]
-		return "", fmt.Errorf("cannot exempt gpuledger's own agents: nothing can be added to policy.exempt of %s "+
-			"in the form that it has; write there yourself:\n%s", configFile, more)
+	// the file has the form policy.exempt = [...]
+	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil {
+		return "", fmt.Errorf("cannot exempt gpuledger's own agents: nothing can be added to "+
+			"policy.exempt of %s "+
+				"in the form that it has; write there yourself:\n%s", configFile, more)
 	}
 	return more, nil
 }

@@ -21,7 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// placeVar makes the test binary the program, in a place of its own: a process that has gone to a node cannot come back.
+// placeVar makes the test binary the program, in a place of its own: a process that has gone to a
+// node cannot come back.
 const placeVar = "GPULEDGER_TEST_SETUP"
 
 func TestMain(m *testing.M) {
@@ -40,8 +41,9 @@ type scene struct {
 // said is how the programs of a node answer: each writes its name and arguments to /calls.
 const said = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 
-// gpuledger is a stand-in: configure writes /etc/engine.conf and policy.mode as the real one would, --undo takes the first away, and
-// --dry-run tells. Where /refuses is there a restart fails. Where /waits is there, the engine has yet to read an undo.
+// gpuledger is a stand-in: configure writes /etc/engine.conf and policy.mode as the real one would,
+// --undo takes the first away, and --dry-run tells. Where /refuses is there a restart fails. Where
+// /waits is there, the engine has yet to read an undo.
 const gpuledger = said + `
 [ "$1" = configure ] || exit 0
 restart= undo= mode=report
@@ -183,7 +185,8 @@ func (s scene) wants(what string, got []string, want ...string) {
 	}
 }
 
-// TestARemovalFinishesAnUndo: somebody has undone an engine's configuration by hand and not restarted it.
+// TestARemovalFinishesAnUndo: somebody has undone an engine's configuration by hand and not
+// restarted it.
 func TestARemovalFinishesAnUndo(t *testing.T) {
 	s := newScene(t)
 	s.must("install", "--engine=crio")
@@ -201,12 +204,19 @@ func TestARemovalFinishesAnUndo(t *testing.T) {
 func TestInstallUpgradeRemove(t *testing.T) {
 	s := newScene(t)
 	s.must("install", "--engine=crio", "--as-default", "--mode=report")
-	s.wants("installed", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", "/etc/gpuledger/config.toml: "+strings.TrimSpace(written),
-		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: first", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
-		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1", "/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
-	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload", "systemctl start gpuledger-inventory.path",
-		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json", "gpuledger configure crio --as-default --mode report",
-		"gpuledger configure crio --as-default --mode report --restart", "systemctl show --property=MainPID,UnitFileState gpuledgerd.service", "systemctl enable gpuledgerd.service",
+	s.wants("installed", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", "/etc/gpuledger/config.toml: "+
+		strings.TrimSpace(written),
+		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: first",
+		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
+		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1",
+		"/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
+	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload",
+		"systemctl start gpuledger-inventory.path",
+		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json",
+		"gpuledger configure crio --as-default --mode report",
+		"gpuledger configure crio --as-default --mode report --restart",
+		"systemctl show --property=MainPID,UnitFileState gpuledgerd.service",
+		"systemctl enable gpuledgerd.service",
 		"systemctl start gpuledgerd.service")
 
 	s.write("tree/usr/bin/gpuledger-runtime", "second")
@@ -227,8 +237,10 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		t.Errorf("the administrator's configuration is %q", mine)
 	}
 	s.wants("upgraded", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", mine,
-		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: second", "/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
-		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-2", "/usr/lib/gpuledger/shim-2/", "/usr/lib/gpuledger/shim-2/libcuda.so.1: first")
+		"/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime: second",
+		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
+		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-2",
+		"/usr/lib/gpuledger/shim-2/", "/usr/lib/gpuledger/shim-2/libcuda.so.1: first")
 	old := make([]byte, 5)
 	if _, err := mapped.ReadAt(old, 0); err != nil || string(old) != "first" {
 		t.Errorf("a file in use became %q (%v)", old, err)
@@ -236,11 +248,15 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.calls()
 
 	s.must("remove", "--engine=crio")
-	kept := []string{"/etc/gpuledger/", mine, "/run/gpuledger-setup.removed: ", "/usr/bin/gpuledger-runtime: second",
-		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list"}
+	kept := []string{"/etc/gpuledger/", mine, "/run/gpuledger-setup.removed: ",
+		"/usr/bin/gpuledger-runtime: second",
+		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/",
+		"/usr/lib/gpuledger/setup.list"}
 	s.wants("removed, but for what ends containers", s.on(), kept...)
-	s.wants("called", s.calls(), "gpuledger configure crio --undo --dry-run --json", "gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
-		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service", "systemctl daemon-reload")
+	s.wants("called", s.calls(), "gpuledger configure crio --undo --dry-run --json",
+		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
+		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
+		"systemctl daemon-reload")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")
@@ -293,8 +309,9 @@ func (s scene) files() []string {
 	})
 }
 
-// TestStartedTenTimes: the pod starts again with the node, with an update of the DaemonSet, and whenever the kubelet wants. The second
-// start and those after it change nothing and restart nothing.
+// TestStartedTenTimes: the pod starts again with the node, with an update of the DaemonSet, and
+// whenever the kubelet wants. The second start and those after it change nothing and restart
+// nothing.
 func TestStartedTenTimes(t *testing.T) {
 	s := newScene(t)
 	args := []string{"install", "--engine=containerd", "--as-default", "--mode=report"}
@@ -303,12 +320,15 @@ func TestStartedTenTimes(t *testing.T) {
 		t.Errorf("the first start restarts %q", got)
 	}
 	config := s.dir + "/node" + configFile
-	s.write("node"+configFile, strings.Replace(read(t, config), `"report"`, `"enforce"`, 1)+"\n") // when the audit log is quiet
+	// when the audit log is quiet
+	s.write("node"+configFile, strings.Replace(read(t, config), `"report"`, `"enforce"`, 1)+"\n")
 	before, files := read(t, config), s.files()
 	for range 9 {
 		s.must(args...)
 		calls := s.calls()
-		if got := restarts(calls); len(got) != 0 || !slices.Contains(calls, "gpuledger configure containerd --as-default") || calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
+		if got := restarts(calls); len(got) != 0 ||
+			!slices.Contains(calls, "gpuledger configure containerd --as-default") ||
+			calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
 			t.Errorf("a later start calls %q", calls)
 		}
 	}
@@ -347,8 +367,10 @@ func TestKilledBeforeTheRestart(t *testing.T) {
 
 // TestModeOfTheNode: --mode is for a node whose configuration says nothing.
 func TestModeOfTheNode(t *testing.T) {
-	for config, passed := range map[string]bool{"": true, "# mode = \"enforce\"\n[policy]\nprivileged = \"strip\"\n": true,
-		"[policy]\nmode = \"enforce\"\n": false, "policy.mode = \"report\"\n": false, "policy = {mode = \"enforce\"}\n": false} {
+	for config, passed := range map[string]bool{
+		"": true, "# mode = \"enforce\"\n[policy]\nprivileged = \"strip\"\n": true,
+		"[policy]\nmode = \"enforce\"\n": false, "policy.mode = \"report\"\n": false,
+		"policy = {mode = \"enforce\"}\n": false} {
 		s := newScene(t)
 		s.write("node"+configFile, config)
 		s.must("install", "--engine=crio", "--mode=enforce")
@@ -358,7 +380,8 @@ func TestModeOfTheNode(t *testing.T) {
 	}
 }
 
-// TestAgentsAreExempt: each of ours, nobody else, once, and nothing that the administrator has written changes.
+// TestAgentsAreExempt: each of ours, nobody else, once, and nothing that the administrator has
+// written changes.
 func TestAgentsAreExempt(t *testing.T) {
 	p, err := policy.Parse([]byte(written))
 	if err != nil {
@@ -368,25 +391,34 @@ func TestAgentsAreExempt(t *testing.T) {
 		namespace, pod, container string
 		exempt                    bool
 	}{
-		{namespace, "gpuledger-setup-x7k2p", "install", true}, {namespace, "gpuledger-remove-x7k2p", "remove", true},
-		{namespace, "gpuledger-dra-x7k2p", "agent", true}, {namespace, "gpuledger-device-plugin-x7k2p", "agent", true},
-		{namespace, "gpuledger-setup-x7k2p", "installed", false}, {namespace, "gpuledger-setup-x7k2p-0", "install", false}, {namespace, "job", "agent", false},
-		{namespace, "gpuledger-dra-x7k2p", "", false}, {"team", "gpuledger-setup-x7k2p", "install", false}, {"", "", "", false},
+		{namespace, "gpuledger-setup-x7k2p", "install", true},
+		{namespace, "gpuledger-remove-x7k2p", "remove", true},
+		{namespace, "gpuledger-dra-x7k2p", "agent", true},
+		{namespace, "gpuledger-device-plugin-x7k2p", "agent", true},
+		{namespace, "gpuledger-setup-x7k2p", "installed", false},
+		{namespace, "gpuledger-setup-x7k2p-0", "install", false}, {namespace, "job", "agent", false},
+		{namespace, "gpuledger-dra-x7k2p", "", false}, {"team", "gpuledger-setup-x7k2p", "install", false},
+		{"", "", "", false},
 	} {
-		if got := admission.Exempt(grant.Identity{Namespace: c.namespace, Pod: c.pod, Container: c.container}, p); got != c.exempt {
+		if got := admission.Exempt(grant.Identity{Namespace: c.namespace, Pod: c.pod, Container: c.container},
+			p); got != c.exempt {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
 	if more, err := exemptions([]byte(written)); more != "" || err != nil {
 		t.Errorf("a second time %q is added (%v)", more, err)
 	}
-	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-*\"\n")); more != "" || err != nil {
+	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-*\"\n")); more != "" ||
+		err != nil {
 		t.Errorf("beside the administrator's own %q is added (%v)", more, err)
 	}
-	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-system\"\npod = \"gpuledger-setup-*\"\n[audit]\nkeep = 1")); err != nil || strings.Contains(more, "gpuledger-setup-") || strings.Count(more, "[[") != 3 {
+	if more, err := exemptions([]byte("[[policy.exempt]]\nnamespace = \"gpuledger-system\"\n" +
+		"pod = \"gpuledger-setup-*\"\n[audit]\nkeep = 1")); err != nil || strings.Contains(more,
+		"gpuledger-setup-") || strings.Count(more, "[[") != 3 {
 		t.Errorf("beside the administrator's for one %q is added (%v)", more, err)
 	}
-	if more, err := exemptions([]byte("policy.exempt = [{namespace = \"a\"}]\n")); err == nil || !strings.Contains(err.Error(), "write there yourself") {
+	if more, err := exemptions([]byte("policy.exempt = [{namespace = \"a\"}]\n")); err == nil ||
+		!strings.Contains(err.Error(), "write there yourself") {
 		t.Errorf("to a list in one line %q is added (%v)", more, err)
 	}
 	s := newScene(t)
@@ -402,10 +434,12 @@ type agentContainer struct {
 	VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
 }
 
-// TestAgentsAreThoseOfTheManifests: the containers of all our DaemonSets that mount a path of the node.
+// TestAgentsAreThoseOfTheManifests: the containers of all our DaemonSets that mount a path of the
+// node.
 func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 	var found []grant.Exemption
-	for _, file := range []string{"packaging/kubernetes/install.yaml", "packaging/kubernetes/remove.yaml", "kube/manifests/dra/daemonset.yaml", "kube/manifests/device-plugin/daemonset.yaml"} {
+	for _, file := range []string{"packaging/kubernetes/install.yaml", "packaging/kubernetes/remove.yaml",
+		"kube/manifests/dra/daemonset.yaml", "kube/manifests/device-plugin/daemonset.yaml"} {
 		text, err := os.ReadFile("../../" + file)
 		if err != nil {
 			t.Fatal(err)
@@ -431,7 +465,8 @@ func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 			pod := d.Spec.Template.Spec
 			for _, c := range append(pod.InitContainers, pod.Containers...) {
 				if len(c.VolumeMounts) > 0 {
-					found = append(found, grant.Exemption{Namespace: d.Metadata.Namespace, Pod: d.Metadata.Name + "-?????", Container: c.Name})
+					found = append(found, grant.Exemption{
+						Namespace: d.Metadata.Namespace, Pod: d.Metadata.Name + "-?????", Container: c.Name})
 				}
 			}
 		}
@@ -445,10 +480,12 @@ func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 func TestDaemonRuns(t *testing.T) {
 	s := newScene(t)
 	s.write("tree/usr/bin/gpuledgerd", "second")
-	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || printf 'UnitFileState=enabled\\nMainPID=4711\\n'\n")
+	s.write("node/usr/bin/systemctl", said+
+		"[ \"$1\" != show ] || printf 'UnitFileState=enabled\\nMainPID=4711\\n'\n")
 	s.write("node/old", "first")
 	s.link("node/exe", "/old")
-	if err := errors.Join(os.MkdirAll(s.dir+"/node/proc/4711", 0o755), os.Rename(s.dir+"/node/exe", s.dir+"/node/proc/4711/exe")); err != nil {
+	if err := errors.Join(os.MkdirAll(s.dir+"/node/proc/4711", 0o755),
+		os.Rename(s.dir+"/node/exe", s.dir+"/node/proc/4711/exe")); err != nil {
 		t.Fatal(err)
 	}
 	s.must("install", "--engine=crio")
@@ -465,7 +502,8 @@ func TestDaemonRuns(t *testing.T) {
 	}
 	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || echo UnitFileState=masked\n")
 	s.must("install", "--engine=crio")
-	if calls := s.calls(); slices.Contains(calls, "systemctl enable gpuledgerd.service") || slices.Contains(calls, "systemctl start gpuledgerd.service") {
+	if calls := s.calls(); slices.Contains(calls, "systemctl enable gpuledgerd.service") ||
+		slices.Contains(calls, "systemctl start gpuledgerd.service") {
 		t.Errorf("where it is masked: %q", calls)
 	}
 	s.write("node"+daemonOptions, "GPULEDGERD_OPTIONS=--nri off\n")
@@ -483,32 +521,41 @@ func TestNodeWithoutSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, out := s.run("install", "--engine=containerd")
-	if status != 0 || !strings.Contains(out, "restart containerd by hand") || !strings.Contains(out, "start `gpuledgerd --nri observe` by hand") {
+	if status != 0 || !strings.Contains(out, "restart containerd by hand") ||
+		!strings.Contains(out, "start `gpuledgerd --nri observe` by hand") {
 		t.Errorf("status %d\n%s", status, out)
 	}
-	s.wants("called", s.calls(), "gpuledger inventory refresh", "gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
-	if status, out := s.run("install", "--engine=containerd"); status != 0 || strings.Contains(out, "restart containerd") {
+	s.wants("called", s.calls(), "gpuledger inventory refresh",
+		"gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
+	if status, out := s.run("install", "--engine=containerd"); status != 0 ||
+		strings.Contains(out, "restart containerd") {
 		t.Errorf("again: status %d\n%s", status, out)
 	}
 }
 
-// TestProgramsThatAreNamedStay: an engine that names a program which is not there starts no container any more.
+// TestProgramsThatAreNamedStay: an engine that names a program which is not there starts no
+// container any more.
 func TestProgramsThatAreNamedStay(t *testing.T) {
 	for file, text := range map[string]string{
-		"/etc/containerd/conf.d/mine.toml":                             "version = 2\nBinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n",
-		"/etc/containers/oci/hooks.d/gpuledger.json":                   `{"hook": {"path": "/usr/bin/gpuledger-hook"}}`,
-		"/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl":   "BinaryName = \"/usr/bin/gpuledger-runtime\"\n",
-		"/var/lib/rancher/rke2/agent/etc/containerd/conf.d/zz-us.toml": "BinaryName = \"/usr/bin/gpuledger-runtime\"\n",
-		"/var/lib/gpuledger/configure/podman/record.json":              "{}",
+		"/etc/containerd/conf.d/mine.toml": "version = 2\n" +
+			"BinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n",
+		"/etc/containers/oci/hooks.d/gpuledger.json": `{"hook": {"path": "/usr/bin/gpuledger-hook"}}`,
+		"/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl": "BinaryName = " +
+			"\"/usr/bin/gpuledger-runtime\"\n",
+		"/var/lib/rancher/rke2/agent/etc/containerd/conf.d/zz-us.toml": "BinaryName = " +
+			"\"/usr/bin/gpuledger-runtime\"\n",
+		"/var/lib/gpuledger/configure/podman/record.json": "{}",
 	} {
 		s := newScene(t)
 		s.must("install", "--engine=containerd")
 		s.write("node"+file, text)
 		status, out := s.run("remove", "--engine=containerd")
-		if status != 1 || !strings.Contains(out, "they stay until nothing names them") || !strings.Contains(out, file) {
+		if status != 1 || !strings.Contains(out, "they stay until nothing names them") ||
+			!strings.Contains(out, file) {
 			t.Errorf("%s: status %d\n%s", file, status, out)
 		}
-		if have := s.on(); !slices.Contains(have, "/usr/bin/gpuledger-runtime: first") || !slices.Contains(have, "/usr/bin/gpuledger") {
+		if have := s.on(); !slices.Contains(have, "/usr/bin/gpuledger-runtime: first") ||
+			!slices.Contains(have, "/usr/bin/gpuledger") {
 			t.Errorf("%s: the node has %q", file, have)
 		}
 		s.write("node"+file, "# gpuledger-runtime\n")
@@ -519,7 +566,8 @@ func TestProgramsThatAreNamedStay(t *testing.T) {
 	}
 }
 
-// TestLinksLeadSomewhere at any moment of an upgrade: a container that starts meanwhile finds the shim, the old or the new.
+// TestLinksLeadSomewhere at any moment of an upgrade: a container that starts meanwhile finds the
+// shim, the old or the new.
 func TestLinksLeadSomewhere(t *testing.T) {
 	s := newScene(t)
 	root, err := os.OpenRoot(s.dir + "/tree")
@@ -531,24 +579,30 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.wants("in the order of installing", files, "/etc/gpuledger/config.toml", "/usr/bin/gpuledger", "/usr/bin/gpuledger-runtime",
-		"/usr/lib/gpuledger/shim-1/libcuda.so.1", "/usr/bin/gpuledger-runtime.crio", "/usr/lib/gpuledger/shim")
+	s.wants("in the order of installing", files, "/etc/gpuledger/config.toml", "/usr/bin/gpuledger",
+		"/usr/bin/gpuledger-runtime",
+		"/usr/lib/gpuledger/shim-1/libcuda.so.1", "/usr/bin/gpuledger-runtime.crio",
+		"/usr/lib/gpuledger/shim")
 }
 
-// TestKilledWhileItRemoves: the program that undoes an engine's configuration is gone already, and the rest goes.
+// TestKilledWhileItRemoves: the program that undoes an engine's configuration is gone already, and
+// the rest goes.
 func TestKilledWhileItRemoves(t *testing.T) {
 	s := newScene(t)
 	s.must("install", "--engine=crio")
 	s.must("remove", "--engine=crio")
-	s.write("node"+record, "/usr/bin/gpuledger\n/usr/bin/gpuledger-runtime\n/usr/lib/gpuledger/shim-1/libcuda.so.1\n")
+	s.write("node"+record, "/usr/bin/gpuledger\n/usr/bin/gpuledger-runtime\n"+
+		"/usr/lib/gpuledger/shim-1/libcuda.so.1\n")
 	s.write("node/usr/lib/gpuledger/shim-1/libcuda.so.1", "first")
 	s.must("remove", "--engine=crio")
-	if have := s.on(); slices.Contains(have, "/usr/lib/gpuledger/shim-1/") || !slices.Contains(have, "/usr/bin/gpuledger-runtime: first") {
+	if have := s.on(); slices.Contains(have, "/usr/lib/gpuledger/shim-1/") ||
+		!slices.Contains(have, "/usr/bin/gpuledger-runtime: first") {
 		t.Errorf("%v", have)
 	}
 }
 
-// TestOthersPackageStays: what somebody else has installed is not replaced, and its engine is not touched.
+// TestOthersPackageStays: what somebody else has installed is not replaced, and its engine is not
+// touched.
 func TestOthersPackageStays(t *testing.T) {
 	s := newScene(t)
 	s.write("node/usr/bin/gpuledger-runtime", "the package's")
@@ -578,7 +632,8 @@ func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
 	s.must("install", "--engine=containerd")
 	s.write("node/usr/bin/gpuledger", "#!/bin/busybox sh\nexit 1\n")
 	before := s.on()
-	if status, out := s.run("remove", "--engine=containerd"); status != 1 || !strings.Contains(out, "cannot run gpuledger [configure containerd --undo --dry-run --json]") ||
+	if status, out := s.run("remove", "--engine=containerd"); status != 1 ||
+		!strings.Contains(out, "cannot run gpuledger [configure containerd --undo --dry-run --json]") ||
 		!strings.Contains(out, "gpuledger's programs stay") {
 		t.Errorf("status %d: %s", status, out)
 	}
@@ -587,7 +642,8 @@ func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	s := newScene(t)
-	for _, args := range [][]string{{}, {"install"}, {"remove"}, {"install", "--engine=crio", "more"}, {"remove", "--engine=crio", "--as-default"}, {"wait", "--engine=crio"}, {"upgrade"}} {
+	for _, args := range [][]string{{}, {"install"}, {"remove"}, {"install", "--engine=crio", "more"},
+		{"remove", "--engine=crio", "--as-default"}, {"wait", "--engine=crio"}, {"upgrade"}} {
 		if status, out := s.run(args...); status != 2 || !strings.HasPrefix(out, "usage: ") {
 			t.Errorf("%v: status %d\n%s", args, status, out)
 		}
