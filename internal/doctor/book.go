@@ -10,7 +10,8 @@ import (
 func configuration(f Facts) []Line {
 	switch {
 	case f.Broken != nil:
-		return []Line{{Status: Problem, Message: f.Broken.Error(), Hint: "correct it: until then the defaults are in force and no pod's identity is believed"}}
+		return []Line{{Status: Problem, Message: f.Broken.Error(),
+			Hint: "correct it: until then the defaults are in force and no pod's identity is believed"}}
 	case f.Config.Missing:
 		return []Line{{Status: OK, Message: "there is no " + f.Config.Path + ": the defaults are in force"}}
 	case f.Config.loose() || len(f.Config.Above) > 0:
@@ -27,14 +28,18 @@ func rules(f Facts) []Line {
 		if !f.Until.IsZero() {
 			until = "until " + f.Until.Local().Format(time.RFC3339)
 		}
-		return []Line{{Status: Warning, Message: "gpuledger is disabled " + until + ": nothing is refused", Hint: "run `gpuledger enable` when the emergency is over"}}
+		return []Line{{Status: Warning, Message: "gpuledger is disabled " + until + ": nothing is refused",
+			Hint: "run `gpuledger enable` when the emergency is over"}}
 	case grant.Report:
-		return []Line{{Status: Warning, Message: `policy.mode is "report": what would be refused starts, and is recorded`, Hint: "read the audit log, then set policy.mode = \"enforce\""}}
+		return []Line{{Status: Warning,
+			Message: `policy.mode is "report": what would be refused starts, and is recorded`,
+			Hint:    "read the audit log, then set policy.mode = \"enforce\""}}
 	}
 	return []Line{{Status: OK, Message: "refusals are enforced"}}
 }
 
-// room is what a directory of ours should have, in bytes: some thousand grants, so that an operator hears of a full disk before they fail.
+// room is what a directory of ours should have, in bytes: some thousand grants, so that an operator
+// hears of a full disk before they fail.
 const room = 16 << 20
 
 // directories: whoever can write there makes grants.
@@ -44,20 +49,30 @@ func directories(f Facts) []Line {
 		free := []uint64{f.StateFree, f.RunFree}[i]
 		switch {
 		case p.Error != nil:
-			lines = append(lines, Line{Status: Problem, Message: fmt.Sprintf("cannot look at %s: %v", p.Path, p.Error), Hint: "look at the disk and its mounts"})
+			lines = append(lines, Line{Status: Problem,
+				Message: fmt.Sprintf("cannot look at %s: %v", p.Path, p.Error),
+				Hint:    "look at the disk and its mounts"})
 		case len(p.Above) > 0:
 			lines = append(lines, open(p.Above[0]))
 		case p.Missing:
 		case !p.Mode.IsDir():
-			lines = append(lines, Line{Status: Problem, Message: p.Path + " is no directory", Hint: "move it away; gpuledger makes a directory there"})
+			lines = append(lines, Line{Status: Problem, Message: p.Path + " is no directory",
+				Hint: "move it away; gpuledger makes a directory there"})
 		case p.UID != 0 || p.Mode.Perm()&0o077 != 0:
-			lines = append(lines, Line{Status: Problem, Message: fmt.Sprintf("%s has mode %04o and owner %d: grants and their secrets are for root alone", p.Path, p.Mode.Perm(), p.UID),
+			lines = append(lines, Line{Status: Problem,
+				Message: fmt.Sprintf(
+					"%s has mode %04o and owner %d: grants and their secrets are for root alone", p.Path,
+					p.Mode.Perm(), p.UID),
 				Hint: fmt.Sprintf("chown root %s && chmod 0700 %s", p.Path, p.Path)})
 		case !p.Writable:
-			lines = append(lines, Line{Status: Problem, Message: p.Path + " cannot be written to", Hint: "is its file system mounted read-only?"})
+			lines = append(lines, Line{Status: Problem, Message: p.Path + " cannot be written to",
+				Hint: "is its file system mounted read-only?"})
 		}
 		if p.Error == nil && free < room {
-			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("the file system of %s has %s free: without room no grant can be made or released", p.Path, grant.Bytes(free)),
+			lines = append(lines, Line{Status: Warning,
+				Message: fmt.Sprintf(
+					"the file system of %s has %s free: without room no grant can be made or released",
+					p.Path, grant.Bytes(free)),
 				Hint: "make room; gpuledger itself keeps a few kilobytes a grant there"})
 		}
 	}
@@ -70,17 +85,23 @@ func inventory(f Facts) []Line {
 	}
 	var lines []Line
 	if _, loaded := f.Majors["nvidia"]; loaded && f.Policy.Inventory.Source == grant.Simulated {
-		lines = append(lines, Line{Status: Warning, Message: "the inventory is simulated, but an NVIDIA driver is loaded", Hint: "set inventory.source = \"nvml\" and run `gpuledger inventory refresh`"})
+		lines = append(lines, Line{Status: Warning,
+			Message: "the inventory is simulated, but an NVIDIA driver is loaded",
+			Hint:    "set inventory.source = \"nvml\" and run `gpuledger inventory refresh`"})
 	}
 	for _, g := range f.Inventory.GPUs {
 		if g.Health != grant.Healthy {
-			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("GPU %d (%s) takes no grants: %s", g.Index, g.UUID, g.Health), Hint: "when it is well again run `gpuledger inventory refresh`"})
+			lines = append(lines, Line{Status: Warning,
+				Message: fmt.Sprintf("GPU %d (%s) takes no grants: %s", g.Index, g.UUID, g.Health),
+				Hint:    "when it is well again run `gpuledger inventory refresh`"})
 		}
 	}
 	if len(f.Inventory.GPUs) == 0 {
-		lines = append(lines, Line{Status: Warning, Message: "the inventory is of this boot and has no GPU", Hint: "after a GPU was added run `gpuledger inventory refresh`"})
+		lines = append(lines, Line{Status: Warning, Message: "the inventory is of this boot and has no GPU",
+			Hint: "after a GPU was added run `gpuledger inventory refresh`"})
 	}
-	return orOK(lines, "%d GPUs from source %s, of this boot and driver", len(f.Inventory.GPUs), f.Inventory.Source)
+	return orOK(lines, "%d GPUs from source %s, of this boot and driver", len(f.Inventory.GPUs),
+		f.Inventory.Source)
 }
 
 // strength says what holds a container to its memory in mode limit, and why nothing stronger does.
@@ -88,7 +109,8 @@ func strength(f Facts) []Line {
 	has, why := grant.StrengthNone, f.Limitless
 	switch {
 	case f.Driverless == "":
-		has, why = grant.StrengthDriver, "by driver "+f.Inventory.Driver.Version+" on cgroup v2, with gpuledgerd"
+		has, why = grant.StrengthDriver, "by driver "+f.Inventory.Driver.Version+
+			" on cgroup v2, with gpuledgerd"
 	case f.Limitless == "":
 		has, why = grant.StrengthLibrary, "by the shim in "+f.Inventory.Shim.Dir
 	}
@@ -97,26 +119,35 @@ func strength(f Facts) []Line {
 	case has == grant.StrengthNone && f.Policy.Enforcement.Limit == grant.DriverBackend:
 		message = "nothing on this node holds a container to its memory in mode limit: " + f.Driverless
 	case has == grant.StrengthNone:
-		message = "nothing on this node holds a container to its memory in mode limit: " + why + "; nor the driver: " + f.Driverless
+		message = "nothing on this node holds a container to its memory in mode limit: " + why +
+			"; nor the driver: " + f.Driverless
 	case has != grant.StrengthDriver:
 		message += "; not by the driver: " + f.Driverless
 	}
 	return []Line{judged(f, has, message)}
 }
 
-// throttle says what becomes of shares of compute in mode limit where the policy has launches throttled.
+// throttle says what becomes of shares of compute in mode limit where the policy has launches
+// throttled.
 func throttle(f Facts) []Line {
 	const hint = "set enforcement.compute = \"count\", or use mode mps where a share has to be kept"
 	switch {
 	case f.Policy.Enforcement.Compute != grant.ThrottleShare:
 		return nil
 	case f.Unkept != "":
-		return []Line{{Status: Warning, Message: "a share of compute in mode limit is refused (limit-unenforceable): " + f.Unkept, Hint: hint}}
+		return []Line{{Status: Warning,
+			Message: "a share of compute in mode limit is refused (limit-unenforceable): " +
+				f.Unkept, Hint: hint}}
 	case f.Daemon == 0:
-		return []Line{{Status: Warning, Message: "a share of compute in mode limit has strength library, experimental, and gpuledgerd does not run: launches pass for that part of the time, whatever they cost the GPU",
+		return []Line{{Status: Warning,
+			Message: "a share of compute in mode limit has strength library, experimental, and gpuledgerd " +
+				"does not run: launches pass for that part of the time, whatever they cost the GPU",
 			Hint: "start gpuledgerd"}}
 	}
-	return []Line{{Status: OK, Message: "a share of compute in mode limit has strength library, experimental: the shim throttles launches, which was never seen on a GPU (docs/strength.md)"}}
+	return []Line{
+		{Status: OK,
+			Message: "a share of compute in mode limit has strength library, experimental: the shim " +
+				"throttles launches, which was never seen on a GPU (docs/strength.md)"}}
 }
 
 // judged holds a strength against what the policy wants.
@@ -124,10 +155,15 @@ func judged(f Facts, has grant.Strength, message string) Line {
 	backend := f.Policy.Enforcement.Limit
 	switch minimum := f.Policy.Rules.MinimumStrength; {
 	case !has.AtLeast(minimum):
-		return Line{Status: Warning, Message: fmt.Sprintf("%s; policy.minimum_strength is %q, so grants of mode limit are refused (limit-unenforceable)", message, minimum),
+		return Line{Status: Warning,
+			Message: fmt.Sprintf("%s; policy.minimum_strength is %q, so grants of mode limit are refused "+
+				"(limit-unenforceable)", message, minimum),
 			Hint: "lower policy.minimum_strength, or use mode mig where it is needed"}
 	case has == grant.StrengthNone && (backend == grant.LibraryBackend || backend == grant.DriverBackend):
-		return Line{Status: Warning, Message: fmt.Sprintf("%s; enforcement.limit is %q, so grants of mode limit are refused (limit-unenforceable)", message, backend),
+		return Line{Status: Warning,
+			Message: fmt.Sprintf(
+				"%s; enforcement.limit is %q, so grants of mode limit are refused (limit-unenforceable)",
+				message, backend),
 			Hint: "set enforcement.limit = \"auto\", or give the node what it lacks"}
 	}
 	return Line{Status: OK, Message: message}
@@ -138,14 +174,17 @@ func book(f Facts) []Line {
 	case f.LedgerError != nil:
 		return []Line{{Status: Problem, Message: f.LedgerError.Error(), Hint: "run `gpuledger check`"}}
 	case !f.LedgerLooked && f.Broken != nil:
-		return []Line{{Status: Warning, Message: "the ledger was not looked at, because the configuration that says where it lies is broken", Hint: "correct the configuration"}}
+		return []Line{{Status: Warning,
+			Message: "the ledger was not looked at, because the configuration that says where it lies " +
+				"is broken", Hint: "correct the configuration"}}
 	case !f.LedgerLooked:
 		return []Line{{Status: OK, Message: "the ledger is empty"}}
 	}
 	var lines []Line
 	for _, finding := range f.Ledger.Findings {
 		if !finding.Repaired {
-			lines = append(lines, Line{Status: Problem, Message: finding.Subject + ": " + finding.Problem, Hint: finding.Hint})
+			lines = append(lines, Line{Status: Problem, Message: finding.Subject + ": " + finding.Problem,
+				Hint: finding.Hint})
 		}
 	}
 	return orOK(lines, "the ledger is sound: %d grants, %d in use", f.Ledger.Grants, f.Ledger.Bindings)
@@ -156,15 +195,20 @@ func audit(f Facts) []Line {
 	full := uint64(f.Policy.Audit.MaxSize) * uint64(f.Policy.Audit.Keep+1)
 	switch {
 	case file == "":
-		return []Line{{Status: Warning, Message: "audit.file is off: refusals and admissions are not recorded", Hint: "set audit.file"}}
+		return []Line{{Status: Warning,
+			Message: "audit.file is off: refusals and admissions are not recorded", Hint: "set audit.file"}}
 	case p.Error != nil || !p.Writable:
-		return []Line{{Status: Problem, Message: file + " cannot be written: decisions are not recorded", Hint: "look at its directory, the disk and its mounts"}}
+		return []Line{{Status: Problem, Message: file + " cannot be written: decisions are not recorded",
+			Hint: "look at its directory, the disk and its mounts"}}
 	case !p.Missing && !p.Mode.IsRegular():
-		return []Line{{Status: Problem, Message: file + " is no regular file: nothing is written to it", Hint: "move it away, or set audit.file"}}
+		return []Line{{Status: Problem, Message: file + " is no regular file: nothing is written to it",
+			Hint: "move it away, or set audit.file"}}
 	case p.loose():
 		return []Line{open(p)}
 	case f.Free < full:
-		return []Line{{Status: Warning, Message: fmt.Sprintf("%s may grow to %s, and its file system has %s free", file, grant.Bytes(full), grant.Bytes(f.Free)),
+		return []Line{{Status: Warning,
+			Message: fmt.Sprintf("%s may grow to %s, and its file system has %s free", file,
+				grant.Bytes(full), grant.Bytes(f.Free)),
 			Hint: "make room, or lower audit.max_size or audit.keep"}}
 	}
 	return []Line{{Status: OK, Message: "decisions are recorded in " + file}}
@@ -172,7 +216,9 @@ func audit(f Facts) []Line {
 
 // daemon: most containers behind the wrapper do without it.
 func daemon(f Facts) []Line {
-	line := Line{Status: OK, Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}
+	line := Line{Status: OK,
+		Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the " +
+			"watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}
 	if f.Daemon != 0 {
 		line.Message = fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)
 	}

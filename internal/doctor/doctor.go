@@ -1,5 +1,5 @@
-// Package doctor tells an administrator what works on this node, what does not, and what to do. Gather reads the facts;
-// each check is a function of them.
+// Package doctor tells an administrator what works on this node, what does not, and what to do.
+// Gather reads the facts; each check is a function of them.
 package doctor
 
 import "slices"
@@ -7,8 +7,8 @@ import "slices"
 // Status is how a line stands.
 type Status string
 
-// The statuses. A problem keeps gpuledger from doing what it is configured to do; a warning is for the administrator to
-// weigh.
+// The statuses. A problem keeps gpuledger from doing what it is configured to do; a warning is for
+// the administrator to weigh.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning"

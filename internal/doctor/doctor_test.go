@@ -18,23 +18,35 @@ func file(path string, mode fs.FileMode) Place { return Place{Path: path, Mode: 
 
 // well is a node on which all is well: one GPU behind containerd.
 func well() Facts {
-	p := grant.Policy{StateDir: "/state", RunDir: "/run/g", Runtime: grant.Runtime{Path: []string{"runc"}}, Inventory: grant.Source{Source: grant.NVML},
+	p := grant.Policy{StateDir: "/state", RunDir: "/run/g", Runtime: grant.Runtime{Path: []string{"runc"}},
+		Inventory:   grant.Source{Source: grant.NVML},
 		Rules:       grant.Rules{MinimumStrength: grant.StrengthNone},
-		Enforcement: grant.Enforcement{VisibleDevices: grant.VisibleUUIDs}, Audit: grant.Audit{File: "/var/log/a", MaxSize: grant.Size(grant.MiB), Keep: 1}}
+		Enforcement: grant.Enforcement{VisibleDevices: grant.VisibleUUIDs},
+		Audit:       grant.Audit{File: "/var/log/a", MaxSize: grant.Size(grant.MiB), Keep: 1}}
 	return Facts{
-		Config: file("/etc/g.toml", 0o644), Policy: p, Mode: grant.Enforce, State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700), StateFree: 1 << 40, RunFree: 1 << 40,
-		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)}, Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
-		Kernel: "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
-		Devices:   []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
-		Limitless: "the shim is not installed", Driverless: "driver 580.142 does not limit memory, 615 and newer do",
-		Inventory: grant.Inventory{Source: "nvml", GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
-		Ledger:    ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true, Audit: file("/var/log/a", 0o640), Free: 1 << 40,
-		Engines: []configure.Presence{{Engine: grant.Containerd, Name: "containerd", Handlers: map[string]string{"gpuledger": "/bin/sh", "runc": ""}, Default: "gpuledger"}},
+		Config: file("/etc/g.toml", 0o644), Policy: p, Mode: grant.Enforce,
+		State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700), StateFree: 1 << 40,
+		RunFree:  1 << 40,
+		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)},
+		Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
+		Kernel:   "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2},
+		Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
+		Devices:    []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
+		Limitless:  "the shim is not installed",
+		Driverless: "driver 580.142 does not limit memory, 615 and newer do",
+		Inventory: grant.Inventory{Source: "nvml",
+			GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
+		Ledger: ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true,
+		Audit: file("/var/log/a", 0o640), Free: 1 << 40,
+		Engines: []configure.Presence{
+			{Engine: grant.Containerd, Name: "containerd",
+				Handlers: map[string]string{"gpuledger": "/bin/sh", "runc": ""}, Default: "gpuledger"}},
 	}
 }
 
 // control is what MPS needs of a driver.
-var control = []grant.DriverFile{{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary, Target: "/usr/bin/nvidia-cuda-mps-control"}}
+var control = []grant.DriverFile{{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary,
+	Target: "/usr/bin/nvidia-cuda-mps-control"}}
 
 var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
@@ -55,35 +67,53 @@ var answers = []struct {
 	says   string
 }{
 	{"a configuration", func(*Facts) {}, "configuration", OK, "/etc/g.toml is in force"},
-	{"no configuration", func(f *Facts) { f.Config.Missing = true }, "configuration", OK, "the defaults are in force"},
-	{"a broken configuration", func(f *Facts) { f.Broken = errors.New("line 3") }, "configuration", Problem, "line 3"},
-	{"anybody's configuration", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem, "/etc/g.toml can be changed by others than root (mode 0666, owner 0)"},
-	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem, "owner 1000"},
-	{"anybody's directory of the configuration", func(f *Facts) { f.Config.Above = []Place{file("/etc", fs.ModeDir|0o777)} }, "configuration", Problem, "/etc can be changed"},
+	{"no configuration", func(f *Facts) { f.Config.Missing = true }, "configuration", OK,
+		"the defaults are in force"},
+	{"a broken configuration", func(f *Facts) { f.Broken = errors.New("line 3") }, "configuration",
+		Problem, "line 3"},
+	{"anybody's configuration", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem,
+		"/etc/g.toml can be changed by others than root (mode 0666, owner 0)"},
+	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem,
+		"owner 1000"},
+	{"anybody's directory of the configuration",
+		func(f *Facts) { f.Config.Above = []Place{file("/etc", fs.ModeDir|0o777)} }, "configuration", Problem,
+		"/etc can be changed"},
 
 	{"enforcing", func(*Facts) {}, "policy", OK, "enforced"},
 	{"reporting", func(f *Facts) { f.Mode = grant.Report }, "policy", Warning, `policy.mode is "report"`},
-	{"disabled", func(f *Facts) { f.Mode = grant.Disabled }, "policy", Warning, "disabled until `gpuledger enable`"},
-	{"disabled for a time", func(f *Facts) { f.Mode, f.Until = grant.Disabled, time.Unix(1e9, 0) }, "policy", Warning, "disabled until 2001"},
+	{"disabled", func(f *Facts) { f.Mode = grant.Disabled }, "policy", Warning,
+		"disabled until `gpuledger enable`"},
+	{"disabled for a time", func(f *Facts) { f.Mode, f.Until = grant.Disabled, time.Unix(1e9, 0) }, "policy",
+		Warning, "disabled until 2001"},
 
 	{"directories", func(*Facts) {}, "directories", OK, "/state and /run/g"},
-	{"directories to come", func(f *Facts) { f.State, f.Run = Place{Missing: true}, Place{Missing: true} }, "directories", OK, "alone"},
-	{"a readable state", func(f *Facts) { f.State.Mode = fs.ModeDir | 0o755 }, "directories", Problem, "/state has mode 0755 and owner 0"},
-	{"another's run directory", func(f *Facts) { f.Run.UID = 7 }, "directories", Problem, "/run/g has mode 0700 and owner 7"},
-	{"a file for a directory", func(f *Facts) { f.State.Mode = 0o600 }, "directories", Problem, "no directory"},
-	{"a read-only state", func(f *Facts) { f.State.Writable = false }, "directories", Problem, "cannot be written to"},
-	{"a state in a loose directory", func(f *Facts) { f.State.Above = []Place{file("/srv", fs.ModeDir|0o777)} }, "directories", Problem, "/srv can be changed"},
-	{"a state that cannot be seen", func(f *Facts) { f.State.Error = errors.New("input/output error") }, "directories", Problem, "input/output error"},
+	{"directories to come", func(f *Facts) { f.State, f.Run = Place{Missing: true}, Place{Missing: true} },
+		"directories", OK, "alone"},
+	{"a readable state", func(f *Facts) { f.State.Mode = fs.ModeDir | 0o755 }, "directories", Problem,
+		"/state has mode 0755 and owner 0"},
+	{"another's run directory", func(f *Facts) { f.Run.UID = 7 }, "directories", Problem,
+		"/run/g has mode 0700 and owner 7"},
+	{"a file for a directory", func(f *Facts) { f.State.Mode = 0o600 }, "directories", Problem,
+		"no directory"},
+	{"a read-only state", func(f *Facts) { f.State.Writable = false }, "directories", Problem,
+		"cannot be written to"},
+	{"a state in a loose directory",
+		func(f *Facts) { f.State.Above = []Place{file("/srv", fs.ModeDir|0o777)} }, "directories", Problem,
+		"/srv can be changed"},
+	{"a state that cannot be seen", func(f *Facts) { f.State.Error = errors.New("input/output error") },
+		"directories", Problem, "input/output error"},
 
 	{"programs", func(*Facts) {}, "programs", OK, "all programs"},
-	{"a missing program", func(f *Facts) { f.Programs[0].Missing = true }, "programs", Warning, "gpuledger-runtime is not there"},
+	{"a missing program", func(f *Facts) { f.Programs[0].Missing = true }, "programs", Warning,
+		"gpuledger-runtime is not there"},
 	{"anybody's program", func(f *Facts) { f.Programs[0].Mode = 0o777 }, "programs", Problem, "mode 0777"},
 
 	{"a runtime", func(*Facts) {}, "runtimes", OK, "runc version 1.3"},
 	{"no runtime", func(f *Facts) { f.Runtimes = nil }, "runtimes", Problem, "none of runc is there"},
 	{"anybody's runtime", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
 	{"a runtime of what is not judged", func(f *Facts) {
-		f.Unjudged = map[string]Place{"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
+		f.Unjudged = map[string]Place{
+			"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
 	}, "runtimes", OK, "containers that are not judged run under /usr/bin/nvidia-container-runtime"},
 	{"a runtime of what is not judged that is gone", func(f *Facts) {
 		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Missing: true}}
@@ -91,16 +121,20 @@ var answers = []struct {
 	{"a runtime of what is not judged that is anybody's", func(f *Facts) {
 		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Mode: 0o757}}
 	}, "runtimes", Problem, "mode 0757"},
-	{"a runtime that fails", func(f *Facts) { f.Runtimes[0].Failed = errors.New("exit status 1") }, "runtimes", Problem, "does not run: exit status 1"},
+	{"a runtime that fails", func(f *Facts) { f.Runtimes[0].Failed = errors.New("exit status 1") },
+		"runtimes", Problem, "does not run: exit status 1"},
 
 	{"a kernel", func(*Facts) {}, "kernel", OK, "Linux 6.1.0"},
 	{"Linux 5.11", func(f *Facts) { f.Kernel = "5.11.22" }, "kernel", Warning, "mount_setattr"},
 	{"Linux 4.18", func(f *Facts) { f.Kernel = "4.18.0-553.el8" }, "kernel", Warning, "openat2"},
 
 	{"cgroup v2", func(*Facts) {}, "cgroup", OK, "cgroup v2 holds device rules"},
-	{"cgroup v1 and v2", func(f *Facts) { f.Cgroup = Cgroup{Version: 1, Hybrid: true} }, "cgroup", OK, "v2 is mounted beside it"},
-	{"no cgroup", func(f *Facts) { f.Cgroup = Cgroup{} }, "cgroup", Problem, "every container can open every GPU"},
-	{"no device programs", func(f *Facts) { f.Cgroup.Error = errors.New("invalid argument") }, "cgroup", Problem, "invalid argument"},
+	{"cgroup v1 and v2", func(f *Facts) { f.Cgroup = Cgroup{Version: 1, Hybrid: true} }, "cgroup", OK,
+		"v2 is mounted beside it"},
+	{"no cgroup", func(f *Facts) { f.Cgroup = Cgroup{} }, "cgroup", Problem,
+		"every container can open every GPU"},
+	{"no device programs", func(f *Facts) { f.Cgroup.Error = errors.New("invalid argument") }, "cgroup",
+		Problem, "invalid argument"},
 
 	{"a driver", func(*Facts) {}, "driver", OK, "driver 580.142, majors nvidia 195, nvidia-uvm 510"},
 	{"no driver", func(f *Facts) { f.Majors = nil }, "driver", Problem, "no NVIDIA driver is loaded"},
@@ -108,69 +142,116 @@ var answers = []struct {
 	{"no UVM", func(f *Facts) { delete(f.Majors, "nvidia-uvm") }, "driver", Warning, "CUDA finds no GPU"},
 
 	{"an inventory", func(*Facts) {}, "inventory", OK, "1 GPUs from source nvml"},
-	{"no inventory", func(f *Facts) { f.InventoryProblem = &grant.Problem{Message: "none", Hint: "refresh"} }, "inventory", Problem, "none"},
-	{"a sick GPU", func(f *Facts) { f.Inventory.GPUs[0].Health = "fell off the bus" }, "inventory", Warning, "GPU 0 (GPU-a) takes no grants: fell off"},
+	{"no inventory", func(f *Facts) { f.InventoryProblem = &grant.Problem{Message: "none", Hint: "refresh"} },
+		"inventory", Problem, "none"},
+	{"a sick GPU", func(f *Facts) { f.Inventory.GPUs[0].Health = "fell off the bus" }, "inventory", Warning,
+		"GPU 0 (GPU-a) takes no grants: fell off"},
 	{"no GPU", func(f *Facts) { f.Inventory.GPUs = nil }, "inventory", Warning, "has no GPU"},
-	{"simulated beside a driver", func(f *Facts) { f.Policy.Inventory.Source = grant.Simulated }, "inventory", Warning, "simulated, but an NVIDIA driver is loaded"},
+	{"simulated beside a driver", func(f *Facts) { f.Policy.Inventory.Source = grant.Simulated }, "inventory",
+		Warning, "simulated, but an NVIDIA driver is loaded"},
 
 	{"closed nodes", func(*Facts) {}, "devices", OK, "only root"},
-	{"open nodes", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o666 }, "devices", Warning, "every user of the host can open /dev/nvidia0"},
+	{"open nodes", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o666 }, "devices", Warning,
+		"every user of the host can open /dev/nvidia0"},
 	{"no nodes", func(f *Facts) { f.Devices = nil }, "devices", Warning, "no NVIDIA device node"},
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 
 	{"no strength", func(*Facts) {}, "strength", OK, "nothing on this node holds"},
-	{"neither by the driver", func(*Facts) {}, "strength", OK, "the shim is not installed; nor the driver: driver 580.142 does not limit memory, 615 and newer do"},
-	{"the shim", shim, "strength", OK, "mode limit has strength library on this node (by the shim in /lib/shim); not by the driver: driver 580.142"},
-	{"R615", limiting, "strength", OK, "mode limit has strength driver on this node (by driver 615.62.00 on cgroup v2, with gpuledgerd)"},
-	{"R615 and the shim", func(f *Facts) { shim(f); limiting(f) }, "strength", OK, "mode limit has strength driver"},
-	{"R615 is strong enough", func(f *Facts) { limiting(f); f.Policy.Rules.MinimumStrength = grant.StrengthDriver }, "strength", OK, "mode limit has strength driver"},
-	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", OK, "has strength library"},
-	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend }, "strength", Warning,
+	{"neither by the driver", func(*Facts) {}, "strength", OK,
+		"the shim is not installed; nor the driver: driver 580.142 does not limit memory, 615 and newer do"},
+	{"the shim", shim, "strength",
+		OK,
+		"mode limit has strength library on this node (by the shim in /lib/shim); not by the driver: " +
+			"driver 580.142"},
+	{"R615", limiting, "strength", OK,
+		"mode limit has strength driver on this node (by driver 615.62.00 on cgroup v2, with gpuledgerd)"},
+	{"R615 and the shim", func(f *Facts) { shim(f); limiting(f) }, "strength", OK,
+		"mode limit has strength driver"},
+	{"R615 is strong enough",
+		func(f *Facts) { limiting(f); f.Policy.Rules.MinimumStrength = grant.StrengthDriver }, "strength", OK,
+		"mode limit has strength driver"},
+	{"strong enough", func(f *Facts) { shim(f); f.Policy.Rules.MinimumStrength = grant.StrengthLibrary },
+		"strength", OK, "has strength library"},
+	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend },
+		"strength", Warning,
 		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is "driver", so grants of mode limit are refused (limit-unenforceable)`},
-	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend }, "strength", Warning, `enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
-	{"a throttle", func(f *Facts) { shim(f); throttled(f); f.Daemon = 7 }, "strength", OK, "strength library, experimental: the shim throttles launches"},
-	{"a throttle alone", func(f *Facts) { shim(f); throttled(f) }, "strength", Warning, "gpuledgerd does not run: launches pass for that part of the time"},
-	{"a throttle that cannot be", func(f *Facts) { shim(f); throttled(f); f.Unkept = "launches cannot be throttled: why" }, "strength", Warning,
-		"a share of compute in mode limit is refused (limit-unenforceable): launches cannot be throttled: why"},
-	{"no MPS", func(*Facts) {}, "strength", OK, "cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
-	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK, "mode mps has strength server; docs/strength.md"},
-	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength", OK, "needs gpuledgerd, which does not run"},
+	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend },
+		"strength", Warning,
+		`enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
+	{"a throttle", func(f *Facts) { shim(f); throttled(f); f.Daemon = 7 }, "strength", OK,
+		"strength library, experimental: the shim throttles launches"},
+	{"a throttle alone", func(f *Facts) { shim(f); throttled(f) }, "strength", Warning,
+		"gpuledgerd does not run: launches pass for that part of the time"},
+	{"a throttle that cannot be",
+		func(f *Facts) { shim(f); throttled(f); f.Unkept = "launches cannot be throttled: why" },
+		"strength", Warning,
+		"a share of compute in mode limit is refused (limit-unenforceable): launches cannot be " +
+			"throttled: why"},
+	{"no MPS", func(*Facts) {}, "strength", OK,
+		"cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
+	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK,
+		"mode mps has strength server; docs/strength.md"},
+	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength",
+		OK, "needs gpuledgerd, which does not run"},
 	{"MPS is too weak", func(f *Facts) {
 		f.Inventory.Driver.Files, f.Policy.Rules.MinimumStrength = control, grant.StrengthDriver
 	}, "strength", OK, "its grants are refused (limit-unenforceable)"},
-	{"R615 on cgroup v1", func(f *Facts) { f.Driverless = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" }, "strength", OK, "nothing on this node holds"},
-	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength", Warning, "limit-unenforceable"},
+	{"R615 on cgroup v1",
+		func(f *Facts) { f.Driverless = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" },
+		"strength", OK, "nothing on this node holds"},
+	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength",
+		Warning, "limit-unenforceable"},
 
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
-	{"a ledger nobody knows of", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") }, "ledger", Warning, "not looked at"},
-	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem, "cannot lock"},
+	{"a ledger nobody knows of", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
+		"ledger", Warning, "not looked at"},
+	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem,
+		"cannot lock"},
 	{"a damaged ledger", func(f *Facts) {
 		f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Problem: "half", Hint: "drop it"}}
 	}, "ledger", Problem, "g-x: half"},
-	{"a repaired ledger", func(f *Facts) { f.Ledger.Findings = []ledger.Finding{{Subject: "g-x", Repaired: true}} }, "ledger", OK, "sound"},
+	{"a repaired ledger", func(f *Facts) {
+		f.Ledger.Findings = []ledger.Finding{
+			{Subject: "g-x", Repaired: true}}
+	}, "ledger", OK, "sound"},
 
-	{"a full state directory", func(f *Facts) { f.StateFree = 1 << 20 }, "directories", Warning, "the file system of /state has 1MiB free"},
-	{"a full run directory", func(f *Facts) { f.RunFree = 0 }, "directories", Warning, "the file system of /run/g has 0MiB free"},
+	{"a full state directory", func(f *Facts) { f.StateFree = 1 << 20 }, "directories", Warning,
+		"the file system of /state has 1MiB free"},
+	{"a full run directory", func(f *Facts) { f.RunFree = 0 }, "directories", Warning,
+		"the file system of /run/g has 0MiB free"},
 
 	{"an audit log", func(*Facts) {}, "audit", OK, "recorded in /var/log/a"},
 	{"no audit log", func(f *Facts) { f.Policy.Audit.File = "" }, "audit", Warning, "off"},
-	{"an audit log nobody can write", func(f *Facts) { f.Audit.Writable = false }, "audit", Problem, "cannot be written"},
-	{"a FIFO", func(f *Facts) { f.Audit.Mode = fs.ModeNamedPipe | 0o600 }, "audit", Problem, "no regular file"},
+	{"an audit log nobody can write", func(f *Facts) { f.Audit.Writable = false }, "audit", Problem,
+		"cannot be written"},
+	{"a FIFO", func(f *Facts) { f.Audit.Mode = fs.ModeNamedPipe | 0o600 }, "audit", Problem,
+		"no regular file"},
 	{"anybody's audit log", func(f *Facts) { f.Audit.Mode = 0o622 }, "audit", Problem, "mode 0622"},
-	{"a full disk", func(f *Facts) { f.Free = 1 << 20 }, "audit", Warning, "may grow to 2MiB, and its file system has 1MiB free"},
+	{"a full disk", func(f *Facts) { f.Free = 1 << 20 }, "audit", Warning,
+		"may grow to 2MiB, and its file system has 1MiB free"},
 
-	{"a default handler", func(*Facts) {}, "engines", OK, "containerd: containers that choose no handler go through"},
+	{"a default handler", func(*Facts) {}, "engines", OK,
+		"containerd: containers that choose no handler go through"},
 	{"no engine", func(f *Facts) { f.Engines = nil }, "engines", Warning, "was found"},
-	{"an engine without us", func(f *Facts) { f.Engines[0].Handlers, f.Engines[0].Default = nil, "" }, "engines", Warning, "not configured in it"},
-	{"a handler to choose", func(f *Facts) { f.Engines[0].Default = "runc" }, "engines", Warning, "only containers that choose handler gpuledger"},
-	{"a handler that is not there", func(f *Facts) { delete(f.Engines[0].Handlers, "gpuledger") }, "engines", Problem, "starts no container"},
-	{"a handler without its program", func(f *Facts) { f.Engines[0].Handlers["gpuledger"] = "/nowhere/w" }, "engines", Problem, `"/nowhere/w", is not there`},
+	{"an engine without us", func(f *Facts) { f.Engines[0].Handlers, f.Engines[0].Default = nil, "" },
+		"engines", Warning, "not configured in it"},
+	{"a handler to choose", func(f *Facts) { f.Engines[0].Default = "runc" }, "engines", Warning,
+		"only containers that choose handler gpuledger"},
+	{"a handler that is not there", func(f *Facts) { delete(f.Engines[0].Handlers, "gpuledger") }, "engines",
+		Problem, "starts no container"},
+	{"a handler without its program", func(f *Facts) { f.Engines[0].Handlers["gpuledger"] = "/nowhere/w" },
+		"engines", Problem, `"/nowhere/w", is not there`},
 	{"a default that somebody has changed", func(f *Facts) {
-		f.Default = []configure.Default{{Engine: grant.Containerd, Name: "containerd", File: "/etc/c.toml", Handler: "nvidia"}}
+		f.Default = []configure.Default{
+			{Engine: grant.Containerd, Name: "containerd", File: "/etc/c.toml", Handler: "nvidia"}}
 	}, "engines", Problem, `containerd: /etc/c.toml names "nvidia" as its default handler`},
-	{"a default that is ours", func(f *Facts) { f.Default = []configure.Default{{Engine: grant.Containerd, Ours: true}} }, "engines", OK, "go through"},
-	{"an engine that cannot be read", func(f *Facts) { f.Engines[0].Err = errors.New("no TOML") }, "engines", Warning, "containerd: no TOML"},
+	{"a default that is ours", func(f *Facts) {
+		f.Default = []configure.Default{
+			{Engine: grant.Containerd, Ours: true}}
+	}, "engines", OK, "go through"},
+	{"an engine that cannot be read", func(f *Facts) { f.Engines[0].Err = errors.New("no TOML") }, "engines",
+		Warning, "containerd: no TOML"},
 
 	{"no hooks", func(*Facts) {}, "hooks", OK, "no engine has a hook"},
 	{"our hook", func(f *Facts) {
@@ -182,30 +263,49 @@ var answers = []struct {
 	{"NVIDIA's hook", func(f *Facts) {
 		f.Hooks = []Hook{{Place: file("/h/n.json", 0o644), Program: "/usr/bin/nvidia-container-runtime-hook"}}
 	}, "hooks", Warning, "gpu-hook"},
-	{"a hook that cannot be read", func(f *Facts) { f.Hooks = []Hook{{Place: file("/h/n.json", 0o644), Error: errors.New("no JSON")}} }, "hooks", Warning, "no JSON"},
-	{"anybody's hook", func(f *Facts) { f.Hooks = []Hook{{Place: file("/h/n.json", 0o666)}} }, "hooks", Problem, "mode 0666"},
+	{"a hook that cannot be read", func(f *Facts) {
+		f.Hooks = []Hook{
+			{Place: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}
+	}, "hooks", Warning, "no JSON"},
+	{"anybody's hook", func(f *Facts) { f.Hooks = []Hook{{Place: file("/h/n.json", 0o666)}} }, "hooks",
+		Problem, "mode 0666"},
 
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
 	{"CDI", func(f *Facts) {
-		f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o755)}, {Place: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
+		f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o755)},
+			{Place: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
 	}, "cdi", OK, "kinds nvidia.com/gpu"},
-	{"management's CDI", func(f *Facts) { f.CDI = []Spec{{Place: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}} }, "cdi", Warning, "all GPUs at once"},
-	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o777)}} }, "cdi", Problem, "what stands there, engines inject"},
-	{"CDI that cannot be read", func(f *Facts) { f.CDI = []Spec{{Place: file("/c/m.json", 0o644), Error: errors.New("no JSON")}} }, "cdi", Warning, "no JSON"},
+	{"management's CDI", func(f *Facts) {
+		f.CDI = []Spec{
+			{Place: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
+	}, "cdi", Warning, "all GPUs at once"},
+	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o777)}} }, "cdi",
+		Problem, "what stands there, engines inject"},
+	{"CDI that cannot be read", func(f *Facts) {
+		f.CDI = []Spec{
+			{Place: file("/c/m.json", 0o644), Error: errors.New("no JSON")}}
+	}, "cdi", Warning, "no JSON"},
 
 	{"no toolkit", func(*Facts) {}, "toolkit", OK, "not installed"},
-	{"a toolkit that nothing calls", func(f *Facts) { f.Toolkit = []string{"/usr/bin/nvidia-ctk"} }, "toolkit", OK, "/usr/bin/nvidia-ctk: nothing calls it"},
-	{"both inject", func(f *Facts) { f.Runtimes[0].Path = "/usr/bin/nvidia-container-runtime" }, "toolkit", Problem, "inject again"},
+	{"a toolkit that nothing calls", func(f *Facts) { f.Toolkit = []string{"/usr/bin/nvidia-ctk"} },
+		"toolkit", OK, "/usr/bin/nvidia-ctk: nothing calls it"},
+	{"both inject", func(f *Facts) { f.Runtimes[0].Path = "/usr/bin/nvidia-container-runtime" }, "toolkit",
+		Problem, "inject again"},
 	{"only we inject", func(f *Facts) {
-		f.Runtimes[0].Path, f.Policy.Enforcement.VisibleDevices = "/usr/bin/nvidia-container-runtime", grant.VisibleVoid
+		f.Runtimes[0].Path, f.Policy.Enforcement.VisibleDevices = "/usr/bin/nvidia-container-runtime",
+			grant.VisibleVoid
 	}, "toolkit", OK, ""},
-	{"a way around", func(f *Facts) { f.Engines[0].Handlers["nvidia"] = "/usr/bin/nvidia-container-runtime.cdi" }, "toolkit", Warning, "choose handler nvidia"},
+	{"a way around",
+		func(f *Facts) { f.Engines[0].Handlers["nvidia"] = "/usr/bin/nvidia-container-runtime.cdi" },
+		"toolkit", Warning, "choose handler nvidia"},
 
 	{"a daemon", func(f *Facts) { f.Daemon = 7 }, "daemon", OK, "process 7"},
 	{"another at its address", func(f *Facts) {
-		f.Daemon, f.Policy.Daemon.Listen, f.Listening = 7, "127.0.0.1:9836", Listening{Others: []uint32{65534}}
+		f.Daemon, f.Policy.Daemon.Listen, f.Listening = 7, "127.0.0.1:9836",
+			Listening{Others: []uint32{65534}}
 	}, "daemon", Problem, "a program of user 65534 listens on 127.0.0.1:9836, which is gpuledgerd's"},
-	{"nobody at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" }, "daemon", Warning, "does not listen on 127.0.0.1:9836"},
+	{"nobody at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" },
+		"daemon", Warning, "does not listen on 127.0.0.1:9836"},
 	{"no daemon", func(*Facts) {}, "daemon", OK, "does not run"},
 }
 
@@ -231,7 +331,8 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestEveryCheckIsDocumented holds docs/doctor.md to the checks, in their order, and each to a row above.
+// TestEveryCheckIsDocumented holds docs/doctor.md to the checks, in their order, and each to a row
+// above.
 func TestEveryCheckIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/doctor.md")
 	if err != nil {

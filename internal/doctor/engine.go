@@ -22,7 +22,8 @@ func engines(f Facts) []Line {
 		}
 	}
 	if len(lines) == 0 {
-		return []Line{{Status: Warning, Message: "no containerd, CRI-O, Podman or Docker was found", Hint: "an engine that gpuledger does not know must be told to run gpuledger-runtime"}}
+		return []Line{{Status: Warning, Message: "no containerd, CRI-O, Podman or Docker was found",
+			Hint: "an engine that gpuledger does not know must be told to run gpuledger-runtime"}}
 	}
 	return lines
 }
@@ -44,26 +45,36 @@ func engine(e configure.Presence) Line {
 	program, has := e.Handlers[configure.Handler]
 	switch {
 	case e.Err != nil:
-		return Line{Status: Warning, Message: fmt.Sprintf("%s: %v", e.Engine, e.Err), Hint: "correct it, then run `" + command + " --dry-run`"}
+		return Line{Status: Warning, Message: fmt.Sprintf("%s: %v", e.Engine, e.Err),
+			Hint: "correct it, then run `" + command + " --dry-run`"}
 	case !has && e.Default == configure.Handler:
-		return Line{Status: Problem, Message: string(e.Engine) + ": its default handler is gpuledger, which is not configured: it starts no container", Hint: "run `" + command + "`"}
+		return Line{Status: Problem, Message: string(e.Engine) +
+			": its default handler is gpuledger, which is not configured: it starts no container",
+			Hint: "run `" + command + "`"}
 	case !has:
-		return Line{Status: Warning, Message: string(e.Engine) + ": gpuledger is not configured in it; its containers go around the ledger",
+		return Line{Status: Warning, Message: string(e.Engine) +
+			": gpuledger is not configured in it; its containers go around the ledger",
 			Hint: "run `" + command + " --as-default`, if it runs containers on this node"}
 	case configure.Find(program) == "":
-		return Line{Status: Problem, Message: fmt.Sprintf("%s: the program of handler gpuledger, %q, is not there", e.Engine, program), Hint: "run `" + command + "` again"}
+		return Line{Status: Problem,
+			Message: fmt.Sprintf("%s: the program of handler gpuledger, %q, is not there", e.Engine, program),
+			Hint:    "run `" + command + "` again"}
 	case e.Default != configure.Handler:
-		return Line{Status: Warning, Message: string(e.Engine) + ": only containers that choose handler gpuledger go through it; the others go around the ledger",
+		return Line{Status: Warning, Message: string(e.Engine) +
+			": only containers that choose handler gpuledger go through it; the others go around the ledger",
 			Hint: "run `" + command + " --as-default`"}
 	}
-	return Line{Status: OK, Message: string(e.Engine) + ": containers that choose no handler go through gpuledger"}
+	return Line{Status: OK, Message: string(e.Engine) +
+		": containers that choose no handler go through gpuledger"}
 }
 
 // injectors are NVIDIA's programs that put GPUs into containers, by the beginning of their names.
 var injectors = []string{"nvidia-container-runtime", "nvidia-container-toolkit"}
 
 func injects(program string) bool {
-	return slices.ContainsFunc(injectors, func(name string) bool { return strings.HasPrefix(filepath.Base(program), name) })
+	return slices.ContainsFunc(injectors, func(name string) bool {
+		return strings.HasPrefix(filepath.Base(program), name)
+	})
 }
 
 func hooks(f Facts) []Line {
@@ -72,19 +83,26 @@ func hooks(f Facts) []Line {
 	for _, h := range f.Hooks {
 		switch {
 		case h.Error != nil:
-			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s cannot be read: %v", h.Path, h.Error), Hint: "engines skip such a file, or fail"})
+			lines = append(lines, Line{Status: Warning,
+				Message: fmt.Sprintf("%s cannot be read: %v", h.Path, h.Error),
+				Hint:    "engines skip such a file, or fail"})
 		case h.loose() || len(h.Above) > 0:
 			lines = append(lines, open(h.Place))
 		case injects(h.Program):
-			lines = append(lines, Line{Status: Warning, Message: h.Path + " gives NVIDIA's hook to containers: behind gpuledger one without a grant is refused (gpu-hook)", Hint: "remove it"})
+			lines = append(lines, Line{Status: Warning, Message: h.Path +
+				" gives NVIDIA's hook to containers: behind gpuledger one without a grant is refused " +
+				"(gpu-hook)", Hint: "remove it"})
 		case filepath.Base(h.Program) == "gpuledger-hook" && h.Gone:
-			lines = append(lines, Line{Status: Problem, Message: h.Path + " runs " + h.Program + ", which is not there: its engine starts no container", Hint: "install it, or remove the file"})
+			lines = append(lines, Line{Status: Problem, Message: h.Path + " runs " + h.Program +
+				", which is not there: its engine starts no container",
+				Hint: "install it, or remove the file"})
 		case filepath.Base(h.Program) == "gpuledger-hook":
 			ours = append(ours, h.Path)
 		}
 	}
 	if len(ours) > 0 {
-		lines = append(lines, Line{Status: OK, Message: "gpuledger-hook is called by " + strings.Join(ours, ", ")})
+		lines = append(lines, Line{Status: OK, Message: "gpuledger-hook is called by " +
+			strings.Join(ours, ", ")})
 	}
 	return orOK(lines, "no engine has a hook for GPUs")
 }
@@ -100,10 +118,14 @@ func cdi(f Facts) []Line {
 			l.Message += ": what stands there, engines inject"
 			lines = append(lines, l)
 		case s.Error != nil:
-			lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s cannot be read: %v", s.Path, s.Error), Hint: "engines leave such a file out; write it anew"})
+			lines = append(lines, Line{Status: Warning,
+				Message: fmt.Sprintf("%s cannot be read: %v", s.Path, s.Error),
+				Hint:    "engines leave such a file out; write it anew"})
 		case vendor == "management.nvidia.com":
-			lines = append(lines, Line{Status: Warning, Message: s.Path + " names all GPUs at once (" + s.Kind + ")",
-				Hint: "it is for the GPU operator's own containers; whoever else asks for it is refused without a grant, where gpuledger is the handler"})
+			lines = append(lines, Line{Status: Warning, Message: s.Path + " names all GPUs at once (" +
+				s.Kind + ")",
+				Hint: "it is for the GPU operator's own containers; whoever else asks for it is refused " +
+					"without a grant, where gpuledger is the handler"})
 		case s.Kind != "":
 			kinds = append(kinds, s.Kind)
 		}
@@ -118,17 +140,24 @@ func cdi(f Facts) []Line {
 	return []Line{{Status: OK, Message: "no CDI files"}}
 }
 
-// toolkit tells whether NVIDIA's container toolkit would inject what gpuledger injects, or around it.
+// toolkit tells whether NVIDIA's container toolkit would inject what gpuledger injects, or around
+// it.
 func toolkit(f Facts) []Line {
 	var lines []Line
-	if len(f.Runtimes) > 0 && injects(f.Runtimes[0].Path) && f.Policy.Enforcement.VisibleDevices == grant.VisibleUUIDs {
-		lines = append(lines, Line{Status: Problem, Message: "containers run under " + f.Runtimes[0].Path + ", which would inject again what gpuledger injects",
+	if len(f.Runtimes) > 0 && injects(f.Runtimes[0].Path) &&
+		f.Policy.Enforcement.VisibleDevices == grant.VisibleUUIDs {
+		lines = append(lines, Line{Status: Problem, Message: "containers run under " + f.Runtimes[0].Path +
+			", which would inject again what gpuledger injects",
 			Hint: "set runtime.path = [\"runc\"], or enforcement.visible_devices = \"void\""})
 	}
 	for _, e := range f.Engines {
 		for _, name := range sortedKeys(e.Handlers) {
 			if injects(e.Handlers[name]) {
-				lines = append(lines, Line{Status: Warning, Message: fmt.Sprintf("%s: containers that choose handler %s get GPUs from %s, around the ledger", e.Engine, name, e.Handlers[name]),
+				lines = append(lines, Line{
+					Status: Warning,
+					Message: fmt.Sprintf(
+						"%s: containers that choose handler %s get GPUs from %s, around the ledger", e.Engine,
+						name, e.Handlers[name]),
 					Hint: "take the handler out, when nothing on this node needs it any more"})
 			}
 		}

@@ -62,8 +62,8 @@ type Place struct {
 	Writable bool    // for this process: the file, or where it is missing the nearest directory that is there
 }
 
-// loose reports whether others than root can change what stands there. In a sticky directory nobody replaces what is
-// root's.
+// loose reports whether others than root can change what stands there. In a sticky directory nobody
+// replaces what is root's.
 func (p Place) loose() bool {
 	sticky := p.Mode.IsDir() && p.Mode&fs.ModeSticky != 0
 	return !p.Missing && (p.UID != 0 || p.Mode.Perm()&0o022 != 0 && !sticky)

@@ -23,15 +23,18 @@ import (
 // maxFile bounds a file of others that is read, in bytes.
 const maxFile = 4 << 20
 
-// Gather reads the facts of a node whose configuration is the file config. self is the path of gpuledger: our other
-// programs lie beside it. It takes root, and it repairs what is derived in the ledger, as `gpuledger check` does.
+// Gather reads the facts of a node whose configuration is the file config. self is the path of
+// gpuledger: our other programs lie beside it. It takes root, and it repairs what is derived in the
+// ledger, as `gpuledger check` does.
 func Gather(n *node.Node, config, self string) (Facts, error) {
 	if os.Geteuid() != 0 {
 		return Facts{}, errors.New("cannot examine the node: it takes root")
 	}
 	p := n.Policy
-	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir), Run: at(p.RunDir), Engines: configure.Look("/")}
-	f.Default, _ = configure.Defaults("/", p.StateDir) // a state directory that cannot be read has lines of its own
+	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir),
+		Run: at(p.RunDir), Engines: configure.Look("/")}
+	// a state directory that cannot be read has lines of its own
+	f.Default, _ = configure.Defaults("/", p.StateDir)
 	if pause, paused := n.Paused(); paused {
 		f.Until = pause.Until
 	}
@@ -139,7 +142,9 @@ func (f *Facts) gatherLedger(n *node.Node) {
 	if f.Broken == nil {
 		f.Inventory, f.InventoryProblem = n.Inventory()
 	} else {
-		f.InventoryProblem = &grant.Problem{Message: "the inventory was not looked at, because the configuration is broken", Hint: "correct the configuration"}
+		f.InventoryProblem = &grant.Problem{
+			Message: "the inventory was not looked at, because the configuration is broken",
+			Hint:    "correct the configuration"}
 	}
 	if f.LedgerLooked = f.Broken == nil && !f.State.Missing; f.LedgerLooked {
 		f.Ledger, f.LedgerError = n.Check()
@@ -222,7 +227,8 @@ func readHook(path string) Hook {
 	return h
 }
 
-// readSpec reads no more of a CDI file than its kind, which stands in a line of its own at the top level of YAML.
+// readSpec reads no more of a CDI file than its kind, which stands in a line of its own at the top
+// level of YAML.
 func readSpec(path string) Spec {
 	s := Spec{Place: at(path)}
 	text, err := host.ReadFile(path, maxFile)

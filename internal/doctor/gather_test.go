@@ -41,7 +41,8 @@ func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, "a"), 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
-	if p := at(path); slices.ContainsFunc(p.Above, func(a Place) bool { return a.Path == filepath.Join(dir, "a") }) {
+	if p := at(path); slices.ContainsFunc(p.Above,
+		func(a Place) bool { return a.Path == filepath.Join(dir, "a") }) {
 		t.Error("in a sticky directory nobody replaces what is root's")
 	}
 }
@@ -59,7 +60,8 @@ func TestSpecsAreKnownByTheirKind(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct{ text, kind string }{
 		"a.json": {`{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu"}`, "nvidia.com/gpu"},
-		"b.yaml": {"---\ncdiVersion: 0.6.0\nkind: \"management.nvidia.com/gpu\"\ndevices:\n- name: all\n  kind: no\n", "management.nvidia.com/gpu"},
+		"b.yaml": {"---\ncdiVersion: 0.6.0\nkind: \"management.nvidia.com/gpu\"\ndevices:\n- name: all\n" +
+			"  kind: no\n", "management.nvidia.com/gpu"},
 		"c.json": {`{"kind":`, ""},
 		"d.yaml": {"devices: []\n", ""},
 	} {

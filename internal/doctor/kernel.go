@@ -26,20 +26,24 @@ func isOn(dir string, magic int64) bool {
 	return unix.Statfs(dir, &st) == nil && int64(st.Type) == magic
 }
 
-// deviceProgramsOf asks which device programs a cgroup has: who may not ask, or a kernel that knows none, cannot attach one.
+// deviceProgramsOf asks which device programs a cgroup has: who may not ask, or a kernel that knows
+// none, cannot attach one.
 func deviceProgramsOf(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	attr := struct { // union bpf_attr, the member "query" (include/uapi/linux/bpf.h); without room for ids it only counts
+	// union bpf_attr, the member "query" (include/uapi/linux/bpf.h); without room for ids it only
+	// counts
+	attr := struct {
 		cgroup, kind, queryFlags, attachFlags uint32
 		ids                                   uint64
 		count, _                              uint32
 		_                                     [128]byte
 	}{cgroup: uint32(fd), kind: unix.BPF_CGROUP_DEVICE}
-	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr))
 	if errno != 0 && !errors.Is(errno, unix.ENOSPC) {
 		return fmt.Errorf("bpf(BPF_PROG_QUERY): %w", errno)
 	}

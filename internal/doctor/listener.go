@@ -23,8 +23,9 @@ type Listening struct {
 	Others []uint32 // the users of sockets that listen there and are not gpuledgerd's
 }
 
-// listening looks for who answers at the address in the kernel's list of sockets, as a process sees it: 0 is this one. Whose they are the kernel
-// says, and not who answers. A path is nobody's but root's.
+// listening looks for who answers at the address in the kernel's list of sockets, as a process sees
+// it: 0 is this one. Whose they are the kernel says, and not who answers. A path is nobody's but
+// root's.
 func listening(address string, pid int, h host.Host) (l Listening) {
 	where, name, err := net.SplitHostPort(address)
 	if err != nil || strings.HasPrefix(address, "unix:") {
@@ -41,7 +42,8 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 	}
 	held := socketsOf(filepath.Join(h.Proc, of, "fd"))
 	for _, file := range []string{"tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(h.Proc, of, "net", file)) // some megabytes where there are ten thousands of connections
+		// some megabytes where there are ten thousands of connections
+		text, err := os.ReadFile(filepath.Join(h.Proc, of, "net", file))
 		if err != nil {
 			continue
 		}
@@ -76,8 +78,8 @@ func addressesOf(host string) (all []netip.Addr) {
 	return all
 }
 
-// listens reads a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst): state 0A is LISTEN. Who listens at another address
-// of the machine does so beside the daemon.
+// listens reads a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst): state 0A
+// is LISTEN. Who listens at another address of the machine does so beside the daemon.
 func listens(line string, addresses []netip.Addr, port int) (inode string, uid uint32, found bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 || fields[3] != "0A" {
@@ -92,8 +94,9 @@ func listens(line string, addresses []netip.Addr, port int) (inode string, uid u
 	return fields[9], uint32(user), err == nil
 }
 
-// reaches reports whether a listener at a local address is found at one of the addresses. The kernel writes it as numbers of 32 bits, each in
-// its own byte order. One at :: has IPv4, too, unless it wants not to, which is not told.
+// reaches reports whether a listener at a local address is found at one of the addresses. The
+// kernel writes it as numbers of 32 bits, each in its own byte order. One at :: has IPv4, too,
+// unless it wants not to, which is not told.
 func reaches(local string, addresses []netip.Addr) bool {
 	bytes, err := hex.DecodeString(local)
 	for word := bytes; len(word) >= 4; word = word[4:] {
@@ -123,15 +126,20 @@ func socketsOf(dir string) (inodes []string) {
 
 // listener says where what answers at the address is not gpuledgerd.
 func listener(f Facts) []Line {
-	address, hint := f.Policy.Daemon.Listen, "find it with `ss -ltnp`; where programs of others run on the node, set daemon.listen = \"unix:/run/gpuledger/status.sock\""
+	address, hint := f.Policy.Daemon.Listen,
+		"find it with `ss -ltnp`; where programs of others run on the node, set daemon.listen = "+
+			"\"unix:/run/gpuledger/status.sock\""
 	_, _, err := net.SplitHostPort(address)
 	switch {
 	case err != nil || strings.HasPrefix(address, "unix:"):
 		return nil
 	case len(f.Listening.Others) > 0 && !f.Listening.Ours:
-		return []Line{{Status: Problem, Message: fmt.Sprintf("a program of user %d listens on %s, which is gpuledgerd's: what is scraped and seen there comes from it", f.Listening.Others[0], address), Hint: hint}}
+		return []Line{{Status: Problem,
+			Message: fmt.Sprintf("a program of user %d listens on %s, which is gpuledgerd's: what is "+
+				"scraped and seen there comes from it", f.Listening.Others[0], address), Hint: hint}}
 	case f.Daemon != 0 && !f.Listening.Ours:
-		return []Line{{Status: Warning, Message: "gpuledgerd runs and does not listen on " + address + ": there are no metrics and no status page", Hint: "its log says why"}}
+		return []Line{{Status: Warning, Message: "gpuledgerd runs and does not listen on " + address +
+			": there are no metrics and no status page", Hint: "its log says why"}}
 	}
 	return nil
 }

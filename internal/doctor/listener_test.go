@@ -13,7 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Whoever has taken the daemon's port is told from the daemon by the kernel's list of sockets, whatever it answers.
+// Whoever has taken the daemon's port is told from the daemon by the kernel's list of sockets,
+// whatever it answers.
 func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,14 +56,16 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		"a daemon that is not": {l.Addr().String(), -1, Listening{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := listening(row.address, row.pid, host.Default()); got.Ours != row.want.Ours || !slices.Equal(got.Others, row.want.Others) {
+			if got := listening(row.address, row.pid, host.Default()); got.Ours != row.want.Ours ||
+				!slices.Equal(got.Others, row.want.Others) {
 				t.Errorf("%+v, want %+v", got, row.want)
 			}
 		})
 	}
 }
 
-// TestWhoAnswersAtAnAddress: who listens there, or at all addresses of its kind; nobody who listens beside it.
+// TestWhoAnswersAtAnAddress: who listens there, or at all addresses of its kind; nobody who listens
+// beside it.
 func TestWhoAnswersAtAnAddress(t *testing.T) {
 	written := func(address string) string { // as the kernel does
 		text := ""
@@ -77,17 +80,24 @@ func TestWhoAnswersAtAnAddress(t *testing.T) {
 		configured, local string
 		want              bool
 	}{
-		{four, four, true}, {four, "192.0.2.2", false}, {four, "0.0.0.0", true}, {four, mapped, true}, {four, "::", true}, {four, six, false}, {four, "127.0.0.1", false},
-		{six, six, true}, {six, "2001:db8::2", false}, {six, "::", true}, {six, "0.0.0.0", false}, {six, "::1", false}, {six, four, false},
-		{every, four, true}, {every, six, true}, {every, "::", true}, {"0.0.0.0", four, true}, {"::", "127.0.0.1", true}, {"fe80::1%lo", "fe80::1", true}, {"fe80::1%lo", "fe80::2", false},
+		{four, four, true}, {four, "192.0.2.2", false}, {four, "0.0.0.0", true}, {four, mapped, true},
+		{four, "::", true}, {four, six, false}, {four, "127.0.0.1", false},
+		{six, six, true}, {six, "2001:db8::2", false}, {six, "::", true}, {six, "0.0.0.0", false},
+		{six, "::1", false}, {six, four, false},
+		{every, four, true}, {every, six, true}, {every, "::", true}, {"0.0.0.0", four, true},
+		{"::", "127.0.0.1", true}, {"fe80::1%lo", "fe80::1", true}, {"fe80::1%lo", "fe80::2", false},
 	} {
-		line := "0: " + written(c.local) + ":266C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1"
+		line := "0: " + written(c.local) +
+			":266C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1"
 		inode, uid, found := listens(line, addressesOf(c.configured), 9836)
 		if found != c.want || found && (inode != "4711" || uid != 1000) {
-			t.Errorf("%s is configured, and somebody listens at %s: %v %s %d", c.configured, c.local, found, inode, uid)
+			t.Errorf("%s is configured, and somebody listens at %s: %v %s %d", c.configured, c.local,
+				found, inode, uid)
 		}
 	}
-	if _, _, found := listens("0: 0100007F:266C 00000000:0000 01 00000000:00000000 00:00000000 00000000 1000 0 4711 1", nil, 9836); found {
+	if _, _, found := listens(
+		"0: 0100007F:266C 00000000:0000 01 00000000:00000000 00:00000000 00000000 1000 0 4711 1", nil,
+		9836); found {
 		t.Error("a connection listens")
 	}
 }

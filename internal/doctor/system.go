@@ -14,7 +14,8 @@ func programs(f Facts) []Line {
 	for _, p := range f.Programs {
 		switch {
 		case p.Missing:
-			lines = append(lines, Line{Status: Warning, Message: p.Path + " is not there", Hint: "install all programs of one version into one directory"})
+			lines = append(lines, Line{Status: Warning, Message: p.Path + " is not there",
+				Hint: "install all programs of one version into one directory"})
 		case p.loose() || len(p.Above) > 0:
 			lines = append(lines, open(p))
 		}
@@ -27,7 +28,8 @@ func open(p Place) Line {
 	if !p.loose() && len(p.Above) > 0 {
 		p = p.Above[0]
 	}
-	return Line{Status: Problem, Message: fmt.Sprintf("%s can be changed by others than root (mode %04o, owner %d)", p.Path, p.Mode.Perm(), p.UID),
+	return Line{Status: Problem, Message: fmt.Sprintf(
+		"%s can be changed by others than root (mode %04o, owner %d)", p.Path, p.Mode.Perm(), p.UID),
 		Hint: "chown root and chmod go-w " + p.Path}
 }
 
@@ -41,7 +43,8 @@ func orOK(lines []Line, format string, args ...any) []Line {
 // runtimes looks at what the wrapper becomes: the first of runtime.path that is there.
 func runtimes(f Facts) []Line {
 	if len(f.Runtimes) == 0 {
-		return []Line{{Status: Problem, Message: "none of " + strings.Join(f.Policy.Runtime.Path, ", ") + " is there (runtime.path): the wrapper starts no container",
+		return []Line{{Status: Problem, Message: "none of " + strings.Join(f.Policy.Runtime.Path, ", ") +
+			" is there (runtime.path): the wrapper starts no container",
 			Hint: "install runc or crun, or set runtime.path"}}
 	}
 	r := f.Runtimes[0]
@@ -49,7 +52,8 @@ func runtimes(f Facts) []Line {
 		return []Line{open(r.Place)}
 	}
 	if r.Failed != nil {
-		return []Line{{Status: Problem, Message: fmt.Sprintf("%s does not run: %v", r.Path, r.Failed), Hint: "install it anew, or set runtime.path"}}
+		return []Line{{Status: Problem, Message: fmt.Sprintf("%s does not run: %v", r.Path, r.Failed),
+			Hint: "install it anew, or set runtime.path"}}
 	}
 	lines := []Line{{Status: OK, Message: fmt.Sprintf("containers run under %s (%s)", r.Path, r.Version)}}
 	for _, name := range sortedKeys(f.Unjudged) {
@@ -62,7 +66,8 @@ func runtimes(f Facts) []Line {
 func unjudged(name string, p Place) Line {
 	switch {
 	case p.Missing:
-		return Line{Status: Warning, Message: name + " is not there (runtime.unjudged): containers that are not judged run under runtime.path",
+		return Line{Status: Warning, Message: name +
+			" is not there (runtime.unjudged): containers that are not judged run under runtime.path",
 			Hint: "install it again, or take the key out"}
 	case p.loose() || len(p.Above) > 0:
 		return open(p)
@@ -70,7 +75,8 @@ func unjudged(name string, p Place) Line {
 	return Line{Status: OK, Message: "containers that are not judged run under " + p.Path}
 }
 
-// newer reports whether a kernel release or driver version is at least major.minor. One that cannot be read is.
+// newer reports whether a kernel release or driver version is at least major.minor. One that cannot
+// be read is.
 func newer(version string, major, minor int) bool {
 	var a, b int
 	if _, err := fmt.Sscanf(version, "%d.%d", &a, &b); err != nil {
@@ -83,10 +89,13 @@ func newer(version string, major, minor int) bool {
 func kernel(f Facts) []Line {
 	switch {
 	case !newer(f.Kernel, 5, 6):
-		return []Line{{Status: Warning, Message: "Linux " + f.Kernel + " has no openat2: links in a spec are followed less strictly, and gpuledger-hook cannot inject",
+		return []Line{{Status: Warning, Message: "Linux " + f.Kernel +
+			" has no openat2: links in a spec are followed less strictly, and gpuledger-hook cannot inject",
 			Hint: "Linux 5.12 or newer has all that gpuledger uses"}}
 	case !newer(f.Kernel, 5, 12):
-		return []Line{{Status: Warning, Message: "Linux " + f.Kernel + " has no mount_setattr: gpuledger-hook cannot inject", Hint: "use the runtime wrapper, or Linux 5.12"}}
+		return []Line{{Status: Warning, Message: "Linux " + f.Kernel +
+			" has no mount_setattr: gpuledger-hook cannot inject",
+			Hint: "use the runtime wrapper, or Linux 5.12"}}
 	}
 	return []Line{{Status: OK, Message: "Linux " + f.Kernel}}
 }
@@ -95,13 +104,19 @@ func cgroups(f Facts) []Line {
 	c := f.Cgroup
 	switch {
 	case c.Version == 0:
-		return []Line{{Status: Problem, Message: "no cgroup hierarchy holds device rules: every container can open every GPU",
-			Hint: "mount cgroup v2 at /sys/fs/cgroup, or v1 with its devices controller"}}
+		return []Line{{Status: Problem,
+			Message: "no cgroup hierarchy holds device rules: every container can open every GPU",
+			Hint:    "mount cgroup v2 at /sys/fs/cgroup, or v1 with its devices controller"}}
 	case c.Error != nil:
-		return []Line{{Status: Problem, Message: fmt.Sprintf("cgroup v%d is there, but device rules cannot be used: %v", c.Version, c.Error),
+		return []Line{{Status: Problem,
+			Message: fmt.Sprintf("cgroup v%d is there, but device rules cannot be used: %v",
+				c.Version, c.Error),
 			Hint: "the kernel needs CONFIG_CGROUP_BPF for v2, CONFIG_CGROUP_DEVICE for v1"}}
 	case c.Hybrid:
-		return []Line{{Status: OK, Message: "cgroup v1 holds device rules, v2 is mounted beside it; crun 1.8 and strength driver want v2 alone"}}
+		return []Line{
+			{Status: OK,
+				Message: "cgroup v1 holds device rules, v2 is mounted beside it; crun 1.8 and strength " +
+					"driver want v2 alone"}}
 	}
 	return []Line{{Status: OK, Message: fmt.Sprintf("cgroup v%d holds device rules", c.Version)}}
 }
@@ -116,11 +131,16 @@ func driver(f Facts) []Line {
 	}
 	switch {
 	case !loaded && f.Policy.Inventory.Source == grant.Simulated:
-		return []Line{{Status: OK, Message: "no NVIDIA driver is loaded, and none is needed: inventory.source is \"simulated\""}}
+		return []Line{{Status: OK,
+			Message: "no NVIDIA driver is loaded, and none is needed: inventory.source is \"simulated\""}}
 	case !loaded:
-		return []Line{{Status: Problem, Message: "no NVIDIA driver is loaded: /proc/devices has no nvidia", Hint: "install it, or `modprobe nvidia`; to try gpuledger without a GPU set inventory.source = \"simulated\""}}
+		return []Line{{Status: Problem, Message: "no NVIDIA driver is loaded: /proc/devices has no nvidia",
+			Hint: "install it, or `modprobe nvidia`; to try gpuledger without a GPU set inventory.source = " +
+				"\"simulated\""}}
 	case !uvm:
-		return []Line{{Status: Warning, Message: "driver " + version + " is loaded, but not nvidia-uvm: CUDA finds no GPU", Hint: "run `nvidia-modprobe -u -c 0` at boot, then `gpuledger inventory refresh`"}}
+		return []Line{{Status: Warning, Message: "driver " + version +
+			" is loaded, but not nvidia-uvm: CUDA finds no GPU",
+			Hint: "run `nvidia-modprobe -u -c 0` at boot, then `gpuledger inventory refresh`"}}
 	}
 	return []Line{{Status: OK, Message: "driver " + version + ", majors " + majors(f.Majors)}}
 }
@@ -133,13 +153,15 @@ func majors(all map[string]int) string {
 	return strings.Join(list, ", ")
 }
 
-// devices: the host's own nodes are not the ledger's concern, but whoever can open them needs no container.
+// devices: the host's own nodes are not the ledger's concern, but whoever can open them needs no
+// container.
 func devices(f Facts) []Line {
 	if len(f.Devices) == 0 {
 		if f.Policy.Inventory.Source == grant.Simulated {
 			return []Line{{Status: OK, Message: "the GPUs are simulated: no device nodes"}}
 		}
-		return []Line{{Status: Warning, Message: "there is no NVIDIA device node in /dev", Hint: "run `nvidia-modprobe -c 0 -u` or nvidia-persistenced at boot"}}
+		return []Line{{Status: Warning, Message: "there is no NVIDIA device node in /dev",
+			Hint: "run `nvidia-modprobe -c 0 -u` or nvidia-persistenced at boot"}}
 	}
 	var open []string
 	for _, d := range f.Devices {
@@ -150,6 +172,8 @@ func devices(f Facts) []Line {
 	if len(open) == 0 {
 		return []Line{{Status: OK, Message: "only root can open the host's GPU nodes"}}
 	}
-	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") + ", around the ledger",
-		Hint: "options nvidia NVreg_DeviceFileMode=0600 in /etc/modprobe.d, unless users of the host compute without containers"}}
+	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") +
+		", around the ledger",
+		Hint: "options nvidia NVreg_DeviceFileMode=0600 in /etc/modprobe.d, unless users of the host " +
+			"compute without containers"}}
 }
