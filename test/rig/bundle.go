@@ -54,9 +54,11 @@ func copyFile(n *Node, from, to string) {
 	}
 }
 
-// ordinary is the spec of an unprivileged container that sleeps, with the device rules that engines write.
+// ordinary is the spec of an unprivileged container that sleeps, with the device rules that engines
+// write.
 func ordinary(cgroup string) specs.Spec {
-	caps := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"}
+	caps := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_MKNOD",
+		"CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID"}
 	return specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{
@@ -67,14 +69,18 @@ func ordinary(cgroup string) specs.Spec {
 		Hostname: "test",
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+				Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+				Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: cgroup,
-			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace},
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace},
+				{Type: specs.IPCNamespace},
 				{Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
-			Resources: &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
+			Resources: &specs.LinuxResources{
+				Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
 		},
 	}
 }
@@ -150,7 +156,8 @@ func Privileged(s *specs.Spec) {
 // Identity gives it the annotations by which containerd says who a container of a pod is.
 func Identity(uid, namespace, pod, container string) Edit {
 	return func(s *specs.Spec) {
-		for key, value := range map[string]string{"container-type": "container", "sandbox-uid": uid, "sandbox-namespace": namespace, "sandbox-name": pod, "container-name": container} {
+		for key, value := range map[string]string{"container-type": "container", "sandbox-uid": uid,
+			"sandbox-namespace": namespace, "sandbox-name": pod, "container-name": container} {
 			Annotation("io.kubernetes.cri."+key, value)(s)
 		}
 	}

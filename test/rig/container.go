@@ -18,7 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 )
 
-// Dying is the node with programs that kill themselves at a failpoint; they must be built with the tag.
+// Dying is the node with programs that kill themselves at a failpoint; they must be built with the
+// tag.
 func (n *Node) Dying(point string) *Node {
 	dying := *n
 	dying.Env = append(slices.Clone(n.Env), failpoint.Variable+"="+point)
@@ -35,30 +36,36 @@ func (b *Bundle) On(n *Node) *Bundle {
 // Killed reports whether SIGKILL ended the program.
 func (r Result) Killed() bool { return r.Code == 128+int(syscall.SIGKILL) }
 
-// Light takes away the namespaces that take the kernel the longest to make, for tests with many containers.
+// Light takes away the namespaces that take the kernel the longest to make, for tests with many
+// containers.
 func Light(s *specs.Spec) {
 	s.Hostname = ""
 	keep := []specs.LinuxNamespaceType{specs.PIDNamespace, specs.MountNamespace}
-	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return !slices.Contains(keep, ns.Type) })
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces,
+		func(ns specs.LinuxNamespace) bool { return !slices.Contains(keep, ns.Type) })
 }
 
 // NodePIDs gives the container the node's pids: its processes outlive its init then.
 func NodePIDs(s *specs.Spec) {
-	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
+	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces,
+		func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
 }
 
-// HeldUntil makes the runtime's create wait, with its state directory made and its init not yet there, until a file is.
-// The returned function tells whether a create waits now.
+// HeldUntil makes the runtime's create wait, with its state directory made and its init not yet
+// there, until a file is. The returned function tells whether a create waits now.
 func (n *Node) HeldUntil(path string) (Edit, func() bool) {
 	there := path + ".waits"
 	script := fmt.Sprintf(": >%q; while [ ! -e %q ]; do sleep 0.01; done", there, path)
 	edit := func(s *specs.Spec) {
-		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=" + os.Getenv("PATH")}}}}
+		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
+			{Path: "/bin/sh", Args: []string{"sh", "-c", script},
+				Env: []string{"PATH=" + os.Getenv("PATH")}}}}
 	}
 	return edit, func() bool { return exists(there) }
 }
 
-// Init is the pid of the container's first process as the real runtime knows it, 0 without one that lives.
+// Init is the pid of the container's first process as the real runtime knows it, 0 without one that
+// lives.
 func (b *Bundle) Init() int {
 	var state struct{ Pid int }
 	out, err := b.Node.Real("state", b.ID).Output()
@@ -68,9 +75,9 @@ func (b *Bundle) Init() int {
 	return state.Pid
 }
 
-// End kills the container's first process and removes what the real runtime keeps of it, and the cgroups that a killed
-// runtime leaves: their device rules would keep the next container of the id from making its nodes. It asks nobody but the
-// kernel and the real runtime.
+// End kills the container's first process and removes what the real runtime keeps of it, and the
+// cgroups that a killed runtime leaves: their device rules would keep the next container of the id
+// from making its nodes. It asks nobody but the kernel and the real runtime.
 func (b *Bundle) End() {
 	b.Node.T.Helper()
 	b.KillInit()
@@ -114,7 +121,8 @@ func (b *Bundle) Processes() []int {
 	for _, dir := range b.cgroups() {
 		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil && pid > 0 && !slices.Contains(pids, pid) { // 0: of another pid namespace
+			// 0: of another pid namespace
+			if pid, err := strconv.Atoi(field); err == nil && pid > 0 && !slices.Contains(pids, pid) {
 				pids = append(pids, pid)
 			}
 		}
@@ -122,8 +130,8 @@ func (b *Bundle) Processes() []int {
 	return pids
 }
 
-// PodmanEnds waits, when the test is over, for what Podman starts behind its containers: conmon's clean-up writes below the node's
-// directory after `podman run` has ended.
+// PodmanEnds waits, when the test is over, for what Podman starts behind its containers: conmon's
+// clean-up writes below the node's directory after `podman run` has ended.
 func (n *Node) PodmanEnds() {
 	n.T.Cleanup(func() {
 		Eventually(n.T, "Podman has cleaned up", func() bool {
@@ -171,7 +179,8 @@ func (n *Node) Reboot() {
 	})
 }
 
-// HideRun gives the test an empty /run, so that what keeps its state at a fixed place leaves the machine's alone.
+// HideRun gives the test an empty /run, so that what keeps its state at a fixed place leaves the
+// machine's alone.
 func (n *Node) HideRun() {
 	n.T.Helper()
 	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
@@ -187,13 +196,15 @@ func (n *Node) HideRun() {
 	})
 }
 
-// Elsewhere is a command in a pid namespace of its own, as in a container with the node's directories.
+// Elsewhere is a command in a pid namespace of its own, as in a container with the node's
+// directories.
 func (n *Node) Elsewhere(program string, args ...string) *exec.Cmd {
 	return n.Command("unshare", append([]string{"--pid", "--fork", "--mount-proc", program}, args...)...)
 }
 
-// CheckSound runs gpuledger check: the first may repair, and then comes one that has nothing to say. Others between them may
-// find that a container has gone, whose processes were killed just before.
+// CheckSound runs gpuledger check: the first may repair, and then comes one that has nothing to
+// say. Others between them may find that a container has gone, whose processes were killed just
+// before.
 func (n *Node) CheckSound(when string) {
 	n.T.Helper()
 	r := n.CLI("check")
@@ -213,12 +224,13 @@ func (n *Node) CheckSound(when string) {
 func (n *Node) Files() []string {
 	var files []string
 	for _, dir := range []string{"state", "run"} {
-		_ = filepath.WalkDir(filepath.Join(n.Dir, dir), func(path string, entry os.DirEntry, err error) error {
-			if err == nil && !entry.IsDir() {
-				files = append(files, strings.TrimPrefix(path, n.Dir+"/"))
-			}
-			return nil
-		})
+		_ = filepath.WalkDir(filepath.Join(n.Dir, dir),
+			func(path string, entry os.DirEntry, err error) error {
+				if err == nil && !entry.IsDir() {
+					files = append(files, strings.TrimPrefix(path, n.Dir+"/"))
+				}
+				return nil
+			})
 	}
 	return files
 }

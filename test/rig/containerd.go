@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// Containerd is a real containerd of the node. What it and its shims keep below /run lies in a tmpfs that only this
-// test's mount namespace has.
+// Containerd is a real containerd of the node. What it and its shims keep below /run lies in a
+// tmpfs that only this test's mount namespace has.
 type Containerd struct {
 	Node   *Node
 	dir    string
@@ -23,7 +23,8 @@ type Containerd struct {
 func (n *Node) Containerd() *Containerd {
 	n.T.Helper()
 	Need(n.T, "containerd", "ctr", "containerd-shim-runc-v2")
-	c := &Containerd{Node: n, dir: filepath.Join(n.Dir, "c"), rootfs: filepath.Join(n.Bundle("image").Dir, "rootfs")}
+	c := &Containerd{Node: n, dir: filepath.Join(n.Dir, "c"),
+		rootfs: filepath.Join(n.Bundle("image").Dir, "rootfs")}
 	n.HideRun()
 	n.T.Cleanup(c.end)
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
@@ -75,7 +76,8 @@ func (c *Containerd) Ctr(args ...string) Result {
 func (c *Containerd) Run(id string, options []string, args ...string) Result {
 	c.Node.T.Helper()
 	wrapper := Binary(c.Node.T, "gpuledger-runtime", c.Node.Tags...)
-	all := append([]string{"run", "--rootfs", "--runc-binary", wrapper, "--cgroup", c.Node.cgroup() + "/" + id}, options...)
+	all := append([]string{"run", "--rootfs", "--runc-binary", wrapper, "--cgroup", c.Node.cgroup() + "/" +
+		id}, options...)
 	return c.Ctr(append(append(all, c.rootfs, id), args...)...)
 }
 
@@ -105,7 +107,8 @@ func (c *Containerd) shims() []int {
 	for _, line := range lines {
 		argv, _ := os.ReadFile(line)
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line)))
-		if err == nil && bytes.Contains(argv, []byte("containerd-shim")) && bytes.Contains(argv, []byte(c.socket()+"\x00")) && Lives(pid) {
+		if err == nil && bytes.Contains(argv, []byte("containerd-shim")) &&
+			bytes.Contains(argv, []byte(c.socket()+"\x00")) && Lives(pid) {
 			pids = append(pids, pid)
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Hooked makes the real runtime call the node's hook, as an engine does that has it in its hooks directory.
+// Hooked makes the real runtime call the node's hook, as an engine does that has it in its hooks
+// directory.
 func (n *Node) Hooked(s *specs.Spec) { n.HookedAt("createRuntime", "poststop")(s) }
 
 // HookedAt is Hooked at these stages only.
@@ -19,7 +20,8 @@ func (n *Node) HookedAt(stages ...string) Edit {
 			s.Hooks = &specs.Hooks{}
 		}
 		for _, stage := range stages {
-			hook := specs.Hook{Path: path, Args: []string{"gpuledger-hook", stage}, Env: append([]string{"GPULEDGER_CONFIG=" + n.Config}, n.Env...)}
+			hook := specs.Hook{Path: path, Args: []string{"gpuledger-hook", stage},
+				Env: append([]string{"GPULEDGER_CONFIG=" + n.Config}, n.Env...)}
 			switch stage {
 			case "prestart":
 				//lint:ignore SA1019 Prestart is deprecated, and engines still have it.
@@ -38,8 +40,8 @@ func (b *Bundle) RealCreate() Result { return Run(b.Node.Real("create", "--bundl
 func (b *Bundle) RealRun() Result    { return Run(b.Node.Real("run", "--bundle", b.Dir, b.ID)) }
 func (b *Bundle) RealDelete() Result { return Run(b.Node.Real("delete", "--force", b.ID)) }
 
-// RunHook is Run for a hook that no runtime calls. It gets pipes, as from runc and Podman: a hook complains to nothing that
-// was opened by a name.
+// RunHook is Run for a hook that no runtime calls. It gets pipes, as from runc and Podman: a hook
+// complains to nothing that was opened by a name.
 func RunHook(cmd *exec.Cmd) Result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -13,31 +13,35 @@ import (
 	"time"
 )
 
-// A machine is what container engines think they run on: mount, pid, network, ipc and cgroup namespaces of its own. They
-// use their standard paths in it, nothing on the network can be reached, no port or socket collides, and when its first
-// process ends, nothing of it is left: no process, no mount, and no cgroup once the caller has removed its one directory.
+// A machine is what container engines think they run on: mount, pid, network, ipc and cgroup
+// namespaces of its own. They use their standard paths in it, nothing on the network can be
+// reached, no port or socket collides, and when its first process ends, nothing of it is left: no
+// process, no mount, and no cgroup once the caller has removed its one directory.
 
 // machineVar tells a re-executed test binary which part of a new machine it is.
 const machineVar = "GPULEDGER_TEST_MACHINE"
 
-// binariesVar names the directory whose bin/ has the programs under test: a machine cannot fetch what a build may need.
+// binariesVar names the directory whose bin/ has the programs under test: a machine cannot fetch
+// what a build may need.
 const binariesVar = "GPULEDGER_TEST_BINARIES"
 
 // Stopped is the status of a machine whose caller was told to end.
 const Stopped = 130
 
-// InMachine runs this test binary once more, in a new machine, and returns its status. The binary's main must begin
-// with EnterMachine. The programs under test are those in the module's bin/.
+// InMachine runs this test binary once more, in a new machine, and returns its status. The binary's
+// main must begin with EnterMachine. The programs under test are those in the module's bin/.
 func InMachine(module string, layout Layout, args []string, env ...string) int {
 	name := fmt.Sprintf("gpuledger-machine-%d", os.Getpid())
 	defer removeMachineCgroups(name)
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(append(os.Environ(), machineVar+"=first "+name, layoutVar+"="+string(layout), binariesVar+"="+module), env...)
+	cmd.Env = append(append(os.Environ(), machineVar+"=first "+name, layoutVar+"="+string(layout),
+		binariesVar+"="+module), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC}
 	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT) // go test, when it has waited for too long, sends the last
+	// go test, when it has waited for too long, sends the last
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer signal.Stop(stop)
 	if err := cmd.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "rig: cannot make a machine:", err)
@@ -58,7 +62,8 @@ func InMachine(module string, layout Layout, args []string, env ...string) int {
 	return max(cmd.ProcessState.ExitCode(), 1)
 }
 
-// EnterMachine does a re-executed binary's part in the making of a machine, and reports whether the caller is inside.
+// EnterMachine does a re-executed binary's part in the making of a machine, and reports whether the
+// caller is inside.
 func EnterMachine() bool {
 	part, name, _ := strings.Cut(os.Getenv(machineVar), " ")
 	var err error
@@ -85,8 +90,8 @@ func EnterMachine() bool {
 	return true
 }
 
-// begin puts the machine's first process into cgroups and a cgroup namespace of its own. A namespace is the thread's that
-// asks for it, and an exec makes it the process's.
+// begin puts the machine's first process into cgroups and a cgroup namespace of its own. A
+// namespace is the thread's that asks for it, and an exec makes it the process's.
 func begin(name string) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return err
@@ -103,13 +108,14 @@ func begin(name string) error {
 	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
-// beInit is the machine's process 1: it starts the tests, reaps, and returns their status. The kernel kills all others
-// when it ends.
+// beInit is the machine's process 1: it starts the tests, reaps, and returns their status. The
+// kernel kills all others when it ends.
 func beInit() (int, error) {
 	if err := os.Setenv(machineVar, "tests"); err != nil {
 		return 0, err
 	}
-	tests, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
+	tests, err := syscall.ForkExec("/proc/self/exe", os.Args,
+		&syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		return 0, err
 	}
@@ -136,20 +142,23 @@ func hierarchies() []string {
 	mounts, _ := os.ReadFile("/proc/self/mounts")
 	var roots []string
 	for _, line := range strings.Split(string(mounts), "\n") {
-		if f := strings.Fields(line); len(f) > 2 && (f[2] == "cgroup" || f[2] == "cgroup2") && strings.HasPrefix(f[1], "/sys/fs/cgroup/") {
+		if f := strings.Fields(line); len(f) > 2 && (f[2] == "cgroup" || f[2] == "cgroup2") &&
+			strings.HasPrefix(f[1], "/sys/fs/cgroup/") {
 			roots = append(roots, f[1])
 		}
 	}
 	return roots
 }
 
-// enterCgroup makes a cgroup and moves this process there. A new cpuset of v1 is empty and takes nobody in.
+// enterCgroup makes a cgroup and moves this process there. A new cpuset of v1 is empty and takes
+// nobody in.
 func enterCgroup(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-		if have, err := os.ReadFile(filepath.Join(dir, file)); err == nil && strings.TrimSpace(string(have)) == "" && !exists(dir+"/cgroup.controllers") {
+		if have, err := os.ReadFile(filepath.Join(dir, file)); err == nil &&
+			strings.TrimSpace(string(have)) == "" && !exists(dir+"/cgroup.controllers") {
 			parents, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
 			if err := os.WriteFile(filepath.Join(dir, file), parents, 0); err != nil {
 				return err
@@ -159,7 +168,8 @@ func enterCgroup(dir string) error {
 	return os.WriteFile(dir+"/cgroup.procs", []byte("0"), 0)
 }
 
-// removeMachineCgroups ends what InMachine has begun. A cgroup stays busy for a moment after its last process.
+// removeMachineCgroups ends what InMachine has begun. A cgroup stays busy for a moment after its
+// last process.
 func removeMachineCgroups(name string) {
 	for range 500 {
 		busy := false
@@ -181,8 +191,10 @@ func removeMachineCgroups(name string) {
 var overlaid = []string{"/etc", "/opt", "/var/lib", "/var/log"}
 
 // empty are empty at first, and never on an overlay: engines put overlays of their own there.
-var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker", "/etc/gpuledger", "/etc/nri", "/opt/nri",
-	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/docker", "/var/lib/gpuledger", "/var/lib/kubelet"}
+var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker",
+	"/etc/gpuledger", "/etc/nri", "/opt/nri",
+	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/docker",
+	"/var/lib/gpuledger", "/var/lib/kubelet"}
 
 // temporary is gone with the machine, however that ends.
 const temporary = "/run/tmp"
@@ -209,7 +221,8 @@ func furnish(layout Layout) error {
 			return err
 		}
 	}
-	return syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED, "") // as on a node; all peers are in this machine
+	// as on a node; all peers are in this machine
+	return syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED, "")
 }
 
 func mount(source, target, kind, data string) error {
@@ -234,7 +247,8 @@ func overlays() error {
 				return err
 			}
 		}
-		if err := mount("overlay", dir, "overlay", fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", dir, up, work)); err != nil {
+		if err := mount("overlay", dir, "overlay",
+			fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", dir, up, work)); err != nil {
 			return err
 		}
 	}
@@ -325,12 +339,14 @@ func delegate(root string) error {
 	return nil
 }
 
-// nodes are the machine's devices: the usual ones, and GPUs without a driver. Their names are the simulated node's.
+// nodes are the machine's devices: the usual ones, and GPUs without a driver. Their names are the
+// simulated node's.
 var nodes = []struct {
 	name         string
 	major, minor int
 }{
-	{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}, {"kmsg", 1, 11}, {"fuse", 10, 229},
+	{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0},
+	{"kmsg", 1, 11}, {"fuse", 10, 229},
 	{"nvidia0", 195, 0}, {"nvidia1", 195, 1}, {"nvidiactl", 195, 255},
 }
 
@@ -341,11 +357,13 @@ func devices() error {
 	}
 	for _, n := range nodes {
 		path := "/dev/" + n.name
-		if err := cmp.Or(syscall.Mknod(path, syscall.S_IFCHR|0o666, n.major<<8|n.minor), os.Chmod(path, 0o666)); err != nil {
+		if err := cmp.Or(syscall.Mknod(path, syscall.S_IFCHR|0o666, n.major<<8|n.minor),
+			os.Chmod(path, 0o666)); err != nil {
 			return fmt.Errorf("cannot make %s: %w", path, err)
 		}
 	}
-	for link, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"} {
+	for link, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+		"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"} {
 		if err := os.Symlink(to, "/dev/"+link); err != nil {
 			return err
 		}

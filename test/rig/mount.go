@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Mount mounts in the tests' namespace until the test ends. Tests that do so must not run beside others that look there.
+// Mount mounts in the tests' namespace until the test ends. Tests that do so must not run beside
+// others that look there.
 func Mount(t testing.TB, source, target, kind string, flags uintptr, data string) {
 	t.Helper()
 	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
@@ -24,12 +25,14 @@ func Mount(t testing.TB, source, target, kind string, flags uintptr, data string
 func ReadOnly(t testing.TB, dir string) {
 	t.Helper()
 	Mount(t, dir, dir, "", syscall.MS_BIND, "")
-	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY, ""); err != nil {
+	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY,
+		""); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Small puts a file system of a few pages over a directory, its files copied, and fills it to the last byte.
+// Small puts a file system of a few pages over a directory, its files copied, and fills it to the
+// last byte.
 func Small(t testing.TB, dir string) {
 	t.Helper()
 	full := t.TempDir()
@@ -48,7 +51,8 @@ func Small(t testing.TB, dir string) {
 	}
 }
 
-// Reboot gives the namespace another boot id until the test ends: what a reboot changes for who looks at files.
+// Reboot gives the namespace another boot id until the test ends: what a reboot changes for who
+// looks at files.
 func Reboot(t testing.TB) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")

@@ -29,7 +29,8 @@ type Node struct {
 	Env     []string // added to what its programs see
 }
 
-// Setup is what a node is made of. The zero value is two GPUs of 16160 MiB behind runc, with no engine to trust.
+// Setup is what a node is made of. The zero value is two GPUs of 16160 MiB behind runc, with no
+// engine to trust.
 type Setup struct {
 	GPUs    int
 	Memory  string
@@ -39,7 +40,8 @@ type Setup struct {
 	Tags    []string
 }
 
-// NewNode makes a node, its inventory taken. It ends with the test, and takes its containers and cgroups with it.
+// NewNode makes a node, its inventory taken. It ends with the test, and takes its containers and
+// cgroups with it.
 func NewNode(t testing.TB, s Setup) *Node {
 	t.Helper()
 	if s.GPUs == 0 {
@@ -59,22 +61,28 @@ func NewNode(t testing.TB, s Setup) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"), Runtime: s.Runtime, Tags: s.Tags}
+	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"),
+		Runtime: s.Runtime, Tags: s.Tags}
 	t.Cleanup(n.end)
 	daemon := "[daemon]\nlisten = \"\"\n" // tests of other nodes have the usual port at the same time
 	if strings.Contains(s.Config, "[daemon]") {
 		daemon = ""
 	}
-	n.Write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = %q\n", dir+"/state", dir+"/run", s.Engine)+
-		fmt.Sprintf("[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n", s.Runtime, dir+"/node.json")+
-		fmt.Sprintf("[cdi]\ndir = %q\nhook = %q\n%s[audit]\nfile = %q\n", dir+"/cdi", dir+"/hook", daemon, dir+"/audit.jsonl")+s.Config)
-	n.Must("inventory", "simulate", "--gpus", fmt.Sprint(s.GPUs), "--memory", s.Memory, "--out", dir+"/node.json")
+	n.Write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = %q\n", dir+"/state",
+		dir+"/run", s.Engine)+
+		fmt.Sprintf("[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n", s.Runtime,
+			dir+"/node.json")+
+		fmt.Sprintf("[cdi]\ndir = %q\nhook = %q\n%s[audit]\nfile = %q\n", dir+"/cdi", dir+"/hook", daemon,
+			dir+"/audit.jsonl")+s.Config)
+	n.Must("inventory", "simulate", "--gpus", fmt.Sprint(s.GPUs), "--memory", s.Memory, "--out",
+		dir+"/node.json")
 	n.Must("inventory", "refresh")
 	return n
 }
 
-// Write puts a file into the node's directory and returns its path. The configuration is replaced whole: a daemon may be reading
-// it, and one that it finds empty means the directories of the machine.
+// Write puts a file into the node's directory and returns its path. The configuration is replaced
+// whole: a daemon may be reading it, and one that it finds empty means the directories of the
+// machine.
 func (n *Node) Write(name, content string) string {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, name)
@@ -98,8 +106,8 @@ type Result struct {
 	Code           int // 128 + N when signal N ended it
 }
 
-// Run ends a command and tells what it said. Its output goes to files: a container that was created keeps a pipe open
-// for as long as it lives.
+// Run ends a command and tells what it said. Its output goes to files: a container that was created
+// keeps a pipe open for as long as it lives.
 func Run(cmd *exec.Cmd) Result {
 	stdout, read := output()
 	stderr, readErr := output()
@@ -229,14 +237,15 @@ func (n *Node) Real(args ...string) *exec.Cmd {
 	return n.Command(n.Runtime, append([]string{"--root", n.Root}, args...)...)
 }
 
-// Eventually waits until what must come true by itself is true. It bounds how long a failure takes, and times nothing.
+// Eventually waits until what must come true by itself is true. It bounds how long a failure takes,
+// and times nothing.
 func Eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	Within(t, 20*time.Second, what, is)
 }
 
-// Within is Eventually with another patience. A machine that stood still meanwhile, as guests do, has made none of the tries that there
-// are at least.
+// Within is Eventually with another patience. A machine that stood still meanwhile, as guests do,
+// has made none of the tries that there are at least.
 func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
 	t.Helper()
 	for end, tries := time.Now().Add(patience), 0; !is(); tries++ {
@@ -249,7 +258,8 @@ func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
 
 const leastTries = 300
 
-// end removes containers, cgroups and mounts, then the directory; with a mount left below it, it removes nothing.
+// end removes containers, cgroups and mounts, then the directory; with a mount left below it, it
+// removes nothing.
 func (n *Node) end() {
 	containers, _ := os.ReadDir(n.Root)
 	for _, c := range containers {
@@ -273,7 +283,8 @@ func mountsBelow(dir string) []string {
 	info, _ := os.ReadFile("/proc/self/mountinfo")
 	var mounts []string
 	for _, line := range strings.Split(string(info), "\n") {
-		if fields := strings.Fields(line); len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+		if fields := strings.Fields(line); len(fields) > 4 &&
+			(fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
 			mounts = append(mounts, fields[4])
 		}
 	}
@@ -284,7 +295,8 @@ func mountsBelow(dir string) []string {
 // cgroup is the parent of all cgroups of the node's containers.
 func (n *Node) cgroup() string { return "/gpuledger-" + filepath.Base(n.Dir) }
 
-// removeCgroups kills what is left in them; a cgroup stays busy for a moment after its last process.
+// removeCgroups kills what is left in them; a cgroup stays busy for a moment after its last
+// process.
 func (n *Node) removeCgroups() {
 	for range 100 {
 		busy := false

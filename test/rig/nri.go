@@ -23,8 +23,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/edit/adjust"
 )
 
-// NRI is an engine as a plugin sees it: the server that containerd and CRI-O link (nri/pkg/adaptation), in the test's own
-// process, with containers that the test makes up.
+// NRI is an engine as a plugin sees it: the server that containerd and CRI-O link
+// (nri/pkg/adaptation), in the test's own process, with containers that the test makes up.
 type NRI struct {
 	Node    *Node
 	server  *adaptation.Adaptation
@@ -51,7 +51,8 @@ func (n *Node) NRI(options ...adaptation.Option) *NRI {
 	return n.nri(&NRI{Node: n, engine: "containerd", version: "v2.4.2", socket: n.nriSocket()}, options...)
 }
 
-// NRIOf is the server of an engine that calls itself so, at a socket of its own. It ends with the test.
+// NRIOf is the server of an engine that calls itself so, at a socket of its own. It ends with the
+// test.
 func (n *Node) NRIOf(engine, version string) *NRI {
 	n.T.Helper()
 	return n.nri(&NRI{Node: n, engine: engine, version: version, socket: n.nriSocket() + "." + engine})
@@ -73,9 +74,13 @@ func (e *NRI) Start(options ...adaptation.Option) {
 	adaptation.SetPluginRequestTimeout(patience) // a machine that is slow is no finding
 	adaptation.SetPluginRegistrationTimeout(patience)
 	none := filepath.Join(e.Node.Dir, "no-plugins")
-	options = append([]adaptation.Option{adaptation.WithSocketPath(e.socket + ".server"), adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
+	options = append([]adaptation.Option{adaptation.WithSocketPath(e.socket + ".server"),
+		adaptation.WithPluginPath(none), adaptation.WithPluginConfigPath(none),
 		adaptation.WithMetrics(counter{e: e})}, options...)
-	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil }
+	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate,
+		error) {
+		return nil, nil
+	}
 	server, err := adaptation.New(e.engine, e.version, e.synchronize, update, options...)
 	if err == nil {
 		err = server.Start()
@@ -90,8 +95,8 @@ func (e *NRI) Start(options ...adaptation.Option) {
 	go e.accept(e.front)
 }
 
-// accept hands plugins on to the server. A server that is stopped keeps its connections, for its process to end; this is
-// how they end here.
+// accept hands plugins on to the server. A server that is stopped keeps its connections, for its
+// process to end; this is how they end here.
 func (e *NRI) accept(front net.Listener) {
 	for {
 		plugin, err := front.Accept()
@@ -154,7 +159,10 @@ type counter struct {
 func (counter) RecordPluginInvocation(string, string, error)                               {}
 func (counter) RecordPluginLatency(string, string, time.Duration)                          {}
 func (counter) RecordPluginAdjustments(string, string, *api.ContainerAdjustment, int, int) {}
-func (c counter) UpdatePluginCount(n int)                                                  { c.e.plugins.Store(int64(n)) }
+func (c counter) UpdatePluginCount(
+	n int) {
+	c.e.plugins.Store(int64(n))
+}
 
 // Connected waits for the plugin, beside those that the engine itself has.
 func (e *NRI) Connected(own ...int) {
@@ -163,7 +171,8 @@ func (e *NRI) Connected(own ...int) {
 	for _, n := range own {
 		wanted += int64(n)
 	}
-	Eventually(e.Node.T, "a plugin is connected to the engine", func() bool { return e.plugins.Load() >= wanted })
+	Eventually(e.Node.T, "a plugin is connected to the engine",
+		func() bool { return e.plugins.Load() >= wanted })
 }
 
 // Restart loses every plugin, and waits for nobody.
@@ -176,7 +185,8 @@ func (e *NRI) Restart() {
 // Plugin connects one that makes the same adjustment to every container, and returns what ends it.
 func (e *NRI) Plugin(adjust func(*api.ContainerAdjustment)) (stop func()) {
 	e.Node.T.Helper()
-	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.socket), stub.WithPluginName("test"), stub.WithPluginIdx("00"), stub.WithOnClose(func() {}))
+	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.socket), stub.WithPluginName("test"),
+		stub.WithPluginIdx("00"), stub.WithOnClose(func() {}))
 	if err == nil {
 		err = s.Start(context.Background())
 	}
@@ -188,7 +198,8 @@ func (e *NRI) Plugin(adjust func(*api.ContainerAdjustment)) (stop func()) {
 
 type adjuster func(*api.ContainerAdjustment)
 
-func (f adjuster) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (f adjuster) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment,
+	[]*api.ContainerUpdate, error) {
 	a := &api.ContainerAdjustment{}
 	f(a)
 	return a, nil, nil
@@ -196,22 +207,27 @@ func (f adjuster) CreateContainer(context.Context, *api.PodSandbox, *api.Contain
 
 // Pod is the sandbox of every container here.
 func Pod() *api.PodSandbox {
-	return &api.PodSandbox{Id: "sandbox", Name: "job", Namespace: "ml", Uid: "11111111-2222-3333-4444-555555555555", Annotations: map[string]string{}}
+	return &api.PodSandbox{Id: "sandbox", Name: "job", Namespace: "ml",
+		Uid: "11111111-2222-3333-4444-555555555555", Annotations: map[string]string{}}
 }
 
 // NRIContainer tells of a spec what containerd tells.
 func NRIContainer(id string, spec specs.Spec) *api.Container {
-	c := &api.Container{Id: id, PodSandboxId: "sandbox", Name: "train", Env: spec.Process.Env, Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks),
-		Annotations: map[string]string{}, User: &api.User{Uid: spec.Process.User.UID}, Linux: &api.LinuxContainer{
-			CgroupsPath: spec.Linux.CgroupsPath, Devices: api.FromOCILinuxDevices(spec.Linux.Devices), Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
-			Resources: api.FromOCILinuxResources(spec.Linux.Resources, nil)}}
+	c := &api.Container{Id: id, PodSandboxId: "sandbox", Name: "train", Env: spec.Process.Env,
+		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks),
+		Annotations: map[string]string{}, User: &api.User{Uid: spec.Process.User.UID},
+		Linux: &api.LinuxContainer{
+			CgroupsPath: spec.Linux.CgroupsPath, Devices: api.FromOCILinuxDevices(spec.Linux.Devices),
+			Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
+			Resources:  api.FromOCILinuxResources(spec.Linux.Resources, nil)}}
 	for key, value := range spec.Annotations {
 		c.Annotations[key] = value
 	}
 	return c
 }
 
-// Create asks the plugins about the bundle's container, and puts what they make of its spec into the bundle.
+// Create asks the plugins about the bundle's container, and puts what they make of its spec into
+// the bundle.
 func (e *NRI) Create(b *Bundle) error {
 	e.Node.T.Helper()
 	var spec specs.Spec
@@ -235,7 +251,8 @@ func (e *NRI) Ask(c *api.Container) (*api.ContainerAdjustment, error) { return e
 
 // AskIn is Ask for a container of another pod.
 func (e *NRI) AskIn(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, error) {
-	answer, err := e.server.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: c})
+	answer, err := e.server.CreateContainer(context.Background(),
+		&api.CreateContainerRequest{Pod: pod, Container: c})
 	return answer.GetAdjust(), err
 }
 
@@ -270,8 +287,10 @@ func (e *NRI) Now(b *Bundle) *api.Container {
 // Remove tells the plugins that the container is stopped and removed.
 func (e *NRI) Remove(id string) error {
 	c := &api.Container{Id: id, PodSandboxId: "sandbox"}
-	_, err := e.server.StopContainer(context.Background(), &api.StopContainerRequest{Pod: Pod(), Container: c})
-	return errors.Join(err, e.server.RemoveContainer(context.Background(), &api.RemoveContainerRequest{Pod: Pod(), Container: c}))
+	_, err := e.server.StopContainer(context.Background(),
+		&api.StopContainerRequest{Pod: Pod(), Container: c})
+	return errors.Join(err, e.server.RemoveContainer(context.Background(),
+		&api.RemoveContainerRequest{Pod: Pod(), Container: c}))
 }
 
 // Daemon is a running gpuledgerd.

@@ -5,8 +5,9 @@ import (
 	"path/filepath"
 )
 
-// Podman is podman with storage, state and locks of the node's own, the node's hooks directory, and what a root without
-// CAP_SYS_RESOURCE needs. Call HideRun first: some of its state lies in /run whatever one says.
+// Podman is podman with storage, state and locks of the node's own, the node's hooks directory, and
+// what a root without CAP_SYS_RESOURCE needs. Call HideRun first: some of its state lies in /run
+// whatever one says.
 func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	n.T.Helper()
 	Need(n.T, "podman", "conmon")
@@ -14,9 +15,12 @@ func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	conf := n.Write("containers.conf", "[engine]\nlock_type = \"file\"\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n")
-	global := []string{"--root", filepath.Join(n.Dir, "storage"), "--runroot", filepath.Join(n.Dir, "runroot"), "--tmpdir", filepath.Join(n.Dir, "tmpdir"),
-		"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", runtime, "--hooks-dir", hooks}
+	conf := n.Write("containers.conf", "[engine]\nlock_type = \"file\"\n[containers]\n"+
+		"default_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n")
+	global := []string{"--root", filepath.Join(n.Dir, "storage"), "--runroot",
+		filepath.Join(n.Dir, "runroot"), "--tmpdir", filepath.Join(n.Dir, "tmpdir"),
+		"--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime",
+		runtime, "--hooks-dir", hooks}
 	cmd := n.Command("podman", append(global, args...)...)
 	cmd.Env = append(cmd.Env, "CONTAINERS_CONF="+conf)
 	return cmd
@@ -25,6 +29,8 @@ func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 // PodmanRun runs a script of busybox's shell in a container of the bundle's root file system.
 func (b *Bundle) PodmanRun(hooks, script string, options ...string) Result {
 	b.Node.T.Helper()
-	args := append([]string{"run", "--rm", "--name", b.ID, "--network", "none", "--cgroup-parent", b.Node.cgroup()}, options...)
-	return Run(b.Node.Podman(hooks, append(args, "--rootfs", filepath.Join(b.Dir, "rootfs"), "/bin/busybox", "sh", "-c", script)...))
+	args := append([]string{"run", "--rm", "--name", b.ID, "--network", "none", "--cgroup-parent",
+		b.Node.cgroup()}, options...)
+	return Run(b.Node.Podman(hooks, append(args, "--rootfs", filepath.Join(b.Dir, "rootfs"), "/bin/busybox",
+		"sh", "-c", script)...))
 }

@@ -21,8 +21,9 @@ var seed = sync.OnceValues(func() (uint64, error) {
 	return uint64(time.Now().UnixNano()), nil
 })
 
-// Random is a test's source of random numbers, and prints the seed that repeats them. Goroutines each take one, under names of
-// their own: a source serves one at a time, and what one of them draws does not depend on how fast the others are.
+// Random is a test's source of random numbers, and prints the seed that repeats them. Goroutines
+// each take one, under names of their own: a source serves one at a time, and what one of them
+// draws does not depend on how fast the others are.
 func Random(t testing.TB, name string) *rand.Rand {
 	t.Helper()
 	n, err := seed()

@@ -1,8 +1,8 @@
 // Package rig gives tests a simulated node with the real binaries and real containers on it.
 //
-// A test package calls Main from its TestMain. Everything then runs in a mount namespace of its own, because a spec
-// without one mounts into its runtime's: nothing that a test mounts reaches the machine, and no clean-up reaches through
-// a mount.
+// A test package calls Main from its TestMain. Everything then runs in a mount namespace of its
+// own, because a spec without one mounts into its runtime's: nothing that a test mounts reaches the
+// machine, and no clean-up reaches through a mount.
 package rig
 
 import (
@@ -15,10 +15,12 @@ import (
 	"testing"
 )
 
-// layoutVar hands the wanted cgroup layout, and that the namespace is there, to the re-executed test binary.
+// layoutVar hands the wanted cgroup layout, and that the namespace is there, to the re-executed
+// test binary.
 const layoutVar = "GPULEDGER_TEST_CGROUP"
 
-// builtVar hands on where the programs under test are built, so that a test that runs once more elsewhere builds none again.
+// builtVar hands on where the programs under test are built, so that a test that runs once more
+// elsewhere builds none again.
 const builtVar = "GPULEDGER_TEST_BUILT"
 
 // Layout is what a test sees at /sys/fs/cgroup.
@@ -31,7 +33,8 @@ const (
 	V2   Layout = "v2" // alone; on a hybrid machine without cpu, memory and pids, but with device rules
 )
 
-// Main runs the tests of a package in a private mount namespace. Without root it skips them all, and says so.
+// Main runs the tests of a package in a private mount namespace. Without root it skips them all,
+// and says so.
 func Main(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("SKIP: these tests need root: they start containers")
@@ -57,8 +60,8 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Under runs the calling test once more, alone, where cgroups look as wanted, and reports whether it was the caller's
-// turn to do so: the test returns then.
+// Under runs the calling test once more, alone, where cgroups look as wanted, and reports whether
+// it was the caller's turn to do so: the test returns then.
 func Under(t *testing.T, layout Layout) bool {
 	t.Helper()
 	if os.Getenv(layoutVar) == string(layout) {
@@ -67,7 +70,8 @@ func Under(t *testing.T, layout Layout) bool {
 	if layout == V1 && !exists("/sys/fs/cgroup/devices") {
 		t.Skip("this machine has no cgroup v1: its device rules are not tested here")
 	}
-	if again(layout, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v", "-test.count=1"}) != 0 {
+	if again(layout, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v",
+		"-test.count=1"}) != 0 {
 		t.Error("failed under cgroup", layout)
 	}
 	return true
@@ -96,7 +100,8 @@ func Private(layout Layout) error {
 			if err := syscall.Unmount("/sys/fs/cgroup/unified", syscall.MNT_DETACH); err != nil {
 				return err
 			}
-			// crun 1.8 writes plain files into the empty mount point; these would stay on the machine.
+			// crun 1.8 writes plain files into the empty mount point; these would stay on the
+			// machine.
 			return syscall.Mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", 0, "")
 		}
 	case V2:
@@ -118,8 +123,8 @@ func exists(path string) bool {
 
 var binaries string // of this run of the test binary
 
-// Binary builds a command of this module, once for each run, and returns its path. With the tag "failpoint" it dies at
-// the line that GPULEDGER_FAILPOINT names.
+// Binary builds a command of this module, once for each run, and returns its path. With the tag
+// "failpoint" it dies at the line that GPULEDGER_FAILPOINT names.
 func Binary(t testing.TB, name string, tags ...string) string {
 	t.Helper()
 	dir := filepath.Join(binaries, strings.Join(append([]string{"bin"}, tags...), "-"))
@@ -127,7 +132,8 @@ func Binary(t testing.TB, name string, tags ...string) string {
 	if exists(path) {
 		return path
 	}
-	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-tags", strings.Join(tags, ","), "-o", path, "github.com/gpuledger/gpuledger/cmd/"+name)
+	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-tags", strings.Join(tags, ","), "-o", path,
+		"github.com/gpuledger/gpuledger/cmd/"+name)
 	build.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
 	if name != "gpuledger" {
 		build.Env = append(build.Env, "CGO_ENABLED=0")
@@ -151,7 +157,8 @@ func Need(t testing.TB, tools ...string) {
 // moreVar is set by make test-more.
 const moreVar = "GPULEDGER_TEST_MORE"
 
-// More skips a test that make test has no time for. make test-more names it and runs it (TestMoreIsRun).
+// More skips a test that make test has no time for. make test-more names it and runs it
+// (TestMoreIsRun).
 func More(t testing.TB) {
 	t.Helper()
 	if os.Getenv(moreVar) == "" {
@@ -164,7 +171,8 @@ func NeedRuntime(t testing.TB, runtime string) {
 	t.Helper()
 	Need(t, runtime)
 	if runtime == "crun" && os.Getenv(layoutVar) == string(V2) && !mayRaiseLimits() {
-		t.Skip("crun raises RLIMIT_MEMLOCK for its device rules on cgroup v2, and root lacks CAP_SYS_RESOURCE here: crun on v2 is not tested")
+		t.Skip("crun raises RLIMIT_MEMLOCK for its device rules on cgroup v2, and root lacks " +
+			"CAP_SYS_RESOURCE here: crun on v2 is not tested")
 	}
 }
 
@@ -183,12 +191,14 @@ func mayRaiseLimits() bool {
 
 const rlimitMemlock = 8 // RLIMIT_MEMLOCK on Linux
 
-// Toolkit is a program of NVIDIA's container toolkit, as make peers builds it. A machine cannot fetch what the build needs,
-// and the toolkit's module is apart from ours, so that its requirements are not ours.
+// Toolkit is a program of NVIDIA's container toolkit, as make peers builds it. A machine cannot
+// fetch what the build needs, and the toolkit's module is apart from ours, so that its requirements
+// are not ours.
 func Toolkit(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := os.Getwd()
-	for ; err == nil && !exists(filepath.Join(dir, "test/tools/nvidia-container-toolkit")); dir = filepath.Dir(dir) {
+	for ; err == nil && !exists(filepath.Join(dir,
+		"test/tools/nvidia-container-toolkit")); dir = filepath.Dir(dir) {
 		if dir == "/" {
 			t.Fatal("cannot find NVIDIA's toolkit: no directory above has test/tools")
 		}
