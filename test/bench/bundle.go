@@ -11,14 +11,16 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// syscalls are the system calls of x86-64 that an unprivileged container may make under the engines' default profile.
+// syscalls are the system calls of x86-64 that an unprivileged container may make under the
+// engines' default profile.
 //
 //go:embed syscalls.txt
 var syscalls string
 
-// spec is what a Kubernetes node's engine writes for a container without a GPU, 10 to 20 KB of it: the size and the
-// seccomp profile are what a wrapper's JSON and runc's own work are made of. It raises no limit and sets no negative
-// oom_score_adj, so it runs under a root without CAP_SYS_RESOURCE.
+// spec is what a Kubernetes node's engine writes for a container without a GPU, 10 to 20 KB of it:
+// the size and the seccomp profile are what a wrapper's JSON and runc's own work are made of. It
+// raises no limit and sets no negative oom_score_adj, so it runs under a root without
+// CAP_SYS_RESOURCE.
 func (r *rig) spec() *specs.Spec {
 	return &specs.Spec{
 		Version: "1.0.2",
@@ -38,20 +40,26 @@ func (r *rig) spec() *specs.Spec {
 			CgroupsPath: "/" + r.cgroup + "/" + containerID,
 			Namespaces:  r.namespaces(),
 			Seccomp:     seccomp(),
-			MaskedPaths: []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
-				"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"},
+			MaskedPaths: []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys",
+				"/proc/latency_stats", "/proc/timer_list",
+				"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+				"/sys/devices/virtual/powercap"},
 			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
 		},
 	}
 }
 
 func environment() []string {
-	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=train-0", "LANG=C.UTF-8"}
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=train-0",
+		"LANG=C.UTF-8"}
 	// What the kubelet adds for each service of the namespace.
-	for i, service := range []string{"KUBERNETES", "PROMETHEUS", "REGISTRY", "SCHEDULER", "POSTGRES", "REDIS"} {
+	for i, service := range []string{"KUBERNETES", "PROMETHEUS", "REGISTRY", "SCHEDULER",
+		"POSTGRES", "REDIS"} {
 		address := fmt.Sprintf("10.96.0.%d", i+1)
-		env = append(env, service+"_SERVICE_HOST="+address, service+"_SERVICE_PORT=443", service+"_SERVICE_PORT_HTTPS=443",
-			service+"_PORT=tcp://"+address+":443", service+"_PORT_443_TCP=tcp://"+address+":443", service+"_PORT_443_TCP_PROTO=tcp",
+		env = append(env, service+"_SERVICE_HOST="+address, service+"_SERVICE_PORT=443",
+			service+"_SERVICE_PORT_HTTPS=443",
+			service+"_PORT=tcp://"+address+":443", service+"_PORT_443_TCP=tcp://"+address+":443",
+			service+"_PORT_443_TCP_PROTO=tcp",
 			service+"_PORT_443_TCP_PORT=443", service+"_PORT_443_TCP_ADDR="+address)
 	}
 	return env
@@ -70,7 +78,8 @@ func annotations() map[string]string {
 }
 
 func capabilities() *specs.LinuxCapabilities {
-	names := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+	names := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW",
+		"CAP_SETGID", "CAP_SETUID",
 		"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE"}
 	return &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
 }
@@ -78,13 +87,18 @@ func capabilities() *specs.LinuxCapabilities {
 func (r *rig) mounts() []specs.Mount {
 	mounts := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
 			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue",
+			Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs",
+			Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm",
+			Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
 	}
 	for _, file := range podFiles {
 		mounts = append(mounts, specs.Mount{Destination: file, Type: "bind", Source: r.path("pod", file),
@@ -94,7 +108,8 @@ func (r *rig) mounts() []specs.Mount {
 }
 
 // podFiles are what the kubelet binds into every container.
-var podFiles = []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/var/run/secrets/kubernetes.io/serviceaccount/token",
+var podFiles = []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
+	"/var/run/secrets/kubernetes.io/serviceaccount/token",
 	"/dev/termination-log"}
 
 func (r *rig) writePodFiles() error {
@@ -125,7 +140,8 @@ func (r *rig) namespaces() []specs.LinuxNamespace {
 	namespaces := []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}
 	for kind, file := range map[specs.LinuxNamespaceType]string{
 		specs.NetworkNamespace: "net", specs.IPCNamespace: "ipc", specs.UTSNamespace: "uts"} {
-		namespaces = append(namespaces, specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", r.pod.Process.Pid, file)})
+		namespaces = append(namespaces, specs.LinuxNamespace{
+			Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", r.pod.Process.Pid, file)})
 	}
 	return namespaces
 }
@@ -136,7 +152,8 @@ func seccomp() *specs.LinuxSeccomp {
 		{Names: strings.Fields(syscalls), Action: specs.ActAllow},
 		// No new namespaces.
 		{Names: []string{"clone"}, Action: specs.ActAllow,
-			Args: []specs.LinuxSeccompArg{{Index: 0, Value: 0x7e020000, ValueTwo: 0, Op: specs.OpMaskedEqual}}},
+			Args: []specs.LinuxSeccompArg{
+				{Index: 0, Value: 0x7e020000, ValueTwo: 0, Op: specs.OpMaskedEqual}}},
 		{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &noClone3},
 	}
 	for _, persona := range []uint64{0, 8, 0x20000, 0x20008, 0xffffffff} {

@@ -21,9 +21,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/elffile"
 )
 
-// The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README, "Installed Components"). A library that programs
-// link with has a SONAME, by which a link leads to it, and another link leads there without a number: libcuda.so, libcuda.so.1,
-// libcuda.so.580.142. One that is the driver's own matter has the one name that its file has.
+// The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README,
+// "Installed Components"). A library that programs link with has a SONAME, by which a link leads to
+// it, and another link leads there without a number: libcuda.so, libcuda.so.1, libcuda.so.580.142.
+// One that is the driver's own matter has the one name that its file has.
 const driverVersion = "999.1.1"
 
 var (
@@ -39,7 +40,8 @@ var (
 		usr/lib/xorg/modules/drivers/nvidia_drv.so lib/firmware/nvidia/999.1.1/gsp_ga10x.bin lib/firmware/nvidia/999.1.1/gsp_tu10x.bin`)
 )
 
-// writeDriver makes a driver root with a whole installation. No library has content but what tells its names: none is loaded here.
+// writeDriver makes a driver root with a whole installation. No library has content but what tells
+// its names: none is loaded here.
 func writeDriver(root string) error {
 	files, links := map[string][]byte{}, map[string]string{}
 	for _, library := range driverLibraries {
@@ -58,7 +60,8 @@ func writeDriver(root string) error {
 	}
 	for path, content := range files {
 		path = filepath.Join(root, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, content, 0o755)); err != nil {
 			return err
 		}
 	}
@@ -70,22 +73,27 @@ func writeDriver(root string) error {
 	return nil
 }
 
-// withLoader gives an image a loader that searches as Debian's does; the driver's files then have a place. It is never run.
+// withLoader gives an image a loader that searches as Debian's does; the driver's files then have a
+// place. It is never run.
 func withLoader(spec *specs.Spec) error {
 	spec.Process.Env = append(spec.Process.Env, "NVIDIA_DRIVER_CAPABILITIES=all")
 	loader := filepath.Join(spec.Root.Path, "lib64/ld-linux-x86-64.so.2")
-	return errors.Join(os.MkdirAll(filepath.Join(spec.Root.Path, "lib/x86_64-linux-gnu"), 0o755), os.MkdirAll(filepath.Dir(loader), 0o755),
-		os.WriteFile(loader, []byte("\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
+	return errors.Join(os.MkdirAll(filepath.Join(spec.Root.Path, "lib/x86_64-linux-gnu"), 0o755),
+		os.MkdirAll(filepath.Dir(loader), 0o755),
+		os.WriteFile(loader,
+			[]byte(
+				"\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
 }
 
-// createWithDriver has the same mounts on both sides: what is compared is finding their places, writing them down and the
-// image's ld.so.cache.
+// createWithDriver has the same mounts on both sides: what is compared is finding their places,
+// writing them down and the image's ld.so.cache.
 func createWithDriver(r *rig) ([]Row, error) {
 	node, err := r.newDriverNode("driver", r.runtime)
 	if err != nil {
 		return nil, err
 	}
-	return r.sameConfig("driver", "the same with the driver's files, all capabilities", node, "/lib/x86_64-linux-gnu/libnvoptix.so.1", withLoader)
+	return r.sameConfig("driver", "the same with the driver's files, all capabilities", node,
+		"/lib/x86_64-linux-gnu/libnvoptix.so.1", withLoader)
 }
 
 // newDriverNode is a node with a whole driver.
@@ -103,12 +111,14 @@ func (r *rig) newDriverNode(name, realRuntime string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	with := strings.Replace(string(text), "[inventory]\n", fmt.Sprintf("[inventory]\ndriver_root = %q\n", root), 1)
-	return node, errors.Join(os.WriteFile(config, []byte(with), 0o644), r.run(node.cli("inventory", "refresh")))
+	with := strings.Replace(string(text), "[inventory]\n",
+		fmt.Sprintf("[inventory]\ndriver_root = %q\n", root), 1)
+	return node, errors.Join(os.WriteFile(config, []byte(with), 0o644),
+		r.run(node.cli("inventory", "refresh")))
 }
 
-// refreshInventory asks NVML's stand-in of a DGX H100 and finds the driver's files, as `gpuledger inventory refresh` does, in this process:
-// a stand-in is no library that a program could load.
+// refreshInventory asks NVML's stand-in of a DGX H100 and finds the driver's files, as `gpuledger
+// inventory refresh` does, in this process: a stand-in is no library that a program could load.
 func refreshInventory(r *rig) ([]Row, error) {
 	root := r.path("inventory-driver")
 	if err := writeDriver(root); err != nil {
@@ -133,17 +143,21 @@ func refreshInventory(r *rig) ([]Row, error) {
 		}
 		took = append(took, milliseconds(time.Since(begin)))
 		if len(inv.GPUs) != 8 || len(inv.Driver.Files) < len(driverLibraries) {
-			return nil, fmt.Errorf("the inventory has %d GPUs and %d files", len(inv.GPUs), len(inv.Driver.Files))
+			return nil, fmt.Errorf("the inventory has %d GPUs and %d files", len(inv.GPUs),
+				len(inv.Driver.Files))
 		}
 	}
-	row := Row{What: "inventory of a DGX H100 (stand-in NVML), with the driver's files", Who: "gpuledger inventory refresh", Took: spread(took), Budget: "100 ms"}
+	row := Row{What: "inventory of a DGX H100 (stand-in NVML), with the driver's files",
+		Who: "gpuledger inventory refresh", Took: spread(took), Budget: "100 ms"}
 	row.within(row.Took.Median <= 100, true)
 	return []Row{row}, nil
 }
 
-// complete gives the stand-in what it lacks: PCI addresses, and no newer calls than those that it answers.
+// complete gives the stand-in what it lacks: PCI addresses, and no newer calls than those that it
+// answers.
 func complete(s *server.Server) {
-	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true, "nvmlDeviceGetVirtualizationMode": true}
+	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true,
+		"nvmlDeviceGetVirtualizationMode": true}
 	s.LookupSymbolFunc = func(symbol string) error {
 		if newer[symbol] {
 			return errors.New("undefined symbol")
@@ -151,6 +165,9 @@ func complete(s *server.Server) {
 		return nil
 	}
 	for i := range s.Devices {
-		s.Devices[i].(*server.Device).GetPciInfoFunc = func() (api.PciInfo, api.Return) { return api.PciInfo{Bus: uint32(i + 1)}, api.SUCCESS }
+		s.Devices[i].(*server.Device).GetPciInfoFunc = func() (api.PciInfo,
+			api.Return) {
+			return api.PciInfo{Bus: uint32(i + 1)}, api.SUCCESS
+		}
 	}
 }

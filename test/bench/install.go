@@ -10,13 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pieceSize is how much of a file dpkg 1.21 and rpm 4.18 write at once, in bytes. A file system with large folios (ext4 since Linux 6.16, xfs)
-// keeps in one piece what was written in one, and maps it in one step: Go's linker leaves single pages, which cost each start of our programs
-// and of the peer's some tenths of a millisecond that no installed program pays.
+// pieceSize is how much of a file dpkg 1.21 and rpm 4.18 write at once, in bytes. A file system
+// with large folios (ext4 since Linux 6.16, xfs) keeps in one piece what was written in one, and
+// maps it in one step: Go's linker leaves single pages, which cost each start of our programs and
+// of the peer's some tenths of a millisecond that no installed program pays.
 const pieceSize = 32 << 10
 
-// install copies all that is measured, the bare runtime too, to a tree like /usr beside the binaries, piece by piece as a package manager
-// does. With -read-back the page cache then forgets it: the first start reads it back as after a boot, by single pages.
+// install copies all that is measured, the bare runtime too, to a tree like /usr beside the
+// binaries, piece by piece as a package manager does. With -read-back the page cache then forgets
+// it: the first start reads it back as after a boot, by single pages.
 func (r *rig) install() (err error) {
 	if r.tree, err = os.MkdirTemp(r.options.bin, "installed-"); err != nil {
 		return err
@@ -33,7 +35,8 @@ func (r *rig) install() (err error) {
 	}
 	libraries, err := filepath.Glob(filepath.Join(r.options.bin, "shim/*"))
 	for _, library := range libraries {
-		err = errors.Join(err, r.copied(library, filepath.Join(r.tree, "lib/gpuledger/shim", filepath.Base(library))))
+		err = errors.Join(err, r.copied(library,
+			filepath.Join(r.tree, "lib/gpuledger/shim", filepath.Base(library))))
 	}
 	return err
 }
@@ -53,7 +56,8 @@ func (r *rig) copied(from, to string) error {
 	}
 	defer target.Close()
 	// Without their own ways of copying, which would be the kernel's pieces.
-	if _, err := io.CopyBuffer(struct{ io.Writer }{target}, struct{ io.Reader }{source}, make([]byte, pieceSize)); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{target}, struct{ io.Reader }{source},
+		make([]byte, pieceSize)); err != nil {
 		return fmt.Errorf("cannot install %s: %w", to, err)
 	}
 	if !r.options.readBack {
@@ -64,7 +68,8 @@ func (r *rig) copied(from, to string) error {
 
 // installed says how.
 func (r *rig) installed() string {
-	how := fmt.Sprintf("all of them copied to a tree of their own on %s as dpkg and rpm do, %d KiB at a time", fileSystem(r.tree), pieceSize>>10)
+	how := fmt.Sprintf("all of them copied to a tree of their own on %s as dpkg and rpm do, %d KiB at a time",
+		fileSystem(r.tree), pieceSize>>10)
 	if r.options.readBack {
 		how += ", and read back from the disk as after a boot"
 	}

@@ -1,6 +1,7 @@
-// Command bench measures what gpuledger adds to a container's create and to other subcommands, against the bare runtime
-// and against nvidia-container-runtime, all in one run. It is a command and not a test: a time is a figure to read, not a
-// condition that a busy machine may break. make bench builds what it needs and runs it from the checkout.
+// Command bench measures what gpuledger adds to a container's create and to other subcommands,
+// against the bare runtime and against nvidia-container-runtime, all in one run. It is a command
+// and not a test: a time is a figure to read, not a condition that a busy machine may break. make
+// bench builds what it needs and runs it from the checkout.
 package main
 
 import (
@@ -36,15 +37,22 @@ func main() {
 	flag.IntVar(&o.pairs, "pairs", 100, "measured `rounds` of each comparison, at least 40")
 	flag.BoolVar(&o.json, "json", false, "print one JSON document")
 	flag.BoolVar(&o.markdown, "markdown", false, "print the tables as Markdown")
-	flag.BoolVar(&o.disk, "disk", false, "keep bindings, bundles and runtime state on the checkout's file system too, not on a tmpfs as under /run")
+	flag.BoolVar(&o.disk, "disk",
+		false,
+		"keep bindings, bundles and runtime state on the checkout's file system too, not on a tmpfs as "+
+			"under /run")
 	flag.StringVar(&o.only, "only", "", "measure only what has this `TEXT` in its name")
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
 	flag.BoolVar(&o.rcuAsIs, "rcu-as-is", false, "leave the kernel's RCU grace periods as they are")
-	flag.BoolVar(&o.readBack, "read-back", false, "have the page cache forget the installed programs first, as a boot does")
+	flag.BoolVar(&o.readBack, "read-back", false,
+		"have the page cache forget the installed programs first, as a boot does")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 {
-		fmt.Fprintln(os.Stderr, "usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] [-rcu-as-is] [-read-back]   (N is at least 40)")
+		fmt.Fprintln(
+			os.Stderr,
+			"usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] "+
+				"[-rcu-as-is] [-read-back]   (N is at least 40)")
 		os.Exit(2)
 	}
 	if err := start(o); err != nil {
@@ -53,7 +61,8 @@ func main() {
 	}
 }
 
-// start runs the benchmark in a mount namespace of its own, so that no mount of a container can reach the machine's.
+// start runs the benchmark in a mount namespace of its own, so that no mount of a container can
+// reach the machine's.
 func start(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -137,7 +146,8 @@ func measureAll(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// absolute is a path under the folder of binaries; a binary that is not there is named with what makes it.
+// absolute is a path under the folder of binaries; a binary that is not there is named with what
+// makes it.
 func absolute(o options, name string) (string, error) {
 	path, err := filepath.Abs(filepath.Join(o.bin, name))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A contestant is one way of doing what a comparison compares. Only the process that command names is timed,
-// from before its fork to its exit.
+// A contestant is one way of doing what a comparison compares. Only the process that command names
+// is timed, from before its fork to its exit.
 type contestant struct {
 	name    string
 	before  func() error // not timed; may be nil
@@ -20,8 +20,9 @@ type contestant struct {
 	after   func() error // not timed; may be nil
 }
 
-// compare runs every contestant once a round, each round in a new random order: what disturbs the machine for a while
-// then disturbs them all, and a ratio within a round stays meaningful. The first rounds fill caches and are not kept.
+// compare runs every contestant once a round, each round in a new random order: what disturbs the
+// machine for a while then disturbs them all, and a ratio within a round stays meaningful. The
+// first rounds fill caches and are not kept.
 func (r *rig) compare(rounds int, contestants ...contestant) ([][]time.Duration, error) {
 	const warmUp = 3
 	times := make([][]time.Duration, len(contestants))
@@ -58,8 +59,8 @@ func (r *rig) once(c contestant) (time.Duration, error) {
 	return took, nil
 }
 
-// timed runs one process. Its output goes to a file and not to a pipe: a container's init inherits it and would keep a
-// pipe open long after the process has ended.
+// timed runs one process. Its output goes to a file and not to a pipe: a container's init inherits
+// it and would keep a pipe open long after the process has ended.
 func (r *rig) timed(cmd *exec.Cmd) (time.Duration, error) {
 	output, err := os.Create(r.path("output"))
 	if err != nil {
@@ -83,15 +84,17 @@ func (r *rig) run(cmd *exec.Cmd) error {
 	return err
 }
 
-// A Spread is a median and the interval that holds the true median with 95 % confidence. A create waits for the kernel's
-// RCU several times and so scatters by 5 ms and more: without the interval a median of 60 says less than it seems to.
+// A Spread is a median and the interval that holds the true median with 95 % confidence. A create
+// waits for the kernel's RCU several times and so scatters by 5 ms and more: without the interval a
+// median of 60 says less than it seems to.
 type Spread struct {
 	Low    float64 `json:"low"`
 	Median float64 `json:"median"`
 	High   float64 `json:"high"`
 }
 
-// spread takes the interval from the ranks n/2 +- 1.96 sqrt(n)/2, which assumes nothing about the values' distribution.
+// spread takes the interval from the ranks n/2 +- 1.96 sqrt(n)/2, which assumes nothing about the
+// values' distribution.
 func spread(values []float64) Spread {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)

@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// rcuExpedited makes the kernel end RCU grace periods at once (kernel/ksysfs.c). A create
-// waits for several of them, each for some milliseconds until the next ticks, so that what a wrapper adds disappears in the scatter.
+// rcuExpedited makes the kernel end RCU grace periods at once (kernel/ksysfs.c). A create waits for
+// several of them, each for some milliseconds until the next ticks, so that what a wrapper adds
+// disappears in the scatter.
 const rcuExpedited = "/sys/kernel/rcu_expedited"
 
-// expedite does so for the time of the benchmark, on all sides alike, and gives what undoes it. With -rcu-as-is, and where the kernel
-// has no such switch, everything stays as it is.
+// expedite does so for the time of the benchmark, on all sides alike, and gives what undoes it.
+// With -rcu-as-is, and where the kernel has no such switch, everything stays as it is.
 func expedite(o options) (restore func()) {
 	before, err := os.ReadFile(rcuExpedited)
 	if o.rcuAsIs || err != nil || os.WriteFile(rcuExpedited, []byte("1"), 0) != nil {
@@ -20,8 +21,10 @@ func expedite(o options) (restore func()) {
 }
 
 func rcu() string {
-	if state, _ := os.ReadFile(rcuExpedited); strings.TrimSpace(string(state)) != "" && strings.TrimSpace(string(state)) != "0" {
-		return "expedited on all sides (a create waits for them several times, which scatters by more than a wrapper adds; -rcu-as-is leaves them)"
+	if state, _ := os.ReadFile(rcuExpedited); strings.TrimSpace(string(state)) != "" &&
+		strings.TrimSpace(string(state)) != "0" {
+		return "expedited on all sides (a create waits for them several times, which scatters by more than " +
+			"a wrapper adds; -rcu-as-is leaves them)"
 	}
 	return "as the kernel has them"
 }

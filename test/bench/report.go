@@ -88,13 +88,17 @@ func (row Row) cells() []string {
 func (r Report) notes() []string {
 	m := r.Machine
 	return []string{
-		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles, root file systems and runtime state on %s.",
+		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles, root file "+
+			"systems and runtime state on %s.",
 			m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem, m.Run),
 		fmt.Sprintf("Load average before: %s; after: %s.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("RCU grace periods: %s.", m.RCU),
 		fmt.Sprintf("Bare runtime: %s. Ours: %s. Peer: %s; %s.", m.Runtime, m.Ours, m.Peer, m.Installed),
-		fmt.Sprintf("Medians of %d rounds, contestants in a new random order in each; ratio and added are medians of what each round gives, in parentheses the 95 %% confidence interval of that median.", r.Pairs),
-		"Simulated GPUs: the grant's edits are device nodes and rules; a driver's files only where a row says so.",
+		fmt.Sprintf("Medians of %d rounds, contestants in a new random order in each; ratio and added are "+
+			"medians of what each round gives, in parentheses the 95 %% confidence interval of that median.",
+			r.Pairs),
+		"Simulated GPUs: the grant's edits are device nodes and rules; a driver's files only where a row " +
+			"says so.",
 	}
 }
 
@@ -155,7 +159,8 @@ func fileSystem(path string) string {
 	if err := syscall.Statfs(path, &fs); err != nil {
 		return "an unknown file system"
 	}
-	names := map[int64]string{0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs", 0x01021994: "tmpfs", 0x794C7630: "overlayfs"}
+	names := map[int64]string{0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs", 0x01021994: "tmpfs",
+		0x794C7630: "overlayfs"}
 	if name, ok := names[int64(fs.Type)]; ok {
 		return name
 	}

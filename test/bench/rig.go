@@ -15,7 +15,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// A rig is what every measurement stands on: a folder on the checkout's file system, the binaries, and a pod's namespaces.
+// A rig is what every measurement stands on: a folder on the checkout's file system, the binaries,
+// and a pod's namespaces.
 type rig struct {
 	ctx       context.Context
 	options   options
@@ -71,14 +72,16 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	return r, nil
 }
 
-// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the engines' bundles. Root file systems are on
-// another, as an engine's are file systems of their own. The ledger stays on the checkout's file system. -disk leaves everything there.
+// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the
+// engines' bundles. Root file systems are on another, as an engine's are file systems of their own.
+// The ledger stays on the checkout's file system. -disk leaves everything there.
 func (r *rig) mountRun() error {
 	for _, dir := range []string{r.path("run"), r.path("run/rootfs")} {
 		if err := os.Mkdir(dir, 0o700); err != nil || r.options.disk {
 			return err
 		}
-		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=700"); err != nil {
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV,
+			"mode=700"); err != nil {
 			return fmt.Errorf("cannot mount a tmpfs: %w", err)
 		}
 	}
@@ -92,11 +95,13 @@ func canLimit() bool {
 	return err != nil || strings.Contains(string(controllers), "memory")
 }
 
-// startPod starts the process whose namespaces the containers join, as a kubelet's containers join the sandbox's.
-// A new network namespace a create would cost more, and more unevenly, than all that is measured here.
+// startPod starts the process whose namespaces the containers join, as a kubelet's containers join
+// the sandbox's. A new network namespace a create would cost more, and more unevenly, than all that
+// is measured here.
 func (r *rig) startPod() error {
 	r.pod = exec.Command("sleep", "3600") // it ends by itself even if we are killed
-	r.pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
+	r.pod.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
 	if err := r.pod.Start(); err != nil {
 		r.pod = nil
 		return fmt.Errorf("cannot start the pod's process: %w", err)
@@ -108,15 +113,18 @@ func (r *rig) path(elements ...string) string {
 	return filepath.Join(append([]string{r.dir}, elements...)...)
 }
 
-// command is a process in the environment that an engine gives: its own, plus what the contestant needs.
+// command is a process in the environment that an engine gives: its own, plus what the contestant
+// needs.
 func (r *rig) command(env []string, argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}, env...)
+	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"LANG=C.UTF-8"}, env...)
 	cmd.Dir = r.dir
 	return cmd
 }
 
-// creating is a contestant that creates a container of the bundle, and kills and deletes it again as engines do. The runtime root is named after it.
+// creating is a contestant that creates a container of the bundle, and kills and deletes it again
+// as engines do. The runtime root is named after it.
 func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 	root := r.path("run/roots", strings.ReplaceAll(name, " ", "-"))
 	return contestant{
@@ -146,12 +154,14 @@ func (r *rig) creating(name, runtime, bundle string, env []string) contestant {
 	}
 }
 
-// bundle makes a bundle as containerd does: config.json under run, with a root file system of its own, which is mounted there. Its files are
-// under run, too: ext4 takes longer with each round to make files where others have just been removed.
+// bundle makes a bundle as containerd does: config.json under run, with a root file system of its
+// own, which is mounted there. Its files are under run, too: ext4 takes longer with each round to
+// make files where others have just been removed.
 func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) error) (string, error) {
 	files, dir := r.path("run/rootfs", name), r.path("run/bundles", name)
 	spec.Root.Path = filepath.Join(dir, "rootfs")
-	if err := errors.Join(writeRootfs(files), os.MkdirAll(dir, 0o700), os.Mkdir(spec.Root.Path, 0o755)); err != nil {
+	if err := errors.Join(writeRootfs(files), os.MkdirAll(dir, 0o700),
+		os.Mkdir(spec.Root.Path, 0o755)); err != nil {
 		return "", err
 	}
 	if err := syscall.Mount(files, spec.Root.Path, "", syscall.MS_BIND, ""); err != nil {
@@ -170,8 +180,8 @@ func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) er
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o644)
 }
 
-// clean removes whatever may be left after a failure too. It never follows a mount: the folder is on one file system, and
-// what a container mounted, it mounted in a namespace that is gone.
+// clean removes whatever may be left after a failure too. It never follows a mount: the folder is
+// on one file system, and what a container mounted, it mounted in a namespace that is gone.
 func (r *rig) clean() error {
 	for root := range r.live {
 		_ = r.command(nil, r.runtime, "--root", root, "delete", "--force", containerID).Run()

@@ -34,13 +34,16 @@ func (r *rig) newNode(name, realRuntime string) (*node, error) {
 	}
 	config := filepath.Join(dir, "config.toml")
 	description := filepath.Join(dir, "gpus.json")
-	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = \"none\"\n[runtime]\npath = [%q]\n[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n",
-		filepath.Join(dir, "state"), r.path("run/nodes", name), realRuntime, description, filepath.Join(dir, "audit.jsonl"))
+	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = \"none\"\n[runtime]\npath = [%q]\n"+
+		"[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n",
+		filepath.Join(dir, "state"), r.path("run/nodes", name), realRuntime, description,
+		filepath.Join(dir, "audit.jsonl"))
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
 	n := &node{rig: r, env: []string{"GPULEDGER_CONFIG=" + config}}
-	simulate := []string{"inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name", "Tesla V100-SXM2-16GB", "--out", description}
+	simulate := []string{"inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name",
+		"Tesla V100-SXM2-16GB", "--out", description}
 	return n, errors.Join(r.run(n.cli(simulate...)), r.run(n.cli("inventory", "refresh")))
 }
 
@@ -70,7 +73,8 @@ type wrapping struct {
 	env        []string
 }
 
-// wrappings are ours, with a node of its own, and the peer with its defaults. Both execute realRuntime.
+// wrappings are ours, with a node of its own, and the peer with its defaults. Both execute
+// realRuntime.
 func (r *rig) wrappings(name, realRuntime string) ([]wrapping, error) {
 	node, err := r.newNode(name, realRuntime)
 	if err != nil {
@@ -107,8 +111,9 @@ func createNoGPU(r *rig) ([]Row, error) {
 	return rows, nil
 }
 
-// createNoGPUAlone has true(1) as the real runtime, and compares with true(1). A real create scatters by more than a wrapper
-// adds; this is the wrapper's own work, to a tenth of a millisecond.
+// createNoGPUAlone has true(1) as the real runtime, and compares with true(1). A real create
+// scatters by more than a wrapper adds; this is the wrapper's own work, to a tenth of a
+// millisecond.
 func createNoGPUAlone(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -132,7 +137,8 @@ func list(r *rig) ([]Row, error) {
 		return nil, err
 	}
 	argv := []string{"--root", r.path("run/roots", "empty"), "list"}
-	rows, err := r.against("list (any other subcommand)", wrappings, r.withArguments(wrappings, r.runtime, argv))
+	rows, err := r.against("list (any other subcommand)", wrappings,
+		r.withArguments(wrappings, r.runtime, argv))
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +159,8 @@ func (r *rig) withArguments(wrappings []wrapping, bare string, args []string) []
 	return contestants
 }
 
-// against compares the wrappings with the first contestant, which is bare: one row each, ours first.
+// against compares the wrappings with the first contestant, which is bare: one row each, ours
+// first.
 func (r *rig) against(what string, wrappings []wrapping, contestants []contestant) ([]Row, error) {
 	times, err := r.compare(r.options.pairs, contestants...)
 	if err != nil {
@@ -166,9 +173,11 @@ func (r *rig) against(what string, wrappings []wrapping, contestants []contestan
 	return rows, nil
 }
 
-// granting is a contestant that creates a container with a grant. The wrapper replaces config.json, so each round begins
-// by putting back the one that the engine wrote, and by taking away the ld.so.cache of the round before.
-func (r *rig) granting(name string, node *node, reference string, more ...func(*specs.Spec) error) (contestant, string, error) {
+// granting is a contestant that creates a container with a grant. The wrapper replaces config.json,
+// so each round begins by putting back the one that the engine wrote, and by taking away the
+// ld.so.cache of the round before.
+func (r *rig) granting(name string, node *node, reference string,
+	more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
 	spec.Annotations["gpuledger.dev/grant"] = reference
 	bundle, err := r.bundle(name, spec, more...)
@@ -196,12 +205,15 @@ func createGranted(r *rig) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.sameConfig("grant", "create, 2 GPUs, mode limit; bare: same final config.json", node, "/dev/nvidia1")
+	return r.sameConfig("grant", "create, 2 GPUs, mode limit; bare: same final config.json", node,
+		"/dev/nvidia1")
 }
 
-// sameConfig compares a create through the wrapper with one by the bare runtime that is given the config.json which the wrapper made. The
-// root file systems are alike; what must stand in that config.json shows that the wrapper did its work.
-func (r *rig) sameConfig(name, what string, node *node, must string, more ...func(*specs.Spec) error) ([]Row, error) {
+// sameConfig compares a create through the wrapper with one by the bare runtime that is given the
+// config.json which the wrapper made. The root file systems are alike; what must stand in that
+// config.json shows that the wrapper did its work.
+func (r *rig) sameConfig(name, what string, node *node, must string,
+	more ...func(*specs.Spec) error) ([]Row, error) {
 	reference, err := node.grant("--memory", "8GiB", "--gpus", "2")
 	if err != nil {
 		return nil, err
@@ -226,13 +238,16 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 		return nil, err
 	}
 	own := strings.NewReplacer(bundle+"/", same+"/")
-	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))),
+		0o644); err != nil {
 		return nil, err
 	}
 	bare := r.creating(name+"-bare", r.runtime, same, nil)
 	bare.before = func() error { return r.tidy(r.path("run/rootfs", name+"-bare"), final) }
 	asked := ours.before
-	ours.before = func() error { return errors.Join(r.tidy(r.path("run/rootfs", name+"-ours"), final), asked()) }
+	ours.before = func() error {
+		return errors.Join(r.tidy(r.path("run/rootfs", name+"-ours"), final), asked())
+	}
 	times, err := r.compare(r.options.pairs, bare, ours)
 	if err != nil {
 		return nil, err
@@ -243,8 +258,9 @@ func (r *rig) sameConfig(name, what string, node *node, must string, more ...fun
 	return []Row{row}, nil
 }
 
-// createGrantedAlone is a create with a grant, without and with a driver's files, with true(1) as the real runtime and against true(1), as
-// createNoGPUAlone. Nothing is started; the delete after it takes the binding away, as an engine's does.
+// createGrantedAlone is a create with a grant, without and with a driver's files, with true(1) as
+// the real runtime and against true(1), as createNoGPUAlone. Nothing is started; the delete after
+// it takes the binding away, as an engine's does.
 func createGrantedAlone(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -257,7 +273,8 @@ func createGrantedAlone(r *rig) ([]Row, error) {
 		more       []func(*specs.Spec) error
 	}{
 		{what: "a grant, real runtime true(1)", name: "grant-alone", node: r.newNode},
-		{"a grant and the driver's files, real runtime true(1)", "driver-alone", r.newDriverNode, []func(*specs.Spec) error{withLoader}},
+		{"a grant and the driver's files, real runtime true(1)", "driver-alone", r.newDriverNode,
+			[]func(*specs.Spec) error{withLoader}},
 	}
 	for _, c := range cases {
 		node, err := c.node(c.name, nothing)
@@ -285,8 +302,8 @@ func createGrantedAlone(r *rig) ([]Row, error) {
 	return rows, nil
 }
 
-// tidy takes away the mount points of the driver's files that the runtime has made: both sides then have them to make again, as in the
-// new root file system that an engine gives each container.
+// tidy takes away the mount points of the driver's files that the runtime has made: both sides then
+// have them to make again, as in the new root file system that an engine gives each container.
 func (r *rig) tidy(rootfs string, config []byte) error {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
@@ -296,15 +313,17 @@ func (r *rig) tidy(rootfs string, config []byte) error {
 		if !strings.HasPrefix(m.Source, r.path("driver")) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(rootfs, m.Destination)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(filepath.Join(rootfs, m.Destination)); err != nil &&
+			!errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
 }
 
-// grantsAtOnce starts 64 grants together on an empty ledger, several times, each time on a new one. Beside it stands what
-// 64 starts of the same program cost that touch no ledger: what is left is the ledger's.
+// grantsAtOnce starts 64 grants together on an empty ledger, several times, each time on a new one.
+// Beside it stands what 64 starts of the same program cost that touch no ledger: what is left is
+// the ledger's.
 func grantsAtOnce(r *rig) ([]Row, error) {
 	const processes, rounds = 64, 5
 	var whole, starts []float64
@@ -327,7 +346,8 @@ func grantsAtOnce(r *rig) ([]Row, error) {
 			return nil, err
 		}
 	}
-	granted, started := Row{What: "64 grants at once, durable", Who: "gpuledger grant", Took: spread(whole)}, Row{
+	granted, started := Row{What: "64 grants at once, durable", Who: "gpuledger grant",
+		Took: spread(whole)}, Row{
 		What: "64 starts at once, no ledger", Who: "gpuledger --version", Took: spread(starts)}
 	granted.Budget = "500 ms"
 	granted.within(granted.Took.Median <= 500, true)
@@ -371,8 +391,9 @@ func (r *rig) atOnce(n int, command func() *exec.Cmd) (time.Duration, error) {
 	return took, <-failures
 }
 
-// admitAtScale times the wrapper alone: its real runtime is true(1), which ends at once, so that a create's constant cost
-// does not hide what the ledger's size adds. Nothing is started, and the binding dies with the process that made it.
+// admitAtScale times the wrapper alone: its real runtime is true(1), which ends at once, so that a
+// create's constant cost does not hide what the ledger's size adds. Nothing is started, and the
+// binding dies with the process that made it.
 func admitAtScale(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -416,7 +437,8 @@ func (n *node) fill(grants int) error {
 		if n.rig.ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
-		_, err := n.rig.atOnce(min(batch, grants-made), func() *exec.Cmd { return n.cli("grant", "--memory", "16MiB") })
+		_, err := n.rig.atOnce(min(batch, grants-made),
+			func() *exec.Cmd { return n.cli("grant", "--memory", "16MiB") })
 		if err != nil {
 			return err
 		}
