@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// FuzzConfig: any bytes in config.json's place get a verdict, and what may start reaches nothing beyond its grant in the
-// oracle's eyes. A reference to a grant is written as GRANT1 to GRANT3.
+// FuzzConfig: any bytes in config.json's place get a verdict, and what may start reaches nothing
+// beyond its grant in the oracle's eyes. A reference to a grant is written as GRANT1 to GRANT3.
 func FuzzConfig(f *testing.F) {
 	s := newScene(f)
 	for _, seed := range seeds(f) {
@@ -56,14 +56,18 @@ func seeds(f *testing.F) [][]byte {
 }
 
 // keys are the annotations of both dialects, and what container they are about.
-var keys = []string{"gpuledger.dev/grant", "gpuledger.dev/gpus", "gpuledger.dev/memory", "gpuledger.dev/compute", "gpuledger.dev/mode",
+var keys = []string{"gpuledger.dev/grant", "gpuledger.dev/gpus", "gpuledger.dev/memory",
+	"gpuledger.dev/compute", "gpuledger.dev/mode",
 	"gpuledger.dev/grant.c", "gpuledger.dev/gpus.c", "gpuledger.dev/memory.c", "gpuledger.dev/gpus.other",
-	"ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_DEV", "ALIYUN_COM_GPU_MEM_POD", "scheduler.framework.gpushare.allocation"}
+	"ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_DEV", "ALIYUN_COM_GPU_MEM_POD",
+	"scheduler.framework.gpushare.allocation"}
 
-// FuzzAnnotations: an allocation beside a grant is refused, or says what the grant says, read here in another way.
+// FuzzAnnotations: an allocation beside a grant is refused, or says what the grant says, read here
+// in another way.
 func FuzzAnnotations(f *testing.F) {
 	s := newScene(f)
-	for i, seed := range []string{"GRANT2", "0,1", "2GiB", "50", "limit", "GRANT1", "1", "512MiB", "0", "0", "4", "2", `{"c":{"0":1,"1":1}}`} {
+	for i, seed := range []string{"GRANT2", "0,1", "2GiB", "50", "limit", "GRANT1", "1", "512MiB", "0", "0",
+		"4", "2", `{"c":{"0":1,"1":1}}`} {
 		f.Add(uint8(i), seed, "1", uint8(0), true)
 	}
 	f.Add(uint8(2), "2048MiB", "", uint8(3), false)
@@ -72,25 +76,31 @@ func FuzzAnnotations(f *testing.F) {
 		name := keys[int(key)%len(keys)]
 		annotations := map[string]string{"gpuledger.dev/grant": s.grants[2].reference.String()}
 		if inPod {
-			annotations = map[string]string{"gpuledger.dev/grant.c": s.grants[2].reference.String(), "io.kubernetes.cri.container-type": "container",
-				"io.kubernetes.cri.sandbox-uid": "u", "io.kubernetes.cri.container-name": "c", "io.kubernetes.cri.sandbox-name": "p", "io.kubernetes.cri.sandbox-namespace": "n"}
+			annotations = map[string]string{"gpuledger.dev/grant.c": s.grants[2].reference.String(),
+				"io.kubernetes.cri.container-type": "container",
+				"io.kubernetes.cri.sandbox-uid":    "u", "io.kubernetes.cri.container-name": "c",
+				"io.kubernetes.cri.sandbox-name": "p", "io.kubernetes.cri.sandbox-namespace": "n"}
 		}
 		annotations[name] = strings.ReplaceAll(value, "GRANT2", s.grants[2].reference.String())
-		config, err := json.Marshal(map[string]any{"annotations": annotations, "process": map[string]any{"env": []string{"ALIYUN_COM_GPU_MEM_CONTAINER=" + share}},
-			"linux": map[string]any{"resources": map[string]any{"devices": []any{map[string]any{"allow": false, "access": "rwm"}}}}})
+		config, err := json.Marshal(map[string]any{"annotations": annotations,
+			"process": map[string]any{"env": []string{"ALIYUN_COM_GPU_MEM_CONTAINER=" + share}},
+			"linux": map[string]any{"resources": map[string]any{
+				"devices": []any{map[string]any{"allow": false, "access": "rwm"}}}}})
 		must(t, err)
 		d := s.judge("default", engines[int(engine)%len(engines)], config)
 		if beyond := s.escape(d, config); beyond != "" {
 			t.Error(beyond)
 		}
 		own, named := strings.CutSuffix(name, ".c")
-		if named && !(inPod && engines[int(engine)%len(engines)] == grant.Containerd) || strings.HasSuffix(name, ".other") {
+		if named && !(inPod && engines[int(engine)%len(engines)] == grant.Containerd) ||
+			strings.HasSuffix(name, ".other") {
 			return // it is about another container
 		}
 		switch {
 		case d.Kind == grant.Admit && !s.agrees(own, value):
 			t.Errorf("admitted with %s: %q", name, value)
-		case d.Kind == grant.Refused && !strings.HasPrefix(string(d.Code), "annotation-") && d.Code != grant.GrantNotFound && d.Code != grant.SpecInvalid:
+		case d.Kind == grant.Refused && !strings.HasPrefix(string(d.Code), "annotation-") &&
+			d.Code != grant.GrantNotFound && d.Code != grant.SpecInvalid:
 			t.Errorf("%s (%s) for %s: %q", d.Code, d.Message, name, value)
 		}
 	})
@@ -131,15 +141,21 @@ func (s *scene) agrees(name, value string) bool {
 	return true
 }
 
-// FuzzUpdate: what an update hands on to the real runtime opens no GPU, and sets no key of the driver's limit.
+// FuzzUpdate: what an update hands on to the real runtime opens no GPU, and sets no key of the
+// driver's limit.
 func FuzzUpdate(f *testing.F) {
 	s := newScene(f)
-	for _, seed := range []string{`{"pids":{"limit":5}}`, `{"devices":[{"allow":true,"access":"rwm"}]}`, `{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}],"cpu":{}}`,
-		`{"Devices":[{"allow":true}]}`, `{"devices":null,"devices":[{"allow":true,"access":"r"}]}`, `{"unified":{"dmem.max":"x"}}`, `{"unified":{"cgroup.procs":"1"}}`, `{"unified":{"pids.max":"3"},"Unified":{"dmem.low":"x"}}`} {
+	for _, seed := range []string{`{"pids":{"limit":5}}`,
+		`{"devices":[{"allow":true,"access":"rwm"}]}`,
+		`{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}],"cpu":{}}`,
+		`{"Devices":[{"allow":true}]}`, `{"devices":null,"devices":[{"allow":true,"access":"r"}]}`,
+		`{"unified":{"dmem.max":"x"}}`, `{"unified":{"cgroup.procs":"1"}}`,
+		`{"unified":{"pids.max":"3"},"Unified":{"dmem.low":"x"}}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, resources []byte) {
-		rest, err := s.guards["default"].Update(grant.Container{RuntimeRoot: s.dir + "/runtime", ID: "c"}, resources)
+		rest, err := s.guards["default"].Update(
+			grant.Container{RuntimeRoot: s.dir + "/runtime", ID: "c"}, resources)
 		if err != nil {
 			return
 		}

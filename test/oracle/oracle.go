@@ -1,7 +1,8 @@
-// Package oracle reads a container's config.json a second time, slowly and plainly, and says what would come of it: which
-// devices each runtime would let the container open on each version of cgroups, what it would mount, and what an injector
-// would read in it. It shares no code and no table with the guard, and was written from the runtimes' sources, so that
-// what the two agree on is more than one author's belief.
+// Package oracle reads a container's config.json a second time, slowly and plainly, and says what
+// would come of it: which devices each runtime would let the container open on each version of
+// cgroups, what it would mount, and what an injector would read in it. It shares no code and no
+// table with the guard, and was written from the runtimes' sources, so that what the two agree on
+// is more than one author's belief.
 package oracle
 
 import (
@@ -19,8 +20,9 @@ type Device struct{ Major, Minor int64 }
 
 // World is a node as far as the oracle needs it.
 type World struct {
-	// Devices are the character devices of GPUs, each with what a grant must hold for it: a GPU's UUID, Driver for what comes
-	// with every grant, Display for what may come with exclusive ones, Nothing for what no grant gives. Each of them is tried.
+	// Devices are the character devices of GPUs, each with what a grant must hold for it: a GPU's
+	// UUID, Driver for what comes with every grant, Display for what may come with exclusive ones,
+	// Nothing for what no grant gives. Each of them is tried.
 	Devices map[Device]string
 	Majors  []int64  // those that are the driver's alone: what Devices does not list of them no grant gives
 	Private []string // directories of which no container gets a part, as real paths
@@ -44,11 +46,14 @@ func (w World) needs(d Device) (needs string, isGPU bool) {
 
 // Way is one way to a GPU, or a request for one.
 type Way struct {
-	How   string
-	Needs string // what a grant must hold: a UUID, an index or another name of a GPU, Driver, Display, "all", or Nothing
+	How string
+	// what a grant must hold: a UUID, an index or another name of a GPU, Driver, Display, "all", or
+	// Nothing
+	Needs string
 }
 
-// Ways lists every way in a config.json, read as runc reads it and as crun does. An error says that no runtime starts it.
+// Ways lists every way in a config.json, read as runc reads it and as crun does. An error says that
+// no runtime starts it.
 func (w World) Ways(config []byte) ([]Way, error) {
 	asRunc, errRunc := readAsRunc(config)
 	asCrun, errCrun := readAsCrun(config)
@@ -72,7 +77,8 @@ func (w World) of(s spec, runtime string, filters ...filter) []Way {
 	return append(ways, requests(s)...)
 }
 
-// open tries to open every device of a GPU in every manner. A container can bring a node for it in its image, or make one.
+// open tries to open every device of a GPU in every manner. A container can bring a node for it in
+// its image, or make one.
 func (w World) open(s spec, runtime string, filters []filter) []Way {
 	var ways []Way
 	for d, needs := range w.tried(s.rules) {
@@ -103,7 +109,8 @@ func (w World) tried(rules []rule) map[Device]string {
 	return all
 }
 
-// nodes are those that the runtime would make. In a user namespace it binds the host's node of that path in place of it.
+// nodes are those that the runtime would make. In a user namespace it binds the host's node of that
+// path in place of it.
 func (w World) nodes(s spec) []Way {
 	var ways []Way
 	for _, d := range s.devices {
@@ -117,8 +124,9 @@ func (w World) nodes(s spec) []Way {
 	return ways
 }
 
-// mounts are the bind mounts of GPU nodes and of private directories, and the device list of NVIDIA's toolkit. The toolkit
-// of today looks only at those of /dev/null; nothing else has a reason to be there.
+// mounts are the bind mounts of GPU nodes and of private directories, and the device list of
+// NVIDIA's toolkit. The toolkit of today looks only at those of /dev/null; nothing else has a
+// reason to be there.
 func (w World) mounts(s spec) []Way {
 	var ways []Way
 	for _, m := range s.mounts {
@@ -134,7 +142,8 @@ func (w World) mounts(s spec) []Way {
 	return ways
 }
 
-// holds reports whether a directory is a thing, or has it somewhere below: each is looked at, whatever it is called.
+// holds reports whether a directory is a thing, or has it somewhere below: each is looked at,
+// whatever it is called.
 func holds(dir string, thing os.FileInfo) bool {
 	found := false
 	_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {

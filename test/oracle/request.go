@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// requests are what NVIDIA's container toolkit would act on: its documentation and internal/config/image.
+// requests are what NVIDIA's container toolkit would act on: its documentation and
+// internal/config/image.
 func requests(s spec) []Way {
 	var ways []Way
 	env := map[string]string{}
@@ -25,7 +26,8 @@ func requests(s spec) []Way {
 			}
 		}
 	}
-	for _, name := range []string{"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_IMEX_CHANNELS"} {
+	for _, name := range []string{"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES",
+		"NVIDIA_IMEX_CHANNELS"} {
 		if env[name] != "" {
 			ways = append(ways, Way{"variable " + name, Nothing})
 		}
@@ -54,11 +56,12 @@ func requests(s spec) []Way {
 	return ways
 }
 
-// moves reports whether writing a file of a cgroup does something to processes, or to the cgroup as such, or whether the file is
-// another cgroup's.
+// moves reports whether writing a file of a cgroup does something to processes, or to the cgroup as
+// such, or whether the file is another cgroup's.
 func moves(key string) bool {
 	switch key {
-	case "cgroup.procs", "cgroup.threads", "cgroup.type", "cgroup.subtree_control", "cgroup.freeze", "cgroup.kill":
+	case "cgroup.procs", "cgroup.threads", "cgroup.type", "cgroup.subtree_control", "cgroup.freeze",
+		"cgroup.kill":
 		return true
 	}
 	return filepath.Base(key) != key

@@ -15,8 +15,8 @@ type rule struct {
 	access       string
 }
 
-// filter tells whether a container with these rules opens a device with access "r", "w" or "rw". A container that the
-// runtime would not start opens nothing.
+// filter tells whether a container with these rules opens a device with access "r", "w" or "rw". A
+// container that the runtime would not start opens nothing.
 type filter func(rules []rule, d Device, access string) bool
 
 // within reports whether a is part of b, both of the letters r, w, m.
@@ -41,8 +41,8 @@ func (s same) matches(d Device) bool {
 	return s.kind == "c" && (s.major < 0 || s.major == d.Major) && (s.minor < 0 || s.minor == d.Minor)
 }
 
-// table is a default and exceptions to it, as the kernel keeps it on v1 (security/device_cgroup.c) and runc in its
-// emulator (opencontainers/cgroups devices/devices_emulator.go).
+// table is a default and exceptions to it, as the kernel keeps it on v1 (security/device_cgroup.c)
+// and runc in its emulator (opencontainers/cgroups devices/devices_emulator.go).
 type table struct {
 	allow      bool
 	exceptions map[same]string
@@ -68,8 +68,8 @@ func (t *table) put(r rule) {
 
 func (t *table) reset(allow bool) { t.allow, t.exceptions = allow, map[same]string{} }
 
-// kernel is the check at open: where all is denied, one exception must cover the access; where all is allowed, none may
-// touch it.
+// kernel is the check at open: where all is denied, one exception must cover the access; where all
+// is allowed, none may touch it.
 func (t *table) kernel(d Device, access string) bool {
 	for key, has := range t.exceptions {
 		if key.matches(d) && !t.allow && within(access, has) {
@@ -82,8 +82,8 @@ func (t *table) kernel(d Device, access string) bool {
 	return t.allow
 }
 
-// emulated is runc's emulator. It gives nil for rules that runc refuses: unknown types, no access, and a removal that
-// would punch a hole into a wider exception.
+// emulated is runc's emulator. It gives nil for rules that runc refuses: unknown types, no access,
+// and a removal that would punch a hole into a wider exception.
 func emulated(rules []rule) *table {
 	t := &table{}
 	t.reset(false)
@@ -110,7 +110,8 @@ func emulated(rules []rule) *table {
 func (t *table) hole(r rule) bool {
 	for key, access := range t.exceptions {
 		exact := key.major == r.major && key.minor == r.minor
-		wider := key.kind == r.kind && (key.major == -1 || key.major == r.major) && (key.minor == -1 || key.minor == r.minor)
+		wider := key.kind == r.kind && (key.major == -1 || key.major == r.major) &&
+			(key.minor == -1 || key.minor == r.minor)
 		if wider && !exact && overlap(access, r.access) {
 			return true
 		}
@@ -124,8 +125,8 @@ func runcV1(rules []rule, d Device, access string) bool {
 	return t != nil && t.kernel(d, access)
 }
 
-// runcV2 makes a program of the emulated table (devices/ebpf/devicefilter): an exception counts where it names the whole
-// access, else the default does.
+// runcV2 makes a program of the emulated table (devices/ebpf/devicefilter): an exception counts
+// where it names the whole access, else the default does.
 func runcV2(rules []rule, d Device, access string) bool {
 	t := emulated(rules)
 	if t == nil {
@@ -139,8 +140,9 @@ func runcV2(rules []rule, d Device, access string) bool {
 	return t.allow
 }
 
-// crunV1 writes rule by rule to a cgroup that begins with its parent's devices, all of them (libcrun
-// cgroup-resources.c: write_devices_resources_v1). What the kernel cannot read ends the create.
+// crunV1 writes rule by rule to a cgroup that begins with its parent's devices, all of them
+// (libcrun cgroup-resources.c: write_devices_resources_v1). What the kernel cannot read ends the
+// create.
 func crunV1(rules []rule, d Device, access string) bool {
 	t := &table{}
 	t.reset(true)
@@ -148,7 +150,8 @@ func crunV1(rules []rule, d Device, access string) bool {
 		switch {
 		case r.kind == "" || r.kind[0] == 'a':
 			t.reset(r.allow)
-		case r.kind != "b" && r.kind != "c", r.major < -1, r.minor < -1, r.major > math.MaxUint32, r.minor > math.MaxUint32, r.access == "":
+		case r.kind != "b" && r.kind != "c", r.major < -1, r.minor < -1, r.major > math.MaxUint32,
+			r.minor > math.MaxUint32, r.access == "":
 			return false
 		default:
 			t.put(r)
@@ -157,8 +160,9 @@ func crunV1(rules []rule, d Device, access string) bool {
 	return t.kernel(d, access)
 }
 
-// crunV2 makes a program that asks the last rule first (libcrun ebpf.c: bpf_program_append_dev). Without rules it makes
-// none. Any type but a and b is taken for a character device, and numbers are cut to 32 bits.
+// crunV2 makes a program that asks the last rule first (libcrun ebpf.c: bpf_program_append_dev).
+// Without rules it makes none. Any type but a and b is taken for a character device, and numbers
+// are cut to 32 bits.
 func crunV2(rules []rule, d Device, access string) bool {
 	for i := len(rules) - 1; i >= 0; i-- {
 		r := rules[i]
@@ -173,8 +177,9 @@ func crunV2(rules []rule, d Device, access string) bool {
 	return len(rules) == 0
 }
 
-// Opens tells whether a container of "runc" or "crun" with these rules opens a device on version 1 or 2 of cgroups, with an
-// access of "r", "w" or "rw". One that the runtime would not start opens nothing.
+// Opens tells whether a container of "runc" or "crun" with these rules opens a device on version 1
+// or 2 of cgroups, with an access of "r", "w" or "rw". One that the runtime would not start opens
+// nothing.
 func Opens(runtime string, version int, list []specs.LinuxDeviceCgroup, d Device, access string) bool {
 	filters := map[string][]filter{"runc": {runcV1, runcV2}, "crun": {crunV1, crunV2}}
 	return filters[runtime][version-1](rulesOf(list), d, access)

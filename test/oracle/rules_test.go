@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestTheOracleKnowsTheRuntimes: what each runtime makes of a list of rules, as measured with runc 1.1.5 and crun 1.8.1 or
-// read in their sources. An oracle that opens nothing would agree with every guard.
+// TestTheOracleKnowsTheRuntimes: what each runtime makes of a list of rules, as measured with runc
+// 1.1.5 and crun 1.8.1 or read in their sources. An oracle that opens nothing would agree with
+// every guard.
 func TestTheOracleKnowsTheRuntimes(t *testing.T) {
 	gpu := Device{195, 0}
 	none := rule{kind: "a", major: -1, minor: -1, access: "rwm"}
@@ -25,17 +26,23 @@ func TestTheOracleKnowsTheRuntimes(t *testing.T) {
 		{"none at all", nil, "rw", []string{"crun v1", "crun v2"}},
 		{"everything denied", rules(denied), "r", nil},
 		{"everything allowed", rules(all), "rw", []string{"runc v1", "runc v2", "crun v1", "crun v2"}},
-		{"this device", rules(denied, c(true, 195, 0, "rw")), "rw", []string{"runc v1", "runc v2", "crun v1", "crun v2"}},
+		{"this device", rules(denied, c(true, 195, 0, "rw")), "rw",
+			[]string{"runc v1", "runc v2", "crun v1", "crun v2"}},
 		{"this device, to be made", rules(denied, c(true, 195, 0, "m")), "r", nil},
 		{"the device beside it", rules(denied, c(true, 195, 1, "rwm")), "r", nil},
-		{"its major", rules(denied, c(true, 195, -1, "r")), "r", []string{"runc v1", "runc v2", "crun v1", "crun v2"}},
+		{"its major", rules(denied, c(true, 195, -1, "r")), "r",
+			[]string{"runc v1", "runc v2", "crun v1", "crun v2"}},
 		{"its major, for reading, and it is written", rules(denied, c(true, 195, -1, "r")), "w", nil},
-		{"reading and writing by two rules", rules(denied, c(true, 195, 0, "r"), c(true, 195, 0, "w")), "rw", []string{"runc v1", "runc v2", "crun v1"}},
+		{"reading and writing by two rules", rules(denied, c(true, 195, 0, "r"), c(true, 195, 0, "w")), "rw",
+			[]string{"runc v1", "runc v2", "crun v1"}},
 		{"taken back", rules(denied, c(true, 195, 0, "rw"), c(false, 195, 0, "rw")), "r", nil},
-		{"a hole in its major, which runc refuses", rules(denied, c(true, 195, -1, "rw"), c(false, 195, 0, "rw")), "r", []string{"crun v1"}},
-		{"everything but reading it", rules(all, c(false, 195, 0, "r")), "rw", []string{"runc v2", "crun v2"}},
+		{"a hole in its major, which runc refuses",
+			rules(denied, c(true, 195, -1, "rw"), c(false, 195, 0, "rw")), "r", []string{"crun v1"}},
+		{"everything but reading it", rules(all, c(false, 195, 0, "r")), "rw",
+			[]string{"runc v2", "crun v2"}},
 		{"everything but it", rules(all, c(false, 195, 0, "rwm")), "rw", nil},
-		{"forgotten by a rule for all", rules(c(false, 195, 0, "rwm"), all), "r", []string{"runc v1", "runc v2", "crun v1", "crun v2"}},
+		{"forgotten by a rule for all", rules(c(false, 195, 0, "rwm"), all), "r",
+			[]string{"runc v1", "runc v2", "crun v1", "crun v2"}},
 		{"of an unknown type", rules(denied, rule{true, "u", 195, 0, "rw"}), "r", []string{"crun v2"}},
 		{"of a number beyond 32 bits", rules(denied, c(true, 1<<32+195, 0, "rw")), "r", []string{"crun v2"}},
 		{"of block devices", rules(denied, rule{true, "b", 195, 0, "rwm"}), "r", nil},

@@ -59,11 +59,13 @@ func newScene(t testing.TB) *scene {
 	must(t, err)
 	inv, err := simulated.Scan(d, h, "/")
 	must(t, err)
-	must(t, os.MkdirAll(dir+"/state", 0o700), os.MkdirAll(dir+"/run", 0o700), gpu.Write(gpu.Path(dir+"/state"), inv))
+	must(t, os.MkdirAll(dir+"/state", 0o700), os.MkdirAll(dir+"/run", 0o700),
+		gpu.Write(gpu.Path(dir+"/state"), inv))
 	s.gpus = inv.GPUs
 	for _, policy := range policies {
 		config := filepath.Join(dir, policy+".toml")
-		text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/dev/null\"\n[audit]\nfile = \"\"\n", dir+"/state", dir+"/run")
+		text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\n"+
+			"file = \"/dev/null\"\n[audit]\nfile = \"\"\n", dir+"/state", dir+"/run")
 		must(t, os.WriteFile(config, []byte(text+rules[policy]), 0o600))
 		s.guards[policy] = node.Open(config, h)
 		must(t, s.guards[policy].Broken)
@@ -87,41 +89,55 @@ func must(t testing.TB, errs ...error) {
 
 // host is a machine with a driver in /proc/devices.
 func (s *scene) host(t testing.TB) host.Host {
-	must(t, os.MkdirAll(s.dir+"/proc/sys/kernel/random", 0o755), os.MkdirAll(s.dir+"/sys", 0o755), os.MkdirAll(s.dir+"/bundle", 0o755),
-		os.WriteFile(s.dir+"/proc/sys/kernel/random/boot_id", []byte("11111111-2222-3333-4444-555555555555\n"), 0o644),
-		os.WriteFile(s.dir+"/proc/devices", []byte(fmt.Sprintf("Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n%d nvidia-caps-imex-channels\n%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
-			majorUVM, majorCaps, majorIMEX, majorSwitch)), 0o644),
-		os.Symlink("/proc/self", s.dir+"/proc/self"), os.Symlink("/proc/thread-self", s.dir+"/proc/thread-self"))
+	must(t, os.MkdirAll(s.dir+"/proc/sys/kernel/random", 0o755), os.MkdirAll(s.dir+"/sys", 0o755),
+		os.MkdirAll(s.dir+"/bundle", 0o755),
+		os.WriteFile(s.dir+"/proc/sys/kernel/random/boot_id",
+			[]byte("11111111-2222-3333-4444-555555555555\n"), 0o644),
+		os.WriteFile(s.dir+"/proc/devices",
+			[]byte(fmt.Sprintf("Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n%d nvidia-uvm\n"+
+				"%d nvidia-caps\n%d nvidia-caps-imex-channels\n%d nvidia-nvswitch\n\nBlock devices:\n"+
+				"  7 loop\n",
+				majorUVM, majorCaps, majorIMEX, majorSwitch)), 0o644),
+		os.Symlink("/proc/self", s.dir+"/proc/self"),
+		os.Symlink("/proc/thread-self", s.dir+"/proc/thread-self"))
 	return host.Host{Proc: s.dir + "/proc", Sys: s.dir + "/sys", Dev: s.dir + "/dev", Now: time.Now}
 }
 
 // devices tells the oracle what the node has, and puts nodes into the host's /dev.
 func (s *scene) devices(t testing.TB) {
-	devices := map[oracle.Device]string{{Major: 195, Minor: 255}: oracle.Driver, {Major: majorUVM, Minor: 0}: oracle.Driver, {Major: majorUVM, Minor: 1}: oracle.Driver,
+	devices := map[oracle.Device]string{{Major: 195, Minor: 255}: oracle.Driver,
+		{Major: majorUVM, Minor: 0}: oracle.Driver, {Major: majorUVM, Minor: 1}: oracle.Driver,
 		{Major: 195, Minor: 254}: oracle.Display}
-	for _, d := range []oracle.Device{{Major: 195, Minor: 77}, {Major: majorCaps, Minor: 1}, {Major: majorIMEX, Minor: 0}, {Major: majorSwitch, Minor: 255}} {
+	for _, d := range []oracle.Device{{Major: 195, Minor: 77}, {Major: majorCaps, Minor: 1},
+		{Major: majorIMEX, Minor: 0}, {Major: majorSwitch, Minor: 255}} {
 		devices[d] = oracle.Nothing
 	}
 	for _, g := range s.gpus {
 		devices[oracle.Device{Major: 195, Minor: int64(g.Minor)}] = g.UUID
 		devices[oracle.Device{Major: 226, Minor: int64(128 + g.Index)}] = g.UUID
 	}
-	s.world = oracle.World{Devices: devices, Majors: []int64{195, majorUVM, majorCaps, majorIMEX, majorSwitch}, Private: []string{s.dir + "/state", s.dir + "/run"}, Bundle: s.dir + "/bundle"}
+	s.world = oracle.World{Devices: devices,
+		Majors:  []int64{195, majorUVM, majorCaps, majorIMEX, majorSwitch},
+		Private: []string{s.dir + "/state", s.dir + "/run"}, Bundle: s.dir + "/bundle"}
 	dev := s.dir + "/dev"
 	must(t, os.MkdirAll(dev+"/plain", 0o755))
-	for name, d := range map[string]oracle.Device{"nvidia0": {Major: 195}, "nvidia1": {Major: 195, Minor: 1}, "nvidiactl": {Major: 195, Minor: 255}, "innocent": {Major: 195, Minor: 2}, "null": {Major: 1, Minor: 3}} {
-		if err := syscall.Mknod(filepath.Join(dev, name), syscall.S_IFCHR|0o666, int(d.Major<<8|d.Minor)); err != nil {
+	for name, d := range map[string]oracle.Device{"nvidia0": {Major: 195}, "nvidia1": {Major: 195, Minor: 1},
+		"nvidiactl": {Major: 195, Minor: 255}, "innocent": {Major: 195, Minor: 2},
+		"null": {Major: 1, Minor: 3}} {
+		if err := syscall.Mknod(filepath.Join(dev, name), syscall.S_IFCHR|0o666,
+			int(d.Major<<8|d.Minor)); err != nil {
 			t.Skipf("cannot make device nodes, so what mounts of them lead to is not tested: %v", err)
 		}
 	}
 	must(t, os.Symlink("nvidia1", dev+"/link"), os.Symlink("../run", dev+"/torun"))
 }
 
-// volumes are places of a pod's, at which the kubelet has mounted what pods named: in a mount namespace of the test's thread, which must look
-// at no mount in another goroutine.
+// volumes are places of a pod's, at which the kubelet has mounted what pods named: in a mount
+// namespace of the test's thread, which must look at no mount in another goroutine.
 func (s *scene) volumes(t testing.TB) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
-	if err := errors.Join(syscall.Unshare(syscall.CLONE_NEWNS), syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
+	if err := errors.Join(syscall.Unshare(syscall.CLONE_NEWNS),
+		syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
 		syscall.Mount("tmpfs", "/var/lib", "tmpfs", 0, "")); err != nil {
 		t.Fatalf("cannot make a mount namespace: %v", err)
 	}
@@ -140,7 +156,8 @@ func (s *scene) volumes(t testing.TB) {
 		mount(source, target)
 	}
 	must(t, os.MkdirAll("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v", 0o755))
-	s.mounted = append(s.mounted, "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v", "/var/lib/kubelet/pods/u/volume-subpaths/v/dev/0/nvidia0")
+	s.mounted = append(s.mounted, "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v",
+		"/var/lib/kubelet/pods/u/volume-subpaths/v/dev/0/nvidia0")
 }
 
 // grant enters one of 1 GiB on each of these GPUs.

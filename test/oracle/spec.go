@@ -43,9 +43,9 @@ func readAsRunc(config []byte) (spec, error) {
 	return fromSpec(s), nil
 }
 
-// readAsCrun decodes as crun does: yajl keeps all of equal keys, and a look-up finds the first; names are taken as they
-// stand. So equal keys after the first and names that only resemble known ones are taken out, and the rest is read as
-// runc reads it.
+// readAsCrun decodes as crun does: yajl keeps all of equal keys, and a look-up finds the first;
+// names are taken as they stand. So equal keys after the first and names that only resemble known
+// ones are taken out, and the rest is read as runc reads it.
 func readAsCrun(config []byte) (spec, error) {
 	d := json.NewDecoder(bytes.NewReader(config))
 	d.UseNumber()
@@ -64,10 +64,12 @@ func readAsCrun(config []byte) (spec, error) {
 	return fromSpec(s), nil
 }
 
-// names are all that the oracle reads, in structures; another spelling of one is unknown to crun. The names in maps are
-// annotations' keys, none of which is equal to one of these in another case.
-var names = []string{"process", "env", "linux", "resources", "devices", "allow", "type", "major", "minor", "access", "path", "mounts", "source",
-	"destination", "options", "hooks", "annotations", "namespaces", "unified", "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
+// names are all that the oracle reads, in structures; another spelling of one is unknown to crun.
+// The names in maps are annotations' keys, none of which is equal to one of these in another case.
+var names = []string{"process", "env", "linux", "resources", "devices", "allow", "type", "major", "minor",
+	"access", "path", "mounts", "source",
+	"destination", "options", "hooks", "annotations", "namespaces", "unified", "prestart", "createRuntime",
+	"createContainer", "startContainer", "poststart", "poststop"}
 
 func resembles(key string) bool {
 	return !slices.Contains(names, key) && slices.ContainsFunc(names, func(name string) bool {
@@ -131,14 +133,16 @@ func fromSpec(from specs.Spec) spec {
 	}
 	if h := from.Hooks; h != nil {
 		//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
-		for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) {
+		for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer,
+			h.Poststart, h.Poststop) {
 			s.hooks = append(s.hooks, hook.Path)
 		}
 	}
 	if from.Linux == nil {
 		return s
 	}
-	s.userNamespace = slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
+	s.userNamespace = slices.ContainsFunc(from.Linux.Namespaces,
+		func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
 	for _, d := range from.Linux.Devices {
 		s.devices = append(s.devices, node{d.Path, d.Type, d.Major, d.Minor})
 	}

@@ -8,8 +8,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Update lists what the resources of a runtime's update open: crun puts their device rules in place of the container's, and
-// both write the keys of unified as they stand.
+// Update lists what the resources of a runtime's update open: crun puts their device rules in place
+// of the container's, and both write the keys of unified as they stand.
 func (w World) Update(resources []byte) ([]Way, error) {
 	var r specs.LinuxResources
 	if err := json.Unmarshal(resources, &r); err != nil {
