@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// client is a program that uses CUDA. Its arguments are what it does: "0:2048" allocates 2048 MiB on device 0, "hold" keeps all
-// of it for as long as the server lives, "talk" does too and has the server answer ten times a second.
+// client is a program that uses CUDA. Its arguments are what it does: "0:2048" allocates 2048 MiB
+// on device 0, "hold" keeps all of it for as long as the server lives, "talk" does too and has the
+// server answer ten times a second.
 func client(deeds []string) error {
 	conn, lines, err := join()
 	if err != nil {

@@ -34,8 +34,10 @@ func serveControl(args []string) error {
 	if in("stillborn") {
 		return fmt.Errorf("cannot find a GPU")
 	}
-	c := &control{anybody: anybody, gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), limits: map[int]string{}, percent: "100", servers: map[int]*exec.Cmd{}}
-	if err := os.WriteFile(pipes()+"/nvidia-cuda-mps-control.pid", []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+	c := &control{anybody: anybody, gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")),
+		limits: map[int]string{}, percent: "100", servers: map[int]*exec.Cmd{}}
+	if err := os.WriteFile(pipes()+"/nvidia-cuda-mps-control.pid", []byte(strconv.Itoa(os.Getpid())),
+		0o644); err != nil {
 		return err
 	}
 	return listen("control", func(conn net.Conn, _ *bufio.Reader, line string, peer unix.Ucred) {
@@ -57,8 +59,8 @@ func serveControl(args []string) error {
 	})
 }
 
-// askControl is the same program without arguments: commands on standard input. Like the daemon it opens a file beside the socket, and
-// makes it where there is none.
+// askControl is the same program without arguments: commands on standard input. Like the daemon it
+// opens a file beside the socket, and makes it where there is none.
 func askControl() error {
 	lock, err := os.OpenFile(pipes()+"/control_lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -127,7 +129,8 @@ func (c *control) do(words []string) string {
 
 // short writes a limit as the real one does: in G where that is even.
 func short(limit string) string {
-	if n, err := strconv.Atoi(strings.TrimSuffix(limit, "M")); err == nil && n%1024 == 0 && strings.HasSuffix(limit, "M") {
+	if n, err := strconv.Atoi(strings.TrimSuffix(limit, "M")); err == nil && n%1024 == 0 &&
+		strings.HasSuffix(limit, "M") {
 		return strconv.Itoa(n/1024) + "G"
 	}
 	return limit
@@ -143,7 +146,8 @@ func (c *control) byPID(pid string) int {
 	return -1
 }
 
-// serverFor names the socket of the user's server, or says why there is none. There is one server at a time.
+// serverFor names the socket of the user's server, or says why there is none. There is one server
+// at a time.
 func (c *control) serverFor(uid int) string {
 	if c.anybody {
 		uid = 0

@@ -1,18 +1,21 @@
-// Command fakemps stands in for NVIDIA's Multi-Process Service where there is no GPU. By the name it is called it is the control
-// daemon and what asks it (nvidia-cuda-mps-control), its server, or a client. It speaks the commands that NVIDIA documents
-// (docs.nvidia.com/deploy/mps, "Tools and Interface Reference"), allocates nothing, and has the real one's traps:
+// Command fakemps stands in for NVIDIA's Multi-Process Service where there is no GPU. By the name
+// it is called it is the control daemon and what asks it (nvidia-cuda-mps-control), its server, or
+// a client. It speaks the commands that NVIDIA documents (docs.nvidia.com/deploy/mps, "Tools and
+// Interface Reference"), allocates nothing, and has the real one's traps:
 //
 //   - a client whose own limit names a GPU that the server does not have loses every limit;
 //   - a client that finds no daemon goes on without one, with the whole GPU;
 //   - limits are a process's and not a container's;
 //   - defaults reach only servers that start after them;
-//   - a server serves the processes of one user, but for -multiuser-server, by which root's serves those of all;
+//   - a server serves the processes of one user; with -multiuser-server, root's server serves those
+//     of all users;
 //   - client and server must see the same /dev/shm;
 //   - the end of the server is the end of its clients' contexts.
 //
-// Words in the file fakemps.moods beside the program make it behave badly: deaf (it takes no limits), initializing and fault (its
-// servers take no clients), stillborn (it ends at once), mute (it does not answer), old (it does not know -multiuser-server), narrow
-// (its socket is open to its own user alone).
+// Words in the file fakemps.moods beside the program make it behave badly: deaf (it takes no
+// limits), initializing and fault (its servers take no clients), stillborn (it ends at once), mute
+// (it does not answer), old (it does not know -multiuser-server), narrow (its socket is open to its
+// own user alone).
 package main
 
 import (
@@ -56,7 +59,8 @@ func in(mood string) bool {
 	return strings.Contains(string(words), mood)
 }
 
-// pipes is the pipe directory; sockets in it are called by short names, because the path may be longer than a socket's may.
+// pipes is the pipe directory; sockets in it are called by short names, because the path may be
+// longer than a socket's may.
 func pipes() string {
 	if dir := os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); dir != "" {
 		return dir

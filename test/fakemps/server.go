@@ -24,7 +24,8 @@ type server struct {
 }
 
 func serveClients() error {
-	s := &server{gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), limits: map[int]int{}, clients: map[int32]bool{}}
+	s := &server{gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), limits: map[int]int{},
+		clients: map[int32]bool{}}
 	s.percent, _ = strconv.Atoi(os.Getenv("FAKEMPS_PERCENT"))
 	for ordinal := range s.gpus {
 		if limit, is := mebibytes(os.Getenv(fmt.Sprintf("FAKEMPS_LIMIT_%d", ordinal))); is {
@@ -32,29 +33,30 @@ func serveClients() error {
 		}
 	}
 	go endWith(os.Getppid())
-	return listen(os.Getenv("FAKEMPS_SOCKET"), func(conn net.Conn, lines *bufio.Reader, line string, peer unix.Ucred) {
-		words := append(strings.Fields(line), "", "")
-		s.mu.Lock()
-		switch words[0] {
-		case "clients":
-			for pid := range s.clients {
-				fmt.Fprintln(conn, pid)
-			}
-		case "limit":
-			ordinal, _ := strconv.Atoi(words[1])
-			s.limits[ordinal], _ = mebibytes(words[2])
-		case "percent":
-			s.percent, _ = strconv.Atoi(words[1])
-		case "client":
-			s.clients[peer.Pid] = true
-			limits, percent := s.forClient(line)
-			s.mu.Unlock()
-			serve(conn, lines, line, limits, percent)
+	return listen(os.Getenv("FAKEMPS_SOCKET"),
+		func(conn net.Conn, lines *bufio.Reader, line string, peer unix.Ucred) {
+			words := append(strings.Fields(line), "", "")
 			s.mu.Lock()
-			delete(s.clients, peer.Pid)
-		}
-		s.mu.Unlock()
-	})
+			switch words[0] {
+			case "clients":
+				for pid := range s.clients {
+					fmt.Fprintln(conn, pid)
+				}
+			case "limit":
+				ordinal, _ := strconv.Atoi(words[1])
+				s.limits[ordinal], _ = mebibytes(words[2])
+			case "percent":
+				s.percent, _ = strconv.Atoi(words[1])
+			case "client":
+				s.clients[peer.Pid] = true
+				limits, percent := s.forClient(line)
+				s.mu.Unlock()
+				serve(conn, lines, line, limits, percent)
+				s.mu.Lock()
+				delete(s.clients, peer.Pid)
+			}
+			s.mu.Unlock()
+		})
 }
 
 // endWith ends the server with the daemon that started it.
@@ -76,8 +78,8 @@ func mebibytes(text string) (int, bool) {
 	return 0, false
 }
 
-// forClient are the limits of one client: the server's, which its own may lower, or none at all where one of its own names a GPU
-// that is not there.
+// forClient are the limits of one client: the server's, which its own may lower, or none at all
+// where one of its own names a GPU that is not there.
 func (s *server) forClient(hello string) (map[int]int, int) {
 	limits, percent := map[int]int{}, s.percent
 	for ordinal, limit := range s.limits {
