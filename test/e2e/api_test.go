@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// api is the cluster's API to a client that has to live with its server being killed: it needs no process for each question, as
-// kubectl does.
+// api is the cluster's API to a client that has to live with its server being killed: it needs no
+// process for each question, as kubectl does.
 type api struct{ http.Client }
 
 func newAPI() *api {
-	return &api{http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
+	return &api{http.Client{Timeout: 20 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
 }
 
 const (
@@ -52,7 +53,8 @@ func (a *api) call(method, path string, body, into any) (status int, said string
 	return response.StatusCode, text.String()
 }
 
-// insists asks until the server has done what it was asked for. A server that is killed may have done it before.
+// insists asks until the server has done what it was asked for. A server that is killed may have
+// done it before.
 func (a *api) insists(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	eventually(t, method+" "+path, func() bool {

@@ -14,10 +14,12 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// cluster tells what the cluster's scheduler and the node's ledger do together. The node has two GPUs of 16160 MiB.
+// cluster tells what the cluster's scheduler and the node's ledger do together. The node has two
+// GPUs of 16160 MiB.
 func cluster(t *testing.T, s *site) {
 	s.administer("apply", "-k", "../../kube/manifests/dra")
-	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system") // the driver runs without an image here, before the label calls for it
+	// the driver runs without an image here, before the label calls for it
+	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system")
 	s.administer("label", "node", clusterNode, "gpuledger.dev/node=shared")
 	s.administer("create", "namespace", "team")
 	s.administer("create", "namespace", "other")
@@ -34,14 +36,17 @@ func cluster(t *testing.T, s *site) {
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
 		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
 		{"a reference is good in its claim's pods alone", func(s *site, d **daemon) { s.stolen(d) }},
-		{"refused when it is prepared, with the reason in the pod's events", func(s *site, d **daemon) { s.preparing(d) }},
+		{"refused when it is prepared, with the reason in the pod's events",
+			func(s *site, d **daemon) { s.preparing(d) }},
 		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
 		{"pods come and go while all is killed", func(s *site, d **daemon) { (*d).kill(); s.claimStorm() }},
 		{"a device plugin", func(s *site, _ **daemon) { s.devicePlugin() }},
-		{"the device plugin's reference is good in its pod alone", func(s *site, _ **daemon) { s.stolenUnits() }},
+		{"the device plugin's reference is good in its pod alone",
+			func(s *site, _ **daemon) { s.stolenUnits() }},
 		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
 	} {
-		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name, Result: "ok"}
+		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name,
+			Result: "ok"}
 		t.Run(c.name, func(t *testing.T) {
 			defer func() {
 				if t.Failed() {
@@ -51,7 +56,8 @@ func cluster(t *testing.T, s *site) {
 			}()
 			at := s.in(t)
 			c.tell(at, &driver)
-			at.administer("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "team", "--wait=true", "--grace-period=1")
+			at.administer("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "team",
+				"--wait=true", "--grace-period=1")
 			at.nothingLeft()
 		})
 	}
@@ -70,11 +76,16 @@ func (s *site) nothingLeft() {
 	s.CheckSound("after the pods")
 }
 
-// pod is one with a container that lives until it is deleted, as soon as it has said what it reaches.
+// pod is one with a container that lives until it is deleted, as soon as it has said what it
+// reaches.
 func clusterPod(name string, change func(pod, container object)) object {
-	security := object{"capabilities": object{"add": []string{"MKNOD"}}} // the probe's; CRI-O gives it to nobody who does not ask
-	container := object{"name": "main", "image": image, "imagePullPolicy": "Never", "securityContext": security, "command": []string{"/bin/sh", "-c", probe + "\necho " + strings.TrimSpace(endMark) + "; exec sleep 100000"}}
-	spec := object{"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "runtimeClassName": "gpuledger", "containers": []object{container}}
+	// the probe's; CRI-O gives it to nobody who does not ask
+	security := object{"capabilities": object{"add": []string{"MKNOD"}}}
+	container := object{"name": "main", "image": image, "imagePullPolicy": "Never",
+		"securityContext": security, "command": []string{
+			"/bin/sh", "-c", probe + "\necho " + strings.TrimSpace(endMark) + "; exec sleep 100000"}}
+	spec := object{"restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+		"runtimeClassName": "gpuledger", "containers": []object{container}}
 	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name}, "spec": spec}
 	if change != nil {
 		change(pod, container)
@@ -92,7 +103,8 @@ func claiming(name, class string, count int, capacity object, distinct bool) []o
 	if distinct {
 		devices["constraints"] = []object{{"distinctAttribute": "gpuledger.dev/uuid"}}
 	}
-	claim := object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": object{"name": name}, "spec": object{"devices": devices}}
+	claim := object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+		"metadata": object{"name": name}, "spec": object{"devices": devices}}
 	return []object{claim, clusterPod(name, func(pod, container object) {
 		pod["spec"].(object)["resourceClaims"] = []object{{"name": "gpu", "resourceClaimName": name}}
 		container["resources"] = object{"claims": []object{{"name": "gpu"}}}
@@ -123,7 +135,9 @@ func (s *site) runs(name string) string {
 	var text string
 	defer func() {
 		if text == "" {
-			s.T.Logf("pod %s: %s\nthe node offers: %s", name, s.kubectl("describe", "pod,resourceclaim", name, "-n", "team").Stdout, s.kubectl("get", "resourceslices", "-o", "json").Stdout)
+			s.T.Logf("pod %s: %s\nthe node offers: %s", name,
+				s.kubectl("describe", "pod,resourceclaim", name, "-n", "team").Stdout,
+				s.kubectl("get", "resourceslices", "-o", "json").Stdout)
 		}
 	}()
 	eventually(s.T, "pod "+name+" runs", func() bool {
@@ -162,7 +176,8 @@ func (s *site) waits(name string) {
 			s.T.Fatalf("pod %s runs, want it to wait\n%+v", name, s.Grants())
 		}
 		for _, c := range p.Status.Conditions {
-			if c.Type == "PodScheduled" && c.Status == "False" && strings.Contains(c.Message, "cannot allocate all claims") {
+			if c.Type == "PodScheduled" && c.Status == "False" &&
+				strings.Contains(c.Message, "cannot allocate all claims") {
 				return true
 			}
 		}
@@ -172,12 +187,14 @@ func (s *site) waits(name string) {
 
 func (s *site) removed(names ...string) {
 	s.T.Helper()
-	s.administer(append([]string{"delete", "pod", "-n", "team", "--wait=true", "--grace-period=1"}, names...)...)
+	s.administer(append([]string{"delete", "pod", "-n", "team", "--wait=true", "--grace-period=1"},
+		names...)...)
 }
 
 // eventsOf are the messages of a pod's events.
 func (s *site) eventsOf(name string) string {
-	return s.kubectl("get", "events", "-n", "team", "--field-selector", "involvedObject.name="+name, "-o", `jsonpath={range .items[*]}{.message}{"\n"}{end}`).Stdout
+	return s.kubectl("get", "events", "-n", "team", "--field-selector", "involvedObject.name="+name, "-o",
+		`jsonpath={range .items[*]}{.message}{"\n"}{end}`).Stdout
 }
 
 // claimOf is the grant of a claim.
@@ -194,8 +211,11 @@ func (s *site) claimOf(name string) rig.Listed {
 
 func (s *site) hearsOfGPUs() {
 	eventually(s.T, "two GPUs are published, with counters that tell their modes apart", func() bool {
-		out := s.kubectl("get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
-		return strings.Count(out, "=exclusive ") == 2 && strings.Count(out, "=limit ") == 2 && strings.Count(out, "=timeslice ") == 2
+		out := s.kubectl("get", "resourceslices",
+			"-o",
+			`jsonpath={range .items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
+		return strings.Count(out, "=exclusive ") == 2 && strings.Count(out, "=limit ") == 2 &&
+			strings.Count(out, "=timeslice ") == 2
 	})
 	s.applied(clusterPod("plain", nil))
 	if out := s.runs("plain"); out != nothing {
@@ -206,14 +226,16 @@ func (s *site) hearsOfGPUs() {
 const only0 = let + absent + let + let + denied
 
 func (s *site) sharing() {
-	s.applied(append(append(claiming("whole", "exclusive", 1, nil, false), claiming("a", "limit", 1, object{"memory": "6Gi", "compute": "30"}, false)...),
+	s.applied(append(append(claiming("whole", "exclusive", 1, nil, false),
+		claiming("a", "limit", 1, object{"memory": "6Gi", "compute": "30"}, false)...),
 		claiming("b", "limit", 1, object{"memory": "8Gi"}, false)...)...)
 	outs := map[string]bool{s.runs("whole"): true, s.runs("a"): true}
 	if out := s.runs("b"); !outs[only0] || !outs[gpu1] || !outs[out] {
 		s.T.Errorf("want one GPU for the first, the other for the two others, got %q", out)
 	}
 	a, b, whole := s.claimOf("a"), s.claimOf("b"), s.claimOf("whole")
-	if a.GPUs[0].UUID != b.GPUs[0].UUID || whole.GPUs[0].UUID == a.GPUs[0].UUID || a.GPUs[0].Memory != 6*grant.GiB || b.GPUs[0].Memory != 8*grant.GiB {
+	if a.GPUs[0].UUID != b.GPUs[0].UUID || whole.GPUs[0].UUID == a.GPUs[0].UUID ||
+		a.GPUs[0].Memory != 6*grant.GiB || b.GPUs[0].Memory != 8*grant.GiB {
 		s.T.Errorf("got %+v, %+v and %+v", a, b, whole)
 	}
 	for _, g := range []rig.Listed{a, b, whole} {
@@ -236,7 +258,8 @@ func (s *site) seesCluster() {
 	program, err := filepath.Abs("../../bin/kubectl-gpuledger")
 	must(s.T, err)
 	cmd := s.Command(program, "inspect", "-d", "--kubeconfig", adminConfig)
-	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "12/15.8 limit") || !strings.Contains(r.Stdout, "15.8/15.8 exclusive") {
+	if r := rig.Run(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "12/15.8 limit") ||
+		!strings.Contains(r.Stdout, "15.8/15.8 exclusive") {
 		s.T.Errorf("kubectl gpuledger inspect: %+v", r)
 	}
 	cmd = s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "team", "c")
@@ -246,7 +269,8 @@ func (s *site) seesCluster() {
 }
 
 func (s *site) excluding() {
-	s.applied(append(claiming("w1", "exclusive", 1, nil, false), claiming("w2", "exclusive", 1, nil, false)...)...)
+	s.applied(append(claiming("w1", "exclusive", 1, nil, false),
+		claiming("w2", "exclusive", 1, nil, false)...)...)
 	s.runs("w1")
 	s.runs("w2")
 	s.applied(claiming("share", "limit", 1, object{"memory": "1Gi"}, false)...)
@@ -267,26 +291,31 @@ func (s *site) distinct() {
 	if out := s.runs("two"); out != let+let+let+let+let {
 		s.T.Errorf("got %q, want both GPUs", out)
 	}
-	if g := s.claimOf("two"); len(g.GPUs) != 2 || g.GPUs[0].UUID == g.GPUs[1].UUID || g.GPUs[0].Memory != 4*grant.GiB || g.GPUs[1].Memory != 4*grant.GiB {
+	if g := s.claimOf("two"); len(g.GPUs) != 2 || g.GPUs[0].UUID == g.GPUs[1].UUID ||
+		g.GPUs[0].Memory != 4*grant.GiB || g.GPUs[1].Memory != 4*grant.GiB {
 		s.T.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
 	}
-	if r := s.apply(claiming("twice", "limit", 2, object{"memory": "1Gi"}, false)...); r.Code == 0 || !strings.Contains(r.Stderr, "distinctAttribute: gpuledger.dev/uuid") {
+	if r := s.apply(claiming("twice", "limit", 2, object{"memory": "1Gi"}, false)...); r.Code == 0 ||
+		!strings.Contains(r.Stderr, "distinctAttribute: gpuledger.dev/uuid") {
 		s.T.Errorf("got %+v, want it refused before it is scheduled", r)
 	}
-	if r := s.apply(claiming("set", "mps", 2, object{"memory": "1Gi"}, true)...); r.Code == 0 || !strings.Contains(r.Stderr, "a GPU has one MPS daemon") {
+	if r := s.apply(claiming("set", "mps", 2, object{"memory": "1Gi"}, true)...); r.Code == 0 ||
+		!strings.Contains(r.Stderr, "a GPU has one MPS daemon") {
 		s.T.Errorf("got %+v, want a claim over two GPUs in mode mps refused before it is scheduled", r)
 	}
 }
 
 func (s *site) tooMuch() {
-	s.applied(append(claiming("huge", "limit", 1, object{"memory": "64Gi"}, false), claiming("many", "exclusive", 3, nil, false)...)...)
+	s.applied(append(claiming("huge", "limit", 1, object{"memory": "64Gi"}, false),
+		claiming("many", "exclusive", 3, nil, false)...)...)
 	s.waits("huge")
 	s.waits("many")
 }
 
 // upgrade ends the driver in both ways while pods run, and lets one go while nobody is there.
 func (s *site) upgrade(driver **daemon) {
-	s.applied(append(claiming("stays", "limit", 1, object{"memory": "2Gi"}, false), claiming("goes", "limit", 1, object{"memory": "2Gi"}, false)...)...)
+	s.applied(append(claiming("stays", "limit", 1, object{"memory": "2Gi"}, false),
+		claiming("goes", "limit", 1, object{"memory": "2Gi"}, false)...)...)
 	s.runs("stays")
 	s.runs("goes")
 	before := s.claimOf("stays")
@@ -299,15 +328,18 @@ func (s *site) upgrade(driver **daemon) {
 	s.applied(claiming("comes", "limit", 1, object{"memory": "2Gi"}, false)...)
 	s.runs("comes")
 	p := s.podNamed("stays")
-	if after := s.claimOf("stays"); after.ID != before.ID || after.State != grant.Bound || p.Status.Phase != "Running" || p.Status.ContainerStatuses[0].RestartCount != 0 {
+	if after := s.claimOf("stays"); after.ID != before.ID || after.State != grant.Bound ||
+		p.Status.Phase != "Running" || p.Status.ContainerStatuses[0].RestartCount != 0 {
 		s.T.Errorf("the pod that stays: %+v and %+v, want nothing to have happened to it", after, p)
 	}
 }
 
-// oldKubeVar names the gpuledger-kube of an older version, from which the driver is updated; none: from the same one.
+// oldKubeVar names the gpuledger-kube of an older version, from which the driver is updated; none:
+// from the same one.
 const oldKubeVar = "OLD_KUBE"
 
-// rollingUpdate starts a driver beside the one that is there, as the DaemonSet does, ends the old one, and then loses the new one.
+// rollingUpdate starts a driver beside the one that is there, as the DaemonSet does, ends the old
+// one, and then loses the new one.
 func (s *site) rollingUpdate(before *daemon) {
 	s.ends(before)
 	older := s.startDRAOf(cmp.Or(os.Getenv(oldKubeVar), "../../bin/gpuledger-kube"), "--pod-uid", "uid-1")
@@ -328,12 +360,17 @@ func (s *site) rollingUpdate(before *daemon) {
 	last := s.startDRA("--pod-uid", "uid-3")
 	share("last")
 	s.removed("between")
-	eventually(s.T, "the grants are those of the pods that are there", func() bool { return len(s.Grants()) == 3 })
+	eventually(s.T, "the grants are those of the pods that are there",
+		func() bool { return len(s.Grants()) == 3 })
 	p := s.podNamed("stays")
-	if g := s.claimOf("stays"); g.ID != granted.ID || g.State != grant.Bound || p.Status.Phase != "Running" || !slices.Equal(p.Status.ContainerStatuses, pod.Status.ContainerStatuses) {
-		s.T.Errorf("the pod that stays was %+v and is %+v, with the grant %+v; want nothing to have happened to it", pod, p, g)
+	if g := s.claimOf("stays"); g.ID != granted.ID || g.State != grant.Bound || p.Status.Phase != "Running" ||
+		!slices.Equal(p.Status.ContainerStatuses, pod.Status.ContainerStatuses) {
+		s.T.Errorf(
+			"the pod that stays was %+v and is %+v, with the grant %+v; want nothing to have happened to it",
+			pod, p, g)
 	}
-	for _, pattern := range []string{"/var/lib/kubelet/plugins_registry/gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/dra*.sock"} {
+	for _, pattern := range []string{"/var/lib/kubelet/plugins_registry/gpuledger.dev-*",
+		"/var/lib/kubelet/plugins/gpuledger.dev/dra*.sock"} {
 		files, err := filepath.Glob(pattern)
 		must(s.T, err)
 		if len(files) != 1 || !strings.Contains(files[0], "uid-3") {
@@ -354,7 +391,8 @@ func (s *site) devicePlugin() {
 	beside := func(pod object, kind, name, script string, n int) {
 		spec := pod["spec"].(object)
 		list, _ := spec[kind].([]object)
-		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
+		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never",
+			"command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
 	}
 	s.applied(clusterPod("equal", func(pod, container object) {
 		container["resources"] = units(4)
@@ -373,11 +411,15 @@ func (s *site) devicePlugin() {
 		}
 		return bound == 2
 	})
-	s.applied(clusterPod("too-large", func(_, container object) { container["resources"] = units(16) })) // the node has that many, no GPU has
-	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and says what is free where", func() bool {
-		p := s.podNamed("too-large")
-		return p.Status.Phase == "Failed" && strings.Contains(p.Status.Message, "refused (no-capacity)") && strings.Contains(p.Status.Message, "GPU 0 ")
-	})
+	// the node has that many, no GPU has
+	s.applied(clusterPod("too-large", func(_, container object) { container["resources"] = units(16) }))
+	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and says what is free where",
+		func() bool {
+			p := s.podNamed("too-large")
+			return p.Status.Phase == "Failed" &&
+				strings.Contains(p.Status.Message, "refused (no-capacity)") &&
+				strings.Contains(p.Status.Message, "GPU 0 ")
+		})
 	s.removed("equal", "too-large")
 	s.nothingLeft()
 }

@@ -16,29 +16,34 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it finds is a witness.
+// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it
+// finds is a witness.
 func (s *site) configure() {
 	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
 	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755))
 	for _, name := range []string{"containerd", "crio", "podman", "docker"} {
-		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), filepath.Join(s.dir, "gpuledger-runtime."+name)))
+		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"),
+			filepath.Join(s.dir, "gpuledger-runtime."+name)))
 	}
-	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}") // by the name that it is called by
+	// by the name that it is called by
+	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}")
 	s.unconfigured = s.configuration()
-	s.Must("configure", s.engineName(), "--as-default", "--mode", "enforce", "--privileged", "refuse", "--runtime", installed)
+	s.Must("configure", s.engineName(), "--as-default", "--mode", "enforce", "--privileged", "refuse",
+		"--runtime", installed)
 	s.configured = s.configuration()
 	if len(different(s.unconfigured, s.configured)) < 3 {
 		s.T.Errorf("configure has changed no more than %v", different(s.unconfigured, s.configured))
 	}
 }
 
-// unconfigure takes gpuledger out of the engine, which has stopped, and says what is not as it was. What the engine has
-// written for itself meanwhile stays.
+// unconfigure takes gpuledger out of the engine, which has stopped, and says what is not as it was.
+// What the engine has written for itself meanwhile stays.
 func (s *site) unconfigure() (wrong []string) {
 	after := s.configuration()
 	for _, path := range different(s.configured, after) {
 		if s.configured[path] != "" {
-			wrong = append(wrong, fmt.Sprintf("%s has become %q while the engine ran, was %q", path, after[path], s.configured[path]))
+			wrong = append(wrong, fmt.Sprintf("%s has become %q while the engine ran, was %q", path,
+				after[path], s.configured[path]))
 		}
 		s.T.Logf("the engine has made %s", path)
 		s.unconfigured[path] = after[path]
@@ -46,7 +51,8 @@ func (s *site) unconfigure() (wrong []string) {
 	s.Must("configure", s.engineName(), "--undo")
 	is := s.configuration()
 	for _, path := range different(s.unconfigured, is) {
-		wrong = append(wrong, fmt.Sprintf("after configure --undo, %s is %q, want %q", path, is[path], s.unconfigured[path]))
+		wrong = append(wrong, fmt.Sprintf("after configure --undo, %s is %q, want %q", path, is[path],
+			s.unconfigured[path]))
 	}
 	return wrong
 }
@@ -54,7 +60,8 @@ func (s *site) unconfigure() (wrong []string) {
 // engineName is the engine as the command line calls it.
 func (s *site) engineName() string { return strings.ReplaceAll(string(s.engine.trust), "-", "") }
 
-// configuration is every file that configures anything on the machine, with its kind, mode, owner and content.
+// configuration is every file that configures anything on the machine, with its kind, mode, owner
+// and content.
 func (s *site) configuration() map[string]string {
 	files := map[string]string{}
 	for _, root := range []string{"/etc", filepath.Join(s.dir, "installed"), s.Config} {

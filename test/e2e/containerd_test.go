@@ -24,7 +24,8 @@ func containerd2(s *site) []client {
 }
 
 func containerd17(s *site) []client {
-	return containerd(s, built("containerd-1.7/containerd"), "version = 2\n", "io.containerd.grpc.v1.cri", version2)
+	return containerd(s, built("containerd-1.7/containerd"), "version = 2\n",
+		"io.containerd.grpc.v1.cri", version2)
 }
 
 func containerd16(s *site) []client {
@@ -38,9 +39,9 @@ const version2 = `
   bin_dir = "/run/e2e/cni"
 `
 
-// containerdConfig makes HANDLER the default runtime of plugin CRI. The globs let every annotation of a pod through:
-// what it forges must be harmless where an administrator was careless, too. A root without CAP_SYS_RESOURCE cannot set
-// negative OOM scores.
+// containerdConfig makes HANDLER the default runtime of plugin CRI. The globs let every annotation
+// of a pod through: what it forges must be harmless where an administrator was careless, too. A
+// root without CAP_SYS_RESOURCE cannot set negative OOM scores.
 const containerdConfig = `oom_score = 0
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
   "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs",
@@ -63,7 +64,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
         BinaryName = "BEHIND"
 `
 
-// pastHandler is a runtime that a pod can ask for by its name, and that does not lead through gpuledger: an administrator has forgotten it.
+// pastHandler is a runtime that a pod can ask for by its name, and that does not lead through
+// gpuledger: an administrator has forgotten it.
 const pastHandler = "forgotten"
 
 // containerd starts one, and gives its two clients: ctr, and CRI through crictl.
@@ -73,7 +75,8 @@ func containerd(s *site, path, version, cri, more string) []client {
 		ctr.cdi = false
 		inCRI = `sandbox_image = "` + pauseImage + `"` + "\n  enable_cdi = true"
 	}
-	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler, "PAST", pastHandler, "RUNTIME", s.runtime(), "BEHIND", s.behind, "RUNTIME", s.runtime()).Replace(containerdConfig)
+	config := strings.NewReplacer("CRI", cri, "MORE", inCRI, "HANDLER", s.entry.handler, "PAST", pastHandler,
+		"RUNTIME", s.runtime(), "BEHIND", s.behind, "RUNTIME", s.runtime()).Replace(containerdConfig)
 	writeFile(s.T, "/etc/containerd/config.toml", version+config+more)
 	fakeNetwork(s.T)
 	useCRI(s.T, containerdSocket)
@@ -86,7 +89,8 @@ func containerd(s *site, path, version, cri, more string) []client {
 	}
 	for _, archive := range s.images {
 		for _, namespace := range []string{"default", "k8s.io"} {
-			s.succeeds(ctr.path, append(append([]string{"-n", namespace, "images", "import"}, local...), archive)...)
+			s.succeeds(ctr.path,
+				append(append([]string{"-n", namespace, "images", "import"}, local...), archive)...)
 		}
 	}
 	criKnows(s, image, pauseImage)
@@ -120,7 +124,8 @@ func (c ctr) cannot(what container) string {
 func (c ctr) run(s *site, what container) result {
 	log := filepath.Join(s.dir, "log", what.name)
 	_ = os.Remove(log)
-	// Not through ctr itself: on a busy machine it lost the output of a container that ended at once.
+	// Not through ctr itself: on a busy machine it lost the output of a container that ended at
+	// once.
 	args := []string{"run", "--rm", "--log-uri", "file://" + log, "--runc-binary", s.runtime()}
 	for _, entry := range what.env {
 		args = append(args, "--env", entry)
@@ -134,7 +139,8 @@ func (c ctr) run(s *site, what container) result {
 	for _, b := range what.binds {
 		args = append(args, "--mount", "type=bind,options=rbind:rw,src="+b.from+",dst="+b.to)
 	}
-	for flag, wanted := range map[string]bool{"--privileged": what.privileged, "--net-host": what.hostNetwork, "--read-only": what.readOnly} {
+	for flag, wanted := range map[string]bool{"--privileged": what.privileged, "--net-host": what.hostNetwork,
+		"--read-only": what.readOnly} {
 		if wanted {
 			args = append(args, flag)
 		}

@@ -75,7 +75,8 @@ func (k kubelet) runIn(s *site, pod string, c container) result {
 func (k kubelet) wait(s *site, id string) result {
 	var state string
 	eventually(s.T, "container "+id+" ends", func() bool {
-		state = s.succeeds(crictl, "inspect", "--output", "go-template", "--template", "{{.status.state}} {{.status.exitCode}}", id)
+		state = s.succeeds(crictl, "inspect", "--output", "go-template", "--template",
+			"{{.status.state}} {{.status.exitCode}}", id)
 		return strings.HasPrefix(state, "CONTAINER_EXITED")
 	})
 	r := rig.Result{}
@@ -106,17 +107,21 @@ func (k kubelet) containerFile(s *site, c container) string {
 		security["privileged"] = true
 	}
 	if !c.privileged {
-		security["capabilities"] = object{"add_capabilities": []string{"MKNOD"}} // CRI-O gives it to nobody who does not ask
+		// CRI-O gives it to nobody who does not ask
+		security["capabilities"] = object{"add_capabilities": []string{"MKNOD"}}
 	}
 	if c.readOnly {
 		security["readonly_rootfs"] = true
 	}
 	spec := object{
-		"metadata": object{"name": c.inPod(), "attempt": c.attempt}, "image": object{"image": image}, "log_path": fmt.Sprintf("%s.%d.log", c.inPod(), c.attempt),
-		"command": []string{"/bin/sh", "-c", c.marked()}, "labels": c.labels(),
-		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": 64 << 20, "cpu_shares": 512}},
+		"metadata": object{"name": c.inPod(), "attempt": c.attempt}, "image": object{"image": image},
+		"log_path": fmt.Sprintf("%s.%d.log", c.inPod(), c.attempt),
+		"command":  []string{"/bin/sh", "-c", c.marked()}, "labels": c.labels(),
+		"linux": object{"security_context": security,
+			"resources": object{"memory_limit_in_bytes": 64 << 20, "cpu_shares": 512}},
 	}
-	spec["envs"], spec["devices"], spec["mounts"], spec["CDI_devices"] = []object{}, []object{}, []object{}, []object{}
+	spec["envs"], spec["devices"], spec["mounts"], spec["CDI_devices"] = []object{}, []object{},
+		[]object{}, []object{}
 	add := func(list string, o object) { spec[list] = append(spec[list].([]object), o) }
 	for _, entry := range c.env {
 		key, value, _ := strings.Cut(entry, "=")
@@ -136,7 +141,8 @@ func (k kubelet) containerFile(s *site, c container) string {
 
 // labels are those that a kubelet gives to every container. CRI-O makes annotations of them.
 func (c container) labels() object {
-	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": c.inPod()}
+	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team",
+		"io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": c.inPod()}
 }
 
 // namespaces are a pod's, in the numbers of CRI's NamespaceMode.
@@ -164,14 +170,16 @@ func (s *site) json(name string, v any) string {
 
 // useCRI points crictl at an engine.
 func useCRI(t testing.TB, socket string) {
-	writeFile(t, "/etc/crictl.yaml", fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 120\n", socket))
+	writeFile(t, "/etc/crictl.yaml",
+		fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 120\n", socket))
 }
 
 // criKnows waits for images: an engine hears of an import by and by.
 func criKnows(s *site, images ...string) {
 	s.T.Helper()
 	for _, name := range images {
-		eventually(s.T, "CRI knows "+name, func() bool { return s.command(crictl, "inspecti", name).Code == 0 })
+		eventually(s.T, "CRI knows "+name,
+			func() bool { return s.command(crictl, "inspecti", name).Code == 0 })
 	}
 }
 
@@ -189,5 +197,6 @@ esac
 `)
 		must(t, os.Chmod(path, 0o755))
 	}
-	writeFile(t, "/etc/cni/net.d/10-fake.conflist", `{"cniVersion": "0.4.0", "name": "fake", "plugins": [{"type": "fake"}]}`)
+	writeFile(t, "/etc/cni/net.d/10-fake.conflist",
+		`{"cniVersion": "0.4.0", "name": "fake", "plugins": [{"type": "fake"}]}`)
 }

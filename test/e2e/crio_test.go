@@ -11,8 +11,8 @@ import (
 
 const crioSocket = "/run/crio/crio.sock"
 
-// crioConfig makes one runtime the only one. No allowed_annotations: an unknown key there drops the whole runtime. The
-// monitor drops the engine's environment, and what it passes on stands here.
+// crioConfig makes one runtime the only one. No allowed_annotations: an unknown key there drops the
+// whole runtime. The monitor drops the engine's environment, and what it passes on stands here.
 const crioConfig = `[crio]
 storage_driver = "overlay"
 version_file_persist = ""
@@ -46,21 +46,26 @@ nri_plugin_registration_timeout = "1m"
 nri_plugin_request_timeout = "1m"
 `
 
-// crio starts CRI-O. It has no client of its own but CRI, and loads images through Podman's storage, which is its own.
+// crio starts CRI-O. It has no client of its own but CRI, and loads images through Podman's
+// storage, which is its own.
 func crio(s *site) []client {
 	conmon, err := exec.LookPath("conmon")
 	must(s.T, err)
-	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, s.entry.handler, built("crio/pinns"), conmon, s.runtime()))
+	writeFile(s.T, "/etc/crio/crio.conf", fmt.Sprintf(crioConfig, s.entry.handler, built("crio/pinns"),
+		conmon, s.runtime()))
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
 	writeFile(s.T, "/etc/containers/oci/hooks.d/README", "")
 	must(s.T, os.MkdirAll("/etc/crio/crio.conf.d", 0o755))
 	fakeNetwork(s.T)
 	useCRI(s.T, crioSocket)
 	for _, archive := range s.images {
-		s.succeeds("podman", strings.Fields("--root /var/lib/containers/storage --runroot /run/containers/storage --storage-driver overlay --events-backend file load --quiet --input "+archive)...)
+		s.succeeds("podman",
+			strings.Fields("--root /var/lib/containers/storage --runroot /run/containers/storage "+
+				"--storage-driver overlay --events-backend file load --quiet --input "+archive)...)
 	}
 	s.settled()
-	s.daemon(func() bool { return s.command(crictl, "version").Code == 0 }, built("crio/crio"), "--config", "/etc/crio/crio.conf", "--config-dir", "/etc/crio/crio.conf.d")
+	s.daemon(func() bool { return s.command(crictl, "version").Code == 0 }, built("crio/crio"), "--config",
+		"/etc/crio/crio.conf", "--config-dir", "/etc/crio/crio.conf.d")
 	criKnows(s, image, pauseImage)
 	return []client{kubelet{cdi: true}}
 }

@@ -32,14 +32,16 @@ func docker20(s *site) []client {
 }
 
 func docker2(s *site) []client {
-	must(s.T, os.Setenv("PATH", built("containerd-2")+":"+os.Getenv("PATH"))) // dockerd starts a containerd of its own
+	// dockerd starts a containerd of its own
+	must(s.T, os.Setenv("PATH", built("containerd-2")+":"+os.Getenv("PATH")))
 	return docker(s, built("dockerd/dockerd"), moby{modern: true})
 }
 
 func docker(s *site, path string, m moby) []client {
 	const socket = "/run/docker.sock"
 	config := object{
-		"hosts": []string{"unix://" + socket}, "bridge": "none", "iptables": false, "ip6tables": false, "userland-proxy": false,
+		"hosts": []string{"unix://" + socket}, "bridge": "none", "iptables": false, "ip6tables": false,
+		"userland-proxy": false,
 		"storage-driver": "overlay2", "exec-opts": []string{"native.cgroupdriver=cgroupfs"},
 		"default-runtime": s.entry.handler, "runtimes": object{s.entry.handler: object{"path": s.runtime()}},
 	}
@@ -49,9 +51,10 @@ func docker(s *site, path string, m moby) []client {
 	}
 	writeFile(s.T, "/etc/docker/daemon.json", string(encode(s.T, config)))
 	s.settled()
-	m.http = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
+	m.http = &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
 	s.daemon(func() bool { _, err := m.call("GET", "/_ping", nil); return err == nil }, path)
 	archive, err := os.ReadFile(s.images[image])
 	must(s.T, err)
@@ -126,13 +129,15 @@ func (m moby) body(s *site, c container) []byte {
 		binds = append(binds, b.from+":"+b.to)
 	}
 	for _, path := range c.devices {
-		devices = append(devices, object{"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"})
+		devices = append(devices, object{"PathOnHost": path, "PathInContainer": path,
+			"CgroupPermissions": "rwm"})
 	}
 	host["Binds"], host["Devices"] = binds, devices
 	if len(c.cdi) > 0 {
 		host["DeviceRequests"] = []object{{"Driver": "cdi", "DeviceIDs": c.cdi}}
 	}
-	return encode(s.T, object{"Image": image, "Cmd": []string{"/bin/sh", "-c", c.script}, "Env": c.env, "HostConfig": host})
+	return encode(s.T, object{"Image": image, "Cmd": []string{"/bin/sh", "-c", c.script}, "Env": c.env,
+		"HostConfig": host})
 }
 
 func (m moby) decoded(out any, method, path string, body []byte) error {
@@ -169,7 +174,8 @@ func (m moby) call(method, path string, body []byte) ([]byte, error) {
 	return nil, fmt.Errorf("%s", refusal.Message)
 }
 
-// demultiplexed takes a stream of the Engine API apart: a byte for the stream, three of padding, a length, and that much.
+// demultiplexed takes a stream of the Engine API apart: a byte for the stream, three of padding, a
+// length, and that much.
 func demultiplexed(stream []byte) (stdout, stderr string) {
 	for len(stream) >= 8 {
 		end := min(8+int(binary.BigEndian.Uint32(stream[4:8])), len(stream))

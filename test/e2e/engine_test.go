@@ -27,15 +27,24 @@ type engine struct {
 }
 
 var engines = []engine{
-	{name: "containerd2", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, up: containerd2},
+	{name: "containerd2", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs,
+		up: containerd2},
 	{name: "containerd1.7", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, up: containerd17},
-	{name: "containerd1.6", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs, needs: []string{"containerd", "ctr"}, up: containerd16},
-	{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"conmon", "podman"}, weakRoot: true, up: crio},
-	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1, needs: []string{"podman", "conmon"}, mute: true, up: podman},
-	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs, needs: []string{"podman", "conmon"}, up: podman},
-	{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"}, weakRoot: true, up: docker20},
-	{name: "kubernetes-containerd", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip"}, up: kubernetesOn(containerd2, containerdSocket), cluster: true},
-	{name: "kubernetes-crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs, needs: []string{"ip", "conmon", "podman"}, weakRoot: true, up: kubernetesOn(crio, crioSocket), cluster: true},
+	{name: "containerd1.6", trust: grant.Containerd, runtime: "runc", layout: rig.AsIs,
+		needs: []string{"containerd", "ctr"}, up: containerd16},
+	{name: "crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs,
+		needs: []string{"conmon", "podman"}, weakRoot: true, up: crio},
+	{name: "podman-crun", trust: grant.Podman, runtime: "crun", layout: rig.V1,
+		needs: []string{"podman", "conmon"}, mute: true, up: podman},
+	{name: "podman-runc", trust: grant.Podman, runtime: "runc", layout: rig.AsIs,
+		needs: []string{"podman", "conmon"}, up: podman},
+	{name: "docker-20.10", trust: grant.Docker, runtime: "runc", layout: rig.AsIs, needs: []string{"dockerd"},
+		weakRoot: true, up: docker20},
+	{name: "kubernetes-containerd", trust: grant.Containerd, runtime: built("runc/runc"), layout: rig.AsIs,
+		needs: []string{"ip"}, up: kubernetesOn(containerd2, containerdSocket), cluster: true},
+	{name: "kubernetes-crio", trust: grant.CRIO, runtime: built("runc/runc"), layout: rig.AsIs,
+		needs: []string{"ip", "conmon", "podman"}, weakRoot: true, up: kubernetesOn(crio, crioSocket),
+		cluster: true},
 	{name: "docker-moby2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
 }
 
@@ -51,56 +60,68 @@ type entry struct {
 	settle func(*site)
 	// ready is when the engine answers; nil: nothing.
 	ready func(*site)
-	// only are the cases of the story that it is about, and why there are no others; nil: all, and the other tests.
+	// only are the cases of the story that it is about, and why there are no others; nil: all, and
+	// the other tests.
 	only []string
 	why  string
-	// leave is the first thing when the engine has stopped, and says what is wrong; nil: nothing. leaves names it in the table.
+	// leave is the first thing when the engine has stopped, and says what is wrong; nil: nothing.
+	// leaves names it in the table.
 	leave  func(*site) []string
 	leaves string
-	// bare: the engine calls the real runtime itself, so what it wrote before gpuledger came is not seen.
+	// bare: the engine calls the real runtime itself, so what it wrote before gpuledger came is not
+	// seen.
 	bare bool
-	// stripped is what a privileged container says to the probe where policy strips it; "" is refused. nil: the probe's usual nothing.
+	// stripped is what a privileged container says to the probe where policy strips it; "" is
+	// refused. nil: the probe's usual nothing.
 	stripped func(engine) string
-	// former is the name of the runtime that the engine has as its default before gpuledger is configured; "" is the real one.
+	// former is the name of the runtime that the engine has as its default before gpuledger is
+	// configured; "" is the real one.
 	former string
 	// compare is all that is shown to a client; nil: the story and what follows it.
 	compare func(*testing.T, *site, client)
 	// tell is all that is told at this entry point; nil: the story and what follows it.
 	tell func(*testing.T, *site)
-	// cannot says why this entry point cannot hold a container that the client can ask for; "" when it can.
+	// cannot says why this entry point cannot hold a container that the client can ask for; "" when
+	// it can.
 	cannot func(client, container) string
 }
 
 var entries = []entry{
 	{name: "wrapper", prepare: (*site).wrapRuntime, handler: "gpuledger"},
 	{name: "configure", prepare: (*site).bareRuntime, handler: "plain", settle: (*site).configure,
-		leave: (*site).unconfigure, leaves: "undone to the byte", cannot: func(cl client, _ container) string {
+		leave: (*site).unconfigure, leaves: "undone to the byte",
+		cannot: func(cl client, _ container) string {
 			if cl.name() == "ctr" {
 				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
 			}
 			return ""
 		}},
-	{name: "unjudged", prepare: (*site).toolkitRuntime, handler: "plain", former: "nvidia-container-runtime", settle: (*site).configureToReport, bare: true,
+	{name: "unjudged", prepare: (*site).toolkitRuntime, handler: "plain", former: "nvidia-container-runtime",
+		settle: (*site).configureToReport, bare: true,
 		compare: asBefore, cannot: func(cl client, _ container) string {
 			if cl.name() == "ctr" {
 				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
 			}
 			return ""
 		}},
-	{name: "toolkit", on: knowsToolkit, prepare: (*site).bareRuntime, handler: "plain", bare: true, compare: besideToolkit, cannot: func(cl client, _ container) string {
-		if cl.name() == "ctr" {
-			return "ctr chooses its runtime itself: no configuration of containerd's is about it"
-		}
-		return ""
-	}},
-	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain", settle: (*site).installHook, bare: true,
+	{name: "toolkit", on: knowsToolkit, prepare: (*site).bareRuntime, handler: "plain", bare: true,
+		compare: besideToolkit, cannot: func(cl client, _ container) string {
+			if cl.name() == "ctr" {
+				return "ctr chooses its runtime itself: no configuration of containerd's is about it"
+			}
+			return ""
+		}},
+	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain",
+		settle: (*site).installHook, bare: true,
 		stripped: func(e engine) string {
 			if e.trust == grant.Podman { // edited before its create
 				return nothing
 			}
-			return absent + absent + absent + absent + absent // the runtime's own rules are gone, which let any node be made
+			// the runtime's own rules are gone, which let any node be made
+			return absent + absent + absent + absent + absent
 		}},
-	{name: "nri", on: hasNRI, prepare: (*site).bareRuntime, handler: "plain", ready: (*site).startPlugin, bare: true,
+	{name: "nri", on: hasNRI, prepare: (*site).bareRuntime, handler: "plain",
+		ready: (*site).startPlugin, bare: true,
 		stripped: func(e engine) string {
 			if e.trust == grant.CRIO { // its NRI is too old for device rules
 				return ""
@@ -115,7 +136,8 @@ var entries = []entry{
 		}},
 	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", tell: cluster},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
-		only: []string{"plain", grantByName, gpuByName}, why: "CDI alone sees only who uses one of gpuledger's names"},
+		only: []string{"plain", grantByName, gpuByName},
+		why:  "CDI alone sees only who uses one of gpuledger's names"},
 }
 
 // isCluster reports whether an engine is a whole cluster.
@@ -206,7 +228,8 @@ type client interface {
 	name() string
 	// run runs a container to its end and removes it.
 	run(*site, container) result
-	// owner is who the engine says the container is, for a grant's --owner; "" where it says nothing that can be trusted.
+	// owner is who the engine says the container is, for a grant's --owner; "" where it says
+	// nothing that can be trusted.
 	owner(container) string
 	// refer puts a reference to a grant where this client's users put it.
 	refer(c *container, reference string)
@@ -243,7 +266,8 @@ func TestEngine(t *testing.T) {
 			}
 			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })
 			t.Run("privileged", func(t *testing.T) { privileged(t, s, cl) })
-			if cl, can := cl.(starter); can && s.entry.name == "wrapper" && s.engine.trust == grant.Containerd {
+			if cl, can := cl.(starter); can && s.entry.name == "wrapper" &&
+				s.engine.trust == grant.Containerd {
 				t.Run("outside the ledger", func(t *testing.T) { outside(t, s.in(t), cl) })
 			}
 			switch cl := cl.(type) {

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// harmless starts what every node runs, with gpuledger as the default runtime: the real runtime gets what the engine
-// wrote, byte for byte. An init container is to its runtime one container of the pod before another.
+// harmless starts what every node runs, with gpuledger as the default runtime: the real runtime
+// gets what the engine wrote, byte for byte. An init container is to its runtime one container of
+// the pod before another.
 func harmless(t *testing.T, s *site, cl client) {
 	s.forget()
 	closed := ""
@@ -42,7 +43,8 @@ func harmless(t *testing.T, s *site, cl client) {
 				t.Fatalf("got %+v, want it to run", r)
 			}
 			if cl.name() == "podman" && c.userns {
-				// Podman writes no device rules for it at all. Measured: crun then lets a GPU node be opened, runc does not.
+				// Podman writes no device rules for it at all. Measured: crun then lets a GPU node
+				// be opened, runc does not.
 				closed = r.id
 				s.onlyClosed(r)
 				return
@@ -53,13 +55,15 @@ func harmless(t *testing.T, s *site, cl client) {
 	s.in(t).allUntouched(closed)
 }
 
-// onlyClosed wants the real runtime to have got what the engine wrote, but for a rule before all others, which denies all.
+// onlyClosed wants the real runtime to have got what the engine wrote, but for a rule before all
+// others, which denies all.
 func (s *site) onlyClosed(r result) {
 	s.T.Helper()
 	before, after := s.seen(r.id)
 	var was, is specs.Spec
 	must(s.T, json.Unmarshal(after, &is))
-	if rules := is.Linux.Resources.Devices; len(rules) != 1 || rules[0] != (specs.LinuxDeviceCgroup{Access: "rwm"}) {
+	if rules := is.Linux.Resources.Devices; len(rules) != 1 ||
+		rules[0] != (specs.LinuxDeviceCgroup{Access: "rwm"}) {
 		s.T.Errorf("device rules %+v, want one that denies all", rules)
 	}
 	if s.entry.bare {
@@ -106,7 +110,8 @@ func privileged(t *testing.T, s *site, cl client) {
 		s := s.in(t)
 		s.policy(`mode = "report"`)
 		r := cl.run(s, container{name: named(cl, "reported"), privileged: true, script: probe})
-		// containerd's shim takes what its runtime says for the container's own standard error, so the warning stands before it.
+		// containerd's shim takes what its runtime says for the container's own standard error, so
+		// the warning stands before it.
 		if r.Code != 0 || !strings.HasSuffix(r.Stdout, all) {
 			t.Fatalf("got %+v, want it to run and to reach everything", r)
 		}
@@ -115,8 +120,10 @@ func privileged(t *testing.T, s *site, cl client) {
 		}
 		audit, err := os.ReadFile(s.Dir + "/audit.jsonl")
 		must(t, err)
-		if lines := strings.Split(strings.TrimSpace(string(audit)), "\n"); !strings.Contains(lines[len(lines)-1], string(grant.PrivilegedGPU)) {
-			t.Errorf("the audit log ends with %s, want it recorded as %s", lines[len(lines)-1], grant.PrivilegedGPU)
+		if lines := strings.Split(strings.TrimSpace(string(audit)),
+			"\n"); !strings.Contains(lines[len(lines)-1], string(grant.PrivilegedGPU)) {
+			t.Errorf("the audit log ends with %s, want it recorded as %s", lines[len(lines)-1],
+				grant.PrivilegedGPU)
 		}
 	})
 	t.Run("strip", func(t *testing.T) {
@@ -154,20 +161,23 @@ func (s *site) policy(line string) {
 	s.T.Cleanup(func() { s.Write("config.toml", string(before)) })
 }
 
-// onlyGPUsRemoved wants the real runtime to have got what the engine wrote, but for GPU nodes and for device rules.
+// onlyGPUsRemoved wants the real runtime to have got what the engine wrote, but for GPU nodes and
+// for device rules.
 func (s *site) onlyGPUsRemoved(r result) {
 	t := s.T
 	t.Helper()
 	before, after := s.seen(r.id)
 	var was, is specs.Spec
 	must(t, json.Unmarshal(before, &was), json.Unmarshal(after, &is))
-	was.Linux.Devices = slices.DeleteFunc(was.Linux.Devices, func(d specs.LinuxDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia") })
+	was.Linux.Devices = slices.DeleteFunc(was.Linux.Devices,
+		func(d specs.LinuxDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia") })
 	if len(is.Linux.Resources.Devices) < 2 || slices.ContainsFunc(is.Linux.Resources.Devices, opensGPUs) {
 		t.Errorf("device rules %+v, want a list that opens no GPU", is.Linux.Resources.Devices)
 	}
 	was.Linux.Resources.Devices, is.Linux.Resources.Devices = nil, nil
 	if !reflect.DeepEqual(was, is) {
-		t.Errorf("more than GPUs was removed: the engine wrote\n%s\nand the real runtime got\n%s", before, after)
+		t.Errorf("more than GPUs was removed: the engine wrote\n%s\nand the real runtime got\n%s",
+			before, after)
 	}
 }
 

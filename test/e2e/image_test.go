@@ -15,12 +15,14 @@ import (
 	"testing"
 )
 
-// archives makes the images, by name, as archives that every engine loads. No registry can be reached, and none is needed.
+// archives makes the images, by name, as archives that every engine loads. No registry can be
+// reached, and none is needed.
 func archives(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
 	layer := busyboxLayer(t)
-	paths := map[string]string{image: filepath.Join(dir, "busybox.tar"), pauseImage: filepath.Join(dir, "pause.tar")}
+	paths := map[string]string{image: filepath.Join(dir, "busybox.tar"),
+		pauseImage: filepath.Join(dir, "pause.tar")}
 	must(t, os.WriteFile(paths[image], archive(t, image, layer, nil), 0o644))
 	must(t, os.WriteFile(paths[pauseImage], archive(t, pauseImage, layer, pause), 0o644))
 	return paths
@@ -38,7 +40,8 @@ func archive(t *testing.T, name string, layer []byte, entrypoint []string) []byt
 		"config": object{"Env": []string{"PATH=/bin"}, "Entrypoint": entrypoint},
 		"rootfs": object{"type": "layers", "diff_ids": []string{"sha256:" + id}}})
 	configName := fmt.Sprintf("%x.json", sha256.Sum256(config))
-	manifest := encode(t, []object{{"Config": configName, "RepoTags": []string{name}, "Layers": []string{id + "/layer.tar"}}})
+	manifest := encode(t, []object{
+		{"Config": configName, "RepoTags": []string{name}, "Layers": []string{id + "/layer.tar"}}})
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	put(t, w, tar.Header{Name: "manifest.json", Mode: 0o644}, manifest)

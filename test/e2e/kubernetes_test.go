@@ -19,7 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// A cluster of one node on loopback: etcd, API server, controller manager, scheduler and kubelet, on an engine.
+// A cluster of one node on loopback: etcd, API server, controller manager, scheduler and kubelet,
+// on an engine.
 
 const (
 	etcKubernetes = "/etc/kubernetes"
@@ -37,7 +38,8 @@ contexts: [{name: node, context: {cluster: node, user: user}}]
 current-context: node
 `
 
-// kubeletConfig, with the engine's socket, is for a root without CAP_SYS_RESOURCE, who can set no negative OOM score, and for machines with cgroup v1.
+// kubeletConfig, with the engine's socket, is for a root without CAP_SYS_RESOURCE, who can set no
+// negative OOM score, and for machines with cgroup v1.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: 127.0.0.1
@@ -69,7 +71,8 @@ func kubernetesOn(engine func(*site) []client, socket string) func(*site) []clie
 	}
 }
 
-// kubernetes starts the cluster. Its users are not containers' clients: what is told of it is cluster's.
+// kubernetes starts the cluster. Its users are not containers' clients: what is told of it is
+// cluster's.
 func kubernetes(s *site, socket string) []client {
 	wireNode(s.T)
 	writeFile(s.T, adminConfig, fmt.Sprintf(kubeconfig, "admin"))
@@ -79,25 +82,36 @@ func kubernetes(s *site, socket string) []client {
 	must(s.T, os.MkdirAll("/var/lib/etcd", 0o700), os.MkdirAll(staticPods, 0o755))
 	program := func(name string) string { return built("kubernetes/" + name) }
 	ready := func() bool { return s.kubectl("get", "--raw", "/readyz").Code == 0 }
-	s.daemon(func() bool { return exists("/var/lib/etcd/data/member/snap/db") }, built("etcd/etcd"), "--data-dir", "/var/lib/etcd/data", "--log-level=warn")
-	s.daemon(ready, program("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none", "--cert-dir="+etcKubernetes+"/certs", "--token-auth-file="+etcKubernetes+"/tokens.csv", "--anonymous-auth=false",
-		"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount", "--allow-privileged=true", "--shutdown-delay-duration=0s",
-		"--service-account-issuer=https://127.0.0.1:6443", "--service-account-key-file="+etcKubernetes+"/sa.key",
-		"--service-account-signing-key-file="+etcKubernetes+"/sa.key", "--service-cluster-ip-range=10.96.0.0/24")
-	s.daemon(ready, program("kube-controller-manager"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs",
+	s.daemon(func() bool { return exists("/var/lib/etcd/data/member/snap/db") }, built("etcd/etcd"),
+		"--data-dir", "/var/lib/etcd/data", "--log-level=warn")
+	s.daemon(ready, program("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", "--cert-dir="+etcKubernetes+"/certs", "--token-auth-file="+
+			etcKubernetes+"/tokens.csv", "--anonymous-auth=false",
+		"--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount", "--allow-privileged=true",
+		"--shutdown-delay-duration=0s",
+		"--service-account-issuer=https://127.0.0.1:6443", "--service-account-key-file="+
+			etcKubernetes+"/sa.key",
+		"--service-account-signing-key-file="+etcKubernetes+"/sa.key",
+		"--service-cluster-ip-range=10.96.0.0/24")
+	s.daemon(ready, program("kube-controller-manager"), "--kubeconfig="+adminConfig,
+		"--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs",
 		"--leader-elect=false", "--service-account-private-key-file="+etcKubernetes+"/sa.key")
-	s.daemon(ready, program("kube-scheduler"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs", "--leader-elect=false")
-	s.daemon(func() bool { return strings.Contains(s.kubectl("get", "node", clusterNode).Stdout, " Ready") }, program("kubelet"), "--config="+etcKubernetes+"/kubelet.yaml",
+	s.daemon(ready, program("kube-scheduler"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1",
+		"--cert-dir="+etcKubernetes+"/certs", "--leader-elect=false")
+	s.daemon(func() bool { return strings.Contains(s.kubectl("get", "node", clusterNode).Stdout, " Ready") },
+		program("kubelet"), "--config="+etcKubernetes+"/kubelet.yaml",
 		"--kubeconfig="+adminConfig, "--cert-dir="+etcKubernetes+"/certs", "--hostname-override="+clusterNode)
 	return nil
 }
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// wireNode gives the machine a default route, which leads nowhere: the kubelet takes its address from there.
+// wireNode gives the machine a default route, which leads nowhere: the kubelet takes its address
+// from there.
 func wireNode(t testing.TB) {
-	for _, args := range [][]string{{"link", "add", "node0", "type", "bridge"}, {"addr", "add", "10.77.0.1/24", "dev", "node0"}, {"link", "set", "node0", "up"},
+	for _, args := range [][]string{{"link", "add", "node0", "type", "bridge"},
+		{"addr", "add", "10.77.0.1/24", "dev", "node0"}, {"link", "set", "node0", "up"},
 		{"route", "add", "default", "via", "10.77.0.254"}} {
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %v: %v: %s", args, err, out)
@@ -108,7 +122,8 @@ func wireNode(t testing.TB) {
 func signingKey(t testing.TB) string {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(t, err)
-	return string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+	return string(pem.EncodeToMemory(&pem.Block{
+		Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
 }
 
 // kubectl is the administrator's.
@@ -136,7 +151,8 @@ func (s *site) administer(args ...string) string {
 // apply makes objects in the namespace of the test.
 func (s *site) apply(objects ...object) rig.Result {
 	s.T.Helper()
-	return s.kubectlWith(string(encode(s.T, object{"apiVersion": "v1", "kind": "List", "items": objects})), "apply", "-n", "team", "-f", "-")
+	return s.kubectlWith(string(encode(s.T, object{"apiVersion": "v1", "kind": "List", "items": objects})),
+		"apply", "-n", "team", "-f", "-")
 }
 
 func (s *site) applied(objects ...object) {
@@ -162,7 +178,8 @@ func (s *site) startAgentOf(program string, args ...string) *daemon {
 	s.T.Helper()
 	program, err := filepath.Abs(program)
 	must(s.T, err)
-	d := &daemon{log: filepath.Join(s.dir, "log", "gpuledger-kube"), command: func() *exec.Cmd { return s.Command(program, args...) }}
+	d := &daemon{log: filepath.Join(s.dir, "log", "gpuledger-kube"),
+		command: func() *exec.Cmd { return s.Command(program, args...) }}
 	d.live(s.T)
 	return d
 }
@@ -175,7 +192,8 @@ func (s *site) ends(d *daemon) {
 	}
 }
 
-// startDRA starts the driver with the rights of its manifest and a token that names the node, as a pod's does.
+// startDRA starts the driver with the rights of its manifest and a token that names the node, as a
+// pod's does.
 func (s *site) startDRA(args ...string) *daemon {
 	s.T.Helper()
 	return s.startDRAOf("../../bin/gpuledger-kube", args...)
@@ -184,8 +202,10 @@ func (s *site) startDRA(args ...string) *daemon {
 func (s *site) startDRAOf(program string, args ...string) *daemon {
 	s.T.Helper()
 	uid := s.administer("get", "node", clusterNode, "-o", "jsonpath={.metadata.uid}")
-	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger-system", "--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
+	token := s.administer("create", "token", "gpuledger-dra", "-n", "gpuledger-system",
+		"--bound-object-kind=Node", "--bound-object-name="+clusterNode, "--bound-object-uid="+uid)
 	path := etcKubernetes + "/dra.yaml"
 	writeFile(s.T, path, fmt.Sprintf(kubeconfig, token))
-	return s.startAgentOf(program, append([]string{"dra", "--kubeconfig", path, "--node-name", clusterNode, "--interval", "200ms", "--reclaim", "2s"}, args...)...)
+	return s.startAgentOf(program, append([]string{"dra", "--kubeconfig", path, "--node-name", clusterNode,
+		"--interval", "200ms", "--reclaim", "2s"}, args...)...)
 }

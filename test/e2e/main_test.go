@@ -1,10 +1,11 @@
 //go:build e2e
 
-// Package e2e tells the story through real container engines: a container reaches exactly what it was granted, or it does
-// not start, and the engine's own words say why.
+// Package e2e tells the story through real container engines: a container reaches exactly what it
+// was granted, or it does not start, and the engine's own words say why.
 //
-// Each engine gets a machine of its own (see rig.InMachine) for each of gpuledger's entry points that it has, in which it runs
-// at its standard paths. test/e2e/run.sh builds what Debian does not have and runs the tests.
+// Each engine gets a machine of its own (see rig.InMachine) for each of gpuledger's entry points
+// that it has, in which it runs at its standard paths. test/e2e/run.sh builds what Debian does not
+// have and runs the tests.
 package e2e
 
 import (
@@ -22,7 +23,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// entriesVar has the names of the entry points to test; empty: all. engineVar names the engine of a machine and gpuledger's entry point there, resultsVar the file in which its machine notes results.
+// entriesVar has the names of the entry points to test; empty: all. engineVar names the engine of a
+// machine and gpuledger's entry point there, resultsVar the file in which its machine notes
+// results.
 const (
 	entriesVar = "E2E_ENTRIES"
 	engineVar  = "GPULEDGER_E2E_ENGINE"
@@ -37,11 +40,12 @@ func TestMain(m *testing.M) {
 		fmt.Println("SKIP: these tests need root: they start container engines")
 		os.Exit(0)
 	}
-	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ","), strings.Split(cmp.Or(os.Getenv(entriesVar), allEntries()), ",")))
+	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ","),
+		strings.Split(cmp.Or(os.Getenv(entriesVar), allEntries()), ",")))
 }
 
-// everyEngine runs the tests once for each engine and prints what came out. The names are those of the engines, or of
-// several at once: "podman" is podman-crun and podman-runc.
+// everyEngine runs the tests once for each engine and prints what came out. The names are those of
+// the engines, or of several at once: "podman" is podman-crun and podman-runc.
 func everyEngine(names, at []string) int {
 	file, err := os.CreateTemp("", "results-")
 	if err != nil {
@@ -52,7 +56,9 @@ func everyEngine(names, at []string) int {
 	module, _ := filepath.Abs("../..")
 	status, ran := 0, 0
 	for _, e := range engines {
-		if !slices.ContainsFunc(names, func(name string) bool { return name == e.name || name != "" && strings.HasPrefix(e.name, name+"-") }) {
+		if !slices.ContainsFunc(names, func(name string) bool {
+			return name == e.name || name != "" && strings.HasPrefix(e.name, name+"-")
+		}) {
 			continue
 		}
 		for _, i := range entries {
@@ -61,14 +67,16 @@ func everyEngine(names, at []string) int {
 			}
 			ran++
 			fmt.Printf("=== %s, %s\n", e.name, i.name)
-			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+i.name, resultsVar+"="+file.Name()))
+			status = max(status, rig.InMachine(module, e.layout, os.Args[1:], engineVar+"="+e.name+" "+i.name,
+				resultsVar+"="+file.Name()))
 			if status == rig.Stopped {
 				return status
 			}
 		}
 	}
 	if ran == 0 {
-		fmt.Printf("cannot run: no engine is named in E2E=%q and %s=%q; there are %s, and %s\n", os.Getenv("E2E"), entriesVar, os.Getenv(entriesVar), known(), allEntries())
+		fmt.Printf("cannot run: no engine is named in E2E=%q and %s=%q; there are %s, and %s\n",
+			os.Getenv("E2E"), entriesVar, os.Getenv(entriesVar), known(), allEntries())
 		return 2
 	}
 	printTable(file.Name())
@@ -113,8 +121,8 @@ func note(t testing.TB, o outcome) {
 	}
 }
 
-// printTable has a row for each case and a column for each engine, client and entry point. What an engine has no words for is
-// "-", with the reason below.
+// printTable has a row for each case and a column for each engine, client and entry point. What an
+// engine has no words for is "-", with the reason below.
 func printTable(file string) {
 	data, _ := os.ReadFile(file)
 	results, reasons := map[string]string{}, map[string][]string{}

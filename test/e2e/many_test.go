@@ -15,9 +15,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// many creates 200 containers at once with 100 grants: 100 of them with a grant each, 50 with a grant that another one
-// uses too, 50 with a forged one. Whoever of two comes first runs; no grant is used twice; and when all are gone, nothing
-// is left.
+// many creates 200 containers at once with 100 grants: 100 of them with a grant each, 50 with a
+// grant that another one uses too, 50 with a forged one. Whoever of two comes first runs; no grant
+// is used twice; and when all are gone, nothing is left.
 func many(s *site, c ctr) {
 	t := s.T
 	const grants, shared, forged = 100, 50, 50
@@ -27,11 +27,13 @@ func many(s *site, c ctr) {
 	}
 	references = append(references, references[:shared]...)
 	for i := range forged {
-		references = append(references, fmt.Sprintf("g-%s.%032x", strings.Repeat(string(rune('a'+i%26)), 12), i))
+		references = append(references,
+			fmt.Sprintf("g-%s.%032x", strings.Repeat(string(rune('a'+i%26)), 12), i))
 	}
 	results := make([]rig.Result, len(references))
 	each(len(references), func(i int) {
-		results[i] = rig.Run(exec.Command(c.path, "run", "--detach", "--null-io", "--runc-binary", s.runtime(),
+		results[i] = rig.Run(exec.Command(c.path, "run", "--detach", "--null-io",
+			"--runc-binary", s.runtime(),
 			"--annotation", "gpuledger.dev/grant="+references[i], image, many1(i), "/bin/sleep", "10000"))
 	})
 	t.Cleanup(func() { c.removeAll(s) })
@@ -42,7 +44,8 @@ func many(s *site, c ctr) {
 	bound := 0
 	for _, g := range s.Grants() {
 		if g.State != grant.Bound || len(g.Bindings) != 1 {
-			t.Errorf("grant %s is %s with the bindings %+v, want it bound by one container", g.ID, g.State, g.Bindings)
+			t.Errorf("grant %s is %s with the bindings %+v, want it bound by one container", g.ID,
+				g.State, g.Bindings)
 		}
 		bound++
 	}
@@ -71,7 +74,8 @@ func (s *site) explainDoubles(c ctr, references []string, results []rig.Result) 
 		}
 		id, _, _ := strings.Cut(references[i], ".")
 		for _, line := range strings.Split(tasks+string(audit), "\n") {
-			if strings.Contains(line, id) || strings.HasPrefix(line, many1(i)+" ") || strings.HasPrefix(line, many1(j)+" ") {
+			if strings.Contains(line, id) || strings.HasPrefix(line, many1(i)+" ") ||
+				strings.HasPrefix(line, many1(j)+" ") {
 				s.T.Log(line)
 			}
 		}
@@ -80,8 +84,8 @@ func (s *site) explainDoubles(c ctr, references []string, results []rig.Result) 
 
 func many1(i int) string { return fmt.Sprintf("many-%d", i) }
 
-// runEachOnce wants of the containers with one reference exactly one to run, none of those from `forged` on, and the
-// others to be refused as they must.
+// runEachOnce wants of the containers with one reference exactly one to run, none of those from
+// `forged` on, and the others to be refused as they must.
 func runEachOnce(t testing.TB, references []string, results []rig.Result, grants, forged int) bool {
 	t.Helper()
 	users := map[string]int{}

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// starter is a client that starts a container which goes on by itself, through our runtime or past it.
+// starter is a client that starts a container which goes on by itself, through our runtime or past
+// it.
 type starter interface {
 	client
 	start(s *site, c container, past bool) running
@@ -62,7 +63,8 @@ func (c ctr) start(s *site, what container, past bool) running {
 		return pid, state
 	}
 	pid, _ := task()
-	return running{id: what.name, pid: pid, runs: func() bool { _, state := task(); return state == "RUNNING" }}
+	return running{id: what.name, pid: pid,
+		runs: func() bool { _, state := task(); return state == "RUNNING" }}
 }
 
 func (k kubelet) start(s *site, c container, past bool) running {
@@ -80,21 +82,25 @@ func (k kubelet) start(s *site, c container, past bool) running {
 	}
 	pid, err := strconv.Atoi(inspect(".info.pid"))
 	must(s.T, err)
-	return running{id: id, pid: pid, runs: func() bool { return inspect(".status.state") == "CONTAINER_RUNNING" }}
+	return running{id: id, pid: pid, runs: func() bool {
+		return inspect(".status.state") == "CONTAINER_RUNNING"
+	}}
 }
 
-// outside has the engine start a container past our runtime, which then uses a GPU that it has no grant for: the daemon finds it, says
-// who it is, and ends it where policy says so. Nobody else is ended: not who has a grant and uses it, nor who is outside the ledger, too, and
-// uses nothing.
+// outside has the engine start a container past our runtime, which then uses a GPU that it has no
+// grant for: the daemon finds it, says who it is, and ends it where policy says so. Nobody else is
+// ended: not who has a grant and uses it, nor who is outside the ledger, too, and uses nothing.
 func outside(t *testing.T, s *site, cl starter) {
 	config, err := os.ReadFile(s.Config)
 	must(t, err)
 	t.Cleanup(func() { s.Write("config.toml", string(config)) })
-	s.Write("config.toml", strings.Replace(string(config), "[daemon]\nlisten = \"\"\n", "[daemon]\nlisten = \"127.0.0.1:0\"\ngrace = \"1s\"\n", 1))
+	s.Write("config.toml", strings.Replace(string(config), "[daemon]\nlisten = \"\"\n",
+		"[daemon]\nlisten = \"127.0.0.1:0\"\ngrace = \"1s\"\n", 1))
 	audit, _ := os.ReadFile(s.Dir + "/audit.jsonl") // there may be none yet
 	since, gpu0 := len(audit), s.uuid(0)
 	const forever = "sleep 100000 & wait"
-	taker := cl.start(s, container{name: named(cl, "taker"), script: forever, devices: []string{"/dev/nvidia0"}}, true)
+	taker := cl.start(s, container{name: named(cl, "taker"), script: forever,
+		devices: []string{"/dev/nvidia0"}}, true)
 	idler := cl.start(s, container{name: named(cl, "idler"), script: forever}, true)
 	honest := container{name: named(cl, "honest"), script: forever}
 	s.grantTo(cl, &honest, "--memory", "4GiB", "--gpu", "0")
@@ -111,17 +117,22 @@ func outside(t *testing.T, s *site, cl starter) {
 	if cl.name() == "CRI" {
 		want = `container "main" of pod team/` + named(cl, "taker") + " uses 2GiB of GPU 0 without a grant"
 	}
-	if f := found[0]; f.Message != want || f.Container != taker.id || f.Engine != string(grant.Containerd) || !slices.Equal(f.PIDs, []int{taker.pid}) || f.Reaction != "report" || f.Grant != "" {
-		t.Errorf("the audit log has %+v, want %q of container %s and process %d", f, want, taker.id, taker.pid)
+	if f := found[0]; f.Message != want || f.Container != taker.id || f.Engine != string(grant.Containerd) ||
+		!slices.Equal(f.PIDs, []int{taker.pid}) || f.Reaction != "report" || f.Grant != "" {
+		t.Errorf("the audit log has %+v, want %q of container %s and process %d", f, want,
+			taker.id, taker.pid)
 	}
-	eventually(t, "the page says so", func() bool { return strings.Contains(get(t, address, "/"), html.EscapeString(want)) })
+	eventually(t, "the page says so", func() bool {
+		return strings.Contains(get(t, address, "/"), html.EscapeString(want))
+	})
 	eventually(t, "the metrics say so", func() bool {
 		text := get(t, address, "/metrics")
 		return strings.Contains(text, `gpuledger_findings{gpu="`+gpu0+`",kind="outside-ledger"} 1`) &&
 			strings.Contains(text, `gpuledger_gpu_memory_outside_bytes{gpu="`+gpu0+`"} 2.147483648e+09`)
 	})
 	s.looks(t, address, 3)
-	for what, r := range map[string]running{"who only is reported": taker, "who uses nothing": idler, "who has a grant": granted} {
+	for what, r := range map[string]running{"who only is reported": taker, "who uses nothing": idler,
+		"who has a grant": granted} {
 		if !r.lives() || !r.runs() {
 			t.Errorf("%s was stopped where policy only reports", what)
 		}
@@ -143,7 +154,8 @@ func outside(t *testing.T, s *site, cl starter) {
 			t.Errorf("%s was stopped", what)
 		}
 	}
-	if found, stopped := s.findings(t, since, "found"), s.findings(t, since, "stopped"); len(found) != 1 || len(stopped) != 1 {
+	if found, stopped := s.findings(t, since, "found"), s.findings(t, since, "stopped"); len(found) != 1 ||
+		len(stopped) != 1 {
 		t.Errorf("found are %+v and stopped %+v, want one of each", found, stopped)
 	}
 }
@@ -151,7 +163,8 @@ func outside(t *testing.T, s *site, cl starter) {
 // uses says what is used of the simulated GPUs.
 func (s *site) uses(processes ...simulated.ProcessUse) {
 	s.T.Helper()
-	text, err := json.Marshal(simulated.Use{Version: 1, Processes: append([]simulated.ProcessUse{}, processes...)})
+	text, err := json.Marshal(simulated.Use{
+		Version: 1, Processes: append([]simulated.ProcessUse{}, processes...)})
 	must(s.T, err)
 	path := s.Dir + "/node.json" + simulated.UseSuffix
 	must(s.T, os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path))
@@ -163,7 +176,8 @@ type finding struct {
 	PIDs                                                         []int
 }
 
-// findings waits until the audit log has one of an action, and gives all that it has from a place on.
+// findings waits until the audit log has one of an action, and gives all that it has from a place
+// on.
 func (s *site) findings(t *testing.T, since int, action string) (list []finding) {
 	t.Helper()
 	eventually(t, "the audit log has one that is "+action, func() bool {
@@ -185,7 +199,10 @@ func served(t *testing.T, d *rig.Daemon) string {
 	t.Helper()
 	serving := regexp.MustCompile(`serving metrics and the status page" address="?([0-9.:]+)`)
 	var found []string
-	eventually(t, "it serves", func() bool { found = serving.FindStringSubmatch(d.Log()); return found != nil })
+	eventually(t, "it serves", func() bool {
+		found = serving.FindStringSubmatch(d.Log())
+		return found != nil
+	})
 	return found[1]
 }
 

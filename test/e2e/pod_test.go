@@ -6,12 +6,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// pod runs the containers of one pod, of which one has a grant that nothing in its bundle names: who it is, is enough. It is
-// so again when it is restarted; to the other containers it is a stranger's.
+// pod runs the containers of one pod, of which one has a grant that nothing in its bundle names:
+// who it is, is enough. It is so again when it is restarted; to the other containers it is a
+// stranger's.
 func pod(s *site, k kubelet) {
 	c := container{name: "together", script: probe}
 	g := s.granted("--memory", "4GiB", "--gpu", "1", "--owner", k.owner(c))
-	for part, reference := range map[string]string{"sidecar": string(g.ID), "forger": g.String() + ".0123456789abcdef0123456789abcdef"} {
+	for part, reference := range map[string]string{
+		"sidecar": string(g.ID), "forger": g.String() + ".0123456789abcdef0123456789abcdef"} {
 		c.part = part
 		k.refer(&c, reference) // the pod's annotations are on all its containers
 	}
@@ -30,7 +32,8 @@ func pod(s *site, k kubelet) {
 	for c.attempt = range 2 {
 		c.part = ""
 		if r := k.runIn(s, id, c); r.Code != 0 || r.Stdout != gpu1 {
-			s.T.Errorf("the main container, attempt %d: got %+v, want it to reach its GPU\n%s", c.attempt, r, gpu1)
+			s.T.Errorf("the main container, attempt %d: got %+v, want it to reach its GPU\n%s",
+				c.attempt, r, gpu1)
 		}
 		eventually(s.T, "the grant is free again", func() bool { return s.State(g.ID) == grant.Free })
 	}

@@ -23,7 +23,8 @@ runtime = "`+s.entry.handler+`"
 [engine.runtimes]
 `+s.entry.handler+` = ["`+s.runtime()+`"]
 `)
-	writeFile(s.T, "/etc/containers/storage.conf", "[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
+	writeFile(s.T, "/etc/containers/storage.conf", "[storage]\ndriver = \"overlay\"\n"+
+		"runroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
 	writeFile(s.T, "/etc/containers/policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
 	must(s.T, os.MkdirAll("/etc/containers/oci/hooks.d", 0o755))
 	s.settled()
@@ -52,7 +53,8 @@ func (libpod) run(s *site, c container) result {
 		args = append(args, "--env", entry)
 	}
 	for key, value := range c.annotations {
-		args = append(args, "--annotation", `"`+strings.ReplaceAll(key+"="+value, `"`, `""`)+`"`) // it reads CSV
+		// it reads CSV
+		args = append(args, "--annotation", `"`+strings.ReplaceAll(key+"="+value, `"`, `""`)+`"`)
 	}
 	for _, device := range append(c.devices, c.cdi...) {
 		args = append(args, "--device", device)
@@ -60,7 +62,8 @@ func (libpod) run(s *site, c container) result {
 	for _, b := range c.binds {
 		args = append(args, "--volume", b.from+":"+b.to)
 	}
-	for flag, wanted := range map[string]bool{"--privileged": c.privileged, "--pid=host": c.hostPID, "--read-only": c.readOnly, "--uidmap=0:100000:65536": c.userns} {
+	for flag, wanted := range map[string]bool{"--privileged": c.privileged, "--pid=host": c.hostPID,
+		"--read-only": c.readOnly, "--uidmap=0:100000:65536": c.userns} {
 		if wanted {
 			args = append(args, flag)
 		}

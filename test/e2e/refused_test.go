@@ -35,26 +35,35 @@ func with(name, value string) func(pod, container object) {
 	return func(_, c object) { c["env"] = []object{{"name": name, "value": value}} }
 }
 
-// refusals are pods that want what nobody gave them: they do not start, and `kubectl describe pod` says why.
+// refusals are pods that want what nobody gave them: they do not start, and `kubectl describe pod`
+// says why.
 func (s *site) refusals() {
 	s.applied(claiming("victim", "limit", 1, object{"memory": "1Gi"}, false)...)
 	s.runs("victim")
 	victim := s.claimOf("victim")
-	others := s.Grant("--owner", "pod:00000000-0000-4000-8000-000000000000/main", "--gpu", victim.GPUs[0].UUID, "--memory", "1GiB", "--mode", "limit")
+	others := s.Grant("--owner", "pod:00000000-0000-4000-8000-000000000000/main", "--gpu",
+		victim.GPUs[0].UUID, "--memory", "1GiB", "--mode", "limit")
 	all := map[string]refused{
-		"all":            {with("NVIDIA_VISIBLE_DEVICES", "all"), grant.VisibleDevicesAll, "asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant"},
-		"privileged":     {func(_, c object) { c["securityContext"] = object{"privileged": true} }, grant.PrivilegedGPU, ""},
-		"wrong-secret":   {podAnnotated("gpuledger.dev/grant.main", string(victim.ID)+"."+strings.Repeat("0", 32)), grant.GrantNotFound, ""},
-		"no-secret":      {with(grant.ReferenceEnv, string(victim.ID)), grant.GrantNotFound, ""},
-		"anothers-grant": {podAnnotated("gpuledger.dev/grant.main", string(others.ID)), grant.GrantOwnerMismatch, ""},
-		"forged": {podAnnotated("gpuledger.dev/gpus.main", victim.GPUs[0].UUID, "gpuledger.dev/memory.main", "8GiB", "gpuledger.dev/mode.main", "limit"),
+		"all": {with("NVIDIA_VISIBLE_DEVICES", "all"), grant.VisibleDevicesAll,
+			"asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant"},
+		"privileged": {func(_, c object) { c["securityContext"] = object{"privileged": true} },
+			grant.PrivilegedGPU, ""},
+		"wrong-secret": {podAnnotated("gpuledger.dev/grant.main", string(victim.ID)+"."+
+			strings.Repeat("0", 32)), grant.GrantNotFound, ""},
+		"no-secret": {with(grant.ReferenceEnv, string(victim.ID)), grant.GrantNotFound, ""},
+		"anothers-grant": {podAnnotated("gpuledger.dev/grant.main", string(others.ID)),
+			grant.GrantOwnerMismatch, ""},
+		"forged": {podAnnotated("gpuledger.dev/gpus.main", victim.GPUs[0].UUID, "gpuledger.dev/memory.main",
+			"8GiB", "gpuledger.dev/mode.main", "limit"),
 			grant.GrantNotFound, ""},
 		"gpushare": {func(p, c object) {
-			podAnnotated("ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4", "ALIYUN_COM_GPU_MEM_DEV", "15")(p, c)
+			podAnnotated("ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4",
+				"ALIYUN_COM_GPU_MEM_DEV", "15")(p, c)
 			with("ALIYUN_COM_GPU_MEM_CONTAINER", "4")(p, c)
 		}, grant.GrantNotFound, ""},
 		"host-node": {func(p, c object) {
-			p["spec"].(object)["volumes"] = []object{{"name": "gpu", "hostPath": object{"path": "/dev/nvidia0"}}}
+			p["spec"].(object)["volumes"] = []object{
+				{"name": "gpu", "hostPath": object{"path": "/dev/nvidia0"}}}
 			c["volumeMounts"] = []object{{"name": "gpu", "mountPath": "/dev/nvidia0"}}
 		}, grant.GPUBindMount, ""},
 	}
@@ -69,8 +78,10 @@ func (s *site) refusals() {
 			}
 		}
 		for _, id := range []grant.ID{victim.ID, others.ID} {
-			if strings.Contains(described, string(id)+" ") && !strings.Contains(fmt.Sprint(podText(c)), string(id)) {
-				s.T.Errorf("kubectl describe pod %s names grant %s, which is another's:\n%s", name, id, described)
+			if strings.Contains(described, string(id)+" ") &&
+				!strings.Contains(fmt.Sprint(podText(c)), string(id)) {
+				s.T.Errorf("kubectl describe pod %s names grant %s, which is another's:\n%s", name,
+					id, described)
 			}
 		}
 	}
@@ -81,7 +92,8 @@ func (s *site) refusals() {
 // podText is a pod as its user wrote it.
 func podText(c refused) object { return clusterPod("", c.change) }
 
-// told waits until kubectl's description of a pod, which must not run, says something in its events.
+// told waits until kubectl's description of a pod, which must not run, says something in its
+// events.
 func (s *site) told(name, want string) (described string) {
 	s.T.Helper()
 	eventually(s.T, "pod "+name+"'s events say "+want, func() bool {
@@ -94,8 +106,9 @@ func (s *site) told(name, want string) (described string) {
 	return described
 }
 
-// anothersNamespace names a claim of another namespace: a claim's name is its own namespace's, so there is none. The scheduler of Kubernetes 1.36
-// leaves such a pod alone without a word; `kubectl gpuledger explain` says why.
+// anothersNamespace names a claim of another namespace: a claim's name is its own namespace's, so
+// there is none. The scheduler of Kubernetes 1.36 leaves such a pod alone without a word; `kubectl
+// gpuledger explain` says why.
 func (s *site) anothersNamespace(claim string) {
 	s.T.Helper()
 	s.administer("create", "namespace", "intruder")
@@ -106,8 +119,10 @@ func (s *site) anothersNamespace(claim string) {
 	}
 	program, err := filepath.Abs("../../bin/kubectl-gpuledger")
 	must(s.T, err)
-	want := fmt.Sprintf("pod intruder/%s is Pending\nclaim %s: there is no claim of that name\n", claim, claim)
-	if r := rig.Run(s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "intruder", claim)); r.Code != 0 || !strings.Contains(r.Stdout, want) {
+	want := fmt.Sprintf("pod intruder/%s is Pending\nclaim %s: there is no claim of that name\n",
+		claim, claim)
+	if r := rig.Run(s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "intruder",
+		claim)); r.Code != 0 || !strings.Contains(r.Stdout, want) {
 		s.T.Errorf("kubectl gpuledger explain: %+v, want %q", r, want)
 	}
 }
@@ -115,12 +130,14 @@ func (s *site) anothersNamespace(claim string) {
 // configured is a pod with a claim whose parameters for the driver are these.
 func configured(name string, parameters object) []object {
 	list := claiming(name, "limit", 1, object{"memory": "1Gi"}, false)
-	list[0]["spec"].(object)["devices"].(object)["config"] = []object{{"opaque": object{"driver": "gpuledger.dev", "parameters": parameters}}}
+	list[0]["spec"].(object)["devices"].(object)["config"] = []object{
+		{"opaque": object{"driver": "gpuledger.dev", "parameters": parameters}}}
 	return list
 }
 
-// preparing are claims that the scheduler has placed and the node cannot give: its ledger has the last word when the kubelet has them
-// prepared. The pods' events have its sentence, and where there is room again they start.
+// preparing are claims that the scheduler has placed and the node cannot give: its ledger has the
+// last word when the kubelet has them prepared. The pods' events have its sentence, and where there
+// is room again they start.
 func (s *site) preparing(driver **daemon) {
 	*driver = s.startDRA() // the one of the story before has ended with it
 	says := func(more ...any) object {
@@ -132,7 +149,8 @@ func (s *site) preparing(driver **daemon) {
 	}
 	mixed := claiming("mixed", "limit", 1, nil, false)[0]
 	devices := mixed["spec"].(object)["devices"].(object)
-	devices["requests"] = append(devices["requests"].([]object), object{"name": "whole", "exactly": object{"deviceClassName": "exclusive.gpuledger.dev"}})
+	devices["requests"] = append(devices["requests"].([]object),
+		object{"name": "whole", "exactly": object{"deviceClassName": "exclusive.gpuledger.dev"}})
 	if r := s.apply(mixed); r.Code == 0 || !strings.Contains(r.Stderr, "a claim is one grant in one mode") {
 		s.T.Errorf("got %+v, want it refused before it is scheduled", r)
 	}
@@ -140,10 +158,16 @@ func (s *site) preparing(driver **daemon) {
 		what object
 		want string
 	}{
-		"typing-error":   {says("mdoe", "limit"), `cannot read the parameters for gpuledger.dev: json: unknown field "mdoe"`},
-		"another-mode":   {says("mode", "timeslice"), `request "gpu" is to be in mode limit and in mode timeslice: its class and its claim disagree`},
-		"more-strength":  {says("minimumStrength", "hardware"), `refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit this node has `},
-		"another-config": {object{"apiVersion": "gpuledger.dev/v9", "kind": "GrantConfig"}, `cannot read the parameters for gpuledger.dev: want apiVersion gpuledger.dev/v1 and kind GrantConfig, not "gpuledger.dev/v9"`},
+		"typing-error": {says("mdoe", "limit"),
+			`cannot read the parameters for gpuledger.dev: json: unknown field "mdoe"`},
+		"another-mode": {says("mode", "timeslice"),
+			`request "gpu" is to be in mode limit and in mode timeslice: its class and its claim disagree`},
+		"more-strength": {says("minimumStrength",
+			"hardware"),
+			`refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit this node has `},
+		"another-config": {object{"apiVersion": "gpuledger.dev/v9",
+			"kind": "GrantConfig"},
+			`cannot read the parameters for gpuledger.dev: want apiVersion gpuledger.dev/v1 and kind GrantConfig, not "gpuledger.dev/v9"`},
 	}
 	for name, c := range parameters {
 		s.applied(configured(name, c.what)...)
@@ -154,24 +178,31 @@ func (s *site) preparing(driver **daemon) {
 	}
 	s.administer("delete", "resourceclaims", "--all", "-n", "team", "--wait=true")
 
-	(*driver).pause(s.T) // so that the scheduler does not hear of what comes; the kubelet takes away what one has published that is gone for 30 s
+	// so that the scheduler does not hear of what comes; the kubelet takes away what one has
+	// published that is gone for 30 s
+	(*driver).pause(s.T)
 	var ids []string
 	for _, gpu := range []string{"0", "1"} {
 		ids = append(ids, string(s.Grant("--gpu", gpu, "--memory", "15GiB", "--mode", "timeslice").ID))
 	}
 	s.applied(claiming("late", "limit", 1, object{"memory": "4Gi"}, false)...)
 	eventually(s.T, "the scheduler has placed the claim", func() bool {
-		return s.kubectl("get", "resourceclaim", "late", "-n", "team", "-o", "jsonpath={.status.allocation.devices.results[0].device}").Stdout != ""
+		return s.kubectl("get", "resourceclaim", "late", "-n", "team", "-o",
+			"jsonpath={.status.allocation.devices.results[0].device}").Stdout != ""
 	})
 	(*driver).kill()
 	*driver = s.startDRA()
-	described := s.told("late", "gpuledger: refused (mode-conflict): cannot grant 4GiB on a GPU in mode limit: GPU 0 has ")
+	described := s.told("late",
+		"gpuledger: refused (mode-conflict): cannot grant 4GiB on a GPU in mode limit: GPU 0 has ")
 	if i := slices.IndexFunc(ids, func(id string) bool { return strings.Contains(described, id) }); i >= 0 {
 		s.T.Errorf("the pod's events name grant %s, which is another's:\n%s", ids[i], described)
 	}
 	s.outside(14 * grant.GiB)
 	s.Must(append([]string{"release"}, ids...)...)
-	s.told("late", "gpuledger: refused (no-capacity): cannot grant 4GiB on a GPU in mode limit: GPU 0 has 1824MiB free, and 14GiB in use outside the ledger; GPU 1 has ")
+	s.told(
+		"late",
+		"gpuledger: refused (no-capacity): cannot grant 4GiB on a GPU in mode limit: GPU 0 has 1824MiB "+
+			"free, and 14GiB in use outside the ledger; GPU 1 has ")
 	s.outside(0)
 	s.runs("late")
 }

@@ -15,9 +15,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime, and a witness on either side of
-// it: what the engine wrote, and what the real runtime got. Every engine has hooks in /etc/containers/oci/hooks.d (where it
-// knows them), CDI files in /etc/cdi and NRI at its default socket.
+// site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime, and a
+// witness on either side of it: what the engine wrote, and what the real runtime got. Every engine
+// has hooks in /etc/containers/oci/hooks.d (where it knows them), CDI files in /etc/cdi and NRI at
+// its default socket.
 type site struct {
 	*rig.Node
 	engine engine
@@ -28,7 +29,8 @@ type site struct {
 
 	daemons map[string]*daemon // by name
 
-	unconfigured, configured map[string]string // what lay on the machine before and after `gpuledger configure`
+	// what lay on the machine before and after `gpuledger configure`
+	unconfigured, configured map[string]string
 }
 
 const (
@@ -61,15 +63,16 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// wrapRuntime makes gpuledger-runtime what the engine calls. Its name says which engine calls, as that of the links that
-// `gpuledger configure` makes.
+// wrapRuntime makes gpuledger-runtime what the engine calls. Its name says which engine calls, as
+// that of the links that `gpuledger configure` makes.
 func (s *site) wrapRuntime() {
 	link := filepath.Join(s.dir, "gpuledger-runtime."+s.engineName())
 	must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), link))
 	witness(s.T, s.runtime(), filepath.Join(s.dir, "before"), link)
 }
 
-// bareRuntime makes the real runtime what the engine calls: what it is before anybody has heard of gpuledger.
+// bareRuntime makes the real runtime what the engine calls: what it is before anybody has heard of
+// gpuledger.
 func (s *site) bareRuntime() { must(s.T, os.Symlink(s.behind, s.runtime())) }
 
 // settled is for engines to call when their configuration is written, before they start.
@@ -108,8 +111,9 @@ exec "%s" "$@"
 `, into, next))
 }
 
-// weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, as containers and sandboxes have it: CRI-O has no switch
-// against what needs it, nor has Docker 20.10. It stands behind the witness.
+// weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, as containers and sandboxes have
+// it: CRI-O has no switch against what needs it, nor has Docker 20.10. It stands behind the
+// witness.
 func (s *site) weakRoot(t *testing.T, next string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, "weak-root")
@@ -151,7 +155,8 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// seen is a container's config.json, as the engine wrote it and as the real runtime got it; the second is nil where it never did.
+// seen is a container's config.json, as the engine wrote it and as the real runtime got it; the
+// second is nil where it never did.
 func (s *site) seen(id string) (before, after []byte) {
 	before, _ = os.ReadFile(filepath.Join(s.dir, "before", id+".json"))
 	after, _ = os.ReadFile(filepath.Join(s.dir, "after", id+".json"))

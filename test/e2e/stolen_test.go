@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// telling is a pod whose container says its reference, too: what is in its environment, whoever reads that.
+// telling is a pod whose container says its reference, too: what is in its environment, whoever
+// reads that.
 func telling(pod object) object {
 	container := pod["spec"].(object)["containers"].([]object)[0]
 	script := container["command"].([]string)[2]
@@ -37,7 +38,8 @@ func (s *site) reference(name string) string {
 	return text
 }
 
-// isFor wants a claim's or pod's grant to be tied to pods by their names, and to their namespace where a claim says it.
+// isFor wants a claim's or pod's grant to be tied to pods by their names, and to their namespace
+// where a claim says it.
 func (s *site) isFor(id grant.ID, namespaces []string, pods ...string) {
 	s.T.Helper()
 	var want []grant.Tie
@@ -58,7 +60,8 @@ func (s *site) isFor(id grant.ID, namespaces []string, pods ...string) {
 // runs is a pod's description that says so.
 var runs = regexp.MustCompile(`(?m)^Status: +Running$`)
 
-// refusesThieves starts pods that have read a reference, in the namespace of its pods and in another: their events say the code, and no name.
+// refusesThieves starts pods that have read a reference, in the namespace of its pods and in
+// another: their events say the code, and no name.
 func (s *site) refusesThieves(round, reference string, its ...string) {
 	s.T.Helper()
 	id, _, _ := strings.Cut(reference, ".")
@@ -68,7 +71,9 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 		if r := s.kubectlWith(string(encode(s.T, pod)), "apply", "-n", namespace, "-f", "-"); r.Code != 0 {
 			s.T.Fatalf("kubectl apply: %+v", r)
 		}
-		want, described := fmt.Sprintf(`gpuledger: refused (%s): container "main" refers to grant %s by GPULEDGER_GRANT, which is tied to `, grant.GrantOwnerMismatch, id), ""
+		want,
+			described := fmt.Sprintf(
+			`gpuledger: refused (%s): container "main" refers to grant %s by GPULEDGER_GRANT, which is tied to `, grant.GrantOwnerMismatch, id), ""
 		eventually(s.T, "a thief is refused in namespace "+namespace, func() bool {
 			described = s.kubectl("describe", "pod", name, "-n", namespace).Stdout
 			if runs.MatchString(described) {
@@ -77,21 +82,25 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 			return strings.Contains(described, want)
 		})
 		_, events, _ := strings.Cut(described, "\nEvents:")
-		if !strings.Contains(events, want+text) && !strings.Contains(events, want+"other pods") { // the plugin's grants are for a pod, wherever it is
+		// the plugin's grants are for a pod, wherever it is
+		if !strings.Contains(events, want+text) && !strings.Contains(events, want+"other pods") {
 			s.T.Errorf("a thief of namespace %s is told:\n%s", namespace, events)
 		}
 		for _, pod := range its {
-			if uid := s.podNamed(pod).Metadata.UID; strings.Contains(events, uid) || strings.Contains(events, `"`+pod+`"`) {
+			if uid := s.podNamed(pod).Metadata.UID; strings.Contains(events, uid) ||
+				strings.Contains(events, `"`+pod+`"`) {
 				s.T.Errorf("a thief of namespace %s is told of pod %s:\n%s", namespace, pod, events)
 			}
 		}
-		s.T.Logf("a refused pod with restartPolicy Never is %s", s.kubectl("get", "pod", name, "-n", namespace, "-o", "jsonpath={.status.phase} {.status.containerStatuses[0].state}").Stdout)
+		s.T.Logf("a refused pod with restartPolicy Never is %s",
+			s.kubectl("get", "pod", name, "-n", namespace, "-o",
+				"jsonpath={.status.phase} {.status.containerStatuses[0].state}").Stdout)
 		s.administer("delete", "pod", name, "-n", namespace, "--wait=true", "--grace-period=1")
 	}
 }
 
-// stolen: what a pod of a claim has in its environment is good in the claim's pods alone, whether a driver runs or not; and each pod that comes to the
-// claim may use it.
+// stolen: what a pod of a claim has in its environment is good in the claim's pods alone, whether a
+// driver runs or not; and each pod that comes to the claim may use it.
 func (s *site) stolen(driver **daemon) {
 	*driver = s.startDRA() // the one of the story before has ended with it
 	list := claiming("shared", "limit", 1, object{"memory": "2Gi"}, false)
@@ -115,7 +124,8 @@ func (s *site) stolen(driver **daemon) {
 		name := fmt.Sprint("comes-", i)
 		s.applied(joining(name, "shared"))
 		s.runs(name)
-		if p := s.podNamed(name); p.Status.ContainerStatuses[0].RestartCount != 0 || strings.Contains(s.eventsOf(name), "refused") {
+		if p := s.podNamed(name); p.Status.ContainerStatuses[0].RestartCount != 0 ||
+			strings.Contains(s.eventsOf(name), "refused") {
 			s.T.Errorf("pod %s of the claim was refused first: %s", name, s.eventsOf(name))
 		}
 	}
@@ -131,7 +141,9 @@ func (s *site) stolenUnits() {
 	s.hasUnits()
 	s.applied(telling(clusterPod("units", func(pod, container object) {
 		container["resources"] = object{"limits": object{"gpuledger.dev/gpu-memory": 4}}
-		first := object{"name": "first", "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", "test -c /dev/nvidiactl"}, "resources": container["resources"]}
+		first := object{"name": "first", "image": image, "imagePullPolicy": "Never",
+			"command":   []string{"/bin/sh", "-c", "test -c /dev/nvidiactl"},
+			"resources": container["resources"]}
 		pod["spec"].(object)["initContainers"] = []object{first}
 	})))
 	reference := s.reference("units")

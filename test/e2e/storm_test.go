@@ -25,8 +25,8 @@ const (
 	stormDefault = 24
 )
 
-// stormPatience is longer than the five minutes for which the scheduler leaves a pod alone whose moment it has missed, as when the API
-// server was killed just then.
+// stormPatience is longer than the five minutes for which the scheduler leaves a pod alone whose
+// moment it has missed, as when the API server was killed just then.
 const stormPatience = 12 * time.Minute
 
 // atOnce is how many pods of a storm there are at a time: more than the node has room for.
@@ -37,15 +37,17 @@ var reference = regexp.MustCompile(`g-[a-z]{12}\.[0-9a-f]{32}`)
 
 // sort is a sort of pods in a storm.
 type sort struct {
-	name   string
-	mode   grant.Mode
-	gpus   int
-	memory map[string]grant.Bytes // on each GPU, by container; "": of the pod's one claim, which its containers share
+	name string
+	mode grant.Mode
+	gpus int
+	// on each GPU, by container; "": of the pod's one claim, which its containers share
+	memory map[string]grant.Bytes
 	pod    func(name string) object
 	static bool // a file for the kubelet, which no scheduler has placed
 }
 
-// asks is what a container may have on each GPU, and who holds it: the pod with its claim, or the container by itself.
+// asks is what a container may have on each GPU, and who holds it: the pod with its claim, or the
+// container by itself.
 func (p sort) asks(pod, container string) (holder string, memory grant.Bytes) {
 	if m, claim := p.memory[""]; claim {
 		return pod, m
@@ -68,12 +70,14 @@ type storm struct {
 	logged  int64      // by agents before the storm: an older one, perhaps, from which the driver was updated
 }
 
-// newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and must not decide what comes out.
+// newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and
+// must not decide what comes out.
 func (s *site) newStorm(sorts []sort, victims ...string) *storm {
 	seed := uint64(time.Now().UnixNano())
 	s.T.Logf("seed %d", seed)
-	st := &storm{site: s, api: newAPI(), sorts: sorts, victims: victims, random: rand.New(rand.NewPCG(seed, 0)),
-		ran: map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
+	st := &storm{site: s, api: newAPI(), sorts: sorts, victims: victims,
+		random: rand.New(rand.NewPCG(seed, 0)),
+		ran:    map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
 	if info, err := os.Stat(s.agentsLog()); err == nil {
 		st.logged = info.Size()
 	}
@@ -121,14 +125,16 @@ func (s *storm) rage() {
 	}
 	s.settle(there)
 	looks := watch()
-	s.T.Logf("%d pods in %s: %d were seen to run, %d were not admitted; killed: %v; %d looks at what containers reach", n, time.Since(began).Round(time.Second), len(s.ran), len(s.failed), s.kills, looks)
+	s.T.Logf("%d pods in %s: %d were seen to run, %d were not admitted; killed: %v; %d looks at what "+
+		"containers reach", n, time.Since(began).Round(time.Second), len(s.ran), len(s.failed),
+		s.kills, looks)
 	for name, why := range s.failed {
 		s.T.Logf("not admitted: %s: %s", name, why)
 	}
 }
 
-// eachRuns goes on until a pod of each sort was seen to run: one that needs much may have found others in its place all the time, which
-// go now. It returns the pods that are there then.
+// eachRuns goes on until a pod of each sort was seen to run: one that needs much may have found
+// others in its place all the time, which go now. It returns the pods that are there then.
 func (s *storm) eachRuns(there []string, strike chan<- struct{}) []string {
 	s.T.Helper()
 	for i, p := range s.sorts {
@@ -163,13 +169,14 @@ func (s *storm) hasRun(of func(name string) bool) bool {
 	return false
 }
 
-// killer kills one victim after another, at random moments, one for each strike. calm is closed when all that were killed have been
-// started again.
+// killer kills one victim after another, at random moments, one for each strike. calm is closed
+// when all that were killed have been started again.
 func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
 	strike, calm = make(chan struct{}, 2), make(chan struct{})
 	random := rand.New(rand.NewPCG(s.random.Uint64(), 0))
 	order := slices.Clone(s.victims)
-	pause := func(most time.Duration) { time.Sleep(time.Duration(random.Int64N(int64(most)))) } // scatters, and proves nothing
+	// scatters, and proves nothing
+	pause := func(most time.Duration) { time.Sleep(time.Duration(random.Int64N(int64(most)))) }
 	go func() {
 		defer close(calm)
 		for i := 0; ; i++ {
@@ -244,7 +251,8 @@ func (s *storm) delete(name string, force bool) {
 	if force {
 		grace = 0
 	}
-	s.insists(s.T, http.MethodDelete, podsOfTeam+"/"+name, object{"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace}, nil)
+	s.insists(s.T, http.MethodDelete, podsOfTeam+"/"+name,
+		object{"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace}, nil)
 }
 
 // sortOf is the sort of a pod, by its name.
@@ -256,7 +264,8 @@ func (s *storm) sortOf(pod string) *sort {
 	return &s.sorts[i]
 }
 
-// look asks for the pods, and notes what became of them. A static pod's name ends with that of its node.
+// look asks for the pods, and notes what became of them. A static pod's name ends with that of its
+// node.
 func (s *storm) look() (all listed, ok bool) {
 	if status, _ := s.call(http.MethodGet, podsOfTeam, nil, &all); status != http.StatusOK {
 		return all, false
@@ -276,14 +285,16 @@ func (s *storm) look() (all listed, ok bool) {
 	return all, true
 }
 
-// chosen waits until something has become of one of these pods, and returns it or, one time in three, any.
+// chosen waits until something has become of one of these pods, and returns it or, one time in
+// three, any.
 func (s *storm) chosen(there []string) (name string) {
 	s.T.Helper()
 	within(s.T, stormPatience, "one of "+strings.Join(there, ", ")+" runs or has failed", func() bool {
 		all, ok := s.look()
 		var some []string
 		for _, p := range all.Items {
-			if slices.Contains(there, p.Metadata.Name) && (p.Status.Phase == "Running" || p.Status.Phase == "Failed") {
+			if slices.Contains(there, p.Metadata.Name) &&
+				(p.Status.Phase == "Running" || p.Status.Phase == "Failed") {
 				some = append(some, p.Metadata.Name)
 			}
 		}
@@ -299,8 +310,9 @@ func (s *storm) chosen(there []string) (name string) {
 	return name
 }
 
-// settle waits until only these pods are left, and each of them runs, waits for room, or was not admitted. Of a static pod that it has not
-// admitted the kubelet tells the API nothing, and tries no more: as after its own start, when no plugin has come to it yet.
+// settle waits until only these pods are left, and each of them runs, waits for room, or was not
+// admitted. Of a static pod that it has not admitted the kubelet tells the API nothing, and tries
+// no more: as after its own start, when no plugin has come to it yet.
 func (s *storm) settle(there []string) {
 	s.T.Helper()
 	var state string
@@ -318,7 +330,8 @@ func (s *storm) settle(there []string) {
 				}
 			}
 			unplaced := p.Status.Phase == "Pending" && len(p.Status.ContainerStatuses) == 0
-			if p.Metadata.DeletionTimestamp != "" || !slices.Contains(there, p.Metadata.Name) || p.Status.Phase == "Running" && running < len(p.Status.ContainerStatuses) ||
+			if p.Metadata.DeletionTimestamp != "" || !slices.Contains(there, p.Metadata.Name) ||
+				p.Status.Phase == "Running" && running < len(p.Status.ContainerStatuses) ||
 				p.Status.Phase == "Pending" && !unplaced {
 				ok = false
 			}
@@ -327,7 +340,8 @@ func (s *storm) settle(there []string) {
 		state = fmt.Sprintf("%+v", all.Items)
 		return ok && !slices.Contains(slices.Collect(maps.Values(left)), false)
 	}
-	for end := time.Now().Add(stormPatience); !done(); time.Sleep(200 * time.Millisecond) { // a container that was killed half-way is started again after some waiting
+	// a container that was killed half-way is started again after some waiting
+	for end := time.Now().Add(stormPatience); !done(); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.T.Fatalf("the pods do not settle: want %v, got %s", there, state)
 		}
@@ -345,7 +359,8 @@ func (s *storm) over() {
 	eventually(s.T, "the pods are deleted", func() bool {
 		all, ok := s.look()
 		for _, p := range all.Items {
-			if of := s.sortOf(p.Metadata.Name); p.Metadata.DeletionTimestamp == "" && (of == nil || !of.static) {
+			if of := s.sortOf(p.Metadata.Name); p.Metadata.DeletionTimestamp == "" &&
+				(of == nil || !of.static) {
 				s.delete(p.Metadata.Name, false)
 			}
 		}
@@ -362,7 +377,9 @@ func (s *storm) over() {
 	if found := reference.FindString(string(log[min(s.logged, int64(len(log))):])); found != "" {
 		s.T.Errorf("the agent has logged a reference, with its secret: %s", found)
 	}
-	for _, pattern := range []string{"/var/run/cdi/.gpuledger.dev-*", "/var/lib/kubelet/plugins/gpuledger.dev/references/*", "/var/lib/kubelet/plugins/gpuledger.dev/references/.*"} {
+	for _, pattern := range []string{"/var/run/cdi/.gpuledger.dev-*",
+		"/var/lib/kubelet/plugins/gpuledger.dev/references/*",
+		"/var/lib/kubelet/plugins/gpuledger.dev/references/.*"} {
 		eventually(s.T, "nothing is left at "+pattern, func() bool {
 			files, err := filepath.Glob(pattern)
 			must(s.T, err)
@@ -371,7 +388,8 @@ func (s *storm) over() {
 	}
 }
 
-// claimSorts are pods with a claim each, which the cluster makes from a template and deletes with its pod.
+// claimSorts are pods with a claim each, which the cluster makes from a template and deletes with
+// its pod.
 func claimSorts(s *storm) []sort {
 	var all []sort
 	for _, c := range []struct {
@@ -391,16 +409,19 @@ func claimSorts(s *storm) []sort {
 			capacity = object{"memory": fmt.Sprint(uint64(c.memory))}
 		}
 		claim := claiming(c.name, c.class, c.gpus, capacity, c.gpus > 1)[0]
-		s.insists(s.T, http.MethodPost, templatesOfTeam, object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": object{"name": c.name},
-			"spec": object{"spec": claim["spec"]}}, nil)
-		all = append(all, sort{name: c.name, mode: c.mode, gpus: c.gpus, memory: map[string]grant.Bytes{"": c.memory}, pod: func(name string) object {
-			return clusterPod(name, func(pod, container object) {
-				spec := pod["spec"].(object)
-				spec["restartPolicy"] = "Always"
-				spec["resourceClaims"] = []object{{"name": "gpu", "resourceClaimTemplateName": c.name}}
-				container["resources"] = object{"claims": []object{{"name": "gpu"}}}
-			})
-		}})
+		s.insists(s.T, http.MethodPost, templatesOfTeam,
+			object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+				"metadata": object{"name": c.name},
+				"spec":     object{"spec": claim["spec"]}}, nil)
+		all = append(all, sort{name: c.name, mode: c.mode, gpus: c.gpus,
+			memory: map[string]grant.Bytes{"": c.memory}, pod: func(name string) object {
+				return clusterPod(name, func(pod, container object) {
+					spec := pod["spec"].(object)
+					spec["restartPolicy"] = "Always"
+					spec["resourceClaims"] = []object{{"name": "gpu", "resourceClaimTemplateName": c.name}}
+					container["resources"] = object{"claims": []object{{"name": "gpu"}}}
+				})
+			}})
 	}
 	return all
 }
@@ -420,10 +441,12 @@ func (s *site) claimStorm() {
 
 // victims are the daemons that a storm kills.
 func (s *site) victims() []string {
-	return []string{"gpuledger-kube", "kubelet", strings.ReplaceAll(string(s.engine.trust), "-", ""), "kube-apiserver"}
+	return []string{"gpuledger-kube", "kubelet", strings.ReplaceAll(string(s.engine.trust), "-", ""),
+		"kube-apiserver"}
 }
 
-// agree reports whether each allocated claim is a grant, each grant an allocated claim, and both say the same.
+// agree reports whether each allocated claim is a grant, each grant an allocated claim, and both
+// say the same.
 func (s *storm) agree() bool {
 	var claims listed
 	if status, _ := s.call(http.MethodGet, claimsOfTeam, nil, &claims); status != http.StatusOK {
@@ -474,7 +497,8 @@ func unitSorts() []sort {
 	more := func(pod object, kind, name, script string, n int) {
 		spec := pod["spec"].(object)
 		list, _ := spec[kind].([]object)
-		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never", "command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
+		spec[kind] = append(list, object{"name": name, "image": image, "imagePullPolicy": "Never",
+			"command": []string{"/bin/sh", "-c", script}, "resources": units(n)})
 	}
 	make := func(change func(pod, container object)) func(string) object {
 		return func(name string) object {
@@ -486,23 +510,28 @@ func unitSorts() []sort {
 	}
 	const forever = "exec sleep 100000"
 	return []sort{
-		{name: "equal", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"first": 3 * gib, "main": 3 * gib, "twin": 3 * gib}, pod: make(func(pod, c object) {
+		{name: "equal", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{
+			"first": 3 * gib, "main": 3 * gib, "twin": 3 * gib}, pod: make(func(pod, c object) {
 			c["resources"] = units(3)
 			more(pod, "containers", "twin", forever, 3)
 			more(pod, "initContainers", "first", "test -c /dev/nvidiactl", 3)
 		})},
-		{name: "static", mode: grant.Limit, gpus: 1, static: true, memory: map[string]grant.Bytes{"main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
-			delete(pod["spec"].(object), "runtimeClassName") // the default is the same
-			c["resources"] = units(2)
-			more(pod, "containers", "twin", forever, 2)
-		})},
-		{name: "whole", mode: grant.Exclusive, gpus: 1, memory: map[string]grant.Bytes{"main": 0}, pod: make(func(_, c object) { c["resources"] = of("gpuledger.dev/gpu", 1) })},
-		{name: "wide", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"first": 6 * gib, "main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
+		{name: "static", mode: grant.Limit, gpus: 1, static: true,
+			memory: map[string]grant.Bytes{"main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
+				delete(pod["spec"].(object), "runtimeClassName") // the default is the same
+				c["resources"] = units(2)
+				more(pod, "containers", "twin", forever, 2)
+			})},
+		{name: "whole", mode: grant.Exclusive, gpus: 1, memory: map[string]grant.Bytes{"main": 0},
+			pod: make(func(_, c object) { c["resources"] = of("gpuledger.dev/gpu", 1) })},
+		{name: "wide", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{
+			"first": 6 * gib, "main": 2 * gib, "twin": 2 * gib}, pod: make(func(pod, c object) {
 			c["resources"] = units(2)
 			more(pod, "containers", "twin", forever, 2)
 			more(pod, "initContainers", "first", "test -c /dev/nvidiactl", 6)
 		})},
-		{name: "single", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"main": 5 * gib}, pod: make(func(_, c object) { c["resources"] = units(5) })},
+		{name: "single", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{"main": 5 * gib},
+			pod: make(func(_, c object) { c["resources"] = units(5) })},
 	}
 }
 
@@ -514,9 +543,12 @@ func (s *site) unitStorm() {
 	defer func() { delete(s.daemons, "gpuledger-kube"); s.ends(plugin) }()
 	s.hasUnits()
 	storm.rage()
-	storm.create(storm.sorts[len(storm.sorts)-1], "single-last") // the kubelet forgets those who are gone when it allocates
-	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has no cgroup for.
-	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other", storm.oneEach)
+	// the kubelet forgets those who are gone when it allocates
+	storm.create(storm.sorts[len(storm.sorts)-1], "single-last")
+	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has
+	// no cgroup for.
+	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other",
+		storm.oneEach)
 	storm.over()
 }
 
@@ -524,11 +556,13 @@ func (s *site) unitStorm() {
 func (s *site) hasUnits() {
 	s.T.Helper()
 	eventually(s.T, "the node has units of memory", func() bool {
-		return s.kubectl("get", "node", clusterNode, "-o", `jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30"
+		return s.kubectl("get", "node", clusterNode, "-o",
+			`jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30"
 	})
 }
 
-// oneEach compares the containers that the API says are running with those that the ledger says use a grant.
+// oneEach compares the containers that the API says are running with those that the ledger says use
+// a grant.
 func (s *storm) oneEach() bool {
 	all, ok := s.look()
 	want, got := map[string]bool{}, map[string]bool{}
@@ -548,6 +582,7 @@ func (s *storm) oneEach() bool {
 	for id := range want {
 		ok = ok && got[id]
 	}
-	s.odds = fmt.Sprintf("containers %v run, %v use a grant; grants are %+v; pods are %+v", want, got, grants, all.Items)
+	s.odds = fmt.Sprintf("containers %v run, %v use a grant; grants are %+v; pods are %+v", want, got,
+		grants, all.Items)
 	return ok && len(want) == len(got) && len(want) == len(grants)
 }

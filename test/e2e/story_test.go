@@ -17,8 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a driver that is not there,
-// EPERM where it does not. The last two nodes are of the container's own making.
+// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a
+// driver that is not there, EPERM where it does not. The last two nodes are of the container's own
+// making.
 const probe = `open() { cat "$1" 2>&1 | sed "s/.*: //"; }
 open /dev/nvidia0; open /dev/nvidia1; open /dev/nvidiactl
 for minor in 0 1; do mknod /tmp/other c 195 $minor; open /tmp/other; rm -f /tmp/other; done`
@@ -67,7 +68,8 @@ var cases = []struct {
 	}},
 	{"visible devices all", func(s *site, _ client, c container) scene {
 		c.env = []string{"NVIDIA_VISIBLE_DEVICES=all"}
-		return scene{container: c, refused: grant.VisibleDevicesAll, because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES", after: s.documented}
+		return scene{container: c, refused: grant.VisibleDevicesAll,
+			because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES", after: s.documented}
 	}},
 	{"privileged", func(_ *site, _ client, c container) scene {
 		c.privileged = true
@@ -88,7 +90,8 @@ var cases = []struct {
 		return scene{container: c, output: nothing, after: s.stillFree(g)}
 	}},
 	{"forged sandbox", func(_ *site, _ client, c container) scene {
-		c.env, c.forged, c.annotations = []string{"NVIDIA_VISIBLE_DEVICES=all"}, true, claimToBe("victim", "main", "sandbox")
+		c.env, c.forged, c.annotations = []string{"NVIDIA_VISIBLE_DEVICES=all"}, true,
+			claimToBe("victim", "main", "sandbox")
 		return scene{container: c, refused: grant.VisibleDevicesAll}
 	}},
 	{"device node", func(_ *site, _ client, c container) scene {
@@ -119,7 +122,8 @@ var cases = []struct {
 // story tells every case to one client.
 func story(t *testing.T, s *site, cl client) {
 	for _, c := range cases {
-		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name, Result: "ok"}
+		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name,
+			Result: "ok"}
 		t.Run(c.name, func(t *testing.T) {
 			defer func() {
 				if t.Failed() {
@@ -128,8 +132,10 @@ func story(t *testing.T, s *site, cl client) {
 				note(t, o)
 			}()
 			s := s.in(t)
-			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"), script: "echo here"})
-			if o.Why = s.cannot(cl, scene.container); o.Why == "" && s.entry.only != nil && !slices.Contains(s.entry.only, c.name) {
+			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"),
+				script: "echo here"})
+			if o.Why = s.cannot(cl, scene.container); o.Why == "" && s.entry.only != nil &&
+				!slices.Contains(s.entry.only, c.name) {
 				o.Why = s.entry.why
 			}
 			if o.Why != "" {
@@ -171,7 +177,8 @@ func (sc scene) check(t *testing.T, s *site, cl client) {
 	}
 }
 
-// isRefused wants a refusal in the engine's own words, or in the audit log where the engine has none for what hooks say.
+// isRefused wants a refusal in the engine's own words, or in the audit log where the engine has
+// none for what hooks say.
 func (s *site) isRefused(t testing.TB, r result, code grant.Code, because string) {
 	t.Helper()
 	if !s.engine.mute || s.entry.name != "cdi" {
@@ -181,7 +188,8 @@ func (s *site) isRefused(t testing.TB, r result, code grant.Code, because string
 	audit, err := os.ReadFile(s.Dir + "/audit.jsonl")
 	must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(audit)), "\n")
-	for what, text := range map[string]string{"error executing hook": r.Stderr, `"` + string(code) + `"`: lines[len(lines)-1], because: lines[len(lines)-1]} {
+	for what, text := range map[string]string{"error executing hook": r.Stderr, `"` + string(code) +
+		`"`: lines[len(lines)-1], because: lines[len(lines)-1]} {
 		if r.Code == 0 || !strings.Contains(text, what) {
 			t.Errorf("got %+v and in the audit log %s, want %q", r, lines[len(lines)-1], what)
 		}
@@ -207,7 +215,8 @@ func (s *site) granted(args ...string) grant.Reference {
 	return g
 }
 
-// grantTo enters a grant that the container will use: by who it is, where the engine vouches for that, or by reference.
+// grantTo enters a grant that the container will use: by who it is, where the engine vouches for
+// that, or by reference.
 func (s *site) grantTo(cl client, c *container, args ...string) grant.Reference {
 	s.T.Helper()
 	if owner := cl.owner(*c); owner != "" {
@@ -245,8 +254,9 @@ func (s *site) documented(r result) {
 	}
 }
 
-// untouched wants the real runtime to have got what the engine wrote, byte for byte. Where gpuledger does not stand between
-// the two, there is to be nothing in it that a GPU or gpuledger needs, but for the hooks that every container has.
+// untouched wants the real runtime to have got what the engine wrote, byte for byte. Where
+// gpuledger does not stand between the two, there is to be nothing in it that a GPU or gpuledger
+// needs, but for the hooks that every container has.
 func (s *site) untouched(r result) {
 	s.T.Helper()
 	before, after := s.seen(r.id)
@@ -255,17 +265,20 @@ func (s *site) untouched(r result) {
 		return
 	}
 	if len(before) == 0 || !bytes.Equal(before, after) {
-		s.T.Errorf("config.json of %s: the engine wrote %d bytes, the real runtime got %d; want them the same:\n%s\n%s", r.id, len(before), len(after), before, after)
+		s.T.Errorf("config.json of %s: the engine wrote %d bytes, the real runtime got %d; want them the "+
+			"same:\n%s\n%s", r.id, len(before), len(after), before, after)
 	}
 }
 
-// without wants a config.json in which nothing that changes what a container reaches has one of these words.
+// without wants a config.json in which nothing that changes what a container reaches has one of
+// these words.
 func (s *site) without(r result, config []byte, words ...string) {
 	s.T.Helper()
 	var spec specs.Spec
 	must(s.T, json.Unmarshal(config, &spec))
 	for _, word := range words {
-		if text := encode(s.T, []any{spec.Process.Env, spec.Mounts, spec.Linux}); bytes.Contains(text, []byte(word)) {
+		if text := encode(s.T, []any{spec.Process.Env, spec.Mounts, spec.Linux}); bytes.Contains(text,
+			[]byte(word)) {
 			s.T.Errorf("config.json of %s has %q, want nothing of the kind: %s", r.id, word, text)
 		}
 	}
@@ -275,10 +288,15 @@ func (s *site) without(r result, config []byte, words ...string) {
 func claimToBe(uid, name, kind string) map[string]string {
 	return map[string]string{
 		"io.container.manager":          "cri-o",
-		"io.kubernetes.cri.sandbox-uid": uid, "io.kubernetes.cri.container-name": name, "io.kubernetes.cri.container-type": kind,
-		"io.kubernetes.cri.sandbox-name": "pod", "io.kubernetes.cri.sandbox-namespace": "team",
-		"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "team", "io.kubernetes.container.name": name,
-		"io.kubernetes.cri-o.Namespace": "team", "io.kubernetes.cri-o.KubeName": "pod", "io.kubernetes.cri-o.ContainerName": name,
-		"io.kubernetes.cri-o.ContainerType": kind, "io.kubernetes.cri-o.Labels": fmt.Sprintf(`{"io.kubernetes.pod.uid":%q,"io.kubernetes.container.name":%q}`, uid, name),
+		"io.kubernetes.cri.sandbox-uid": uid, "io.kubernetes.cri.container-name": name,
+		"io.kubernetes.cri.container-type": kind,
+		"io.kubernetes.cri.sandbox-name":   "pod", "io.kubernetes.cri.sandbox-namespace": "team",
+		"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "team",
+		"io.kubernetes.container.name":  name,
+		"io.kubernetes.cri-o.Namespace": "team", "io.kubernetes.cri-o.KubeName": "pod",
+		"io.kubernetes.cri-o.ContainerName": name,
+		"io.kubernetes.cri-o.ContainerType": kind,
+		"io.kubernetes.cri-o.Labels": fmt.Sprintf(
+			`{"io.kubernetes.pod.uid":%q,"io.kubernetes.container.name":%q}`, uid, name),
 	}
 }

@@ -13,27 +13,36 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// knowsToolkit reports whether NVIDIA's toolkit configures an engine, whose daemon can be started again.
+// knowsToolkit reports whether NVIDIA's toolkit configures an engine, whose daemon can be started
+// again.
 func knowsToolkit(e engine) bool {
-	return e.name == "containerd2" || e.name == "containerd1.7" || e.name == "containerd1.6" || e.name == "crio"
+	return e.name == "containerd2" || e.name == "containerd1.7" || e.name == "containerd1.6" ||
+		e.name == "crio"
 }
 
-// besideToolkit runs `nvidia-ctk runtime configure` before, after and between `gpuledger configure` and its undo. After each
-// step the engine starts anew, as at a boot, and runs a container. After the undo it runs as it did before configure.
+// besideToolkit runs `nvidia-ctk runtime configure` before, after and between `gpuledger configure`
+// and its undo. After each step the engine starts anew, as at a boot, and runs a container. After
+// the undo it runs as it did before configure.
 func besideToolkit(t *testing.T, s *site, cl client) {
 	ctk, nvidia := rig.Toolkit(t, "nvidia-ctk"), rig.Toolkit(t, "nvidia-container-runtime")
-	writeFile(t, "/etc/nvidia-container-runtime/config.toml", fmt.Sprintf("[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n", s.behind))
+	writeFile(t, "/etc/nvidia-container-runtime/config.toml",
+		fmt.Sprintf("[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n", s.behind))
 	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
-	must(t, os.MkdirAll(filepath.Dir(installed), 0o755), copyProgram(rig.Binary(t, "gpuledger-runtime"), installed))
+	must(t, os.MkdirAll(filepath.Dir(installed), 0o755),
+		copyProgram(rig.Binary(t, "gpuledger-runtime"), installed))
 	ours, _ := os.ReadFile(s.Config)
 
 	toolkit := func(more ...string) func() {
 		return func() {
-			s.succeeds(ctk, append([]string{"runtime", "configure", "--runtime=" + s.engineName(), "--nvidia-runtime-path=" + nvidia}, more...)...)
+			s.succeeds(ctk, append([]string{"runtime", "configure", "--runtime=" + s.engineName(),
+				"--nvidia-runtime-path=" + nvidia}, more...)...)
 		}
 	}
 	configure := func(more ...string) func() {
-		return func() { s.Must(append([]string{"configure", s.engineName(), "--runtime", installed}, more...)...) }
+		return func() {
+			s.Must(append([]string{"configure", s.engineName(), "--runtime", installed},
+				more...)...)
+		}
 	}
 	boots := 0
 	boot := func(t *testing.T, step string) {
@@ -52,9 +61,11 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 	}{
 		{"before", []func(){toolkit("--set-as-default")}, nil},
 		{"after", nil, []func(){toolkit("--set-as-default")}},
-		{"between", []func(){toolkit()}, []func(){toolkit("--set-as-default"), configure("--as-default"), toolkit()}},
+		{"between", []func(){toolkit()},
+			[]func(){toolkit("--set-as-default"), configure("--as-default"), toolkit()}},
 	} {
-		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: "nvidia-ctk " + order.name, Result: "FAIL"}
+		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: "nvidia-ctk " +
+			order.name, Result: "FAIL"}
 		t.Run(order.name, func(t *testing.T) {
 			s := s.in(t)
 			for i, step := range order.before {
@@ -89,7 +100,8 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 			if is, _ := os.ReadFile(s.Config); string(is) != string(ours) {
 				t.Errorf("after the undo our configuration is\n%s\nwant\n%s", is, ours)
 			}
-			must(t, os.RemoveAll(filepath.Dir(s.mainFile())+"/conf.d"), os.RemoveAll("/etc/crio/crio.conf.d/99-nvidia.toml"))
+			must(t, os.RemoveAll(filepath.Dir(s.mainFile())+"/conf.d"),
+				os.RemoveAll("/etc/crio/crio.conf.d/99-nvidia.toml"))
 			o.Result = "ok"
 		})
 		if t.Failed() {

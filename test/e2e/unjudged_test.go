@@ -15,13 +15,15 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// toolkitRuntime makes NVIDIA's runtime what the engine calls, with a CDI file of the stand-in driver, so that it needs nothing
-// else of NVIDIA's.
+// toolkitRuntime makes NVIDIA's runtime what the engine calls, with a CDI file of the stand-in
+// driver, so that it needs nothing else of NVIDIA's.
 func (s *site) toolkitRuntime() {
 	must(s.T, os.Symlink(rig.Toolkit(s.T, "nvidia-container-runtime"), s.runtime()))
-	writeFile(s.T, "/etc/nvidia-container-runtime/config.toml", fmt.Sprintf("accept-nvidia-visible-devices-as-volume-mounts = true\n"+
-		"[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n[nvidia-container-runtime.modes.cdi]\n"+
-		"default-kind = \"nvidia.com/gpu\"\nannotation-prefixes = [\"cdi.k8s.io/\"]\n", s.behind))
+	writeFile(s.T, "/etc/nvidia-container-runtime/config.toml",
+		fmt.Sprintf("accept-nvidia-visible-devices-as-volume-mounts = true\n"+
+			"[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n"+
+			"[nvidia-container-runtime.modes.cdi]\n"+
+			"default-kind = \"nvidia.com/gpu\"\nannotation-prefixes = [\"cdi.k8s.io/\"]\n", s.behind))
 }
 
 // toolkitCDI is what nvidia-ctk would have generated, in short.
@@ -35,10 +37,14 @@ func (s *site) toolkitCDI() {
 		}
 		return object{"name": name, "containerEdits": object{"deviceNodes": list}}
 	}
-	writeFile(s.T, "/etc/cdi/nvidia.json", string(encode(s.T, object{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
-		"devices": []object{device("0", "/dev/nvidia0"), device(s.gpu(0), "/dev/nvidia0"), device("all", "/dev/nvidia0", "/dev/nvidia1")},
-		"containerEdits": object{"env": []string{"NVIDIA_STAND_IN=1"}, "deviceNodes": []object{{"path": "/dev/nvidiactl"}},
-			"mounts": []object{{"hostPath": library, "containerPath": "/usr/lib/libcuda.so.1", "options": []string{"ro", "nosuid", "nodev", "bind"}}}}})))
+	writeFile(s.T, "/etc/cdi/nvidia.json",
+		string(encode(s.T, object{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
+			"devices": []object{device("0", "/dev/nvidia0"), device(s.gpu(0), "/dev/nvidia0"),
+				device("all", "/dev/nvidia0", "/dev/nvidia1")},
+			"containerEdits": object{"env": []string{"NVIDIA_STAND_IN=1"},
+				"deviceNodes": []object{{"path": "/dev/nvidiactl"}},
+				"mounts": []object{{"hostPath": library, "containerPath": "/usr/lib/libcuda.so.1",
+					"options": []string{"ro", "nosuid", "nodev", "bind"}}}}})))
 }
 
 // gpu is the UUID of a GPU.
@@ -49,13 +55,16 @@ func (s *site) gpu(index int) string {
 	return list.GPUs[index].UUID
 }
 
-// configureToReport lets gpuledger configure an engine whose default runtime is NVIDIA's, as its administrator would.
+// configureToReport lets gpuledger configure an engine whose default runtime is NVIDIA's, as its
+// administrator would.
 func (s *site) configureToReport() {
 	s.toolkitCDI()
 	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
-	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755), copyProgram(rig.Binary(s.T, "gpuledger-runtime"), installed))
+	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755),
+		copyProgram(rig.Binary(s.T, "gpuledger-runtime"), installed))
 	s.Must("configure", s.engineName(), "--as-default", "--runtime", installed)
-	if config, _ := os.ReadFile(s.Config); !strings.Contains(string(config), fmt.Sprintf("unjudged = %q", s.runtime())) {
+	if config, _ := os.ReadFile(s.Config); !strings.Contains(string(config),
+		fmt.Sprintf("unjudged = %q", s.runtime())) {
 		s.T.Errorf("configure has not written %s as runtime.unjudged:\n%s", s.runtime(), config)
 	}
 }
@@ -68,14 +77,18 @@ func copyProgram(from, to string) error {
 	return err
 }
 
-// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it starts in enforce mode too.
+// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it
+// starts in enforce mode too.
 var asking = []struct {
 	name string
 	free bool
 	make func(*site, *container)
 }{
 	{"env all", false, func(_ *site, c *container) { c.env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
-	{"env UUID", false, func(s *site, c *container) { c.env = []string{"NVIDIA_VISIBLE_DEVICES=" + s.gpu(0)} }},
+	{"env UUID", false, func(s *site, c *container) {
+		c.env = []string{
+			"NVIDIA_VISIBLE_DEVICES=" + s.gpu(0)}
+	}},
 	{"env void", true, func(_ *site, c *container) { c.env = []string{"NVIDIA_VISIBLE_DEVICES=void"} }},
 	{"image env", false, func(_ *site, c *container) { c.env = []string{"CUDA_VERSION=10.2.89"} }},
 	{"volume mount", false, func(s *site, c *container) {
@@ -89,15 +102,16 @@ var asking = []struct {
 	{"nothing", true, func(*site, *container) {}},
 }
 
-// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an open of each GPU says.
+// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an
+// open of each GPU says.
 const whatItHas = `find /dev -type c -o -type b | sort | xargs ls -l | sed 's/ [A-Z][a-z][a-z] .* / /'
 awk '{ print $5, $6 }' /proc/self/mountinfo | sort
 env | grep -v '^HOSTNAME=' | sort
 for node in /dev/nvidia*; do head -c 1 $node 2>&1; done
 grep '^Cap\|^Seccomp\|^NoNew' /proc/self/status`
 
-// asBefore runs each container under the engine's former default runtime, which is a handler still, and under the default: in
-// every state that does not enforce it has the same.
+// asBefore runs each container under the engine's former default runtime, which is a handler still,
+// and under the default: in every state that does not enforce it has the same.
 func asBefore(t *testing.T, s *site, cl client) {
 	enforced, _ := os.ReadFile(s.Config)
 	for i, c := range asking {
@@ -129,11 +143,14 @@ func asBefore(t *testing.T, s *site, cl client) {
 						t.Errorf("enforce: it starts and has\n%s", has.Stdout)
 					}
 				case has.Code != 0 || has.Stdout != had.Stdout:
-					t.Errorf("%s: it ends with %d (%s), and what it has differs:\n%s", state, has.Code, has.Stderr,
-						diff.Diff("under NVIDIA's runtime", []byte(had.Stdout), "through the wrapper", []byte(has.Stdout)))
+					t.Errorf("%s: it ends with %d (%s), and what it has differs:\n%s", state,
+						has.Code, has.Stderr,
+						diff.Diff("under NVIDIA's runtime", []byte(had.Stdout), "through the wrapper",
+							[]byte(has.Stdout)))
 				}
 			}
-			o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name, Result: "ok"}
+			o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name,
+				Result: "ok"}
 			if t.Failed() {
 				o.Result = "FAIL"
 			}

@@ -26,8 +26,9 @@ type seenContainer struct {
 // memoryOfGPU is what each GPU of the rig's node has.
 const memoryOfGPU = 16160 * grant.MiB
 
-// watch looks again and again at what the containers that live reach, by their processes and by what the real runtime got, and at the
-// ledger. end says how often that was, and is an error of the test for each thing that must never be.
+// watch looks again and again at what the containers that live reach, by their processes and by
+// what the real runtime got, and at the ledger. end says how often that was, and is an error of the
+// test for each thing that must never be.
 func (s *storm) watch() (end func() (looks int)) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	wrong, looks, withGPU := map[string]bool{}, 0, 0
@@ -63,7 +64,8 @@ func (s *storm) watch() (end func() (looks int)) {
 			s.T.Errorf("seen while the storm was on: %s", what)
 		}
 		if looks == 0 || withGPU < 2 {
-			s.T.Errorf("the watch has looked %d times, and has seen %d containers with GPUs at once: that shows nothing", looks, withGPU)
+			s.T.Errorf("the watch has looked %d times, and has seen %d containers with GPUs at once: that "+
+				"shows nothing", looks, withGPU)
 		}
 		return looks
 	}
@@ -111,7 +113,8 @@ func ended(proc string) bool {
 	return err != nil || strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
-// containerOf is the container's id in a line of /proc/PID/cgroup: the last part of the path, behind a prefix in some engines.
+// containerOf is the container's id in a line of /proc/PID/cgroup: the last part of the path,
+// behind a prefix in some engines.
 func containerOf(line string) string {
 	id := strings.TrimSuffix(filepath.Base(strings.TrimSpace(line)), ".scope")
 	if i := strings.LastIndex(id, "-"); i >= 0 {
@@ -131,9 +134,11 @@ func (s *storm) container(id string) *seenContainer {
 		return nil
 	}
 	c := &seenContainer{id: id}
-	for _, keys := range [][2]string{{"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"}, {"io.kubernetes.pod.name", "io.kubernetes.container.name"}} {
+	for _, keys := range [][2]string{{"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"},
+		{"io.kubernetes.pod.name", "io.kubernetes.container.name"}} {
 		if spec.Annotations[keys[0]] != "" {
-			c.pod, c.name = strings.TrimSuffix(spec.Annotations[keys[0]], "-"+clusterNode), spec.Annotations[keys[1]]
+			c.pod, c.name = strings.TrimSuffix(spec.Annotations[keys[0]], "-"+clusterNode),
+				spec.Annotations[keys[1]]
 		}
 	}
 	if spec.Linux != nil {
@@ -147,7 +152,8 @@ func (s *storm) container(id string) *seenContainer {
 	return c
 }
 
-// collisions are what containers that live at once must not have of one GPU, by what their pods asked for.
+// collisions are what containers that live at once must not have of one GPU, by what their pods
+// asked for.
 func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 	type use struct {
 		mode   grant.Mode
@@ -157,11 +163,14 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 	for _, c := range live {
 		p := s.sortOf(c.pod)
 		if p == nil {
-			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v and is none of the storm's", c.name, c.pod, c.gpus))
+			wrong = append(wrong,
+				fmt.Sprintf("container %s of pod %s reaches the GPUs %v and is none of the storm's", c.name,
+					c.pod, c.gpus))
 			continue
 		}
 		if len(c.gpus) != p.gpus {
-			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v, and asked for %d", c.name, c.pod, c.gpus, p.gpus))
+			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v, and asked for %d",
+				c.name, c.pod, c.gpus, p.gpus))
 		}
 		holder, memory := p.asks(c.pod, c.name)
 		for _, gpu := range c.gpus {
@@ -172,7 +181,8 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 			}
 			u.memory[holder] = memory
 			if u.mode != p.mode {
-				wrong = append(wrong, fmt.Sprintf("GPU %d is in mode %s and, for pod %s, in mode %s", gpu, u.mode, c.pod, p.mode))
+				wrong = append(wrong, fmt.Sprintf("GPU %d is in mode %s and, for pod %s, in mode %s", gpu,
+					u.mode, c.pod, p.mode))
 			}
 		}
 	}
@@ -182,7 +192,8 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 			sum += m
 		}
 		if sum > memoryOfGPU || u.mode == grant.Exclusive && len(u.memory) > 1 {
-			wrong = append(wrong, fmt.Sprintf("GPU %d is given out twice: %v in mode %s", gpu, u.memory, u.mode))
+			wrong = append(wrong, fmt.Sprintf("GPU %d is given out twice: %v in mode %s", gpu,
+				u.memory, u.mode))
 		}
 	}
 	return wrong
@@ -216,13 +227,15 @@ func overdrawn(grants []rig.Listed) (wrong []string) {
 		slices.Sort(b.modes)
 		modes := slices.Compact(slices.Clone(b.modes))
 		if b.sum > memoryOfGPU || len(modes) > 1 || modes[0] == grant.Exclusive && len(b.modes) > 1 {
-			wrong = append(wrong, fmt.Sprintf("the ledger has given out %s of GPU %s in the modes %v", b.sum, uuid, b.modes))
+			wrong = append(wrong, fmt.Sprintf("the ledger has given out %s of GPU %s in the modes %v", b.sum,
+				uuid, b.modes))
 		}
 	}
 	return wrong
 }
 
-// ungranted are containers that lived before and after the ledger was read, and of which it knew nothing.
+// ungranted are containers that lived before and after the ledger was read, and of which it knew
+// nothing.
 func ungranted(live []*seenContainer, grants []rig.Listed) (wrong []string) {
 	for _, c := range live {
 		n := 0
@@ -234,7 +247,8 @@ func ungranted(live []*seenContainer, grants []rig.Listed) (wrong []string) {
 			}
 		}
 		if n != 1 {
-			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v and uses %d grants", c.name, c.pod, c.gpus, n))
+			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v and uses %d grants",
+				c.name, c.pod, c.gpus, n))
 		}
 	}
 	return wrong
