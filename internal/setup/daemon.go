@@ -12,16 +12,16 @@ const (
 	daemon     = "/usr/bin/gpuledgerd"
 )
 
-// daemonOptions is the administrator's, once it is there. What we write into it has gpuledgerd
-// leave containers to the runtime that engines call, which is what the node is set up with: its NRI
-// plugin would judge the others, too.
+// daemonOptions is written once; after that it is the administrator's file. The options that setup
+// writes make gpuledgerd's NRI plugin record only. The node is set up for the runtime that engines
+// call; otherwise the plugin would judge the other containers too.
 const (
 	daemonOptions  = "/etc/default/gpuledgerd"
 	observeOptions = "# Written by gpuledger-setup: beside gpuledger-runtime the NRI plugin records only.\n" +
 		"GPULEDGERD_OPTIONS=--nri observe\n"
 )
 
-// startDaemon has gpuledgerd run, as the program that is installed now, and at the next boot.
+// startDaemon makes gpuledgerd run the installed program, now and at the next boot.
 func (n *node) startDaemon() error {
 	if !exists(daemonOptions) {
 		if err := os.MkdirAll("/etc/default", 0o755); err != nil {
@@ -53,7 +53,7 @@ func (n *node) startDaemon() error {
 	return n.run("systemctl", "start", daemonUnit)
 }
 
-// daemonUnit is what systemd says of the daemon's unit.
+// daemonUnit is what systemctl shows of the daemon's unit.
 func (n *node) daemonUnit() (map[string]string, error) {
 	out, err := n.output("systemctl", "show", "--property=MainPID,UnitFileState", daemonUnit)
 	unit := map[string]string{}
@@ -64,18 +64,18 @@ func (n *node) daemonUnit() (map[string]string, error) {
 	return unit, err
 }
 
-// runsOther reports whether the daemon's process is of another file than the one that is installed,
-// which was put there by rename.
+// runsOther reports whether the daemon's process runs another file than the installed one. A new
+// file is put there by rename.
 func runsOther(pid string) bool {
-	runs, err := os.Stat("/proc/" + pid + "/exe") // of a file that is removed, too
+	runs, err := os.Stat("/proc/" + pid + "/exe") // also for a file that is removed
 	if err != nil {
-		return false // 0: nothing runs
+		return false // no such process: pid 0 says that nothing runs
 	}
 	installed, err := os.Stat(daemon)
 	return err == nil && !os.SameFile(runs, installed)
 }
 
-// stopDaemon ends gpuledgerd, as removing a package does.
+// stopDaemon ends gpuledgerd, as the removal of a package does.
 func (n *node) stopDaemon() {
 	if exists(systemdRuns) {
 		_ = n.run("systemctl", "disable", "--now", daemonUnit)

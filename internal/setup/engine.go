@@ -11,13 +11,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// restartDue begins the name of a mark that is there from before an engine's files change until the
-// engine has read them: where this program is killed in between, it restarts the engine the next
-// time. A boot does that, too, and takes the mark away.
+// restartDue is the start of a mark's name. The mark exists from before a change of an engine's
+// files until the engine has read them. If this program is killed in between, its next run restarts
+// the engine. A boot has the same effect and removes the mark.
 const restartDue = "/run/gpuledger-setup.restart-"
 
-// change has the node's gpuledger change an engine's files: args are those of `gpuledger
-// configure`.
+// change runs `gpuledger configure` of the node with args, which changes an engine's files.
 func (n *node) change(args ...string) error {
 	changes, err := n.changes(args)
 	if err != nil {
@@ -31,8 +30,8 @@ func (n *node) change(args ...string) error {
 	return n.run("gpuledger", append([]string{"configure"}, args...)...)
 }
 
-// restart has the engine read its files, where they have been changed since it did. Its containers
-// live on.
+// restart makes the engine read its files, if they have changed since it read them. The engine's
+// containers go on.
 func (n *node) restart(args ...string) error {
 	engine := args[0]
 	due := restartDue + engine
@@ -51,9 +50,9 @@ func (n *node) restart(args ...string) error {
 	return os.Remove(due)
 }
 
-// undo takes what configure has written out of an engine's files and has the engine read them.
-// Where a distribution of Kubernetes writes its engine's file anew at a restart, undo succeeds only
-// after that.
+// undo takes gpuledger's lines out of an engine's files and makes the engine read them. Some
+// distributions of Kubernetes write their engine's file anew at a restart; there undo succeeds only
+// after it.
 func (n *node) undo(engine string) error {
 	failed := n.change(engine, "--undo")
 	if !exists(restartDue + engine) {
@@ -71,14 +70,14 @@ func (n *node) changes(args []string) (bool, error) {
 		Files []struct{ Path, Action string }
 		Waits string
 	}
-	// an undo that fails says all the same what it would do
+	// an undo that fails still prints what it would do
 	if err != nil && json.Unmarshal(out, &answer) != nil {
 		return false, err
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return false, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
-	if answer.Waits != "" { // somebody has undone it by hand, and the engine has not read that
+	if answer.Waits != "" { // configure was undone by hand, and the engine has not read that
 		return true, nil
 	}
 	for _, f := range answer.Files {
@@ -89,8 +88,8 @@ func (n *node) changes(args []string) (bool, error) {
 	return false, nil
 }
 
-// engineFiles are where engines look for their configuration and their hooks, and where k3s and
-// RKE2 write it for theirs.
+// engineFiles are the files and directories in which engines, k3s and RKE2 have their configuration
+// and their hooks.
 var engineFiles = []string{
 	"/etc/containerd/*.toml", "/etc/containerd/*/*.toml",
 	"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*",
@@ -101,9 +100,8 @@ var engineFiles = []string{
 	"/var/lib/rancher/*/agent/etc/containerd/*", "/var/lib/rancher/*/agent/etc/containerd/*/*",
 }
 
-// namedIn are the places that still name our programs: what configure keeps for an engine, and
-// lines of the engines' files. An engine that names a program which is not there starts no
-// container any more.
+// namedIn are the records of configure and the lines of engines' files that still name gpuledger's
+// programs. An engine whose file names a missing program starts no container.
 func namedIn(stateDir string) (places []string) {
 	records, _ := filepath.Glob(filepath.Join(stateDir, "configure/*/record.json"))
 	for _, record := range records {
@@ -113,7 +111,7 @@ func namedIn(stateDir string) (places []string) {
 	for _, pattern := range engineFiles {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
-			text, _ := os.ReadFile(file) // a directory has none
+			text, _ := os.ReadFile(file) // a directory has no text
 			for i, line := range strings.Split(string(text), "\n") {
 				line, _, _ = strings.Cut(line, "#")
 				if strings.Contains(line, "gpuledger-runtime") || strings.Contains(line, "gpuledger-hook") {

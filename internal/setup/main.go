@@ -1,6 +1,6 @@
-// Package setup puts gpuledger on a node from a container that has the node's file system: for
-// nodes that are set up by a DaemonSet. The image carries the same tree as the packages; what the
-// packages' scripts do is done in the node's own namespaces.
+// Package setup puts gpuledger on a node from a container that has the node's file system, for
+// nodes that a DaemonSet sets up. The image has the same tree as the packages. setup does in the
+// node's own namespaces what the packages' scripts do.
 package setup
 
 import (
@@ -15,21 +15,21 @@ import (
 	"time"
 )
 
-// Place says where things are. Tests have a place of their own.
-type Place struct {
-	Tree  string   // what is to be installed
+// Layout says where the trees are. Tests have a layout of their own.
+type Layout struct {
+	Tree  string   // the tree to install
 	Node  string   // the node's file system
-	Enter []string // how a program of the node's is run in its own namespaces
+	Enter []string // the command that runs a program in the node's namespaces
 
-	// Settle is for how long nothing is done after an engine's restart. containerd 1.6 takes a
-	// container that ends while it finds out what runs for running for ever, and this program is in
-	// one.
+	// Settle is how long setup waits after an engine's restart. At its start containerd 1.6 finds
+	// out which containers run. One that ends meanwhile counts as running for ever, and this
+	// program runs in one.
 	Settle time.Duration
 }
 
-// Cluster is the place in the image and the manifests of packaging/kubernetes. The pod has the
+// Cluster is the layout of the image and of the manifests in packaging/kubernetes. The pod uses the
 // node's process ids, so process 1 is the node's.
-var Cluster = Place{Tree: "/node", Node: "/host",
+var Cluster = Layout{Tree: "/node", Node: "/host",
 	Enter:  []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
 	Settle: 10 * time.Second}
 
@@ -38,15 +38,15 @@ const usageText = `usage: gpuledger-setup install --engine containerd|crio|docke
        gpuledger-setup wait
 `
 
-// options are what the engine is configured with: flags of `gpuledger configure`.
+// options are the flags of `gpuledger configure` for the engine.
 type options struct {
 	engine    string
 	asDefault bool
-	mode      string // policy.mode where the node's configuration names none; "": report
+	mode      string // policy.mode, if the node's configuration names none; "": report
 }
 
-// Main is the program. It returns its exit status: 0 done, 1 failed, 2 usage.
-func Main(args []string, at Place) int {
+// Main runs the program and returns its exit status: 0 done, 1 failed, 2 usage.
+func Main(args []string, at Layout) int {
 	if len(args) < 2 {
 		return usage()
 	}
@@ -82,16 +82,17 @@ func usage() int {
 	return 2
 }
 
-// wait keeps the pod, and so the DaemonSet's word that the node is set up, until it is told to end.
+// wait keeps the pod running until it is told to end. A running pod is how the DaemonSet shows that
+// the node is set up.
 func wait() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	<-ctx.Done()
 }
 
-// on opens the tree, and then makes the node's file system this process's: a link on the node leads
-// where it leads there.
-func on(at Place, do func(*node) error) error {
+// on opens the tree and makes the node's file system this process's root. A link on the node then
+// leads to the same file as on the node.
+func on(at Layout, do func(*node) error) error {
 	tree, err := os.OpenRoot(at.Tree)
 	if err != nil {
 		return fmt.Errorf("cannot open what is to be installed: %w", err)
@@ -109,10 +110,10 @@ func on(at Place, do func(*node) error) error {
 	return do(&node{tree: tree.FS(), enter: at.Enter, settle: at.Settle})
 }
 
-// path is where a node's programs are. The image has none.
+// path is the search path for the node's programs. The image has none of its own.
 const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// run runs a program of the node's.
+// run runs a program of the node.
 func (n *node) run(name string, args ...string) error {
 	cmd := n.command(name, args...)
 	cmd.Stdout = os.Stdout
@@ -122,7 +123,7 @@ func (n *node) run(name string, args ...string) error {
 	return nil
 }
 
-// output runs a program of the node's, and gives what it prints.
+// output runs a program of the node and returns what it prints.
 func (n *node) output(name string, args ...string) ([]byte, error) {
 	out, err := n.command(name, args...).Output()
 	if err != nil {
@@ -134,7 +135,7 @@ func (n *node) output(name string, args ...string) ([]byte, error) {
 func (n *node) command(name string, args ...string) *exec.Cmd {
 	argv := append(append([]string{}, n.enter...), append([]string{name}, args...)...)
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr // its own empty input would need the node's /dev/null
+	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr // an empty input of its own would need the node's /dev/null
 	cmd.Env = []string{"PATH=" + path}
 	fmt.Println("#", cmd.String())
 	return cmd

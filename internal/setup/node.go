@@ -15,34 +15,33 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// node is the node's file system, which is this process's root, and the tree that goes there.
+// node is the node's file system, which is this process's root, and the tree to install.
 type node struct {
 	tree   fs.FS
 	enter  []string
 	settle time.Duration
 }
 
-// record lists what was installed, one path a line; what it does not list is not ours to replace or
-// to remove.
+// record lists the installed files, one path a line. setup replaces and removes no other file.
 const record = "/usr/lib/gpuledger/setup.list"
 
-// configFile is the administrator's, once it is there.
+// configFile is written once; after that it is the administrator's file.
 const configFile = "/etc/gpuledger/config.toml"
 
-// program is what undoes an engine's configuration. It is the last one that a removal takes away.
+// program undoes an engine's configuration, so a removal removes it last.
 const program = "/usr/bin/gpuledger"
 
-// wrapper begins the names of what engines call: also to stop and to delete a container that they
-// started through it.
+// wrapper is the start of the names that engines call. They also call them to stop and to delete a
+// container that was started so.
 const wrapper = "/usr/bin/gpuledger-runtime"
 
-// removedInThisBoot is there from a removal until the next boot.
+// removedInThisBoot exists from a removal until the next boot.
 const removedInThisBoot = "/run/gpuledger-setup.removed"
 
-// systemdRuns is there where systemd is the node's process 1 (sd_booted(3)).
+// systemdRuns exists if systemd is the node's process 1 (sd_booted(3)).
 const systemdRuns = "/run/systemd/system"
 
-// install can be repeated and be killed at any point: the record names every file before it is
+// install can be repeated, and can be killed at any point. The record names every file before it is
 // written.
 func (n *node) install(o options) error {
 	before, err := recorded()
@@ -66,7 +65,7 @@ func (n *node) install(o options) error {
 	}
 	for _, path := range before {
 		if !slices.Contains(files, path) && path != configFile {
-			removeFile(path) // of an older version
+			removeFile(path) // a file of an older version
 		}
 	}
 	if err := writeRecord(files); err != nil {
@@ -75,9 +74,9 @@ func (n *node) install(o options) error {
 	return n.configure(o)
 }
 
-// configure does what an administrator does after the package is there. A driver that is not loaded
-// yet is no failure: the inventory is taken when it is (udev), and until then containers that ask
-// for a GPU are refused.
+// configure does what an administrator does after the installation of the package. A driver that is
+// not loaded yet is no failure: udev starts the inventory once it is. Until then containers that
+// ask for a GPU are refused.
 func (n *node) configure(o options) error {
 	if exists(systemdRuns) {
 		if err := n.run("systemctl", "daemon-reload"); err != nil {
@@ -95,14 +94,14 @@ func (n *node) configure(o options) error {
 	if o.asDefault {
 		args = append(args, "--as-default")
 	}
-	if o.mode != "" && !modeStands() { // of a default handler configure writes report, where none stands
+	if o.mode != "" && !hasMode() { // with a default handler, configure writes report if the file has no mode
 		args = append(args, "--mode", o.mode)
 	}
 	if err := n.change(args...); err != nil {
 		return err
 	}
 	if o.asDefault {
-		if err := exemptAgents(); err != nil { // before the engine sends our own pods through gpuledger
+		if err := exemptAgents(); err != nil { // before the engine starts gpuledger's own pods through gpuledger
 			return err
 		}
 	}
@@ -112,10 +111,10 @@ func (n *node) configure(o options) error {
 	return n.startDaemon()
 }
 
-// remove leaves the ledger, the audit log and the configuration, as removing a package does. It
-// leaves the wrapper until the next boot: without it no engine could end the containers that run,
-// and the pod of this very process is one of them. And it leaves all while an engine's files name
-// our programs. It can be repeated and be killed at any point.
+// remove leaves the ledger, the audit log and the configuration, as the removal of a package does.
+// It leaves the wrapper until the next boot: without it no engine could end the containers that
+// run, and this process runs in one. It leaves everything as long as an engine's files name
+// gpuledger's programs. It can be repeated, and can be killed at any point.
 func (n *node) remove(o options) error {
 	files, err := recorded()
 	if err != nil || len(files) == 0 {
@@ -142,7 +141,7 @@ func (n *node) remove(o options) error {
 		}
 		n.stopDaemon()
 	}
-	if err := takeAway(files); err != nil {
+	if err := removeInstalled(files); err != nil {
 		return err
 	}
 	if exists(systemdRuns) {
@@ -151,8 +150,8 @@ func (n *node) remove(o options) error {
 	return nil
 }
 
-// takeAway removes what was installed, and records what has to stay.
-func takeAway(files []string) error {
+// removeInstalled removes what was installed, and records what has to stay.
+func removeInstalled(files []string) error {
 	var kept []string
 	for _, path := range files {
 		switch {
@@ -171,7 +170,8 @@ func takeAway(files []string) error {
 	return writeRecord(kept)
 }
 
-// files are the paths of the tree, sorted, the links last: where they lead is there before them.
+// files are the paths of the tree, sorted, with the links last, so that their targets are installed
+// before them.
 func (n *node) files() (paths []string, err error) {
 	var links []string
 	err = fs.WalkDir(n.tree, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -196,7 +196,7 @@ func (n *node) files() (paths []string, err error) {
 	return paths, err
 }
 
-// foreign refuses where a package, or somebody's hand, has put our programs there.
+// foreign returns an error if gpuledger's programs were installed there by a package or by hand.
 func foreign(files, ours []string) error {
 	for _, path := range files {
 		if strings.HasPrefix(path, "/usr/bin/") && !slices.Contains(ours, path) && exists(path) {
@@ -207,8 +207,8 @@ func foreign(files, ours []string) error {
 	return nil
 }
 
-// put copies a file or link of the tree, by rename: what runs or is mounted keeps the file that it
-// has.
+// put installs a file or link of the tree by rename. A file that is executed or mounted stays as it
+// was for its users.
 func (n *node) put(path string) error {
 	if path == configFile && exists(path) {
 		return nil

@@ -16,12 +16,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// namespace is that of all manifests.
+// namespace is the namespace of all manifests.
 const namespace = "gpuledger-system"
 
-// agents are the containers of the manifests that reach what only gpuledger itself may: the node's
-// file system, or the ledger. Where all containers go through gpuledger, they do so, too. The names
-// of a DaemonSet's pods end with five characters.
+// agents are the containers of the manifests that need what only gpuledger may have: the node's
+// file system, or the ledger. If all containers go through gpuledger, these do too. The names of a
+// DaemonSet's pods end with five characters.
 var agents = []grant.Exemption{
 	{Namespace: namespace, Pod: "gpuledger-setup-?????", Container: "install"},
 	{Namespace: namespace, Pod: "gpuledger-remove-?????", Container: "remove"},
@@ -29,13 +29,13 @@ var agents = []grant.Exemption{
 	{Namespace: namespace, Pod: "gpuledger-device-plugin-?????", Container: "agent"},
 }
 
-// exemptAgents adds to the node's configuration an exemption for each of our agents that none
-// covers yet. What stands there stays as it is. It follows `gpuledger configure`, which fills in a
-// configuration in which nothing stands.
+// exemptAgents adds to the node's configuration an exemption for each of the agents that has none
+// yet. It changes nothing else. It runs after `gpuledger configure`, which fills in a configuration
+// without values.
 func exemptAgents() error {
 	path, err := filepath.EvalSymlinks(configFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // `gpuledger configure` makes one where it needs it
+		return nil // `gpuledger configure` makes one if it needs it
 	}
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func exemptAgents() error {
 	return host.ReplaceFile(path, append(text, more...), info.Mode().Perm(), host.Durable)
 }
 
-// exemptions is what is to be added to a configuration.
+// exemptions is the text to add to a configuration.
 func exemptions(text []byte) (more string, err error) {
 	p, err := policy.Parse(text)
 	if err != nil {
@@ -79,17 +79,17 @@ func exemptions(text []byte) (more string, err error) {
 	if _, err := policy.Parse(append(text[:len(text):len(text)], more...)); err != nil {
 		return "", fmt.Errorf("cannot exempt gpuledger's own agents: nothing can be added to "+
 			"policy.exempt of %s "+
-				"in the form that it has; write there yourself:\n%s", configFile, more)
+			"in the form that it has; write there yourself:\n%s", configFile, more)
 	}
 	return more, nil
 }
 
-// entry is an exemption as it stands in a configuration.
+// entry is the text of one exemption in a configuration.
 const entry = "\n[[policy.exempt]]\nnamespace = %q\npod = %q\ncontainer = %q\n"
 
-// modeStands reports whether the node's configuration says what becomes of refusals. One that
-// cannot be read is for `gpuledger configure` to complain about.
-func modeStands() bool {
+// hasMode reports whether the node's configuration sets policy.mode. If it cannot be read,
+// `gpuledger configure` reports that.
+func hasMode() bool {
 	text, _ := os.ReadFile(configFile)
 	var has struct{ Policy struct{ Mode *string } }
 	return toml.Unmarshal(text, &has) == nil && has.Policy.Mode != nil

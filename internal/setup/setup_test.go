@@ -21,30 +21,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// placeVar makes the test binary the program, in a place of its own: a process that has gone to a
-// node cannot come back.
-const placeVar = "GPULEDGER_TEST_SETUP"
+// layoutVar makes the test binary run the program, in a layout of its own. A process of its own is
+// needed, because one that has changed its root to a node cannot come back.
+const layoutVar = "GPULEDGER_TEST_SETUP"
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(placeVar); dir != "" {
-		os.Exit(Main(os.Args, Place{Tree: dir + "/tree", Node: dir + "/node"}))
+	if dir := os.Getenv(layoutVar); dir != "" {
+		os.Exit(Main(os.Args, Layout{Tree: dir + "/tree", Node: dir + "/node"}))
 	}
 	os.Exit(m.Run())
 }
 
-// scene is an image's tree and a node, whose programs write down how they are called.
-type scene struct {
+// machine is an image's tree and a node whose programs record their calls.
+type machine struct {
 	*testing.T
 	dir string
 }
 
-// said is how the programs of a node answer: each writes its name and arguments to /calls.
-const said = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
+// recordsCall is the start of a node's programs: each writes its name and arguments to /calls.
+const recordsCall = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 
-// gpuledger is a stand-in: configure writes /etc/engine.conf and policy.mode as the real one would,
-// --undo takes the first away, and --dry-run tells. Where /refuses is there a restart fails. Where
-// /waits is there, the engine has yet to read an undo.
-const gpuledger = said + `
+// gpuledger stands in for the program. configure writes /etc/engine.conf and policy.mode as the
+// real one does, --undo removes the first, and --dry-run prints the changes. If /refuses exists, a
+// restart fails. If /waits exists, the engine has yet to read an undo.
+const gpuledger = recordsCall + `
 [ "$1" = configure ] || exit 0
 restart= undo= mode=report
 for word; do
@@ -69,10 +69,10 @@ esac
 [ -z "$restart" ] || [ ! -e /refuses ]
 `
 
-// written is what gpuledger-setup and the stand-in have made of the default configuration.
+// written is the default configuration after gpuledger-setup and the stand-in have changed it.
 var written = "# the default\n[policy]\nmode = \"report\"\n" + exempting
 
-// exempting is what gpuledger-setup adds to it.
+// exempting is the text that gpuledger-setup adds to it.
 var exempting = func() string {
 	more, err := exemptions(nil)
 	if err != nil {
@@ -81,7 +81,7 @@ var exempting = func() string {
 	return more
 }()
 
-func newScene(t *testing.T) scene {
+func newMachine(t *testing.T) machine {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("not root: that a node is set up from within a container is not shown")
@@ -94,10 +94,10 @@ func newScene(t *testing.T) scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := scene{t, t.TempDir()}
+	s := machine{t, t.TempDir()}
 	s.write("node/bin/busybox", string(program))
-	s.write("node/usr/bin/systemctl", said)
-	s.write("node/usr/bin/udevadm", said)
+	s.write("node/usr/bin/systemctl", recordsCall)
+	s.write("node/usr/bin/udevadm", recordsCall)
 	s.write("node/run/systemd/system/here", "")
 	s.write("tree/usr/bin/gpuledger", gpuledger)
 	s.write("tree/usr/bin/gpuledger-runtime", "first")
@@ -108,7 +108,7 @@ func newScene(t *testing.T) scene {
 	return s
 }
 
-func (s scene) write(name, content string) {
+func (s machine) write(name, content string) {
 	s.Helper()
 	path := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -119,31 +119,31 @@ func (s scene) write(name, content string) {
 	}
 }
 
-func (s scene) link(name, target string) {
+func (s machine) link(name, target string) {
 	s.Helper()
 	if err := os.Symlink(target, filepath.Join(s.dir, name)); err != nil {
 		s.Fatal(err)
 	}
 }
 
-// run is the program; it returns its status and what it said.
-func (s scene) run(args ...string) (int, string) {
+// run runs the program and returns its status and its output.
+func (s machine) run(args ...string) (int, string) {
 	s.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), placeVar+"="+s.dir)
+	cmd.Env = append(os.Environ(), layoutVar+"="+s.dir)
 	out, _ := cmd.CombinedOutput()
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-func (s scene) must(args ...string) {
+func (s machine) must(args ...string) {
 	s.Helper()
 	if status, out := s.run(args...); status != 0 {
 		s.Fatalf("gpuledger-setup %v: status %d\n%s", args, status, out)
 	}
 }
 
-// on is what the node has of ours, with contents; links show where they lead.
-func (s scene) on() []string {
+// on lists gpuledger's files on the node, with their contents; for a link, its target.
+func (s machine) on() []string {
 	s.Helper()
 	var have []string
 	root := filepath.Join(s.dir, "node")
@@ -172,23 +172,23 @@ func (s scene) on() []string {
 	return have
 }
 
-func (s scene) calls() []string {
+func (s machine) calls() []string {
 	text, _ := os.ReadFile(filepath.Join(s.dir, "node/calls"))
 	_ = os.Remove(filepath.Join(s.dir, "node/calls"))
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-func (s scene) wants(what string, got []string, want ...string) {
+func (s machine) wants(what string, got []string, want ...string) {
 	s.Helper()
 	if !slices.Equal(got, want) {
 		s.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// TestARemovalFinishesAnUndo: somebody has undone an engine's configuration by hand and not
-// restarted it.
+// TestARemovalFinishesAnUndo: an engine's configuration was undone by hand, and the engine was not
+// restarted.
 func TestARemovalFinishesAnUndo(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.must("install", "--engine=crio")
 	if err := os.Remove(s.dir + "/node/etc/engine.conf"); err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestARemovalFinishesAnUndo(t *testing.T) {
 }
 
 func TestInstallUpgradeRemove(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.must("install", "--engine=crio", "--as-default", "--mode=report")
 	s.wants("installed", s.on(), "/etc/default/gpuledgerd", "/etc/gpuledger/", "/etc/gpuledger/config.toml: "+
 		strings.TrimSpace(written),
@@ -289,8 +289,8 @@ func restarts(calls []string) (found []string) {
 	return found
 }
 
-// files are those of the node with their inodes: one that is written again has another.
-func (s scene) files() []string {
+// files are the node's files with their inodes. A file that is written again has another inode.
+func (s machine) files() []string {
 	s.Helper()
 	var all []string
 	if err := filepath.WalkDir(s.dir+"/node", func(path string, entry fs.DirEntry, err error) error {
@@ -310,17 +310,16 @@ func (s scene) files() []string {
 }
 
 // TestStartedTenTimes: the pod starts again with the node, with an update of the DaemonSet, and
-// whenever the kubelet wants. The second start and those after it change nothing and restart
-// nothing.
+// whenever the kubelet restarts it. After the first start, none changes or restarts anything.
 func TestStartedTenTimes(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	args := []string{"install", "--engine=containerd", "--as-default", "--mode=report"}
 	s.must(args...)
 	if got := restarts(s.calls()); len(got) != 1 {
 		t.Errorf("the first start restarts %q", got)
 	}
 	config := s.dir + "/node" + configFile
-	// when the audit log is quiet
+	// the administrator enforces once the audit log has no more refusals
 	s.write("node"+configFile, strings.Replace(read(t, config), `"report"`, `"enforce"`, 1)+"\n")
 	before, files := read(t, config), s.files()
 	for range 9 {
@@ -338,9 +337,9 @@ func TestStartedTenTimes(t *testing.T) {
 	s.wants("the node's files", s.files(), files...)
 }
 
-// TestKilledBeforeTheRestart: the engine's files are changed, and it has not read them.
+// TestKilledBeforeTheRestart: the engine's files are changed, and the engine has not read them.
 func TestKilledBeforeTheRestart(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.write("node/refuses", "")
 	for _, args := range [][]string{{"install", "--engine=crio"}, {"remove", "--engine=crio"}} {
 		s.write("node/refuses", "")
@@ -365,13 +364,13 @@ func TestKilledBeforeTheRestart(t *testing.T) {
 	}
 }
 
-// TestModeOfTheNode: --mode is for a node whose configuration says nothing.
+// TestModeOfTheNode: --mode counts only if the node's configuration sets no mode.
 func TestModeOfTheNode(t *testing.T) {
 	for config, passed := range map[string]bool{
 		"": true, "# mode = \"enforce\"\n[policy]\nprivileged = \"strip\"\n": true,
 		"[policy]\nmode = \"enforce\"\n": false, "policy.mode = \"report\"\n": false,
 		"policy = {mode = \"enforce\"}\n": false} {
-		s := newScene(t)
+		s := newMachine(t)
 		s.write("node"+configFile, config)
 		s.must("install", "--engine=crio", "--mode=enforce")
 		if got := slices.Contains(s.calls(), "gpuledger configure crio --mode enforce"); got != passed {
@@ -380,8 +379,8 @@ func TestModeOfTheNode(t *testing.T) {
 	}
 }
 
-// TestAgentsAreExempt: each of ours, nobody else, once, and nothing that the administrator has
-// written changes.
+// TestAgentsAreExempt: each of gpuledger's agents gets one exemption, nothing else does, and the
+// administrator's lines stay.
 func TestAgentsAreExempt(t *testing.T) {
 	p, err := policy.Parse([]byte(written))
 	if err != nil {
@@ -421,21 +420,21 @@ func TestAgentsAreExempt(t *testing.T) {
 		!strings.Contains(err.Error(), "write there yourself") {
 		t.Errorf("to a list in one line %q is added (%v)", more, err)
 	}
-	s := newScene(t)
+	s := newMachine(t)
 	s.must("install", "--engine=crio")
 	if text := read(t, s.dir+"/node"+configFile); strings.Contains(text, "exempt") {
 		t.Errorf("where only pods of the RuntimeClass are guarded the configuration is\n%s", text)
 	}
 }
 
-// agentContainer is what a manifest says of a container.
+// agentContainer is a container in a manifest.
 type agentContainer struct {
 	Name         string
 	VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
 }
 
-// TestAgentsAreThoseOfTheManifests: the containers of all our DaemonSets that mount a path of the
-// node.
+// TestAgentsAreThoseOfTheManifests: the containers of all of gpuledger's DaemonSets that mount a
+// path of the node.
 func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 	var found []grant.Exemption
 	for _, file := range []string{"packaging/kubernetes/install.yaml", "packaging/kubernetes/remove.yaml",
@@ -476,11 +475,11 @@ func TestAgentsAreThoseOfTheManifests(t *testing.T) {
 	}
 }
 
-// TestDaemonRuns as the program that is installed.
+// TestDaemonRuns: gpuledgerd runs the installed program.
 func TestDaemonRuns(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.write("tree/usr/bin/gpuledgerd", "second")
-	s.write("node/usr/bin/systemctl", said+
+	s.write("node/usr/bin/systemctl", recordsCall+
 		"[ \"$1\" != show ] || printf 'UnitFileState=enabled\\nMainPID=4711\\n'\n")
 	s.write("node/old", "first")
 	s.link("node/exe", "/old")
@@ -500,7 +499,7 @@ func TestDaemonRuns(t *testing.T) {
 	if calls := s.calls(); calls[len(calls)-1] != "systemctl start gpuledgerd.service" {
 		t.Errorf("beside the one that is installed: %q", calls)
 	}
-	s.write("node/usr/bin/systemctl", said+"[ \"$1\" != show ] || echo UnitFileState=masked\n")
+	s.write("node/usr/bin/systemctl", recordsCall+"[ \"$1\" != show ] || echo UnitFileState=masked\n")
 	s.must("install", "--engine=crio")
 	if calls := s.calls(); slices.Contains(calls, "systemctl enable gpuledgerd.service") ||
 		slices.Contains(calls, "systemctl start gpuledgerd.service") {
@@ -514,9 +513,9 @@ func TestDaemonRuns(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutSystemd: what nobody there can start and restart is said.
+// TestNodeWithoutSystemd: setup prints what it cannot start and restart there.
 func TestNodeWithoutSystemd(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	if err := os.RemoveAll(s.dir + "/node/run/systemd"); err != nil {
 		t.Fatal(err)
 	}
@@ -533,8 +532,7 @@ func TestNodeWithoutSystemd(t *testing.T) {
 	}
 }
 
-// TestProgramsThatAreNamedStay: an engine that names a program which is not there starts no
-// container any more.
+// TestProgramsThatAreNamedStay: an engine whose file names a missing program starts no container.
 func TestProgramsThatAreNamedStay(t *testing.T) {
 	for file, text := range map[string]string{
 		"/etc/containerd/conf.d/mine.toml": "version = 2\n" +
@@ -546,7 +544,7 @@ func TestProgramsThatAreNamedStay(t *testing.T) {
 			"\"/usr/bin/gpuledger-runtime\"\n",
 		"/var/lib/gpuledger/configure/podman/record.json": "{}",
 	} {
-		s := newScene(t)
+		s := newMachine(t)
 		s.must("install", "--engine=containerd")
 		s.write("node"+file, text)
 		status, out := s.run("remove", "--engine=containerd")
@@ -567,9 +565,9 @@ func TestProgramsThatAreNamedStay(t *testing.T) {
 }
 
 // TestLinksLeadSomewhere at any moment of an upgrade: a container that starts meanwhile finds the
-// shim, the old or the new.
+// old shim or the new one.
 func TestLinksLeadSomewhere(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	root, err := os.OpenRoot(s.dir + "/tree")
 	if err != nil {
 		t.Fatal(err)
@@ -585,10 +583,10 @@ func TestLinksLeadSomewhere(t *testing.T) {
 		"/usr/lib/gpuledger/shim")
 }
 
-// TestKilledWhileItRemoves: the program that undoes an engine's configuration is gone already, and
-// the rest goes.
+// TestKilledWhileItRemoves: the program that undoes an engine's configuration is already gone, and
+// the rest is removed.
 func TestKilledWhileItRemoves(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.must("install", "--engine=crio")
 	s.must("remove", "--engine=crio")
 	s.write("node"+record, "/usr/bin/gpuledger\n/usr/bin/gpuledger-runtime\n"+
@@ -601,10 +599,10 @@ func TestKilledWhileItRemoves(t *testing.T) {
 	}
 }
 
-// TestOthersPackageStays: what somebody else has installed is not replaced, and its engine is not
-// touched.
+// TestOthersPackageStays: files from another installation are not replaced, and their engine is not
+// changed.
 func TestOthersPackageStays(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.write("node/usr/bin/gpuledger-runtime", "the package's")
 	before := s.on()
 	status, out := s.run("install", "--engine=containerd")
@@ -615,9 +613,9 @@ func TestOthersPackageStays(t *testing.T) {
 	s.wants("called", s.calls(), "")
 }
 
-// TestKilledHalfWay: what a killed set-up left behind is known to be ours.
+// TestKilledHalfWay: the files that a killed set-up left behind are recognized as its own.
 func TestKilledHalfWay(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.write("node"+record, "/usr/bin/gpuledger\n/usr/bin/gpuledger-runtime\n")
 	s.write("node/usr/bin/gpuledger-runtime", "fi")
 	s.must("install", "--engine=containerd")
@@ -626,9 +624,9 @@ func TestKilledHalfWay(t *testing.T) {
 	}
 }
 
-// TestEngineThatRefusesKeepsTheFiles: they cannot go while an engine calls them.
+// TestEngineThatRefusesKeepsTheFiles: they cannot be removed while an engine calls them.
 func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	s.must("install", "--engine=containerd")
 	s.write("node/usr/bin/gpuledger", "#!/bin/busybox sh\nexit 1\n")
 	before := s.on()
@@ -641,7 +639,7 @@ func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	s := newScene(t)
+	s := newMachine(t)
 	for _, args := range [][]string{{}, {"install"}, {"remove"}, {"install", "--engine=crio", "more"},
 		{"remove", "--engine=crio", "--as-default"}, {"wait", "--engine=crio"}, {"upgrade"}} {
 		if status, out := s.run(args...); status != 2 || !strings.HasPrefix(out, "usage: ") {
