@@ -4,18 +4,18 @@ package doctor
 
 import "slices"
 
-// Status is how a line stands.
+// Status is the result of a line.
 type Status string
 
-// The statuses. A problem keeps gpuledger from doing what it is configured to do; a warning is for
-// the administrator to weigh.
+// The statuses. A problem keeps gpuledger from doing what it is configured to do. A warning is for
+// the administrator to judge.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning"
 	Problem Status = "problem"
 )
 
-// Line is one thing that was looked at.
+// Line is one result of a check.
 type Line struct {
 	Check   string `json:"check"` // the name of a row of Checks
 	Status  Status `json:"status"`
@@ -23,13 +23,13 @@ type Line struct {
 	Hint    string `json:"hint,omitempty"` // what to do
 }
 
-// Check is one concern. It looks at facts only, and says at least one line.
+// Check examines one concern. It uses facts only, and returns at least one line.
 type Check struct {
 	Name string
 	look func(Facts) []Line
 }
 
-// Checks are all of them, in the order in which they are told: what others rest on comes first.
+// Checks are all checks, in the order of the output: those that others depend on come first.
 var Checks = []Check{
 	{"configuration", configuration},
 	{"policy", rules},

@@ -14,9 +14,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-func file(path string, mode fs.FileMode) Place { return Place{Path: path, Mode: mode, Writable: true} }
+func file(path string, mode fs.FileMode) PathFacts {
+	return PathFacts{Path: path, Mode: mode, Writable: true}
+}
 
-// well is a node on which all is well: one GPU behind containerd.
+// well is a node without problems: one GPU behind containerd.
 func well() Facts {
 	p := grant.Policy{StateDir: "/state", RunDir: "/run/g", Runtime: grant.Runtime{Path: []string{"runc"}},
 		Inventory:   grant.Source{Source: grant.NVML},
@@ -27,11 +29,11 @@ func well() Facts {
 		Config: file("/etc/g.toml", 0o644), Policy: p, Mode: grant.Enforce,
 		State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700), StateFree: 1 << 40,
 		RunFree:  1 << 40,
-		Programs: []Place{file("/usr/bin/gpuledger-runtime", 0o755)},
-		Runtimes: []Runtime{{Place: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
+		Programs: []PathFacts{file("/usr/bin/gpuledger-runtime", 0o755)},
+		Runtimes: []Runtime{{PathFacts: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel:   "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2},
 		Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
-		Devices:    []Place{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
+		Devices:    []PathFacts{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
 		Limitless:  "the shim is not installed",
 		Driverless: "driver 580.142 does not limit memory, 615 and newer do",
 		Inventory: grant.Inventory{Source: "nvml",
@@ -44,7 +46,7 @@ func well() Facts {
 	}
 }
 
-// control is what MPS needs of a driver.
+// control is the driver's file that MPS needs.
 var control = []grant.DriverFile{{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary,
 	Target: "/usr/bin/nvidia-cuda-mps-control"}}
 
@@ -58,7 +60,7 @@ var limiting = func(f *Facts) { f.Driverless, f.Inventory.Driver.Version = "", "
 
 var throttled = func(f *Facts) { f.Policy.Enforcement.Compute, f.Unkept = grant.ThrottleShare, "" }
 
-// answers: what is changed of a node that is well, and what is then said.
+// answers are changes to a node without problems, and the lines that doctor then prints.
 var answers = []struct {
 	name   string
 	change func(*Facts)
@@ -76,7 +78,7 @@ var answers = []struct {
 	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem,
 		"owner 1000"},
 	{"anybody's directory of the configuration",
-		func(f *Facts) { f.Config.Above = []Place{file("/etc", fs.ModeDir|0o777)} }, "configuration", Problem,
+		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} }, "configuration", Problem,
 		"/etc can be changed"},
 
 	{"enforcing", func(*Facts) {}, "policy", OK, "enforced"},
@@ -87,7 +89,7 @@ var answers = []struct {
 		Warning, "disabled until 2001"},
 
 	{"directories", func(*Facts) {}, "directories", OK, "/state and /run/g"},
-	{"directories to come", func(f *Facts) { f.State, f.Run = Place{Missing: true}, Place{Missing: true} },
+	{"directories to come", func(f *Facts) { f.State, f.Run = PathFacts{Missing: true}, PathFacts{Missing: true} },
 		"directories", OK, "alone"},
 	{"a readable state", func(f *Facts) { f.State.Mode = fs.ModeDir | 0o755 }, "directories", Problem,
 		"/state has mode 0755 and owner 0"},
@@ -98,7 +100,7 @@ var answers = []struct {
 	{"a read-only state", func(f *Facts) { f.State.Writable = false }, "directories", Problem,
 		"cannot be written to"},
 	{"a state in a loose directory",
-		func(f *Facts) { f.State.Above = []Place{file("/srv", fs.ModeDir|0o777)} }, "directories", Problem,
+		func(f *Facts) { f.State.Above = []PathFacts{file("/srv", fs.ModeDir|0o777)} }, "directories", Problem,
 		"/srv can be changed"},
 	{"a state that cannot be seen", func(f *Facts) { f.State.Error = errors.New("input/output error") },
 		"directories", Problem, "input/output error"},
@@ -112,14 +114,14 @@ var answers = []struct {
 	{"no runtime", func(f *Facts) { f.Runtimes = nil }, "runtimes", Problem, "none of runc is there"},
 	{"anybody's runtime", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
 	{"a runtime of what is not judged", func(f *Facts) {
-		f.Unjudged = map[string]Place{
+		f.Unjudged = map[string]PathFacts{
 			"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
 	}, "runtimes", OK, "containers that are not judged run under /usr/bin/nvidia-container-runtime"},
 	{"a runtime of what is not judged that is gone", func(f *Facts) {
-		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Missing: true}}
+		f.Unjudged = map[string]PathFacts{"/opt/n": {Path: "/opt/n", Missing: true}}
 	}, "runtimes", Warning, "/opt/n is not there (runtime.unjudged)"},
 	{"a runtime of what is not judged that is anybody's", func(f *Facts) {
-		f.Unjudged = map[string]Place{"/opt/n": {Path: "/opt/n", Mode: 0o757}}
+		f.Unjudged = map[string]PathFacts{"/opt/n": {Path: "/opt/n", Mode: 0o757}}
 	}, "runtimes", Problem, "mode 0757"},
 	{"a runtime that fails", func(f *Facts) { f.Runtimes[0].Failed = errors.New("exit status 1") },
 		"runtimes", Problem, "does not run: exit status 1"},
@@ -255,35 +257,35 @@ var answers = []struct {
 
 	{"no hooks", func(*Facts) {}, "hooks", OK, "no engine has a hook"},
 	{"our hook", func(f *Facts) {
-		f.Hooks = []Hook{{Place: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook"}}
+		f.Hooks = []Hook{{PathFacts: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook"}}
 	}, "hooks", OK, "called by /h/a.json"},
 	{"our hook without its program", func(f *Facts) {
-		f.Hooks = []Hook{{Place: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook", Gone: true}}
+		f.Hooks = []Hook{{PathFacts: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook", Gone: true}}
 	}, "hooks", Problem, "which is not there"},
 	{"NVIDIA's hook", func(f *Facts) {
-		f.Hooks = []Hook{{Place: file("/h/n.json", 0o644), Program: "/usr/bin/nvidia-container-runtime-hook"}}
+		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o644), Program: "/usr/bin/nvidia-container-runtime-hook"}}
 	}, "hooks", Warning, "gpu-hook"},
 	{"a hook that cannot be read", func(f *Facts) {
 		f.Hooks = []Hook{
-			{Place: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}
+			{PathFacts: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}
 	}, "hooks", Warning, "no JSON"},
-	{"anybody's hook", func(f *Facts) { f.Hooks = []Hook{{Place: file("/h/n.json", 0o666)}} }, "hooks",
+	{"anybody's hook", func(f *Facts) { f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}} }, "hooks",
 		Problem, "mode 0666"},
 
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
 	{"CDI", func(f *Facts) {
-		f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o755)},
-			{Place: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
+		f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o755)},
+			{PathFacts: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
 	}, "cdi", OK, "kinds nvidia.com/gpu"},
 	{"management's CDI", func(f *Facts) {
 		f.CDI = []Spec{
-			{Place: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
+			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
 	}, "cdi", Warning, "all GPUs at once"},
-	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{Place: file("/etc/cdi", fs.ModeDir|0o777)}} }, "cdi",
+	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} }, "cdi",
 		Problem, "what stands there, engines inject"},
 	{"CDI that cannot be read", func(f *Facts) {
 		f.CDI = []Spec{
-			{Place: file("/c/m.json", 0o644), Error: errors.New("no JSON")}}
+			{PathFacts: file("/c/m.json", 0o644), Error: errors.New("no JSON")}}
 	}, "cdi", Warning, "no JSON"},
 
 	{"no toolkit", func(*Facts) {}, "toolkit", OK, "not installed"},
@@ -331,8 +333,8 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestEveryCheckIsDocumented holds docs/doctor.md to the checks, in their order, and each to a row
-// above.
+// TestEveryCheckIsDocumented compares docs/doctor.md with the checks and their order, and wants a
+// row above for each.
 func TestEveryCheckIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/doctor.md")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// engines says, engine by engine, whose containers go through gpuledger.
+// engines reports for each engine whether its containers go through gpuledger.
 func engines(f Facts) []Line {
 	lines, told := changed(f.Default)
 	for _, e := range f.Engines {
@@ -28,7 +28,7 @@ func engines(f Facts) []Line {
 	return lines
 }
 
-// changed says which engines have lost what `gpuledger configure --as-default` has written.
+// changed reports the engines that have lost what `gpuledger configure --as-default` has written.
 func changed(all []configure.Default) (lines []Line, told map[grant.Engine]bool) {
 	told = map[grant.Engine]bool{}
 	for _, d := range all {
@@ -68,7 +68,7 @@ func engine(e configure.Presence) Line {
 		": containers that choose no handler go through gpuledger"}
 }
 
-// injectors are NVIDIA's programs that put GPUs into containers, by the beginning of their names.
+// injectors are prefixes of the names of NVIDIA's programs that put GPUs into containers.
 var injectors = []string{"nvidia-container-runtime", "nvidia-container-toolkit"}
 
 func injects(program string) bool {
@@ -87,7 +87,7 @@ func hooks(f Facts) []Line {
 				Message: fmt.Sprintf("%s cannot be read: %v", h.Path, h.Error),
 				Hint:    "engines skip such a file, or fail"})
 		case h.loose() || len(h.Above) > 0:
-			lines = append(lines, open(h.Place))
+			lines = append(lines, open(h.PathFacts))
 		case injects(h.Program):
 			lines = append(lines, Line{Status: Warning, Message: h.Path +
 				" gives NVIDIA's hook to containers: behind gpuledger one without a grant is refused " +
@@ -114,7 +114,7 @@ func cdi(f Facts) []Line {
 		vendor, _, _ := strings.Cut(s.Kind, "/")
 		switch {
 		case s.loose() || len(s.Above) > 0:
-			l := open(s.Place)
+			l := open(s.PathFacts)
 			l.Message += ": what stands there, engines inject"
 			lines = append(lines, l)
 		case s.Error != nil:
@@ -140,8 +140,8 @@ func cdi(f Facts) []Line {
 	return []Line{{Status: OK, Message: "no CDI files"}}
 }
 
-// toolkit tells whether NVIDIA's container toolkit would inject what gpuledger injects, or around
-// it.
+// toolkit reports whether NVIDIA's container toolkit would inject GPUs a second time, or without
+// gpuledger.
 func toolkit(f Facts) []Line {
 	var lines []Line
 	if len(f.Runtimes) > 0 && injects(f.Runtimes[0].Path) &&

@@ -9,91 +9,91 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// Facts are all that the checks look at.
+// Facts are everything that the checks use.
 type Facts struct {
-	Config Place // the configuration file
-	Broken error // why it cannot be read
+	Config PathFacts // the configuration file
+	Broken error     // why it cannot be read
 	Policy grant.Policy
 	Mode   grant.RulesMode // in force
 	Until  time.Time       // of Mode disabled; zero: until enabled
 
-	State, Run Place
+	State, Run PathFacts
 	StateFree  uint64 // bytes
 	RunFree    uint64
-	Programs   []Place          // ours, that belong beside gpuledger
-	Runtimes   []Runtime        // of runtime.path, as far as they are there
-	Unjudged   map[string]Place // by the names in runtime.unjudged
+	Programs   []PathFacts          // gpuledger's, which belong beside gpuledger
+	Runtimes   []Runtime            // those of runtime.path that exist
+	Unjudged   map[string]PathFacts // by the names in runtime.unjudged
 
-	Kernel  string // its release, as 6.1.0-18-amd64
+	Kernel  string // its release, such as 6.1.0-18-amd64
 	Cgroup  Cgroup
 	Majors  map[string]int // of NVIDIA's devices, by the driver's names
-	Driver  string         // version of the loaded module, "" without one
-	Devices []Place        // NVIDIA's nodes in /dev
+	Driver  string         // the loaded module's version; "" without one
+	Devices []PathFacts    // NVIDIA's nodes in /dev
 
-	Limitless        string // why the shim limits no container here; "" where it does
-	Unkept           string // why a grant of mode limit can have no share of compute here; "" where it can
-	Driverless       string // why the driver limits none; "" where it does
+	Limitless        string // why the shim limits no container here; "" if it does
+	Unkept           string // why a grant of mode limit can have no share of compute here; "" if it can
+	Driverless       string // why the driver limits none; "" if it does
 	Inventory        grant.Inventory
 	InventoryProblem *grant.Problem
 	Ledger           ledger.Report
-	LedgerLooked     bool // false: there is nothing yet, or the configuration that says where is broken
+	LedgerLooked     bool // false: there is no ledger yet, or the configuration that names its directory is broken
 	LedgerError      error
 
-	Audit   Place
-	Free    uint64 // bytes, where the audit log lies
+	Audit   PathFacts
+	Free    uint64 // bytes, in the file system of the audit log
 	Engines []configure.Presence
 	Default []configure.Default // of engines that were configured with --as-default
 	Hooks   []Hook
 	CDI     []Spec
-	Toolkit []string // programs of NVIDIA's container toolkit that are there
-	Daemon  int      // pid of gpuledgerd, 0 where none runs
+	Toolkit []string // those programs of NVIDIA's container toolkit that exist
+	Daemon  int      // pid of gpuledgerd; 0 if none runs
 
-	Listening Listening // on the address of daemon.listen
+	Listening Listening // at the address of daemon.listen
 }
 
-// Place is a name in the file system.
-type Place struct {
+// PathFacts is a name in the file system and what was found there.
+type PathFacts struct {
 	Path     string
 	Missing  bool
-	Error    error // why nothing can be told of it, other than that it is missing
+	Error    error // why it cannot be examined, other than that it is missing
 	Mode     fs.FileMode
 	UID      uint32
-	Above    []Place // the directories over it that others than root can change, the nearest first
-	Writable bool    // for this process: the file, or where it is missing the nearest directory that is there
+	Above    []PathFacts // the directories above it that users other than root can change, the nearest first
+	Writable bool        // by this process: the file, or if it is missing the nearest existing directory
 }
 
-// loose reports whether others than root can change what stands there. In a sticky directory nobody
-// replaces what is root's.
-func (p Place) loose() bool {
+// loose reports whether users other than root can change or replace it. In a sticky directory they
+// cannot replace a file of root's.
+func (p PathFacts) loose() bool {
 	sticky := p.Mode.IsDir() && p.Mode&fs.ModeSticky != 0
 	return !p.Missing && (p.UID != 0 || p.Mode.Perm()&0o022 != 0 && !sticky)
 }
 
 // Runtime is a real OCI runtime.
 type Runtime struct {
-	Place
-	Version string // what it says of itself, in one line
-	Failed  error  // why it does not
+	PathFacts
+	Version string // its version output, in one line
+	Failed  error  // why it prints no version
 }
 
-// Cgroup is how cgroups are laid out.
+// Cgroup is the layout of the cgroup hierarchies.
 type Cgroup struct {
-	Version int   // of the hierarchy that holds device rules: 1 or 2; 0 where none does
-	Hybrid  bool  // both are there
+	Version int   // of the hierarchy that holds device rules: 1 or 2; 0 if none does
+	Hybrid  bool  // both versions are mounted
 	Error   error // why device rules cannot be used
 }
 
 // Hook is a JSON file in a hooks directory of an engine.
 type Hook struct {
-	Place
-	Program string // what it runs
-	Gone    bool   // the program is not there
+	PathFacts
+	Program string // the program that it runs
+	Gone    bool   // the program does not exist
 	Error   error  // why the file cannot be read
 }
 
 // Spec is a directory of CDI, or a file in it.
 type Spec struct {
-	Place
+	PathFacts
 	Kind  string // of a file, as nvidia.com/gpu
 	Error error  // why the file cannot be read
 }

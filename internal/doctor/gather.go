@@ -20,12 +20,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// maxFile bounds a file of others that is read, in bytes.
+// maxFile is the largest size of a file of other programs that is read, in bytes.
 const maxFile = 4 << 20
 
 // Gather reads the facts of a node whose configuration is the file config. self is the path of
-// gpuledger: our other programs lie beside it. It takes root, and it repairs what is derived in the
-// ledger, as `gpuledger check` does.
+// gpuledger; its other programs lie in the same directory. Gather needs root. Like `gpuledger
+// check`, it repairs the derived files of the ledger.
 func Gather(n *node.Node, config, self string) (Facts, error) {
 	if os.Geteuid() != 0 {
 		return Facts{}, errors.New("cannot examine the node: it takes root")
@@ -33,7 +33,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	p := n.Policy
 	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir),
 		Run: at(p.RunDir), Engines: configure.Look("/")}
-	// a state directory that cannot be read has lines of its own
+	// a state directory that cannot be read is reported by other lines
 	f.Default, _ = configure.Defaults("/", p.StateDir)
 	if pause, paused := n.Paused(); paused {
 		f.Until = pause.Until
@@ -52,8 +52,8 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	return f, nil
 }
 
-// at looks at a name, and at the directories above it.
-func at(path string) Place {
+// at examines a name and the directories above it.
+func at(path string) PathFacts {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}
@@ -75,8 +75,8 @@ func at(path string) Place {
 	return p
 }
 
-func look(path string) Place {
-	p := Place{Path: path}
+func look(path string) PathFacts {
+	p := PathFacts{Path: path}
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -98,15 +98,15 @@ func (f *Facts) gatherRuntimes() {
 		if path == "" {
 			continue
 		}
-		r := Runtime{Place: at(path)}
-		if !r.loose() && len(r.Above) == 0 { // else it is not for root to run
+		r := Runtime{PathFacts: at(path)}
+		if !r.loose() && len(r.Above) == 0 { // otherwise it is not safe for root to run it
 			r.Version, r.Failed = versionOf(path)
 		}
 		f.Runtimes = append(f.Runtimes, r)
 	}
-	f.Unjudged = map[string]Place{}
+	f.Unjudged = map[string]PathFacts{}
 	for _, name := range f.Policy.Runtime.Programs()[len(f.Policy.Runtime.Path):] {
-		p := Place{Path: name, Missing: true}
+		p := PathFacts{Path: name, Missing: true}
 		if path := configure.Find(name); path != "" {
 			p = at(path)
 		}
@@ -114,7 +114,7 @@ func (f *Facts) gatherRuntimes() {
 	}
 }
 
-// versionOf asks a runtime; one that does not answer is not waited for long.
+// versionOf is a runtime's version output. It waits only a short time for it.
 func versionOf(path string) (string, error) {
 	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 	defer stop()
@@ -155,7 +155,7 @@ func (f *Facts) gatherLedger(n *node.Node) {
 	}
 }
 
-// free is the room where a file lies, or would.
+// free is the free space for a file, in bytes, whether or not the file exists.
 func free(path string) uint64 {
 	var st unix.Statfs_t
 	for ; unix.Statfs(path, &st) != nil && path != "/"; path = filepath.Dir(path) {
@@ -163,7 +163,7 @@ func free(path string) uint64 {
 	return st.Bavail * uint64(st.Bsize)
 }
 
-// The places that engines read without being told.
+// The directories that engines read by default.
 var (
 	hookDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
 	cdiDirs  = []string{"/etc/cdi", "/var/run/cdi"}
@@ -181,7 +181,7 @@ func (f *Facts) gatherInjectors() {
 	cdiDirs = slices.Compact(cdiDirs)
 	for _, dir := range cdiDirs {
 		if p := at(dir); !p.Missing {
-			f.CDI = append(f.CDI, Spec{Place: p}) // whoever writes into an empty one, too
+			f.CDI = append(f.CDI, Spec{PathFacts: p}) // an empty directory counts too, because of those that can write to it
 		}
 	}
 	for _, path := range filesIn(cdiDirs, ".json", ".yaml") {
@@ -194,7 +194,7 @@ func (f *Facts) gatherInjectors() {
 	}
 }
 
-// filesIn lists files by the ends of their names, each once, however its directory is called.
+// filesIn lists files by the ends of their names. A directory with several names is read once.
 func filesIn(dirs []string, ends ...string) []string {
 	var files []string
 	for _, dir := range dirs {
@@ -214,7 +214,7 @@ func filesIn(dirs []string, ends ...string) []string {
 }
 
 func readHook(path string) Hook {
-	h := Hook{Place: at(path)}
+	h := Hook{PathFacts: at(path)}
 	var text []byte
 	var file struct {
 		Hook struct{ Path string }
@@ -227,10 +227,9 @@ func readHook(path string) Hook {
 	return h
 }
 
-// readSpec reads no more of a CDI file than its kind, which stands in a line of its own at the top
-// level of YAML.
+// readSpec reads only the kind of a CDI file. In YAML it is on a line of its own at the top level.
 func readSpec(path string) Spec {
-	s := Spec{Place: at(path)}
+	s := Spec{PathFacts: at(path)}
 	text, err := host.ReadFile(path, maxFile)
 	if s.Error = err; err != nil {
 		return s

@@ -42,7 +42,7 @@ func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := at(path); slices.ContainsFunc(p.Above,
-		func(a Place) bool { return a.Path == filepath.Join(dir, "a") }) {
+		func(a PathFacts) bool { return a.Path == filepath.Join(dir, "a") }) {
 		t.Error("in a sticky directory nobody replaces what is root's")
 	}
 }
@@ -79,7 +79,7 @@ func TestSpecsAreKnownByTheirKind(t *testing.T) {
 	}
 }
 
-// A directory that two engines read is named twice.
+// A directory that two engines read is listed twice.
 func TestNoOtherDirectoryIsReadForCDIFiles(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)
@@ -114,7 +114,7 @@ func TestHooksAreKnownByTheirProgram(t *testing.T) {
 	}
 }
 
-// TestCgroup looks at this machine's: a node without any could run none of our tests.
+// TestCgroup reads the layout of this machine. A node without cgroups could run none of the tests.
 func TestCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it takes root to ask for device programs")

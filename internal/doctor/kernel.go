@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroup looks at what is mounted at /sys/fs/cgroup.
+// cgroup examines what is mounted at /sys/fs/cgroup.
 func cgroup(dir string) Cgroup {
 	switch {
 	case isOn(dir, unix.CGROUP2_SUPER_MAGIC):
@@ -26,8 +26,8 @@ func isOn(dir string, magic int64) bool {
 	return unix.Statfs(dir, &st) == nil && int64(st.Type) == magic
 }
 
-// deviceProgramsOf asks which device programs a cgroup has: who may not ask, or a kernel that knows
-// none, cannot attach one.
+// deviceProgramsOf queries the device programs of a cgroup. A process that may not query them, or a
+// kernel without them, cannot attach one.
 func deviceProgramsOf(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -20,7 +20,7 @@ func configuration(f Facts) []Line {
 	return []Line{{Status: OK, Message: f.Config.Path + " is in force"}}
 }
 
-// rules says what becomes of a refusal now.
+// rules reports what happens to a refusal now.
 func rules(f Facts) []Line {
 	switch f.Mode {
 	case grant.Disabled:
@@ -38,14 +38,15 @@ func rules(f Facts) []Line {
 	return []Line{{Status: OK, Message: "refusals are enforced"}}
 }
 
-// room is what a directory of ours should have, in bytes: some thousand grants, so that an operator
-// hears of a full disk before they fail.
+// room is the free space that a directory of gpuledger's should have, in bytes. It suffices for
+// some thousand grants, so an operator learns of a full disk before grants fail.
 const room = 16 << 20
 
-// directories: whoever can write there makes grants.
+// directories checks that only root can write to gpuledger's directories, because a process that
+// writes there can make grants.
 func directories(f Facts) []Line {
 	var lines []Line
-	for i, p := range []Place{f.State, f.Run} {
+	for i, p := range []PathFacts{f.State, f.Run} {
 		free := []uint64{f.StateFree, f.RunFree}[i]
 		switch {
 		case p.Error != nil:
@@ -104,7 +105,8 @@ func inventory(f Facts) []Line {
 		f.Inventory.Source)
 }
 
-// strength says what holds a container to its memory in mode limit, and why nothing stronger does.
+// strength reports what holds a container to its memory in mode limit, and why nothing stronger
+// does.
 func strength(f Facts) []Line {
 	has, why := grant.StrengthNone, f.Limitless
 	switch {
@@ -127,8 +129,8 @@ func strength(f Facts) []Line {
 	return []Line{judged(f, has, message)}
 }
 
-// throttle says what becomes of shares of compute in mode limit where the policy has launches
-// throttled.
+// throttle reports what becomes of shares of compute in mode limit, if the policy throttles
+// launches.
 func throttle(f Facts) []Line {
 	const hint = "set enforcement.compute = \"count\", or use mode mps where a share has to be kept"
 	switch {
@@ -150,7 +152,7 @@ func throttle(f Facts) []Line {
 				"throttles launches, which was never seen on a GPU (docs/strength.md)"}}
 }
 
-// judged holds a strength against what the policy wants.
+// judged is a line that compares a strength with the one that the policy wants.
 func judged(f Facts, has grant.Strength, message string) Line {
 	backend := f.Policy.Enforcement.Limit
 	switch minimum := f.Policy.Rules.MinimumStrength; {
@@ -214,7 +216,7 @@ func audit(f Facts) []Line {
 	return []Line{{Status: OK, Message: "decisions are recorded in " + file}}
 }
 
-// daemon: most containers behind the wrapper do without it.
+// daemon checks gpuledgerd. Most containers behind the wrapper do not need it.
 func daemon(f Facts) []Line {
 	line := Line{Status: OK,
 		Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the " +

@@ -17,15 +17,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Listening is who has the port of [daemon].listen.
+// Listening says which process listens on the port of [daemon].listen.
 type Listening struct {
 	Ours   bool     // gpuledgerd listens there
 	Others []uint32 // the users of sockets that listen there and are not gpuledgerd's
 }
 
-// listening looks for who answers at the address in the kernel's list of sockets, as a process sees
-// it: 0 is this one. Whose they are the kernel says, and not who answers. A path is nobody's but
-// root's.
+// listening looks for a listener at the address in the kernel's list of sockets, in the network
+// namespace of process pid; 0 is this process. The kernel says whose socket it is, so the
+// listener's own answer does not matter. Only root can listen on a path.
 func listening(address string, pid int, h host.Host) (l Listening) {
 	where, name, err := net.SplitHostPort(address)
 	if err != nil || strings.HasPrefix(address, "unix:") {
@@ -42,7 +42,7 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 	}
 	held := socketsOf(filepath.Join(h.Proc, of, "fd"))
 	for _, file := range []string{"tcp", "tcp6"} {
-		// some megabytes where there are ten thousands of connections
+		// the file has some megabytes if there are ten thousands of connections
 		text, err := os.ReadFile(filepath.Join(h.Proc, of, "net", file))
 		if err != nil {
 			continue
@@ -61,14 +61,15 @@ func listening(address string, pid int, h host.Host) (l Listening) {
 	return l
 }
 
-// lookupTime is how long names may take to be looked up.
+// lookupTime is the time limit for the look-up of a name.
 const lookupTime = 2 * time.Second
 
-// addressesOf are those of a host; none: all, as where it is none or a name that nobody knows.
+// addressesOf are the addresses of a host. None means all addresses: for an empty host, or a name
+// without an address.
 func addressesOf(host string) (all []netip.Addr) {
 	ctx, done := context.WithTimeout(context.Background(), lookupTime)
 	defer done()
-	found, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // one that is an address, too
+	found, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // also parses an address
 	for _, a := range found {
 		if a = a.Unmap(); a.IsUnspecified() {
 			return nil
@@ -78,8 +79,8 @@ func addressesOf(host string) (all []netip.Addr) {
 	return all
 }
 
-// listens reads a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst): state 0A
-// is LISTEN. Who listens at another address of the machine does so beside the daemon.
+// listens parses a line of /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst); state 0A
+// is LISTEN. A listener at another address of the machine does not conflict with the daemon's.
 func listens(line string, addresses []netip.Addr, port int) (inode string, uid uint32, found bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 10 || fields[3] != "0A" {
@@ -94,9 +95,9 @@ func listens(line string, addresses []netip.Addr, port int) (inode string, uid u
 	return fields[9], uint32(user), err == nil
 }
 
-// reaches reports whether a listener at a local address is found at one of the addresses. The
-// kernel writes it as numbers of 32 bits, each in its own byte order. One at :: has IPv4, too,
-// unless it wants not to, which is not told.
+// reaches reports whether a listener at a local address gets connections to one of the addresses.
+// The kernel prints an address as numbers of 32 bits, each in the machine's byte order. A listener
+// at :: also gets IPv4 unless its socket excludes that, which the kernel does not print.
 func reaches(local string, addresses []netip.Addr) bool {
 	bytes, err := hex.DecodeString(local)
 	for word := bytes; len(word) >= 4; word = word[4:] {
@@ -104,7 +105,7 @@ func reaches(local string, addresses []netip.Addr) bool {
 	}
 	at, known := netip.AddrFromSlice(bytes)
 	if err != nil || !known || len(addresses) == 0 {
-		return true // what cannot be read may be he
+		return true // an address that cannot be parsed may be the one
 	}
 	at = at.Unmap()
 	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
@@ -124,7 +125,7 @@ func socketsOf(dir string) (inodes []string) {
 	return inodes
 }
 
-// listener says where what answers at the address is not gpuledgerd.
+// listener reports whether the listener at the address is another program than gpuledgerd.
 func listener(f Facts) []Line {
 	address, hint := f.Policy.Daemon.Listen,
 		"find it with `ss -ltnp`; where programs of others run on the node, set daemon.listen = "+

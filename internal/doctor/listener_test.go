@@ -13,17 +13,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Whoever has taken the daemon's port is told from the daemon by the kernel's list of sockets,
-// whatever it answers.
+// The kernel's list of sockets tells another listener on the daemon's port from the daemon,
+// whatever the listener answers.
 func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() // and not before: who is not used any more is closed with the garbage
+	defer l.Close() // not earlier: the garbage collector closes a listener that is not used any more
 	six, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		six = l // no IPv6 here
+		six = l // this machine has no IPv6
 	}
 	defer six.Close()
 	other := exec.Command("sleep", "600")
@@ -31,7 +31,7 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
-	conn, err := net.Dial("tcp", l.Addr().String()) // no listener, on a port of its own
+	conn, err := net.Dial("tcp", l.Addr().String()) // a connection, which is no listener, on a port of its own
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +64,10 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 	}
 }
 
-// TestWhoAnswersAtAnAddress: who listens there, or at all addresses of its kind; nobody who listens
-// beside it.
+// TestWhoAnswersAtAnAddress: it finds listeners at the address or at all addresses of its family,
+// and no others.
 func TestWhoAnswersAtAnAddress(t *testing.T) {
-	written := func(address string) string { // as the kernel does
+	written := func(address string) string { // in the kernel's notation
 		text := ""
 		bytes := netip.MustParseAddr(address).AsSlice()
 		for ; len(bytes) > 0; bytes = bytes[4:] {

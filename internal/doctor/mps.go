@@ -6,11 +6,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// strengths says for the modes that limit what a container can take how strongly they do here.
+// strengths reports how strong the limits of each sharing mode are on this node.
 func strengths(f Facts) []Line { return append(append(strength(f), throttle(f)...), mps(f)...) }
 
-// mps: its daemons are NVIDIA's program, under gpuledgerd. A node without the program is no worse
-// for it.
+// mps checks for NVIDIA's MPS program, which gpuledgerd starts. A node does not need it.
 func mps(f Facts) []Line {
 	switch minimum := f.Policy.Rules.MinimumStrength; {
 	case !f.Inventory.Driver.HasMPS():

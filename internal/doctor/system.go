@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// programs looks at what lies beside gpuledger. The wrapper runs as root at every create.
+// programs checks the files beside gpuledger. The wrapper runs as root at every create.
 func programs(f Facts) []Line {
 	var lines []Line
 	for _, p := range f.Programs {
@@ -23,8 +23,8 @@ func programs(f Facts) []Line {
 	return orOK(lines, "all programs are there, and only root can change them")
 }
 
-// open is the line of a place that others than root can change.
-func open(p Place) Line {
+// open is the line for a path that users other than root can change.
+func open(p PathFacts) Line {
 	if !p.loose() && len(p.Above) > 0 {
 		p = p.Above[0]
 	}
@@ -40,7 +40,7 @@ func orOK(lines []Line, format string, args ...any) []Line {
 	return []Line{{Status: OK, Message: fmt.Sprintf(format, args...)}}
 }
 
-// runtimes looks at what the wrapper becomes: the first of runtime.path that is there.
+// runtimes checks the runtime that the wrapper executes: the first of runtime.path that exists.
 func runtimes(f Facts) []Line {
 	if len(f.Runtimes) == 0 {
 		return []Line{{Status: Problem, Message: "none of " + strings.Join(f.Policy.Runtime.Path, ", ") +
@@ -49,7 +49,7 @@ func runtimes(f Facts) []Line {
 	}
 	r := f.Runtimes[0]
 	if r.loose() || len(r.Above) > 0 {
-		return []Line{open(r.Place)}
+		return []Line{open(r.PathFacts)}
 	}
 	if r.Failed != nil {
 		return []Line{{Status: Problem, Message: fmt.Sprintf("%s does not run: %v", r.Path, r.Failed),
@@ -62,8 +62,8 @@ func runtimes(f Facts) []Line {
 	return lines
 }
 
-// unjudged is about a runtime of containers that pass without being judged.
-func unjudged(name string, p Place) Line {
+// unjudged checks a runtime of containers that pass without being judged.
+func unjudged(name string, p PathFacts) Line {
 	switch {
 	case p.Missing:
 		return Line{Status: Warning, Message: name +
@@ -75,8 +75,8 @@ func unjudged(name string, p Place) Line {
 	return Line{Status: OK, Message: "containers that are not judged run under " + p.Path}
 }
 
-// newer reports whether a kernel release or driver version is at least major.minor. One that cannot
-// be read is.
+// newer reports whether a kernel release or driver version is at least major.minor. It is true for
+// a version that cannot be parsed.
 func newer(version string, major, minor int) bool {
 	var a, b int
 	if _, err := fmt.Sscanf(version, "%d.%d", &a, &b); err != nil {
@@ -85,7 +85,7 @@ func newer(version string, major, minor int) bool {
 	return a > major || a == major && b >= minor
 }
 
-// kernel: openat2 came with 5.6, mount_setattr with 5.12.
+// kernel checks the release. openat2 came with 5.6, mount_setattr with 5.12.
 func kernel(f Facts) []Line {
 	switch {
 	case !newer(f.Kernel, 5, 6):
@@ -121,7 +121,7 @@ func cgroups(f Facts) []Line {
 	return []Line{{Status: OK, Message: fmt.Sprintf("cgroup v%d holds device rules", c.Version)}}
 }
 
-// driver looks for the modules of the NVIDIA driver.
+// driver checks the modules of the NVIDIA driver.
 func driver(f Facts) []Line {
 	_, loaded := f.Majors["nvidia"]
 	_, uvm := f.Majors["nvidia-uvm"]
@@ -153,8 +153,8 @@ func majors(all map[string]int) string {
 	return strings.Join(list, ", ")
 }
 
-// devices: the host's own nodes are not the ledger's concern, but whoever can open them needs no
-// container.
+// devices checks the host's own nodes. The ledger does not govern them, but a user that can open
+// them needs no container.
 func devices(f Facts) []Line {
 	if len(f.Devices) == 0 {
 		if f.Policy.Inventory.Source == grant.Simulated {
