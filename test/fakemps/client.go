@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// client is a program that uses CUDA. Its arguments are what it does: "0:2048" allocates 2048 MiB
-// on device 0, "hold" keeps all of it for as long as the server lives, "talk" does too and has the
-// server answer ten times a second.
+// client is a program that uses CUDA. Its arguments are what it does. "0:2048" allocates 2048 MiB
+// on device 0. "hold" keeps all of it while the server lives. "talk" does too, and makes the server
+// answer ten times a second.
 func client(deeds []string) error {
 	conn, lines, err := join()
 	if err != nil {
@@ -42,7 +42,7 @@ func client(deeds []string) error {
 	return nil
 }
 
-// talk says "beat" for every answer.
+// talk prints "beat" for every answer.
 func talk(conn net.Conn, lines *bufio.Reader) error {
 	if conn == nil {
 		return fmt.Errorf("no daemon to talk to")
@@ -57,7 +57,7 @@ func talk(conn net.Conn, lines *bufio.Reader) error {
 	}
 }
 
-// join makes it a client of the daemon; without one it is none, and goes on.
+// join connects to the daemon. Without a daemon the program goes on and is no client.
 func join() (net.Conn, *bufio.Reader, error) {
 	conn, answer, err := dial("control")
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control is the daemon.
+// control is the control daemon.
 type control struct {
 	mu      sync.Mutex
 	anybody bool // one server for all users
 	gpus    int
-	limits  map[int]string // of servers to come, by device ordinal
+	limits  map[int]string // for later servers, by device ordinal
 	percent string
 	servers map[int]*exec.Cmd // by user
 }
@@ -59,8 +59,8 @@ func serveControl(args []string) error {
 	})
 }
 
-// askControl is the same program without arguments: commands on standard input. Like the daemon it
-// opens a file beside the socket, and makes it where there is none.
+// askControl is the program without arguments: it reads commands from standard input. Like the
+// daemon it opens a file beside the socket, and creates it if it is missing.
 func askControl() error {
 	lock, err := os.OpenFile(pipes()+"/control_lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -82,7 +82,8 @@ func askControl() error {
 	return input.Err()
 }
 
-// do carries a command out. What it does not know it says nothing about, as the real one.
+// do carries out a command. As the real daemon, it prints nothing for a command that it does not
+// know.
 func (c *control) do(words []string) string {
 	arg := append(words[1:], "", "", "")
 	switch words[0] {
@@ -127,7 +128,7 @@ func (c *control) do(words []string) string {
 	return ""
 }
 
-// short writes a limit as the real one does: in G where that is even.
+// short prints a limit as the real daemon does: in G if that is a whole number.
 func short(limit string) string {
 	if n, err := strconv.Atoi(strings.TrimSuffix(limit, "M")); err == nil && n%1024 == 0 &&
 		strings.HasSuffix(limit, "M") {
@@ -136,7 +137,7 @@ func short(limit string) string {
 	return limit
 }
 
-// byPID is the user of a server, -1 without it.
+// byPID is the user of the server with this pid; -1 if there is no such server.
 func (c *control) byPID(pid string) int {
 	for uid, s := range c.servers {
 		if strconv.Itoa(s.Process.Pid) == pid {
@@ -146,8 +147,8 @@ func (c *control) byPID(pid string) int {
 	return -1
 }
 
-// serverFor names the socket of the user's server, or says why there is none. There is one server
-// at a time.
+// serverFor is the socket of the user's server, or why there is none. There is one server at a
+// time.
 func (c *control) serverFor(uid int) string {
 	if c.anybody {
 		uid = 0
@@ -191,7 +192,7 @@ func (c *control) serverFor(uid int) string {
 	return "busy: the server does not come up"
 }
 
-// tell gives a server's answer.
+// tell sends a line to a user's server and returns its answer.
 func tell(uid int, line string) string {
 	conn, err := net.Dial("unix", fmt.Sprintf("server-%d", uid))
 	if err != nil {

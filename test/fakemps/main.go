@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// in reports whether the program is in a mood.
+// in reports whether the file fakemps.moods beside the program contains this word.
 func in(mood string) bool {
 	self, err := os.Executable()
 	if err != nil {
@@ -59,8 +59,8 @@ func in(mood string) bool {
 	return strings.Contains(string(words), mood)
 }
 
-// pipes is the pipe directory; sockets in it are called by short names, because the path may be
-// longer than a socket's may.
+// pipes is the pipe directory. Sockets in it are opened by short names, because the path can be too
+// long for a socket.
 func pipes() string {
 	if dir := os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); dir != "" {
 		return dir
@@ -79,7 +79,7 @@ func dial(name string) (net.Conn, *bufio.Reader, error) {
 	return conn, bufio.NewReader(conn), nil
 }
 
-// listen hands every connection's first line to serve, with who is at the other end.
+// listen passes the first line of every connection to serve, with the credentials of its peer.
 func listen(name string, serve func(conn net.Conn, lines *bufio.Reader, line string, peer unix.Ucred)) error {
 	if err := os.Chdir(pipes()); err != nil {
 		return err
@@ -89,7 +89,7 @@ func listen(name string, serve func(conn net.Conn, lines *bufio.Reader, line str
 		return err
 	}
 	if !in("narrow") {
-		if err := os.Chmod(name, 0o777); err != nil { // whoever reaches the directory may connect
+		if err := os.Chmod(name, 0o777); err != nil { // every user that reaches the directory may connect
 			return err
 		}
 	}

@@ -78,8 +78,8 @@ func mebibytes(text string) (int, bool) {
 	return 0, false
 }
 
-// forClient are the limits of one client: the server's, which its own may lower, or none at all
-// where one of its own names a GPU that is not there.
+// forClient are the limits of one client. They are the server's, which the client's own can lower.
+// A client has none if one of its own names a GPU that does not exist.
 func (s *server) forClient(hello string) (map[int]int, int) {
 	limits, percent := map[int]int{}, s.percent
 	for ordinal, limit := range s.limits {
@@ -109,10 +109,11 @@ func (s *server) forClient(hello string) (map[int]int, int) {
 	return limits, percent
 }
 
-// serve is one client's life: it shows a file of its shared memory, then allocates.
+// serve serves one client until it ends. The client names a file of its shared memory, then
+// allocates.
 func serve(conn net.Conn, lines *bufio.Reader, hello string, limits map[int]int, percent int) {
 	probe := strings.Fields(hello)[1]
-	if strings.Contains(hello, " CUDA_MPS_SM_PARTITION=") { // there are none
+	if strings.Contains(hello, " CUDA_MPS_SM_PARTITION=") { // the server has no partitions
 		fmt.Fprintln(conn, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
 		return
 	}
