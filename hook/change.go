@@ -17,9 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// changes translates a verdict's edits of a spec into those of the container that was made from it.
-// What the spec has already, by CDI or the wrapper, is no change. An error says what cannot be
-// changed any more.
+// changes translates the edits of a spec into changes of the container that was made from that
+// spec. What CDI or the wrapper has already put into the spec is not a change. The error says what
+// cannot be changed any more.
 func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 	var c inject.Change
 	if err := unchangeable(spec, d.Edits); err != nil {
@@ -31,10 +31,8 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 		}
 	}
 	if hook := request.AskingHook(spec); hook != "" && asksByEnv(spec, d) {
-		return c,
-			fmt.Errorf(
-				"its hook %s injects the GPUs that its environment asks for, and the runtime has read both",
-				grant.Printable(hook))
+		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, "+
+			"and the runtime has read both", grant.Printable(hook))
 	}
 	for _, n := range d.Edits.DeviceNodes {
 		if !hasNode(spec, n) {
@@ -56,11 +54,11 @@ func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
 	return c, nil
 }
 
-// visibleDevices is obeyed by injectors only, and none runs after us where it is not what it should
-// be.
+// visibleDevices is read only by injectors. None of them runs after the hook if its value differs.
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
-// asksByEnv reports whether a verdict takes something out of the environment, or says it otherwise.
+// asksByEnv reports whether the decision removes a variable of the environment or sets another
+// value.
 func asksByEnv(spec request.Spec, d node.Decision) bool {
 	return slices.ContainsFunc(d.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveEnv }) ||
 		slices.ContainsFunc(d.Edits.Env, func(entry string) bool {
@@ -70,7 +68,8 @@ func asksByEnv(spec request.Spec, d node.Decision) bool {
 		})
 }
 
-// unchangeable is an error where edits are about what only a spec can say: the runtime has read it.
+// unchangeable returns an error if edits need something that only a spec can set: the runtime has
+// read it.
 func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
 	for _, entry := range e.Env {
 		name, wanted, _ := strings.Cut(entry, "=")
@@ -95,7 +94,7 @@ func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
 	return nil
 }
 
-// hasHook reports whether the spec has a hook in its stage, with the same arguments.
+// hasHook reports whether the spec has the hook in its stage with the same arguments.
 func hasHook(spec request.Spec, h *cdispec.Hook) bool {
 	if spec.Hooks == nil {
 		return false
@@ -120,8 +119,8 @@ func lastOf(spec request.Spec, name string) (value string, set bool) {
 	return value, set
 }
 
-// remove adds a removal to a change. The variables that only injectors obey may stay; CUDA's are
-// obeyed in the container.
+// remove adds a removal to a change. Variables that only injectors read may stay; programs in the
+// container read CUDA's.
 func remove(c *inject.Change, r grant.Removal) error {
 	switch r.Kind {
 	case grant.RemoveEnv:
@@ -142,7 +141,7 @@ func remove(c *inject.Change, r grant.Removal) error {
 		r.Kind, grant.Printable(r.Name))
 }
 
-// ruleOf reads a rule as a Removal names it: "c 195:254", with * for all.
+// ruleOf parses a rule as a Removal names it: "c 195:254", with * for all.
 func ruleOf(name string) (grant.DeviceRule, error) {
 	r := grant.DeviceRule{Type: 'c', Access: "rw"}
 	numbers, isChar := strings.CutPrefix(name, "c ")
@@ -163,8 +162,8 @@ func ruleNumber(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// gpus are rules for all GPU nodes of this machine: for reading and writing, because making a node
-// opens nothing.
+// gpus returns rules for all GPU nodes of this machine. They cover reading and writing, because
+// mknod alone opens no device.
 func gpus(devices grant.DeviceMap) []grant.DeviceRule {
 	var rules []grant.DeviceRule
 	for major := range devices.Majors {
@@ -191,7 +190,8 @@ func hasNode(spec request.Spec, n *cdispec.DeviceNode) bool {
 	})
 }
 
-// hasRule reports whether the spec allows exactly this, and denies nothing after it.
+// hasRule reports whether the spec allows exactly these numbers with at least this access, and
+// denies nothing after it.
 func hasRule(spec request.Spec, r grant.DeviceRule) bool {
 	if spec.Linux == nil || spec.Linux.Resources == nil {
 		return false
@@ -203,8 +203,8 @@ func hasRule(spec request.Spec, r grant.DeviceRule) bool {
 		switch {
 		case !s.Allow:
 			has = false
-		case same &&
-			!strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(s.Access, a) }):
+		case same && !strings.ContainsFunc(r.Access,
+			func(a rune) bool { return !strings.ContainsRune(s.Access, a) }):
 			has = true
 		}
 	}
@@ -218,7 +218,8 @@ func hasMount(spec request.Spec, m *cdispec.Mount) bool {
 	return i >= 0 && spec.Mounts[i].Source == m.HostPath
 }
 
-// possible is an error where a change cannot be made of this container, before any of it is.
+// possible returns an error if a change cannot be made to this container. It is called before any
+// part of it is made.
 func possible(spec request.Spec, c inject.Change, r caller) error {
 	namespaces := map[specs.LinuxNamespaceType]string{}
 	if spec.Linux != nil {
@@ -241,7 +242,7 @@ func possible(spec request.Spec, c inject.Change, r caller) error {
 	return nil
 }
 
-// ownDev reports whether the spec gives the container a fresh tmpfs as /dev, as every engine does.
+// ownDev reports whether the spec mounts a new tmpfs at the container's /dev, as every engine does.
 func ownDev(spec request.Spec) bool {
 	own := false
 	for _, m := range spec.Mounts {

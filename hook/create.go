@@ -15,7 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// state is the container's, as the runtime gives it.
+// state reads the container's state, which the runtime passes to the hook.
 func (c *call) state() (State, error) {
 	data, err := c.read()
 	if err != nil {
@@ -24,9 +24,10 @@ func (c *call) state() (State, error) {
 	return ParseState(data)
 }
 
-// asked is the create that the hook is a part of, as far as it can be told, and the container's
-// first process. An error is of the state alone: nothing is known then.
-func (c *call) asked() (a node.Create, r caller, pid int, err error) {
+// readCreate returns the create that the hook belongs to, as far as it is known, and the pid of the
+// container's first process. An error means that the state could not be read; nothing is known
+// then.
+func (c *call) readCreate() (a node.Create, r caller, pid int, err error) {
 	state, err := c.state()
 	if err != nil {
 		return a, r, 0, err
@@ -35,7 +36,7 @@ func (c *call) asked() (a node.Create, r caller, pid int, err error) {
 	if unknown == nil {
 		unknown = r.creates(state.ID)
 	}
-	r.Bundle = filepath.Clean(state.Bundle) // absolute
+	r.Bundle = filepath.Clean(state.Bundle) // an absolute path, checked by ParseState
 	a.Container = grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: r.Bundle}
 	a.CgroupsOff, a.Restored = r.CgroupsOff, r.Name == "restore"
 	a.Patience = node.LatePatience
@@ -49,9 +50,9 @@ func (c *call) asked() (a node.Create, r caller, pid int, err error) {
 	return a, r, state.PID, nil
 }
 
-// create admits a container that its runtime has made, and gives it what its spec lacks.
+// create admits a container that its runtime has made, and adds what its spec lacks.
 func (c *call) create() error {
-	asked, r, pid, err := c.asked()
+	asked, r, pid, err := c.readCreate()
 	if err != nil {
 		return c.enforced(err)
 	}
@@ -68,14 +69,14 @@ func (c *call) create() error {
 		return nil
 	}
 	if d.Bound {
-		_ = c.node.Unbind(asked.Container) // dead with the runtime in any case
+		_ = c.node.Unbind(asked.Container) // it would end with the runtime
 	}
 	c.node.Fails(asked, d, refusal)
-	return c.enforced(refusal) // else it starts with less than it was granted, and nothing else
+	return c.enforced(refusal) // if not enforced, it starts without its grant
 }
 
-// enforced is an error where the policy is enforced, and else none: who wants containers to start
-// all the same wants this one to.
+// enforced returns the error if the policy is enforced, otherwise nil: then containers start in
+// spite of errors.
 func (c *call) enforced(err error) error {
 	if c.node.Mode() != grant.Enforce {
 		return nil
@@ -83,10 +84,10 @@ func (c *call) enforced(err error) error {
 	return err
 }
 
-// limit has the driver limit a container that gpuledger-runtime has admitted, before anything in it
-// runs.
+// limit makes the driver limit a container that gpuledger-runtime has admitted, before a process of
+// the container runs.
 func (c *call) limit() error {
-	asked, _, pid, err := c.asked()
+	asked, _, pid, err := c.readCreate()
 	if err != nil {
 		return c.enforced(err)
 	}
@@ -102,10 +103,10 @@ func (c *call) limit() error {
 	return refusal
 }
 
-// inject makes of the live container what the edited spec would have made of it, and looks whether
-// it has become that.
+// inject changes the live container into what the edited spec would have made, and verifies the
+// result.
 func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
-	if bytes.Equal(d.Config, asked.Config) { // the wrapper has edited it
+	if bytes.Equal(d.Config, asked.Config) { // the wrapper has already edited it
 		return nil
 	}
 	spec, err := request.Parse(asked.Config)
@@ -127,7 +128,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	if err != nil {
 		return impossible(err)
 	}
-	if found.Nodes == nil && spec.Linux != nil { // /dev was not touched
+	if found.Nodes == nil && spec.Linux != nil { // /dev is unchanged
 		found.Nodes = spec.Linux.Devices
 	}
 	return impossible(c.node.Verify(asked, d, found.Nodes, found.Rules))
@@ -144,7 +145,7 @@ func rootfs(spec request.Spec, bundle string) string {
 	return filepath.Join(bundle, root)
 }
 
-// impossible is the refusal of a container that cannot be given what it was granted.
+// impossible returns the refusal of a container that cannot get what it was granted.
 func impossible(err error) *grant.Refusal {
 	if err == nil {
 		return nil

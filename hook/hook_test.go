@@ -54,7 +54,7 @@ func TestParseState(t *testing.T) {
 	}
 }
 
-// FuzzParseState: no state makes the hook panic, or look outside the runtime's root.
+// FuzzParseState: no state makes the hook panic or read outside the runtime's root.
 func FuzzParseState(f *testing.F) {
 	for _, seed := range []string{`{"ociVersion":"1.0","id":"c","pid":1,"root":"rootfs","bundle":"/b","status":"created","annotations":{}}`, `{"id":"/","bundle":"/"}`, `[[[[`, `{"id":"\u0000"}`} {
 		f.Add([]byte(seed))
@@ -65,15 +65,15 @@ func FuzzParseState(f *testing.F) {
 			s.PID < 0 || !strings.HasPrefix(s.Bundle, "/")) {
 			t.Errorf("%q is read as %+v", data, s)
 		}
-		if err != nil && !utf8.ValidString(complaint(err)) {
-			t.Errorf("%q: %q", data, complaint(err))
+		if err != nil && !utf8.ValidString(errorLine(err)) {
+			t.Errorf("%q: %q", data, errorLine(err))
 		}
 	})
 }
 
 func number(n int64) *int64 { return &n }
 
-// given is a spec as it was before any edit, in which the runtime makes what the arguments say.
+// given returns an unedited spec, with the devices and rules of the arguments.
 func given(devices []specs.LinuxDevice, rules ...specs.LinuxDeviceCgroup) request.Spec {
 	return request.Spec{Process: &request.Process{Env: []string{"A=1", "A=2"}},
 		Linux: &request.Linux{Devices: devices,
@@ -210,19 +210,19 @@ func TestComplaintIsOneShortLine(t *testing.T) {
 		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("ä", 2000), Hint: "h"},
 		&grant.Refusal{Code: grant.GPUEnv, Message: strings.Repeat("x", 300), Hint: strings.Repeat("y", 300)},
 	} {
-		if got := complaint(err); strings.ContainsAny(got, "\n\x1b") ||
-			utf8.RuneCountInString(got) > maxComplaint+3 || strings.Contains(got, "y") {
+		if got := errorLine(err); strings.ContainsAny(got, "\n\x1b") ||
+			utf8.RuneCountInString(got) > maxErrorLine+3 || strings.Contains(got, "y") {
 			t.Errorf("%q", got)
 		}
 	}
-	if got, want := complaint(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}),
+	if got, want := errorLine(&grant.Refusal{Code: grant.GPUEnv, Message: "m", Hint: "h"}),
 		"gpuledger: refused (gpu-env): m; hint: h"; got != want {
 		t.Errorf("%q", got)
 	}
 }
 
-// TestIsNameless: only what the runtime made for us is written to, not what a tenant had it open by
-// a path.
+// TestIsNameless: the hook writes only to what the runtime made for it, not to a file that a tenant
+// had opened by a path.
 func TestIsNameless(t *testing.T) {
 	open := func(path string, flags int) int {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0o600)

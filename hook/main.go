@@ -1,7 +1,7 @@
 // Package hook is the OCI hook, for engines that have a hooks directory and whose runtime cannot be
-// the wrapper. It asks the same door as the wrapper does, but the runtime has read config.json by
-// then: what the verdict wants changed, it changes in the container that is being made, and where
-// it cannot, the container does not start.
+// the wrapper. It uses the same admission code as the wrapper (package node). The runtime has read
+// config.json before it calls the hook. So the hook makes the verdict's changes in the container
+// that is being created. If it cannot, the container does not start.
 package hook
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
-	_ "github.com/gpuledger/gpuledger/internal/stack" // before all others
+	_ "github.com/gpuledger/gpuledger/internal/stack" // imported first
 )
 
 const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop|limit
@@ -34,9 +34,9 @@ const (
 	exitUsage
 )
 
-// stages are the points of a container's life at which the hook is called.
+// stages are the hook's stages, by its argument.
 var stages = map[string]func(*call) error{
-	"prestart":      (*call).create, // what createRuntime was called before OCI 1.0.2
+	"prestart":      (*call).create, // the name of createRuntime before OCI 1.0.2
 	"createRuntime": (*call).create,
 	"precreate":     (*call).precreate,
 	"poststop":      (*call).poststop,
@@ -46,15 +46,15 @@ var stages = map[string]func(*call) error{
 
 // call is one call by a runtime or an engine.
 type call struct {
-	program string // as it was called: a suffix names the engine
+	program string // the name of this program in its call; a suffix names the engine
 	stdin   io.Reader
 	stdout  io.Writer
 	host    host.Host
 	node    *node.Node
 }
 
-// Main runs the hook and returns its exit status. It says nothing but why a container may not
-// start.
+// Main runs the hook and returns its exit status. It prints only why a container may not start, and
+// help.
 func Main() int {
 	scrub()
 	if len(os.Args) == 2 && (os.Args[1] == "--help" || os.Args[1] == "-h" || os.Args[1] == "help") {
@@ -69,14 +69,14 @@ func Main() int {
 	c := call{program: os.Args[0], stdin: os.Stdin, stdout: os.Stdout, host: h,
 		node: node.Open(policy.Path(""), h)}
 	if err := stages[os.Args[1]](&c); err != nil {
-		complain(err)
+		reportError(err)
 		return exitFailed
 	}
 	return exitDone
 }
 
-// scrub drops the environment and the working directory that the caller left us: both may be the
-// container's. The configuration's name stays; hooks of our stages never get it from the container.
+// scrub drops the environment and the working directory of the caller: both may be the container's.
+// The configuration's name stays; hooks of these stages never get it from the container.
 func scrub() {
 	config := os.Getenv(policy.PathEnv)
 	os.Clearenv()
@@ -86,7 +86,7 @@ func scrub() {
 	_ = os.Chdir("/")
 }
 
-// engine is who called. It is never read from annotations.
+// engine returns the engine that called. It is never read from annotations.
 func (c *call) engine() grant.Engine {
 	if c.node.Broken != nil {
 		return grant.NoEngine
@@ -103,8 +103,9 @@ func (c *call) read() ([]byte, error) {
 	return data, err
 }
 
-// precreate is Podman's own stage: config.json comes in, and what comes out is run. Nothing is
-// bound yet: the container has no id here. The createRuntime hook of the same container does that.
+// precreate is Podman's own stage: it reads config.json and prints the config.json that Podman
+// runs. It binds nothing, because the container has no id yet. The createRuntime hook of the same
+// container binds it.
 func (c *call) precreate() error {
 	config, err := c.read()
 	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(),
@@ -121,8 +122,8 @@ func (c *call) precreate() error {
 	return nil
 }
 
-// poststop tidies the container's binding. It never fails: what is left is found dead by whoever
-// looks next.
+// poststop removes the container's binding. It never fails: a binding that is left is found dead
+// later.
 func (c *call) poststop() error {
 	state, err := c.state()
 	if err != nil {
@@ -130,7 +131,7 @@ func (c *call) poststop() error {
 	}
 	if r, err := c.runtime(state.ID); err == nil && (r.Name == "delete" || r.Name == "run") {
 		c.node.Delete(r.root, state.ID)
-	} else { // Podman calls this stage itself, as `podman container cleanup ID`
+	} else { // Podman calls this stage itself, in `podman container cleanup ID`
 		c.node.DeleteIn(filepath.Clean(state.Bundle), state.ID)
 	}
 	return nil

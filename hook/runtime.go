@@ -13,21 +13,21 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 )
 
-// caller is the runtime that calls us: our parent. A state does not say where the runtime keeps its
-// own, but the runtime's arguments do, and those are the engine's.
+// caller is the runtime that called the hook: its parent process. The state passed to the hook does
+// not say where the runtime keeps its own. The runtime's arguments do, and the engine writes those.
 type caller struct {
 	oci.Command
-	program   string          // as it was called
-	root      string          // of its state, absolute
-	ancestors []grant.Process // itself, then its parent
+	program   string          // the name of the runtime's program in its call
+	root      string          // absolute directory of its state
+	ancestors []grant.Process // the runtime, then its parent
 }
 
-// maxArguments bounds a runtime's command line and environment, in bytes (the kernel's own bound is
-// larger).
+// maxArguments is the largest size of a runtime's command line or environment that is read, in
+// bytes (the kernel's own bound is larger).
 const maxArguments = 4 << 20
 
-// runtime finds out who calls, and makes sure that it is about this container. With an error it
-// knows no root.
+// runtime identifies the calling runtime and checks that its call is about this container. With an
+// error, r.root is unset.
 func (c *call) runtime(id string) (r caller, err error) {
 	pid := os.Getppid()
 	argv, err := c.words(pid, "cmdline")
@@ -62,8 +62,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 	return r, nil
 }
 
-// creates makes sure that the caller is making the container now, where its state will be looked
-// for.
+// creates checks that the caller is creating the container now, and keeps its state in r.root.
 func (r caller) creates(id string) error {
 	if !slices.Contains(oci.Creates, r.Name) {
 		return fmt.Errorf("cannot follow the container: the runtime that calls was told to %q", r.Name)
@@ -78,7 +77,7 @@ func (c *call) path(pid int, name string) string {
 	return filepath.Join(c.host.Proc, strconv.Itoa(pid), name)
 }
 
-// words reads a file of strings that end with a zero byte; at least one.
+// words reads a file of strings that end with a zero byte. It returns at least one string.
 func (c *call) words(pid int, name string) ([]string, error) {
 	text, err := host.ReadFile(c.path(pid, name), maxArguments)
 	if err != nil {

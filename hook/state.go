@@ -10,16 +10,16 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// State is what a runtime tells a hook of its container (runtime-spec, runtime.md), as far as we
-// need it. runc 1.1 has no pid in it after the container's end; crun 1.8 adds a root that is the
-// spec's root.path.
+// State is a container's state as a runtime passes it to a hook (runtime-spec, runtime.md), with
+// the fields that the hook needs. runc 1.1 has no pid in it after the container's end. crun 1.8
+// adds a root that is the spec's root.path.
 type State struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid"`
 	Bundle string `json:"bundle"`
 }
 
-// ParseState reads a state. It comes from the runtime, but the annotations in it are a tenant's.
+// ParseState parses a state. The runtime writes it, but a tenant chooses its annotations.
 func ParseState(data []byte) (State, error) {
 	var s State
 	if err := json.Unmarshal(data, &s, jsontext.AllowInvalidUTF8(true)); err != nil {

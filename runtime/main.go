@@ -1,6 +1,6 @@
-// Package runtime is the OCI runtime wrapper. An engine calls it in place of runc or crun; it
-// admits what starts a container, hands everything else on at once, and is gone by exec: the real
-// runtime keeps its pid, its parent-death signal and its file descriptors.
+// Package runtime is the OCI runtime wrapper, which an engine calls in place of runc or crun. It
+// decides about subcommands that start a container, and passes all others on at once. It ends with
+// an exec: the real runtime keeps its pid, its parent-death signal and its file descriptors.
 package runtime
 
 import (
@@ -18,14 +18,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
-	_ "github.com/gpuledger/gpuledger/internal/stack" // before all others
+	_ "github.com/gpuledger/gpuledger/internal/stack" // imported first
 )
 
-// Main runs the wrapper and returns only when the real runtime did not start: the status is 1, as
-// runc's is when it fails. An init function calls it, for which calm says why.
+// Main runs the wrapper. It returns only if the real runtime did not start, with status 1, as runc
+// does when it fails. An init function must call it; see delayMonitor.
 func Main() int {
 	w := wrapper{argv: os.Args, Command: oci.Parse(os.Args)}
-	w.Complain(w.run())
+	w.ReportError(w.run())
 	return 1
 }
 
@@ -34,13 +34,14 @@ type wrapper struct {
 	argv []string
 	oci.Command
 	node *node.Node // only for the subcommands that concern us
-	real string     // path of the runtime that runs what is judged: runc or crun
+	real string     // path of the runtime that runs judged containers: runc or crun
 
-	// unjudged is the path of the runtime that runs what is not judged, or ""; see grant.Runtime.
+	// unjudged is the path of the runtime that runs containers that are not judged, or ""; see
+	// grant.Runtime.
 	unjudged string
 }
 
-// run does what the subcommand needs and execs. It returns only an error.
+// run does what the subcommand needs and executes the runtime. It returns only on an error.
 func (w *wrapper) run() (err error) {
 	judge := slices.Contains(judged, w.Name) && !w.Help
 	runtime, engine := grant.Runtime{}, grant.NoEngine
@@ -60,13 +61,13 @@ func (w *wrapper) run() (err error) {
 	if name := runtime.UnjudgedOf(engine); name != "" {
 		w.unjudged, _ = find([]string{name})
 		if w.unjudged == "" && judge {
-			oci.Tell("gpuledger: cannot find " + oci.Clean(name) +
+			oci.PrintLine("gpuledger: cannot find " + oci.Clean(name) +
 				" (runtime.unjudged); containers run under " + w.real)
 		}
 	}
 	switch {
 	case w.Name == "exec":
-		if err := w.enter(); err != nil {
+		if err := w.checkExec(); err != nil {
 			return err
 		}
 	case !judge:
@@ -79,30 +80,31 @@ func (w *wrapper) run() (err error) {
 	default:
 		return w.create()
 	}
-	return w.exec(w.keeper())
+	return w.exec(w.runtimeOfContainer())
 }
 
-// judged are the subcommands that we look at. Every other one, known or not, is the real runtime's
-// at once.
+// judged are the subcommands that the wrapper examines, with exec in part. Every other one, known
+// or not, goes to the real runtime at once.
 var judged = append([]string{"update", "delete"}, oci.Creates...)
 
-// descriptors are those that the real runtime hands on to the container and that can lead to a GPU.
+// descriptors lists the open files that the real runtime passes to the container and that can lead
+// to a GPU.
 func (w *wrapper) descriptors() []host.Descriptor {
-	return host.Descriptors(oci.Handed(w.argv, os.Getenv("LISTEN_FDS")))
+	return host.Descriptors(oci.MaxDescriptors(w.argv, os.Getenv("LISTEN_FDS")))
 }
 
-// enter looks at what a process that is run in a container is handed open. Nothing else of an exec
-// is looked at: its device rules are the container's.
-func (w *wrapper) enter() error {
+// checkExec checks the open files of a process that is started in an existing container. An exec
+// needs no other check: its device rules are the container's.
+func (w *wrapper) checkExec() error {
 	descriptors := w.descriptors()
 	if len(descriptors) == 0 {
 		return nil
 	}
 	w.node = node.Open(policy.Path(""), host.Default())
 	refusal := w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
-		RuntimeRoot: w.runtimeRoot(), ID: w.kept()}, Descriptors: descriptors})
+		RuntimeRoot: w.runtimeRoot(), ID: w.knownContainer()}, Descriptors: descriptors})
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
-		oci.Tell("gpuledger: " + instead(refusal) + " because " + because[mode])
+		oci.PrintLine("gpuledger: " + wouldBe(refusal) + " because " + notEnforced[mode])
 		return nil
 	}
 	if refusal != nil {
@@ -111,7 +113,7 @@ func (w *wrapper) enter() error {
 	return nil
 }
 
-// create admits the container, writes the edited spec, and hands over.
+// create admits the container, writes the edited spec, and executes the runtime.
 func (w *wrapper) create() error {
 	container := grant.Container{Engine: w.engine(), RuntimeRoot: w.runtimeRoot(), ID: w.ID,
 		Bundle: absolute(w.Bundle)}
@@ -120,29 +122,29 @@ func (w *wrapper) create() error {
 	if odd := w.Ambiguous(w.real); odd != nil {
 		err = odd
 	}
-	rest := sync.OnceFunc(calm)
-	// of the others it turns out later
+	delay := sync.OnceFunc(delayMonitor)
+	// Other containers that ask for GPUs call delay later, by Asks.
 	if bytes.Contains(config, []byte("gpuledger.dev/grant")) ||
 		bytes.Contains(config, []byte(grant.ReferenceEnv)) {
-		rest()
+		delay()
 	}
 	asked := node.Create{
 		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
 			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
-		Patience: node.LatePatience, Asks: rest,
+		Patience: node.LatePatience, Asks: delay,
 	}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {
-		oci.Tell("gpuledger: " + instead(d.Refusal()) + " because " + because[d.Mode])
+		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.Mode])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
 	failpoint.Hit("runtime/admitted")
-	undone := false // the grant could not be given: the container starts as if it had none
+	undone := false // the grant could not be given: the container starts without it
 	if refusal := replaceSpec(path, d.Config); refusal != nil {
 		w.unbind(d, container)
-		if undone = w.starts(asked, d, refusal); !undone {
+		if undone = w.startsWithoutGrant(asked, d, refusal); !undone {
 			return refusal
 		}
 	}
@@ -157,38 +159,38 @@ func (w *wrapper) create() error {
 	return err
 }
 
-// instead says what the policy would do with a container, and what becomes of it.
-func instead(refusal *grant.Refusal) string {
+// wouldBe says what an enforcing policy would do with a container, and what happens instead.
+func wouldBe(refusal *grant.Refusal) string {
 	if refusal == nil {
 		return "would start without GPUs; it starts as it is"
 	}
 	return "would be " + oci.Clean(refusal.Error()) + "; it starts"
 }
 
-// starts reports whether a container that cannot be given its grant starts all the same: with
-// nothing of it, where nothing is enforced.
-func (w *wrapper) starts(asked node.Create, d node.Decision, refusal *grant.Refusal) bool {
+// startsWithoutGrant reports whether a container starts although its grant cannot be given. It does
+// where the policy is not enforced, and gets nothing of the grant.
+func (w *wrapper) startsWithoutGrant(asked node.Create, d node.Decision, refusal *grant.Refusal) bool {
 	mode := w.node.Mode()
 	if mode == grant.Enforce {
 		return false
 	}
 	w.node.Fails(asked, d, refusal)
-	oci.Tell("gpuledger: " + instead(refusal) + " because " + because[mode])
+	oci.PrintLine("gpuledger: " + wouldBe(refusal) + " because " + notEnforced[mode])
 	return true
 }
 
-// unbind takes a binding back; it would be dead with this process in any case.
+// unbind removes a binding, which would otherwise end with this process.
 func (w *wrapper) unbind(d node.Decision, container grant.Container) {
 	if d.Bound {
 		_ = w.node.Unbind(container)
 	}
 }
 
-// because says why nothing is refused and nothing taken away.
-var because = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`,
+// notEnforced says why nothing is refused and nothing is removed.
+var notEnforced = map[grant.RulesMode]string{grant.Report: `policy.mode is "report"`,
 	grant.Disabled: "gpuledger is disabled"}
 
-// replaceSpec puts the edited spec, if there is one, in place of the engine's, with its
+// replaceSpec replaces the engine's spec with the edited one, if there is one, and keeps its
 // permissions.
 func replaceSpec(path string, config []byte) *grant.Refusal {
 	if config == nil {
@@ -206,8 +208,8 @@ func replaceSpec(path string, config []byte) *grant.Refusal {
 	return nil
 }
 
-// engine is who called. It decides which annotations are believed, so it is never read from
-// annotations.
+// engine returns the engine that called. It decides which annotations are trusted, so it is never
+// read from annotations.
 func (w *wrapper) engine() grant.Engine {
 	if w.node.Broken != nil {
 		return grant.NoEngine
@@ -215,13 +217,14 @@ func (w *wrapper) engine() grant.Engine {
 	return oci.Engine(w.argv[0], w.node.Policy.Engine)
 }
 
-// runtimeRoot is the directory of the real runtime's state.
+// runtimeRoot is the absolute directory of the real runtime's state.
 func (w *wrapper) runtimeRoot() string {
 	return absolute(w.StateRoot(w.real, os.Getenv, host.Default().IsRoot))
 }
 
-// fixRoot names the root in full to a runtime that makes a container: runc and crun go into the
-// bundle before they call their hooks, and who reads a relative root there finds another directory.
+// fixRoot makes --root absolute for a runtime that makes a container. runc and crun change into the
+// bundle before they call their hooks. A hook that read a relative root there would find another
+// directory.
 func (w *wrapper) fixRoot() {
 	if w.Root != "" && !filepath.IsAbs(w.Root) {
 		w.argv[w.RootAt] = strings.TrimSuffix(w.argv[w.RootAt], w.Root) + absolute(w.Root)

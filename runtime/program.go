@@ -12,16 +12,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// handedOn names the variable that says which process has handed a container on to
-// runtime.unjudged. That runtime may call us in turn: NVIDIA's toolkit takes the engine's default
-// runtime, which we are, for the one below its own. A program keeps its pid and start time over
-// exec, so the value holds for this one process and for none that inherits the environment.
-const handedOn = "_GPULEDGER_HANDED_ON"
+// handedOverEnv is the variable that says which process has passed a container to runtime.unjudged.
+// That runtime may call the wrapper again: NVIDIA's toolkit uses the engine's default runtime,
+// which is the wrapper, as its low-level runtime. A program keeps its pid and start time over exec.
+// So the value is valid for this process and for none that inherits the environment.
+const handedOverEnv = "_GPULEDGER_HANDED_ON"
 
-// calledBack reports whether this process has been the wrapper before, and has decided about the
+// calledBack reports whether this process was the wrapper before and has decided about the
 // container.
 func calledBack() bool {
-	value := os.Getenv(handedOn)
+	value := os.Getenv(handedOverEnv)
 	return value != "" && value == self()
 }
 
@@ -33,33 +33,33 @@ func self() string {
 	return p.String()
 }
 
-// exec becomes a runtime.
+// exec replaces this program by a runtime. It returns only on an error.
 func (w *wrapper) exec(program string) error {
 	env := slices.DeleteFunc(os.Environ(),
-		func(entry string) bool { return strings.HasPrefix(entry, handedOn+"=") })
+		func(entry string) bool { return strings.HasPrefix(entry, handedOverEnv+"=") })
 	if program == w.unjudged {
-		env = append(env, handedOn+"="+self())
+		env = append(env, handedOverEnv+"="+self())
 	}
 	argv := append([]string{program}, w.argv[1:]...)
 	return fmt.Errorf("cannot run %s: %w", program, syscall.Exec(program, argv, env))
 }
 
-// keeper is the runtime that a subcommand other than a create goes to: the real one where it keeps
-// a container that the arguments name, else the one that runs what is not judged. NVIDIA's has no
-// state of its own, and may have runc below it where the real runtime is crun.
-func (w *wrapper) keeper() string {
+// runtimeOfContainer returns the runtime for a subcommand other than a create. It is the real one
+// if that keeps a container which the arguments name, otherwise the unjudged one. NVIDIA's runtime
+// keeps no state of its own, and may use runc where the real runtime is crun.
+func (w *wrapper) runtimeOfContainer() string {
 	if w.unjudged == "" {
 		return w.real
 	}
-	if w.kept() != "" {
+	if w.knownContainer() != "" {
 		return w.real
 	}
 	return w.unjudged
 }
 
-// kept is the first of the arguments that is the id of a container which the real runtime keeps, ""
-// without one.
-func (w *wrapper) kept() string {
+// knownContainer returns the first argument that is the id of a container whose state the real
+// runtime keeps, or "".
+func (w *wrapper) knownContainer() string {
 	state := "state.json"
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {
 		state = "status"
@@ -75,11 +75,11 @@ func (w *wrapper) kept() string {
 	return ""
 }
 
-// binDirs are searched after PATH: an engine's monitor may run us without one.
+// binDirs are searched after PATH: an engine's monitor may run the wrapper without PATH.
 var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// find gives the first of several runtimes that is there, and never this program under another
-// name.
+// find returns the path of the first of several runtimes that exists. It never returns this program
+// under another name.
 func find(names []string) (string, error) {
 	us, _ := os.Stat("/proc/self/exe")
 	for _, name := range names {
@@ -100,7 +100,7 @@ func places(name string) []string {
 	}
 	var paths []string
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), binDirs...) {
-		if filepath.IsAbs(dir) { // a relative one would be the engine's working directory: the bundle
+		if filepath.IsAbs(dir) { // a relative one would be below the engine's working directory: the bundle
 			paths = append(paths, filepath.Join(dir, name))
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// update looks at the resources that an update sets. Where something is taken out of them, the real
-// runtime reads the rest from its standard input, which then is a file in memory.
+// update checks the resources that an update sets. If something has to be removed from them, the
+// real runtime reads the rest from its standard input, which is then a file in memory.
 func (w *wrapper) update() error {
 	if err := w.Ambiguous(w.real); err != nil && w.node.Mode() == grant.Enforce {
 		return &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot tell what the update sets: " +
@@ -24,7 +24,7 @@ func (w *wrapper) update() error {
 		return nil
 	}
 	path := w.argv[w.Resources][len(w.ResourcesPrefix):]
-	if path == "" { // to runc it is not given then
+	if path == "" { // runc treats it as not given
 		return nil
 	}
 	resources, err := readResources(path)
@@ -33,7 +33,7 @@ func (w *wrapper) update() error {
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		oci.Tell("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " + because[mode])
+		oci.PrintLine("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " + notEnforced[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {
@@ -66,7 +66,7 @@ func readResources(path string) ([]byte, error) {
 	return resources, nil
 }
 
-// asStdin makes data what the next program reads from its standard input.
+// asStdin makes data the standard input of the next program.
 func asStdin(data []byte) error {
 	fd, err := unix.MemfdCreate("resources", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Command is what an engine wants of the runtime, as far as it concerns us. It is parsed as runc
-// and crun do: global options, the subcommand, its options and arguments in any order.
+// Command is an engine's call of a runtime, with the options that gpuledger needs. It is parsed as
+// runc and crun do: global options, the subcommand, then its options and arguments in any order.
 type Command struct {
-	Name       string // the subcommand; "" when there is none
+	Name       string // the subcommand; "": none
 	Root       string // --root
 	RootAt     int    // index in argv of the word that ends with its value; 0: not given
 	Log        string // --log
@@ -28,14 +28,15 @@ type Command struct {
 
 	ResourcesPrefix string // "" or "--resources="
 
-	Help bool // it has no arguments, or asks for help alone: runtimes print a page or an error then
-	// the first option that runtimes read differently: "-b/dir" and "-bundle", or a beginning as
+	Help bool // the call has no arguments or asks only for help: runtimes then print help or an error
+	// the first option that runtimes read differently: "-b/dir" and "-bundle", or a prefix such as
 	// "--bun"
 	Short string
 }
 
-// valued are the options that take a value, "--name value" or "--name=value", one dash or two.
-// Those of the globals are runc's and crun's; an unknown global option could be of either kind.
+// valued are the options that take a value, as "--name value" or "--name=value", with one dash or
+// two. The global ones are those of runc and crun; an unknown global option could be of either
+// kind.
 var (
 	globalValued = []string{"root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"}
 	globalFlags  = []string{"debug", "systemd-cgroup", "version", "v", "help", "h"}
@@ -70,12 +71,12 @@ func takesValue(command, option string) bool {
 // Creates are the subcommands that start a container.
 var Creates = []string{"create", "run", "restore"}
 
-// subcommands are those of runc and crun.
+// subcommands are the subcommands of runc and crun.
 var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init",
 	"kill", "list", "mounts", "pause", "ps",
 	"restore", "resume", "run", "spec", "start", "state", "update"}
 
-// Parse reads argv, its first element the program's name.
+// Parse parses argv. Its first element is the program's name.
 func Parse(argv []string) Command {
 	var c Command
 	i, known := c.globals(argv)
@@ -83,7 +84,7 @@ func Parse(argv []string) Command {
 		c.Name = argv[i]
 		c.arguments(argv, i+1)
 		rest := argv[i+1:]
-		// With an option that runtimes read differently this may be the id of a container.
+		// With an option that runtimes read differently, this may be a container's id.
 		c.Help = known && c.Short == "" && (len(rest) == 0 || len(rest) == 1 &&
 			slices.Contains([]string{"-h", "--help"}, rest[0]))
 	}
@@ -91,16 +92,16 @@ func Parse(argv []string) Command {
 }
 
 // globals reads the options before the subcommand and returns the subcommand's index. After an
-// unknown option a word may be its value or the subcommand: it is the value where the word behind
-// it starts a container, or where it is no subcommand that we know and another word is. So a new
-// option can lead to more checks and not to fewer. known: there is no such option.
+// unknown option a word may be its value or the subcommand. It is the value in two cases: the next
+// word starts a container, or it is no known subcommand and a later word is. So a new option can
+// lead to more checks, never to fewer. known is false if there is an unknown option.
 func (c *Command) globals(argv []string) (at int, known bool) {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
 		name, value, hasValue, isOption := option(argv[i])
 		c.noteShort(argv[i], name, slices.Contains(globalValued, name) || slices.Contains(globalFlags, name))
 		switch {
-		case argv[i] == "--": // the end of the options, not of the command
+		case argv[i] == "--": // the options end here, the command does not
 			return min(i+1, len(argv)), !unknown
 		case !isOption && (!unknown || slices.Contains(subcommands, argv[i])):
 			return i, !unknown
@@ -138,7 +139,7 @@ func (c *Command) global(name, value string, at int) {
 	}
 }
 
-// arguments reads what follows the subcommand.
+// arguments reads the words after the subcommand.
 func (c *Command) arguments(argv []string, from int) {
 	onlyWords := false
 	for i := from; i < len(argv); i++ {
@@ -174,36 +175,36 @@ func (c *Command) local(name, value string, index int, prefix string) {
 	}
 }
 
-// Handed is how many descriptors the real runtime hands to a container's process at most, by the
-// arguments and by $LISTEN_FDS: they are numbered from 0. It takes every word for the option that a
-// runtime may take for it.
-func Handed(argv []string, listenFDs string) int {
+// MaxDescriptors returns how many descriptors the real runtime passes to a container's process at
+// most, by its arguments and $LISTEN_FDS. They are numbered from 0. A word counts as an option if
+// any runtime may read it as that option.
+func MaxDescriptors(argv []string, listenFDs string) int {
 	handed := 3 // standard input, output and error
 	for _, text := range append(values(argv, "preserve-fds"), listenFDs) {
 		if n, err := strconv.Atoi(text); err == nil && n > 0 {
-			handed += min(n, maxHanded)
+			handed += min(n, maxDescriptors)
 		}
 	}
 	return handed
 }
 
-// maxHanded is more than any process can have.
-const maxHanded = 1 << 30
+// maxDescriptors is more than any process can have.
+const maxDescriptors = 1 << 30
 
-// RestoresRules reports whether CRIU is to write the device rules that its images have into the
-// container's cgroup (criu/cgroup.c, restore_devices_list): where it restores the properties of
-// cgroups that are there already.
+// RestoresRules reports whether CRIU will write the device rules of its images into the container's
+// cgroup (criu/cgroup.c, restore_devices_list). It does where it restores the properties of
+// existing cgroups.
 func RestoresRules(argv []string) bool {
 	return slices.ContainsFunc(values(argv, "manage-cgroups-mode"),
 		func(mode string) bool { return mode == "full" || mode == "strict" })
 }
 
-// values are those that an option has, wherever it stands, by any word that a runtime may take for
-// it: getopt takes any beginning of its name.
+// values returns all values of an option, anywhere in the call, by any word that a runtime may read
+// as that option: getopt accepts every prefix of its name.
 func values(argv []string, of string) (list []string) {
 	for i, word := range argv {
 		name, value, hasValue, isOption := option(word)
-		// "-p" is another option
+		// a shorter word, as "-p", is another option
 		if i == 0 || !isOption || name != of && (len(name) < 3 || !strings.HasPrefix(of, name)) {
 			continue
 		}
@@ -215,24 +216,24 @@ func values(argv []string, of string) (list []string) {
 	return list
 }
 
-// governing are the options that say what is judged.
-var governing = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager",
+// judgedOptions are the options that determine what is judged.
+var judgedOptions = []string{"root", "log", "log-format", "systemd-cgroup", "cgroup-manager",
 	"bundle", "config", "resources"}
 
-// noteShort remembers an option that runtimes read differently. crun's (getopt) are one letter
-// after one dash, with the value right behind it or further letters, and any unambiguous beginning
-// after two; runc's (Go's flag) are whole names after either.
+// noteShort records the first option that runtimes read differently. crun (getopt) reads one letter
+// after one dash, followed by its value or more letters, and any unambiguous prefix of a name after
+// two. runc (Go's flag) reads whole names after either.
 func (c *Command) noteShort(word, name string, known bool) {
 	attached := len(word) > 2 && word[0] == '-' && word[1] != '-'
 	begun := len(name) > 0 && strings.HasPrefix(word, "--") && !known &&
-		slices.ContainsFunc(governing, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
+		slices.ContainsFunc(judgedOptions, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
 	if c.Short == "" && (attached || begun) {
 		c.Short = word
 	}
 }
 
-// Ambiguous is why a runtime of this path may read the command otherwise than Parse does, or nil.
-// runc reads whole names, as Parse does, and refuses the rest itself.
+// Ambiguous returns why the runtime at this path may read the command otherwise than Parse does, or
+// nil. runc reads whole names, as Parse does, and refuses the rest itself.
 func (c Command) Ambiguous(program string) error {
 	if c.Short == "" || strings.HasPrefix(filepath.Base(program), "runc") {
 		return nil
@@ -240,7 +241,7 @@ func (c Command) Ambiguous(program string) error {
 	return fmt.Errorf("runtimes disagree on the option %s; write its name in full", grant.Printable(c.Short))
 }
 
-// option takes a word apart: "--name=value", "-name", "--name". "-" and "--" are none.
+// option splits a word: "--name=value", "-name", "--name". "-" and "--" are not options.
 func option(word string) (name, value string, hasValue, isOption bool) {
 	name = strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
 	if name == "" || name == word {
@@ -250,9 +251,9 @@ func option(word string) (name, value string, hasValue, isOption bool) {
 	return name, value, hasValue, true
 }
 
-// ConfigPath is the spec that the real runtime will read. Relative paths count from the directory
-// that the engine set, and so does another name than the usual one: crun resolves it before it
-// enters the bundle.
+// ConfigPath returns the path of the spec that the real runtime will read. A relative path starts
+// at the engine's working directory. That is also true of another file name: crun resolves it
+// before it enters the bundle.
 func (c Command) ConfigPath() string {
 	const usual = "config.json"
 	if c.Config != "" && c.Config != usual {

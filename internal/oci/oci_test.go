@@ -73,7 +73,7 @@ func TestConfigPath(t *testing.T) {
 		want    string
 	}{
 		{Command{Bundle: "/b"}, "/b/config.json"},
-		{Command{}, "config.json"}, // runtimes take the working directory
+		{Command{}, "config.json"}, // runtimes use the working directory
 		{Command{Bundle: "/b", Config: "config.json"}, "/b/config.json"},
 		{Command{Bundle: "/b", Config: "x.json"}, "x.json"}, // crun resolves it before it enters the bundle
 		{Command{Bundle: "/b", Config: "./config.json"}, "./config.json"},
@@ -85,8 +85,8 @@ func TestConfigPath(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever an engine sends, a word that starts a container in the subcommand's place is
-// not overlooked.
+// FuzzParse: for any call, Parse does not miss a word that starts a container in the subcommand's
+// place.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"--root /r create -b /b c", "--new state create c", "-- run c",
 		"--log= update -r - c", "-"} {
@@ -139,7 +139,7 @@ func TestAmbiguous(t *testing.T) {
 		{"create -b /b c1", "/usr/bin/crun", false},
 		{"create -b/b c1", "/usr/bin/crun", true},
 		{"create -b/b c1", "/opt/youki", true},
-		{"create -b/b c1", "/usr/sbin/runc", false}, // which refuses it
+		{"create -b/b c1", "/usr/sbin/runc", false}, // runc refuses it itself
 		{"-root /r create -bundle /b c1", "runc", false},
 		{"-root /r create -bundle /b c1", "crun", true},
 	} {
@@ -150,8 +150,8 @@ func TestAmbiguous(t *testing.T) {
 	}
 }
 
-// TestStateRoot: runc has its user's directory where it is not root of the node (its
-// shouldHonorXDGRuntimeDir), crun for everybody.
+// TestStateRoot: runc uses the user's directory if it is not root of the node (its
+// shouldHonorXDGRuntimeDir); crun does for every user.
 func TestStateRoot(t *testing.T) {
 	for _, c := range []struct {
 		name, argv, program string

@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// Here is how runc itself reads its arguments, by the same means: package flag, and what urfave/cli
-// v1 does to the words of a subcommand before (command.go: reorderArgs). What runc would start,
-// Parse must have read alike.
+// The functions below read arguments as runc does, by the same means: package flag, and the
+// reordering of a subcommand's words in urfave/cli v1 (command.go: reorderArgs). Parse must read
+// alike everything that runc would start.
 
-// runcCommand is a subcommand that starts a container, and its options.
+// runcCommands are the subcommands that start a container, and their options.
 var runcCommands = map[string]struct{ values, switches []string }{
 	"create": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}, []string{"no-pivot", "no-new-keyring"}},
 	"run": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"},
@@ -23,7 +23,7 @@ var runcCommands = map[string]struct{ values, switches []string }{
 			"no-pivot", "auto-dedup", "lazy-pages"}},
 }
 
-// flags makes a set; aliases of the bundle share a value.
+// flags returns a flag set; aliases of the bundle share a value.
 func flags(values, switches []string) (*flag.FlagSet, map[string]*string) {
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
@@ -42,7 +42,7 @@ func flags(values, switches []string) (*flag.FlagSet, map[string]*string) {
 	return set, read
 }
 
-// asRunc reads argv; ok says that runc would start something.
+// asRunc parses argv as runc does; ok says that runc would start something.
 func asRunc(words []string) (c Command, ok bool) {
 	globals, read := flags([]string{"root", "log", "log-format", "criu", "rootless"},
 		[]string{"debug", "systemd-cgroup", "version", "v", "help", "h"})
@@ -68,7 +68,7 @@ func on(set *flag.FlagSet, names ...string) bool {
 		func(name string) bool { return set.Lookup(name).Value.String() == "true" })
 }
 
-// reordered puts known options and the words behind them first, up to "--".
+// reordered moves known options and the words after them to the front, up to "--".
 func reordered(set *flag.FlagSet, words []string) []string {
 	known := func(word string) bool {
 		name := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
@@ -94,23 +94,23 @@ func reordered(set *flag.FlagSet, words []string) []string {
 	return append(first, rest...)
 }
 
-// vocabulary is what a byte of the fuzzer stands for.
+// vocabulary has the words for which the fuzzer's bytes stand.
 var vocabulary = []string{"create", "run", "restore", "state", "delete", "c", "create", "/b", "--bundle",
 	"--bundle=/b", "-b", "-b=/b", "--root", "--root=/r", "/r",
 	"--log", "l", "--log-format", "json", "--debug", "--systemd-cgroup", "--pid-file", "--pid-file=p", "--console-socket", "--no-pivot", "-d", "--detach", "--", "-",
 	"--debug=false", "--no-pivot=true", "--rootless", "--rootless=true", "-bundle", "-root", "--preserve-fds",
 	"3", "--image-path", "i", "--keep", "--tcp-established", "--help", "---b", "--=x", "--bundle="}
 
-// dangling reports whether the last word is an option that lacks its value. runc then takes the
-// first argument for it, which no engine can mean; Parse does not follow it there.
+// dangling reports whether the last word is an option without its value. runc then uses the first
+// argument as the value, which no engine can mean; Parse does not do that.
 func dangling(words []string) bool {
 	name, _, hasValue, isOption := option(words[len(words)-1])
 	return isOption && !hasValue &&
 		slices.ContainsFunc(Creates, func(command string) bool { return takesValue(command, name) })
 }
 
-// FuzzAsRunc: of every word list that runc would start a container by, Parse knows the subcommand,
-// the bundle, the root and the id.
+// FuzzAsRunc: if runc would start a container by a list of words, Parse finds the same subcommand,
+// bundle, root and id.
 func FuzzAsRunc(f *testing.F) {
 	for _, seed := range []string{"\x0c\x0e\x00\x08\x07\x05", "\x00\x05\x08\x07", "\x13\x01\x19\x09\x05",
 		"\x02\x25\x26\x09\x05", "\x0d\x00\x09\x1b\x05", "\x00\x18\x05", "\x1f\x00\x05"} {

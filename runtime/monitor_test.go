@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asWrapperEnv has the test's program be in an init function, as the wrapper is, and do there what
-// it names.
+// asWrapperEnv makes the test's program call the named function in an init function, as the wrapper
+// does.
 const asWrapperEnv = "GPULEDGER_TEST_AS_WRAPPER"
 
 func init() {
-	act := map[string]func() error{"rests": restsAndExecs, "stays": stays,
-		"another": another}[os.Getenv(asWrapperEnv)]
+	act := map[string]func() error{"rests": delaysAndExecs, "stays": stays,
+		"another": onAnotherThread}[os.Getenv(asWrapperEnv)]
 	if act == nil {
 		return
 	}
@@ -37,7 +37,7 @@ func asWrapper(what string) (string, error) {
 	return string(out), err
 }
 
-// slackOf is a thread's, in nanoseconds.
+// slackOf returns a thread's timer slack in nanoseconds.
 func slackOf(thread string) string {
 	text, err := os.ReadFile("/proc/" + thread + "/timerslack_ns")
 	if err != nil {
@@ -48,8 +48,8 @@ func slackOf(thread string) string {
 
 const enginesSlack = 70_000
 
-// TestTheRealRuntimesTimersAreTheEngines: only Go's monitor wakes up late, and what is run by exec
-// has the timers that the engine has set.
+// TestTheRealRuntimesTimersAreTheEngines: only Go's monitor wakes late. A program started by exec
+// has the timer slack that the engine set.
 func TestTheRealRuntimesTimersAreTheEngines(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it takes CAP_SYS_NICE: that the monitor rests, and nobody else, is not shown")
@@ -59,16 +59,16 @@ func TestTheRealRuntimesTimersAreTheEngines(t *testing.T) {
 	}
 }
 
-func restsAndExecs() error {
+func delaysAndExecs() error {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, enginesSlack, 0, 0, 0); err != nil {
 		return err
 	}
-	monitor := monitorsThread()
-	if before := slackOf(monitor); before == restful || monitor == strconv.Itoa(unix.Gettid()) {
+	monitor := monitorThread()
+	if before := slackOf(monitor); before == monitorSlack || monitor == strconv.Itoa(unix.Gettid()) {
 		return fmt.Errorf("thread %s of %d has %s ns before", monitor, os.Getpid(), before)
 	}
-	calm()
-	if after := slackOf(monitor); after != restful {
+	delayMonitor()
+	if after := slackOf(monitor); after != monitorSlack {
 		return fmt.Errorf("the monitor's thread has %s ns", after)
 	}
 	return unix.Exec("/bin/cat", []string{"cat", "/proc/self/timerslack_ns"}, os.Environ())
@@ -79,14 +79,14 @@ func TestOurOwnTimersStay(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	own := strconv.Itoa(unix.Gettid())
 	before := slackOf(own)
-	rest(own)
-	if after := slackOf(own); after != before || after == restful {
+	setSlack(own)
+	if after := slackOf(own); after != before || after == monitorSlack {
 		t.Errorf("%s ns, and %s before", after, before)
 	}
 }
 
-// TestAnInitFunctionStaysOnTheFirstThread: another one may have the monitor's timers, and the
-// wrapper is an init function for that.
+// TestAnInitFunctionStaysOnTheFirstThread: another thread may have the monitor's timer slack; so
+// the wrapper is an init function.
 func TestAnInitFunctionStaysOnTheFirstThread(t *testing.T) {
 	if out, err := asWrapper("stays"); err != nil {
 		t.Errorf("%s (%v)", out, err)
@@ -105,7 +105,7 @@ func stays() error {
 	return nil
 }
 
-// isMoved reports whether a goroutine goes on in another thread after one of many waits.
+// isMoved reports whether a goroutine changes its thread during many waits.
 func isMoved() bool {
 	thread, ping := unix.Gettid(), make(chan bool)
 	for range 2000 {
@@ -119,7 +119,7 @@ func isMoved() bool {
 	return false
 }
 
-func TestOnAnotherThreadNobodyRests(t *testing.T) {
+func TestOnAnotherThreadNothingChanges(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it takes CAP_SYS_NICE: that another thread lets the monitor be is not shown")
 	}
@@ -128,18 +128,19 @@ func TestOnAnotherThreadNobodyRests(t *testing.T) {
 	}
 }
 
-// another calls calm on a thread that is not the first one: the init function has that.
-func another() error {
+// onAnotherThread calls delayMonitor on a thread other than the first; the init function has the
+// first.
+func onAnotherThread() error {
 	answer := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		monitor := monitorsThread()
+		monitor := monitorThread()
 		before := slackOf(monitor)
-		calm()
+		delayMonitor()
 		switch after := slackOf(monitor); {
 		case unix.Gettid() == os.Getpid():
 			answer <- errors.New("it is the first thread")
-		case before != after || after == restful:
+		case before != after || after == monitorSlack:
 			answer <- fmt.Errorf("the monitor's thread has %s ns, and had %s", after, before)
 		default:
 			answer <- nil

@@ -15,13 +15,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Complain tells why no container starts, in the two places where engines look: containerd and
-// Docker show the last error in the --log file, CRI-O and Podman show stderr.
-func (c Command) Complain(err error) {
+// ReportError reports why no container starts, in the two places where engines read. containerd and
+// Docker show the last error in the --log file; CRI-O and Podman show standard error.
+func (c Command) ReportError(err error) {
 	message, hint := "gpuledger: "+Clean(err.Error()), Clean(Hint(err))
-	Tell(message)
+	PrintLine(message)
 	if hint != "" {
-		Tell("hint: " + hint)
+		PrintLine("hint: " + hint)
 		message += "; hint: " + hint
 	}
 	if c.Log == "" {
@@ -35,12 +35,12 @@ func (c Command) Complain(err error) {
 	_ = f.Close()
 }
 
-// Tell says a line to whoever reads our standard error. Where nobody does any more, package os
-// would end the process by SIGPIPE, and with it a container that may start.
-func Tell(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
+// PrintLine writes a line to standard error. If no process reads it any more, a write through
+// package os would end this process by SIGPIPE, and with it a container that may start.
+func PrintLine(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
 
-// logLine writes one entry at level error as runc would. containerd decodes the file as JSON
-// objects whose time is RFC 3339, and shows nothing at all if one line is odd.
+// logLine returns an entry at level error in runc's format. containerd decodes the file as JSON
+// objects whose time is RFC 3339, and shows nothing if one line is malformed.
 func logLine(format, message string, now time.Time) string {
 	stamp := now.Format(time.RFC3339)
 	if format != "json" {
@@ -57,7 +57,7 @@ func logLine(format, message string, now time.Time) string {
 	return string(line) + "\n"
 }
 
-// Hint is what a refusal tells its reader to do.
+// Hint returns the hint of a refusal, or "".
 func Hint(err error) string {
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) {
@@ -66,7 +66,8 @@ func Hint(err error) string {
 	return ""
 }
 
-// Clean keeps a tenant's text from writing lines or terminal codes of its own.
+// Clean replaces every character that is not printable, so that a tenant's text cannot write lines
+// or terminal codes.
 func Clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
