@@ -14,11 +14,11 @@ const (
 	maxMinor = 247  // of /dev/nvidiaN: 248 to 255 are control nodes (nv-chardev-numbers.h)
 	maxMajor = 4095 // 12 bits in a dev_t (linux/kdev_t.h)
 
-	maxDeviceMinor = 1<<20 - 1 // the other 20
+	maxDeviceMinor = 1<<20 - 1 // the other 20 bits
 )
 
-// Check tells whether an inventory holds together: every decision relies on what it demands. UUIDs
-// become names of files and values of NVIDIA_VISIBLE_DEVICES, numbers become device rules.
+// Check returns why an inventory is invalid, or nil. Every decision relies on what it checks. UUIDs
+// become file names and values of NVIDIA_VISIBLE_DEVICES; numbers become device rules.
 func Check(inv grant.Inventory) error {
 	switch {
 	case inv.Version < 1:
@@ -47,7 +47,8 @@ func Check(inv grant.Inventory) error {
 	return nil
 }
 
-// checkFile holds a driver file to what a mount is made of: paths that lead nowhere else.
+// checkFile checks that a driver file can become a mount: its paths are absolute and clean, its
+// names stay below a directory.
 func checkFile(f grant.DriverFile) error {
 	switch {
 	case !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path:
@@ -66,7 +67,7 @@ func checkFile(f grant.DriverFile) error {
 	return nil
 }
 
-// seen is what no second GPU may have.
+// seen records the values that no second GPU may have.
 type seen struct {
 	uuids   map[string]bool
 	indexes map[int]bool
@@ -94,7 +95,7 @@ func (s seen) gpu(g grant.GPU) error {
 		return fmt.Errorf("PCI address %q is no name of a directory", g.PCI)
 	case g.Health == "":
 		return errors.New("it has no health")
-	case g.Memory == 0 && g.Health == grant.Healthy: // of a broken one it often can't be told
+	case g.Memory == 0 && g.Health == grant.Healthy: // the memory of an unhealthy GPU is often unknown
 		return errors.New("it has no memory")
 	}
 	s.indexes[g.Index], s.minors[g.Minor] = true, true
@@ -144,8 +145,8 @@ func (s seen) uuid(uuid string) error {
 	return nil
 }
 
-// isName accepts what is safe as the name of a file and in a comma-separated list. It begins with a
-// letter, so no UUID reads as an index and no name is hidden.
+// isName accepts text that is safe as a file name and in a comma-separated list. It begins with a
+// letter, so a UUID cannot be taken for an index and a file is not hidden.
 func isName(text string) bool {
 	for i, c := range []byte(text) {
 		switch {

@@ -14,11 +14,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// examine looks at the GPUs as the kernel has them now, and gives those that it has lost a health
-// that says so. A kernel that tells nothing about GPUs at all proves nothing.
+// examine sets the health of GPUs that the kernel no longer has. If the kernel has no information
+// about GPUs at all, it changes nothing.
 func examine(gpus []grant.GPU, h host.Host) {
 	devices, drivers := filepath.Join(h.Sys, "bus/pci/devices"), filepath.Join(h.Proc, "driver/nvidia/gpus")
-	bus, procfs := there(devices), there(drivers)
+	bus, procfs := exists(devices), exists(drivers)
 	for i := range gpus {
 		g := &gpus[i]
 		if g.PCI == "" || g.Health != grant.Healthy {
@@ -29,23 +29,23 @@ func examine(gpus []grant.GPU, h host.Host) {
 		}
 		switch {
 		case g.Health != grant.Healthy:
-		case procfs && !there(filepath.Join(drivers, g.PCI)):
+		case procfs && !exists(filepath.Join(drivers, g.PCI)):
 			g.Health = "the driver has let go of it"
 		}
 	}
 }
 
-func there(path string) bool { return unix.Access(path, unix.F_OK) == nil }
+func exists(path string) bool { return unix.Access(path, unix.F_OK) == nil }
 
-// onBus is the health of a PCI device as its bus tells it. Of one that fell off the bus every bit
-// of the configuration space reads as one, its vendor too (Linux, PCI_POSSIBLE_ERROR).
+// onBus returns the health of a PCI device by its configuration space. A device that has fallen off
+// the bus reads as all ones, its vendor id too (Linux, PCI_POSSIBLE_ERROR).
 func onBus(device string) string {
 	fd, err := unix.Open(filepath.Join(device, "config"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		if !there(device) {
+		if !exists(device) {
 			return "it is no longer on the PCI bus"
 		}
-		return grant.Healthy // it cannot be told
+		return grant.Healthy // unknown
 	}
 	defer unix.Close(fd)
 	var id [4]byte
@@ -55,11 +55,11 @@ func onBus(device string) string {
 	return grant.Healthy
 }
 
-// otherPartitions finds a card whose MIG devices are not those of the inventory. The numbers of
-// instances are handed out anew, so what has the old number can be another's.
+// otherPartitions says which card has other MIG devices than the inventory, or "". Instance numbers
+// are reused, so an old number can belong to a new instance.
 func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	capabilities := filepath.Join(h.Proc, "driver/nvidia/capabilities")
-	if !there(capabilities) { // an old driver, or none
+	if !exists(capabilities) { // an old driver, or no driver
 		return ""
 	}
 	for _, g := range gpus {
@@ -82,9 +82,9 @@ func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	return ""
 }
 
-// OtherCaps tells whether the driver has other minors for a MIG device than the inventory, or "".
-// They are read for each create that uses one: what has an instance's number after MIG devices were
-// made anew can be another's.
+// OtherCaps says how the driver's minors of a MIG device differ from the inventory's, or "". It is
+// called for each create that uses one: after MIG devices were recreated, the same instance number
+// can belong to another.
 func OtherCaps(d grant.Device, h host.Host) string {
 	now, err := h.MIGMinors(d.GPU.Minor, d.MIG.GI, d.MIG.CI)
 	switch {
@@ -99,8 +99,8 @@ func OtherCaps(d grant.Device, h host.Host) string {
 	return ""
 }
 
-// partitions are the compute instances of a card, as directories giN/ciN. A GPU instance without
-// one is no device.
+// partitions returns the compute instances of a card, which are directories giN/ciN. A GPU instance
+// without one is not a device.
 func partitions(dir string) (map[[2]int]bool, error) {
 	found := map[[2]int]bool{}
 	instances, err := numbered(dir, "gi")
@@ -116,7 +116,7 @@ func partitions(dir string) (map[[2]int]bool, error) {
 	return found, err
 }
 
-// numbered lists the numbers N of the entries prefixN.
+// numbered returns the numbers N of the entries named prefixN.
 func numbered(dir, prefix string) (numbers []int, err error) {
 	names, err := host.Names(dir)
 	for _, name := range names {

@@ -13,20 +13,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// HintRefresh is what to do about an inventory that does not hold.
+// HintRefresh is the hint for an inventory that is missing or stale.
 const HintRefresh = "run `gpuledger inventory refresh`"
 
-// Load reads the snapshot at path and judges whether it describes this node as it is now, for a
-// configuration that takes its inventory from source. The problem is nil when it does. With
-// inventory-missing there is no inventory; with inventory-stale it is returned as it was found, for
-// who only wants to show it or to know devices by it.
+// Load reads the snapshot at path and checks that it describes this node now, for a configuration
+// whose inventory comes from source. The problem is nil if it does. With inventory-missing the
+// inventory is empty. With inventory-stale it is returned as found, for callers that only print it
+// or identify devices.
 func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	inv, err := Read(path)
 	return judge(inv, err, path, h, source)
 }
 
-// Kept is a snapshot that was read, for who asks for it again and again: with the driver's files it
-// is 100 KiB. It may be used by many goroutines.
+// Kept caches a snapshot for repeated loads: with the driver's files it has 100 KiB. Goroutines may
+// share it.
 type Kept struct {
 	mu    sync.Mutex
 	path  string
@@ -35,8 +35,8 @@ type Kept struct {
 	inv   grant.Inventory
 }
 
-// Load is as the function. The file is read when it has changed. What it gives has its GPUs to
-// itself, and shares the rest.
+// Load does what the function Load does. It reads the file only if that has changed. The caller
+// owns the returned list of GPUs; the rest is shared.
 func (k *Kept) Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -50,7 +50,7 @@ func (k *Kept) Load(path string, h host.Host, source grant.SourceKind) (grant.In
 		k.path, k.stamp, k.read, k.inv = path, is, now, inv
 	}
 	inv := k.inv
-	inv.GPUs = slices.Clone(k.inv.GPUs) // their health is seen to
+	inv.GPUs = slices.Clone(k.inv.GPUs) // examine changes their health
 	return judge(inv, nil, path, h, source)
 }
 
@@ -76,8 +76,8 @@ func problem(code grant.Code, message string) *grant.Problem {
 	return &grant.Problem{Code: code, Message: message, Hint: HintRefresh}
 }
 
-// stale says why the inventory can't be trusted now, or "". A reboot can renumber everything, and
-// so can the driver's modules when they are loaded again.
+// stale says why the inventory does not describe the node now, or "". A reboot can change every
+// number, and so can a reload of the driver's modules.
 func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	if inv.Source != string(source) {
 		return fmt.Sprintf("the inventory was taken from source %q and the configuration says %q", inv.Source,
@@ -101,8 +101,8 @@ func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	return otherPartitions(inv.GPUs, h)
 }
 
-// otherDriver compares versions only where the kernel tells one. A driver that is gone altogether
-// shows in its majors.
+// otherDriver says whether another driver version is loaded. It compares only if the kernel reports
+// a version. If the driver is gone, otherMajors finds that.
 func otherDriver(inv grant.Inventory, h host.Host) string {
 	version, err := h.DriverVersion()
 	switch {
@@ -115,13 +115,14 @@ func otherDriver(inv grant.Inventory, h host.Host) string {
 	return ""
 }
 
-// essential majors belong to every injection: one that came after the inventory was taken would be
-// missing in it. The others (nvidia-fs, nvidia-nvswitch, ...) may come late without harm to anyone.
+// essential majors are part of every injection. One that was registered after the inventory was
+// taken would be missing there. The others (nvidia-fs, nvidia-nvswitch, ...) may be registered
+// later without harm.
 var essential = []string{"nvidia", "nvidia-uvm", "nvidia-caps"}
 
-// otherMajors finds a major that changed since the inventory was taken. All but 195 are given out
-// when a module is loaded, so after `rmmod nvidia_uvm` and the next use the number can be another:
-// nvidia-smi then works and CUDA does not.
+// otherMajors says which major has changed since the inventory was taken. All but 195 are assigned
+// when a module is loaded. After `rmmod nvidia_uvm` and the next use the number can differ: then
+// nvidia-smi works and CUDA does not.
 func otherMajors(inv grant.Inventory, h host.Host) string {
 	now, err := h.NVIDIAMajors()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// machine is a node with the boot, driver and majors of node().
+// machine returns a host with the boot, driver and majors of node().
 func machine(t testing.TB) host.Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,7 +125,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestPartitionsMadeAnew: as many as before are not the same.
+// TestPartitionsMadeAnew: the same number of partitions can be other partitions.
 func TestPartitionsMadeAnew(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
@@ -161,7 +161,7 @@ func TestPartitionsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesOfAMIGDevice: an instance that was made anew can have another's number.
+// TestCapabilitiesOfAMIGDevice: a recreated instance can have the number of another.
 func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	h := machine(t)
 	d := grant.Device{GPU: grant.GPU{Index: 1, Minor: 0},
@@ -183,7 +183,8 @@ func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	}
 }
 
-// TestGPUsThatTheKernelLost are unhealthy, each alone.
+// TestGPUsThatTheKernelLost: a GPU that the kernel no longer has is unhealthy, and the others are
+// not.
 func TestGPUsThatTheKernelLost(t *testing.T) {
 	const pci = "0000:3b:00.0"
 	for _, tt := range []struct {
@@ -237,7 +238,7 @@ func judge(t *testing.T, problem *grant.Problem, code grant.Code, want string) {
 	}
 }
 
-// BenchmarkLoad is what every create of a container that reaches a GPU pays.
+// BenchmarkLoad measures a step of every create of a container that reaches a GPU.
 func BenchmarkLoad(b *testing.B) {
 	h, path, inv := machine(b), gpu.Path(b.TempDir()), node()
 	for i := 2; i < 8; i++ {

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// readInventory reads a snapshot. TestReadIsTheLibrarys holds it to the fields' tags.
+// readInventory reads a snapshot. TestReadIsTheLibrarys compares it with the fields' tags.
 func readInventory(d *jsontext.Decoder, inv *grant.Inventory) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
@@ -42,7 +42,7 @@ func readDriver(d *jsontext.Decoder, v *grant.Driver) error {
 		case "memory_limits":
 			return tokens.String(d, &v.MemoryLimits)
 		case "files":
-			// what is left is files for the most part
+			// the rest of the document is mostly files
 			v.Files = make([]grant.DriverFile, 0, 16+len(d.UnreadBuffer())/256)
 			return tokens.List(d, &v.Files, readFile)
 		}
@@ -122,7 +122,7 @@ func readMIG(d *jsontext.Decoder, m *grant.MIGDevice) error {
 	})
 }
 
-// readCaps reads as many numbers as there are; another length is of the wrong type.
+// readCaps reads two numbers; a list of another length is an error.
 func readCaps(d *jsontext.Decoder, caps *[2]int) error {
 	var list []int
 	if err := tokens.List(d, &list, tokens.Int[int]); err != nil || list == nil {

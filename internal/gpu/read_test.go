@@ -12,10 +12,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestReadIsTheLibrarys: every field with a tag is read, and as the library reads it.
+// TestReadIsTheLibrarys: every field with a tag is read, with the same result as by the library.
 func TestReadIsTheLibrarys(t *testing.T) {
 	full := tokenstest.Filled[grant.Inventory](func(field any) bool {
-		_, isShim := field.(*grant.Shim) // which is not in the file
+		_, isShim := field.(*grant.Shim) // Shim is not in the file
 		return isShim
 	})
 	for _, inv := range []grant.Inventory{full, {}} {

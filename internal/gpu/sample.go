@@ -7,9 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// ReadSample reads a sample as WriteSample and the JSON library write it. A thousand processes are
-// asked for each second, and reflection takes several times as long for them.
-// TestSampleIsTheLibrarys holds both to the fields' tags.
+// ReadSample reads a sample as WriteSample and the JSON library write it. A sample each second can
+// have a thousand processes, and reflection takes several times as long. TestSampleIsTheLibrarys
+// compares both functions with the fields' tags.
 func ReadSample(line []byte) (s grant.Sample, err error) {
 	err = tokens.Whole(line, func(d *jsontext.Decoder) error {
 		return tokens.Object(d, func(name []byte) error {
@@ -21,7 +21,7 @@ func ReadSample(line []byte) (s grant.Sample, err error) {
 			}
 			return d.SkipValue()
 		})
-		// to look for them costs as much as the rest; who writes it is a program of ours
+		// looking for duplicates takes as long as the rest, and gpuledger itself wrote the line
 	}, jsontext.AllowDuplicateNames(true))
 	return s, err
 }
@@ -72,7 +72,7 @@ func readProcessUse(d *jsontext.Decoder, p *grant.ProcessUse) error {
 	})
 }
 
-// WriteSample gives a sample as one line of JSON.
+// WriteSample returns a sample as one line of JSON.
 func WriteSample(s grant.Sample) ([]byte, error) {
 	w := tokens.NewWriter()
 	w.Object(func() {

@@ -1,7 +1,7 @@
-// Package gpu keeps the snapshot file: what the node has, written ahead of time by `gpuledger
-// inventory refresh`, so that no create waits for NVML. Packages nvml and simulated below it take
-// the snapshot; this one only stores and judges it, because it is linked into the programs that
-// every container's create runs.
+// Package gpu reads, writes and checks the snapshot file: the node's inventory, written ahead of
+// time by `gpuledger inventory refresh`, so that no create waits for NVML. Packages nvml and
+// simulated below it take the snapshot. This package is linked into the programs that run at every
+// container's create, so it only stores and checks it.
 package gpu
 
 import (
@@ -22,15 +22,16 @@ import (
 // Version is the snapshot format that this program writes, and the newest that it reads.
 const Version = 1
 
-// maxSize bounds what is read: a node of 64 GPUs in 7 partitions each stays below 100 KiB.
+// maxSize is the largest file that is read, in bytes: a node of 64 GPUs with 7 partitions each has
+// less than 100 KiB.
 const maxSize = 4 << 20
 
-// Path is where the snapshot lies.
+// Path is the path of the snapshot.
 func Path(stateDir string) string { return filepath.Join(stateDir, "inventory.json") }
 
-// Write replaces the snapshot at path, its GPUs sorted by index, durably and so that a reader sees
-// the old one or the new. It makes the directory where there is none, and refuses to write what
-// Read would not take; then the old one stands.
+// Write replaces the snapshot at path durably, with its GPUs sorted by index. A reader sees the old
+// file or the new one. Write makes the directory if it is missing. It refuses to write what Read
+// would refuse; then the old file stays.
 func Write(path string, inv grant.Inventory) error {
 	inv.Version = Version
 	inv.GPUs = slices.SortedFunc(slices.Values(inv.GPUs),
@@ -38,8 +39,7 @@ func Write(path string, inv grant.Inventory) error {
 	if err := Check(inv); err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
-	// Without the option a nil list would still be [], but a map would come in another order each
-	// time.
+	// Without Deterministic a map would be written in another order each time.
 	data, err := json.Marshal(inv, json.Deterministic(true), jsontext.WithIndent("  "))
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
@@ -50,9 +50,9 @@ func Write(path string, inv grant.Inventory) error {
 	return host.ReplaceFile(path, append(data, '\n'), 0o600, host.Durable)
 }
 
-// Read reads the snapshot at path and checks it. Fields that it does not know are left alone; a
-// newer version is an error, for a field that it does not know could then change what the others
-// mean. errors.Is(err, fs.ErrNotExist) tells that there is none.
+// Read reads the snapshot at path and checks it. It ignores unknown fields. A newer version is an
+// error, because an unknown field could change the meaning of the others. The error is
+// fs.ErrNotExist if there is no file.
 func Read(path string) (grant.Inventory, error) {
 	data, err := host.ReadFile(path, maxSize)
 	if err != nil {
@@ -65,8 +65,8 @@ func Read(path string) (grant.Inventory, error) {
 	return inv, nil
 }
 
-// decode reads a snapshot. The decoder itself refuses duplicate keys and invalid UTF-8, and tells
-// keys apart by case.
+// decode parses a snapshot. The decoder refuses duplicate keys and invalid UTF-8, and keys are
+// case-sensitive.
 func decode(data []byte) (grant.Inventory, error) {
 	var inv grant.Inventory
 	err := tokens.Whole(data, func(d *jsontext.Decoder) error { return readInventory(d, &inv) })
@@ -83,8 +83,8 @@ func decode(data []byte) (grant.Inventory, error) {
 	return inv, nil
 }
 
-// versionOf finds the version even where a newer format gave other fields other types and the
-// decoder gave up on them.
+// versionOf returns the version, even if a newer format has other types in other fields and the
+// decoder failed.
 func versionOf(inv grant.Inventory, data []byte, err error) int {
 	if err == nil {
 		return inv.Version

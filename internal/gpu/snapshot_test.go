@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// node is an inventory of two GPUs, out of order, one of them partitioned.
+// node returns an inventory of two GPUs, unsorted, one of them partitioned.
 func node() grant.Inventory {
 	return grant.Inventory{
 		Version: 1,
@@ -63,7 +63,7 @@ func TestWriteThenRead(t *testing.T) {
 	}
 }
 
-// TestFormat holds the file to what others were promised to find in it.
+// TestFormat compares the file with its documented format.
 func TestFormat(t *testing.T) {
 	path := gpu.Path(t.TempDir())
 	if err := gpu.Write(path, node()); err != nil {
@@ -120,14 +120,14 @@ func TestABadInventoryLeavesTheOldOne(t *testing.T) {
 	}
 }
 
-// good is a snapshot that every row of readings spoils in one place.
+// good is a valid snapshot; every row of readings makes one place of it invalid.
 const good = `{"version":1,"taken":"2026-11-20T08:00:00Z","boot_id":"b","source":"nvml",` +
 	`"driver":{"version":"","cuda":"","root":"/"},"majors":{"nvidia":195},"gpus":[` +
 	`{"uuid":"GPU-a","index":0,"minor":0,"name":"A","memory":4096,"pci":"","numa":0,"render":["/dev/dri/card0"],` +
 	`"mig":[{"uuid":"MIG-a","profile":"p","memory":1,"gi":1,"ci":0}],"health":"ok"},` +
 	`{"uuid":"GPU-b","index":1,"minor":1,"name":"B","memory":4096,"pci":"","numa":0,"render":[],"mig":[],"health":"ok"}]}`
 
-// with is the good snapshot with one text of it replaced.
+// with returns the good snapshot with one text replaced.
 func with(t testing.TB, old, new string) string {
 	t.Helper()
 	if !strings.Contains(good, old) {
@@ -140,7 +140,7 @@ var readings = []struct {
 	name string
 	old  string
 	new  string
-	want string // in the error; "" is none
+	want string // part of the error; "": none
 }{
 	{"as it should be", "", "", ""},
 	{"an unknown field", `"version"`, `"sockets":2,"version"`, ""},
@@ -224,8 +224,7 @@ func TestReadNothing(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever lies there, reading it does not panic, and what is taken can be written and
-// read again.
+// FuzzRead: no file makes Read panic, and what Read accepts can be written and read again.
 func FuzzRead(f *testing.F) {
 	for _, tt := range readings {
 		f.Add([]byte(with(f, tt.old, tt.new)))
@@ -250,8 +249,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// TestKept: a snapshot that is kept is the file's, whenever that changes, and nobody's changes of
-// what he was given reach another.
+// TestKept: a cached snapshot follows every change of the file. A caller's changes of a returned
+// value do not reach other callers.
 func TestKept(t *testing.T) {
 	path := gpu.Path(filepath.Join(t.TempDir(), "state"))
 	h := host.Default()
@@ -266,7 +265,7 @@ func TestKept(t *testing.T) {
 		problem.Code != grant.InventoryMissing {
 		t.Errorf("without a file: %+v", problem)
 	}
-	for i := range 20 { // more of them within one tick than can be told apart
+	for i := range 20 { // several writes within one tick have the same time stamp
 		inv.GPUs[0].Memory = grant.Bytes(i+1) * grant.GiB
 		if err := gpu.Write(path, inv); err != nil {
 			t.Fatal(err)
