@@ -10,7 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// sharedDirs are where engines, the kubelet or the system put things of others, by real paths.
+// sharedDirs are directories in which engines, the kubelet or the system keep files of other
+// programs, as real paths.
 var sharedDirs = []string{
 	"/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/root", "/run", "/sbin",
 	"/srv", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local",
@@ -20,14 +21,14 @@ var sharedDirs = []string{
 	"/var/lib/kubelet/pods", "/etc/gpuledger", "/etc/cdi", "/run/cdi",
 }
 
-// kernelDirs are where no file of ours can be.
+// kernelDirs are directories that cannot have files of gpuledger's.
 var kernelDirs = []string{"/proc", "/sys", "/dev"}
 
-// ledgerNames are what the ledger keeps in its directories.
+// ledgerNames are the names that the ledger uses in its directories.
 var ledgerNames = []string{"grants", "owners", "gpus", "bindings", "inventory.json", "lock"}
 
-// validPlaces checks where the ledger lies and where the audit log is written. A create reads the
-// configuration, so it walks no paths but these three.
+// validPlaces checks the paths of the ledger's directories and of the audit log. A create reads the
+// configuration, so it resolves no paths but these three.
 func validPlaces(p grant.Policy) error {
 	state, err := ownDirectory("state_dir", p.StateDir)
 	if err != nil {
@@ -43,13 +44,13 @@ func validPlaces(p grant.Policy) error {
 	return validAudit(p, state, run)
 }
 
-// ownDirectory gives the real path of a directory that must be ours alone: what lies in it may be
+// ownDirectory returns the real path of a directory that only gpuledger may use: its content may be
 // mounted into no container.
 func ownDirectory(key, dir string) (string, error) {
 	if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
 		return "", fmt.Errorf("%s: want an absolute path of a directory of our own, not %q", key, dir)
 	}
-	path := real(dir)
+	path := realPath(dir)
 	for _, dirs := range [][]string{sharedDirs, kernelDirs} {
 		if i := slices.IndexFunc(dirs, func(shared string) bool { return within(shared, path) }); i >= 0 {
 			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use",
@@ -64,7 +65,7 @@ func ownDirectory(key, dir string) (string, error) {
 	return path, nil
 }
 
-// validAudit checks that the audit log is no file that something else reads or replaces.
+// validAudit checks that no other program reads or replaces the audit log's file.
 func validAudit(p grant.Policy, dirs ...string) error {
 	file := p.Audit.File
 	if file == "" {
@@ -73,7 +74,7 @@ func validAudit(p grant.Policy, dirs ...string) error {
 	if !filepath.IsAbs(file) || strings.HasSuffix(file, "/") {
 		return fmt.Errorf("audit.file: want an absolute path of a file, or \"\", not %q", file)
 	}
-	path := filepath.Join(real(filepath.Dir(file)), filepath.Base(file))
+	path := filepath.Join(realPath(filepath.Dir(file)), filepath.Base(file))
 	for _, dir := range dirs {
 		if within(dir, path) {
 			return fmt.Errorf("audit.file: %q is or holds a directory of the ledger", file)
@@ -95,8 +96,8 @@ func validAudit(p grant.Policy, dirs ...string) error {
 	return nil
 }
 
-// real is a path's real one, as far as it is there.
-func real(path string) string {
+// realPath resolves the links of a path, as far as it exists.
+func realPath(path string) string {
 	path = filepath.Clean(path)
 	for rest := ""; ; {
 		if r, err := host.RealPath(path); err == nil {
@@ -109,9 +110,9 @@ func real(path string) string {
 	}
 }
 
-// within reports whether a path is a directory or below it.
+// within reports whether a path is dir or below it.
 func within(path, dir string) bool {
-	// and no concatenation: a create holds two directories against some fifty
+	// without a concatenation: a create compares two directories with some fifty
 	dir = strings.TrimSuffix(dir, "/")
 	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// DefaultPath is where the configuration is read when nobody names another.
+// DefaultPath is the configuration file if none is named.
 const DefaultPath = "/etc/gpuledger/config.toml"
 
-// PathEnv names the variable that names another. It is the only way for the two hot binaries, whose
-// arguments belong to the engine.
+// PathEnv is the environment variable with the path of another configuration file. The two hot
+// binaries have no other way, because the engine chooses their arguments.
 const PathEnv = "GPULEDGER_CONFIG"
 
-// maxSize bounds the file. A real one has a few kilobytes.
+// maxSize is the largest configuration file that is read, in bytes. A real one has a few kilobytes.
 const maxSize = 1 << 20
 
 // Default is the policy of a node without a configuration file.
@@ -59,7 +59,7 @@ func Default() grant.Policy {
 	}
 }
 
-// Path is the file to read: the one named by flag, else by the environment, else DefaultPath.
+// Path returns the file to read: flag, else that of the environment, else DefaultPath.
 func Path(flag string) string {
 	if flag != "" {
 		return flag
@@ -70,9 +70,9 @@ func Path(flag string) string {
 	return DefaultPath
 }
 
-// Load reads the file. Only at DefaultPath may it be missing; the default policy is in force then.
-// An error is one line with file, line and key, and comes with the default policy, but for the real
-// runtime where that can still be read.
+// Load reads the configuration file. Only DefaultPath may be missing; the default policy is then in
+// force. An error is one line with file, line and key. It comes with the default policy, but with
+// the file's runtime if that can be read.
 func Load(path string) (grant.Policy, error) {
 	text, err := host.ReadFile(path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
@@ -89,11 +89,10 @@ func Load(path string) (grant.Policy, error) {
 	return p, nil
 }
 
-// Parse reads a configuration over the defaults. Its error begins with the line, where one can be
-// told.
+// Parse parses a configuration over the defaults. Its error begins with the line, if that is known.
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
-	p.Runtime.Unjudged = nil // else the library takes nothing but what the default is of
+	p.Runtime.Unjudged = nil // otherwise the library accepts only the type of the default
 	if err := decode(text, &p, true); err != nil {
 		return Default(), located(err, text)
 	}
@@ -110,7 +109,7 @@ func Parse(text []byte) (grant.Policy, error) {
 	return p, nil
 }
 
-// located turns the TOML library's error into "LINE: key: why".
+// located rewrites an error of the TOML library as "LINE: key: why".
 func located(err error, text []byte) error {
 	var strict *toml.StrictMissingError
 	if errors.As(err, &strict) && len(strict.Errors) > 0 {
@@ -122,20 +121,20 @@ func located(err error, text []byte) error {
 	row := firstLineWith(err, text)
 	var decode *toml.DecodeError
 	if errors.As(err, &decode) {
-		// of some values the library knows no more than the table
+		// for some values the library knows only the table
 		if at, _ := decode.Position(); !isHeader(text, at) {
 			row = at
 		}
 	}
 	if key := keyAt(text, row); key != "" {
-		key, why = inWords(key, why)
+		key, why = explainWrongType(key, why)
 		return fmt.Errorf("%d: %s: %s", row, key, why)
 	}
 	return fmt.Errorf("%d: %s", row, why)
 }
 
-// firstLineWith finds the line of an error that has no position: the library reads from the top, so
-// the text up to that line is the shortest that gives the same error.
+// firstLineWith finds the line of an error without a position. The library reads from the top, so
+// the shortest text with the same error ends at that line.
 func firstLineWith(err error, text []byte) int {
 	lines := bytes.SplitAfter(text, []byte("\n"))
 	return 1 + sort.Search(len(lines)-1, func(i int) bool {
@@ -144,14 +143,14 @@ func firstLineWith(err error, text []byte) int {
 	})
 }
 
-// isHeader reports whether a line is the head of a table.
+// isHeader reports whether a line is a table's header.
 func isHeader(text []byte, row int) bool {
 	lines := bytes.Split(text, []byte("\n"))
 	return 0 < row && row <= len(lines) && bytes.HasPrefix(bytes.TrimSpace(lines[row-1]), []byte("["))
 }
 
-// keys calls fn with each line that sets a key, and the key with its table's name. The library's
-// errors name a position only; this reads no more of TOML than headers and "key =".
+// keys calls fn with each line that sets a key, and with the key and its table's name. The
+// library's errors have only a position. keys reads no more of TOML than headers and "key =".
 func keys(text []byte, fn func(row int, key string)) {
 	table := ""
 	for i, line := range strings.Split(string(text), "\n") {
@@ -176,8 +175,8 @@ func keyAt(text []byte, row int) (key string) {
 	return key
 }
 
-// lineOf finds where a key is set, or its table where the key is missing; array indexes do not
-// count.
+// lineOf returns the line that sets a key, or that of its table if the key is missing. It ignores
+// array indexes.
 func lineOf(text []byte, key string) (row int) {
 	name := key
 	if open := strings.IndexByte(key, '['); open >= 0 {
@@ -192,13 +191,14 @@ func lineOf(text []byte, key string) (row int) {
 	return row
 }
 
-// A file of the audit log holds some lines, and a rotation is some renames.
+// The bounds of audit.max_size and audit.keep: a file has room for some lines, and a rotation is
+// some renames.
 const (
 	minAudit = grant.Size(16 * grant.KiB)
 	maxKeep  = 100
 )
 
-// validate checks what a type alone can't say.
+// validate checks what the types alone cannot express.
 func validate(p grant.Policy) error {
 	if err := validPlaces(p); err != nil {
 		return err
@@ -247,7 +247,7 @@ func validate(p grant.Policy) error {
 	return validPools(p.Pools)
 }
 
-// validUnjudged wants a name, or names by engine.
+// validUnjudged checks runtime.unjudged: a name, or names by engine.
 func validUnjudged(v any) error {
 	byEngine, isTable := v.(map[string]any)
 	if !isTable && v != nil {
@@ -270,7 +270,7 @@ func validUnjudged(v any) error {
 
 var containerEngines = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker}
 
-// validExemption refuses one that would exempt everything, and globs that can't match.
+// validExemption refuses an exemption of everything, and globs that cannot match.
 func validExemption(e grant.Exemption) error {
 	if e == (grant.Exemption{}) {
 		return errors.New("want at least one of namespace, pod, container")

@@ -214,7 +214,7 @@ func TestRuntimeIsWhatLoadReads(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("[policy]\nreserve = \"1GiB\"\n[[pool]]\ngpus = [\"0-3\"]\n"))
-	f.Add([]byte("[audit]\nkeep = 1979-05-27\n")) // the library falls over it
+	f.Add([]byte("[audit]\nkeep = 1979-05-27\n")) // the library panics on it
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := Parse(text)
 		if err != nil && !equal(p, Default()) {
@@ -235,7 +235,7 @@ func sameRuntime(a, b grant.Runtime) bool {
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }
 
-// What is allowed beside that: places of one's own, wherever they are.
+// TestPlacesOfOnesOwn: directories of the operator's own are allowed anywhere.
 func TestPlacesOfOnesOwn(t *testing.T) {
 	for _, text := range []string{
 		"state_dir = \"/data/gpuledger\"\nrun_dir = \"/run/user-gpuledger\"\n", "run_dir = \"/tmp/x\"\n", "run_dir = \"/dev/shm/gpuledger\"\n",

@@ -13,11 +13,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// errWrongType is a value of another type than its key's.
+// errWrongType is the error for a value of another type than its key's.
 var errWrongType = errors.New("it is of another type")
 
-// decode reads TOML. The library falls over a date where it wants something else (go-toml 2.2.4),
-// and what cannot be read must fail and no more: a container that reaches no GPU starts by the
+// decode parses TOML into a policy. The library panics on a date where it needs another type
+// (go-toml 2.2.4). That must only be an error: a container that reaches no GPU starts with the
 // defaults.
 func decode(text []byte, into *grant.Policy, strict bool) (err error) {
 	defer func() {
@@ -32,20 +32,20 @@ func decode(text []byte, into *grant.Policy, strict bool) (err error) {
 	return d.Decode(into)
 }
 
-// mistyped are the beginnings of what the library says of a value of another type than its key's.
-// It names fields of Go.
-var mistyped = []string{"cannot decode TOML ", "cannot store ", "cannot assign ", "float cannot be assigned ",
+// wrongTypeErrors are the beginnings of the library's errors for a value of another type than its
+// key's. Those errors name fields of Go.
+var wrongTypeErrors = []string{"cannot decode TOML ", "cannot store ", "cannot assign ", "float cannot be assigned ",
 	"unhandled kv part", "couldn't parse decimal number", errWrongType.Error(),
 	"incomplete number", "expected value", "expected '", "unexpected character"}
 
-// given is what stands in the file, by the library's words.
-var given = map[string]string{"integer": "a number", "float": "a number with a fraction",
+// typeNames are the types of a value in the file, by the library's words.
+var typeNames = map[string]string{"integer": "a number", "float": "a number with a fraction",
 	"string": "a string", "boolean": "true or false", "array": "a list", "table": "a table"}
 
-// inWords says what the library found wrong with a key: of a value's type what the key wants,
-// everything else as it is.
-func inWords(key, why string) (string, string) {
-	if !slices.ContainsFunc(mistyped, func(begin string) bool { return strings.HasPrefix(why, begin) }) {
+// explainWrongType rewords a library error for a value of the wrong type: it says what the key
+// needs. It returns other errors unchanged.
+func explainWrongType(key, why string) (string, string) {
+	if !slices.ContainsFunc(wrongTypeErrors, func(begin string) bool { return strings.HasPrefix(why, begin) }) {
 		return key, why
 	}
 	known, wants := wanted(key)
@@ -54,14 +54,14 @@ func inWords(key, why string) (string, string) {
 	}
 	kind, _ := strings.CutPrefix(why, "cannot decode TOML ")
 	kind, _, _ = strings.Cut(kind, " ")
-	if is := given[kind]; is != "" {
+	if is := typeNames[kind]; is != "" {
 		wants += ", not " + is
 	}
 	return known, "want " + wants
 }
 
-// wanted is what a key's value has to be, or that of the longest part of the key which is one; ""
-// without any.
+// wanted returns what the value of a key must be, or that of the longest part of the key which is
+// one; "" without any.
 func wanted(key string) (known, wants string) {
 	t := reflect.TypeFor[grant.Policy]()
 	for part := range strings.SplitSeq(key, ".") {
@@ -76,7 +76,7 @@ func wanted(key string) (known, wants string) {
 			break
 		}
 		t, known = field.Type, strings.TrimPrefix(known+"."+part, ".")
-		wants = inTOML(t, known)
+		wants = tomlForm(t, known)
 	}
 	return known, wants
 }
@@ -90,8 +90,8 @@ func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
 	return reflect.StructField{}, false
 }
 
-// inTOML is how values of a type are written.
-func inTOML(t reflect.Type, key string) string {
+// tomlForm says how values of a type are written.
+func tomlForm(t reflect.Type, key string) string {
 	switch {
 	case reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()):
 		return "a string in quotes"

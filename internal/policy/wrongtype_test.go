@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// What stands in the file is told in the words of the file, and not in those of the program that
-// reads it.
+// Errors about the file use the words of the file, not those of the program that reads it.
 func TestAValueOfAnotherTypeIsToldInTheWordsOfTheFile(t *testing.T) {
 	for text, want := range map[string]string{
 		"[[pool]]\ngpus = 5":                          "2: pool.gpus: want a list of strings, not a number",
@@ -29,7 +28,7 @@ func TestAValueOfAnotherTypeIsToldInTheWordsOfTheFile(t *testing.T) {
 		"[audit]\nkeep = \"4\"":                       "2: audit.keep: want a whole number, not a string",
 		"[audit]\nkeep = 4.5":                         "2: audit.keep: want a whole number, not a number with a fraction",
 		"[audit]\nkeep = 99999999999999999999":        "2: audit.keep: want a whole number",
-		// over which the library falls
+		// the library panics on it
 		"[audit]\nkeep = 1979-05-27": "2: audit.keep: want a whole number",
 	} {
 		_, err := Parse([]byte(text))
