@@ -1,7 +1,7 @@
-// Package cgmem asks gpuledgerd for the driver's memory limits on cgroups (docs/adr/0046). One
-// request a connection, a line of JSON each way. It is linked into the programs that every
-// container's create runs, so it speaks to the socket itself: package net alone is larger than all
-// of it.
+// Package cgmem is the protocol with which programs ask gpuledgerd for the driver's memory limits
+// of cgroups (docs/adr/0046). A connection has one request and one answer, each a line of JSON. The
+// package is linked into the programs that run at every container's create. So it makes its own
+// system calls: package net alone is larger than all of it.
 package cgmem
 
 import (
@@ -17,45 +17,46 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Op is what is asked for.
+// Op is the operation of a request.
 type Op string
 
-// The requests. None gives more bytes than the ledger says.
+// The operations. None gives more bytes than the ledger does.
 const (
-	Set   Op = "set"   // a container that is being created shall have its limits
-	Clear Op = "clear" // a container is gone and its cgroup about to go
-	Apply Op = "apply" // a grant has changed
-	Lower Op = "lower" // a grant is about to be made smaller, by who asks
+	Set   Op = "set"   // set the limits of a container that is being created
+	Clear Op = "clear" // a container has ended, and its cgroup will be removed
+	Apply Op = "apply" // apply a changed grant
+	Lower Op = "lower" // lower the limits before the caller makes a grant smaller
 )
 
-// Version is that of the protocol. Programs of one package speak it; others hear that they are too
-// old.
+// Version is the version of the protocol. All programs of one release use the same; another one
+// gets an error.
 const Version = 1
 
-// Request is a line to gpuledgerd. It holds nothing against the ledger and the kernel: what it
-// names is looked up there.
+// Request is a line to gpuledgerd. It cannot override the ledger or the kernel: gpuledgerd reads
+// there what the request names.
 type Request struct {
-	Version     int      `json:"version"`
-	Op          Op       `json:"op"`
-	RuntimeRoot string   `json:"runtime_root,omitzero"`
-	Container   string   `json:"container,omitzero"`
-	PID         int      `json:"pid,omitzero"` // of the container's first process, as the runtime said
-	Grant       grant.ID `json:"grant,omitzero"`
+	Version     int    `json:"version"`
+	Op          Op     `json:"op"`
+	RuntimeRoot string `json:"runtime_root,omitzero"`
+	Container   string `json:"container,omitzero"`
+	// of the container's first process, as the runtime reported it
+	PID   int      `json:"pid,omitzero"`
+	Grant grant.ID `json:"grant,omitzero"`
 
-	// Lower: what the grant's containers may have from now on, where the ledger says no less
+	// of Lower: the new shares of the grant's containers, if the ledger has no smaller ones
 	To []grant.Share `json:"to,omitempty"`
 }
 
-// Answer is the line back. No error: it is so.
+// Answer is the line from gpuledgerd. Without an error the request is done.
 type Answer struct {
 	Version int    `json:"version"`
 	Error   string `json:"error,omitzero"`
 }
 
-// MaxLine bounds a line, in bytes.
+// MaxLine is the largest length of a line, in bytes.
 const MaxLine = 16 << 10
 
-// Ask has gpuledgerd do what is requested, and waits for its answer as long as within.
+// Ask sends a request to gpuledgerd and waits for the answer, at most for the duration within.
 func Ask(socket string, r Request, within time.Duration) error {
 	r.Version = Version
 	line, err := json.Marshal(r)
@@ -84,7 +85,7 @@ func Ask(socket string, r Request, within time.Duration) error {
 	return nil
 }
 
-// Listens is nil where somebody takes connections.
+// Listens returns nil if a process accepts connections at the socket.
 func Listens(socket string) error {
 	c, err := dial(socket, time.Now().Add(time.Second))
 	if err == nil {
@@ -98,7 +99,7 @@ type conn struct {
 	end time.Time
 }
 
-// dial connects to a socket of root's, or of our own user's.
+// dial connects to a socket on which a process of root or of the caller's user listens.
 func dial(socket string, end time.Time) (conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -152,15 +153,14 @@ func (c conn) exchange(line []byte) ([]byte, error) {
 	return got, nil
 }
 
-// try makes a call that the kernel ends when the time is over, and makes it again where a signal
-// did.
+// try makes a system call that the kernel ends at the deadline, and repeats it after a signal.
 func (c conn) try(timeout int, call func() error) error {
 	for {
 		left := time.Until(c.end)
 		if left <= 0 {
 			return unix.ETIMEDOUT
 		}
-		tv := unix.NsecToTimeval(left.Nanoseconds() + 1000) // 0 would be for ever
+		tv := unix.NsecToTimeval(left.Nanoseconds() + 1000) // 0 would be no deadline
 		if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, timeout, &tv); err != nil {
 			return err
 		}

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// served is a socket at which each connection is answered by what serve says of its line; nil never
-// answers.
+// served returns a socket on which each connection gets serve's answer to its line; with nil it
+// never answers.
 func served(t *testing.T, serve func(line string) string) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
+	dir, err := os.MkdirTemp("/tmp", "s-") // a socket's path has 107 bytes at most
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func served(t *testing.T, serve func(line string) string) string {
 				defer conn.Close()
 				line, err := bufio.NewReader(conn).ReadString('\n')
 				if err != nil || serve == nil {
-					_, _ = conn.Read(make([]byte, 1)) // until the other side has had enough
+					_, _ = conn.Read(make([]byte, 1)) // until the client closes the connection
 					return
 				}
 				_, _ = conn.Write([]byte(serve(line)))
@@ -73,7 +73,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestAskIsNotHeldUp by whoever takes a connection and says nothing, nor by whoever takes none.
+// TestAskIsNotHeldUp: neither a process that accepts a connection and sends nothing, nor one that
+// accepts none, blocks Ask.
 func TestAskIsNotHeldUp(t *testing.T) {
 	if err := Ask(served(t, nil), Request{Op: Clear}, 50*time.Millisecond); err == nil ||
 		!strings.Contains(err.Error(), "timed out") {
