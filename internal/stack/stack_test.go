@@ -17,8 +17,7 @@ func deep(n int) int {
 	return deep(n-1) + int(room[n%len(room)])
 }
 
-// moved reports whether a goroutine's stack is another one after a deep call, so that it had to
-// grow.
+// moved reports whether a deep call moves a goroutine's stack, so that it had to grow.
 func moved(first func()) bool {
 	answer := make(chan bool)
 	go func() {
