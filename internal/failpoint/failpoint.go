@@ -1,9 +1,9 @@
-// Package failpoint marks the dangerous lines: those between two steps where a crash must leave
-// nothing worse than leftovers. Built with the tag "failpoint", a process kills itself at the line
-// that the environment variable GPULEDGER_FAILPOINT names; without the tag a mark costs nothing.
+// Package failpoint marks the dangerous lines: a crash between two steps there must leave nothing
+// worse than leftovers. In a build with the tag "failpoint", a process kills itself at the mark
+// that the environment variable GPULEDGER_FAILPOINT names. Without the tag a mark costs nothing.
 package failpoint
 
-// Names lists every mark, so that a torture test can crash at each.
+// Names lists every mark, so that a crash test can stop at each.
 var Names = []string{
 	"ledger/locked",
 	"ledger/put-owner-linked",
@@ -50,6 +50,6 @@ var Names = []string{
 	"inject/nodes",
 }
 
-// Variable is the environment variable that names the mark to die at: NAME, or NAME:N for the Nth
-// time it is passed.
+// Variable is the environment variable with the mark at which the process kills itself: NAME, or
+// NAME:N for the Nth pass.
 const Variable = "GPULEDGER_FAILPOINT"

@@ -21,7 +21,7 @@ var (
 	passed      atomic.Int64
 )
 
-// chosen reads NAME or NAME:N; without N the first pass kills.
+// chosen parses NAME or NAME:N; without N the first pass kills.
 func chosen(text string) (name string, n int64) {
 	name, count, found := strings.Cut(text, ":")
 	if !found {
@@ -34,8 +34,8 @@ func chosen(text string) (name string, n int64) {
 	return name, n
 }
 
-// Hit kills the process when it is the chosen mark: SIGKILL, so that no deferred function tidies
-// up.
+// Hit kills the process if this is the chosen mark. It uses SIGKILL, so that no deferred function
+// cleans up.
 func Hit(name string) {
 	if !slices.Contains(Names, name) {
 		panic("internal error: failpoint " + name + " is not in failpoint.Names")
