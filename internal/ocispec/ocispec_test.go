@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestReadingIsTheLibrarys: every field with a tag is read, and as the library reads it.
+// TestReadingIsTheLibrarys: every field with a tag is read, with the same result as by the library.
 func TestReadingIsTheLibrarys(t *testing.T) {
 	reads(t, ReadUser)
 	reads(t, ReadCapabilities)
@@ -26,8 +26,8 @@ func TestReadingIsTheLibrarys(t *testing.T) {
 	reads(t, ReadRule)
 }
 
-// TestMountsShareTheirOptions: each has its own, in whichever order those that are alike come, and
-// what is added to one's is not another's.
+// TestMountsShareTheirOptions: each mount has its own options in any order of equal ones, and an
+// append to one mount's does not change another's.
 func TestMountsShareTheirOptions(t *testing.T) {
 	want := []specs.Mount{{Options: []string{"ro", "bind"}}, {Options: []string{"ro", "bind"}},
 		{Options: []string{"rw"}}, {}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}},
@@ -57,12 +57,13 @@ func reads[T any](t *testing.T, read func(*jsontext.Decoder, *T) error) {
 	}
 }
 
-// TestWritingIsTheLibrarys likewise.
+// TestWritingIsTheLibrarys: every field with a tag is written, with the same result as by the
+// library.
 func TestWritingIsTheLibrarys(t *testing.T) {
 	writes(t, WriteDevice, tokenstest.Filled[specs.LinuxDevice](nil), specs.LinuxDevice{})
 	writes(t, WriteRule, tokenstest.Filled[specs.LinuxDeviceCgroup](nil), specs.LinuxDeviceCgroup{})
 	mount := tokenstest.Filled[specs.Mount](nil)
-	mount.UIDMappings, mount.GIDMappings = nil, nil // which it does not write
+	mount.UIDMappings, mount.GIDMappings = nil, nil // MountWriter does not write these
 	same := mount
 	same.Destination = "/elsewhere"
 	longer := mount

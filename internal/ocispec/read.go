@@ -1,5 +1,5 @@
-// Package ocispec reads and writes the parts of an OCI runtime spec that are judged and edited, as
-// package tokens does it. Its test holds them to the tags of runtime-spec's types.
+// Package ocispec reads and writes the parts of an OCI runtime spec that are judged and edited, by
+// package tokens. A test compares it with the tags of runtime-spec's types.
 package ocispec
 
 import (
@@ -60,12 +60,12 @@ func ReadRoot(d *jsontext.Decoder, r *specs.Root) error {
 	})
 }
 
-// ReadMounts reads a list of mounts. Those with the same options, as all of a driver's files, share
-// them.
+// ReadMounts reads a list of mounts. Mounts with the same options share one slice of them, as all
+// mounts of driver files do.
 func ReadMounts(d *jsontext.Decoder, mounts *[]specs.Mount) error {
 	var options tokens.Repeated
 	if *mounts == nil {
-		// a list of many is not to be copied as it grows; what is left is mounts for the most part
+		// Room for all avoids copies of a growing list; the rest of the document is mostly mounts.
 		*mounts = make([]specs.Mount, 0, 16+len(d.UnreadBuffer())/256)
 	}
 	return tokens.List(d, mounts, func(d *jsontext.Decoder, m *specs.Mount) error {

@@ -57,14 +57,14 @@ func WriteRule(w *tokens.Writer, r specs.LinuxDeviceCgroup) {
 	})
 }
 
-// MountWriter writes mounts without id mappings. Of those that share their options, as all of a
-// driver's files do, it writes the same text.
+// MountWriter writes mounts without id mappings. For mounts that share their options it writes the
+// same text, as for all driver files.
 type MountWriter struct {
 	options []string
 	text    jsontext.Value
 }
 
-// Write writes one.
+// Write writes one mount.
 func (mw *MountWriter) Write(w *tokens.Writer, m specs.Mount) {
 	w.Object(func() {
 		w.Name("destination").String(m.Destination)
@@ -77,7 +77,7 @@ func (mw *MountWriter) Write(w *tokens.Writer, m specs.Mount) {
 			list.Strings(m.Options)
 			text, err := list.End()
 			if err != nil {
-				w.Name("options").Strings(m.Options) // which says why
+				w.Name("options").Strings(m.Options) // Strings reports the error
 				return
 			}
 			mw.options, mw.text = m.Options, text
