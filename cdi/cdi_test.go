@@ -24,8 +24,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// machine is a node in a directory of its own: two GPUs, the second in two MIG devices, of which
-// the driver showed one.
+// machine is a node in its own directory: two GPUs, the second with two MIG devices, one of which
+// has driver capabilities.
 type machine struct {
 	t     *testing.T
 	dir   string
@@ -48,12 +48,12 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// open gives the node the host's /proc, but for what the driver shows there.
+// open opens the node with the host's /proc, except for the driver's files there.
 func (m *machine) open(h host.Host) {
 	h.Now = func() time.Time { return m.now }
 	n := node.Open(m.dir+"/config.toml", h)
 	m.must(n.Broken)
-	n.Host.Proc = m.dir + "/proc" // the ledger keeps the real one
+	n.Host.Proc = m.dir + "/proc" // the ledger uses the real one
 	m.put("proc/sys/kernel/random/boot_id", bootID(m.t))
 	m.files = cdi.Files{Node: n, Config: m.dir + "/config.toml"}
 }
@@ -93,7 +93,7 @@ func (m *machine) put(name, text string) string {
 	return path
 }
 
-// grant enters one of GPU 0 and offers it.
+// grant makes a grant of GPU 0 and writes its file.
 func (m *machine) grant(owner grant.Owner, ttl time.Duration) grant.Reference {
 	m.t.Helper()
 	_, reference, err := m.files.Node.Grant(admission.Ask{Memory: grant.GiB, Names: []string{"0"},
@@ -104,7 +104,7 @@ func (m *machine) grant(owner grant.Owner, ttl time.Duration) grant.Reference {
 	return reference
 }
 
-// generate returns what became of each file, by its name.
+// generate returns what happened to each file, by its name.
 func (m *machine) generate() string {
 	m.t.Helper()
 	changes, _, err := m.files.Generate()
@@ -116,7 +116,7 @@ func (m *machine) generate() string {
 	return strings.Join(lines, ", ")
 }
 
-// engine is an engine's view: what CDI's own library makes of the directory.
+// engine returns an engine's view: what CDI's own library reads from the directory.
 func (m *machine) engine() *cdiapi.Cache {
 	m.t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithAutoRefresh(false), cdiapi.WithSpecDirs(m.cdiDir()))
@@ -209,8 +209,8 @@ func TestAPodsGrantNeedsNoSecret(t *testing.T) {
 	}
 }
 
-// TestEveryFileHasTheContainerChecked, and by a hook that takes nothing of the container's
-// environment: one without its own would (CVE-2025-23266).
+// TestEveryFileHasTheContainerChecked: every file has a hook with an environment of its own; one
+// without would inherit the container's (CVE-2025-23266).
 func TestEveryFileHasTheContainerChecked(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
@@ -233,8 +233,8 @@ func TestEveryFileHasTheContainerChecked(t *testing.T) {
 	}
 }
 
-// TestLowestVersion: the older the version, the more engines read the file. Names that begin with a
-// digit need 0.5.0.
+// TestLowestVersion: more engines read a file with an older version. Names that begin with a digit
+// need 0.5.0.
 func TestLowestVersion(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
@@ -305,8 +305,8 @@ func TestGenerateRemovesWhatIsOver(t *testing.T) {
 	}
 }
 
-// TestGenerateFollowsTheNode: after the driver's modules were loaded anew a frozen number opens
-// nothing, or something else.
+// TestGenerateFollowsTheNode: after a reload of the driver's modules, an old device number opens
+// nothing or something else.
 func TestGenerateFollowsTheNode(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
@@ -335,8 +335,8 @@ func TestGenerateFollowsTheNode(t *testing.T) {
 	m.engine()
 }
 
-// TestDriverFilesAreMounted where the node has them: whoever writes a CDI file has not seen the
-// image.
+// TestDriverFilesAreMounted: they are mounted at their paths on the node, because the image is
+// unknown when a CDI file is written.
 func TestDriverFilesAreMounted(t *testing.T) {
 	m := newMachine(t)
 	inv := inventory(bootID(t))
@@ -366,7 +366,7 @@ func TestNoFileWithoutTheReference(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
 	m.must(m.files.Forget(reference.ID))
-	m.must(m.files.Forget(reference.ID)) // again: there is none
+	m.must(m.files.Forget(reference.ID)) // the second time there is none
 	for name, r := range map[string]grant.Reference{
 		"no secret": {ID: reference.ID}, "another secret": {ID: reference.ID, Secret: strings.Repeat("0", 32)}, "no such grant": {ID: "g-zzzzzzzzzzzz", Secret: reference.Secret},
 	} {
@@ -429,8 +429,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreThereAreTended: what the node has changed to stands in them, and a node without
-// any gets none.
+// TestFilesThatAreThereAreTended: existing files follow changes of the node, and a node without
+// files gets none.
 func TestFilesThatAreThereAreTended(t *testing.T) {
 	m := newMachine(t)
 	tend := func() string {
@@ -457,7 +457,7 @@ func TestFilesThatAreThereAreTended(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := tend(); got != "" { // the file of the GPUs was never asked for
+	if got := tend(); got != "" { // the file of the GPUs was never generated
 		t.Errorf("with files of grants: %s", got)
 	}
 	m.generate()

@@ -19,29 +19,29 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// The files' names are those that CDI's own library makes of a kind, and of a kind and what its
-// file lives with.
+// The names of files as CDI's own library makes them: from a kind, or from a kind and the id of a
+// grant.
 const (
 	gpuFile     = "gpuledger.dev-gpu.json"
 	grantPrefix = "gpuledger.dev-grant_"
 	suffix      = ".json"
 
 	gpuMode   = 0o644
-	grantMode = 0o600 // it holds a secret; engines read it as root
+	grantMode = 0o600 // it contains a secret; engines read it as root
 
 	maxFile = 4 << 20
 )
 
-// Path is where the file of the GPUs lies.
+// Path is the path of the GPUs' file.
 func (f Files) Path() string { return filepath.Join(f.Node.Policy.CDI.Dir, gpuFile) }
 
-// GrantPath is where a grant's file lies.
+// GrantPath is the path of a grant's file.
 func (f Files) GrantPath(id grant.ID) string {
 	return filepath.Join(f.Node.Policy.CDI.Dir, grantPrefix+string(id)+suffix)
 }
 
-// Ready makes the directory where there is none, and refuses one that others may write into:
-// engines run the hooks that they find there as root, and a file of ours could be replaced.
+// Ready makes the directory if it is missing. It refuses a directory that others may write into:
+// engines run as root the hooks that they find there, and another user could replace a file.
 func (f Files) Ready() error {
 	dir := f.Node.Policy.CDI.Dir
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -79,7 +79,7 @@ func (f Files) Expose(r grant.Reference) (string, error) {
 	return path, host.ReplaceFile(path, content, grantMode, host.Durable)
 }
 
-// Forget removes the file of a grant, where it has one.
+// Forget removes the file of a grant, if it has one.
 func (f Files) Forget(id grant.ID) error {
 	if err := os.Remove(f.GrantPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove the grant's CDI file: %w", err)
@@ -87,8 +87,8 @@ func (f Files) Forget(id grant.ID) error {
 	return nil
 }
 
-// Sweep removes what a killed writer has left of grants' files: drafts, with a secret in them, that
-// nobody has written to since then.
+// Sweep removes drafts of grants' files that killed writers have left, if they were last written
+// before since. A draft contains a secret.
 func (f Files) Sweep(since time.Time) error {
 	if err := host.RemoveDrafts(f.Node.Policy.CDI.Dir, grantPrefix, since); err != nil {
 		return fmt.Errorf("cannot remove drafts of CDI files: %w", err)
@@ -96,7 +96,7 @@ func (f Files) Sweep(since time.Time) error {
 	return nil
 }
 
-// Encode writes a spec as JSON, which is YAML too.
+// Encode returns a spec as JSON, which is also YAML.
 func Encode(spec *cdispec.Spec) ([]byte, error) {
 	content, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
@@ -105,24 +105,24 @@ func Encode(spec *cdispec.Spec) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// file is one of our files as it is and as it should be.
+// file is a CDI file of gpuledger's with its current and its intended content.
 type file struct {
 	path      string
-	grant     grant.ID // whose it is; "" for the GPUs'
+	grant     grant.ID // its grant; "": the file of the GPUs
 	mode      os.FileMode
-	have      []byte // nil: it is not there
-	want      []byte // nil: it should not be
+	have      []byte // nil: the file does not exist
+	want      []byte // nil: the file should not exist
 	unchanged bool
-	spec      *cdispec.Spec // what stands in it; nil where that can't be read
+	spec      *cdispec.Spec // have, parsed; nil if it cannot be parsed
 }
 
-// plan looks at all of our files and says what each should be.
+// plan inspects all files and determines their intended content.
 func (f Files) plan() (files []file, notes []string, err error) {
 	spec, notes, err := f.GPUs()
 	if err != nil {
 		return nil, nil, err
 	}
-	gpus := look(f.Path(), gpuMode)
+	gpus := inspect(f.Path(), gpuMode)
 	if spec != nil {
 		if gpus.want, err = Encode(spec); err != nil {
 			return nil, nil, err
@@ -134,9 +134,9 @@ func (f Files) plan() (files []file, notes []string, err error) {
 		return nil, nil, err
 	}
 	for _, id := range ids {
-		g := look(f.GrantPath(id), grantMode)
+		g := inspect(f.GrantPath(id), grantMode)
 		g.grant = id
-		if g.want, err = f.again(id, g); err != nil {
+		if g.want, err = f.rebuilt(id, g); err != nil {
 			notes = append(notes, fmt.Sprintf("%s is left as it is: %v", g.path, err))
 			g.want = g.have
 		}
@@ -148,12 +148,12 @@ func (f Files) plan() (files []file, notes []string, err error) {
 	return files, notes, nil
 }
 
-// look reads a file of ours. One that is there and can't be read is to be replaced.
-func look(path string, mode os.FileMode) file {
+// inspect reads a file. An existing file that cannot be read is replaced later.
+func inspect(path string, mode os.FileMode) file {
 	l := file{path: path, mode: mode}
 	info, err := os.Lstat(path)
 	if err != nil {
-		l.unchanged = true // nothing there
+		l.unchanged = true // it does not exist
 		return l
 	}
 	l.unchanged = info.Mode() == mode
@@ -187,10 +187,10 @@ func (f Files) exposed() ([]grant.ID, error) {
 	return ids, nil
 }
 
-// again makes a grant's file anew: device numbers may be others by now. The secret stands nowhere
-// but in the file. Nil is the content where the grant's time is over, or the file is not one that
-// we wrote for it. An error leaves it as it is.
-func (f Files) again(id grant.ID, l file) ([]byte, error) {
+// rebuilt returns the new content of a grant's file, because device numbers may have changed. The
+// secret is only in the file itself. The content is nil if the grant has ended, or if gpuledger did
+// not write the file for it. With an error the file stays as it is.
+func (f Files) rebuilt(id grant.ID, l file) ([]byte, error) {
 	reference, found := l.reference()
 	if !found || reference.ID != id {
 		return nil, nil
@@ -214,7 +214,7 @@ func (f Files) again(id grant.ID, l file) ([]byte, error) {
 	return Encode(spec)
 }
 
-// reference is what a grant's file is named by inside.
+// reference returns the reference that names the device in a grant's file.
 func (l file) reference() (grant.Reference, bool) {
 	if l.spec == nil || len(l.spec.Devices) != 1 {
 		return grant.Reference{}, false

@@ -9,17 +9,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Change is what became of one file.
+// Change says what happened to one file.
 type Change struct {
 	Path string
 	What What
 }
 
-// What is one of four.
+// What is the kind of a change.
 type What string
 
-// What becomes of a file. One that is right is not touched, so that engines which watch the
-// directory read nothing anew.
+// The values of What. A correct file is not touched, so that engines which watch the directory do
+// not read it again.
 const (
 	Written   What = "written"
 	Unchanged What = "unchanged"
@@ -27,9 +27,9 @@ const (
 	Absent    What = "absent"
 )
 
-// Generate writes the file of the node's GPUs, makes the files of grants anew, and removes those of
-// grants whose time is over. Doing it twice changes nothing. The notes say what was left out or
-// left alone, and why.
+// Generate writes the file of the node's GPUs, rewrites the files of grants, and removes those of
+// grants that have ended. A second call changes nothing. The notes say what was left out or left
+// alone, and why.
 func (f Files) Generate() (changes []Change, notes []string, err error) {
 	if err := f.Ready(); err != nil {
 		return nil, nil, err
@@ -39,7 +39,7 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 		return nil, nil, err
 	}
 	for _, l := range files {
-		if l.grant != "" && l.want != nil { // after a boot what the file mounts is not there
+		if l.grant != "" && l.want != nil { // after a boot, the files that it mounts do not exist
 			if err := f.Node.Prepare(l.grant); err != nil {
 				notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
 			}
@@ -53,11 +53,10 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 	return changes, notes, nil
 }
 
-// Tend makes anew those of our files that are there, after the node or the ledger has changed: what
-// Generate does, on a node that offers something by CDI. It makes no directory, and gives only the
-// changes.
+// Tend updates the existing files after the node or the ledger has changed, as Generate does. It
+// does nothing on a node without such files, makes no directory, and returns only the changes.
 func (f Files) Tend() (changes []Change, notes []string, err error) {
-	if there, err := f.any(); err != nil || !there {
+	if there, err := f.anyFile(); err != nil || !there {
 		return nil, nil, err
 	}
 	if err := f.Ready(); err != nil {
@@ -80,8 +79,8 @@ func (f Files) Tend() (changes []Change, notes []string, err error) {
 	return changes, notes, nil
 }
 
-// any reports whether one of our files is there.
-func (f Files) any() (bool, error) {
+// anyFile reports whether a CDI file of gpuledger's exists.
+func (f Files) anyFile() (bool, error) {
 	ids, err := f.exposed()
 	if err != nil || len(ids) > 0 {
 		return len(ids) > 0, err

@@ -6,27 +6,27 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Device is one CDI name that our files offer.
+// Device is a CDI name in gpuledger's files.
 type Device struct {
-	Name   string   `json:"name"`  // kind and device; of a grant without its secret
-	Grant  grant.ID `json:"grant"` // "" for a GPU
+	Name   string   `json:"name"`  // kind and device; for a grant without its secret
+	Grant  grant.ID `json:"grant"` // "": a GPU
 	Secret bool     `json:"secret"`
 	GPUs   []string `json:"gpus"` // UUIDs
 	File   string   `json:"file"`
 	State  State    `json:"state"`
 }
 
-// State is whether a file says what it should.
+// State says whether a file has its intended content.
 type State string
 
 // The states of a file.
 const (
 	Current State = "current"
-	// the node or the ledger has changed: `gpuledger cdi generate` writes or removes it
+	// the node or the ledger has changed; `gpuledger cdi generate` writes or removes the file
 	Stale State = "stale"
 )
 
-// List gives the names that engines find, as they stand in our files.
+// List returns the names that engines find in gpuledger's files.
 func (f Files) List() ([]Device, error) {
 	files, _, err := f.plan()
 	if err != nil {
@@ -55,7 +55,7 @@ func (f Files) List() ([]Device, error) {
 	return list, nil
 }
 
-// ofGrant leaves the secret out: a list ends up in tickets and logs.
+// ofGrant sets the name without the secret, because lists are copied into tickets and logs.
 func (d *Device) ofGrant(name string, env []string) {
 	id, secret, _ := strings.Cut(name, ".")
 	d.Name, d.Grant, d.Secret = grant.CDIKindGrant+"="+id, grant.ID(id), secret != ""

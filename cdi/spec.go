@@ -13,14 +13,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// Files are the CDI files of a node.
+// Files writes and reads the CDI files of a node.
 type Files struct {
 	Node   *node.Node
-	Config string // absolute path of the configuration, for the hook to read the same
+	Config string // absolute path of the configuration, which the hook reads too
 }
 
-// hook has the container checked and bound before it starts. It has an environment of its own
-// because a hook without one inherits the image's, LD_PRELOAD included (CVE-2025-23266).
+// hook returns the hook that judges and binds the container before it starts. It sets an
+// environment: a hook without one inherits the image's, with LD_PRELOAD (CVE-2025-23266).
 func (f Files) hook() *cdispec.Hook {
 	path := f.Node.Policy.CDI.Hook
 	return &cdispec.Hook{HookName: "createRuntime", Path: path,
@@ -28,16 +28,17 @@ func (f Files) hook() *cdispec.Hook {
 		Env:  []string{policy.PathEnv + "=" + f.Config}}
 }
 
-// GPUs offers each GPU and each MIG device of the node, by its UUID and by its index. There is no
-// name for all of them. The notes say what is left out, and why; a spec without devices is nil.
+// GPUs returns the spec with each GPU and each MIG device of the node, by UUID and by index. There
+// is no name for all of them. The notes say what is left out, and why. The spec is nil if it has no
+// devices.
 func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	inv, problem := f.Node.Inventory()
 	if problem != nil {
 		return nil, nil, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
 	}
 	spec = &cdispec.Spec{Kind: grant.CDIKindGPU, ContainerEdits: cdispec.ContainerEdits{
-		// void keeps another injector from adding GPUs; the wrapper puts the granted ones in its
-		// place.
+		// void prevents another injector from adding GPUs; the wrapper replaces it with the granted
+		// ones.
 		Env:         []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: edit.CDINodes(admission.ControlNodes(inv)),
 		Mounts:      admission.InstalledFiles(inv),
@@ -60,7 +61,7 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	return spec, notes, err
 }
 
-// devices names the same nodes in several ways.
+// devices returns a CDI device with the same nodes for each name.
 func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 	list := make([]cdispec.Device, len(names))
 	for i, name := range names {
@@ -69,9 +70,9 @@ func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 	return list
 }
 
-// Grant offers all that a grant gives, under its reference as the name: who cannot present the
-// reference cannot ask for the device either, and the environment of whoever asks says which grant
-// it means. Errors are those of node.Offer.
+// Grant returns the spec with all that a grant gives, named by its reference. So only a container
+// that presents the reference can ask for the device, and its environment says which grant it
+// means. Errors are those of node.Offer.
 func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
 	v, err := f.Node.Offer(r)
 	if err != nil {
