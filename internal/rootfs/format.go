@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// The cache of glibc's loader (sysdeps/generic/dl-cache.h): a header, entries in the order of a
-// binary search, strings; since 2.33 an extension that names the subdirectories of glibc-hwcaps.
-// Before 2.32 ldconfig wrote the old format too, with the new one behind it; every glibc since 2.2
-// reads a file of the new format alone, which is what we write.
+// The format of the cache of glibc's loader (sysdeps/generic/dl-cache.h): a header, entries in the
+// order of a binary search, and strings. Since 2.33 an extension names the subdirectories of
+// glibc-hwcaps. Before 2.32 ldconfig also wrote the old format, followed by the new one. Every
+// glibc since 2.2 reads a file with the new format alone, and this package writes that.
 const (
 	newMagic  = "glibc-ld.so.cache1.1"
 	newHeader = 48
@@ -23,47 +23,47 @@ const (
 	oldEntry  = 12
 	extension = 0xeaa42174 // cache_extension_magic
 	hwcapsTag = 1          // cache_extension_tag_glibc_hwcaps
-	// DL_CACHE_HWCAP_EXTENSION: the low half of an entry's hwcap is an index of the extension's
+	// DL_CACHE_HWCAP_EXTENSION: the low half of an entry's hwcap is an index into the extension's
 	// names
 	hwcapNamed  = 1 << 62
 	littleFlag  = 2       // cache_file_new_flags_endian_little
 	maxCache    = 8 << 20 // bytes; a full desktop's has 300 KiB
 	maxEntries  = 64 << 10
 	maxString   = 4096
-	maxText     = 4 << 20 // of all names and paths; they may lie in one another
+	maxText     = 4 << 20 // bytes of all names and paths, which may overlap
 	maxSections = 16
 	maxHwcaps   = 64
 )
 
 // entry is one library of a cache.
 type entry struct {
-	flags     int32  // what kind of library, for which architecture
-	name      string // what programs ask for
+	flags     int32  // the kind of library and its architecture
+	name      string // the name that programs open
 	path      string
 	osVersion uint32
-	hwcap     uint64 // never of the named kind; that is hwcaps
-	hwcaps    string // the subdirectory of glibc-hwcaps that it lies in
+	hwcap     uint64 // never with hwcapNamed; hwcaps has the name
+	hwcaps    string // its subdirectory of glibc-hwcaps
 }
 
-// errOdd says that a cache is none that ldconfig wrote.
-var errOdd = errors.New("it is no cache of a format that is known")
+// errUnknownFormat is the error for a cache that ldconfig did not write.
+var errUnknownFormat = errors.New("it is no cache of a format that is known")
 
-// parse reads a cache. It is a tenant's: every number in it may be anything. An empty one has no
+// parse parses a cache. A tenant wrote it: every number in it may be wrong. An empty cache has no
 // entries.
 func parse(content []byte) ([]entry, error) {
 	switch {
 	case len(content) == 0:
 		return nil, nil
 	case len(content) > maxCache:
-		return nil, errOdd
+		return nil, errUnknownFormat
 	case bytes.HasPrefix(content, []byte(newMagic)):
 		return parseNew(content)
 	case !bytes.HasPrefix(content, []byte(oldMagic)) || len(content) < oldHeader:
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	count := binary.LittleEndian.Uint32(content[12:])
 	if int64(count) > int64(len(content)-oldHeader)/oldEntry || count > maxEntries {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	end := oldHeader + int(count)*oldEntry
 	if behind := (end + 7) &^ 7; behind < len(content) &&
@@ -75,12 +75,12 @@ func parse(content []byte) ([]entry, error) {
 
 func parseNew(content []byte) ([]entry, error) {
 	if len(content) < newHeader {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	count := binary.LittleEndian.Uint32(content[20:])
 	if endian := content[28] & 3; int64(count) > int64(len(content)-newHeader)/newEntry ||
 		count > maxEntries || endian != 0 && endian != littleFlag {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	entries, err := parseEntries(content[newHeader:newHeader+int(count)*newEntry], newEntry, content)
 	if err != nil {
@@ -89,15 +89,15 @@ func parseNew(content []byte) ([]entry, error) {
 	return entries, nameHwcaps(entries, content)
 }
 
-// parseEntries reads entries whose names and paths are offsets into strings.
+// parseEntries parses entries whose names and paths are offsets into strings.
 func parseEntries(table []byte, size int, pool []byte) ([]entry, error) {
-	texts := string(pool) // all of them in one piece: a create pays for each allocation
+	texts := string(pool) // one copy of all strings: a create pays for each allocation
 	entries, length := make([]entry, 0, len(table)/size), 0
 	for ; len(table) > 0; table = table[size:] {
 		name, ok := text(texts, binary.LittleEndian.Uint32(table[4:]))
 		path, ok2 := text(texts, binary.LittleEndian.Uint32(table[8:]))
 		if length += len(name) + len(path); !ok || !ok2 || length > maxText {
-			return nil, errOdd
+			return nil, errUnknownFormat
 		}
 		e := entry{flags: int32(binary.LittleEndian.Uint32(table)), name: name, path: path}
 		if size == newEntry {
@@ -122,8 +122,7 @@ func cutText(content string) (string, bool) {
 	return s, found
 }
 
-// nameHwcaps gives the entries that lie in subdirectories of glibc-hwcaps the names of these in
-// place of their numbers.
+// nameHwcaps replaces the numbers of glibc-hwcaps subdirectories in entries by their names.
 func nameHwcaps(entries []entry, content []byte) error {
 	names, err := hwcapsOf(content)
 	if err != nil {
@@ -136,25 +135,25 @@ func nameHwcaps(entries []entry, content []byte) error {
 		}
 		index := uint32(e.hwcap)
 		if int64(index) >= int64(len(names)) || names[index] == "" {
-			return errOdd
+			return errUnknownFormat
 		}
 		e.hwcaps, e.hwcap = names[index], 0
 	}
 	return nil
 }
 
-// hwcapsOf reads the names of the subdirectories of glibc-hwcaps out of a cache's extension.
+// hwcapsOf returns the names of the subdirectories of glibc-hwcaps in a cache's extension.
 func hwcapsOf(content []byte) ([]string, error) {
 	at := int64(binary.LittleEndian.Uint32(content[32:]))
 	if at == 0 {
 		return nil, nil
 	}
 	if at+8 > int64(len(content)) || binary.LittleEndian.Uint32(content[at:]) != extension {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	count := int64(binary.LittleEndian.Uint32(content[at+4:]))
 	if count > maxSections || at+8+count*16 > int64(len(content)) {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	for section := content[at+8:]; count > 0; count, section = count-1, section[16:] {
 		if binary.LittleEndian.Uint32(section) == hwcapsTag {
@@ -165,22 +164,22 @@ func hwcapsOf(content []byte) ([]string, error) {
 	return nil, nil
 }
 
-// texts reads strings whose offsets stand one after another.
+// texts returns strings whose offsets follow one another.
 func texts(content []byte, at, count int64) ([]string, error) {
 	if count > maxHwcaps || at+4*count > int64(len(content)) {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	all, whole := make([]string, count), string(content)
 	for i := range all {
 		var ok bool
 		if all[i], ok = text(whole, binary.LittleEndian.Uint32(content[at+4*int64(i):])); !ok {
-			return nil, errOdd
+			return nil, errUnknownFormat
 		}
 	}
 	return all, nil
 }
 
-// encode writes a cache of the new format. Entries must be in order.
+// encode returns a cache in the new format. The entries must be sorted.
 func encode(entries []entry) []byte {
 	var hwcaps []string
 	for _, e := range entries {
@@ -188,7 +187,7 @@ func encode(entries []entry) []byte {
 			hwcaps = append(hwcaps, e.hwcaps)
 		}
 	}
-	slices.Sort(hwcaps) // as ldconfig has them
+	slices.Sort(hwcaps) // as ldconfig sorts them
 	table := newHeader + len(entries)*newEntry
 	p := pool{base: table, bytes: make([]byte, 0, 64*len(entries))}
 	out := make([]byte, newHeader, table)
@@ -201,7 +200,7 @@ func encode(entries []entry) []byte {
 		}
 		out = binary.LittleEndian.AppendUint32(out, uint32(e.flags))
 		path := p.add(e.path)
-		name := path + uint32(len(e.path)-len(e.name)) // a path ends in the name, but for a few
+		name := path + uint32(len(e.path)-len(e.name)) // most paths end in the name
 		if !strings.HasSuffix(e.path, e.name) {
 			name = p.add(e.name)
 		}
@@ -230,7 +229,7 @@ func encode(entries []entry) []byte {
 	return out
 }
 
-// pool is the strings of a cache.
+// pool has the strings of a cache.
 type pool struct {
 	base  int
 	bytes []byte
@@ -242,8 +241,9 @@ func (p *pool) add(s string) uint32 {
 	return uint32(at)
 }
 
-// order is how ldconfig sorts (elf/cache.c, compare): names downwards, and of one name the
-// subdirectories of glibc-hwcaps first. Equal ones keep their order; the loader takes the first.
+// order compares entries as ldconfig does (elf/cache.c, compare): names in descending order, and
+// for one name the subdirectories of glibc-hwcaps first. Equal entries keep their order; the loader
+// uses the first.
 func order(a, b entry) int {
 	if c := compareNames(b.name, a.name); c != 0 {
 		return c
@@ -267,8 +267,8 @@ func order(a, b entry) int {
 	return 0
 }
 
-// compareNames is the loader's own comparison (elf/dl-cache.c, _dl_cache_libcmp): numbers by value,
-// and above other letters. A cache in another order is searched in vain.
+// compareNames compares names as the loader does (elf/dl-cache.c, _dl_cache_libcmp): numbers by
+// value, and after other characters. The loader does not find names in a cache with another order.
 func compareNames(a, b string) int {
 	at := func(s string) byte {
 		if s == "" {
@@ -276,7 +276,7 @@ func compareNames(a, b string) int {
 		}
 		return s[0]
 	}
-	same := 0 // what both begin with decides nothing, but for a number that goes on
+	same := 0 // a common beginning decides nothing, except for a number that goes on
 	for same < len(a) && same < len(b) && a[same] == b[same] {
 		same++
 	}
@@ -287,7 +287,7 @@ func compareNames(a, b string) int {
 	for a != "" {
 		switch digitA, digitB := isDigit(a[0]), isDigit(at(b)); {
 		case digitA && digitB:
-			var valueA, valueB int32 // an int in C, and it wraps around as one does
+			var valueA, valueB int32 // an int in C, with the same overflow
 			valueA, a = number(a)
 			valueB, b = number(b)
 			if valueA != valueB {
@@ -315,8 +315,8 @@ func number(s string) (value int32, rest string) {
 	return value, s
 }
 
-// flagsOf are a library's: ELF for libc6 of this machine's architecture
-// (sysdeps/generic/ldconfig.h). None: it is not known.
+// flagsOf returns the flags of a library: ELF for libc6 on this machine's architecture
+// (sysdeps/generic/ldconfig.h). known is false for an unknown combination.
 func flagsOf(bits int) (flags int32, known bool) {
 	switch {
 	case runtime.GOARCH == "amd64" && bits == 64:

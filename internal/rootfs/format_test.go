@@ -6,7 +6,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// libcmp is glibc's _dl_cache_libcmp, letter by letter.
+// libcmp is a literal translation of glibc's _dl_cache_libcmp.
 func libcmp(a, b string) int {
 	p1, p2 := append([]byte(a), 0), append([]byte(b), 0)
 	for p1[0] != 0 {
@@ -35,8 +35,8 @@ func libcmp(a, b string) int {
 	return int(int8(p1[0])) - int(int8(p2[0]))
 }
 
-// TestNamesAreComparedAsTheLoaderDoes: what both begin with is left out, which must change nothing,
-// least of all within a number.
+// TestNamesAreComparedAsTheLoaderDoes: skipping a common beginning must not change the result, in
+// particular within a number.
 func TestNamesAreComparedAsTheLoaderDoes(t *testing.T) {
 	name := rapid.StringMatching(`[a.\x80]{0,3}[0-9]{0,3}[a.]{0,2}[0-9]{0,12}`)
 	rapid.Check(t, func(t *rapid.T) {

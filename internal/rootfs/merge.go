@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// Library is a library that a container gets: a path of the container's.
+// Library is a library that a container gets, by its path in the container.
 type Library struct {
 	Path string
 	Bits int // 64 or 32
 }
 
-// merge puts libraries into a cache, before whatever the image itself has by their names. What it
-// has stays behind them, for the day when the container starts without: only what lies in
-// directories for better processors goes, since that would win.
+// merge puts libraries into a cache before the image's own ones of the same name. Those stay behind
+// them, for a later start without the libraries. It removes only entries in directories for better
+// processors, because the loader would prefer those.
 func merge(old []entry, libraries []Library) []entry {
 	ours := make([]entry, 0, len(libraries))
 	names := make(map[string]bool, len(libraries))
@@ -45,8 +45,8 @@ func merge(old []entry, libraries []Library) []entry {
 	return append(all, kept...)
 }
 
-// inOrder sorts as the loader searches. Pointers are what is moved about: of a stable sort there is
-// much of that.
+// inOrder sorts entries as the loader searches. It moves pointers, because a stable sort moves
+// elements often.
 func inOrder(entries []entry) {
 	sorted, copied := make([]*entry, len(entries)), slices.Clone(entries)
 	for i := range copied {
@@ -58,7 +58,7 @@ func inOrder(entries []entry) {
 	}
 }
 
-// without takes libraries out that are no longer there, and tells whether there were any.
+// without removes libraries that no longer exist, and reports whether there were any.
 func without(old []entry, gone map[string]bool) ([]entry, bool) {
 	kept := slices.DeleteFunc(slices.Clone(old), func(e entry) bool { return gone[e.path] })
 	return kept, len(kept) < len(old)

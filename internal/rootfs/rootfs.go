@@ -1,8 +1,8 @@
-// Package rootfs does in a container's root file system what a mount cannot: before the start it
-// enters the driver's libraries into ld.so.cache, after the end it takes away what was made for the
-// mounts. The files are a tenant's, and another container may change them meanwhile: everything
-// goes through file descriptors of directories below the root, no link is followed out of it, and
-// what is odd stays as it is.
+// Package rootfs makes changes in a container's root file system that a mount cannot. Before the
+// start it enters the driver's libraries into ld.so.cache. After the end it removes the mount
+// points that were made. The files belong to a tenant, and another container may change them
+// meanwhile. So the package uses descriptors of directories below the root, follows no link out of
+// it, and leaves unexpected files as they are.
 package rootfs
 
 import (
@@ -22,30 +22,30 @@ import (
 
 const (
 	cacheName = "ld.so.cache"
-	// ldconfig's own name for it: what a crash leaves behind, the next one writes over
+	// ldconfig's own name for it; the next run overwrites what a crash leaves
 	draftName = "ld.so.cache~"
 )
 
-// ErrNotOurs says that a root file system was not made for the container: it is somebody's
-// directory.
+// ErrNotOurs is the error for a root file system that was not made for the container, but is a
+// directory of a user's.
 var ErrNotOurs = errors.New("the root file system is a directory that was not made for the container")
 
-// Tree is a container's root file system and what may be done there.
+// Tree is a container's root file system, with what may be changed there.
 type Tree struct {
-	Root   string   // as the runtime finds it
-	Bundle string   // the container's
-	Mounts []string // destinations of its mounts: below them is not the image
+	Root   string   // the path that the runtime uses
+	Bundle string   // the container's bundle
+	Mounts []string // destinations of its mounts; files below them do not belong to the image
 }
 
-// Enter puts libraries into the image's ld.so.cache. A second time changes nothing. An error says
-// why nothing was written; the loader then finds the libraries where they are mounted, and only who
-// asks the cache does not.
+// Enter adds libraries to the image's ld.so.cache. A second call changes nothing. An error says why
+// nothing was written. The loader then still finds the libraries where they are mounted; only
+// programs that read the cache do not.
 func (t Tree) Enter(libraries []Library) error {
 	return t.change(func(old []entry) ([]entry, bool) { return merge(old, libraries), true })
 }
 
-// Listed are the places that the image's ld.so.cache has for libraries of these names. Of a cache
-// that cannot be read, none.
+// Listed returns the paths that the image's ld.so.cache has for libraries of these names. It
+// returns none if the cache cannot be read.
 func (t Tree) Listed(names []string) (places []string) {
 	root, err := openDir(t.Root)
 	if err != nil || t.covered("/etc/"+cacheName) {
@@ -70,9 +70,9 @@ func (t Tree) Listed(names []string) (places []string) {
 	return places
 }
 
-// Tidy removes, of the places where files were mounted, those that a runtime made for it: empty
-// files that are not older than since, in nanoseconds of the epoch. Their names leave ld.so.cache,
-// too. Of the directories those go that are empty then.
+// Tidy removes the mount points that a runtime made for files: empty files that are not older than
+// since, in nanoseconds of the epoch. It removes their names from ld.so.cache, too, and then those
+// of dirs that are empty.
 func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	root, err := t.open()
 	if err != nil {
@@ -81,7 +81,7 @@ func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	defer root.Close()
 	gone := map[string]bool{}
 	for _, place := range places[:min(len(places), maxPlaces)] {
-		if !t.covered(place) && tidy(root, place, since) {
+		if !t.covered(place) && removeMountPoint(root, place, since) {
 			gone[place] = true
 		}
 	}
@@ -97,10 +97,10 @@ func (t Tree) Tidy(places []string, since int64, dirs ...string) {
 	}
 }
 
-// maxPlaces bounds how long a delete is held up; a full driver has some 200.
+// maxPlaces limits how long a delete can take; a full driver has some 200 files.
 const maxPlaces = 1024
 
-// change rewrites the cache, where that changes it.
+// change rewrites the cache if the function changes it.
 func (t Tree) change(change func([]entry) ([]entry, bool)) error {
 	if t.covered("/etc/" + cacheName) {
 		return errors.New("a mount of the container's lies over it")
@@ -133,7 +133,7 @@ func (t Tree) change(change func([]entry) ([]entry, bool)) error {
 	return nil
 }
 
-// covered reports whether a mount of the container's own lies at or over a path.
+// covered reports whether a mount of the container's own is at or above a path.
 func (t Tree) covered(path string) bool {
 	for _, m := range t.Mounts {
 		m = filepath.Clean("/" + m)
@@ -144,9 +144,9 @@ func (t Tree) covered(path string) bool {
 	return false
 }
 
-// open opens the root, if it was made for the container: engines mount one, or put it into the
-// bundle. Any other directory is somebody's own, as with `podman run --rootfs` or `ctr run
-// --rootfs`, and nothing but the runtime writes there. So is the node's own root, though it is a
+// open opens the root if it was made for the container: engines mount one, or put it into the
+// bundle. Any other directory is a user's own, as with `podman run --rootfs` or `ctr run --rootfs`,
+// and only the runtime may write there. That is also true of the node's own root, although it is a
 // mount.
 func (t Tree) open() (*os.File, error) {
 	root, err := openDir(t.Root)
@@ -176,8 +176,8 @@ func openDir(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not tell; there
-// it is one if its parent is of another file system.
+// isMount reports whether a directory is the root of a mount. Kernels before 5.8 do not report it;
+// there it is one if its parent is on another file system.
 func isMount(dir *os.File) bool {
 	var st, parent unix.Statx_t
 	if unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, 0, &st) != nil {
@@ -190,7 +190,7 @@ func isMount(dir *os.File) bool {
 		parent.Dev_minor != st.Dev_minor)
 }
 
-// openat opens a name in a directory, never through a link.
+// openat opens a name in a directory and follows no link.
 func openat(dir *os.File, name string, flags int) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -199,8 +199,8 @@ func openat(dir *os.File, name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// readCache reads the cache if it is a regular file: of a pipe or a device, opening alone would do
-// something. Nil without one.
+// readCache reads the cache if it is a regular file: opening a pipe or a device can have effects.
+// It returns nil without one.
 func readCache(etc *os.File) ([]byte, error) {
 	handle, err := openat(etc, cacheName, unix.O_PATH)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -215,7 +215,7 @@ func readCache(etc *os.File) ([]byte, error) {
 		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxCache {
-		return nil, errOdd
+		return nil, errUnknownFormat
 	}
 	f, err := host.Reopen(handle)
 	if err != nil {
@@ -224,14 +224,13 @@ func readCache(etc *os.File) ([]byte, error) {
 	defer f.Close()
 	content := make([]byte, st.Size)
 	n, err := io.ReadFull(f, content)
-	if errors.Is(err, io.ErrUnexpectedEOF) { // it was cut short meanwhile
+	if errors.Is(err, io.ErrUnexpectedEOF) { // another process cut it meanwhile
 		err = nil
 	}
 	return content[:n], err
 }
 
-// replace puts a new cache in place of the old one, with the owner of /etc, and its mode as far as
-// a file has one.
+// replace replaces the cache, with the owner of /etc and its mode without execute bits.
 func replace(etc *os.File, content []byte) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(etc.Fd()), &st); err != nil {
@@ -258,7 +257,7 @@ func replace(etc *os.File, content []byte) error {
 	return err
 }
 
-// create makes the draft anew, in place of one that a crash has left.
+// create creates the draft, in place of one that a crash has left.
 func create(etc *os.File) (*os.File, error) {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(int(etc.Fd()), draftName, flags, 0o600)
@@ -273,8 +272,9 @@ func create(etc *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), draftName), nil
 }
 
-// tidy removes a mount point that a runtime made, and tells whether nothing is there now.
-func tidy(root *os.File, place string, since int64) bool {
+// removeMountPoint removes a mount point that a runtime made. It reports whether nothing is there
+// now.
+func removeMountPoint(root *os.File, place string, since int64) bool {
 	dir, err := host.OpenInRoot(root, filepath.Dir(place))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)

@@ -19,8 +19,8 @@ import (
 var libcuda = []Library{{"/usr/lib/x86_64-linux-gnu/libcuda.so", 64},
 	{"/usr/lib/x86_64-linux-gnu/libcuda.so.1", 64}}
 
-// The node's own root is a mount, and no container's: nothing is opened there, so nothing can be
-// written.
+// The node's own root is a mount, but not a container's: it is not opened, so nothing can be
+// written there.
 func TestTheNodesOwnRootIsNobodys(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "root")
@@ -36,7 +36,7 @@ func TestTheNodesOwnRootIsNobodys(t *testing.T) {
 	}
 }
 
-// image is a root file system in a bundle, with a cache; nil is none.
+// image returns a root file system in a bundle, with a cache; nil: none.
 func image(t testing.TB, cache []byte) Tree {
 	t.Helper()
 	dir := t.TempDir()
@@ -62,7 +62,7 @@ func read(t testing.TB, path string) string {
 	return string(content)
 }
 
-// listed is what this machine's own ldconfig reads out of a cache.
+// listed returns what this machine's own ldconfig reads from a cache.
 func listed(t *testing.T, path string) []string {
 	t.Helper()
 	ldconfig, err := exec.LookPath("/sbin/ldconfig")
@@ -82,8 +82,8 @@ func listed(t *testing.T, path string) []string {
 	return lines
 }
 
-// TestGlibcReadsIt: this machine's cache with libraries in it is to this machine's ldconfig what it
-// was, and they in their places.
+// TestGlibcReadsIt: after libraries are added to this machine's cache, ldconfig lists them in their
+// places and everything else as before.
 func TestGlibcReadsIt(t *testing.T) {
 	own, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
@@ -124,7 +124,7 @@ func TestAMissingCacheIsMade(t *testing.T) {
 	}
 }
 
-// TestTwiceIsOnce: the second time not even the file's inode is another.
+// TestTwiceIsOnce: the second call does not even change the file's inode.
 func TestTwiceIsOnce(t *testing.T) {
 	tree := image(t, nil)
 	inode := func() uint64 {
@@ -143,8 +143,8 @@ func TestTwiceIsOnce(t *testing.T) {
 	}
 }
 
-// TestTheImagesOwnComesAfter ours: of one name, and none before it for a better processor; other
-// names and other architectures stay.
+// TestTheImagesOwnComesAfter: entries of the same name come after the added ones, also those for a
+// better processor. Other names and architectures stay.
 func TestTheImagesOwnComesAfter(t *testing.T) {
 	const old = "/usr/local/cuda/compat/libcuda.so.1"
 	flags, known := flagsOf(64)
@@ -178,7 +178,7 @@ func TestTheImagesOwnComesAfter(t *testing.T) {
 	}
 }
 
-// oldCache is one of the format before glibc 2.2, with whatever follows it.
+// oldCache returns a cache in the format before glibc 2.2, followed by more.
 func oldCache(name, path, more string) []byte {
 	b := append([]byte(oldMagic), 0, 1, 0, 0, 0)
 	b = append(b, 3, 3, 0, 0, 0, 0, 0, 0, byte(len(name)+1), 0, 0, 0)
@@ -202,7 +202,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// nested is a small cache whose texts would be large: each begins within the one before.
+// nested returns a small cache whose texts would be large: each begins within the one before.
 func nested() []byte {
 	c := encode(make([]entry, 4000))
 	start := len(c)
@@ -213,7 +213,7 @@ func nested() []byte {
 	return c
 }
 
-// TestOddCachesStay as they are, whatever they are, and so does all that they lead to.
+// TestOddCachesStay: caches of an unknown format stay as they are, and so do the targets of links.
 func TestOddCachesStay(t *testing.T) {
 	good := encode([]entry{{3, "a", "/a", 0, 0, "v3"}})
 	with := func(at int, b ...byte) []byte { c := bytes.Clone(good); copy(c[at:], b); return c }
@@ -224,14 +224,14 @@ func TestOddCachesStay(t *testing.T) {
 		"of another version": []byte("glibc-ld.so.cache1.2" + strings.Repeat("\x00", 40)),
 	} {
 		tree := image(t, content)
-		if err := tree.Enter(libcuda); !errors.Is(err, errOdd) || read(t, tree.cache()) != string(content) {
+		if err := tree.Enter(libcuda); !errors.Is(err, errUnknownFormat) || read(t, tree.cache()) != string(content) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// TestOddPlaces: nothing is written where /etc is no directory of the image's or the cache no file,
-// and nothing outside.
+// TestOddPlaces: nothing is written if /etc is not a directory of the image or the cache is not a
+// file, and nothing outside of the image.
 func TestOddPlaces(t *testing.T) {
 	outside := t.TempDir()
 	canary := filepath.Join(outside, "ld.so.cache")
@@ -297,7 +297,7 @@ func TestSomebodysDirectory(t *testing.T) {
 	if tree.Tidy([]string{"/etc/empty"}, 0); read(t, place) != "" {
 		t.Error("it was tidied")
 	}
-	tree.Root, tree.Bundle = "/proc", "/nowhere" // a mount, if nobody's
+	tree.Root, tree.Bundle = "/proc", "/nowhere" // a mount that is no container's
 	if err := tree.Enter(libcuda); err == nil || errors.Is(err, ErrNotOurs) {
 		t.Errorf("a mount: got %v", err)
 	}
@@ -308,7 +308,7 @@ func TestSomebodysDirectory(t *testing.T) {
 	}
 }
 
-// TestTidy takes away what a runtime made, and nothing else.
+// TestTidy: it removes what a runtime made, and nothing else.
 func TestTidy(t *testing.T) {
 	tree := image(t, nil)
 	tree.Mounts = []string{"/volume"}
@@ -353,8 +353,8 @@ func TestTidy(t *testing.T) {
 	}
 }
 
-// FuzzCache: whatever a cache holds, it is read within bounds, and what is written of it is read as
-// the same.
+// FuzzCache: any cache is read within its bounds, and a written cache is read with the same
+// entries.
 func FuzzCache(f *testing.F) {
 	f.Add(encode([]entry{{3, "liba.so.1", "/lib/liba.so.1", 1, 2, ""},
 		{3, "liba.so.1", "/lib/v3/liba.so.1", 0, 0, "v3"}}))
