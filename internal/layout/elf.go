@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// The little of ELF that names a program's loader (elf(5)). debug/elf would add a tenth to the
-// programs that every create runs.
+// The parts of ELF that name a program's loader (elf(5)). debug/elf would add a tenth to the size
+// of the programs that every create runs.
 const (
 	headerSize  = 64
 	segmentSize = 56
@@ -16,7 +16,7 @@ const (
 	segmentKind = 3 // PT_INTERP
 )
 
-// interp reads the path of the loader out of a 64-bit little-endian program; "" where it names
+// interp returns the path of the loader that a 64-bit little-endian program names; "" if it names
 // none.
 func interp(r io.ReaderAt) string {
 	var header [headerSize]byte

@@ -1,6 +1,6 @@
-// Package layout tells where the programs of an image look for libraries, by reading the image and
-// running nothing of it. An image is a tenant's: every path in it may lead anywhere, so it is
-// walked with its own root as the root, and what is read is bounded.
+// Package layout finds the directories in which an image's programs look for libraries. It reads
+// the image and runs nothing of it. A tenant makes the image, and every path in it may lead
+// anywhere. So paths are resolved with the image's root as root, and reads have limits.
 package layout
 
 import (
@@ -22,26 +22,26 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Image is what is looked at.
+// Image is an image and the process that will run in it.
 type Image struct {
-	Root   string   // the root file system as the runtime will find it
-	Args   []string // the process's
+	Root   string   // the path of the root file system that the runtime uses
+	Args   []string // the arguments of the process
 	Path   string   // its PATH
 	Search []string // its LD_LIBRARY_PATH
-	Mounts []string // destinations: what lies below them is not the image's
+	Mounts []string // destinations of mounts; files below them do not belong to the image
 
-	UIDs, GIDs []specs.LinuxIDMapping // of a user namespace of the container's own; nil: the node's users
+	UIDs, GIDs []specs.LinuxIDMapping // of the container's own user namespace; nil: the node's users
 }
 
-// loader is a dynamic loader's well-known place.
+// loader is a dynamic loader at a well-known path.
 type loader struct {
 	bits int
 	path string
-	musl string // where musl reads its search path; only of musl's loader
+	musl string // the file with musl's search path; only for musl's loader
 }
 
-// loaders are those of this architecture: glibc's first, because NVIDIA's libraries are built for
-// it.
+// loaders returns the loaders of this architecture: glibc's first, because NVIDIA's libraries are
+// built for it.
 func loaders() []loader {
 	if runtime.GOARCH == "arm64" {
 		return []loader{{64, "/lib/ld-linux-aarch64.so.1", ""}, {64, "/lib/ld-musl-aarch64.so.1",
@@ -51,8 +51,8 @@ func loaders() []loader {
 		{64, "/lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path"}, {32, "/lib/ld-linux.so.2", ""}}
 }
 
-// Of finds the library directories of an image. One that has none, as an image with static programs
-// alone, has no problem.
+// Of finds the library directories of an image. An image without any is not a problem: it may have
+// only static programs.
 func Of(i Image) grant.Layout {
 	r, err := open(i)
 	if err != nil {
@@ -60,7 +60,7 @@ func Of(i Image) grant.Layout {
 	}
 	defer r.root.Close()
 	known := loaders()
-	if own := r.interpreter(); own != "" { // of a distribution with another place for it, as NixOS
+	if own := r.interpreter(); own != "" { // a distribution with another path for it, as NixOS
 		known = append(known, loader{64, own, ""})
 	}
 	l := grant.Layout{ReadOnly: r.readOnly()}
@@ -79,11 +79,11 @@ func Of(i Image) grant.Layout {
 
 // File is a regular file of an image.
 type File struct {
-	Path string // as it was asked for
-	Real string // with its links resolved
+	Path string // the requested path
+	Real string // the path without links
 }
 
-// Files lists those of the paths that lead to regular files of the image. Nothing of it is opened
+// Files returns those of the paths that lead to regular files of the image. It opens none of them
 // for reading.
 func Files(i Image, paths []string) []File {
 	r, err := open(i)
@@ -112,15 +112,15 @@ func (r reader) regular(path string) (string, bool) {
 	return r.below(f)
 }
 
-// below is an open file's path in the image.
+// below returns the path of an open file in the image.
 func (r reader) below(f *os.File) (string, bool) {
 	path, err := pathOf(f)
 	below, inside := strings.CutPrefix(path, strings.TrimSuffix(r.real, "/"))
 	return below, err == nil && inside && strings.HasPrefix(below, "/") && below != "/"
 }
 
-// open opens an image's root, without the runtime's poller, which has no part in files and costs a
-// create 50 microseconds.
+// open opens an image's root, without Go's network poller, which files do not use and which takes
+// 50 microseconds of a create.
 func open(i Image) (reader, error) {
 	fd, err := unix.Open(i.Root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -133,21 +133,21 @@ func open(i Image) (reader, error) {
 	return r, err
 }
 
-// readOnly asks how the root file system is mounted.
+// readOnly reports whether the root file system is mounted read-only.
 func (r reader) readOnly() bool {
 	var st unix.Statfs_t
 	return unix.Fstatfs(int(r.root.Fd()), &st) == nil && st.Flags&unix.ST_RDONLY != 0
 }
 
-// reader is an image that is being read.
+// reader is an open image.
 type reader struct {
 	Image
 	root *os.File
 	real string // the root's path
 }
 
-// libraries is the first directory that the loader searches and the image has, with its links
-// resolved; "" without one. It tells, too, whether the loader asks glibc's cache before.
+// libraries returns the first directory that the loader searches and the image has, without links;
+// "" if there is none. cache says that the loader reads glibc's cache first.
 func (r reader) libraries(ld loader) (dir string, cache bool) {
 	content, err := r.read(ld.path)
 	if err != nil {
@@ -167,8 +167,8 @@ func (r reader) libraries(ld loader) (dir string, cache bool) {
 	return "", false
 }
 
-// muslPath is where musl's loader searches: what its file says, else what is built in
-// (ldso/dynlink.c).
+// muslPath returns the directories that musl's loader searches: those of its file, otherwise the
+// built-in ones (ldso/dynlink.c).
 func (r reader) muslPath(file string) []string {
 	content, err := r.read(file)
 	if err != nil {
@@ -178,14 +178,14 @@ func (r reader) muslPath(file string) []string {
 }
 
 const (
-	maxRead = 4 << 20 // a loader has some hundred kilobytes
+	maxRead = 4 << 20 // bytes; a loader has some hundred kilobytes
 	maxPath = 1024
 	maxDirs = 16
 )
 
-// systemDirs reads the directories that are built into glibc's loader: strings one after another,
-// each ending in a slash (elf/dl-load.c, system_dirs). Distributions set them: Debian's has the
-// multiarch directories there, NixOS's its own store path.
+// systemDirs returns the directories that are built into glibc's loader: consecutive strings, each
+// with a slash at its end (elf/dl-load.c, system_dirs). Distributions set them: Debian's has the
+// multiarch directories, NixOS's its own store path.
 func systemDirs(loader []byte) []string {
 	for {
 		i := bytes.Index(loader, []byte("\x00/"))
@@ -200,7 +200,7 @@ func systemDirs(loader []byte) []string {
 	}
 }
 
-// directories reads paths of directories, one after another, and returns what follows them.
+// directories parses consecutive paths of directories, and returns what follows them.
 func directories(text []byte) (dirs []string, rest []byte) {
 	for len(dirs) < maxDirs {
 		dir, _, found := bytes.Cut(text[:min(len(text), maxPath)], []byte{0})
@@ -213,8 +213,8 @@ func directories(text []byte) (dirs []string, rest []byte) {
 	return dirs, text
 }
 
-// isDirectory reports whether a string is an absolute path with a slash at its end, of ordinary
-// letters.
+// isDirectory reports whether a string is an absolute path of ordinary characters with a slash at
+// its end.
 func isDirectory(s []byte) bool {
 	if len(s) < 3 || s[0] != '/' || s[len(s)-1] != '/' {
 		return false
@@ -230,8 +230,8 @@ func isDirectory(s []byte) bool {
 	return true
 }
 
-// directory resolves one in the image. What is mounted over by the container's own mounts is not
-// the image's: a runtime would make our mount points there, in somebody's volume.
+// directory resolves a directory in the image. A directory below one of the container's own mounts
+// is not the image's: a runtime would make the mount points in a volume.
 func (r reader) directory(dir string) (string, bool) {
 	f, err := host.OpenInRoot(r.root, dir)
 	if err != nil {
@@ -253,8 +253,8 @@ func (r reader) directory(dir string) (string, bool) {
 	return below, !covered
 }
 
-// interpreter is the loader that the process's program names, "" for a script, a static program, or
-// none.
+// interpreter returns the loader that the process's program names; "" for a script, a static
+// program, or none.
 func (r reader) interpreter() string {
 	if len(r.Args) == 0 {
 		return ""
@@ -271,7 +271,7 @@ func (r reader) interpreter() string {
 	return ""
 }
 
-// candidates are where a program may lie that is called by name.
+// candidates returns the possible paths of a program that is called by name.
 func candidates(name, path string) []string {
 	if strings.Contains(name, "/") {
 		return []string{name}
@@ -298,7 +298,7 @@ func (r reader) open(path string) (*os.File, error) {
 	return host.Reopen(f)
 }
 
-// read reads the beginning of a file, which of a loader is all.
+// read reads the beginning of a file; for a loader that is the whole file.
 func (r reader) read(path string) ([]byte, error) {
 	f, err := r.open(path)
 	if err != nil {
@@ -311,7 +311,7 @@ func (r reader) read(path string) ([]byte, error) {
 	}
 	content := make([]byte, min(info.Size(), maxRead))
 	n, err := io.ReadFull(f, content)
-	if errors.Is(err, io.ErrUnexpectedEOF) { // it was cut short meanwhile
+	if errors.Is(err, io.ErrUnexpectedEOF) { // another process cut it meanwhile
 		err = nil
 	}
 	return content[:n], err

@@ -53,8 +53,8 @@ func (i image) make(t testing.TB) string {
 	return root
 }
 
-// glibc is a loader with these system directories, as glibc's build writes them, among other
-// strings.
+// glibc returns a loader with these system directories among other strings, as glibc's build writes
+// them.
 func glibc(dirs ...string) string {
 	text := "\x7fELF....\x00/etc/ld.so.cache\x00/proc/\x00glibc-hwcaps/\x00"
 	for _, d := range dirs {
@@ -65,7 +65,7 @@ func glibc(dirs ...string) string {
 
 const loader64, loader32 = "lib64/ld-linux-x86-64.so.2", "lib/ld-linux.so.2"
 
-// program is an executable that names a loader; none without.
+// program returns an executable that names a loader; "": none.
 func program(loader string) string {
 	var b bytes.Buffer
 	h := elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Phoff: 64, Phentsize: 56, Phnum: 2}
@@ -126,7 +126,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestThisMachinesOwnLoader holds the reading to a real one: what it says of itself comes first.
+// TestThisMachinesOwnLoader: what a real loader reports of itself comes first in what is read from
+// its file.
 func TestThisMachinesOwnLoader(t *testing.T) {
 	real, err := filepath.EvalSymlinks("/lib64/ld-linux-x86-64.so.2")
 	if err != nil {
@@ -146,8 +147,8 @@ func TestThisMachinesOwnLoader(t *testing.T) {
 	}
 }
 
-// TestHostileImages: nothing is found outside of the image, nothing hangs, nothing is a path that a
-// mount should not have.
+// TestHostileImages: nothing outside of the image is found, nothing blocks, and no result is a path
+// that a mount must not have.
 func TestHostileImages(t *testing.T) {
 	outside := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(outside, "lib"), 0o755); err != nil {
@@ -209,8 +210,8 @@ func TestNoRoot(t *testing.T) {
 	}
 }
 
-// TestUnmakeable: in a user namespace its root is root where it knows owner and group, and one user
-// among others elsewhere. What is there already need not be made.
+// TestUnmakeable: the root of a user namespace has root's rights where it knows owner and group,
+// and a normal user's elsewhere. A place that exists need not be made.
 func TestUnmakeable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: directories of other users are not looked at")
@@ -257,7 +258,7 @@ func TestUnmakeable(t *testing.T) {
 	}
 }
 
-// FuzzLoader: whatever a loader holds, only directories of the image come out of it.
+// FuzzLoader: for any loader file, the result has only directories of the image.
 func FuzzLoader(f *testing.F) {
 	f.Add([]byte(glibc(debianDirs...)))
 	f.Add([]byte("\x00/lib/../../\x00"))

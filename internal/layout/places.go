@@ -10,10 +10,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Unmakeable finds a place of an image where nothing is and where the container's runtime can make
-// nothing to mount over, and says why; "" where there is none. That is so on a file system that is
-// mounted read-only, and in a user namespace in directories of users whom it does not know: its
-// root is nobody there.
+// Unmakeable returns a missing place of an image at which the runtime cannot make a mount point,
+// and why; "" if there is none. That is so on a file system that is mounted read-only. It is also
+// so in a user namespace, in directories of users that it does not map: its root has no rights
+// there.
 func Unmakeable(i Image, places []string) (place, why string, err error) {
 	r, err := open(i)
 	if err != nil {
@@ -44,8 +44,8 @@ func Unmakeable(i Image, places []string) (place, why string, err error) {
 	return "", "", nil
 }
 
-// writable reports whether the user namespace's root can make something in a directory, or in the
-// last one on the way to it that is there. What cannot be told is left to the runtime.
+// writable reports whether the user namespace's root can create files in a directory, or in its
+// last parent that exists. If that is unknown it is true, and the runtime finds out.
 func (r reader) writable(dir string) bool {
 	for {
 		f, err := host.OpenInRoot(r.root, dir)
@@ -63,11 +63,11 @@ func (r reader) writable(dir string) bool {
 	}
 }
 
-// mayWrite is the kernel's rule for a root of a user namespace: it is root where it knows both the
-// owner and the group (capable_wrt_inode_uidgid, kernel/capability.c), else it is one user among
-// others.
+// mayWrite is the kernel's rule for the root of a user namespace. It has root's rights if it knows
+// both the owner and the group (capable_wrt_inode_uidgid, kernel/capability.c), otherwise a normal
+// user's.
 func (i Image) mayWrite(st unix.Stat_t) bool {
-	const write = 0o3 // and search
+	const write = 0o3 // write and search permission
 	switch {
 	case knows(i.UIDs, st.Uid) && knows(i.GIDs, st.Gid):
 		return true
