@@ -1,6 +1,6 @@
-// Package nri is gpuledger's plugin for engines whose default runtime cannot be changed: the same
-// node.Admit, asked through NRI (containerd/nri). An engine goes on without a plugin that does not
-// answer, so this guards less than gpuledger-runtime does; docs/nri.md says what is left open.
+// Package nri is gpuledger's plugin for engines whose default runtime cannot be changed. It calls
+// node.Admit through NRI (containerd/nri). An engine continues if a plugin does not answer, so this
+// enforces less than gpuledger-runtime does; docs/nri.md says what remains open.
 package nri
 
 import (
@@ -20,24 +20,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Name and Index are how engines know the plugin: "gpuledger" stands in required_plugins. Plugins
-// are asked in the order of their indexes, so that the last sees what those before it add.
+// Name and Index identify the plugin to engines: required_plugins lists "gpuledger". Engines call
+// plugins in the order of their indexes, so the last one sees the edits of all others.
 const (
 	Name  = "gpuledger"
 	Index = "99"
 )
 
-// DefaultSocket is where containerd and CRI-O listen.
+// DefaultSocket is the NRI socket of containerd and CRI-O.
 const DefaultSocket = api.DefaultSocketPath
 
-// Options of a Manager.
+// Options are the settings of a Manager.
 type Options struct {
 	Socket  string
-	Open    func() *node.Node // the node as its configuration is now
-	Observe bool              // change and refuse nothing; record what is outside the ledger
-	// have the engine fail a request that we do not answer, where its NRI can (0.12.5)
+	Open    func() *node.Node // opens the node with its current configuration
+	Observe bool              // change and refuse nothing; record containers outside the ledger
+	// make the engine fail a request without an answer, if its NRI can (0.12.5)
 	FailRequest bool
-	Roots       []string // further directories in which the engine's runtimes keep their states
+	Roots       []string // more directories in which the engine's runtimes keep their state
 	Log         *logrus.Logger
 }
 
@@ -47,26 +47,26 @@ type Manager struct {
 
 	mu       sync.Mutex
 	current  *plugin   // nil while not connected
-	retry    time.Time // not before
+	retry    time.Time // no attempt before this time
 	wait     time.Duration
 	failure  error           // of the last attempt
-	reserved map[string]bool // containers that this process holds grants for
+	reserved map[string]bool // ids of containers for which this process holds grants
 }
 
-// New gives a manager that is not connected yet.
+// New returns a manager that is not connected yet.
 func New(o Options) *Manager { return &Manager{Options: o, reserved: map[string]bool{}} }
 
-// Name is what logs call it.
+// Name is the manager's name in logs.
 func (m *Manager) Name() string { return "nri" }
 
-// The waits between attempts to reach an engine that is not there.
+// The waits between attempts to connect to an engine that does not listen.
 const (
 	firstWait = 250 * time.Millisecond
 	lastWait  = 15 * time.Second
 )
 
-// Ensure connects where there is no connection, sooner after it was lost than when there was none
-// for long. The error is that of the last attempt.
+// Ensure connects if there is no connection. It tries again sooner after a lost connection than
+// after long absence. The error is that of the last attempt.
 func (m *Manager) Ensure(ctx context.Context) error {
 	m.mu.Lock()
 	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
@@ -85,12 +85,12 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	return m.failure
 }
 
-// registration bounds one attempt; an engine gives a plugin five seconds.
+// registration is the time limit of one attempt; an engine gives a plugin five seconds.
 const registration = 10 * time.Second
 
-// connect registers with the engine. The connection is our own, because a stub whose engine dies
-// between the registration and the configuration waits for ever: then it is closed under it and the
-// stub forgotten.
+// connect registers with the engine. It opens the connection itself: a stub whose engine ends
+// between registration and configuration waits for ever. Then connect closes the connection and
+// drops the stub.
 func (m *Manager) connect(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", m.Socket)
 	if err != nil {
@@ -133,7 +133,7 @@ func (p *plugin) start(ctx context.Context) error {
 	}
 }
 
-// lost hears that the connection is closed, by whichever side.
+// lost is called when either side has closed the connection.
 func (p *plugin) lost() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,8 +144,8 @@ func (p *plugin) lost() {
 	}
 }
 
-// Stop leaves the engine. What this process holds for containers that have not started ends with
-// it.
+// Stop disconnects from the engine. This process's reservations for containers that have not
+// started end with it.
 func (m *Manager) Stop() {
 	m.mu.Lock()
 	p := m.current
@@ -161,7 +161,7 @@ func (m *Manager) remember(id string) {
 	m.reserved[id] = true
 }
 
-// forget reports whether there was something to remember.
+// forget removes a container from the reserved ones, and reports whether it was there.
 func (m *Manager) forget(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,15 +176,15 @@ func (m *Manager) remembered() []string {
 	return slices.Sorted(maps.Keys(m.reserved))
 }
 
-// carriesRules reports whether an NRI of that version hands device rules on (nri 0.10,
-// pkg/adaptation/result.go). One that does not say its version is taken for older.
+// carriesRules reports whether an NRI of this version passes device rules on (nri 0.10,
+// pkg/adaptation/result.go). One without a version counts as older.
 func carriesRules(version string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(version, "v%d.%d", &major, &minor)
 	return n == 2 && (major > 0 || minor >= 10)
 }
 
-// stubLog keeps to itself what the stub says of ordinary life.
+// stubLog lowers the level of the stub's messages about normal operation.
 type stubLog struct{ *logrus.Logger }
 
 func (l stubLog) Debugf(_ context.Context, format string, args ...any) {

@@ -21,30 +21,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// plugin answers the requests of one connection. An error from it fails what the engine was about
-// to do.
+// plugin answers the requests of one connection. An error makes the engine's operation fail.
 type plugin struct {
 	*Manager
 	stub    stub.Stub
-	closed  bool   // under the manager's lock
-	runtime string // the engine by its own name, with its version
+	closed  bool   // guarded by the manager's lock
+	runtime string // the name that the engine reports, with its version
 	engine  grant.Engine
 	can     adjust.Engine
-	timeout time.Duration // the engine's, for one request
+	timeout time.Duration // the engine's time limit for one request
 }
 
-// engines are the names that engines give themselves.
+// engines are the names that engines report.
 var engines = map[string]grant.Engine{"containerd": grant.Containerd, "cri-o": grant.CRIO}
 
-// stateRoots are where engines have their runtimes keep containers' states, for those of CRI.
+// stateRoots are the directories in which engines let their runtimes keep the state of CRI
+// containers.
 var stateRoots = map[grant.Engine][]string{
 	grant.Containerd: {"/run/containerd/runc/k8s.io"},
 	grant.CRIO:       {"/run/runc", "/run/crun"},
 	grant.NoEngine:   {"/run/runc"},
 }
 
-// Configure hears who the engine is. It asks for no other events than those that the methods below
-// answer.
+// Configure receives the engine's name and version. It subscribes only to the events of the methods
+// below.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
 	p.runtime, p.engine = runtime+" "+version, grant.NoEngine
 	if engine, known := engines[runtime]; known {
@@ -55,7 +55,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 	return 0, nil
 }
 
-// CreateContainer admits the container. The grant is held for it by this process until its create.
+// CreateContainer admits the container. This process holds the grant for it until its create.
 func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	if p.Observe {
@@ -66,7 +66,8 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	if err != nil {
 		return nil, nil, err
 	}
-	create.Reserve, create.Patience = true, p.timeout/4 // the ledger's lock may take half of it
+	// waiting for the ledger's lock may take half of the limit
+	create.Reserve, create.Patience = true, p.timeout/4
 	d := n.Admit(create)
 	if d.Bound {
 		p.remember(c.GetId())
@@ -81,32 +82,33 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	return adjustment, nil, nil
 }
 
-// StartContainer judges what the real runtime has made, as nothing of it runs yet: with the edits
-// of plugins behind us, of CDI and of gpuledger-runtime. It turns the reservation into a binding.
+// StartContainer judges what the real runtime has made, before any process of it runs. That
+// includes the edits of later plugins, of CDI and of gpuledger-runtime. It turns the reservation
+// into a binding.
 func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	d, err := p.settle(pod, c, stage{running: p.Observe})
+	d, err := p.judgeExisting(pod, c, stage{running: p.Observe})
 	if err != nil {
 		return err
 	}
 	return p.answer(c, d)
 }
 
-// StopContainer hears that a container has stopped, or that its create is undone.
+// StopContainer is called when a container has stopped, or its create is undone.
 func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox,
 	c *api.Container) ([]*api.ContainerUpdate, error) {
-	p.tidy(c.GetId())
+	p.cleanUp(c.GetId())
 	return nil, nil
 }
 
-// RemoveContainer hears that a container is gone.
+// RemoveContainer is called when a container is removed.
 func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
-	p.tidy(c.GetId())
+	p.cleanUp(c.GetId())
 	return nil
 }
 
-// Synchronize takes up what the engine has already. Containers that are created and not started
-// need their grants held again before the engine goes on; the running ones, of which there may be
-// hundreds, are looked at afterwards: the engine gives a plugin two seconds.
+// Synchronize handles the containers that exist when the plugin connects. Containers that are
+// created and not started need their grants held again before the engine continues. There may be
+// hundreds of running ones, which are judged afterwards: the engine gives a plugin two seconds.
 func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 	containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	podOf, here := map[string]*api.PodSandbox{}, map[string]bool{}
@@ -120,18 +122,18 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 		case !created:
 			running = append(running, c)
 		case !p.Observe:
-			p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: true})
+			p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: true})
 		}
 	}
 	for _, id := range p.remembered() {
 		if !here[id] {
-			p.tidy(id)
+			p.cleanUp(id)
 		}
 	}
 	go func() {
 		outside := 0
 		for _, c := range running {
-			if p.takeUp(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
+			if p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
 				outside++
 			}
 		}
@@ -141,10 +143,10 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 	return nil, nil
 }
 
-// takeUp binds what a container holds by right, and reports one that has GPUs outside of the
-// ledger.
-func (p *plugin) takeUp(pod *api.PodSandbox, c *api.Container, s stage) (outside bool) {
-	d, err := p.settle(pod, c, s)
+// bindExisting binds what an existing container may use, and reports whether it has GPUs outside
+// the ledger.
+func (p *plugin) bindExisting(pod *api.PodSandbox, c *api.Container, s stage) (outside bool) {
+	d, err := p.judgeExisting(pod, c, s)
 	if err == nil {
 		err = p.answer(c, d)
 	}
@@ -154,14 +156,14 @@ func (p *plugin) takeUp(pod *api.PodSandbox, c *api.Container, s stage) (outside
 	return d.Kind == grant.Refused
 }
 
-// stage is how far a container is.
+// stage says in which phase of its life a container is.
 type stage struct {
 	running bool // a refusal is only recorded
-	reserve bool // its start is yet to come
+	reserve bool // it has not started
 }
 
-// settle judges a container that exists.
-func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.Decision, error) {
+// judgeExisting judges a container that exists.
+func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (node.Decision, error) {
 	n := p.node()
 	create, err := p.create(n, pod, c)
 	if err != nil {
@@ -186,8 +188,8 @@ func (p *plugin) settle(pod *api.PodSandbox, c *api.Container, s stage) (node.De
 	return d, nil
 }
 
-// initOf is the container's first process, from what its runtime recorded or else from the engine;
-// CRI-O tells none.
+// initOf returns the container's first process, from its runtime's state or otherwise from the
+// engine; CRI-O reports none.
 func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process, bool) {
 	if p, found := n.Ledger.ContainerInit(c.RuntimeRoot, c.ID); found {
 		return p, true
@@ -196,8 +198,8 @@ func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process
 	return p, err == nil && told.GetPid() != 0
 }
 
-// configOf reads the spec that the real runtime was given; nil where the container is not there yet
-// or cannot be found.
+// configOf returns the spec that the real runtime was given; nil if the container does not exist
+// yet or cannot be found.
 func (p *plugin) configOf(bundle string) []byte {
 	if bundle == "" {
 		return nil
@@ -209,7 +211,7 @@ func (p *plugin) configOf(bundle string) []byte {
 	return config
 }
 
-// create is the container as NRI tells it.
+// create returns the container as NRI describes it.
 func (p *plugin) create(n *node.Node, pod *api.PodSandbox, c *api.Container) (node.Create, error) {
 	config, err := json.Marshal(specOf(p.engineOf(n), pod, c))
 	if err != nil {
@@ -222,7 +224,7 @@ func (p *plugin) create(n *node.Node, pod *api.PodSandbox, c *api.Container) (no
 		}}, nil
 }
 
-// edited is the spec as the engine will make it.
+// edited returns the spec as the engine will make it.
 func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byte, error) {
 	adjustment, err := p.can.Container(v, c)
 	var unsayable *adjust.Unsayable
@@ -239,8 +241,8 @@ func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byt
 	return adjust.Apply(config, adjustment)
 }
 
-// answer is what the engine hears of a decision: one line, or nothing. What is only recorded goes
-// to the log as well.
+// answer returns the error that the engine gets for a decision: one line, or nil. A refusal that is
+// only recorded goes to the log instead.
 func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	refusal := d.Refusal()
 	if refusal == nil {
@@ -257,8 +259,8 @@ func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	return nil
 }
 
-// tidy forgets a container's reservation, and its binding where it is dead.
-func (p *plugin) tidy(id string) {
+// cleanUp removes a container's reservation, and its binding if that is dead.
+func (p *plugin) cleanUp(id string) {
 	n := p.node()
 	if p.forget(id) {
 		if err := n.Abandon(id); err != nil {
@@ -271,9 +273,9 @@ func (p *plugin) tidy(id string) {
 	}
 }
 
-// node is opened for each request, so that it is decided by the configuration as it is. It waits
-// for the ledger no longer than leaves time to answer: an engine that hears nothing goes on without
-// us.
+// node opens the node for each request, so that the current configuration decides. It waits for the
+// ledger only so long that time remains to answer: without an answer an engine continues without
+// the plugin.
 func (p *plugin) node() *node.Node {
 	n := p.Open()
 	if half := p.timeout / 2; 0 < half && half < n.Ledger.Wait {
@@ -282,7 +284,8 @@ func (p *plugin) node() *node.Node {
 	return n
 }
 
-// engineOf is whose word about pods is taken: none where the configuration cannot be read.
+// engineOf returns the engine whose statements about pods are trusted: NoEngine if the
+// configuration cannot be read.
 func (p *plugin) engineOf(n *node.Node) grant.Engine {
 	if n.Broken != nil {
 		return grant.NoEngine
@@ -294,8 +297,8 @@ func (p *plugin) roots() []string {
 	return append(append([]string(nil), p.Roots...), stateRoots[p.engine]...)
 }
 
-// rootOf is the runtime's root that has the container, or the one that it will most likely get: NRI
-// does not tell it. A reservation is found by the container's id, whatever its root.
+// rootOf returns the runtime's root that has the container, or the one that it will most likely
+// get: NRI does not report it. A reservation is found by the container's id under any root.
 func (p *plugin) rootOf(id string) string {
 	for _, root := range p.roots() {
 		if info, err := os.Stat(filepath.Join(root, id)); err == nil && info.IsDir() {

@@ -61,7 +61,7 @@ func TestPrivilegedByItsShape(t *testing.T) {
 	}
 }
 
-// TestSettledKeepsTheTruth: of config.json nothing is lost but what NRI knows better.
+// TestSettledKeepsTheTruth: everything of config.json stays, except what NRI knows better.
 func TestSettledKeepsTheTruth(t *testing.T) {
 	config := `{"ociVersion":"1.3.0","process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},"root":{"path":"/r"},"annotations":{"kept":"1","b":"old"},"new":{"x":1}}`
 	got, err := settled([]byte(config), specs.Spec{Annotations: map[string]string{"b": "new"}})
