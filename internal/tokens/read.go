@@ -1,7 +1,7 @@
-// Package tokens reads and writes JSON token by token. Reflection builds a table for every type
-// that a process meets; a program that lives for three milliseconds at every container's create
-// builds each for nothing, and that was an eighth of its time (docs/adr/0034). What it reads and
-// writes is what the JSON library does with the same types, which the tests of its users hold.
+// Package tokens reads and writes JSON token by token. Reflection builds a table for every type of
+// a process. A program that runs for three milliseconds at every container's create uses each table
+// once, and building them took an eighth of its time (docs/adr/0034). Package tokens has the JSON
+// library's results for the same types; the tests of its users check that.
 package tokens
 
 import (
@@ -19,14 +19,15 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// WrongTypeError is a value of another type than the field's, or a number that does not fit.
+// WrongTypeError is the error for a value of another type than the field's, or a number out of
+// range.
 type WrongTypeError struct{ Pointer jsontext.Pointer }
 
 func (e *WrongTypeError) Error() string {
 	return "wrong type at " + strconv.Quote(string(e.Pointer))
 }
 
-// TooManyError says that a list is longer than what is read.
+// TooManyError is the error for a list that is longer than the limit.
 type TooManyError struct {
 	Pointer jsontext.Pointer
 	Max     int
@@ -36,15 +37,15 @@ func (e *TooManyError) Error() string {
 	return fmt.Sprintf("more than %d elements at %q", e.Max, string(e.Pointer))
 }
 
-// What a list may have at most. A kernel takes no more of either: 100,000 mounts in a namespace
-// (fs.mount-max), and for a process's words 6 MiB, of which each takes 9 bytes and more
-// (fs/exec.c). Without a bound an empty object of two bytes is a structure of hundreds.
+// The largest sizes of lists. A kernel accepts no more of either: 100,000 mounts in a namespace
+// (fs.mount-max), and 6 MiB for a process's words, of which each takes at least 9 bytes
+// (fs/exec.c). Without a limit, an empty object of two bytes would become a structure of hundreds.
 const (
 	MaxElements = 1 << 17
 	MaxStrings  = 1 << 20
 )
 
-// wrong skips a value, so that the pointer says where it is.
+// wrong skips a value, so that the error's pointer names it.
 func wrong(d *jsontext.Decoder) error {
 	if err := d.SkipValue(); err != nil {
 		return err
@@ -52,8 +53,7 @@ func wrong(d *jsontext.Decoder) error {
 	return &WrongTypeError{d.StackPointer()}
 }
 
-// decoders are used again: a create reads some forty documents and lists, most of them of a few
-// bytes.
+// decoders are reused: a create reads some forty documents and lists, most of them of a few bytes.
 var decoders = sync.Pool{New: func() any { return new(decoder) }}
 
 type decoder struct {
@@ -66,13 +66,13 @@ func (d *decoder) over(data []byte, options ...jsontext.Options) {
 	d.Reset(&d.text, options...)
 }
 
-// Whole reads a document of one value with nothing behind it. The decoder is the function's until
-// it returns.
+// Whole reads a document of exactly one value. The function read may use the decoder until it
+// returns.
 func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.Options) error {
 	own := decoders.Get().(*decoder)
 	own.over(data, options...)
 	defer func() {
-		own.over(nil) // holds on to no document
+		own.over(nil) // drops the reference to the document
 		decoders.Put(own)
 	}()
 	d := &own.Decoder
@@ -90,13 +90,13 @@ func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.
 		Err: fmt.Errorf("invalid character %q after top-level value", first)}
 }
 
-// Object reads an object: member reads the value of each of its names, or skips it. Null has none.
-// The name is valid until the value is read.
+// Object reads an object: member reads or skips the value of each name. Null has no members. The
+// name is valid until the value is read.
 func Object(d *jsontext.Decoder, member func(name []byte) error) error {
 	return Members(d, func(quoted jsontext.Value) error { return member(Name(quoted)) })
 }
 
-// Members is Object for who needs the names as they stand.
+// Members is Object with the names as they are in the text, in quotes.
 func Members(d *jsontext.Decoder, member func(quoted jsontext.Value) error) error {
 	switch d.PeekKind() {
 	case 'n':
@@ -122,7 +122,7 @@ func Members(d *jsontext.Decoder, member func(quoted jsontext.Value) error) erro
 	return err
 }
 
-// Name takes the quotes off, and escapes where there are any, of a name that a decoder has read.
+// Name returns a name that a decoder has read, without quotes and escapes.
 func Name(quoted jsontext.Value) []byte {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return quoted[1 : len(quoted)-1]
@@ -131,8 +131,7 @@ func Name(quoted jsontext.Value) []byte {
 	return text
 }
 
-// List reads an array of MaxElements at most. Null is nil. It is read into the room that the list
-// has.
+// List reads an array of at most MaxElements. Null is nil. It uses the capacity of the list.
 func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
 	return bounded(d, list, MaxElements, read)
 }
@@ -141,7 +140,7 @@ func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontex
 	if d.PeekKind() == 'n' {
 		*list = nil
 	} else if *list = (*list)[:0]; *list == nil {
-		*list = make([]T, 0, 4) // most have a few
+		*list = make([]T, 0, 4) // most have few elements
 	}
 	return Elements(d, most, func() error {
 		*list = append(*list, *new(T))
@@ -149,7 +148,7 @@ func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontex
 	})
 }
 
-// Elements reads an array of so many elements at most: element reads each. Null has none.
+// Elements reads an array of a limited number of elements: element reads each. Null has none.
 func Elements(d *jsontext.Decoder, most int, element func() error) error {
 	switch d.PeekKind() {
 	case 'n':
@@ -174,7 +173,7 @@ func Elements(d *jsontext.Decoder, most int, element func() error) error {
 	return err
 }
 
-// Map reads an object of any names. Null is nil.
+// Map reads an object with any names. Null is nil.
 func Map[T any](d *jsontext.Decoder, m *map[string]T, read func(*jsontext.Decoder, *T) error) error {
 	if d.PeekKind() == 'n' {
 		*m = nil
@@ -207,7 +206,7 @@ func String[T ~string](d *jsontext.Decoder, s *T) error {
 	default:
 		return wrong(d)
 	}
-	value, err := d.ReadValue() // costs less than a token
+	value, err := d.ReadValue() // faster than a token
 	if err == nil && value[0] == '"' {
 		*s = T(Name(value))
 	}
@@ -219,8 +218,8 @@ func Strings(d *jsontext.Decoder, list *[]string) error {
 	return bounded(d, list, MaxStrings, String[string])
 }
 
-// Repeated reads lists of strings of which many are the same, byte for byte: the same list then
-// stands for them all, and no one may write to it.
+// Repeated reads lists of strings of which many are the same byte for byte. Equal lists share one
+// slice, so no caller may write to it.
 type Repeated struct {
 	text []byte
 	list []string
@@ -249,7 +248,7 @@ func (r *Repeated) Strings(d *jsontext.Decoder, list *[]string) error {
 	return err
 }
 
-// Bool reads a truth. Null is false.
+// Bool reads a boolean. Null is false.
 func Bool(d *jsontext.Decoder, b *bool) error {
 	switch d.PeekKind() {
 	case 't', 'f', 'n', 0:
@@ -261,7 +260,7 @@ func Bool(d *jsontext.Decoder, b *bool) error {
 	return err
 }
 
-// Int reads an integer that fits. Null is 0.
+// Int reads an integer in the type's range. Null is 0.
 func Int[T ~int | ~int64](d *jsontext.Decoder, n *T) error {
 	return number(d, func(text string) (err error) {
 		value, err := strconv.ParseInt(text, 10, 64)
@@ -272,7 +271,7 @@ func Int[T ~int | ~int64](d *jsontext.Decoder, n *T) error {
 	})
 }
 
-// Uint32 reads an integer of 32 bits without a sign. Null is 0.
+// Uint32 reads an unsigned integer of 32 bits. Null is 0.
 func Uint32[T ~uint32](d *jsontext.Decoder, n *T) error {
 	return number(d, func(text string) error {
 		value, err := strconv.ParseUint(text, 10, 32)
@@ -281,7 +280,7 @@ func Uint32[T ~uint32](d *jsontext.Decoder, n *T) error {
 	})
 }
 
-// Uint64 reads an integer of 64 bits without a sign. Null is 0.
+// Uint64 reads an unsigned integer of 64 bits. Null is 0.
 func Uint64[T ~uint64](d *jsontext.Decoder, n *T) error {
 	return number(d, func(text string) error {
 		value, err := strconv.ParseUint(text, 10, 64)
@@ -309,7 +308,7 @@ func number(d *jsontext.Decoder, parse func(text string) error) error {
 	return nil
 }
 
-// Text reads a string that its type judges. Null leaves it as it is: it is meant for new values.
+// Text reads a string that its type parses. Null leaves the value unchanged: use it for new values.
 func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 	null := d.PeekKind() == 'n'
 	var text string
@@ -323,8 +322,8 @@ func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 }
 
 // Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time,
-// and looks up how to read a type: what is written as we write all times is read without it, to
-// which package time is as strict.
+// and looks up how to read a type. Times in the form that gpuledger writes are parsed without the
+// library; for those package time is as strict.
 func Time(d *jsontext.Decoder, t *time.Time) error {
 	value, err := d.ReadValue()
 	if err != nil {
@@ -341,7 +340,7 @@ func Time(d *jsontext.Decoder, t *time.Time) error {
 	return nil
 }
 
-// isUTC reports whether a value is a string in the form of a time in UTC, with whatever digits.
+// isUTC reports whether a value is a string in the form of a time in UTC, with any digits.
 func isUTC(value jsontext.Value) bool {
 	const form = `"0000-00-00T00:00:00`
 	rest, ends := bytes.CutSuffix(value, []byte(`Z"`))

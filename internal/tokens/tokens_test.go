@@ -27,7 +27,7 @@ type all struct {
 	Text    text              `json:"text"`
 }
 
-// text is a type that judges its words.
+// text is a type that parses its words.
 type text string
 
 func (v *text) UnmarshalText(b []byte) error {
@@ -183,7 +183,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// again writes a value as it is read.
+// again writes a value as it was read.
 func again(w *Writer, d *jsontext.Decoder) {
 	token, _ := d.ReadToken()
 	switch token.Kind() {

@@ -8,60 +8,59 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Writer writes one JSON value. Its first error stands until End. What its users call makes the
-// structure; the strings are the library's.
+// Writer writes one JSON value. It keeps its first error until End. The callers' calls determine
+// the structure; the library formats the strings.
 type Writer struct {
 	out    []byte
-	indent string // of a step; "" is a value without spaces
+	indent string // of one level; "": a value without white space
 	depth  int
 	err    error
 }
 
-// NewWriter makes one for programs.
+// NewWriter returns a writer for text that programs read.
 func NewWriter() *Writer { return &Writer{} }
 
-// NewIndented makes one for people, with the library's spaces and line ends.
+// NewIndented returns a writer for text that people read, with the library's spaces and line ends.
 func NewIndented() *Writer { return &Writer{indent: "  "} }
 
-// End gives what was written, or why it could not be.
+// End returns what was written, or the first error.
 func (w *Writer) End() ([]byte, error) { return w.out, w.err }
 
-// Err is why something could not be written, nil so far.
+// Err returns the first error so far, or nil.
 func (w *Writer) Err() error { return w.err }
 
-// Grow makes room for so many more bytes.
+// Grow makes room for n more bytes.
 func (w *Writer) Grow(n int) {
 	if w.out == nil {
-		w.out = make([]byte, 0, n) // of which no page is touched before it is written to, as slices.Grow does
+		w.out = make([]byte, 0, n) // unlike slices.Grow this touches no page before it is written to
 		return
 	}
 	w.out = slices.Grow(w.out, n)
 }
 
-// Len is how much is written, in bytes.
+// Len is the number of bytes written.
 func (w *Writer) Len() int { return len(w.out) }
 
-// Since is what was written behind the first n bytes. It is valid until more is written.
+// Since returns what was written after the first n bytes. It is valid until the next write.
 func (w *Writer) Since(n int) []byte { return w.out[n:] }
 
-// Cut takes back what was written behind the first n bytes: whole values, or the name of a member
-// with them.
+// Cut removes what was written after the first n bytes: whole values, or a member's name with them.
 func (w *Writer) Cut(n int) { w.out = w.out[:n] }
 
-// Raw writes a value as it stands: valid JSON, which the caller has read.
+// Raw writes a value unchanged. It must be valid JSON, which the caller has read.
 func (w *Writer) Raw(value jsontext.Value) {
 	w.next()
 	w.out = append(w.out, value...)
 }
 
-// next puts the comma before a name or a value that is not the first. What is open ends in its own
-// sign, and a string in its quotes.
+// next writes the comma before a name or a value that is not the first. An open object, array or
+// name ends in its own sign, a string in its quote.
 func (w *Writer) next() {
 	if len(w.out) == 0 {
 		return
 	}
 	switch w.out[len(w.out)-1] {
-	case ':', ' ': // a name's value
+	case ':', ' ': // the value of a name follows
 		return
 	case '{', '[':
 	default:
@@ -70,7 +69,7 @@ func (w *Writer) next() {
 	w.line()
 }
 
-// line begins a line, where there are any.
+// line begins a new line in indented text.
 func (w *Writer) line() {
 	if w.indent == "" {
 		return
@@ -95,16 +94,16 @@ func (w *Writer) colon() *Writer {
 	return w
 }
 
-// Member begins a member of an object by a name as it stands in a text, in its quotes.
+// Member begins a member of an object, with a quoted name from a text.
 func (w *Writer) Member(quoted jsontext.Value) *Writer {
 	w.Raw(quoted)
 	return w.colon()
 }
 
-// Object writes one whose members fill in.
+// Object writes an object; members writes its members.
 func (w *Writer) Object(members func()) { w.within('{', members, '}') }
 
-// Array writes one whose elements fill in.
+// Array writes an array; elements writes its elements.
 func (w *Writer) Array(elements func()) { w.within('[', elements, ']') }
 
 func (w *Writer) within(begin byte, fill func(), end byte) {
@@ -129,7 +128,7 @@ func (w *Writer) Strings(list []string) {
 	})
 }
 
-// String, Int, Uint, Float, Bool and Time write a value. A time is written as RFC 3339 has it.
+// String, Int, Uint, Float, Bool and Time each write a value. A time is in RFC 3339 format.
 func (w *Writer) String(s string) {
 	w.next()
 	out, err := jsontext.AppendQuote(w.out, s)
@@ -166,7 +165,7 @@ func (w *Writer) Time(t time.Time) {
 	w.String(string(text))
 }
 
-// Words writes the members that have a value: pairs of a name and a value, in their order.
+// Words writes the string members that are not empty: pairs of a name and a value, in order.
 func (w *Writer) Words(pairs ...string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
