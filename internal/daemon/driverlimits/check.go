@@ -70,7 +70,7 @@ func (l *Manager) followLedger(n *node.Node) error {
 		if err := l.save(n, known); err != nil {
 			return err
 		}
-		l.addPending(moved) // repairDrifts sets them
+		l.pending.add(moved) // repairDrifts sets them
 		l.log.WithField("limits", len(moved)).Info("the driver's memory limits follow the ledger")
 	}
 	l.known, l.followed, l.followedAt = known, changed, now
@@ -105,7 +105,7 @@ func (l *Manager) repairDrifts(ctx context.Context, n *node.Node, could bool) er
 			delete(l.pending, cgroupGPUOf(ask))
 		default:
 			if !l.pending[cgroupGPUOf(ask)] {
-				drifts = append(drifts, l.driftOf(n, a, ask.Hard))
+				drifts = append(drifts, driftOf(n, l.known, a, ask.Hard))
 			}
 			ask.Set = true
 			again = append(again, ask)
@@ -146,16 +146,16 @@ func (l *Manager) Findings() []grant.Finding {
 func (l *Manager) Drifts() uint64 { return l.driftCount.Load() }
 
 // driftOf is the finding about a limit that another program has changed.
-func (l *Manager) driftOf(n *node.Node, a grant.CgroupLimit, want grant.Bytes) grant.Finding {
+func driftOf(n *node.Node, known []limitedCgroup, a grant.CgroupLimit, want grant.Bytes) grant.Finding {
 	f := grant.Finding{Kind: grant.LimitChanged, GPU: a.GPU, Index: -1, Bytes: a.Hard}
 	limit := a.Hard.String()
 	if a.Hard == grant.NoLimit {
 		limit, f.Bytes = "none", 0
 	}
-	i := slices.IndexFunc(l.known, func(f limitedCgroup) bool { return f.dir(n.Host) == a.Cgroup })
+	i := slices.IndexFunc(known, func(f limitedCgroup) bool { return f.dir(n.Host) == a.Cgroup })
 	if i >= 0 {
-		f.Grant, f.User.Container, f.User.Cgroup = l.known[i].Grant, l.known[i].Container, l.known[i].Cgroup
-		for _, s := range l.known[i].GPUs {
+		f.Grant, f.User.Container, f.User.Cgroup = known[i].Grant, known[i].Container, known[i].Cgroup
+		for _, s := range known[i].GPUs {
 			if s.UUID == a.GPU {
 				f.Index = s.Index
 			}

@@ -41,11 +41,11 @@ type Manager struct {
 	mu         sync.Mutex // one change at a time
 	known      []limitedCgroup
 	tracker    watch.Tracker
-	pending    map[cgroupGPU]bool // set and not read back yet: a wrong value there is no drift
-	runDir     string             // that known is saved in
-	followed   ledger.Stamp       // the state of the ledger that known follows
-	followedAt time.Time          // when followed was read
-	answered   bool               // the driver has answered
+	pending    pendingLimits
+	runDir     string       // that known is saved in
+	followed   ledger.Stamp // the state of the ledger that known follows
+	followedAt time.Time    // when followed was read
+	answered   bool         // the driver has answered
 
 	completed   ledger.Stamp // the state of the ledger whose bindings all have limits
 	completedAt time.Time    // when that was checked

@@ -72,7 +72,7 @@ func (l *Manager) retryMissing() {
 // only at bindings of the driver, of which most nodes have none.
 func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
 	changed, now := n.Ledger.Stamp(), time.Now() // before anything is read
-	driven, err := l.drivenBindings(n)
+	driven, err := drivenBindings(l.cache, n)
 	if err != nil || len(driven) == 0 {
 		return nil
 	}
@@ -106,8 +106,8 @@ func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
 }
 
 // drivenBindings returns the bindings that the driver limits, by the cached ledger.
-func (l *Manager) drivenBindings(n *node.Node) (drivenBindings []grant.Binding, err error) {
-	o, _, err := l.cache.Read(n, false)
+func drivenBindings(cache *ledgercache.Cache, n *node.Node) (drivenBindings []grant.Binding, err error) {
+	o, _, err := cache.Read(n, false)
 	for _, g := range o.Grants {
 		for _, b := range g.Bindings {
 			if b.Driven {
@@ -129,43 +129,52 @@ func isCreated(n *node.Node, b grant.Binding) bool {
 	return err == nil && runs && (!creates || n.Host.Now().Sub(b.Created) > createTime)
 }
 
-// limitRunning limits a running container by the cgroup that its runtime has recorded. All cgroups
-// below that belong to the container.
+// limitRunning limits a running container.
 func (l *Manager) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	f, err := runningCgroup(n, b)
+	if err != nil {
+		return err
+	}
+	return l.limitAgain(ctx, n, f)
+}
+
+// runningCgroup is the cgroup of a running container, which its runtime has recorded. All cgroups
+// below that belong to the container.
+func runningCgroup(n *node.Node, b grant.Binding) (f limitedCgroup, err error) {
 	var g grant.Grant
 	if err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		g, err = tx.Get(b.Grant)
 		return err
 	}); err != nil {
-		return err
+		return f, err
 	}
 	init, _ := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
-	f := limitedCgroup{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
+	f = limitedCgroup{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
 	own, err := ownCgroupOf(n.Host, init.PID)
 	var unread *fs.PathError
 	switch {
 	case errors.As(err, &unread): // for example of a process that has just ended
-		return err
+		return f, err
 	case err != nil:
-		return cannotLimit{err}
+		return f, cannotLimit{err}
 	}
 	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container),
 		cgroupRoot(n.Host))
 	if !below || recorded == "" || recorded == "/" ||
 		own != recorded && !strings.HasPrefix(own, recorded+"/") {
-		return cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q",
+		return f, cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q",
 			own, recorded)}
 	}
 	f.Cgroup = recorded
 	if f.Inode, err = inodeOf(f.dir(n.Host)); err != nil {
-		return err
+		return f, err
 	}
 	if runs, err := n.Host.Runs(init); err != nil || !runs {
-		return fmt.Errorf("its first process has ended (%v)", err)
+		return f, fmt.Errorf("its first process has ended (%v)", err)
 	}
-	return l.limitAgain(ctx, n, f)
+	return f, nil
 }
 
 // limitAgain limits the cgroup of a running container. If the driver does not answer, it limits

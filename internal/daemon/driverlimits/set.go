@@ -19,7 +19,7 @@ import (
 // limitCreated limits a container that is being created. The grant, the cgroup and the limits come
 // from the ledger and the kernel, not from the request.
 func (l *Manager) limitCreated(ctx context.Context, n *node.Node, r cgmem.Request, peer int) error {
-	f, err := l.identify(n, r, peer)
+	f, err := identify(n, r, peer)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (l *Manager) undo(ctx context.Context, n *node.Node, f limitedCgroup) {
 }
 
 // identify finds a request's grant and cgroup, by the ledger and the kernel.
-func (l *Manager) identify(n *node.Node, r cgmem.Request, peer int) (f limitedCgroup, err error) {
+func identify(n *node.Node, r cgmem.Request, peer int) (f limitedCgroup, err error) {
 	var g grant.Grant
 	var b grant.Binding
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
@@ -174,7 +174,7 @@ func (l *Manager) setLimits(ctx context.Context, n *node.Node, asks []grant.Cgro
 	if len(asks) == 0 {
 		return t
 	}
-	l.addPending(asks)
+	l.pending.add(asks)
 	answers, err := l.driver.Limit(ctx, n.Policy.Inventory, asks)
 	if err != nil {
 		l.answered, t.noAnswer = false, true // the next pass asks again
@@ -196,12 +196,15 @@ func (l *Manager) setLimits(ctx context.Context, n *node.Node, asks []grant.Cgro
 	return t
 }
 
-func (l *Manager) addPending(asks []grant.CgroupLimit) {
-	if l.pending == nil {
-		l.pending = map[cgroupGPU]bool{}
+// pendingLimits are limits that were set and not read back yet. A wrong value there is no drift.
+type pendingLimits map[cgroupGPU]bool
+
+func (p *pendingLimits) add(asks []grant.CgroupLimit) {
+	if *p == nil {
+		*p = pendingLimits{}
 	}
 	for _, ask := range asks {
-		l.pending[cgroupGPUOf(ask)] = true
+		(*p)[cgroupGPUOf(ask)] = true
 	}
 }
 
