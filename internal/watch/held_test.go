@@ -123,7 +123,7 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 // cgroup is the directory of one that is the test's own.
 func cgroup(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(cgroupRoot(host.Default()), "gpuledger-census-")
+	dir, err := os.MkdirTemp(cgroupRoot(host.Default()), "gpuledger-processes-")
 	if err != nil {
 		t.Skip("misses a cgroup of its own, that a process who moves is seen is not shown: ", err)
 	}

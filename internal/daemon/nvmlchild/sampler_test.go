@@ -211,7 +211,7 @@ func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for range 100 {
 				synctest.Test(t, func(t *testing.T) {
-					child := &process{lines: make(chan []byte, 1), in: nobody{}}
+					child := &process{lines: make(chan []byte, 1), in: unreadPipe{}}
 					m := &Child{current: child, laterAnswer: laterSample}
 					answer := func() { child.lines <- []byte("{}") }
 					line, err := m.roundTrip(stalled{context.Background(), sync.OnceFunc(func() { c.comes(answer) })}, nil)
@@ -224,11 +224,11 @@ func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 	}
 }
 
-// nobody is a standard input that no process reads.
-type nobody struct{}
+// unreadPipe is a standard input that no process reads.
+type unreadPipe struct{}
 
-func (nobody) Write(b []byte) (int, error) { return len(b), nil }
-func (nobody) Close() error                { return nil }
+func (unreadPipe) Write(b []byte) (int, error) { return len(b), nil }
+func (unreadPipe) Close() error                { return nil }
 
 // stalled is the context of a process that is stopped once it has begun to wait.
 type stalled struct {

@@ -27,15 +27,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// same is a sampler that returns the same sample again and again, with the present time.
-type same struct{ s grant.Sample }
+// fixedSampler is a sampler that returns the same sample again and again, with the present time.
+type fixedSampler struct{ s grant.Sample }
 
-func (s same) Sample(context.Context, grant.Source) (grant.Sample, error) {
+func (s fixedSampler) Sample(context.Context, grant.Source) (grant.Sample, error) {
 	s.s.Taken = time.Now()
 	return s.s, nil
 }
 
-func (same) Close() {}
+func (fixedSampler) Close() {}
 
 // fixedLedger is read once and for all, as long as its files do not change.
 type fixedLedger struct {
@@ -98,7 +98,7 @@ func crowded(t testing.TB, containers int) *Manager {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	w := New(func() *node.Node { return n }, fixedLedger{o, ledgercache.StampOf(n)}, "", nil, log)
-	w.sampler = same{s}
+	w.sampler = fixedSampler{s}
 	return w
 }
 
@@ -141,11 +141,11 @@ func BenchmarkPass(b *testing.B) {
 func TestWhatIsUsedIsWritten(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
-	s := w.sampler.(same).s
+	s := w.sampler.(fixedSampler).s
 	began := time.Now()
 	written := func(after time.Duration) time.Duration {
 		t.Helper()
-		w.sampler = at{s, began.Add(after)}
+		w.sampler = timedSampler{s, began.Add(after)}
 		daemontest.Must(t, w.pass(context.Background(), n))
 		r, err := watch.Load(n.Policy.RunDir, "boot")
 		daemontest.Must(t, err)
@@ -172,18 +172,18 @@ func TestWhatIsUsedIsWritten(t *testing.T) {
 	}
 }
 
-// at is a sampler that returns the same sample, with a time of its own.
-type at struct {
+// timedSampler is a sampler that returns the same sample, with a time of its own.
+type timedSampler struct {
 	s    grant.Sample
 	when time.Time
 }
 
-func (a at) Sample(context.Context, grant.Source) (grant.Sample, error) {
+func (a timedSampler) Sample(context.Context, grant.Source) (grant.Sample, error) {
 	a.s.Taken = a.when
 	return a.s, nil
 }
 
-func (at) Close() {}
+func (timedSampler) Close() {}
 
 // TestAFullDiskPreventsNoReaction: what cannot be recorded is an error, and containers without
 // grants are stopped all the same.
@@ -191,7 +191,7 @@ func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
 	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
-	w.sampler.(same).s.GPUs[0].XIDs = []int{79} // what is new has the ledger read again, which knows of no grant
+	w.sampler.(fixedSampler).s.GPUs[0].XIDs = []int{79} // what is new has the ledger read again, which knows of no grant
 	daemontest.Must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
 	err := w.pass(context.Background(), n)
 	if err == nil || !strings.Contains(err.Error(), "watch.json") || !strings.Contains(err.Error(), "cannot stop ") { // in that /proc nobody is process 1, so that it is tried only
@@ -261,22 +261,22 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 				n.Policy.Rules.Exempt = []grant.Exemption{{Namespace: "system"}}
 			}
 			n.Policy.Daemon.Interval = "10s"
-			s := w.sampler.(same).s
+			s := w.sampler.(fixedSampler).s
 			s.GPUs[0].Used, s.GPUs[0].Processes = grant.GiB, []grant.ProcessUse{{PID: 100, Memory: grant.GiB}}
 			began := time.Now()
-			w.sampler = at{s, began}
+			w.sampler = timedSampler{s, began}
 			daemontest.Must(t, w.pass(context.Background(), n)) // its runtime's state cannot be read
 			if f := w.Status().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
 				t.Fatalf("%+v", f)
 			}
 			put(runtime+"/"+id+"/status", fmt.Sprintf(`{"pid":100,"process-start-time":100,"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
-			w.sampler = at{s, began.Add(10 * time.Second)}
+			w.sampler = timedSampler{s, began.Add(10 * time.Second)}
 			err := w.pass(context.Background(), n)
 			tried := err != nil && strings.Contains(err.Error(), "cannot stop ") // in that /proc nobody is process 1
 			if tried == exempt || !tried && err != nil {
 				t.Errorf("said is %v", err)
 			}
-			w.sampler = at{s, began.Add(20 * time.Second)}
+			w.sampler = timedSampler{s, began.Add(20 * time.Second)}
 			_ = w.pass(context.Background(), n)
 			if f := w.Status().Findings; (len(f) > 0) == exempt {
 				t.Errorf("afterwards there are %+v", f)
