@@ -286,6 +286,9 @@ func TestARotationInBetween(t *testing.T) {
 		t.Error("a rotation is overlooked")
 	}
 	l = opened(t, path)
+	if !l.moved(names) {
+		t.Error("a rotation before the first file was opened is overlooked")
+	}
 	names, _ = list(path)
 	_ = os.Rename(path+".1", path+".9")
 	_ = os.Rename(path+".2", path+".1")
