@@ -119,3 +119,35 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		}))
 	}
 }
+
+// TestAMistakeThatTheLedgerOnlyThenShowsIsRefused: what the edited spec still has is judged by the grants as they are when one is
+// bound, too. An edit leaves by mistake that the container is to have 1 GiB. It has that when the edit is judged, and no
+// more when the grant is bound; the edits are the same, because time slices hold nobody to memory.
+func TestAMistakeThatTheLedgerOnlyThenShowsIsRefused(t *testing.T) {
+	m := newModel(t)
+	m.must(os.Mkdir(m.dir+"/none", 0o755))
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	create := node.Create{Caller: m.caller("c"), Config: fmt.Appendf(nil,
+		`{"process":{"env":["GPULEDGER_GRANT=%s"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)}
+	wrong := wrongly(func(spec, _ object) { spec["annotations"] = object{"gpuledger.dev/memory": "1GiB"} })
+	edits := 0
+	create.Edit = func(config []byte, v grant.Verdict) ([]byte, error) {
+		if edits++; edits == 1 {
+			memory := 2 * grant.GiB
+			if _, err := m.node.Change(g.ID, node.Change{Memory: &memory}); err != nil {
+				return nil, err
+			}
+		}
+		return wrong(config, v)
+	}
+	if d := m.node.Admit(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Bound || d.Config != nil || edits != 2 {
+		t.Errorf("after %d edits: %s (%s) %s, bound: %v; want it refused (internal) after 2", edits, d.Kind, d.Code, d.Message, d.Bound)
+	}
+	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
+		now, err := tx.Get(g.ID)
+		if len(now.Bindings) > 0 {
+			t.Errorf("the grant is bound: %v", now.Bindings)
+		}
+		return err
+	}))
+}
