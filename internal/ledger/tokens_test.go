@@ -44,6 +44,79 @@ func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	}
 }
 
+// TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem: a file of which one value is of another kind is damaged. It is not read as far
+// as it goes: a binding whose creator is skipped would look dead.
+func TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem(t *testing.T) {
+	binding := bindingOf(id(1), "c")
+	binding.Weaker, binding.Pod = "why", grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "c"}
+	binding.PIDNS, binding.TimeNS, binding.BootID, binding.Created, binding.Strength = 1, 2, "b", noon, grant.Strengths[0]
+	binding.Cgroups, binding.Occupies = []string{"/a", "/b"}, []string{"/a"}
+	binding.Driven, binding.Throttled, binding.Reserved = true, true, true
+	misread(t, bindingRecord{1, binding}, (*bindingRecord).read)
+	g := sample(1)
+	g.Secret, g.Label, g.Compute, g.Expires, g.Draining, g.For = "ab12", "l", 25, noon, true, []grant.Tie{"pod:u"}
+	g.GPUs[0].Profile = "1g"
+	misread(t, record{Version: 1, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
+		GPUs: []share{{Share: g.GPUs[0], Unknown: jsontext.Value(`{"later":1}`)}}, Compute: g.Compute, Source: g.Source, Created: g.Created,
+		Expires: g.Expires, Draining: g.Draining, For: g.For, Unknown: jsontext.Value(`{"unknown":[1]}`)}, (*record).read)
+	misread(t, outsideRecord{1, "b", noon, map[string]grant.Bytes{gpu0: 1}, map[string]string{gpu0: "1/2"}}, (*outsideRecord).read)
+}
+
+// misread puts values of other kinds in the place of each value of a document, in turn.
+func misread[T any](t *testing.T, value T, read func(*T, *jsontext.Decoder) error) {
+	t.Helper()
+	data, err := json.Marshal(value, json.Deterministic(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document any
+	if err := json.Unmarshal(data, &document); err != nil {
+		t.Fatal(err)
+	}
+	failed := 0
+	check := func() {
+		t.Helper()
+		data, err := json.Marshal(document, json.Deterministic(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, want T
+		ours := tokens.Whole(data, func(d *jsontext.Decoder) error { return read(&got, d) })
+		theirs := json.Unmarshal(data, &want)
+		if (ours == nil) != (theirs == nil) || ours == nil && !reflect.DeepEqual(got, want) {
+			t.Errorf("%s\nread    %+v (%v)\nlibrary %+v (%v)", data, got, ours, want, theirs)
+		}
+		if theirs != nil {
+			failed++
+		}
+	}
+	eachValue(document, func(other any) { document = other }, func(v any, set func(any)) {
+		for _, other := range []any{"x", -1.5, true, nil, []any{true}, map[string]any{"x": 1.0}} {
+			set(other)
+			check()
+		}
+		set(v)
+	})
+	if failed < 20 {
+		t.Errorf("only %d documents could not be read", failed)
+	}
+}
+
+// eachValue calls a function with every value in a document, and with what puts another in its place.
+func eachValue(v any, set func(any), do func(v any, set func(any))) {
+	do(v, set)
+	switch in := v.(type) {
+	case map[string]any:
+		for name, member := range in {
+			eachValue(member, func(other any) { in[name] = other }, do)
+		}
+	case []any:
+		for i, element := range in {
+			eachValue(element, func(other any) { in[i] = other }, do)
+		}
+	}
+}
+
 func readsAs[T any](t *testing.T, value T, read func(*T, *jsontext.Decoder) error) {
 	t.Helper()
 	data, err := json.Marshal(value, json.Deterministic(true))

@@ -1,0 +1,247 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// files are what a node's /proc and /sys have, by path below them.
+type files map[string]string
+
+// write makes files below a directory.
+func (f files) write(t *testing.T, dir string) {
+	t.Helper()
+	for name, text := range f {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Processes of a node that a test makes up: each was started at 555.
+const (
+	creatorPID, initPID = 50, 60
+	runningStat         = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	zombieStat          = "50 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	laterStat           = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 556"
+	spoiltStat          = "50"
+)
+
+// TestLifeByWhatTheKernelReports: a binding is dead only where its creator is gone and the kernel reports nobody in the
+// container's cgroup. What cannot be read is never taken for "gone".
+func TestLifeByWhatTheKernelReports(t *testing.T) {
+	const empty, populated = "populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n"
+	crun := func(cgroup string) files {
+		return files{"root/c/status": fmt.Sprintf(`{"pid":%d,"process-start-time":555,"cgroup-path":%q}`, initPID, cgroup)}
+	}
+	runc := func(controllers ...string) files {
+		var paths []string
+		for _, controller := range controllers {
+			paths = append(paths, fmt.Sprintf(`%q:"DIR/sys/fs/cgroup/%s"`, controller, "runc"+controller))
+		}
+		return files{"root/c/state.json": fmt.Sprintf(`{"init_process_pid":%d,"init_process_start":555,"cgroup_paths":{%s}}`, initPID, strings.Join(paths, ","))}
+	}
+	for name, row := range map[string]struct {
+		creator, init string // their stat; "" has no such process
+		state         files
+		cgroups       files    // below /sys/fs/cgroup
+		recorded      []string // cgroups, in the binding
+		want          grant.Life
+		pid           int
+		left          bool
+	}{
+		"the creator runs":                             {creator: runningStat, want: grant.Alive},
+		"the creator runs, and left a cgroup":          {creator: runningStat, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.Alive},
+		"the creator runs, others are in the cgroup":   {creator: runningStat, cgroups: files{"c/cgroup.events": populated}, recorded: []string{"/c"}, want: grant.Alive},
+		"the creator and the init run":                 {creator: runningStat, init: runningStat, state: crun("/c"), want: grant.Alive, pid: initPID},
+		"the creator runs, the init ended":             {creator: runningStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Alive},
+		"the creator runs, the state is spoilt":        {creator: runningStat, state: files{"root/c/status": "{"}, want: grant.Alive},
+		"the creator cannot be read":                   {creator: spoiltStat, want: grant.LifeUnknown},
+		"the creator cannot be read, the init ended":   {creator: spoiltStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
+		"the creator cannot be read, the cgroup empty": {creator: spoiltStat, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.LifeUnknown},
+		"another has the creator's pid":                {creator: laterStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
+
+		"the init runs":                     {init: runningStat, state: crun("/c"), want: grant.Alive, pid: initPID},
+		"the init of runc runs":             {init: runningStat, state: runc(), want: grant.Alive, pid: initPID},
+		"the init ended":                    {state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
+		"the init is a zombie":              {init: zombieStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
+		"another has the init's pid":        {init: laterStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
+		"the init cannot be read":           {init: spoiltStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
+		"the init ended, its child did not": {state: crun("/c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
+		"its cgroup cannot be read":         {state: crun("/c"), cgroups: files{"c/cgroup.events/x": ""}, want: grant.LifeUnknown},
+		"its cgroup is not to be seen":      {state: crun("/c"), want: grant.LifeUnknown},
+		"its cgroup is everybody's":         {state: crun("/c/.."), cgroups: files{"cgroup.events": empty}, want: grant.LifeUnknown},
+		"its relative cgroup":               {state: crun("a/../c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
+		"its state is spoilt":               {state: files{"root/c/status": "{"}, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.LifeUnknown},
+
+		"on v1":                 {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": "7\n", "c/cgroup.events": empty}, want: grant.Alive},
+		"on v1, below":          {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": "", "devices/c/d/cgroup.procs": "7\n"}, want: grant.Alive},
+		"on v1, not to be seen": {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": ""}, want: grant.LifeUnknown},
+		"on the mixed one":      {state: crun("/c"), cgroups: files{"unified/cgroup.procs": "1\n", "unified/c/cgroup.events": empty, "c/cgroup.events": populated}, want: grant.Dead},
+
+		"runc's cgroups, the devices'": {state: runc("", "devices", "cpu"), cgroups: files{"runc/cgroup.events": empty, "runcdevices/cgroup.procs": "7\n", "runccpu/cgroup.events": empty}, want: grant.Alive},
+		"runc's cgroups, v2's":         {state: runc("", "cpu"), cgroups: files{"runc/cgroup.events": populated, "runccpu/cgroup.events": empty}, want: grant.Alive},
+		"runc's cgroups, the first":    {state: runc("pids", "cpu"), cgroups: files{"runcpids/cgroup.events": populated, "runccpu/cgroup.events": empty}, want: grant.Dead},
+
+		"forgotten, its cgroup is empty":        {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
+		"forgotten, somebody is in its cgroup":  {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": populated}, want: grant.Alive, left: true},
+		"forgotten, its cgroup is not seen":     {recorded: []string{"/c"}, want: grant.LifeUnknown, left: true},
+		"forgotten, both cgroups are empty":     {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": empty}, want: grant.Dead},
+		"forgotten, the second has somebody":    {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": populated}, want: grant.Alive, left: true},
+		"forgotten, the first is not seen":      {recorded: []string{"/c", "/d"}, cgroups: files{"d/cgroup.events": empty}, want: grant.LifeUnknown, left: true},
+		"forgotten, the second is not seen":     {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown, left: true},
+		"forgotten, one not seen, one occupied": {recorded: []string{"/c", "/d"}, cgroups: files{"d/cgroup.events": populated}, want: grant.Alive, left: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook(t)
+			b.put(sample(1))
+			dir := t.TempDir()
+			binding := grant.Binding{Grant: id(1), RuntimeRoot: dir + "/root", Container: "c", Bundle: "/b", Creator: grant.Process{PID: creatorPID, Start: 555}, Cgroups: row.recorded}
+			b.bind(binding)
+			b.Host.Proc, b.Host.Sys = dir+"/proc", dir+"/sys"
+			files{"root/x": "", "proc/x": "", "sys/x": ""}.write(t, dir)
+			for pid, stat := range map[int]string{creatorPID: row.creator, initPID: row.init} {
+				if stat != "" {
+					files{fmt.Sprintf("proc/%d/stat", pid): stat}.write(t, dir)
+				}
+			}
+			for path, text := range row.state {
+				files{path: strings.ReplaceAll(text, "DIR", dir)}.write(t, dir)
+			}
+			row.cgroups.write(t, dir+"/sys/fs/cgroup")
+			if got := b.life(binding); got.Life != row.want || got.PID != row.pid || got.Left != row.left {
+				t.Errorf("life %d, pid %d, left %v; want %d, %d, %v", got.Life, got.PID, got.Left, row.want, row.pid, row.left)
+			}
+		})
+	}
+}
+
+// TestWhoCannotTellWhereItIsTakesNobodyForDead: neither the boot nor the namespaces are compared with what could not be read.
+func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
+	unreadable := errors.New("unreadable")
+	for name, spoil := range map[string]func(b *book){
+		"the boot": func(b *book) { b.bootID = func() (string, error) { return "", unreadable } },
+		"the pid namespace": func(b *book) {
+			ns, _ := b.pidNS()
+			b.pidNS = func() (uint64, error) { return ns, unreadable }
+		},
+		"the time namespace": func(b *book) {
+			ns, _ := b.timeNS()
+			b.timeNS = func() (uint64, error) { return ns, unreadable }
+		},
+	} {
+		b := newBook(t)
+		b.put(sample(1))
+		b.bind(deadBinding(id(1), "c"))
+		if got, err := b.binding("c"); err != nil || got.Life != grant.Dead {
+			t.Fatalf("before: life %d (%v), want dead", got.Life, err)
+		}
+		if err := b.SetOutside(map[string]grant.Bytes{gpu0: 1}); err != nil {
+			t.Fatal(err)
+		}
+		known := *b.Ledger
+		spoil(b)
+		got, err := b.binding("c")
+		if err != nil || got.Life != grant.LifeUnknown || b.containers(id(1)) != "c" {
+			t.Errorf("%s: life %d (%v), want unknown", name, got.Life, err)
+		}
+		fresh := bindingOf(id(1), "d")
+		if err := b.Update(func(tx *Tx) error { return tx.Bind(fresh) }); !errors.Is(err, unreadable) {
+			t.Errorf("%s: a binding is written, that nobody could tell from one of elsewhere: %v", name, err)
+		}
+		if err := b.Announce([]string{"/c"}); name == "the pid namespace" && !errors.Is(err, unreadable) {
+			t.Errorf("%s: a create is announced that nobody could find: %v", name, err)
+		}
+		if _, err := b.Outside(); name == "the boot" && !errors.Is(err, unreadable) {
+			t.Errorf("%s: what was found outside the ledger is told of which boot: %v", name, err)
+		}
+		*b.Ledger = known
+	}
+}
+
+// Outside is what View finds.
+func (b *book) Outside() (found map[string]grant.Bytes, err error) {
+	err = b.View(func(tx *Tx) (err error) { found, err = tx.Outside(); return err })
+	return found, err
+}
+
+// TestHeldByProcessesThatMayRun: a GPU is held while one of the processes runs, or nobody can tell.
+func TestHeldByProcessesThatMayRun(t *testing.T) {
+	b := newBook(t)
+	files{"50/stat": runningStat, "51/stat": zombieStat, "52/stat": spoiltStat}.write(t, b.State+"/../proc")
+	b.Host.Proc = b.State + "/../proc"
+	process := func(pid int, start uint64) grant.Process { return grant.Process{PID: pid, Start: start} }
+	runs, ended, reused, unknown, gone := process(50, 555), process(51, 555), process(50, 554), process(52, 555), process(53, 555)
+	held := func() (found map[string]bool, err error) {
+		err = b.View(func(tx *Tx) (err error) { found, err = tx.Held(); return err })
+		return found, err
+	}
+	if found, err := held(); len(found) != 0 || err != nil {
+		t.Errorf("before anybody looked: %v, %v", found, err)
+	}
+	err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, map[string][]grant.Process{
+		"runs": {runs}, "ended": {ended}, "reused": {reused}, "unknown": {unknown}, "gone": {gone}, "one runs": {gone, runs, ended}, "none runs": {gone, ended}, "nobody": nil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := held()
+	if got, want := fmt.Sprint(found), fmt.Sprint(map[string]bool{"runs": true, "unknown": true, "one runs": true}); got != want || err != nil {
+		t.Errorf("held: %s (%v), want %s", got, err, want)
+	}
+	if memory, err := b.Outside(); len(memory) != 1 || memory[gpu0] != 1 || err != nil {
+		t.Errorf("outside: %v (%v)", memory, err)
+	}
+	b.bootID = func() (string, error) { return "another", nil }
+	if found, err := held(); len(found) != 0 || err != nil {
+		t.Errorf("in another boot: %v, %v", found, err)
+	}
+	if err := os.WriteFile(b.outsidePath(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := held(); err == nil {
+		t.Errorf("damaged: %v, and no error", found)
+	}
+}
+
+// TestABindingThatCannotBeReplacedStays: with its link, by which its grant is in use.
+func TestABindingThatCannotBeReplacedStays(t *testing.T) {
+	privateMounts(t)
+	b := newBook(t)
+	b.put(sample(1), sample(2))
+	b.bind(bindingOf(id(1), "c"))
+	for _, flags := range []uintptr{unix.MS_BIND, unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY} {
+		if err := unix.Mount(b.bindingsDir(), b.bindingsDir(), "", flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := 1; n <= 2; n++ {
+		if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(n), "c")) }); !errors.Is(err, unix.EROFS) {
+			t.Errorf("Bind of grant %d: %v, want EROFS", n, err)
+		}
+		if one, two := b.containers(id(1)), b.containers(id(2)); one != "c" || two != "" {
+			t.Errorf("after that of grant %d: grant 1 is used by %q, grant 2 by %q; want c and nobody", n, one, two)
+		}
+	}
+	if err := b.Update(func(tx *Tx) error { return tx.Unbind(bindingOf("", "").RuntimeRoot, "c") }); !errors.Is(err, unix.EROFS) {
+		t.Errorf("Unbind: %v, want EROFS", err)
+	}
+	if one := b.containers(id(1)); one != "c" {
+		t.Errorf("after an Unbind that failed grant 1 is used by %q", one)
+	}
+	links, err := namesIn(b.boundPath(id(2)))
+	if len(links) != 0 || err != nil {
+		t.Errorf("grant 2 keeps links %q (%v)", links, err)
+	}
+	if err := unix.Unmount(b.bindingsDir(), 0); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,259 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// findings are what a report says, a line each, with paths below the ledger's directory.
+func (b *book) findings(r Report) []string {
+	var lines []string
+	for _, f := range r.Findings {
+		line := fmt.Sprintf("%s: %s", f.Subject, f.Problem)
+		if f.Repaired {
+			line += " (repaired)"
+		}
+		if f.Hint != "" {
+			line += " -> " + f.Hint
+		}
+		lines = append(lines, strings.ReplaceAll(line, filepath.Dir(b.State)+"/", ""))
+	}
+	return lines
+}
+
+// reports has the ledger checked and compares all that was found.
+func (b *book) reports(want ...string) {
+	b.t.Helper()
+	report, err := b.Check(nil, 0)
+	if got := b.findings(report); err != nil || !slices.Equal(got, want) {
+		b.t.Errorf("%v\nfound:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+func keyOf(container string) string { return bindingKey(bindingOf("", "").RuntimeRoot, container) }
+
+// TestLinksOfCgroupsAreRepaired: each leads to the binding that occupies the cgroup. One of a binding that cannot be read stays: whose
+// the cgroup is cannot be told then, and it is somebody's.
+func TestLinksOfCgroupsAreRepaired(t *testing.T) {
+	b := newBook(t)
+	b.unsound()
+	b.put(sample(1))
+	of := func(container string, cgroups ...string) grant.Binding {
+		binding := bindingOf(id(1), container)
+		binding.Occupies = cgroups
+		return binding
+	}
+	b.bind(of("right", "/right"), of("missing", "/missing"), of("another", "/another"), of("file", "/file"), of("broken", "/broken"), of("gone", "/gone"))
+	for _, err := range []error{
+		os.Remove(b.cgroupLink("/missing")),
+		replaceLink("../bindings/"+keyOf("right")+".json", b.cgroupLink("/another")),
+		os.Remove(b.cgroupLink("/file")), os.WriteFile(b.cgroupLink("/file"), nil, 0o600),
+		os.WriteFile(b.bindingPath(keyOf("broken")), []byte("{"), 0o600),
+		os.Remove(b.bindingPath(keyOf("gone"))), os.Remove(filepath.Join(b.boundPath(id(1)), keyOf("gone"))),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	name := func(cgroup string) string { return "run/cgroups/" + filepath.Base(b.cgroupLink(cgroup)) }
+	broken := "run/bindings/" + keyOf("broken") + ".json: the binding can't be read, so its grant stays in use until it is released by force: " +
+		"cannot read run/bindings/" + keyOf("broken") + ".json: jsontext: unexpected EOF after offset 1 -> `gpuledger release --force ID` of its grant drops it"
+	missing := ": the link of a cgroup to its binding is missing (repaired)"
+	want := []string{broken, name("/missing") + missing, name("/another") + missing, name("/file") + missing,
+		name("/gone") + ": link of a cgroup to a binding that is gone (repaired)"}
+	slices.Sort(want)
+	b.reports(want...)
+	for cgroup, container := range map[string]string{"/right": "right", "/missing": "missing", "/another": "another", "/file": "file", "/broken": "broken", "/gone": ""} {
+		target, _ := os.Readlink(b.cgroupLink(cgroup))
+		if want := "../bindings/" + keyOf(container) + ".json"; container != "" && target != want || container == "" && target != "" {
+			t.Errorf("%s leads to %q", cgroup, target)
+		}
+		_ = b.View(func(tx *Tx) error {
+			if got := tx.Occupied([]string{cgroup}, func(grant.Binding) bool { return false }); got != (container != "") {
+				t.Errorf("%s is occupied: %v", cgroup, got)
+			}
+			return nil
+		})
+	}
+	b.reports(broken)
+}
+
+// TestALinkOfACgroupIsNoProof: what counts is what the binding says that it occupies.
+func TestALinkOfACgroupIsNoProof(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	its := bindingOf(id(1), "c")
+	its.Occupies = []string{"/a"}
+	b.bind(its)
+	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.cgroupLink("/b")), replaceLink("nowhere", b.cgroupLink("/n"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = b.View(func(tx *Tx) error {
+		nobody := func(grant.Binding) bool { return false }
+		for cgroups, want := range map[string]bool{"/a": true, "/a/x": true, "/b": false, "/b/x": false, "/n": false, "/b /a": true, "/n /b": false} {
+			if got := tx.Occupied(strings.Fields(cgroups), nobody); got != want {
+				t.Errorf("%s: occupied %v", cgroups, got)
+			}
+		}
+		return nil
+	})
+}
+
+// TestAReportIsWhole: every finding with its subject, what is wrong, whether it is repaired, and what to do where it is not.
+func TestAReportIsWhole(t *testing.T) {
+	b := newBook(t)
+	b.unsound()
+	lone := sample(4)
+	lone.GPUs = []grant.Share{{UUID: gpu1, Index: 1, Memory: grant.GiB}}
+	b.put(sample(1), sample(2), sample(3), lone)
+	b.bind(bindingOf(id(1), "alive"), deadBinding(id(1), "dead"), bindingOf(id(2), "broken"), bindingOf(id(1), "lost"), bindingOf(id(4), "orphan"))
+	stranger := strings.Repeat("ab", 16)
+	for _, err := range []error{
+		os.WriteFile(b.bindingPath(keyOf("broken")), nil, 0o600),
+		os.WriteFile(b.bindingPath(stranger), nil, 0o600),
+		os.WriteFile(b.bindingsDir()+"/notes", nil, 0o600),
+		os.WriteFile(b.boundPath(id(1))+"/notes", nil, 0o600),
+		os.WriteFile(b.grantsDir()+"/notes", nil, 0o600),
+		os.WriteFile(b.ownersDir()+"/notes", nil, 0o600),
+		os.WriteFile(b.ownersDir()+"/.x.tmp", nil, 0o600),
+		os.WriteFile(b.gpuPath(gpu0)+"/.x", nil, 0o600),
+		os.WriteFile(b.Run+"/.outside.json.7", nil, 0o600),
+		os.WriteFile(b.Run+"/.another", nil, 0o600),
+		os.WriteFile(b.grantPath(id(3)), nil, 0o600),
+		os.Remove(filepath.Join(b.boundPath(id(1)), keyOf("lost"))),
+		os.Remove(b.ownerPath(sample(1).Owner)),
+		os.Remove(b.gpuPath(gpu0) + "/" + string(id(2))),
+		os.Remove(b.grantPath(id(4))),
+		os.Symlink(ownerTarget(id(9)), b.ownerPath("claim:x")),
+		os.Chmod(b.gpuPath(gpu0), 0o755),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	interrupted := ": left over from a write that was interrupted (repaired)"
+	empty := "it is empty"
+	owner := func(o grant.Owner) string { return "state/owners/" + ownerKey(o) }
+	binding := func(container string) string { return "run/bindings/" + keyOf(container) + ".json" }
+	stays := []string{
+		binding("broken") + ": the binding can't be read, so its grant stays in use until it is released by force: cannot read " + binding("broken") + ": " + empty +
+			" -> `gpuledger release --force ID` of its grant drops it",
+		"state/grants/notes: it is no entry of the ledger -> move it away",
+		"state/owners/notes: it is no link to a grant -> move it away",
+		fmt.Sprintf("state/grants/%s.json: grant %s can't be read: %s; it closes %s until it is released by force -> `gpuledger release --force %s` drops it", id(3), id(3), empty, gpu0, id(3)),
+		fmt.Sprintf("state/gpus/%s: it has mode 0755 and belongs to user %d, want 0700 and %d -> chown %d state/gpus/%[1]s && chmod 0700 state/gpus/%[1]s", gpu0, os.Geteuid(), os.Geteuid(), os.Geteuid()),
+	}
+	slices.Sort(stays)
+	want := append(slices.Clone(stays),
+		binding("dead")+`: container "dead" is gone (repaired)`,
+		binding("orphan")+`: container "orphan" is bound to grant `+string(id(4))+`, which does not exist (repaired)`,
+		"run/bindings/"+stranger+".json: a binding of no grant: cannot read run/bindings/"+stranger+".json: "+empty+" (repaired)",
+		fmt.Sprintf("run/grants/%s/%s: the link to a binding is missing (repaired)", id(1), keyOf("lost")),
+		owner(sample(1).Owner)+": the link to grant "+string(id(1))+" is missing (repaired)",
+		owner(sample(4).Owner)+": it leads to "+ownerTarget(id(4))+", which is not its owner's (repaired)",
+		owner("claim:x")+": it leads to "+ownerTarget(id(9))+", which is not its owner's (repaired)",
+		fmt.Sprintf("state/gpus/%s/%s: the link to a grant was missing (repaired)", gpu0, id(2)),
+		fmt.Sprintf("state/gpus/%s/%s: link to a grant that is gone (repaired)", gpu1, id(4)),
+		"state/owners/.x.tmp"+interrupted, "state/gpus/"+gpu0+"/.x"+interrupted, "run/.outside.json.7"+interrupted)
+	slices.Sort(want)
+	report, err := b.Check(nil, 0)
+	got := b.findings(report)
+	if !slices.IsSortedFunc(report.Findings, func(a, b Finding) int { return strings.Compare(a.Subject, b.Subject) }) {
+		t.Error("the findings are not sorted by their subjects")
+	}
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v\nfound:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+	if report.Grants != 2 || len(report.Damaged) != 1 || report.Damaged[0].ID != id(3) || report.Sound() {
+		t.Errorf("%+v", report)
+	}
+	again, err := b.Check(nil, 0)
+	if again.Grants != 2 || again.Bindings != 3 {
+		t.Errorf("%d grants and %d bindings are left", again.Grants, again.Bindings)
+	}
+	got = b.findings(again)
+	if slices.Sort(got); err != nil || !slices.Equal(got, stays) {
+		t.Errorf("%v\na second time:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "), strings.Join(stays, "\n  "))
+	}
+}
+
+// TestALedgerThatCannotBeListedIsNotEmpty: where a directory of it is none any more, who looks gets an error. A grant whose bindings
+// cannot be listed would look free.
+func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	b.bind(bindingOf(id(1), "c"))
+	looks := map[string]func(*Tx) error{
+		"Get":   func(tx *Tx) error { _, err := tx.Get(id(1)); return err },
+		"All":   func(tx *Tx) error { _, _, err := tx.All(); return err },
+		"owner": func(tx *Tx) error { _, err := tx.ByOwner(sample(1).Owner); return err },
+		"Sweep": func(tx *Tx) error { return tx.Sweep() },
+	}
+	for dir, fails := range map[string][]string{
+		b.boundPath(id(1)): {"Get", "All", "owner", "Sweep"}, b.boundDir(): {"Get", "All", "owner", "Sweep"},
+		b.bindingsDir(): {"Get", "All", "owner", "Sweep"}, b.grantsDir(): {"Get", "All", "owner", "Sweep"},
+	} {
+		b.update(func(tx *Tx) error {
+			if err := errors.Join(os.Rename(dir, dir+".away"), os.WriteFile(dir, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			for name, look := range looks {
+				err := look(tx)
+				g, _ := tx.Get(id(1))
+				if failed := err != nil && !errors.Is(err, ErrNotFound); failed != slices.Contains(fails, name) && g.State(noon) != grant.Unknown {
+					t.Errorf("%s, where %s is a file: %v", name, filepath.Base(dir), err)
+				}
+			}
+			return errors.Join(os.Remove(dir), os.Rename(dir+".away", dir))
+		})
+	}
+}
+
+// TestWhatTheRuntimeRecordedOfAContainer: of one that it has not, nothing.
+func TestWhatTheRuntimeRecordedOfAContainer(t *testing.T) {
+	b := newBook(t)
+	root := t.TempDir()
+	files{
+		"crun/status":     `{"pid":60,"process-start-time":555,"cgroup-path":"/c","bundle":"/b"}`,
+		"runc/state.json": `{"init_process_pid":61,"init_process_start":556,"cgroup_paths":{"":"/cgroup/d"},"config":{"labels":["x=/y","bundle=/d","bundle=/e"]}}`,
+		"bare/state.json": `{"init_process_pid":61,"init_process_start":556}`,
+		"spoilt/status":   `{"pid":60,"process-start-time":0,"cgroup-path":"/c"}`,
+	}.write(t, root)
+	b.Host.Sys = root + "/sys"
+	type recorded struct {
+		init           grant.Process
+		known          bool
+		bundle, cgroup string
+	}
+	for container, want := range map[string]recorded{
+		"crun": {grant.Process{PID: 60, Start: 555}, true, "/b", root + "/sys/fs/cgroup/c"},
+		"runc": {grant.Process{PID: 61, Start: 556}, true, "/d", "/cgroup/d"},
+		"bare": {grant.Process{PID: 61, Start: 556}, true, "", ""},
+		"none": {}, "": {}, ".": {}, "..": {}, "../" + filepath.Base(root) + "/crun": {},
+	} {
+		var got recorded
+		got.init, got.known = b.ContainerInit(root, container)
+		got.bundle, got.cgroup = b.ContainerBundle(root, container), b.ContainerCgroup(root, container)
+		if got != want {
+			t.Errorf("%q: %+v, want %+v", container, got, want)
+		}
+	}
+	if _, known := b.ContainerInit(root, "spoilt"); known || b.ContainerCgroup(root, "spoilt") != "" {
+		t.Error("a state without the start of its init is believed")
+	}
+	for container, want := range map[string]grant.Life{"none": grant.Dead, "../" + filepath.Base(root) + "/spoilt": grant.Dead, "spoilt": grant.LifeUnknown} {
+		if got := b.ContainerLife(root, container); got != want {
+			t.Errorf("%q: life %d, want %d", container, got, want)
+		}
+	}
+}
