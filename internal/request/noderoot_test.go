@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 func TestMountsThatMakeRoot(t *testing.T) {
@@ -49,6 +51,11 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"a directory with Podman's socket", bind("/run/podman", "ro"), true},
 		{"CRI-O's socket, alone and read only", mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: []string{"bind", "ro"}}), true},
 		{"CRI-O's socket, read only all the way down", bind("/run/crio/crio.sock", "rro"), true},
+		{"a socket that is mounted as a file of the driver", mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: grant.DriverFileOptions}), true},
+		{"a file of the driver, which nobody looks at", func(s *scene) {
+			s.node.Files = driverOf("/run/crio/crio.sock")
+			mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: grant.DriverFileOptions})(s)
+		}, false},
 		{"NRI's socket", bind("/run/nri/nri.sock"), true},
 		{"systemd's own socket", bind("/run/systemd/private"), true},
 		{"the system bus", bind("/run/dbus/system_bus_socket", "ro"), true},
