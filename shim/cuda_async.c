@@ -19,52 +19,10 @@ API CUresult cuCtxSynchronize(void) { return finish_synchronise(REAL(cuCtxSynchr
 
 /* ---- allocation ---- */
 
-typedef CUresult from_device(CUdeviceptr *, size_t, CUstream);
-typedef CUresult from_pool(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
-typedef CUresult free_async(CUdeviceptr, CUstream);
-
-/* An allocator is the driver's function for an allocation, with its arguments, and the function
- * that frees. */
-struct allocator {
-    CUstream stream;
-    CUmemoryPool pool;
-    from_device *from_device; /* one of these two is set */
-    from_pool *from_pool;
-    free_async *free;
-};
-
-static CUresult call_driver(const struct allocator *a, CUdeviceptr *p, size_t bytes)
-{
-    return a->from_device ? a->from_device(p, bytes, a->stream) : a->from_pool(p, bytes, a->pool, a->stream);
-}
-
 static bool is_capturing(CUstream s)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     return REAL(cuStreamIsCapturing)(s, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-static CUresult allocate_once(const struct allocator *a, CUdeviceptr *ptr, size_t bytes, int device)
-{
-    struct track t = {.kind = TRACK_POOLED, .bytes = bytes, .device = -1}, old;
-    int pool = pool_begin(a->pool, device, bytes);
-    bool fits;
-    CUresult r;
-
-    if (pool < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    r = call_driver(a, ptr, bytes);
-    fits = pool_end(pool, bytes, r == CUDA_SUCCESS);
-    if (r != CUDA_SUCCESS) return r;
-    t.key = *ptr;
-    t.link = (uint64_t)pool;
-    if (fits && track_put(&t, &old)) {
-        if (old.kind == TRACK_POOLED) pool_release(&old);
-        return r;
-    }
-    a->free(*ptr, a->stream);
-    pool_release(&t);
-    REAL(cuMemPoolTrimTo)(a->pool, 0);
-    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* During a capture, an allocation only adds a node to a graph and takes no memory. What does not
@@ -78,9 +36,9 @@ static CUresult allocate(struct allocator *a, CUdeviceptr *p, size_t bytes)
     if (!p || !bytes || is_capturing(a->stream)) return call_driver(a, p, bytes);
     if ((r = location_of_stream(a->stream, &l)) != CUDA_SUCCESS) return r;
     if (!a->pool && (r = REAL(cuDeviceGetMemPool)(&a->pool, l.ordinal)) != CUDA_SUCCESS) return r;
-    r = l.device < 0 ? CUDA_ERROR_OUT_OF_MEMORY : allocate_once(a, p, bytes, l.device);
+    r = l.device < 0 ? CUDA_ERROR_OUT_OF_MEMORY : pool_allocate(a, p, bytes, l.device);
     if (r != CUDA_ERROR_OUT_OF_MEMORY || !pools_update()) return r;
-    return l.device < 0 ? r : allocate_once(a, p, bytes, l.device);
+    return l.device < 0 ? r : pool_allocate(a, p, bytes, l.device);
 }
 
 static void add_pool(CUmemoryPool pool, const CUmemLocation *location)
@@ -133,7 +91,7 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t bytes, CUmemory
 
 /* A pointer may come from a pool or from cuMemAlloc. During a capture, a free only adds a node to a
  * graph. */
-static CUresult release(free_async *real, CUdeviceptr p, CUstream s)
+static CUresult release(CUresult (*real)(CUdeviceptr, CUstream), CUdeviceptr p, CUstream s)
 {
     struct track t = {.kind = 0}, old;
     CUresult r;

@@ -97,7 +97,9 @@ static bool charge(struct pool *p, uint64_t bytes)
     return true;
 }
 
-int pool_begin(CUmemoryPool handle, int device, uint64_t bytes)
+/* begin charges a pool for an allocation before the driver is called. NULL: the allocation does not
+ * fit, or the table is full. */
+static struct pool *begin(CUmemoryPool handle, int device, uint64_t bytes)
 {
     struct pool *p;
 
@@ -106,12 +108,12 @@ int pool_begin(CUmemoryPool handle, int device, uint64_t bytes)
     if (p && charge(p, bytes)) p->pending++;
     else p = NULL;
     os_spin_unlock(&lock);
-    return p ? (int)(p - pools) : -1;
+    return p;
 }
 
-bool pool_end(int pool, uint64_t bytes, bool allocated)
+/* end follows the driver's answer. False: the pool holds more than fits. */
+static bool end(struct pool *p, uint64_t bytes, bool allocated)
 {
-    struct pool *p = &pools[pool];
     bool fits = true;
 
     os_spin_lock(&lock);
@@ -139,6 +141,29 @@ void pool_release(const struct track *t)
     free_if_unused(p);
     os_spin_unlock(&lock);
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
+}
+
+CUresult pool_allocate(const struct allocator *a, CUdeviceptr *ptr, size_t bytes, int device)
+{
+    struct track t = {.kind = TRACK_POOLED, .bytes = bytes, .device = -1}, old;
+    struct pool *p = begin(a->pool, device, bytes);
+    bool fits;
+    CUresult r;
+
+    if (!p) return CUDA_ERROR_OUT_OF_MEMORY;
+    r = call_driver(a, ptr, bytes);
+    fits = end(p, bytes, r == CUDA_SUCCESS);
+    if (r != CUDA_SUCCESS) return r;
+    t.key = *ptr;
+    t.link = (uint64_t)(p - pools);
+    if (fits && track_put(&t, &old)) {
+        if (old.kind == TRACK_POOLED) pool_release(&old);
+        return r;
+    }
+    a->free(*ptr, a->stream);
+    pool_release(&t);
+    REAL(cuMemPoolTrimTo)(a->pool, 0);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void pool_destroyed(CUmemoryPool handle)

@@ -14,14 +14,24 @@
 void pools_add(CUmemoryPool handle, int device);
 bool pools_known(CUmemoryPool handle);
 
-/* pool_begin charges a pool for an allocation before the driver is called, and returns the pool's
- * number. An unknown pool is entered with the given device. -1: the allocation does not fit, or the
- * table is full. */
-int pool_begin(CUmemoryPool handle, int device, uint64_t bytes);
+/* An allocator is the driver's function for an allocation, with its arguments, and the function
+ * that frees. */
+struct allocator {
+    CUstream stream;
+    CUmemoryPool pool;
+    CUresult (*from_device)(CUdeviceptr *, size_t, CUstream); /* one of these two is set */
+    CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+    CUresult (*free)(CUdeviceptr, CUstream);
+};
 
-/* pool_end follows each successful pool_begin. allocated is whether the driver succeeded. False:
- * the pool holds more than fits, and the caller must free the allocation. */
-bool pool_end(int pool, uint64_t bytes, bool allocated);
+static inline CUresult call_driver(const struct allocator *a, CUdeviceptr *p, size_t bytes)
+{
+    return a->from_device ? a->from_device(p, bytes, a->stream) : a->from_pool(p, bytes, a->pool, a->stream);
+}
+
+/* pool_allocate calls the driver if the allocation fits, counts it and tracks it. a->pool is the
+ * pool that the driver will use. An unknown pool is entered with the given device. */
+CUresult pool_allocate(const struct allocator *a, CUdeviceptr *p, size_t bytes, int device);
 
 /* pool_release subtracts a freed pointer's bytes, t->bytes, from its pool, which is number
  * t->link. */
@@ -35,9 +45,9 @@ void pool_destroyed(CUmemoryPool handle);
  * freed since all charges agreed, so there was nothing to do. */
 bool pools_update(void);
 
-/* pools_reset: the driver reset a device. Only the driver knows what the device's pools hold
- * now. */
+/* pools_reset: the driver reset a device. The pointers of its pools are no longer valid, but the
+ * pools may still hold the memory. */
 void pools_reset(int device);
 
-/* pools_forget is for a forked child: the pools are the parent's. */
+/* pools_forget empties the table in a forked child: the pools are the parent's. */
 void pools_forget(void);

@@ -68,5 +68,5 @@ struct record_slot {
 #define RECORD_SLOT(i) (RECORD_PAGE + (uint64_t)(i) * sizeof(struct record_slot))
 #define RECORD_REGION_SIZE RECORD_SLOT(RECORD_SLOTS)
 
-_Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: no two slots share one");
+_Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: no line belongs to two slots");
 _Static_assert(sizeof(struct record_limits) <= RECORD_PAGE && sizeof(struct record_head) <= RECORD_PAGE, "one page each");

@@ -25,8 +25,8 @@ cp -L "$tmp"/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 /run/gpuledger/driver
 cp "$tmp/driver/run/fakedriver/devices" /run/fakedriver
 emulate() { qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$PWD/bin/shim-arm64" "$@"; }
 
-# stories PROGRAM NAME...: runs each test with an unused grant, written by "records".
-stories() {
+# run_tests PROGRAM NAME...: runs each test with an unused grant, written by "records".
+run_tests() {
   local program=$1 name
   shift
   for name; do
@@ -36,10 +36,10 @@ stories() {
     echo "ok $program $name"
   done
 }
-stories throttle_test it_is_open_for_the_share a_gate_without_heartbeat
-stories account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
-stories client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
-stories client-linked linked
-stories proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_is_freed_with_its_last_handle_or_mapping \
+run_tests throttle_test it_is_open_for_the_share a_gate_without_heartbeat
+run_tests account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
+run_tests client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
+run_tests client-linked linked
+run_tests proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_is_freed_with_its_last_handle_or_mapping \
   graph_memory_is_counted_when_it_is_instantiated fork_after_cuda out_of_memory_reaps_dead_processes_first cu_get_proc_address
-stories nvml_test memory_is_the_grant processes_are_the_containers
+run_tests nvml_test memory_is_the_grant processes_are_the_containers

@@ -103,7 +103,7 @@ static void an_open_gate_is_passed(void)
 
 static void each_resolution_returns_the_wrapper(void)
 {
-    static const struct { const char *name; int version; uint64_t flags; void *ours; } asked[] = {
+    static const struct { const char *name; int version; uint64_t flags; void *wrapper; } asked[] = {
         {"cuLaunchKernel", 12000, 0, (void *)cuLaunchKernel},
         {"cuLaunchKernel", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, (void *)cuLaunchKernel_ptsz},
         {"cuLaunchKernelEx", 12000, 0, (void *)cuLaunchKernelEx},
@@ -119,7 +119,7 @@ static void each_resolution_returns_the_wrapper(void)
 
     begin(0);
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
-        OK(cuGetProcAddress_v2(asked[i].name, &f, asked[i].version, asked[i].flags, NULL) == 0 && f == asked[i].ours, "%s by cuGetProcAddress, flags %llu",
+        OK(cuGetProcAddress_v2(asked[i].name, &f, asked[i].version, asked[i].flags, NULL) == 0 && f == asked[i].wrapper, "%s by cuGetProcAddress, flags %llu",
            asked[i].name, (unsigned long long)asked[i].flags);
     }
     for (int i = 0; i < LAUNCHES; i++) {

@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// references is the names by which one file of shim/ uses another: by its own name, then the other's.
+// references are the names that a file of shim/ uses of another: the first key is the file, the second is the other one.
 type references map[string]map[string][]string
 
-// readReferences compiles each C file below dir and looks up who defines what its object file lacks. Without optimisation, so that no
-// reference is folded away, and with the throttle, which is the variant that has all of the files.
+// readReferences compiles each C file of a folder and finds the file that defines each undefined symbol of its object file. It compiles
+// without optimisation, so that no reference is removed, and with the throttle, which is the variant with all of the files.
 func readReferences(t *testing.T, dir string) references {
 	t.Helper()
 	sources, err := filepath.Glob(filepath.Join(dir, "*.c"))
@@ -22,7 +22,7 @@ func readReferences(t *testing.T, dir string) references {
 		t.Fatalf("no C files in %s: %v", dir, err)
 	}
 	objects := t.TempDir()
-	defines, lacks := map[string]string{}, map[string][]string{}
+	defines, needs := map[string]string{}, map[string][]string{}
 	for _, source := range sources {
 		file := filepath.Base(source)
 		object := filepath.Join(objects, file+".o")
@@ -34,15 +34,15 @@ func readReferences(t *testing.T, dir string) references {
 			if s.Section != elf.SHN_UNDEF {
 				defines[s.Name] = file
 			} else {
-				lacks[file] = append(lacks[file], s.Name)
+				needs[file] = append(needs[file], s.Name)
 			}
 		}
 	}
 	uses := references{}
-	for file, names := range lacks {
+	for file, names := range needs {
 		uses[file] = map[string][]string{}
 		for _, name := range names {
-			if definer, ours := defines[name]; ours {
+			if definer, found := defines[name]; found {
 				uses[file][definer] = append(uses[file][definer], name)
 			}
 		}
@@ -50,7 +50,7 @@ func readReferences(t *testing.T, dir string) references {
 	return uses
 }
 
-// symbols lists the names that an object file shares with others: what it defines for them and what it lacks.
+// symbols lists the names that an object file shares with others: those that it defines, and those that are undefined in it.
 func symbols(t *testing.T, object string) []elf.Symbol {
 	t.Helper()
 	f, err := elf.Open(object)
@@ -65,7 +65,7 @@ func symbols(t *testing.T, object string) []elf.Symbol {
 	return slices.DeleteFunc(all, func(s elf.Symbol) bool { return elf.ST_BIND(s.Info) == elf.STB_LOCAL || s.Name == "" })
 }
 
-// cycle finds files that use each other in a cycle, the first one of them last again; nil if there are none.
+// cycle finds files that use each other in a cycle, with the first one again at the end; nil if there is no cycle.
 func (r references) cycle() []string {
 	var path []string
 	done := map[string]bool{}
@@ -95,7 +95,7 @@ func (r references) cycle() []string {
 	return nil
 }
 
-// describe says by which names each file of a cycle uses the next.
+// describe lists the names that each file of a cycle uses of the next.
 func (r references) describe(cycle []string) string {
 	var lines strings.Builder
 	for i := range len(cycle) - 1 {
@@ -105,7 +105,7 @@ func (r references) describe(cycle []string) string {
 	return lines.String()
 }
 
-// TestNoCycleOfFiles: the C files of the shim use each other in one direction, so that each can be read and tested on what it uses alone.
+// TestNoCycleOfFiles: the C files of the shim use each other in one direction, so that each can be read and tested with only those below it.
 func TestNoCycleOfFiles(t *testing.T) {
 	uses := readReferences(t, "../../shim")
 	for _, file := range slices.Sorted(maps.Keys(uses)) {
@@ -116,10 +116,10 @@ func TestNoCycleOfFiles(t *testing.T) {
 	}
 }
 
-// TestACycleOfFilesIsFound: the lowest file, made to use one above it.
+// TestACycleOfFilesIsFound: a cycle is found when os.c, which uses no other file, is changed to use account.c.
 func TestACycleOfFilesIsFound(t *testing.T) {
 	dir := t.TempDir()
-	sh(t, "cp -r ../../shim "+dir+`/shim; printf 'int account_devices(void);\nint upwards(void) { return account_devices(); }\n' >>`+dir+"/shim/os.c")
+	sh(t, "mkdir "+dir+"/shim; cp ../../shim/{account.c,os.c,*.h} "+dir+`/shim; printf 'int account_devices(void);\nint upwards(void) { return account_devices(); }\n' >>`+dir+"/shim/os.c")
 	uses := readReferences(t, dir+"/shim")
 	found := uses.cycle()
 	if want := []string{"account.c", "os.c", "account.c"}; !slices.Equal(found, want) {
