@@ -21,7 +21,8 @@ func TestRoomNamesNoTenant(t *testing.T) {
 	}
 	_, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: 16 * grant.GiB, Compute: 10,
 		Owner: grant.Bearer})
-	const want = "cannot grant 16GiB on a GPU in mode limit with 10% of its compute: GPU 0 is taken whole; GPU 1 has 11GiB of 16GiB free (mode timeslice); " +
+	const want = "cannot grant 16GiB on a GPU in mode limit with 10% of its compute: GPU 0 is taken whole; " +
+		"GPU 1 has 11GiB of 16GiB free (mode timeslice); " +
 		"GPU 2 has 15GiB free, and 1GiB in use outside the ledger; GPU 3 is unhealthy: lost"
 	var refusal *grant.Refusal
 	if !errors.As(err, &refusal) || refusal.Message != want ||
@@ -37,7 +38,8 @@ func TestRoomNamesMPSDaemons(t *testing.T) {
 	n.HasMPS()
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: 8 * grant.GiB, Names: []string{"0", "1"}})
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: grant.GiB, Names: []string{"2"}})
-	const room = "GPU 0 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); GPU 1 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +
+	const room = "GPU 0 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +
+		"GPU 1 has 12GiB of 16GiB free (mode mps, with one daemon over 2 GPUs); " +
 		"GPU 2 has 15GiB of 16GiB free (mode mps, with a daemon of its own)"
 	for want, ask := range map[string]admission.Ask{
 		"cannot grant 4GiB on a GPU in mode mps: " + room: {Mode: grant.MPS, Memory: 4 * grant.GiB,

@@ -43,7 +43,8 @@ func TestAFullGPUIsAnErrorThatSaysWhatIsFree(t *testing.T) {
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	_, err := s.allocate(c, some(0, 7)...) // ten units are free, but on no GPU eight
-	const want = "gpuledger: refused (no-capacity): cannot grant 8GiB on a GPU in mode limit: GPU 0 has 4GiB of 16GiB free (mode limit); GPU 1 has 6GiB of 16GiB free (mode limit)"
+	const want = "gpuledger: refused (no-capacity): cannot grant 8GiB on a GPU in mode limit: " +
+		"GPU 0 has 4GiB of 16GiB free (mode limit); GPU 1 has 6GiB of 16GiB free (mode limit)"
 	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), string(other.ID)) {
 		t.Errorf("got %v, want %q", err, want)
 	}
@@ -84,8 +85,8 @@ func TestTheFirstUnitsArePreferred(t *testing.T) {
 			{AvailableDeviceIDs: []string{"unit-10", "unit-9", "unit-2", "unit-11"},
 				MustIncludeDeviceIDs: []string{"unit-11"}, AllocationSize: 3}}})
 	check(t, err)
-	if got, want := r.ContainerResponses[0].DeviceIDs, []string{"unit-11", "unit-2",
-		"unit-9"}; !slices.Equal(got, want) {
+	want := []string{"unit-11", "unit-2", "unit-9"}
+	if got := r.ContainerResponses[0].DeviceIDs; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -420,8 +421,8 @@ func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
 	s.gets(c, some(20, 23)...)
 	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
 	s.ensure()
-	if got, want := nextHealthy(t, stream), strings.Join(append(some(0, 11), some(20, 23)...),
-		" "); got != want {
+	want := strings.Join(append(some(0, 11), some(20, 23)...), " ")
+	if got := nextHealthy(t, stream); got != want {
 		t.Errorf("healthy are %s, want what containers have, and the 4 that are free: %s", got, want)
 	}
 	s.SetGPUs(2, 16*grant.GiB, func([]simulated.GPU) {})
@@ -433,8 +434,8 @@ func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
 	}
 	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
 	s.ensure()
-	if got, want := nextHealthy(t, stream), strings.Join(append(some(0, 11), some(20, 31)...),
-		" "); got != want {
+	want = strings.Join(append(some(0, 11), some(20, 31)...), " ")
+	if got := nextHealthy(t, stream); got != want {
 		t.Errorf("healthy are %s, want those of the GPU that is gone, too: %s", got, want)
 	}
 }

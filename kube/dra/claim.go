@@ -73,10 +73,9 @@ type part struct {
 func partOf(result resourceapi.DeviceRequestAllocationResult,
 	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
 	if result.AdminAccess != nil && *result.AdminAccess {
-		return part{},
-			fmt.Errorf(
-				"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics",
-				result.Request)
+		return part{}, fmt.Errorf(
+			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics",
+			result.Request)
 	}
 	seat, mode, err := find(result.Device, seats)
 	if err != nil {
@@ -95,10 +94,9 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 	}
 	amount, found := result.ConsumedCapacity[memory]
 	if !found {
-		return part{},
-			fmt.Errorf(
-				"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without",
-				result.Request)
+		return part{}, fmt.Errorf(
+			"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without",
+			result.Request)
 	}
 	percent := result.ConsumedCapacity[compute]
 	of.memory, of.compute = grant.Bytes(amount.Value()), int(percent.Value())

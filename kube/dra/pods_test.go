@@ -268,10 +268,10 @@ func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 
 // Grants of a version without ties have none.
 func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
-	for name, c := range map[string]struct {
-		pods,
-		want []string
-	}{"its pods are there": {[]string{"p1"}, []string{"p1"}}, "they are gone": {nil, nil}} {
+	for name, c := range map[string]struct{ pods, want []string }{
+		"its pods are there": {[]string{"p1"}, []string{"p1"}},
+		"they are gone":      {nil, nil},
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
 			w, err := translate(s.of(1, "u-1"), pool, page(t, s.Driver))

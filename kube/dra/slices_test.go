@@ -161,8 +161,8 @@ func TestPublishedDevices(t *testing.T) {
 func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 	n := booktest.New(t, 2, 16*grant.GiB, "")
 	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
-	configure(n,
-		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
+	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
+		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
 	if got, want := published(t, n), []string{"1 exclusive memory=16Gi",
 		"1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -274,7 +274,8 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 // a counter that separates no modes is not published.
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	n := booktest.New(t, 3, 80*grant.GiB,
-		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
+		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n"+
+			"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
 	counted := func() (counters []string, consumers map[int64]int) {
 		consumers = map[int64]int{}
