@@ -25,8 +25,8 @@ type Driver struct {
 	Node   string // the node's name in the cluster, and the pool's
 	Client kubernetes.Interface
 	Log    *slog.Logger
-	// Broken is called when the kubelet can no longer reach the driver, so that another process may
-	// start. It may be nil.
+	// Broken is called when the driver cannot go on: the kubelet cannot reach it any more, or the
+	// cluster has another Node of this name. Then another process may start. It may be nil.
 	Broken func(error)
 
 	// last has the last configuration that could be read; nil: none yet.
