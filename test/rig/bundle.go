@@ -20,7 +20,8 @@ type Bundle struct {
 // Edit changes the spec of a new bundle.
 type Edit func(*specs.Spec)
 
-// Bundle makes one for a container of that id. Its spec is an ordinary unprivileged container's.
+// Bundle makes a bundle for a container of that id. Its spec is an ordinary unprivileged
+// container's.
 func (n *Node) Bundle(id string, edits ...Edit) *Bundle {
 	n.T.Helper()
 	b := &Bundle{Node: n, Dir: filepath.Join(n.Dir, "bundles", id), ID: id}
@@ -85,7 +86,7 @@ func ordinary(cgroup string) specs.Spec {
 	}
 }
 
-// WriteSpec puts the spec into the bundle as an engine would.
+// WriteSpec writes the spec into the bundle as an engine would.
 func (b *Bundle) WriteSpec(spec specs.Spec) {
 	b.Node.T.Helper()
 	data, err := json.Marshal(spec)
@@ -95,7 +96,7 @@ func (b *Bundle) WriteSpec(spec specs.Spec) {
 	b.WriteConfig(data)
 }
 
-// WriteConfig puts any bytes in config.json's place.
+// WriteConfig replaces config.json by any bytes.
 func (b *Bundle) WriteConfig(data []byte) {
 	b.Node.T.Helper()
 	if err := os.WriteFile(filepath.Join(b.Dir, "config.json"), data, 0o644); err != nil {
@@ -103,7 +104,7 @@ func (b *Bundle) WriteConfig(data []byte) {
 	}
 }
 
-// Config is config.json as it stands now.
+// Config is the present config.json.
 func (b *Bundle) Config() []byte {
 	b.Node.T.Helper()
 	data, err := os.ReadFile(filepath.Join(b.Dir, "config.json"))
@@ -120,7 +121,7 @@ func (b *Bundle) Run() Result    { return Run(b.Node.Wrapper("run", "--bundle", 
 func (b *Bundle) Delete() Result { return Run(b.Node.Wrapper("delete", "--force", b.ID)) }
 func (b *Bundle) Kill() Result   { return Run(b.Node.Wrapper("kill", b.ID, "KILL")) }
 
-// Explain asks what would become of the bundle.
+// Explain runs `gpuledger explain` on the bundle.
 func (b *Bundle) Explain(args ...string) Result {
 	b.Node.T.Helper()
 	return b.Node.CLI(append([]string{"explain", "--bundle", b.Dir}, args...)...)
@@ -131,7 +132,7 @@ func Env(entries ...string) Edit {
 	return func(s *specs.Spec) { s.Process.Env = append(s.Process.Env, entries...) }
 }
 
-// Annotation sets one.
+// Annotation sets an annotation.
 func Annotation(key, value string) Edit {
 	return func(s *specs.Spec) {
 		if s.Annotations == nil {
@@ -146,14 +147,14 @@ func Shell(script string) Edit {
 	return func(s *specs.Spec) { s.Process.Args = []string{"/bin/busybox", "sh", "-c", script} }
 }
 
-// Privileged gives it what engines give a privileged container.
+// Privileged gives the container what engines give a privileged one.
 func Privileged(s *specs.Spec) {
 	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
 	caps := append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN", "CAP_NET_ADMIN")
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 }
 
-// Identity gives it the annotations by which containerd says who a container of a pod is.
+// Identity sets the annotations by which containerd identifies a container of a pod.
 func Identity(uid, namespace, pod, container string) Edit {
 	return func(s *specs.Spec) {
 		for key, value := range map[string]string{"container-type": "container", "sandbox-uid": uid,

@@ -26,7 +26,7 @@ func (n *Node) Dying(point string) *Node {
 	return &dying
 }
 
-// On is the bundle in the hands of a node like its own, as one that is dying.
+// On is the bundle with another node of the same directory, such as one of Dying.
 func (b *Bundle) On(n *Node) *Bundle {
 	there := *b
 	there.Node = n
@@ -36,7 +36,7 @@ func (b *Bundle) On(n *Node) *Bundle {
 // Killed reports whether SIGKILL ended the program.
 func (r Result) Killed() bool { return r.Code == 128+int(syscall.SIGKILL) }
 
-// Light takes away the namespaces that take the kernel the longest to make, for tests with many
+// Light removes the namespaces that the kernel takes longest to make, for tests with many
 // containers.
 func Light(s *specs.Spec) {
 	s.Hostname = ""
@@ -45,14 +45,14 @@ func Light(s *specs.Spec) {
 		func(ns specs.LinuxNamespace) bool { return !slices.Contains(keep, ns.Type) })
 }
 
-// NodePIDs gives the container the node's pids: its processes outlive its init then.
+// NodePIDs gives the container the node's pids, so that its processes outlive its init.
 func NodePIDs(s *specs.Spec) {
 	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces,
 		func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
 }
 
-// HeldUntil makes the runtime's create wait, with its state directory made and its init not yet
-// there, until a file is. The returned function tells whether a create waits now.
+// HeldUntil makes the runtime's create wait until a file exists. By then the runtime has made its
+// state directory, but not yet the init. The returned function reports whether a create waits now.
 func (n *Node) HeldUntil(path string) (Edit, func() bool) {
 	there := path + ".waits"
 	script := fmt.Sprintf(": >%q; while [ ! -e %q ]; do sleep 0.01; done", there, path)
@@ -64,8 +64,7 @@ func (n *Node) HeldUntil(path string) (Edit, func() bool) {
 	return edit, func() bool { return exists(there) }
 }
 
-// Init is the pid of the container's first process as the real runtime knows it, 0 without one that
-// lives.
+// Init is the pid of the container's first process in the real runtime's state; 0 if none lives.
 func (b *Bundle) Init() int {
 	var state struct{ Pid int }
 	out, err := b.Node.Real("state", b.ID).Output()
@@ -75,9 +74,9 @@ func (b *Bundle) Init() int {
 	return state.Pid
 }
 
-// End kills the container's first process and removes what the real runtime keeps of it, and the
-// cgroups that a killed runtime leaves: their device rules would keep the next container of the id
-// from making its nodes. It asks nobody but the kernel and the real runtime.
+// End kills the container's first process and removes the real runtime's state of it. It also
+// removes the cgroups that a killed runtime leaves, because their device rules would keep the next
+// container of the id from making its nodes. It uses only the kernel and the real runtime.
 func (b *Bundle) End() {
 	b.Node.T.Helper()
 	b.KillInit()
@@ -94,7 +93,7 @@ func (b *Bundle) End() {
 	})
 }
 
-// KillInit kills the container's first process, and leaves what the real runtime keeps of it.
+// KillInit kills the container's first process, and leaves the real runtime's state of it.
 func (b *Bundle) KillInit() {
 	b.Node.T.Helper()
 	pid := b.Init()
@@ -130,8 +129,8 @@ func (b *Bundle) Processes() []int {
 	return pids
 }
 
-// PodmanEnds waits, when the test is over, for what Podman starts behind its containers: conmon's
-// clean-up writes below the node's directory after `podman run` has ended.
+// PodmanEnds waits at the end of the test for the processes that Podman starts behind its
+// containers. conmon's clean-up writes below the node's directory after `podman run` has ended.
 func (n *Node) PodmanEnds() {
 	n.T.Cleanup(func() {
 		Eventually(n.T, "Podman has cleaned up", func() bool {
@@ -146,16 +145,16 @@ func (n *Node) PodmanEnds() {
 	})
 }
 
-// Lives reports whether a process is there and no zombie.
+// Lives reports whether a process exists and is no zombie.
 func Lives(pid int) bool {
 	state := processState(pid)
 	return state != 0 && state != 'Z' && state != 'X'
 }
 
-// IsZombie reports whether a process has ended and nobody has waited for it.
+// IsZombie reports whether a process has ended and its parent has not waited for it.
 func IsZombie(pid int) bool { return processState(pid) == 'Z' }
 
-// processState is the letter of /proc/PID/stat, 0 without the process.
+// processState is the letter of /proc/PID/stat; 0 without the process.
 func processState(pid int) byte {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if i := bytes.LastIndexByte(stat, ')'); err == nil && i > 0 && i+2 < len(stat) {
@@ -179,8 +178,8 @@ func (n *Node) Reboot() {
 	})
 }
 
-// HideRun gives the test an empty /run, so that what keeps its state at a fixed place leaves the
-// machine's alone.
+// HideRun gives the test an empty /run, so that programs with state at a fixed path do not use the
+// machine's.
 func (n *Node) HideRun() {
 	n.T.Helper()
 	if err := syscall.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
@@ -190,7 +189,7 @@ func (n *Node) HideRun() {
 		for _, mount := range mountsBelow("/run") {
 			_ = syscall.Unmount(mount, syscall.MNT_DETACH)
 			if mount == "/run" {
-				break // the next is the machine's
+				break // the next mount is the machine's
 			}
 		}
 	})
@@ -202,9 +201,9 @@ func (n *Node) Elsewhere(program string, args ...string) *exec.Cmd {
 	return n.Command("unshare", append([]string{"--pid", "--fork", "--mount-proc", program}, args...)...)
 }
 
-// CheckSound runs gpuledger check: the first may repair, and then comes one that has nothing to
-// say. Others between them may find that a container has gone, whose processes were killed just
-// before.
+// CheckSound runs `gpuledger check` until a run finds the ledger sound and repairs nothing. The
+// first run may repair. Runs after it may find that a container has ended whose processes were
+// killed just before.
 func (n *Node) CheckSound(when string) {
 	n.T.Helper()
 	r := n.CLI("check")

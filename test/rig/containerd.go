@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// Containerd is a real containerd of the node. What it and its shims keep below /run lies in a
+// Containerd is a real containerd of the node. It and its shims have their state below /run in a
 // tmpfs that only this test's mount namespace has.
 type Containerd struct {
 	Node   *Node
@@ -19,7 +19,7 @@ type Containerd struct {
 	daemon *exec.Cmd
 }
 
-// Containerd starts one. It ends with the test and takes its shims and containers with it.
+// Containerd starts a containerd. At the end of the test it ends, with its shims and containers.
 func (n *Node) Containerd() *Containerd {
 	n.T.Helper()
 	Need(n.T, "containerd", "ctr", "containerd-shim-runc-v2")
@@ -61,7 +61,7 @@ func (c *Containerd) Start() {
 	Eventually(c.Node.T, "containerd answers", func() bool { return c.Ctr("containers", "list").Code == 0 })
 }
 
-// Kill ends the daemon as a crash does. Its shims and containers live on.
+// Kill ends the daemon as a crash does. Its shims and containers go on.
 func (c *Containerd) Kill() {
 	_ = c.daemon.Process.Kill()
 	_ = c.daemon.Wait()
@@ -81,7 +81,7 @@ func (c *Containerd) Run(id string, options []string, args ...string) Result {
 	return c.Ctr(append(append(all, c.rootfs, id), args...)...)
 }
 
-// Log is what the daemon has said.
+// Log is the daemon's log.
 func (c *Containerd) Log() string {
 	log, _ := os.ReadFile(c.dir + "/log")
 	return string(log)
@@ -100,7 +100,7 @@ func (c *Containerd) end() {
 	c.Node.removeCgroups()
 }
 
-// shims are the living processes that were given this containerd's socket: nobody else's.
+// shims are the living processes that were given the socket of this containerd.
 func (c *Containerd) shims() []int {
 	var pids []int
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")

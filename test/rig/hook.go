@@ -11,7 +11,7 @@ import (
 // directory.
 func (n *Node) Hooked(s *specs.Spec) { n.HookedAt("createRuntime", "poststop")(s) }
 
-// HookedAt is Hooked at these stages only.
+// HookedAt is Hooked at only these stages.
 func (n *Node) HookedAt(stages ...string) Edit {
 	n.T.Helper()
 	path := n.binary("gpuledger-hook")
@@ -35,19 +35,19 @@ func (n *Node) HookedAt(stages ...string) Edit {
 	}
 }
 
-// RealCreate and RealDelete call the real runtime: nothing of ours stands in its place.
+// RealCreate and RealDelete call the real runtime, without gpuledger's wrapper.
 func (b *Bundle) RealCreate() Result { return Run(b.Node.Real("create", "--bundle", b.Dir, b.ID)) }
 func (b *Bundle) RealRun() Result    { return Run(b.Node.Real("run", "--bundle", b.Dir, b.ID)) }
 func (b *Bundle) RealDelete() Result { return Run(b.Node.Real("delete", "--force", b.ID)) }
 
-// RunHook is Run for a hook that no runtime calls. It gets pipes, as from runc and Podman: a hook
-// complains to nothing that was opened by a name.
+// RunHook is Run for a hook that no runtime calls. The hook gets pipes, as from runc and Podman,
+// because a hook writes no complaint to a file that was opened by name.
 func RunHook(cmd *exec.Cmd) Result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	code := 0
 	if err := cmd.Run(); err != nil {
-		code = cmd.ProcessState.ExitCode() // -1 of one that did not start
+		code = cmd.ProcessState.ExitCode() // -1 if it did not start
 	}
 	return Result{Stdout: stdout.String(), Stderr: stderr.String(), Code: code}
 }

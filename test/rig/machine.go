@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// A machine is what container engines think they run on: mount, pid, network, ipc and cgroup
-// namespaces of its own. They use their standard paths in it, nothing on the network can be
-// reached, no port or socket collides, and when its first process ends, nothing of it is left: no
-// process, no mount, and no cgroup once the caller has removed its one directory.
+// A machine is the environment in which container engines run: mount, pid, network, ipc and cgroup
+// namespaces of its own. They use their standard paths in it. They reach no network, and no port or
+// socket collides. When its first process ends, no process and no mount of it is left. Its cgroups
+// are gone once the caller has removed their one directory.
 
-// machineVar tells a re-executed test binary which part of a new machine it is.
+// machineVar says which process of a new machine a re-executed test binary is.
 const machineVar = "GPULEDGER_TEST_MACHINE"
 
-// binariesVar names the directory whose bin/ has the programs under test: a machine cannot fetch
+// binariesVar names the directory whose bin/ has the programs under test. A machine cannot download
 // what a build may need.
 const binariesVar = "GPULEDGER_TEST_BINARIES"
 
@@ -40,7 +40,7 @@ func InMachine(module string, layout Layout, args []string, env ...string) int {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC}
 	stop := make(chan os.Signal, 1)
-	// go test, when it has waited for too long, sends the last
+	// go test sends the last one at its time limit
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	defer signal.Stop(stop)
 	if err := cmd.Start(); err != nil {
@@ -62,8 +62,8 @@ func InMachine(module string, layout Layout, args []string, env ...string) int {
 	return max(cmd.ProcessState.ExitCode(), 1)
 }
 
-// EnterMachine does a re-executed binary's part in the making of a machine, and reports whether the
-// caller is inside.
+// EnterMachine does a re-executed binary's part in making a machine. It reports whether the caller
+// is inside.
 func EnterMachine() bool {
 	part, name, _ := strings.Cut(os.Getenv(machineVar), " ")
 	var err error
@@ -79,7 +79,7 @@ func EnterMachine() bool {
 		}
 	default:
 		binaries = os.Getenv(binariesVar)
-		if err = furnish(Layout(os.Getenv(layoutVar))); err == nil {
+		if err = layFiles(Layout(os.Getenv(layoutVar))); err == nil {
 			err = os.Setenv("TMPDIR", temporary)
 		}
 	}
@@ -150,8 +150,8 @@ func hierarchies() []string {
 	return roots
 }
 
-// enterCgroup makes a cgroup and moves this process there. A new cpuset of v1 is empty and takes
-// nobody in.
+// enterCgroup makes a cgroup and moves this process into it. A new cpuset of v1 is empty and
+// accepts no process.
 func enterCgroup(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -168,8 +168,8 @@ func enterCgroup(dir string) error {
 	return os.WriteFile(dir+"/cgroup.procs", []byte("0"), 0)
 }
 
-// removeMachineCgroups ends what InMachine has begun. A cgroup stays busy for a moment after its
-// last process.
+// removeMachineCgroups removes the cgroups that InMachine has made. A cgroup stays busy for a
+// moment after its last process.
 func removeMachineCgroups(name string) {
 	for range 500 {
 		busy := false
@@ -187,20 +187,21 @@ func removeMachineCgroups(name string) {
 	fmt.Fprintln(os.Stderr, "rig: cgroups are left:", name)
 }
 
-// overlaid keep the host's files, and what the machine changes in them stays in memory.
+// overlaid are directories with the host's files. The machine's changes stay in memory.
 var overlaid = []string{"/etc", "/opt", "/var/lib", "/var/log"}
 
-// empty are empty at first, and never on an overlay: engines put overlays of their own there.
+// empty are directories that are empty at first. They are never on an overlay, because engines make
+// overlays there.
 var empty = []string{"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/docker",
 	"/etc/gpuledger", "/etc/nri", "/opt/nri",
 	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/docker",
 	"/var/lib/gpuledger", "/var/lib/kubelet"}
 
-// temporary is gone with the machine, however that ends.
+// temporary is a directory that disappears with the machine, however that ends.
 const temporary = "/run/tmp"
 
-// furnish lays out the machine's files.
-func furnish(layout Layout) error {
+// layFiles makes the machine's file system.
+func layFiles(layout Layout) error {
 	steps := []func() error{
 		func() error { return mount("proc", "/proc", "proc", "") },
 		func() error { return layCgroups(layout) },
@@ -255,7 +256,7 @@ func overlays() error {
 	return nil
 }
 
-// layCgroups shows the machine's own part of each hierarchy as if it were the root.
+// layCgroups makes the machine's part of each hierarchy appear as the root.
 func layCgroups(layout Layout) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -320,7 +321,7 @@ func v1Controllers(options string) []string {
 	return controllers
 }
 
-// delegate lets cgroups below use the controllers: v2 wants all processes in leaves for that.
+// delegate enables the controllers for cgroups below. For that v2 wants all processes in leaves.
 func delegate(root string) error {
 	leaf := root + "/init"
 	if err := os.MkdirAll(leaf, 0o755); err != nil {
@@ -339,8 +340,8 @@ func delegate(root string) error {
 	return nil
 }
 
-// nodes are the machine's devices: the usual ones, and GPUs without a driver. Their names are the
-// simulated node's.
+// nodes are the machine's devices: the usual ones, and GPUs without a driver. Their names are those
+// of the simulated node.
 var nodes = []struct {
 	name         string
 	major, minor int
@@ -350,7 +351,7 @@ var nodes = []struct {
 	{"nvidia0", 195, 0}, {"nvidia1", 195, 1}, {"nvidiactl", 195, 255},
 }
 
-// devices gives the machine a /dev of its own, so that nobody who clears it up reaches the host's.
+// devices gives the machine a /dev of its own, so that no clean-up reaches the host's.
 func devices() error {
 	if err := mount("tmpfs", "/dev", "tmpfs", "mode=755"); err != nil {
 		return err

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Mount mounts in the tests' namespace until the test ends. Tests that do so must not run beside
-// others that look there.
+// Mount mounts in the tests' namespace until the test ends. Such tests must not run beside others
+// that use the target.
 func Mount(t testing.TB, source, target, kind string, flags uintptr, data string) {
 	t.Helper()
 	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
@@ -31,7 +31,7 @@ func ReadOnly(t testing.TB, dir string) {
 	}
 }
 
-// Small puts a file system of a few pages over a directory, its files copied, and fills it to the
+// Small mounts a file system of a few pages over a directory, copies its files, and fills it to the
 // last byte.
 func Small(t testing.TB, dir string) {
 	t.Helper()
@@ -51,8 +51,8 @@ func Small(t testing.TB, dir string) {
 	}
 }
 
-// Reboot gives the namespace another boot id until the test ends: what a reboot changes for who
-// looks at files.
+// Reboot gives the namespace another boot id until the test ends. That is the effect of a reboot on
+// programs that read files.
 func Reboot(t testing.TB) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")

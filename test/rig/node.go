@@ -25,12 +25,12 @@ type Node struct {
 	Root    string   // the real runtime's --root
 	Runtime string   // "runc" or "crun"
 	Tags    []string // build tags of its binaries
-	Bin     string   // a directory with binaries of another version; "" has those of this module built
-	Env     []string // added to what its programs see
+	Bin     string   // a directory with binaries of another version; "": those that are built from this module
+	Env     []string // added to its programs' environment
 }
 
-// Setup is what a node is made of. The zero value is two GPUs of 16160 MiB behind runc, with no
-// engine to trust.
+// Setup describes a node. The zero value has two GPUs of 16160 MiB, uses runc, and trusts no
+// engine.
 type Setup struct {
 	GPUs    int
 	Memory  string
@@ -40,8 +40,8 @@ type Setup struct {
 	Tags    []string
 }
 
-// NewNode makes a node, its inventory taken. It ends with the test, and takes its containers and
-// cgroups with it.
+// NewNode makes a node and takes its inventory. At the end of the test it is removed with its
+// containers and cgroups.
 func NewNode(t testing.TB, s Setup) *Node {
 	t.Helper()
 	if s.GPUs == 0 {
@@ -64,7 +64,7 @@ func NewNode(t testing.TB, s Setup) *Node {
 	n := &Node{T: t, Dir: dir, Config: filepath.Join(dir, "config.toml"), Root: filepath.Join(dir, "runtime"),
 		Runtime: s.Runtime, Tags: s.Tags}
 	t.Cleanup(n.end)
-	daemon := "[daemon]\nlisten = \"\"\n" // tests of other nodes have the usual port at the same time
+	daemon := "[daemon]\nlisten = \"\"\n" // tests of other nodes use the usual port at the same time
 	if strings.Contains(s.Config, "[daemon]") {
 		daemon = ""
 	}
@@ -80,9 +80,9 @@ func NewNode(t testing.TB, s Setup) *Node {
 	return n
 }
 
-// Write puts a file into the node's directory and returns its path. The configuration is replaced
-// whole: a daemon may be reading it, and one that it finds empty means the directories of the
-// machine.
+// Write writes a file into the node's directory and returns its path. It replaces the configuration
+// whole, because a daemon may be reading it. An empty configuration would mean the directories of
+// the machine.
 func (n *Node) Write(name, content string) string {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, name)
@@ -100,14 +100,14 @@ func (n *Node) Write(name, content string) string {
 	return path
 }
 
-// Result is what a program left behind.
+// Result is the output and the status of a program that has ended.
 type Result struct {
 	Stdout, Stderr string
-	Code           int // 128 + N when signal N ended it
+	Code           int // 128 + N if signal N ended it
 }
 
-// Run ends a command and tells what it said. Its output goes to files: a container that was created
-// keeps a pipe open for as long as it lives.
+// Run runs a command to its end and returns its output. The output goes to files, because a created
+// container keeps a pipe open as long as it lives.
 func Run(cmd *exec.Cmd) Result {
 	stdout, read := output()
 	stderr, readErr := output()
@@ -127,7 +127,7 @@ func Run(cmd *exec.Cmd) Result {
 	return r
 }
 
-// output is a file without a name, and how to read what was written to it.
+// output is a file without a name, and a function that reads what was written to it.
 func output() (*os.File, func() string) {
 	f, err := os.CreateTemp("", "output-")
 	if err != nil {
@@ -142,7 +142,7 @@ func output() (*os.File, func() string) {
 	}
 }
 
-// Of is the node in the hands of another version, whose binaries lie in a directory.
+// Of is the node with the binaries of another version, which lie in a directory.
 func (n *Node) Of(bin string) *Node {
 	other := *n
 	other.Bin = bin
@@ -163,7 +163,7 @@ func (n *Node) CLI(args ...string) Result {
 	return Run(n.Command(n.binary("gpuledger"), args...))
 }
 
-// Command is any program with this node's configuration.
+// Command is a program with this node's configuration.
 func (n *Node) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Env = append(append(os.Environ(), "GPULEDGER_CONFIG="+n.Config), n.Env...)
@@ -180,7 +180,7 @@ func (n *Node) Must(args ...string) string {
 	return r.Stdout
 }
 
-// Grant enters a grant and returns its reference.
+// Grant makes a grant and returns its reference.
 func (n *Node) Grant(args ...string) grant.Reference {
 	n.T.Helper()
 	reference, err := grant.ParseReference(strings.TrimSpace(n.Must(append([]string{"grant"}, args...)...)))
@@ -216,7 +216,7 @@ func (n *Node) Grants() []Listed {
 	return out.Grants
 }
 
-// State is a grant's state, or "" when the ledger does not list it.
+// State is a grant's state; "" if the ledger does not list it.
 func (n *Node) State(id grant.ID) grant.State {
 	n.T.Helper()
 	all := n.Grants()
@@ -237,15 +237,15 @@ func (n *Node) Real(args ...string) *exec.Cmd {
 	return n.Command(n.Runtime, append([]string{"--root", n.Root}, args...)...)
 }
 
-// Eventually waits until what must come true by itself is true. It bounds how long a failure takes,
-// and times nothing.
+// Eventually waits until a condition is true. Its limit bounds how long a failure takes; it
+// measures no time.
 func Eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	Within(t, 20*time.Second, what, is)
 }
 
-// Within is Eventually with another patience. A machine that stood still meanwhile, as guests do,
-// has made none of the tries that there are at least.
+// Within is Eventually with another time limit. It makes a least number of tries, because a machine
+// such as a guest can stand still meanwhile.
 func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
 	t.Helper()
 	for end, tries := time.Now().Add(patience), 0; !is(); tries++ {
@@ -258,8 +258,8 @@ func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
 
 const leastTries = 300
 
-// end removes containers, cgroups and mounts, then the directory; with a mount left below it, it
-// removes nothing.
+// end removes containers, cgroups and mounts, then the directory. If a mount is left below the
+// directory, it removes nothing.
 func (n *Node) end() {
 	containers, _ := os.ReadDir(n.Root)
 	for _, c := range containers {
@@ -318,7 +318,8 @@ func (n *Node) removeCgroups() {
 	n.T.Errorf("cgroups are left: %s", n.cgroup())
 }
 
-// onCgroups tells a cgroup from what crun 1.8 writes where it takes a directory for one.
+// onCgroups reports whether a directory is a cgroup, and not a plain directory that crun 1.8 has
+// made in place of one.
 func onCgroups(dir string) bool {
 	var st syscall.Statfs_t
 	const v1, v2 = 0x27e0eb, 0x63677270 // linux/magic.h

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/edit/adjust"
 )
 
-// NRI is an engine as a plugin sees it: the server that containerd and CRI-O link
-// (nri/pkg/adaptation), in the test's own process, with containers that the test makes up.
+// NRI is an engine as a plugin sees it. It is the server that containerd and CRI-O link
+// (nri/pkg/adaptation), in the test's own process. The test invents its containers.
 type NRI struct {
 	Node    *Node
 	server  *adaptation.Adaptation
@@ -33,7 +33,7 @@ type NRI struct {
 	plugins atomic.Int64
 	mu      sync.Mutex
 	listed  []*api.Container
-	NoPIDs  bool // it tells no process, as CRI-O
+	NoPIDs  bool // it reports no process, as CRI-O does
 	engine  string
 	version string
 	socket  string
@@ -42,7 +42,7 @@ type NRI struct {
 // nriSocket is where the node's engine listens for plugins.
 func (n *Node) nriSocket() string { return filepath.Join(n.Dir, "nri.sock") }
 
-// patience is how long the server waits for a plugin, where the test is not about that.
+// patience is how long the server waits for a plugin, if the test is not about that.
 const patience = 20 * time.Second
 
 // NRI starts the server. It ends with the test.
@@ -51,8 +51,8 @@ func (n *Node) NRI(options ...adaptation.Option) *NRI {
 	return n.nri(&NRI{Node: n, engine: "containerd", version: "v2.4.2", socket: n.nriSocket()}, options...)
 }
 
-// NRIOf is the server of an engine that calls itself so, at a socket of its own. It ends with the
-// test.
+// NRIOf is the server of an engine with this name and version, at a socket of its own. It ends with
+// the test.
 func (n *Node) NRIOf(engine, version string) *NRI {
 	n.T.Helper()
 	return n.nri(&NRI{Node: n, engine: engine, version: version, socket: n.nriSocket() + "." + engine})
@@ -68,10 +68,10 @@ func (n *Node) nri(e *NRI, options ...adaptation.Option) *NRI {
 // Socket is where the engine listens for plugins.
 func (e *NRI) Socket() string { return e.socket }
 
-// Start listens, the first time or as an engine that comes back.
+// Start listens, for the first time or again after Stop.
 func (e *NRI) Start(options ...adaptation.Option) {
 	e.Node.T.Helper()
-	adaptation.SetPluginRequestTimeout(patience) // a machine that is slow is no finding
+	adaptation.SetPluginRequestTimeout(patience) // a slow machine is no failure
 	adaptation.SetPluginRegistrationTimeout(patience)
 	none := filepath.Join(e.Node.Dir, "no-plugins")
 	options = append([]adaptation.Option{adaptation.WithSocketPath(e.socket + ".server"),
@@ -95,8 +95,8 @@ func (e *NRI) Start(options ...adaptation.Option) {
 	go e.accept(e.front)
 }
 
-// accept hands plugins on to the server. A server that is stopped keeps its connections, for its
-// process to end; this is how they end here.
+// accept passes plugins on to the server. A stopped server keeps its connections until its process
+// ends; here accept closes them.
 func (e *NRI) accept(front net.Listener) {
 	for {
 		plugin, err := front.Accept()
@@ -135,7 +135,7 @@ func (e *NRI) Stop() {
 	}
 }
 
-// List is what a plugin is told that connects from now on.
+// List sets the containers that a plugin gets when it connects.
 func (e *NRI) List(containers ...*api.Container) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -150,7 +150,7 @@ func (e *NRI) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
 	return err
 }
 
-// counter knows how many plugins are connected.
+// counter counts the connected plugins.
 type counter struct {
 	adaptation.Metrics
 	e *NRI
@@ -164,7 +164,7 @@ func (c counter) UpdatePluginCount(
 	c.e.plugins.Store(int64(n))
 }
 
-// Connected waits for the plugin, beside those that the engine itself has.
+// Connected waits for the plugin, beside the engine's own ones.
 func (e *NRI) Connected(own ...int) {
 	e.Node.T.Helper()
 	wanted := int64(1)
@@ -175,14 +175,15 @@ func (e *NRI) Connected(own ...int) {
 		func() bool { return e.plugins.Load() >= wanted })
 }
 
-// Restart loses every plugin, and waits for nobody.
+// Restart closes all plugins' connections and does not wait for new ones.
 func (e *NRI) Restart() {
 	e.Node.T.Helper()
 	e.Stop()
 	e.Start()
 }
 
-// Plugin connects one that makes the same adjustment to every container, and returns what ends it.
+// Plugin connects a plugin that makes the same adjustment to every container. It returns a function
+// that ends it.
 func (e *NRI) Plugin(adjust func(*api.ContainerAdjustment)) (stop func()) {
 	e.Node.T.Helper()
 	s, err := stub.New(adjuster(adjust), stub.WithSocketPath(e.socket), stub.WithPluginName("test"),
@@ -211,7 +212,7 @@ func Pod() *api.PodSandbox {
 		Uid: "11111111-2222-3333-4444-555555555555", Annotations: map[string]string{}}
 }
 
-// NRIContainer tells of a spec what containerd tells.
+// NRIContainer is what containerd sends to plugins about a container with this spec.
 func NRIContainer(id string, spec specs.Spec) *api.Container {
 	c := &api.Container{Id: id, PodSandboxId: "sandbox", Name: "train", Env: spec.Process.Env,
 		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks),
@@ -226,8 +227,8 @@ func NRIContainer(id string, spec specs.Spec) *api.Container {
 	return c
 }
 
-// Create asks the plugins about the bundle's container, and puts what they make of its spec into
-// the bundle.
+// Create sends the bundle's container to the plugins, and writes their changes of its spec into the
+// bundle.
 func (e *NRI) Create(b *Bundle) error {
 	e.Node.T.Helper()
 	var spec specs.Spec
@@ -330,10 +331,10 @@ func (n *Node) Daemon(args ...string) *Daemon {
 // PID is its process.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
-// Signal sends one.
+// Signal sends a signal to it.
 func (d *Daemon) Signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }
 
-// End sends a signal and gives the status that the daemon ends with, -1 where the signal ended it.
+// End sends a signal and returns the status that the daemon ends with; -1 if the signal ended it.
 func (d *Daemon) End(s syscall.Signal) int {
 	if d.cmd.ProcessState == nil {
 		d.Signal(s)
@@ -345,7 +346,7 @@ func (d *Daemon) End(s syscall.Signal) int {
 // Stands reports whether a SIGSTOP has arrived.
 func (d *Daemon) Stands() bool { return processState(d.cmd.Process.Pid) == 'T' }
 
-// Log is what the daemon has said.
+// Log is the daemon's log.
 func (d *Daemon) Log() string {
 	log, _ := os.ReadFile(d.log)
 	return string(log)

@@ -6,8 +6,8 @@ import (
 )
 
 // Podman is podman with storage, state and locks of the node's own, the node's hooks directory, and
-// what a root without CAP_SYS_RESOURCE needs. Call HideRun first: some of its state lies in /run
-// whatever one says.
+// what a root without CAP_SYS_RESOURCE needs. Call HideRun first, because some of its state is
+// always in /run.
 func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	n.T.Helper()
 	Need(n.T, "podman", "conmon")

@@ -21,9 +21,9 @@ var seed = sync.OnceValues(func() (uint64, error) {
 	return uint64(time.Now().UnixNano()), nil
 })
 
-// Random is a test's source of random numbers, and prints the seed that repeats them. Goroutines
-// each take one, under names of their own: a source serves one at a time, and what one of them
-// draws does not depend on how fast the others are.
+// Random is a test's source of random numbers. It prints the seed that repeats them. Each goroutine
+// takes one under a name of its own, because a source serves one at a time. What one of them draws
+// then does not depend on how fast the others are.
 func Random(t testing.TB, name string) *rand.Rand {
 	t.Helper()
 	n, err := seed()

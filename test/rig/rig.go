@@ -1,7 +1,7 @@
 // Package rig gives tests a simulated node with the real binaries and real containers on it.
 //
 // A test package calls Main from its TestMain. Everything then runs in a mount namespace of its
-// own, because a spec without one mounts into its runtime's: nothing that a test mounts reaches the
+// own, because a spec without one mounts into its runtime's. No mount of a test reaches the
 // machine, and no clean-up reaches through a mount.
 package rig
 
@@ -15,12 +15,12 @@ import (
 	"testing"
 )
 
-// layoutVar hands the wanted cgroup layout, and that the namespace is there, to the re-executed
-// test binary.
+// layoutVar passes the wanted cgroup layout to the re-executed test binary. Its presence also says
+// that the namespace exists.
 const layoutVar = "GPULEDGER_TEST_CGROUP"
 
-// builtVar hands on where the programs under test are built, so that a test that runs once more
-// elsewhere builds none again.
+// builtVar passes on the directory of the programs under test, so that a re-executed test builds
+// none again.
 const builtVar = "GPULEDGER_TEST_BUILT"
 
 // Layout is what a test sees at /sys/fs/cgroup.
@@ -33,8 +33,8 @@ const (
 	V2   Layout = "v2" // alone; on a hybrid machine without cpu, memory and pids, but with device rules
 )
 
-// Main runs the tests of a package in a private mount namespace. Without root it skips them all,
-// and says so.
+// Main runs the tests of a package in a private mount namespace. Without root it skips them all and
+// prints that.
 func Main(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("SKIP: these tests need root: they start containers")
@@ -60,8 +60,8 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Under runs the calling test once more, alone, where cgroups look as wanted, and reports whether
-// it was the caller's turn to do so: the test returns then.
+// Under runs the calling test once more, alone, with this layout of cgroups. It reports whether it
+// did so; the test then returns.
 func Under(t *testing.T, layout Layout) bool {
 	t.Helper()
 	if os.Getenv(layoutVar) == string(layout) {
@@ -89,7 +89,7 @@ func again(layout Layout, args []string) int {
 	return 0
 }
 
-// Private cuts the mount namespace off from its parent's and lays cgroups out.
+// Private detaches the mount namespace from its parent's and lays cgroups out.
 func Private(layout Layout) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("cannot make mounts private: %w", err)
@@ -166,7 +166,7 @@ func More(t testing.TB) {
 	}
 }
 
-// NeedRuntime skips what a runtime cannot do on this machine.
+// NeedRuntime skips a test that a runtime cannot run on this machine.
 func NeedRuntime(t testing.TB, runtime string) {
 	t.Helper()
 	Need(t, runtime)
@@ -192,8 +192,8 @@ func mayRaiseLimits() bool {
 const rlimitMemlock = 8 // RLIMIT_MEMLOCK on Linux
 
 // Toolkit is a program of NVIDIA's container toolkit, as make peers builds it. A machine cannot
-// fetch what the build needs, and the toolkit's module is apart from ours, so that its requirements
-// are not ours.
+// download what the build needs. The toolkit's module is separate from gpuledger's, so that its
+// requirements are not gpuledger's.
 func Toolkit(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := os.Getwd()
