@@ -14,10 +14,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// FuzzConfig: any bytes in config.json's place get a verdict, and what may start reaches nothing
-// beyond its grant in the oracle's eyes. A reference to a grant is written as GRANT1 to GRANT3.
+// FuzzConfig: any bytes as config.json get a verdict, and a container that may start reaches
+// nothing beyond its grant, as the oracle sees it. A reference to a grant is written as GRANT1 to
+// GRANT3.
 func FuzzConfig(f *testing.F) {
-	s := newScene(f)
+	s := newTestNode(f)
 	for _, seed := range seeds(f) {
 		for policy := range policies {
 			f.Add(seed, uint8(policy), uint8(policy))
@@ -55,17 +56,17 @@ func seeds(f *testing.F) [][]byte {
 	return all
 }
 
-// keys are the annotations of both dialects, and what container they are about.
+// keys are the annotations of both dialects, and the one that names their container.
 var keys = []string{"gpuledger.dev/grant", "gpuledger.dev/gpus", "gpuledger.dev/memory",
 	"gpuledger.dev/compute", "gpuledger.dev/mode",
 	"gpuledger.dev/grant.c", "gpuledger.dev/gpus.c", "gpuledger.dev/memory.c", "gpuledger.dev/gpus.other",
 	"ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_DEV", "ALIYUN_COM_GPU_MEM_POD",
 	"scheduler.framework.gpushare.allocation"}
 
-// FuzzAnnotations: an allocation beside a grant is refused, or says what the grant says, read here
-// in another way.
+// FuzzAnnotations: an allocation beside a grant is refused, or agrees with the grant as this test
+// reads it in a way of its own.
 func FuzzAnnotations(f *testing.F) {
-	s := newScene(f)
+	s := newTestNode(f)
 	for i, seed := range []string{"GRANT2", "0,1", "2GiB", "50", "limit", "GRANT1", "1", "512MiB", "0", "0",
 		"4", "2", `{"c":{"0":1,"1":1}}`} {
 		f.Add(uint8(i), seed, "1", uint8(0), true)
@@ -106,11 +107,12 @@ func FuzzAnnotations(f *testing.F) {
 	})
 }
 
-// size is with a unit, as we write it or as Kubernetes does.
+// size is a number with a unit, as gpuledger or as Kubernetes writes it.
 var size = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)B?$`)
 
-// agrees reads an annotation of ours beside the grant of 2 GiB over GPUs 0 and 1 in mode limit.
-func (s *scene) agrees(name, value string) bool {
+// agrees compares an annotation of gpuledger's with the grant of 2 GiB on GPUs 0 and 1 in mode
+// limit.
+func (s *testNode) agrees(name, value string) bool {
 	switch name {
 	case "gpuledger.dev/gpus":
 		var gpus []string
@@ -141,10 +143,10 @@ func (s *scene) agrees(name, value string) bool {
 	return true
 }
 
-// FuzzUpdate: what an update hands on to the real runtime opens no GPU, and sets no key of the
+// FuzzUpdate: an update that is passed on to the real runtime opens no GPU, and sets no key of the
 // driver's limit.
 func FuzzUpdate(f *testing.F) {
-	s := newScene(f)
+	s := newTestNode(f)
 	for _, seed := range []string{`{"pids":{"limit":5}}`,
 		`{"devices":[{"allow":true,"access":"rwm"}]}`,
 		`{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}],"cpu":{}}`,

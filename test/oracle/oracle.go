@@ -1,8 +1,8 @@
-// Package oracle reads a container's config.json a second time, slowly and plainly, and says what
-// would come of it: which devices each runtime would let the container open on each version of
-// cgroups, what it would mount, and what an injector would read in it. It shares no code and no
-// table with the guard, and was written from the runtimes' sources, so that what the two agree on
-// is more than one author's belief.
+// Package oracle reads a container's config.json a second time, slowly and simply. It reports the
+// devices that each runtime would let the container open on each version of cgroups, the mounts,
+// and what an injector would read. It shares no code and no table with the guard. It was written
+// from the runtimes' sources, so that a result on which both agree does not rest on one
+// implementation.
 package oracle
 
 import (
@@ -18,21 +18,21 @@ import (
 // Device is a character device.
 type Device struct{ Major, Minor int64 }
 
-// World is a node as far as the oracle needs it.
+// World is what the oracle needs to know about a node.
 type World struct {
-	// Devices are the character devices of GPUs, each with what a grant must hold for it: a GPU's
-	// UUID, Driver for what comes with every grant, Display for what may come with exclusive ones,
-	// Nothing for what no grant gives. Each of them is tried.
+	// Devices are the character devices of GPUs, each with what a grant must hold for it. That is a
+	// GPU's UUID, Driver for what comes with every grant, Display for what may come with exclusive
+	// ones, or Nothing for what no grant gives. The oracle tries each of them.
 	Devices map[Device]string
-	Majors  []int64  // those that are the driver's alone: what Devices does not list of them no grant gives
-	Private []string // directories of which no container gets a part, as real paths
-	Bundle  string   // the container's, which a relative source of a mount begins with
+	Majors  []int64  // those of the driver alone: of their devices no grant gives any that Devices does not list
+	Private []string // directories of which no container gets any part, as real paths
+	Bundle  string   // the container's; a relative source of a mount begins with it
 }
 
 // What a device needs, beside a UUID.
 const (
 	Driver  = "driver"
-	Display = "display" // what drives displays: of GPUs that nobody else has
+	Display = "display" // devices that drive displays, for GPUs that no other container has
 	Nothing = "nothing"
 )
 
@@ -52,8 +52,8 @@ type Way struct {
 	Needs string
 }
 
-// Ways lists every way in a config.json, read as runc reads it and as crun does. An error says that
-// no runtime starts it.
+// Ways lists every way in a config.json, read as runc and as crun read it. An error means that no
+// runtime starts it.
 func (w World) Ways(config []byte) ([]Way, error) {
 	asRunc, errRunc := readAsRunc(config)
 	asCrun, errCrun := readAsCrun(config)
@@ -77,7 +77,7 @@ func (w World) of(s spec, runtime string, filters ...filter) []Way {
 	return append(ways, requests(s)...)
 }
 
-// open tries to open every device of a GPU in every manner. A container can bring a node for it in
+// open tries to open every device of a GPU with every access. A container can have a node for it in
 // its image, or make one.
 func (w World) open(s spec, runtime string, filters []filter) []Way {
 	var ways []Way
@@ -96,7 +96,7 @@ func (w World) open(s spec, runtime string, filters []filter) []Way {
 	return ways
 }
 
-// tried are all known devices, and of the driver's majors every minor that a rule names.
+// tried are all known devices, and for the driver's majors every minor that a rule names.
 func (w World) tried(rules []rule) map[Device]string {
 	all := maps.Clone(w.Devices)
 	for _, r := range rules {
@@ -109,8 +109,8 @@ func (w World) tried(rules []rule) map[Device]string {
 	return all
 }
 
-// nodes are those that the runtime would make. In a user namespace it binds the host's node of that
-// path in place of it.
+// nodes are the nodes that the runtime would make. In a user namespace it binds the host's node of
+// that path instead.
 func (w World) nodes(s spec) []Way {
 	var ways []Way
 	for _, d := range s.devices {
@@ -125,8 +125,8 @@ func (w World) nodes(s spec) []Way {
 }
 
 // mounts are the bind mounts of GPU nodes and of private directories, and the device list of
-// NVIDIA's toolkit. The toolkit of today looks only at those of /dev/null; nothing else has a
-// reason to be there.
+// NVIDIA's toolkit. The present toolkit reads only those of /dev/null; no other use of that list is
+// legitimate.
 func (w World) mounts(s spec) []Way {
 	var ways []Way
 	for _, m := range s.mounts {
@@ -142,13 +142,13 @@ func (w World) mounts(s spec) []Way {
 	return ways
 }
 
-// holds reports whether a directory is a thing, or has it somewhere below: each is looked at,
-// whatever it is called.
+// holds reports whether a directory is a file, or contains it at any depth. It compares each file
+// below, whatever its name is.
 func holds(dir string, thing os.FileInfo) bool {
 	found := false
 	_ = filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
-			return nil // gone since
+			return nil // removed meanwhile
 		}
 		if info, err := os.Lstat(path); err == nil && os.SameFile(info, thing) {
 			found = true
@@ -159,7 +159,7 @@ func holds(dir string, thing os.FileInfo) bool {
 	return found
 }
 
-// source looks at what a path of the host leads to.
+// source is the ways through a path of the host.
 func (w World) source(path string) []Way {
 	from := path
 	if !filepath.IsAbs(path) {
@@ -179,7 +179,7 @@ func (w World) source(path string) []Way {
 		return nil
 	}
 	for _, dir := range w.Private {
-		if holds(dir, info) { // and somebody has mounted it there
+		if holds(dir, info) { // and it is mounted there
 			return []Way{{"mount of " + path, Nothing}}
 		}
 	}

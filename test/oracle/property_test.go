@@ -15,10 +15,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAnAdmittedSpecReachesNothingUngranted: whatever a spec holds, what may start opens, mounts
-// and asks for nothing beyond its grant, in the oracle's eyes; and judged again, it stays as it is.
+// TestAnAdmittedSpecReachesNothingUngranted: whatever a spec holds, a container that may start
+// opens, mounts and requests nothing beyond its grant, as the oracle sees it. A second verdict
+// changes nothing.
 func TestAnAdmittedSpecReachesNothingUngranted(t *testing.T) {
-	s := newScene(t)
+	s := newTestNode(t)
 	verdicts := map[grant.VerdictKind]int{}
 	kinds := []grant.VerdictKind{grant.Pass, grant.Admit, grant.Refused}
 	unseen := func(kind grant.VerdictKind) bool { return verdicts[kind] == 0 }
@@ -57,10 +58,10 @@ func checkWhile(t *testing.T, lacking func() bool, property func(*rapid.T)) {
 	}
 }
 
-// TestWhatReachesNothingPassesUntouched: a spec in which the oracle sees no way and no wish starts
-// as it is.
+// TestWhatReachesNothingPassesUntouched: a spec in which the oracle finds no way and no request
+// starts unchanged.
 func TestWhatReachesNothingPassesUntouched(t *testing.T) {
-	s := newScene(t)
+	s := newTestNode(t)
 	harmless := 0
 	checkWhile(t, func() bool { return harmless == 0 }, func(t *rapid.T) {
 		policy, engine := rapid.SampledFrom(policies).Draw(t, "policy"),
@@ -81,10 +82,10 @@ func TestWhatReachesNothingPassesUntouched(t *testing.T) {
 	}
 }
 
-// TestWhatIsMountedForAPodIsWhatItShows: the guard refuses a source among a pod's places where the
-// oracle finds it elsewhere, and no other.
+// TestWhatIsMountedForAPodIsWhatItShows: of the sources in a pod's directories, the guard refuses
+// those that the oracle finds to lead elsewhere, and no others.
 func TestWhatIsMountedForAPodIsWhatItShows(t *testing.T) {
-	s := newScene(t)
+	s := newTestNode(t)
 	ways := 0
 	for _, source := range s.mounted {
 		config, err := json.Marshal(specs.Spec{
@@ -109,8 +110,8 @@ func TestWhatIsMountedForAPodIsWhatItShows(t *testing.T) {
 	}
 }
 
-// config draws a config.json. One that claims a grant has odd JSON now and then.
-func (s *scene) config(t *rapid.T, claims bool) []byte {
+// config draws a config.json. One that claims a grant sometimes has odd JSON.
+func (s *testNode) config(t *rapid.T, claims bool) []byte {
 	spec := specs.Spec{
 		Version: "1.0.2", Root: &specs.Root{Path: "rootfs"}, Annotations: map[string]string{"note": "1"},
 		Process: &specs.Process{Args: []string{"true"}, Cwd: "/",
@@ -156,7 +157,7 @@ func (s *scene) config(t *rapid.T, claims bool) []byte {
 }
 
 // claim names a grant, half of the time.
-func (s *scene) claim(t *rapid.T, spec *specs.Spec) {
+func (s *testNode) claim(t *rapid.T, spec *specs.Spec) {
 	h := rapid.SampledFrom(s.grants).Draw(t, "grant")
 	if h.reference.ID == "" {
 		return
@@ -168,7 +169,7 @@ func (s *scene) claim(t *rapid.T, spec *specs.Spec) {
 	}
 }
 
-// annotations that ask, and some that only look so.
+// annotations that request a GPU, and some that only look similar.
 var annotations = [][2]string{
 	{"cdi.k8s.io/x", "nvidia.com/gpu=0"}, {"cdi.k8s.io/x", "vendor.example/net=eth0"},
 	{"org.systemd.property.DeviceAllow", "[('/dev/nvidia0', 'rw')]"},
@@ -194,7 +195,7 @@ var oddities = [][2]string{
 	{`{`, `{"x-vendor":{"linux":{"devices":[1]}},`},
 }
 
-func (s *scene) variable() *rapid.Generator[string] {
+func (s *testNode) variable() *rapid.Generator[string] {
 	values := []string{"all", "0", "1", "0,1", "void", "none", "", "7", s.gpus[0].UUID, s.gpus[2].UUID,
 		"all,void", "nvidia.com/gpu=0", " 0 ", "0:0", ","}
 	return rapid.Custom(func(t *rapid.T) string {
@@ -210,7 +211,7 @@ func (s *scene) variable() *rapid.Generator[string] {
 	})
 }
 
-func (s *scene) device() *rapid.Generator[specs.LinuxDevice] {
+func (s *testNode) device() *rapid.Generator[specs.LinuxDevice] {
 	return rapid.Custom(func(t *rapid.T) specs.LinuxDevice {
 		return specs.LinuxDevice{
 			Path: rapid.SampledFrom([]string{"/dev/x", "/dev/nvidia0", "/dev/fuse", s.dir + "/dev/nvidia1",
@@ -223,7 +224,7 @@ func (s *scene) device() *rapid.Generator[specs.LinuxDevice] {
 	})
 }
 
-func (s *scene) mount() *rapid.Generator[specs.Mount] {
+func (s *testNode) mount() *rapid.Generator[specs.Mount] {
 	var sources []string
 	for _, name := range []string{"dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/innocent", "dev/link",
 		"dev/null", "dev", "dev/plain", "dev/torun", "run", "state", "state/inventory.json",
@@ -249,8 +250,8 @@ func (s *scene) mount() *rapid.Generator[specs.Mount] {
 }
 
 // ruleList draws device rules. Those that are not odd are as engines write them: a denial of all,
-// and what is allowed. (The guard may suspect others wrongly: of rules that cancel each other it
-// believes none.)
+// and what is allowed. The guard may refuse others needlessly: if rules cancel each other, it
+// trusts none of them.
 func ruleList(odd bool) *rapid.Generator[[]specs.LinuxDeviceCgroup] {
 	rule := rapid.Custom(func(t *rapid.T) specs.LinuxDeviceCgroup {
 		r := specs.LinuxDeviceCgroup{

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// requests are what NVIDIA's container toolkit would act on: its documentation and
-// internal/config/image.
+// requests are the values on which NVIDIA's container toolkit would act. Source: its documentation
+// and internal/config/image.
 func requests(s spec) []Way {
 	var ways []Way
 	env := map[string]string{}
-	for _, entry := range s.env { // the last one stays
+	for _, entry := range s.env { // the last one counts
 		if name, value, found := strings.Cut(entry, "="); found {
 			env[name] = value
 		}
@@ -38,7 +38,7 @@ func requests(s spec) []Way {
 		}
 	}
 	for _, path := range s.hooks {
-		switch filepath.Base(path) { // nvidia-container-runtime-hook acts only on the wishes above
+		switch filepath.Base(path) { // nvidia-container-runtime-hook acts only on the requests above
 		case "nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-cli":
 			ways = append(ways, Way{"hook " + path, Nothing})
 		}
@@ -49,16 +49,16 @@ func requests(s spec) []Way {
 		}
 	}
 	for _, key := range s.unified {
-		if strings.HasPrefix(key, "dmem.") || moves(key) { // dmem: the driver's limit of memory
+		if strings.HasPrefix(key, "dmem.") || affectsProcesses(key) { // dmem: the driver's limit of memory
 			ways = append(ways, Way{"unified " + key, Nothing})
 		}
 	}
 	return ways
 }
 
-// moves reports whether writing a file of a cgroup does something to processes, or to the cgroup as
-// such, or whether the file is another cgroup's.
-func moves(key string) bool {
+// affectsProcesses reports whether writing a file of a cgroup affects processes or the cgroup
+// itself, or whether the file is another cgroup's.
+func affectsProcesses(key string) bool {
 	switch key {
 	case "cgroup.procs", "cgroup.threads", "cgroup.type", "cgroup.subtree_control", "cgroup.freeze",
 		"cgroup.kill":

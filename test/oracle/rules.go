@@ -15,8 +15,8 @@ type rule struct {
 	access       string
 }
 
-// filter tells whether a container with these rules opens a device with access "r", "w" or "rw". A
-// container that the runtime would not start opens nothing.
+// filter reports whether a container with these rules opens a device with access "r", "w" or "rw".
+// A container that the runtime would not start opens nothing.
 type filter func(rules []rule, d Device, access string) bool
 
 // within reports whether a is part of b, both of the letters r, w, m.
@@ -48,7 +48,7 @@ type table struct {
 	exceptions map[same]string
 }
 
-// put adds to the exceptions, or takes away.
+// put adds an exception, or takes one away.
 func (t *table) put(r rule) {
 	key, access := same{r.kind, r.major, r.minor}, t.exceptions[same{r.kind, r.major, r.minor}]
 	for _, letter := range []string{"r", "w", "m"} {
@@ -68,8 +68,8 @@ func (t *table) put(r rule) {
 
 func (t *table) reset(allow bool) { t.allow, t.exceptions = allow, map[same]string{} }
 
-// kernel is the check at open: where all is denied, one exception must cover the access; where all
-// is allowed, none may touch it.
+// kernel is the check at open. If all is denied, one exception must cover the access. If all is
+// allowed, no exception may overlap it.
 func (t *table) kernel(d Device, access string) bool {
 	for key, has := range t.exceptions {
 		if key.matches(d) && !t.allow && within(access, has) {
@@ -82,8 +82,8 @@ func (t *table) kernel(d Device, access string) bool {
 	return t.allow
 }
 
-// emulated is runc's emulator. It gives nil for rules that runc refuses: unknown types, no access,
-// and a removal that would punch a hole into a wider exception.
+// emulated is the table of runc's emulator. It is nil for rules that runc refuses: unknown types,
+// no access, and a removal of a part of a wider exception.
 func emulated(rules []rule) *table {
 	t := &table{}
 	t.reset(false)
@@ -125,8 +125,8 @@ func runcV1(rules []rule, d Device, access string) bool {
 	return t != nil && t.kernel(d, access)
 }
 
-// runcV2 makes a program of the emulated table (devices/ebpf/devicefilter): an exception counts
-// where it names the whole access, else the default does.
+// runcV2 makes a program of the emulated table (devices/ebpf/devicefilter). An exception counts if
+// it names the whole access, else the default counts.
 func runcV2(rules []rule, d Device, access string) bool {
 	t := emulated(rules)
 	if t == nil {
@@ -140,8 +140,8 @@ func runcV2(rules []rule, d Device, access string) bool {
 	return t.allow
 }
 
-// crunV1 writes rule by rule to a cgroup that begins with its parent's devices, all of them
-// (libcrun cgroup-resources.c: write_devices_resources_v1). What the kernel cannot read ends the
+// crunV1 writes rule by rule to a cgroup that begins with all devices of its parent (libcrun
+// cgroup-resources.c: write_devices_resources_v1). A rule that the kernel cannot parse ends the
 // create.
 func crunV1(rules []rule, d Device, access string) bool {
 	t := &table{}
@@ -160,9 +160,9 @@ func crunV1(rules []rule, d Device, access string) bool {
 	return t.kernel(d, access)
 }
 
-// crunV2 makes a program that asks the last rule first (libcrun ebpf.c: bpf_program_append_dev).
-// Without rules it makes none. Any type but a and b is taken for a character device, and numbers
-// are cut to 32 bits.
+// crunV2 makes a program that checks the last rule first (libcrun ebpf.c: bpf_program_append_dev).
+// Without rules it makes none. It takes any type but a and b for a character device, and cuts
+// numbers to 32 bits.
 func crunV2(rules []rule, d Device, access string) bool {
 	for i := len(rules) - 1; i >= 0; i-- {
 		r := rules[i]
@@ -177,9 +177,9 @@ func crunV2(rules []rule, d Device, access string) bool {
 	return len(rules) == 0
 }
 
-// Opens tells whether a container of "runc" or "crun" with these rules opens a device on version 1
-// or 2 of cgroups, with an access of "r", "w" or "rw". One that the runtime would not start opens
-// nothing.
+// Opens reports whether a container of "runc" or "crun" with these rules opens a device on version
+// 1 or 2 of cgroups, with an access of "r", "w" or "rw". A container that the runtime would not
+// start opens nothing.
 func Opens(runtime string, version int, list []specs.LinuxDeviceCgroup, d Device, access string) bool {
 	filters := map[string][]filter{"runc": {runcV1, runcV2}, "crun": {crunV1, crunV2}}
 	return filters[runtime][version-1](rulesOf(list), d, access)

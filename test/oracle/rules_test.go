@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestTheOracleKnowsTheRuntimes: what each runtime makes of a list of rules, as measured with runc
-// 1.1.5 and crun 1.8.1 or read in their sources. An oracle that opens nothing would agree with
-// every guard.
+// TestTheOracleKnowsTheRuntimes: each runtime's result for a list of rules, as measured with runc
+// 1.1.5 and crun 1.8.1 or read in their sources. Without this test, an oracle that opens nothing
+// would agree with every guard.
 func TestTheOracleKnowsTheRuntimes(t *testing.T) {
 	gpu := Device{195, 0}
 	none := rule{kind: "a", major: -1, minor: -1, access: "rwm"}

@@ -12,7 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// spec is what a runtime took out of a config.json.
+// spec is what a runtime reads from a config.json.
 type spec struct {
 	env           []string
 	rules         []rule
@@ -34,7 +34,7 @@ type mount struct {
 	bind                bool
 }
 
-// readAsRunc decodes as runc does: encoding/json takes the last of equal keys, and any case.
+// readAsRunc decodes as runc does: encoding/json takes the last of equal keys, in any case.
 func readAsRunc(config []byte) (spec, error) {
 	var s specs.Spec
 	if err := json.NewDecoder(bytes.NewReader(config)).Decode(&s); err != nil {
@@ -43,9 +43,9 @@ func readAsRunc(config []byte) (spec, error) {
 	return fromSpec(s), nil
 }
 
-// readAsCrun decodes as crun does: yajl keeps all of equal keys, and a look-up finds the first;
-// names are taken as they stand. So equal keys after the first and names that only resemble known
-// ones are taken out, and the rest is read as runc reads it.
+// readAsCrun decodes as crun does. yajl keeps all equal keys, and a look-up finds the first. Names
+// count only in their exact spelling. So this removes equal keys after the first, and names in
+// another case, and reads the rest as runc does.
 func readAsCrun(config []byte) (spec, error) {
 	d := json.NewDecoder(bytes.NewReader(config))
 	d.UseNumber()
@@ -64,8 +64,8 @@ func readAsCrun(config []byte) (spec, error) {
 	return fromSpec(s), nil
 }
 
-// names are all that the oracle reads, in structures; another spelling of one is unknown to crun.
-// The names in maps are annotations' keys, none of which is equal to one of these in another case.
+// names are all names in structures that the oracle reads; crun does not know another spelling of
+// one. Names in maps are annotations' keys, and none of them equals one of these in another case.
 var names = []string{"process", "env", "linux", "resources", "devices", "allow", "type", "major", "minor",
 	"access", "path", "mounts", "source",
 	"destination", "options", "hooks", "annotations", "namespaces", "unified", "prestart", "createRuntime",
@@ -77,7 +77,7 @@ func resembles(key string) bool {
 	})
 }
 
-// firsts decodes a value, of equal keys the first.
+// firsts decodes a value, and takes the first of equal keys.
 func firsts(d *json.Decoder) (any, error) {
 	token, err := d.Token()
 	if errors.Is(err, io.EOF) {

@@ -8,8 +8,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Update lists what the resources of a runtime's update open: crun puts their device rules in place
-// of the container's, and both write the keys of unified as they stand.
+// Update lists what the resources of a runtime's update open. crun replaces the container's device
+// rules by these, and both runtimes write the keys of unified as they are.
 func (w World) Update(resources []byte) ([]Way, error) {
 	var r specs.LinuxResources
 	if err := json.Unmarshal(resources, &r); err != nil {
@@ -21,7 +21,7 @@ func (w World) Update(resources []byte) ([]Way, error) {
 		ways = w.open(s, "crun", []filter{crunV1, crunV2})
 	}
 	for key := range r.Unified {
-		if strings.HasPrefix(key, "dmem.") || moves(key) {
+		if strings.HasPrefix(key, "dmem.") || affectsProcesses(key) {
 			ways = append(ways, Way{"unified " + key, Nothing})
 		}
 	}

@@ -21,21 +21,21 @@ import (
 	"github.com/gpuledger/gpuledger/test/oracle"
 )
 
-// Majors of the scene's driver beside 195.
+// Majors of the test node's driver beside 195.
 const majorUVM, majorCaps, majorIMEX, majorSwitch = 508, 509, 510, 507
 
-// scene is a node of four GPUs with a guard and an oracle for it.
-type scene struct {
+// testNode is a node of four GPUs with a guard and an oracle for it.
+type testNode struct {
 	dir    string
 	world  oracle.World
 	guards map[string]*node.Node // by policy
 	grants []held                // the first is none
 	gpus   []grant.GPU
 
-	mounted []string // what the kubelet has made for a pod
+	mounted []string // the mounts that the kubelet has made for a pod
 }
 
-// held is a grant and what it gives.
+// held is a grant, and what it gives.
 type held struct {
 	reference grant.Reference
 	gives     map[string]bool // as oracle.Way.Needs
@@ -49,11 +49,11 @@ var rules = map[string]string{
 	"lenient": "[policy]\nungranted = \"hide\"\nprivileged = \"strip\"\n",
 }
 
-func newScene(t testing.TB) *scene {
+func newTestNode(t testing.TB) *testNode {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
-	s := &scene{dir: dir, guards: map[string]*node.Node{}, grants: []held{{}}}
+	s := &testNode{dir: dir, guards: map[string]*node.Node{}, grants: []held{{}}}
 	h := s.host(t)
 	d, err := simulated.Describe(4, 16*grant.GiB, "", nil)
 	must(t, err)
@@ -88,7 +88,7 @@ func must(t testing.TB, errs ...error) {
 }
 
 // host is a machine with a driver in /proc/devices.
-func (s *scene) host(t testing.TB) host.Host {
+func (s *testNode) host(t testing.TB) host.Host {
 	must(t, os.MkdirAll(s.dir+"/proc/sys/kernel/random", 0o755), os.MkdirAll(s.dir+"/sys", 0o755),
 		os.MkdirAll(s.dir+"/bundle", 0o755),
 		os.WriteFile(s.dir+"/proc/sys/kernel/random/boot_id",
@@ -103,8 +103,8 @@ func (s *scene) host(t testing.TB) host.Host {
 	return host.Host{Proc: s.dir + "/proc", Sys: s.dir + "/sys", Dev: s.dir + "/dev", Now: time.Now}
 }
 
-// devices tells the oracle what the node has, and puts nodes into the host's /dev.
-func (s *scene) devices(t testing.TB) {
+// devices gives the oracle the node's devices, and makes nodes in the host's /dev.
+func (s *testNode) devices(t testing.TB) {
 	devices := map[oracle.Device]string{{Major: 195, Minor: 255}: oracle.Driver,
 		{Major: majorUVM, Minor: 0}: oracle.Driver, {Major: majorUVM, Minor: 1}: oracle.Driver,
 		{Major: 195, Minor: 254}: oracle.Display}
@@ -132,10 +132,10 @@ func (s *scene) devices(t testing.TB) {
 	must(t, os.Symlink("nvidia1", dev+"/link"), os.Symlink("../run", dev+"/torun"))
 }
 
-// volumes are places of a pod's, at which the kubelet has mounted what pods named: in a mount
-// namespace of the test's thread, which must look at no mount in another goroutine.
-func (s *scene) volumes(t testing.TB) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+// volumes are directories of a pod in which the kubelet has mounted what pods named. They are in a
+// mount namespace of the test's thread, so no other goroutine may read a mount.
+func (s *testNode) volumes(t testing.TB) {
+	runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 	if err := errors.Join(syscall.Unshare(syscall.CLONE_NEWNS),
 		syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
 		syscall.Mount("tmpfs", "/var/lib", "tmpfs", 0, "")); err != nil {
@@ -160,8 +160,8 @@ func (s *scene) volumes(t testing.TB) {
 		"/var/lib/kubelet/pods/u/volume-subpaths/v/dev/0/nvidia0")
 }
 
-// grant enters one of 1 GiB on each of these GPUs.
-func (s *scene) grant(t testing.TB, mode grant.Mode, gpus ...int) {
+// grant makes a grant of 1 GiB on each of these GPUs.
+func (s *testNode) grant(t testing.TB, mode grant.Mode, gpus ...int) {
 	ask := admission.Ask{Mode: mode, Owner: grant.Bearer, Source: "test"}
 	gives := map[string]bool{oracle.Driver: true}
 	for _, i := range gpus {
@@ -176,14 +176,14 @@ func (s *scene) grant(t testing.TB, mode grant.Mode, gpus ...int) {
 	s.grants = append(s.grants, held{reference, gives})
 }
 
-// judge asks the guard about a create.
-func (s *scene) judge(policy string, engine grant.Engine, config []byte) node.Decision {
+// judge is the guard's decision about a create.
+func (s *testNode) judge(policy string, engine grant.Engine, config []byte) node.Decision {
 	c := grant.Container{Engine: engine, RuntimeRoot: s.dir + "/runtime", ID: "c1", Bundle: s.dir + "/bundle"}
 	return s.guards[policy].Explain(node.Create{Caller: request.Caller{Container: c}, Config: config})
 }
 
-// escape says what a container that may start reaches beyond its grant, or "".
-func (s *scene) escape(d node.Decision, config []byte) string {
+// escape is what a container that may start reaches beyond its grant; "" if nothing.
+func (s *testNode) escape(d node.Decision, config []byte) string {
 	if d.Kind == grant.Refused {
 		return ""
 	}
@@ -214,5 +214,5 @@ func (s *scene) escape(d node.Decision, config []byte) string {
 	return fmt.Sprintf("%s although: %s\n%s", d.Kind, strings.Join(beyond, "; "), config)
 }
 
-// engines are all that a caller can be.
+// engines are all engines that can call.
 var engines = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker, grant.NoEngine}
