@@ -17,9 +17,9 @@ import (
 //go:embed syscalls.txt
 var syscalls string
 
-// spec is what a Kubernetes node's engine writes for a container without a GPU, 10 to 20 KB of it:
-// the size and the seccomp profile are what a wrapper's JSON and runc's own work are made of. It
-// raises no limit and sets no negative oom_score_adj, so it runs under a root without
+// spec is the spec that a Kubernetes node's engine writes for a container without a GPU, 10 to 20
+// KB of it. Its size and its seccomp profile determine the time for a wrapper's JSON and for runc's
+// own work. It raises no limit and sets no negative oom_score_adj, so it runs under a root without
 // CAP_SYS_RESOURCE.
 func (r *rig) spec() *specs.Spec {
 	return &specs.Spec{
@@ -32,7 +32,7 @@ func (r *rig) spec() *specs.Spec {
 			Capabilities:    capabilities(),
 			NoNewPrivileges: true,
 		},
-		Root:        &specs.Root{}, // bundle names the path
+		Root:        &specs.Root{}, // bundle sets the path
 		Mounts:      r.mounts(),
 		Annotations: annotations(),
 		Linux: &specs.Linux{
@@ -107,7 +107,7 @@ func (r *rig) mounts() []specs.Mount {
 	return mounts
 }
 
-// podFiles are what the kubelet binds into every container.
+// podFiles are the files that the kubelet binds into every container.
 var podFiles = []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
 	"/var/run/secrets/kubernetes.io/serviceaccount/token",
 	"/dev/termination-log"}
@@ -164,7 +164,8 @@ func seccomp() *specs.LinuxSeccomp {
 		Architectures: []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32}, Syscalls: rules}
 }
 
-// writeRootfs makes a root file system of busybox alone, with the places where the spec mounts.
+// writeRootfs makes a root file system of only busybox, with the directories on which the spec
+// mounts.
 func writeRootfs(dir string) error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {

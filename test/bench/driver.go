@@ -22,9 +22,9 @@ import (
 )
 
 // The files of a whole installation of the driver, without 32-bit libraries (NVIDIA's README,
-// "Installed Components"). A library that programs link with has a SONAME, by which a link leads to
-// it, and another link leads there without a number: libcuda.so, libcuda.so.1, libcuda.so.580.142.
-// One that is the driver's own matter has the one name that its file has.
+// "Installed Components"). A library that programs link with has a SONAME. A link of that name
+// leads to the file, and a link without a number leads to the first link: libcuda.so, libcuda.so.1,
+// libcuda.so.580.142. A library that only the driver uses has one name, that of its file.
 const driverVersion = "999.1.1"
 
 var (
@@ -40,8 +40,8 @@ var (
 		usr/lib/xorg/modules/drivers/nvidia_drv.so lib/firmware/nvidia/999.1.1/gsp_ga10x.bin lib/firmware/nvidia/999.1.1/gsp_tu10x.bin`)
 )
 
-// writeDriver makes a driver root with a whole installation. No library has content but what tells
-// its names: none is loaded here.
+// writeDriver makes a driver root with a whole installation. A library contains only its names,
+// because none is loaded here.
 func writeDriver(root string) error {
 	files, links := map[string][]byte{}, map[string]string{}
 	for _, library := range driverLibraries {
@@ -73,8 +73,8 @@ func writeDriver(root string) error {
 	return nil
 }
 
-// withLoader gives an image a loader that searches as Debian's does; the driver's files then have a
-// place. It is never run.
+// withLoader gives an image a loader with Debian's search path, which determines the directory for
+// the driver's files. The loader is never run.
 func withLoader(spec *specs.Spec) error {
 	spec.Process.Env = append(spec.Process.Env, "NVIDIA_DRIVER_CAPABILITIES=all")
 	loader := filepath.Join(spec.Root.Path, "lib64/ld-linux-x86-64.so.2")
@@ -85,8 +85,8 @@ func withLoader(spec *specs.Spec) error {
 				"\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
 }
 
-// createWithDriver has the same mounts on both sides: what is compared is finding their places,
-// writing them down and the image's ld.so.cache.
+// createWithDriver has the same mounts on both sides. It compares the time for finding their
+// targets, for writing them down and for the image's ld.so.cache.
 func createWithDriver(r *rig) ([]Row, error) {
 	node, err := r.newDriverNode("driver", r.runtime)
 	if err != nil {
@@ -117,8 +117,9 @@ func (r *rig) newDriverNode(name, realRuntime string) (*node, error) {
 		r.run(node.cli("inventory", "refresh")))
 }
 
-// refreshInventory asks NVML's stand-in of a DGX H100 and finds the driver's files, as `gpuledger
-// inventory refresh` does, in this process: a stand-in is no library that a program could load.
+// refreshInventory reads NVML's stand-in for a DGX H100 and finds the driver's files, as `gpuledger
+// inventory refresh` does. It runs in this process, because the stand-in is no library that a
+// program could load.
 func refreshInventory(r *rig) ([]Row, error) {
 	root := r.path("inventory-driver")
 	if err := writeDriver(root); err != nil {
@@ -153,8 +154,8 @@ func refreshInventory(r *rig) ([]Row, error) {
 	return []Row{row}, nil
 }
 
-// complete gives the stand-in what it lacks: PCI addresses, and no newer calls than those that it
-// answers.
+// complete adds to the stand-in what it lacks: PCI addresses. It also reports no newer calls than
+// those that it answers.
 func complete(s *server.Server) {
 	newer := map[string]bool{"nvmlDeviceGetMemoryInfo_v2": true, "nvmlSystemGetCudaDriverVersion_v2": true,
 		"nvmlDeviceGetVirtualizationMode": true}

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pieceSize is how much of a file dpkg 1.21 and rpm 4.18 write at once, in bytes. A file system
-// with large folios (ext4 since Linux 6.16, xfs) keeps in one piece what was written in one, and
-// maps it in one step: Go's linker leaves single pages, which cost each start of our programs and
-// of the peer's some tenths of a millisecond that no installed program pays.
+// pieceSize is how many bytes of a file dpkg 1.21 and rpm 4.18 write at once. A file system with
+// large folios (ext4 since Linux 6.16, xfs) keeps one write in one piece and maps it in one step.
+// Go's linker leaves single pages. They cost each start of gpuledger's programs and of the peer's
+// some tenths of a millisecond that no installed program pays.
 const pieceSize = 32 << 10
 
-// install copies all that is measured, the bare runtime too, to a tree like /usr beside the
-// binaries, piece by piece as a package manager does. With -read-back the page cache then forgets
-// it: the first start reads it back as after a boot, by single pages.
+// install copies all measured programs, with the bare runtime, to a tree like /usr beside the
+// binaries. It writes piece by piece, as a package manager does. With -read-back it then drops them
+// from the page cache. The first start reads them back by single pages, as after a boot.
 func (r *rig) install() (err error) {
 	if r.tree, err = os.MkdirTemp(r.options.bin, "installed-"); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (r *rig) copied(from, to string) error {
 		return err
 	}
 	defer target.Close()
-	// Without their own ways of copying, which would be the kernel's pieces.
+	// The structs hide the files' own copy methods, which would write in the kernel's pieces.
 	if _, err := io.CopyBuffer(struct{ io.Writer }{target}, struct{ io.Reader }{source},
 		make([]byte, pieceSize)); err != nil {
 		return fmt.Errorf("cannot install %s: %w", to, err)
@@ -66,7 +66,7 @@ func (r *rig) copied(from, to string) error {
 	return errors.Join(target.Sync(), unix.Fadvise(int(target.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// installed says how.
+// installed describes the installation.
 func (r *rig) installed() string {
 	how := fmt.Sprintf("all of them copied to a tree of their own on %s as dpkg and rpm do, %d KiB at a time",
 		fileSystem(r.tree), pieceSize>>10)

@@ -1,7 +1,7 @@
-// Command bench measures what gpuledger adds to a container's create and to other subcommands,
-// against the bare runtime and against nvidia-container-runtime, all in one run. It is a command
-// and not a test: a time is a figure to read, not a condition that a busy machine may break. make
-// bench builds what it needs and runs it from the checkout.
+// Command bench measures what gpuledger adds to a container's create and to other subcommands. It
+// compares with the bare runtime and with nvidia-container-runtime, all in one run. It is a command
+// and not a test, because a busy machine must not fail a condition on time. make bench builds what
+// it needs and runs it from the checkout.
 package main
 
 import (
@@ -61,8 +61,8 @@ func main() {
 	}
 }
 
-// start runs the benchmark in a mount namespace of its own, so that no mount of a container can
-// reach the machine's.
+// start runs the benchmark in a mount namespace of its own, so that no container's mount reaches
+// the machine.
 func start(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -91,7 +91,7 @@ func start(o options) error {
 	}()
 	if err := inner.Wait(); err != nil {
 		restore()
-		os.Exit(1) // it has said why
+		os.Exit(1) // the child has printed why
 	}
 	return nil
 }
@@ -146,8 +146,8 @@ func measureAll(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// absolute is a path under the folder of binaries; a binary that is not there is named with what
-// makes it.
+// absolute is a path under the folder of binaries. The error for a missing binary names the command
+// that builds it.
 func absolute(o options, name string) (string, error) {
 	path, err := filepath.Abs(filepath.Join(o.bin, name))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A contestant is one way of doing what a comparison compares. Only the process that command names
-// is timed, from before its fork to its exit.
+// A contestant is one of the variants that a comparison measures. Only the process that command
+// names is timed, from before its fork to its exit.
 type contestant struct {
 	name    string
 	before  func() error // not timed; may be nil
@@ -20,9 +20,9 @@ type contestant struct {
 	after   func() error // not timed; may be nil
 }
 
-// compare runs every contestant once a round, each round in a new random order: what disturbs the
-// machine for a while then disturbs them all, and a ratio within a round stays meaningful. The
-// first rounds fill caches and are not kept.
+// compare runs every contestant once a round, each round in a new random order. A temporary
+// disturbance of the machine then affects all of them, and a ratio within a round stays meaningful.
+// The first rounds fill caches and are not kept.
 func (r *rig) compare(rounds int, contestants ...contestant) ([][]time.Duration, error) {
 	const warmUp = 3
 	times := make([][]time.Duration, len(contestants))
@@ -59,8 +59,8 @@ func (r *rig) once(c contestant) (time.Duration, error) {
 	return took, nil
 }
 
-// timed runs one process. Its output goes to a file and not to a pipe: a container's init inherits
-// it and would keep a pipe open long after the process has ended.
+// timed runs one process. Its output goes to a file and not to a pipe. A container's init inherits
+// the output and would keep a pipe open long after the process has ended.
 func (r *rig) timed(cmd *exec.Cmd) (time.Duration, error) {
 	output, err := os.Create(r.path("output"))
 	if err != nil {
@@ -78,15 +78,15 @@ func (r *rig) timed(cmd *exec.Cmd) (time.Duration, error) {
 	return took, nil
 }
 
-// run is timed for what is not measured.
+// run is timed for a process that is not measured.
 func (r *rig) run(cmd *exec.Cmd) error {
 	_, err := r.timed(cmd)
 	return err
 }
 
 // A Spread is a median and the interval that holds the true median with 95 % confidence. A create
-// waits for the kernel's RCU several times and so scatters by 5 ms and more: without the interval a
-// median of 60 says less than it seems to.
+// waits for the kernel's RCU several times, so it scatters by 5 ms and more. Without the interval a
+// median of 60 rounds would look more exact than it is.
 type Spread struct {
 	Low    float64 `json:"low"`
 	Median float64 `json:"median"`
@@ -114,7 +114,7 @@ func inMilliseconds(times []time.Duration) []float64 {
 	return out
 }
 
-// pairwise sets each time against the base's of the same round.
+// pairwise compares each time with the base's of the same round.
 func pairwise(base, times []time.Duration) (ratio, added Spread) {
 	ratios, differences := make([]float64, len(times)), make([]float64, len(times))
 	for i := range times {

@@ -6,12 +6,12 @@ import (
 )
 
 // rcuExpedited makes the kernel end RCU grace periods at once (kernel/ksysfs.c). A create waits for
-// several of them, each for some milliseconds until the next ticks, so that what a wrapper adds
-// disappears in the scatter.
+// several of them, each for some milliseconds until the next ticks. What a wrapper adds would
+// disappear in that scatter.
 const rcuExpedited = "/sys/kernel/rcu_expedited"
 
-// expedite does so for the time of the benchmark, on all sides alike, and gives what undoes it.
-// With -rcu-as-is, and where the kernel has no such switch, everything stays as it is.
+// expedite sets rcuExpedited during the benchmark, for all contestants alike. It returns a function
+// that restores it. With -rcu-as-is, and on a kernel without the switch, it changes nothing.
 func expedite(o options) (restore func()) {
 	before, err := os.ReadFile(rcuExpedited)
 	if o.rcuAsIs || err != nil || os.WriteFile(rcuExpedited, []byte("1"), 0) != nil {

@@ -25,7 +25,7 @@ type Row struct {
 	Mark   string `json:"mark,omitempty"` // ok, within budget but above the goal, over
 }
 
-// A Machine is what the figures were taken on.
+// A Machine describes where the figures were measured.
 type Machine struct {
 	CPU        string `json:"cpu"`
 	Cores      int    `json:"cores"`

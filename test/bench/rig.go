@@ -15,8 +15,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// A rig is what every measurement stands on: a folder on the checkout's file system, the binaries,
-// and a pod's namespaces.
+// A rig is what every measurement needs: a folder on the checkout's file system, the binaries, and
+// a pod's namespaces.
 type rig struct {
 	ctx       context.Context
 	options   options
@@ -25,7 +25,7 @@ type rig struct {
 	wrapper   string // gpuledger-runtime
 	cli       string // gpuledger
 	peer      string // nvidia-container-runtime
-	tree      string // where they are installed
+	tree      string // the directory in which they are installed
 	pod       *exec.Cmd
 	cgroup    string
 	limits    bool            // the specs may carry cpu, memory and pids limits
@@ -34,7 +34,7 @@ type rig struct {
 	loadStart string
 }
 
-// containerID is the only one: every contestant has a runtime root of its own.
+// containerID is the id of every container. Each contestant has a runtime root of its own.
 const containerID = "bench"
 
 func newRig(ctx context.Context, o options) (*rig, error) {
@@ -72,9 +72,9 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	return r, nil
 }
 
-// mountRun puts what lies under /run on a real node on a tmpfs: bindings, the runtimes' state, the
-// engines' bundles. Root file systems are on another, as an engine's are file systems of their own.
-// The ledger stays on the checkout's file system. -disk leaves everything there.
+// mountRun mounts a tmpfs for what is under /run on a real node: bindings, the runtimes' state, the
+// engines' bundles. Root file systems are on another tmpfs, as an engine's are file systems of
+// their own. The ledger stays on the checkout's file system. With -disk everything stays there.
 func (r *rig) mountRun() error {
 	for _, dir := range []string{r.path("run"), r.path("run/rootfs")} {
 		if err := os.Mkdir(dir, 0o700); err != nil || r.options.disk {
@@ -89,15 +89,16 @@ func (r *rig) mountRun() error {
 	return nil
 }
 
-// canLimit: on a hybrid machine seen as v2 only, the v2 tree has no controllers to limit with.
+// canLimit reports whether specs may carry limits. On a hybrid machine seen as v2 only, the v2 tree
+// has no controllers for them.
 func canLimit() bool {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	return err != nil || strings.Contains(string(controllers), "memory")
 }
 
 // startPod starts the process whose namespaces the containers join, as a kubelet's containers join
-// the sandbox's. A new network namespace a create would cost more, and more unevenly, than all that
-// is measured here.
+// the sandbox's. A new network namespace for each create would take longer, and vary more, than
+// everything that is measured here.
 func (r *rig) startPod() error {
 	r.pod = exec.Command("sleep", "3600") // it ends by itself even if we are killed
 	r.pod.SysProcAttr = &syscall.SysProcAttr{
@@ -113,8 +114,8 @@ func (r *rig) path(elements ...string) string {
 	return filepath.Join(append([]string{r.dir}, elements...)...)
 }
 
-// command is a process in the environment that an engine gives: its own, plus what the contestant
-// needs.
+// command is a process with the environment that an engine gives: the engine's own, and what the
+// contestant needs.
 func (r *rig) command(env []string, argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -180,8 +181,8 @@ func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) er
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o644)
 }
 
-// clean removes whatever may be left after a failure too. It never follows a mount: the folder is
-// on one file system, and what a container mounted, it mounted in a namespace that is gone.
+// clean removes all files, also after a failure. It never follows a mount. The folder is on one
+// file system, and a container's mounts were in a namespace that is gone.
 func (r *rig) clean() error {
 	for root := range r.live {
 		_ = r.command(nil, r.runtime, "--root", root, "delete", "--force", containerID).Run()

@@ -26,7 +26,7 @@ type node struct {
 	env []string
 }
 
-// newNode simulates two GPUs. realRuntime is what gpuledger-runtime executes in the end.
+// newNode simulates two GPUs. realRuntime is the program that gpuledger-runtime finally executes.
 func (r *rig) newNode(name, realRuntime string) (*node, error) {
 	dir := r.path("nodes", name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -73,7 +73,7 @@ type wrapping struct {
 	env        []string
 }
 
-// wrappings are ours, with a node of its own, and the peer with its defaults. Both execute
+// wrappings are gpuledger's, with a node of its own, and the peer's with its defaults. Both execute
 // realRuntime.
 func (r *rig) wrappings(name, realRuntime string) ([]wrapping, error) {
 	node, err := r.newNode(name, realRuntime)
@@ -111,8 +111,8 @@ func createNoGPU(r *rig) ([]Row, error) {
 	return rows, nil
 }
 
-// createNoGPUAlone has true(1) as the real runtime, and compares with true(1). A real create
-// scatters by more than a wrapper adds; this is the wrapper's own work, to a tenth of a
+// createNoGPUAlone uses true(1) as the real runtime, and compares with true(1). A real create
+// scatters by more than a wrapper adds. This measures the wrapper's own work, to a tenth of a
 // millisecond.
 func createNoGPUAlone(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
@@ -159,8 +159,8 @@ func (r *rig) withArguments(wrappings []wrapping, bare string, args []string) []
 	return contestants
 }
 
-// against compares the wrappings with the first contestant, which is bare: one row each, ours
-// first.
+// against compares the wrappings with the first contestant, which is bare. It returns one row each,
+// gpuledger's first.
 func (r *rig) against(what string, wrappings []wrapping, contestants []contestant) ([]Row, error) {
 	times, err := r.compare(r.options.pairs, contestants...)
 	if err != nil {
@@ -173,9 +173,9 @@ func (r *rig) against(what string, wrappings []wrapping, contestants []contestan
 	return rows, nil
 }
 
-// granting is a contestant that creates a container with a grant. The wrapper replaces config.json,
-// so each round begins by putting back the one that the engine wrote, and by taking away the
-// ld.so.cache of the round before.
+// granting is a contestant that creates a container with a grant. The wrapper replaces config.json.
+// So each round first restores the engine's config.json, and removes the ld.so.cache of the round
+// before.
 func (r *rig) granting(name string, node *node, reference string,
 	more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
@@ -209,9 +209,9 @@ func createGranted(r *rig) ([]Row, error) {
 		"/dev/nvidia1")
 }
 
-// sameConfig compares a create through the wrapper with one by the bare runtime that is given the
-// config.json which the wrapper made. The root file systems are alike; what must stand in that
-// config.json shows that the wrapper did its work.
+// sameConfig compares a create through the wrapper with one by the bare runtime, which gets the
+// config.json that the wrapper made. The root file systems are alike. must is a text in that
+// config.json that shows that the wrapper did its work.
 func (r *rig) sameConfig(name, what string, node *node, must string,
 	more ...func(*specs.Spec) error) ([]Row, error) {
 	reference, err := node.grant("--memory", "8GiB", "--gpus", "2")
@@ -258,9 +258,9 @@ func (r *rig) sameConfig(name, what string, node *node, must string,
 	return []Row{row}, nil
 }
 
-// createGrantedAlone is a create with a grant, without and with a driver's files, with true(1) as
-// the real runtime and against true(1), as createNoGPUAlone. Nothing is started; the delete after
-// it takes the binding away, as an engine's does.
+// createGrantedAlone is a create with a grant, without and with a driver's files. As in
+// createNoGPUAlone, the real runtime is true(1) and the comparison is with true(1). It starts
+// nothing. The delete after it removes the binding, as an engine's does.
 func createGrantedAlone(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -302,8 +302,8 @@ func createGrantedAlone(r *rig) ([]Row, error) {
 	return rows, nil
 }
 
-// tidy takes away the mount points of the driver's files that the runtime has made: both sides then
-// have them to make again, as in the new root file system that an engine gives each container.
+// tidy removes the mount points of the driver's files that the runtime has made. Both sides then
+// make them again, as in the new root file system that an engine gives each container.
 func (r *rig) tidy(rootfs string, config []byte) error {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
@@ -322,8 +322,8 @@ func (r *rig) tidy(rootfs string, config []byte) error {
 }
 
 // grantsAtOnce starts 64 grants together on an empty ledger, several times, each time on a new one.
-// Beside it stands what 64 starts of the same program cost that touch no ledger: what is left is
-// the ledger's.
+// It also measures 64 starts of the same program that use no ledger. The difference is the
+// ledger's.
 func grantsAtOnce(r *rig) ([]Row, error) {
 	const processes, rounds = 64, 5
 	var whole, starts []float64
@@ -391,9 +391,9 @@ func (r *rig) atOnce(n int, command func() *exec.Cmd) (time.Duration, error) {
 	return took, <-failures
 }
 
-// admitAtScale times the wrapper alone: its real runtime is true(1), which ends at once, so that a
-// create's constant cost does not hide what the ledger's size adds. Nothing is started, and the
-// binding dies with the process that made it.
+// admitAtScale measures the wrapper alone. Its real runtime is true(1), which ends at once, so that
+// a create's constant time does not hide the effect of the ledger's size. It starts nothing, and
+// the binding ends with the process that made it.
 func admitAtScale(r *rig) ([]Row, error) {
 	nothing, err := exec.LookPath("true")
 	if err != nil {
@@ -466,7 +466,7 @@ func sizes(r *rig) ([]Row, error) {
 	return rows, nil
 }
 
-// machine says what the figures were taken on.
+// machine describes where the figures are measured.
 func (r *rig) machine() Machine {
 	return Machine{
 		CPU:        cpuModel(),
