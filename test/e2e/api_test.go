@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// api is the cluster's API to a client that has to live with its server being killed: it needs no
-// process for each question, as kubectl does.
+// api is a client of the cluster's API that must cope with a killed server. Unlike kubectl it needs
+// no process for each request.
 type api struct{ http.Client }
 
 func newAPI() *api {
@@ -26,7 +26,7 @@ const (
 	templatesOfTeam = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"
 )
 
-// call asks once. Its status is 0 where nobody answers.
+// call makes one request. Its status is 0 if no server answers.
 func (a *api) call(method, path string, body, into any) (status int, said string) {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -53,8 +53,8 @@ func (a *api) call(method, path string, body, into any) (status int, said string
 	return response.StatusCode, text.String()
 }
 
-// insists asks until the server has done what it was asked for. A server that is killed may have
-// done it before.
+// insists repeats a request until the server has carried it out. A server may have carried it out
+// just before it was killed.
 func (a *api) insists(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	eventually(t, method+" "+path, func() bool {
@@ -72,7 +72,7 @@ func (a *api) insists(t testing.TB, method, path string, body, into any) {
 	})
 }
 
-// listed is a list of pods or of claims, as far as anybody here wants to know.
+// listed is the part of a list of pods or claims that the tests use.
 type listed struct {
 	Items []struct {
 		Metadata struct {

@@ -11,13 +11,14 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The story's cases with names of our own.
+// The story's cases with gpuledger's own CDI names.
 const (
 	grantByName = "CDI name of a grant"
 	gpuByName   = "CDI name of a GPU"
 )
 
-// offerGPUs writes the node's CDI file where engines look, and puts the hook where it says.
+// offerGPUs writes the node's CDI file into the engines' directory, and installs the hook at the
+// path that the file names.
 func (s *site) offerGPUs() {
 	const dir = "/var/run/cdi"
 	must(s.T, os.MkdirAll(dir, 0o755), os.Symlink(dir, filepath.Join(s.Dir, "cdi")))
@@ -25,14 +26,14 @@ func (s *site) offerGPUs() {
 	s.Must("cdi", "generate")
 }
 
-// offered enters a grant that is used by its name alone.
+// offered makes a grant that a container uses by its CDI name alone.
 func (s *site) offered(c *container, args ...string) grant.Reference {
 	g := s.granted(append(args, "--cdi")...)
 	c.cdi = []string{grant.CDIKindGrant + "=" + g.String()}
 	return g
 }
 
-// uuid is that of a GPU.
+// uuid is the UUID of a GPU.
 func (s *site) uuid(index int) string {
 	s.T.Helper()
 	g := s.granted("--memory", "1MiB", "--gpu", []string{"0", "1"}[index])

@@ -14,11 +14,11 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// cluster tells what the cluster's scheduler and the node's ledger do together. The node has two
+// cluster tests what the cluster's scheduler and the node's ledger do together. The node has two
 // GPUs of 16160 MiB.
 func cluster(t *testing.T, s *site) {
 	s.administer("apply", "-k", "../../kube/manifests/dra")
-	// the driver runs without an image here, before the label calls for it
+	// the driver runs here without an image, before the label would start it
 	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system")
 	s.administer("label", "node", clusterNode, "gpuledger.dev/node=shared")
 	s.administer("create", "namespace", "team")
@@ -64,7 +64,7 @@ func cluster(t *testing.T, s *site) {
 	s.ends(driver)
 }
 
-// nothingLeft wants no grant in the ledger and no grant's CDI file.
+// nothingLeft fails if a grant is in the ledger, or a grant's CDI file exists.
 func (s *site) nothingLeft() {
 	s.T.Helper()
 	eventually(s.T, "no grant is left", func() bool { return len(s.Grants()) == 0 })
@@ -76,10 +76,10 @@ func (s *site) nothingLeft() {
 	s.CheckSound("after the pods")
 }
 
-// pod is one with a container that lives until it is deleted, as soon as it has said what it
-// reaches.
+// clusterPod is a pod with a container that prints what it reaches and then runs until it is
+// deleted.
 func clusterPod(name string, change func(pod, container object)) object {
-	// the probe's; CRI-O gives it to nobody who does not ask
+	// the probe needs it, and CRI-O gives it only on request
 	security := object{"capabilities": object{"add": []string{"MKNOD"}}}
 	container := object{"name": "main", "image": image, "imagePullPolicy": "Never",
 		"securityContext": security, "command": []string{
@@ -93,7 +93,8 @@ func clusterPod(name string, change func(pod, container object)) object {
 	return pod
 }
 
-// claiming is a pod with a claim of its own: a class, how many devices, and what of each.
+// claiming is a pod with a claim of its own: a class, the number of devices, and the capacity of
+// each.
 func claiming(name, class string, count int, capacity object, distinct bool) []object {
 	request := object{"deviceClassName": class + ".gpuledger.dev", "count": count}
 	if capacity != nil {
@@ -111,7 +112,7 @@ func claiming(name, class string, count int, capacity object, distinct bool) []o
 	})}
 }
 
-// podSeen is what the API tells of a pod.
+// podSeen is the part of a pod's status that the tests use.
 type podSeen struct {
 	Metadata struct{ UID string }
 	Status   struct {
@@ -129,7 +130,7 @@ func (s *site) podNamed(name string) (p podSeen) {
 	return p
 }
 
-// runs waits until a pod has said what it reaches, and returns that.
+// runs waits until a pod has printed what it reaches, and returns that.
 func (s *site) runs(name string) string {
 	s.T.Helper()
 	var text string
@@ -156,7 +157,7 @@ func (s *site) runs(name string) string {
 	return strings.TrimSuffix(text, endMark)
 }
 
-// said is what a container has written, out of CRI's log: "time stream F line".
+// said is a container's output, taken from CRI's log: "time stream F line".
 func said(log string) string {
 	var text strings.Builder
 	for line := range strings.Lines(log) {
@@ -167,7 +168,7 @@ func said(log string) string {
 	return text.String()
 }
 
-// waits wants a pod that the scheduler cannot place, and a reason.
+// waits wants the scheduler not to place a pod, and to say why.
 func (s *site) waits(name string) {
 	s.T.Helper()
 	eventually(s.T, "pod "+name+" waits, and is told why", func() bool {
@@ -197,7 +198,7 @@ func (s *site) eventsOf(name string) string {
 		`jsonpath={range .items[*]}{.message}{"\n"}{end}`).Stdout
 }
 
-// claimOf is the grant of a claim.
+// claimOf is a claim's grant.
 func (s *site) claimOf(name string) rig.Listed {
 	s.T.Helper()
 	uid := s.administer("get", "resourceclaim", name, "-n", "team", "-o", "jsonpath={.metadata.uid}")
@@ -252,7 +253,7 @@ func (s *site) sharing() {
 	s.seesCluster()
 }
 
-// seesCluster wants kubectl gpuledger to show what the ledger says.
+// seesCluster wants kubectl gpuledger to show the same as the ledger.
 func (s *site) seesCluster() {
 	s.T.Helper()
 	program, err := filepath.Abs("../../bin/kubectl-gpuledger")
@@ -312,7 +313,7 @@ func (s *site) tooMuch() {
 	s.waits("many")
 }
 
-// upgrade ends the driver in both ways while pods run, and lets one go while nobody is there.
+// upgrade ends the driver in both ways while pods run, and deletes one pod while no driver runs.
 func (s *site) upgrade(driver **daemon) {
 	s.applied(append(claiming("stays", "limit", 1, object{"memory": "2Gi"}, false),
 		claiming("goes", "limit", 1, object{"memory": "2Gi"}, false)...)...)
@@ -334,12 +335,12 @@ func (s *site) upgrade(driver **daemon) {
 	}
 }
 
-// oldKubeVar names the gpuledger-kube of an older version, from which the driver is updated; none:
-// from the same one.
+// oldKubeVar names the gpuledger-kube of an older version, which the driver is updated from.
+// Without it the update is from the same version.
 const oldKubeVar = "OLD_KUBE"
 
-// rollingUpdate starts a driver beside the one that is there, as the DaemonSet does, ends the old
-// one, and then loses the new one.
+// rollingUpdate starts a second driver beside the first, as the DaemonSet does. It ends the old
+// one, and then kills the new one.
 func (s *site) rollingUpdate(before *daemon) {
 	s.ends(before)
 	older := s.startDRAOf(cmp.Or(os.Getenv(oldKubeVar), "../../bin/gpuledger-kube"), "--pod-uid", "uid-1")
@@ -382,7 +383,8 @@ func (s *site) rollingUpdate(before *daemon) {
 	s.ends(last)
 }
 
-// devicePlugin is for clusters without DRA: the same guard, and the kubelet counts.
+// devicePlugin is for clusters without DRA: the guard is the same, and the kubelet counts the
+// units.
 func (s *site) devicePlugin() {
 	plugin := s.startAgent("device-plugin", "--interval", "200ms")
 	defer s.ends(plugin)
@@ -411,7 +413,7 @@ func (s *site) devicePlugin() {
 		}
 		return bound == 2
 	})
-	// the node has that many, no GPU has
+	// the node has that many units, but no single GPU has
 	s.applied(clusterPod("too-large", func(_, container object) { container["resources"] = units(16) }))
 	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and says what is free where",
 		func() bool {

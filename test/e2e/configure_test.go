@@ -16,8 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// configure lets gpuledger configure the engine, as its administrator would. The wrapper that it
-// finds is a witness.
+// configure runs `gpuledger configure` for the engine, as its administrator would. The wrapper that
+// it finds is a witness.
 func (s *site) configure() {
 	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
 	must(s.T, os.MkdirAll(filepath.Dir(installed), 0o755))
@@ -25,7 +25,7 @@ func (s *site) configure() {
 		must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"),
 			filepath.Join(s.dir, "gpuledger-runtime."+name)))
 	}
-	// by the name that it is called by
+	// it records under the name by which it is called
 	witness(s.T, installed, filepath.Join(s.dir, "before"), s.dir+"/${0##*/}")
 	s.unconfigured = s.configuration()
 	s.Must("configure", s.engineName(), "--as-default", "--mode", "enforce", "--privileged", "refuse",
@@ -36,8 +36,8 @@ func (s *site) configure() {
 	}
 }
 
-// unconfigure takes gpuledger out of the engine, which has stopped, and says what is not as it was.
-// What the engine has written for itself meanwhile stays.
+// unconfigure undoes the configuration of the engine, which has stopped, and returns the
+// differences from before. Files that the engine itself has written meanwhile may differ.
 func (s *site) unconfigure() (wrong []string) {
 	after := s.configuration()
 	for _, path := range different(s.configured, after) {
@@ -57,11 +57,10 @@ func (s *site) unconfigure() (wrong []string) {
 	return wrong
 }
 
-// engineName is the engine as the command line calls it.
+// engineName is the engine's name on the command line.
 func (s *site) engineName() string { return strings.ReplaceAll(string(s.engine.trust), "-", "") }
 
-// configuration is every file that configures anything on the machine, with its kind, mode, owner
-// and content.
+// configuration is every configuration file on the machine, with its kind, mode, owner and content.
 func (s *site) configuration() map[string]string {
 	files := map[string]string{}
 	for _, root := range []string{"/etc", filepath.Join(s.dir, "installed"), s.Config} {

@@ -39,9 +39,9 @@ const version2 = `
   bin_dir = "/run/e2e/cni"
 `
 
-// containerdConfig makes HANDLER the default runtime of plugin CRI. The globs let every annotation
-// of a pod through: what it forges must be harmless where an administrator was careless, too. A
-// root without CAP_SYS_RESOURCE cannot set negative OOM scores.
+// containerdConfig makes HANDLER the default runtime of plugin CRI. The globs pass every annotation
+// of a pod on, because a forged one must be harmless even with a careless configuration. A root
+// without CAP_SYS_RESOURCE cannot set negative OOM scores.
 const containerdConfig = `oom_score = 0
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
   "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs",
@@ -64,11 +64,11 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
         BinaryName = "BEHIND"
 `
 
-// pastHandler is a runtime that a pod can ask for by its name, and that does not lead through
-// gpuledger: an administrator has forgotten it.
+// pastHandler is a runtime handler that a pod can name and that does not call gpuledger. It stands
+// for one that an administrator forgot.
 const pastHandler = "forgotten"
 
-// containerd starts one, and gives its two clients: ctr, and CRI through crictl.
+// containerd starts a containerd and returns its two clients: ctr, and CRI through crictl.
 func containerd(s *site, path, version, cri, more string) []client {
 	ctr, inCRI := ctr{filepath.Join(filepath.Dir(path), "ctr"), true}, ""
 	if version == "version = 2\n" {
@@ -82,7 +82,7 @@ func containerd(s *site, path, version, cri, more string) []client {
 	useCRI(s.T, containerdSocket)
 	s.settled()
 	s.daemon(func() bool { return s.command(ctr.path, "version").Code == 0 }, path)
-	// --local: what comes through the transfer service of 1.7 stays unknown to its CRI.
+	// --local: the CRI of 1.7 does not see images from the transfer service
 	local := []string{}
 	if strings.Contains(s.command(ctr.path, "images", "import", "--help").Stdout, "--local") {
 		local = append(local, "--local")
@@ -124,7 +124,7 @@ func (c ctr) cannot(what container) string {
 func (c ctr) run(s *site, what container) result {
 	log := filepath.Join(s.dir, "log", what.name)
 	_ = os.Remove(log)
-	// Not through ctr itself: on a busy machine it lost the output of a container that ended at
+	// Not ctr's own output: on a busy machine ctr lost the output of a container that ended at
 	// once.
 	args := []string{"run", "--rm", "--log-uri", "file://" + log, "--runc-binary", s.runtime()}
 	for _, entry := range what.env {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// kubelet asks through CRI, with what a kubelet would ask for, in crictl's words.
+// kubelet uses CRI through crictl, with the settings of a real kubelet.
 type kubelet struct {
 	cdi bool // the engine obeys CDI names in CRI
 }
@@ -28,7 +28,8 @@ func (k kubelet) owner(c container) string { return "pod:" + c.uid() + "/" + c.i
 // inPod is the container's name in its pod.
 func (c container) inPod() string { return cmp.Or(c.part, "main") }
 
-// refer names the container: a pod's annotations reach all of its containers.
+// refer names the container in the annotation, because a pod's annotations reach all its
+// containers.
 func (k kubelet) refer(to *container, reference string) {
 	to.annotate("gpuledger.dev/grant."+to.inPod(), reference)
 }
@@ -71,7 +72,7 @@ func (k kubelet) runIn(s *site, pod string, c container) result {
 	return k.wait(s, id)
 }
 
-// wait is for the container's end and its output.
+// wait waits for the container's end and returns its output.
 func (k kubelet) wait(s *site, id string) result {
 	var state string
 	eventually(s.T, "container "+id+" ends", func() bool {
@@ -107,7 +108,7 @@ func (k kubelet) containerFile(s *site, c container) string {
 		security["privileged"] = true
 	}
 	if !c.privileged {
-		// CRI-O gives it to nobody who does not ask
+		// CRI-O gives it only on request
 		security["capabilities"] = object{"add_capabilities": []string{"MKNOD"}}
 	}
 	if c.readOnly {
@@ -139,7 +140,7 @@ func (k kubelet) containerFile(s *site, c container) string {
 	return s.json(c.name+".container.json", spec)
 }
 
-// labels are those that a kubelet gives to every container. CRI-O makes annotations of them.
+// labels are the labels that a kubelet gives every container. CRI-O makes annotations of them.
 func (c container) labels() object {
 	return object{"io.kubernetes.pod.name": c.name, "io.kubernetes.pod.namespace": "team",
 		"io.kubernetes.pod.uid": c.uid(), "io.kubernetes.container.name": c.inPod()}
@@ -174,7 +175,7 @@ func useCRI(t testing.TB, socket string) {
 		fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 120\n", socket))
 }
 
-// criKnows waits for images: an engine hears of an import by and by.
+// criKnows waits for images, because an engine learns of an import with a delay.
 func criKnows(s *site, images ...string) {
 	s.T.Helper()
 	for _, name := range images {
@@ -183,7 +184,8 @@ func criKnows(s *site, images ...string) {
 	}
 }
 
-// fakeNetwork is a CNI plugin that says what a network would and makes none: nobody here is called.
+// fakeNetwork is a CNI plugin that reports a network and makes none, because no container here
+// needs one.
 func fakeNetwork(t testing.TB) {
 	for _, plugin := range []string{"fake", "loopback"} {
 		path := "/run/e2e/cni/" + plugin

@@ -11,8 +11,9 @@ import (
 
 const crioSocket = "/run/crio/crio.sock"
 
-// crioConfig makes one runtime the only one. No allowed_annotations: an unknown key there drops the
-// whole runtime. The monitor drops the engine's environment, and what it passes on stands here.
+// crioConfig has one runtime only. It has no allowed_annotations, because an unknown key there
+// drops the whole runtime. The monitor drops the engine's environment; monitor_env lists what it
+// passes on.
 const crioConfig = `[crio]
 storage_driver = "overlay"
 version_file_persist = ""

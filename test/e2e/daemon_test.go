@@ -17,15 +17,15 @@ import (
 // daemon is a program that runs until it is ended, and can be started again.
 type daemon struct {
 	command func() *exec.Cmd
-	answers func() bool // nil: nobody asks it anything
-	log     string      // what it says is added to this file
+	answers func() bool // nil: it has nothing to answer
+	log     string      // its output is added to this file
 
 	mu    sync.Mutex
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when it has
+	ended chan struct{} // closed when it has ended
 }
 
-// daemon starts a program of the engine's and waits until it answers. It ends with the test.
+// daemon starts a program of the engine and waits until it answers. It ends with the test.
 func (s *site) daemon(answers func() bool, program string, args ...string) {
 	t, name := s.T, filepath.Base(program)
 	t.Helper()
@@ -44,7 +44,7 @@ func (s *site) daemon(answers func() bool, program string, args ...string) {
 	})
 }
 
-// live starts the daemon until the test ends.
+// live starts the daemon, which ends with the test.
 func (d *daemon) live(t testing.TB) {
 	t.Helper()
 	must(t, d.start())
@@ -74,7 +74,7 @@ func (d *daemon) start() error {
 	return nil
 }
 
-// running is the process and when it has ended.
+// running is the process, and a channel that is closed at its end.
 func (d *daemon) running() (*exec.Cmd, chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -98,7 +98,7 @@ func (d *daemon) kill() {
 	<-ended
 }
 
-// pause has the daemon stand still until it is killed. Whoever is connected to it stays so.
+// pause stops the daemon's process until it is killed. Its connections stay open.
 func (d *daemon) pause(t testing.TB) {
 	t.Helper()
 	cmd, _ := d.running()
@@ -109,7 +109,7 @@ func (d *daemon) pause(t testing.TB) {
 	})
 }
 
-// stop ends it as systemd would, and reports whether it had to be killed.
+// stop ends the daemon as systemd would, and reports whether it had to be killed.
 func (d *daemon) stop(patience time.Duration) (killed bool) {
 	cmd, ended := d.running()
 	_ = cmd.Process.Signal(syscall.SIGTERM)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// moby is dockerd, asked through its API as the docker client does.
+// moby is dockerd, used through its API as the docker client does.
 type moby struct {
 	http    *http.Client
 	version string // the API's, as a path; "" is the newest
@@ -105,7 +105,7 @@ func (m moby) run(s *site, c container) result {
 	return result{r, created.Id}
 }
 
-// failed is what the docker client would have printed.
+// failed is what the docker client would print.
 func failed(id string, err error) result {
 	return result{rig.Result{Code: 125, Stderr: "docker: Error response from daemon: " + err.Error()}, id}
 }
@@ -148,7 +148,7 @@ func (m moby) decoded(out any, method, path string, body []byte) error {
 	return json.Unmarshal(data, out)
 }
 
-// call asks the daemon. Its refusals are errors, in its own words.
+// call makes a request to the daemon. A refusal is an error in the daemon's words.
 func (m moby) call(method, path string, body []byte) ([]byte, error) {
 	request, err := http.NewRequest(method, "http://docker"+m.version+path, bytes.NewReader(body))
 	if err != nil {
@@ -174,8 +174,8 @@ func (m moby) call(method, path string, body []byte) ([]byte, error) {
 	return nil, fmt.Errorf("%s", refusal.Message)
 }
 
-// demultiplexed takes a stream of the Engine API apart: a byte for the stream, three of padding, a
-// length, and that much.
+// demultiplexed splits a stream of the Engine API. Each part is a byte for the stream, three of
+// padding, a length, and that many bytes.
 func demultiplexed(stream []byte) (stdout, stderr string) {
 	for len(stream) >= 8 {
 		end := min(8+int(binary.BigEndian.Uint32(stream[4:8])), len(stream))

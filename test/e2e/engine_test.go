@@ -20,10 +20,10 @@ type engine struct {
 	runtime  string // the real one: a name, or a path below .cache/engines
 	layout   rig.Layout
 	needs    []string // programs of Debian's
-	mute     bool     // it does not show what a hook of its runtime says
-	weakRoot bool     // it has no switch against what a root without CAP_SYS_RESOURCE cannot do
+	mute     bool     // it does not show the output of its runtime's hooks
+	weakRoot bool     // it cannot switch off what a root without CAP_SYS_RESOURCE cannot do
 	up       func(*site) []client
-	cluster  bool // it is a whole cluster, with an entry point of its own and no other
+	cluster  bool // it is a whole cluster, which has only an entry point of its own
 }
 
 var engines = []engine{
@@ -48,7 +48,7 @@ var engines = []engine{
 	{name: "docker-moby2", trust: grant.Docker, runtime: built("runc/runc"), layout: rig.AsIs, up: docker2},
 }
 
-// entry is a place at which gpuledger stands in an engine's way.
+// entry is a point at which gpuledger is called for an engine's containers.
 type entry struct {
 	name string
 	on   func(engine) bool // nil: every engine has it
@@ -56,33 +56,35 @@ type entry struct {
 	prepare func(*site)
 	// handler is what the engine calls that runtime.
 	handler string
-	// settle is the last thing before the engine starts, its configuration written; nil: nothing.
+	// settle runs last, after the engine's configuration is written and before the engine starts;
+	// nil: nothing.
 	settle func(*site)
-	// ready is when the engine answers; nil: nothing.
+	// ready runs when the engine answers; nil: nothing.
 	ready func(*site)
-	// only are the cases of the story that it is about, and why there are no others; nil: all, and
-	// the other tests.
+	// only are the cases of the story that apply here, and why no others do; nil: all, and the
+	// other tests.
 	only []string
 	why  string
-	// leave is the first thing when the engine has stopped, and says what is wrong; nil: nothing.
-	// leaves names it in the table.
+	// leave runs first after the engine has stopped, and returns what is wrong; nil: nothing.
+	// leaves is its name in the table.
 	leave  func(*site) []string
 	leaves string
-	// bare: the engine calls the real runtime itself, so what it wrote before gpuledger came is not
-	// seen.
+	// bare means that the engine calls the real runtime itself, so no witness sees what it wrote
+	// before gpuledger.
 	bare bool
-	// stripped is what a privileged container says to the probe where policy strips it; "" is
-	// refused. nil: the probe's usual nothing.
+	// stripped is the probe's output in a privileged container that policy strips; "" means
+	// refused. nil: the probe's usual output of no access.
 	stripped func(engine) string
 	// former is the name of the runtime that the engine has as its default before gpuledger is
 	// configured; "" is the real one.
 	former string
-	// compare is all that is shown to a client; nil: the story and what follows it.
+	// compare runs in place of the story for a client; nil: the story and the tests after it.
 	compare func(*testing.T, *site, client)
-	// tell is all that is told at this entry point; nil: the story and what follows it.
+	// tell runs in place of all other tests at this entry point; nil: the story and the tests after
+	// it.
 	tell func(*testing.T, *site)
-	// cannot says why this entry point cannot hold a container that the client can ask for; "" when
-	// it can.
+	// cannot is why this entry point cannot hold a container that the client can ask for; "" if it
+	// can.
 	cannot func(client, container) string
 }
 
@@ -117,7 +119,7 @@ var entries = []entry{
 			if e.trust == grant.Podman { // edited before its create
 				return nothing
 			}
-			// the runtime's own rules are gone, which let any node be made
+			// the runtime's own rules are gone, which allowed every mknod
 			return absent + absent + absent + absent + absent
 		}},
 	{name: "nri", on: hasNRI, prepare: (*site).bareRuntime, handler: "plain",
@@ -149,7 +151,7 @@ func knowsCDI(e engine) bool { return e.name != "containerd1.6" && e.name != "do
 // hasHooks reports whether an engine has a hooks directory.
 func hasHooks(e engine) bool { return e.trust == grant.CRIO || e.trust == grant.Podman }
 
-// hasNRI reports whether an engine asks NRI's plugins without being told to.
+// hasNRI reports whether an engine calls NRI's plugins by default.
 func hasNRI(e engine) bool { return e.name == "containerd2" || e.trust == grant.CRIO }
 
 // built is a program that test/engines/build.sh has built.
@@ -169,7 +171,7 @@ func thisMachine(t *testing.T) (engine, entry) {
 	return engines[e], entries[i]
 }
 
-// container is what a test wants started, in nobody's words.
+// container is what a test wants to start, independent of any client.
 type container struct {
 	name        string
 	part        string // its name in its pod, where clients know pods
@@ -177,7 +179,7 @@ type container struct {
 	script      string // for its shell
 	env         []string
 	annotations map[string]string
-	forged      bool     // annotations are what a user must not be believed
+	forged      bool     // annotations are those of a user, which must not be trusted
 	devices     []string // of the machine's /dev
 	binds       []bind   // read-write
 	cdi         []string // names of devices
@@ -189,7 +191,7 @@ type container struct {
 	handler     string // the engine's name for a runtime; "" is its default
 }
 
-// endMark is what a container's output ends with where its engine writes logs when it comes to it.
+// endMark ends a container's output, for engines that write logs with a delay.
 const endMark = "end of output\n"
 
 // marked is the script with the mark.
@@ -197,7 +199,7 @@ func (c container) marked() string {
 	return "{ " + c.script + "\n}; status=$?; echo " + strings.TrimSpace(endMark) + "; exit $status"
 }
 
-// output reads a container's until it is complete.
+// output reads a container's output until it is complete.
 func (s *site) output(id string, read func() string) (out string) {
 	s.T.Helper()
 	eventually(s.T, "the output of container "+id+" is complete", func() bool {
@@ -207,7 +209,7 @@ func (s *site) output(id string, read func() string) (out string) {
 	return strings.TrimSuffix(out, endMark)
 }
 
-// bind is a mount of a path of the machine's.
+// bind is a bind mount of a path of the machine.
 type bind struct{ from, to string }
 
 func (c *container) annotate(key, value string) {
@@ -217,7 +219,7 @@ func (c *container) annotate(key, value string) {
 	c.annotations[key] = value
 }
 
-// result is what became of a container. Standard error is what the engine tells its user.
+// result is the outcome of a container. Standard error is what the engine prints for its user.
 type result struct {
 	rig.Result
 	id string // the real runtime's name for it; "" where the engine has none yet
@@ -228,12 +230,12 @@ type client interface {
 	name() string
 	// run runs a container to its end and removes it.
 	run(*site, container) result
-	// owner is who the engine says the container is, for a grant's --owner; "" where it says
-	// nothing that can be trusted.
+	// owner is the container's identity by the engine, for a grant's --owner; "" if the engine
+	// gives none that can be trusted.
 	owner(container) string
-	// refer puts a reference to a grant where this client's users put it.
+	// refer puts a reference to a grant where users of this client put it.
 	refer(c *container, reference string)
-	// cannot says why a container cannot be asked for by this client; "" when it can.
+	// cannot is why this client cannot ask for a container; "" if it can.
 	cannot(container) string
 }
 
@@ -281,7 +283,7 @@ func TestEngine(t *testing.T) {
 	s.CheckSound("at the end")
 }
 
-// left is when the engine has stopped.
+// left runs after the engine has stopped.
 func (s *site) left(clients []client) {
 	if s.entry.leave == nil || len(clients) == 0 {
 		return

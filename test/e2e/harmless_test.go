@@ -17,9 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// harmless starts what every node runs, with gpuledger as the default runtime: the real runtime
-// gets what the engine wrote, byte for byte. An init container is to its runtime one container of
-// the pod before another.
+// harmless starts ordinary containers, with gpuledger as the default runtime. The real runtime
+// must get byte for byte what the engine wrote. To its runtime an init container is an ordinary
+// container of the pod that runs earlier.
 func harmless(t *testing.T, s *site, cl client) {
 	s.forget()
 	closed := ""
@@ -76,7 +76,7 @@ func (s *site) onlyClosed(r result) {
 	}
 }
 
-// forget removes what the witnesses have seen.
+// forget removes the witnesses' records.
 func (s *site) forget() {
 	for _, when := range []string{"before", "after"} {
 		files, _ := filepath.Glob(filepath.Join(s.dir, when, "*.json"))
@@ -86,7 +86,7 @@ func (s *site) forget() {
 	}
 }
 
-// allUntouched looks at every container that has started since, sandboxes included, but for one.
+// allUntouched checks every container that has started since, with sandboxes, except for one.
 func (s *site) allUntouched(except string) {
 	files, _ := filepath.Glob(filepath.Join(s.dir, "after", "*.json"))
 	if len(files) == 0 {
@@ -104,14 +104,14 @@ func named(cl client, what string) string {
 	return cl.name() + "-" + strings.NewReplacer(" ", "-", "'", "", "/", "root").Replace(what)
 }
 
-// privileged starts a privileged container under each of the policies that let it start.
+// privileged starts a privileged container under each of the policies that allow it.
 func privileged(t *testing.T, s *site, cl client) {
 	t.Run("report", func(t *testing.T) {
 		s := s.in(t)
 		s.policy(`mode = "report"`)
 		r := cl.run(s, container{name: named(cl, "reported"), privileged: true, script: probe})
-		// containerd's shim takes what its runtime says for the container's own standard error, so
-		// the warning stands before it.
+		// containerd's shim adds its runtime's output to the container's standard error, so the
+		// warning comes first.
 		if r.Code != 0 || !strings.HasSuffix(r.Stdout, all) {
 			t.Fatalf("got %+v, want it to run and to reach everything", r)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// installHook puts the files that we ship into the engine's hooks directory. The hook is where it
-// was built.
+// installHook copies gpuledger's hook files into the engine's hooks directory. The hook stays where
+// it was built.
 func (s *site) installHook() {
 	files, err := filepath.Glob("../../configs/hooks.d/" + string(s.engine.trust) + "/*.json")
 	must(s.T, err)

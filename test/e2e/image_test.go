@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// archives makes the images, by name, as archives that every engine loads. No registry can be
-// reached, and none is needed.
+// archives makes the images, by name, as archives that every engine loads. No registry is reachable
+// or needed.
 func archives(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))

@@ -29,7 +29,7 @@ const (
 	clusterNode   = "localhost" // a name that the API server resolves
 )
 
-// kubeconfig is how a bearer of a token reaches the API.
+// kubeconfig is the configuration for access to the API with a token.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: node, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}]
@@ -71,8 +71,7 @@ func kubernetesOn(engine func(*site) []client, socket string) func(*site) []clie
 	}
 }
 
-// kubernetes starts the cluster. Its users are not containers' clients: what is told of it is
-// cluster's.
+// kubernetes starts the cluster. It has no clients of the story; cluster tests it.
 func kubernetes(s *site, socket string) []client {
 	wireNode(s.T)
 	writeFile(s.T, adminConfig, fmt.Sprintf(kubeconfig, "admin"))
@@ -107,8 +106,8 @@ func kubernetes(s *site, socket string) []client {
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// wireNode gives the machine a default route, which leads nowhere: the kubelet takes its address
-// from there.
+// wireNode gives the machine a default route that leads nowhere, because the kubelet takes its
+// address from there.
 func wireNode(t testing.TB) {
 	for _, args := range [][]string{{"link", "add", "node0", "type", "bridge"},
 		{"addr", "add", "10.77.0.1/24", "dev", "node0"}, {"link", "set", "node0", "up"},
@@ -126,7 +125,7 @@ func signingKey(t testing.TB) string {
 		Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
 }
 
-// kubectl is the administrator's.
+// kubectl runs kubectl as the administrator.
 func (s *site) kubectl(args ...string) rig.Result {
 	return s.kubectlWith("", args...)
 }
@@ -138,7 +137,7 @@ func (s *site) kubectlWith(input string, args ...string) rig.Result {
 	return rig.Run(cmd)
 }
 
-// administer is a kubectl that cannot fail.
+// administer runs kubectl and fails the test if that fails.
 func (s *site) administer(args ...string) string {
 	s.T.Helper()
 	r := s.kubectl(args...)
@@ -162,7 +161,7 @@ func (s *site) applied(objects ...object) {
 	}
 }
 
-// read gets an object as JSON; nil where there is none.
+// read gets an object as JSON. It returns false if there is none.
 func (s *site) read(into any, args ...string) bool {
 	r := s.kubectl(append([]string{"get", "-n", "team", "-o", "json"}, args...)...)
 	return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), into) == nil
@@ -184,7 +183,7 @@ func (s *site) startAgentOf(program string, args ...string) *daemon {
 	return d
 }
 
-// ends ends an agent as systemd would.
+// ends stops an agent as systemd would.
 func (s *site) ends(d *daemon) {
 	s.T.Helper()
 	if d.stop(time.Minute) {

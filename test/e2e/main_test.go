@@ -1,11 +1,11 @@
 //go:build e2e
 
-// Package e2e tells the story through real container engines: a container reaches exactly what it
-// was granted, or it does not start, and the engine's own words say why.
+// Package e2e runs the story through real container engines. A container reaches exactly what it
+// was granted, or it does not start, and the engine's own error says why.
 //
 // Each engine gets a machine of its own (see rig.InMachine) for each of gpuledger's entry points
-// that it has, in which it runs at its standard paths. test/e2e/run.sh builds what Debian does not
-// have and runs the tests.
+// that it has. In it the engine runs at its standard paths. test/e2e/run.sh builds what Debian does
+// not have and runs the tests.
 package e2e
 
 import (
@@ -104,7 +104,7 @@ type outcome struct {
 	Engine, Client, Entry, Case, Result, Why string
 }
 
-// note keeps an outcome for the table.
+// note records an outcome for the table.
 func note(t testing.TB, o outcome) {
 	t.Helper()
 	line, err := json.Marshal(o)
@@ -121,8 +121,8 @@ func note(t testing.TB, o outcome) {
 	}
 }
 
-// printTable has a row for each case and a column for each engine, client and entry point. What an
-// engine has no words for is "-", with the reason below.
+// printTable prints a row for each case and a column for each engine, client and entry point. A
+// case that an engine cannot express is "-", with the reason below.
 func printTable(file string) {
 	data, _ := os.ReadFile(file)
 	results, reasons := map[string]string{}, map[string][]string{}

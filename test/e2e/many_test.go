@@ -15,9 +15,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// many creates 200 containers at once with 100 grants: 100 of them with a grant each, 50 with a
-// grant that another one uses too, 50 with a forged one. Whoever of two comes first runs; no grant
-// is used twice; and when all are gone, nothing is left.
+// many creates 200 containers at once with 100 grants: 100 with a grant each, 50 with a grant that
+// another one uses too, and 50 with a forged one. Of two with the same grant, the first to come
+// runs. No grant is used twice. When all are gone, nothing is left.
 func many(s *site, c ctr) {
 	t := s.T
 	const grants, shared, forged = 100, 50, 50
@@ -63,7 +63,7 @@ func many(s *site, c ctr) {
 	})
 }
 
-// explainDoubles tells what is known of containers that run with the same grant.
+// explainDoubles prints what is known of containers that run with the same grant.
 func (s *site) explainDoubles(c ctr, references []string, results []rig.Result) {
 	tasks := s.command(c.path, "tasks", "list").Stdout
 	audit, _ := os.ReadFile(s.Dir + "/audit.jsonl")

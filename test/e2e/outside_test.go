@@ -19,8 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// starter is a client that starts a container which goes on by itself, through our runtime or past
-// it.
+// starter is a client that can start a container in the background, through gpuledger's runtime or
+// not.
 type starter interface {
 	client
 	start(s *site, c container, past bool) running
@@ -30,7 +30,7 @@ type starter interface {
 type running struct {
 	id   string // the real runtime's name for it
 	pid  int
-	runs func() bool // the engine says so
+	runs func() bool // the engine reports that it runs
 }
 
 func (r running) lives() bool { return rig.Lives(r.pid) }
@@ -87,9 +87,9 @@ func (k kubelet) start(s *site, c container, past bool) running {
 	}}
 }
 
-// outside has the engine start a container past our runtime, which then uses a GPU that it has no
-// grant for: the daemon finds it, says who it is, and ends it where policy says so. Nobody else is
-// ended: not who has a grant and uses it, nor who is outside the ledger, too, and uses nothing.
+// outside makes the engine start a container without gpuledger's runtime. It then uses a GPU
+// without a grant. The daemon finds it, names it, and ends it if the policy says so. It ends no
+// other container: none that uses its grant, and none outside the ledger that uses nothing.
 func outside(t *testing.T, s *site, cl starter) {
 	config, err := os.ReadFile(s.Config)
 	must(t, err)
@@ -140,7 +140,7 @@ func outside(t *testing.T, s *site, cl starter) {
 
 	s.policy(`on_outside_ledger = "stop"`)
 	stopped := s.findings(t, since, "stopped")
-	s.uses(its) // as the driver has it when a process is gone
+	s.uses(its) // as the driver reports it once a process is gone
 	if f := stopped[0]; f.Container != taker.id || !strings.HasSuffix(f.Message, want) {
 		t.Errorf("the audit log has %+v, want that %s is stopped", f, taker.id)
 	}
@@ -160,7 +160,7 @@ func outside(t *testing.T, s *site, cl starter) {
 	}
 }
 
-// uses says what is used of the simulated GPUs.
+// uses sets what processes use of the simulated GPUs.
 func (s *site) uses(processes ...simulated.ProcessUse) {
 	s.T.Helper()
 	text, err := json.Marshal(simulated.Use{
@@ -176,8 +176,8 @@ type finding struct {
 	PIDs                                                         []int
 }
 
-// findings waits until the audit log has one of an action, and gives all that it has from a place
-// on.
+// findings waits until the audit log has a finding with an action. It returns all findings from an
+// offset on.
 func (s *site) findings(t *testing.T, since int, action string) (list []finding) {
 	t.Helper()
 	eventually(t, "the audit log has one that is "+action, func() bool {
@@ -194,7 +194,7 @@ func (s *site) findings(t *testing.T, since int, action string) (list []finding)
 	return list
 }
 
-// served is where a daemon serves that was told to take any port.
+// served is the address of a daemon that was told to use any port.
 func served(t *testing.T, d *rig.Daemon) string {
 	t.Helper()
 	serving := regexp.MustCompile(`serving metrics and the status page" address="?([0-9.:]+)`)
@@ -216,7 +216,7 @@ func get(t *testing.T, address, path string) string {
 	return string(text)
 }
 
-// looks waits until the daemon has looked at the GPUs so many times more.
+// looks waits until the daemon has examined the GPUs so many more times.
 func (s *site) looks(t *testing.T, address string, more int) {
 	t.Helper()
 	samples := regexp.MustCompile(`(?m)^gpuledger_watch_samples_total (\d+)$`)

@@ -6,9 +6,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// pod runs the containers of one pod, of which one has a grant that nothing in its bundle names:
-// who it is, is enough. It is so again when it is restarted; to the other containers it is a
-// stranger's.
+// pod runs the containers of one pod. One has a grant that nothing in its bundle names: its
+// identity is enough, also after a restart. The other containers cannot use that grant.
 func pod(s *site, k kubelet) {
 	c := container{name: "together", script: probe}
 	g := s.granted("--memory", "4GiB", "--gpu", "1", "--owner", k.owner(c))

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// refused is what a pod is told in its events.
+// refused is the refusal in a pod's events.
 type refused struct {
 	change func(pod, container object)
 	code   grant.Code
@@ -35,8 +35,8 @@ func with(name, value string) func(pod, container object) {
 	return func(_, c object) { c["env"] = []object{{"name": name, "value": value}} }
 }
 
-// refusals are pods that want what nobody gave them: they do not start, and `kubectl describe pod`
-// says why.
+// refusals tests pods that request what they were not granted. They do not start, and `kubectl
+// describe pod` shows why.
 func (s *site) refusals() {
 	s.applied(claiming("victim", "limit", 1, object{"memory": "1Gi"}, false)...)
 	s.runs("victim")
@@ -92,8 +92,7 @@ func (s *site) refusals() {
 // podText is a pod as its user wrote it.
 func podText(c refused) object { return clusterPod("", c.change) }
 
-// told waits until kubectl's description of a pod, which must not run, says something in its
-// events.
+// told waits until kubectl's description of a pod, which must not run, has a text in its events.
 func (s *site) told(name, want string) (described string) {
 	s.T.Helper()
 	eventually(s.T, "pod "+name+"'s events say "+want, func() bool {
@@ -106,9 +105,9 @@ func (s *site) told(name, want string) (described string) {
 	return described
 }
 
-// anothersNamespace names a claim of another namespace: a claim's name is its own namespace's, so
-// there is none. The scheduler of Kubernetes 1.36 leaves such a pod alone without a word; `kubectl
-// gpuledger explain` says why.
+// anothersNamespace uses the name of a claim in another namespace. A claim's name is valid in its
+// own namespace, so there is no such claim. The scheduler of Kubernetes 1.36 leaves such a pod
+// pending without an event; `kubectl gpuledger explain` says why.
 func (s *site) anothersNamespace(claim string) {
 	s.T.Helper()
 	s.administer("create", "namespace", "intruder")
@@ -135,11 +134,11 @@ func configured(name string, parameters object) []object {
 	return list
 }
 
-// preparing are claims that the scheduler has placed and the node cannot give: its ledger has the
-// last word when the kubelet has them prepared. The pods' events have its sentence, and where there
-// is room again they start.
+// preparing tests claims that the scheduler has placed and the node cannot give. The node's ledger
+// decides when the kubelet has them prepared. The pods' events show its sentence, and once there is
+// room the pods start.
 func (s *site) preparing(driver **daemon) {
-	*driver = s.startDRA() // the one of the story before has ended with it
+	*driver = s.startDRA() // the driver of the test before has ended with it
 	says := func(more ...any) object {
 		all := object{"apiVersion": "gpuledger.dev/v1", "kind": "GrantConfig"}
 		for i := 0; i < len(more); i += 2 {
@@ -178,8 +177,8 @@ func (s *site) preparing(driver **daemon) {
 	}
 	s.administer("delete", "resourceclaims", "--all", "-n", "team", "--wait=true")
 
-	// so that the scheduler does not hear of what comes; the kubelet takes away what one has
-	// published that is gone for 30 s
+	// the scheduler must not learn of the next change; the kubelet removes the slices of a driver
+	// that is gone for 30 s
 	(*driver).pause(s.T)
 	var ids []string
 	for _, gpu := range []string{"0", "1"} {
@@ -207,7 +206,7 @@ func (s *site) preparing(driver **daemon) {
 	s.runs("late")
 }
 
-// outside has so much of each GPU used outside the ledger, as gpuledgerd would find it.
+// outside makes so much of each GPU used outside the ledger, as gpuledgerd would find it.
 func (s *site) outside(memory grant.Bytes) {
 	s.T.Helper()
 	n := node.Open(s.Config, host.Default())

@@ -15,21 +15,21 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime, and a
-// witness on either side of it: what the engine wrote, and what the real runtime got. Every engine
-// has hooks in /etc/containers/oci/hooks.d (where it knows them), CDI files in /etc/cdi and NRI at
-// its default socket.
+// site is a simulated GPU node in a machine, with an engine that calls gpuledger-runtime. A witness
+// on either side records what the engine wrote and what the real runtime got. Every engine has
+// hooks in /etc/containers/oci/hooks.d (if it reads them), CDI files in /etc/cdi and NRI at its
+// default socket.
 type site struct {
 	*rig.Node
 	engine engine
 	entry  entry
-	dir    string // short, and the machine's own
+	dir    string // a short path, and the machine's own
 	behind string // the real runtime, with its witness
 	images map[string]string
 
 	daemons map[string]*daemon // by name
 
-	// what lay on the machine before and after `gpuledger configure`
+	// the machine's files before and after `gpuledger configure`
 	unconfigured, configured map[string]string
 }
 
@@ -47,7 +47,8 @@ func newSite(t *testing.T) *site {
 	}
 	real, err := exec.LookPath(e.runtime)
 	must(t, err)
-	// Named like the runtime behind it: gpuledger-runtime tells crun's state directory by the name.
+	// It has the name of the runtime behind it, because gpuledger-runtime finds crun's state
+	// directory by the name.
 	s.behind = filepath.Join(s.dir, "behind", filepath.Base(real))
 	if e.weakRoot {
 		real = s.weakRoot(t, real)
@@ -55,7 +56,7 @@ func newSite(t *testing.T) *site {
 	witness(t, s.behind, filepath.Join(s.dir, "after"), real)
 	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: s.behind})
 	must(t, os.MkdirAll("/etc/gpuledger", 0o755))
-	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // no engine needs to pass an environment on
+	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // so engines need not pass an environment on
 	s.offerGPUs()
 	at.prepare(s)
 	s.images = archives(t, filepath.Join(s.dir, "images"))
@@ -63,19 +64,18 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// wrapRuntime makes gpuledger-runtime what the engine calls. Its name says which engine calls, as
-// that of the links that `gpuledger configure` makes.
+// wrapRuntime makes the engine call gpuledger-runtime. As with the links of `gpuledger configure`,
+// the name says which engine calls.
 func (s *site) wrapRuntime() {
 	link := filepath.Join(s.dir, "gpuledger-runtime."+s.engineName())
 	must(s.T, os.Symlink(rig.Binary(s.T, "gpuledger-runtime"), link))
 	witness(s.T, s.runtime(), filepath.Join(s.dir, "before"), link)
 }
 
-// bareRuntime makes the real runtime what the engine calls: what it is before anybody has heard of
-// gpuledger.
+// bareRuntime makes the engine call the real runtime, as before gpuledger's installation.
 func (s *site) bareRuntime() { must(s.T, os.Symlink(s.behind, s.runtime())) }
 
-// settled is for engines to call when their configuration is written, before they start.
+// settled must be called after an engine's configuration is written and before the engine starts.
 func (s *site) settled() {
 	if s.entry.settle != nil {
 		s.entry.settle(s)
@@ -89,12 +89,12 @@ func (s *site) in(t *testing.T) *site {
 	return &there
 }
 
-// cdiSpec is what another vendor's generator would have left on the node.
+// cdiSpec is a CDI file as another vendor's generator would have left it on the node.
 const cdiSpec = `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [
   {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
   {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}}]}`
 
-// runtime is what the engine calls.
+// runtime is the path that the engine calls.
 func (s *site) runtime() string { return filepath.Join(s.dir, cmp.Or(s.entry.former, "runtime")) }
 
 // witness is an OCI runtime that copies config.json at a create, and then runs another.
@@ -111,9 +111,8 @@ exec "%s" "$@"
 `, into, next))
 }
 
-// weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, as containers and sandboxes have
-// it: CRI-O has no switch against what needs it, nor has Docker 20.10. It stands behind the
-// witness.
+// weakRoot is an OCI runtime for a root without CAP_SYS_RESOURCE, which containers and sandboxes
+// have. CRI-O and Docker 20.10 cannot switch off what needs it. It runs behind the witness.
 func (s *site) weakRoot(t *testing.T, next string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, "weak-root")
@@ -155,8 +154,8 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// seen is a container's config.json, as the engine wrote it and as the real runtime got it; the
-// second is nil where it never did.
+// seen is a container's config.json, as the engine wrote it and as the real runtime got it. The
+// second is nil if the runtime never got one.
 func (s *site) seen(id string) (before, after []byte) {
 	before, _ = os.ReadFile(filepath.Join(s.dir, "before", id+".json"))
 	after, _ = os.ReadFile(filepath.Join(s.dir, "after", id+".json"))
@@ -184,12 +183,12 @@ func within(t testing.TB, patience time.Duration, what string, is func() bool) {
 	}
 }
 
-// command runs a program of the engine's that ends by itself.
+// command runs a program of the engine that ends by itself.
 func (s *site) command(program string, args ...string) rig.Result {
 	return rig.Run(exec.Command(program, args...))
 }
 
-// succeeds runs a program that cannot fail.
+// succeeds runs a program and fails the test if that fails.
 func (s *site) succeeds(program string, args ...string) string {
 	s.T.Helper()
 	r := s.command(program, args...)

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// telling is a pod whose container says its reference, too: what is in its environment, whoever
-// reads that.
+// telling is a pod whose container also prints its reference, which is in its environment and so
+// can be read.
 func telling(pod object) object {
 	container := pod["spec"].(object)["containers"].([]object)[0]
 	script := container["command"].([]string)[2]
@@ -28,7 +28,7 @@ func joining(name, claim string) object {
 	return pod
 }
 
-// reference waits until a pod runs, and gives what it has said of itself.
+// reference waits until a pod runs, and returns the reference that it prints.
 func (s *site) reference(name string) string {
 	s.T.Helper()
 	text, reached, _ := strings.Cut(s.runs(name), "\n")
@@ -38,8 +38,8 @@ func (s *site) reference(name string) string {
 	return text
 }
 
-// isFor wants a claim's or pod's grant to be tied to pods by their names, and to their namespace
-// where a claim says it.
+// isFor wants a claim's or pod's grant to be tied to these pods, and to the namespace if it is a
+// claim's.
 func (s *site) isFor(id grant.ID, namespaces []string, pods ...string) {
 	s.T.Helper()
 	var want []grant.Tie
@@ -57,11 +57,11 @@ func (s *site) isFor(id grant.ID, namespaces []string, pods ...string) {
 	})
 }
 
-// runs is a pod's description that says so.
+// runs matches a pod's description with that status.
 var runs = regexp.MustCompile(`(?m)^Status: +Running$`)
 
-// refusesThieves starts pods that have read a reference, in the namespace of its pods and in
-// another: their events say the code, and no name.
+// refusesThieves starts pods that use another pod's reference, in the namespace of that pod and in
+// another. Their events must have the code, and no name.
 func (s *site) refusesThieves(round, reference string, its ...string) {
 	s.T.Helper()
 	id, _, _ := strings.Cut(reference, ".")
@@ -99,10 +99,10 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 	}
 }
 
-// stolen: what a pod of a claim has in its environment is good in the claim's pods alone, whether a
-// driver runs or not; and each pod that comes to the claim may use it.
+// stolen tests that the reference in the environment of a claim's pod is valid only in the claim's
+// pods, whether a driver runs or not. Each pod of the claim may use it.
 func (s *site) stolen(driver **daemon) {
-	*driver = s.startDRA() // the one of the story before has ended with it
+	*driver = s.startDRA() // the driver of the test before has ended with it
 	list := claiming("shared", "limit", 1, object{"memory": "2Gi"}, false)
 	s.applied(list[0], telling(list[1]), joining("second", "shared"))
 	reference := s.reference("shared")
@@ -134,7 +134,7 @@ func (s *site) stolen(driver **daemon) {
 	}
 }
 
-// stolenUnits is the same for what the device plugin has granted.
+// stolenUnits is the same test for grants of the device plugin.
 func (s *site) stolenUnits() {
 	plugin := s.startAgent("device-plugin", "--interval", "200ms")
 	defer func() { s.ends(plugin) }()

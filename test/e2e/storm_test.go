@@ -25,18 +25,18 @@ const (
 	stormDefault = 24
 )
 
-// stormPatience is longer than the five minutes for which the scheduler leaves a pod alone whose
-// moment it has missed, as when the API server was killed just then.
+// stormPatience is longer than five minutes. The scheduler leaves a pod alone for that long if it
+// missed an event, for example because the API server was killed.
 const stormPatience = 12 * time.Minute
 
 // atOnce is how many pods of a storm there are at a time: more than the node has room for.
 const atOnce = 6
 
-// reference is one to a grant, as it opens it.
+// reference matches a reference to a grant.
 var reference = regexp.MustCompile(`g-[a-z]{12}\.[0-9a-f]{32}`)
 
-// sort is a sort of pods in a storm.
-type sort struct {
+// podKind is a kind of pod in a storm.
+type podKind struct {
 	name string
 	mode grant.Mode
 	gpus int
@@ -46,36 +46,36 @@ type sort struct {
 	static bool // a file for the kubelet, which no scheduler has placed
 }
 
-// asks is what a container may have on each GPU, and who holds it: the pod with its claim, or the
-// container by itself.
-func (p sort) asks(pod, container string) (holder string, memory grant.Bytes) {
+// asks is what a container may have on each GPU, and the holder of the grant: the pod with its
+// claim, or the container itself.
+func (p podKind) asks(pod, container string) (holder string, memory grant.Bytes) {
 	if m, claim := p.memory[""]; claim {
 		return pod, m
 	}
 	return pod + "/" + container, p.memory[container]
 }
 
-// storm creates and deletes pods while what keeps them is killed.
+// storm creates and deletes pods while daemons are killed.
 type storm struct {
 	*site
 	*api
-	sorts   []sort
-	victims []string // names of daemons
-	random  *rand.Rand
-	ran     map[string]bool
-	failed  map[string]string
-	kills   map[string]int
-	down    sync.Mutex // held while a daemon is down on purpose
-	odds    string     // what did not agree at the last look
-	logged  int64      // by agents before the storm: an older one, perhaps, from which the driver was updated
+	podKinds []podKind
+	victims  []string // names of daemons
+	random   *rand.Rand
+	ran      map[string]bool
+	failed   map[string]string
+	kills    map[string]int
+	down     sync.Mutex // held while a daemon is down on purpose
+	odds     string     // the differences at the last look
+	logged   int64      // the size of the agents' log before the storm; an older agent may have written it
 }
 
-// newStorm draws from a seed, which is told: what it draws moves kills and deletions about, and
-// must not decide what comes out.
-func (s *site) newStorm(sorts []sort, victims ...string) *storm {
+// newStorm makes a storm from a seed, which it prints. The seed shifts kills and deletions, and
+// must not change the outcome.
+func (s *site) newStorm(podKinds []podKind, victims ...string) *storm {
 	seed := uint64(time.Now().UnixNano())
 	s.T.Logf("seed %d", seed)
-	st := &storm{site: s, api: newAPI(), sorts: sorts, victims: victims,
+	st := &storm{site: s, api: newAPI(), podKinds: podKinds, victims: victims,
 		random: rand.New(rand.NewPCG(seed, 0)),
 		ran:    map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
 	if info, err := os.Stat(s.agentsLog()); err == nil {
@@ -89,11 +89,11 @@ func (s *site) newStorm(sorts []sort, victims ...string) *storm {
 	return st
 }
 
-// agentsLog is what agents of Kubernetes have said, one after the other.
+// agentsLog is the log of the agents of Kubernetes, one after the other.
 func (s *site) agentsLog() string { return filepath.Join(s.dir, "log", "gpuledger-kube") }
 
-// rage is the storm itself. Then everything answers again, and some pods are left.
-func (s *storm) rage() {
+// run runs the storm. After it everything answers again, and some pods are left.
+func (s *storm) run() {
 	n := stormDefault
 	if text := os.Getenv(stormVar); text != "" {
 		var err error
@@ -106,7 +106,7 @@ func (s *storm) rage() {
 	strike, calm := s.killer()
 	var there []string
 	for i := range n {
-		p := s.sorts[i%len(s.sorts)]
+		p := s.podKinds[i%len(s.podKinds)]
 		name := fmt.Sprintf("%s-%d", p.name, i)
 		s.create(p, name)
 		there = append(there, name)
@@ -133,11 +133,11 @@ func (s *storm) rage() {
 	}
 }
 
-// eachRuns goes on until a pod of each sort was seen to run: one that needs much may have found
-// others in its place all the time, which go now. It returns the pods that are there then.
+// eachRuns continues until a pod of each kind was seen to run. A pod that needs much may not have
+// found room, so it deletes others. It returns the pods that exist then.
 func (s *storm) eachRuns(there []string, strike chan<- struct{}) []string {
 	s.T.Helper()
-	for i, p := range s.sorts {
+	for i, p := range s.podKinds {
 		of := func(name string) bool { return strings.HasPrefix(name, p.name+"-") }
 		for try := 0; !s.hasRun(of); try++ {
 			there = slices.DeleteFunc(there, func(name string) bool {
@@ -175,7 +175,7 @@ func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
 	strike, calm = make(chan struct{}, 2), make(chan struct{})
 	random := rand.New(rand.NewPCG(s.random.Uint64(), 0))
 	order := slices.Clone(s.victims)
-	// scatters, and proves nothing
+	// varies the times, and decides nothing
 	pause := func(most time.Duration) { time.Sleep(time.Duration(random.Int64N(int64(most)))) }
 	go func() {
 		defer close(calm)
@@ -202,7 +202,8 @@ func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
 	return strike, calm
 }
 
-// keeper starts what ends by itself, as systemd does: a kubelet that finds no engine gives up.
+// keeper restarts daemons that end by themselves, as systemd does: a kubelet without an engine
+// ends.
 func (s *storm) keeper() (end func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -227,7 +228,7 @@ func (s *storm) keeper() (end func()) {
 	return func() { close(stop); <-stopped }
 }
 
-func (s *storm) create(p sort, name string) {
+func (s *storm) create(p podKind, name string) {
 	s.T.Helper()
 	pod := p.pod(name)
 	if !p.static {
@@ -243,7 +244,7 @@ func (s *storm) create(p sort, name string) {
 // delete ends a pod; by force, the API forgets it before its containers have ended.
 func (s *storm) delete(name string, force bool) {
 	s.T.Helper()
-	if s.sortOf(name).static {
+	if s.podKindOf(name).static {
 		must(s.T, os.Remove(filepath.Join(staticPods, name+".json")))
 		return
 	}
@@ -255,17 +256,16 @@ func (s *storm) delete(name string, force bool) {
 		object{"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace}, nil)
 }
 
-// sortOf is the sort of a pod, by its name.
-func (s *storm) sortOf(pod string) *sort {
-	i := slices.IndexFunc(s.sorts, func(p sort) bool { return strings.HasPrefix(pod, p.name+"-") })
+// podKindOf is the kind of a pod, by its name.
+func (s *storm) podKindOf(pod string) *podKind {
+	i := slices.IndexFunc(s.podKinds, func(p podKind) bool { return strings.HasPrefix(pod, p.name+"-") })
 	if i < 0 {
 		return nil
 	}
-	return &s.sorts[i]
+	return &s.podKinds[i]
 }
 
-// look asks for the pods, and notes what became of them. A static pod's name ends with that of its
-// node.
+// look lists the pods and records their outcomes. A static pod's name ends with its node's name.
 func (s *storm) look() (all listed, ok bool) {
 	if status, _ := s.call(http.MethodGet, podsOfTeam, nil, &all); status != http.StatusOK {
 		return all, false
@@ -285,8 +285,8 @@ func (s *storm) look() (all listed, ok bool) {
 	return all, true
 }
 
-// chosen waits until something has become of one of these pods, and returns it or, one time in
-// three, any.
+// chosen waits until one of these pods has an outcome. It returns that pod or, one time in three,
+// any.
 func (s *storm) chosen(there []string) (name string) {
 	s.T.Helper()
 	within(s.T, stormPatience, "one of "+strings.Join(there, ", ")+" runs or has failed", func() bool {
@@ -311,8 +311,8 @@ func (s *storm) chosen(there []string) (name string) {
 }
 
 // settle waits until only these pods are left, and each of them runs, waits for room, or was not
-// admitted. Of a static pod that it has not admitted the kubelet tells the API nothing, and tries
-// no more: as after its own start, when no plugin has come to it yet.
+// admitted. The kubelet does not report a static pod that it has not admitted, and does not try it
+// again. That happens after the kubelet's start, before a plugin has registered.
 func (s *storm) settle(there []string) {
 	s.T.Helper()
 	var state string
@@ -320,7 +320,7 @@ func (s *storm) settle(there []string) {
 		all, ok := s.look()
 		left := map[string]bool{}
 		for _, name := range there {
-			left[name] = s.sortOf(name).static
+			left[name] = s.podKindOf(name).static
 		}
 		for _, p := range all.Items {
 			running := 0
@@ -359,7 +359,7 @@ func (s *storm) over() {
 	eventually(s.T, "the pods are deleted", func() bool {
 		all, ok := s.look()
 		for _, p := range all.Items {
-			if of := s.sortOf(p.Metadata.Name); p.Metadata.DeletionTimestamp == "" &&
+			if of := s.podKindOf(p.Metadata.Name); p.Metadata.DeletionTimestamp == "" &&
 				(of == nil || !of.static) {
 				s.delete(p.Metadata.Name, false)
 			}
@@ -388,10 +388,10 @@ func (s *storm) over() {
 	}
 }
 
-// claimSorts are pods with a claim each, which the cluster makes from a template and deletes with
+// claimPodKinds are pods with a claim each, which the cluster makes from a template and deletes with
 // its pod.
-func claimSorts(s *storm) []sort {
-	var all []sort
+func claimPodKinds(s *storm) []podKind {
+	var all []podKind
 	for _, c := range []struct {
 		name, class string
 		mode        grant.Mode
@@ -413,7 +413,7 @@ func claimSorts(s *storm) []sort {
 			object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
 				"metadata": object{"name": c.name},
 				"spec":     object{"spec": claim["spec"]}}, nil)
-		all = append(all, sort{name: c.name, mode: c.mode, gpus: c.gpus,
+		all = append(all, podKind{name: c.name, mode: c.mode, gpus: c.gpus,
 			memory: map[string]grant.Bytes{"": c.memory}, pod: func(name string) object {
 				return clusterPod(name, func(pod, container object) {
 					spec := pod["spec"].(object)
@@ -429,13 +429,13 @@ func claimSorts(s *storm) []sort {
 // claimStorm is a storm over the DRA driver.
 func (s *site) claimStorm() {
 	storm := s.newStorm(nil, s.victims()...)
-	storm.sorts = claimSorts(storm)
+	storm.podKinds = claimPodKinds(storm)
 	s.daemons["gpuledger-kube"] = s.startDRA()
 	defer delete(s.daemons, "gpuledger-kube")
-	storm.rage()
+	storm.run()
 	eventually(s.T, "ledger and claims agree", storm.agree)
 	storm.over()
-	s.applied(claiming("both", "exclusive", 2, nil, true)...) // all that there is can be had again
+	s.applied(claiming("both", "exclusive", 2, nil, true)...) // all GPUs can be allocated again
 	s.runs("both")
 }
 
@@ -446,7 +446,7 @@ func (s *site) victims() []string {
 }
 
 // agree reports whether each allocated claim is a grant, each grant an allocated claim, and both
-// say the same.
+// have the same values.
 func (s *storm) agree() bool {
 	var claims listed
 	if status, _ := s.call(http.MethodGet, claimsOfTeam, nil, &claims); status != http.StatusOK {
@@ -489,8 +489,8 @@ func (s *storm) agree() bool {
 	return true
 }
 
-// unitSorts are pods with units of memory or whole GPUs.
-func unitSorts() []sort {
+// unitPodKinds are pods with units of memory or whole GPUs.
+func unitPodKinds() []podKind {
 	const gib = grant.GiB
 	of := func(resource string, n int) object { return object{"limits": object{resource: n}} }
 	units := func(n int) object { return of("gpuledger.dev/gpu-memory", n) }
@@ -509,7 +509,7 @@ func unitSorts() []sort {
 		}
 	}
 	const forever = "exec sleep 100000"
-	return []sort{
+	return []podKind{
 		{name: "equal", mode: grant.Limit, gpus: 1, memory: map[string]grant.Bytes{
 			"first": 3 * gib, "main": 3 * gib, "twin": 3 * gib}, pod: make(func(pod, c object) {
 			c["resources"] = units(3)
@@ -537,14 +537,14 @@ func unitSorts() []sort {
 
 // unitStorm is a storm over the device plugin.
 func (s *site) unitStorm() {
-	storm := s.newStorm(unitSorts(), s.victims()...)
+	storm := s.newStorm(unitPodKinds(), s.victims()...)
 	plugin := s.startAgent("device-plugin", "--interval", "200ms")
 	s.daemons["gpuledger-kube"] = plugin
 	defer func() { delete(s.daemons, "gpuledger-kube"); s.ends(plugin) }()
 	s.hasUnits()
-	storm.rage()
-	// the kubelet forgets those who are gone when it allocates
-	storm.create(storm.sorts[len(storm.sorts)-1], "single-last")
+	storm.run()
+	// the kubelet forgets ended pods when it allocates
+	storm.create(storm.podKinds[len(storm.podKinds)-1], "single-last")
 	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has
 	// no cgroup for.
 	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other",
@@ -561,8 +561,7 @@ func (s *site) hasUnits() {
 	})
 }
 
-// oneEach compares the containers that the API says are running with those that the ledger says use
-// a grant.
+// oneEach compares the running containers of the API with those that use a grant by the ledger.
 func (s *storm) oneEach() bool {
 	all, ok := s.look()
 	want, got := map[string]bool{}, map[string]bool{}

@@ -17,9 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a
-// driver that is not there, EPERM where it does not. The last two nodes are of the container's own
-// making.
+// probe prints the result of opening a node. ENXIO means that the device cgroup allows it and there
+// is no driver; EPERM means that the cgroup denies it. The container makes the last two nodes
+// itself.
 const probe = `open() { cat "$1" 2>&1 | sed "s/.*: //"; }
 open /dev/nvidia0; open /dev/nvidia1; open /dev/nvidiactl
 for minor in 0 1; do mknod /tmp/other c 195 $minor; open /tmp/other; rm -f /tmp/other; done`
@@ -34,28 +34,28 @@ const (
 	nothing = absent + absent + absent + denied + denied
 )
 
-// scene is one container of the story, and what must become of it.
-type scene struct {
+// storyCase is one container of the story, and its expected outcome.
+type storyCase struct {
 	container
 	output  string     // of a container that starts
 	refused grant.Code // or the code of its refusal
-	because string     // and what must stand in the engine's own words
+	because string     // a text in the engine's own output
 	after   func(result)
 }
 
-// cases are the story. Each fills in a container that has a name, for a client on a site.
+// cases are the story's cases. Each fills in a named container for a client on a site.
 var cases = []struct {
 	name string
-	make func(s *site, cl client, c container) scene // s.T is the case's own
+	make func(s *site, cl client, c container) storyCase // s.T is the case's own
 }{
-	{"plain", func(s *site, _ client, c container) scene {
+	{"plain", func(s *site, _ client, c container) storyCase {
 		c.script = "echo here; " + probe
-		return scene{container: c, output: "here\n" + nothing, after: s.untouched}
+		return storyCase{container: c, output: "here\n" + nothing, after: s.untouched}
 	}},
-	{"granted", func(s *site, cl client, c container) scene {
+	{"granted", func(s *site, cl client, c container) storyCase {
 		c.script = probe
 		g := s.grantTo(cl, &c, "--memory", "4GiB", "--gpu", "1")
-		return scene{container: c, output: gpu1, after: func(r result) {
+		return storyCase{container: c, output: gpu1, after: func(r result) {
 			before, after := s.seen(r.id)
 			if s.entry.bare {
 				before = after
@@ -66,60 +66,60 @@ var cases = []struct {
 			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
 		}}
 	}},
-	{"visible devices all", func(s *site, _ client, c container) scene {
+	{"visible devices all", func(s *site, _ client, c container) storyCase {
 		c.env = []string{"NVIDIA_VISIBLE_DEVICES=all"}
-		return scene{container: c, refused: grant.VisibleDevicesAll,
+		return storyCase{container: c, refused: grant.VisibleDevicesAll,
 			because: "asks for all GPUs through NVIDIA_VISIBLE_DEVICES", after: s.documented}
 	}},
-	{"privileged", func(_ *site, _ client, c container) scene {
+	{"privileged", func(_ *site, _ client, c container) storyCase {
 		c.privileged = true
-		return scene{container: c, refused: grant.PrivilegedGPU, because: "privileged"}
+		return storyCase{container: c, refused: grant.PrivilegedGPU, because: "privileged"}
 	}},
-	{"foreign grant", func(s *site, cl client, c container) scene {
+	{"foreign grant", func(s *site, cl client, c container) storyCase {
 		g := s.granted("--memory", "1GiB", "--owner", "pod:somebody/else")
 		cl.refer(&c, string(g.ID))
-		return scene{container: c, refused: grant.GrantOwnerMismatch, after: s.stillFree(g)}
+		return storyCase{container: c, refused: grant.GrantOwnerMismatch, after: s.stillFree(g)}
 	}},
-	{"forged reference", func(_ *site, cl client, c container) scene {
+	{"forged reference", func(_ *site, cl client, c container) storyCase {
 		cl.refer(&c, "g-aaaaaaaaaaaa.0123456789abcdef0123456789abcdef")
-		return scene{container: c, refused: grant.GrantNotFound}
+		return storyCase{container: c, refused: grant.GrantNotFound}
 	}},
-	{"forged identity", func(s *site, _ client, c container) scene {
+	{"forged identity", func(s *site, _ client, c container) storyCase {
 		g := s.granted("--memory", "1GiB", "--owner", "pod:victim/main")
 		c.script, c.forged, c.annotations = probe, true, claimToBe("victim", "main", "container")
-		return scene{container: c, output: nothing, after: s.stillFree(g)}
+		return storyCase{container: c, output: nothing, after: s.stillFree(g)}
 	}},
-	{"forged sandbox", func(_ *site, _ client, c container) scene {
+	{"forged sandbox", func(_ *site, _ client, c container) storyCase {
 		c.env, c.forged, c.annotations = []string{"NVIDIA_VISIBLE_DEVICES=all"}, true,
 			claimToBe("victim", "main", "sandbox")
-		return scene{container: c, refused: grant.VisibleDevicesAll}
+		return storyCase{container: c, refused: grant.VisibleDevicesAll}
 	}},
-	{"device node", func(_ *site, _ client, c container) scene {
+	{"device node", func(_ *site, _ client, c container) storyCase {
 		c.devices = []string{"/dev/nvidia0"}
-		return scene{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
+		return storyCase{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
 	}},
-	{"bind mount", func(_ *site, _ client, c container) scene {
+	{"bind mount", func(_ *site, _ client, c container) storyCase {
 		c.binds = []bind{{"/dev/nvidia0", "/dev/nvidia0"}}
-		return scene{container: c, refused: grant.GPUBindMount, because: "/dev/nvidia0"}
+		return storyCase{container: c, refused: grant.GPUBindMount, because: "/dev/nvidia0"}
 	}},
-	{"CDI name", func(_ *site, _ client, c container) scene {
+	{"CDI name", func(_ *site, _ client, c container) storyCase {
 		c.cdi = []string{"nvidia.com/gpu=0"}
-		return scene{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
+		return storyCase{container: c, refused: grant.GPUDeviceNode, because: "/dev/nvidia0"}
 	}},
-	{grantByName, func(s *site, _ client, c container) scene {
+	{grantByName, func(s *site, _ client, c container) storyCase {
 		c.script = probe
 		g := s.offered(&c, "--memory", "4GiB", "--gpu", "1")
-		return scene{container: c, output: gpu1, after: func(result) {
+		return storyCase{container: c, output: gpu1, after: func(result) {
 			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
 		}}
 	}},
-	{gpuByName, func(s *site, _ client, c container) scene {
+	{gpuByName, func(s *site, _ client, c container) storyCase {
 		c.cdi = []string{grant.CDIKindGPU + "=" + s.uuid(0)}
-		return scene{container: c, refused: grant.GPUDeviceNode, because: "brings the GPU device /dev/nvidia"}
+		return storyCase{container: c, refused: grant.GPUDeviceNode, because: "brings the GPU device /dev/nvidia"}
 	}},
 }
 
-// story tells every case to one client.
+// story runs every case with one client.
 func story(t *testing.T, s *site, cl client) {
 	for _, c := range cases {
 		o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: c.name,
@@ -132,9 +132,9 @@ func story(t *testing.T, s *site, cl client) {
 				note(t, o)
 			}()
 			s := s.in(t)
-			scene := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"),
+			storyCase := c.make(s, cl, container{name: strings.ReplaceAll(cl.name()+"-"+c.name, " ", "-"),
 				script: "echo here"})
-			if o.Why = s.cannot(cl, scene.container); o.Why == "" && s.entry.only != nil &&
+			if o.Why = s.cannot(cl, storyCase.container); o.Why == "" && s.entry.only != nil &&
 				!slices.Contains(s.entry.only, c.name) {
 				o.Why = s.entry.why
 			}
@@ -142,12 +142,12 @@ func story(t *testing.T, s *site, cl client) {
 				o.Result = "-"
 				return
 			}
-			scene.check(t, s, cl)
+			storyCase.check(t, s, cl)
 		})
 	}
 }
 
-// cannot says why a container cannot be asked for here.
+// cannot is why a container cannot be requested here.
 func (s *site) cannot(cl client, c container) string {
 	if why := cl.cannot(c); why != "" || s.entry.cannot == nil {
 		return why
@@ -156,7 +156,7 @@ func (s *site) cannot(cl client, c container) string {
 }
 
 // check runs the container and compares.
-func (sc scene) check(t *testing.T, s *site, cl client) {
+func (sc storyCase) check(t *testing.T, s *site, cl client) {
 	t.Helper()
 	r := cl.run(s, sc.container)
 	if sc.refused == "" {
@@ -177,8 +177,8 @@ func (sc scene) check(t *testing.T, s *site, cl client) {
 	}
 }
 
-// isRefused wants a refusal in the engine's own words, or in the audit log where the engine has
-// none for what hooks say.
+// isRefused wants a refusal in the engine's output, or in the audit log if the engine does not show
+// its hooks' output.
 func (s *site) isRefused(t testing.TB, r result, code grant.Code, because string) {
 	t.Helper()
 	if !s.engine.mute || s.entry.name != "cdi" {
@@ -196,7 +196,7 @@ func (s *site) isRefused(t testing.TB, r result, code grant.Code, because string
 	}
 }
 
-// isRefused wants code, reason and hint in what the engine tells its user.
+// isRefused wants code, reason and hint in the engine's output for its user.
 func isRefused(t testing.TB, r result, code grant.Code, because string) {
 	t.Helper()
 	for _, want := range []string{fmt.Sprintf("gpuledger: refused (%s): ", code), because, "hint: "} {
@@ -207,7 +207,7 @@ func isRefused(t testing.TB, r result, code grant.Code, because string) {
 	t.Logf("in the engine's words: %s", strings.TrimSpace(r.Stderr))
 }
 
-// granted enters a grant until the case ends.
+// granted makes a grant that lasts until the case ends.
 func (s *site) granted(args ...string) grant.Reference {
 	s.T.Helper()
 	g := s.Grant(args...)
@@ -215,8 +215,8 @@ func (s *site) granted(args ...string) grant.Reference {
 	return g
 }
 
-// grantTo enters a grant that the container will use: by who it is, where the engine vouches for
-// that, or by reference.
+// grantTo makes a grant that the container will use: by its identity if the engine vouches for
+// that, else by reference.
 func (s *site) grantTo(cl client, c *container, args ...string) grant.Reference {
 	s.T.Helper()
 	if owner := cl.owner(*c); owner != "" {
@@ -227,7 +227,7 @@ func (s *site) grantTo(cl client, c *container, args ...string) grant.Reference 
 	return g
 }
 
-// stillFree wants a grant that nobody could use.
+// stillFree wants a grant to be unused.
 func (s *site) stillFree(g grant.Reference) func(result) {
 	return func(result) {
 		s.T.Helper()
@@ -237,7 +237,8 @@ func (s *site) stillFree(g grant.Reference) func(result) {
 	}
 }
 
-// documented wants docs/refusals.md to show what the engine puts before our sentence.
+// documented wants docs/refusals.md to show the text that the engine prints before gpuledger's
+// sentence.
 func (s *site) documented(r result) {
 	s.T.Helper()
 	docs, err := os.ReadFile("../../docs/refusals.md")
@@ -254,9 +255,9 @@ func (s *site) documented(r result) {
 	}
 }
 
-// untouched wants the real runtime to have got what the engine wrote, byte for byte. Where
-// gpuledger does not stand between the two, there is to be nothing in it that a GPU or gpuledger
-// needs, but for the hooks that every container has.
+// untouched wants the real runtime to get byte for byte what the engine wrote. If gpuledger does
+// not run between the two, config.json must hold nothing for a GPU or of gpuledger's, except for
+// the hooks that every container has.
 func (s *site) untouched(r result) {
 	s.T.Helper()
 	before, after := s.seen(r.id)
@@ -270,8 +271,8 @@ func (s *site) untouched(r result) {
 	}
 }
 
-// without wants a config.json in which nothing that changes what a container reaches has one of
-// these words.
+// without wants none of these words in those parts of a config.json that change what a container
+// reaches.
 func (s *site) without(r result, config []byte, words ...string) {
 	s.T.Helper()
 	var spec specs.Spec
@@ -284,7 +285,7 @@ func (s *site) without(r result, config []byte, words ...string) {
 	}
 }
 
-// claimToBe are the annotations by which any engine's containers say who they are.
+// claimToBe are the annotations by which any engine identifies a container.
 func claimToBe(uid, name, kind string) map[string]string {
 	return map[string]string{
 		"io.container.manager":          "cri-o",

@@ -85,7 +85,7 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 			}
 			configure("--undo")()
 			boot(t, "configure --undo")
-			configure("--undo")() // our own configuration stayed as long as the engine could call us
+			configure("--undo")() // gpuledger's own configuration stayed as long as the engine could call its runtime
 			has := s.engineFiles()
 			for path, text := range has {
 				if strings.Contains(text, "gpuledger-runtime") {
@@ -111,7 +111,7 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 	}
 }
 
-// mainFile is the engine's.
+// mainFile is the engine's main configuration file.
 func (s *site) mainFile() string {
 	if s.engineName() == "crio" {
 		return "/etc/crio/crio.conf"
@@ -119,7 +119,7 @@ func (s *site) mainFile() string {
 	return "/etc/containerd/config.toml"
 }
 
-// engineFiles are what the engine's files hold.
+// engineFiles are the contents of the engine's files.
 func (s *site) engineFiles() map[string]string {
 	files := map[string]string{}
 	for _, pattern := range []string{"/*.toml", "/*.conf", "/*.d/*"} {
@@ -133,7 +133,7 @@ func (s *site) engineFiles() map[string]string {
 	return files
 }
 
-// startAnew stops the engine and starts it again.
+// startAnew restarts the engine.
 func (s *site) startAnew(t *testing.T) {
 	t.Helper()
 	name := s.engineName()

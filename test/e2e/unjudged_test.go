@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// toolkitRuntime makes NVIDIA's runtime what the engine calls, with a CDI file of the stand-in
-// driver, so that it needs nothing else of NVIDIA's.
+// toolkitRuntime makes the engine call NVIDIA's runtime. A CDI file of the stand-in driver replaces
+// all else of NVIDIA's.
 func (s *site) toolkitRuntime() {
 	must(s.T, os.Symlink(rig.Toolkit(s.T, "nvidia-container-runtime"), s.runtime()))
 	writeFile(s.T, "/etc/nvidia-container-runtime/config.toml",
@@ -26,7 +26,7 @@ func (s *site) toolkitRuntime() {
 			"default-kind = \"nvidia.com/gpu\"\nannotation-prefixes = [\"cdi.k8s.io/\"]\n", s.behind))
 }
 
-// toolkitCDI is what nvidia-ctk would have generated, in short.
+// toolkitCDI writes a short form of nvidia-ctk's CDI file.
 func (s *site) toolkitCDI() {
 	library := filepath.Join(s.dir, "libcuda.so.999")
 	writeFile(s.T, library, "a file of the driver\n")
@@ -55,8 +55,8 @@ func (s *site) gpu(index int) string {
 	return list.GPUs[index].UUID
 }
 
-// configureToReport lets gpuledger configure an engine whose default runtime is NVIDIA's, as its
-// administrator would.
+// configureToReport runs `gpuledger configure` for an engine whose default runtime is NVIDIA's, as
+// its administrator would.
 func (s *site) configureToReport() {
 	s.toolkitCDI()
 	installed := filepath.Join(s.dir, "installed/gpuledger-runtime")
@@ -77,8 +77,8 @@ func copyProgram(from, to string) error {
 	return err
 }
 
-// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it
-// starts in enforce mode too.
+// asking are the ways in which a container requests a GPU from NVIDIA's runtime, or does not. A
+// free one starts in enforce mode too.
 var asking = []struct {
 	name string
 	free bool
@@ -110,8 +110,8 @@ env | grep -v '^HOSTNAME=' | sort
 for node in /dev/nvidia*; do head -c 1 $node 2>&1; done
 grep '^Cap\|^Seccomp\|^NoNew' /proc/self/status`
 
-// asBefore runs each container under the engine's former default runtime, which is a handler still,
-// and under the default: in every state that does not enforce it has the same.
+// asBefore runs each container under the engine's former default runtime, which is still a handler,
+// and under the default. In every state that does not enforce, both give the container the same.
 func asBefore(t *testing.T, s *site, cl client) {
 	enforced, _ := os.ReadFile(s.Config)
 	for i, c := range asking {
@@ -132,7 +132,7 @@ func asBefore(t *testing.T, s *site, cl client) {
 			injected := strings.Contains(had.Stdout, "/dev/nvidia0")
 			for _, state := range []string{"report", "disabled", "exempt", "enforce"} {
 				if state == "exempt" && cl.owner(b) == "" {
-					continue // nobody vouches for its identity
+					continue // its identity cannot be trusted
 				}
 				s.enter(state, string(enforced))
 				b.name = fmt.Sprintf("%s-%d", state, i) // for a log of its own
@@ -160,7 +160,8 @@ func asBefore(t *testing.T, s *site, cl client) {
 	writeFile(t, s.Config, string(enforced))
 }
 
-// enter makes the node report, exempt the client's containers, be disabled, or enforce.
+// enter switches the node to report, to an exemption of the client's containers, to disabled, or to
+// enforce.
 func (s *site) enter(state, config string) {
 	s.T.Helper()
 	s.Must("enable")

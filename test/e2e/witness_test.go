@@ -26,9 +26,9 @@ type seenContainer struct {
 // memoryOfGPU is what each GPU of the rig's node has.
 const memoryOfGPU = 16160 * grant.MiB
 
-// watch looks again and again at what the containers that live reach, by their processes and by
-// what the real runtime got, and at the ledger. end says how often that was, and is an error of the
-// test for each thing that must never be.
+// watch compares, again and again, the ledger with what living containers reach, by their processes
+// and by the spec that the real runtime got. end returns the number of comparisons. It fails the
+// test for each state that must never occur.
 func (s *storm) watch() (end func() (looks int)) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	wrong, looks, withGPU := map[string]bool{}, 0, 0
@@ -43,7 +43,7 @@ func (s *storm) watch() (end func() (looks int)) {
 			}
 			live := s.alive(known)
 			grants, ok := s.grantsNow()
-			still := s.alive(known) // who is in both lived all the time between
+			still := s.alive(known) // those in both lists lived all the time between
 			live = slices.DeleteFunc(live, func(c *seenContainer) bool { return !slices.Contains(still, c) })
 			looks++
 			withGPU = max(withGPU, len(live))
@@ -95,7 +95,7 @@ func (s *storm) alive(known map[string]*seenContainer) (live []*seenContainer) {
 		c, found := known[id]
 		if !found {
 			if c = s.container(id); c == nil {
-				continue // not written yet, or none of the storm's
+				continue // not written yet, or not of the storm
 			}
 			known[id] = c
 		}
@@ -106,7 +106,7 @@ func (s *storm) alive(known map[string]*seenContainer) (live []*seenContainer) {
 	return live
 }
 
-// ended reports whether a process has: its cgroup is what it was.
+// ended reports whether a process has ended. Its cgroup file still names its cgroup then.
 func ended(proc string) bool {
 	stat, err := os.ReadFile(proc + "/stat")
 	_, rest, _ := strings.Cut(string(stat), ") ")
@@ -152,8 +152,8 @@ func (s *storm) container(id string) *seenContainer {
 	return c
 }
 
-// collisions are what containers that live at once must not have of one GPU, by what their pods
-// asked for.
+// collisions are conflicts on a GPU between containers that live at once, by what their pods
+// requested.
 func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 	type use struct {
 		mode   grant.Mode
@@ -161,7 +161,7 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 	}
 	uses := map[int]*use{}
 	for _, c := range live {
-		p := s.sortOf(c.pod)
+		p := s.podKindOf(c.pod)
 		if p == nil {
 			wrong = append(wrong,
 				fmt.Sprintf("container %s of pod %s reaches the GPUs %v and is none of the storm's", c.name,
@@ -199,7 +199,7 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 	return wrong
 }
 
-// overdrawn is what a ledger must never say.
+// overdrawn are states that a ledger must never have.
 func overdrawn(grants []rig.Listed) (wrong []string) {
 	type book struct {
 		sum   grant.Bytes
@@ -234,8 +234,8 @@ func overdrawn(grants []rig.Listed) (wrong []string) {
 	return wrong
 }
 
-// ungranted are containers that lived before and after the ledger was read, and of which it knew
-// nothing.
+// ungranted are containers that lived before and after the ledger was read, and that the ledger did
+// not know.
 func ungranted(live []*seenContainer, grants []rig.Listed) (wrong []string) {
 	for _, c := range live {
 		n := 0
