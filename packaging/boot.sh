@@ -1,7 +1,9 @@
 #!/bin/bash
-# packaging/boot.sh ROOT CGROUP PIDFILE: boots the system in the directory ROOT with its own systemd, in namespaces of its own and below
-# the cgroup CGROUP of each hierarchy; PIDFILE gets its process 1. It returns when that ends, and the cgroups are gone then.
-# ROOT must be a mount point, and the caller's mount namespace a private one. Nothing in it reaches the network or the machine's devices.
+# packaging/boot.sh ROOT CGROUP PIDFILE: boots the system in the directory ROOT with its own
+# systemd, in namespaces of its own and below the cgroup CGROUP of each hierarchy. PIDFILE gets its
+# process 1. The script returns when that ends, and the cgroups are gone then.
+# ROOT must be a mount point, and the caller's mount namespace a private one. Nothing in it reaches
+# the network or the machine's devices.
 set -euo pipefail
 root=$1 group=$2 pidfile=$3
 

@@ -1,4 +1,5 @@
-# booted.sh: how walk.sh and systemd.sh boot the Debian in $root with its own systemd, and talk to it. They set $root, $work and $group.
+# booted.sh: functions with which walk.sh and systemd.sh boot the Debian in $root with its own
+# systemd, and run commands in it. The callers set $root, $work and $group.
 # shellcheck shell=bash disable=SC2154
 
 init= # the number of its process 1, once it has one
@@ -6,7 +7,7 @@ fail() { echo "FAIL: $*" >&2; exit 1; }
 inside() { [ -n "$init" ] && nsenter --target "$init" --all --root --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 trap '[ -z "${booted:-}" ] || shut' EXIT
 
-# eventually WHAT COMMAND...: as long as a slow machine takes.
+# eventually WHAT COMMAND...: waits for COMMAND to succeed, with a limit for slow machines.
 eventually() {
   local what=$1 i
   shift

@@ -1,7 +1,9 @@
 #!/bin/bash
-# packaging/build.sh [DIRECTORY]: deb, rpm, the image of the Kubernetes set-up and that of the cluster's agents for amd64 and arm64 into
-# DIRECTORY (dist), with bills of materials (CycloneDX) for each architecture and SHA256SUMS.
-# Two builds of one commit give the same bytes: no time but the commit's, no path and no host name goes into them.
+# packaging/build.sh [DIRECTORY]: builds deb, rpm, the image of the Kubernetes set-up and that of
+# the cluster's agents, for amd64 and arm64, into DIRECTORY (dist). It adds bills of materials
+# (CycloneDX) for each architecture and SHA256SUMS.
+# Two builds of one commit give the same bytes: no time but the commit's, no path and no host name
+# goes into them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-dist}
@@ -12,8 +14,9 @@ git() { command git -c safe.directory="$PWD" "$@"; }
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-# version: v1.2.3 is 1.2.3; five commits later 1.2.3+5.gabcdef; v1.2.3-rc.1 is 1.2.3~rc.1, which is older than 1.2.3. Before
-# the first tag 0.0.0+<time of the commit>.gabcdef. What is not committed says so.
+# version: v1.2.3 is 1.2.3; five commits later it is 1.2.3+5.gabcdef. v1.2.3-rc.1 is 1.2.3~rc.1,
+# which is older than 1.2.3. Before the first tag it is 0.0.0+<time of the commit>.gabcdef. The
+# version of an uncommitted tree shows that.
 version() {
   local v
   if v=$(git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null); then
@@ -29,7 +32,7 @@ export VERSION
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# compiler ARCH: the C compiler for it; only gpuledger is linked with C, for NVML.
+# compiler ARCH: the C compiler for it. Only gpuledger is linked with C, for NVML.
 compiler() {
   if [ "$(go env GOHOSTARCH)" = "$1" ]; then echo gcc; return; fi
   case $1 in
@@ -38,8 +41,9 @@ compiler() {
   esac
 }
 
-# programs ARCH DIRECTORY. NVML's functions are looked up when they are called, and not every driver has all of them, so
-# nothing may ask the loader to find them at the start (-z now): cgo's flags are ours alone.
+# programs ARCH DIRECTORY: builds the programs. NVML's functions are looked up when they are called,
+# and not every driver has all of them. So the loader must not look them up at the start (-z now),
+# and the flags for cgo are only gpuledger's own.
 programs() {
   local name ldflags="-s -w -buildid= -X github.com/gpuledger/gpuledger/internal/version.Version=$VERSION"
   CGO_ENABLED=1 GOARCH=$1 CC=$(compiler "$1") CGO_CFLAGS="-O2 -Wno-deprecated-declarations -ffile-prefix-map=$PWD=." CGO_LDFLAGS="-Wl,--build-id=none" \
@@ -55,8 +59,8 @@ shim() {
   CC=$(compiler "$1") CFLAGS="-O2 -s -ffile-prefix-map=$PWD/=" shim/build.sh "$2"
 }
 
-# manual NAME.SECTION FILE SUMMARY: a manual page out of a document. Its first heading is the page's name; a table's rows become
-# paragraphs, because a terminal is narrow.
+# manual NAME.SECTION FILE SUMMARY: makes a manual page of a document. Its first heading becomes the
+# page's name. A table's rows become paragraphs, because a terminal is narrow.
 manual() {
   local name=${1%.*} section=${1##*.}
   { printf '%% %s %s\n# NAME\n%s - %s\n\n' "$name" "$section" "$name" "$3"; sed 1d "$2" | awk -F ' [|] ' '
@@ -65,7 +69,7 @@ manual() {
     "$work/bin/md2man" | gzip -9n >"$work/shared/man/$1.gz"
 }
 
-# shared: what is the same for every architecture, made by the programs of this one.
+# shared: makes the files that are the same for every architecture, with the programs of this one.
 shared() {
   local to=$work/shared host name
   host=$(go env GOHOSTARCH)
@@ -87,7 +91,7 @@ shared() {
   sed -Ef packaging/config.sed configs/config.toml >"$to/config.toml"
 }
 
-# stage ARCH: the tree that is packed.
+# stage ARCH: makes the tree of the package.
 stage() {
   local to=$work/stage-$1 from=$work/shared share=$work/stage-$1/usr/share
   install -Dt "$to/usr/bin" "$work/$1"/*
@@ -107,7 +111,8 @@ stage() {
   chmod -R u=rwX,go=rX "$to"
 }
 
-# image ARCH DEB: the set-up by DaemonSet: what the package brings, but for its documents, and the program that puts it there.
+# image ARCH DEB: makes the image for the set-up by DaemonSet: the package's files without its
+# documents, and the program that installs them.
 image() {
   local to=$work/image-$1
   mkdir -p "$to/host"
@@ -119,7 +124,8 @@ image() {
     -out "$out/gpuledger-setup_${VERSION}_$1.tar"
 }
 
-# agents ARCH: the image of the cluster's agents: one static program, where it finds the node's shim beside it.
+# agents ARCH: makes the image of the cluster's agents. It has one static program, at a path beside
+# which the program finds the node's shim.
 agents() {
   local to=$work/agents-$1
   mkdir -p "$to/usr/bin" "$to/usr/share/doc/gpuledger"

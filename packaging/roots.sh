@@ -21,7 +21,7 @@ fail() { tail -n 20 "$log" >&2; echo "roots: cannot make $name: $*" >&2; exit 1;
 bootstrap() {
   local suite=$1 mirror=$2 components=$3 keyring=$4
   shift 4
-  # In a namespace of its own, as all that mounts here, so that nothing stays mounted however this ends.
+  # In a mount namespace of its own, as every mount here, so that no mount stays however this ends.
   unshare --mount --propagation private debootstrap --variant=minbase --components="$components" --keyring="$keyring" "$suite" "$work/root" "$mirror" >"$log" 2>&1 || fail debootstrap
   # debootstrap cannot order what engines need; apt can. Nothing may start its service.
   printf '#!/bin/sh\nexit 101\n' >"$work/root/usr/sbin/policy-rc.d"
@@ -40,7 +40,8 @@ make_debian() {
     runc busybox-static systemd systemd-sysv dbus udev jq containerd podman conmon libseccomp2 bash-completion zsh fish
 }
 
-# Debian does not have the keys of Ubuntu's archive: they come from that archive, and are known by their sum.
+# Debian does not have the keys of Ubuntu's archive. They come from that archive, and their checksum
+# is known.
 make_ubuntu() {
   local mirror=http://archive.ubuntu.com/ubuntu deb=$work/keyring.deb
   [ "$(dpkg --print-architecture)" = amd64 ] || mirror=http://ports.ubuntu.com/ubuntu-ports
@@ -50,7 +51,8 @@ make_ubuntu() {
   bootstrap jammy "$mirror" main,universe "$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg" runc busybox-static systemd systemd-sysv dbus udev jq
 }
 
-# rpm's own programs make it and look after its dependencies: the packages are ours, what they hold is this machine's.
+# rpm's own programs make the system and check its dependencies. The packages are made here, from
+# this machine's files.
 make_rpm() {
   local tree=$work/tree program library
   mkdir -p "$tree"/{usr/bin,usr/lib,usr/lib64,etc,var/lib,var/log,run,proc,sys,dev,tmp}
@@ -66,7 +68,7 @@ make_rpm() {
       libc.so.6 | libdl.so.2 | libm.so.6 | libpthread.so.0 | libselinux.so.1 | libpcre2-8.so.0 | libacl.so.1 | libattr.so.1 | libmount.so.1 | libblkid.so.1) install -m 755 "$(realpath "$library")" "$tree/usr/lib64/${library##*/}" ;;
     esac
   done
-  # The loader of Debian looks into its own directories first, and into these last.
+  # The loader of Debian searches its own directories first, and these last.
   mkdir -p "$tree/etc/ld.so.conf.d"
   echo /usr/lib64 >"$tree/etc/ld.so.conf"
   ldconfig -r "$tree"

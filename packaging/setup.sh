@@ -1,9 +1,11 @@
 #!/bin/bash
-# packaging/setup.sh [ENGINE...]: what gpuledger-setup does on a node that works. ENGINE is containerd-1.6, containerd-1.7, containerd-2,
-# crio, or k3s (default: all): a containerd 2 that k3s.service runs, with a configuration that is written anew at each start. It boots a
-# Debian 12 with its own systemd and the engine, and runs the pods of packaging/kubernetes through the engine's CRI as a kubelet would: the
-# set-up ten times, then agents, then the removal. Containers that ran before and that started meanwhile have to live on. The image is made
-# of bin/. However this ends, every container and service that it has started ends with it.
+# packaging/setup.sh [ENGINE...]: tests gpuledger-setup on a node that works. ENGINE is
+# containerd-1.6, containerd-1.7, containerd-2, crio, or k3s (default: all). k3s is a containerd 2
+# that k3s.service runs, with a configuration that is written anew at each start.
+# It boots a Debian 12 with its own systemd and the engine. It runs the pods of packaging/kubernetes
+# through the engine's CRI as a kubelet would: the set-up ten times, then agents, then the removal.
+# Containers that ran before, or started meanwhile, must go on. The image is made of bin/. However
+# this ends, every container and service that it has started ends with it.
 # shellcheck disable=SC2015 # fail ends it
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +40,7 @@ trap clean EXIT
 trap 'exit 130' INT TERM HUP
 step() { printf '== %3d s: %s: %s\n' "$SECONDS" "$engine" "$*"; }
 
-# image NAME TREE CONFIG: an image as `docker save` writes one, in the node's /packages.
+# image NAME TREE CONFIG: makes an image as `docker save` writes one, in the node's /packages.
 image() {
   local dir=$work/image layer config
   rm -rf "$dir"
@@ -52,7 +54,7 @@ image() {
   tar -C "$dir" -cf "$root/packages/$1.tar" manifest.json "$config" layer.tar
 }
 
-# images: a busybox, and the set-up's own with the tree that packages have.
+# images: makes an image of busybox, and that of the set-up with the packages' tree.
 images() {
   local tree=$work/busybox applet name
   rm -rf "$tree" "$work/setup"
@@ -70,7 +72,8 @@ images() {
   image setup "$tree" '{"Entrypoint": ["/gpuledger-setup"]}'
 }
 
-# node: the engine on it, as an administrator has it. A root without CAP_SYS_RESOURCE can set no negative OOM score.
+# node: installs the engine as an administrator would. A root without CAP_SYS_RESOURCE can set no
+# negative OOM score.
 node() {
   local weak=false
   [ $((0x$(awk '$1 == "CapEff:" { print $2 }' /proc/self/status) >> 24 & 1)) = 1 ] || weak=true
@@ -105,8 +108,8 @@ state = "/run/k3s/containerd"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 CONFIG
-      # As k3s does: the configuration is the template's, in which the base stands where it is named, or the base alone; the base has the
-      # default handler that k3s' own configuration names.
+      # As k3s does: the configuration is the template with the base in the place where it is named,
+      # or the base alone. The base has the default handler that k3s' own configuration names.
       cat >"$root/usr/local/bin/k3s" <<'K3S'
 #!/bin/sh
 set -e
@@ -175,7 +178,7 @@ CONFIG
   printf 'runtime-endpoint: unix://%s\nimage-endpoint: unix://%s\ntimeout: 60\n' "$socket" "$socket" >"$root/etc/crictl.yaml"
 }
 
-# weaken: a runtime for a root without CAP_SYS_RESOURCE.
+# weaken: makes a runtime for a root without CAP_SYS_RESOURCE.
 weaken() {
   mv "$root/usr/sbin/runc" "$root/usr/sbin/strong-runc"
   cat >"$root/usr/sbin/runc" <<'RUNC'
@@ -200,7 +203,8 @@ answers() { inside crictl version >/dev/null 2>&1; }
 knows() { inside crictl inspecti "localhost/$1:1" >/dev/null 2>&1; }
 property() { inside systemctl show --property "$2" --value "$1"; }
 
-# pod NAMESPACE NAME CONTAINER IMAGE OPTIONS ARG...: makes and starts it, and sets $pod and $id. OPTIONS is JSON that is laid over the container's.
+# pod NAMESPACE NAME CONTAINER IMAGE OPTIONS ARG...: makes and starts a pod, and sets $pod and $id.
+# OPTIONS is JSON that is merged over the container's.
 pod() {
   local namespace=$1 name=$2 container=$3 image=$4 options=$5 labels dir=$root/srv pids
   shift 5
@@ -226,7 +230,7 @@ readonly nodes_files='{"linux": {"security_context": {"privileged": true, "names
 readonly ledgers='{"linux": {"security_context": {"namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/etc/gpuledger", "container_path": "/etc/gpuledger", "readonly": true}, {"host_path": "/run/gpuledger", "container_path": "/run/gpuledger"},
   {"host_path": "/var/lib/gpuledger", "container_path": "/var/lib/gpuledger"}, {"host_path": "/run/runc", "container_path": "/run/runc", "readonly": true}]}'
 
-# set_up NAME CONTAINER ARG...: the pod of the DaemonSet to its end; its log is $work/log then.
+# set_up NAME CONTAINER ARG...: runs the DaemonSet's pod to its end. Its log is $work/log then.
 set_up() {
   pod gpuledger-system "$1" "$2" setup "$nodes_files" "${@:3}" || { cat "$work/said" >&2; fail "the pod $1 does not start"; }
   eventually "the pod $1 ends" exited
@@ -239,7 +243,8 @@ installs() {
   [ "$status" = 0 ] || { cat "$work/log" >&2; fail "the set-up ends with status $status"; }
 }
 
-# engine_files: all that the engine reads, and what the set-up has no business with.
+# engine_files: prints the checksums of everything that the engine reads, and of files that the
+# set-up must not change.
 engine_files() { (cd "$root" && mkdir -p var/lib/rancher && find etc var/lib/rancher -xdev -path '*/agent/containerd' -prune -o -type f ! -path etc/gpuledger/config.toml ! -path etc/default/gpuledgerd ! -name resolv.conf -print0 | sort -z | xargs -0 sha256sum); }
 same_files() { diff <(echo "$1") <(engine_files) || fail "$2"; }
 # shellcheck disable=SC2154 # boot's init

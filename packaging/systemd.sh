@@ -1,6 +1,7 @@
 #!/bin/bash
-# packaging/systemd.sh: MPS daemons under a real systemd. It makes a Debian 12 by debootstrap, installs bin/ and the units as the packages
-# do, boots it in namespaces of its own, and looks at who starts, keeps and ends the daemons. The GPUs and NVIDIA's MPS are stand-ins.
+# packaging/systemd.sh: tests MPS daemons under a real systemd. It makes a Debian 12 by debootstrap,
+# installs bin/ and the units as the packages do, and boots it in namespaces of its own. It checks
+# which process starts, keeps and ends the daemons. The GPUs and NVIDIA's MPS are stand-ins.
 # However this ends, every container and service that it has started ends with it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,7 +49,7 @@ inside gpuledger inventory simulate --gpus 2 --memory 16GiB --out /etc/gpuledger
 inside gpuledger inventory refresh >/dev/null
 inside systemctl start gpuledgerd || { inside journalctl --no-pager -n 30 >&2; fail "gpuledgerd does not start"; }
 
-# grant ARG...: a reference.
+# grant ARG...: makes a grant and prints its reference.
 grant() { inside gpuledger grant --mode mps "$@" 2>>"$work/log"; }
 daemons() { inside sh -c 'ls /run/gpuledger/mps 2>/dev/null' || true; }
 state() { inside cat "/run/gpuledger/mps/$name/state.json" 2>/dev/null | jq -r "$1"; }
@@ -59,7 +60,7 @@ main_pid() { inside systemctl show --property MainPID --value "$1"; }
 processes() { echo "$(main_pid "$unit") $(state '"\(.daemon.pid) \(.daemon.start) \(.servers)"')"; }
 journal_has() { inside journalctl --no-pager -u gpuledgerd | grep -qF -- "$1"; }
 
-# client ID REFERENCE: a container that talks to its MPS server all the time.
+# client ID REFERENCE: starts a container that exchanges messages with its MPS server all the time.
 client() {
   local bundle=$root/srv/$1
   mkdir -p "$bundle/rootfs/bin" "$bundle/rootfs/tmp"
@@ -74,7 +75,7 @@ client() {
 }
 beats() { grep -c beat "$root/srv/$1/rootfs/tmp/out"; }
 more_beats() { [ "$(beats "$1")" -gt "$before" ]; }
-# talks ID WHEN: its server answers still.
+# talks ID WHEN: fails unless the server still answers the client.
 talks() {
   before=$(beats "$1")
   eventually "$2: $1 gets answers" more_beats "$1"
@@ -119,7 +120,8 @@ talks one "daemon-reload"
 step "no annotation has systemd move a process into a container's unit (docs/adr/0064)"
 mkdir -p "$root/srv/taker/rootfs/bin" && cp "$root/usr/bin/busybox" "$root/srv/taker/rootfs/bin/busybox"
 cgroup_of() { inside grep -m 1 -e :devices: -e '^0::' "/proc/$1/cgroup"; }
-# takes WHOSE ANNOTATION RUNTIME: has a container take a process in.
+# takes PID PROPERTY RUNTIME: runs a container whose annotation makes systemd move the process PID
+# into its unit.
 takes() {
   inside sh -c "cd /srv/taker && rm -f config.json && runc spec"
   jq --arg name "org.systemd.property.$2" --arg value "[uint32 $1]" '.process.terminal = false | .process.args = ["/bin/busybox", "true"] | del(.process.rlimits)

@@ -1,8 +1,10 @@
 #!/bin/bash
-# packaging/test.sh [DIRECTORY]: tests the packages in DIRECTORY, a path from the repository's root; without one it builds them twice, compares, and tests those.
+# packaging/test.sh [DIRECTORY]: tests the packages in DIRECTORY, a path from the repository's root.
+# Without it, the script builds them twice, compares, and tests those.
 # STEPS="programs debian ..." runs only these: build programs lint debian ubuntu rpm walk.
-# Each system is unpacked from packaging/roots.sh's cache, in mount and pid namespaces of their own, and removed again: however this
-# ends, every container and service that it has started ends with it.
+# Each system is unpacked from packaging/roots.sh's cache, in mount and pid namespaces of their own,
+# and removed again. However this ends, every container and service that it has started ends with
+# it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin LC_ALL=C
@@ -40,8 +42,8 @@ make_root() {
   mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
 }
 
-# live_in_root: a process whose root it is. No chroot: what a runtime starts in a container joins its mount namespace, and would find
-# itself at the machine's root.
+# live_in_root: starts a process with this root. It is not a chroot: a program that a runtime starts
+# in a container joins the container's mount namespace, and would find itself at the machine's root.
 live_in_root() {
   local i
   mount -t proc proc "$root/proc"
@@ -58,7 +60,7 @@ live_in_root() {
 }
 in_root() { nsenter --target "$holder" --mount --wd /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"; }
 
-# leave_root ends what runs there.
+# leave_root ends the processes of that root.
 leave_root() {
   if [ -n "$holder" ]; then
     in_root sh -c 'command -v gpuledger-runtime >/dev/null && gpuledger-runtime --root /run/test delete --force one' >/dev/null 2>&1 || true
@@ -78,7 +80,7 @@ listing() {
 }
 same() { diff -u "$work/before" <(listing) || fail "$1 leaves something behind, or took something away"; }
 
-# build_elsewhere builds what is here, committed or not, in a clone at another place.
+# build_elsewhere builds the present tree, committed or not, in a clone in another directory.
 build_elsewhere() {
   git -c safe.directory='*' clone --quiet --no-checkout . "$work/elsewhere"
   git -c safe.directory='*' ls-files --cached --others --exclude-standard -z | { xargs -0 -r ls -d 2>/dev/null || true; } | tar -cT - | tar -xC "$work/elsewhere" # but for what is deleted
@@ -107,7 +109,8 @@ for arch in amd64 arm64; do
   dpkg-deb -x "$dist"/gpuledger_*_"$arch".deb "$work/$arch"
 done
 
-# contents TREE: every path with its mode and where it leads, the version taken out. Pages come and go, so they are not listed.
+# contents TREE: lists every path with its mode and its target, with the version taken out. Manual
+# pages change from version to version, so it does not list them.
 contents() {
   (cd "$1" && find . -mindepth 1 \( -path './usr/share/doc/gpuledger/*' ! -name copyright -o -path './usr/share/licenses*' -o -path './usr/share/lintian*' -o -path ./usr/share/doc/gpuledger/copyright \) -prune \
     -o -type d -printf '%P/ %m\n' -o -type l -printf '%P -> %l\n' -o -printf '%P %m\n') | sed "s|shim-$version|shim-VERSION|g" | sort
@@ -160,7 +163,7 @@ test_programs() {
   go test -C packaging/tools/manifests -count=1 ./...
 }
 
-# test_agents: the image of the cluster's agents is that of one static program, and says so.
+# test_agents: the image of the cluster's agents holds one static program, which the image starts.
 test_agents() {
   local arch tree bom layer file module release
   step "the image of the cluster's agents: one static program, by the name that the manifests have, and its bill of materials"
@@ -193,7 +196,8 @@ test_lint() {
   grep -q ' 0 errors, 0 warnings' "$work/log" || { cat "$work/log" >&2; fail "rpmlint has something to say"; }
 }
 
-# older TREE: makes a package's tree that of the version before: another default configuration, another shim.
+# older TREE: changes a package's tree to that of the version before: another default configuration,
+# another shim.
 older() {
   echo '# as it was' >>"$1/etc/gpuledger/config.toml"
   mv "$1/usr/lib/gpuledger/shim-$version" "$1/usr/lib/gpuledger/shim-0.0.0+0"
@@ -203,13 +207,13 @@ older() {
 
 install_deb() { in_root dpkg -i --force-unsafe-io --force-downgrade "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "dpkg -i $*"; }; }
 
-# test_units: systemd of that system has nothing to say of the units as they are installed there.
+# test_units: that system's systemd finds nothing wrong with the installed units.
 test_units() {
   in_root sh -c 'systemd-analyze verify --man=no /usr/lib/systemd/system/gpuledger* /usr/lib/systemd/system/run-gpuledger*' >"$work/log" 2>&1 || true
   ! grep -i gpuledger "$work/log" || fail "systemd-analyze verify"
 }
 
-# test_completions: what each shell offers after a tab, with the files where the package has put them.
+# test_completions: each shell's completions, with the files where the package installs them.
 test_completions() {
   local bash zsh fish
   bash=$(in_root bash -c '. /usr/share/bash-completion/bash_completion; _completion_loader gpuledger; COMP_WORDS=(gpuledger gr) COMP_CWORD=1; _gpuledger; echo "${COMPREPLY[*]}"')
@@ -221,7 +225,7 @@ test_completions() {
   [ "$fish" = "grant grants" ] || fail "fish completes \"gpuledger gr\" to \"$fish\""
 }
 
-# test_deb NAME: the life of the package in a system.
+# test_deb NAME: installs, upgrades, removes and purges the package in a system.
 test_deb() {
   local config mine=$work/mine bundle reference pid sum
   step "$1: install: files, modes, programs that run, nothing that was started"

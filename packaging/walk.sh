@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 # --- the node
 
-# archive NAME ENTRYPOINT: an image of busybox, as `docker save` writes one.
+# archive NAME ENTRYPOINT: makes an image of busybox, as `docker save` writes one.
 archive() {
   local dir=$work/image layer config
   rm -rf "$dir"
@@ -66,7 +66,8 @@ ExecStart=/usr/local/sbin/driver
 [Install]
 WantedBy=multi-user.target
 UNIT
-  # Where a unit restricts itself systemd gives it a /proc of its own, in which the stand-in's majors are not.
+  # If a unit restricts itself, systemd gives it a /proc of its own, which lacks the stand-in's
+  # majors.
   local unit
   for unit in gpuledger-inventory gpuledgerd; do
     mkdir -p "$root/etc/systemd/system/$unit.service.d"
@@ -75,8 +76,9 @@ UNIT
   ln -sfn ../nvidia-persistenced.service "$root/etc/systemd/system/multi-user.target.wants/nvidia-persistenced.service"
 }
 
-# engines: CRI-O is no package of Debian's, so it is the one that the end-to-end tests build, with a unit of its own. A root without
-# CAP_SYS_RESOURCE can set no negative OOM score and raise no limit, and each engine is told so in its own way.
+# engines: installs the engines. Debian has no package of CRI-O, so this one is what the end-to-end
+# tests build, with a unit of its own. A root without CAP_SYS_RESOURCE can set no negative OOM score
+# and raise no limit, so each engine is configured to do neither.
 engines() {
   local weak=
   [ $((0x$(awk '$1 == "CapEff:" { print $2 }' /proc/self/status) >> 24 & 1)) = 1 ] || weak=yes
@@ -129,7 +131,7 @@ cri_knows() { inside crictl inspecti "$1" >/dev/null 2>&1; }
 
 # --- what is walked
 
-# walk SECTION...: types what these sections of docs/install.md show, for this architecture.
+# walk SECTION...: types the commands of these sections of docs/install.md for this architecture.
 walk() {
   local IFS=,
   sed "s/_amd64/_$(dpkg --print-architecture)/" docs/install.md >"$work/install.md"
@@ -141,7 +143,7 @@ property() { inside systemctl show --property "$2" --value "$1"; }
 taken() { inside stat -c %Y.%i /var/lib/gpuledger/inventory.json; }
 differs() { [ "$(taken)" != "$before" ]; }
 
-# gone: what a purge leaves.
+# gone: fails if a purge has left a file.
 gone() {
   ! inside sh -c 'ls -d /etc/gpuledger /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /usr/lib/gpuledger /run/cdi/gpuledger* /etc/cdi/gpuledger* /usr/bin/gpuledger* 2>/dev/null || true' | grep . || fail "this stays behind"
 }
@@ -221,7 +223,8 @@ mkdir -p "$root/srv/image"
 tar -xOf "$image" manifest.json | jq -r '.[0].Layers[]' | while read -r layer; do
   case $layer in *.gz) tar -xOf "$image" "$layer" | gunzip ;; *) tar -xOf "$image" "$layer" ;; esac | tar -xC "$root/srv/image"
 done
-# What the DaemonSet's pod is: the image's files, the node's below /host, and the node's processes.
+# The same root as in the DaemonSet's pod: the image's files, the node's below /host, and the node's
+# processes.
 # shellcheck disable=SC2016 # the inner shell's
 pod() { inside unshare --mount sh -c 'mount --rbind / /srv/image/host && exec chroot /srv/image /gpuledger-setup "$@"' - "$@" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "gpuledger-setup $*"; }; }
 pod install --engine=containerd --as-default --mode=report

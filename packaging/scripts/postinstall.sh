@@ -1,7 +1,8 @@
 #!/bin/sh
-# dpkg calls it with "configure [OLD-VERSION]", rpm with the number of versions that are installed now.
-# It starts nothing and changes no engine: that is `gpuledger configure`, when the administrator says so. What runs goes on with
-# the version it started with.
+# dpkg calls it with "configure [OLD-VERSION]", rpm with the number of versions that are installed
+# now.
+# It starts nothing and changes no engine: the administrator runs `gpuledger configure` for that. A
+# running program goes on with the version with which it started.
 set -e
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload || true

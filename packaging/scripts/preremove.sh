@@ -6,8 +6,9 @@ case ${1:-} in
   *) exit 0 ;;
 esac
 
-# An engine that names a program which is not there starts no container any more. What `configure` keeps tells of one, and its files
-# where that is lost, or where somebody has written them by hand.
+# An engine whose configuration names a missing program starts no container. The records of
+# `configure` show which engine does. If they are lost, or lines were written by hand, the engine's
+# files show it.
 key="s/^[[:space:]]*[\"']\{0,1\}state_dir[\"']\{0,1\}[[:space:]]*=[[:space:]]*"
 state=$(sed -n -e "$key\"\([^\"]*\)\".*/\1/p" -e "$key'\([^']*\)'.*/\1/p" /etc/gpuledger/config.toml 2>/dev/null | head -n 1)
 for record in "${state:-/var/lib/gpuledger}"/configure/*/record.json; do
@@ -33,8 +34,8 @@ if [ -n "${configured:-}" ]; then
   exit 1
 fi
 
-# The containers that an engine started through it are killed and deleted through it too: containerd's shim keeps the runtime's name in
-# the bundle, conmon in its arguments.
+# An engine kills and deletes a container through the program that started it: containerd's shim
+# keeps the runtime's name in the bundle, conmon in its arguments.
 through=0
 for file in /run/containerd/io.containerd.runtime.v2.task/*/*/runtime /run/docker/containerd/daemon/io.containerd.runtime.v2.task/*/*/runtime; do
   ! grep -qs '/gpuledger-runtime' "$file" || through=$((through + 1))
