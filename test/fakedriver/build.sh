@@ -1,6 +1,7 @@
 #!/bin/bash
 # build.sh DIR: the stand-in driver as a driver root in DIR, laid out as Debian lays out NVIDIA's.
-# CC and CFLAGS are obeyed, and FAKEDRIVER_VERSION: from 615 on its NVML limits the memory of cgroups. DIR/run/fakedriver/devices says what GPUs it has; change it as you like.
+# It uses CC, CFLAGS and FAKEDRIVER_VERSION: from 615 on its NVML limits the memory of cgroups.
+# DIR/run/fakedriver/devices lists its GPUs; change it as you like.
 set -euo pipefail
 root=$1
 src=$(dirname "$(readlink -f "$0")")
@@ -22,8 +23,8 @@ library() {
   ln -sfn "$name.so.$version" "$lib/$name.so.1"
   ln -sfn "$name.so.1" "$lib/$name.so"
 }
-library libcuda cuda.c objects.c virtual.c pools.c graphs.c launches.c resolve.c book.c
-library libnvidia-ml nvml.c book.c
+library libcuda cuda.c objects.c virtual.c pools.c graphs.c launches.c resolve.c shared.c
+library libnvidia-ml nvml.c shared.c
 $cc "${flags[@]}" -o "$root/usr/bin/nvidia-smi" "$src/smi.c" -ldl
 [ -e "$root/run/fakedriver/devices" ] || cat >"$root/run/fakedriver/devices" <<'DEVICES'
 GPU-00000000-fa4e-d41e-0000-000000000001 16384 Stand-in GPU

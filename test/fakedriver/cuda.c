@@ -3,7 +3,7 @@
  * handle or a mapping does, a pool keeps what was freed, graph memory lives with its executable graph). */
 #define _GNU_SOURCE
 #include "../../shim/cuda_abi.h"
-#include "book.h"
+#include "shared.h"
 #include "objects.h"
 
 #include <pthread.h>
@@ -12,8 +12,8 @@
 #include <string.h>
 
 static bool ready;
-static int ordinals[BOOK_GPUS], devices; /* CUDA_VISIBLE_DEVICES: ordinal -> GPU */
-static struct CUctx_st *primary[BOOK_GPUS];
+static int ordinals[SHARED_GPUS], devices; /* CUDA_VISIBLE_DEVICES: ordinal -> GPU */
+static struct CUctx_st *primary[SHARED_GPUS];
 
 /* Each thread's stack of contexts. No __thread: in a program with a static C library dlopen cannot give it. */
 enum { DEPTH = 16 };
@@ -50,17 +50,17 @@ static int gpu(void) { return current()->gpu; }
 
 /* ---- start and devices ---- */
 
-/* see reads one entry of CUDA_VISIBLE_DEVICES: an index or the start of a UUID. The first that is wrong ends the list. */
+/* see reads one entry of CUDA_VISIBLE_DEVICES: an index or the start of a UUID. The first invalid one ends the list. */
 static bool see(const char *word)
 {
     char *end;
     long index = strtol(word, &end, 10);
 
     if (end == word || *end) {
-        for (index = 0; index < book_gpus(); index++)
-            if (*word && strncmp(word, book_gpu((int)index)->uuid, strlen(word)) == 0) break;
+        for (index = 0; index < shared_gpus(); index++)
+            if (*word && strncmp(word, shared_gpu((int)index)->uuid, strlen(word)) == 0) break;
     }
-    if (index < 0 || index >= book_gpus()) return false;
+    if (index < 0 || index >= shared_gpus()) return false;
     ordinals[devices++] = (int)index;
     return true;
 }
@@ -72,17 +72,17 @@ static void look(void)
 
     devices = 0;
     if (!env) {
-        for (int i = 0; i < book_gpus(); i++) ordinals[devices++] = i;
+        for (int i = 0; i < shared_gpus(); i++) ordinals[devices++] = i;
         return;
     }
     snprintf(list, sizeof list, "%s", env);
-    while (devices < BOOK_GPUS && (word = strsep(&rest, ",")) && see(word)) {}
+    while (devices < SHARED_GPUS && (word = strsep(&rest, ",")) && see(word)) {}
 }
 
 API CUresult cuInit(unsigned int flags)
 {
     CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    CHECK(book_open(), CUDA_ERROR_NO_DEVICE);
+    CHECK(shared_open(), CUDA_ERROR_NO_DEVICE);
     if (!ready) look();
     CHECK(devices > 0, CUDA_ERROR_NO_DEVICE);
     ready = true;
@@ -121,14 +121,14 @@ API CUresult cuDeviceGet(CUdevice *d, int ordinal)
 API CUresult cuDeviceGetName(char *name, int length, CUdevice d)
 {
     DEVICE(d);
-    snprintf(name, (size_t)length, "%s", book_gpu(ordinals[d])->name);
+    snprintf(name, (size_t)length, "%s", shared_gpu(ordinals[d])->name);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice d)
 {
     DEVICE(d);
     CHECK(uuid, CUDA_ERROR_INVALID_VALUE);
-    memcpy(uuid->bytes, book_gpu(ordinals[d])->bytes, 16);
+    memcpy(uuid->bytes, shared_gpu(ordinals[d])->bytes, 16);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice d) { return cuDeviceGetUuid_v2(uuid, d); }
@@ -136,14 +136,14 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice d)
 {
     DEVICE(d);
     CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
-    *bytes = book_memory(ordinals[d]);
+    *bytes = shared_memory(ordinals[d]);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice d)
 {
     DEVICE(d);
     CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
-    *bytes = (unsigned int)book_memory(ordinals[d]);
+    *bytes = (unsigned int)shared_memory(ordinals[d]);
     return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d)
@@ -160,7 +160,7 @@ static CUcontext create_context(CUdevice d)
 {
     CUcontext c;
 
-    if (!book_add(ordinals[d], BOOK_CONTEXTS, book_context_bytes())) return NULL;
+    if (!shared_add(ordinals[d], SHARED_CONTEXTS, shared_context_bytes())) return NULL;
     c = object_new(OBJECT_CONTEXT, sizeof *c);
     c->gpu = ordinals[d];
     c->device = d;
@@ -170,7 +170,7 @@ static CUcontext create_context(CUdevice d)
 static void destroy_context(CUcontext c)
 {
     free_context_memory(c);
-    book_sub(c->gpu, BOOK_CONTEXTS, book_context_bytes());
+    shared_sub(c->gpu, SHARED_CONTEXTS, shared_context_bytes());
     for (int i = 0; i < contexts()->depth; i++)
         if (contexts()->at[i] == c) contexts()->at[i] = NULL;
     object_delete(&c->head);
@@ -277,12 +277,12 @@ API CUresult cuCtxGetDevice(CUdevice *d)
     return CUDA_SUCCESS;
 }
 
-/* Who asks for one number alone gets it. */
+/* A caller that asks for one of the numbers gets only that. */
 API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     CURRENT;
-    if (total) *total = book_memory(gpu());
-    if (free) *free = book_free(gpu());
+    if (total) *total = shared_memory(gpu());
+    if (free) *free = shared_free(gpu());
     return CUDA_SUCCESS;
 }
 API CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
@@ -365,7 +365,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevicept
     return memory_range(p, base, size) ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-/* What is in memory nobody keeps: it is nothing. */
+/* The stand-in stores no contents of memory. */
 API CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned int value, size_t n)
 {
     (void)value, (void)n;
@@ -395,7 +395,7 @@ static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_
         bytes += (w ? w : 1) * (h ? h : 1) * (z ? z : 1) * d->NumChannels * width_of[d->Format];
     }
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) bytes = 0;
-    CHECK(book_add(gpu(), BOOK_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(shared_add(gpu(), SHARED_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
     *a = object_new(kind, sizeof **a);
     **a = (struct CUarray_st){.head = (*a)->head, .context = current(), .gpu = gpu(), .bytes = bytes};
     return CUDA_SUCCESS;
@@ -425,14 +425,14 @@ static CUresult array_destroy(CUarray a, enum object_kind kind)
 {
     READY;
     CHECK(object_is(a, kind), CUDA_ERROR_INVALID_HANDLE);
-    book_sub(a->gpu, BOOK_MEMORY, a->bytes);
+    shared_sub(a->gpu, SHARED_MEMORY, a->bytes);
     object_delete(&a->head);
     return CUDA_SUCCESS;
 }
 API CUresult cuArrayDestroy(CUarray a) { return array_destroy(a, OBJECT_ARRAY); }
 API CUresult cuMipmappedArrayDestroy(CUmipmappedArray a) { return array_destroy((CUarray)a, OBJECT_MIPMAP); }
 
-/* ---- modules: their code takes memory that no allocation call told of ---- */
+/* ---- modules: their code takes memory without an allocation call ---- */
 
 API CUresult cuModuleLoadData(void **module, const void *image)
 {
@@ -449,7 +449,7 @@ API CUresult cuModuleGetFunction(CUfunction *f, void *module, const char *name)
 {
     READY;
     CHECK(f && name && object_is(module, OBJECT_MODULE), CUDA_ERROR_INVALID_VALUE);
-    *f = module; /* nothing looks at it */
+    *f = module; /* nothing reads it */
     return CUDA_SUCCESS;
 }
 API CUresult cuModuleUnload(void *module) { return array_destroy(module, OBJECT_MODULE); }
@@ -489,8 +489,8 @@ API CUresult cuFutureThing(int *answer)
     *answer = 42;
     return CUDA_SUCCESS;
 }
-API unsigned long long fakedriverPeak(int index) { return book_open() ? book_peak(index) : ~0ull; }
-API unsigned long long fakedriverMine(int index) { return book_mine(index, BOOK_MEMORY); }
-API unsigned long long fakedriverUsed(int index) { return book_used(index); }
+API unsigned long long fakedriverPeak(int index) { return shared_open() ? shared_peak(index) : ~0ull; }
+API unsigned long long fakedriverMine(int index) { return shared_mine(index, SHARED_MEMORY); }
+API unsigned long long fakedriverUsed(int index) { return shared_used(index); }
 int device_gpu(CUdevice d) { return d >= 0 && d < devices ? ordinals[d] : -1; }
 CUcontext device_current(void) { return ready ? current() : NULL; }

@@ -9,9 +9,9 @@
 
 struct CUgraph_st { struct object head; };
 struct CUgraphNode_st { struct object head; CUgraph graph, child; int type, device; CUdeviceptr address; uint64_t bytes; };
-struct CUgraphExec_st { struct object head; uint64_t bytes[BOOK_GPUS]; bool launched; };
+struct CUgraphExec_st { struct object head; uint64_t bytes[SHARED_GPUS]; bool launched; };
 
-static uint64_t reserved[BOOK_GPUS], used[BOOK_GPUS]; /* by device */
+static uint64_t reserved[SHARED_GPUS], used[SHARED_GPUS]; /* by device */
 
 CUgraph graph_new(void) { return object_new(OBJECT_GRAPH, sizeof(struct CUgraph_st)); }
 
@@ -183,9 +183,9 @@ static CUresult launch(CUgraphExec e)
 {
     GUARD;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
-    for (int d = 0; d < BOOK_GPUS && !e->launched; d++) {
+    for (int d = 0; d < SHARED_GPUS && !e->launched; d++) {
         uint64_t more = used[d] + e->bytes[d] > reserved[d] ? used[d] + e->bytes[d] - reserved[d] : 0;
-        CHECK(more == 0 || book_add(device_gpu(d), BOOK_MEMORY, more), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(more == 0 || shared_add(device_gpu(d), SHARED_MEMORY, more), CUDA_ERROR_OUT_OF_MEMORY);
         reserved[d] += more;
         used[d] += e->bytes[d];
     }
@@ -203,7 +203,7 @@ API CUresult cuGraphExecDestroy(CUgraphExec e)
 {
     GUARD;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
-    for (int d = 0; d < BOOK_GPUS && e->launched; d++) used[d] -= e->bytes[d];
+    for (int d = 0; d < SHARED_GPUS && e->launched; d++) used[d] -= e->bytes[d];
     object_delete(&e->head);
     return CUDA_SUCCESS;
 }
@@ -211,7 +211,7 @@ API CUresult cuDeviceGraphMemTrim(CUdevice d)
 {
     GUARD;
     CHECK(device_gpu(d) >= 0, CUDA_ERROR_INVALID_DEVICE);
-    if (reserved[d] > used[d]) book_sub(device_gpu(d), BOOK_MEMORY, reserved[d] - used[d]);
+    if (reserved[d] > used[d]) shared_sub(device_gpu(d), SHARED_MEMORY, reserved[d] - used[d]);
     reserved[d] = used[d];
     return CUDA_SUCCESS;
 }

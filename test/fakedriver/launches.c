@@ -1,5 +1,5 @@
-/* Launches: each takes the GPU for as long as "devices" says, one after the other, whoever it is of. A launch does not wait for it unless
- * many of its process are ahead; a synchronisation does. */
+/* Launches: each occupies the GPU for the time in "devices", one after the other, for all processes. A launch waits
+ * only if many of its process are ahead; a synchronisation always does. */
 #define _GNU_SOURCE
 #include "objects.h"
 
@@ -8,7 +8,7 @@
 
 enum { AHEAD = 64 }; /* launches that a process may be ahead of the GPU */
 
-static unsigned long long counts[BOOK_GPUS], captured;
+static unsigned long long counts[SHARED_GPUS], captured;
 
 CUresult launched(CUstream s)
 {
@@ -21,15 +21,15 @@ CUresult launched(CUstream s)
         return CUDA_SUCCESS;
     }
     __atomic_fetch_add(&counts[gpu], 1, __ATOMIC_SEQ_CST);
-    left = book_run(gpu);
-    if (left > AHEAD * book_launch_time()) book_sleep(left - AHEAD * book_launch_time());
+    left = shared_run(gpu);
+    if (left > AHEAD * shared_launch_time()) shared_sleep(left - AHEAD * shared_launch_time());
     return CUDA_SUCCESS;
 }
 
 void launches_end(void)
 {
     CUcontext c = device_current();
-    if (c) book_sleep(book_running(c->gpu));
+    if (c) shared_sleep(shared_running(c->gpu));
 }
 
 typedef struct CUfunc_st *F;
@@ -64,6 +64,6 @@ API CUresult cuLaunchGridAsync(F f, int width, int height, CUstream s) { return 
 API unsigned long long fakedriverLaunches(int gpu) { return __atomic_load_n(&counts[gpu], __ATOMIC_SEQ_CST); }
 API unsigned long long fakedriverCaptured(void) { return __atomic_load_n(&captured, __ATOMIC_SEQ_CST); }
 
-/* And its clock, for who wants to be on it: in microseconds, from cuInit on. */
-API unsigned long long fakedriverClock(void) { return book_clock(); }
-API void fakedriverSleep(unsigned long long microseconds) { book_sleep(microseconds); }
+/* And its clock, for programs that run by it: in microseconds, from cuInit on. */
+API unsigned long long fakedriverClock(void) { return shared_clock(); }
+API void fakedriverSleep(unsigned long long microseconds) { shared_sleep(microseconds); }

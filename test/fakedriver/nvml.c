@@ -1,6 +1,6 @@
-/* A libnvidia-ml that knows the GPUs of the book. */
+/* A libnvidia-ml that reports the GPUs of the shared state. */
 #include "../../shim/nvml_abi.h"
-#include "book.h"
+#include "shared.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,13 +17,13 @@ typedef struct {
 } nvmlPciInfo_t;
 
 struct nvmlDevice_st { int index; };
-static struct nvmlDevice_st handles[BOOK_GPUS];
+static struct nvmlDevice_st handles[SHARED_GPUS];
 static int users;
 
-/* index_of: a handle that is none gives -1. */
+/* index_of is -1 for an invalid handle. */
 static int index_of(nvmlDevice_t d)
 {
-    return d >= handles && d < handles + book_gpus() ? (int)(d - handles) : -1;
+    return d >= handles && d < handles + shared_gpus() ? (int)(d - handles) : -1;
 }
 
 #define NEED(index, condition)                                    \
@@ -33,7 +33,7 @@ static int index_of(nvmlDevice_t d)
 
 API nvmlReturn_t nvmlInit_v2(void)
 {
-    if (!book_open()) return NVML_ERROR_DRIVER_NOT_LOADED;
+    if (!shared_open()) return NVML_ERROR_DRIVER_NOT_LOADED;
     users++;
     return NVML_SUCCESS;
 }
@@ -81,7 +81,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *n)
 {
     if (users == 0) return NVML_ERROR_UNINITIALIZED;
     if (!n) return NVML_ERROR_INVALID_ARGUMENT;
-    *n = (unsigned int)book_gpus();
+    *n = (unsigned int)shared_gpus();
     return NVML_SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetCount(unsigned int *n) { return nvmlDeviceGetCount_v2(n); }
@@ -89,7 +89,7 @@ API nvmlReturn_t nvmlDeviceGetCount(unsigned int *n) { return nvmlDeviceGetCount
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     if (users == 0) return NVML_ERROR_UNINITIALIZED;
-    if (!device || index >= (unsigned int)book_gpus()) return NVML_ERROR_INVALID_ARGUMENT;
+    if (!device || index >= (unsigned int)shared_gpus()) return NVML_ERROR_INVALID_ARGUMENT;
     *device = &handles[index];
     return NVML_SUCCESS;
 }
@@ -99,20 +99,20 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devic
 {
     if (users == 0) return NVML_ERROR_UNINITIALIZED;
     if (!uuid || !device) return NVML_ERROR_INVALID_ARGUMENT;
-    for (int i = 0; i < book_gpus(); i++)
-        if (strcmp(uuid, book_gpu(i)->uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned int)i, device);
+    for (int i = 0; i < shared_gpus(); i++)
+        if (strcmp(uuid, shared_gpu(i)->uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned int)i, device);
     return NVML_ERROR_NOT_FOUND;
 }
 
 API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
     NEED(i, uuid);
-    return text(uuid, length, book_gpu(i)->uuid);
+    return text(uuid, length, shared_gpu(i)->uuid);
 }
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     NEED(i, name);
-    return text(name, length, book_gpu(i)->name);
+    return text(name, length, shared_gpu(i)->name);
 }
 API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
@@ -135,8 +135,8 @@ API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m)
 {
     NEED(i, m);
-    m->total = book_gpu(i)->memory;
-    m->used = book_used(i);
+    m->total = shared_gpu(i)->memory;
+    m->used = shared_used(i);
     m->free = m->total - m->used;
     return NVML_SUCCESS;
 }
@@ -145,8 +145,8 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 {
     NEED(i, m);
     if (m->version != NVML_MEMORY_V2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    m->total = book_gpu(i)->memory;
-    m->used = book_used(i);
+    m->total = shared_gpu(i)->memory;
+    m->used = shared_used(i);
     m->reserved = 0;
     m->free = m->total - m->used;
     return NVML_SUCCESS;
@@ -155,15 +155,15 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *m)
 {
     NEED(i, m);
-    *m = (nvmlBAR1Memory_t){.bar1Total = book_gpu(i)->memory * 2, .bar1Free = book_gpu(i)->memory * 2};
+    *m = (nvmlBAR1Memory_t){.bar1Total = shared_gpu(i)->memory * 2, .bar1Free = shared_gpu(i)->memory * 2};
     return NVML_SUCCESS;
 }
 
-/* processes answers all six calls: with too little room it only says how much is needed. */
+/* processes answers all six calls. With too little room it only returns how much is needed. */
 static nvmlReturn_t processes(int gpu, unsigned int *n, void *infos, size_t size)
 {
-    struct book_process list[1024];
-    int found = book_processes(gpu, list, 1024);
+    struct shared_process list[1024];
+    int found = shared_processes(gpu, list, 1024);
     char *to = infos;
 
     if (found > 0 && (*n < (unsigned int)found || !infos)) {
@@ -204,24 +204,24 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 
 typedef struct { unsigned int pid; unsigned long long timeStamp; unsigned int smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
 
-/* What each process had of the GPU's time since this process last asked; a first question hears of none. Whoever asks how many there are, as all
- * do before, looks: where the clock is the book's, that lets it go on. */
+/* What each process had of the GPU's time since this process's last call; the first call returns none. A call for the
+ * number of samples, which all callers make first, is a look: it advances a simulated clock. */
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *n, unsigned long long since)
 {
     enum { MOST = 1024 };
-    static struct book_process before[BOOK_GPUS][MOST];
-    static int known[BOOK_GPUS];
-    static uint64_t asked[BOOK_GPUS];
-    struct book_process now[MOST];
+    static struct shared_process before[SHARED_GPUS][MOST];
+    static int known[SHARED_GPUS];
+    static uint64_t asked[SHARED_GPUS];
+    struct shared_process now[MOST];
     uint64_t clock, passed;
     int found;
     NEED(i, n);
 
     (void)since;
-    if (book_launch_time() == 0) return NVML_ERROR_NOT_SUPPORTED;
-    if (!samples) book_look();
-    clock = book_clock();
-    found = book_busy(i, now, MOST);
+    if (shared_launch_time() == 0) return NVML_ERROR_NOT_SUPPORTED;
+    if (!samples) shared_look();
+    clock = shared_clock();
+    found = shared_busy(i, now, MOST);
     if (found == 0) return NVML_ERROR_NOT_FOUND;
     if (!samples || *n < (unsigned int)found) return *n = (unsigned int)found, NVML_ERROR_INSUFFICIENT_SIZE;
     passed = clock > asked[i] ? clock - asked[i] : 1;
@@ -264,18 +264,18 @@ API nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemory
 
     if (geteuid() != 0) return NVML_ERROR_NO_PERMISSION;
     if (stat(limits->nameSpace, &st) < 0) return NVML_ERROR_INVALID_ARGUMENT;
-    book_wish(wish, sizeof wish);
+    shared_wish(wish, sizeof wish);
     if (strcmp(wish, "fail") == 0) return NVML_ERROR_UNKNOWN;
     if (strcmp(wish, "ignore") == 0) return NVML_SUCCESS;
-    return book_set_limit(i, limits->nameSpace, limits->softLimit, limits->hardLimit) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    return shared_set_limit(i, limits->nameSpace, limits->softLimit, limits->hardLimit) ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
 {
-    uint64_t soft = 0, hard = BOOK_NO_LIMIT, used = 0;
+    uint64_t soft = 0, hard = SHARED_NO_LIMIT, used = 0;
     NEED(i, limits && limits->nameSpace);
 
-    if (!book_limit(i, limits->nameSpace, &soft, &hard, &used)) return NVML_ERROR_NOT_SUPPORTED; /* as seen of a cgroup without any */
+    if (!shared_limit(i, limits->nameSpace, &soft, &hard, &used)) return NVML_ERROR_NOT_SUPPORTED; /* as for a cgroup without a limit */
     limits->softLimit = soft;
     limits->hardLimit = hard;
     limits->currentUsed = used;
@@ -291,4 +291,4 @@ API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 }
 
 /* Not NVML's: what the memory of a GPU was at most, in all processes, for tests. */
-API unsigned long long fakedriverPeak(unsigned int gpu) { return book_open() ? book_peak((int)gpu) : ~0ull; }
+API unsigned long long fakedriverPeak(unsigned int gpu) { return shared_open() ? shared_peak((int)gpu) : ~0ull; }

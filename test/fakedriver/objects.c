@@ -95,7 +95,7 @@ bool memory_new(CUcontext context, int gpu, uint64_t bytes, CUdeviceptr *p)
 {
     struct memory *m;
 
-    if (!book_add(gpu, BOOK_MEMORY, bytes)) return false;
+    if (!shared_add(gpu, SHARED_MEMORY, bytes)) return false;
     m = object_new(OBJECT_MEMORY, sizeof *m);
     m->context = context;
     m->gpu = gpu;
@@ -116,7 +116,7 @@ static bool array_of(void *a, const void *context) { return ((CUarray)a)->contex
 
 static void discard(struct memory *m)
 {
-    book_sub(m->gpu, BOOK_MEMORY, m->bytes);
+    shared_sub(m->gpu, SHARED_MEMORY, m->bytes);
     object_delete(&m->head);
 }
 
@@ -146,7 +146,7 @@ void free_context_memory(CUcontext context)
     while ((m = object_find(OBJECT_MEMORY, of, context))) discard(m);
     for (int i = 0; i < 3; i++)
         while ((a = object_find(arrays[i], array_of, context))) {
-            book_sub(a->gpu, BOOK_MEMORY, a->bytes);
+            shared_sub(a->gpu, SHARED_MEMORY, a->bytes);
             object_delete(&a->head);
         }
 }

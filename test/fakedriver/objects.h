@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../shim/cuda_abi.h"
-#include "book.h"
+#include "shared.h"
 
 #define API __attribute__((visibility("default")))
 

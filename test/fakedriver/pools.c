@@ -13,7 +13,7 @@ struct CUmemPoolHandle_st { struct object head; int gpu, device; bool host; uint
 struct CUstream_st { struct object head; CUcontext context; CUgraph capture; };
 struct pool_memory { struct object head; CUmemoryPool pool; CUdeviceptr address; uint64_t bytes; };
 
-static CUmemoryPool defaults[BOOK_GPUS], chosen[BOOK_GPUS];
+static CUmemoryPool defaults[SHARED_GPUS], chosen[SHARED_GPUS];
 
 static CUmemoryPool pool_new(CUdevice d, bool host)
 {
@@ -31,7 +31,7 @@ static bool grow(CUmemoryPool p, uint64_t used)
 
     if (used <= p->reserved) return true;
     more = (used - p->reserved + CHUNK - 1) / CHUNK * CHUNK;
-    if (!p->host && !book_add(p->gpu, BOOK_MEMORY, more)) return false;
+    if (!p->host && !shared_add(p->gpu, SHARED_MEMORY, more)) return false;
     p->reserved += more;
     return true;
 }
@@ -42,7 +42,7 @@ static void shrink(CUmemoryPool p, uint64_t keep)
 
     want = (want + CHUNK - 1) / CHUNK * CHUNK;
     if (want >= p->reserved) return;
-    if (!p->host) book_sub(p->gpu, BOOK_MEMORY, p->reserved - want);
+    if (!p->host) shared_sub(p->gpu, SHARED_MEMORY, p->reserved - want);
     p->reserved = want;
 }
 

@@ -9,7 +9,7 @@ struct mapping { struct object head; struct block *block; CUdeviceptr address; u
 static void drop(struct block *b)
 {
     if (b->handles || b->mappings) return;
-    if (b->gpu >= 0) book_sub(b->gpu, BOOK_MEMORY, b->bytes);
+    if (b->gpu >= 0) shared_sub(b->gpu, SHARED_MEMORY, b->bytes);
     object_delete(&b->head);
 }
 
@@ -25,7 +25,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t bytes, const CU
     if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         gpu = device_gpu(prop->location.id);
         CHECK(gpu >= 0, CUDA_ERROR_INVALID_DEVICE);
-        CHECK(book_add(gpu, BOOK_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(shared_add(gpu, SHARED_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
     }
     b = object_new(OBJECT_BLOCK, sizeof *b);
     b->gpu = gpu;

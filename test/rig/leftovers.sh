@@ -7,7 +7,8 @@ set -uo pipefail
 
 die() { echo "leftovers.sh: $*" >&2; exit 1; }
 
-# Where gpuledger, runc and crun put things when nobody tells them otherwise: a test that forgets to say is found here.
+# The directories that gpuledger, runc and crun use by default. A test that forgets to set its own is
+# found here.
 places=(/run/gpuledger /var/lib/gpuledger /var/log/gpuledger /etc/gpuledger /run/runc /run/crun)
 
 # What engines, of this machine or of a test, keep in /run: CMD begins without it.

@@ -1,8 +1,8 @@
-/* The book: a text file "devices" that says what GPUs there are, and "usage", which all processes map. Both lie in
+/* The shared state: a text file "devices" that lists the GPUs, and "usage", which all processes map. Both lie in
  * $FAKEDRIVER_DIR, else in /run/fakedriver (a container), else in run/fakedriver of the driver root that the library
  * was loaded from. */
 #define _GNU_SOURCE
-#include "book.h"
+#include "shared.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -19,34 +19,34 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 1024, PATHS = 192, LIMITS = 64, DESK = 0, FIRST_SEAT = 1 }; /* DESK and FIRST_SEAT + i are bytes of the file to lock */
-enum { FIRST_MOMENT = 1000000000 }; /* of our own clock: a machine that has been up for a while */
+enum { SLOTS = 1024, PATHS = 192, LIMITS = 64, LOCK_BYTE = 0, FIRST_SLOT_BYTE = 1 }; /* LOCK_BYTE and FIRST_SLOT_BYTE + i are bytes of the file to lock */
+enum { FIRST_MOMENT = 1000000000 }; /* of the simulated clock: a machine that has been up for a while */
 
-struct seat {
-    uint32_t pid;    /* as its process knows it, in this namespace: */
-    uint64_t pid_ns; /* 0 where there is no /proc to tell */
+struct slot {
+    uint32_t pid;    /* as in its own namespace, which is: */
+    uint64_t pid_ns; /* 0 without a /proc */
     char cgroup[PATHS];
-    uint64_t used[BOOK_KINDS][BOOK_GPUS];
-    uint64_t busy[BOOK_GPUS]; /* microseconds that its launches took */
-    uint64_t wake;            /* until when it sleeps, by a clock of ours; 0: it takes no part in it */
+    uint64_t used[SHARED_KINDS][SHARED_GPUS];
+    uint64_t busy[SHARED_GPUS]; /* microseconds that its launches took */
+    uint64_t wake;            /* until when it sleeps, by the simulated clock; 0: it takes no part */
 };
 
 struct limit {
-    char cgroup[PATHS]; /* empty: a free place */
-    uint64_t soft[BOOK_GPUS], hard[BOOK_GPUS];
+    char cgroup[PATHS]; /* empty: a free entry */
+    uint64_t soft[SHARED_GPUS], hard[SHARED_GPUS];
 };
 
 struct usage {
     struct limit limits[LIMITS];
-    uint64_t peak[BOOK_GPUS];
-    uint64_t until[BOOK_GPUS]; /* microseconds of the clock: when a GPU has run what it has */
-    uint64_t clock, horizon;   /* of our own: now, and how far it may go */
-    uint32_t ticks;            /* how often it went on: who sleeps waits for the next */
-    struct seat seats[SLOTS];
+    uint64_t peak[SHARED_GPUS];
+    uint64_t until[SHARED_GPUS]; /* microseconds of the clock: when a GPU has run what it has */
+    uint64_t clock, horizon;   /* simulated: now, and how far it may go */
+    uint32_t ticks;            /* how often it advanced: a sleeping process waits for the next */
+    struct slot slots[SLOTS];
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct book_gpu gpus[BOOK_GPUS];
+static struct shared_gpu gpus[SHARED_GPUS];
 static int count;
 static uint64_t context_bytes, launch_time, look_time;
 static struct usage *usage;
@@ -69,7 +69,7 @@ static bool directory(char *path, size_t size)
 
     if (env) return snprintf(path, size, "%s", env) > 0;
     if (snprintf(path, size, "/run/fakedriver") > 0 && access(path, X_OK) == 0) return true;
-    if (!dladdr((void *)book_open, &self)) return false;
+    if (!dladdr((void *)shared_open, &self)) return false;
     for (const char *usr = self.dli_fname; (usr = strstr(usr, "/usr/")); usr++) {
         snprintf(path, size, "%.*s/run/fakedriver", (int)(usr - self.dli_fname), self.dli_fname);
         if (access(path, X_OK) == 0) return true;
@@ -77,7 +77,7 @@ static bool directory(char *path, size_t size)
     return false;
 }
 
-static bool parse_uuid(struct book_gpu *g)
+static bool parse_uuid(struct shared_gpu *g)
 {
     const char *p = g->uuid + 4;
 
@@ -90,8 +90,9 @@ static bool parse_uuid(struct book_gpu *g)
     return true;
 }
 
-/* read_devices: lines of "UUID MiB NAME", one of "context MiB" for what a context takes, and perhaps one of "launch MICROSECONDS" for how long
- * each launch runs; without it they take no time, and nothing is told of it. With "look MICROSECONDS" the clock is ours (book.h). */
+/* read_devices reads lines of "UUID MiB NAME" and one of "context MiB" for the memory of a context. A line of
+ * "launch MICROSECONDS" is how long each launch runs; without it launches take no time, and none is reported. With
+ * "look MICROSECONDS" the clock is simulated (shared.h). */
 static bool read_devices(const char *dir)
 {
     char path[4096], line[256];
@@ -100,9 +101,9 @@ static bool read_devices(const char *dir)
     snprintf(path, sizeof path, "%s/devices", dir);
     f = fopen(path, "re");
     if (!f) return false;
-    while (count < BOOK_GPUS && fgets(line, sizeof line, f)) {
+    while (count < SHARED_GPUS && fgets(line, sizeof line, f)) {
         unsigned long long mib;
-        struct book_gpu *g = &gpus[count];
+        struct shared_gpu *g = &gpus[count];
         if (sscanf(line, "context %llu", &mib) == 1)
             context_bytes = mib << 20;
         else if (sscanf(line, "launch %llu", &mib) == 1)
@@ -126,7 +127,7 @@ static bool map_usage(const char *dir)
     snprintf(path, sizeof path, "%s/usage", dir);
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0 || fstat(fd, &st) < 0) return false;
-    fchmod(fd, 0666); /* the umask is not to keep other users out */
+    fchmod(fd, 0666); /* the umask must not keep other users out */
     if ((size_t)st.st_size < sizeof *usage && ftruncate(fd, sizeof *usage) < 0) return false;
     usage = mmap(NULL, sizeof *usage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (usage == MAP_FAILED) usage = NULL;
@@ -139,8 +140,8 @@ static bool lock_byte(int command, int type, off_t byte)
     return fcntl(fd, command, &l) == 0;
 }
 
-static void enter(void) { lock_byte(F_OFD_SETLKW, F_WRLCK, DESK); }
-static void leave(void) { lock_byte(F_OFD_SETLK, F_UNLCK, DESK); }
+static void enter(void) { lock_byte(F_OFD_SETLKW, F_WRLCK, LOCK_BYTE); }
+static void leave(void) { lock_byte(F_OFD_SETLK, F_UNLCK, LOCK_BYTE); }
 
 /* own_cgroup is the caller's in v2, from the root of its cgroup namespace. */
 static void own_cgroup(char *path)
@@ -154,17 +155,17 @@ static void own_cgroup(char *path)
     if (f) fclose(f);
 }
 
-/* take_seat: the first that nobody holds. A dead process's lock is gone. */
-static bool take_seat(void)
+/* take_slot takes the first slot that no process has locked. The kernel frees the lock of a process that ends. */
+static bool take_slot(void)
 {
     enter();
     for (int i = 0; i < SLOTS && mine < 0; i++)
-        if (lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SEAT + i)) mine = i;
+        if (lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SLOT_BYTE + i)) mine = i;
     if (mine >= 0) {
-        memset(&usage->seats[mine], 0, sizeof usage->seats[mine]);
-        usage->seats[mine].pid = (uint32_t)getpid();
-        usage->seats[mine].pid_ns = pid_namespace("self");
-        own_cgroup(usage->seats[mine].cgroup);
+        memset(&usage->slots[mine], 0, sizeof usage->slots[mine]);
+        usage->slots[mine].pid = (uint32_t)getpid();
+        usage->slots[mine].pid_ns = pid_namespace("self");
+        own_cgroup(usage->slots[mine].cgroup);
         if (usage->clock == 0) usage->clock = usage->horizon = FIRST_MOMENT;
     }
     leave();
@@ -181,7 +182,7 @@ static void close_in_child(void)
     pthread_mutex_init(&mutex, NULL);
 }
 
-bool book_open(void)
+bool shared_open(void)
 {
     static bool registered;
     char dir[4000];
@@ -192,25 +193,25 @@ bool book_open(void)
     if (!ok && directory(dir, sizeof dir)) {
         count = 0;
         snprintf(directory_name, sizeof directory_name, "%s", dir);
-        ok = read_devices(dir) && map_usage(dir) && take_seat();
+        ok = read_devices(dir) && map_usage(dir) && take_slot();
         if (!registered) registered = pthread_atfork(NULL, NULL, close_in_child) == 0;
     }
     pthread_mutex_unlock(&mutex);
     return ok;
 }
 
-int book_gpus(void) { return count; }
-uint64_t book_context_bytes(void) { return context_bytes; }
-const struct book_gpu *book_gpu(int index) { return index >= 0 && index < count ? &gpus[index] : NULL; }
+int shared_gpus(void) { return count; }
+uint64_t shared_context_bytes(void) { return context_bytes; }
+const struct shared_gpu *shared_gpu(int index) { return index >= 0 && index < count ? &gpus[index] : NULL; }
 
-/* bury empties the seat of a process that is no more. Under the desk's lock. */
-static void bury(int i)
+/* clear_slot empties the slot of a process that has ended. The caller holds the lock of LOCK_BYTE. */
+static void clear_slot(int i)
 {
-    struct seat *s = &usage->seats[i];
+    struct slot *s = &usage->slots[i];
 
-    if (i == mine || s->pid == 0 || !lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SEAT + i)) return;
+    if (i == mine || s->pid == 0 || !lock_byte(F_OFD_SETLK, F_WRLCK, FIRST_SLOT_BYTE + i)) return;
     memset(s, 0, sizeof *s);
-    lock_byte(F_OFD_SETLK, F_UNLCK, FIRST_SEAT + i);
+    lock_byte(F_OFD_SETLK, F_UNLCK, FIRST_SLOT_BYTE + i);
 }
 
 static uint64_t sum(int gpu, unsigned int kinds)
@@ -218,14 +219,14 @@ static uint64_t sum(int gpu, unsigned int kinds)
     uint64_t total = 0;
 
     for (int i = 0; i < SLOTS; i++) {
-        bury(i);
-        for (int k = 0; k < BOOK_KINDS; k++)
-            if (kinds & 1u << k) total += usage->seats[i].used[k][gpu];
+        clear_slot(i);
+        for (int k = 0; k < SHARED_KINDS; k++)
+            if (kinds & 1u << k) total += usage->slots[i].used[k][gpu];
     }
     return total;
 }
 
-static const unsigned int every_kind = (1u << BOOK_KINDS) - 1;
+static const unsigned int every_kind = (1u << SHARED_KINDS) - 1;
 
 static bool within(const char *cgroup, const char *above)
 {
@@ -238,27 +239,27 @@ static uint64_t held_in(const char *cgroup, int gpu)
     uint64_t total = 0;
 
     for (int i = 0; i < SLOTS; i++) {
-        bury(i);
-        if (within(usage->seats[i].cgroup, cgroup))
-            for (int k = 0; k < BOOK_KINDS; k++) total += usage->seats[i].used[k][gpu];
+        clear_slot(i);
+        if (within(usage->slots[i].cgroup, cgroup))
+            for (int k = 0; k < SHARED_KINDS; k++) total += usage->slots[i].used[k][gpu];
     }
     return total;
 }
 
-/* allowed: no limit of a cgroup that this process is in, or below, is in the way. */
+/* allowed: no limit of this process's cgroup, or of one above it, forbids it. */
 static bool allowed(int gpu, uint64_t bytes)
 {
     for (int i = 0; i < LIMITS; i++) {
         const struct limit *l = &usage->limits[i];
         uint64_t used;
-        if (!*l->cgroup || l->hard[gpu] == BOOK_NO_LIMIT || !within(usage->seats[mine].cgroup, l->cgroup)) continue;
+        if (!*l->cgroup || l->hard[gpu] == SHARED_NO_LIMIT || !within(usage->slots[mine].cgroup, l->cgroup)) continue;
         used = held_in(l->cgroup, gpu);
         if (used > l->hard[gpu] || bytes > l->hard[gpu] - used) return false;
     }
     return true;
 }
 
-bool book_add(int gpu, enum book_kind kind, uint64_t bytes)
+bool shared_add(int gpu, enum shared_kind kind, uint64_t bytes)
 {
     bool fits = false;
 
@@ -267,8 +268,8 @@ bool book_add(int gpu, enum book_kind kind, uint64_t bytes)
     if (bytes <= gpus[gpu].memory && sum(gpu, every_kind) <= gpus[gpu].memory - bytes && allowed(gpu, bytes)) {
         uint64_t memory;
         fits = true;
-        usage->seats[mine].used[kind][gpu] += bytes;
-        memory = sum(gpu, 1u << BOOK_MEMORY);
+        usage->slots[mine].used[kind][gpu] += bytes;
+        memory = sum(gpu, 1u << SHARED_MEMORY);
         if (memory > usage->peak[gpu]) usage->peak[gpu] = memory;
     }
     leave();
@@ -276,11 +277,11 @@ bool book_add(int gpu, enum book_kind kind, uint64_t bytes)
     return fits;
 }
 
-void book_sub(int gpu, enum book_kind kind, uint64_t bytes)
+void shared_sub(int gpu, enum shared_kind kind, uint64_t bytes)
 {
     pthread_mutex_lock(&mutex);
     enter();
-    usage->seats[mine].used[kind][gpu] -= bytes;
+    usage->slots[mine].used[kind][gpu] -= bytes;
     leave();
     pthread_mutex_unlock(&mutex);
 }
@@ -297,13 +298,13 @@ static uint64_t ask(int gpu, unsigned int kinds)
     return total;
 }
 
-uint64_t book_used(int gpu) { return ask(gpu, every_kind); }
-uint64_t book_mine(int gpu, enum book_kind kind) { return usage->seats[mine].used[kind][gpu]; }
-uint64_t book_peak(int gpu) { return usage->peak[gpu]; }
+uint64_t shared_used(int gpu) { return ask(gpu, every_kind); }
+uint64_t shared_mine(int gpu, enum shared_kind kind) { return usage->slots[mine].used[kind][gpu]; }
+uint64_t shared_peak(int gpu) { return usage->peak[gpu]; }
 
-/* pid_here is a seat's pid in the namespace of the one who asks, as the kernel's own driver tells it. What is not below that
- * namespace keeps its own. */
-static unsigned int pid_here(const struct seat *s)
+/* pid_here is a slot's pid in the caller's namespace, as the real driver reports it. A process outside of that
+ * namespace keeps its own pid. */
+static unsigned int pid_here(const struct slot *s)
 {
     unsigned int pid = s->pid;
     struct dirent *entry;
@@ -331,16 +332,16 @@ static unsigned int pid_here(const struct seat *s)
     return pid;
 }
 
-int book_processes(int gpu, struct book_process *list, int room)
+int shared_processes(int gpu, struct shared_process *list, int room)
 {
     int n = 0;
 
     ask(gpu, every_kind);
     for (int i = 0; i < SLOTS; i++) {
-        const struct seat *s = &usage->seats[i];
-        uint64_t used = s->used[BOOK_MEMORY][gpu] + s->used[BOOK_CONTEXTS][gpu];
+        const struct slot *s = &usage->slots[i];
+        uint64_t used = s->used[SHARED_MEMORY][gpu] + s->used[SHARED_CONTEXTS][gpu];
         if (used == 0) continue;
-        if (n < room) list[n] = (struct book_process){.pid = pid_here(s), .used = used};
+        if (n < room) list[n] = (struct shared_process){.pid = pid_here(s), .used = used};
         n++;
     }
     return n;
@@ -348,7 +349,7 @@ int book_processes(int gpu, struct book_process *list, int room)
 
 /* ---- time ---- */
 
-uint64_t book_clock(void)
+uint64_t shared_clock(void)
 {
     struct timespec t;
 
@@ -364,14 +365,14 @@ static void rest(uint64_t microseconds)
     if (microseconds > 0) clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
-/* pass lets our clock go on to the next moment at which somebody wakes, and reports whether all sleep beyond the horizon. While one of them
- * is awake it stands still. Under the desk's lock. */
-static bool pass(void)
+/* advance moves the simulated clock to the next moment at which a process wakes. It reports whether all sleep beyond
+ * the horizon. While a process is awake the clock stands still. The caller holds the lock of LOCK_BYTE. */
+static bool advance(void)
 {
     uint64_t next = usage->horizon;
 
     for (int i = 0; i < SLOTS; i++) {
-        uint64_t wake = (bury(i), usage->seats[i].wake);
+        uint64_t wake = (clear_slot(i), usage->slots[i].wake);
         if (wake == 0) continue;
         if (wake <= usage->clock) return false;
         if (wake < next) next = wake;
@@ -383,7 +384,7 @@ static bool pass(void)
     return false;
 }
 
-void book_sleep(uint64_t microseconds)
+void shared_sleep(uint64_t microseconds)
 {
     uint64_t until;
 
@@ -394,19 +395,19 @@ void book_sleep(uint64_t microseconds)
     pthread_mutex_lock(&mutex);
     enter();
     until = usage->clock + microseconds;
-    usage->seats[mine].wake = until;
-    pass();
+    usage->slots[mine].wake = until;
+    advance();
     leave();
     pthread_mutex_unlock(&mutex);
     for (;;) {
         uint32_t ticks = __atomic_load_n(&usage->ticks, __ATOMIC_SEQ_CST);
-        if (book_clock() >= until) return;
+        if (shared_clock() >= until) return;
         syscall(SYS_futex, &usage->ticks, FUTEX_WAIT, ticks, NULL, NULL, 0);
     }
 }
 
-/* book_look looks again and again, because one that is killed tells nobody. */
-void book_look(void)
+/* shared_look polls, because a killed process wakes no other. */
+void shared_look(void)
 {
     bool over = look_time == 0, first = true;
 
@@ -414,7 +415,7 @@ void book_look(void)
         pthread_mutex_lock(&mutex);
         enter();
         if (first) usage->horizon = usage->clock + look_time;
-        over = pass();
+        over = advance();
         leave();
         pthread_mutex_unlock(&mutex);
         first = false;
@@ -422,45 +423,45 @@ void book_look(void)
     }
 }
 
-uint64_t book_launch_time(void) { return launch_time; }
+uint64_t shared_launch_time(void) { return launch_time; }
 
-uint64_t book_run(int gpu)
+uint64_t shared_run(int gpu)
 {
     uint64_t now, left;
 
     if (launch_time == 0) return 0;
     pthread_mutex_lock(&mutex);
     enter();
-    now = book_clock();
+    now = shared_clock();
     if (usage->until[gpu] < now) usage->until[gpu] = now;
     usage->until[gpu] += launch_time;
-    usage->seats[mine].busy[gpu] += launch_time;
+    usage->slots[mine].busy[gpu] += launch_time;
     left = usage->until[gpu] - now;
     leave();
     pthread_mutex_unlock(&mutex);
     return left;
 }
 
-uint64_t book_running(int gpu)
+uint64_t shared_running(int gpu)
 {
-    uint64_t now = book_clock(), until = usage->until[gpu];
+    uint64_t now = shared_clock(), until = usage->until[gpu];
     return until > now ? until - now : 0;
 }
 
-int book_busy(int gpu, struct book_process *list, int room)
+int shared_busy(int gpu, struct shared_process *list, int room)
 {
     int n = 0;
 
     ask(gpu, every_kind);
     for (int i = 0; i < SLOTS; i++)
-        if (usage->seats[i].busy[gpu] > 0 && n++ < room) list[n - 1] = (struct book_process){.pid = pid_here(&usage->seats[i]), .used = usage->seats[i].busy[gpu]};
+        if (usage->slots[i].busy[gpu] > 0 && n++ < room) list[n - 1] = (struct shared_process){.pid = pid_here(&usage->slots[i]), .used = usage->slots[i].busy[gpu]};
     return n;
 }
 
 static const char mount_point[] = "/sys/fs/cgroup";
 
-/* place finds a cgroup's limit, or with make a free place for one. What is said of cgroups that are gone is forgotten. */
-static struct limit *place(const char *directory, bool make)
+/* limit_of finds a cgroup's limit, or with make a free entry for one. It drops the limits of removed cgroups. */
+static struct limit *limit_of(const char *directory, bool make)
 {
     struct limit *vacant = NULL;
     struct stat st;
@@ -476,17 +477,17 @@ static struct limit *place(const char *directory, bool make)
     }
     if (!make || !vacant) return NULL;
     snprintf(vacant->cgroup, sizeof vacant->cgroup, "%s", directory + sizeof mount_point - 1);
-    for (int i = 0; i < BOOK_GPUS; i++) vacant->hard[i] = BOOK_NO_LIMIT;
+    for (int i = 0; i < SHARED_GPUS; i++) vacant->hard[i] = SHARED_NO_LIMIT;
     return vacant;
 }
 
-bool book_set_limit(int gpu, const char *directory, uint64_t soft, uint64_t hard)
+bool shared_set_limit(int gpu, const char *directory, uint64_t soft, uint64_t hard)
 {
     struct limit *l;
 
     pthread_mutex_lock(&mutex);
     enter();
-    l = place(directory, true);
+    l = limit_of(directory, true);
     if (l) {
         l->soft[gpu] = soft;
         l->hard[gpu] = hard;
@@ -496,13 +497,13 @@ bool book_set_limit(int gpu, const char *directory, uint64_t soft, uint64_t hard
     return l != NULL;
 }
 
-bool book_limit(int gpu, const char *directory, uint64_t *soft, uint64_t *hard, uint64_t *used)
+bool shared_limit(int gpu, const char *directory, uint64_t *soft, uint64_t *hard, uint64_t *used)
 {
     const struct limit *l;
 
     pthread_mutex_lock(&mutex);
     enter();
-    l = place(directory, false);
+    l = limit_of(directory, false);
     if (l) {
         *soft = l->soft[gpu];
         *hard = l->hard[gpu];
@@ -518,21 +519,21 @@ static const struct limit *own_limit(int gpu)
 {
     for (int i = 0; i < LIMITS; i++) {
         const struct limit *l = &usage->limits[i];
-        if (*l->cgroup && strcmp(l->cgroup, usage->seats[mine].cgroup) == 0 && l->hard[gpu] < gpus[gpu].memory) return l;
+        if (*l->cgroup && strcmp(l->cgroup, usage->slots[mine].cgroup) == 0 && l->hard[gpu] < gpus[gpu].memory) return l;
     }
     return NULL;
 }
 
-uint64_t book_memory(int gpu)
+uint64_t shared_memory(int gpu)
 {
     const struct limit *l = own_limit(gpu);
     return l ? l->hard[gpu] : gpus[gpu].memory;
 }
 
-uint64_t book_free(int gpu)
+uint64_t shared_free(int gpu)
 {
     const struct limit *l = own_limit(gpu);
-    uint64_t all = gpus[gpu].memory - book_used(gpu), used;
+    uint64_t all = gpus[gpu].memory - shared_used(gpu), used;
 
     if (!l) return all;
     pthread_mutex_lock(&mutex);
@@ -544,7 +545,7 @@ uint64_t book_free(int gpu)
     return used < all ? used : all;
 }
 
-void book_wish(char *word, int size)
+void shared_wish(char *word, int size)
 {
     char path[4096];
     FILE *f;
