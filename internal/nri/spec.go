@@ -13,12 +13,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// specOf writes what NRI tells of a container as the spec that package request reads, so that there
-// is one finder.
-//
-// NRI does not tell capabilities, the root file system's path or (before 0.11) the user. Of the
-// capabilities those are inferred that a privileged container has; the rest is read where the
-// container is about to start (see settled).
+// specOf returns what NRI reports of a container as the spec that package request reads, so that
+// there is one code for finding GPUs.
+// NRI does not report capabilities, the root file system's path or (before 0.11) the user. The
+// capabilities of a privileged container are inferred. The rest is read when the container is about
+// to start (see settled).
 func specOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) specs.Spec {
 	linux := c.GetLinux()
 	spec := specs.Spec{
@@ -61,8 +60,8 @@ func hooksOf(hooks []*api.Hook) (list []specs.Hook) {
 	return list
 }
 
-// rulesOf are the container's device rules. Engines give every container some, and begin with one
-// for all devices; where NRI tells none, its engine does not tell them.
+// rulesOf returns the container's device rules. Engines give every container some, beginning with
+// one for all devices. If NRI reports none, its engine does not pass them.
 func rulesOf(linux *api.LinuxContainer) []specs.LinuxDeviceCgroup {
 	var rules []specs.LinuxDeviceCgroup
 	for _, r := range linux.GetResources().GetDevices() {
@@ -75,7 +74,7 @@ func rulesOf(linux *api.LinuxContainer) []specs.LinuxDeviceCgroup {
 	return rules
 }
 
-// privileged tells a privileged container by its shape: every device, or a writable /sys.
+// privileged reports whether a container looks privileged: every device, or a writable /sys.
 func privileged(spec specs.Spec) bool {
 	for _, r := range spec.Linux.Resources.Devices {
 		if r.Allow && (r.Type == "" || r.Type[0] == 'a') {
@@ -87,13 +86,13 @@ func privileged(spec specs.Spec) bool {
 	})
 }
 
-// cdiNames is the key under which names of CDI devices stand that the container was given by CRI's
-// own field.
+// cdiNames is the annotation for the names of CDI devices that the container got by CRI's own
+// field.
 const cdiNames = "cdi.k8s.io/requested"
 
-// annotationsOf are the pod's, over them the container's, over them who the engine says that it is.
-// Ours among the CDI devices are judged by what they have brought, as the runtime wrapper judges
-// them.
+// annotationsOf returns the pod's annotations, overridden by the container's, overridden by the
+// identity that the engine reports. CDI devices of gpuledger's are judged by what they brought, as
+// the runtime wrapper judges them.
 func annotationsOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, pod.GetAnnotations())
@@ -112,8 +111,8 @@ func annotationsOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) m
 	return all
 }
 
-// settled is the config.json that the real runtime was given, with the annotations that only NRI
-// tells: an engine hands on what its configuration lets through.
+// settled returns the config.json that the real runtime was given, with the annotations that only
+// NRI reports: an engine passes on those that its configuration allows.
 func settled(config []byte, seen specs.Spec) ([]byte, error) {
 	var spec map[string]any
 	if err := json.Unmarshal(config, &spec); err != nil {
