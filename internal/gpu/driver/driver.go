@@ -1,6 +1,6 @@
-// Package driver finds the user space of NVIDIA's driver below a driver root: libraries with the names that programs know
-// them by, programs, firmware, sockets and configuration. It runs when the inventory is taken, so that no create looks
-// anything up.
+// Package driver finds the user space of NVIDIA's driver below a driver root: libraries with the
+// names that programs know them by, programs, firmware, sockets and configuration. It runs when the
+// inventory is taken, so that no create looks anything up.
 package driver
 
 import (
@@ -33,7 +33,8 @@ func Of(inv grant.Inventory, h host.Host) (Where, error) {
 	}
 	w.Release = strings.TrimSpace(string(release))
 	firmware, err := host.ReadFile(filepath.Join(h.Sys, "module/firmware_class/parameters/path"), maxLine)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without the loader in the kernel there is no such file
+	// without the loader in the kernel there is no such file
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return w, fmt.Errorf("cannot read the kernel's directory of firmware: %w", err)
 	}
 	w.Firmware = strings.TrimSpace(string(firmware))
@@ -52,8 +53,9 @@ type Found struct {
 // maxFiles bounds what is found: a full installation has about a hundred, and each one is a mount.
 const maxFiles = 2048
 
-// Look lists the driver's files. A root without a driver is no error: nothing is found there. Libraries of another version
-// than the loaded driver's are left out, and a note says so: the driver refuses them.
+// Look lists the driver's files. A root without a driver is no error: nothing is found there.
+// Libraries of another version than the loaded driver's are left out, and a note says so: the
+// driver refuses them.
 func Look(w Where) (Found, error) {
 	t, err := openTree(w.Root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +154,8 @@ func (p place) fits(f found) bool {
 	return f.mode.IsRegular()
 }
 
-// xorg finds the modules of the X server, each in the first directory that has it: the server finds them at the same place.
+// xorg finds the modules of the X server, each in the first directory that has it: the server finds
+// them at the same place.
 func (s *search) xorg() error {
 	var dirs []string
 	for _, lib := range libraryDirs {
@@ -173,7 +176,9 @@ func (s *search) xorg() error {
 				return err
 			}
 			plain, _, _ := strings.Cut(name, ".so")
-			s.add(grant.DriverFile{Path: f.path, Kind: grant.FileModule, Capability: grant.Display, Target: dir, Names: []string{plain + ".so"}}) // as the server asks for it
+			// as the server asks for it
+			s.add(grant.DriverFile{Path: f.path, Kind: grant.FileModule, Capability: grant.Display,
+				Target: dir, Names: []string{plain + ".so"}})
 			break
 		}
 	}
@@ -188,8 +193,8 @@ func xorgBases() []string {
 	return bases
 }
 
-// firmware finds what the driver loads into the card when it is used: a container needs it because loading may come with
-// its own first use.
+// firmware finds what the driver loads into the card when it is used: a container needs it because
+// loading may come with its own first use.
 func (s *search) firmware() error {
 	for _, dir := range firmwareDirs(s.where.Firmware, s.where.Release) {
 		for _, pattern := range []string{"gsp*.bin", "ucodes*.bin"} {

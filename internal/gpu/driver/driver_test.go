@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) {
 	if runtime.GOARCH != "amd64" {
-		fmt.Println("SKIP: the driver roots of these tests are of amd64: the names of other architectures' directories are not tested")
+		fmt.Println(
+			"SKIP: the driver roots of these tests are of amd64: the names of other architectures' directories are not tested")
 		return
 	}
 	os.Exit(m.Run())
@@ -110,7 +111,8 @@ func TestDebian(t *testing.T) {
 		"config display /usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 	)
 	for _, f := range found.Files {
-		for _, not := range []string{"libnvidia-container", "libEGL.so", "libOpenCL", "libcudart", "libother", "other.bin", "570.1", "mps/control", "nvidia-mps", ".a"} {
+		for _, not := range []string{"libnvidia-container", "libEGL.so", "libOpenCL", "libcudart", "libother",
+			"other.bin", "570.1", "mps/control", "nvidia-mps", ".a"} {
 			if strings.Contains(f.Path, not) || strings.HasSuffix(f.Path, ".a") {
 				t.Errorf("%s is the driver's", f.Path)
 			}
@@ -130,7 +132,8 @@ func TestRHEL(t *testing.T) {
 		"config graphics /usr/share/vulkan/icd.d/nvidia_icd.x86_64.json at /etc/vulkan/icd.d/nvidia_icd.x86_64.json")
 }
 
-// TestOtherLayouts: Debian's own packages, NixOS, GKE's, and a driver container whose absolute links mean its own root.
+// TestOtherLayouts: Debian's own packages, NixOS, GKE's, and a driver container whose absolute
+// links mean its own root.
 func TestOtherLayouts(t *testing.T) {
 	for name, c := range map[string]struct {
 		root root
@@ -168,7 +171,8 @@ func cache(before string, paths ...string) string {
 	b.WriteString("glibc-ld.so.cache1.1")
 	_ = binary.Write(&b, binary.LittleEndian, []uint32{uint32(len(paths)), 0, 0, 0, 0, 0, 0})
 	for _, p := range paths {
-		_ = binary.Write(&b, binary.LittleEndian, []uint32{0, uint32(header + entry*len(paths) + text.Len()), uint32(header + entry*len(paths) + text.Len()), 0, 0, 0})
+		_ = binary.Write(&b, binary.LittleEndian, []uint32{0, uint32(header + entry*len(paths) + text.Len()),
+			uint32(header + entry*len(paths) + text.Len()), 0, 0, 0})
 		text.WriteString(p + "\x00")
 	}
 	return before + b.String() + text.String()
@@ -176,7 +180,8 @@ func cache(before string, paths ...string) string {
 
 // TestAPlaceThatOnlyTheCacheKnows: NVIDIA's generator falls back to it as well.
 func TestAPlaceThatOnlyTheCacheKnows(t *testing.T) {
-	place := root{"opt/odd/libcuda.so.580.142": "so libcuda.so.1", "opt/odd/libcuda.so.1": "-> libcuda.so.580.142"}
+	place := root{"opt/odd/libcuda.so.580.142": "so libcuda.so.1",
+		"opt/odd/libcuda.so.1": "-> libcuda.so.580.142"}
 	const want = "library compute 64 /opt/odd/libcuda.so.580.142 at /opt/odd as libcuda.so libcuda.so.1"
 	sound := cache("", "/lib/x86_64-linux-gnu/libc.so.6", "/opt/odd/libcuda.so.1")
 	for name, c := range map[string]struct {
@@ -197,15 +202,20 @@ func TestAPlaceThatOnlyTheCacheKnows(t *testing.T) {
 			t.Errorf("%s: found %q", name, got)
 		}
 	}
-	if got := lines(look(t, together(place, root{"etc/ld.so.cache": sound, "usr/lib64/libcuda.so.580.142": "so libcuda.so.1"})).Files); len(got) != 1 || strings.Contains(got[0], "odd") {
+	if got := lines(look(t,
+		together(place,
+			root{"etc/ld.so.cache": sound,
+				"usr/lib64/libcuda.so.580.142": "so libcuda.so.1"})).Files); len(got) != 1 || strings.Contains(got[0], "odd") {
 		t.Errorf("with one at an ordinary place found %q", got)
 	}
 }
 
 func TestVersion(t *testing.T) {
-	two := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1", "usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1", "usr/lib64/libcuda.so.1": "-> libcuda.so.580.95.05",
+	two := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1",
+		"usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1", "usr/lib64/libcuda.so.1": "-> libcuda.so.580.95.05",
 		"usr/lib64/libnvidia-ml.so.580.142": "so libnvidia-ml.so.1"}
-	loose := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1", "usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1"}
+	loose := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1",
+		"usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1"}
 	for name, c := range map[string]struct {
 		root         root
 		loaded, want string
@@ -234,7 +244,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestOddRoots: nothing leads out of the root, nothing hangs, and one odd file takes no other with it.
+// TestOddRoots: nothing leads out of the root, nothing hangs, and one odd file takes no other with
+// it.
 func TestOddRoots(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "libnvidia-ml.so.580.142")
 	if err := put(secret, "so libnvidia-ml.so.1"); err != nil {
@@ -269,7 +280,8 @@ func TestOddRoots(t *testing.T) {
 			if got := lines(found.Files); len(got) != 1 || got[0] != kept {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), kept)
 			}
-			if notes := strings.Join(found.Notes, "; "); (notes == "") != (c.note == "") || !strings.Contains(notes, c.note) {
+			if notes := strings.Join(found.Notes, "; "); (notes == "") != (c.note == "") ||
+				!strings.Contains(notes, c.note) {
 				t.Errorf("notes %q, want %q", notes, c.note)
 			}
 		})
@@ -297,10 +309,13 @@ func TestSpecialFilesAreNotOpened(t *testing.T) {
 
 func TestFirmwareDirectories(t *testing.T) {
 	base := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1"}
-	for name, dir := range map[string]string{"set by the kernel's command line": "opt/firmware", "of the boot": "lib/firmware/6.1.0-49-amd64", "an update": "lib/firmware/updates",
+	for name, dir := range map[string]string{"set by the kernel's command line": "opt/firmware",
+		"of the boot": "lib/firmware/6.1.0-49-amd64", "an update": "lib/firmware/updates",
 		"an update of the boot": "lib/firmware/updates/6.1.0-49-amd64", "ordinary": "lib/firmware"} {
-		found := look(t, together(base, root{dir + "/nvidia/580.142/gsp_ga10x.bin": "x"}), func(w *driver.Where) { w.Firmware = "/opt/firmware" })
-		if want := "firmware  /" + dir + "/nvidia/580.142/gsp_ga10x.bin"; !slices.Contains(lines(found.Files), want) {
+		found := look(t, together(base, root{dir + "/nvidia/580.142/gsp_ga10x.bin": "x"}),
+			func(w *driver.Where) { w.Firmware = "/opt/firmware" })
+		if want := "firmware  /" + dir + "/nvidia/580.142/gsp_ga10x.bin"; !slices.Contains(lines(found.Files),
+			want) {
 			t.Errorf("%s: found %q, want %q", name, lines(found.Files), want)
 		}
 	}
@@ -321,20 +336,23 @@ func TestLookTwiceGivesTheSame(t *testing.T) {
 
 func TestNoRoot(t *testing.T) {
 	found, err := driver.Look(driver.Where{Root: "/nowhere/at/all"})
-	if err != nil || len(found.Files) > 0 || len(found.Notes) != 1 || found.Notes[0] != "there is no driver root /nowhere/at/all" {
+	if err != nil || len(found.Files) > 0 || len(found.Notes) != 1 ||
+		found.Notes[0] != "there is no driver root /nowhere/at/all" {
 		t.Errorf("%v, %+v", err, found)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := driver.Look(driver.Where{Root: file}); err == nil || !strings.HasPrefix(err.Error(), "cannot look for the driver's files below "+file) {
+	if _, err := driver.Look(driver.Where{Root: file}); err == nil ||
+		!strings.HasPrefix(err.Error(), "cannot look for the driver's files below "+file) {
 		t.Errorf("a file for a root: %v", err)
 	}
 }
 
 func TestWhereAnInventorysDriverIs(t *testing.T) {
-	dir := root{"proc/sys/kernel/osrelease": "6.1.0-49-amd64\n", "sys/module/firmware_class/parameters/path": "/opt/fw\n"}.make(t)
+	dir := root{"proc/sys/kernel/osrelease": "6.1.0-49-amd64\n",
+		"sys/module/firmware_class/parameters/path": "/opt/fw\n"}.make(t)
 	h := host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}
 	inv := grant.Inventory{Driver: grant.Driver{Root: "/drv", Version: version}}
 	want := driver.Where{Root: "/drv", Version: version, Release: "6.1.0-49-amd64", Firmware: "/opt/fw"}

@@ -6,15 +6,16 @@ import (
 	"strings"
 )
 
-// installed lists what driver 580.142 installs as libraries, by name with the SONAME, as its own README does.
+// installed lists what driver 580.142 installs as libraries, by name with the SONAME, as its own
+// README does.
 const installed = `libcuda 1, libcudadebugger 1, libnvidia-ml 1, libnvidia-cfg 1, libnvidia-ptxjitcompiler 1, libnvidia-nvvm 4, libnvidia-opencl 1, libnvidia-allocator 1,
 libnvidia-gpucomp -, libnvidia-pkcs11 -, libnvidia-pkcs11-openssl3 -, libnvidia-tileiras -, libnvidia-sandboxutils 1,
 libnvcuvid 1, libnvidia-encode 1, libnvidia-opticalflow 1, libnvidia-fbc 1, libGLX_nvidia 0, libEGL_nvidia 0, libGLESv1_CM_nvidia 1, libGLESv2_nvidia 2,
 libnvidia-glcore -, libnvidia-eglcore -, libnvidia-glsi -, libnvidia-tls -, libnvidia-rtcore -, libnvidia-glvkspirv -, libnvoptix 1,
 libnvidia-vulkan-producer -, libnvidia-present -, libnvidia-gtk3 -, libnvidia-wayland-client -, libnvidia-ngx 1, libnvidia-brandnew 1`
 
-// libraries puts the driver's libraries into a directory as ldconfig leaves them: the file, and a link of its SONAME. kind is
-// "so" or "so32".
+// libraries puts the driver's libraries into a directory as ldconfig leaves them: the file, and a
+// link of its SONAME. kind is "so" or "so32".
 func libraries(kind, dir, version string) root {
 	r := root{}
 	for _, entry := range strings.FieldsFunc(installed, func(c rune) bool { return c == ',' || c == '\n' }) {
@@ -55,17 +56,22 @@ func others(dir string) root {
 	return r
 }
 
-// debian is a full installation by NVIDIA's packages on Debian or Ubuntu, with 32-bit libraries and a running system's sockets.
+// debian is a full installation by NVIDIA's packages on Debian or Ubuntu, with 32-bit libraries and
+// a running system's sockets.
 func debian() root {
 	const dir = "usr/lib/x86_64-linux-gnu"
-	return together(libraries("so", dir, version), libraries("so32", "usr/lib/i386-linux-gnu", version), others(dir), root{
+	return together(libraries("so", dir, version), libraries("so32", "usr/lib/i386-linux-gnu",
+		version), others(dir), root{
 		"lib": "-> usr/lib", "lib64": "-> usr/lib64", "bin": "-> usr/bin", "sbin": "-> usr/sbin", "var/run": "-> /run",
 		dir + "/libcuda.so": "-> libcuda.so.1", dir + "/libnvidia-ml.so": "-> libnvidia-ml.so.1",
 		dir + "/gbm/nvidia-drm_gbm.so":      "-> ../libnvidia-allocator.so.1",
 		dir + "/libnvidia-nvvm70.so.4":      "so libnvidia-nvvm70.so.4",
-		dir + "/libnvidia-egl-gbm.so.1.1.2": "so libnvidia-egl-gbm.so.1", dir + "/libnvidia-egl-gbm.so.1": "-> libnvidia-egl-gbm.so.1.1.2",
-		dir + "/libnvidia-egl-wayland.so.1.1.19": "so libnvidia-egl-wayland.so.1", dir + "/libnvidia-egl-wayland.so.1": "-> libnvidia-egl-wayland.so.1.1.19",
-		dir + "/nvidia/xorg/nvidia_drv.so": "so nvidia_drv.so", dir + "/nvidia/xorg/libglxserver_nvidia.so." + version: "so libglxserver_nvidia.so",
+		dir + "/libnvidia-egl-gbm.so.1.1.2": "so libnvidia-egl-gbm.so.1", dir +
+			"/libnvidia-egl-gbm.so.1": "-> libnvidia-egl-gbm.so.1.1.2",
+		dir + "/libnvidia-egl-wayland.so.1.1.19": "so libnvidia-egl-wayland.so.1", dir +
+			"/libnvidia-egl-wayland.so.1": "-> libnvidia-egl-wayland.so.1.1.19",
+		dir + "/nvidia/xorg/nvidia_drv.so": "so nvidia_drv.so", dir + "/nvidia/xorg/libglxserver_nvidia.so." +
+			version: "so libglxserver_nvidia.so",
 		"usr/bin/nvidia-smi": "#!", "usr/bin/nvidia-debugdump": "#!", "usr/bin/nvidia-persistenced": "#!", "usr/bin/nvidia-cuda-mps-control": "#!",
 		"usr/bin/nvidia-cuda-mps-server": "-> /etc/alternatives/mps", "etc/alternatives/mps": "-> /usr/lib/nvidia/mps", "usr/lib/nvidia/mps": "#!", "usr/bin/nvidia-xconfig": "#!",
 		"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/gsp_tu10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/other.bin": "x",
@@ -79,11 +85,12 @@ func debian() root {
 
 // rhel is one by packages for RHEL and its kin.
 func rhel() root {
-	return together(libraries("so", "usr/lib64", version), libraries("so32", "usr/lib", version), others("usr/lib64"), root{
-		"lib": "-> usr/lib", "lib64": "-> usr/lib64", "usr/lib64/libcuda.so": "-> libcuda.so.1",
-		"usr/bin/nvidia-smi": "#!", "usr/lib64/xorg/modules/drivers/nvidia_drv.so": "so nvidia_drv.so",
-		"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version: "so libglxserver_nvidia.so",
-		"usr/share/vulkan/icd.d/nvidia_icd.x86_64.json":                       "{}",
-		"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin":               "x",
-	})
+	return together(libraries("so", "usr/lib64", version), libraries("so32", "usr/lib", version),
+		others("usr/lib64"), root{
+			"lib": "-> usr/lib", "lib64": "-> usr/lib64", "usr/lib64/libcuda.so": "-> libcuda.so.1",
+			"usr/bin/nvidia-smi": "#!", "usr/lib64/xorg/modules/drivers/nvidia_drv.so": "so nvidia_drv.so",
+			"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version: "so libglxserver_nvidia.so",
+			"usr/share/vulkan/icd.d/nvidia_icd.x86_64.json":                       "{}",
+			"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin":               "x",
+		})
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// The cache of glibc's loader (sysdeps/generic/dl-cache.h, struct cache_file_new): a header, entries, strings. Older systems put
-// a cache of another format before it.
+// The cache of glibc's loader (sysdeps/generic/dl-cache.h, struct cache_file_new): a header,
+// entries, strings. Older systems put a cache of another format before it.
 const (
 	cachePath   = "/etc/ld.so.cache"
 	cacheMagic  = "glibc-ld.so.cache1.1"
@@ -19,8 +19,8 @@ const (
 	maxCache    = 64 << 20
 )
 
-// cachedDirs are the directories in which the driver root's own cache has libcuda or libnvidia-ml: for an installation at a place
-// that nobody knows. A cache that cannot be read names none.
+// cachedDirs are the directories in which the driver root's own cache has libcuda or libnvidia-ml:
+// for an installation at a place that nobody knows. A cache that cannot be read names none.
 func (s *search) cachedDirs() []string {
 	f, err := s.open(cachePath)
 	if err != nil {
@@ -34,7 +34,8 @@ func (s *search) cachedDirs() []string {
 	var dirs []string
 	for _, path := range cachedPaths(content) {
 		dir := filepath.Dir(path)
-		if name := stem(path); (name == "libcuda" || name == "libnvidia-ml") && filepath.IsAbs(dir) && !slices.Contains(dirs, dir) {
+		if name := stem(path); (name == "libcuda" || name == "libnvidia-ml") && filepath.IsAbs(dir) &&
+			!slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 	}

@@ -35,7 +35,8 @@ func suffix(path string) string {
 	return suffix
 }
 
-// candidates lists what could be the driver's in all of the directories. One that is another one by a link is listed once.
+// candidates lists what could be the driver's in all of the directories. One that is another one by
+// a link is listed once.
 func (s *search) candidates(dirs []string) ([]candidate, error) {
 	var all []candidate
 	listed := map[string]bool{}
@@ -59,7 +60,8 @@ func (s *search) candidates(dirs []string) ([]candidate, error) {
 	return all, nil
 }
 
-// inDirectory lists the candidates in one. Most libraries there are not the driver's, and are told by name alone.
+// inDirectory lists the candidates in one. Most libraries there are not the driver's, and are told
+// by name alone.
 func (s *search) inDirectory(dir, part string) ([]candidate, error) {
 	names, err := s.list(filepath.Join(dir, part))
 	if err != nil {
@@ -85,10 +87,12 @@ func (s *search) inDirectory(dir, part string) ([]candidate, error) {
 // release is a driver's version in a file name: 580.142, 550.54.15.
 var release = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
 
-// versions lists what libcuda and libnvidia-ml there are, in their order, and the one that programs are led to.
+// versions lists what libcuda and libnvidia-ml there are, in their order, and the one that programs
+// are led to.
 func versions(all []candidate) (versions []string, led string) {
 	for _, c := range all {
-		if v := suffix(c.path); (c.stem() == "libcuda" || c.stem() == "libnvidia-ml") && release.MatchString(v) {
+		if v := suffix(c.path); (c.stem() == "libcuda" || c.stem() == "libnvidia-ml") &&
+			release.MatchString(v) {
 			versions = append(versions, v)
 			if led == "" && strings.HasSuffix(c.name, ".so.1") {
 				led = v
@@ -99,7 +103,8 @@ func versions(all []candidate) (versions []string, led string) {
 	return slices.Compact(versions), led
 }
 
-// version decides which driver is the installed one: the loaded one where it is there, else the one that programs are led to.
+// version decides which driver is the installed one: the loaded one where it is there, else the one
+// that programs are led to.
 func (s *search) version(all []candidate) string {
 	versions, led := versions(all)
 	switch {
@@ -109,7 +114,8 @@ func (s *search) version(all []candidate) string {
 		}
 		return ""
 	case s.where.Version != "" && !slices.Contains(versions, s.where.Version):
-		s.note("driver %s is loaded, but the libraries below %s are of %s", s.where.Version, s.where.Root, strings.Join(versions, " and "))
+		s.note("driver %s is loaded, but the libraries below %s are of %s", s.where.Version, s.where.Root,
+			strings.Join(versions, " and "))
 		return ""
 	case s.where.Version != "":
 		return s.where.Version
@@ -132,8 +138,8 @@ func byNumber(a, b string) int {
 	return cmp.Compare(len(x), len(y))
 }
 
-// libraries takes the driver's out of all candidates, each file once, with every name that leads to it from the directory in
-// which it was found first.
+// libraries takes the driver's out of all candidates, each file once, with every name that leads to
+// it from the directory in which it was found first.
 func (s *search) libraries(all []candidate) {
 	for _, c := range all {
 		if s.seen[c.path] || !s.isDrivers(c.path) {
@@ -141,7 +147,8 @@ func (s *search) libraries(all []candidate) {
 		}
 		names := []string{}
 		for _, other := range all {
-			if base := filepath.Base(other.name); other.path == c.path && other.dir == c.dir && base != filepath.Base(c.path) && plainName.MatchString(base) {
+			if base := filepath.Base(other.name); other.path == c.path && other.dir == c.dir &&
+				base != filepath.Base(c.path) && plainName.MatchString(base) {
 				names = append(names, other.name)
 			}
 		}
@@ -161,8 +168,8 @@ func (s *search) isDrivers(path string) bool {
 		slices.Contains(ownVersions, stem(path)) && suffix(path) != ""
 }
 
-// library describes a library. Its SONAME stands in the file itself; it is what the loader looks for, whether or not the
-// installation has a link of that name.
+// library describes a library. Its SONAME stands in the file itself; it is what the loader looks
+// for, whether or not the installation has a link of that name.
 func (s *search) library(c candidate, names []string) (grant.DriverFile, error) {
 	soname, bits, err := s.readELF(c.path)
 	if err != nil {
@@ -177,7 +184,8 @@ func (s *search) library(c candidate, names []string) (grant.DriverFile, error) 
 		names = append(names, more)
 	}
 	slices.Sort(names)
-	return grant.DriverFile{Path: c.path, Kind: grant.FileLibrary, Capability: libraries[c.stem()], Target: c.dir, Names: slices.Compact(names), Bits: bits}, nil
+	return grant.DriverFile{Path: c.path, Kind: grant.FileLibrary, Capability: libraries[c.stem()],
+		Target: c.dir, Names: slices.Compact(names), Bits: bits}, nil
 }
 
 // machines are the ELF machines of this architecture and their sizes.
@@ -186,8 +194,8 @@ var machines = map[string]map[elf.Machine]int{
 	"arm64": {elf.EM_AARCH64: 64, elf.EM_ARM: 32},
 }[runtime.GOARCH]
 
-// readELF reads a library's SONAME and whether it is a 64-bit or a 32-bit one. A SONAME that is no plain file name would
-// become a path: it is an error.
+// readELF reads a library's SONAME and whether it is a 64-bit or a 32-bit one. A SONAME that is no
+// plain file name would become a path: it is an error.
 func (s *search) readELF(path string) (soname string, bits int, err error) {
 	f, err := s.open(path)
 	if err != nil {

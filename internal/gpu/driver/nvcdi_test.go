@@ -18,8 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// nvcdi is what NVIDIA's own CDI generator (nvidia-container-toolkit 1.20.1) finds below a driver root. Its module is apart from
-// ours, so that its requirements are not ours.
+// nvcdi is what NVIDIA's own CDI generator (nvidia-container-toolkit 1.20.1) finds below a driver
+// root. Its module is apart from ours, so that its requirements are not ours.
 func nvcdi(t *testing.T) func(root string, more ...string) cdispec.ContainerEdits {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nvcdi")
@@ -41,8 +41,8 @@ func nvcdi(t *testing.T) func(root string, more ...string) cdispec.ContainerEdit
 	}
 }
 
-// TestNothingIsMissingThatNVIDIAsGeneratorFinds goes through its spec entry by entry: each mount, and each link that its hooks
-// make.
+// TestNothingIsMissingThatNVIDIAsGeneratorFinds goes through its spec entry by entry: each mount,
+// and each link that its hooks make.
 func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 	generate := nvcdi(t)
 	for name, r := range map[string]root{"Debian": debian(), "RHEL": rhel()} {
@@ -55,7 +55,8 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 			ours := placesOf(found.Files)
 			theirs := generate(dir)
 			if len(theirs.Mounts) < 40 {
-				t.Fatalf("NVIDIA's generator finds only %d files: there is nothing to compare", len(theirs.Mounts))
+				t.Fatalf("NVIDIA's generator finds only %d files: there is nothing to compare",
+					len(theirs.Mounts))
 			}
 			for _, m := range theirs.Mounts {
 				if source := realBelow(t, dir, m.HostPath); ours[m.ContainerPath] != source {
@@ -67,12 +68,18 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 				t.Fatalf("NVIDIA's generator makes only %d links", len(links))
 			}
 			for link, target := range links {
-				if want := ours[filepath.Join(filepath.Dir(link), target)]; ours[link] == "" || ours[link] != want {
-					t.Errorf("%s: theirs leads to %s, which is our %q; ours is %q", link, target, want, ours[link])
+				if want := ours[filepath.Join(filepath.Dir(link), target)]; ours[link] == "" ||
+					ours[link] != want {
+					t.Errorf("%s: theirs leads to %s, which is our %q; ours is %q", link, target, want,
+						ours[link])
 				}
 			}
 			for _, f := range found.Files {
-				if !slices.ContainsFunc(theirs.Mounts, func(m *cdispec.Mount) bool { return realBelow(t, dir, m.HostPath) == f.Path }) && !oursAlone(f) {
+				if !slices.ContainsFunc(theirs.Mounts,
+					func(m *cdispec.Mount) bool {
+						return realBelow(t, dir,
+							m.HostPath) == f.Path
+					}) && !oursAlone(f) {
 					t.Errorf("theirs has no %s, and nothing says why ours does", line(f))
 				}
 			}
@@ -80,14 +87,17 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 	}
 }
 
-// TestNodesAndVariablesAreNVIDIAsGenerators but for what is listed here, each with its reason: the nodes and the environment of a container
-// with GPU 0, as theirs and as ours gives them with all capabilities to who has it alone.
+// TestNodesAndVariablesAreNVIDIAsGenerators but for what is listed here, each with its reason: the
+// nodes and the environment of a container with GPU 0, as theirs and as ours gives them with all
+// capabilities to who has it alone.
 func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("not root: device nodes cannot be made, so those that NVIDIA's generator finds are not compared")
+		t.Skip(
+			"not root: device nodes cannot be made, so those that NVIDIA's generator finds are not compared")
 	}
 	dir := debian().make(t)
-	for name, number := range map[string][2]uint32{"nvidia0": {195, 0}, "nvidia1": {195, 1}, "nvidiactl": {195, 255}, "nvidia-modeset": {195, 254},
+	for name, number := range map[string][2]uint32{"nvidia0": {195, 0}, "nvidia1": {195, 1},
+		"nvidiactl": {195, 255}, "nvidia-modeset": {195, 254},
 		"nvidia-uvm": {508, 0}, "nvidia-uvm-tools": {508, 1}, "nvidia-caps/nvidia-cap1": {509, 1}} {
 		path := filepath.Join(dir, "dev", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -99,10 +109,14 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	}
 	generate := nvcdi(t)
 	common, gpu := generate(dir), generate(dir, "gpu")
-	inv := grant.Inventory{Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}, GPUs: []grant.GPU{{UUID: "GPU-0", Memory: grant.GiB, Health: grant.Healthy}}}
-	own := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Secret: grant.SecretHash("s"), Mode: grant.Exclusive, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
-	asks := grant.Request{References: []grant.Mention{{Asks: true, Reference: grant.Reference{ID: own.ID, Secret: "s"}}}, Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Display}}
-	ours := admission.Decide(asks, grant.View{Grants: []grant.Grant{own}}, inv, grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthNone}})
+	inv := grant.Inventory{Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509},
+		GPUs: []grant.GPU{{UUID: "GPU-0", Memory: grant.GiB, Health: grant.Healthy}}}
+	own := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Secret: grant.SecretHash("s"),
+		Mode: grant.Exclusive, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+	asks := grant.Request{References: []grant.Mention{{Asks: true, Reference: grant.Reference{ID: own.ID,
+		Secret: "s"}}}, Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Display}}
+	ours := admission.Decide(asks, grant.View{Grants: []grant.Grant{own}}, inv,
+		grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthNone}})
 
 	nodes := func(lists ...[]*cdispec.DeviceNode) (all []string) {
 		for _, list := range lists {
@@ -113,7 +127,8 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 		slices.Sort(all)
 		return all
 	}
-	if theirs, ours := nodes(common.DeviceNodes, gpu.DeviceNodes), nodes(ours.Edits.DeviceNodes); len(theirs) < 5 || !slices.Equal(theirs, ours) {
+	if theirs, ours := nodes(common.DeviceNodes, gpu.DeviceNodes), nodes(ours.Edits.DeviceNodes); len(
+		theirs) < 5 || !slices.Equal(theirs, ours) {
 		t.Errorf("theirs has the nodes %q, ours %q", theirs, ours)
 	}
 	explained := map[string]string{
@@ -147,11 +162,12 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 // oursAlone are the files that NVIDIA's generator leaves out and we do not.
 func oursAlone(f grant.DriverFile) bool {
 	return f.Bits == 32 || // only its legacy library has those
-		f.Path == "/usr/lib/nvidia/mps" // behind absolute links, which mean the driver root to us and the host to it
+		// behind absolute links, which mean the driver root to us and the host to it
+		f.Path == "/usr/lib/nvidia/mps"
 }
 
-// placesOf maps each place in a container, at the node's own directories, to the file that comes there. The file itself keeps
-// its own name beside those by which programs find it.
+// placesOf maps each place in a container, at the node's own directories, to the file that comes
+// there. The file itself keeps its own name beside those by which programs find it.
 func placesOf(files []grant.DriverFile) map[string]string {
 	places := map[string]string{}
 	for _, f := range files {

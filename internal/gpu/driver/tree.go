@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree is a directory seen as the root of a file system: links lead to what they would lead to in there, never out of it. A
-// driver root is often a container's, whose absolute links mean its own root.
+// tree is a directory seen as the root of a file system: links lead to what they would lead to in
+// there, never out of it. A driver root is often a container's, whose absolute links mean its own
+// root.
 type tree struct {
 	root *os.File // O_PATH
 	path string   // its real path
@@ -75,7 +76,8 @@ func (t tree) look(f *os.File) (found, error) {
 	return found{path: below, mode: info.Mode()}, nil
 }
 
-// open opens a regular file for reading. Nothing else is opened: opening a pipe waits, opening a device acts.
+// open opens a regular file for reading. Nothing else is opened: opening a pipe waits, opening a
+// device acts.
 func (t tree) open(path string) (*os.File, error) {
 	f, err := pathrs.OpenatInRoot(t.root, path)
 	if err != nil {
@@ -120,7 +122,8 @@ func (t tree) list(dir string) ([]string, error) {
 	return names, err
 }
 
-// leadsNowhere reports whether a path ends at nothing, or at what is no directory or a circle of links.
+// leadsNowhere reports whether a path ends at nothing, or at what is no directory or a circle of
+// links.
 func leadsNowhere(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }

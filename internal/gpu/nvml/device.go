@@ -18,9 +18,11 @@ type device struct {
 	host host.Host
 }
 
-// gpu reads all of the GPU. What makes it useless goes into its health; what leaves it unknown is an error.
+// gpu reads all of the GPU. What makes it useless goes into its health; what leaves it unknown is
+// an error.
 func (d device) gpu(index int) (grant.GPU, error) {
-	g := grant.GPU{Index: index, NUMA: -1, Render: []string{}, MIG: []grant.MIGDevice{}, Health: grant.Healthy}
+	g := grant.GPU{Index: index, NUMA: -1, Render: []string{},
+		MIG: []grant.MIGDevice{}, Health: grant.Healthy}
 	uuid, ret := d.GetUUID()
 	if ret != nvml.SUCCESS {
 		return g, fmt.Errorf("its UUID can't be read: %v", ret)
@@ -44,8 +46,8 @@ func ail(g *grant.GPU, format string, args ...any) {
 	}
 }
 
-// place finds where the GPU sits. The numbers make the name that sysfs has, four digits of domain or more; NVML's own
-// text has eight. A GPU is always function 0.
+// place finds where the GPU sits. The numbers make the name that sysfs has, four digits of domain
+// or more; NVML's own text has eight. A GPU is always function 0.
 func (d device) place(g *grant.GPU) {
 	pci, ret := d.GetPciInfo()
 	if ret != nvml.SUCCESS {
@@ -57,7 +59,8 @@ func (d device) place(g *grant.GPU) {
 	g.Render, g.Links = drmNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
 }
 
-// minor finds N of /dev/nvidiaN. There is no inventory without it: a number that is guessed is somebody else's GPU.
+// minor finds N of /dev/nvidiaN. There is no inventory without it: a number that is guessed is
+// somebody else's GPU.
 func (d device) minor(g *grant.GPU) error {
 	minor, ret := d.GetMinorNumber()
 	if ret == nvml.SUCCESS {
@@ -81,8 +84,9 @@ func (d device) name(g *grant.GPU) {
 	g.Name = name
 }
 
-// memory is what can be granted: the driver keeps a part of a GPU for itself, which only version 2 of the call tells
-// (nvml.h, nvmlMemory_v2_t). The older call counts that part as used, so its total is some hundred MiB too much.
+// memory is what can be granted: the driver keeps a part of a GPU for itself, which only version 2
+// of the call tells (nvml.h, nvmlMemory_v2_t). The older call counts that part as used, so its
+// total is some hundred MiB too much.
 func (d device) memory(g *grant.GPU) {
 	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
 		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
@@ -93,7 +97,8 @@ func (d device) memory(g *grant.GPU) {
 	m, ret := d.GetMemoryInfo()
 	switch {
 	case ret == nvml.ERROR_NOT_SUPPORTED:
-		ail(g, "it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the host's memory")
+		ail(g,
+			"it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the host's memory")
 	case ret != nvml.SUCCESS:
 		ail(g, "its memory can't be read: %v", ret)
 	case m.Total == 0:

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// numaNode is the NUMA node that sysfs gives for the PCI device, or -1 (sysfs itself says -1 on a machine with one).
+// numaNode is the NUMA node that sysfs gives for the PCI device, or -1 (sysfs itself says -1 on a
+// machine with one).
 func numaNode(h host.Host, pci string) int {
 	text, err := os.ReadFile(filepath.Join(h.Sys, "bus/pci/devices", pci, "numa_node"))
 	if err != nil {
@@ -54,7 +55,8 @@ func drmLinks(h host.Host, pci string) (links []string) {
 	return links
 }
 
-// information is what the driver tells in /proc about a GPU, even one that NVML no longer gives a handle for.
+// information is what the driver tells in /proc about a GPU, even one that NVML no longer gives a
+// handle for.
 type information struct {
 	uuid, name string
 	minor      int
@@ -85,8 +87,8 @@ type lostGPU struct {
 	reason error
 }
 
-// identify fills in who the lost GPUs are: the driver still has them in /proc under their PCI addresses, and NVML's
-// order is that of the addresses. It fails where the two lists don't match.
+// identify fills in who the lost GPUs are: the driver still has them in /proc under their PCI
+// addresses, and NVML's order is that of the addresses. It fails where the two lists don't match.
 func identify(h host.Host, list []grant.GPU, lost []lostGPU) error {
 	if len(lost) == 0 {
 		return nil
@@ -131,6 +133,7 @@ func (l lostGPU) gpu(h host.Host, pci string) (grant.GPU, error) {
 	}
 	return grant.GPU{
 		UUID: info.uuid, Index: l.index, Minor: info.minor, Name: info.name, PCI: pci, NUMA: numaNode(h, pci),
-		Render: drmNodes(h, pci), MIG: []grant.MIGDevice{}, Health: fmt.Sprintf("NVML gives no access to it: %v", l.reason),
+		Render: drmNodes(h, pci), MIG: []grant.MIGDevice{},
+		Health: fmt.Sprintf("NVML gives no access to it: %v", l.reason),
 	}, nil
 }

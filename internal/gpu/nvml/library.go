@@ -20,8 +20,9 @@ const soname = "libnvidia-ml.so.1"
 
 const hint = "is the NVIDIA driver installed? " + advice
 
-// Refresh takes the inventory with the NVML that lies below driverRoot. The library stays bound to the process after
-// the first call (the loader resolves each of its functions once), so one process can't scan two driver roots.
+// Refresh takes the inventory with the NVML that lies below driverRoot. The library stays bound to
+// the process after the first call (the loader resolves each of its functions once), so one process
+// can't scan two driver roots.
 func Refresh(h host.Host, driverRoot string) (grant.Inventory, error) {
 	path, err := libraryPath(driverRoot)
 	if err != nil {
@@ -35,7 +36,8 @@ func Refresh(h host.Host, driverRoot string) (grant.Inventory, error) {
 	return Scan(lib, h, driverRoot)
 }
 
-// initError says why NVML can't be used. go-nvml keeps the loader's reason to itself, so it is asked for once more.
+// initError says why NVML can't be used. go-nvml keeps the loader's reason to itself, so it is
+// asked for once more.
 func initError(path string, ret nvml.Return) error {
 	if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
 		return fmt.Errorf("cannot start NVML: %v; %s", ret, hint)
@@ -47,9 +49,10 @@ func initError(path string, ret nvml.Return) error {
 	return fmt.Errorf("cannot load NVML: %w; %s", reason, hint)
 }
 
-// libraryPath finds NVML below a driver root. On the host's own root the loader knows best. Elsewhere the places are
-// those that NVIDIA's container toolkit searches. Debian's alternatives are absolute links, which lead out of the root:
-// such a link is no find, and the next place has the file itself.
+// libraryPath finds NVML below a driver root. On the host's own root the loader knows best.
+// Elsewhere the places are those that NVIDIA's container toolkit searches. Debian's alternatives
+// are absolute links, which lead out of the root: such a link is no find, and the next place has
+// the file itself.
 func libraryPath(driverRoot string) (string, error) {
 	if driverRoot == "/" || driverRoot == "" {
 		return soname, nil
@@ -61,7 +64,8 @@ func libraryPath(driverRoot string) (string, error) {
 	defer root.Close()
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	for _, dir := range []string{
-		".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current", "lib64", "lib/" + triplet, "usr/lib", "lib",
+		".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current", "lib64", "lib/" +
+			triplet, "usr/lib", "lib",
 	} {
 		path := filepath.Join(dir, soname)
 		if info, err := root.Stat(path); err == nil && info.Mode().IsRegular() {
@@ -98,8 +102,8 @@ var mig = []symbols{
 	{"nvmlDeviceGetComputeInstanceId"},
 }
 
-// has reports whether the library has the function. Calling one that it lacks ends the process: go-nvml is linked with
-// unresolved symbols, and the loader meets them at the call.
+// has reports whether the library has the function. Calling one that it lacks ends the process:
+// go-nvml is linked with unresolved symbols, and the loader meets them at the call.
 func has(lib nvml.Interface, s symbols) bool {
 	for _, name := range s {
 		if lib.Extensions().LookupSymbol(name) == nil {

@@ -7,7 +7,8 @@ package nvml
 #include <dlfcn.h>
 #include <stdlib.h>
 
-// What nvml.h of R615 declares of it, and go-nvml does not have yet (docs.nvidia.com/deploy/nvml-api, nvmlDeviceSetMemoryLimits_v1).
+// What nvml.h of R615 declares of it, and go-nvml does not have yet
+// (docs.nvidia.com/deploy/nvml-api, nvmlDeviceSetMemoryLimits_v1).
 struct limits {
 	const char *name_space; // the cgroup's directory
 	unsigned long long soft, hard, used; // of a set there is no used
@@ -55,11 +56,12 @@ func memoryLimits(lib nvml.Interface, version string) string {
 	return grant.CanLimit
 }
 
-// Limiter sets the driver's memory limits. Like a Sampler it belongs into a process that can be given up.
+// Limiter sets the driver's memory limits. Like a Sampler it belongs into a process that can be
+// given up.
 type Limiter struct{ byUUID, set, get, words unsafe.Pointer }
 
-// OpenLimiter loads the NVML that lies below driverRoot. The calls are looked up by their names: a library without them is an error
-// here, and no crash later.
+// OpenLimiter loads the NVML that lies below driverRoot. The calls are looked up by their names: a
+// library without them is an error here, and no crash later.
 func OpenLimiter(driverRoot string) (*Limiter, error) {
 	path, err := libraryPath(driverRoot)
 	if err != nil {
@@ -73,7 +75,8 @@ func OpenLimiter(driverRoot string) (*Limiter, error) {
 	}
 	var l Limiter
 	var init unsafe.Pointer
-	for call, to := range map[string]*unsafe.Pointer{"nvmlInit_v2": &init, "nvmlErrorString": &l.words, "nvmlDeviceGetHandleByUUID": &l.byUUID, setLimits: &l.set, getLimits: &l.get} {
+	for call, to := range map[string]*unsafe.Pointer{"nvmlInit_v2": &init, "nvmlErrorString": &l.words,
+		"nvmlDeviceGetHandleByUUID": &l.byUUID, setLimits: &l.set, getLimits: &l.get} {
 		symbol := C.CString(call)
 		*to = C.dlsym(lib, symbol)
 		C.free(unsafe.Pointer(symbol))
@@ -91,7 +94,8 @@ func (l *Limiter) failure(what string, code C.int) error {
 	return fmt.Errorf("cannot %s: %s", what, C.GoString(C.words(l.words, code)))
 }
 
-// Limit sets the limit where it is asked to, and tells what it is then. It says in the answer why it could not.
+// Limit sets the limit where it is asked to, and tells what it is then. It says in the answer why
+// it could not.
 func (l *Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 	hard, err := l.limit(ask)
 	ask.Hard = hard
@@ -101,7 +105,8 @@ func (l *Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 	return ask
 }
 
-// notSupported is what a cgroup without limits answers with some drivers, and a driver without any for all.
+// notSupported is what a cgroup without limits answers with some drivers, and a driver without any
+// for all.
 const notSupported = 3 // NVML_ERROR_NOT_SUPPORTED
 
 func (l *Limiter) limit(ask grant.CgroupLimit) (grant.Bytes, error) {
@@ -116,7 +121,8 @@ func (l *Limiter) limit(ask grant.CgroupLimit) (grant.Bytes, error) {
 		return 0, err
 	}
 	if ask.Set {
-		// The soft limit stays 0: what is reserved for a cgroup stays reserved on its ancestors when it is removed.
+		// The soft limit stays 0: what is reserved for a cgroup stays reserved on its ancestors
+		// when it is removed.
 		order := C.struct_limits{name_space: cgroup, hard: C.ulonglong(ask.Hard)}
 		if err := l.failure("set the limit of "+ask.Cgroup, C.limit(l.set, device, &order)); err != nil {
 			return 0, err

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// partitions lists the GPU's MIG devices. A GPU in MIG mode without any serves nobody: CUDA finds no device on it (MIG
-// user guide, "Creating GPU Instances").
+// partitions lists the GPU's MIG devices. A GPU in MIG mode without any serves nobody: CUDA finds
+// no device on it (MIG user guide, "Creating GPU Instances").
 func (d device) partitions(g *grant.GPU) {
 	if !hasAll(d.lib, mig) {
 		return
@@ -92,8 +92,9 @@ func migDevice(handle nvml.Device, memory grant.Bytes) (grant.MIGDevice, error) 
 	}, nil
 }
 
-// profileName is the profile as people write it, 1g.10gb. NVML puts it at the end of a MIG device's name ("NVIDIA
-// H100 80GB HBM3 MIG 1g.10gb"); only there are marks like +me. Otherwise the attributes make it.
+// profileName is the profile as people write it, 1g.10gb. NVML puts it at the end of a MIG device's
+// name ("NVIDIA H100 80GB HBM3 MIG 1g.10gb"); only there are marks like +me. Otherwise the
+// attributes make it.
 func profileName(handle nvml.Device, a nvml.DeviceAttributes, memory grant.Bytes) string {
 	if name, ret := handle.GetName(); ret == nvml.SUCCESS {
 		if _, profile, found := strings.Cut(name, " MIG "); found {
@@ -107,8 +108,8 @@ func profileName(handle nvml.Device, a nvml.DeviceAttributes, memory grant.Bytes
 	return profile
 }
 
-// profileGB is the number in a profile's name: a partition's eighths of the GPU, rounded up, times its gigabytes,
-// rounded up (as NVIDIA's go-nvlib names profiles).
+// profileGB is the number in a profile's name: a partition's eighths of the GPU, rounded up, times
+// its gigabytes, rounded up (as NVIDIA's go-nvlib names profiles).
 func profileGB(mib uint64, memory grant.Bytes) int {
 	if memory == 0 {
 		return int((mib + 512) / 1024)

@@ -21,16 +21,17 @@ import (
 
 const advice = `To try gpuledger without a GPU use inventory.source = "simulated"`
 
-// TestRefreshWithAStandIn loads a real library, an old and small one: it has nothing newer than it needs. A call of
-// anything that it lacks would end the process. It has a process of its own, because NVML's functions stay bound to the
-// first library that is loaded.
+// TestRefreshWithAStandIn loads a real library, an old and small one: it has nothing newer than it
+// needs. A call of anything that it lacks would end the process. It has a process of its own,
+// because NVML's functions stay bound to the first library that is loaded.
 func TestRefreshWithAStandIn(t *testing.T) {
 	const variable = "GPULEDGER_TEST_STANDIN"
 	root := os.Getenv(variable)
 	if root == "" {
 		cmd := exec.Command(os.Args[0], "-test.v", "-test.run=^TestRefreshWithAStandIn$")
 		cmd.Env = append(os.Environ(), variable+"="+standIn(t))
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestRefreshWithAStandIn") {
+		if out, err := cmd.CombinedOutput(); err != nil ||
+			!strings.Contains(string(out), "--- PASS: TestRefreshWithAStandIn") {
 			t.Errorf("%v\n%s", err, out)
 		}
 		return
@@ -39,14 +40,17 @@ func TestRefreshWithAStandIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(inv.GPUs) != 2 || !reflect.DeepEqual(inv.Driver, grant.Driver{Version: "550.1", CUDA: "12.4", Root: root, MemoryLimits: "driver 550.1 does not limit memory, 615 and newer do"}) {
+	if len(inv.GPUs) != 2 || !reflect.DeepEqual(inv.Driver, grant.Driver{Version: "550.1", CUDA: "12.4",
+		Root: root, MemoryLimits: "driver 550.1 does not limit memory, 615 and newer do"}) {
 		t.Fatalf("got %+v", inv)
 	}
 	for i, uuid := range []string{"GPU-standin-0", "GPU-standin-1"} {
 		want := grant.GPU{
-			UUID: uuid, Index: i, Minor: 1 - i, Name: "Stand-in", Memory: 16 * grant.GiB, PCI: pciOf(i), NUMA: 1,
+			UUID: uuid, Index: i, Minor: 1 - i, Name: "Stand-in", Memory: 16 * grant.GiB,
+			PCI: pciOf(i), NUMA: 1,
 			Render: []string{fmt.Sprintf("/dev/dri/card%d", i), fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
-			Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"}, MIG: []grant.MIGDevice{}, Health: "ok",
+			Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
+			MIG:    []grant.MIGDevice{}, Health: "ok",
 		}
 		if !reflect.DeepEqual(inv.GPUs[i], want) {
 			t.Errorf("got  %+v\nwant %+v", inv.GPUs[i], want)
@@ -54,7 +58,8 @@ func TestRefreshWithAStandIn(t *testing.T) {
 	}
 }
 
-// standIn makes a driver root with the stand-in where Debian has NVML, among links that must not be followed.
+// standIn makes a driver root with the stand-in where Debian has NVML, among links that must not be
+// followed.
 func standIn(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -64,7 +69,8 @@ func standIn(t *testing.T) string {
 		t.Fatal(err)
 	}
 	lib := filepath.Join(dir, "libnvidia-ml.so.550.1")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", lib, "testdata/standin.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", lib,
+		"testdata/standin.c").CombinedOutput(); err != nil {
 		t.Fatalf("cannot compile the stand-in: %v\n%s", err, out)
 	}
 	for link, target := range map[string]string{
@@ -90,19 +96,21 @@ func TestRefreshWithoutALibrary(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := nvml.Refresh(machine(t, 0), tt.root)
-			if err == nil || !strings.HasPrefix(err.Error(), "cannot load NVML: ") || !strings.Contains(err.Error(), tt.want) || !strings.HasSuffix(err.Error(), advice) {
+			if err == nil || !strings.HasPrefix(err.Error(), "cannot load NVML: ") ||
+				!strings.Contains(err.Error(), tt.want) || !strings.HasSuffix(err.Error(), advice) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
 	}
 }
 
-// TestRefreshOnThisMachine: without a driver there is advice, with one an inventory that agrees with the driver's own
-// words in /proc.
+// TestRefreshOnThisMachine: without a driver there is advice, with one an inventory that agrees
+// with the driver's own words in /proc.
 func TestRefreshOnThisMachine(t *testing.T) {
 	inv, err := nvml.Refresh(host.Default(), "/")
 	if _, e := os.Stat("/proc/driver/nvidia/version"); e != nil {
-		if err == nil || !strings.HasPrefix(err.Error(), "cannot ") || !strings.HasSuffix(err.Error(), advice) {
+		if err == nil || !strings.HasPrefix(err.Error(), "cannot ") ||
+			!strings.HasSuffix(err.Error(), advice) {
 			t.Errorf("got %v", err)
 		}
 		return

@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Sampler asks an NVML that stays loaded what is used. NVML can hang in the kernel and crash: a Sampler belongs into a process
-// that can be given up. One that lost a GPU or gained one is opened anew.
+// Sampler asks an NVML that stays loaded what is used. NVML can hang in the kernel and crash: a
+// Sampler belongs into a process that can be given up. One that lost a GPU or gained one is opened
+// anew.
 type Sampler struct {
 	lib    nvml.Interface
 	events nvml.EventSet     // nil: XIDs are not told
@@ -56,7 +57,8 @@ func (s *Sampler) Close() { s.close() }
 
 // listen has the driver tell its errors. Where it cannot, everything else is told.
 func (s *Sampler) listen() {
-	if !hasAll(s.lib, []symbols{{"nvmlEventSetCreate"}, {"nvmlDeviceRegisterEvents"}, {"nvmlEventSetWait_v2", "nvmlEventSetWait"}, {"nvmlEventSetFree"}}) {
+	if !hasAll(s.lib, []symbols{{"nvmlEventSetCreate"}, {"nvmlDeviceRegisterEvents"},
+		{"nvmlEventSetWait_v2", "nvmlEventSetWait"}, {"nvmlEventSetFree"}}) {
 		return
 	}
 	set, ret := s.lib.EventSetCreate()
@@ -72,7 +74,8 @@ func (s *Sampler) listen() {
 	s.events = set
 }
 
-// maxEvents bounds how many errors one sample takes: a GPU that falls off the bus reports without end.
+// maxEvents bounds how many errors one sample takes: a GPU that falls off the bus reports without
+// end.
 const maxEvents = 256
 
 // xids are the errors since the last call, by the GPU's UUID.
@@ -86,14 +89,16 @@ func (s *Sampler) xids() map[string][]int {
 		if ret != nvml.SUCCESS { // a time-out: there are no more
 			break
 		}
-		if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS && !slices.Contains(found[uuid], int(e.EventData)) {
+		if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS &&
+			!slices.Contains(found[uuid], int(e.EventData)) {
 			found[uuid] = append(found[uuid], int(e.EventData))
 		}
 	}
 	return found
 }
 
-// Sample asks every GPU. One that does not answer has a health that says so; an error means that nothing can be told.
+// Sample asks every GPU. One that does not answer has a health that says so; an error means that
+// nothing can be told.
 func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -102,7 +107,8 @@ func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 	sample := grant.Sample{Taken: now.UTC(), GPUs: []grant.Usage{}}
 	xids := s.xids()
 	for i := range count {
-		u := grant.Usage{UUID: s.uuids[i], Index: i, Health: grant.Healthy, Utilization: -1, Processes: []grant.ProcessUse{}}
+		u := grant.Usage{UUID: s.uuids[i], Index: i, Health: grant.Healthy, Utilization: -1,
+			Processes: []grant.ProcessUse{}}
 		handle, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret == nvml.SUCCESS {
 			var uuid string
@@ -149,9 +155,11 @@ func (d usage) read(u *grant.Usage) {
 }
 
 var computeModes = map[nvml.ComputeMode]grant.ComputeMode{nvml.COMPUTEMODE_DEFAULT: grant.ComputeDefault,
-	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: grant.ComputeExclusive, nvml.COMPUTEMODE_PROHIBITED: grant.ComputeProhibited}
+	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: grant.ComputeExclusive,
+	nvml.COMPUTEMODE_PROHIBITED:        grant.ComputeProhibited}
 
-// memory is as in the inventory: the driver's own part, where it can be told apart, is neither there nor used.
+// memory is as in the inventory: the driver's own part, where it can be told apart, is neither
+// there nor used.
 func (d usage) memory(u *grant.Usage) nvml.Return {
 	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
 		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
@@ -213,17 +221,20 @@ func number(of map[instance]string, u *grant.Usage, d nvml.Device) nvml.Return {
 	return ret
 }
 
-// lists are the calls that list processes, with what they end up in. A process stands in each that it is a client of, with all of
-// its memory.
+// lists are the calls that list processes, with what they end up in. A process stands in each that
+// it is a client of, with all of its memory.
 func (d usage) lists() []func() ([]nvml.ProcessInfo, nvml.Return) {
 	var calls []func() ([]nvml.ProcessInfo, nvml.Return)
 	for _, list := range []struct {
 		symbols
 		call func() ([]nvml.ProcessInfo, nvml.Return)
 	}{
-		{symbols{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, d.GetComputeRunningProcesses},
-		{symbols{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, d.GetGraphicsRunningProcesses},
-		{symbols{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}, d.GetMPSComputeRunningProcesses},
+		{symbols{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2",
+			"nvmlDeviceGetComputeRunningProcesses"}, d.GetComputeRunningProcesses},
+		{symbols{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2",
+			"nvmlDeviceGetGraphicsRunningProcesses"}, d.GetGraphicsRunningProcesses},
+		{symbols{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+			"nvmlDeviceGetMPSComputeRunningProcesses"}, d.GetMPSComputeRunningProcesses},
 	} {
 		if has(d.lib, list.symbols) {
 			calls = append(calls, list.call)
@@ -272,7 +283,8 @@ func (d usage) processes(u *grant.Usage, instances map[instance]string) nvml.Ret
 	return answered
 }
 
-// compute adds what each process had of the GPU's time, where the driver tells; drivers from 580 on need not.
+// compute adds what each process had of the GPU's time, where the driver tells; drivers from 580 on
+// need not.
 func (d usage) compute(u *grant.Usage) {
 	if len(u.Processes) == 0 || !has(d.lib, symbols{"nvmlDeviceGetProcessUtilization"}) {
 		return
@@ -285,7 +297,8 @@ func (d usage) compute(u *grant.Usage) {
 	of := map[int]int{}
 	for _, s := range samples {
 		newest = max(newest, s.TimeStamp)
-		if s.SmUtil <= 100 { // what is above is no measurement (go-nvml hands over what the driver left in the buffer)
+		// what is above is no measurement (go-nvml hands over what the driver left in the buffer)
+		if s.SmUtil <= 100 {
 			of[int(s.Pid)] = max(of[int(s.Pid)], int(s.SmUtil))
 		}
 	}

@@ -23,13 +23,23 @@ func used(s *server.Server) *server.Server {
 	for i := range s.Devices {
 		d := at(s, i)
 		none := func() ([]api.ProcessInfo, api.Return) { return nil, api.SUCCESS }
-		d.GetComputeRunningProcessesFunc, d.GetGraphicsRunningProcessesFunc, d.GetMPSComputeRunningProcessesFunc = none, none, none
+		d.GetComputeRunningProcessesFunc, d.GetGraphicsRunningProcessesFunc,
+			d.GetMPSComputeRunningProcessesFunc = none, none, none
 		d.GetMemoryInfoFunc = func() (api.Memory, api.Return) {
 			return api.Memory{Total: uint64(40 * grant.GiB), Used: uint64(3 * grant.GiB)}, api.SUCCESS
 		}
-		d.GetUtilizationRatesFunc = func() (api.Utilization, api.Return) { return api.Utilization{Gpu: 17}, api.SUCCESS }
-		d.GetComputeModeFunc = func() (api.ComputeMode, api.Return) { return api.COMPUTEMODE_DEFAULT, api.SUCCESS }
-		d.GetProcessUtilizationFunc = func(uint64) ([]api.ProcessUtilizationSample, api.Return) { return nil, api.ERROR_NOT_FOUND }
+		d.GetUtilizationRatesFunc = func() (api.Utilization,
+			api.Return) {
+			return api.Utilization{Gpu: 17}, api.SUCCESS
+		}
+		d.GetComputeModeFunc = func() (api.ComputeMode,
+			api.Return) {
+			return api.COMPUTEMODE_DEFAULT, api.SUCCESS
+		}
+		d.GetProcessUtilizationFunc = func(uint64) ([]api.ProcessUtilizationSample,
+			api.Return) {
+			return nil, api.ERROR_NOT_FOUND
+		}
 	}
 	return s
 }
@@ -50,30 +60,36 @@ func sampled(t *testing.T, s *server.Server) grant.Sample {
 const noInstance = 0xFFFFFFFF
 
 func process(pid uint32, memory grant.Bytes) api.ProcessInfo {
-	return api.ProcessInfo{Pid: pid, UsedGpuMemory: uint64(memory), GpuInstanceId: noInstance, ComputeInstanceId: noInstance}
+	return api.ProcessInfo{Pid: pid, UsedGpuMemory: uint64(memory), GpuInstanceId: noInstance,
+		ComputeInstanceId: noInstance}
 }
 
 func list(infos ...api.ProcessInfo) func() ([]api.ProcessInfo, api.Return) {
 	return func() ([]api.ProcessInfo, api.Return) { return infos, api.SUCCESS }
 }
 
-// TestSample: a process that stands in two lists counts once, and what the driver does not tell is said to be unknown.
+// TestSample: a process that stands in two lists counts once, and what the driver does not tell is
+// said to be unknown.
 func TestSample(t *testing.T) {
 	s := used(dgxa100.New())
 	d := at(s, 1)
 	d.GetComputeRunningProcessesFunc = list(process(10, grant.GiB), process(11, 2*grant.GiB))
 	d.GetGraphicsRunningProcessesFunc = list(process(11, 2*grant.GiB))
-	d.GetMPSComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 12, UsedGpuMemory: 1<<64 - 1, GpuInstanceId: noInstance, ComputeInstanceId: noInstance})
+	d.GetMPSComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 12, UsedGpuMemory: 1<<64 - 1,
+		GpuInstanceId: noInstance, ComputeInstanceId: noInstance})
 	d.GetProcessUtilizationFunc = func(since uint64) ([]api.ProcessUtilizationSample, api.Return) {
-		return []api.ProcessUtilizationSample{{Pid: 11, TimeStamp: since + 1, SmUtil: 30}, {Pid: 11, TimeStamp: since + 2, SmUtil: 20}, {Pid: 10, SmUtil: 4000}}, api.SUCCESS
+		return []api.ProcessUtilizationSample{{Pid: 11, TimeStamp: since + 1, SmUtil: 30},
+			{Pid: 11, TimeStamp: since + 2, SmUtil: 20}, {Pid: 10, SmUtil: 4000}}, api.SUCCESS
 	}
 	sample := sampled(t, s)
 	if len(sample.GPUs) != 8 {
 		t.Fatalf("%d GPUs", len(sample.GPUs))
 	}
 	g := sample.GPUs[1]
-	want := []grant.ProcessUse{{PID: 10, Memory: grant.GiB}, {PID: 11, Memory: 2 * grant.GiB, Compute: 30}, {PID: 12, Unmeasured: true}}
-	if !reflect.DeepEqual(g.Processes, want) || g.Used != 3*grant.GiB || g.Total != 40*grant.GiB || g.Utilization != 17 || g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
+	want := []grant.ProcessUse{{PID: 10, Memory: grant.GiB}, {PID: 11, Memory: 2 * grant.GiB, Compute: 30},
+		{PID: 12, Unmeasured: true}}
+	if !reflect.DeepEqual(g.Processes, want) || g.Used != 3*grant.GiB || g.Total != 40*grant.GiB ||
+		g.Utilization != 17 || g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
 		t.Errorf("got %+v", g)
 	}
 	if first := sample.GPUs[0]; len(first.Processes) != 0 || first.Index != 0 || first.UUID == g.UUID {
@@ -84,10 +100,15 @@ func TestSample(t *testing.T) {
 // TestSampleOfPartitions: a process on a MIG device is that device's.
 func TestSampleOfPartitions(t *testing.T) {
 	s := used(dgxa100.New())
-	partitioned(at(s, 0), slice("MIG-1", "1g.5gb", 9, 0, api.DeviceAttributes{GpuInstanceSliceCount: 1, ComputeInstanceSliceCount: 1, MemorySizeMB: 4864}), slice("MIG-2", "1g.5gb", 7, 0, api.DeviceAttributes{GpuInstanceSliceCount: 1, ComputeInstanceSliceCount: 1, MemorySizeMB: 4864}))
-	at(s, 0).GetComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 10, UsedGpuMemory: 5, GpuInstanceId: 7}, api.ProcessInfo{Pid: 10, UsedGpuMemory: 6, GpuInstanceId: 9})
+	partitioned(at(s, 0), slice("MIG-1", "1g.5gb", 9, 0, api.DeviceAttributes{GpuInstanceSliceCount: 1,
+		ComputeInstanceSliceCount: 1, MemorySizeMB: 4864}), slice(
+		"MIG-2", "1g.5gb", 7, 0, api.DeviceAttributes{GpuInstanceSliceCount: 1,
+			ComputeInstanceSliceCount: 1, MemorySizeMB: 4864}))
+	at(s, 0).GetComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 10, UsedGpuMemory: 5,
+		GpuInstanceId: 7}, api.ProcessInfo{Pid: 10, UsedGpuMemory: 6, GpuInstanceId: 9})
 	g := sampled(t, s).GPUs[0]
-	want := []grant.ProcessUse{{PID: 10, Device: "MIG-2", Memory: 5, Compute: -1}, {PID: 10, Device: "MIG-1", Memory: 6, Compute: -1}}
+	want := []grant.ProcessUse{{PID: 10, Device: "MIG-2", Memory: 5, Compute: -1},
+		{PID: 10, Device: "MIG-1", Memory: 6, Compute: -1}}
 	if !reflect.DeepEqual(g.Processes, want) || !reflect.DeepEqual(g.MIG, []string{"MIG-1", "MIG-2"}) {
 		t.Errorf("got %+v", g)
 	}
@@ -105,9 +126,18 @@ func TestSampleOfSickGPUs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at(s, 2).GetMemoryInfoFunc = func() (api.Memory, api.Return) { return api.Memory{}, api.ERROR_GPU_IS_LOST }
-	at(s, 3).GetComputeRunningProcessesFunc = func() ([]api.ProcessInfo, api.Return) { return nil, api.ERROR_UNKNOWN }
-	at(s, 3).GetGraphicsRunningProcessesFunc = func() ([]api.ProcessInfo, api.Return) { return nil, api.ERROR_NOT_SUPPORTED }
+	at(s, 2).GetMemoryInfoFunc = func() (api.Memory,
+		api.Return) {
+		return api.Memory{}, api.ERROR_GPU_IS_LOST
+	}
+	at(s, 3).GetComputeRunningProcessesFunc = func() ([]api.ProcessInfo,
+		api.Return) {
+		return nil, api.ERROR_UNKNOWN
+	}
+	at(s, 3).GetGraphicsRunningProcessesFunc = func() ([]api.ProcessInfo,
+		api.Return) {
+		return nil, api.ERROR_NOT_SUPPORTED
+	}
 	at(s, 3).GetMPSComputeRunningProcessesFunc = at(s, 3).GetGraphicsRunningProcessesFunc
 	handle := s.DeviceGetHandleByIndexFunc
 	s.DeviceGetHandleByIndexFunc = func(i int) (api.Device, api.Return) {
@@ -121,7 +151,8 @@ func TestSampleOfSickGPUs(t *testing.T) {
 		t.Fatalf("%d GPUs, %v", len(after.GPUs), err)
 	}
 	for i, g := range after.GPUs {
-		want := map[int]string{2: "its memory can't be read: ", 3: "its processes can't be read: ", 4: "NVML gives no access to it: "}[i]
+		want := map[int]string{2: "its memory can't be read: ", 3: "its processes can't be read: ",
+			4: "NVML gives no access to it: "}[i]
 		if want == "" {
 			want = grant.Healthy
 		}
@@ -151,7 +182,8 @@ func TestSampleTellsErrors(t *testing.T) {
 		if len(waiting) == 0 {
 			return api.EventData{}, api.ERROR_TIMEOUT
 		}
-		e := api.EventData{Device: s.Devices[1], EventType: api.EventTypeXidCriticalError, EventData: waiting[0]}
+		e := api.EventData{Device: s.Devices[1], EventType: api.EventTypeXidCriticalError,
+			EventData: waiting[0]}
 		waiting = waiting[1:]
 		return e, api.SUCCESS
 	}}
@@ -174,7 +206,8 @@ func TestSampleTellsErrors(t *testing.T) {
 // TestSampleOfAnOldDriver: what it cannot tell is left out, and nothing is called that it lacks.
 func TestSampleOfAnOldDriver(t *testing.T) {
 	s := prepare(dgxa100.New())
-	old := []string{memoryV2, cudaV2, "nvmlDeviceGetMigMode", "nvmlEventSetCreate", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeMode", "nvmlDeviceGetProcessUtilization"}
+	old := []string{memoryV2, cudaV2, "nvmlDeviceGetMigMode", "nvmlEventSetCreate",
+		"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeMode", "nvmlDeviceGetProcessUtilization"}
 	for _, kind := range []string{"Graphics", "MPSCompute"} {
 		for _, version := range []string{"", "_v2", "_v3"} {
 			old = append(old, "nvmlDeviceGet"+kind+"RunningProcesses"+version)
@@ -184,7 +217,8 @@ func TestSampleOfAnOldDriver(t *testing.T) {
 	for i := range s.Devices {
 		at(s, i).GetComputeRunningProcessesFunc = list(process(10, grant.GiB))
 	}
-	if g := sampled(t, s).GPUs[0]; g.Utilization != -1 || g.ComputeMode != "" || len(g.Processes) != 1 || g.Processes[0].Compute != -1 || g.Health != grant.Healthy {
+	if g := sampled(t, s).GPUs[0]; g.Utilization != -1 || g.ComputeMode != "" || len(g.Processes) != 1 ||
+		g.Processes[0].Compute != -1 || g.Health != grant.Healthy {
 		t.Errorf("got %+v", g)
 	}
 }

@@ -12,9 +12,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Scan takes the inventory through an NVML that is initialised. A GPU that does not answer gets an entry whose health
-// says so, as long as its UUID and minor can be told; with a GPU of which not even these can be told there is no
-// inventory, because what it is can't be closed or opened to anyone.
+// Scan takes the inventory through an NVML that is initialised. A GPU that does not answer gets an
+// entry whose health says so, as long as its UUID and minor can be told; with a GPU of which not
+// even these can be told there is no inventory, because what it is can't be closed or opened to
+// anyone.
 func Scan(lib nvml.Interface, h host.Host, driverRoot string) (grant.Inventory, error) {
 	if err := checkLibrary(lib); err != nil {
 		return grant.Inventory{}, err
@@ -36,8 +37,8 @@ func Scan(lib nvml.Interface, h host.Host, driverRoot string) (grant.Inventory, 
 	return inv, nil
 }
 
-// driver tells which driver is loaded. The kernel's own word comes first: it is what the snapshot is later compared
-// with.
+// driver tells which driver is loaded. The kernel's own word comes first: it is what the snapshot
+// is later compared with.
 func driver(lib nvml.Interface, h host.Host, driverRoot string) (grant.Driver, error) {
 	version, err := h.DriverVersion()
 	if err != nil {
@@ -49,11 +50,12 @@ func driver(lib nvml.Interface, h host.Host, driverRoot string) (grant.Driver, e
 			return grant.Driver{}, fmt.Errorf("cannot read the driver's version: %v", ret)
 		}
 	}
-	return grant.Driver{Version: version, CUDA: cuda(lib), Root: driverRoot, MemoryLimits: memoryLimits(lib, version)}, nil
+	return grant.Driver{Version: version, CUDA: cuda(lib), Root: driverRoot,
+		MemoryLimits: memoryLimits(lib, version)}, nil
 }
 
-// cuda is the highest CUDA version that the driver serves, as 13.0, or "" where NVML can't tell. The older call answers
-// without a libcuda to ask.
+// cuda is the highest CUDA version that the driver serves, as 13.0, or "" where NVML can't tell.
+// The older call answers without a libcuda to ask.
 func cuda(lib nvml.Interface) string {
 	for _, call := range []struct {
 		symbol  string
@@ -66,7 +68,8 @@ func cuda(lib nvml.Interface) string {
 			continue
 		}
 		if v, ret := call.version(); ret == nvml.SUCCESS {
-			return fmt.Sprintf("%d.%d", v/1000, v%1000/10) // nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR
+			// nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR
+			return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 		}
 	}
 	return ""

@@ -26,15 +26,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// machine is a host with NVIDIA's driver and GPUs at PCI buses 0x10, 0x11, ..., all on NUMA node 1 with DRM nodes.
+// machine is a host with NVIDIA's driver and GPUs at PCI buses 0x10, 0x11, ..., all on NUMA node 1
+// with DRM nodes.
 func machine(t testing.TB, gpus int) host.Host {
 	t.Helper()
 	dir := t.TempDir()
-	h := host.Host{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Dev: filepath.Join(dir, "dev"), Now: func() time.Time {
-		return time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
-	}}
+	h := host.Host{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"),
+		Dev: filepath.Join(dir, "dev"), Now: func() time.Time {
+			return time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)
+		}}
 	put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-a\n")
-	put(t, filepath.Join(h.Proc, "devices"), "Character devices:\n195 nvidia\n510 nvidia-uvm\n\nBlock devices:\n")
+	put(t, filepath.Join(h.Proc, "devices"),
+		"Character devices:\n195 nvidia\n510 nvidia-uvm\n\nBlock devices:\n")
 	for i := range gpus {
 		dir := filepath.Join(h.Sys, "bus/pci/devices", pciOf(i))
 		put(t, filepath.Join(dir, "numa_node"), "1\n")
@@ -58,8 +61,8 @@ func put(t testing.TB, path, text string) {
 	}
 }
 
-// without is a library that lacks these functions. It answers for the C library's symbols, which the mock has all. One it has no answer
-// for unless a test gives it one.
+// without is a library that lacks these functions. It answers for the C library's symbols, which
+// the mock has all. One it has no answer for unless a test gives it one.
 func without(names ...string) func(string) error {
 	return func(symbol string) error {
 		for _, name := range append([]string{virtual}, names...) {
@@ -77,8 +80,8 @@ const (
 	virtual  = "nvmlDeviceGetVirtualizationMode"
 )
 
-// prepare gives the mock what it lacks: PCI addresses, and no newer calls than those that it answers. Minors count
-// down, because nothing says that a minor is an index.
+// prepare gives the mock what it lacks: PCI addresses, and no newer calls than those that it
+// answers. Minors count down, because nothing says that a minor is an index.
 func prepare(s *server.Server) *server.Server {
 	s.LookupSymbolFunc = without(memoryV2, cudaV2)
 	for i := range s.Devices {
@@ -121,17 +124,21 @@ func TestScanOfEachSystem(t *testing.T) {
 		t.Run(tt.system, func(t *testing.T) {
 			inv := scan(t, prepare(tt.server), machine(t, 8))
 			want := grant.Inventory{
-				Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a", Source: "nvml",
+				Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a",
+				Source: "nvml",
 				Driver: grant.Driver{Version: tt.server.DriverVersion, CUDA: tt.cuda, Root: "/",
-					MemoryLimits: "driver " + tt.server.DriverVersion + " does not limit memory, 615 and newer do"},
+					MemoryLimits: "driver " + tt.server.DriverVersion +
+						" does not limit memory, 615 and newer do"},
 				Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510},
 			}
 			for i := range 8 {
 				want.GPUs = append(want.GPUs, grant.GPU{
-					UUID: at(tt.server, i).UUID, Index: i, Minor: 7 - i, Name: tt.name, Memory: tt.memory, PCI: pciOf(i), NUMA: 1,
-					Render: []string{fmt.Sprintf("/dev/dri/card%d", i), fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
-					Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
-					MIG:    []grant.MIGDevice{}, Health: "ok",
+					UUID: at(tt.server, i).UUID, Index: i, Minor: 7 - i, Name: tt.name, Memory: tt.memory,
+					PCI: pciOf(i), NUMA: 1,
+					Render: []string{fmt.Sprintf("/dev/dri/card%d", i),
+						fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
+					Links: []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
+					MIG:   []grant.MIGDevice{}, Health: "ok",
 				})
 			}
 			if !reflect.DeepEqual(inv, want) {
@@ -206,7 +213,10 @@ func TestMemory(t *testing.T) {
 		return func() (api.Memory, api.Return) { return api.Memory{Total: total}, ret }
 	}
 	v2 := func(total, reserved uint64, ret api.Return) func() (api.Memory_v2, api.Return) {
-		return func() (api.Memory_v2, api.Return) { return api.Memory_v2{Total: total, Reserved: reserved}, ret }
+		return func() (api.Memory_v2,
+			api.Return) {
+			return api.Memory_v2{Total: total, Reserved: reserved}, ret
+		}
 	}
 	for _, tt := range []struct {
 		name   string
@@ -265,12 +275,16 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 			lose(at(s, 2))
 		}, map[int]string{2: "its name can't be read: ERROR_GPU_IS_LOST"}, ""},
 		{"a handle without a PCI address", func(t *testing.T, s *server.Server, h host.Host) {
-			at(s, 2).GetPciInfoFunc = func() (api.PciInfo, api.Return) { return api.PciInfo{}, api.ERROR_UNKNOWN }
+			at(s, 2).GetPciInfoFunc = func() (api.PciInfo,
+				api.Return) {
+				return api.PciInfo{}, api.ERROR_UNKNOWN
+			}
 		}, map[int]string{2: "its PCI address can't be read: ERROR_UNKNOWN"}, ""},
-		{"a handle without a minor that the driver still tells", func(t *testing.T, s *server.Server, h host.Host) {
-			at(s, 2).GetMinorNumberFunc = lost
-			tell(t, h, 2, at(s, 2).UUID, 5)
-		}, map[int]string{2: "its minor number can't be read: ERROR_GPU_IS_LOST"}, ""},
+		{"a handle without a minor that the driver still tells",
+			func(t *testing.T, s *server.Server, h host.Host) {
+				at(s, 2).GetMinorNumberFunc = lost
+				tell(t, h, 2, at(s, 2).UUID, 5)
+			}, map[int]string{2: "its minor number can't be read: ERROR_GPU_IS_LOST"}, ""},
 		{"a handle without a minor that anyone tells", func(t *testing.T, s *server.Server, h host.Host) {
 			at(s, 2).GetMinorNumberFunc = lost
 		}, nil, "cannot take GPU 2 into the inventory: its minor number can't be read: ERROR_GPU_IS_LOST"},
@@ -282,16 +296,18 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 			for i := range 8 {
 				tell(t, h, i, at(s, i).UUID, 7-i)
 			}
-		}, map[int]string{2: "NVML gives no access to it: ERROR_GPU_IS_LOST", 6: "NVML gives no access to it"}, ""},
+		}, map[int]string{2: "NVML gives no access to it: ERROR_GPU_IS_LOST",
+			6: "NVML gives no access to it"}, ""},
 		{"no handle and no /proc", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 3)
 		}, nil, "cannot take GPU 3 into the inventory: ERROR_GPU_IS_LOST; nor can it be told which one it is"},
-		{"no handle and a driver that has forgotten the GPU", func(t *testing.T, s *server.Server, h host.Host) {
-			withoutHandles(s, 3)
-			for _, i := range []int{0, 1, 2, 4, 5, 6, 7} {
-				tell(t, h, i, at(s, i).UUID, 7-i)
-			}
-		}, nil, "1 GPUs don't answer and the driver knows of 0 more"},
+		{"no handle and a driver that has forgotten the GPU",
+			func(t *testing.T, s *server.Server, h host.Host) {
+				withoutHandles(s, 3)
+				for _, i := range []int{0, 1, 2, 4, 5, 6, 7} {
+					tell(t, h, i, at(s, i).UUID, 7-i)
+				}
+			}, nil, "1 GPUs don't answer and the driver knows of 0 more"},
 		{"no handle and a UUID that was never read", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 3)
 			for i := range 8 {
@@ -305,7 +321,8 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 			s.SystemGetDriverVersionFunc = func() (string, api.Return) { return "", api.ERROR_UNKNOWN }
 		}, nil, "cannot read the driver's version: ERROR_UNKNOWN"},
 		{"a library that lacks what is needed", func(t *testing.T, s *server.Server, h host.Host) {
-			s.LookupSymbolFunc = without("nvmlDeviceGetUUID", "nvmlDeviceGetCount", "nvmlDeviceGetCount_v2", "nvmlDeviceGetPciInfo_v3")
+			s.LookupSymbolFunc = without("nvmlDeviceGetUUID", "nvmlDeviceGetCount", "nvmlDeviceGetCount_v2",
+				"nvmlDeviceGetPciInfo_v3")
 		}, nil, "cannot use NVML: it lacks nvmlDeviceGetCount_v2, nvmlDeviceGetUUID"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -318,7 +335,8 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 				return
 			}
 			for i, g := range scan(t, s, h).GPUs {
-				if want, sick := tt.health[i]; !strings.Contains(g.Health, want) || sick == (g.Health == grant.Healthy) {
+				if want, sick := tt.health[i]; !strings.Contains(g.Health, want) ||
+					sick == (g.Health == grant.Healthy) {
 					t.Errorf("GPU %d has health %q, want %q", i, g.Health, want)
 				}
 				if g.UUID != at(s, i).UUID || g.Index != i || g.Minor != 7-i {
@@ -366,7 +384,8 @@ func partitioned(d *server.Device, slices ...*mock.Device) {
 
 func TestMIG(t *testing.T) {
 	attributes := func(gi, ci uint32, mib uint64) api.DeviceAttributes {
-		return api.DeviceAttributes{GpuInstanceSliceCount: gi, ComputeInstanceSliceCount: ci, MemorySizeMB: mib}
+		return api.DeviceAttributes{GpuInstanceSliceCount: gi,
+			ComputeInstanceSliceCount: ci, MemorySizeMB: mib}
 	}
 	s := prepare(dgxh100.New())
 	partitioned(at(s, 0),
@@ -382,8 +401,11 @@ func TestMIG(t *testing.T) {
 	broken.GetGpuInstanceIdFunc = func() (int, api.Return) { return 0, api.ERROR_UNKNOWN }
 	partitioned(at(s, 3), broken)
 	h := machine(t, 8)
-	for instance, minor := range map[string]int{"gi9": 84, "gi9/ci0": 85, "gi2": 21, "gi2/ci1": 23, "gi1": 12} { // of MIG-2 no compute instance's, of MIG-4 none
-		put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu7/mig", instance, "access"), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor))
+	// of MIG-2 no compute instance's, of MIG-4 none
+	for instance, minor := range map[string]int{"gi9": 84, "gi9/ci0": 85, "gi2": 21,
+		"gi2/ci1": 23, "gi1": 12} {
+		put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu7/mig", instance, "access"),
+			fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor))
 	}
 	gpus := scan(t, s, h).GPUs
 
@@ -413,8 +435,10 @@ func TestVirtualGPUs(t *testing.T) {
 		}
 		return without(memoryV2, cudaV2)(symbol)
 	}
-	modes := []api.GpuVirtualizationMode{api.GPU_VIRTUALIZATION_MODE_NONE, api.GPU_VIRTUALIZATION_MODE_PASSTHROUGH, api.GPU_VIRTUALIZATION_MODE_VGPU,
-		api.GPU_VIRTUALIZATION_MODE_HOST_VGPU, api.GPU_VIRTUALIZATION_MODE_HOST_VSGA, 99, 99, api.GPU_VIRTUALIZATION_MODE_VGPU}
+	modes := []api.GpuVirtualizationMode{api.GPU_VIRTUALIZATION_MODE_NONE,
+		api.GPU_VIRTUALIZATION_MODE_PASSTHROUGH, api.GPU_VIRTUALIZATION_MODE_VGPU,
+		api.GPU_VIRTUALIZATION_MODE_HOST_VGPU, api.GPU_VIRTUALIZATION_MODE_HOST_VSGA, 99, 99,
+		api.GPU_VIRTUALIZATION_MODE_VGPU}
 	for i, mode := range modes {
 		at(s, i).GetVirtualizationModeFunc = func() (api.GpuVirtualizationMode, api.Return) {
 			if i == 7 {
@@ -423,7 +447,8 @@ func TestVirtualGPUs(t *testing.T) {
 			return mode, api.SUCCESS
 		}
 	}
-	for i, want := range []grant.Virtual{"", grant.PassThrough, grant.VGPU, grant.VGPUHost, grant.VGPUHost, "", "", ""} {
+	for i, want := range []grant.Virtual{"", grant.PassThrough, grant.VGPU, grant.VGPUHost,
+		grant.VGPUHost, "", "", ""} {
 		if g := scan(t, s, machine(t, 8)).GPUs[i]; g.Virtual != want || g.Health != "ok" {
 			t.Errorf("mode %d: %q with health %q, want %q", modes[i], g.Virtual, g.Health, want)
 		}
