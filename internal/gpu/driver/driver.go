@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Where says what is looked for.
+// Where says where Look searches for the driver.
 type Where struct {
 	Root     string // the driver root
 	Version  string // of the loaded kernel driver; "" where there is none, or it can't be told
@@ -24,7 +24,7 @@ type Where struct {
 	Firmware string // the kernel's own directory for firmware, if it has one set
 }
 
-// Of says where the driver of an inventory is to be looked for.
+// Of returns where to search for the driver of an inventory.
 func Of(inv grant.Inventory, h host.Host) (Where, error) {
 	w := Where{Root: inv.Driver.Root, Version: inv.Driver.Version}
 	release, err := host.ReadFile(filepath.Join(h.Proc, "sys/kernel/osrelease"), maxLine)
@@ -43,7 +43,7 @@ func Of(inv grant.Inventory, h host.Host) (Where, error) {
 
 const maxLine = 4096
 
-// Found is a driver's user space.
+// Found is the user space of a driver.
 type Found struct {
 	Version string             // of its libraries; "" where there are none
 	Files   []grant.DriverFile // sorted by path
@@ -53,8 +53,8 @@ type Found struct {
 // maxFiles bounds what is found: a full installation has about a hundred, and each one is a mount.
 const maxFiles = 2048
 
-// Look lists the driver's files. A root without a driver is no error: nothing is found there.
-// Libraries of another version than the loaded driver's are left out, and a note says so: the
+// Look lists the driver's files. A root without a driver is not an error: nothing is found there.
+// It leaves out libraries of another version than the loaded driver's and adds a note, because the
 // driver refuses them.
 func Look(w Where) (Found, error) {
 	t, err := openTree(w.Root)

@@ -43,7 +43,7 @@ func together(parts ...root) root {
 
 const version = "580.142"
 
-// others are libraries that look like the driver's and are not: they stay the image's own.
+// others returns libraries that look like the driver's and are not: they stay the image's own.
 func others(dir string) root {
 	r := root{}
 	for name, content := range map[string]string{

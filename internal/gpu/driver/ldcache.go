@@ -19,8 +19,8 @@ const (
 	maxCache    = 64 << 20
 )
 
-// cachedDirs are the directories in which the driver root's own cache has libcuda or libnvidia-ml:
-// for an installation at a place that nobody knows. A cache that cannot be read names none.
+// cachedDirs returns the directories in which the driver root's own cache has libcuda or
+// libnvidia-ml, for an installation at an unknown path. A cache that cannot be read has none.
 func (s *search) cachedDirs() []string {
 	f, err := s.open(cachePath)
 	if err != nil {

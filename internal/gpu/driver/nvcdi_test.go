@@ -87,9 +87,9 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 	}
 }
 
-// TestNodesAndVariablesAreNVIDIAsGenerators but for what is listed here, each with its reason: the
-// nodes and the environment of a container with GPU 0, as theirs and as ours gives them with all
-// capabilities to who has it alone.
+// TestNodesAndVariablesAreNVIDIAsGenerators compares nodes and environment of a container with GPU
+// 0, exclusively and with all capabilities. They are those of NVIDIA's generator, except for those
+// listed here with a reason.
 func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip(
@@ -159,7 +159,7 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	}
 }
 
-// oursAlone are the files that NVIDIA's generator leaves out and we do not.
+// oursAlone reports whether NVIDIA's generator leaves a file out that gpuledger includes.
 func oursAlone(f grant.DriverFile) bool {
 	return f.Bits == 32 || // only its legacy library has those
 		// behind absolute links, which mean the driver root to us and the host to it

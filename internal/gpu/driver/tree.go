@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree is a directory seen as the root of a file system: links lead to what they would lead to in
-// there, never out of it. A driver root is often a container's, whose absolute links mean its own
-// root.
+// tree is a directory used as the root of a file system: links lead to their targets in it, never
+// out of it. A driver root is often a container's, whose absolute links start at its own root.
 type tree struct {
 	root *os.File // O_PATH
 	path string   // its real path
@@ -122,8 +121,8 @@ func (t tree) list(dir string) ([]string, error) {
 	return names, err
 }
 
-// leadsNowhere reports whether a path ends at nothing, or at what is no directory or a circle of
-// links.
+// leadsNowhere reports whether a path ends at a missing file, at a file in place of a directory, or
+// in a circle of links.
 func leadsNowhere(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }

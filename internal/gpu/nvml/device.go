@@ -39,15 +39,16 @@ func (d device) gpu(index int) (grant.GPU, error) {
 	return g, nil
 }
 
-// ail sets the health to the first thing that was found wrong: what follows a lost GPU are echoes.
+// ail sets the health to the first problem that was found: those after it are consequences of a
+// lost GPU.
 func ail(g *grant.GPU, format string, args ...any) {
 	if g.Health == grant.Healthy {
 		g.Health = fmt.Sprintf(format, args...)
 	}
 }
 
-// place finds where the GPU sits. The numbers make the name that sysfs has, four digits of domain
-// or more; NVML's own text has eight. A GPU is always function 0.
+// place finds the PCI address of the GPU, in the form of sysfs: at least four digits of domain,
+// where NVML's own text has eight. A GPU is always function 0.
 func (d device) place(g *grant.GPU) {
 	pci, ret := d.GetPciInfo()
 	if ret != nvml.SUCCESS {
@@ -59,8 +60,8 @@ func (d device) place(g *grant.GPU) {
 	g.Render, g.Links = drmNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
 }
 
-// minor finds N of /dev/nvidiaN. There is no inventory without it: a number that is guessed is
-// somebody else's GPU.
+// minor finds N of /dev/nvidiaN. Without it there is no inventory: a guessed number could be
+// another tenant's GPU.
 func (d device) minor(g *grant.GPU) error {
 	minor, ret := d.GetMinorNumber()
 	if ret == nvml.SUCCESS {

@@ -81,14 +81,14 @@ func readInformation(h host.Host, pci string) (information, error) {
 	return info, nil
 }
 
-// lostGPU is a place in NVML's list for which it gives no handle, and why.
+// lostGPU is an index in NVML's list for which NVML gives no handle, and why.
 type lostGPU struct {
 	index  int
 	reason error
 }
 
-// identify fills in who the lost GPUs are: the driver still has them in /proc under their PCI
-// addresses, and NVML's order is that of the addresses. It fails where the two lists don't match.
+// identify fills in the identity of the lost GPUs. The driver still has them in /proc under their
+// PCI addresses, and NVML's order is that of the addresses. It fails if the two lists do not match.
 func identify(h host.Host, list []grant.GPU, lost []lostGPU) error {
 	if len(lost) == 0 {
 		return nil

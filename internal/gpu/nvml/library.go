@@ -76,7 +76,7 @@ func libraryPath(driverRoot string) (string, error) {
 	return "", fmt.Errorf("there is no %s below the driver root %s", soname, driverRoot)
 }
 
-// symbols are functions of the C library that one Go function may end up in, the newest first.
+// symbols are functions of the C library that one Go function may call, the newest first.
 type symbols []string
 
 // needed are the functions without which there is no inventory.

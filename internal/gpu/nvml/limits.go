@@ -56,12 +56,11 @@ func memoryLimits(lib nvml.Interface, version string) string {
 	return grant.CanLimit
 }
 
-// Limiter sets the driver's memory limits. Like a Sampler it belongs into a process that can be
-// given up.
+// Limiter sets the driver's memory limits. Use it in a process that can be killed, like a Sampler.
 type Limiter struct{ byUUID, set, get, words unsafe.Pointer }
 
-// OpenLimiter loads the NVML that lies below driverRoot. The calls are looked up by their names: a
-// library without them is an error here, and no crash later.
+// OpenLimiter loads the NVML below driverRoot. It looks the calls up by name: a library without
+// them is an error here and not a crash later.
 func OpenLimiter(driverRoot string) (*Limiter, error) {
 	path, err := libraryPath(driverRoot)
 	if err != nil {
@@ -94,8 +93,8 @@ func (l *Limiter) failure(what string, code C.int) error {
 	return fmt.Errorf("cannot %s: %s", what, C.GoString(C.words(l.words, code)))
 }
 
-// Limit sets the limit where it is asked to, and tells what it is then. It says in the answer why
-// it could not.
+// Limit sets the limit if asked to, and returns what the limit is then. Error in the answer says
+// why it could not.
 func (l *Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 	hard, err := l.limit(ask)
 	ask.Hard = hard

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// partitions lists the GPU's MIG devices. A GPU in MIG mode without any serves nobody: CUDA finds
+// partitions lists the GPU's MIG devices. A GPU in MIG mode without any cannot be used: CUDA finds
 // no device on it (MIG user guide, "Creating GPU Instances").
 func (d device) partitions(g *grant.GPU) {
 	if !hasAll(d.lib, mig) {
@@ -58,7 +58,7 @@ func (d device) migDevices(card int, memory grant.Bytes) ([]grant.MIGDevice, err
 		if err != nil {
 			return nil, fmt.Errorf("device %d: %w", i, err)
 		}
-		m.Caps, _ = d.host.MIGMinors(card, m.GI, m.CI) // without them nobody is given it
+		m.Caps, _ = d.host.MIGMinors(card, m.GI, m.CI) // without them it is never granted
 		devices = append(devices, m)
 	}
 	return devices, nil

@@ -15,7 +15,7 @@ func Refresh(host.Host, string) (grant.Inventory, error) {
 	return grant.Inventory{}, errors.New("cannot load NVML: this gpuledger was built without cgo. " + advice)
 }
 
-// Sampler asks nobody in this build.
+// Sampler reads nothing in this build.
 type Sampler struct{}
 
 // OpenSampler fails as Refresh does.

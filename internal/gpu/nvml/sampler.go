@@ -12,9 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Sampler asks an NVML that stays loaded what is used. NVML can hang in the kernel and crash: a
-// Sampler belongs into a process that can be given up. One that lost a GPU or gained one is opened
-// anew.
+// Sampler reads the use of GPUs through an NVML that stays loaded. NVML can hang in the kernel and
+// crash: use a Sampler in a process that can be killed. Open a new one after a GPU was lost or
+// added.
 type Sampler struct {
 	lib    nvml.Interface
 	events nvml.EventSet     // nil: XIDs are not told
@@ -55,7 +55,7 @@ func NewSampler(lib nvml.Interface) (*Sampler, error) {
 // Close unloads it.
 func (s *Sampler) Close() { s.close() }
 
-// listen has the driver tell its errors. Where it cannot, everything else is told.
+// listen subscribes to the driver's errors. If it cannot, samples have everything else.
 func (s *Sampler) listen() {
 	if !hasAll(s.lib, []symbols{{"nvmlEventSetCreate"}, {"nvmlDeviceRegisterEvents"},
 		{"nvmlEventSetWait_v2", "nvmlEventSetWait"}, {"nvmlEventSetFree"}}) {
@@ -74,8 +74,8 @@ func (s *Sampler) listen() {
 	s.events = set
 }
 
-// maxEvents bounds how many errors one sample takes: a GPU that falls off the bus reports without
-// end.
+// maxEvents is the largest number of errors in one sample: a GPU that falls off the bus reports
+// without end.
 const maxEvents = 256
 
 // xids are the errors since the last call, by the GPU's UUID.
@@ -97,8 +97,8 @@ func (s *Sampler) xids() map[string][]int {
 	return found
 }
 
-// Sample asks every GPU. One that does not answer has a health that says so; an error means that
-// nothing can be told.
+// Sample reads every GPU. One that does not answer has a health that says so; an error means that
+// nothing is known.
 func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -120,7 +120,7 @@ func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 		if ret != nvml.SUCCESS {
 			u.Health = fmt.Sprintf("NVML gives no access to it: %v", ret)
 		}
-		if u.UUID != "" { // one that never answered is missed by whoever knows the inventory
+		if u.UUID != "" { // the inventory's reader notices one that never answered
 			sample.GPUs = append(sample.GPUs, u)
 		}
 	}

@@ -12,10 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Scan takes the inventory through an NVML that is initialised. A GPU that does not answer gets an
-// entry whose health says so, as long as its UUID and minor can be told; with a GPU of which not
-// even these can be told there is no inventory, because what it is can't be closed or opened to
-// anyone.
+// Scan takes the inventory through an initialised NVML. A GPU that does not answer gets an entry
+// whose health says so, if its UUID and minor are known. If not even these are known, there is no
+// inventory, because the GPU can be neither closed nor opened.
 func Scan(lib nvml.Interface, h host.Host, driverRoot string) (grant.Inventory, error) {
 	if err := checkLibrary(lib); err != nil {
 		return grant.Inventory{}, err
@@ -37,8 +36,8 @@ func Scan(lib nvml.Interface, h host.Host, driverRoot string) (grant.Inventory, 
 	return inv, nil
 }
 
-// driver tells which driver is loaded. The kernel's own word comes first: it is what the snapshot
-// is later compared with.
+// driver returns the loaded driver. It prefers the kernel's version, with which the snapshot is
+// compared later.
 func driver(lib nvml.Interface, h host.Host, driverRoot string) (grant.Driver, error) {
 	version, err := h.DriverVersion()
 	if err != nil {
