@@ -81,6 +81,8 @@ func TestLifeByWhatTheKernelReports(t *testing.T) {
 		"its cgroup is not to be seen":      {state: crun("/c"), want: grant.LifeUnknown},
 		"its cgroup is everybody's":         {state: crun("/c/.."), cgroups: files{"cgroup.events": empty}, want: grant.LifeUnknown},
 		"its relative cgroup":               {state: crun("a/../c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
+		"its state has no pid":              {state: files{"root/c/status": `{"pid":0,"process-start-time":555,"cgroup-path":"/c"}`}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
+		"its state has no start":            {state: files{"root/c/status": `{"pid":60,"process-start-time":0,"cgroup-path":"/c"}`}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
 		"its state is spoilt":               {state: files{"root/c/status": "{"}, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.LifeUnknown},
 
 		"on v1":                 {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": "7\n", "c/cgroup.events": empty}, want: grant.Alive},

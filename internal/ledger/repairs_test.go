@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // findings are what a report says, a line each, with paths below the ledger's directory.
@@ -254,6 +256,194 @@ func TestWhatTheRuntimeRecordedOfAContainer(t *testing.T) {
 	for container, want := range map[string]grant.Life{"none": grant.Dead, "../" + filepath.Base(root) + "/spoilt": grant.Dead, "spoilt": grant.LifeUnknown} {
 		if got := b.ContainerLife(root, container); got != want {
 			t.Errorf("%q: life %d, want %d", container, got, want)
+		}
+	}
+}
+
+// TestLinksOfOwnersAreRepaired: a link leads to its owner's live grant, of several to the newest; without a live one to the newest of
+// those that are over, where there is a link.
+func TestLinksOfOwnersAreRepaired(t *testing.T) {
+	const owner = grant.Owner("pod:uid/train")
+	live := func(g *grant.Grant) {}
+	over := func(g *grant.Grant) { g.Expires = noon }
+	for name, c := range map[string]struct {
+		grants []func(*grant.Grant) // 1 and on, the oldest first
+		link   grant.ID             // where it leads before; "" is nowhere
+		want   grant.ID
+		finds  int
+	}{
+		"it is right":                       {[]func(*grant.Grant){live}, id(1), id(1), 0},
+		"it is missing":                     {[]func(*grant.Grant){live}, "", id(1), 1},
+		"it leads nowhere":                  {[]func(*grant.Grant){live}, id(9), id(1), 1},
+		"the newest of two":                 {[]func(*grant.Grant){live, live}, id(1), id(2), 1},
+		"the live one is older":             {[]func(*grant.Grant){live, over}, id(2), id(1), 1},
+		"the live one is older, and linked": {[]func(*grant.Grant){live, over}, id(1), id(1), 0},
+		"the live one is newer":             {[]func(*grant.Grant){over, live}, id(1), id(2), 1},
+		"all are over":                      {[]func(*grant.Grant){over, over}, id(1), id(2), 1},
+		"all are over, and none is linked":  {[]func(*grant.Grant){over, over}, "", "", 0},
+		"of no grant":                       {nil, id(9), "", 1},
+	} {
+		b := newBook(t)
+		b.update(func(*Tx) error { return nil })
+		for i, change := range c.grants {
+			g := sample(i + 1)
+			g.Owner = owner
+			change(&g)
+			b.put(g)
+		}
+		_ = os.Remove(b.ownerPath(owner))
+		if c.link != "" {
+			if err := os.Symlink(ownerTarget(c.link), b.ownerPath(owner)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		report, err := b.Check(nil, 0)
+		links := 0
+		for _, f := range report.Findings {
+			if f.Subject == b.ownerPath(owner) && f.Repaired {
+				links++
+			}
+		}
+		target, _ := os.Readlink(b.ownerPath(owner))
+		if c.want == "" && target != "" || c.want != "" && target != ownerTarget(c.want) || links != c.finds || err != nil {
+			t.Errorf("%s: it leads to %q after %d repairs (%v), want %s after %d", name, target, links, err, c.want, c.finds)
+		}
+		if c.grants != nil && report.Sound() == (strings.Contains(name, "of two")) { // two live grants of one owner
+			t.Errorf("%s: %q", name, b.findings(report))
+		}
+		b.update(func(tx *Tx) error { _ = tx.Delete(id(1)); return nil }) // so that there is one live grant
+	}
+}
+
+// TestTheLinkToADamagedGrantStays: only the link tells whose that is.
+func TestTheLinkToADamagedGrantStays(t *testing.T) {
+	const owner = grant.Owner("pod:uid/train")
+	b := newBook(t)
+	b.unsound()
+	g, newer := sample(1), sample(2)
+	g.Owner, newer.Owner = owner, owner
+	b.put(newer, g)
+	b.setFile(id(1), "")
+	if _, err := b.Check(nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	var damaged *DamagedError
+	if _, err := b.byOwner(owner); !errors.As(err, &damaged) {
+		t.Errorf("the grant of an owner that cannot be read: %v", err)
+	}
+}
+
+// TestALinkThatLeadsElsewhereIsNoProof: a grant has no container by another's link, and takes no other's binding along.
+func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1), sample(2))
+	b.bind(bindingOf(id(2), "c"))
+	if err := errors.Join(os.Mkdir(b.boundPath(id(1)), 0o700), os.Symlink("../../bindings/"+keyOf("c")+".json", filepath.Join(b.boundPath(id(1)), keyOf("c")))); err != nil {
+		t.Fatal(err)
+	}
+	if one, two := b.containers(id(1)), b.containers(id(2)); one != "" || two != "c" {
+		t.Errorf("grant 1 is used by %q and grant 2 by %q", one, two)
+	}
+	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
+	if two := b.containers(id(2)); two != "c" {
+		t.Errorf("after the other was deleted grant 2 is used by %q", two)
+	}
+	if err := os.Remove(b.ownerPath(sample(2).Owner)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../grants/notes.txt", b.ownerPath(sample(2).Owner)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.byOwner(sample(2).Owner); err == nil || errors.Is(err, ErrNotFound) {
+		t.Errorf("an owner whose link leads to no grant passes for one without any: %v", err)
+	}
+}
+
+// TestStraysHideNoDamage: a file among the GPUs is nobody's, and which GPUs a damaged grant closes is told without it. A place that
+// cannot be looked into may have the grant: then all are closed.
+func TestStraysHideNoDamage(t *testing.T) {
+	b := newBook(t)
+	b.unsound()
+	b.put(sample(1))
+	b.setFile(id(1), "")
+	for _, dir := range []string{b.gpusDir(), b.boundDir()} {
+		if err := os.WriteFile(dir+"/stray", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closes := func() []string {
+		_, damaged := b.all()
+		return damaged[0].GPUs
+	}
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	if got := closes(); !slices.Equal(got, []string{gpu0}) {
+		t.Errorf("beside a stray file it closes %q", got)
+	}
+	loop := b.gpusDir() + "/loop"
+	if err := os.Symlink("loop", loop); err != nil {
+		t.Fatal(err)
+	}
+	if got := closes(); got != nil {
+		t.Errorf("where a place cannot be looked into it closes %q, want all", got)
+	}
+	if err := b.Update(func(tx *Tx) error { return tx.Sweep() }); err == nil {
+		t.Error("Sweep passes a place that it cannot look into")
+	}
+	if report, err := b.Check(nil, 0); err != nil || !hasFinding(report, "/loop", "too many", false) {
+		t.Errorf("Check does not name it: %q (%v)", b.findings(report), err)
+	}
+	if err := os.Remove(loop); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestExpiredGrantsStayForADay to the nanosecond.
+func TestExpiredGrantsStayForADay(t *testing.T) {
+	b := newBook(t)
+	g := sample(1)
+	g.Expires = noon
+	b.put(g)
+	for after, left := range map[time.Duration]int{keepExpired - 1: 1, keepExpired: 0} {
+		b.put(g)
+		b.now = noon.Add(after)
+		b.update(func(tx *Tx) error { return tx.Sweep() })
+		if grants, _ := b.all(); len(grants) != left {
+			t.Errorf("%s after its time there are %d", after, len(grants))
+		}
+	}
+}
+
+// TestNamesOfFiles that UUIDs become.
+func TestNamesOfFiles(t *testing.T) {
+	for c := range 256 {
+		name := "a" + string([]byte{byte(c)})
+		want := strings.Contains("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", name[1:])
+		if isFileName(name) != want {
+			t.Errorf("%q: %v", name, !want)
+		}
+	}
+	for name, want := range map[string]bool{"": false, ".": false, ".a": false, "a.": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false} {
+		if isFileName(name) != want {
+			t.Errorf("%q: %v", name, !want)
+		}
+	}
+	for name, want := range map[string]bool{strings.Repeat("ab", 16): true, strings.Repeat("ab", 15): false, strings.Repeat("ab", 17): false, strings.Repeat("xy", 16): false, "": false} {
+		if isKey(name) != want {
+			t.Errorf("%q is a key: %v", name, !want)
+		}
+	}
+}
+
+// TestTheLedgerHasChangedWithEitherPart.
+func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
+	old, young := host.StampOf("/"), host.StampOf(t.TempDir())
+	now := time.Now()
+	if !old.Before(now) || young.Before(now) {
+		t.Skip("misses a directory that is as it was, and one that is not")
+	}
+	for s, want := range map[Stamp]bool{{old, old}: true, {old, young}: false, {young, old}: false, {young, young}: false} {
+		if s.Before(now) != want {
+			t.Errorf("%+v: %v", s, !want)
 		}
 	}
 }
