@@ -1,0 +1,220 @@
+package node_test
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// users are the containers that a grant is bound to.
+func (m *model) users(id grant.ID) (names []string) {
+	m.t.Helper()
+	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
+		g, err := tx.Get(id)
+		for _, b := range g.Bindings {
+			names = append(names, b.Container)
+		}
+		if errors.Is(err, ledger.ErrNotFound) {
+			return nil
+		}
+		return err
+	}))
+	return names
+}
+
+// TestAGrantThatEndsMeanwhileBindsNobody: what was decided without the lock is decided again with it. The grant ends, or is another
+// container's, after the ledger was read.
+func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile func(m *model, g grant.Grant, reference grant.Reference)
+		code      grant.Code
+		users     []string
+	}{
+		"nothing happens": {func(*model, grant.Grant, grant.Reference) {}, "", []string{"c"}},
+		"its time is over": {func(m *model, g grant.Grant, _ grant.Reference) {
+			m.lapse(g.ID)
+		}, grant.GrantExpired, nil},
+		"it is released": {func(m *model, g grant.Grant, _ grant.Reference) {
+			_, err := m.node.Release(g.ID, false)
+			m.must(err)
+		}, grant.GrantNotFound, nil},
+		"it has another reference": {func(m *model, g grant.Grant, _ grant.Reference) {
+			_, err := m.node.Renew(g.ID)
+			m.must(err)
+		}, grant.GrantNotFound, nil},
+		"another container has it": {func(m *model, g grant.Grant, reference grant.Reference) {
+			if d := m.node.Admit(m.referring("other", reference)); !d.Bound {
+				m.t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+			}
+		}, grant.GrantInUse, []string{"other"}},
+	} {
+		for way, decide := range map[string]func(m *model, create node.Create, self grant.Process) node.Decision{
+			"Admit": func(m *model, create node.Create, _ grant.Process) node.Decision { return m.node.Admit(create) },
+			"Admit, live": func(m *model, create node.Create, self grant.Process) node.Decision {
+				create.Live = &node.Live{Creators: []grant.Process{self}}
+				return m.node.Admit(create)
+			},
+			"Settle": func(m *model, create node.Create, self grant.Process) node.Decision {
+				return m.node.Settle(create, self)
+			},
+			"Settle, running": func(m *model, create node.Create, self grant.Process) node.Decision {
+				create.Running = true
+				return m.node.Settle(create, self)
+			},
+			"Settle, reserving": func(m *model, create node.Create, self grant.Process) node.Decision {
+				create.Reserve = true
+				return m.node.Settle(create, self)
+			},
+		} {
+			m := newModel(t)
+			self, err := m.node.Host.Self()
+			m.must(err)
+			g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+			create := m.referring("c", reference)
+			if edited := m.node.Foresee(create); strings.HasPrefix(way, "Settle") {
+				create.Config = edited.Config
+			}
+			asked := 0
+			create.Asks = func() {
+				if asked++; asked == 1 {
+					c.meanwhile(m, g, reference)
+				}
+			}
+			d := decide(m, create, self)
+			if users := m.users(g.ID); asked != 1 || d.Code != c.code || d.Bound != (c.code == "") || (d.Kind == grant.Admit) != d.Bound || !slices.Equal(users, c.users) {
+				t.Errorf("%s, by %s: %s (%s) %s, bound: %v, asked %d times; it is used by %q, want %q (%s)", name, way, d.Kind, d.Code, d.Message, d.Bound, asked, users, c.users, c.code)
+			}
+		}
+	}
+}
+
+// TestALedgerThatCannotBeWritten changes nothing, and whoever would have changed it is told so. A container gets no grant by it.
+func TestALedgerThatCannotBeWritten(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	self, err := m.node.Host.Self()
+	m.must(err)
+	create := m.referring("c", reference)
+	edited := create
+	edited.Config = m.node.Foresee(create).Config
+	lock := m.dir + "/run/lock"
+	m.must(errors.Join(os.Rename(lock, lock+".away"), os.Mkdir(lock, 0o700)))
+	memory := grant.GiB
+	for name, do := range map[string]func() error{
+		"Grant": func() error {
+			_, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+			return err
+		},
+		"Change":  func() error { _, err := m.node.Change(g.ID, node.Change{Memory: &memory}); return err },
+		"Renew":   func() error { _, err := m.node.Renew(g.ID); return err },
+		"Release": func() error { _, err := m.node.Release(g.ID, true); return err },
+		"Tie":     func() error { _, err := m.node.Tie(g.ID, nil); return err },
+		"Unbind":  func() error { return m.node.Unbind(create.Container) },
+		"Abandon": func() error { return m.node.Abandon("c") },
+		"Prepare": func() error { return m.node.Prepare(g.ID) },
+		"Check":   func() error { _, err := m.node.Check(); return err },
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot lock the ledger") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	live := create
+	live.Live = &node.Live{Creators: []grant.Process{self}}
+	for way, d := range map[string]node.Decision{"Admit": m.node.Admit(create), "Admit, live": m.node.Admit(live), "Settle": m.node.Settle(edited, self)} {
+		if d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Bound || !strings.HasPrefix(d.Message, `cannot bind the grant of container "c": cannot lock`) {
+			t.Errorf("%s: %s (%s) %s, bound: %v", way, d.Kind, d.Code, d.Message, d.Bound)
+		}
+	}
+	if d := m.node.Explain(create); d.Kind != grant.Admit {
+		t.Errorf("who only asks needs no lock: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	m.must(errors.Join(os.Remove(lock), os.Rename(lock+".away", lock)))
+	if users := m.users(g.ID); len(users) > 0 {
+		t.Errorf("the grant is used by %q", users)
+	}
+}
+
+// TestAGrantThatCannotBeRemovedStays, with what was kept for it.
+func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
+	m := newModel(t)
+	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
+	kept := m.node.Policy.LimitsDir(g.ID) + "/" + grant.LimitsFile
+	file := m.dir + "/state/grants/" + string(g.ID) + ".json"
+	m.must(errors.Join(os.MkdirAll(m.node.Policy.LimitsDir(g.ID), 0o700), os.WriteFile(kept, nil, 0o600)))
+	m.must(errors.Join(os.Rename(file, file+".away"), os.MkdirAll(file+"/inside", 0o700)))
+	if _, err := m.node.Release(g.ID, true); err == nil || !strings.Contains(err.Error(), "cannot delete grant "+string(g.ID)) {
+		t.Errorf("release by force of what cannot be removed: %v", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("its limits: %v", err)
+	}
+	m.must(errors.Join(os.RemoveAll(file), os.Rename(file+".away", file)))
+	if _, err := m.node.Release(g.ID, true); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(kept); err == nil {
+		t.Error("the limits of a grant that is over are kept")
+	}
+}
+
+// TestVerifyOfAStrippedContainer: what was taken away is not there after all.
+func TestVerifyOfAStrippedContainer(t *testing.T) {
+	m := newModel(t)
+	m.must(os.Mkdir(m.dir+"/none", 0o755))
+	m.node.Policy.Rules.Privileged = grant.Strip
+	create := node.Create{Caller: m.caller("c"), Config: []byte(`{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"],"effective":["CAP_SYS_ADMIN"],"permitted":["CAP_SYS_ADMIN"]}},` +
+		`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`)}
+	d := m.node.Foresee(create)
+	if d.Kind != grant.Pass || !d.Touches() {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	major, minor := int64(195), int64(0)
+	node0 := []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor}}
+	for name, c := range map[string]struct {
+		nodes []specs.LinuxDevice
+		rules []request.DeviceRule
+		sound bool
+	}{
+		"as it was edited": {nil, nil, true},
+		"the node is left": {node0, nil, false},
+		"the rule is left": {nil, []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"}}, false},
+		"all is open":      {nil, []request.DeviceRule{{Allow: true, Access: "rwm"}}, false},
+	} {
+		if err := m.node.Verify(create, d, c.nodes, c.rules); (err == nil) != c.sound {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestChecksReportIsWhole: what the ledger's check has found, and then what is wrong with the limits.
+func TestChecksReportIsWhole(t *testing.T) {
+	m := newModel(t)
+	m.entered(admission.Ask{Owner: grant.Bearer})
+	m.must(os.WriteFile(m.dir+"/state/grants/notes", nil, 0o600))
+	gone := m.node.Policy.LimitsDir("g-aaaaaaaaaaaa")
+	m.must(errors.Join(os.MkdirAll(gone, 0o700), os.WriteFile(gone+"/"+grant.LimitsFile, nil, 0o600)))
+	report, err := m.node.Check()
+	m.must(err)
+	var got []string
+	for _, f := range report.Findings {
+		got = append(got, strings.TrimPrefix(f.Subject, m.dir)+": "+f.Problem)
+	}
+	want := []string{"/state/grants/notes: it is no entry of the ledger", strings.TrimPrefix(gone, m.dir) + ": the limits of a grant that is over"}
+	if !slices.Equal(got, want) || report.Grants != 1 {
+		t.Errorf("%d grants, found %q, want %q", report.Grants, got, want)
+	}
+	m.boot() // an inventory of before the boot says nothing of what there is
+	if report, err := m.node.Check(); err != nil || report.Grants != 1 || len(report.Findings) != 1 {
+		t.Errorf("with a stale inventory: %+v (%v)", report, err)
+	}
+}
