@@ -78,7 +78,8 @@ var answers = []struct {
 	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem,
 		"owner 1000"},
 	{"anybody's directory of the configuration",
-		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} }, "configuration", Problem,
+		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} },
+		"configuration", Problem,
 		"/etc can be changed"},
 
 	{"enforcing", func(*Facts) {}, "policy", OK, "enforced"},
@@ -89,7 +90,10 @@ var answers = []struct {
 		Warning, "disabled until 2001"},
 
 	{"directories", func(*Facts) {}, "directories", OK, "/state and /run/g"},
-	{"directories to come", func(f *Facts) { f.State, f.Run = PathFacts{Missing: true}, PathFacts{Missing: true} },
+	{"directories to come", func(f *Facts) {
+		f.State, f.Run = PathFacts{Missing: true},
+			PathFacts{Missing: true}
+	},
 		"directories", OK, "alone"},
 	{"a readable state", func(f *Facts) { f.State.Mode = fs.ModeDir | 0o755 }, "directories", Problem,
 		"/state has mode 0755 and owner 0"},
@@ -100,7 +104,8 @@ var answers = []struct {
 	{"a read-only state", func(f *Facts) { f.State.Writable = false }, "directories", Problem,
 		"cannot be written to"},
 	{"a state in a loose directory",
-		func(f *Facts) { f.State.Above = []PathFacts{file("/srv", fs.ModeDir|0o777)} }, "directories", Problem,
+		func(f *Facts) { f.State.Above = []PathFacts{file("/srv", fs.ModeDir|0o777)} },
+		"directories", Problem,
 		"/srv can be changed"},
 	{"a state that cannot be seen", func(f *Facts) { f.State.Error = errors.New("input/output error") },
 		"directories", Problem, "input/output error"},
@@ -260,10 +265,12 @@ var answers = []struct {
 		f.Hooks = []Hook{{PathFacts: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook"}}
 	}, "hooks", OK, "called by /h/a.json"},
 	{"our hook without its program", func(f *Facts) {
-		f.Hooks = []Hook{{PathFacts: file("/h/a.json", 0o644), Program: "/usr/bin/gpuledger-hook", Gone: true}}
+		f.Hooks = []Hook{{PathFacts: file("/h/a.json", 0o644),
+			Program: "/usr/bin/gpuledger-hook", Gone: true}}
 	}, "hooks", Problem, "which is not there"},
 	{"NVIDIA's hook", func(f *Facts) {
-		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o644), Program: "/usr/bin/nvidia-container-runtime-hook"}}
+		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o644),
+			Program: "/usr/bin/nvidia-container-runtime-hook"}}
 	}, "hooks", Warning, "gpu-hook"},
 	{"a hook that cannot be read", func(f *Facts) {
 		f.Hooks = []Hook{
@@ -281,7 +288,8 @@ var answers = []struct {
 		f.CDI = []Spec{
 			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
 	}, "cdi", Warning, "all GPUs at once"},
-	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} }, "cdi",
+	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} },
+		"cdi",
 		Problem, "what stands there, engines inject"},
 	{"CDI that cannot be read", func(f *Facts) {
 		f.CDI = []Spec{

@@ -36,8 +36,9 @@ type Facts struct {
 	Inventory        grant.Inventory
 	InventoryProblem *grant.Problem
 	Ledger           ledger.Report
-	LedgerLooked     bool // false: there is no ledger yet, or the configuration that names its directory is broken
-	LedgerError      error
+	// false: there is no ledger yet, or the configuration that names its directory is broken
+	LedgerLooked bool
+	LedgerError  error
 
 	Audit   PathFacts
 	Free    uint64 // bytes, in the file system of the audit log

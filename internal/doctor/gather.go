@@ -181,7 +181,8 @@ func (f *Facts) gatherInjectors() {
 	cdiDirs = slices.Compact(cdiDirs)
 	for _, dir := range cdiDirs {
 		if p := at(dir); !p.Missing {
-			f.CDI = append(f.CDI, Spec{PathFacts: p}) // an empty directory counts too, because of those that can write to it
+			// an empty directory counts too, because of those that can write to it
+			f.CDI = append(f.CDI, Spec{PathFacts: p})
 		}
 	}
 	for _, path := range filesIn(cdiDirs, ".json", ".yaml") {

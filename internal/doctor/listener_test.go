@@ -31,7 +31,8 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
-	conn, err := net.Dial("tcp", l.Addr().String()) // a connection, which is no listener, on a port of its own
+	// a connection, which is no listener, on a port of its own
+	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

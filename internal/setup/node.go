@@ -101,7 +101,8 @@ func (n *node) configure(o options) error {
 		return err
 	}
 	if o.asDefault {
-		if err := exemptAgents(); err != nil { // before the engine starts gpuledger's own pods through gpuledger
+		// before the engine starts gpuledger's own pods through gpuledger
+		if err := exemptAgents(); err != nil {
 			return err
 		}
 	}
