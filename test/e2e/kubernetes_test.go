@@ -38,7 +38,7 @@ contexts: [{name: node, context: {cluster: node, user: user}}]
 current-context: node
 `
 
-// kubeletConfig, with the engine's socket, is for a root without CAP_SYS_RESOURCE, who can set no
+// kubeletConfig, with the engine's socket, is for a root without CAP_SYS_RESOURCE, which can set no
 // negative OOM score, and for machines with cgroup v1.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

@@ -115,7 +115,8 @@ var cases = []struct {
 	}},
 	{gpuByName, func(s *site, _ client, c container) storyCase {
 		c.cdi = []string{grant.CDIKindGPU + "=" + s.uuid(0)}
-		return storyCase{container: c, refused: grant.GPUDeviceNode, because: "brings the GPU device /dev/nvidia"}
+		return storyCase{container: c, refused: grant.GPUDeviceNode,
+			because: "brings the GPU device /dev/nvidia"}
 	}},
 }
 

@@ -85,7 +85,8 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 			}
 			configure("--undo")()
 			boot(t, "configure --undo")
-			configure("--undo")() // gpuledger's own configuration stayed as long as the engine could call its runtime
+			// gpuledger's own configuration stayed as long as the engine could call its runtime
+			configure("--undo")()
 			has := s.engineFiles()
 			for path, text := range has {
 				if strings.Contains(text, "gpuledger-runtime") {

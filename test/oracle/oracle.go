@@ -24,7 +24,8 @@ type World struct {
 	// GPU's UUID, Driver for what comes with every grant, Display for what may come with exclusive
 	// ones, or Nothing for what no grant gives. The oracle tries each of them.
 	Devices map[Device]string
-	Majors  []int64  // those of the driver alone: of their devices no grant gives any that Devices does not list
+	// those of the driver alone: of their devices no grant gives any that Devices does not list
+	Majors  []int64
 	Private []string // directories of which no container gets any part, as real paths
 	Bundle  string   // the container's; a relative source of a mount begins with it
 }
