@@ -21,7 +21,7 @@ type Grant struct {
 	Created  time.Time
 	Expires  time.Time // zero: never
 	Draining bool      // released while bound: it counts until its container has ended
-	For      []Tie // of the containers that have its secret, those that may use it; none: all of them
+	For      []Tie     // of the containers that have its secret, those that may use it; none: all of them
 
 	// what holds the containers to Compute, set where listings show the grant; the ledger does not
 	// store it

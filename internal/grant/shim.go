@@ -13,7 +13,7 @@ import (
 type Shim struct {
 	Dir      string // their directory, without links; "" if they cannot be used
 	Problem  string // why they cannot be used
-	Throttle bool // ThrottleLibrary is in the same directory
+	Throttle bool   // ThrottleLibrary is in the same directory
 }
 
 // ThrottleLibrary is the proxy of libcuda that throttles launches, too: for containers with a share
