@@ -1,5 +1,5 @@
-// Package simulated makes an inventory of GPUs that are not there, from a description that a person can edit, so that
-// grants, admissions and refusals can be tried on any machine.
+// Package simulated makes an inventory of GPUs that are not there, from a description that a person
+// can edit, so that grants, admissions and refusals can be tried on any machine.
 package simulated
 
 import (
@@ -46,7 +46,8 @@ type GPU struct {
 	NUMA   *int     `json:"numa,omitzero"`  // NUMA node where it isn't 0
 }
 
-// Memory is an amount that a description may hold as plain bytes or with its unit, as "80GiB". It is written as bytes.
+// Memory is an amount that a description may hold as plain bytes or with its unit, as "80GiB". It
+// is written as bytes.
 type Memory grant.Bytes
 
 // UnmarshalJSONFrom reads either form.
@@ -63,8 +64,9 @@ func (m *Memory) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	return err
 }
 
-// Describe makes the description of n equal GPUs, 1 to 64, each with so much memory and with partitions of these MIG
-// profiles. An empty name stands for DefaultName. Its errors are *grant.UsageError.
+// Describe makes the description of n equal GPUs, 1 to 64, each with so much memory and with
+// partitions of these MIG profiles. An empty name stands for DefaultName. Its errors are
+// *grant.UsageError.
 func Describe(n int, memory grant.Bytes, name string, mig []string) (Description, error) {
 	if n < 1 || n > maxGPUs {
 		return Description{}, usage("cannot simulate %d GPUs: want 1 to %d", n, maxGPUs)
@@ -74,7 +76,8 @@ func Describe(n int, memory grant.Bytes, name string, mig []string) (Description
 	}
 	d := Description{Version: version}
 	for range n {
-		d.GPUs = append(d.GPUs, GPU{Name: name, Memory: Memory(memory), MIG: append([]string{}, mig...), Health: grant.Healthy})
+		d.GPUs = append(d.GPUs, GPU{Name: name, Memory: Memory(memory), MIG: append([]string{}, mig...),
+			Health: grant.Healthy})
 	}
 	if err := d.check(); err != nil {
 		return Description{}, usage("cannot simulate these GPUs: %v", err)
@@ -86,8 +89,8 @@ func usage(format string, args ...any) error {
 	return &grant.UsageError{Message: fmt.Sprintf(format, args...)}
 }
 
-// WriteFile puts the description at path, where everyone may read it. A pipe or a terminal, as /dev/stdout, is written
-// to and not replaced.
+// WriteFile puts the description at path, where everyone may read it. A pipe or a terminal, as
+// /dev/stdout, is written to and not replaced.
 func WriteFile(path string, d Description) error {
 	data, err := json.Marshal(d, jsontext.WithIndent("  "))
 	if err != nil {
@@ -104,8 +107,8 @@ func WriteFile(path string, d Description) error {
 	return host.ReplaceFile(path, data, 0o644, host.Durable)
 }
 
-// Read reads and checks the description at path. People edit it, so an unknown key is an error, and what is left out
-// has a sensible value: the name is DefaultName, the health is ok.
+// Read reads and checks the description at path. People edit it, so an unknown key is an error, and
+// what is left out has a sensible value: the name is DefaultName, the health is ok.
 func Read(path string) (Description, error) {
 	d, err := read(path)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Scan takes the inventory of the described GPUs as of this boot. The same description on the same host gives the
-// same, but for the time: UUIDs come from name and index, so a GPU that gets another name is another GPU. driverRoot is
-// recorded as it is given; a stand-in driver may lie there.
+// Scan takes the inventory of the described GPUs as of this boot. The same description on the same
+// host gives the same, but for the time: UUIDs come from name and index, so a GPU that gets another
+// name is another GPU. driverRoot is recorded as it is given; a stand-in driver may lie there.
 func Scan(d Description, h host.Host, driverRoot string) (grant.Inventory, error) {
 	if err := d.check(); err != nil {
 		return grant.Inventory{}, fmt.Errorf("cannot simulate these GPUs: %w", err)
@@ -71,10 +71,11 @@ func uuidOf(seed string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
 
-// simulatedMajors numbers the driver's devices. A name that a real driver registered keeps its number, so that a
-// simulated node that has real GPUs guards them too. The others get numbers that no driver has: a simulated device rule
-// must not open somebody's hardware. The kernel gives out 254 to 234 and then 511 to 384 (fs/char_dev.c), so the far
-// end of that is taken, where the next module to be loaded does not land.
+// simulatedMajors assigns the majors of the driver's devices. A name that a real driver registered
+// keeps its major, so that a simulated node with real GPUs guards them too. The others get majors
+// that no driver has: a simulated device rule must not open real hardware. The kernel assigns 254
+// to 234 and then 511 to 384 (fs/char_dev.c). So these come from the far end, which the next loaded
+// module does not get.
 func simulatedMajors(h host.Host) (map[string]int, error) {
 	majors, err := h.NVIDIAMajors()
 	if err != nil {
@@ -96,7 +97,8 @@ func simulatedMajors(h host.Host) (map[string]int, error) {
 			next++
 		}
 		if next > 511 {
-			return nil, fmt.Errorf("cannot simulate a driver: /proc/devices has no free major left for %s", name)
+			return nil, fmt.Errorf("cannot simulate a driver: /proc/devices has no free major left for %s",
+				name)
 		}
 		majors[name] = next
 		next++

@@ -20,9 +20,11 @@ import (
 // machine is a host whose drivers have registered the majors of these lines.
 func machine(t testing.TB, lines string) host.Host {
 	t.Helper()
-	h := host.Host{Proc: t.TempDir(), Now: func() time.Time { return time.Date(2026, 11, 20, 8, 0, 0, 5, time.UTC) }}
+	h := host.Host{Proc: t.TempDir(),
+		Now: func() time.Time { return time.Date(2026, 11, 20, 8, 0, 0, 5, time.UTC) }}
 	put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-a\n")
-	put(t, filepath.Join(h.Proc, "devices"), "Character devices:\n  1 mem\n"+lines+"\nBlock devices:\n384 loop\n")
+	put(t, filepath.Join(h.Proc, "devices"), "Character devices:\n  1 mem\n"+lines+
+		"\nBlock devices:\n384 loop\n")
 	return h
 }
 
@@ -46,7 +48,8 @@ func describe(t testing.TB, n int, memory grant.Bytes, name string, mig ...strin
 }
 
 func TestScan(t *testing.T) {
-	inv, err := simulated.Scan(describe(t, 2, 80*grant.GiB, "Sim H100", "3g.40gb", "1g.10gb", "1g.10gb"), machine(t, ""), "/drv")
+	inv, err := simulated.Scan(describe(t, 2, 80*grant.GiB, "Sim H100", "3g.40gb", "1g.10gb",
+		"1g.10gb"), machine(t, ""), "/drv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +75,10 @@ func TestScan(t *testing.T) {
 		}
 	}
 	want := grant.Inventory{
-		Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a", Source: "simulated",
-		Driver: grant.Driver{Root: "/drv"}, Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 384, "nvidia-caps": 385},
+		Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0,
+			time.UTC), BootID: "boot-a", Source: "simulated",
+		Driver: grant.Driver{Root: "/drv"}, Majors: map[string]int{"nvidia": 195,
+			"nvidia-uvm": 384, "nvidia-caps": 385},
 		GPUs: []grant.GPU{
 			{Index: 0, Minor: 0, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:01:00.0", Render: []string{"/dev/dri/renderD128"}, MIG: partitions(12, 66, 75), Health: "ok"},
 			{Index: 1, Minor: 1, Name: "Sim H100", Memory: 80 * grant.GiB, PCI: "0000:02:00.0", Render: []string{"/dev/dri/renderD129"}, MIG: partitions(147, 201, 210), Health: "ok"},
@@ -110,7 +115,8 @@ func TestTheSnapshotTakesEveryDescription(t *testing.T) {
 	for _, d := range []simulated.Description{
 		describe(t, 1, grant.MiB, ""),
 		describe(t, 64, 16*grant.GiB, "T4"),
-		describe(t, 64, 80*grant.GiB, "A100", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb"),
+		describe(t, 64, 80*grant.GiB, "A100", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb",
+			"1g.10gb", "1g.10gb"),
 		describe(t, 8, 143771*grant.MiB, "H200", "3g.71gb", "4g.71gb"),
 	} {
 		h, path := machine(t, ""), gpu.Path(t.TempDir())
@@ -192,7 +198,8 @@ func TestDescribe(t *testing.T) {
 
 // TestPartitionsFitTheirGPU: profile names round up, what is granted of the card must not.
 func TestPartitionsFitTheirGPU(t *testing.T) {
-	inv, err := simulated.Scan(describe(t, 1, 143771*grant.MiB, "H200", "3g.71gb", "3g.71gb"), machine(t, ""), "/")
+	inv, err := simulated.Scan(describe(t, 1, 143771*grant.MiB, "H200", "3g.71gb", "3g.71gb"), machine(t, ""),
+		"/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +258,8 @@ func TestAnEditedDescription(t *testing.T) {
 	if big.Memory != 80*grant.GiB || big.Minor != 3 || big.NUMA != -1 || big.Health != grant.Healthy {
 		t.Errorf("got %+v", big)
 	}
-	if small.Name != simulated.DefaultName || small.Memory != 16*grant.GiB || small.Health != "fell off the bus" || len(small.MIG) != 1 {
+	if small.Name != simulated.DefaultName || small.Memory != 16*grant.GiB ||
+		small.Health != "fell off the bus" || len(small.MIG) != 1 {
 		t.Errorf("got %+v", small)
 	}
 }
@@ -280,7 +288,8 @@ func TestMistakesInADescription(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "gpus.json")
 			put(t, path, tt.text)
 			_, err := simulated.Read(path)
-			if err == nil || !strings.HasPrefix(err.Error(), "cannot read the description "+path+": ") || !strings.Contains(err.Error(), tt.want) {
+			if err == nil || !strings.HasPrefix(err.Error(), "cannot read the description "+path+": ") ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
@@ -296,12 +305,14 @@ func TestADescriptionThatIsNoFile(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever a person writes, reading it does not panic, and what is taken makes a sound inventory.
+// FuzzRead: whatever a person writes, reading it does not panic, and what is taken makes a sound
+// inventory.
 func FuzzRead(f *testing.F) {
 	for _, tt := range mistakes {
 		f.Add([]byte(tt.text))
 	}
-	f.Add([]byte(`{"version":1,"gpus":[{"memory":"80GiB","mig":["3g.40gb","1g.10gb+me"],"minor":3,"numa":1}]}`))
+	f.Add(
+		[]byte(`{"version":1,"gpus":[{"memory":"80GiB","mig":["3g.40gb","1g.10gb+me"],"minor":3,"numa":1}]}`))
 	h, path := machine(f, ""), filepath.Join(f.TempDir(), "gpus.json")
 	f.Fuzz(func(t *testing.T, text []byte) {
 		put(t, path, string(text))

@@ -16,11 +16,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// Use describes what is used of simulated GPUs, for tests and to try the watch on any machine. It lies beside the description,
-// under its name and UseSuffix; without it nothing is used.
+// Use describes what is used of simulated GPUs, for tests and to try the watch on any machine. It
+// lies beside the description, under its name and UseSuffix; without it nothing is used.
 type Use struct {
-	Version   int          `json:"version"`
-	GPUs      []GPUUse     `json:"gpus,omitempty"` // of those whose totals are not just the sum of the processes
+	Version int `json:"version"`
+	// of those whose totals are not just the sum of the processes
+	GPUs      []GPUUse     `json:"gpus,omitempty"`
 	Processes []ProcessUse `json:"processes"`
 }
 
@@ -91,7 +92,8 @@ func readUse(path string) (u Use, err error) {
 		data, err = host.ReadFile(path, maxFileSize)
 	}
 	if err == nil {
-		err = tokens.Whole(data, func(d *jsontext.Decoder) error { return u.readFrom(d) }, jsontext.AllowDuplicateNames(true))
+		err = tokens.Whole(data,
+			func(d *jsontext.Decoder) error { return u.readFrom(d) }, jsontext.AllowDuplicateNames(true))
 	}
 	if err == nil && u.Version != version {
 		err = fmt.Errorf("the version of %s is %d and this gpuledger knows %d", path, u.Version, version)
@@ -99,7 +101,8 @@ func readUse(path string) (u Use, err error) {
 	return u, err
 }
 
-// readFrom reads a file as people write it: an unknown key is an error. A test may have it say something else each second.
+// readFrom reads a file as people write it: an unknown key is an error. A test may have it say
+// something else each second.
 func (u *Use) readFrom(d *jsontext.Decoder) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
@@ -137,7 +140,8 @@ func readProcess(d *jsontext.Decoder, p *ProcessUse) error {
 
 // of is what is used of one GPU.
 func (u Use) of(g grant.GPU) grant.Usage {
-	usage := grant.Usage{UUID: g.UUID, Index: g.Index, Health: g.Health, Total: g.Memory, ComputeMode: grant.ComputeDefault, Processes: []grant.ProcessUse{}}
+	usage := grant.Usage{UUID: g.UUID, Index: g.Index, Health: g.Health, Total: g.Memory,
+		ComputeMode: grant.ComputeDefault, Processes: []grant.ProcessUse{}}
 	for _, m := range g.MIG {
 		usage.MIG = append(usage.MIG, m.UUID)
 	}
@@ -154,7 +158,8 @@ func (u Use) of(g grant.GPU) grant.Usage {
 	for _, p := range u.Processes {
 		if p.GPU == g.Index {
 			usage.Used += grant.Bytes(p.Memory)
-			usage.Processes = append(usage.Processes, grant.ProcessUse{PID: p.PID, Device: p.Device, Memory: grant.Bytes(p.Memory), Compute: p.Compute})
+			usage.Processes = append(usage.Processes, grant.ProcessUse{PID: p.PID, Device: p.Device,
+				Memory: grant.Bytes(p.Memory), Compute: p.Compute})
 		}
 	}
 	return usage
