@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"slices"
@@ -216,5 +217,86 @@ func TestChecksReportIsWhole(t *testing.T) {
 	m.boot() // an inventory of before the boot says nothing of what there is
 	if report, err := m.node.Check(); err != nil || report.Grants != 1 || len(report.Findings) != 1 {
 		t.Errorf("with a stale inventory: %+v (%v)", report, err)
+	}
+}
+
+// TestCheckHoldsGrantsAgainstTheInventory less what the policy keeps back.
+func TestCheckHoldsGrantsAgainstTheInventory(t *testing.T) {
+	m := newModel(t)
+	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
+	for reserve, want := range map[grant.Bytes]string{7 * grant.GiB: "", 7*grant.GiB + 1: g.GPUs[0].UUID + ": 1GiB are granted of 1073741823B"} {
+		m.node.Policy.Rules.Reserve = grant.Size(reserve)
+		report, err := m.node.Check()
+		got := ""
+		for _, f := range report.Findings {
+			got += f.Subject + ": " + f.Problem
+		}
+		if err != nil || got != want {
+			t.Errorf("with %s kept back: %q (%v), want %q", reserve, got, err, want)
+		}
+	}
+}
+
+// TestWhatTheAuditLogGets: a line for each decision that is worth it, and one alone.
+func TestWhatTheAuditLogGets(t *testing.T) {
+	m := newModel(t)
+	m.node.Policy.Audit.File = m.dir + "/audit.log"
+	self, err := m.node.Host.Self()
+	m.must(err)
+	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	const open, rules = `"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`, `"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`
+	none := node.Create{Caller: m.caller("none"), Config: []byte(`{` + rules + `}`)}
+	noted := node.Create{Caller: m.caller("noted"), Config: []byte(`{` + open + `}`)}
+	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` + rules + `}`)}
+	its := m.referring("its", reference)
+	known := its
+	known.Live = &node.Live{Creators: []grant.Process{self}}
+	known.Config = m.node.Foresee(its).Config
+	observed := all
+	observed.Running = true
+	read := func() string {
+		text, _ := os.ReadFile(m.node.Policy.Audit.File)
+		m.must(os.WriteFile(m.node.Policy.Audit.File, nil, 0o600))
+		var lines []string
+		for line := range strings.Lines(string(text)) {
+			var said struct{ Container, Verdict, Code, Mode, Strength string }
+			m.must(json.Unmarshal([]byte(line), &said))
+			lines = append(lines, strings.Join(strings.Fields(strings.Join([]string{said.Container, said.Verdict, said.Code, said.Mode, said.Strength}, " ")), " "))
+		}
+		return strings.Join(lines, ", ")
+	}
+	for _, c := range []struct {
+		name string
+		do   func()
+		want string
+	}{
+		{"a pass", func() { m.node.Admit(none) }, ""},
+		{"a pass of what has a way to be root", func() { m.node.Admit(noted) }, "noted pass"},
+		{"a refusal", func() { m.node.Admit(all) }, "all refuse visible-devices-all"},
+		{"a question", func() { m.node.Explain(all) }, ""},
+		{"a step before the create that passes", func() { m.node.Foresee(none) }, ""},
+		{"a step before the create that admits", func() { m.node.Foresee(its) }, ""},
+		{"a step before the create that refuses", func() { m.node.Foresee(all) }, "all refuse visible-devices-all"},
+		{"an admission", func() { m.node.Admit(its) }, "its admit none"},
+		{"the same by its hook", func() { m.node.Admit(known) }, ""},
+		{"one that does not start after all", func() {
+			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
+		}, "its refuse limit-unenforceable"},
+		{"what is found created", func() { m.node.Settle(all, self) }, "all refuse visible-devices-all"},
+		{"what is found running", func() { m.node.Settle(observed, self) }, "all refuse visible-devices-all observed"},
+		{"what is found created and needs nothing", func() { m.node.Settle(none, self) }, ""},
+		{"a refusal in report", func() { m.node.Policy.Rules.Mode = grant.Report; m.node.Admit(all) }, "all refuse visible-devices-all report"},
+		{"what fails in report", func() {
+			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
+		}, "its refuse limit-unenforceable report"},
+		{"what is found in report", func() { m.node.Settle(observed, self) }, "all refuse visible-devices-all report"},
+		{"what is hidden, in report", func() { m.node.Policy.Rules.Ungranted = grant.Hide; m.node.Admit(all) }, "all pass report"},
+		{"what is hidden", func() { m.node.Policy.Rules.Mode = grant.Enforce; m.node.Admit(all) }, "all pass"},
+	} {
+		read()
+		c.do()
+		if got := read(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 }

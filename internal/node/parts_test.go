@@ -1,12 +1,17 @@
 package node
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -113,6 +118,112 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 		v.Container.ID = c.id
 		if v.namesItself() != c.want {
 			t.Errorf("%s of %s: %v", c.path, c.id, !c.want)
+		}
+	}
+}
+
+// TestWhatHoldsACreatedContainerToItsMemory: the records of its own grant, and the proxies over every library that a program of it
+// could find. The last mount over a place counts.
+func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
+	const id, shim, own = grant.ID("g-aaaaaaaaaaaa"), "/opt/shim", "/usr/lib/libcuda.so.1"
+	p := grant.Policy{RunDir: "/run/gpuledger"}
+	bind := func(source, destination string) specs.Mount {
+		return specs.Mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind"}}
+	}
+	var records []specs.Mount
+	for _, m := range p.RecordMounts(id) {
+		records = append(records, bind(m.HostPath, m.ContainerPath))
+	}
+	whole := append(slices.Clip(records), bind(shim+"/libcuda.so.1", own))
+	with := func(more ...specs.Mount) []specs.Mount { return append(slices.Clip(whole), more...) }
+	for name, c := range map[string]struct {
+		mounts    []specs.Mount
+		throttled bool
+		unseen    bool
+		want      string
+	}{
+		"all is there":                          {mounts: whole},
+		"nothing":                               {want: "its memory limit at " + records[0].Destination},
+		"no limits":                             {mounts: whole[1:], want: "its memory limit at " + records[0].Destination},
+		"no region":                             {mounts: append(slices.Clip(whole[:1]), whole[2:]...), want: "its memory limit at " + records[1].Destination},
+		"the records of another grant":          {mounts: with(bind("/x/limits", records[0].Destination)), want: "its memory limit at " + records[0].Destination},
+		"another's below its own":               {mounts: append([]specs.Mount{bind("/x/limits", records[0].Destination)}, whole...)},
+		"the same by another spelling":          {mounts: with(bind("/x/limits", "run/./gpuledger/limits")), want: "its memory limit at " + records[0].Destination},
+		"its own libcuda over the proxy":        {mounts: with(bind("/usr/lib/libcuda.so.1", own)), want: "the limiting " + own},
+		"another's libcuda elsewhere":           {mounts: with(bind("/x/libnvidia-ml.so.1", "/lib/libnvidia-ml.so.1")), want: "the limiting /lib/libnvidia-ml.so.1"},
+		"the real one where the proxy wants it": {mounts: with(bind("/usr/lib/libcuda.so.1", grant.ShimPlace+"/driver/libcuda.so.1"))},
+		"another library":                       {mounts: with(bind("/x/libc.so.6", "/lib/libc.so.6"))},
+		"throttled":                             {mounts: append(slices.Clip(records), bind(shim+"/"+grant.ThrottleLibrary, own)), throttled: true},
+		"throttled by what limits alone":        {mounts: whole, throttled: true, want: "the throttling " + own},
+		"throttled, by NVML's proxy":            {mounts: append(slices.Clip(records), bind(shim+"/"+grant.ThrottleLibrary, own), bind(shim+"/libnvidia-ml.so.1", "/lib/libnvidia-ml.so.1")), throttled: true},
+		"throttled, the real one in its place":  {mounts: append(slices.Clip(records), bind(shim+"/"+grant.ThrottleLibrary, own), bind("/usr/lib/libcuda.so.1", grant.ShimPlace+"/driver/libcuda.so.1")), throttled: true},
+		"the image's own is not covered":        {mounts: records, want: "one over its image's own " + own},
+		"an image that is not seen":             {mounts: records, unseen: true},
+	} {
+		spec, err := json.Marshal(specs.Spec{Mounts: c.mounts})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := visit{Node: &Node{Policy: p}, Create: Create{Config: spec}, own: func() []grant.OwnLibrary { return []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}} },
+			inventory: func() (grant.Inventory, *grant.Problem) { return grant.Inventory{Shim: grant.Shim{Dir: shim}}, nil }}
+		if v.image.Root = "/rootfs"; c.unseen {
+			v.image.Root = ""
+		}
+		d := Decision{Verdict: grant.Verdict{Kind: grant.Admit, Limited: true, Throttled: c.throttled, Grant: &grant.Grant{ID: id}}}
+		if got := v.unheld(d); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		if v.Config = []byte("{"); v.unheld(d) != "its memory limit" {
+			t.Errorf("%s: a spec that cannot be read holds it", name)
+		}
+	}
+}
+
+// TestLimitsThatCannotBeReached are an error where a container has some: the ledger must not say what does not come to be.
+func TestLimitsThatCannotBeReached(t *testing.T) {
+	n := &Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	g := func(strength grant.Strength) grant.Grant {
+		return grant.Grant{ID: "g-aaaaaaaaaaaa", Bindings: []grant.Binding{{Strength: grant.StrengthNone}, {Strength: strength}}}
+	}
+	for strength, fails := range map[grant.Strength]bool{grant.StrengthLibrary: true, grant.StrengthNone: false, grant.StrengthDriver: false} {
+		if l, err := n.held(g(strength)); l != nil || (err != nil) != fails {
+			t.Errorf("held by %s: %v", strength, err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(n.Policy.LimitsDir("g-aaaaaaaaaaaa"), grant.LimitsFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.held(g(grant.StrengthNone)); err == nil {
+		t.Error("limits that are there and cannot be opened are none")
+	}
+}
+
+// TestDevicesOfASimulatedNode: its snapshot tells of them, beside what the machine has. Elsewhere it does not count.
+func TestDevicesOfASimulatedNode(t *testing.T) {
+	inv := grant.Inventory{Majors: map[string]int{"nvidia-sim": 4242}, GPUs: []grant.GPU{{UUID: "GPU-0", Render: []string{"/dev/dri/renderD4321", "/dev/dri/card77", "/dev/dri/renderDx"}}}}
+	none := grant.Inventory{}
+	for name, c := range map[string]struct {
+		source string
+		inv    grant.Inventory
+		want   bool
+	}{"simulated": {string(grant.Simulated), inv, true}, "simulated, empty": {string(grant.Simulated), none, false}, "real": {"", inv, false}} {
+		n := &Node{Host: host.Default()}
+		if c.source != "" {
+			n.Policy.Inventory.Source = grant.Simulated
+		}
+		f := n.finder(func() (grant.Inventory, *grant.Problem) { return c.inv, nil })
+		majors, err := f.Majors()
+		_, simulated := majors["nvidia-sim"]
+		minors, errDRM := f.DRM()
+		if err != nil || errDRM != nil || simulated != c.want || minors[4321] != c.want || minors[77] {
+			t.Errorf("%s: majors %v (%v), minors %v (%v)", name, majors, err, minors, errDRM)
+		}
+		if got := f.Cards(); got != (len(c.inv.GPUs) > 0) && !n.Host.HasNVIDIA() {
+			t.Errorf("%s: it has cards: %v", name, got)
+		}
+		n.Host.Proc = t.TempDir()
+		if _, err := n.finder(func() (grant.Inventory, *grant.Problem) { return c.inv, nil }).Majors(); err == nil {
+			t.Errorf("%s: majors that cannot be read are told", name)
 		}
 	}
 }
