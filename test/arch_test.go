@@ -187,7 +187,7 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
-// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it could (calm.go).
+// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it could (monitor.go).
 func TestTheWrapperIsAnInitFunction(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "../cmd/gpuledger-runtime/main.go", nil, parser.SkipObjectResolution)
 	if err != nil {
