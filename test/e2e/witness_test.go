@@ -114,9 +114,13 @@ func ended(proc string) bool {
 }
 
 // containerOf is the container's id in a line of /proc/PID/cgroup: the last part of the path,
-// behind a prefix in some engines.
+// behind a prefix in some engines. The cgroup of CRI-O's conmon, crio-conmon-ID, is not the
+// container's: conmon lives on for a moment after the container.
 func containerOf(line string) string {
 	id := strings.TrimSuffix(filepath.Base(strings.TrimSpace(line)), ".scope")
+	if strings.HasPrefix(id, "crio-conmon-") {
+		return ""
+	}
 	if i := strings.LastIndex(id, "-"); i >= 0 {
 		id = id[i+1:]
 	}
