@@ -3,6 +3,7 @@ package node_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -179,6 +180,11 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	if d.Kind != grant.Pass || !d.Touches() {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
+	live := create
+	live.Live = &node.Live{}
+	if l := m.node.Foresee(live); l.Devices.Majors == nil || len(l.Others) == 0 || d.Devices.Majors != nil || d.Others != nil {
+		t.Errorf("what stands in place of its rules: %d rules by %v; where it is not live: %d by %v", len(l.Others), l.Devices.Majors, len(d.Others), d.Devices.Majors)
+	}
 	major, minor := int64(195), int64(0)
 	node0 := []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor}}
 	for name, c := range map[string]struct {
@@ -297,6 +303,185 @@ func TestWhatTheAuditLogGets(t *testing.T) {
 		c.do()
 		if got := read(); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// TestASpecThatCannotBeReadIsRefused: it could be anything. So is one that an edit made unreadable.
+func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
+	m := newModel(t)
+	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	self, err := m.node.Host.Self()
+	m.must(err)
+	good := m.referring("c", reference)
+	bad, unread, spoilt := good, good, good
+	bad.Config = []byte(`{"process":{"env":[7]}}`)
+	unread.Unread = errors.New("it is gone")
+	spoilt.Edit = func([]byte, grant.Verdict) ([]byte, error) { return []byte("{"), nil }
+	for name, c := range map[string]struct {
+		create node.Create
+		code   grant.Code
+		says   string
+	}{
+		"no spec":             {bad, grant.SpecInvalid, `cannot read config.json of container "c": `},
+		"not read":            {unread, grant.SpecInvalid, `cannot read config.json of container "c": it is gone`},
+		"spoilt by its edits": {spoilt, grant.Internal, `internal error: cannot read config.json of container "c": `},
+	} {
+		decisions := map[string]node.Decision{"Admit": m.node.Admit(c.create), "Foresee": m.node.Foresee(c.create), "Explain": m.node.Explain(c.create)}
+		if c.create.Edit == nil {
+			decisions["Settle"] = m.node.Settle(c.create, self)
+		}
+		for way, d := range decisions {
+			if d.Kind != grant.Refused || d.Code != c.code || !strings.HasPrefix(d.Message, c.says) || d.Bound || d.Config != nil {
+				t.Errorf("%s, by %s: %s (%s) %s", name, way, d.Kind, d.Code, d.Message)
+			}
+		}
+	}
+	if err := m.node.Verify(good, node.Decision{Config: []byte("{")}, nil, nil); err == nil {
+		t.Error("a live container is sound by a spec that cannot be read")
+	}
+}
+
+// TestTheIdOfAContainerThatIsThere binds nothing: the binding would live with that container. One whose state cannot be read may be there.
+func TestTheIdOfAContainerThatIsThere(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	self, err := m.node.Host.Self()
+	m.must(err)
+	create := m.referring("c", reference)
+	m.must(os.Mkdir(m.dir+"/none/c", 0o700))
+	for state, refused := range map[string]bool{
+		fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/none"}`, self.PID, self.Start): true, "{": true,
+	} {
+		m.must(os.WriteFile(m.dir+"/none/c/status", []byte(state), 0o600))
+		d := m.node.Admit(create)
+		if (d.Code == grant.GrantInUse && d.Message == `container with given ID already exists: "c"` && !d.Bound) != refused || len(m.users(g.ID)) > 0 {
+			t.Errorf("with %q as its state: %s (%s) %s, bound: %v", state, d.Kind, d.Code, d.Message, d.Bound)
+		}
+	}
+	m.must(os.RemoveAll(m.dir + "/none/c"))
+	if d := m.node.Admit(create); !d.Bound {
+		t.Errorf("when it is gone: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
+// TestACgroupThatIsEnteredMeanwhileBindsNobody: another create has said that it is on its way there, and found no binding yet.
+func TestACgroupThatIsEnteredMeanwhileBindsNobody(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	create := m.referring("c", reference)
+	create.Config = []byte(strings.Replace(string(create.Config), `"linux":{`, `"linux":{"cgroupsPath":"/gpuledger-test/a",`, 1))
+	creates := m.dir + "/run/creates"
+	m.must(os.MkdirAll(creates, 0o700))
+	for _, c := range []struct {
+		announced string
+		bound     bool
+	}{{"/gpuledger-test/a", false}, {"/gpuledger-test/a/below", false}, {"/gpuledger-test/b", true}} {
+		m.must(os.WriteFile(creates+"/1-2-3", []byte(c.announced), 0o600)) // of another pid namespace: nobody can tell that it is over
+		d := m.node.Admit(create)
+		if users := m.users(g.ID); d.Bound != c.bound || (d.Code == grant.InjectionImpossible) == c.bound || (len(users) > 0) != c.bound {
+			t.Errorf("another on its way to %s: %s (%s) %s, bound: %v, it is used by %q", c.announced, d.Kind, d.Code, d.Message, d.Bound, users)
+		}
+	}
+}
+
+// TestDriveKnowsItsCreate: a container is not started without the driver's limit where nobody knows whether it was to have one.
+func TestDriveKnowsItsCreate(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: "claim:cc"})
+	bound, unbound := m.referring("bound", reference), m.referring("unbound", reference)
+	if d := m.node.Admit(bound); !d.Bound {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	driven := m.caller("driven").Container
+	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
+		self, err := m.node.Host.Self()
+		return errors.Join(err, tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: driven.RuntimeRoot, Container: driven.ID, Bundle: driven.Bundle, Creator: self, Driven: true}))
+	}))
+	pass := node.Create{Caller: m.caller("pass"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	drive := func(c node.Create, live node.Live) string {
+		c.Live = &live
+		if refusal := m.node.Drive(c, 7); refusal != nil {
+			return string(refusal.Code) + ": " + refusal.Message
+		}
+		return ""
+	}
+	const not = "limit-unenforceable: the driver's memory limit cannot be set: "
+	for name, c := range map[string]struct {
+		create node.Create
+		live   node.Live
+		want   string
+	}{
+		"one that is held by something else":      {bound, node.Live{}, ""},
+		"one that nobody knows":                   {unbound, node.Live{}, not + `the ledger has no create of container "unbound", whose runtime keeps its state in ` + m.dir + "/none"},
+		"one that nobody knows, and passes":       {pass, node.Live{}, ""},
+		"one whose creators are not known":        {unbound, node.Live{Unknown: errors.New("why")}, not + "why"},
+		"one that is bound, by whom nobody knows": {bound, node.Live{Unknown: errors.New("why")}, not + "why"},
+	} {
+		if got := drive(c.create, c.live); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	if got := drive(m.referring("driven", reference), node.Live{}); !strings.HasPrefix(got, not) {
+		t.Errorf("one that the driver is to hold, without gpuledgerd: %q", got)
+	}
+	m.node.Broken = errors.New("it is broken")
+	if got := drive(bound, node.Live{}); got != not+"it is broken" {
+		t.Errorf("with a broken configuration: %q", got)
+	}
+}
+
+// TestAnUpdateOfWhatIsOpenAlready: of the spec that the container was created with. Where that is gone, nothing was opened.
+func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
+	m := newModel(t)
+	rule := func(minor int) string {
+		return fmt.Sprintf(`{"allow":true,"type":"c","major":195,"minor":%d,"access":"rw"}`, minor)
+	}
+	bundle := m.dir + "/bundle"
+	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700), os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600)))
+	whole := `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},` + rule(0) + `]}}}`
+	for name, c := range map[string]struct {
+		config string
+		fails  [2]bool // of GPU 0, of GPU 1
+	}{
+		"its own":       {whole, [2]bool{false, true}},
+		"ours":          {strings.Replace(whole, rule(0), `{"allow":true,"type":"b","access":"rwm"}`, 1), [2]bool{false, false}},
+		"unreadable":    {"{", [2]bool{true, true}},
+		"without rules": {`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, [2]bool{true, true}},
+		"gone":          {"", [2]bool{true, true}},
+	} {
+		if m.must(os.WriteFile(bundle+"/config.json", []byte(c.config), 0o600)); c.config == "" {
+			m.must(os.Remove(bundle + "/config.json"))
+		}
+		for minor, fails := range c.fails {
+			if _, err := m.node.Update(m.caller("c").Container, []byte(`{"devices":[`+rule(minor)+`]}`)); (err != nil) != fails {
+				t.Errorf("%s: an update that opens GPU %d: %v", name, minor, err)
+			}
+		}
+	}
+}
+
+// TestWhatGrowsIsPlacedAgain: memory or compute alone, against what others have of the GPU.
+func TestWhatGrowsIsPlacedAgain(t *testing.T) {
+	m := newModel(t)
+	of := func(memory grant.Bytes, compute int) grant.Grant {
+		g, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, Names: []string{uuid(0)}, Memory: memory, Compute: compute, Source: "test"})
+		m.must(err)
+		return g
+	}
+	g := of(2*grant.GiB, 20)
+	of(5*grant.GiB, 60)
+	for _, c := range []struct {
+		memory  grant.Bytes
+		compute int
+		err     string
+	}{
+		{2 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 20, "no-capacity: ..."}, {1 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 10, "no-capacity: ..."},
+		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."}, {1 * grant.GiB, 10, ""},
+	} {
+		now, err := m.node.Change(g.ID, node.Change{Memory: &c.memory, Compute: &c.compute})
+		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil && (now.Memory() != c.memory || now.Compute != c.compute) {
+			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
 		}
 	}
 }
