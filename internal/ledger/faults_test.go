@@ -136,6 +136,26 @@ func TestADirectoryThatDoesNotSyncChangesNothing(t *testing.T) {
 	}
 }
 
+// TestAPutThatFailsTakesNoLinkAlong, whether the grant has an owner's link, had it before, or another grant of the owner's has it.
+func TestAPutThatFailsTakesNoLinkAlong(t *testing.T) {
+	b := newBook(t)
+	bearer, same, over := sample(2), sample(1), sample(3)
+	b.put(same)
+	bearer.Owner, same.Label = grant.Bearer, "changed"
+	over.Owner, over.Expires = same.Owner, noon
+	before := b.tree()
+	defer func() { syncDir = host.SyncDir }()
+	syncDir = func(string) error { return unix.EIO }
+	for name, g := range map[string]grant.Grant{"a bearer's": bearer, "the same": same, "one that is over, of an owner who has another": over} {
+		if err := b.Update(func(tx *Tx) error { return tx.Put(g) }); !errors.Is(err, unix.EIO) {
+			t.Errorf("%s: %v, want EIO", name, err)
+		}
+		if g, err := b.byOwner(same.Owner); err != nil || g.ID != same.ID || g.Label != "" || b.tree() != before {
+			t.Errorf("%s: the owner has %+v (%v), the ledger was\n%s\nand is\n%s", name, g, err, before, b.tree())
+		}
+	}
+}
+
 func TestAFullRunDirectoryBindsNothing(t *testing.T) {
 	privateMounts(t)
 	b := newBook(t)

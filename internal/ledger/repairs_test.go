@@ -446,4 +446,13 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 			t.Errorf("%+v: %v", s, !want)
 		}
 	}
+	b := newBook(t)
+	b.put(sample(1))
+	first := b.Stamp()
+	b.put(sample(2))
+	second := b.Stamp()
+	b.bind(bindingOf(id(1), "c"))
+	if third := b.Stamp(); first == second || second == third || first == third || b.Stamp() != third {
+		t.Errorf("stamps %+v, %+v, %+v", first, second, third)
+	}
 }
