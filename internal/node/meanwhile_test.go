@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -482,6 +483,85 @@ func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 		now, err := m.node.Change(g.ID, node.Change{Memory: &c.memory, Compute: &c.compute})
 		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil && (now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
+		}
+	}
+}
+
+// TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver, and no mount point of anybody else's; nothing while the container lives.
+func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
+	m := newModel(t)
+	g, _ := m.entered(admission.Ask{Owner: "claim:cc"})
+	limit := m.node.Policy.RecordMounts(g.ID)[0]
+	bundle := m.dir + "/bundle"
+	var mounts []specs.Mount
+	places := map[string]bool{}
+	for _, c := range []struct {
+		source, place string
+		options       []string
+		ours          bool
+	}{
+		{"/usr/bin/" + grant.MPSControl, "/usr/bin/ours", nil, true},
+		{"/usr/bin/" + grant.MPSControl + "2", "/usr/bin/theirs", nil, false},
+		{"/etc/hostname", "/etc/hostname", nil, false},
+		{"/opt/libcuda.so.1", "/usr/lib/libcuda.so.1", nil, true},
+		{"/opt/libcuda.so", "/usr/lib/libcuda.so", nil, false},
+		{"/opt/" + grant.ThrottleLibrary, "/usr/lib2/libcuda.so.1", nil, true},
+		{"/opt/x.so", "/usr/lib3/libcuda.so.1", nil, false},
+		{"/opt/libcuda.so.1", "/data/x", nil, false},
+		{limit.HostPath, limit.ContainerPath, limit.Options, true},
+		{limit.HostPath, "/data/limits", limit.Options, false},
+	} {
+		mounts = append(mounts, specs.Mount{Source: c.source, Destination: c.place, Type: "bind", Options: c.options})
+		places[c.place] = c.ours
+	}
+	config, err := json.Marshal(specs.Spec{Root: &specs.Root{Path: "rootfs"}, Mounts: mounts})
+	m.must(err)
+	m.must(errors.Join(os.MkdirAll(bundle+"/rootfs/etc", 0o755), os.WriteFile(bundle+"/config.json", config, 0o600)))
+	for place := range places {
+		m.must(errors.Join(os.MkdirAll(filepath.Dir(bundle+"/rootfs"+place), 0o755), os.WriteFile(bundle+"/rootfs"+place, nil, 0o644)))
+	}
+	self, err := m.node.Host.Self()
+	m.must(err)
+	b := grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/none", Container: "c", Bundle: bundle, Creator: self, Cgroups: []string{"/gpuledger-test-none"}}
+	m.must(os.MkdirAll(b.RuntimeRoot, 0o755))
+	for _, alive := range []bool{true, false} {
+		if b.Creator.Start = self.Start; !alive {
+			b.Creator.Start++
+		}
+		m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error { return tx.Bind(b) }))
+		m.node.Delete(b.RuntimeRoot, "c")
+		for place, ours := range places {
+			if _, err := os.Lstat(bundle + "/rootfs" + place); (err == nil) != (alive || !ours) {
+				t.Errorf("the container lives: %v; %s: %v", alive, place, err)
+			}
+		}
+		if users := m.users(g.ID); (len(users) > 0) != alive {
+			t.Errorf("the container lives: %v; the grant is used by %q", alive, users)
+		}
+	}
+}
+
+// TestDevicesThatCannotBeToldFromGPUs are refused, by every way to a verdict.
+func TestDevicesThatCannotBeToldFromGPUs(t *testing.T) {
+	m := newModel(t)
+	self, err := m.node.Host.Self()
+	m.must(err)
+	m.must(os.Mkdir(m.dir+"/none", 0o755))
+	c := node.Create{Caller: m.caller("c"), Config: []byte(`{"linux":{"devices":[{"path":"/dev/x","type":"c","major":240,"minor":0}],` +
+		`"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":240,"minor":0,"access":"rw"}]}}}`)}
+	ways := map[string]func() node.Decision{
+		"Admit": func() node.Decision { return m.node.Admit(c) }, "Explain": func() node.Decision { return m.node.Explain(c) },
+		"Settle": func() node.Decision { return m.node.Settle(c, self) },
+	}
+	for way, decide := range ways {
+		if d := decide(); d.Code == grant.Internal {
+			t.Errorf("%s, where they can be told: %s (%s) %s", way, d.Kind, d.Code, d.Message)
+		}
+	}
+	m.must(errors.Join(os.Remove(m.dir+"/proc/devices"), os.Mkdir(m.dir+"/proc/devices", 0o755)))
+	for way, decide := range ways {
+		if d := decide(); d.Kind != grant.Refused || d.Code != grant.Internal {
+			t.Errorf("%s: %s (%s) %s", way, d.Kind, d.Code, d.Message)
 		}
 	}
 }

@@ -145,6 +145,7 @@ func (m *model) scan() {
 	boot, err := m.node.Host.BootID()
 	m.must(err)
 	inv := grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated", Majors: map[string]int{"nvidia": 195}}
+	inv.Driver.Root = "/"
 	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
 	for i := range cards {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
