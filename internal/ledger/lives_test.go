@@ -77,7 +77,7 @@ func TestLifeByWhatTheKernelReports(t *testing.T) {
 		"another has the init's pid":        {init: laterStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
 		"the init cannot be read":           {init: spoiltStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
 		"the init ended, its child did not": {state: crun("/c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
-		"its cgroup cannot be read":         {state: crun("/c"), cgroups: files{"c/cgroup.events/x": ""}, want: grant.LifeUnknown},
+		"its cgroup cannot be read":         {state: crun("/c"), cgroups: files{"c/cgroup.events/x": "", "c/cgroup.procs": "7\n"}, want: grant.LifeUnknown},
 		"its cgroup is not to be seen":      {state: crun("/c"), want: grant.LifeUnknown},
 		"its cgroup is everybody's":         {state: crun("/c/.."), cgroups: files{"cgroup.events": empty}, want: grant.LifeUnknown},
 		"its relative cgroup":               {state: crun("a/../c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
@@ -97,6 +97,7 @@ func TestLifeByWhatTheKernelReports(t *testing.T) {
 		"forgotten, its cgroup is empty":        {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
 		"forgotten, somebody is in its cgroup":  {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": populated}, want: grant.Alive, left: true},
 		"forgotten, its cgroup is not seen":     {recorded: []string{"/c"}, want: grant.LifeUnknown, left: true},
+		"forgotten, its cgroup cannot be read":  {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events/x": ""}, want: grant.LifeUnknown, left: true},
 		"forgotten, both cgroups are empty":     {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": empty}, want: grant.Dead},
 		"forgotten, the second has somebody":    {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": populated}, want: grant.Alive, left: true},
 		"forgotten, the first is not seen":      {recorded: []string{"/c", "/d"}, cgroups: files{"d/cgroup.events": empty}, want: grant.LifeUnknown, left: true},
@@ -162,6 +163,9 @@ func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 		}
 		if err := b.Announce([]string{"/c"}); name == "the pid namespace" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: a create is announced that nobody could find: %v", name, err)
+		}
+		if err := b.SetOutside(nil); name == "the boot" && !errors.Is(err, unreadable) {
+			t.Errorf("%s: what is outside the ledger is written down for no boot: %v", name, err)
 		}
 		if _, err := b.Outside(); name == "the boot" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: what was found outside the ledger is told of which boot: %v", name, err)
@@ -245,5 +249,56 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	}
 	if err := unix.Unmount(b.bindingsDir(), 0); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestDraftsOfAnnouncementsAreNobodys: another process is about to rename its own, and it announces nothing yet.
+func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
+	b := newBook(t)
+	draft := filepath.Join(b.createsDir(), ".1-2-3")
+	files{"creates/.1-2-3": "/a", "creates/1-2-4": "/b"}.write(t, b.Run)
+	if err := os.Chmod(b.Run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if b.Announced([]string{"/a"}) || !b.Announced([]string{"/b"}) {
+		t.Error("a draft counts, or what is announced does not")
+	}
+	if _, err := os.Stat(draft); err != nil {
+		t.Errorf("a draft is taken away: %v", err)
+	}
+	own, err := b.announcement()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files{"creates/" + own + "/x": ""}.write(t, b.Run)
+	if err := b.Announce([]string{"/c"}); err == nil {
+		t.Error("what cannot be written is announced")
+	}
+}
+
+// TestARecordWhoseContainerIsAPathIsFollowedNowhere: a runtime root has no state of it, and that proves nothing.
+func TestARecordWhoseContainerIsAPathIsFollowedNowhere(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	b.bind(deadBinding(id(1), "c"))
+	for _, container := range []string{"..", "../x", "", "."} {
+		binding, err := b.binding("c")
+		if err != nil || binding.Life != grant.Dead {
+			t.Fatal(binding, err)
+		}
+		binding.Container, binding.RuntimeRoot = container, t.TempDir()
+		data, err := bindingRecord{1, binding}.encode()
+		if err == nil {
+			err = os.WriteFile(b.bindingPath(bindingKey(binding.RuntimeRoot, container)), data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.life(binding); got.Life != grant.LifeUnknown {
+			t.Errorf("%q: life %d, want unknown", container, got.Life)
+		}
+		if err := os.Remove(b.bindingPath(bindingKey(binding.RuntimeRoot, container))); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

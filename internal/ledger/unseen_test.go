@@ -35,6 +35,7 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 		"one older than who reserved for it":     {cgroup: "0::/c", stat: runs, root: true, creator: 556, reserved: true, want: grant.LifeUnknown},
 		"another's cgroup":                       {cgroup: "0::/cc/c1", stat: runs, root: true, want: grant.Dead},
 		"a zombie in its cgroup":                 {cgroup: "0::/c", stat: zombie, root: true, want: grant.Dead},
+		"a process that has ended meanwhile":     {cgroup: "0::/c", root: true, want: grant.Dead},
 		"a process in its cgroup, hidden":        {cgroup: "0::/c", hidden: true, root: true, want: grant.LifeUnknown},
 		"a process of which nothing is readable": {cgroup: "0::/c", stat: "77", root: true, want: grant.LifeUnknown},
 	} {
@@ -70,6 +71,8 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 				write("1/cgroup", "0::/init.scope\n")
 				if row.cgroup != "" {
 					write("77/cgroup", row.cgroup+"\n")
+				}
+				if row.stat != "" {
 					write("77/stat", row.stat)
 				}
 			}

@@ -11,9 +11,11 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -168,6 +170,53 @@ func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	if _, err := os.Stat(kept); err == nil {
 		t.Error("the limits of a grant that is over are kept")
 	}
+}
+
+// TestABindingThatCannotBeRemovedStays, and whoever takes it back is told so.
+func TestABindingThatCannotBeRemovedStays(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	create := m.referring("c", reference)
+	if d := m.node.Admit(create); !d.Bound {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	files, err := filepath.Glob(m.dir + "/run/bindings/*.json")
+	if m.must(err); len(files) != 1 {
+		t.Fatal(files)
+	}
+	m.must(errors.Join(os.Remove(files[0]), os.MkdirAll(files[0]+"/inside", 0o700)))
+	if err := m.node.Unbind(create.Container); err == nil || !strings.Contains(err.Error(), `cannot unbind container "c"`) {
+		t.Errorf("Unbind: %v", err)
+	}
+	if users := m.users(g.ID); len(users) != 1 {
+		t.Errorf("the grant is used by %q", users)
+	}
+}
+
+// TestAGrantThatCannotBeReplacedStays as it was.
+func TestAGrantThatCannotBeReplacedStays(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	if d := m.node.Admit(m.referring("c", reference)); !d.Bound {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	m.must(os.MkdirAll(m.dir+"/state/grants/."+string(g.ID)+".json.tmp/inside", 0o700)) // where the new text goes
+	for name, do := range map[string]func() error{
+		"Renew":   func() error { _, err := m.node.Renew(g.ID); return err },
+		"Tie":     func() error { _, err := m.node.Tie(g.ID, []grant.Tie{"pod:u"}); return err },
+		"Release": func() error { _, err := m.node.Release(g.ID, false); return err },
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot write grant "+string(g.ID)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
+		now, err := tx.Get(g.ID)
+		if now.Draining || now.For != nil || now.Secret != g.Secret {
+			t.Errorf("it is %+v, and was %+v", now, g)
+		}
+		return err
+	}))
 }
 
 // TestVerifyOfAStrippedContainer: what was taken away is not there after all.
@@ -440,13 +489,13 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 	}
 	bundle := m.dir + "/bundle"
 	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700), os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600)))
-	whole := `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},` + rule(0) + `]}}}`
+	whole := `{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"resources":{"devices":[{"allow":false,"access":"rwm"},` + rule(0) + `]}}}`
 	for name, c := range map[string]struct {
 		config string
 		fails  [2]bool // of GPU 0, of GPU 1
 	}{
 		"its own":       {whole, [2]bool{false, true}},
-		"ours":          {strings.Replace(whole, rule(0), `{"allow":true,"type":"b","access":"rwm"}`, 1), [2]bool{false, false}},
+		"ours":          {`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"b","access":"rwm"}]}}}`, [2]bool{false, false}},
 		"unreadable":    {"{", [2]bool{true, true}},
 		"without rules": {`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, [2]bool{true, true}},
 		"gone":          {"", [2]bool{true, true}},
@@ -455,6 +504,11 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 			m.must(os.Remove(bundle + "/config.json"))
 		}
 		for minor, fails := range c.fails {
+			handed := m.caller("c")
+			handed.Descriptors = []host.Descriptor{{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}
+			if refusal := m.node.Hands(handed); (refusal != nil) != (name != "its own" || minor != 0) {
+				t.Errorf("%s: a process that is handed GPU %d: %v", name, minor, refusal)
+			}
 			if _, err := m.node.Update(m.caller("c").Container, []byte(`{"devices":[`+rule(minor)+`]}`)); (err != nil) != fails {
 				t.Errorf("%s: an update that opens GPU %d: %v", name, minor, err)
 			}
