@@ -260,8 +260,11 @@ func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 	if err := os.Chmod(b.Run, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if b.Announced([]string{"/a"}) || !b.Announced([]string{"/b"}) {
-		t.Error("a draft counts, or what is announced does not")
+	files{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
+	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} { // whichever is listed last
+		if b.Announced([]string{cgroup}) != want {
+			t.Errorf("%s is announced: %v", cgroup, !want)
+		}
 	}
 	if _, err := os.Stat(draft); err != nil {
 		t.Errorf("a draft is taken away: %v", err)
