@@ -456,3 +456,18 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 		t.Errorf("stamps %+v, %+v, %+v", first, second, third)
 	}
 }
+
+// TestABindingWithoutItsLinkIsNone: its grant would look free.
+func TestABindingWithoutItsLinkIsNone(t *testing.T) {
+	b := newBook(t)
+	b.put(sample(1))
+	if err := os.WriteFile(b.boundPath(id(1)), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) }); err == nil || b.HasBinding(bindingOf("", "").RuntimeRoot, "c") {
+		t.Errorf("Bind: %v, and the container has a binding: %v", err, b.HasBinding(bindingOf("", "").RuntimeRoot, "c"))
+	}
+	if err := os.Remove(b.boundPath(id(1))); err != nil {
+		t.Fatal(err)
+	}
+}
