@@ -576,8 +576,8 @@ func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
 	}
 	self, err := m.node.Host.Self()
 	m.must(err)
-	b := grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/none", Container: "c", Bundle: bundle, Creator: self, Cgroups: []string{"/gpuledger-test-none"}}
-	m.must(os.MkdirAll(b.RuntimeRoot, 0o755))
+	b := grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/none", Container: "c", Bundle: bundle, Creator: self}
+	m.must(errors.Join(os.MkdirAll(b.RuntimeRoot, 0o755), os.MkdirAll(m.dir+"/proc/1", 0o755), os.WriteFile(m.dir+"/proc/1/cgroup", []byte("0::/init.scope\n"), 0o644)))
 	for _, alive := range []bool{true, false} {
 		if b.Creator.Start = self.Start; !alive {
 			b.Creator.Start++
