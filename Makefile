@@ -84,7 +84,7 @@ MUTANTS ?=
 mutants: ## changes the guard's code a line at a time and runs its tests, for ten minutes (root); MUTANTS='-seed 7 -time 0 internal/admission'; other packages than admission, request and edit by name
 	@test/setup.sh test
 	@mkdir -p .cache/bin && go build -p $(JOBS) -o .cache/bin/mutants ./test/mutants
-	test/rig/leftovers.sh .cache/bin/mutants $(MUTANTS)
+	test/rig/leftovers.sh test/mutants/private.sh .cache/bin/mutants $(MUTANTS)
 
 CRUN_SUITE ?= debian-v1,debian-v2
 CRUN_FILES ?=
