@@ -117,7 +117,9 @@ func TestAReportIsWhole(t *testing.T) {
 	lone := sample(4)
 	lone.GPUs = []grant.Share{{UUID: gpu1, Index: 1, Memory: grant.GiB}}
 	b.put(sample(1), sample(2), sample(3), lone)
-	b.bind(bindingOf(id(1), "alive"), deadBinding(id(1), "dead"), bindingOf(id(2), "broken"), bindingOf(id(1), "lost"), bindingOf(id(4), "orphan"))
+	dead := bindingOf(id(1), "dead")
+	dead.BootID = "another"
+	b.bind(bindingOf(id(1), "alive"), dead, bindingOf(id(2), "broken"), bindingOf(id(1), "lost"), bindingOf(id(4), "orphan"))
 	stranger := strings.Repeat("ab", 16)
 	for _, err := range []error{
 		os.WriteFile(b.bindingPath(keyOf("broken")), nil, 0o600),
