@@ -197,9 +197,10 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 		t.Error("while it is stopped its picture stays")
 	}
 	x.press("q")
-	if err := cmd.Wait(); err != nil || !strings.Contains(x.said(), "ended 0") {
+	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v: %q", err, x.said())
 	}
+	rig.Eventually(t, "the end", func() bool { return strings.Contains(x.said(), "ended 0") })
 	x.gaveBack(before)
 }
 
