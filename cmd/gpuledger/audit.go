@@ -84,7 +84,7 @@ func openLog(n *node.Node) (*history.Log, error) {
 	}
 	log, err := history.Open(n.Policy.Audit.File)
 	if err != nil && errors.Is(err, fs.ErrPermission) {
-		return nil, &grant.Refusal{Message: err.Error(), Hint: "root reads it, and who is in the file's group"}
+		return nil, &grant.Refusal{Message: err.Error(), Hint: "root and the group of the file can read it"}
 	}
 	return log, err
 }
@@ -264,7 +264,7 @@ func shortID(id string) string {
 	return shorten(id, maxID)
 }
 
-// plain makes somebody else's text fit for a terminal.
+// plain replaces what a terminal would act on. Tenants may have written the text.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !strconv.IsPrint(r) {

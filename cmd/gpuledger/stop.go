@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stop stops this process as Ctrl-Z does one that does not ask for the signal, and returns when it goes on. The kernel does not stop
-// one that no shell would wake. Package signal gives SIGTSTP's default action back to nobody who once asked for the signal, so the kernel
-// is told here. The signal is sent to the calling thread: the process has stopped before the next line runs.
+// stop stops this process as Ctrl-Z stops one that does not handle the signal, and returns when the
+// process goes on. The kernel does not stop a process that no shell would wake. Package signal does
+// not restore SIGTSTP's default action once it was handled, so this function sets it in the kernel.
+// It sends the signal to the calling thread: the process has stopped before the next line runs.
 func stop() {
 	var byDefault, ours [4]uint64 // struct sigaction as the kernel has it: handler, flags, restorer, mask
 	runtime.LockOSThread()

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inspectAgain shows who holds what again and again, until somebody ends it. What is no terminal gets one picture after the other.
+// inspectAgain prints the state of the GPUs each second until it is interrupted or q is pressed. If
+// the output is no terminal, it prints one state after the other.
 func inspectAgain(c *cli.Context) error {
 	events := make(chan os.Signal, 8)
 	signal.Notify(events, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
@@ -141,7 +142,7 @@ func (s *screen) keys() <-chan byte {
 	return keys
 }
 
-// wait is until the next picture is due. It reports whether somebody ended it.
+// wait waits until the next state is due. It reports whether the user ended the command meanwhile.
 func (s *screen) wait(keys <-chan byte) (ended bool, err error) {
 	due := time.After(time.Second)
 	for {
