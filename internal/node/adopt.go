@@ -30,36 +30,17 @@ func bound(r *grant.Request, annotations map[string]string) {
 	}
 }
 
-// withWhole adds the whole ledger to the view of a container that could adopt a grant.
-func (v visit) withWhole(tx *ledger.Tx, view grant.View) grant.View {
-	if !admission.Adopts(v.request, view, v.Policy) {
-		return view
-	}
-	whole, err := v.all(tx)
-	if err != nil {
-		view.Problems = append(view.Problems, unreadable(err))
-		return view
-	}
-	view.Whole, view.Fresh = &whole, v.fresh()
-	view.MPS = append(view.MPS, v.allMPS()...)
-	return view
-}
-
-func unreadable(err error) grant.Problem {
-	return grant.Problem{Code: grant.LedgerUnreadable, Message: err.Error(), Hint: "an administrator finds the reason with `gpuledger check`"}
-}
-
 // enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
 // binding, so a crash between here and the binding leaves nothing that holds a GPU.
-func (v visit) enter(tx *ledger.Tx, adopted grant.Grant) (grant.Grant, error) {
-	if err := v.sweep(tx); err != nil { // the grants of containers that ended, this one's last among them
+func (n *Node) enter(tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
+	if err := n.sweep(tx); err != nil { // the grants of containers that ended, this one's last among them
 		return adopted, err
 	}
-	g, _, err := v.newGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
+	g, _, err := n.newGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
 	}
-	if g.ID = v.fresh(); g.ID == "" {
+	if g.ID = id; id == "" {
 		return adopted, errors.New("the system gives no random bytes")
 	}
 	g.GPUs = adopted.GPUs

@@ -2,172 +2,184 @@ package node
 
 import (
 	"errors"
-	"reflect"
 	"slices"
-
-	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// maxTries bounds how often the ledger may change between an edit and its binding. Whoever changes it gets on by that, so
-// that many containers at once need few.
+// maxTries bounds how often the ledger may change between a plan and its commit. Each change means that
+// another process got on, so many containers at once need few tries.
 const maxTries = 32
 
-// bind decides, and where that is an admission decides again with the ledger locked, so that of two containers with one
-// grant one is refused. The binding is recorded before anything is done with it.
-//
-// What a tenant chooses is read before the lock is taken: its paths may lead into a file system that answers never, and who
-// waits for that cannot be killed. With the lock held, values are compared.
-func (v visit) bind() Decision {
+// bind plans, and commits a plan that admits. The binding is recorded before anything is done with it.
+func (n *Node) bind(f facts) Decision {
 	for try := range maxTries {
-		planned := v.look(v.decide)
-		if planned.Kind != grant.Admit {
-			return planned
+		view := grant.View{}
+		f, view = n.look(f)
+		p := planned(f, view)
+		if p.Kind != grant.Admit {
+			return p.Decision
 		}
 		if try == 0 {
-			v.inCgroups()
-			v.examineOwn()
+			f = n.withCgroups(f)
+			n.examineOwn(f.Container)
 		}
-		d, settled, err := v.bindAs(planned)
+		d, settled, err := n.commit(f, p)
 		if err != nil {
-			return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
+			return *cannotBind(f.Container, err)
 		}
 		if settled {
 			failpoint.Hit("node/bound")
 			return d
 		}
 	}
-	return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: the ledger changed %d times meanwhile", v.Container.Name(), maxTries)
+	return *refusal(grant.LedgerUnreadable, ledgerChanges, f.Container.Name(), maxTries)
 }
 
-// examineOwn finds out what became of the container's own binding, before the ledger is locked: it may be of another grant than the one that
-// was looked at.
-func (v visit) examineOwn() {
-	_ = v.Ledger.View(func(tx *ledger.Tx) error {
-		_, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+const ledgerChanges = "cannot bind the grant of container %q: the ledger changed %d times meanwhile"
+
+func cannotBind(c grant.Container, err error) *Decision {
+	return refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", c.Name(), err)
+}
+
+// examineOwn finds out what became of the container's own binding, before the ledger is locked. The
+// binding may be of another grant than the one that was looked at.
+func (n *Node) examineOwn(c grant.Container) {
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		_, err := tx.Binding(c.RuntimeRoot, c.ID)
 		return err
 	})
 }
 
-// bindAs binds if the decision is what it was when it was planned, and gives it as it is now. It is not settled where other
-// edits are needed than were planned.
-func (v visit) bindAs(planned Decision) (d Decision, settled bool, err error) {
-	err = v.Ledger.Update(func(tx *ledger.Tx) error {
-		view := v.withWhole(tx, v.view(tx, v.request))
-		if d = v.judge(view); !d.Touches() {
+// commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
+// containers with one grant one is refused. It returns the decision as it is now. It is not settled if
+// other edits are needed than were planned, or facts that were not read.
+func (n *Node) commit(f facts, p plan) (d Decision, settled bool, err error) {
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		view := n.view(tx, f)
+		if !f.suffice(view) {
+			return nil
+		}
+		if d = decide(f, view); !d.Touches() {
 			settled = true
 			return nil
 		}
-		inv, problems := v.inventoryFor(view)
-		view.Problems = problems
-		if !sameEdits(d.Verdict, planned.Verdict) || v.sound(planned, view, inv) != nil {
+		if !sameEdits(d.Verdict, p.Verdict) || p.sound(f, view) != nil {
 			return nil
 		}
 		settled = true
-		d.Config, d.Devices, d.Others = planned.Config, planned.Devices, planned.Others
-		return v.enlist(tx, &d)
+		d.Config, d.Devices, d.Others = p.Config, p.Devices, p.Others
+		return n.enlist(tx, f, &d)
 	})
 	return d, settled, err
 }
 
-// sameEdits reports whether two verdicts change a spec in the same way.
-func sameEdits(a, b grant.Verdict) bool {
-	mounts := slices.EqualFunc(a.Edits.Mounts, b.Edits.Mounts, func(a, b *cdispec.Mount) bool {
-		return a.HostPath == b.HostPath && a.ContainerPath == b.ContainerPath && a.Type == b.Type && slices.Equal(a.Options, b.Options)
-	})
-	nodes := slices.EqualFunc(a.Edits.DeviceNodes, b.Edits.DeviceNodes, func(a, b *cdispec.DeviceNode) bool {
-		x, y := *a, *b
-		x.FileMode, y.FileMode, x.UID, y.UID, x.GID, y.GID = nil, nil, nil, nil, nil, nil
-		return x == y && same(a.FileMode, b.FileMode) && same(a.UID, b.UID) && same(a.GID, b.GID)
-	})
-	// Of both there are tens: comparing them by reflection is a tenth of a millisecond.
-	a.Edits.Mounts, b.Edits.Mounts, a.Edits.DeviceNodes, b.Edits.DeviceNodes = nil, nil, nil, nil
-	return mounts && nodes && a.Kind == b.Kind && a.Narrow == b.Narrow && slices.Equal(a.Rules, b.Rules) && slices.Equal(a.Removed, b.Removed) &&
-		slices.Equal(a.Masked, b.Masked) && reflect.DeepEqual(a.Edits, b.Edits)
-}
-
-// same compares what pointers lead to.
-func same[T comparable](a, b *T) bool {
-	return a == b || a != nil && b != nil && *a == *b
-}
-
-// enlist records the binding of an admission, unless the id is another container's.
-func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
-	if v.Live != nil {
-		return v.bindLive(tx, d)
+// enlist records the binding of an admission, unless another container has the id.
+func (n *Node) enlist(tx *ledger.Tx, f facts, d *Decision) error {
+	if f.Live != nil {
+		return n.bindLive(tx, f, d)
 	}
-	if v.Ledger.ContainerLife(v.Container.RuntimeRoot, v.Container.ID) != grant.Dead {
-		// Nothing can be bound: the binding would live with that container. And it may end before the real runtime looks, which
-		// would start this one unbound then.
-		*d = *inUse(v.Container)
+	if n.Ledger.ContainerLife(f.Container.RuntimeRoot, f.Container.ID) != grant.Dead {
+		// Nothing can be bound: the binding would live with that container. And it may end before the
+		// real runtime looks, which would then start this one without a binding.
+		*d = *inUse(f.Container)
 		return nil
 	}
-	creating, err := v.creating(tx)
+	creating, err := creating(tx, f.Container)
 	if creating {
-		*d = *refusal(grant.GrantInUse, "another container of the id %q is being created", v.Container.ID)
+		*d = *refusal(grant.GrantInUse, "another container of the id %q is being created", f.Container.ID)
 	}
 	if creating || err != nil {
 		return err
 	}
-	if v.crowded || tx.Occupied(v.occupies, v.isOwn) {
-		*d = *v.crowdedCgroup(d.pod)
+	if f.cgroups.crowded || tx.Occupied(f.cgroups.possible, f.isOwn) {
+		*d = *crowdedCgroup(f, d.pod)
 		return nil
 	}
-	self, err := v.Host.Self()
+	self, err := n.Host.Self()
 	if err != nil {
 		return err
 	}
 	// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
-	return v.use(tx, d, self)
+	return n.use(tx, f, d, self)
 }
 
-// inUse refuses as runc does, whose words engines know (libcontainer's ErrExist).
+// inUse refuses in runc's words, which engines know (libcontainer's ErrExist).
 func inUse(c grant.Container) *Decision {
 	r := refusal(grant.GrantInUse, "container with given ID already exists: %q", c.ID)
 	r.Hint = "delete that container first"
 	return r
 }
 
-// use enters the grant where it is adopted, and records its binding in place of what was reserved for the container.
-func (v visit) use(tx *ledger.Tx, d *Decision, creator grant.Process) error {
+// use enters the grant if it is adopted, and records its binding in place of what was reserved for the
+// container.
+func (n *Node) use(tx *ledger.Tx, f facts, d *Decision, creator grant.Process) error {
 	if d.Grant.ID == "" {
-		g, err := v.enter(tx, *d.Grant)
+		g, err := n.enter(tx, *d.Grant, f.fresh)
 		if err != nil {
 			return err
 		}
 		d.Grant = &g
 	}
 	if d.Limited {
-		if err := v.limit(*d.Grant); err != nil {
-			v.dropOrphan(tx, d.Grant.ID)
-			*d = *unlimitable(v.Container, err)
+		if err := n.limit(*d.Grant); err != nil {
+			n.dropOrphan(tx, d.Grant.ID)
+			*d = *unlimitable(f.Container, err)
 			return nil
 		}
 		failpoint.Hit("node/limited")
 	}
 	tx.DropDead(d.Grant.ID)
-	tx.DropReserved(d.Grant.ID, v.Container.ID)
+	tx.DropReserved(d.Grant.ID, f.Container.ID)
 	d.Bound = true
-	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: v.Container.RuntimeRoot, Container: v.Container.ID, Bundle: v.Container.Bundle,
-		Creator: creator, Cgroups: v.cgroups, Occupies: v.occupies, Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText),
-		Driven: d.Driven, Throttled: d.Throttled, Reserved: v.Reserve})
+	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot, Container: f.Container.ID,
+		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known, Occupies: f.cgroups.possible,
+		Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
+		Throttled: d.Throttled, Reserved: f.Reserve})
 	if err != nil {
-		v.dropOrphan(tx, d.Grant.ID)
+		n.dropOrphan(tx, d.Grant.ID)
 	}
 	return err
 }
 
-// creating reports whether a container of the same id is about to be: bound, and not there yet. The real runtime cannot
-// refuse that one, so both would start, and one of them unbound.
-func (v visit) creating(tx *ledger.Tx) (bool, error) {
-	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
+// creating reports whether a container of the same id is about to exist: it is bound, and not there yet.
+// The real runtime cannot refuse that one, so both would start, one of them without a binding.
+func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
+	b, err := tx.Binding(c.RuntimeRoot, c.ID)
 	if errors.Is(err, ledger.ErrNotFound) {
 		return false, nil
 	}
 	return b.Life != grant.Dead && !b.Reserved, err
+}
+
+// bindLive binds the grant to a container that the runtime has made. If the wrapper did so at the
+// beginning of this create, its binding stands: it names the same process, or for crun, which forks,
+// that process's parent.
+func (n *Node) bindLive(tx *ledger.Tx, f facts, d *Decision) error {
+	if f.Live.Unknown != nil {
+		return f.Live.Unknown
+	}
+	b, err := tx.Binding(f.Container.RuntimeRoot, f.Container.ID)
+	if b.Left { // this container is in the cgroup of the one before it, and so in one with what is left of that
+		f.cgroups.known = append(slices.Clone(f.cgroups.known), b.Cgroups...)
+		slices.Sort(f.cgroups.known)
+		f.cgroups.known, b.Life = slices.Compact(f.cgroups.known), grant.Dead
+	}
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+	case err != nil:
+		return err
+	case b.Reserved: // for this very create, before which the engine asked
+	case b.Life != grant.Dead && !slices.Contains(f.Live.Creators, b.Creator):
+		*d = *refusal(grant.GrantInUse, "another container of the id %q is there", f.Container.ID)
+		return nil
+	case b.Life != grant.Dead && b.Grant == d.Grant.ID:
+		d.Known = true
+		return nil
+	}
+	return n.use(tx, f, d, f.Live.Creators[0])
 }
 
 // Unbind takes a binding back whose container did not come to be.

@@ -12,19 +12,27 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// inCgroups finds out where the container's cgroup will be, and whether processes are there already: they would get its GPUs
-// with it. What cannot be told from here is left out; nobody could tell later either when it is empty.
-func (v *visit) inCgroups() {
-	v.occupies = v.mayBeIn()
-	if v.request.Cgroup == "" { // then they are guesses, by which nobody can tell that it has ended
-		return
-	}
-	for _, path := range v.occupies {
-		if populated, err := v.Ledger.Populated(path); err == nil {
-			v.cgroups = append(v.cgroups, path)
-			v.crowded = v.crowded || populated
+// cgroups are where a container's processes will be.
+type cgroups struct {
+	known    []string // in which it can be told later whether processes are left
+	possible []string // all that a runtime may choose
+	crowded  bool     // processes are there already: they would get its GPUs with it
+}
+
+// withCgroups adds to the facts where the container's cgroup will be. A cgroup of which nothing can be told from here is
+// not known: whether it is empty could not be told later either.
+func (n *Node) withCgroups(f facts) facts {
+	c := cgroups{possible: n.mayBeIn(f)}
+	if f.request.Cgroup != "" { // else they are guesses, by which it cannot be told that the container has ended
+		for _, path := range c.possible {
+			if populated, err := n.Ledger.Populated(path); err == nil {
+				c.known = append(c.known, path)
+				c.crowded = c.crowded || populated
+			}
 		}
 	}
+	f.cgroups = c
+	return f
 }
 
 // apart is a decision about a container that is to have a cgroup for itself: no other is created in the cgroup of one with a GPU, or
@@ -32,54 +40,54 @@ func (v *visit) inCgroups() {
 //
 // Who passes first says that it is being created, where its cgroup does not bear its own name, and looks for bindings then. Who is bound first
 // has its binding, and looks for such creates then. So of two at once at least one finds the other.
-func (v visit) apart(d Decision) Decision {
+func (n *Node) apart(f facts, d Decision) Decision {
 	switch {
-	case d.Kind == grant.Pass && !admission.Exempt(d.pod, v.Policy):
-		if v.comesUpon(true) {
-			return *v.crowdedCgroup(d.pod)
+	case d.Kind == grant.Pass && !admission.Exempt(d.pod, n.Policy):
+		if n.comesUpon(f, true) {
+			return *crowdedCgroup(f, d.pod)
 		}
-	case d.Bound && v.Live == nil && v.crowdedSince():
-		_ = v.Unbind(v.Container)
-		return *v.crowdedCgroup(d.pod)
+	case d.Bound && f.Live == nil && n.crowdedSince(f):
+		_ = n.Unbind(f.Container)
+		return *crowdedCgroup(f, d.pod)
 	}
 	return d
 }
 
 // comesUpon reports whether the container would be in the cgroup of a bound one, or below it; or above it, where its device rules would
 // take the GPU away.
-func (v visit) comesUpon(announces bool) bool {
-	if announces && !v.namesItself() {
-		_ = v.Ledger.Announce(v.mayBeIn()) // where it cannot be written, nothing can be bound either
+func (n *Node) comesUpon(f facts, announces bool) bool {
+	if announces && !f.namesItself() {
+		_ = n.Ledger.Announce(n.mayBeIn(f)) // where it cannot be written, nothing can be bound either
 	}
-	if !v.Ledger.Occupies() {
+	if !n.Ledger.Occupies() {
 		return false
 	}
-	own := v.isOwn
+	own := f.isOwn
 	if !announces { // who only asks knows no root
-		own = func(b grant.Binding) bool { return b.Container == v.Container.ID }
+		own = func(b grant.Binding) bool { return b.Container == f.Container.ID }
 	}
 	found := false
-	_ = v.Ledger.View(func(tx *ledger.Tx) error {
-		found = tx.Occupied(v.mayBeIn(), own) || !v.namesItself() && tx.OccupiedBelow(v.mayBeIn(), own)
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		found = tx.Occupied(n.mayBeIn(f), own) || !f.namesItself() && tx.OccupiedBelow(n.mayBeIn(f), own)
 		return nil
 	})
 	return found
 }
 
 // crowdedSince reports whether another container came into the cgroup, or was about to, while this one was bound.
-func (v visit) crowdedSince() bool {
-	if v.Ledger.Announced(v.mayBeIn()) {
+func (n *Node) crowdedSince(f facts) bool {
+	if n.Ledger.Announced(n.mayBeIn(f)) {
 		return true
 	}
-	return v.request.Cgroup != "" && slices.ContainsFunc(v.mayBeIn(), func(path string) bool {
-		populated, err := v.Ledger.Populated(path)
+	return f.request.Cgroup != "" && slices.ContainsFunc(n.mayBeIn(f), func(path string) bool {
+		populated, err := n.Ledger.Populated(path)
 		return populated && err == nil
 	})
 }
 
-func (v visit) crowdedCgroup(pod grant.Identity) *Decision {
+func crowdedCgroup(f facts, pod grant.Identity) *Decision {
 	r := refusal(grant.InjectionImpossible, "container %q would share the cgroup %s, and by that GPUs, with processes of others",
-		v.Container.Name(), grant.Printable(cmp.Or(v.request.Cgroup, v.Container.ID)))
+		f.Container.Name(), grant.Printable(cmp.Or(f.request.Cgroup, f.Container.ID)))
 	r.Hint = "engines give each container a cgroup of its own; leave linux.cgroupsPath to them, or wait until the processes have ended"
 	r.pod = pod
 	return r
@@ -90,24 +98,24 @@ var namePrefixes = []string{"", "crio-", "cri-containerd-", "docker-", "libpod-"
 
 // namesItself reports whether the container's cgroup bears its own id, as every engine has it: so it is nobody else's. Such creates are
 // nearly all, and cost nothing more.
-func (v visit) namesItself() bool {
-	path := v.request.Cgroup
+func (f facts) namesItself() bool {
+	path := f.request.Cgroup
 	name := path[strings.LastIndexAny(path, "/:")+1:]
-	return path == "" || slices.ContainsFunc(namePrefixes, func(prefix string) bool { return name == prefix+v.Container.ID })
+	return path == "" || slices.ContainsFunc(namePrefixes, func(prefix string) bool { return name == prefix+f.Container.ID })
 }
 
 // mayBeIn are all cgroups that a runtime may put the container in, by paths from the root of each hierarchy.
-func (v visit) mayBeIn() []string {
-	path := v.request.Cgroup
+func (n *Node) mayBeIn(f facts) []string {
+	path := f.request.Cgroup
 	paths := cgroupPaths(path)
 	relative := !filepath.IsAbs(path) && !strings.Contains(path, ":")
 	if path == "" {
-		path = v.Container.ID
+		path = f.Container.ID
 		paths = append(cgroupPaths(path), cgroupPaths(":runc:" + path)[1:]...)
 		paths = append(paths, cgroupPaths(":crun:" + path)[1:]...)
 	}
 	if relative { // runc counts from its own
-		for _, own := range v.ownCgroups() {
+		for _, own := range n.ownCgroups() {
 			paths = append(paths, filepath.Join(own, path), filepath.Join(filepath.Dir(own), path))
 		}
 	}
@@ -116,8 +124,8 @@ func (v visit) mayBeIn() []string {
 }
 
 // ownCgroups are those of the calling process, which becomes the real runtime.
-func (v visit) ownCgroups() (paths []string) {
-	lines, _ := host.ReadFile(filepath.Join(v.Host.Proc, "self/cgroup"), maxCgroups) // without it: as absolute ones
+func (n *Node) ownCgroups() (paths []string) {
+	lines, _ := host.ReadFile(filepath.Join(n.Host.Proc, "self/cgroup"), maxCgroups) // without it: as absolute ones
 	for line := range strings.Lines(string(lines)) {
 		if words := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(words) == 3 {
 			paths = append(paths, words[2])

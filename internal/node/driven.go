@@ -57,11 +57,11 @@ func (n *Node) Driverless() string {
 }
 
 // drivable reports whether the driver's limit can be set for the container: our hook is about to be in its spec, or is.
-func (v visit) drivable(spec request.Spec) bool {
-	if v.CgroupsOff || v.Restored {
+func (f facts) drivable(spec request.Spec) bool {
+	if f.CgroupsOff || f.Restored {
 		return false
 	}
-	if v.Hooked {
+	if f.Hooked {
 		return true
 	}
 	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.CreateRuntime, func(h specs.Hook) bool {

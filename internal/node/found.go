@@ -73,8 +73,8 @@ func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod gr
 		c := Create{}
 		c.Container = grant.Container{Engine: engine, RuntimeRoot: root, ID: id, Bundle: bundle}
 		c.Config, c.Unread = host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
-		v, _ := n.visit(c)
-		pod = v.request.Container.Pod
+		f, _ := n.readFacts(c)
+		pod = f.request.Container.Pod
 		return pod, admission.Exempt(pod, n.Policy), root, init
 	}
 	return grant.Identity{}, false, "", grant.Process{}

@@ -18,11 +18,11 @@ import (
 
 // listed is an admission with the driver's libraries in the image's ld.so.cache. Where that cannot be, the loader finds them all the
 // same and only what asks the cache does not, so it is recorded and no more.
-func (v visit) listed(d Decision) Decision {
+func listed(f facts, d Decision) Decision {
 	if d.Kind != grant.Admit || d.Known || len(d.Edits.Mounts) == 0 {
 		return d
 	}
-	l := v.layout()
+	l := f.request.Layout
 	var libraries []rootfs.Library
 	for _, m := range d.Edits.Mounts {
 		switch dir, name := filepath.Split(m.ContainerPath); {
@@ -36,7 +36,7 @@ func (v visit) listed(d Decision) Decision {
 	if len(libraries) == 0 {
 		return d
 	}
-	if err := v.tree().Enter(libraries); err != nil {
+	if err := tree(f.image, f.Container.Bundle).Enter(libraries); err != nil {
 		d.Recorded = append(d.Recorded, "ld.so.cache lists no driver: "+err.Error())
 	}
 	return d
@@ -47,8 +47,8 @@ func isDirectory(path, clean string) bool {
 	return clean != "" && strings.TrimSuffix(path, "/") == clean || filepath.Clean(path) == clean
 }
 
-func (v visit) tree() rootfs.Tree {
-	return rootfs.Tree{Root: v.image.Root, Bundle: v.Container.Bundle, Mounts: v.image.Mounts}
+func tree(i layout.Image, bundle string) rootfs.Tree {
+	return rootfs.Tree{Root: i.Root, Bundle: bundle, Mounts: i.Mounts}
 }
 
 // Delete is Tidy at a container's delete: what was made in its root file system for the mounts of the driver's files goes, too.
@@ -111,21 +111,21 @@ const maxSearched = 64
 
 // ownLibraries are the places where a program of the container would find a libcuda or an NVML of the image's or of its own mounts:
 // in LD_LIBRARY_PATH, which comes before all, and by ld.so.cache. A limit has to lie over them.
-func (v visit) ownLibraries() []grant.OwnLibrary {
+func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	var own []grant.OwnLibrary
-	for _, place := range v.image.Mounts {
+	for _, place := range i.Mounts {
 		if name := shimmed(place); name != "" && !strings.HasPrefix(filepath.Clean(place), grant.ShimPlace+"/") {
 			own = append(own, grant.OwnLibrary{Place: filepath.Clean("/" + place), Name: name})
 		}
 	}
-	if v.image.Root != "" {
-		places := v.tree().Listed(grant.Shimmed)
-		for _, dir := range append(slices.Clone(v.image.Search[:min(len(v.image.Search), maxSearched)]), compat) {
+	if i.Root != "" {
+		places := tree(i, bundle).Listed(grant.Shimmed)
+		for _, dir := range append(slices.Clone(i.Search[:min(len(i.Search), maxSearched)]), compat) {
 			for _, name := range grant.Shimmed {
 				places = append(places, filepath.Join(dir, name))
 			}
 		}
-		for _, f := range layout.Files(v.image, places) {
+		for _, f := range layout.Files(i, places) {
 			own = append(own, grant.OwnLibrary{Place: f.Real, Name: filepath.Base(f.Path)})
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -280,35 +279,4 @@ func smaller(before, after []grant.Share) []grant.Share {
 		}
 	}
 	return least
-}
-
-// cover is the last mount of a container's own that lies over the place of a grant's records.
-type cover struct {
-	exists      bool
-	destination string
-	volatile    bool // a file system of the container's own, in which a runtime makes what it needs
-}
-
-func coverOf(mounts []specs.Mount) (c cover) {
-	for _, m := range mounts {
-		place := filepath.Clean("/" + m.Destination)
-		over := func(dir string) bool { return place == "/" || dir == place || strings.HasPrefix(dir, place+"/") }
-		if !over(grant.ShimPlace) && !over("/var"+grant.ShimPlace) {
-			continue
-		}
-		bind := slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-		c = cover{true, m.Destination, m.Type == "tmpfs" && !bind}
-	}
-	return c
-}
-
-// hidden is a refusal where a runtime would have to make mount points in a directory of somebody's, perhaps the node's own /run.
-func (v visit) hidden(d Decision) *Decision {
-	if d.Kind != grant.Admit || !d.Limited || !v.cover.exists || v.cover.volatile {
-		return nil
-	}
-	r := refusal(grant.InjectionImpossible, "the memory limit of container %q goes to %s, which its own mount at %s covers", v.Container.Name(), grant.ShimPlace,
-		grant.Printable(v.cover.destination))
-	r.Hint = "mount what it needs of that directory, file by file, or use a tmpfs"
-	return r
 }

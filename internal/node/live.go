@@ -19,33 +19,6 @@ type Live struct {
 	Unknown  error           // why they cannot be told; such a container gets no grant
 }
 
-// bindLive binds the grant to a live container. Where the wrapper did so at the beginning of this create, that binding
-// stands: it names the same process, or for crun, which forks, that process's parent.
-func (v visit) bindLive(tx *ledger.Tx, d *Decision) error {
-	if v.Live.Unknown != nil {
-		return v.Live.Unknown
-	}
-	b, err := tx.Binding(v.Container.RuntimeRoot, v.Container.ID)
-	if b.Left { // this container is in the cgroup of the one before it, and whoever else is there shares its GPUs now
-		v.cgroups = append(v.cgroups, b.Cgroups...)
-		slices.Sort(v.cgroups)
-		v.cgroups, b.Life = slices.Compact(v.cgroups), grant.Dead
-	}
-	switch {
-	case errors.Is(err, ledger.ErrNotFound):
-	case err != nil:
-		return err
-	case b.Reserved: // for this very create, by whom the engine asked before
-	case b.Life != grant.Dead && !slices.Contains(v.Live.Creators, b.Creator):
-		*d = *refusal(grant.GrantInUse, "another container of the id %q is there", v.Container.ID)
-		return nil
-	case b.Life != grant.Dead && b.Grant == d.Grant.ID:
-		d.Known = true
-		return nil
-	}
-	return v.use(tx, d, v.Live.Creators[0])
-}
-
 // Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and binds nothing. What
 // runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
@@ -71,7 +44,8 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 // where they can be read, at the rules of its device cgroup (nil: those of the edited spec). Whatever it reaches must be
 // in the grant.
 func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup) error {
-	v, refused := n.visit(Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
+	n = n.once()
+	f, refused := n.readFacts(Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
 	if refused != nil {
 		return errors.New(refused.Message)
 	}
@@ -86,10 +60,10 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []s
 	if rules != nil {
 		spec.Linux.Resources = &request.Resources{Devices: rules}
 	}
-	if v.request, refused = v.findIn(spec); refused != nil {
+	if f.request, refused = f.find(spec); refused != nil {
 		return errors.New(refused.Message)
 	}
-	second := v.look(v.judge)
+	second := decide(n.look(f))
 	if second.Kind != d.Kind {
 		return fmt.Errorf("the container as it is now would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
 	}

@@ -73,7 +73,7 @@ func TestWhatLiesOverTheRecords(t *testing.T) {
 		"covered": {limited, cover{true, "/run", false}, true}, "not covered": {limited, cover{}, false}, "by its own": {limited, cover{true, "/run", true}, false},
 		"without a limit": {free, cover{true, "/run", false}, false}, "without a grant": {pass, cover{true, "/run", false}, false},
 	} {
-		if refused := (visit{cover: c.over}).hidden(c.d); (refused != nil) != c.want || c.want && refused.Code != grant.InjectionImpossible {
+		if refused := hidden(facts{cover: c.over}, c.d); (refused != nil) != c.want || c.want && refused.Code != grant.InjectionImpossible {
 			t.Errorf("%s: %+v", name, refused)
 		}
 	}
@@ -114,9 +114,9 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 		path, id string
 		want     bool
 	}{{"", "c", true}, {"/pods/c", "c", true}, {"/pods/cri-containerd-c", "c", true}, {"a.slice:docker-c", "c", true}, {"/pods/x", "c", false}, {"/pods/c/x", "c", false}, {"/pods/xc", "c", false}} {
-		v := visit{request: grant.Request{Cgroup: c.path}}
-		v.Container.ID = c.id
-		if v.namesItself() != c.want {
+		f := facts{request: grant.Request{Cgroup: c.path}}
+		f.Container.ID = c.id
+		if f.namesItself() != c.want {
 			t.Errorf("%s of %s: %v", c.path, c.id, !c.want)
 		}
 	}
@@ -164,16 +164,17 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v := visit{Node: &Node{Policy: p}, Create: Create{Config: spec}, own: func() []grant.OwnLibrary { return []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}} },
-			inventory: func() (grant.Inventory, *grant.Problem) { return grant.Inventory{Shim: grant.Shim{Dir: shim}}, nil }}
-		if v.image.Root = "/rootfs"; c.unseen {
-			v.image.Root = ""
+		n := &Node{Policy: p}
+		f := facts{Create: Create{Config: spec}, gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
+			own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
+		if f.image.Root = "/rootfs"; c.unseen {
+			f.image.Root = ""
 		}
 		d := Decision{Verdict: grant.Verdict{Kind: grant.Admit, Limited: true, Throttled: c.throttled, Grant: &grant.Grant{ID: id}}}
-		if got := v.unheld(d); got != c.want {
+		if got := n.unheld(f, d); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
-		if v.Config = []byte("{"); v.unheld(d) != "its memory limit" {
+		if f.Config = []byte("{"); n.unheld(f, d) != "its memory limit" {
 			t.Errorf("%s: a spec that cannot be read holds it", name)
 		}
 	}

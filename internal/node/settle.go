@@ -2,7 +2,6 @@ package node
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -29,27 +28,37 @@ func (n *Node) Settle(c Create, holder grant.Process) Decision {
 }
 
 func (n *Node) settle(c Create, holder grant.Process) Decision {
-	v, refused := n.visit(c)
+	n = n.once()
+	f, refused := n.readFacts(c)
 	if refused != nil {
 		return *refused
 	}
-	d := v.look(v.standing)
-	if d.Kind == grant.Admit {
-		return v.adopt(holder)
+	for range maxTries {
+		view := grant.View{}
+		f, view = n.look(f)
+		d := n.standing(f, view)
+		if d.Kind != grant.Admit {
+			return d
+		}
+		if d, settled, err := n.adopt(f, holder); err != nil {
+			return *cannotBind(c.Container, err)
+		} else if settled {
+			return d
+		}
 	}
-	return d
+	return *refusal(grant.LedgerUnreadable, ledgerChanges, c.Container.Name(), maxTries)
 }
 
 // standing judges the spec as it stands.
-func (v visit) standing(view grant.View) Decision {
-	d := v.judge(view)
-	if d.Kind == grant.Refused || d.Kind == grant.Pass && v.Mode() != grant.Enforce {
+func (n *Node) standing(f facts, view grant.View) Decision {
+	d := decide(f, view)
+	if d.Kind == grant.Refused || d.Kind == grant.Pass && n.Mode() != grant.Enforce {
 		return d
 	}
-	what := missing(d.Verdict, v.environment)
+	what := missing(d.Verdict, f.env)
 	if d.Limited && what == "" {
-		what = v.unheld(d)
-		if what != "" && v.Running { // since before there was a shim: it is told as what it is
+		what = n.unheld(f, d)
+		if what != "" && f.Running { // since before there was a shim: it is told as what it is
 			d.Weaker = "the container runs without what would hold it to its memory (" + what + ")"
 			d.Limited, d.Throttled, d.Strength, what = false, false, grant.StrengthNone, ""
 		}
@@ -57,7 +66,7 @@ func (v visit) standing(view grant.View) Decision {
 	if what == "" {
 		return d
 	}
-	return *late(v.Container, what, d.pod)
+	return *late(f.Container, what, d.pod)
 }
 
 // late is a refusal of a container that is created already, and not as it should have been.
@@ -67,49 +76,33 @@ func late(c grant.Container, what string, pod grant.Identity) *Decision {
 	return r
 }
 
-// missing names an edit that a spec of this environment has not seen, by the verdict about that spec; "" if it has seen all that
-// take something away.
-func missing(verdict grant.Verdict, env func() []string) string {
-	if verdict.Narrow {
-		return "device rules"
-	}
-	i := slices.IndexFunc(verdict.Removed, func(r grant.Removal) bool {
-		return r.Kind != grant.RemoveEnv || !isSet(verdict.Edits.Env, r.Name, env())
-	})
-	if i < 0 {
-		return ""
-	}
-	return verdict.Removed[i].String()
-}
-
 // unheld names what keeps the spec's container from being held to its memory by the shim; "" if nothing does.
-func (v visit) unheld(d Decision) string {
-	spec, err := request.Parse(v.Config)
+func (n *Node) unheld(f facts, d Decision) string {
+	spec, err := request.Parse(f.Config)
 	if err != nil {
 		return "its memory limit"
 	}
-	inv, _ := v.inventory()
 	at := map[string]string{} // what is mounted where, the last one counts
 	for _, m := range spec.Mounts {
 		at[filepath.Clean("/"+m.Destination)] = m.Source
 	}
-	for _, m := range v.Policy.RecordMounts(d.Grant.ID) {
+	for _, m := range n.Policy.RecordMounts(d.Grant.ID) {
 		if at[m.ContainerPath] != m.HostPath {
 			return "its memory limit at " + m.ContainerPath
 		}
 	}
 	for place, source := range at {
-		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Dir(source) != inv.Shim.Dir {
+		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Dir(source) != f.gpu.inventory.Shim.Dir {
 			return "the limiting " + place
 		}
 		if d.Throttled && strings.HasPrefix(shimmed(place), "libcuda.") && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Base(source) != grant.ThrottleLibrary {
 			return "the throttling " + place
 		}
 	}
-	if v.unseen() {
+	if f.unseen() {
 		return ""
 	}
-	for _, own := range v.own() {
+	for _, own := range f.gpu.own {
 		if at[own.Place] == "" {
 			return "one over its image's own " + own.Place
 		}
@@ -117,50 +110,35 @@ func (v visit) unheld(d Decision) string {
 	return ""
 }
 
-// environment is that of the spec as it stands.
-func (v visit) environment() []string {
-	spec, err := request.Parse(v.Config)
-	if err != nil || spec.Process == nil {
-		return nil
-	}
-	return spec.Process.Env
-}
-
-// isSet reports whether a variable stands in an environment, and every occurrence of it has the value that the edits give it.
-func isSet(edits []string, name string, env []string) bool {
-	ofName := func(entry string) bool { return strings.HasPrefix(entry, name+"=") }
-	i := slices.IndexFunc(edits, ofName)
-	return i >= 0 && slices.ContainsFunc(env, ofName) &&
-		!slices.ContainsFunc(env, func(entry string) bool { return ofName(entry) && entry != edits[i] })
-}
-
-// adopt decides again with the ledger locked, and binds.
-func (v visit) adopt(holder grant.Process) (d Decision) {
-	v.inCgroups()
-	v.examineOwn()
-	err := v.Ledger.Update(func(tx *ledger.Tx) error {
-		if d = v.standing(v.withWhole(tx, v.view(tx, v.request))); d.Kind != grant.Admit {
+// adopt decides again with the ledger locked, and binds. It is not settled if facts are needed that were
+// not read.
+func (n *Node) adopt(f facts, holder grant.Process) (d Decision, settled bool, err error) {
+	f = n.withCgroups(f)
+	n.examineOwn(f.Container)
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		view := n.view(tx, f)
+		if settled = f.suffice(view); !settled {
+			return nil
+		}
+		if d = n.standing(f, view); d.Kind != grant.Admit {
 			return nil
 		}
 		if d.Grant.ID != "" { // one that is adopted here has none yet
-			if g, err := tx.Get(d.Grant.ID); err != nil || v.holds(g) {
+			if g, err := tx.Get(d.Grant.ID); err != nil || f.holds(g) {
 				return err
 			}
 		}
 		if d.Driven { // the hook in its spec has limited nothing that the ledger knows of
-			if !v.Running {
-				d = *late(v.Container, "the driver's memory limit", d.pod)
+			if !f.Running {
+				d = *late(f.Container, "the driver's memory limit", d.pod)
 				return nil
 			}
 			d.Driven, d.Strength = false, grant.StrengthNone // it is told as what it is
 			d.Weaker = "the container runs without the driver's memory limit"
 		}
-		return v.use(tx, &d, holder)
+		return n.use(tx, f, &d, holder)
 	})
-	if err != nil {
-		return *refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", v.Container.Name(), err)
-	}
-	return d
+	return d, settled, err
 }
 
 // Abandon forgets what was reserved for a container that will not be created any more.

@@ -43,9 +43,9 @@ const (
 )
 
 // decided decides about a create, again and again where it is refused and may be admitted in a moment.
-func (v visit) decided() Decision {
-	for until := time.Now().Add(v.Patience); ; time.Sleep(lateLook) {
-		d := v.bind()
+func (n *Node) decided(f facts) Decision {
+	for until := time.Now().Add(f.Patience); ; time.Sleep(lateLook) {
+		d := n.bind(f)
 		if d.Kind != grant.Refused || !d.Late || !time.Now().Add(lateLook).Before(until) {
 			return d
 		}

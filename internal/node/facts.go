@@ -1,0 +1,198 @@
+package node
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/layout"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// facts are all that a create is decided by, except for the ledger. They are read before the ledger is
+// locked: a path of a tenant's may lead into a file system that never answers, and a process that waits
+// for one cannot be killed. While the ledger is locked, nothing is added to them.
+type facts struct {
+	Create
+	policy  grant.Policy
+	request grant.Request // what the spec reaches and says
+	env     []string      // the container's environment
+	image   layout.Image
+	cover   cover    // of the place of the grant's records
+	fresh   grant.ID // of a grant that is adopted
+
+	finder request.Node
+	load   func() (grant.Inventory, *grant.Problem) // reads the inventory once
+	judge  *admission.Judge
+
+	gpu     gpuFacts
+	cgroups cgroups // empty until an admission is about to be committed
+}
+
+// gpuFacts are the part that only a container which asks for a GPU needs. gather reads them.
+type gpuFacts struct {
+	asked     bool // the inventory and, on a node with a driver's files, the image were read
+	inventory grant.Inventory
+	problem   *grant.Problem // of the inventory
+
+	libraries bool               // own was read
+	own       []grant.OwnLibrary // the image's own copies of what a limit lies over
+}
+
+// readFacts reads the spec, and what is known of the container beside it. The second result is a
+// refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse it.
+func (n *Node) readFacts(c Create) (facts, *Decision) {
+	f := facts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
+	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
+		if c.Asks != nil {
+			c.Asks()
+		}
+		return n.Inventory()
+	})
+	f.finder = n.finder(f.load)
+	f.finder.Seen = &request.Seen{}
+	if c.Unread != nil {
+		return f, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
+	}
+	spec, refused := parse(c.Container, c.Config)
+	if refused != nil {
+		return f, refused
+	}
+	f.image = imageOf(spec, c.Container.Bundle)
+	if spec.Linux != nil {
+		f.image.UIDs, f.image.GIDs = spec.Linux.UIDMappings, spec.Linux.GIDMappings
+	}
+	if spec.Process != nil {
+		f.env = spec.Process.Env
+	}
+	f.cover = coverOf(spec.Mounts)
+	if f.request, refused = f.find(spec); refused != nil {
+		return f, refused
+	}
+	if admission.Adopts(f.request, grant.View{}, n.Policy) {
+		f.fresh = freshID()
+	}
+	return f, nil
+}
+
+func parse(c grant.Container, config []byte) (request.Spec, *Decision) {
+	spec, err := request.Parse(config)
+	if err != nil {
+		return spec, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.ID, err)
+	}
+	return spec, nil
+}
+
+// find lists what a spec of the container reaches: of the one that was given, or of the edited one.
+func (f facts) find(spec request.Spec) (grant.Request, *Decision) {
+	r, err := request.Find(spec, f.Caller, f.finder)
+	if err != nil {
+		return grant.Request{}, refusal(grant.Internal, "%v", err)
+	}
+	bound(&r, spec.Annotations)
+	r.Drivable = f.drivable(spec)
+	if spec.Linux != nil {
+		r.Cgroup = spec.Linux.CgroupsPath
+	}
+	return r, nil
+}
+
+// imageOf tells where the container's own files are.
+func imageOf(spec request.Spec, bundle string) layout.Image {
+	var i layout.Image
+	if spec.Root != nil {
+		if i.Root = spec.Root.Path; !filepath.IsAbs(i.Root) {
+			i.Root = filepath.Join(bundle, i.Root)
+		}
+	}
+	if spec.Process != nil {
+		i.Args, i.Path = spec.Process.Args, request.Variable(spec, "PATH")
+		separator := func(c rune) bool { return c == ':' || c == ';' }
+		i.Search = strings.FieldsFunc(request.Variable(spec, "LD_LIBRARY_PATH"), separator)
+	}
+	for _, m := range spec.Mounts {
+		i.Mounts = append(i.Mounts, m.Destination)
+	}
+	return i
+}
+
+func freshID() grant.ID {
+	random, err := host.Random()
+	if err != nil {
+		return "" // and nothing can be adopted
+	}
+	return grant.NewID(random)
+}
+
+// gather adds to the facts what a decision by this view of the ledger needs. For a container that asks
+// for no GPU it reads nothing.
+func gather(f facts, view grant.View) facts {
+	if f.suffice(view) {
+		return f
+	}
+	if !f.gpu.asked {
+		f.gpu.asked = true
+		f.gpu.inventory, f.gpu.problem = f.load()
+		if len(f.gpu.inventory.Driver.Files) > 0 { // the image matters only where there is a driver to mount
+			f.request.Layout = grant.Layout{Unseen: true}
+			if !f.unseen() {
+				f.request.Layout = layout.Of(f.image)
+			}
+		}
+	}
+	if f.needsLibraries(view) && !f.gpu.libraries {
+		f.gpu.libraries, f.gpu.own = true, ownLibraries(f.image, f.Container.Bundle)
+		if len(f.gpu.inventory.Driver.Files) > 0 {
+			f.request.Own = f.gpu.own
+		}
+	}
+	return f
+}
+
+// suffice reports whether all has been read that a decision by this view of the ledger needs.
+func (f facts) suffice(view grant.View) bool {
+	if !admission.Asks(f.request, view) {
+		return true
+	}
+	return f.gpu.asked && (f.gpu.libraries || !f.needsLibraries(view))
+}
+
+func (f facts) needsLibraries(view grant.View) bool {
+	return f.gpu.inventory.Shim.Dir != "" && couldBeLimited(view)
+}
+
+// unseen reports whether nothing of the image can be seen or changed any more: the container runs, or
+// its create was reported by NRI, which does not know the root file system.
+func (f facts) unseen() bool { return f.image.Root == "" || f.Running }
+
+// isOwn reports whether a binding is this container's. A process that reserves, or that settles after
+// the create, may not know the runtime's root; ids that engines make up differ.
+func (f facts) isOwn(b grant.Binding) bool {
+	return b.Container == f.Container.ID &&
+		(b.RuntimeRoot == f.Container.RuntimeRoot || b.Reserved || f.AnyRoot)
+}
+
+// coverOf finds the last mount of the container's own that lies over the place of a grant's records.
+func coverOf(mounts []specs.Mount) (c cover) {
+	for _, m := range mounts {
+		place := filepath.Clean("/" + m.Destination)
+		over := func(dir string) bool {
+			return place == "/" || dir == place || strings.HasPrefix(dir, place+"/")
+		}
+		if !over(grant.ShimPlace) && !over("/var"+grant.ShimPlace) {
+			continue
+		}
+		c = cover{true, m.Destination, m.Type == "tmpfs" && !isBind(m)}
+	}
+	return c
+}
+
+func isBind(m specs.Mount) bool {
+	return slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+}

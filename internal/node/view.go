@@ -1,0 +1,113 @@
+package node
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// look gives the facts with all that a decision needs, and the ledger as it is now. It waits for no lock.
+func (n *Node) look(f facts) (facts, grant.View) {
+	var v grant.View
+	_ = n.Ledger.View(func(tx *ledger.Tx) error {
+		v = n.ledgerView(tx, f)
+		return nil
+	})
+	f = gather(f, v)
+	return f, n.withProblem(f, v)
+}
+
+// view is the ledger as a container sees it that has these facts.
+func (n *Node) view(tx *ledger.Tx, f facts) grant.View {
+	return n.withProblem(f, n.ledgerView(tx, f))
+}
+
+// ledgerView reads the grants that the container owns or names, and where it could adopt one the whole
+// ledger. What cannot be read is a problem of the view: it stops only containers that want a GPU.
+func (n *Node) ledgerView(tx *ledger.Tx, f facts) grant.View {
+	v := grant.View{Now: n.Host.Now()}
+	if n.Broken != nil {
+		v.Problems = append(v.Problems, grant.Problem{Code: grant.ConfigInvalid, Message: n.Broken.Error(),
+			Hint: "correct the configuration; containers without GPUs start meanwhile"})
+	}
+	if owner := f.request.Container.Pod.Owner(); owner != "" {
+		f.add(&v)(tx.ByOwner(owner))
+	}
+	for _, m := range f.request.References {
+		if m.Malformed == "" {
+			f.add(&v)(tx.Get(m.ID))
+		}
+	}
+	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode == grant.Exclusive }) {
+		var err error
+		if v.Held, err = tx.Held(); err != nil {
+			v.Problems = append(v.Problems, unreadable(err))
+		}
+	}
+	v.MPS = n.mps(v.Grants)
+	if !admission.Adopts(f.request, v, n.Policy) {
+		return v
+	}
+	whole, err := n.all(tx)
+	if err != nil {
+		v.Problems = append(v.Problems, unreadable(err))
+		return v
+	}
+	v.Whole, v.Fresh = &whole, f.fresh
+	v.MPS = append(v.MPS, n.allMPS()...)
+	return v
+}
+
+// add gives a function that adds a grant, as the ledger returned it, to a view.
+func (f facts) add(v *grant.View) func(grant.Grant, error) {
+	return func(g grant.Grant, err error) {
+		if err == nil && g.Orphaned() {
+			return
+		}
+		if f.AnyRoot && f.holds(g) { // it keeps what it was created with after the grant has expired
+			g.Draining, g.Expires = false, time.Time{}
+		}
+		// A binding of this container does not keep it from its grant. Whether its id is in use is checked elsewhere.
+		g.Bindings = slices.DeleteFunc(g.Bindings, f.isOwn)
+		var damaged *ledger.DamagedError
+		switch {
+		case err == nil && !slices.ContainsFunc(v.Grants, func(o grant.Grant) bool { return o.ID == g.ID }):
+			v.Grants = append(v.Grants, g)
+		case errors.As(err, &damaged):
+			v.Damaged = append(v.Damaged, damaged.Damage)
+		case err != nil && !errors.Is(err, ledger.ErrNotFound):
+			v.Problems = append(v.Problems, unreadable(err))
+		}
+	}
+}
+
+// holds reports whether the container's own create has bound the grant.
+func (f facts) holds(g grant.Grant) bool {
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool {
+		return f.isOwn(b) && !b.Reserved && !b.Left
+	})
+}
+
+// withProblem adds to a view what keeps the inventory from being used, if the container asks for a GPU.
+func (n *Node) withProblem(f facts, v grant.View) grant.View {
+	if !f.gpu.asked || !admission.Asks(f.request, v) {
+		return v
+	}
+	problem := f.gpu.problem
+	if problem == nil {
+		problem = n.otherPartition(v.Grants, f.gpu.inventory)
+	}
+	if problem != nil {
+		v.Problems = append(slices.Clip(v.Problems), *problem)
+	}
+	return v
+}
+
+func unreadable(err error) grant.Problem {
+	return grant.Problem{Code: grant.LedgerUnreadable, Message: err.Error(),
+		Hint: "an administrator finds the reason with `gpuledger check`"}
+}
