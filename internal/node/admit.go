@@ -57,21 +57,21 @@ type Decision struct {
 // is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
 	began := time.Now()
-	d := n.admit(c)
+	d := admit(n, c)
 	d.began = began
-	n.recordOnly(&d)
+	recordOnly(n, &d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
 	}
 	if !d.Known { // the wrapper has recorded it
-		n.audit(c.Container, d.pod, d)
+		recordDecision(n, c.Container, d.pod, d)
 	}
 	return d
 }
 
 // recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so that the ledger stays true;
 // nothing is refused then, hidden or stripped.
-func (n *Node) recordOnly(d *Decision) {
+func recordOnly(n *Node, d *Decision) {
 	if d.Kind == grant.Admit || d.Kind == grant.Pass && !d.Touches() {
 		return
 	}
@@ -94,13 +94,13 @@ func (n *Node) Unjudged(d Decision) bool {
 
 // Explain is what Admit would say, without doing any of it.
 func (n *Node) Explain(c Create) Decision {
-	n = n.once()
-	f, refused := n.readFacts(c)
+	n = forOneCreate(n)
+	f, refused := readFacts(n, c)
 	if refused != nil {
 		return *refused
 	}
-	d := planned(n.look(f)).Decision
-	if d.Kind != grant.Refused && !admission.Exempt(d.pod, n.Policy) && n.comesUpon(f, false) {
+	d := planned(readLedger(n, f)).Decision
+	if d.Kind != grant.Refused && !admission.Exempt(d.pod, n.Policy) && sharesCgroup(n, f, false) {
 		return *crowdedCgroup(f, d.pod)
 	}
 	return d
@@ -108,19 +108,19 @@ func (n *Node) Explain(c Create) Decision {
 
 // admit is the way of a create: facts are read, a plan is made of them and of the ledger, and the plan
 // is committed with the ledger locked.
-func (n *Node) admit(c Create) Decision {
-	n = n.once()
-	f, refused := n.readFacts(c)
+func admit(n *Node, c Create) Decision {
+	n = forOneCreate(n)
+	f, refused := readFacts(n, c)
 	if refused != nil {
 		return *refused
 	}
-	d := listed(f, n.decided(f))
-	return n.apart(f, d)
+	d := listed(f, bindPatiently(n, f))
+	return alone(n, f, d)
 }
 
-// once gives the node for one create: what is known of a binding after one look at all processes is
+// forOneCreate gives the node for one create: what is known of a binding after one look at all processes is
 // not looked at again.
-func (n *Node) once() *Node {
+func forOneCreate(n *Node) *Node {
 	own := *n
 	own.Ledger = n.Ledger.Glance()
 	return &own

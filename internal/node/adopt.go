@@ -18,8 +18,8 @@ const (
 	maxPodUnits    = 1 << 30 // keeps sums of GiB within 64 bits
 )
 
-// bound puts the pod's sum beside a size that the environment claims, which an image can set.
-func bound(r *grant.Request, annotations map[string]string) {
+// addPodUnits puts the pod's sum beside a size that the environment claims, which an image can set.
+func addPodUnits(r *grant.Request, annotations map[string]string) {
 	for i := range r.Allocations {
 		if a := &r.Allocations[i]; a.Source == gpushareSource {
 			a.InEnv = true
@@ -32,11 +32,11 @@ func bound(r *grant.Request, annotations map[string]string) {
 
 // enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
 // binding, so a crash between here and the binding leaves nothing that holds a GPU.
-func (n *Node) enter(tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
-	if err := n.sweep(tx); err != nil { // the grants of containers that ended, this one's last among them
+func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
+	if err := sweep(n, tx); err != nil { // the grants of containers that ended, this one's last among them
 		return adopted, err
 	}
-	g, _, err := n.newGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
+	g, _, err := newGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
 	}
@@ -52,24 +52,24 @@ func (n *Node) enter(tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Gra
 }
 
 // unbind forgets a binding, and with it what only its container kept: the grant that it adopted, and the limits of one that is over.
-func (n *Node) unbind(tx *ledger.Tx, runtimeRoot, container string) error {
+func unbind(n *Node, tx *ledger.Tx, runtimeRoot, container string) error {
 	b, err := tx.Binding(runtimeRoot, container)
 	if err := tx.Unbind(runtimeRoot, container); err != nil {
 		return err
 	}
 	if err == nil {
-		n.dropOrphan(tx, b.Grant)
+		dropOrphan(n, tx, b.Grant)
 	}
 	return nil
 }
 
 // dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep would remove it.
-func (n *Node) dropOrphan(tx *ledger.Tx, id grant.ID) {
+func dropOrphan(n *Node, tx *ledger.Tx, id grant.ID) {
 	g, err := tx.Get(id)
 	if err == nil && g.Orphaned() {
 		_ = tx.Delete(id)
 	}
 	if errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()) {
-		n.unlimit(id)
+		removeLimits(n, id)
 	}
 }

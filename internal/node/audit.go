@@ -41,9 +41,9 @@ type auditPod struct {
 // container. It also keeps a line within one page, which file systems write at once or not at all.
 const maxLine = 4096
 
-// audit records a decision that is worth it: everything but a plain pass. It is best effort: a full disk harms nobody,
+// recordDecision records a decision that is worth it: everything but a plain pass. It is best effort: a full disk harms nobody,
 // and a GPU that was granted by the ledger is not taken away for it.
-func (n *Node) audit(c grant.Container, pod grant.Identity, d Decision) {
+func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
 	}
@@ -182,8 +182,8 @@ func (l *auditLine) shorten() bool {
 	return true
 }
 
-// auditSwitch records that refusals were switched off or on.
-func (n *Node) auditSwitch(action string, p Pause) {
+// recordSwitch records that refusals were switched off or on.
+func recordSwitch(n *Node, action string, p Pause) {
 	if n.Policy.Audit.File == "" {
 		return
 	}

@@ -14,19 +14,19 @@ import (
 const maxTries = 32
 
 // bind plans, and commits a plan that admits. The binding is recorded before anything is done with it.
-func (n *Node) bind(f facts) Decision {
+func bind(n *Node, f facts) Decision {
 	for try := range maxTries {
 		view := grant.View{}
-		f, view = n.look(f)
+		f, view = readLedger(n, f)
 		p := planned(f, view)
 		if p.Kind != grant.Admit {
 			return p.Decision
 		}
 		if try == 0 {
-			f = n.withCgroups(f)
-			n.examineOwn(f.Container)
+			f = withCgroups(n, f)
+			examineOwn(n, f.Container)
 		}
-		d, settled, err := n.commit(f, p)
+		d, settled, err := commit(n, f, p)
 		if err != nil {
 			return *cannotBind(f.Container, err)
 		}
@@ -46,7 +46,7 @@ func cannotBind(c grant.Container, err error) *Decision {
 
 // examineOwn finds out what became of the container's own binding, before the ledger is locked. The
 // binding may be of another grant than the one that was looked at.
-func (n *Node) examineOwn(c grant.Container) {
+func examineOwn(n *Node, c grant.Container) {
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
 		_, err := tx.Binding(c.RuntimeRoot, c.ID)
 		return err
@@ -56,9 +56,9 @@ func (n *Node) examineOwn(c grant.Container) {
 // commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
 // containers with one grant one is refused. It returns the decision as it is now. It is not settled if
 // other edits are needed than were planned, or facts that were not read.
-func (n *Node) commit(f facts, p plan) (d Decision, settled bool, err error) {
+func commit(n *Node, f facts, p plan) (d Decision, settled bool, err error) {
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		view := n.view(tx, f)
+		view := viewOf(n, tx, f)
 		if !f.suffice(view) {
 			return nil
 		}
@@ -71,15 +71,15 @@ func (n *Node) commit(f facts, p plan) (d Decision, settled bool, err error) {
 		}
 		settled = true
 		d.Config, d.Devices, d.Others = p.Config, p.Devices, p.Others
-		return n.enlist(tx, f, &d)
+		return enlist(n, tx, f, &d)
 	})
 	return d, settled, err
 }
 
 // enlist records the binding of an admission, unless another container has the id.
-func (n *Node) enlist(tx *ledger.Tx, f facts, d *Decision) error {
+func enlist(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live != nil {
-		return n.bindLive(tx, f, d)
+		return bindLive(n, tx, f, d)
 	}
 	if n.Ledger.ContainerLife(f.Container.RuntimeRoot, f.Container.ID) != grant.Dead {
 		// Nothing can be bound: the binding would live with that container. And it may end before the
@@ -103,7 +103,7 @@ func (n *Node) enlist(tx *ledger.Tx, f facts, d *Decision) error {
 		return err
 	}
 	// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
-	return n.use(tx, f, d, self)
+	return record(n, tx, f, d, self)
 }
 
 // inUse refuses in runc's words, which engines know (libcontainer's ErrExist).
@@ -113,19 +113,19 @@ func inUse(c grant.Container) *Decision {
 	return r
 }
 
-// use enters the grant if it is adopted, and records its binding in place of what was reserved for the
+// record enters the grant if it is adopted, and records its binding in place of what was reserved for the
 // container.
-func (n *Node) use(tx *ledger.Tx, f facts, d *Decision, creator grant.Process) error {
+func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process) error {
 	if d.Grant.ID == "" {
-		g, err := n.enter(tx, *d.Grant, f.fresh)
+		g, err := enter(n, tx, *d.Grant, f.fresh)
 		if err != nil {
 			return err
 		}
 		d.Grant = &g
 	}
 	if d.Limited {
-		if err := n.limit(*d.Grant); err != nil {
-			n.dropOrphan(tx, d.Grant.ID)
+		if err := writeLimits(n, *d.Grant); err != nil {
+			dropOrphan(n, tx, d.Grant.ID)
 			*d = *unlimitable(f.Container, err)
 			return nil
 		}
@@ -139,7 +139,7 @@ func (n *Node) use(tx *ledger.Tx, f facts, d *Decision, creator grant.Process) e
 		Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
 		Throttled: d.Throttled, Reserved: f.Reserve})
 	if err != nil {
-		n.dropOrphan(tx, d.Grant.ID)
+		dropOrphan(n, tx, d.Grant.ID)
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
 // bindLive binds the grant to a container that the runtime has made. If the wrapper did so at the
 // beginning of this create, its binding stands: it names the same process, or for crun, which forks,
 // that process's parent.
-func (n *Node) bindLive(tx *ledger.Tx, f facts, d *Decision) error {
+func bindLive(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live.Unknown != nil {
 		return f.Live.Unknown
 	}
@@ -179,10 +179,10 @@ func (n *Node) bindLive(tx *ledger.Tx, f facts, d *Decision) error {
 		d.Known = true
 		return nil
 	}
-	return n.use(tx, f, d, f.Live.Creators[0])
+	return record(n, tx, f, d, f.Live.Creators[0])
 }
 
 // Unbind takes a binding back whose container did not come to be.
 func (n *Node) Unbind(c grant.Container) error {
-	return n.Ledger.Update(func(tx *ledger.Tx) error { return n.unbind(tx, c.RuntimeRoot, c.ID) })
+	return n.Ledger.Update(func(tx *ledger.Tx) error { return unbind(n, tx, c.RuntimeRoot, c.ID) })
 }

@@ -21,8 +21,8 @@ type cgroups struct {
 
 // withCgroups adds to the facts where the container's cgroup will be. A cgroup of which nothing can be told from here is
 // not known: whether it is empty could not be told later either.
-func (n *Node) withCgroups(f facts) facts {
-	c := cgroups{possible: n.mayBeIn(f)}
+func withCgroups(n *Node, f facts) facts {
+	c := cgroups{possible: mayBeIn(n, f)}
 	if f.request.Cgroup != "" { // else they are guesses, by which it cannot be told that the container has ended
 		for _, path := range c.possible {
 			if populated, err := n.Ledger.Populated(path); err == nil {
@@ -35,29 +35,29 @@ func (n *Node) withCgroups(f facts) facts {
 	return f
 }
 
-// apart is a decision about a container that is to have a cgroup for itself: no other is created in the cgroup of one with a GPU, or
+// alone is a decision about a container that is to have a cgroup for itself: no other is created in the cgroup of one with a GPU, or
 // below it. In it, it would have the GPU, or take it away by its own device rules; and there or below it would keep the grant in use.
 //
 // Who passes first says that it is being created, where its cgroup does not bear its own name, and looks for bindings then. Who is bound first
 // has its binding, and looks for such creates then. So of two at once at least one finds the other.
-func (n *Node) apart(f facts, d Decision) Decision {
+func alone(n *Node, f facts, d Decision) Decision {
 	switch {
 	case d.Kind == grant.Pass && !admission.Exempt(d.pod, n.Policy):
-		if n.comesUpon(f, true) {
+		if sharesCgroup(n, f, true) {
 			return *crowdedCgroup(f, d.pod)
 		}
-	case d.Bound && f.Live == nil && n.crowdedSince(f):
+	case d.Bound && f.Live == nil && sharedSince(n, f):
 		_ = n.Unbind(f.Container)
 		return *crowdedCgroup(f, d.pod)
 	}
 	return d
 }
 
-// comesUpon reports whether the container would be in the cgroup of a bound one, or below it; or above it, where its device rules would
+// sharesCgroup reports whether the container would be in the cgroup of a bound one, or below it; or above it, where its device rules would
 // take the GPU away.
-func (n *Node) comesUpon(f facts, announces bool) bool {
+func sharesCgroup(n *Node, f facts, announces bool) bool {
 	if announces && !f.namesItself() {
-		_ = n.Ledger.Announce(n.mayBeIn(f)) // where it cannot be written, nothing can be bound either
+		_ = n.Ledger.Announce(mayBeIn(n, f)) // where it cannot be written, nothing can be bound either
 	}
 	if !n.Ledger.Occupies() {
 		return false
@@ -68,18 +68,18 @@ func (n *Node) comesUpon(f facts, announces bool) bool {
 	}
 	found := false
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		found = tx.Occupied(n.mayBeIn(f), own) || !f.namesItself() && tx.OccupiedBelow(n.mayBeIn(f), own)
+		found = tx.Occupied(mayBeIn(n, f), own) || !f.namesItself() && tx.OccupiedBelow(mayBeIn(n, f), own)
 		return nil
 	})
 	return found
 }
 
-// crowdedSince reports whether another container came into the cgroup, or was about to, while this one was bound.
-func (n *Node) crowdedSince(f facts) bool {
-	if n.Ledger.Announced(n.mayBeIn(f)) {
+// sharedSince reports whether another container came into the cgroup, or was about to, while this one was bound.
+func sharedSince(n *Node, f facts) bool {
+	if n.Ledger.Announced(mayBeIn(n, f)) {
 		return true
 	}
-	return f.request.Cgroup != "" && slices.ContainsFunc(n.mayBeIn(f), func(path string) bool {
+	return f.request.Cgroup != "" && slices.ContainsFunc(mayBeIn(n, f), func(path string) bool {
 		populated, err := n.Ledger.Populated(path)
 		return populated && err == nil
 	})
@@ -105,7 +105,7 @@ func (f facts) namesItself() bool {
 }
 
 // mayBeIn are all cgroups that a runtime may put the container in, by paths from the root of each hierarchy.
-func (n *Node) mayBeIn(f facts) []string {
+func mayBeIn(n *Node, f facts) []string {
 	path := f.request.Cgroup
 	paths := cgroupPaths(path)
 	relative := !filepath.IsAbs(path) && !strings.Contains(path, ":")
@@ -115,7 +115,7 @@ func (n *Node) mayBeIn(f facts) []string {
 		paths = append(paths, cgroupPaths(":crun:" + path)[1:]...)
 	}
 	if relative { // runc counts from its own
-		for _, own := range n.ownCgroups() {
+		for _, own := range ownCgroups(n.Host.Proc) {
 			paths = append(paths, filepath.Join(own, path), filepath.Join(filepath.Dir(own), path))
 		}
 	}
@@ -124,8 +124,8 @@ func (n *Node) mayBeIn(f facts) []string {
 }
 
 // ownCgroups are those of the calling process, which becomes the real runtime.
-func (n *Node) ownCgroups() (paths []string) {
-	lines, _ := host.ReadFile(filepath.Join(n.Host.Proc, "self/cgroup"), maxCgroups) // without it: as absolute ones
+func ownCgroups(proc string) (paths []string) {
+	lines, _ := host.ReadFile(filepath.Join(proc, "self/cgroup"), maxCgroups) // without it: as absolute ones
 	for line := range strings.Lines(string(lines)) {
 		if words := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(words) == 3 {
 			paths = append(paths, words[2])

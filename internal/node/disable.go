@@ -33,21 +33,21 @@ func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 // Paused tells whether refusals are switched off. A file that cannot be read switches nothing off. That of the run directory is the newer
 // one where there are two: who writes the other removes it.
 func (n *Node) Paused() (Pause, bool) {
-	p, known := n.pauseIn(n.Policy.RunDir)
+	p, known := pauseIn(n.Policy.RunDir)
 	if known {
 		boot, err := n.Host.BootID()
 		known = err == nil && p.BootID == boot && isOurs(pausePath(n.Policy.RunDir))
 	}
 	if !known {
-		p, known = n.pauseIn(n.Policy.StateDir)
+		p, known = pauseIn(n.Policy.StateDir)
 	}
-	if !known || !n.lasts(p) {
+	if !known || !p.lasts(n.Host.Now()) {
 		return Pause{}, false
 	}
 	return p, true
 }
 
-func (n *Node) lasts(p Pause) bool { return p.Until.IsZero() || n.Host.Now().Before(p.Until) }
+func (p Pause) lasts(now time.Time) bool { return p.Until.IsZero() || now.Before(p.Until) }
 
 // isOurs reports whether a file is root's: somebody may have opened the directory.
 func isOurs(path string) bool {
@@ -55,7 +55,7 @@ func isOurs(path string) bool {
 	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()
 }
 
-func (n *Node) pauseIn(dir string) (p Pause, known bool) {
+func pauseIn(dir string) (p Pause, known bool) {
 	text, err := host.ReadFile(pausePath(dir), maxPause)
 	if err != nil || json.Unmarshal(text, &p) != nil || p.Version != 1 {
 		return Pause{}, false
@@ -70,29 +70,29 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 	if long > 0 {
 		p.Until = p.Since.Add(long)
 	}
-	err := n.pause(n.Policy.StateDir, p, host.Durable)
+	err := writePause(n.Policy.StateDir, p, host.Durable)
 	if err == nil {
 		_, err = unpause(n.Policy.RunDir) // of before, with another time
 	}
 	if err != nil {
 		var volatile error
-		if p, volatile = n.pauseForBoot(p); volatile != nil {
+		if p, volatile = pauseForBoot(n, p); volatile != nil {
 			return p, fmt.Errorf("cannot disable: %w; nor until the next boot: %w; policy.mode = \"report\" in the configuration does the same", err, volatile)
 		}
 	}
-	n.auditSwitch("disabled", p)
+	recordSwitch(n, "disabled", p)
 	return p, nil
 }
 
 // pauseForBoot counts before what the state directory says, for this boot.
-func (n *Node) pauseForBoot(p Pause) (_ Pause, err error) {
+func pauseForBoot(n *Node, p Pause) (_ Pause, err error) {
 	if p.BootID, err = n.Host.BootID(); err == nil {
-		err = n.pause(n.Policy.RunDir, p, host.Volatile)
+		err = writePause(n.Policy.RunDir, p, host.Volatile)
 	}
 	return p, err
 }
 
-func (n *Node) pause(dir string, p Pause, keeps host.Durability) error {
+func writePause(dir string, p Pause, keeps host.Durability) error {
 	text, err := json.Marshal(p)
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
@@ -118,7 +118,7 @@ func (n *Node) Enable() (e Enabled, err error) {
 		stored, err = unpause(n.Policy.RunDir)
 		removed = removed || stored
 	} else {
-		_, err = n.pauseForBoot(Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second), Until: time.Unix(1, 0).UTC()}) // over, wherever the clock is set to
+		_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second), Until: time.Unix(1, 0).UTC()}) // over, wherever the clock is set to
 	}
 	switch {
 	case err != nil && e.For != nil:
@@ -126,7 +126,7 @@ func (n *Node) Enable() (e Enabled, err error) {
 	case err != nil:
 		return e, fmt.Errorf("cannot enable: %w", err)
 	case removed:
-		n.auditSwitch("enabled", p)
+		recordSwitch(n, "enabled", p)
 	}
 	return e, nil
 }

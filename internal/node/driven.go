@@ -21,7 +21,7 @@ import (
 )
 
 // limiter finds who has the driver limit memory here. Where the driver cannot, nothing is looked for.
-func (n *Node) limiter(inv grant.Inventory) (l grant.Limiter) {
+func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 	if inv.Driver.MemoryLimits != grant.CanLimit || n.Policy.Enforcement.Limit == grant.LibraryBackend {
 		return l
 	}
@@ -76,13 +76,13 @@ const limitTime = 40 * time.Second
 // its binding nobody knows what it may have. Nothing is done for one whose grant is held by something else, or that starts as it is
 // whoever asks: the hook stands in a spec that somebody uses again.
 func (n *Node) Drive(c Create, pid int) *grant.Refusal {
-	b, err := n.admitted(c)
+	b, err := admitted(n, c)
 	switch {
 	case err == nil && !b.Driven:
 		return nil
 	case err == nil:
 		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Set, RuntimeRoot: b.RuntimeRoot, Container: b.Container, PID: pid}, limitTime)
-	case n.passes(c):
+	case startsAsItIs(n, c):
 		return nil
 	}
 	if err == nil {
@@ -93,7 +93,7 @@ func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 }
 
 // admitted is the binding of a live container's create. Where the configuration cannot be read the ledger is somewhere else.
-func (n *Node) admitted(c Create) (b grant.Binding, err error) {
+func admitted(n *Node, c Create) (b grant.Binding, err error) {
 	switch {
 	case c.Live.Unknown != nil:
 		return b, c.Live.Unknown
@@ -110,8 +110,8 @@ func (n *Node) admitted(c Create) (b grant.Binding, err error) {
 	return b, err
 }
 
-// passes reports whether a container starts as it is, whoever asks.
-func (n *Node) passes(c Create) bool {
+// startsAsItIs reports whether a container starts as it is, whoever asks.
+func startsAsItIs(n *Node, c Create) bool {
 	d := n.Explain(c)
 	return d.Kind == grant.Pass && !d.Touches()
 }
@@ -133,7 +133,7 @@ func (n *Node) Weaken(c grant.Container) {
 
 // undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is there. What is left of
 // them gpuledgerd finds by itself.
-func (n *Node) undrive(runtimeRoot, container string, within time.Duration) {
+func undrive(n *Node, runtimeRoot, container string, within time.Duration) {
 	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }
 
@@ -147,12 +147,12 @@ const (
 const _ = uint64(ledger.DefaultWait/2 - applyTime - againTime) // compiles where that is so
 
 // reapply has gpuledgerd give the containers of a grant what the ledger says now.
-func (n *Node) reapply(id grant.ID, within time.Duration) error {
-	return n.redrive(cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+func reapply(n *Node, id grant.ID, within time.Duration) error {
+	return redrive(n, cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
 }
 
 // redrive asks gpuledgerd for something about a grant.
-func (n *Node) redrive(r cgmem.Request, within time.Duration) error {
+func redrive(n *Node, r cgmem.Request, within time.Duration) error {
 	err := cgmem.Ask(n.Policy.LimitSocket(), r, within)
 	if err == nil {
 		return nil
@@ -162,7 +162,7 @@ func (n *Node) redrive(r cgmem.Request, within time.Duration) error {
 
 // rehearse has gpuledgerd set once more what the ledger says already, with nothing locked. If it hangs or the driver does, that is
 // found out while nobody else waits; and a driver's library that is not loaded yet, which takes its time, is loaded.
-func (n *Node) rehearse(id grant.ID) error {
+func rehearse(n *Node, id grant.ID) error {
 	var g grant.Grant
 	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		g, err = tx.Get(id)
@@ -171,7 +171,7 @@ func (n *Node) rehearse(id grant.ID) error {
 	if err != nil || !driven(g) {
 		return nil // what is wrong with it is told by who changes it
 	}
-	return n.reapply(id, limitTime)
+	return reapply(n, id, limitTime)
 }
 
 func driven(g grant.Grant) bool {
@@ -181,34 +181,34 @@ func driven(g grant.Grant) bool {
 // putDriven replaces a grant whose containers the driver limits. What is given up the driver holds them to before the ledger says that it
 // is free, and what is gained they have after. A crash in between leaves a limit that is too small; gpuledgerd's next pass puts it right,
 // and what a driver does late.
-func (n *Node) putDriven(tx *ledger.Tx, before, after grant.Grant) error {
+func putDriven(n *Node, tx *ledger.Tx, before, after grant.Grant) error {
 	least := smaller(before.GPUs, after.GPUs)
 	if !slices.Equal(least, before.GPUs) {
-		if err := n.redrive(cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
-			_ = n.reapply(before.ID, againTime) // else the next pass
+		if err := redrive(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
+			_ = reapply(n, before.ID, againTime) // else the next pass
 			return err
 		}
 		failpoint.Hit("node/driven-lowered")
 	}
 	if err := tx.Put(after); err != nil {
-		return errors.Join(err, n.putBack(tx, before))
+		return errors.Join(err, putBack(n, tx, before))
 	}
 	failpoint.Hit("node/driven-put")
 	if slices.Equal(least, after.GPUs) {
 		return nil
 	}
-	err := n.reapply(after.ID, applyTime)
+	err := reapply(n, after.ID, applyTime)
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, n.putBack(tx, before))
+	return errors.Join(err, putBack(n, tx, before))
 }
 
 // putBack makes a grant what it was, and asks gpuledgerd once to do the same; else the next pass does.
-func (n *Node) putBack(tx *ledger.Tx, before grant.Grant) error {
+func putBack(n *Node, tx *ledger.Tx, before grant.Grant) error {
 	if err := tx.Put(before); err != nil {
 		return err
 	}
-	_ = n.reapply(before.ID, againTime)
+	_ = reapply(n, before.ID, againTime)
 	return nil
 }

@@ -47,7 +47,7 @@ type gpuFacts struct {
 
 // readFacts reads the spec, and what is known of the container beside it. The second result is a
 // refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse it.
-func (n *Node) readFacts(c Create) (facts, *Decision) {
+func readFacts(n *Node, c Create) (facts, *Decision) {
 	f := facts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
 		if c.Asks != nil {
@@ -95,7 +95,7 @@ func (f facts) find(spec request.Spec) (grant.Request, *Decision) {
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
-	bound(&r, spec.Annotations)
+	addPodUnits(&r, spec.Annotations)
 	r.Drivable = f.drivable(spec)
 	if spec.Linux != nil {
 		r.Cgroup = spec.Linux.CgroupsPath

@@ -54,13 +54,13 @@ func tree(i layout.Image, bundle string) rootfs.Tree {
 // Delete is Tidy at a container's delete: what was made in its root file system for the mounts of the driver's files goes, too.
 func (n *Node) Delete(runtimeRoot, container string) {
 	if bundle := n.Tidy(runtimeRoot, container); bundle != "" {
-		n.clear(bundle)
+		removeMountPoints(n, bundle)
 	}
 }
 
-// clear takes the mount points of the driver's files out of the root file system of a bundle whose container is dead. Whatever it
+// removeMountPoints takes the mount points of the driver's files out of the root file system of a bundle whose container is dead. Whatever it
 // cannot read it leaves as it is.
-func (n *Node) clear(bundle string) {
+func removeMountPoints(n *Node, bundle string) {
 	path := filepath.Join(bundle, "config.json")
 	info, err := os.Stat(path)
 	if err != nil {
@@ -79,7 +79,7 @@ func (n *Node) clear(bundle string) {
 	image, places := imageOf(spec, bundle), []string(nil)
 	t := rootfs.Tree{Root: image.Root, Bundle: bundle}
 	for _, m := range spec.Mounts {
-		if ours.Has(m.Source) || n.isShim(m) {
+		if ours.Has(m.Source) || isShim(n, m) {
 			places = append(places, m.Destination)
 		} else {
 			t.Mounts = append(t.Mounts, m.Destination)
@@ -91,7 +91,7 @@ func (n *Node) clear(bundle string) {
 }
 
 // isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of a record.
-func (n *Node) isShim(m specs.Mount) bool {
+func isShim(n *Node, m specs.Mount) bool {
 	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && (strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
 }
 

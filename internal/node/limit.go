@@ -110,8 +110,8 @@ func couldBeLimited(view grant.View) bool {
 	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit || g.Mode == grant.MPS })
 }
 
-// limit makes the records of a grant, or sets them to what the grant is now. The ledger is locked.
-func (n *Node) limit(g grant.Grant) error {
+// writeLimits makes the records of a grant, or sets them to what the grant is now. The ledger is locked.
+func writeLimits(n *Node, g grant.Grant) error {
 	root := n.Policy.LimitsRoot()
 	if err := limits.Room(root); err != nil {
 		return err
@@ -119,14 +119,14 @@ func (n *Node) limit(g grant.Grant) error {
 	ensure := func() error { return limits.Ensure(n.Policy.LimitsDir(g.ID), g.GPUs, admission.Share(g, n.Policy)) }
 	err := ensure()
 	if errors.Is(err, unix.ENOSPC) {
-		err = n.makeRoom(root, ensure)
+		err = makeRoom(n, root, ensure)
 	}
 	return err
 }
 
 // makeRoom tries again in a room that is full. What has a name there is cut. What has none, and what a container fills again faster than it is cut,
 // the room is made larger for, because no tenant may keep another from starting: whoever fills it pays for the memory in its own cgroup.
-func (n *Node) makeRoom(root string, ensure func() error) error {
+func makeRoom(n *Node, root string, ensure func() error) error {
 	grown, left := limits.Trim(root)
 	err := ensure()
 	for _, more := range []grant.Bytes{16 * grant.MiB, 64 * grant.MiB, 256 * grant.MiB, grant.GiB} {
@@ -152,8 +152,8 @@ func unlimitable(c grant.Container, err error) *Decision {
 	return r
 }
 
-// unlimit removes the records of a grant that is over.
-func (n *Node) unlimit(id grant.ID) {
+// removeLimits removes the records of a grant that is over.
+func removeLimits(n *Node, id grant.ID) {
 	_ = limits.Remove(n.Policy.LimitsDir(id)) // else the next sweep does
 }
 
@@ -170,7 +170,7 @@ func (n *Node) Prepare(id grant.ID) error {
 		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
 			return nil // no file of it mounts them
 		}
-		if err := n.limit(g); !errors.Is(err, fs.ErrPermission) {
+		if err := writeLimits(n, g); !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 		return nil
@@ -178,17 +178,17 @@ func (n *Node) Prepare(id grant.ID) error {
 }
 
 // sweep removes from the ledger what is over, and from the run directory what was kept for it.
-func (n *Node) sweep(tx *ledger.Tx) error {
+func sweep(n *Node, tx *ledger.Tx) error {
 	if err := tx.Sweep(); err != nil {
 		return err
 	}
-	_, err := n.settleLimits(tx)
+	_, err := settleLimits(n, tx)
 	return err
 }
 
 // settleLimits makes the records agree with the ledger: those of grants that are gone go, those of live ones say what the ledger
 // says. It costs as much as there are records.
-func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error) {
+func settleLimits(n *Node, tx *ledger.Tx) (findings []ledger.Finding, err error) {
 	root := n.Policy.LimitsRoot()
 	for _, name := range limits.Kept(root) {
 		id, dir := grant.ID(name), filepath.Join(root, name)
@@ -201,7 +201,7 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()):
 			problem, err = "the limits of a grant that is over", limits.Remove(dir)
 		case err == nil:
-			problem, err = n.agree(g, dir)
+			problem, err = syncLimits(n, g, dir)
 		default: // damaged: its containers keep what they have
 			continue
 		}
@@ -230,9 +230,9 @@ func (n *Node) settleLimits(tx *ledger.Tx) (findings []ledger.Finding, err error
 	return findings, nil
 }
 
-// agree sets what a grant's records say to what the ledger says, and tells whether they said something else. Records that cannot be
+// syncLimits sets what a grant's records say to what the ledger says, and tells whether they said something else. Records that cannot be
 // read are made again by the next create.
-func (n *Node) agree(g grant.Grant, dir string) (problem string, err error) {
+func syncLimits(n *Node, g grant.Grant, dir string) (problem string, err error) {
 	l, err := limits.Open(dir)
 	if errors.Is(err, limits.ErrLeased) {
 		return "", err
@@ -253,9 +253,9 @@ func (n *Node) agree(g grant.Grant, dir string) (problem string, err error) {
 	return "", nil
 }
 
-// held is the open limits of a grant, nil where no container has any. Those of a container that has some, but which cannot be
+// openLimits is the open limits of a grant, nil where no container has any. Those of a container that has some, but which cannot be
 // reached from here, are an error: the ledger must not say what does not come to be.
-func (n *Node) held(g grant.Grant) (*limits.Limits, error) {
+func openLimits(n *Node, g grant.Grant) (*limits.Limits, error) {
 	l, err := limits.Open(n.Policy.LimitsDir(g.ID))
 	if err == nil {
 		return l, nil

@@ -91,7 +91,7 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	n := &Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
 		GPUs: []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}, Created: h.Now().UTC().Truncate(time.Millisecond)}
-	must(t, n.Ledger.Update(func(tx *ledger.Tx) error { return errors.Join(tx.Put(g), n.limit(g)) }))
+	must(t, n.Ledger.Update(func(tx *ledger.Tx) error { return errors.Join(tx.Put(g), writeLimits(n, g)) }))
 	root, region := p.LimitsRoot(), filepath.Join(p.LimitsDir(g.ID), grant.RegionFile)
 	told := func(what string, subjects ...string) {
 		t.Helper()
@@ -118,7 +118,7 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	held, err := os.OpenFile(region, os.O_RDWR, 0)
 	must(t, err)
 	defer held.Close()
-	must(t, n.Ledger.Update(func(tx *ledger.Tx) error { return n.end(tx, g.ID) }))
+	must(t, n.Ledger.Update(func(tx *ledger.Tx) error { return removeGrant(n, tx, g.ID) }))
 	told("and of a grant that is over", root)
 	must(t, held.Close())
 	told("at last")
@@ -162,7 +162,7 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	}
 	for _, c := range []struct{ full, grows int }{{0, 0}, {1, 16}, {3, 16 + 64 + 256}, {4, 16 + 64 + 256 + 1024}} {
 		must(t, limits.Room(root))
-		if err := n.makeRoom(root, full(c.full)); err != nil || tries != c.full+1 {
+		if err := makeRoom(n, root, full(c.full)); err != nil || tries != c.full+1 {
 			t.Errorf("full %d times: %v after %d tries", c.full, err, tries)
 		}
 		var st unix.Statfs_t
@@ -173,7 +173,7 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	}
 	region := filepath.Join(root, "g-greedy", grant.RegionFile)
 	must(t, limits.Room(root), os.Mkdir(filepath.Dir(region), 0o700), os.WriteFile(region, make([]byte, 1<<20), 0o666))
-	if err := n.makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 || !strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {
+	if err := makeRoom(n, root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 || !strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {
 		t.Errorf("full for ever: %v after %d tries", err, tries)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -182,13 +182,13 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	less = has
 	less[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
 	must(t, unix.Capset(&header, &less[0]))
-	err := n.makeRoom(root, full(5))
+	err := makeRoom(n, root, full(5))
 	must(t, unix.Capset(&header, &has[0]))
 	if !errors.Is(err, fs.ErrPermission) || !errors.Is(err, unix.ENOSPC) || tries != 1 { // Prepare leaves it to the create
 		t.Errorf("an agent in a pod: %v after %d tries", err, tries)
 	}
 	must(t, unix.Unmount(root, 0))
-	if err := n.makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 || !strings.Contains(err.Error(), "cannot make "+root+" larger") {
+	if err := makeRoom(n, root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 || !strings.Contains(err.Error(), "cannot make "+root+" larger") {
 		t.Errorf("no room of its own: %v after %d tries", err, tries)
 	}
 }

@@ -23,9 +23,9 @@ type Live struct {
 // runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
 	d := n.Explain(c)
-	n.recordOnly(&d)
+	recordOnly(n, &d)
 	if d.Kind == grant.Refused {
-		n.audit(c.Container, d.pod, d)
+		recordDecision(n, c.Container, d.pod, d)
 	}
 	return d
 }
@@ -37,15 +37,15 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 	if mode := n.Mode(); mode != grant.Enforce {
 		failed.Mode = mode
 	}
-	n.audit(c.Container, d.pod, failed)
+	recordDecision(n, c.Container, d.pod, failed)
 }
 
 // Verify looks at what was made of a live container with the eyes that judged its spec: at the nodes in its /dev and,
 // where they can be read, at the rules of its device cgroup (nil: those of the edited spec). Whatever it reaches must be
 // in the grant.
 func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup) error {
-	n = n.once()
-	f, refused := n.readFacts(Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
+	n = forOneCreate(n)
+	f, refused := readFacts(n, Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
 	if refused != nil {
 		return errors.New(refused.Message)
 	}
@@ -63,7 +63,7 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []s
 	if f.request, refused = f.find(spec); refused != nil {
 		return errors.New(refused.Message)
 	}
-	second := decide(n.look(f))
+	second := decide(readLedger(n, f))
 	if second.Kind != d.Kind {
 		return fmt.Errorf("the container as it is now would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
 	}

@@ -20,15 +20,15 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	if n.Broken != nil {
 		return grant.Grant{}, grant.Reference{}, n.Broken
 	}
-	if err := n.tieable(ask.For); err != nil {
+	if err := checkTies(n, ask.For); err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g, reference, err := n.newGrant(ask)
+	g, reference, err := newGrant(n, ask)
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		v, inv, err := n.whole(tx)
+		v, inv, err := readForPlacement(n, tx)
 		if err != nil {
 			return err
 		}
@@ -40,18 +40,18 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 		}
 		return tx.Put(g)
 	})
-	return n.told(g), reference, err
+	return withStrength(n, g), reference, err
 }
 
-// told is a grant as people are told of it: with what holds its containers to it here and now.
-func (n *Node) told(g grant.Grant) grant.Grant {
+// withStrength is a grant as people are told of it: with what holds its containers to it here and now.
+func withStrength(n *Node, g grant.Grant) grant.Grant {
 	inv, _ := n.Inventory()
 	g.Strength, g.ComputeStrength = admission.Strength(g, inv, n.Policy), admission.ComputeStrength(g, inv, n.Policy)
 	return g
 }
 
 // newGrant is the grant that is asked for, before it has its GPUs.
-func (n *Node) newGrant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+func newGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	random, err := host.Random()
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
@@ -85,21 +85,21 @@ func onlyOne(owner grant.Owner, v grant.View) error {
 		Hint: fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it", v.Grants[i].ID)}
 }
 
-// whole reads all that a placement needs, after sweeping out what is dead.
-func (n *Node) whole(tx *ledger.Tx) (grant.View, grant.Inventory, error) {
+// readForPlacement reads all that a placement needs, after sweeping out what is dead.
+func readForPlacement(n *Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
 		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
 	}
-	if err := n.sweep(tx); err != nil {
+	if err := sweep(n, tx); err != nil {
 		return grant.View{}, inv, err
 	}
-	v, err := n.all(tx)
+	v, err := allGrants(n, tx)
 	return v, inv, err
 }
 
-// all is a view of every grant.
-func (n *Node) all(tx *ledger.Tx) (grant.View, error) {
+// allGrants is a view of every grant.
+func allGrants(n *Node, tx *ledger.Tx) (grant.View, error) {
 	v := grant.View{Now: n.Host.Now()}
 	var err error
 	if v.Grants, v.Damaged, err = tx.All(); err != nil {
@@ -126,12 +126,12 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 		return g, n.Broken
 	}
 	if c.Memory != nil {
-		if err := n.rehearse(id); err != nil {
+		if err := rehearse(n, id); err != nil {
 			return g, err
 		}
 	}
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
-		v, inv, err := n.whole(tx)
+		v, inv, err := readForPlacement(n, tx)
 		if err != nil {
 			return err
 		}
@@ -142,16 +142,16 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
 		}
 		before := g
-		if g, err = n.changed(before, c, v, inv); err != nil {
+		if g, err = changed(n, before, c, v, inv); err != nil {
 			return err
 		}
-		return n.putLimited(tx, before, g)
+		return putLimited(n, tx, before, g)
 	})
-	return n.told(g), err
+	return withStrength(n, g), err
 }
 
 // changed is a grant as it would be. What does not grow needs no room: a GPU may be over-full by now, and this the way out.
-func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+func changed(n *Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
 	memory, compute := g.Memory(), g.Compute
 	g.GPUs = slices.Clone(g.GPUs)
 	if err := apply(&g, c, v.Now); err != nil {
@@ -172,11 +172,11 @@ func (n *Node) changed(g grant.Grant, c Change, v grant.View, inv grant.Inventor
 
 // putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a limit that is too small; the
 // next pass over the ledger puts it right.
-func (n *Node) putLimited(tx *ledger.Tx, before, after grant.Grant) error {
+func putLimited(n *Node, tx *ledger.Tx, before, after grant.Grant) error {
 	if driven(before) {
-		return n.putDriven(tx, before, after)
+		return putDriven(n, tx, before, after)
 	}
-	l, err := n.held(before)
+	l, err := openLimits(n, before)
 	if err != nil {
 		return err
 	}
@@ -254,25 +254,25 @@ func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 		if g, err = get(tx, id); err != nil {
 			var damaged *ledger.DamagedError
 			if force && errors.As(err, &damaged) {
-				return n.end(tx, id)
+				return removeGrant(n, tx, id)
 			}
 			return err
 		}
 		g.Draining = len(g.Bindings) > 0 && !force
 		if !g.Draining {
-			return n.end(tx, id)
+			return removeGrant(n, tx, id)
 		}
 		return tx.Put(g)
 	})
 	return g, err
 }
 
-// end removes a grant and what was kept for it. A container that uses it by force keeps its limit; one that is still being created does not
+// removeGrant removes a grant and what was kept for it. A container that uses it by force keeps its limit; one that is still being created does not
 // start where the driver was to limit it (Drive).
-func (n *Node) end(tx *ledger.Tx, id grant.ID) error {
+func removeGrant(n *Node, tx *ledger.Tx, id grant.ID) error {
 	err := tx.Delete(id)
 	if err == nil {
-		n.unlimit(id)
+		removeLimits(n, id)
 	}
 	return err
 }
@@ -294,20 +294,20 @@ type Overview struct {
 
 // Overview reads everything without waiting for a writer. Grants that no longer count are left out.
 func (n *Node) Overview() (Overview, error) {
-	return n.overview(func(tx *ledger.Tx) (grant.View, error) { return n.all(tx) })
+	return overview(n, func(tx *ledger.Tx) (grant.View, error) { return allGrants(n, tx) })
 }
 
 // OverviewAgain is an overview with the same grants and bindings, for who knows that they are as they were: the rest of it is read anew, and is
 // little.
 func (n *Node) OverviewAgain(o Overview) (Overview, error) {
-	return n.overview(func(tx *ledger.Tx) (v grant.View, err error) {
+	return overview(n, func(tx *ledger.Tx) (v grant.View, err error) {
 		v = grant.View{Now: n.Host.Now(), Grants: slices.Clone(o.Grants), Damaged: o.Damaged}
 		v.Outside, err = tx.Outside()
 		return v, err
 	})
 }
 
-func (n *Node) overview(read func(*ledger.Tx) (grant.View, error)) (o Overview, err error) {
+func overview(n *Node, read func(*ledger.Tx) (grant.View, error)) (o Overview, err error) {
 	o.Inventory, o.Problem = n.Inventory()
 	err = n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		o.View, err = read(tx)
@@ -322,9 +322,9 @@ func (n *Node) overview(read func(*ledger.Tx) (grant.View, error)) (o Overview, 
 }
 
 // Check verifies the ledger and repairs what is derived.
-func (n *Node) Check() (ledger.Report, error) { return n.verified(n.Ledger.Check) }
+func (n *Node) Check() (ledger.Report, error) { return verified(n, n.Ledger.Check) }
 
-func (n *Node) verified(verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
+func verified(n *Node, verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
 	inv, problem := n.Inventory()
 	known, reserve := &inv, grant.Bytes(n.Policy.Rules.Reserve)
 	if problem != nil {
@@ -354,10 +354,10 @@ func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 			return err
 		}
 		bundle, driven = b.Bundle, b.Driven
-		return n.unbind(tx, runtimeRoot, container)
+		return unbind(n, tx, runtimeRoot, container)
 	})
 	if driven {
-		n.undrive(runtimeRoot, container, time.Until(until))
+		undrive(n, runtimeRoot, container, time.Until(until))
 	}
 	return bundle
 }

@@ -7,7 +7,7 @@ import (
 
 // otherPartition is the problem of an inventory that has a granted MIG device otherwise than the driver. A simulated node has no driver
 // to ask.
-func (n *Node) otherPartition(grants []grant.Grant, inv grant.Inventory) *grant.Problem {
+func otherPartition(n *Node, grants []grant.Grant, inv grant.Inventory) *grant.Problem {
 	if n.Policy.Inventory.Source != grant.NVML {
 		return nil
 	}

@@ -44,24 +44,24 @@ func (n *Node) SetMPSState(dir string, m grant.MPSDaemon) (err error) {
 	return host.ReplaceFile(filepath.Join(dir, "state.json"), append(data, '\n'), 0o600, host.Volatile)
 }
 
-// mps are the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead, or not have noticed yet.
-func (n *Node) mps(grants []grant.Grant) (daemons []grant.MPSDaemon) {
+// daemonsOf are the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead, or not have noticed yet.
+func daemonsOf(n *Node, grants []grant.Grant) (daemons []grant.MPSDaemon) {
 	for _, g := range grants {
 		if g.Mode != grant.MPS {
 			continue
 		}
-		if m, known := n.mpsIn(grant.MPSDir(n.Policy.RunDir, grant.MPSName(g.UUIDs()))); known {
+		if m, known := daemonIn(n, grant.MPSDir(n.Policy.RunDir, grant.MPSName(g.UUIDs()))); known {
 			daemons = append(daemons, m)
 		}
 	}
 	return daemons
 }
 
-// allMPS are the daemons of the node, for a container whose grant is still to be placed.
-func (n *Node) allMPS() (daemons []grant.MPSDaemon) {
+// allDaemons are the daemons of the node, for a container whose grant is still to be placed.
+func allDaemons(n *Node) (daemons []grant.MPSDaemon) {
 	names, _ := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
 	for _, name := range names {
-		if m, known := n.mpsIn(grant.MPSDir(n.Policy.RunDir, name.Name())); known {
+		if m, known := daemonIn(n, grant.MPSDir(n.Policy.RunDir, name.Name())); known {
 			daemons = append(daemons, m)
 		}
 	}
@@ -74,7 +74,7 @@ func (n *Node) MPSServes(uuid string, p grant.Process) bool {
 	names, _ := os.ReadDir(grant.MPSDir(n.Policy.RunDir, ""))
 	for _, name := range names {
 		m, known := n.MPSState(grant.MPSDir(n.Policy.RunDir, name.Name()))
-		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || n.isChild(p, m.Daemon)) {
+		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || isChild(n, p, m.Daemon)) {
 			return true
 		}
 	}
@@ -82,7 +82,7 @@ func (n *Node) MPSServes(uuid string, p grant.Process) bool {
 }
 
 // isChild reports whether one process was started by another and both are there.
-func (n *Node) isChild(p, of grant.Process) bool {
+func isChild(n *Node, p, of grant.Process) bool {
 	above, _, err := n.Host.Process(of.PID)
 	if err != nil || above != of {
 		return false
@@ -91,7 +91,7 @@ func (n *Node) isChild(p, of grant.Process) bool {
 	return err == nil && now == p && parent == of.PID
 }
 
-func (n *Node) mpsIn(dir string) (grant.MPSDaemon, bool) {
+func daemonIn(n *Node, dir string) (grant.MPSDaemon, bool) {
 	m, known := n.MPSState(dir)
 	if !known || m.Problem != "" {
 		return m, known

@@ -52,7 +52,7 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	}
 	inv, problem := load(gpu.Path(n.Policy.StateDir), n.Host, n.Policy.Inventory.Source)
 	inv.Shim = n.Shim()
-	inv.Limiter = n.limiter(inv)
+	inv.Limiter = limiter(n, inv)
 	return inv, problem
 }
 

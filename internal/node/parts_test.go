@@ -102,7 +102,7 @@ func TestRulesOfOurs(t *testing.T) {
 func TestAPodsSumBesideItsEnvironment(t *testing.T) {
 	for units, want := range map[string]int{"": 0, "x": 0, "0": 0, "-1": 0, "1": 1, "1073741824": 1 << 30, "1073741825": 0} {
 		r := grant.Request{Allocations: []grant.Allocation{{Source: gpushareSource}, {Source: "annotation:other"}}}
-		bound(&r, map[string]string{gpusharePod: units})
+		addPodUnits(&r, map[string]string{gpusharePod: units})
 		if a := r.Allocations; !a[0].InEnv || a[0].PodUnits != want || a[1].InEnv || a[1].PodUnits != 0 {
 			t.Errorf("%q: %+v", units, a)
 		}
@@ -164,17 +164,16 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &Node{Policy: p}
-		f := facts{Create: Create{Config: spec}, gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
+		f := facts{Create: Create{Config: spec}, policy: p, gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
 			own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {
 			f.image.Root = ""
 		}
 		d := Decision{Verdict: grant.Verdict{Kind: grant.Admit, Limited: true, Throttled: c.throttled, Grant: &grant.Grant{ID: id}}}
-		if got := n.unheld(f, d); got != c.want {
+		if got := unheld(f, d); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
-		if f.Config = []byte("{"); n.unheld(f, d) != "its memory limit" {
+		if f.Config = []byte("{"); unheld(f, d) != "its memory limit" {
 			t.Errorf("%s: a spec that cannot be read holds it", name)
 		}
 	}
@@ -187,14 +186,14 @@ func TestLimitsThatCannotBeReached(t *testing.T) {
 		return grant.Grant{ID: "g-aaaaaaaaaaaa", Bindings: []grant.Binding{{Strength: grant.StrengthNone}, {Strength: strength}}}
 	}
 	for strength, fails := range map[grant.Strength]bool{grant.StrengthLibrary: true, grant.StrengthNone: false, grant.StrengthDriver: false} {
-		if l, err := n.held(g(strength)); l != nil || (err != nil) != fails {
+		if l, err := openLimits(n, g(strength)); l != nil || (err != nil) != fails {
 			t.Errorf("held by %s: %v", strength, err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Join(n.Policy.LimitsDir("g-aaaaaaaaaaaa"), grant.LimitsFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.held(g(grant.StrengthNone)); err == nil {
+	if _, err := openLimits(n, g(grant.StrengthNone)); err == nil {
 		t.Error("limits that are there and cannot be opened are none")
 	}
 }

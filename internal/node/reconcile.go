@@ -7,7 +7,7 @@ import (
 
 // Reconcile makes the ledger agree with what runs: it removes grants that are over and bindings of dead containers, puts
 // right whatever is derived, and reports what it cannot. It reads the whole ledger under the lock. Done twice it does nothing.
-func (n *Node) Reconcile() (ledger.Report, error) { return n.verified(n.Ledger.Reconcile) }
+func (n *Node) Reconcile() (ledger.Report, error) { return verified(n, n.Ledger.Reconcile) }
 
 // SettleLimits is the part of Reconcile that is about what containers can write to: it needs no look at the ledger's other entries.
 func (n *Node) SettleLimits() ([]ledger.Finding, error) {
@@ -17,7 +17,7 @@ func (n *Node) SettleLimits() ([]ledger.Finding, error) {
 	}
 	var findings []ledger.Finding
 	err := n.Ledger.Update(func(tx *ledger.Tx) (err error) {
-		findings, err = n.settleLimits(tx)
+		findings, err = settleLimits(n, tx)
 		return err
 	})
 	return findings, err

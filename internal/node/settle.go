@@ -13,7 +13,7 @@ import (
 // any more, so whatever would have to be is a refusal. An admission binds the grant to holder, the container's init, or
 // with Reserve this process, unless the container's own create has bound it before. Only refusals are recorded.
 func (n *Node) Settle(c Create, holder grant.Process) Decision {
-	d := n.settle(c, holder)
+	d := settle(n, c, holder)
 	if d.Kind != grant.Refused {
 		return d
 	}
@@ -23,24 +23,24 @@ func (n *Node) Settle(c Create, holder grant.Process) Decision {
 	case c.Running:
 		d.Mode = grant.Observed
 	}
-	n.audit(c.Container, d.pod, d)
+	recordDecision(n, c.Container, d.pod, d)
 	return d
 }
 
-func (n *Node) settle(c Create, holder grant.Process) Decision {
-	n = n.once()
-	f, refused := n.readFacts(c)
+func settle(n *Node, c Create, holder grant.Process) Decision {
+	n = forOneCreate(n)
+	f, refused := readFacts(n, c)
 	if refused != nil {
 		return *refused
 	}
 	for range maxTries {
 		view := grant.View{}
-		f, view = n.look(f)
-		d := n.standing(f, view)
+		f, view = readLedger(n, f)
+		d := standing(n, f, view)
 		if d.Kind != grant.Admit {
 			return d
 		}
-		if d, settled, err := n.adopt(f, holder); err != nil {
+		if d, settled, err := adopt(n, f, holder); err != nil {
 			return *cannotBind(c.Container, err)
 		} else if settled {
 			return d
@@ -50,14 +50,14 @@ func (n *Node) settle(c Create, holder grant.Process) Decision {
 }
 
 // standing judges the spec as it stands.
-func (n *Node) standing(f facts, view grant.View) Decision {
+func standing(n *Node, f facts, view grant.View) Decision {
 	d := decide(f, view)
 	if d.Kind == grant.Refused || d.Kind == grant.Pass && n.Mode() != grant.Enforce {
 		return d
 	}
 	what := missing(d.Verdict, f.env)
 	if d.Limited && what == "" {
-		what = n.unheld(f, d)
+		what = unheld(f, d)
 		if what != "" && f.Running { // since before there was a shim: it is told as what it is
 			d.Weaker = "the container runs without what would hold it to its memory (" + what + ")"
 			d.Limited, d.Throttled, d.Strength, what = false, false, grant.StrengthNone, ""
@@ -77,7 +77,7 @@ func late(c grant.Container, what string, pod grant.Identity) *Decision {
 }
 
 // unheld names what keeps the spec's container from being held to its memory by the shim; "" if nothing does.
-func (n *Node) unheld(f facts, d Decision) string {
+func unheld(f facts, d Decision) string {
 	spec, err := request.Parse(f.Config)
 	if err != nil {
 		return "its memory limit"
@@ -86,7 +86,7 @@ func (n *Node) unheld(f facts, d Decision) string {
 	for _, m := range spec.Mounts {
 		at[filepath.Clean("/"+m.Destination)] = m.Source
 	}
-	for _, m := range n.Policy.RecordMounts(d.Grant.ID) {
+	for _, m := range f.policy.RecordMounts(d.Grant.ID) {
 		if at[m.ContainerPath] != m.HostPath {
 			return "its memory limit at " + m.ContainerPath
 		}
@@ -112,15 +112,15 @@ func (n *Node) unheld(f facts, d Decision) string {
 
 // adopt decides again with the ledger locked, and binds. It is not settled if facts are needed that were
 // not read.
-func (n *Node) adopt(f facts, holder grant.Process) (d Decision, settled bool, err error) {
-	f = n.withCgroups(f)
-	n.examineOwn(f.Container)
+func adopt(n *Node, f facts, holder grant.Process) (d Decision, settled bool, err error) {
+	f = withCgroups(n, f)
+	examineOwn(n, f.Container)
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		view := n.view(tx, f)
+		view := viewOf(n, tx, f)
 		if settled = f.suffice(view); !settled {
 			return nil
 		}
-		if d = n.standing(f, view); d.Kind != grant.Admit {
+		if d = standing(n, f, view); d.Kind != grant.Admit {
 			return nil
 		}
 		if d.Grant.ID != "" { // one that is adopted here has none yet
@@ -136,7 +136,7 @@ func (n *Node) adopt(f facts, holder grant.Process) (d Decision, settled bool, e
 			d.Driven, d.Strength = false, grant.StrengthNone // it is told as what it is
 			d.Weaker = "the container runs without the driver's memory limit"
 		}
-		return n.use(tx, f, &d, holder)
+		return record(n, tx, f, &d, holder)
 	})
 	return d, settled, err
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// tieable is nil where containers can prove that they are among those that a grant is tied to.
-func (n *Node) tieable(to []grant.Tie) error {
+// checkTies is nil where containers can prove that they are among those that a grant is tied to.
+func checkTies(n *Node, to []grant.Tie) error {
 	if len(to) == 0 || n.Policy.Engine.Vouches() {
 		return nil
 	}
@@ -21,7 +21,7 @@ func (n *Node) tieable(to []grant.Tie) error {
 // Tie sets who may use a grant, of those who have its reference. Containers that use it already go on. The grant is returned as it is then;
 // *grant.NotFoundError where there is none.
 func (n *Node) Tie(id grant.ID, to []grant.Tie) (grant.Grant, error) {
-	if err := n.tieable(to); err != nil {
+	if err := checkTies(n, to); err != nil {
 		return grant.Grant{}, err
 	}
 	var g grant.Grant
@@ -42,10 +42,10 @@ const (
 	lateLook     = 50 * time.Millisecond
 )
 
-// decided decides about a create, again and again where it is refused and may be admitted in a moment.
-func (n *Node) decided(f facts) Decision {
+// bindPatiently decides about a create, again and again where it is refused and may be admitted in a moment.
+func bindPatiently(n *Node, f facts) Decision {
 	for until := time.Now().Add(f.Patience); ; time.Sleep(lateLook) {
-		d := n.bind(f)
+		d := bind(n, f)
 		if d.Kind != grant.Refused || !d.Late || !time.Now().Add(lateLook).Before(until) {
 			return d
 		}

@@ -20,21 +20,21 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 		return nil, &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot read the resources of the update: " + err.Error(),
 			Hint: hintOf(grant.SpecInvalid)}
 	}
-	if refused := n.unfit(c, u); refused != nil {
+	if refused := refuseKeys(n, c, u); refused != nil {
 		return nil, refused
 	}
 	if u.Devices == nil {
 		return resources, nil
 	}
-	if err := n.widens(c, u); err != nil {
+	if err := refuseRules(n, c, u); err != nil {
 		return nil, err
 	}
 	return edit.Without(resources, "devices")
 }
 
-// unfit refuses raw cgroup keys: that of the driver's limit, those that move or end processes, and for a container with a grant
+// refuseKeys refuses raw cgroup keys: that of the driver's limit, those that move or end processes, and for a container with a grant
 // those of which nobody knows what they do (docs/adr/0064).
-func (n *Node) unfit(c grant.Container, u request.Update) error {
+func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 	code, key, doubtful := u.Unfit()
 	switch {
 	case code == grant.LimitUnenforceable:
@@ -49,10 +49,10 @@ func (n *Node) unfit(c grant.Container, u request.Update) error {
 	return nil
 }
 
-// widens refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own
+// refuseRules refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own
 // spec of a privileged container is wider than what we made of it, and comes along with every update.
-func (n *Node) widens(c grant.Container, u request.Update) error {
-	created := n.created(c)
+func refuseRules(n *Node, c grant.Container, u request.Update) error {
+	created := createdSpec(n, c)
 	if n.Policy.Rules.Privileged == grant.Strip || confined(created) {
 		return nil
 	}
@@ -75,9 +75,9 @@ func confined(spec request.Spec) bool {
 	})
 }
 
-// created is the spec that the container was created with. Where it is gone, nothing was opened: an update then may open
+// createdSpec is the spec that the container was created with. Where it is gone, nothing was opened: an update then may open
 // nothing either.
-func (n *Node) created(c grant.Container) request.Spec {
+func createdSpec(n *Node, c grant.Container) request.Spec {
 	none := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: denyAll}}}
 	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)
 	if bundle == "" {

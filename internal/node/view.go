@@ -10,25 +10,25 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// look gives the facts with all that a decision needs, and the ledger as it is now. It waits for no lock.
-func (n *Node) look(f facts) (facts, grant.View) {
+// readLedger gives the facts with all that a decision needs, and the ledger as it is now. It waits for no lock.
+func readLedger(n *Node, f facts) (facts, grant.View) {
 	var v grant.View
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		v = n.ledgerView(tx, f)
+		v = ledgerView(n, tx, f)
 		return nil
 	})
 	f = gather(f, v)
-	return f, n.withProblem(f, v)
+	return f, withProblem(n, f, v)
 }
 
-// view is the ledger as a container sees it that has these facts.
-func (n *Node) view(tx *ledger.Tx, f facts) grant.View {
-	return n.withProblem(f, n.ledgerView(tx, f))
+// viewOf gives the ledger as a container sees it that has these facts.
+func viewOf(n *Node, tx *ledger.Tx, f facts) grant.View {
+	return withProblem(n, f, ledgerView(n, tx, f))
 }
 
 // ledgerView reads the grants that the container owns or names, and where it could adopt one the whole
 // ledger. What cannot be read is a problem of the view: it stops only containers that want a GPU.
-func (n *Node) ledgerView(tx *ledger.Tx, f facts) grant.View {
+func ledgerView(n *Node, tx *ledger.Tx, f facts) grant.View {
 	v := grant.View{Now: n.Host.Now()}
 	if n.Broken != nil {
 		v.Problems = append(v.Problems, grant.Problem{Code: grant.ConfigInvalid, Message: n.Broken.Error(),
@@ -48,17 +48,17 @@ func (n *Node) ledgerView(tx *ledger.Tx, f facts) grant.View {
 			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}
-	v.MPS = n.mps(v.Grants)
+	v.MPS = daemonsOf(n, v.Grants)
 	if !admission.Adopts(f.request, v, n.Policy) {
 		return v
 	}
-	whole, err := n.all(tx)
+	whole, err := allGrants(n, tx)
 	if err != nil {
 		v.Problems = append(v.Problems, unreadable(err))
 		return v
 	}
 	v.Whole, v.Fresh = &whole, f.fresh
-	v.MPS = append(v.MPS, n.allMPS()...)
+	v.MPS = append(v.MPS, allDaemons(n)...)
 	return v
 }
 
@@ -93,13 +93,13 @@ func (f facts) holds(g grant.Grant) bool {
 }
 
 // withProblem adds to a view what keeps the inventory from being used, if the container asks for a GPU.
-func (n *Node) withProblem(f facts, v grant.View) grant.View {
+func withProblem(n *Node, f facts, v grant.View) grant.View {
 	if !f.gpu.asked || !admission.Asks(f.request, v) {
 		return v
 	}
 	problem := f.gpu.problem
 	if problem == nil {
-		problem = n.otherPartition(v.Grants, f.gpu.inventory)
+		problem = otherPartition(n, v.Grants, f.gpu.inventory)
 	}
 	if problem != nil {
 		v.Problems = append(slices.Clip(v.Problems), *problem)
