@@ -13,7 +13,7 @@ base="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/st
 declare -A needs=(
   [demo]="$base"
   [bench]="$base"
-  [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2 podman:podman conmon:conmon newuidmap:uidmap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
+  [test]="$base crun:crun containerd:containerd ctr:containerd ip:iproute2 strace:strace podman:podman conmon:conmon newuidmap:uidmap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 )
 needs[torture]=${needs[test]}
 needs[test-runc]="$base bats:bats gawk:gawk bc:bc ip:iproute2 newuidmap:uidmap getfattr:attr setfacl:acl script:bsdutils debootstrap:debootstrap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"

@@ -227,3 +227,27 @@ func TestDevicesOfASimulatedNode(t *testing.T) {
 		}
 	}
 }
+
+// TestFactsSuffice: a decision that needs more than was read is not made with the ledger locked.
+func TestFactsSuffice(t *testing.T) {
+	asks := grant.Request{Hits: []grant.Hit{{}}}
+	shim := grant.Inventory{Shim: grant.Shim{Dir: "/shim"}}
+	limited := grant.View{Grants: []grant.Grant{{Mode: grant.Limit}}}
+	shared := grant.View{Grants: []grant.Grant{{Mode: grant.Timeslice}}}
+	for name, c := range map[string]struct {
+		f    facts
+		view grant.View
+		want bool
+	}{
+		"no GPU is asked for":           {facts{}, limited, true},
+		"the inventory was not read":    {facts{request: asks}, shared, false},
+		"it was read":                   {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim}}, shared, true},
+		"libraries were not looked for": {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim}}, limited, false},
+		"they were":                     {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim, libraries: true}}, limited, true},
+		"there is no shim":              {facts{request: asks, gpu: gpuFacts{asked: true}}, limited, true},
+	} {
+		if got := c.f.suffice(c.view); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
