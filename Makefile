@@ -167,6 +167,9 @@ bench-cluster: ## 100 nodes with 8 GPUs each and 1,000 claims against a real etc
 	@unshare --mount --net --propagation private sh -c 'ip link set lo up && exec bin/bench-cluster $(BENCHFLAGS)'
 
 .PHONY: pictures
+figures: ## how the code is built: its size, its longest functions and lines, its largest types
+	@go run ./test/figures
+
 pictures: ## the status page in a headless browser, and the pictures of docs/pictures drawn anew (root)
 	@test/setup.sh pictures
 	go test -p $(JOBS) -count=1 -run '^TestInABrowser$$' ./internal/page

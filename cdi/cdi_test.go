@@ -20,6 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -96,7 +97,7 @@ func (m *machine) put(name, text string) string {
 // grant makes a grant of GPU 0 and writes its file.
 func (m *machine) grant(owner grant.Owner, ttl time.Duration) grant.Reference {
 	m.t.Helper()
-	_, reference, err := m.files.Node.Grant(admission.Ask{Memory: grant.GiB, Names: []string{"0"},
+	_, reference, err := grants.Enter(m.files.Node, admission.Ask{Memory: grant.GiB, Names: []string{"0"},
 		Mode: grant.Limit, Owner: owner, TTL: ttl, Source: "test"})
 	m.must(err)
 	_, err = m.files.Expose(reference)
@@ -291,7 +292,7 @@ func TestGenerateRemovesWhatIsOver(t *testing.T) {
 	m.must(os.Link(m.files.GrantPath(kept.ID), swapped))
 	others := []string{m.put("cdi/nvidia.yaml", "x"), m.put("cdi/gpuledger.dev-grant_other.json", "x"),
 		m.put("cdi/gpuledger.dev-grant_g-cccccccccccc.json.bak", "x")}
-	_, err := m.files.Node.Release(released.ID, false)
+	_, err := grants.Release(m.files.Node, released.ID, false)
 	m.must(err)
 	m.now = m.now.Add(2 * time.Hour)
 	m.generate()

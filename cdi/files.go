@@ -15,6 +15,7 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
@@ -72,7 +73,7 @@ func (f Files) Expose(r grant.Reference) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := f.Node.Prepare(r.ID); err != nil {
+	if err := grants.Prepare(f.Node, r.ID); err != nil {
 		return "", err
 	}
 	path := f.GrantPath(r.ID)

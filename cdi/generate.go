@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -40,7 +41,7 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 	}
 	for _, l := range files {
 		if l.grant != "" && l.want != nil { // after a boot, the files that it mounts do not exist
-			if err := f.Node.Prepare(l.grant); err != nil {
+			if err := grants.Prepare(f.Node, l.grant); err != nil {
 				notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -74,7 +75,7 @@ func devices(nodes []*cdispec.DeviceNode, names ...string) []cdispec.Device {
 // that presents the reference can ask for the device, and its environment says which grant it
 // means. Errors are those of node.Offer.
 func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
-	v, err := f.Node.Offer(r)
+	v, err := grants.Offer(f.Node, r)
 	if err != nil {
 		return nil, err
 	}

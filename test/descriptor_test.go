@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -263,7 +264,7 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 func looked(t *testing.T, n *rig.Node) watch.Report {
 	t.Helper()
 	opened := node.Open(n.Config, host.Default())
-	o, err := opened.Overview()
+	o, err := grants.Read(opened)
 	must(t, err)
 	open := watch.OpenGPUs(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
 	census := watch.ProcessTable{Host: opened.Host}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
@@ -21,7 +22,7 @@ func checkCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			report, err := n.Check()
+			report, err := grants.Check(n)
 			if err != nil {
 				return err
 			}

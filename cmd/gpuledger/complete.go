@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -178,14 +179,14 @@ func (l *line) values(flag string, look func(config string) sight) []candidate {
 
 // sight is what choices are made from: the ledger, and where the audit log is.
 type sight struct {
-	node.Overview
+	grants.Overview
 	audit string
 }
 
 // seen is the ledger as the caller may read it: a user other than root gets nothing, and no message.
 func seen(config string) sight {
 	n := node.Open(policy.Path(config), host.Default())
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil || n.Broken != nil {
 		return sight{}
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 func gpusCommand() *cli.Command {
@@ -32,12 +32,12 @@ func gpusCommand() *cli.Command {
 
 // survey reads the node for a listing. Without an inventory there is nothing to list; a stale one is shown with a
 // warning, because it is all there is.
-func survey(c *cli.Context) (node.Overview, []node.Card, error) {
+func survey(c *cli.Context) (grants.Overview, []grants.Card, error) {
 	n, err := openAlone(c)
 	if err != nil {
-		return node.Overview{}, nil, err
+		return grants.Overview{}, nil, err
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil {
 		return o, nil, err
 	}
@@ -51,7 +51,7 @@ func survey(c *cli.Context) (node.Overview, []node.Card, error) {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: disabled %s: containers start without grants\n", until(p))
 	}
 	warnDamaged(c.App.ErrWriter, o.Damaged)
-	cards, err := n.Cards(o)
+	cards, err := grants.Cards(n, o)
 	return o, cards, err
 }
 
@@ -69,7 +69,7 @@ type gpuJSON struct {
 	Part   string      `json:"part,omitempty"`   // and how people name it, as 0:1
 }
 
-func cardsToJSON(cards []node.Card) []gpuJSON {
+func cardsToJSON(cards []grants.Card) []gpuJSON {
 	list := []gpuJSON{}
 	for _, card := range cards {
 		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory, Free: card.Free, Mode: card.Mode, Grants: ids(card.Grants), Health: card.Health})
@@ -89,7 +89,7 @@ func ids(grants []grant.Grant) []grant.ID {
 	return list
 }
 
-func printGPUs(w io.Writer, cards []node.Card) error {
+func printGPUs(w io.Writer, cards []grants.Card) error {
 	t := table(w)
 	fmt.Fprintln(t, "GPU\tNAME\tMEMORY\tFREE\tMODE\tGRANTS\tHEALTH\tUUID")
 	for _, g := range cardsToJSON(cards) {

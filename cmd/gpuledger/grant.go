@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -83,7 +84,7 @@ func enter(c *cli.Context, n *node.Node) error {
 // grantAndOffer enters the grant and, with --cdi, offers it to engines: both or nothing.
 func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Grant, reference grant.Reference, err error) {
 	if !c.Bool("cdi") {
-		return n.Grant(ask)
+		return grants.Enter(n, ask)
 	}
 	files, err := cdiFiles(c, n)
 	if err == nil {
@@ -92,11 +93,11 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 	if err != nil {
 		return g, reference, err
 	}
-	if g, reference, err = n.Grant(ask); err != nil {
+	if g, reference, err = grants.Enter(n, ask); err != nil {
 		return g, reference, err
 	}
 	if _, err = files.Expose(reference); err != nil {
-		_, e := n.Release(g.ID, true) // nobody was told of it yet
+		_, e := grants.Release(n, g.ID, true) // nobody was told of it yet
 		err = errors.Join(err, e)
 	}
 	return g, reference, err
@@ -179,7 +180,7 @@ func change(c *cli.Context, n *node.Node) error {
 			return usage("--%s cannot be changed of a grant that exists; release it and grant anew", flag)
 		}
 	}
-	var what node.Change
+	var what grants.Change
 	if c.IsSet("memory") {
 		memory, err := size(c, "memory")
 		if err != nil {
@@ -201,10 +202,10 @@ func change(c *cli.Context, n *node.Node) error {
 		}
 		what.TTL = &ttl
 	}
-	if what == (node.Change{}) {
+	if what == (grants.Change{}) {
 		return usage("--update: say what to change: --memory, --compute or --ttl")
 	}
-	g, err := n.Change(reference.ID, what)
+	g, err := grants.Update(n, reference.ID, what)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 func grantsCommand() *cli.Command {
@@ -23,7 +24,7 @@ func grantsCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			o, err := n.Overview()
+			o, err := grants.Read(n)
 			if err != nil {
 				return err
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -79,7 +80,7 @@ func (u *used) gpu(uuid string) *watch.GPUUse {
 }
 
 // grant is what a grant's containers use of a GPU and its MIG devices.
-func (u *used) grant(id grant.ID, card node.Card) string {
+func (u *used) grant(id grant.ID, card grants.Card) string {
 	if u == nil {
 		return ""
 	}
@@ -125,7 +126,7 @@ type inspectMIG struct {
 	Grants    []grant.ID  `json:"grants"`
 }
 
-func migToJSON(parts []node.Part) (list []inspectMIG) {
+func migToJSON(parts []grants.Part) (list []inspectMIG) {
 	for _, p := range parts {
 		list = append(list, inspectMIG{UUID: p.UUID, Name: p.Name, Profile: p.Profile, Allocated: held(p), Total: p.Memory, Grants: ids(p.Grants)})
 	}
@@ -133,14 +134,14 @@ func migToJSON(parts []node.Part) (list []inspectMIG) {
 }
 
 // held is what is granted of a MIG device: all of it, or nothing.
-func held(p node.Part) grant.Bytes {
+func held(p grants.Part) grant.Bytes {
 	if len(p.Grants) > 0 {
 		return p.Memory
 	}
 	return 0
 }
 
-func inspectToJSON(o node.Overview, cards []node.Card, u *used) inspectJSON {
+func inspectToJSON(o grants.Overview, cards []grants.Card, u *used) inspectJSON {
 	j := inspectJSON{GPUs: []inspectGPU{}}
 	if u != nil {
 		j.Findings = u.Findings
@@ -158,7 +159,7 @@ func inspectToJSON(o node.Overview, cards []node.Card, u *used) inspectJSON {
 	return j
 }
 
-func printInspect(w io.Writer, o node.Overview, cards []node.Card, u *used, details bool, columns int) error {
+func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, details bool, columns int) error {
 	head := u.memory("USED GiB", "ALLOCATED/TOTAL GiB", "MEMORY GiB (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")
 	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, head...)}
 	var allocated, total grant.Bytes
@@ -222,7 +223,7 @@ func (u *used) memory(is, known, unknown string, more ...string) []string {
 	return append([]string{is, known}, more...)
 }
 
-func printDetails(w io.Writer, o node.Overview, cards []node.Card, u *used, columns int) error {
+func printDetails(w io.Writer, o grants.Overview, cards []grants.Card, u *used, columns int) error {
 	for _, card := range cards {
 		fmt.Fprintf(w, "\nGPU %d  %s\n", card.Index, card.UUID)
 		head := []string{"  GRANT", "STATE", "GiB"}

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -93,7 +94,7 @@ func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 }
 
 func releaseOne(n *node.Node, id grant.ID, force bool) (releasedJSON, string, error) {
-	g, err := n.Release(id, force)
+	g, err := grants.Release(n, id, force)
 	switch {
 	case err != nil:
 		return releasedJSON{}, "", err

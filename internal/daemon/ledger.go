@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -79,7 +80,7 @@ func (r *ledgerManager) tidyDead(n *node.Node) {
 // error, for as long as it is so.
 func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	if r.stillSound(n, now) {
-		findings, err := n.SettleLimits()
+		findings, err := grants.SettleLimits(n)
 		r.logRepairs(findings)
 		if err != nil || len(unrepaired(findings)) == 0 {
 			return err
@@ -88,7 +89,7 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	r.sound = soundLedger{}
 	// read before the check: its own changes are checked again
 	is := soundLedger{n, ledgercache.StampOf(n), now}
-	report, err := n.Reconcile()
+	report, err := grants.Reconcile(n)
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/watcher"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/metrics"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/page"
@@ -31,17 +32,18 @@ type statusView struct {
 	limits  *driverlimits.Manager
 
 	mu      sync.Mutex
-	picture node.Picture
+	picture grants.Status
 	err     error
 	until   time.Time // picture and err are not read again before
 }
 
-func (v *statusView) readNode() (node.Picture, error) {
+func (v *statusView) readNode() (grants.Status, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if began := time.Now(); !began.Before(v.until) {
 		n := v.node()
-		v.picture, v.err = n.PictureOf(v.cache.Current(n))
+		overview, err := v.cache.Current(n)
+		v.picture, v.err = grants.StatusOf(n, overview, err)
 		v.until = time.Now().Add(max(time.Second, 10*time.Since(began)))
 	}
 	return v.picture, v.err

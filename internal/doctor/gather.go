@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/configure"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -46,7 +47,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	f.gatherKernel(n.Host)
 	f.gatherLedger(n)
 	f.gatherInjectors()
-	f.Limitless, f.Driverless, f.Unkept = n.Limitless(), n.Driverless(), n.ComputeUnkept()
+	f.Limitless, f.Driverless, f.Unkept = grants.Limitless(n), grants.Driverless(n), grants.ComputeUnkept(n)
 	f.Daemon = n.Daemon()
 	f.Listening = listening(p.Daemon.Listen, f.Daemon, n.Host)
 	return f, nil
@@ -147,7 +148,7 @@ func (f *Facts) gatherLedger(n *node.Node) {
 			Hint:    "correct the configuration"}
 	}
 	if f.LedgerLooked = f.Broken == nil && !f.State.Missing; f.LedgerLooked {
-		f.Ledger, f.LedgerError = n.Check()
+		f.Ledger, f.LedgerError = grants.Check(n)
 	}
 	if f.Policy.Audit.File != "" {
 		f.Audit = at(f.Policy.Audit.File)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -179,4 +180,17 @@ func idOf(name string) (grant.ID, bool) {
 	text, found := strings.CutSuffix(name, ".json")
 	id, err := grant.ParseID(text)
 	return id, found && err == nil
+}
+
+// Whole reads all grants, and what stands beside them, as of a time.
+func (tx *Tx) Whole(now time.Time) (grant.View, error) {
+	v := grant.View{Now: now}
+	var err error
+	if v.Grants, v.Damaged, err = tx.All(); err != nil {
+		return v, err
+	}
+	if v.Outside, err = tx.Outside(); err == nil {
+		v.Held, err = tx.Held()
+	}
+	return v, err
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 // Collector is a prometheus.Collector of the node. A collection costs one Snapshot, and work in
@@ -42,7 +42,7 @@ var (
 	gpuCompute = desc("gpu_compute_granted_ratio", "Share of a GPU's compute that grants hold, 0 to 1.", "gpu")
 	gpuGrants  = desc("gpu_grants", "Grants on a GPU.", "gpu")
 
-	grants        = desc("grants", "Grants that count.", "state", "mode", "strength", "owner")
+	grantsTotal   = desc("grants", "Grants that count.", "state", "mode", "strength", "owner")
 	grantMemory   = desc("grant_memory_bytes", "Memory of a GPU that a grant holds.", grantLabels...)
 	grantCompute  = desc("grant_compute_ratio", "Share of a GPU's compute that a grant holds, 0 to 1; absent where it is not limited.", grantLabels...)
 	grantExpiry   = desc("grant_expiry_timestamp_seconds", "When a grant's time is over; absent where it has no end.", "grant")
@@ -142,7 +142,7 @@ func zeroOrOne(is bool) float64 {
 	return 0
 }
 
-func (t sender) policy(p node.Picture) {
+func (t sender) policy(p grants.Status) {
 	for _, mode := range []grant.RulesMode{grant.Enforce, grant.Report, grant.Disabled} {
 		t.gauge(rulesMode, zeroOrOne(p.Mode == mode), string(mode))
 	}
@@ -151,12 +151,12 @@ func (t sender) policy(p node.Picture) {
 	}
 }
 
-func (t sender) inventory(p node.Picture) {
+func (t sender) inventory(p grants.Status) {
 	t.gauge(inventoryUsable, zeroOrOne(p.Problem == nil))
 	t.timestamp(inventoryTaken, p.Inventory.Taken)
 }
 
-func (t sender) gpu(c node.Card, outside map[string]grant.Bytes) {
+func (t sender) gpu(c grants.Card, outside map[string]grant.Bytes) {
 	t.gauge(gpuInfo, 1, c.UUID, strconv.Itoa(c.Index), c.Name, c.PCI)
 	t.gauge(gpuHealthy, zeroOrOne(c.Health == grant.Healthy), c.UUID)
 	t.gauge(gpuMemory, float64(c.Memory), c.UUID)
@@ -187,7 +187,7 @@ func (t sender) grants(all []grant.Grant, now time.Time) {
 		t.grant(g)
 	}
 	for c, n := range classes {
-		t.gauge(grants, float64(n), string(c.state), string(c.mode), string(c.strength), c.owner)
+		t.gauge(grantsTotal, float64(n), string(c.state), string(c.mode), string(c.strength), c.owner)
 	}
 }
 

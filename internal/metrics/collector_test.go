@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
@@ -29,17 +29,17 @@ func sample() Snapshot {
 	pod := func(name string) grant.Identity {
 		return grant.Identity{UID: "u", Namespace: "team", Pod: name, Container: "train"}
 	}
-	grants := []grant.Grant{
+	held := []grant.Grant{
 		{ID: "g-aaaaaaaaaaaa", Owner: "pod:u/train", Secret: "5ec4e7", Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: share("GPU-0", 4*grant.GiB), Compute: 25, Expires: noon,
 			Bindings: []grant.Binding{{Container: "c1", Life: grant.Alive, Pod: pod("job-0")}}},
 		{ID: "g-bbbbbbbbbbbb", Owner: "claim:u", Mode: grant.Limit, Strength: grant.StrengthNone, GPUs: share("GPU-0", 8*grant.GiB),
 			Bindings: []grant.Binding{{Container: "c2", Life: grant.Alive, Pod: pod("job-1")}, {Container: "c3", Pod: pod("job-2")}}},
 	}
 	s := Snapshot{Version: "v1", Audited: true, Ledger: LedgerStatus{Checked: noon, Problems: 2, Damaged: 1}}
-	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, grants, map[string]grant.Bytes{"GPU-0": grant.GiB}
+	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, held, map[string]grant.Bytes{"GPU-0": grant.GiB}
 	s.Node.Inventory.Taken = noon
-	s.Node.Cards = []node.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
-		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: grants}}
+	s.Node.Cards = []grants.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
+		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: held}}
 	s.Counts = auditlog.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[auditlog.RefusalKind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
 	s.Counts.Latency = auditlog.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
 	s.Watch = watched()

@@ -5,14 +5,14 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // Snapshot holds all that is reported.
 type Snapshot struct {
 	Version  string
-	Node     node.Picture
+	Node     grants.Status
 	Err      error // why the ledger or the configuration's pools cannot be read; Node has what can
 	Audited  bool  // there is an audit log to count from
 	Counts   auditlog.Counts

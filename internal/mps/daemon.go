@@ -12,6 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -91,7 +93,7 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 // gpuledgerd was started, and writes that down.
 func (d *daemon) detectEnd() (died bool) {
 	if !d.read {
-		d.state, _ = d.node.MPSState(d.dir)
+		d.state, _ = mpsstate.Read(d.node.Host, d.dir)
 		d.read = true
 	}
 	ended, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
@@ -133,7 +135,7 @@ func (d *daemon) detectEnd() (died bool) {
 
 // boundContainers are the containers that use the daemon's grants now.
 func (d *daemon) boundContainers() []string {
-	o, err := d.node.Overview()
+	o, err := grants.Read(d.node)
 	if err != nil {
 		return d.users
 	}
@@ -152,11 +154,11 @@ func (d *daemon) lostContexts() error {
 
 // writeState writes the state if it differs from the file.
 func (d *daemon) writeState(state grant.MPSDaemon) error {
-	if written, known := d.node.MPSState(d.dir); known && equalState(state, written) {
+	if written, known := mpsstate.Read(d.node.Host, d.dir); known && equalState(state, written) {
 		d.state = state
 		return nil
 	}
-	if err := d.node.SetMPSState(d.dir, state); err != nil {
+	if err := mpsstate.Write(d.node.Host, d.dir, state); err != nil {
 		return err
 	}
 	d.state = state

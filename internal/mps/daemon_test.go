@@ -18,7 +18,9 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -188,13 +190,13 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			return s.again(d.name)
 		},
 		"another gpuledgerd, to which the one before says that it is the daemon's": func(s stage, d *daemon, _ func()) *daemon {
-			state, _ := s.node.MPSState(d.dir)
-			state.Socket, _, _ = node.MPSSocket(d.dir)
-			must(t, s.node.SetMPSState(d.dir, state))
+			state, _ := mpsstate.Read(s.node.Host, d.dir)
+			state.Socket, _, _ = mpsstate.Socket(d.dir)
+			must(t, mpsstate.Write(s.node.Host, d.dir, state))
 			return s.again(d.name)
 		},
 		"no grant for a moment": func(s stage, d *daemon, _ func()) *daemon {
-			if err := s.pass(ctx, d, false); err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
+			if err := s.pass(ctx, d, false); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) {
 				t.Errorf("it is told to end: %v", err)
 			}
 			return d
@@ -211,10 +213,10 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			d = then(s, d, end)
 			d.detectEnd()
 			err := s.pass(ctx, d, true)
-			if err == nil || !strings.Contains(err.Error(), node.OtherSocket) {
+			if err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) {
 				t.Errorf("ready by another's socket: %v", err)
 			}
-			if state, _ := s.node.MPSState(d.dir); !strings.Contains(state.Problem, node.OtherSocket) || state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
+			if state, _ := mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem, mpsstate.OtherSocket) || state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
 				t.Errorf("it is written down: %+v", state)
 			}
 			if questions := s.asked(d); questions != "" {
@@ -223,7 +225,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			s.serve(d)
 			back()
 			must(t, s.pass(ctx, d, true))
-			if state, _ := s.node.MPSState(d.dir); state.Problem != "" || state.Socket != own {
+			if state, _ := mpsstate.Read(s.node.Host, d.dir); state.Problem != "" || state.Socket != own {
 				t.Errorf("with its own back: %+v", state)
 			}
 		})
@@ -232,7 +234,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
 		s.steal(d)
-		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || s.asked(d) != "" {
+		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || s.asked(d) != "" {
 			t.Errorf("the first socket is another's: %v", err)
 		}
 	})
@@ -268,7 +270,7 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	if !d.detectEnd() {
 		t.Fatal("nobody has ended")
 	}
-	state, _ := s.node.MPSState(d.dir)
+	state, _ := mpsstate.Read(s.node.Host, d.dir)
 	if state.Daemon != before.Daemon || state.Socket != before.Socket || len(state.Servers) > 0 || !strings.Contains(state.Problem, "server (process") {
 		t.Errorf("%+v became %+v", before, state)
 	}
@@ -283,7 +285,7 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	if d.detectEnd(); !d.askedAgain.IsZero() {
 		t.Error("for its silence the next one is put off")
 	}
-	if state, _ = s.node.MPSState(d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
+	if state, _ = mpsstate.Read(s.node.Host, d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
 		t.Errorf("of a daemon that has ended there is still %+v", state)
 	}
 }
@@ -299,7 +301,7 @@ func TestAnswersOfAnother(t *testing.T) {
 	s.steal(d)
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
 	must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte(trick), 0o600))
-	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || d.state.Problem == "" {
+	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || d.state.Problem == "" {
 		t.Errorf("what another has answered: %v, %+v", err, d.state)
 	}
 	if s.asked(d) == "" {
@@ -307,7 +309,7 @@ func TestAnswersOfAnother(t *testing.T) {
 	}
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
 	err := s.pass(ctx, d, false)
-	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), node.OtherSocket) || questions == "" || strings.Contains(questions, "quit") {
+	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || questions == "" || strings.Contains(questions, "quit") {
 		t.Errorf("asked %s: %v", questions, err)
 	}
 	must(t, os.Remove(filepath.Join(d.dir, "trick")), os.Rename(pipe+"/elsewhere", pipe+"/control"))
@@ -373,19 +375,19 @@ func TestAnswersAreBounded(t *testing.T) {
 // TestDaemonsAreAskedAtOnce: each of two daemons answers only after the other one was asked, too.
 func TestDaemonsAreAskedAtOnce(t *testing.T) {
 	s := newStage(t)
-	var grants []grant.Grant
+	var all []grant.Grant
 	var daemons []*daemon
 	for _, uuid := range []string{"GPU-0", "GPU-1"} {
 		daemons = append(daemons, s.daemon(uuid))
-		grants = append(grants, held(grant.MPS, 0, grant.GiB, nil, uuid))
+		all = append(all, held(grant.MPS, 0, grant.GiB, nil, uuid))
 	}
 	for i, d := range daemons {
 		must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte("until [ -e "+daemons[1-i].dir+"/asked ]; do sleep 0.01; done\n"), 0o600))
 	}
 	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log}
-	must(t, m.ensure(context.Background(), node.Overview{View: grant.View{Grants: grants}}))
+	must(t, m.ensure(context.Background(), grants.Overview{View: grant.View{Grants: all}}))
 	for _, d := range daemons {
-		if state, known := s.node.MPSState(d.dir); !known || state.Problem != "" || len(state.Servers) != 1 {
+		if state, known := mpsstate.Read(s.node.Host, d.dir); !known || state.Problem != "" || len(state.Servers) != 1 {
 			t.Errorf("%+v", state)
 		}
 	}

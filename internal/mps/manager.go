@@ -19,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -26,7 +27,7 @@ import (
 // Manager is gpuledgerd's manager of MPS daemons.
 type Manager struct {
 	Node   func() *node.Node
-	Ledger func(*node.Node) (node.Overview, error) // reads the ledger, or returns the cached one
+	Ledger func(*node.Node) (grants.Overview, error) // reads the ledger, or returns the cached one
 	Log    *logrus.Logger
 
 	daemons       map[string]*daemon // by name
@@ -93,7 +94,7 @@ func (m *Manager) lastChange() time.Time {
 }
 
 // ensure observes the daemons, plans what to do, and does it.
-func (m *Manager) ensure(ctx context.Context, o node.Overview) error {
+func (m *Manager) ensure(ctx context.Context, o grants.Overview) error {
 	wanted := wants(o.Grants)
 	if err := m.findDaemons(m.Node(), wanted); err != nil {
 		return err

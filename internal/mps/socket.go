@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
 // checkSocket checks the way by which clients reach the daemon: which users it accepts, by its own
@@ -37,7 +37,7 @@ func (d *daemon) checkSocket(state *grant.MPSDaemon) error {
 // that it has started. The state file proves nothing: the daemon may have been started again, and
 // its clients can replace the socket.
 func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err error) {
-	socket, mode, is := node.MPSSocket(d.dir)
+	socket, mode, is := mpsstate.Socket(d.dir)
 	switch {
 	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
 		return socket, mode, errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
@@ -46,7 +46,7 @@ func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err 
 	case d.proven == provenSocket{p, socket}:
 		return socket, mode, nil
 	}
-	pid, listens, err := host.Listener(node.MPSSocketPath(d.dir))
+	pid, listens, err := host.Listener(mpsstate.SocketPath(d.dir))
 	if err != nil {
 		return socket, mode, fmt.Errorf("it does not listen on its control socket: %w", err)
 	}
@@ -63,7 +63,7 @@ func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err 
 // that time is old enough to be unique.
 func socketStamp(ctx context.Context, dir string) (host.Stamp, error) {
 	for range 2 {
-		stamp, now := host.StampOf(node.MPSSocketPath(dir)), time.Now()
+		stamp, now := host.StampOf(mpsstate.SocketPath(dir)), time.Now()
 		// after the clock was set back, the next change has another time as well
 		if stamp.Before(now) || stamp.Changed().After(now) {
 			return stamp, nil
@@ -78,10 +78,10 @@ func socketStamp(ctx context.Context, dir string) (host.Stamp, error) {
 
 // stillThere is an error if the socket was replaced, or was moved since it had the stamp.
 func stillThere(dir string, socket [2]uint64, stamp host.Stamp, p grant.Process) error {
-	if now, _, is := node.MPSSocket(dir); !is || now != socket {
+	if now, _, is := mpsstate.Socket(dir); !is || now != socket {
 		return otherSocketError(p)
 	}
-	if host.StampOf(node.MPSSocketPath(dir)) != stamp {
+	if host.StampOf(mpsstate.SocketPath(dir)) != stamp {
 		return errMoved
 	}
 	return nil
@@ -93,5 +93,5 @@ var errMoved = errors.New("its control socket was moved while it was asked, by w
 
 func otherSocketError(p grant.Process) error {
 	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d",
-		node.OtherSocket, p.PID)
+		mpsstate.OtherSocket, p.PID)
 }

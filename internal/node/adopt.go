@@ -8,6 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
 // gpushare's pod-level annotations: the allocation whose size stands in the container's environment, and the sum that
@@ -33,10 +34,10 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 // enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
 // binding, so a crash between here and the binding leaves nothing that holds a GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
-	if err := sweep(n, tx); err != nil { // the grants of containers that ended, this one's last among them
+	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil { // the grants of containers that ended, this one's last among them
 		return adopted, err
 	}
-	g, _, err := newGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
+	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
 	}
@@ -70,6 +71,6 @@ func dropOrphan(n *Node, tx *ledger.Tx, id grant.ID) {
 		_ = tx.Delete(id)
 	}
 	if errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()) {
-		removeLimits(n, id)
+		limitfiles.Remove(n.Policy, id)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
 // maxTries bounds how often the ledger may change between a plan and its commit. Each change means that
@@ -124,7 +125,7 @@ func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process)
 		d.Grant = &g
 	}
 	if d.Limited {
-		if err := writeLimits(n, *d.Grant); err != nil {
+		if err := limitfiles.Write(n.Policy, *d.Grant); err != nil {
 			dropOrphan(n, tx, d.Grant.ID)
 			*d = *unlimitable(f.Container, err)
 			return nil

@@ -10,15 +10,15 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // drivenModel is a node with a grant of 4 GiB, whose container the driver limits, and the socket of a gpuledgerd that does what it is
 // asked for so many times, and is silent then: each connection that waits for it is handed out.
 func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan net.Conn) {
 	m = newModel(t)
-	g, _, err := m.node.Grant(admission.Ask{Mode: grant.Limit, Owner: grant.Bearer, Memory: 4 * grant.GiB})
+	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Limit, Owner: grant.Bearer, Memory: 4 * grant.GiB})
 	m.must(err)
 	self, err := m.node.Host.Self()
 	m.must(err)
@@ -53,7 +53,7 @@ func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan 
 func (m *model) resize(id grant.ID, memory grant.Bytes) chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := m.node.Change(id, node.Change{Memory: &memory})
+		_, err := grants.Update(m.node, id, grants.Change{Memory: &memory})
 		done <- err
 	}()
 	return done
@@ -125,7 +125,7 @@ func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
 	}
 	m.wants(id, 2*grant.GiB)
 	ttl := time.Hour
-	if _, err := m.node.Change(id, node.Change{TTL: &ttl}); err != nil || len(silent) > 0 {
+	if _, err := grants.Update(m.node, id, grants.Change{TTL: &ttl}); err != nil || len(silent) > 0 {
 		t.Errorf("another time to live: %v, it is asked %d times", err, len(silent))
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -26,7 +27,7 @@ func TestASecondCreateLooksAtAllProcessesOnce(t *testing.T) {
 			m.must(os.WriteFile(path, []byte(text), 0o644))
 		}
 		m.must(os.Mkdir(m.dir+"/none", 0o755))
-		g, reference, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
+		g, reference, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
 		m.must(err)
 		crashed := m.caller("c").Container
 		m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {

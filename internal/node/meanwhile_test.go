@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -50,11 +51,11 @@ func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 			m.lapse(g.ID)
 		}, grant.GrantExpired, nil},
 		"it is released": {func(m *model, g grant.Grant, _ grant.Reference) {
-			_, err := m.node.Release(g.ID, false)
+			_, err := grants.Release(m.node, g.ID, false)
 			m.must(err)
 		}, grant.GrantNotFound, nil},
 		"it has another reference": {func(m *model, g grant.Grant, _ grant.Reference) {
-			_, err := m.node.Renew(g.ID)
+			_, err := grants.Renew(m.node, g.ID)
 			m.must(err)
 		}, grant.GrantNotFound, nil},
 		"another container has it": {func(m *model, g grant.Grant, reference grant.Reference) {
@@ -117,17 +118,17 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	memory := grant.GiB
 	for name, do := range map[string]func() error{
 		"Grant": func() error {
-			_, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+			_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
 			return err
 		},
-		"Change":  func() error { _, err := m.node.Change(g.ID, node.Change{Memory: &memory}); return err },
-		"Renew":   func() error { _, err := m.node.Renew(g.ID); return err },
-		"Release": func() error { _, err := m.node.Release(g.ID, true); return err },
-		"Tie":     func() error { _, err := m.node.Tie(g.ID, nil); return err },
+		"Change":  func() error { _, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory}); return err },
+		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
+		"Release": func() error { _, err := grants.Release(m.node, g.ID, true); return err },
+		"Tie":     func() error { _, err := grants.Tie(m.node, g.ID, nil); return err },
 		"Unbind":  func() error { return m.node.Unbind(create.Container) },
 		"Abandon": func() error { return m.node.Abandon("c") },
-		"Prepare": func() error { return m.node.Prepare(g.ID) },
-		"Check":   func() error { _, err := m.node.Check(); return err },
+		"Prepare": func() error { return grants.Prepare(m.node, g.ID) },
+		"Check":   func() error { _, err := grants.Check(m.node); return err },
 	} {
 		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot lock the ledger") {
 			t.Errorf("%s: %v", name, err)
@@ -157,14 +158,14 @@ func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	file := m.dir + "/state/grants/" + string(g.ID) + ".json"
 	m.must(errors.Join(os.MkdirAll(m.node.Policy.LimitsDir(g.ID), 0o700), os.WriteFile(kept, nil, 0o600)))
 	m.must(errors.Join(os.Rename(file, file+".away"), os.MkdirAll(file+"/inside", 0o700)))
-	if _, err := m.node.Release(g.ID, true); err == nil || !strings.Contains(err.Error(), "cannot delete grant "+string(g.ID)) {
+	if _, err := grants.Release(m.node, g.ID, true); err == nil || !strings.Contains(err.Error(), "cannot delete grant "+string(g.ID)) {
 		t.Errorf("release by force of what cannot be removed: %v", err)
 	}
 	if _, err := os.Stat(kept); err != nil {
 		t.Errorf("its limits: %v", err)
 	}
 	m.must(errors.Join(os.RemoveAll(file), os.Rename(file+".away", file)))
-	if _, err := m.node.Release(g.ID, true); err != nil {
+	if _, err := grants.Release(m.node, g.ID, true); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(kept); err == nil {
@@ -202,9 +203,9 @@ func TestAGrantThatCannotBeReplacedStays(t *testing.T) {
 	}
 	m.must(os.MkdirAll(m.dir+"/state/grants/."+string(g.ID)+".json.tmp/inside", 0o700)) // where the new text goes
 	for name, do := range map[string]func() error{
-		"Renew":   func() error { _, err := m.node.Renew(g.ID); return err },
-		"Tie":     func() error { _, err := m.node.Tie(g.ID, []grant.Tie{"pod:u"}); return err },
-		"Release": func() error { _, err := m.node.Release(g.ID, false); return err },
+		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
+		"Tie":     func() error { _, err := grants.Tie(m.node, g.ID, []grant.Tie{"pod:u"}); return err },
+		"Release": func() error { _, err := grants.Release(m.node, g.ID, false); return err },
 	} {
 		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot write grant "+string(g.ID)) {
 			t.Errorf("%s: %v", name, err)
@@ -260,7 +261,7 @@ func TestChecksReportIsWhole(t *testing.T) {
 	m.must(os.WriteFile(m.dir+"/state/grants/notes", nil, 0o600))
 	gone := m.node.Policy.LimitsDir("g-aaaaaaaaaaaa")
 	m.must(errors.Join(os.MkdirAll(gone, 0o700), os.WriteFile(gone+"/"+grant.LimitsFile, nil, 0o600)))
-	report, err := m.node.Check()
+	report, err := grants.Check(m.node)
 	m.must(err)
 	var got []string
 	for _, f := range report.Findings {
@@ -271,7 +272,7 @@ func TestChecksReportIsWhole(t *testing.T) {
 		t.Errorf("%d grants, found %q, want %q", report.Grants, got, want)
 	}
 	m.boot() // an inventory of before the boot says nothing of what there is
-	if report, err := m.node.Check(); err != nil || report.Grants != 1 || len(report.Findings) != 1 {
+	if report, err := grants.Check(m.node); err != nil || report.Grants != 1 || len(report.Findings) != 1 {
 		t.Errorf("with a stale inventory: %+v (%v)", report, err)
 	}
 }
@@ -282,7 +283,7 @@ func TestCheckHoldsGrantsAgainstTheInventory(t *testing.T) {
 	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
 	for reserve, want := range map[grant.Bytes]string{7 * grant.GiB: "", 7*grant.GiB + 1: g.GPUs[0].UUID + ": 1GiB are granted of 1073741823B"} {
 		m.node.Policy.Rules.Reserve = grant.Size(reserve)
-		report, err := m.node.Check()
+		report, err := grants.Check(m.node)
 		got := ""
 		for _, f := range report.Findings {
 			got += f.Subject + ": " + f.Problem
@@ -520,7 +521,7 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 	m := newModel(t)
 	of := func(memory grant.Bytes, compute int) grant.Grant {
-		g, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, Names: []string{uuid(0)}, Memory: memory, Compute: compute, Source: "test"})
+		g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, Names: []string{uuid(0)}, Memory: memory, Compute: compute, Source: "test"})
 		m.must(err)
 		return g
 	}
@@ -534,7 +535,7 @@ func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 		{2 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 20, "no-capacity: ..."}, {1 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 10, "no-capacity: ..."},
 		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."}, {1 * grant.GiB, 10, ""},
 	} {
-		now, err := m.node.Change(g.ID, node.Change{Memory: &c.memory, Compute: &c.compute})
+		now, err := grants.Update(m.node, g.ID, grants.Change{Memory: &c.memory, Compute: &c.compute})
 		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil && (now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
 		}

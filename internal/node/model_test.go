@@ -19,7 +19,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -259,7 +261,7 @@ func (m *model) grant(rt *rapid.T) {
 	}
 	owns := h.owner != grant.Bearer && slices.ContainsFunc(slices.Collect(maps.Values(m.held)), func(o *holding) bool { return o.owner == h.owner && o.live() })
 	possible := named && m.allFit(h, "") || !named && m.anyFit(h)
-	g, reference, err := m.node.Grant(ask)
+	g, reference, err := grants.Enter(m.node, ask)
 	h.reference = reference
 	m.swept()
 	switch {
@@ -411,7 +413,7 @@ func (m *model) serve(h *holding) {
 	if err := unix.Mknod(filepath.Join(dir, "pipe/control"), unix.S_IFSOCK|0o600, 0); !errors.Is(err, unix.EEXIST) {
 		m.must(err)
 	}
-	m.must(m.node.SetMPSState(dir, daemon))
+	m.must(mpsstate.Write(m.node.Host, dir, daemon))
 }
 
 // demand changes the policy's minimum strength. Who runs already is not asked again.
@@ -435,7 +437,7 @@ func (m *model) unbind(rt *rapid.T) {
 func (m *model) release(rt *rapid.T) {
 	id := m.pick(rt)
 	if id == "" {
-		_, err := m.node.Release("g-aaaaaaaaaaaa", false)
+		_, err := grants.Release(m.node, "g-aaaaaaaaaaaa", false)
 		var missing *grant.NotFoundError
 		if !errors.As(err, &missing) {
 			rt.Fatalf("release of what is not there: %v", err)
@@ -443,7 +445,7 @@ func (m *model) release(rt *rapid.T) {
 		return
 	}
 	force := rapid.Bool().Draw(rt, "force")
-	_, err := m.node.Release(id, force)
+	_, err := grants.Release(m.node, id, force)
 	m.must(err)
 	if m.held[id].draining = true; force || len(m.held[id].bound) == 0 {
 		delete(m.held, id)
@@ -459,12 +461,12 @@ func (m *model) change(rt *rapid.T) {
 	h := old
 	h.each = grant.Bytes(rapid.IntRange(1, 8).Draw(rt, "GiB")) * grant.GiB
 	memory := h.each * grant.Bytes(len(h.gpus))
-	what := node.Change{Memory: &memory}
+	what := grants.Change{Memory: &memory}
 	if rapid.Bool().Draw(rt, "with compute") {
 		h.compute = rapid.SampledFrom([]int{0, 10, 50, 100}).Draw(rt, "compute")
 		what.Compute = &h.compute
 	}
-	_, err := m.node.Change(id, what)
+	_, err := grants.Update(m.node, id, what)
 	over := !old.live() || old.draining
 	m.swept()
 	var missing *grant.NotFoundError
@@ -513,13 +515,13 @@ func (m *model) reboot(rt *rapid.T) {
 	for _, h := range m.held {
 		h.bound = nil
 	}
-	_, _, err := m.node.Grant(admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer})
+	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer})
 	m.refused(rt, err, grant.InventoryStale)
 	m.scan()
 }
 
 func (m *model) check(rt *rapid.T) {
-	report, err := m.node.Check()
+	report, err := grants.Check(m.node)
 	if err != nil || len(report.Damaged) > 0 {
 		rt.Fatalf("check: %+v, %v", report, err)
 	}
@@ -536,7 +538,7 @@ func rank(s grant.Strength) int {
 
 // compare is after every step.
 func (m *model) compare(rt *rapid.T) {
-	picture, err := m.node.Picture()
+	picture, err := grants.ReadStatus(m.node)
 	if err != nil {
 		rt.Fatal(err)
 	}
@@ -571,7 +573,7 @@ func (m *model) compare(rt *rapid.T) {
 }
 
 // whole: a MIG device is granted to one, or free.
-func (m *model) whole(rt *rapid.T, i int, p node.Part) {
+func (m *model) whole(rt *rapid.T, i int, p grants.Part) {
 	free := part
 	if len(m.on(i, "")) > 0 || m.sick[cards] || m.pools != nil && m.pool(i) < 0 {
 		free = 0
@@ -582,7 +584,7 @@ func (m *model) whole(rt *rapid.T, i int, p node.Part) {
 }
 
 // invariant is what must hold of each GPU whatever was asked.
-func (m *model) invariant(rt *rapid.T, i int, c node.Card) {
+func (m *model) invariant(rt *rapid.T, i int, c grants.Card) {
 	var memory grant.Bytes
 	compute, mode := 0, grant.Mode("")
 	for id, h := range m.on(i, "") {

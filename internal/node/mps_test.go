@@ -11,7 +11,9 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -20,7 +22,7 @@ import (
 // format, and the kernel agrees.
 func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	m := newModel(t)
-	g, reference, err := m.node.Grant(admission.Ask{Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
+	g, reference, err := grants.Enter(m.node, admission.Ask{Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
 	m.must(err)
 	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName(g.UUIDs()))
 	m.must(os.MkdirAll(filepath.Join(dir, "pipe"), 0o755))
@@ -56,12 +58,12 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		{"a dead daemon", func() {
 			gone := good
 			gone.Daemon = grant.Process{PID: dead.Process.Pid, Start: 1}
-			m.must(m.node.SetMPSState(dir, gone))
+			m.must(mpsstate.Write(m.node.Host, dir, gone))
 		}, "has ended"},
 		{"a dead server", func() {
 			gone := good
 			gone.Servers = append(gone.Servers, grant.Process{PID: self.PID, Start: self.Start + 1})
-			m.must(m.node.SetMPSState(dir, gone))
+			m.must(mpsstate.Write(m.node.Host, dir, gone))
 		}, "has ended"},
 		{"a problem", func() { rewrite(`"problem": ""`, `"problem": "deaf"`) }, "deaf"},
 		{"a newer format", func() { rewrite(`"version": 1`, `"version": 2`) }, "no daemon runs"},
@@ -69,22 +71,22 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		{"half a file", func() { rewrite("}", "") }, "no daemon runs"},
 		{"the control socket that it was", func() {
 			known := good
-			known.Socket, _, _ = node.MPSSocket(dir)
-			m.must(m.node.SetMPSState(dir, known))
+			known.Socket, _, _ = mpsstate.Socket(dir)
+			m.must(mpsstate.Write(m.node.Host, dir, known))
 		}, ""},
 		{"another control socket", func() {
 			other := good
-			other.Socket, _, _ = node.MPSSocket(dir)
+			other.Socket, _, _ = mpsstate.Socket(dir)
 			other.Socket[1]++
-			m.must(m.node.SetMPSState(dir, other))
+			m.must(mpsstate.Write(m.node.Host, dir, other))
 		}, "its control socket was replaced by another"},
-		{"for all users", func() { m.must(m.node.SetMPSState(dir, forAll)) }, ""},
+		{"for all users", func() { m.must(mpsstate.Write(m.node.Host, dir, forAll)) }, ""},
 		{"for all users, and closed to them", func() {
-			m.must(m.node.SetMPSState(dir, forAll))
+			m.must(mpsstate.Write(m.node.Host, dir, forAll))
 			m.must(os.Chmod("control", 0o700))
 		}, "users other than root do not reach its control socket"},
 		{"for all users, in a directory that is closed to them", func() {
-			m.must(m.node.SetMPSState(dir, forAll))
+			m.must(mpsstate.Write(m.node.Host, dir, forAll))
 			m.must(os.Chmod("control", 0o777))
 			m.must(os.Chmod(".", 0o700))
 		}, "users other than root do not reach its control socket"},
@@ -92,7 +94,7 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		{"no control socket", func() { m.must(os.Remove("control")) }, "no control socket"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m.must(m.node.SetMPSState(dir, good))
+			m.must(mpsstate.Write(m.node.Host, dir, good))
 			c.change()
 			d := m.node.Explain(node.Create{Caller: request.Caller{Container: grant.Container{ID: "c", RuntimeRoot: m.dir + "/none", Bundle: m.dir}}, Config: []byte(config)})
 			if c.want == "" && d.Kind != grant.Admit || c.want != "" && (d.Code != grant.MPSNotReady || !strings.Contains(d.Message, c.want)) {
@@ -142,8 +144,8 @@ func TestMPSServes(t *testing.T) {
 		{"no daemon", grant.MPSDaemon{}, child, 0, false},
 	} {
 		c.state.GPUs = []string{uuid(0)}
-		must(n.SetMPSState(dir, c.state))
-		if got := n.MPSServes(uuid(c.gpu), c.p); got != c.want {
+		must(mpsstate.Write(n.Host, dir, c.state))
+		if got := mpsstate.Serves(n.Host, n.Policy.RunDir, uuid(c.gpu), c.p); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}

@@ -2,8 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -176,25 +174,6 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 		if f.Config = []byte("{"); unheld(f, d) != "its memory limit" {
 			t.Errorf("%s: a spec that cannot be read holds it", name)
 		}
-	}
-}
-
-// TestLimitsThatCannotBeReached are an error where a container has some: the ledger must not say what does not come to be.
-func TestLimitsThatCannotBeReached(t *testing.T) {
-	n := &Node{Policy: grant.Policy{RunDir: t.TempDir()}}
-	g := func(strength grant.Strength) grant.Grant {
-		return grant.Grant{ID: "g-aaaaaaaaaaaa", Bindings: []grant.Binding{{Strength: grant.StrengthNone}, {Strength: strength}}}
-	}
-	for strength, fails := range map[grant.Strength]bool{grant.StrengthLibrary: true, grant.StrengthNone: false, grant.StrengthDriver: false} {
-		if l, err := openLimits(n, g(strength)); l != nil || (err != nil) != fails {
-			t.Errorf("held by %s: %v", strength, err)
-		}
-	}
-	if err := os.MkdirAll(filepath.Join(n.Policy.LimitsDir("g-aaaaaaaaaaaa"), grant.LimitsFile), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openLimits(n, g(grant.StrengthNone)); err == nil {
-		t.Error("limits that are there and cannot be opened are none")
 	}
 }
 

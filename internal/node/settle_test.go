@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -35,12 +36,12 @@ func (m *model) created(c node.Create) node.Create {
 func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 	for name, end := range map[string]func(m *model, id grant.ID){
 		"released": func(m *model, id grant.ID) {
-			_, err := m.node.Release(id, false)
+			_, err := grants.Release(m.node, id, false)
 			m.must(err)
 		},
 		"expired": func(m *model, id grant.ID) {
 			ttl := time.Nanosecond
-			_, err := m.node.Change(id, node.Change{TTL: &ttl})
+			_, err := grants.Update(m.node, id, grants.Change{TTL: &ttl})
 			m.must(err)
 		},
 	} {

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -96,7 +97,7 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		m := newModel(t)
 		m.must(os.Mkdir(m.dir+"/none", 0o755))
 		m.node.Policy.Rules.Ungranted, m.node.Policy.Rules.Privileged = grant.Hide, grant.Strip
-		g, reference, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
+		g, reference, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
 		m.must(err)
 		create := node.Create{Caller: m.caller("c"), Config: []byte(c.config(reference))}
 		if d := m.node.Explain(create); d.Kind == grant.Refused || d.Config == nil {
@@ -134,7 +135,7 @@ func TestAMistakeThatTheLedgerOnlyThenShowsIsRefused(t *testing.T) {
 	create.Edit = func(config []byte, v grant.Verdict) ([]byte, error) {
 		if edits++; edits == 1 {
 			memory := 2 * grant.GiB
-			if _, err := m.node.Change(g.ID, node.Change{Memory: &memory}); err != nil {
+			if _, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory}); err != nil {
 				return nil, err
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -23,7 +24,7 @@ func (m *model) presents(name string, who grant.Identity, reference grant.Refere
 func (m *model) entered(ask admission.Ask) (grant.Grant, grant.Reference) {
 	m.t.Helper()
 	ask.Mode, ask.GPUs, ask.Memory, ask.Source = grant.Timeslice, 1, grant.GiB, "test"
-	g, reference, err := m.node.Grant(ask)
+	g, reference, err := grants.Enter(m.node, ask)
 	m.must(err)
 	return g, reference
 }
@@ -36,7 +37,7 @@ func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	if !d.Bound {
 		t.Fatalf("before it is tied: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	tied, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1"})
+	tied, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1"})
 	if m.must(err); len(tied.Strangers()) != 1 || tied.Strangers()[0].Pod != two {
 		t.Errorf("tied under %+v: the strangers are %+v", two, tied.Strangers())
 	}
@@ -48,14 +49,14 @@ func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	}
 	before, err := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json")
 	m.must(err)
-	again, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1"})
+	again, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1"})
 	m.must(err)
 	after, err := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json")
 	if m.must(err); !os.SameFile(before, after) || !slices.Equal(again.For, tied.For) {
 		t.Errorf("the same ties again: the file is another, or they are: %v", again.For)
 	}
 	var gone *grant.NotFoundError
-	if _, err := m.node.Tie("g-zzzzzzzzzzzz", []grant.Tie{"pod:u1"}); !errors.As(err, &gone) {
+	if _, err := grants.Tie(m.node, "g-zzzzzzzzzzzz", []grant.Tie{"pod:u1"}); !errors.As(err, &gone) {
 		t.Errorf("no such grant: %v", err)
 	}
 }
@@ -76,7 +77,7 @@ func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
 	told := make(chan error, 1)
 	c.Patience, c.Asks = time.Hour, func() {
 		go func() {
-			_, err := m.node.Tie(g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
+			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
 			told <- err
 		}()
 	}
@@ -96,8 +97,8 @@ func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
 		m := newModel(t)
 		g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
 		m.node.Policy.Engine = engine
-		_, _, made := m.node.Grant(admission.Ask{Mode: grant.Timeslice, GPUs: 1, Memory: grant.GiB, Owner: grant.Bearer, For: []grant.Tie{"namespace:team"}})
-		_, tied := m.node.Tie(g.ID, []grant.Tie{"pod:u1"})
+		_, _, made := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, GPUs: 1, Memory: grant.GiB, Owner: grant.Bearer, For: []grant.Tie{"namespace:team"}})
+		_, tied := grants.Tie(m.node, g.ID, []grant.Tie{"pod:u1"})
 		for _, err := range []error{made, tied} {
 			var refusal *grant.Refusal
 			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch || !strings.Contains(refusal.Message, fmt.Sprintf("nobody on this node vouches for who a container is (engine = %q)", engine)) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -50,7 +51,7 @@ func (m *model) drain(id grant.ID, reference grant.Reference) {
 	if d := m.node.Admit(m.referring("user-of-"+string(id), reference)); !d.Bound {
 		m.t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	g, err := m.node.Release(id, false)
+	g, err := grants.Release(m.node, id, false)
 	if m.must(err); !g.Draining {
 		m.t.Fatalf("a grant in use is not draining: %+v", g)
 	}
@@ -58,7 +59,7 @@ func (m *model) drain(id grant.ID, reference grant.Reference) {
 
 func (m *model) lapse(id grant.ID) {
 	ttl := time.Nanosecond
-	_, err := m.node.Change(id, node.Change{TTL: &ttl})
+	_, err := grants.Update(m.node, id, grants.Change{TTL: &ttl})
 	m.must(err)
 }
 
@@ -77,17 +78,17 @@ func TestWhatIsDoneWithGrantsThatAreOver(t *testing.T) {
 		{lapsed.ID, "not found: cannot change grant " + string(lapsed.ID) + ": its time is over", "not found: cannot renew grant " + string(lapsed.ID) + ": its time is over", ""},
 		{"g-nonenonenone", "not found: the ledger has no grant g-nonenonenone", "not found: the ledger has no grant g-nonenonenone", "not found: the ledger has no grant g-nonenonenone"},
 	} {
-		_, err := m.node.Renew(c.id)
+		_, err := grants.Renew(m.node, c.id)
 		wants(t, "renew "+string(c.id), err, c.renew)
 		if c.id == lapsed.ID {
-			_, err = m.node.Offer(late)
+			_, err = grants.Offer(m.node, late)
 			wants(t, "offer of one that has lapsed", err, "grant-expired: ...")
 		}
-		_, err = m.node.Change(c.id, node.Change{TTL: &ttl})
+		_, err = grants.Update(m.node, c.id, grants.Change{TTL: &ttl})
 		wants(t, "change "+string(c.id), err, c.change)
-		_, err = m.node.Release(c.id, true)
+		_, err = grants.Release(m.node, c.id, true)
 		wants(t, "release "+string(c.id), err, c.release)
-		_, err = m.node.Release(c.id, false)
+		_, err = grants.Release(m.node, c.id, false)
 		wants(t, "release again "+string(c.id), err, "not found: the ledger has no grant "+string(c.id))
 	}
 }
@@ -97,13 +98,13 @@ func TestRenewAndOffer(t *testing.T) {
 	g, first := m.entered(admission.Ask{Owner: grant.Bearer})
 	offer := func(name string, r grant.Reference, want string) {
 		t.Helper()
-		v, err := m.node.Offer(r)
+		v, err := grants.Offer(m.node, r)
 		if wants(t, name, err, want); want == "" && (v.Kind != grant.Admit || v.Grant.ID != g.ID) {
 			t.Errorf("%s: %+v", name, v)
 		}
 	}
 	offer("the reference", first, "")
-	second, err := m.node.Renew(g.ID)
+	second, err := grants.Renew(m.node, g.ID)
 	m.must(err)
 	offer("the new one", second, "")
 	offer("the one before", first, "not found: the secret is not that of grant "+string(g.ID))
@@ -115,7 +116,7 @@ func TestRenewAndOffer(t *testing.T) {
 		t.Errorf("the new one does not: %s (%s)", d.Kind, d.Code)
 	}
 	owned, _ := m.entered(admission.Ask{Owner: "pod:u/a"})
-	_, err = m.node.Renew(owned.ID)
+	_, err = grants.Renew(m.node, owned.ID)
 	wants(t, "a pod's", err, "error: cannot renew grant "+string(owned.ID)+": pod:u/a proves it without a secret")
 	m.boot()
 	offer("before the inventory is taken again", second, "inventory-stale: ...")
@@ -126,11 +127,11 @@ func TestANodeWithABrokenConfiguration(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	m.node.Broken = errors.New("it is broken")
-	_, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
 	wants(t, "grant", err, "error: it is broken")
-	_, err = m.node.Change(g.ID, node.Change{})
+	_, err = grants.Update(m.node, g.ID, grants.Change{})
 	wants(t, "change", err, "error: it is broken")
-	_, err = m.node.Offer(reference)
+	_, err = grants.Offer(m.node, reference)
 	wants(t, "offer", err, "error: it is broken")
 	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.ConfigInvalid || d.Message != "it is broken" {
 		t.Errorf("with a grant: %s (%s) %s", d.Kind, d.Code, d.Message)
@@ -344,9 +345,9 @@ func TestVerifyLooksAtWhatWasMade(t *testing.T) {
 // TestChangesOfAGrant: what it says is what the ledger has then.
 func TestChangesOfAGrant(t *testing.T) {
 	m := newModel(t)
-	g, _, err := m.node.Grant(admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2, Memory: 4 * grant.GiB, Source: "test"})
+	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2, Memory: 4 * grant.GiB, Source: "test"})
 	m.must(err)
-	whole, _, err := m.node.Grant(admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer, GPUs: 1, Source: "test"})
+	whole, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer, GPUs: 1, Source: "test"})
 	m.must(err)
 	memory := func(b grant.Bytes) *grant.Bytes { return &b }
 	percent := func(n int) *int { return &n }
@@ -354,28 +355,28 @@ func TestChangesOfAGrant(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		id      grant.ID
-		change  node.Change
+		change  grants.Change
 		memory  grant.Bytes
 		compute int
 		lasts   time.Duration
 		err     string
 	}{
-		{"nothing", g.ID, node.Change{}, 4 * grant.GiB, 0, 0, ""},
-		{"more memory, for an hour", g.ID, node.Change{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
-		{"less memory", g.ID, node.Change{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
-		{"for ever, with compute", g.ID, node.Change{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB, 50, 0, ""},
-		{"less compute", g.ID, node.Change{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
-		{"memory that does not divide", g.ID, node.Change{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
-		{"more than there is", g.ID, node.Change{Memory: memory(20 * grant.GiB)}, 0, 0, 0, "no-capacity: ..."},
-		{"more of all than there is", whole.ID, node.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
-		{"an exclusive one's time", whole.ID, node.Change{TTL: last(time.Hour)}, 8 * grant.GiB, 0, time.Hour, ""},
-		{"no such grant", "g-nonenonenone", node.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
+		{"nothing", g.ID, grants.Change{}, 4 * grant.GiB, 0, 0, ""},
+		{"more memory, for an hour", g.ID, grants.Change{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
+		{"less memory", g.ID, grants.Change{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
+		{"for ever, with compute", g.ID, grants.Change{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB, 50, 0, ""},
+		{"less compute", g.ID, grants.Change{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
+		{"memory that does not divide", g.ID, grants.Change{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
+		{"more than there is", g.ID, grants.Change{Memory: memory(20 * grant.GiB)}, 0, 0, 0, "no-capacity: ..."},
+		{"more of all than there is", whole.ID, grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
+		{"an exclusive one's time", whole.ID, grants.Change{TTL: last(time.Hour)}, 8 * grant.GiB, 0, time.Hour, ""},
+		{"no such grant", "g-nonenonenone", grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
 	} {
-		got, err := m.node.Change(c.id, c.change)
+		got, err := grants.Update(m.node, c.id, c.change)
 		if wants(t, c.name, err, c.err); err != nil {
 			continue
 		}
-		o, err := m.node.Overview()
+		o, err := grants.Read(m.node)
 		m.must(err)
 		stored := o.Grants[slices.IndexFunc(o.Grants, func(g grant.Grant) bool { return g.ID == c.id })]
 		for _, g := range []grant.Grant{got, stored} {
@@ -402,7 +403,7 @@ func TestADamagedGrant(t *testing.T) {
 		t.Errorf("another container: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	for _, force := range []bool{false, true, true} {
-		_, err := m.node.Release(g.ID, force)
+		_, err := grants.Release(m.node, g.ID, force)
 		var damaged *ledger.DamagedError
 		switch _, left := os.Stat(m.dir + "/state/grants/" + string(g.ID) + ".json"); {
 		case !force && (!errors.As(err, &damaged) || left != nil):
@@ -414,7 +415,7 @@ func TestADamagedGrant(t *testing.T) {
 	other, _ := m.entered(admission.Ask{Owner: grant.Bearer})
 	for _, engine := range []grant.Engine{grant.Podman, grant.Containerd} {
 		m.node.Policy.Engine = engine
-		if _, err := m.node.Tie(other.ID, nil); err != nil {
+		if _, err := grants.Tie(m.node, other.ID, nil); err != nil {
 			t.Errorf("no ties, by %s: %v", engine, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
 // readLedger gives the facts with all that a decision needs, and the ledger as it is now. It waits for no lock.
@@ -48,17 +49,17 @@ func ledgerView(n *Node, tx *ledger.Tx, f facts) grant.View {
 			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}
-	v.MPS = daemonsOf(n, v.Grants)
+	v.MPS = mpsstate.Of(n.Host, n.Policy.RunDir, v.Grants)
 	if !admission.Adopts(f.request, v, n.Policy) {
 		return v
 	}
-	whole, err := allGrants(n, tx)
+	whole, err := tx.Whole(n.Host.Now())
 	if err != nil {
 		v.Problems = append(v.Problems, unreadable(err))
 		return v
 	}
 	v.Whole, v.Fresh = &whole, f.fresh
-	v.MPS = append(v.MPS, allDaemons(n)...)
+	v.MPS = append(v.MPS, mpsstate.All(n.Host, n.Policy.RunDir)...)
 	return v
 }
 

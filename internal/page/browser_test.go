@@ -10,26 +10,26 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 	"github.com/gpuledger/gpuledger/test/browser"
 )
 
 // crowded is a node of n GPUs with so many grants on each, all of whose memory is granted and half of it used.
-func crowded(n, grants int) Content {
+func crowded(n, each int) Content {
 	s := sample(0)
 	s.Node.Mode = grant.Report
 	for i := range n {
-		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i), Index: i, Name: "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
+		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i), Index: i, Name: "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
 			Mode: grant.Limit, Allocated: 80 * grant.GiB, Compute: 100}
 		use := watch.GPUUse{UUID: c.UUID, Total: c.Memory, Used: c.Memory / 2, Utilization: 100}
-		for k := range grants {
+		for k := range each {
 			id := grant.NewID([16]byte{byte(i), byte(k % 26), byte(k / 26)})
-			g := held(id, c.UUID, c.Memory/grant.Bytes(grants))
+			g := held(id, c.UUID, c.Memory/grant.Bytes(each))
 			g.Owner = grant.Owner(fmt.Sprintf("pod:7a1c0000-0000-4000-8000-%012x/train", k))
 			g.Bindings = []grant.Binding{{Container: "c", Life: grant.Alive, Pod: grant.Identity{Namespace: "research", Pod: fmt.Sprintf("job-%d", k), Container: "train"}}}
 			c.Grants = append(c.Grants, g)
-			s.Watch.Grants = append(s.Watch.Grants, watch.GrantUse{ID: id, GPU: c.UUID, Granted: c.Memory / grant.Bytes(grants), Used: c.Memory / grant.Bytes(2*grants)})
+			s.Watch.Grants = append(s.Watch.Grants, watch.GrantUse{ID: id, GPU: c.UUID, Granted: c.Memory / grant.Bytes(each), Used: c.Memory / grant.Bytes(2*each)})
 		}
 		s.Node.Cards = append(s.Node.Cards, c)
 		s.Watch.GPUs = append(s.Watch.GPUs, use)

@@ -17,14 +17,14 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
 // Content is what the page shows.
 type Content struct {
 	Host, Version string
-	Node          node.Picture
+	Node          grants.Status
 	Audited       bool // there is an audit log
 	Refusals      []auditlog.Refusal
 	Alarms        []string // what an administrator should look at
@@ -139,7 +139,7 @@ func documentOf(s Content) document {
 	return v
 }
 
-func gpuOf(c node.Card, outside grant.Bytes, now time.Time) gpu {
+func gpuOf(c grants.Card, outside grant.Bytes, now time.Time) gpu {
 	g := gpu{Index: c.Index, Name: auditlog.Clean(c.Name), UUID: c.UUID, Health: auditlog.Clean(c.Health),
 		Healthy: c.Health == grant.Healthy, Mode: c.Mode,
 		Memory: c.Memory, Granted: c.Allocated, Free: c.Free, Outside: outside, Compute: c.Compute}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
@@ -26,7 +26,7 @@ func sample(n int) Content {
 	s := Content{Host: "node-1", Version: "v1.2.3", Audited: true}
 	s.Node.Now, s.Node.Mode = noon, grant.Enforce
 	for i := range n {
-		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
+		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
 		switch i {
 		case 0:
 			c.Mode, c.Compute, c.Allocated, c.Free = grant.Limit, 50, 12*grant.GiB, 4*grant.GiB

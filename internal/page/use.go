@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
@@ -28,7 +28,7 @@ type history struct {
 }
 
 // measured adds what the watch has measured on the GPU.
-func (g *gpu) measured(s watch.Status, c node.Card) {
+func (g *gpu) measured(s watch.Status, c grants.Card) {
 	i := slices.IndexFunc(s.GPUs, func(u watch.GPUUse) bool { return u.UUID == g.UUID })
 	if i < 0 || s.Failure != "" {
 		return
@@ -48,7 +48,7 @@ func (g *gpu) measured(s watch.Status, c node.Card) {
 	g.History = historyOf(s.History, g.UUID)
 }
 
-func (r *row) measured(s watch.Status, c node.Card) {
+func (r *row) measured(s watch.Status, c grants.Card) {
 	r.Used = new(grant.Bytes)
 	for _, u := range s.Grants {
 		if string(u.ID) == r.ID && (u.GPU == c.UUID || slices.ContainsFunc(c.MIG,

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/cdi"
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -24,7 +25,7 @@ type Book struct {
 
 // Page is the content of the ledger at one moment.
 type Page struct {
-	node.Overview
+	grants.Overview
 	Node *node.Node
 }
 
@@ -36,7 +37,7 @@ func (b Book) Read() (Page, error) {
 	if n.Broken != nil {
 		return Page{Node: n}, n.Broken
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil {
 		return Page{Node: n}, err
 	}
@@ -89,7 +90,7 @@ func (p Page) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) gra
 // Enter makes a grant. Its errors may appear in a pod's events, so they name no other tenant.
 func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	n := b.Open()
-	g, reference, err := n.Grant(ask)
+	g, reference, err := grants.Enter(n, ask)
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
 		return g, reference, b.noRoom(ask, refusal.Code)
@@ -99,7 +100,7 @@ func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 
 // Widen gives a grant more memory on its GPUs. Its errors are as those of Enter.
 func (b Book) Widen(g grant.Grant, memory grant.Bytes) error {
-	_, err := b.Open().Change(g.ID, node.Change{Memory: &memory})
+	_, err := grants.Update(b.Open(), g.ID, grants.Change{Memory: &memory})
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && refusal.Code == grant.NoCapacity {
 		return b.noRoom(admission.Ask{Memory: memory, Mode: g.Mode, GPUs: len(g.GPUs)}, refusal.Code)
@@ -191,7 +192,7 @@ func (b Book) Files() cdi.Files { return cdi.Files{Node: b.Open(), Config: b.Con
 // Release removes a grant. A missing grant is no error: an earlier release may have been
 // interrupted.
 func (b Book) Release(id grant.ID) error {
-	_, err := b.Open().Release(id, false)
+	_, err := grants.Release(b.Open(), id, false)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
@@ -58,7 +59,7 @@ func TestRoomNamesMPSDaemons(t *testing.T) {
 func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})
-	if _, err := n.Open().Renew(pods.ID); err == nil || !strings.Contains(err.Error(), "without a secret") {
+	if _, err := grants.Renew(n.Open(), pods.ID); err == nil || !strings.Contains(err.Error(), "without a secret") {
 		t.Errorf("a pod's: %v", err)
 	}
 	claims := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "claim:u"})
@@ -68,10 +69,10 @@ func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var gone *grant.NotFoundError
-	if _, err := n.Open().Renew(claims.ID); !errors.As(err, &gone) {
+	if _, err := grants.Renew(n.Open(), claims.ID); !errors.As(err, &gone) {
 		t.Errorf("a released one: %v", err)
 	}
-	if _, err := n.Open().Renew("g-zzzzzzzzzzzz"); !errors.As(err, &gone) {
+	if _, err := grants.Renew(n.Open(), "g-zzzzzzzzzzzz"); !errors.As(err, &gone) {
 		t.Errorf("none: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 // EnterExposed makes a grant that engines find as a CDI device. It makes both or neither.
@@ -40,7 +41,7 @@ func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	}
 	if !found {
 		var err error
-		if reference, err = b.Open().Renew(g.ID); err != nil {
+		if reference, err = grants.Renew(b.Open(), g.ID); err != nil {
 			return grant.Reference{}, err
 		}
 	}

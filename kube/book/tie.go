@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 // Ties reports whether grants can be tied to pods here. That needs an engine whose annotations
@@ -19,7 +20,7 @@ func (b Book) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 	if slices.Equal(g.For, to) {
 		return nil
 	}
-	tied, err := b.Open().Tie(g.ID, to)
+	tied, err := grants.Tie(b.Open(), g.ID, to)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
 		return nil

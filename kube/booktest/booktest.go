@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -84,7 +85,7 @@ func (n *Node) Grant(ask admission.Ask) grant.Grant {
 	if ask.Owner == "" {
 		ask.Owner = grant.Bearer
 	}
-	g, _, err := n.Open().Grant(ask)
+	g, _, err := grants.Enter(n.Open(), ask)
 	n.must(err)
 	return g
 }

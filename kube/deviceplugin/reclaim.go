@@ -9,6 +9,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
@@ -29,7 +30,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	if n.Broken != nil {
 		return n.Broken
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil {
 		return err
 	}

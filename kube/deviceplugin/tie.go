@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
@@ -18,7 +19,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 	if n.Broken != nil {
 		return 0, n.Broken
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil {
 		return 0, err
 	}

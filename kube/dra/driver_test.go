@@ -27,7 +27,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/booktest"
 )
 
@@ -165,7 +165,7 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 	s.has(t, c)
 	g := s.Grants()[0]
-	if _, err := s.Open().Release(g.ID, false); err != nil { // by the administrator
+	if _, err := grants.Release(s.Open(), g.ID, false); err != nil { // by the administrator
 		t.Fatal(err)
 	}
 	if err := s.Driver.Reclaim(context.Background()); err != nil {
@@ -179,13 +179,13 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 // An administrator's change to a claim's grant stays until the claim is given up. It changes
 // neither the claim's name nor a running container.
 func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
-	for name, change := range map[string]node.Change{"more memory": {Memory: new(6 * grant.GiB)},
+	for name, change := range map[string]grants.Change{"more memory": {Memory: new(6 * grant.GiB)},
 		"less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
 			c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "30"))
 			before := s.has(t, c)
-			changed, err := s.Driver.Book.Open().Change(s.Grants()[0].ID, change)
+			changed, err := grants.Update(s.Driver.Book.Open(), s.Grants()[0].ID, change)
 			if err != nil {
 				t.Fatal(err)
 			}

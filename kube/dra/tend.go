@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/book"
 )
 
@@ -115,7 +116,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -171,7 +172,7 @@ func (s *testNode) grant(t testing.TB, mode grant.Mode, gpus ...int) {
 	if gives[oracle.Display] = mode == grant.Exclusive; mode != grant.Exclusive {
 		ask.Memory = grant.Bytes(len(gpus)) * grant.GiB
 	}
-	_, reference, err := s.guards["default"].Grant(ask)
+	_, reference, err := grants.Enter(s.guards["default"], ask)
 	must(t, err)
 	s.grants = append(s.grants, held{reference, gives})
 }

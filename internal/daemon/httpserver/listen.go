@@ -3,10 +3,11 @@ package httpserver
 import (
 	"errors"
 	"fmt"
-	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 	"net"
 	"os"
 	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 )
 
 // listenOn listens at an address of [daemon].listen: HOST:PORT or unix:/path.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -23,7 +24,7 @@ import (
 type Cache struct {
 	mu           sync.Mutex
 	node         *node.Node // whose ledger it is
-	overview     node.Overview
+	overview     grants.Overview
 	read         time.Time
 	stamp        Stamp
 	changes      map[string]uint64 // from one reading to the next, by operation
@@ -60,14 +61,14 @@ const (
 )
 
 // Read returns the ledger. With anew it is read now, and fresh says whether it was.
-func (c *Cache) Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+func (c *Cache) Read(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.readLocked(n, anew)
 }
 
 // Current returns the ledger with the present lives of all containers, for metrics and the page.
-func (c *Cache) Current(n *node.Node) (node.Overview, error) {
+func (c *Cache) Current(n *node.Node) (grants.Overview, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o, fresh, err := c.readLocked(n, false)
@@ -77,7 +78,7 @@ func (c *Cache) Current(n *node.Node) (node.Overview, error) {
 	if err != nil || fresh {
 		return o, err
 	}
-	return n.OverviewAgain(o)
+	return grants.ReadAgain(n, o)
 }
 
 // AllRun reports whether every container in the ledger runs, as far as the vigil holds all their
@@ -89,7 +90,7 @@ func (c *Cache) AllRun(n *node.Node) bool {
 	return err == nil && c.allWatched
 }
 
-func (c *Cache) readLocked(n *node.Node, anew bool) (o node.Overview, fresh bool, err error) {
+func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error) {
 	ended := c.anyEnded()
 	now, is := time.Now(), StampOf(n)
 	rest := MaxAge
@@ -100,7 +101,7 @@ func (c *Cache) readLocked(n *node.Node, anew bool) (o node.Overview, fresh bool
 		return c.overview, false, nil
 	}
 	c.allWatched = false
-	o, err = n.Overview()
+	o, err = grants.Read(n)
 	if err != nil {
 		return o, true, err
 	}

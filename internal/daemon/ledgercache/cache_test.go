@@ -9,8 +9,8 @@ import (
 	logs "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // cachedNode is a node with a cache of its ledger.
@@ -40,7 +40,7 @@ func (s *cachedNode) reads() string {
 	return ""
 }
 
-func counts(o node.Overview) string {
+func counts(o grants.Overview) string {
 	bindings := 0
 	for _, g := range o.Grants {
 		bindings += len(g.Bindings)

@@ -15,6 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -38,7 +40,7 @@ type Manager struct {
 	usersKey       processUsersKey // of users
 	tracker        watch.Tracker
 	cache          ledgerReader
-	ledger         node.Overview // as of the last pass
+	ledger         grants.Overview // as of the last pass
 	identities     identityCache
 	OtherFindings  func() []grant.Finding // findings that another manager has reported; nil: none
 	overheads      overheadWriter
@@ -59,7 +61,7 @@ type Manager struct {
 
 // ledgerReader is what the watch needs of a ledgercache.Cache.
 type ledgerReader interface {
-	Read(n *node.Node, anew bool) (o node.Overview, fresh bool, err error)
+	Read(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error)
 	Changes() map[string]uint64
 }
 
@@ -152,6 +154,9 @@ func (w *Manager) findOpenGPUs(n *node.Node) {
 // after the sample: a container that has just started may have its grant only there.
 func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, error) {
 	identify := func(u grant.User) grant.User { return w.identities.identify(n, w.roots, u) }
+	serves := func(uuid string, p grant.Process) bool {
+		return mpsstate.Serves(n.Host, n.Policy.RunDir, uuid, p)
+	}
 	for anew := false; ; anew = true {
 		o, fresh, err := w.cache.Read(n, anew)
 		if err != nil {
@@ -160,7 +165,7 @@ func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, erro
 		w.ledger = o
 		processes := w.readProcesses(sample, o.Grants)
 		input := watch.Input{Sample: sample, Processes: processes, Grants: o.Grants, Inventory: o.Inventory,
-			Users: w.processUsers(o.Grants, processes), Identify: identify, Serves: n.MPSServes, Open: w.opened}
+			Users: w.processUsers(o.Grants, processes), Identify: identify, Serves: serves, Open: w.opened}
 		if report := watch.Compare(input); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}

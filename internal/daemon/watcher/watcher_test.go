@@ -21,6 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -39,15 +40,15 @@ func (fixedSampler) Close() {}
 
 // fixedLedger is read once and for all, as long as its files do not change.
 type fixedLedger struct {
-	overview node.Overview
+	overview grants.Overview
 	stamp    ledgercache.Stamp
 }
 
-func (f fixedLedger) Read(n *node.Node, anew bool) (node.Overview, bool, error) {
+func (f fixedLedger) Read(n *node.Node, anew bool) (grants.Overview, bool, error) {
 	if !anew && ledgercache.StampOf(n) == f.stamp {
 		return f.overview, false, nil
 	}
-	o, err := n.Overview()
+	o, err := grants.Read(n)
 	return o, true, err
 }
 
@@ -73,7 +74,7 @@ func crowded(t testing.TB, containers int) *Manager {
 	put("state/grants/.keep", "")
 	n := &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 	var s grant.Sample
-	var o node.Overview
+	var o grants.Overview
 	for i := range 8 {
 		uuid := fmt.Sprintf("GPU-%d", i)
 		s.GPUs = append(s.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB, Utilization: 50})

@@ -18,6 +18,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
@@ -136,7 +137,7 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	// It reads only what the node shows.
 	_, said = p.start(t)
 	second := k.gets(t, said, units...)
-	o, err := p.ledger(t).Overview()
+	o, err := grants.Read(p.ledger(t))
 	must(t, err)
 	there := map[grant.ID]grant.Grant{}
 	for _, g := range o.Grants {

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -377,7 +378,7 @@ func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
 				t.Errorf("mode limit is published with strength %q, want that of the node's shim", s)
 			}
 			p.prepares(t)
-			o, err := n.Overview()
+			o, err := grants.Read(n)
 			if err != nil || len(o.Grants) != 1 {
 				t.Fatalf("got %+v, %v, want the claim's grant", o.Grants, err)
 			}

@@ -1,4 +1,4 @@
-package node
+package grants
 
 import (
 	"errors"
@@ -9,21 +9,22 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Grant enters a new grant. The reference with its secret is given this one time; the ledger keeps a hash. Errors are
+// Enter enters a new grant. The reference with its secret is given this one time; the ledger keeps a hash. Errors are
 // those of admission.Place, *grant.Refusal with GrantInUse when the owner has a live grant, and *grant.Refusal with the
 // inventory's problem.
-func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	if n.Broken != nil {
 		return grant.Grant{}, grant.Reference{}, n.Broken
 	}
 	if err := checkTies(n, ask.For); err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g, reference, err := newGrant(n, ask)
+	g, reference, err := node.NewGrant(n, ask)
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
@@ -44,32 +45,10 @@ func (n *Node) Grant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 }
 
 // withStrength is a grant as people are told of it: with what holds its containers to it here and now.
-func withStrength(n *Node, g grant.Grant) grant.Grant {
+func withStrength(n *node.Node, g grant.Grant) grant.Grant {
 	inv, _ := n.Inventory()
 	g.Strength, g.ComputeStrength = admission.Strength(g, inv, n.Policy), admission.ComputeStrength(g, inv, n.Policy)
 	return g
-}
-
-// newGrant is the grant that is asked for, before it has its GPUs.
-func newGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
-	random, err := host.Random()
-	if err != nil {
-		return grant.Grant{}, grant.Reference{}, err
-	}
-	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
-		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond), For: ask.For}
-	if ask.TTL > 0 {
-		g.Expires = g.Created.Add(ask.TTL)
-	}
-	reference := grant.Reference{ID: g.ID}
-	if ask.Owner.HasSecret() {
-		if random, err = host.Random(); err != nil {
-			return grant.Grant{}, grant.Reference{}, err
-		}
-		reference.Secret = grant.NewSecret(random)
-		g.Secret = grant.SecretHash(reference.Secret)
-	}
-	return g, reference, nil
 }
 
 // onlyOne refuses a second live grant of an owner by name.
@@ -86,29 +65,16 @@ func onlyOne(owner grant.Owner, v grant.View) error {
 }
 
 // readForPlacement reads all that a placement needs, after sweeping out what is dead.
-func readForPlacement(n *Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
+func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
 		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
 	}
-	if err := sweep(n, tx); err != nil {
+	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
 		return grant.View{}, inv, err
 	}
-	v, err := allGrants(n, tx)
+	v, err := tx.Whole(n.Host.Now())
 	return v, inv, err
-}
-
-// allGrants is a view of every grant.
-func allGrants(n *Node, tx *ledger.Tx) (grant.View, error) {
-	v := grant.View{Now: n.Host.Now()}
-	var err error
-	if v.Grants, v.Damaged, err = tx.All(); err != nil {
-		return v, err
-	}
-	if v.Outside, err = tx.Outside(); err == nil {
-		v.Held, err = tx.Held()
-	}
-	return v, err
 }
 
 // Change is what may be changed of a live grant. A nil field stays as it is.
@@ -118,9 +84,9 @@ type Change struct {
 	TTL     *time.Duration // from now; 0: for ever
 }
 
-// Change grows or shrinks a grant where it is. Its containers are limited to the new size from their next allocation on. Errors
-// are those of Grant, and *grant.NotFoundError.
-func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
+// Update grows or shrinks a grant where it is. Its containers are limited to the new size from their next allocation on. Errors
+// are those of Enter, and *grant.NotFoundError.
+func Update(n *node.Node, id grant.ID, c Change) (grant.Grant, error) {
 	var g grant.Grant
 	if n.Broken != nil {
 		return g, n.Broken
@@ -151,7 +117,7 @@ func (n *Node) Change(id grant.ID, c Change) (grant.Grant, error) {
 }
 
 // changed is a grant as it would be. What does not grow needs no room: a GPU may be over-full by now, and this the way out.
-func changed(n *Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+func changed(n *node.Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
 	memory, compute := g.Memory(), g.Compute
 	g.GPUs = slices.Clone(g.GPUs)
 	if err := apply(&g, c, v.Now); err != nil {
@@ -172,11 +138,11 @@ func changed(n *Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory
 
 // putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a limit that is too small; the
 // next pass over the ledger puts it right.
-func putLimited(n *Node, tx *ledger.Tx, before, after grant.Grant) error {
+func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	if driven(before) {
 		return putDriven(n, tx, before, after)
 	}
-	l, err := openLimits(n, before)
+	l, err := limitfiles.Open(n.Policy, before)
 	if err != nil {
 		return err
 	}
@@ -185,7 +151,7 @@ func putLimited(n *Node, tx *ledger.Tx, before, after grant.Grant) error {
 	}
 	defer l.Close()
 	share := admission.Share(before, n.Policy)
-	if err := l.Set(smaller(before.GPUs, after.GPUs), share); err != nil {
+	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {
 		return err
 	}
 	failpoint.Hit("node/limit-lowered")
@@ -247,7 +213,7 @@ func askOf(g grant.Grant) admission.Ask {
 
 // Release gives a grant up. One that a container uses is draining then: it counts until the container is gone, unless
 // forced. The grant is returned as it was left: one that is draining is in the ledger still. *grant.NotFoundError if there is none.
-func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
+func Release(n *node.Node, id grant.ID, force bool) (grant.Grant, error) {
 	var g grant.Grant
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
 		var err error
@@ -269,10 +235,10 @@ func (n *Node) Release(id grant.ID, force bool) (grant.Grant, error) {
 
 // removeGrant removes a grant and what was kept for it. A container that uses it by force keeps its limit; one that is still being created does not
 // start where the driver was to limit it (Drive).
-func removeGrant(n *Node, tx *ledger.Tx, id grant.ID) error {
+func removeGrant(n *node.Node, tx *ledger.Tx, id grant.ID) error {
 	err := tx.Delete(id)
 	if err == nil {
-		removeLimits(n, id)
+		limitfiles.Remove(n.Policy, id)
 	}
 	return err
 }
@@ -292,25 +258,25 @@ type Overview struct {
 	Problem   *grant.Problem // of the inventory
 }
 
-// Overview reads everything without waiting for a writer. Grants that no longer count are left out.
-func (n *Node) Overview() (Overview, error) {
-	return overview(n, func(tx *ledger.Tx) (grant.View, error) { return allGrants(n, tx) })
+// Read reads everything without waiting for a writer. Grants that no longer count are left out.
+func Read(n *node.Node) (Overview, error) {
+	return read(n, func(tx *ledger.Tx) (grant.View, error) { return tx.Whole(n.Host.Now()) })
 }
 
-// OverviewAgain is an overview with the same grants and bindings, for who knows that they are as they were: the rest of it is read anew, and is
+// ReadAgain gives an overview with the same grants and bindings, for who knows that they are as they were: the rest of it is read anew, and is
 // little.
-func (n *Node) OverviewAgain(o Overview) (Overview, error) {
-	return overview(n, func(tx *ledger.Tx) (v grant.View, err error) {
+func ReadAgain(n *node.Node, o Overview) (Overview, error) {
+	return read(n, func(tx *ledger.Tx) (v grant.View, err error) {
 		v = grant.View{Now: n.Host.Now(), Grants: slices.Clone(o.Grants), Damaged: o.Damaged}
 		v.Outside, err = tx.Outside()
 		return v, err
 	})
 }
 
-func overview(n *Node, read func(*ledger.Tx) (grant.View, error)) (o Overview, err error) {
+func read(n *node.Node, from func(*ledger.Tx) (grant.View, error)) (o Overview, err error) {
 	o.Inventory, o.Problem = n.Inventory()
 	err = n.Ledger.View(func(tx *ledger.Tx) (err error) {
-		o.View, err = read(tx)
+		o.View, err = from(tx)
 		return err
 	})
 	o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !g.Live(o.Now) })
@@ -322,9 +288,9 @@ func overview(n *Node, read func(*ledger.Tx) (grant.View, error)) (o Overview, e
 }
 
 // Check verifies the ledger and repairs what is derived.
-func (n *Node) Check() (ledger.Report, error) { return verified(n, n.Ledger.Check) }
+func Check(n *node.Node) (ledger.Report, error) { return verified(n, n.Ledger.Check) }
 
-func verified(n *Node, verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
+func verified(n *node.Node, verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error)) (ledger.Report, error) {
 	inv, problem := n.Inventory()
 	known, reserve := &inv, grant.Bytes(n.Policy.Rules.Reserve)
 	if problem != nil {
@@ -333,34 +299,8 @@ func verified(n *Node, verify func(*grant.Inventory, grant.Bytes) (ledger.Report
 	report, err := verify(known, reserve)
 	if err == nil {
 		var findings []ledger.Finding
-		findings, err = n.SettleLimits()
+		findings, err = SettleLimits(n)
 		report.Findings = append(report.Findings, findings...)
 	}
 	return report, err
 }
-
-// Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It
-// waits for the lock no longer than tidyWait and never fails: what is left is found dead by whoever looks next. It returns
-// the bundle of what it removed.
-func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
-	if !n.Ledger.HasBinding(runtimeRoot, container) {
-		return ""
-	}
-	quick, until, driven := *n.Ledger, time.Now().Add(tidyWait), false
-	quick.Wait = tidyWait
-	_ = quick.Update(func(tx *ledger.Tx) error {
-		b, err := tx.Binding(runtimeRoot, container)
-		if err != nil || b.Life != grant.Dead {
-			return err
-		}
-		bundle, driven = b.Bundle, b.Driven
-		return unbind(n, tx, runtimeRoot, container)
-	})
-	if driven {
-		undrive(n, runtimeRoot, container, time.Until(until))
-	}
-	return bundle
-}
-
-// tidyWait is how long a delete or a create may be held up.
-const tidyWait = 100 * time.Millisecond

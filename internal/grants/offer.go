@@ -1,4 +1,4 @@
-package node
+package grants
 
 import (
 	"fmt"
@@ -6,12 +6,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // Offer is what a container that presents the reference and asks for nothing else would get. Errors:
 // *grant.NotFoundError where the reference opens no grant, *grant.Refusal where the container would be refused whatever it
 // asks, *ledger.DamagedError.
-func (n *Node) Offer(r grant.Reference) (grant.Verdict, error) {
+func Offer(n *node.Node, r grant.Reference) (grant.Verdict, error) {
 	if n.Broken != nil {
 		return grant.Verdict{}, n.Broken
 	}

@@ -1,10 +1,11 @@
-package node
+package grants
 
 import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // Card is a GPU with what is granted of it.
@@ -27,7 +28,7 @@ type Part struct {
 }
 
 // Cards adds an overview up, GPU by GPU, as a placement does.
-func (n *Node) Cards(o Overview) ([]Card, error) {
+func Cards(n *node.Node, o Overview) ([]Card, error) {
 	free, err := admission.Free(o.View, o.Inventory, n.Policy)
 	if err != nil {
 		return nil, err

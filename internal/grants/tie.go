@@ -1,16 +1,16 @@
-package node
+package grants
 
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // checkTies is nil where containers can prove that they are among those that a grant is tied to.
-func checkTies(n *Node, to []grant.Tie) error {
+func checkTies(n *node.Node, to []grant.Tie) error {
 	if len(to) == 0 || n.Policy.Engine.Vouches() {
 		return nil
 	}
@@ -20,7 +20,7 @@ func checkTies(n *Node, to []grant.Tie) error {
 
 // Tie sets who may use a grant, of those who have its reference. Containers that use it already go on. The grant is returned as it is then;
 // *grant.NotFoundError where there is none.
-func (n *Node) Tie(id grant.ID, to []grant.Tie) (grant.Grant, error) {
+func Tie(n *node.Node, id grant.ID, to []grant.Tie) (grant.Grant, error) {
 	if err := checkTies(n, to); err != nil {
 		return grant.Grant{}, err
 	}
@@ -33,21 +33,4 @@ func (n *Node) Tie(id grant.ID, to []grant.Tie) (grant.Grant, error) {
 		return tx.Put(g)
 	})
 	return g, err
-}
-
-// A pod may come to a claim that other pods have already: the scheduler reserves the claim for it before it binds the pod to the node, and the
-// node's driver is told at the same time as the kubelet, which needs longer. Where the driver was slower after all, a create waits.
-const (
-	LatePatience = 2 * time.Second // how long a create may wait where nobody times it
-	lateLook     = 50 * time.Millisecond
-)
-
-// bindPatiently decides about a create, again and again where it is refused and may be admitted in a moment.
-func bindPatiently(n *Node, f facts) Decision {
-	for until := time.Now().Add(f.Patience); ; time.Sleep(lateLook) {
-		d := bind(n, f)
-		if d.Kind != grant.Refused || !d.Late || !time.Now().Add(lateLook).Before(until) {
-			return d
-		}
-	}
 }

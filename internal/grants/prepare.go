@@ -1,0 +1,32 @@
+package grants
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Prepare makes the records of a grant whose containers an engine starts without asking us before, by a CDI file. Who may neither mount
+// nor write to what is there, as an agent in a pod, leaves that to the create: the wrapper and gpuledgerd make the records, too, and
+// what they do not make no runtime can mount.
+func Prepare(n *node.Node, id grant.ID) error {
+	return n.Ledger.Update(func(tx *ledger.Tx) error {
+		g, err := get(tx, id)
+		if err != nil {
+			return err
+		}
+		inv, problem := n.Inventory()
+		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
+			return nil // no file of it mounts them
+		}
+		if err := limitfiles.Write(n.Policy, g); !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
+		return nil
+	})
+}

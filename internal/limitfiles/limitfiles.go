@@ -1,0 +1,165 @@
+// Package limitfiles keeps the files by which the shim in a container learns its limits in step with the
+// ledger. They are made, changed and removed with the ledger locked, as the grants are to which they
+// belong. They are derived from the ledger: what a crash leaves undone the next pass does.
+package limitfiles
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
+)
+
+// Write makes the records of a grant, or sets them to what the grant is now. The ledger is locked.
+func Write(p grant.Policy, g grant.Grant) error {
+	root := p.LimitsRoot()
+	if err := limits.Room(root); err != nil {
+		return err
+	}
+	ensure := func() error { return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p)) }
+	err := ensure()
+	if errors.Is(err, unix.ENOSPC) {
+		err = makeRoom(root, ensure)
+	}
+	return err
+}
+
+// makeRoom tries again in a room that is full. What has a name there is cut. What has none, and what a container fills again faster than it is cut,
+// the room is made larger for, because no tenant may keep another from starting: whoever fills it pays for the memory in its own cgroup.
+func makeRoom(root string, ensure func() error) error {
+	grown, left := limits.Trim(root)
+	err := ensure()
+	for _, more := range []grant.Bytes{16 * grant.MiB, 64 * grant.MiB, 256 * grant.MiB, grant.GiB} {
+		if !errors.Is(err, unix.ENOSPC) {
+			return err
+		}
+		if problem := limits.Enlarge(root, more); problem != nil {
+			err = fmt.Errorf("%w; %w", err, problem)
+			break
+		}
+		err = ensure()
+	}
+	if all := append(grown, left...); err != nil && len(all) > 0 {
+		err = fmt.Errorf("%w; containers of %s have taken the room", err, strings.Join(all, ", "))
+	}
+	return err
+}
+
+// Remove removes the records of a grant that is over.
+func Remove(p grant.Policy, id grant.ID) {
+	_ = limits.Remove(p.LimitsDir(id)) // else the next sweep does
+}
+
+// Sweep removes from the ledger what is over, and from the run directory what was kept for it.
+func Sweep(p grant.Policy, now time.Time, tx *ledger.Tx) error {
+	if err := tx.Sweep(); err != nil {
+		return err
+	}
+	_, err := Settle(p, now, tx)
+	return err
+}
+
+// Settle makes the records agree with the ledger: those of grants that are gone go, those of live ones say what the ledger
+// says. It costs as much as there are records.
+func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
+	root := p.LimitsRoot()
+	for _, name := range limits.Kept(root) {
+		id, dir := grant.ID(name), filepath.Join(root, name)
+		g, err := tx.Entry(id)
+		if err == nil && !g.Live(now) { // unless a container uses it
+			g, err = tx.Get(id)
+		}
+		var problem string
+		switch {
+		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(now):
+			problem, err = "the limits of a grant that is over", limits.Remove(dir)
+		case err == nil:
+			problem, err = sync(p, g, dir)
+		default: // damaged: its containers keep what they have
+			continue
+		}
+		if errors.Is(err, limits.ErrLeased) {
+			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error()})
+			continue
+		}
+		if err != nil {
+			return findings, err
+		}
+		if problem != "" {
+			findings = append(findings, ledger.Finding{Subject: dir, Problem: problem, Repaired: true})
+		}
+	}
+	grown, left := limits.Trim(root)
+	for _, name := range append(grown, left...) {
+		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger, or set attributes on it",
+			Repaired: !slices.Contains(left, name), Hint: "end the container of that grant"})
+	}
+	if mib, inodes := limits.Nameless(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
+		findings = append(findings, ledger.Finding{Subject: root,
+			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills the room with it: %d MiB and %d inodes have no name there", mib, inodes),
+			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and `lsof +aL1 %s`, and end the container; until then the room grows with each container that needs some",
+				root)})
+	}
+	return findings, nil
+}
+
+// sync sets what a grant's records say to what the ledger says, and tells whether they said something else. Records that cannot be
+// read are made again by the next create.
+func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error) {
+	l, err := limits.Open(dir)
+	if errors.Is(err, limits.ErrLeased) {
+		return "", err
+	}
+	if err != nil {
+		return "", nil
+	}
+	defer l.Close()
+	share := admission.Share(g, p)
+	for _, s := range g.GPUs {
+		if b, err := l.Bytes(s.UUID); err != nil || b != s.Memory {
+			return "the limits are not what the ledger says", l.Set(g.GPUs, share)
+		}
+	}
+	if l.Share() != share { // the policy may be another by now: nothing is wrong
+		return "", l.Set(g.GPUs, share)
+	}
+	return "", nil
+}
+
+// Open gives the open limits of a grant, nil where no container has any. Those of a container that has some, but which cannot be
+// reached from here, are an error: the ledger must not say what does not come to be.
+func Open(p grant.Policy, g grant.Grant) (*limits.Limits, error) {
+	l, err := limits.Open(p.LimitsDir(g.ID))
+	if err == nil {
+		return l, nil
+	}
+	bound := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Strength == grant.StrengthLibrary })
+	if bound || !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot change the limits of grant %s, which a container uses: %w", g.ID, err)
+	}
+	return nil, nil
+}
+
+// Smaller gives the shares of a grant that is about to change, none of them larger than it may be before or after: what is given up is
+// given up before the ledger says that it is free, and what is gained is had after.
+func Smaller(before, after []grant.Share) []grant.Share {
+	least := slices.Clone(before)
+	for i := range least {
+		for _, s := range after {
+			if s.UUID == least[i].UUID {
+				least[i].Memory = min(least[i].Memory, s.Memory)
+			}
+		}
+	}
+	return least
+}

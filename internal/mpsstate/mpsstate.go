@@ -1,0 +1,135 @@
+// Package mpsstate is what gpuledgerd writes about the MPS daemons that it runs, and what the kernel says of
+// them to a create: gpuledgerd may have ended, or may not have noticed yet that a daemon has.
+package mpsstate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// version is the version of the file that gpuledgerd writes about an MPS daemon.
+const version = 1
+
+// maxState bounds that file, in bytes.
+const maxState = 64 << 10
+
+// Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another version nothing is known.
+func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
+	var m grant.MPSDaemon
+	data, err := host.ReadFile(filepath.Join(dir, "state.json"), maxState)
+	if err != nil || json.Unmarshal(data, &m) != nil || m.Version != version {
+		return grant.MPSDaemon{}, false
+	}
+	boot, err := h.BootID()
+	return m, err == nil && boot == m.BootID
+}
+
+// Write replaces it.
+func Write(h host.Host, dir string, m grant.MPSDaemon) (err error) {
+	m.Version = version
+	if m.BootID, err = h.BootID(); err != nil {
+		return err
+	}
+	data, err := json.Marshal(m, jsontext.WithIndent("  "), json.Deterministic(true))
+	if err != nil {
+		return fmt.Errorf("internal error: cannot encode the state of an MPS daemon: %w", err)
+	}
+	return host.ReplaceFile(filepath.Join(dir, "state.json"), append(data, '\n'), 0o600, host.Volatile)
+}
+
+// Of gives the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead, or not have noticed yet.
+func Of(h host.Host, run string, grants []grant.Grant) (daemons []grant.MPSDaemon) {
+	for _, g := range grants {
+		if g.Mode != grant.MPS {
+			continue
+		}
+		if m, known := daemonIn(h, grant.MPSDir(run, grant.MPSName(g.UUIDs()))); known {
+			daemons = append(daemons, m)
+		}
+	}
+	return daemons
+}
+
+// All gives the daemons of the node, for a container whose grant is still to be placed.
+func All(h host.Host, run string) (daemons []grant.MPSDaemon) {
+	names, _ := os.ReadDir(grant.MPSDir(run, ""))
+	for _, name := range names {
+		if m, known := daemonIn(h, grant.MPSDir(run, name.Name())); known {
+			daemons = append(daemons, m)
+		}
+	}
+	return daemons
+}
+
+// Serves reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU: one that it knows, or one that the daemon,
+// which starts its servers itself, has started since.
+func Serves(h host.Host, run, uuid string, p grant.Process) bool {
+	names, _ := os.ReadDir(grant.MPSDir(run, ""))
+	for _, name := range names {
+		m, known := Read(h, grant.MPSDir(run, name.Name()))
+		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || isChild(h, p, m.Daemon)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isChild reports whether one process was started by another and both are there.
+func isChild(h host.Host, p, of grant.Process) bool {
+	above, _, err := h.Process(of.PID)
+	if err != nil || above != of {
+		return false
+	}
+	now, parent, err := h.Process(p.PID)
+	return err == nil && now == p && parent == of.PID
+}
+
+func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
+	m, known := Read(h, dir)
+	if !known || m.Problem != "" {
+		return m, known
+	}
+	for _, p := range append([]grant.Process{m.Daemon}, m.Servers...) {
+		if runs, err := h.Runs(p); err != nil || !runs {
+			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
+		}
+	}
+	switch socket, mode, is := Socket(dir); {
+	case !is: // a client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS)
+		m.Problem = "it has no control socket"
+	case m.Socket != [2]uint64{} && m.Socket != socket:
+		m.Problem = OtherSocket
+	case m.Anybody && (mode&0o002 == 0 || !searchable(filepath.Dir(SocketPath(dir)))): // one of its clients is root in its container
+		m.Problem = "users other than root do not reach its control socket"
+	}
+	return m, true
+}
+
+// OtherSocket is the problem of a daemon whose clients, or one of them, has put another socket where new ones look for it.
+const OtherSocket = "its control socket was replaced by another"
+
+// Socket tells which file the control socket of the daemon in a directory is, by device and inode, and its mode. The daemon keeps the
+// inode from being another file's for as long as it lives.
+func Socket(dir string) (which [2]uint64, mode uint32, is bool) {
+	var st unix.Stat_t
+	err := unix.Lstat(SocketPath(dir), &st)
+	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
+}
+
+// SocketPath is where clients look for it.
+func SocketPath(dir string) string { return filepath.Join(dir, "pipe/control") }
+
+// searchable reports whether anybody may look for a name in a directory.
+func searchable(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && st.Mode&0o001 != 0
+}

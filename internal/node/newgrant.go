@@ -1,0 +1,31 @@
+package node
+
+import (
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// NewGrant is the grant that is asked for, before it has its GPUs.
+func NewGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	random, err := host.Random()
+	if err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
+	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
+		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond), For: ask.For}
+	if ask.TTL > 0 {
+		g.Expires = g.Created.Add(ask.TTL)
+	}
+	reference := grant.Reference{ID: g.ID}
+	if ask.Owner.HasSecret() {
+		if random, err = host.Random(); err != nil {
+			return grant.Grant{}, grant.Reference{}, err
+		}
+		reference.Secret = grant.NewSecret(random)
+		g.Secret = grant.SecretHash(reference.Secret)
+	}
+	return g, reference, nil
+}
