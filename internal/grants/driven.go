@@ -14,8 +14,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// How long gpuledgerd is waited for with the ledger locked, for the change and for taking it back: together far less than others
-// wait for the lock (ledger.DefaultWait), so that no create is refused because the driver hangs.
+// How long to wait for gpuledgerd while the ledger is locked, for the change and for its reversal.
+// Together they are far less than other processes wait for the lock (ledger.DefaultWait), so that
+// no create is refused because the driver hangs.
 const (
 	applyTime = 4 * time.Second
 	againTime = time.Second
@@ -25,20 +26,22 @@ const _ = uint64(ledger.DefaultWait/2 - applyTime - againTime) // compiles where
 
 // reapply has gpuledgerd give the containers of a grant what the ledger says now.
 func reapply(n *node.Node, id grant.ID, within time.Duration) error {
-	return redrive(n, cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+	return askDaemon(n, cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
 }
 
-// redrive asks gpuledgerd for something about a grant.
-func redrive(n *node.Node, r cgmem.Request, within time.Duration) error {
+// askDaemon asks gpuledgerd for something about a grant.
+func askDaemon(n *node.Node, r cgmem.Request, within time.Duration) error {
 	err := cgmem.Ask(n.Policy.LimitSocket(), r, within)
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("cannot change the driver's limits of grant %s, which stays as it was: %w; see that gpuledgerd runs and what it logs (journalctl -u gpuledgerd)", r.Grant, err)
+	return fmt.Errorf("cannot change the driver's limits of grant %s, which stays as it was: %w; "+
+		"see that gpuledgerd runs and what it logs (journalctl -u gpuledgerd)", r.Grant, err)
 }
 
-// rehearse has gpuledgerd set once more what the ledger says already, with nothing locked. If it hangs or the driver does, that is
-// found out while nobody else waits; and a driver's library that is not loaded yet, which takes its time, is loaded.
+// rehearse has gpuledgerd set once more what the ledger says already, with nothing locked. If
+// gpuledgerd or the driver hangs, this finds out while no other process waits. A driver's library
+// that is not loaded yet is loaded now, which takes time.
 func rehearse(n *node.Node, id grant.ID) error {
 	var g grant.Grant
 	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
@@ -46,7 +49,7 @@ func rehearse(n *node.Node, id grant.ID) error {
 		return err
 	})
 	if err != nil || !driven(g) {
-		return nil // what is wrong with it is told by who changes it
+		return nil // the change itself finds what is wrong
 	}
 	return reapply(n, id, node.LimitTime)
 }
@@ -55,13 +58,14 @@ func driven(g grant.Grant) bool {
 	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Driven })
 }
 
-// putDriven replaces a grant whose containers the driver limits. What is given up the driver holds them to before the ledger says that it
-// is free, and what is gained they have after. A crash in between leaves a limit that is too small; gpuledgerd's next pass puts it right,
-// and what a driver does late.
+// putDriven replaces a grant whose containers the driver limits. The driver holds them to a smaller
+// size before the ledger says that memory is free, and gives them a larger one after. A crash in
+// between leaves a limit that is too small; gpuledgerd's next pass corrects it, and what a driver
+// does late.
 func putDriven(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	least := limitfiles.Smaller(before.GPUs, after.GPUs)
 	if !slices.Equal(least, before.GPUs) {
-		if err := redrive(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
+		if err := askDaemon(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
 			_ = reapply(n, before.ID, againTime) // else the next pass
 			return err
 		}
@@ -81,7 +85,7 @@ func putDriven(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	return errors.Join(err, putBack(n, tx, before))
 }
 
-// putBack makes a grant what it was, and asks gpuledgerd once to do the same; else the next pass does.
+// putBack restores a grant, and asks gpuledgerd once to do the same; else its next pass does.
 func putBack(n *node.Node, tx *ledger.Tx, before grant.Grant) error {
 	if err := tx.Put(before); err != nil {
 		return err

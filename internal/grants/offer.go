@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Offer is what a container that presents the reference and asks for nothing else would get. Errors:
-// *grant.NotFoundError where the reference opens no grant, *grant.Refusal where the container would be refused whatever it
-// asks, *ledger.DamagedError.
+// Offer is what a container that presents the reference and asks for nothing else would get.
+// Errors: *grant.NotFoundError where the reference opens no grant, *grant.Refusal where the
+// container would be refused whatever it asks, *ledger.DamagedError.
 func Offer(n *node.Node, r grant.Reference) (grant.Verdict, error) {
 	if n.Broken != nil {
 		return grant.Verdict{}, n.Broken

@@ -11,9 +11,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Prepare makes the records of a grant whose containers an engine starts without asking us before, by a CDI file. Who may neither mount
-// nor write to what is there, as an agent in a pod, leaves that to the create: the wrapper and gpuledgerd make the records, too, and
-// what they do not make no runtime can mount.
+// Prepare makes the files of limits for a grant whose containers an engine starts by a CDI file,
+// without asking gpuledger before. A caller that may neither mount nor write there, as an agent in
+// a pod, leaves that to the create: the wrapper and gpuledgerd make the files, too, and no runtime
+// can mount files that are not there.
 func Prepare(n *node.Node, id grant.ID) error {
 	return n.Ledger.Update(func(tx *ledger.Tx) error {
 		g, err := get(tx, id)
@@ -22,7 +23,7 @@ func Prepare(n *node.Node, id grant.ID) error {
 		}
 		inv, problem := n.Inventory()
 		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
-			return nil // no file of it mounts them
+			return nil // its CDI file does not mount them
 		}
 		if err := limitfiles.Write(n.Policy, g); !errors.Is(err, fs.ErrPermission) {
 			return err

@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Renew gives a grant another secret, for whoever has lost the first: the ledger keeps but a hash. The old reference opens
-// nothing from then on; a container that runs by it goes on. *grant.NotFoundError where there is no such grant, or its time
-// is over.
+// Renew gives a grant another secret, for whoever has lost the first: the ledger keeps but a hash.
+// The old reference opens nothing from then on; a container that runs by it goes on.
+// *grant.NotFoundError where there is no such grant, or its time is over.
 func Renew(n *node.Node, id grant.ID) (grant.Reference, error) {
 	random, err := host.Random()
 	if err != nil {

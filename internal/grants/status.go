@@ -13,8 +13,8 @@ type Status struct {
 	Pause node.Pause      // if Mode is disabled
 }
 
-// ReadStatus reads it without waiting for a lock. It costs as much as there are grants. With an error it
-// holds what could be read.
+// ReadStatus reads it without waiting for a lock. It costs as much as there are grants. With an
+// error it holds what could be read.
 func ReadStatus(n *node.Node) (Status, error) {
 	o, err := Read(n)
 	return StatusOf(n, o, err)

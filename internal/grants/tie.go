@@ -18,8 +18,8 @@ func checkTies(n *node.Node, to []grant.Tie) error {
 		Hint: "containerd and CRI-O vouch for pods: set engine in the configuration, or grant without ties"}
 }
 
-// Tie sets who may use a grant, of those who have its reference. Containers that use it already go on. The grant is returned as it is then;
-// *grant.NotFoundError where there is none.
+// Tie sets who may use a grant, of those who have its reference. Containers that use it already go
+// on. The grant is returned as it is then; *grant.NotFoundError where there is none.
 func Tie(n *node.Node, id grant.ID, to []grant.Tie) (grant.Grant, error) {
 	if err := checkTies(n, to); err != nil {
 		return grant.Grant{}, err

@@ -1,6 +1,7 @@
-// Package limitfiles keeps the files by which the shim in a container learns its limits in step with the
-// ledger. They are made, changed and removed with the ledger locked, as the grants are to which they
-// belong. They are derived from the ledger: what a crash leaves undone the next pass does.
+// Package limitfiles keeps the files by which the shim in a container learns its limits in step
+// with the ledger. They are made, changed and removed with the ledger locked, as the grants are to
+// which they belong. They are derived from the ledger: what a crash leaves undone the next pass
+// does.
 package limitfiles
 
 import (
@@ -20,7 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limits"
 )
 
-// Write makes the records of a grant, or sets them to what the grant is now. The ledger is locked.
+// Write makes the files of a grant, or sets them to what the grant is now. The ledger is locked.
 func Write(p grant.Policy, g grant.Grant) error {
 	root := p.LimitsRoot()
 	if err := limits.Room(root); err != nil {
@@ -34,8 +35,10 @@ func Write(p grant.Policy, g grant.Grant) error {
 	return err
 }
 
-// makeRoom tries again in a room that is full. What has a name there is cut. What has none, and what a container fills again faster than it is cut,
-// the room is made larger for, because no tenant may keep another from starting: whoever fills it pays for the memory in its own cgroup.
+// makeRoom tries again on a file system that is full. It cuts files that grew. For files without a
+// name, and for those that a container fills faster than they are cut, it makes the file system
+// larger: no tenant may keep another from starting. A container that fills it pays for the memory
+// in its own cgroup.
 func makeRoom(root string, ensure func() error) error {
 	grown, left := limits.Trim(root)
 	err := ensure()
@@ -55,7 +58,7 @@ func makeRoom(root string, ensure func() error) error {
 	return err
 }
 
-// Remove removes the records of a grant that is over.
+// Remove removes the files of a grant that is over.
 func Remove(p grant.Policy, id grant.ID) {
 	_ = limits.Remove(p.LimitsDir(id)) // else the next sweep does
 }
@@ -69,8 +72,8 @@ func Sweep(p grant.Policy, now time.Time, tx *ledger.Tx) error {
 	return err
 }
 
-// Settle makes the records agree with the ledger: those of grants that are gone go, those of live ones say what the ledger
-// says. It costs as much as there are records.
+// Settle makes the files agree with the ledger: it removes those of grants that are gone, and sets
+// those of live ones to what the ledger says. It costs as much as there are files.
 func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
 	root := p.LimitsRoot()
 	for _, name := range limits.Kept(root) {
@@ -101,20 +104,23 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 	}
 	grown, left := limits.Trim(root)
 	for _, name := range append(grown, left...) {
-		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name), Problem: "a container has made its accounting region larger, or set attributes on it",
+		findings = append(findings, ledger.Finding{Subject: filepath.Join(root, name),
+			Problem:  "a container has made its accounting region larger, or set attributes on it",
 			Repaired: !slices.Contains(left, name), Hint: "end the container of that grant"})
 	}
 	if mib, inodes := limits.Nameless(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
 		findings = append(findings, ledger.Finding{Subject: root,
-			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills the room with it: %d MiB and %d inodes have no name there", mib, inodes),
-			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and `lsof +aL1 %s`, and end the container; until then the room grows with each container that needs some",
-				root)})
+			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills "+
+				"the room with it: %d MiB and %d inodes have no name there", mib, inodes),
+			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and "+
+				"`lsof +aL1 %s`, and end the container; until then the room grows with each container that "+
+				"needs some", root)})
 	}
 	return findings, nil
 }
 
-// sync sets what a grant's records say to what the ledger says, and tells whether they said something else. Records that cannot be
-// read are made again by the next create.
+// sync sets a grant's files to what the ledger says, and tells whether they said something else.
+// Files that cannot be read are made again by the next create.
 func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error) {
 	l, err := limits.Open(dir)
 	if errors.Is(err, limits.ErrLeased) {
@@ -136,8 +142,9 @@ func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error)
 	return "", nil
 }
 
-// Open gives the open limits of a grant, nil where no container has any. Those of a container that has some, but which cannot be
-// reached from here, are an error: the ledger must not say what does not come to be.
+// Open opens the limits of a grant. It returns nil if no container has any. If a container has
+// limits that cannot be opened from here, that is an error: the ledger must not promise what does
+// not take effect.
 func Open(p grant.Policy, g grant.Grant) (*limits.Limits, error) {
 	l, err := limits.Open(p.LimitsDir(g.ID))
 	if err == nil {
@@ -150,8 +157,8 @@ func Open(p grant.Policy, g grant.Grant) (*limits.Limits, error) {
 	return nil, nil
 }
 
-// Smaller gives the shares of a grant that is about to change, none of them larger than it may be before or after: what is given up is
-// given up before the ledger says that it is free, and what is gained is had after.
+// Smaller gives the shares that a grant has while it changes: of each the smaller size. So memory
+// is given up before the ledger says that it is free, and is gained after.
 func Smaller(before, after []grant.Share) []grant.Share {
 	least := slices.Clone(before)
 	for i := range least {

@@ -81,7 +81,8 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	told("at last")
 }
 
-// ownMounts gives the test a mount namespace of its own, which is its thread's, in which the room does not outlast it.
+// ownMounts gives the test a mount namespace of its own, which is its thread's, in which the room
+// does not outlast it.
 func ownMounts(t *testing.T, room string) {
 	t.Helper()
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
@@ -98,8 +99,8 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// TestARoomThatIsFullIsMadeLarger until there is room for the next: somebody may fill it again in between. What then is no room is an error that says
-// what to do.
+// TestARoomThatIsFullIsMadeLarger until there is room for the next: somebody may fill it again in
+// between. What then is no room is an error that says what to do.
 func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to mount: that a room which is full is made larger is not shown")
@@ -149,7 +150,8 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	}
 }
 
-// TestLimitsThatCannotBeReached are an error where a container has some: the ledger must not say what does not come to be.
+// TestLimitsThatCannotBeReached are an error where a container has some: the ledger must not say
+// what does not come to be.
 func TestLimitsThatCannotBeReached(t *testing.T) {
 	p := grant.Policy{RunDir: t.TempDir()}
 	g := func(strength grant.Strength) grant.Grant {

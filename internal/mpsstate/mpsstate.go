@@ -1,5 +1,6 @@
-// Package mpsstate is what gpuledgerd writes about the MPS daemons that it runs, and what the kernel says of
-// them to a create: gpuledgerd may have ended, or may not have noticed yet that a daemon has.
+// Package mpsstate is what gpuledgerd writes about the MPS daemons that it runs, and what the
+// kernel says of them to a create: gpuledgerd may have ended, or may not have noticed yet that a
+// daemon has.
 package mpsstate
 
 import (
@@ -22,7 +23,8 @@ const version = 1
 // maxState bounds that file, in bytes.
 const maxState = 64 << 10
 
-// Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another version nothing is known.
+// Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another
+// version nothing is known.
 func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
 	var m grant.MPSDaemon
 	data, err := host.ReadFile(filepath.Join(dir, "state.json"), maxState)
@@ -46,7 +48,8 @@ func Write(h host.Host, dir string, m grant.MPSDaemon) (err error) {
 	return host.ReplaceFile(filepath.Join(dir, "state.json"), append(data, '\n'), 0o600, host.Volatile)
 }
 
-// Of gives the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead, or not have noticed yet.
+// Of gives the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead,
+// or not have noticed yet.
 func Of(h host.Host, run string, grants []grant.Grant) (daemons []grant.MPSDaemon) {
 	for _, g := range grants {
 		if g.Mode != grant.MPS {
@@ -70,8 +73,8 @@ func All(h host.Host, run string) (daemons []grant.MPSDaemon) {
 	return daemons
 }
 
-// Serves reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU: one that it knows, or one that the daemon,
-// which starts its servers itself, has started since.
+// Serves reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU: one
+// that it knows, or one that the daemon, which starts its servers itself, has started since.
 func Serves(h host.Host, run, uuid string, p grant.Process) bool {
 	names, _ := os.ReadDir(grant.MPSDir(run, ""))
 	for _, name := range names {
@@ -114,11 +117,12 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 	return m, true
 }
 
-// OtherSocket is the problem of a daemon whose clients, or one of them, has put another socket where new ones look for it.
+// OtherSocket is the problem of a daemon whose clients, or one of them, has put another socket
+// where new ones look for it.
 const OtherSocket = "its control socket was replaced by another"
 
-// Socket tells which file the control socket of the daemon in a directory is, by device and inode, and its mode. The daemon keeps the
-// inode from being another file's for as long as it lives.
+// Socket tells which file the control socket of the daemon in a directory is, by device and inode,
+// and its mode. The daemon keeps the inode from being another file's for as long as it lives.
 func Socket(dir string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(SocketPath(dir), &st)

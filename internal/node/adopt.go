@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
-// gpushare's pod-level annotations: the allocation whose size stands in the container's environment, and the sum that
-// bounds it.
+// gpushare's pod-level annotations: the allocation whose size stands in the container's
+// environment, and the sum that bounds it.
 const (
 	gpushareSource = "annotation:ALIYUN_COM_GPU_MEM_IDX"
 	gpusharePod    = "ALIYUN_COM_GPU_MEM_POD"
@@ -31,8 +31,9 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 	}
 }
 
-// enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It counts only with a
-// binding, so a crash between here and the binding leaves nothing that holds a GPU.
+// enter makes an adopted grant one of the ledger's, in the critical section that decided on it. It
+// counts only with a binding, so a crash between here and the binding leaves nothing that holds a
+// GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
 	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil { // the grants of containers that ended, this one's last among them
 		return adopted, err
@@ -52,7 +53,8 @@ func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Gran
 	return g, nil
 }
 
-// unbind forgets a binding, and with it what only its container kept: the grant that it adopted, and the limits of one that is over.
+// unbind forgets a binding, and with it what only its container kept: the grant that it adopted,
+// and the limits of one that is over.
 func unbind(n *Node, tx *ledger.Tx, runtimeRoot, container string) error {
 	b, err := tx.Binding(runtimeRoot, container)
 	if err := tx.Unbind(runtimeRoot, container); err != nil {
@@ -64,7 +66,8 @@ func unbind(n *Node, tx *ledger.Tx, runtimeRoot, container string) error {
 	return nil
 }
 
-// dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep would remove it.
+// dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep
+// would remove it.
 func dropOrphan(n *Node, tx *ledger.Tx, id grant.ID) {
 	g, err := tx.Get(id)
 	if err == nil && g.Orphaned() {

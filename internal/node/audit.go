@@ -10,7 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// auditLine is one decision in the audit log. docs/audit.md explains the fields to those who read it.
+// auditLine is one decision in the audit log. docs/audit.md explains the fields to those who read
+// it.
 type auditLine struct {
 	Time      time.Time         `json:"time"`
 	Engine    grant.Engine      `json:"engine"`
@@ -37,12 +38,14 @@ type auditPod struct {
 	Container string `json:"container"`
 }
 
-// maxLine bounds a line, in bytes with its end: a tenant, who chooses how much there is to find, fills no log with one
-// container. It also keeps a line within one page, which file systems write at once or not at all.
+// maxLine bounds a line, in bytes with its end: a tenant, who chooses how much there is to find,
+// fills no log with one container. It also keeps a line within one page, which file systems write
+// at once or not at all.
 const maxLine = 4096
 
-// recordDecision records a decision that is worth it: everything but a plain pass. It is best effort: a full disk harms nobody,
-// and a GPU that was granted by the ledger is not taken away for it.
+// recordDecision records a decision that is worth it: everything but a plain pass. It is best
+// effort: a full disk harms nobody, and a GPU that was granted by the ledger is not taken away for
+// it.
 func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
@@ -162,8 +165,8 @@ func (l auditLine) json() ([]byte, error) {
 	return w.End()
 }
 
-// shorten drops the second half of the longest list, and where none is left the texts that the others repeat. It reports
-// whether there was anything to drop.
+// shorten drops the second half of the longest list, and where none is left the texts that the
+// others repeat. It reports whether there was anything to drop.
 func (l *auditLine) shorten() bool {
 	details, removed, recorded := len(l.Details), len(l.Removed), len(l.Recorded)
 	switch longest := max(details, removed, recorded); {

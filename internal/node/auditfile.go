@@ -10,9 +10,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// appendAudit adds a line to the audit log, and rotates the log where the line would make it too large. Many short
-// processes do so at once, so nothing waits for anybody: a line is one write at the file's end, and who rotates is whoever
-// gets the lock. It never fails: what cannot be written harms no container.
+// appendAudit adds a line to the audit log, and rotates the log where the line would make it too
+// large. Many short processes do so at once, so nothing waits for anybody: a line is one write at
+// the file's end, and who rotates is whoever gets the lock. It never fails: what cannot be written
+// harms no container.
 func appendAudit(a grant.Audit, line []byte) {
 	f := openAudit(a.File)
 	if f < 0 {
@@ -41,8 +42,9 @@ func takeBack(f int, n int64) {
 	}
 }
 
-// openAudit opens the log, or gives -1. It waits for nothing and follows no link, whatever stands in the file's place: a
-// FIFO would hold containers up, and a link would let whoever can write into the directory choose what root writes to.
+// openAudit opens the log, or gives -1. It waits for nothing and follows no link, whatever stands
+// in the file's place: a FIFO would hold containers up, and a link would let whoever can write into
+// the directory choose what root writes to.
 func openAudit(path string) int {
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
 	f, err := unix.Open(path, flags, 0o640)
@@ -68,9 +70,10 @@ func sizeOf(f int) int64 {
 	return st.Size
 }
 
-// rotated gives the file that follows f, or -1 where f is to be written to as it is. The lock is the file's own and is
-// tried, never waited for: another process that has it is rotating at this moment, and a line more in the old file is no
-// harm. Whoever gets it late finds another file at the path and leaves that alone.
+// rotated gives the file that follows f, or -1 where f is to be written to as it is. The lock is
+// the file's own and is tried, never waited for: another process that has it is rotating at this
+// moment, and a line more in the old file is no harm. Whoever gets it late finds another file at
+// the path and leaves that alone.
 func rotated(f int, a grant.Audit) int {
 	if unix.Flock(f, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return -1
@@ -88,8 +91,8 @@ func isAt(f int, path string) bool {
 	return unix.Fstat(f, &open) == nil && unix.Lstat(path, &there) == nil && open.Dev == there.Dev && open.Ino == there.Ino
 }
 
-// shift renames FILE to FILE.1, FILE.1 to FILE.2 and so on, the oldest first. A crash in between leaves a gap in the
-// numbers, which costs the oldest file at most.
+// shift renames FILE to FILE.1, FILE.1 to FILE.2 and so on, the oldest first. A crash in between
+// leaves a gap in the numbers, which costs the oldest file at most.
 func shift(a grant.Audit) bool {
 	old := func(i int) string { return a.File + "." + strconv.Itoa(i) }
 	last := 1 // the first number that is free, or the last that there is

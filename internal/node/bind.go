@@ -10,11 +10,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
-// maxTries bounds how often the ledger may change between a plan and its commit. Each change means that
-// another process got on, so many containers at once need few tries.
+// maxTries bounds how often the ledger may change between a plan and its commit. Each change means
+// that another process got on, so many containers at once need few tries.
 const maxTries = 32
 
-// bind plans, and commits a plan that admits. The binding is recorded before anything is done with it.
+// bind plans, and commits a plan that admits. The binding is recorded before anything is done with
+// it.
 func bind(n *Node, f facts) Decision {
 	for try := range maxTries {
 		view := grant.View{}
@@ -55,8 +56,8 @@ func examineOwn(n *Node, c grant.Container) {
 }
 
 // commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
-// containers with one grant one is refused. It returns the decision as it is now. It is not settled if
-// other edits are needed than were planned, or facts that were not read.
+// containers with one grant one is refused. It returns the decision as it is now. It is not settled
+// if other edits are needed than were planned, or facts that were not read.
 func commit(n *Node, f facts, p plan) (d Decision, settled bool, err error) {
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
 		view := viewOf(n, tx, f)
@@ -83,8 +84,8 @@ func enlist(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 		return bindLive(n, tx, f, d)
 	}
 	if n.Ledger.ContainerLife(f.Container.RuntimeRoot, f.Container.ID) != grant.Dead {
-		// Nothing can be bound: the binding would live with that container. And it may end before the
-		// real runtime looks, which would then start this one without a binding.
+		// Nothing can be bound: the binding would live with that container. And it may end before
+		// the real runtime looks, which would then start this one without a binding.
 		*d = *inUse(f.Container)
 		return nil
 	}
@@ -103,7 +104,8 @@ func enlist(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if err != nil {
 		return err
 	}
-	// This process becomes the real runtime by exec, so it is the container's creator; or it reserves.
+	// This process becomes the real runtime by exec, so it is the container's creator; or it
+	// reserves.
 	return record(n, tx, f, d, self)
 }
 
@@ -114,8 +116,8 @@ func inUse(c grant.Container) *Decision {
 	return r
 }
 
-// record enters the grant if it is adopted, and records its binding in place of what was reserved for the
-// container.
+// record enters the grant if it is adopted, and records its binding in place of what was reserved
+// for the container.
 func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process) error {
 	if d.Grant.ID == "" {
 		g, err := enter(n, tx, *d.Grant, f.fresh)
@@ -145,8 +147,8 @@ func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process)
 	return err
 }
 
-// creating reports whether a container of the same id is about to exist: it is bound, and not there yet.
-// The real runtime cannot refuse that one, so both would start, one of them without a binding.
+// creating reports whether a container of the same id is about to exist: it is bound, and not there
+// yet. The real runtime cannot refuse that one, so both would start, one of them without a binding.
 func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
 	b, err := tx.Binding(c.RuntimeRoot, c.ID)
 	if errors.Is(err, ledger.ErrNotFound) {
@@ -156,8 +158,8 @@ func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
 }
 
 // bindLive binds the grant to a container that the runtime has made. If the wrapper did so at the
-// beginning of this create, its binding stands: it names the same process, or for crun, which forks,
-// that process's parent.
+// beginning of this create, its binding stands: it names the same process, or for crun, which
+// forks, that process's parent.
 func bindLive(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live.Unknown != nil {
 		return f.Live.Unknown

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Pause is the break-glass: while it lasts, what would be refused, or lose GPUs by policy, starts as it is, and is recorded.
-// Admissions go on, so that the ledger stays true.
+// Pause is the break-glass: while it lasts, what would be refused, or lose GPUs by policy, starts
+// as it is, and is recorded. Admissions go on, so that the ledger stays true.
 type Pause struct {
 	Version int       `json:"version"`
 	Since   time.Time `json:"since"`
@@ -27,11 +27,12 @@ type Pause struct {
 // maxPause bounds what is read of the file, in bytes.
 const maxPause = 4096
 
-// pausePath is the file of a Pause in the state directory, or in the run directory where that one is part of the emergency.
+// pausePath is the file of a Pause in the state directory, or in the run directory where that one
+// is part of the emergency.
 func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
-// Paused tells whether refusals are switched off. A file that cannot be read switches nothing off. That of the run directory is the newer
-// one where there are two: who writes the other removes it.
+// Paused tells whether refusals are switched off. A file that cannot be read switches nothing off.
+// That of the run directory is the newer one where there are two: who writes the other removes it.
 func (n *Node) Paused() (Pause, bool) {
 	p, known := pauseIn(n.Policy.RunDir)
 	if known {
@@ -63,8 +64,8 @@ func pauseIn(dir string) (p Pause, known bool) {
 	return p, true
 }
 
-// Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only the run directory can be written: the
-// disk may be what is broken.
+// Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only
+// the run directory can be written: the disk may be what is broken.
 func (n *Node) Disable(long time.Duration) (Pause, error) {
 	p := Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second)}
 	if long > 0 {
@@ -109,7 +110,8 @@ type Enabled struct {
 	For error // why it is over for this boot alone: the state directory has it, and cannot be written
 }
 
-// Enable ends a Pause. Where the disk has one and is broken meanwhile, one in the run directory that is over says so.
+// Enable ends a Pause. Where the disk has one and is broken meanwhile, one in the run directory
+// that is over says so.
 func (n *Node) Enable() (e Enabled, err error) {
 	p, was := n.Paused()
 	stored, err := unpause(n.Policy.StateDir)
@@ -142,7 +144,8 @@ func unpause(dir string) (was bool, err error) {
 	return true, err
 }
 
-// Mode is what becomes of refusals, and of what policy takes away, now: "enforce", "report" or "disabled".
+// Mode is what becomes of refusals, and of what policy takes away, now: "enforce", "report" or
+// "disabled".
 func (n *Node) Mode() grant.RulesMode {
 	if _, paused := n.Paused(); paused {
 		return grant.Disabled

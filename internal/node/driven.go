@@ -18,7 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// limiter finds who has the driver limit memory here. Where the driver cannot, nothing is looked for.
+// limiter finds who has the driver limit memory here. Where the driver cannot, nothing is looked
+// for.
 func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 	if inv.Driver.MemoryLimits != grant.CanLimit || n.Policy.Enforcement.Limit == grant.LibraryBackend {
 		return l
@@ -48,7 +49,8 @@ func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 	return l
 }
 
-// drivable reports whether the driver's limit can be set for the container: our hook is about to be in its spec, or is.
+// drivable reports whether the driver's limit can be set for the container: our hook is about to be
+// in its spec, or is.
 func (f facts) drivable(spec request.Spec) bool {
 	if f.CgroupsOff || f.Restored {
 		return false
@@ -61,12 +63,14 @@ func (f facts) drivable(spec request.Spec) bool {
 	})
 }
 
-// LimitTime is how long a hook waits for gpuledgerd: it may have to load the driver's library first.
+// LimitTime is how long a hook waits for gpuledgerd: it may have to load the driver's library
+// first.
 const LimitTime = 40 * time.Second
 
-// Drive has the driver limit a container that its runtime has made and not started, of a create that our runtime has admitted: without
-// its binding nobody knows what it may have. Nothing is done for one whose grant is held by something else, or that starts as it is
-// whoever asks: the hook stands in a spec that somebody uses again.
+// Drive has the driver limit a container that its runtime has made and not started, of a create
+// that our runtime has admitted: without its binding nobody knows what it may have. Nothing is done
+// for one whose grant is held by something else, or that starts as it is whoever asks: the hook
+// stands in a spec that somebody uses again.
 func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 	b, err := admitted(n, c)
 	switch {
@@ -84,7 +88,8 @@ func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 		Hint: "see that gpuledgerd runs (systemctl status gpuledgerd) and what `gpuledger doctor` says of strength; or set enforcement.limit = \"library\""}
 }
 
-// admitted is the binding of a live container's create. Where the configuration cannot be read the ledger is somewhere else.
+// admitted is the binding of a live container's create. Where the configuration cannot be read the
+// ledger is somewhere else.
 func admitted(n *Node, c Create) (b grant.Binding, err error) {
 	switch {
 	case c.Live.Unknown != nil:
@@ -108,8 +113,8 @@ func startsAsItIs(n *Node, c Create) bool {
 	return d.Kind == grant.Pass && !d.Touches()
 }
 
-// Weaken says in the ledger that nothing holds a container, which starts all the same because nothing is enforced. Its root may be
-// unknown.
+// Weaken says in the ledger that nothing holds a container, which starts all the same because
+// nothing is enforced. Its root may be unknown.
 func (n *Node) Weaken(c grant.Container) {
 	_ = n.Ledger.Update(func(tx *ledger.Tx) (err error) {
 		for _, root := range append(tx.BindingsIn(c.ID, c.Bundle), c.RuntimeRoot) {
@@ -123,8 +128,8 @@ func (n *Node) Weaken(c grant.Container) {
 	})
 }
 
-// undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is there. What is left of
-// them gpuledgerd finds by itself.
+// undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is
+// there. What is left of them gpuledgerd finds by itself.
 func undrive(n *Node, runtimeRoot, container string, within time.Duration) {
 	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }

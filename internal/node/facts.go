@@ -15,9 +15,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// facts are all that a create is decided by, except for the ledger. They are read before the ledger is
-// locked: a path of a tenant's may lead into a file system that never answers, and a process that waits
-// for one cannot be killed. While the ledger is locked, nothing is added to them.
+// facts are all that a create is decided by, except for the ledger. They are read before the ledger
+// is locked: a path of a tenant's may lead into a file system that never answers, and a process
+// that waits for one cannot be killed. While the ledger is locked, nothing is added to them.
 type facts struct {
 	Create
 	policy  grant.Policy
@@ -46,7 +46,8 @@ type gpuFacts struct {
 }
 
 // readFacts reads the spec, and what is known of the container beside it. The second result is a
-// refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse it.
+// refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse
+// it.
 func readFacts(n *Node, c Create) (facts, *Decision) {
 	f := facts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
@@ -130,8 +131,8 @@ func freshID() grant.ID {
 	return grant.NewID(random)
 }
 
-// gather adds to the facts what a decision by this view of the ledger needs. For a container that asks
-// for no GPU it reads nothing.
+// gather adds to the facts what a decision by this view of the ledger needs. For a container that
+// asks for no GPU it reads nothing.
 func gather(f facts, view grant.View) facts {
 	if f.suffice(view) {
 		return f
@@ -167,18 +168,19 @@ func (f facts) needsLibraries(view grant.View) bool {
 	return f.gpu.inventory.Shim.Dir != "" && couldBeLimited(view)
 }
 
-// unseen reports whether nothing of the image can be seen or changed any more: the container runs, or
-// its create was reported by NRI, which does not know the root file system.
+// unseen reports whether nothing of the image can be seen or changed any more: the container runs,
+// or its create was reported by NRI, which does not know the root file system.
 func (f facts) unseen() bool { return f.image.Root == "" || f.Running }
 
-// isOwn reports whether a binding is this container's. A process that reserves, or that settles after
-// the create, may not know the runtime's root; ids that engines make up differ.
+// isOwn reports whether a binding is this container's. A process that reserves, or that settles
+// after the create, may not know the runtime's root; ids that engines make up differ.
 func (f facts) isOwn(b grant.Binding) bool {
 	return b.Container == f.Container.ID &&
 		(b.RuntimeRoot == f.Container.RuntimeRoot || b.Reserved || f.AnyRoot)
 }
 
-// coverOf finds the last mount of the container's own that lies over the place of a grant's records.
+// coverOf finds the last mount of the container's own that lies over the place of a grant's
+// records.
 func coverOf(mounts []specs.Mount) (c cover) {
 	for _, m := range mounts {
 		place := filepath.Clean("/" + m.Destination)

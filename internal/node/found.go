@@ -57,9 +57,10 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 	}
 }
 
-// Bystander tells, by the records of the real runtimes that keep their states in roots, who a container is that nothing was granted
-// to, whether policy exempts it, the root that it is in, and its first process: who says that a process is of this container has to
-// compare the two. No process where none of them knows it.
+// Bystander tells, by the records of the real runtimes that keep their states in roots, who a
+// container is that nothing was granted to, whether policy exempts it, the root that it is in, and
+// its first process: who says that a process is of this container has to compare the two. No
+// process where none of them knows it.
 func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool, root string, init grant.Process) {
 	if engine == "" {
 		engine = n.Policy.Engine

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Hands judges the descriptors with which a process is run in a container that is there already. Nodes of a GPU that the container was created
-// with are its own; any other is refused.
+// Hands judges the descriptors with which a process is run in a container that is there already.
+// Nodes of a GPU that the container was created with are its own; any other is refused.
 func (n *Node) Hands(c request.Caller) *grant.Refusal {
 	r, err := request.Find(createdSpec(n, c.Container), c, n.finder(n.Inventory))
 	if err != nil {

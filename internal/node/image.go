@@ -16,8 +16,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/rootfs"
 )
 
-// listed is an admission with the driver's libraries in the image's ld.so.cache. Where that cannot be, the loader finds them all the
-// same and only what asks the cache does not, so it is recorded and no more.
+// listed is an admission with the driver's libraries in the image's ld.so.cache. Where that cannot
+// be, the loader finds them all the same and only what asks the cache does not, so it is recorded
+// and no more.
 func listed(f facts, d Decision) Decision {
 	if d.Kind != grant.Admit || d.Known || len(d.Edits.Mounts) == 0 {
 		return d
@@ -42,7 +43,8 @@ func listed(f facts, d Decision) Decision {
 	return d
 }
 
-// isDirectory reports whether a path with a slash at its end, as filepath.Split leaves one, is a directory whose path is clean.
+// isDirectory reports whether a path with a slash at its end, as filepath.Split leaves one, is a
+// directory whose path is clean.
 func isDirectory(path, clean string) bool {
 	return clean != "" && strings.TrimSuffix(path, "/") == clean || filepath.Clean(path) == clean
 }
@@ -51,15 +53,16 @@ func tree(i layout.Image, bundle string) rootfs.Tree {
 	return rootfs.Tree{Root: i.Root, Bundle: bundle, Mounts: i.Mounts}
 }
 
-// Delete is Tidy at a container's delete: what was made in its root file system for the mounts of the driver's files goes, too.
+// Delete is Tidy at a container's delete: what was made in its root file system for the mounts of
+// the driver's files goes, too.
 func (n *Node) Delete(runtimeRoot, container string) {
 	if bundle := n.Tidy(runtimeRoot, container); bundle != "" {
 		removeMountPoints(n, bundle)
 	}
 }
 
-// removeMountPoints takes the mount points of the driver's files out of the root file system of a bundle whose container is dead. Whatever it
-// cannot read it leaves as it is.
+// removeMountPoints takes the mount points of the driver's files out of the root file system of a
+// bundle whose container is dead. Whatever it cannot read it leaves as it is.
 func removeMountPoints(n *Node, bundle string) {
 	path := filepath.Join(bundle, "config.json")
 	info, err := os.Stat(path)
@@ -90,12 +93,14 @@ func removeMountPoints(n *Node, bundle string) {
 	}
 }
 
-// isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of a record.
+// isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of
+// a record.
 func isShim(n *Node, m specs.Mount) bool {
 	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && (strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
 }
 
-// shimmed is the library that a path is a place of, "" if it is none that the shim takes the place of.
+// shimmed is the library that a path is a place of, "" if it is none that the shim takes the place
+// of.
 func shimmed(path string) string {
 	if name := filepath.Base(path); slices.Contains(grant.Shimmed, name) {
 		return name
@@ -103,14 +108,16 @@ func shimmed(path string) string {
 	return ""
 }
 
-// compat is where CUDA's images have a libcuda of their own, newer than the node's (NVIDIA's "forward compatibility" packages).
+// compat is where CUDA's images have a libcuda of their own, newer than the node's (NVIDIA's
+// "forward compatibility" packages).
 const compat = "/usr/local/cuda/compat"
 
 // maxSearched bounds how many directories of LD_LIBRARY_PATH are looked into.
 const maxSearched = 64
 
-// ownLibraries are the places where a program of the container would find a libcuda or an NVML of the image's or of its own mounts:
-// in LD_LIBRARY_PATH, which comes before all, and by ld.so.cache. A limit has to lie over them.
+// ownLibraries are the places where a program of the container would find a libcuda or an NVML of
+// the image's or of its own mounts: in LD_LIBRARY_PATH, which comes before all, and by ld.so.cache.
+// A limit has to lie over them.
 func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	var own []grant.OwnLibrary
 	for _, place := range i.Mounts {

@@ -14,12 +14,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// shimPlaces are where the proxies lie, from the directory of the program that runs: as packages install them, and as `make build`
-// does.
+// shimPlaces are where the proxies lie, from the directory of the program that runs: as packages
+// install them, and as `make build` does.
 var shimPlaces = []string{"../lib/gpuledger/shim", "shim"}
 
-// Shim looks for the proxies. Their directory is told without links: a package's is a link to that of its version, and what is
-// mounted into a container is never written over.
+// Shim looks for the proxies. Their directory is told without links: a package's is a link to that
+// of its version, and what is mounted into a container is never written over.
 func (n *Node) Shim() grant.Shim {
 	var dirs []string
 	if dir := n.Policy.Enforcement.Shim; dir != "" {
@@ -84,7 +84,8 @@ func elfMachine() byte {
 	return 0
 }
 
-// couldBeLimited reports whether one of the grants that a container may hold is of mode limit or mps.
+// couldBeLimited reports whether one of the grants that a container may hold is of mode limit or
+// mps.
 func couldBeLimited(view grant.View) bool {
 	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit || g.Mode == grant.MPS })
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Live is what a hook knows of the create that it is a part of: the real runtime holds the container's id and has made
-// the container, but started nothing in it.
+// Live is what a hook knows of the create that it is a part of: the real runtime holds the
+// container's id and has made the container, but started nothing in it.
 type Live struct {
 	Creators []grant.Process // the runtime's process that makes the container, then those above it
 	Unknown  error           // why they cannot be told; such a container gets no grant
 }
 
-// Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and binds nothing. What
-// runs in the create itself decides again and binds.
+// Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and
+// binds nothing. What runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
 	d := n.Explain(c)
 	recordOnly(n, &d)
@@ -40,9 +40,9 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 	recordDecision(n, c.Container, d.pod, failed)
 }
 
-// Verify looks at what was made of a live container with the eyes that judged its spec: at the nodes in its /dev and,
-// where they can be read, at the rules of its device cgroup (nil: those of the edited spec). Whatever it reaches must be
-// in the grant.
+// Verify looks at what was made of a live container with the eyes that judged its spec: at the
+// nodes in its /dev and, where they can be read, at the rules of its device cgroup (nil: those of
+// the edited spec). Whatever it reaches must be in the grant.
 func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup) error {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, Create{Caller: c.Caller, Config: d.Config, Live: c.Live})

@@ -1,6 +1,6 @@
-// Package node is the one door: every entry point (runtime wrapper, hook, CDI, NRI, command line) asks here, so all give
-// the same verdict. It joins what the other packages do: read the policy, find what a spec reaches, look into the
-// ledger, decide, bind, edit.
+// Package node is the one door: every entry point (runtime wrapper, hook, CDI, NRI, command line)
+// asks here, so all give the same verdict. It joins what the other packages do: read the policy,
+// find what a spec reaches, look into the ledger, decide, bind, edit.
 package node
 
 import (
@@ -28,14 +28,15 @@ type Node struct {
 	kept   *gpu.Kept
 }
 
-// Keep has it remember the inventory, and what does not change of the ledger, between two looks at them, for a program that stays.
+// Keep has it remember the inventory, and what does not change of the ledger, between two looks at
+// them, for a program that stays.
 func (n *Node) Keep() {
 	n.kept = &gpu.Kept{}
 	n.Ledger.Keep()
 }
 
-// Open reads the configuration at path. It always gives a node: one with a broken configuration still lets containers
-// start that reach no GPU.
+// Open reads the configuration at path. It always gives a node: one with a broken configuration
+// still lets containers start that reach no GPU.
 func Open(path string, h host.Host) *Node {
 	p, err := policy.Load(path)
 	if err != nil {
@@ -44,7 +45,8 @@ func Open(path string, h host.Host) *Node {
 	return &Node{config: path, Host: h, Policy: p, Broken: err, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 }
 
-// Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold what was read.
+// Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold
+// what was read.
 func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	load := gpu.Load
 	if n.kept != nil {
@@ -62,8 +64,8 @@ func (n *Node) Daemon() int { return n.Host.Holder(filepath.Join(n.Policy.RunDir
 // InventoryStamp tells one state of the snapshot's file from another.
 func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Policy.StateDir)) }
 
-// finder is what tells GPU devices from others here. On a simulated node the snapshot does, because the system knows
-// none.
+// finder is what tells GPU devices from others here. On a simulated node the snapshot does, because
+// the system knows none.
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
 	program, _ := os.Executable() // unknown, it is guarded less
 	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM, Taken: n.Host.CharacterMajors, Config: n.config, Program: program}

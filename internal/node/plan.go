@@ -63,9 +63,9 @@ func planned(f facts, view grant.View) plan {
 	return p
 }
 
-// edit applies the verdict, and looks at the result as Find looked at the original. What the edits add
-// of the inventory is known: the driver's files, and its majors, which the kernel was asked for if the
-// spec itself names one that could be the driver's.
+// edit applies the verdict, and looks at the result as Find looked at the original. What the edits
+// add of the inventory is known: the driver's files, and its majors, which the kernel was asked for
+// if the spec itself names one that could be the driver's.
 func (p *plan) edit(f facts) (err error) {
 	inventory := f.gpu.inventory
 	f.finder.Files = inventory.Driver.Sources()
@@ -91,8 +91,8 @@ func (p *plan) edit(f facts) (err error) {
 	return nil
 }
 
-// sound returns nil if all that the edited spec still reaches is in the grant. (That editing it again
-// changes nothing is tested as a property.)
+// sound returns nil if all that the edited spec still reaches is in the grant. (That editing it
+// again changes nothing is tested as a property.)
 func (p plan) sound(f facts, view grant.View) error {
 	second := f.judge.Decide(p.left, view, f.gpu.inventory, f.policy)
 	if second.Kind != p.Kind {
@@ -104,8 +104,8 @@ func (p plan) sound(f facts, view grant.View) error {
 	return nil
 }
 
-// missing names an edit that a spec of this environment has not seen, by the verdict about that spec. It
-// is "" if the spec has seen all edits that take something away.
+// missing names an edit that a spec of this environment has not seen, by the verdict about that
+// spec. It is "" if the spec has seen all edits that take something away.
 func missing(verdict grant.Verdict, env []string) string {
 	if verdict.Narrow {
 		return "device rules"
@@ -119,7 +119,8 @@ func missing(verdict grant.Verdict, env []string) string {
 	return verdict.Removed[i].String()
 }
 
-// isSet reports whether an environment has a variable, and every occurrence has the value of the edits.
+// isSet reports whether an environment has a variable, and every occurrence has the value of the
+// edits.
 func isSet(edits []string, name string, env []string) bool {
 	ofName := func(entry string) bool { return strings.HasPrefix(entry, name+"=") }
 	i := slices.IndexFunc(edits, ofName)
@@ -163,8 +164,8 @@ type cover struct {
 	volatile    bool // a file system of the container's own, in which a runtime makes what it needs
 }
 
-// hidden is a refusal if a runtime would have to make mount points in a directory that the container
-// mounts, which may be the node's own /run.
+// hidden is a refusal if a runtime would have to make mount points in a directory that the
+// container mounts, which may be the node's own /run.
 func hidden(f facts, d Decision) *Decision {
 	if d.Kind != grant.Admit || !d.Limited || !f.cover.exists || f.cover.volatile {
 		return nil

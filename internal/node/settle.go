@@ -9,9 +9,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Settle judges a container that is created already, by the spec that the real runtime was given: nothing can be edited
-// any more, so whatever would have to be is a refusal. An admission binds the grant to holder, the container's init, or
-// with Reserve this process, unless the container's own create has bound it before. Only refusals are recorded.
+// Settle judges a container that is created already, by the spec that the real runtime was given:
+// nothing can be edited any more, so whatever would have to be is a refusal. An admission binds the
+// grant to holder, the container's init, or with Reserve this process, unless the container's own
+// create has bound it before. Only refusals are recorded.
 func (n *Node) Settle(c Create, holder grant.Process) Decision {
 	d := settle(n, c, holder)
 	if d.Kind != grant.Refused {
@@ -76,7 +77,8 @@ func late(c grant.Container, what string, pod grant.Identity) *Decision {
 	return r
 }
 
-// unheld names what keeps the spec's container from being held to its memory by the shim; "" if nothing does.
+// unheld names what keeps the spec's container from being held to its memory by the shim; "" if
+// nothing does.
 func unheld(f facts, d Decision) string {
 	spec, err := request.Parse(f.Config)
 	if err != nil {
@@ -110,8 +112,8 @@ func unheld(f facts, d Decision) string {
 	return ""
 }
 
-// adopt decides again with the ledger locked, and binds. It is not settled if facts are needed that were
-// not read.
+// adopt decides again with the ledger locked, and binds. It is not settled if facts are needed that
+// were not read.
 func adopt(n *Node, f facts, holder grant.Process) (d Decision, settled bool, err error) {
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)

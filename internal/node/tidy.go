@@ -7,9 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// Tidy removes a container's binding where it is dead already: at its delete, and before another one of its id starts. It
-// waits for the lock no longer than tidyWait and never fails: what is left is found dead by whoever looks next. It returns
-// the bundle of what it removed.
+// Tidy removes a container's binding where it is dead already: at its delete, and before another
+// one of its id starts. It waits for the lock no longer than tidyWait and never fails: what is left
+// is found dead by whoever looks next. It returns the bundle of what it removed.
 func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.HasBinding(runtimeRoot, container) {
 		return ""
@@ -33,8 +33,9 @@ func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 // tidyWait is how long a delete or a create may be held up.
 const tidyWait = 100 * time.Millisecond
 
-// TidyDead removes the bindings of containers that are gone, and with them the grants that these adopted, and tells how
-// many there were. It reads bindings only, and takes the lock only for those.
+// TidyDead removes the bindings of containers that are gone, and with them the grants that these
+// adopted, and tells how many there were. It reads bindings only, and takes the lock only for
+// those.
 func (n *Node) TidyDead() int {
 	gone := 0
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {

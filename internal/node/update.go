@@ -10,10 +10,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Update judges the resources of a runtime's update and gives what the real runtime shall read instead. Raw cgroup keys that
-// overwrite the driver's limit or set no resource are refused. Device rules are refused where they open a GPU
-// that the create did not open, and are taken out otherwise: runc ignores them, crun would put them in place of the
-// granted ones, and containerd sends along with every update those of its own spec (docs/adr/0003).
+// Update judges the resources of a runtime's update and gives what the real runtime shall read
+// instead. Raw cgroup keys that overwrite the driver's limit or set no resource are refused. Device
+// rules are refused where they open a GPU that the create did not open, and are taken out
+// otherwise: runc ignores them, crun would put them in place of the granted ones, and containerd
+// sends along with every update those of its own spec (docs/adr/0003).
 func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 	u, err := request.ParseUpdate(resources)
 	if err != nil {
@@ -32,8 +33,8 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 	return edit.Without(resources, "devices")
 }
 
-// refuseKeys refuses raw cgroup keys: that of the driver's limit, those that move or end processes, and for a container with a grant
-// those of which nobody knows what they do (docs/adr/0064).
+// refuseKeys refuses raw cgroup keys: that of the driver's limit, those that move or end processes,
+// and for a container with a grant those of which nobody knows what they do (docs/adr/0064).
 func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 	code, key, doubtful := u.Unfit()
 	switch {
@@ -49,8 +50,9 @@ func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 	return nil
 }
 
-// refuseRules refuses device rules that open more GPUs than the container was created with. In strip mode the engine's own
-// spec of a privileged container is wider than what we made of it, and comes along with every update.
+// refuseRules refuses device rules that open more GPUs than the container was created with. In
+// strip mode the engine's own spec of a privileged container is wider than what we made of it, and
+// comes along with every update.
 func refuseRules(n *Node, c grant.Container, u request.Update) error {
 	created := createdSpec(n, c)
 	if n.Policy.Rules.Privileged == grant.Strip || confined(created) {
@@ -64,8 +66,9 @@ func refuseRules(n *Node, c grant.Container, u request.Update) error {
 		Hint: "a container's GPUs are settled when it is created; leave the devices out of the update"}
 }
 
-// confined reports whether a spec's rules are those that we put in a privileged container's place: only they open every
-// block device and not every character device. The engine's own are wider, and come along with every update.
+// confined reports whether a spec's rules are those that we put in a privileged container's place:
+// only they open every block device and not every character device. The engine's own are wider, and
+// come along with every update.
 func confined(spec request.Spec) bool {
 	if spec.Linux == nil || spec.Linux.Resources == nil {
 		return false
@@ -75,8 +78,8 @@ func confined(spec request.Spec) bool {
 	})
 }
 
-// createdSpec is the spec that the container was created with. Where it is gone, nothing was opened: an update then may open
-// nothing either.
+// createdSpec is the spec that the container was created with. Where it is gone, nothing was
+// opened: an update then may open nothing either.
 func createdSpec(n *Node, c grant.Container) request.Spec {
 	none := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: denyAll}}}
 	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)

@@ -11,7 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
-// readLedger gives the facts with all that a decision needs, and the ledger as it is now. It waits for no lock.
+// readLedger gives the facts with all that a decision needs, and the ledger as it is now. It waits
+// for no lock.
 func readLedger(n *Node, f facts) (facts, grant.View) {
 	var v grant.View
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
@@ -27,8 +28,9 @@ func viewOf(n *Node, tx *ledger.Tx, f facts) grant.View {
 	return withProblem(n, f, ledgerView(n, tx, f))
 }
 
-// ledgerView reads the grants that the container owns or names, and where it could adopt one the whole
-// ledger. What cannot be read is a problem of the view: it stops only containers that want a GPU.
+// ledgerView reads the grants that the container owns or names, and where it could adopt one the
+// whole ledger. What cannot be read is a problem of the view: it stops only containers that want a
+// GPU.
 func ledgerView(n *Node, tx *ledger.Tx, f facts) grant.View {
 	v := grant.View{Now: n.Host.Now()}
 	if n.Broken != nil {
@@ -72,7 +74,8 @@ func (f facts) add(v *grant.View) func(grant.Grant, error) {
 		if f.AnyRoot && f.holds(g) { // it keeps what it was created with after the grant has expired
 			g.Draining, g.Expires = false, time.Time{}
 		}
-		// A binding of this container does not keep it from its grant. Whether its id is in use is checked elsewhere.
+		// A binding of this container does not keep it from its grant. Whether its id is in use is
+		// checked elsewhere.
 		g.Bindings = slices.DeleteFunc(g.Bindings, f.isOwn)
 		var damaged *ledger.DamagedError
 		switch {
@@ -93,7 +96,8 @@ func (f facts) holds(g grant.Grant) bool {
 	})
 }
 
-// withProblem adds to a view what keeps the inventory from being used, if the container asks for a GPU.
+// withProblem adds to a view what keeps the inventory from being used, if the container asks for a
+// GPU.
 func withProblem(n *Node, f facts, v grant.View) grant.View {
 	if !f.gpu.asked || !admission.Asks(f.request, v) {
 		return v

@@ -12,13 +12,15 @@ func ComputeUnkept(n *node.Node) string {
 	return admission.ComputeUnkept(grant.Grant{Mode: grant.Limit, GPUs: make([]grant.Share, 1)}, inv, n.Policy)
 }
 
-// Limitless says why nothing here can hold a container of mode limit to its memory; "" where the shim does.
+// Limitless says why nothing here can hold a container of mode limit to its memory; "" where the
+// shim does.
 func Limitless(n *node.Node) string {
 	inv, _ := n.Inventory()
 	return admission.Limitless(1, inv, n.Policy)
 }
 
-// Driverless says why the driver holds no container of mode limit to its memory here; "" where it does.
+// Driverless says why the driver holds no container of mode limit to its memory here; "" where it
+// does.
 func Driverless(n *node.Node) string {
 	inv, _ := n.Inventory()
 	return admission.Driverless(grant.Grant{Mode: grant.Limit}, inv, n.Policy)

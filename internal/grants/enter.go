@@ -1,0 +1,77 @@
+package grants
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Enter enters a new grant. It returns the reference with its secret this one time: the ledger
+// keeps only a hash. Errors are those of admission.Place, *grant.Refusal with GrantInUse if the
+// owner has a live grant, and *grant.Refusal with the inventory's problem.
+func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	if n.Broken != nil {
+		return grant.Grant{}, grant.Reference{}, n.Broken
+	}
+	if err := checkTies(n, ask.For); err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
+	g, reference, err := node.NewGrant(n, ask)
+	if err != nil {
+		return grant.Grant{}, grant.Reference{}, err
+	}
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := readForPlacement(n, tx)
+		if err != nil {
+			return err
+		}
+		if err := onlyOne(ask.Owner, v); err != nil {
+			return err
+		}
+		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
+			return err
+		}
+		return tx.Put(g)
+	})
+	return withStrength(n, g), reference, err
+}
+
+// withStrength adds to a grant what holds its containers to it on this node now.
+func withStrength(n *node.Node, g grant.Grant) grant.Grant {
+	inv, _ := n.Inventory()
+	g.Strength = admission.Strength(g, inv, n.Policy)
+	g.ComputeStrength = admission.ComputeStrength(g, inv, n.Policy)
+	return g
+}
+
+// onlyOne refuses a second live grant of an owner by name.
+func onlyOne(owner grant.Owner, v grant.View) error {
+	if owner == grant.Bearer {
+		return nil
+	}
+	i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.Owner == owner && g.Live(v.Now) })
+	if i < 0 {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.GrantInUse,
+		Message: fmt.Sprintf("cannot grant: %s holds grant %s already", owner, v.Grants[i].ID),
+		Hint:    fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it", v.Grants[i].ID)}
+}
+
+// readForPlacement removes what is over, and reads all that a placement needs.
+func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
+	inv, problem := n.Inventory()
+	if problem != nil {
+		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+	}
+	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
+		return grant.View{}, inv, err
+	}
+	v, err := tx.Whole(n.Host.Now())
+	return v, inv, err
+}

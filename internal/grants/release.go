@@ -1,0 +1,43 @@
+package grants
+
+import (
+	"errors"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Release gives a grant up. A grant that a container uses is draining then: it counts until the
+// container has ended, unless forced. The grant is returned as it was left; one that is draining is
+// still in the ledger. The error is *grant.NotFoundError if there is no such grant.
+func Release(n *node.Node, id grant.ID, force bool) (grant.Grant, error) {
+	var g grant.Grant
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		var err error
+		if g, err = get(tx, id); err != nil {
+			var damaged *ledger.DamagedError
+			if force && errors.As(err, &damaged) {
+				return removeGrant(n, tx, id)
+			}
+			return err
+		}
+		g.Draining = len(g.Bindings) > 0 && !force
+		if !g.Draining {
+			return removeGrant(n, tx, id)
+		}
+		return tx.Put(g)
+	})
+	return g, err
+}
+
+// removeGrant removes a grant and what was kept for it. A container that uses it keeps its limit. A
+// container that is being created does not start if the driver was to limit it (node.Drive).
+func removeGrant(n *node.Node, tx *ledger.Tx, id grant.ID) error {
+	err := tx.Delete(id)
+	if err == nil {
+		limitfiles.Remove(n.Policy, id)
+	}
+	return err
+}

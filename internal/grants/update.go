@@ -1,0 +1,151 @@
+package grants
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Change is what may be changed of a live grant. A nil field stays as it is.
+type Change struct {
+	Memory  *grant.Bytes   // over all of its GPUs
+	Compute *int           // 0: no share any more
+	TTL     *time.Duration // from now; 0: for ever
+}
+
+// Update grows or shrinks a grant where it is. Its containers are limited to the new size from
+// their next allocation on. Errors are those of Enter, and *grant.NotFoundError.
+func Update(n *node.Node, id grant.ID, c Change) (grant.Grant, error) {
+	var g grant.Grant
+	if n.Broken != nil {
+		return g, n.Broken
+	}
+	if c.Memory != nil {
+		if err := rehearse(n, id); err != nil {
+			return g, err
+		}
+	}
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := readForPlacement(n, tx)
+		if err != nil {
+			return err
+		}
+		if g, err = get(tx, id); err != nil {
+			return err
+		}
+		if g.Draining || g.Expired(v.Now) {
+			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
+		}
+		before := g
+		if g, err = changed(n, before, c, v, inv); err != nil {
+			return err
+		}
+		return putLimited(n, tx, before, g)
+	})
+	return withStrength(n, g), err
+}
+
+// changed gives the grant as it would be. A grant that does not grow needs no free memory: its GPU
+// may be over-full by now, and then to shrink grants is the way out.
+func changed(n *node.Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+	memory, compute := g.Memory(), g.Compute
+	g.GPUs = slices.Clone(g.GPUs)
+	if err := apply(&g, c, v.Now); err != nil {
+		return g, err
+	}
+	if g.Memory() <= memory && g.Compute <= compute {
+		if c.Compute != nil { // what is asked for anew is what can be kept
+			if err := askOf(g).Keepable(inv, n.Policy); err != nil {
+				return g, err
+			}
+		}
+		return g, divide(&g)
+	}
+	var err error
+	g.GPUs, err = admission.Place(askOf(g), g.ID, v, inv, n.Policy)
+	return g, err
+}
+
+// putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a
+// limit that is too small, which the next pass over the ledger corrects.
+func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
+	if driven(before) {
+		return putDriven(n, tx, before, after)
+	}
+	l, err := limitfiles.Open(n.Policy, before)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return tx.Put(after)
+	}
+	defer l.Close()
+	share := admission.Share(before, n.Policy)
+	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {
+		return err
+	}
+	failpoint.Hit("node/limit-lowered")
+	if err := tx.Put(after); err != nil {
+		return errors.Join(err, l.Set(before.GPUs, share))
+	}
+	failpoint.Hit("node/grant-changed")
+	return l.Set(after.GPUs, admission.Share(after, n.Policy))
+}
+
+func apply(g *grant.Grant, c Change, now time.Time) error {
+	if c.Memory != nil {
+		switch g.Mode {
+		case grant.Exclusive:
+			return &grant.UsageError{Message: "cannot change the memory of an exclusive grant: it has all of its GPUs"}
+		case grant.MIG:
+			return &grant.UsageError{
+				Message: "cannot change the memory of a grant in mode mig: it has all of its MIG devices"}
+		}
+		for i := range g.GPUs {
+			g.GPUs[i].Memory = 0 // Place divides the whole anew
+		}
+		g.GPUs[0].Memory = *c.Memory
+	}
+	if c.Compute != nil {
+		g.Compute = *c.Compute
+	}
+	if c.TTL != nil {
+		g.Expires = time.Time{}
+		if *c.TTL > 0 {
+			g.Expires = now.UTC().Truncate(time.Millisecond).Add(*c.TTL)
+		}
+	}
+	return nil
+}
+
+// divide spreads a grant's memory over its GPUs.
+func divide(g *grant.Grant) error {
+	ask := askOf(*g)
+	if err := ask.Validate(); err != nil || g.Mode == grant.Exclusive || g.Mode == grant.MIG {
+		return err
+	}
+	for i := range g.GPUs {
+		g.GPUs[i].Memory = ask.Memory / grant.Bytes(len(g.GPUs))
+	}
+	return nil
+}
+
+// askOf gives the request that the grant answers: for its own GPUs and its own size.
+func askOf(g grant.Grant) admission.Ask {
+	ask := admission.Ask{Compute: g.Compute, Mode: g.Mode, Owner: g.Owner}
+	if g.Mode != grant.Exclusive && g.Mode != grant.MIG {
+		ask.Memory = g.Memory()
+	}
+	for _, s := range g.GPUs {
+		ask.Names = append(ask.Names, s.UUID)
+	}
+	return ask
+}
