@@ -17,8 +17,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -77,12 +77,12 @@ func audit(c *cli.Context) error {
 }
 
 // openLog opens the audit log of the node, or says why there is none.
-func openLog(n *node.Node) (*history.Log, error) {
+func openLog(n *node.Node) (*auditlog.Log, error) {
 	if n.Policy.Audit.File == "" {
 		return nil, &grant.Refusal{Message: `cannot read the audit log: the configuration keeps none (file = "" in [audit])`,
 			Hint: "name a file there; what was decided before is recorded nowhere"}
 	}
-	log, err := history.Open(n.Policy.Audit.File)
+	log, err := auditlog.Open(n.Policy.Audit.File)
 	if err != nil && errors.Is(err, fs.ErrPermission) {
 		return nil, &grant.Refusal{Message: err.Error(), Hint: "root and the group of the file can read it"}
 	}
@@ -90,7 +90,7 @@ func openLog(n *node.Node) (*history.Log, error) {
 }
 
 // follow prints what comes, until it is interrupted.
-func follow(log *history.Log, p *entryPrinter) error {
+func follow(log *auditlog.Log, p *entryPrinter) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(stop)
@@ -110,7 +110,7 @@ func follow(log *history.Log, p *entryPrinter) error {
 }
 
 // filterOf reads the flags. Each of them that is given has to mean something.
-func filterOf(c *cli.Context, now time.Time) (f history.Filter, err error) {
+func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 	if f.Since, err = momentOf(c, "since", now); err != nil {
 		return f, err
 	}
@@ -175,13 +175,13 @@ func moment(text string, now time.Time) (time.Time, error) {
 
 // entryPrinter prints the entries that are wanted.
 type entryPrinter struct {
-	filter history.Filter
+	filter auditlog.Filter
 	raw    bool
 	any    bool
 	table  rollingTable
 }
 
-func (p *entryPrinter) entry(e *history.Entry) error {
+func (p *entryPrinter) entry(e *auditlog.Entry) error {
 	if !p.filter.Wants(e) {
 		return nil
 	}
@@ -207,7 +207,7 @@ func (p *entryPrinter) end() error {
 	return p.table.flush()
 }
 
-func entryRow(e *history.Entry) []string {
+func entryRow(e *auditlog.Entry) []string {
 	verdict := e.Verdict + e.Action
 	if e.Mode != "" {
 		verdict += " (" + e.Mode + ")"
@@ -222,7 +222,7 @@ func entryRow(e *history.Entry) []string {
 }
 
 // entryText is what there is to say of an entry beside its other cells.
-func entryText(e *history.Entry) string {
+func entryText(e *auditlog.Entry) string {
 	var parts []string
 	add := func(before string, list ...string) {
 		if text := strings.Join(list, ", "); text != "" {

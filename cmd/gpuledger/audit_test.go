@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/history"
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 )
 
 // logged is a line of the audit log.
@@ -23,11 +23,11 @@ func writeLog(t *testing.T, path string, lines ...string) {
 }
 
 // rows prints the entries of a log as gpuledger audit does.
-func rows(t *testing.T, filter history.Filter, lines ...string) string {
+func rows(t *testing.T, filter auditlog.Filter, lines ...string) string {
 	t.Helper()
 	path := t.TempDir() + "/audit.jsonl"
 	writeLog(t, path, lines...)
-	log, err := history.Open(path)
+	log, err := auditlog.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestEntriesAsATable(t *testing.T) {
 		"a long name": {at + `"container":"` + strings.Repeat("n", 60) + `","verdict":"pass"}`,
 			"pass - " + strings.Repeat("n", 23) + "… - -"},
 	} {
-		lines := strings.Split(rows(t, history.Filter{}, c.line), "\n")
+		lines := strings.Split(rows(t, auditlog.Filter{}, c.line), "\n")
 		if len(lines) != 3 || !strings.HasPrefix(lines[0], "TIME  ") {
 			t.Fatalf("%s: %q", name, lines)
 		}
@@ -73,7 +73,7 @@ func TestEntriesAsATable(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	if got := rows(t, history.Filter{Code: "gpu-hook"}, logged("c", "no-capacity")); got != "no entries\n" {
+	if got := rows(t, auditlog.Filter{Code: "gpu-hook"}, logged("c", "no-capacity")); got != "no entries\n" {
 		t.Errorf("of nothing: %q", got)
 	}
 }
@@ -85,7 +85,7 @@ func TestALongTable(t *testing.T) {
 		lines = append(lines, logged(fmt.Sprintf("c%d", i), "no-capacity"))
 	}
 	lines = append(lines, logged("a-longer-name", "visible-devices-outside-grant"))
-	all := strings.Split(strings.TrimSuffix(rows(t, history.Filter{}, lines...), "\n"), "\n")
+	all := strings.Split(strings.TrimSuffix(rows(t, auditlog.Filter{}, lines...), "\n"), "\n")
 	if len(all) != len(lines)+1 {
 		t.Fatalf("%d lines of %d entries", len(all), len(lines))
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -245,12 +245,12 @@ const recorded = 256 << 10
 
 // recordedContainers are those that the end of the audit log is about, the last one first.
 func recordedContainers(o sight) (all []candidate) {
-	log, err := history.OpenEnd(o.audit, recorded)
+	log, err := auditlog.OpenEnd(o.audit, recorded)
 	if err != nil {
 		return nil
 	}
 	defer log.Close()
-	_ = log.Read(func(e *history.Entry) error {
+	_ = log.Read(func(e *auditlog.Entry) error {
 		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " + e.PodName()))}); shellWord.MatchString(c.word) {
 			all = slices.DeleteFunc(all, func(o candidate) bool { return o.word == c.word })
 			all = append(all, c)

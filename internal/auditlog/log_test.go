@@ -1,4 +1,4 @@
-package history
+package auditlog
 
 import (
 	"bytes"
@@ -85,7 +85,7 @@ func TestAllFilesAreRead(t *testing.T) {
 		"unknown":      {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a", "audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
 		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a", "3 lines cannot be read and were left out; the first is line 1 of "},
 		"one broken":   {map[string]string{"": entry(0, "a") + "[1,\n"}, "a", "1 line cannot be read and was left out; the first is line 2 of "},
-		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*longest+5) + "\n" + entry(0, "b")}, "a b",
+		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*maxLine+5) + "\n" + entry(0, "b")}, "a b",
 			"1 line cannot be read and was left out; the first is line 2 of "},
 		"no end":           {map[string]string{"": entry(0, "a") + strings.TrimSpace(entry(0, "b"))}, "a b", ""},
 		"half a line":      {map[string]string{"": entry(0, "a") + entry(0, "b")[:30]}, "a", ""},
@@ -111,7 +111,7 @@ func TestAllFilesAreRead(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoFileIsNotRead, and not waited for.
+// TestWhatIsNoFileIsNotRead: it is not waited for, either.
 func TestWhatIsNoFileIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	write(t, path+".1", entry(0, "a"))
@@ -228,7 +228,7 @@ func TestMore(t *testing.T) {
 	rotate(t, path)
 	more("d") // there is no new log yet
 	write(t, path, entry(4, "f"))
-	write(t, path+".1", entry(4, "e")) // by who opened it before
+	write(t, path+".1", entry(4, "e")) // by a process that opened it before
 	more("e f")
 	write(t, path+".1", entry(4, "e2")) // and again
 	more("e2")
@@ -252,8 +252,8 @@ func TestMore(t *testing.T) {
 	_ = os.Remove(path + ".1")
 	write(t, path, entry(8, "l"))
 	more("l")
-	if len(l.files) > 3 || len(l.Warnings()) != 0 {
-		t.Errorf("%d files are open; %q", len(l.files), l.Warnings())
+	if len(l.files.open) > 2 || len(l.Warnings()) != 0 {
+		t.Errorf("%d files are open; %q", len(l.files.open), l.Warnings())
 	}
 }
 
@@ -277,23 +277,23 @@ func TestARotationInBetween(t *testing.T) {
 	write(t, path, entry(1, "b"))
 	write(t, path+".1", entry(0, "a"))
 	l := opened(t, path)
-	names, err := list(path)
-	if err != nil || l.moved(names) {
+	names, err := listRotated(path)
+	if err != nil || l.files.moved(names) {
 		t.Fatalf("nothing has moved (%v)", err)
 	}
 	rotate(t, path)
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("a rotation is overlooked")
 	}
 	l = opened(t, path)
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("a rotation before the first file was opened is overlooked")
 	}
-	names, _ = list(path)
+	names, _ = listRotated(path)
 	_ = os.Rename(path+".1", path+".9")
 	_ = os.Rename(path+".2", path+".1")
 	_ = os.Rename(path+".9", path+".2")
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("other files with the same names are overlooked")
 	}
 }
