@@ -48,12 +48,13 @@ func sample() Snapshot {
 	return s
 }
 
-// watched is the sample's GPU with a grant that is exceeded and a container of nobody's.
+// watched is the sample's GPU with a grant that is exceeded and a container without a grant.
 func watched() watch.Status {
 	s := watch.Status{Samples: 9, Events: map[grant.FindingKind]uint64{grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{grant.OutsideLedger: 1},
 		XIDs: map[watch.XID]uint64{{GPU: "GPU-0", Number: 79}: 1}, Changes: map[string]uint64{"grant": 5, "bind": 4}}
 	s.Taken = noon
-	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50, Processes: 3}}
+	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50, Power: 71500, Temperature: 43, Processes: 3},
+		{UUID: "GPU-1", Utilization: -1}}
 	s.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 5 * grant.GiB, Compute: 40}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: grant.GiB, Compute: -1}}
 	s.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Bytes: grant.GiB}, {Kind: grant.OutsideLedger, GPU: "GPU-0", Bytes: grant.GiB}}
 	return s
@@ -112,9 +113,14 @@ gpuledger_gpu_memory_free_bytes{gpu="GPU-0"} 3.221225472e+09
 gpuledger_gpu_memory_granted_bytes{gpu="GPU-0"} 1.2884901888e+10
 gpuledger_gpu_memory_outside_bytes{gpu="GPU-0"} 1.073741824e+09
 gpuledger_gpu_memory_unexplained_bytes{gpu="GPU-0"} 1.048576e+06
+gpuledger_gpu_memory_unexplained_bytes{gpu="GPU-1"} 0
 gpuledger_gpu_memory_used_bytes{gpu="GPU-0"} 7.516192768e+09
+gpuledger_gpu_memory_used_bytes{gpu="GPU-1"} 0
 gpuledger_gpu_mode{gpu="GPU-0",mode="limit"} 1
+gpuledger_gpu_power_watts{gpu="GPU-0"} 71.5
 gpuledger_gpu_processes{gpu="GPU-0"} 3
+gpuledger_gpu_processes{gpu="GPU-1"} 0
+gpuledger_gpu_temperature_celsius{gpu="GPU-0"} 43
 gpuledger_gpu_utilization_ratio{gpu="GPU-0"} 0.5
 gpuledger_grant_bindings{grant="g-aaaaaaaaaaaa"} 1
 gpuledger_grant_bindings{grant="g-bbbbbbbbbbbb"} 2

@@ -40,9 +40,11 @@ type GPUUse struct {
 	Index       int         `json:"index"`
 	Total       grant.Bytes `json:"total"`
 	Used        grant.Bytes `json:"used"`
-	Outside     grant.Bytes `json:"outside"`     // of it without a grant, or beyond one
-	Unexplained grant.Bytes `json:"unexplained"` // of it by no process; the driver itself needs a little
-	Utilization int         `json:"utilization"` // percent; -1: unknown
+	Outside     grant.Bytes `json:"outside"`                      // of it without a grant, or beyond one
+	Unexplained grant.Bytes `json:"unexplained"`                  // of it by no process; the driver itself needs a little
+	Utilization int         `json:"utilization"`                  // percent; -1: unknown
+	Power       int         `json:"power_milliwatts,omitzero"`    // 0: unknown
+	Temperature int         `json:"temperature_celsius,omitzero"` // 0: unknown
 	Processes   int         `json:"processes"`
 	XIDs        []int       `json:"xids,omitempty"` // since the last sample
 }
@@ -114,7 +116,7 @@ func (j *comparison) addGPU(g grant.Usage) {
 		return
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization,
-		Processes: len(g.Processes), XIDs: g.XIDs}
+		Power: g.Power, Temperature: g.Temperature, Processes: len(g.Processes), XIDs: g.XIDs}
 	j.usersOnGPU = nil
 	usages, accounted := j.usages(g)
 	for _, t := range usages {

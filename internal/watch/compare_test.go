@@ -161,14 +161,15 @@ func TestUse(t *testing.T) {
 	s.runs(11, 0, "/pods/c1", grant.GiB).Compute = 30
 	s.runs(12, 1, "/pods/c2", 2*grant.GiB)
 	s.runs(13, 1, "/", grant.GiB)
-	s.Sample.GPUs[0].Utilization = 60
+	s.Sample.GPUs[0].Utilization, s.Sample.GPUs[0].Power, s.Sample.GPUs[0].Temperature = 60, 71_500, 43
 	r := Compare(s)
 	want := []GrantUse{{ID: one, GPU: gpu0, Granted: 4 * grant.GiB, Used: 2 * grant.GiB, Compute: 50, Processes: 2},
 		{ID: two, GPU: gpu1, Granted: 8 * grant.GiB, Used: 2 * grant.GiB, Compute: -1, Processes: 1}}
 	if !slices.Equal(r.Grants, want) {
 		t.Errorf("grants: %+v", r.Grants)
 	}
-	if g := r.GPUs[1]; g.Used != 3*grant.GiB || g.Outside != grant.GiB || g.Unexplained != 0 || g.Processes != 2 || r.GPUs[0].Utilization != 60 {
+	if g := r.GPUs[1]; g.Used != 3*grant.GiB || g.Outside != grant.GiB || g.Unexplained != 0 || g.Processes != 2 || r.GPUs[0].Utilization != 60 ||
+		r.GPUs[0].Power != 71_500 || r.GPUs[0].Temperature != 43 {
 		t.Errorf("GPUs: %+v", r.GPUs)
 	}
 }
