@@ -53,7 +53,8 @@ func longest() Content {
 	c.Name = word[:95]
 	c.Grants[0].Owner = grant.Owner("pod:7a1c0000-0000-4000-8000-00000000000b/" + word[:63])
 	c.Grants[0].Bindings[0].Pod = grant.Identity{Namespace: word[:63], Pod: word[:253], Container: word[:63]}
-	s.Alarms = []string{`container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] + " uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa"}
+	s.Alarms = []Alarm{{Message: `container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] +
+		" uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa", Advice: word}}
 	s.Refusals = []auditlog.Refusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced, Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
 	return s
 }
@@ -61,7 +62,7 @@ func longest() Content {
 // scenes are what the page has to be good for.
 func scenes() map[string]Content {
 	outside := watched(sample(2))
-	outside.Alarms = []string{"it uses more"}
+	outside.Alarms = []Alarm{{"it uses more", "end it"}}
 	outside.Node.Outside = map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}
 	return map[string]Content{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4), "16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
 }

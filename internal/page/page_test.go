@@ -115,9 +115,13 @@ func TestNodes(t *testing.T) {
 func TestABar(t *testing.T) {
 	page := drawn(t, sample(2))
 	for _, want := range []string{
-		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4GiB</title>`, `<rect class="c1" x="250" y="0" width="500" height="28">`,
-		"12GiB of 16GiB granted, 4GiB free, 50 % of compute; mode limit", "<strong>44GiB</strong> of 32GiB granted on 2 GPUs", "team/job-0/train", "1m30s", "library",
-		`<strong class="bad">it fell off the bus</strong>`, `<rect class="c0" x="0" y="0" width="1000" height="28">`, "None is in the audit log", "refusals are <strong>enforce</strong>",
+		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4.0 GiB</title>`, `<rect class="c1" x="250" y="0" width="500" height="28">`,
+		"memory granted</dt><dd>12.0 GiB of 16.0 GiB<", "memory left</dt><dd>4.0 GiB to grant<",
+		"compute granted</dt><dd>50 %<", "mode</dt><dd>limit<", "memory in use</dt><dd>not known<",
+		"<strong>44.0 GiB</strong> of 32.0 GiB granted on 2 GPUs", "team/job-0/train", "<td>1m30s</td>", "<td>never</td>",
+		"Nothing needs attention.",
+		`<strong class="bad">it fell off the bus</strong>; it gets no new grants`, `<rect class="c0" x="0" y="0" width="1000" height="28">`, "There is none in the audit log",
+		"Mode <strong>enforce</strong>: a container that reaches a GPU without a grant for it does not start",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -129,7 +133,7 @@ func TestABar(t *testing.T) {
 func watched(s Content) Content {
 	w := &s.Watch
 	w.Samples = 3
-	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70}}
+	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70, Power: 71500, Temperature: 43}}
 	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
 	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb", Bytes: grant.GiB, Message: "it uses more"}}
 	for i := range 61 {
@@ -142,9 +146,10 @@ func watched(s Content) Content {
 func TestUse(t *testing.T) {
 	page := drawn(t, watched(sample(2)))
 	for _, want := range []string{
-		"14GiB used, busy 70 %; mode limit", "and <strong>14GiB</strong> used on 2 GPUs", "<td>3GiB</td>", `<td><strong class="bad">9GiB</strong></td>`,
-		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3GiB</title>`, `<rect class="outside" x="750" y="0" width="125" height="10">`,
-		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`, "in the last 60 seconds, up to 16GiB",
+		"memory in use</dt><dd>14.0 GiB<", "busy</dt><dd>70 % of the time<", "power</dt><dd>72 W<", "temperature</dt><dd>43 °C<",
+		"and <strong>14.0 GiB</strong> in use on 2 GPUs", "<td>3.0 GiB</td>", `<td><strong class="bad">9.0 GiB</strong></td>`,
+		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3.0 GiB</title>`, `<rect class="outside" x="750" y="0" width="125" height="10">`,
+		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`, "in the last 60 seconds, up to 16.0 GiB",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -155,7 +160,7 @@ func TestUse(t *testing.T) {
 	}
 	s := watched(sample(2))
 	s.Watch.Failure = "NVML hangs"
-	if page := drawn(t, s); strings.Contains(page, "14GiB used") || strings.Contains(page, "<polyline") {
+	if page := drawn(t, s); strings.Contains(page, "14.0 GiB") || strings.Contains(page, "43 °C") || strings.Contains(page, "<polyline") {
 		t.Error("what was used some time ago is shown as what is used")
 	}
 }
@@ -182,12 +187,23 @@ func TestManyGrants(t *testing.T) {
 	}
 }
 
+func TestAdvice(t *testing.T) {
+	s := sample(0)
+	s.Alarms = []Alarm{{"it is too warm", "run `fan --fast`, then look again"}, {Message: "no advice"}}
+	page := drawn(t, s)
+	if !strings.Contains(page, "<p>it is too warm</p>"+
+		`<p class="advice">What to do: run <code>fan --fast</code>, then look again</p>`) ||
+		strings.Count(page, "What to do") != 1 || strings.Contains(page, "Nothing needs attention") {
+		t.Errorf("the page is %s", page)
+	}
+}
+
 // hostile is what a tenant can get into names and messages.
 const hostile = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} g-abcdefghijkl.00112233445566778899aabbccddeeff"
 
 func TestHostileText(t *testing.T) {
 	s := sample(1)
-	s.Host, s.Alarms = hostile, []string{hostile}
+	s.Host, s.Alarms = hostile, []Alarm{{hostile, hostile}}
 	c := &s.Node.Cards[0]
 	c.Name, c.Health = hostile, hostile
 	c.Grants[0].Owner = hostile
@@ -199,7 +215,7 @@ func TestHostileText(t *testing.T) {
 			t.Errorf("the page has %q", bad)
 		}
 	}
-	if strings.Count(page, "<style") != 1 || !strings.Contains(page, "only recorded (report)") {
+	if strings.Count(page, "<style") != 1 || !strings.Contains(page, "the container started (report)") {
 		t.Error("text became markup, or a refusal is missing")
 	}
 }
