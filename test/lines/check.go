@@ -95,14 +95,16 @@ func width(line string) int {
 	return utf8.RuneCountInString(line) + (tabWidth-1)*strings.Count(line, "\t")
 }
 
-// unbreakable reports whether a comment cannot be made shorter: its first half has no space behind its
-// beginning, or it is a directive.
+// unbreakable reports whether a comment cannot be wrapped: it is a directive or preformatted, or has no
+// space in its first half.
 func unbreakable(line string) bool {
-	text := strings.TrimLeft(line, "\t /*")
-	if directive := strings.TrimLeft(line, "\t "); strings.HasPrefix(directive, "//go:") ||
-		strings.HasPrefix(directive, "//lint:") {
-		return true
+	line = strings.TrimLeft(line, "\t ")
+	for _, beginning := range []string{"//go:", "//lint:", "//\t"} {
+		if strings.HasPrefix(line, beginning) {
+			return true
+		}
 	}
+	text := strings.TrimLeft(line, "/* ")
 	space := strings.IndexByte(text, ' ')
 	return space < 0 || space > maxComment/2
 }

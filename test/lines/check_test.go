@@ -37,6 +37,7 @@ func TestLongLines(t *testing.T) {
 		"block comment":           {"/* a\n" + spaced(105) + "\n*/\n", "3: 105 columns, more than 100"},
 		"address":                 {"// https://" + x(100) + "\n", ""},
 		"address behind a text":   {"// see https://" + x(100) + "\n", "2: 115 columns, more than 100"},
+		"preformatted":            {"//\t" + spaced(100) + "\n", ""},
 		"directive":               {"//go:generate " + spaced(100) + "\n", ""},
 		"raw string":              {"var a = `\n" + x(200) + "\n`\n", ""},
 		"raw string of one line":  {"var a = `" + x(200) + "`\n", "2: 210 columns, more than 110"},

@@ -6,7 +6,8 @@
 //   - as a row of a table: an element of a composite literal of which each element has a line of its own,
 //     because rows are compared column by column;
 //   - within a raw string of several lines, whose bytes are data;
-//   - as a comment that has no space after the limit's first half, such as an address;
+//   - as preformatted text of a comment, which a tab indents: tables and commands;
+//   - as a comment that begins with a long word, such as an address;
 //   - in a file that a program has written ("Code generated").
 //
 // notYet lists the packages that do not comply yet. It may only become shorter: a package that complies
