@@ -12,7 +12,8 @@ import (
 
 // logged is a line of the audit log.
 func logged(container, code string) string {
-	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31.5Z","engine":"containerd","container":%q,"verdict":"refuse","code":%q,"message":"no"}`, container, code)
+	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31.5Z","engine":"containerd","container":%q,`+
+		`"verdict":"refuse","code":%q,"message":"no"}`, container, code)
 }
 
 func writeLog(t *testing.T, path string, lines ...string) {
@@ -48,20 +49,31 @@ func TestEntriesAsATable(t *testing.T) {
 	const at = `{"time":"2026-11-21T19:10:31.5Z",`
 	id := strings.Repeat("3f0c1a2b", 8)
 	for name, c := range map[string]struct{ line, want string }{
-		"a refusal": {at + `"engine":"containerd","container":"` + id + `","pod":{"uid":"u","namespace":"team","name":"job-0","container":"train"},"verdict":"refuse","code":"no-capacity","message":"it is full"}`,
+		"a refusal": {at + `"engine":"containerd","container":"` + id +
+			`","pod":{"uid":"u","namespace":"team","name":"job-0","container":"train"},"verdict":"refuse",` +
+			`"code":"no-capacity","message":"it is full"}`,
 			"refuse no-capacity 3f0c1a2b3f0c team/job-0/train containerd it is full"},
-		"only reported": {at + `"container":"c","verdict":"refuse","mode":"report","code":"no-capacity","message":"it is full","removed":["env A"],"recorded":["adopts nothing: x"]}`,
+		"only reported": {at + `"container":"c","verdict":"refuse","mode":"report","code":"no-capacity",` +
+			`"message":"it is full","removed":["env A"],"recorded":["adopts nothing: x"]}`,
 			"refuse (report) no-capacity c - - it is full; recorded: adopts nothing: x"},
-		"an admission":      {at + `"container":"c","verdict":"admit","grant":"g-a","strength":"library"}`, "admit - c - - grant g-a; strength library"},
-		"hidden":            {at + `"container":"c","verdict":"pass","removed":["env A","env B"]}`, "pass - c - - taken out: env A, env B"},
-		"would be hidden":   {at + `"container":"c","verdict":"pass","mode":"report","removed":["env A"]}`, "pass (report) - c - - would be taken out: env A"},
-		"exempt":            {at + `"container":"c","verdict":"pass","recorded":["exempt gpu-hook"]}`, "pass - c - - recorded: exempt gpu-hook"},
-		"a finding":         {at + `"action":"found","finding":"over-grant","grant":"g-a","message":"too much"}`, "found over-grant - - - too much"},
-		"disabled":          {at + `"action":"disabled","until":"2026-11-21T20:10:31Z"}`, "disabled - - - - until 2026-11-21T20:10:31Z"},
+		"an admission": {at + `"container":"c","verdict":"admit","grant":"g-a","strength":"library"}`,
+			"admit - c - - grant g-a; strength library"},
+		"hidden": {at + `"container":"c","verdict":"pass","removed":["env A","env B"]}`,
+			"pass - c - - taken out: env A, env B"},
+		"would be hidden": {at + `"container":"c","verdict":"pass","mode":"report","removed":["env A"]}`,
+			"pass (report) - c - - would be taken out: env A"},
+		"exempt": {at + `"container":"c","verdict":"pass","recorded":["exempt gpu-hook"]}`,
+			"pass - c - - recorded: exempt gpu-hook"},
+		"a finding": {at + `"action":"found","finding":"over-grant","grant":"g-a",` +
+			`"message":"too much"}`, "found over-grant - - - too much"},
+		"disabled": {at + `"action":"disabled","until":"2026-11-21T20:10:31Z"}`,
+			"disabled - - - - until 2026-11-21T20:10:31Z"},
 		"disabled for good": {at + `"action":"disabled"}`, "disabled - - - - until `gpuledger enable`"},
 		"enabled":           {at + `"action":"enabled"}`, "enabled - - - -"},
-		"a later version's": {at + `"verdict":"defer","code":"new-code","news":{"a":1}}`, "defer new-code - - -"},
-		"for a terminal":    {at + `"container":"a\u001b[2J\nb","verdict":"refuse","message":"\u202ec"}`, "refuse - a\uFFFD[2J\uFFFDb - - \uFFFDc"},
+		"a later version's": {at + `"verdict":"defer","code":"new-code","news":{"a":1}}`,
+			"defer new-code - - -"},
+		"for a terminal": {at + `"container":"a\u001b[2J\nb","verdict":"refuse","message":"\u202ec"}`,
+			"refuse - a\uFFFD[2J\uFFFDb - - \uFFFDc"},
 		"a long name": {at + `"container":"` + strings.Repeat("n", 60) + `","verdict":"pass"}`,
 			"pass - " + strings.Repeat("n", 23) + "… - -"},
 	} {
@@ -78,7 +90,8 @@ func TestEntriesAsATable(t *testing.T) {
 	}
 }
 
-// TestALongTable is laid out in blocks: it never waits in memory, and columns stay in place or move once.
+// TestALongTable is laid out in blocks: it never waits in memory, and columns stay in place or move
+// once.
 func TestALongTable(t *testing.T) {
 	var lines []string
 	for i := range 3*block + 7 {
@@ -108,10 +121,13 @@ func TestALongTable(t *testing.T) {
 func TestMoment(t *testing.T) {
 	now := time.Date(2026, 11, 21, 19, 10, 31, 0, time.UTC)
 	for text, want := range map[string]string{
-		"90m": "2026-11-21T17:40:31Z", "1h30m": "2026-11-21T17:40:31Z", "0s": "2026-11-21T19:10:31Z", "7d": "2026-11-14T19:10:31Z",
-		"2026-11-20": "2026-11-20T00:00:00Z", "2026-11-20 08:05": "2026-11-20T08:05:00Z", "2026-11-20T08:05:06": "2026-11-20T08:05:06Z",
+		"90m": "2026-11-21T17:40:31Z", "1h30m": "2026-11-21T17:40:31Z", "0s": "2026-11-21T19:10:31Z",
+		"7d":         "2026-11-14T19:10:31Z",
+		"2026-11-20": "2026-11-20T00:00:00Z", "2026-11-20 08:05": "2026-11-20T08:05:00Z",
+		"2026-11-20T08:05:06":  "2026-11-20T08:05:06Z",
 		"2026-11-20T08:05:06Z": "2026-11-20T08:05:06Z", "2026-11-20T08:05:06.5+02:00": "2026-11-20T06:05:06Z",
-		"": "", "7": "", "-1h": "", "d": "", "-1d": "", "999999d": "", "yesterday": "", "2026-13-01": "", "19:10": "",
+		"": "", "7": "", "-1h": "", "d": "", "-1d": "", "999999d": "", "yesterday": "",
+		"2026-13-01": "", "19:10": "",
 	} {
 		at, err := moment(text, now)
 		got := at.UTC().Format(time.RFC3339)

@@ -135,7 +135,9 @@ func (l *line) unset() []candidate {
 	for _, f := range flags {
 		v, canHide := f.(cli.VisibleFlag)
 		_, again := f.(*cli.StringSliceFlag)
-		given := slices.ContainsFunc(f.Names(), func(name string) bool { return slices.Contains(l.set, name) })
+		given := slices.ContainsFunc(f.Names(), func(name string) bool {
+			return slices.Contains(l.set, name)
+		})
 		if canHide && !v.IsVisible() || given && !again {
 			continue
 		}
@@ -182,7 +184,8 @@ type sight struct {
 	audit string
 }
 
-// seen is the ledger as the caller may read it: a user other than root gets nothing, and no message.
+// seen is the ledger as the caller may read it: a user other than root gets nothing, and no
+// message.
 func seen(config string) sight {
 	n := node.Open(policy.Path(config), host.Default())
 	o, err := n.Overview()
@@ -237,7 +240,8 @@ func codes(o sight) []candidate {
 	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
 }
 
-// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered, and a tenant may choose the id.
+// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered,
+// and a tenant may choose the id.
 var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
 
 // recorded is how much of the audit log's end is looked through for containers, in bytes.
@@ -251,7 +255,8 @@ func recordedContainers(o sight) (all []candidate) {
 	}
 	defer log.Close()
 	_ = log.Read(func(e *auditlog.Entry) error {
-		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " + e.PodName()))}); shellWord.MatchString(c.word) {
+		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " +
+			e.PodName()))}); shellWord.MatchString(c.word) {
 			all = slices.DeleteFunc(all, func(o candidate) bool { return o.word == c.word })
 			all = append(all, c)
 		}

@@ -44,8 +44,8 @@ type Counts struct {
 // maxRecent is how many refusals are kept.
 const maxRecent = 50
 
-// Counter counts the decisions that are recorded, across the log's rotations. Many goroutines may call
-// its methods; only one calls Poll.
+// Counter counts the decisions that are recorded, across the log's rotations. Many goroutines may
+// call its methods; only one calls Poll.
 type Counter struct {
 	mu     sync.Mutex
 	files  files
@@ -104,8 +104,8 @@ func (c *Counter) Poll() error {
 	return nil
 }
 
-// openNewer opens the files that are new. If none was open, that is the log alone: rotated files may be
-// older than this counter.
+// openNewer opens the files that are new. If none was open, that is the log alone: rotated files
+// may be older than this counter.
 func (c *Counter) openNewer() error {
 	if len(c.files.open) > 0 {
 		missing, err := c.files.openNewer()

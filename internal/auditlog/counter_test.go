@@ -26,7 +26,9 @@ func newLog(t *testing.T) *log {
 }
 
 func refusal(code, container string) string {
-	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31Z","engine":"containerd","container":%q,"pod":{"uid":"u","namespace":"team","name":"job","container":"train"},"verdict":"refuse","code":%q,"message":"no"}`, container, code)
+	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31Z","engine":"containerd","container":%q,`+
+		`"pod":{"uid":"u","namespace":"team","name":"job","container":"train"},"verdict":"refuse",`+
+		`"code":%q,"message":"no"}`, container, code)
 }
 
 func (l *log) write(lines ...string) { l.writeTo(l.path, strings.Join(lines, "\n")+"\n") }
@@ -71,13 +73,18 @@ func TestFollow(t *testing.T) {
 	l.write(noCapacity, noCapacity)
 	l.c.Follow(l.path)
 	l.poll(0) // another process may have counted these lines
-	if recent := l.c.Recent(); len(recent) != 2 || recent[0].Pod != (grant.Identity{UID: "u", Namespace: "team", Pod: "job", Container: "train"}) {
+	if recent := l.c.Recent(); len(recent) != 2 ||
+		recent[0].Pod != (grant.Identity{UID: "u", Namespace: "team", Pod: "job", Container: "train"}) {
 		t.Errorf("remembered: %+v", recent)
 	}
-	l.write(noCapacity, `{"time":"2026-11-21T19:10:31Z","verdict":"admit","grant":"g-abcdefghijkl"}`, `{"time":"2026-11-21T19:10:31Z","verdict":"pass"}`, `{"time":"2026-11-21T19:10:31Z","action":"disabled"}`, "garbage", `{"time":"2026-11-21T19:10:31Z","verdict":"refuse","code":"made-up","mode":"report"}`)
+	l.write(noCapacity, `{"time":"2026-11-21T19:10:31Z","verdict":"admit","grant":"g-abcdefghijkl"}`,
+		`{"time":"2026-11-21T19:10:31Z","verdict":"pass"}`,
+		`{"time":"2026-11-21T19:10:31Z","action":"disabled"}`, "garbage",
+		`{"time":"2026-11-21T19:10:31Z","verdict":"refuse","code":"made-up","mode":"report"}`)
 	l.poll(1)
 	c := l.c.Counts()
-	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 || c.Refusals[RefusalKind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
+	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 ||
+		c.Refusals[RefusalKind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
 		t.Errorf("counted: %+v", c)
 	}
 	half := noCapacity[:40]
@@ -208,7 +215,8 @@ func FuzzReadEntry(f *testing.F) {
 			counter.readEntry(part, true)
 		}
 		for _, r := range counter.Recent() {
-			if len(r.Message) > 4*maxText || strings.ContainsAny(r.Message+r.Container+r.Pod.Pod, "\x00\x1b\n") {
+			if len(r.Message) > 4*maxText || strings.ContainsAny(r.Message+r.Container+
+				r.Pod.Pod, "\x00\x1b\n") {
 				t.Errorf("%+v", r)
 			}
 		}

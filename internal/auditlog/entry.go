@@ -39,7 +39,8 @@ type Entry struct {
 	Line []byte `json:"-"` // as it stands in the log, without its end; valid until the next entry is read
 }
 
-// PodName is the pod's container as NAMESPACE/POD/CONTAINER, or as much of it as is known; "" for none.
+// PodName is the pod's container as NAMESPACE/POD/CONTAINER, or as much of it as is known; "" for
+// none.
 func (e *Entry) PodName() string {
 	if e.Pod.Pod == "" {
 		return e.Pod.UID
@@ -47,7 +48,8 @@ func (e *Entry) PodName() string {
 	return strings.TrimSuffix(e.Pod.Namespace+"/"+e.Pod.Pod+"/"+e.Pod.Container, "/")
 }
 
-// parse reads a line. It may hold whatever a tenant put into its annotations, or be no entry at all.
+// parse reads a line. It may hold whatever a tenant put into its annotations, or be no entry at
+// all.
 func parse(line []byte) (*Entry, bool) {
 	e := Entry{Line: line}
 	err := json.Unmarshal(line, &e, jsontext.AllowInvalidUTF8(true))

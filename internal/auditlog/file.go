@@ -70,8 +70,8 @@ func (f *file) skipTo(last int64) error {
 }
 
 // lines calls fn with each new line until fn returns false, limit bytes are read or the file ends.
-// It returns how many bytes it read. With final, what stands at the end without a newline is a line,
-// too. A line that is too long is nil.
+// It returns how many bytes it read. With final, what stands at the end without a newline is a
+// line, too. A line that is too long is nil.
 func (f *file) lines(limit int64, final bool, fn func([]byte) bool) (read int64, err error) {
 	if err := f.begin(); err != nil {
 		return 0, err

@@ -13,7 +13,8 @@ import (
 )
 
 // rotatedName matches what follows the log's name in the name of a rotated file: a number, as
-// gpuledger and logrotate write it, or logrotate's date, and the suffix of a program that compresses.
+// gpuledger and logrotate write it, or logrotate's date, and the suffix of a program that
+// compresses.
 var rotatedName = regexp.MustCompile(`^(?:\.([0-9]{1,6})|(-[0-9][0-9-]*))(\.gz|\.bz2|\.xz|\.zst|\.lz4)?$`)
 
 // rotated is the name of a rotated file, and what names are sorted by.
@@ -41,8 +42,8 @@ func older(a, b rotated) int {
 	return len(a.compression) - len(b.compression)
 }
 
-// listRotated returns the rotated files of a log, oldest first. While a file is being compressed, two
-// files have its content: the compressed one is left out.
+// listRotated returns the rotated files of a log, oldest first. While a file is being compressed,
+// two files have its content: the compressed one is left out.
 func listRotated(path string) ([]rotated, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -118,8 +119,8 @@ func (l *files) openAll() (incomplete bool, err error) {
 	return incomplete || l.moved(names), nil
 }
 
-// moved reports whether the directory lists other names than before the files were opened, or one of
-// the names now leads to another file.
+// moved reports whether the directory lists other names than before the files were opened, or one
+// of the names now leads to another file.
 func (l *files) moved(before []rotated) bool {
 	now, err := listRotated(l.path)
 	if err != nil || !slices.Equal(now, before) {
@@ -165,8 +166,8 @@ func (l *files) openNewer() (missing bool, err error) {
 	return missing, nil
 }
 
-// after returns the files that became the log after the last one of before. If that is gone, only the
-// newest file is known to have done so, and others may be missing.
+// after returns the files that became the log after the last one of before. If that is gone, only
+// the newest file is known to have done so, and others may be missing.
 func (l *files) after(before *files) (newer []*file, missing bool) {
 	if len(before.open) == 0 {
 		return l.open, false

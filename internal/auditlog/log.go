@@ -14,8 +14,8 @@ type Log struct {
 	firstLine int
 }
 
-// Open opens the log at path with its rotated files. Without any file there is an empty log. An error
-// says why the log at the path cannot be read; Warnings says which other files cannot.
+// Open opens the log at path with its rotated files. Without any file there is an empty log. An
+// error says why the log at the path cannot be read; Warnings says which other files cannot.
 func Open(path string) (*Log, error) {
 	files, err := openFiles(path)
 	if err != nil {
@@ -49,14 +49,15 @@ func (l *Log) Warnings() []string {
 		list = append(list, fmt.Sprintf("1 line cannot be read and was left out; the first is line %d of %s",
 			l.firstLine, l.firstName))
 	case l.broken > 1:
-		list = append(list, fmt.Sprintf("%d lines cannot be read and were left out; the first is line %d of %s",
+		list = append(list, fmt.Sprintf("%d lines cannot be read and were left out; the first is "+
+			"line %d of %s",
 			l.broken, l.firstLine, l.firstName))
 	}
 	return list
 }
 
-// Read calls fn with each entry, oldest file first, until it fails. Warnings names a file that cannot
-// be read to its end.
+// Read calls fn with each entry, oldest file first, until it fails. Warnings names a file that
+// cannot be read to its end.
 func (l *Log) Read(fn func(*Entry) error) error {
 	for _, f := range l.files.open {
 		grows := f.name == l.files.path
@@ -70,8 +71,8 @@ func (l *Log) Read(fn func(*Entry) error) error {
 	return nil
 }
 
-// readUnended reads the entry at the end of the log whose line has no end. If it is no entry, another
-// process is writing it at this moment.
+// readUnended reads the entry at the end of the log whose line has no end. If it is no entry,
+// another process is writing it at this moment.
 func (l *Log) readUnended(f *file, fn func(*Entry) error) error {
 	e, ok := parse(f.partial)
 	if !ok {
@@ -82,8 +83,8 @@ func (l *Log) readUnended(f *file, fn func(*Entry) error) error {
 	return err
 }
 
-// read calls fn with the entries of one file. With final, what stands at its end without a newline is
-// a line, too.
+// read calls fn with the entries of one file. With final, what stands at its end without a newline
+// is a line, too.
 func (l *Log) read(f *file, final bool, fn func(*Entry) error) error {
 	var failed error
 	_, err := f.lines(noLimit, final, func(line []byte) bool {
@@ -106,8 +107,8 @@ func (l *Log) read(f *file, final bool, fn func(*Entry) error) error {
 	return failed
 }
 
-// More calls fn with the entries that were recorded since the log was read, across rotations. It does
-// not wait.
+// More calls fn with the entries that were recorded since the log was read, across rotations. It
+// does not wait.
 func (l *Log) More(fn func(*Entry) error) error {
 	if _, err := l.files.openNewer(); err != nil {
 		return cannotRead(err)

@@ -20,7 +20,8 @@ var start = time.Date(2026, 11, 21, 19, 0, 0, 0, time.UTC)
 
 // entry is a line of the log, so many minutes after the start.
 func entry(minute int, container string) string {
-	return fmt.Sprintf(`{"time":%q,"engine":"containerd","container":%q,"verdict":"refuse","code":"no-capacity","message":"no"}`+"\n",
+	return fmt.Sprintf(`{"time":%q,"engine":"containerd","container":%q,"verdict":"refuse",`+
+		`"code":"no-capacity","message":"no"}`+"\n",
 		start.Add(time.Duration(minute)*time.Minute).Format(time.RFC3339), container)
 }
 
@@ -71,29 +72,46 @@ func TestAllFilesAreRead(t *testing.T) {
 		want  string
 		warns string
 	}{
-		"one":      {map[string]string{"": entry(0, "a") + entry(1, "b")}, "a b", ""},
-		"rotated":  {map[string]string{"": entry(0, "d"), ".1": entry(0, "c"), ".2": entry(0, "b"), ".10": entry(0, "a")}, "a b c d", ""},
-		"a gap":    {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".3": entry(0, "a")}, "a b c", ""},
-		"no log":   {map[string]string{".1": entry(0, "a")}, "a", ""},
-		"no file":  {nil, "", ""},
-		"packed":   {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2.gz": packed(entry(0, "a"))}, "a b c", ""},
-		"by dates": {map[string]string{"": entry(0, "c"), "-20261102": entry(0, "b"), "-20261101.gz": packed(entry(0, "a"))}, "a b c", ""},
-		"being packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2": entry(0, "a"), ".2.gz": packed(entry(0, "a"))[:9]},
+		"one": {map[string]string{"": entry(0, "a") + entry(1, "b")}, "a b", ""},
+		"rotated": {map[string]string{"": entry(0, "d"), ".1": entry(0, "c"), ".2": entry(0, "b"),
+			".10": entry(0, "a")}, "a b c d", ""},
+		"a gap": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".3": entry(0, "a")}, "a b c",
+			""},
+		"no log":  {map[string]string{".1": entry(0, "a")}, "a", ""},
+		"no file": {nil, "", ""},
+		"packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"),
+			".2.gz": packed(entry(0, "a"))}, "a b c", ""},
+		"by dates": {map[string]string{"": entry(0, "c"), "-20261102": entry(0, "b"),
+			"-20261101.gz": packed(entry(0, "a"))}, "a b c", ""},
+		"being packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2": entry(0, "a"),
+			".2.gz": packed(entry(0, "a"))[:9]},
 			"a b c", ""},
-		"cut off":      {map[string]string{"": entry(0, "b"), ".1.gz": packed(entry(0, "a"))[:40]}, "b", "was read to line 0 only: unexpected EOF"},
-		"other names":  {map[string]string{"": entry(0, "a"), ".bak": entry(0, "x"), ".1.orig": entry(0, "x"), "x.1": entry(0, "x")}, "a", ""},
-		"unknown":      {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a", "audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
-		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a", "3 lines cannot be read and were left out; the first is line 1 of "},
-		"one broken":   {map[string]string{"": entry(0, "a") + "[1,\n"}, "a", "1 line cannot be read and was left out; the first is line 2 of "},
-		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*maxLine+5) + "\n" + entry(0, "b")}, "a b",
+		"cut off": {map[string]string{"": entry(0, "b"), ".1.gz": packed(entry(0, "a"))[:40]},
+			"b", "was read to line 0 only: unexpected EOF"},
+		"other names": {map[string]string{"": entry(0, "a"), ".bak": entry(0, "x"), ".1.orig": entry(0, "x"),
+			"x.1": entry(0, "x")}, "a", ""},
+		"unknown": {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a",
+			"audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
+		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a",
+			"3 lines cannot be read and were left out; the first is line 1 of "},
+		"one broken": {map[string]string{"": entry(0, "a") + "[1,\n"}, "a",
 			"1 line cannot be read and was left out; the first is line 2 of "},
-		"no end":           {map[string]string{"": entry(0, "a") + strings.TrimSpace(entry(0, "b"))}, "a b", ""},
-		"half a line":      {map[string]string{"": entry(0, "a") + entry(0, "b")[:30]}, "a", ""},
-		"rotated, no end":  {map[string]string{"": entry(0, "b"), ".1": strings.TrimSpace(entry(0, "a"))}, "a b", ""},
-		"rotated, half":    {map[string]string{"": entry(0, "b"), ".1": entry(0, "a")[:30]}, "b", "the first is line 1 of "},
-		"invalid UTF-8":    {map[string]string{"": strings.Replace(entry(0, "a"), `"no"`, "\"\xff\"", 1)}, "a", ""},
-		"NUL":              {map[string]string{"": "\x00\x00\x00\n" + entry(0, "a")}, "a", "1 line cannot"},
-		"another's fields": {map[string]string{"": `{"time":"2026-11-21T19:00:00Z","verdict":"refuse","container":5}` + "\n"}, "", "1 line cannot"},
+		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*maxLine+5) + "\n" +
+			entry(0, "b")}, "a b",
+			"1 line cannot be read and was left out; the first is line 2 of "},
+		"no end": {map[string]string{"": entry(0, "a") + strings.TrimSpace(entry(0, "b"))}, "a b",
+			""},
+		"half a line": {map[string]string{"": entry(0, "a") + entry(0, "b")[:30]}, "a", ""},
+		"rotated, no end": {map[string]string{"": entry(0, "b"), ".1": strings.TrimSpace(entry(0, "a"))},
+			"a b", ""},
+		"rotated, half": {map[string]string{"": entry(0, "b"), ".1": entry(0, "a")[:30]}, "b",
+			"the first is line 1 of "},
+		"invalid UTF-8": {map[string]string{"": strings.Replace(entry(0, "a"), `"no"`, "\"\xff\"", 1)},
+			"a", ""},
+		"NUL": {map[string]string{"": "\x00\x00\x00\n" + entry(0, "a")}, "a", "1 line cannot"},
+		"another's fields": {map[string]string{
+			"": `{"time":"2026-11-21T19:00:00Z","verdict":"refuse","container":5}` + "\n"},
+			"", "1 line cannot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -104,7 +122,8 @@ func TestAllFilesAreRead(t *testing.T) {
 			if got := containers(t, l.Read); got != c.want {
 				t.Errorf("read %q, want %q", got, c.want)
 			}
-			if got := strings.Join(l.Warnings(), "; "); !strings.Contains(got, c.warns) || c.warns == "" && got != "" {
+			if got := strings.Join(l.Warnings(), "; "); !strings.Contains(got, c.warns) ||
+				c.warns == "" && got != "" {
 				t.Errorf("warns %q, want %q", got, c.warns)
 			}
 		})
@@ -118,14 +137,16 @@ func TestWhatIsNoFileIsNotRead(t *testing.T) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+" is no regular file" {
+	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+
+		" is no regular file" {
 		t.Errorf("a FIFO: %v", err)
 	}
 	_ = os.Remove(path)
 	if err := os.Symlink("/etc/passwd", path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+" is a link, and gpuledger writes into none" {
+	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+
+		" is a link, and gpuledger writes into none" {
 		t.Errorf("a link: %v", err)
 	}
 	_ = os.Remove(path)
@@ -156,9 +177,11 @@ func TestWants(t *testing.T) {
 		}
 		return e
 	}
-	decision := parsed(`{"time":"2026-11-21T19:10:00Z","container":"3f0c1a2b","pod":{"uid":"u","namespace":"team","name":"job-0","container":"train"},` +
+	decision := parsed(`{"time":"2026-11-21T19:10:00Z","container":"3f0c1a2b","pod":{"uid":"u",` +
+		`"namespace":"team","name":"job-0","container":"train"},` +
 		`"verdict":"refuse","code":"mode-conflict","message":"held by g-abcdefghijkl"}`)
-	finding := parsed(`{"time":"2026-11-21T19:10:00Z","action":"found","finding":"over-grant","grant":"g-xqnwqhgdjfmr"}`)
+	finding := parsed(`{"time":"2026-11-21T19:10:00Z","action":"found","finding":"over-grant",` +
+		`"grant":"g-xqnwqhgdjfmr"}`)
 	at := func(minute int) time.Time { return start.Add(time.Duration(minute) * time.Minute) }
 	for name, c := range map[string]struct {
 		filter            Filter
@@ -183,7 +206,8 @@ func TestWants(t *testing.T) {
 		"both":              {Filter{Since: at(1), Code: "mode-conflict", Container: "3f", Grant: grant.ID("g-abcdefghijkl")}, true, false},
 		"one is wrong":      {Filter{Since: at(1), Code: "mode-conflict", Container: "4f"}, false, false},
 	} {
-		if got := [2]bool{c.filter.Wants(decision), c.filter.Wants(finding)}; got != [2]bool{c.decision, c.finding} {
+		if got := [2]bool{c.filter.Wants(decision), c.filter.Wants(finding)}; got != [2]bool{
+			c.decision, c.finding} {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

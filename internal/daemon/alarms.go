@@ -11,21 +11,29 @@ import (
 
 // advice says what to do about each kind of finding.
 var advice = map[grant.FindingKind]string{
-	grant.OverGrant: "give the grant more (`gpuledger grant --update ID --memory SIZE`) or end the container; " +
+	grant.OverGrant: "give the grant more (`gpuledger grant --update ID --memory SIZE`) or end the " +
+		"container; " +
 		"with policy.on_over_grant = \"stop\" gpuledgerd ends it",
-	grant.OutsideLedger: "end it, start its container with a grant, or exempt it ([[policy.exempt]]) if it is an " +
+	grant.OutsideLedger: "end it, start its container with a grant, or exempt it ([[policy.exempt]]) " +
+		"if it is an " +
 		"agent of the node; until then the memory counts as taken",
-	grant.Unexplained: "compare with `nvidia-smi`; memory that a crashed program has left behind is free after a " +
+	grant.Unexplained: "compare with `nvidia-smi`; memory that a crashed program has left behind is " +
+		"free after a " +
 		"reset of the GPU (`nvidia-smi --gpu-reset`)",
 	grant.ModeChanged: "set the compute mode back with the command above; root of the node has changed it",
-	grant.LayoutChanged: "nothing, if the change was intended: the inventory is taken again; release grants of MIG " +
+	grant.LayoutChanged: "nothing, if the change was intended: the inventory is taken again; release " +
+		"grants of MIG " +
 		"devices that are gone (`gpuledger release ID`)",
-	grant.GPULost: "look at `dmesg` and `nvidia-smi`; a GPU that does not come back needs a reset or a reboot, and " +
+	grant.GPULost: "look at `dmesg` and `nvidia-smi`; a GPU that does not come back needs a reset or a " +
+		"reboot, and " +
 		"gets no new grants meanwhile",
-	grant.GPUError: "look up the number in NVIDIA's list of XID errors; `dmesg` has the driver's whole message",
-	grant.LimitChanged: "find the program that changes the driver's limits: only root of the node can; the log of " +
+	grant.GPUError: "look up the number in NVIDIA's list of XID errors; `dmesg` has the driver's " +
+		"whole message",
+	grant.LimitChanged: "find the program that changes the driver's limits: only root of the node can; " +
+		"the log of " +
 		"gpuledgerd says what was done about it",
-	grant.HandlerChanged: "run `gpuledger configure ENGINE --as-default --restart` to take the default back, or " +
+	grant.HandlerChanged: "run `gpuledger configure ENGINE --as-default --restart` to take the " +
+		"default back, or " +
 		"`gpuledger configure ENGINE --undo` if the change was intended",
 }
 

@@ -12,7 +12,8 @@ import (
 func TestEveryAlarmSaysWhatToDo(t *testing.T) {
 	s := metrics.Snapshot{Managers: []metrics.ManagerStatus{{Name: "watch", Error: "no"}, {Name: "cdi"}}}
 	s.Node.Mode = grant.Disabled
-	s.Node.Problem = &grant.Problem{Message: "the inventory is missing", Hint: "run `gpuledger inventory refresh`"}
+	s.Node.Problem = &grant.Problem{Message: "the inventory is missing",
+		Hint: "run `gpuledger inventory refresh`"}
 	for _, kind := range grant.FindingKinds {
 		s.Watch.Findings = append(s.Watch.Findings, grant.Finding{Kind: kind, Message: string(kind)})
 	}

@@ -28,8 +28,9 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	buildInfo  = desc("build_info", "1, labelled with the version that runs.", "version", "goversion")
-	rulesMode  = desc("policy_mode", "1 for what happens to refusals now: enforce, report or disabled.", "mode")
+	buildInfo = desc("build_info", "1, labelled with the version that runs.", "version", "goversion")
+	rulesMode = desc("policy_mode", "1 for what happens to refusals now: enforce, report or disabled.",
+		"mode")
 	disabledTo = desc("disabled_until_timestamp_seconds",
 		"When `gpuledger disable` ends; absent while it is not in force or has no end.")
 
@@ -42,21 +43,24 @@ var (
 	gpuFree    = desc("gpu_memory_free_bytes", "Memory of a GPU that could still be granted.", "gpu")
 	gpuOutside = desc("gpu_memory_outside_bytes",
 		"Memory of a GPU that was found in use outside the ledger; it counts as taken.", "gpu")
-	gpuCompute = desc("gpu_compute_granted_ratio", "Share of a GPU's compute that grants hold, 0 to 1.", "gpu")
-	gpuGrants  = desc("gpu_grants", "Grants on a GPU.", "gpu")
+	gpuCompute = desc("gpu_compute_granted_ratio", "Share of a GPU's compute that grants hold, 0 to 1.",
+		"gpu")
+	gpuGrants = desc("gpu_grants", "Grants on a GPU.", "gpu")
 
 	grants       = desc("grants", "Grants that count.", "state", "mode", "strength", "owner")
 	grantMemory  = desc("grant_memory_bytes", "Memory of a GPU that a grant holds.", grantLabels...)
 	grantCompute = desc("grant_compute_ratio",
 		"Share of a GPU's compute that a grant holds, 0 to 1; absent if it is not limited.", grantLabels...)
-	grantExpiry   = desc("grant_expiry_timestamp_seconds", "When a grant expires; absent if it does not.", "grant")
+	grantExpiry = desc("grant_expiry_timestamp_seconds",
+		"When a grant expires; absent if it does not.", "grant")
 	grantBindings = desc("grant_bindings", "Containers that use a grant.", "grant")
 	bindingInfo   = desc("binding_info",
 		"1 for each container that uses a grant, with its id at the runtime. life is alive or unknown.",
 		"grant", "container_id", "namespace", "pod", "container", "life")
 
 	refusals = desc("refusals_total",
-		"Containers that were refused (mode enforced) or would have been, by the audit log since the daemon started.",
+		"Containers that were refused (mode enforced) or would have been, by the audit log since the "+
+			"daemon started.",
 		"code", "mode")
 	admissions = desc("admissions_total",
 		"Containers that were admitted with a grant, by the audit log since the daemon started.")
@@ -66,8 +70,10 @@ var (
 	gaps       = desc("audit_gaps_total",
 		"Rotations of the audit log that removed a file before it was read: counts are too low.")
 	latency = desc("decision_duration_seconds",
-		"How long recorded decisions took, from the call to the verdict, by the audit log since the daemon started.")
-	audited = desc("audit_followed", "1 if there is an audit log to count from; without one the counts stay at 0.")
+		"How long recorded decisions took, from the call to the verdict, by the audit log since the "+
+			"daemon started.")
+	audited = desc("audit_followed", "1 if there is an audit log to count from; without one the "+
+		"counts stay at 0.")
 
 	readable = desc("ledger_readable",
 		"1 if the ledger could be read for this scrape; without it grants are missing here.")
@@ -81,11 +87,13 @@ var (
 	inventoryTaken = desc("inventory_taken_timestamp_seconds", "When the inventory was taken.")
 
 	engineDefault = desc("engine_default",
-		"1 if an engine's default handler is gpuledger, by its files; for engines configured with --as-default.",
+		"1 if an engine's default handler is gpuledger, by its files; for engines configured with "+
+			"--as-default.",
 		"engine")
 
 	managerLast = desc("manager_last_pass_timestamp_seconds",
-		"When the last finished pass of a manager began. It does not change while a manager hangs.", "manager")
+		"When the last finished pass of a manager began. It does not change while a manager hangs.",
+		"manager")
 	managerTook = desc("manager_last_pass_duration_seconds",
 		"How long the last finished pass of a manager took.", "manager")
 	managerFails = desc("manager_failing",

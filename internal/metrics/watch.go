@@ -11,11 +11,13 @@ import (
 )
 
 var (
-	gpuUsed        = desc("gpu_memory_used_bytes", "Memory of a GPU that any process or the driver uses.", "gpu")
+	gpuUsed = desc("gpu_memory_used_bytes", "Memory of a GPU that any process or the driver uses.",
+		"gpu")
 	gpuUnexplained = desc("gpu_memory_unexplained_bytes",
 		"Memory of a GPU that is in use and belongs to no process.", "gpu")
 	gpuUtilization = desc("gpu_utilization_ratio",
-		"Share of the last moment in which something ran on a GPU, 0 to 1; absent if the driver does not report it.", "gpu")
+		"Share of the last moment in which something ran on a GPU, 0 to 1; absent if the driver does "+
+			"not report it.", "gpu")
 	gpuPower = desc("gpu_power_watts",
 		"Power that a GPU draws; absent if the driver does not report it.", "gpu")
 	gpuTemperature = desc("gpu_temperature_celsius",
@@ -24,22 +26,26 @@ var (
 	grantUsed    = desc("grant_memory_used_bytes",
 		"Memory of a GPU that the containers of a grant use.", grantLabels...)
 	grantUtilization = desc("grant_utilization_ratio",
-		"Share of a GPU's compute that the containers of a grant had, 0 to 1; absent if the driver does not report it.",
+		"Share of a GPU's compute that the containers of a grant had, 0 to 1; absent if the driver does "+
+			"not report it.",
 		grantLabels...)
 
-	findings     = desc("findings", "Present differences between the GPUs and the ledger, by kind.", "kind", "gpu")
+	findings = desc("findings", "Present differences between the GPUs and the ledger, by kind.", "kind",
+		"gpu")
 	findingBytes = desc("finding_bytes",
 		"Memory that findings are about: beyond the grant for over-grant, in use for others.", "kind", "gpu")
 	findingEvents = desc("findings_total", "Findings since the daemon started.", "kind")
-	stopped       = desc("containers_stopped_total", "Containers that were stopped because the policy says so.", "kind")
-	xids          = desc("gpu_errors_total", "Errors that the driver reported (XID).", "gpu", "xid")
+	stopped       = desc("containers_stopped_total",
+		"Containers that were stopped because the policy says so.", "kind")
+	xids = desc("gpu_errors_total", "Errors that the driver reported (XID).", "gpu", "xid")
 
 	watching = desc("watch_working",
 		"1 if the last sample of the GPUs' use could be taken; without it the use is not known.")
 	watchSample = desc("watch_sample_timestamp_seconds", "When the last sample of the GPUs' use was taken.")
 	samples     = desc("watch_samples_total", "Samples of the GPUs' use.")
 	changes     = desc("ledger_changes_total",
-		"Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.", "operation")
+		"Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.",
+		"operation")
 )
 
 // watch reports what is used, and the findings.

@@ -212,7 +212,8 @@ func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float
 
 func rowOf(g grant.Grant, uuid string, now time.Time) row {
 	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode),
-		Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
+		Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute,
+		Left: left(g, now)}
 	if i := slices.IndexFunc(g.GPUs, func(s grant.Share) bool { return s.UUID == uuid }); i >= 0 {
 		r.Memory = g.GPUs[i].Memory
 	}

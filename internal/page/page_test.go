@@ -26,12 +26,15 @@ func sample(n int) Content {
 	s := Content{Host: "node-1", Version: "v1.2.3", Audited: true}
 	s.Node.Now, s.Node.Mode = noon, grant.Enforce
 	for i := range n {
-		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
+		c := node.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100",
+			Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
 		switch i {
 		case 0:
 			c.Mode, c.Compute, c.Allocated, c.Free = grant.Limit, 50, 12*grant.GiB, 4*grant.GiB
-			c.Grants = []grant.Grant{held("g-aaaaaaaaaaaa", c.UUID, 4*grant.GiB), held("g-bbbbbbbbbbbb", c.UUID, 8*grant.GiB)}
-			c.Grants[0].Bindings = []grant.Binding{{Container: "0123", Life: grant.Alive, Pod: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}}}
+			c.Grants = []grant.Grant{held("g-aaaaaaaaaaaa", c.UUID, 4*grant.GiB),
+				held("g-bbbbbbbbbbbb", c.UUID, 8*grant.GiB)}
+			c.Grants[0].Bindings = []grant.Binding{{Container: "0123", Life: grant.Alive,
+				Pod: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}}}
 			c.Grants[1].Expires, c.Grants[1].Compute = noon.Add(90*time.Second), 50
 		case 1:
 			c.Mode, c.Allocated, c.Free, c.Health = grant.Limit, 32*grant.GiB, 0, "it fell off the bus"
@@ -43,7 +46,8 @@ func sample(n int) Content {
 }
 
 func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
-	return grant.Grant{ID: id, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
+	return grant.Grant{ID: id, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
+		GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
 }
 
 // drawn renders a state and holds the document to what every one must be.
@@ -55,7 +59,8 @@ func drawn(t *testing.T, s Content) string {
 	}
 	page := string(text)
 	balanced(t, page)
-	for _, wrong := range []string{"<script", "<img", "<link", "<iframe", "javascript:", "http://", "https://", " on", "ZgotmplZ", "style="} {
+	for _, wrong := range []string{"<script", "<img", "<link", "<iframe", "javascript:", "http://",
+		"https://", " on", "ZgotmplZ", "style="} {
 		for _, tag := range regexp.MustCompile(`<[a-z][^>]*>`).FindAllString(page, -1) {
 			if strings.Contains(tag, wrong) {
 				t.Errorf("the page has %s", tag)
@@ -67,13 +72,15 @@ func drawn(t *testing.T, s Content) string {
 	_, rest, _ := strings.Cut(page, "<style>")
 	css, _, _ := strings.Cut(rest, "</style>")
 	sum := sha256.Sum256([]byte(css))
-	if policy := h.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || !strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
+	if policy := h.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") ||
+		!strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
 		t.Errorf("the policy %q does not allow the page's style", policy)
 	}
 	return page
 }
 
-// balanced reads the document as browsers do, strictly: text that broke out of its place would show here.
+// balanced reads the document as browsers do, strictly: text that broke out of its place would show
+// here.
 func balanced(t *testing.T, page string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(page))
@@ -115,12 +122,15 @@ func TestNodes(t *testing.T) {
 func TestABar(t *testing.T) {
 	page := drawn(t, sample(2))
 	for _, want := range []string{
-		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4.0 GiB</title>`, `<rect class="c1" x="250" y="0" width="500" height="28">`,
+		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4.0 GiB</title>`,
+		`<rect class="c1" x="250" y="0" width="500" height="28">`,
 		"memory granted</dt><dd>12.0 GiB of 16.0 GiB<", "memory left</dt><dd>4.0 GiB to grant<",
 		"compute granted</dt><dd>50 %<", "mode</dt><dd>limit<", "memory in use</dt><dd>not known<",
-		"<strong>44.0 GiB</strong> of 32.0 GiB granted on 2 GPUs", "team/job-0/train", "<td>1m30s</td>", "<td>never</td>",
+		"<strong>44.0 GiB</strong> of 32.0 GiB granted on 2 GPUs", "team/job-0/train",
+		"<td>1m30s</td>", "<td>never</td>",
 		"Nothing needs attention.",
-		`<strong class="bad">it fell off the bus</strong>; it gets no new grants`, `<rect class="c0" x="0" y="0" width="1000" height="28">`, "There is none in the audit log",
+		`<strong class="bad">it fell off the bus</strong>; it gets no new grants`,
+		`<rect class="c0" x="0" y="0" width="1000" height="28">`, "There is none in the audit log",
 		"Mode <strong>enforce</strong>: a container that reaches a GPU without a grant for it does not start",
 	} {
 		if !strings.Contains(page, want) {
@@ -129,16 +139,21 @@ func TestABar(t *testing.T) {
 	}
 }
 
-// watched adds what is used of the sample: the first grant within it, the second above, and a process of the node.
+// watched adds what is used of the sample: the first grant within it, the second above, and a
+// process of the node.
 func watched(s Content) Content {
 	w := &s.Watch
 	w.Samples = 3
-	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70, Power: 71500, Temperature: 43}}
-	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
-	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb", Bytes: grant.GiB, Message: "it uses more"}}
+	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70,
+		Power: 71500, Temperature: 43}}
+	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB},
+		{ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
+	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb",
+		Bytes: grant.GiB, Message: "it uses more"}}
 	for i := range 61 {
 		w.History = append(w.History, watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second),
-			GPUs: map[string]watch.MemoryLevel{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60, Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
+			GPUs: map[string]watch.MemoryLevel{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60,
+				Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
 	}
 	return s
 }
@@ -146,10 +161,14 @@ func watched(s Content) Content {
 func TestUse(t *testing.T) {
 	page := drawn(t, watched(sample(2)))
 	for _, want := range []string{
-		"memory in use</dt><dd>14.0 GiB<", "busy</dt><dd>70 % of the time<", "power</dt><dd>72 W<", "temperature</dt><dd>43 °C<",
-		"and <strong>14.0 GiB</strong> in use on 2 GPUs", "<td>3.0 GiB</td>", `<td><strong class="bad">9.0 GiB</strong></td>`,
-		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3.0 GiB</title>`, `<rect class="outside" x="750" y="0" width="125" height="10">`,
-		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`, "in the last 60 seconds, up to 16.0 GiB",
+		"memory in use</dt><dd>14.0 GiB<", "busy</dt><dd>70 % of the time<", "power</dt><dd>72 W<",
+		"temperature</dt><dd>43 °C<",
+		"and <strong>14.0 GiB</strong> in use on 2 GPUs", "<td>3.0 GiB</td>",
+		`<td><strong class="bad">9.0 GiB</strong></td>`,
+		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3.0 GiB</title>`,
+		`<rect class="outside" x="750" y="0" width="125" height="10">`,
+		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`,
+		"in the last 60 seconds, up to 16.0 GiB",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -160,7 +179,8 @@ func TestUse(t *testing.T) {
 	}
 	s := watched(sample(2))
 	s.Watch.Failure = "NVML hangs"
-	if page := drawn(t, s); strings.Contains(page, "14.0 GiB") || strings.Contains(page, "43 °C") || strings.Contains(page, "<polyline") {
+	if page := drawn(t, s); strings.Contains(page, "14.0 GiB") || strings.Contains(page, "43 °C") ||
+		strings.Contains(page, "<polyline") {
 		t.Error("what was used some time ago is shown as what is used")
 	}
 }
@@ -174,10 +194,12 @@ func TestManyGrants(t *testing.T) {
 		c.Allocated += 16 * grant.MiB
 	}
 	page := drawn(t, s)
-	if rows := strings.Count(page, `<i class="key`); rows != maxGrants || !strings.Contains(page, "and 936 more grants") {
+	if rows := strings.Count(page, `<i class="key`); rows != maxGrants ||
+		!strings.Contains(page, "and 936 more grants") {
 		t.Errorf("%d rows", rows)
 	}
-	for _, place := range regexp.MustCompile(`x="(\d+)" y="0" width="(\d+)"`).FindAllStringSubmatch(page, -1) {
+	for _, place := range regexp.MustCompile(`x="(\d+)" y="0" width="(\d+)"`).FindAllStringSubmatch(page,
+		-1) {
 		var x, width int
 		fmt.Sscan(place[1], &x)
 		fmt.Sscan(place[2], &width)
@@ -199,7 +221,9 @@ func TestAdvice(t *testing.T) {
 }
 
 // hostile is what a tenant can get into names and messages.
-const hostile = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} g-abcdefghijkl.00112233445566778899aabbccddeeff"
+const hostile = "</td></table><script>alert(1)</script><img src=x " +
+	"onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} " +
+	"g-abcdefghijkl.00112233445566778899aabbccddeeff"
 
 func TestHostileText(t *testing.T) {
 	s := sample(1)
@@ -207,8 +231,10 @@ func TestHostileText(t *testing.T) {
 	c := &s.Node.Cards[0]
 	c.Name, c.Health = hostile, hostile
 	c.Grants[0].Owner = hostile
-	c.Grants[0].Bindings = []grant.Binding{{Container: hostile}, {Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
-	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile, Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
+	c.Grants[0].Bindings = []grant.Binding{{Container: hostile},
+		{Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
+	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile,
+		Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
 	page := drawn(t, s)
 	for _, bad := range []string{"<script", "<img", "\u202e", "\x1b", "00112233"} {
 		if strings.Contains(page, bad) {

@@ -9,7 +9,8 @@ import (
 
 // TestEveryWordHasAMeaning: no state, mode or strength is shown without one.
 func TestEveryWordHasAMeaning(t *testing.T) {
-	all := map[string][]string{"state": {string(grant.Free), string(grant.Bound), string(grant.Draining), string(grant.Unknown)}}
+	all := map[string][]string{"state": {string(grant.Free), string(grant.Bound), string(grant.Draining),
+		string(grant.Unknown)}}
 	for _, mode := range grant.Modes {
 		all["mode"] = append(all["mode"], string(mode))
 	}
@@ -48,7 +49,8 @@ func TestOnlyShownWordsAreExplained(t *testing.T) {
 }
 
 func TestSize(t *testing.T) {
-	for bytes, want := range map[grant.Bytes]string{0: "0.0 GiB", 1: "<0.1 GiB", grant.MiB: "<0.1 GiB", 16160 * grant.MiB: "15.8 GiB"} {
+	for bytes, want := range map[grant.Bytes]string{0: "0.0 GiB", 1: "<0.1 GiB", grant.MiB: "<0.1 GiB",
+		16160 * grant.MiB: "15.8 GiB"} {
 		if got := size(bytes); got != want {
 			t.Errorf("%d bytes are %q, want %q", uint64(bytes), got, want)
 		}

@@ -26,8 +26,8 @@ const (
 // skipped are directories without Go files of the repository's own.
 var skipped = []string{".git", ".cache", "bin", "dist", "testdata", "node_modules"}
 
-// check reads every Go file below root, and returns a line for each complaint: lines that are too long in
-// packages that are not listed, and listed packages that have none.
+// check reads every Go file below root, and returns a line for each complaint: lines that are too
+// long in packages that are not listed, and listed packages that have none.
 func check(root string, notYet []string) (complaints []string, err error) {
 	long := map[string][]string{} // by directory
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -82,7 +82,8 @@ func longLines(name string, text []byte) (found []string, err error) {
 		if kind == commentLine {
 			limit = maxComment
 		}
-		if width(line) <= limit || kind == stringLine || rows[i+1] || kind == commentLine && unbreakable(line) {
+		if width(line) <= limit || kind == stringLine || rows[i+1] ||
+			kind == commentLine && unbreakable(line) {
 			continue
 		}
 		found = append(found, fmt.Sprintf("%s:%d: %d columns, more than %d", name, i+1, width(line), limit))
@@ -95,8 +96,8 @@ func width(line string) int {
 	return utf8.RuneCountInString(line) + (tabWidth-1)*strings.Count(line, "\t")
 }
 
-// unbreakable reports whether a comment cannot be wrapped: it is a directive or preformatted, or has no
-// space in its first half.
+// unbreakable reports whether a comment cannot be wrapped: it is a directive or preformatted, or
+// has no space in its first half.
 func unbreakable(line string) bool {
 	line = strings.TrimLeft(line, "\t ")
 	for _, beginning := range []string{"//go:", "//lint:", "//\t"} {
@@ -176,8 +177,8 @@ func tableRows(files *token.FileSet, file *ast.File) map[int]bool {
 	return rows
 }
 
-// isStruct reports whether a literal is a struct's, by its keys: those of a map are no bare names unless
-// the literal says that it is a map.
+// isStruct reports whether a literal is a struct's, by its keys: those of a map are no bare names
+// unless the literal says that it is a map.
 func isStruct(l *ast.CompositeLit) bool {
 	switch l.Type.(type) {
 	case *ast.ArrayType, *ast.MapType:

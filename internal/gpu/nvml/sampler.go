@@ -165,8 +165,8 @@ const (
 	maxTemperature = 200        // °C
 )
 
-// power is what the GPU draws, in milliwatts; 0 if the driver does not report it, as for a vGPU. From
-// Ampere on it is an average over a second (nvml.h, nvmlDeviceGetPowerUsage).
+// power is what the GPU draws, in milliwatts; 0 if the driver does not report it, as for a vGPU.
+// From Ampere on it is an average over a second (nvml.h, nvmlDeviceGetPowerUsage).
 func (d usage) power() int {
 	if !has(d.lib, symbols{"nvmlDeviceGetPowerUsage"}) {
 		return 0
@@ -178,13 +178,15 @@ func (d usage) power() int {
 }
 
 // temperature is that of the GPU's own sensor, in °C; 0 if the driver does not report it. The newer
-// call, nvmlDeviceGetTemperatureV, is missing in drivers before R570, and those after it have this one.
+// call, nvmlDeviceGetTemperatureV, is missing in drivers before R570, and those after it have this
+// one.
 func (d usage) temperature() int {
 	if !has(d.lib, symbols{"nvmlDeviceGetTemperature"}) {
 		return 0
 	}
 	//lint:ignore SA1019 see above
-	if degrees, ret := d.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS && degrees <= maxTemperature {
+	if degrees, ret := d.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS &&
+		degrees <= maxTemperature {
 		return int(degrees)
 	}
 	return 0

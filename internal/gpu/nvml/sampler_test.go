@@ -91,7 +91,8 @@ func TestSample(t *testing.T) {
 	want := []grant.ProcessUse{{PID: 10, Memory: grant.GiB}, {PID: 11, Memory: 2 * grant.GiB, Compute: 30},
 		{PID: 12, Unmeasured: true}}
 	if !reflect.DeepEqual(g.Processes, want) || g.Used != 3*grant.GiB || g.Total != 40*grant.GiB ||
-		g.Utilization != 17 || g.Power != 71_500 || g.Temperature != 43 || g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
+		g.Utilization != 17 || g.Power != 71_500 || g.Temperature != 43 ||
+		g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
 		t.Errorf("got %+v", g)
 	}
 	if first := sample.GPUs[0]; len(first.Processes) != 0 || first.Index != 0 || first.UUID == g.UUID {
@@ -104,8 +105,12 @@ func TestPowerAndTemperature(t *testing.T) {
 	s := used(dgxa100.New())
 	at(s, 0).GetPowerUsageFunc = func() (uint32, api.Return) { return 0, api.ERROR_NOT_SUPPORTED }
 	at(s, 1).GetPowerUsageFunc = func() (uint32, api.Return) { return 1<<32 - 1, api.SUCCESS }
-	at(s, 2).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) { return 43, api.ERROR_GPU_IS_LOST }
-	at(s, 3).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) { return 1<<32 - 7, api.SUCCESS }
+	at(s, 2).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) {
+		return 43, api.ERROR_GPU_IS_LOST
+	}
+	at(s, 3).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) {
+		return 1<<32 - 7, api.SUCCESS
+	}
 	sample := sampled(t, s)
 	for i, want := range [][2]int{{0, 43}, {0, 43}, {71_500, 0}, {71_500, 0}, {71_500, 43}} {
 		if g := sample.GPUs[i]; [2]int{g.Power, g.Temperature} != want || g.Health != grant.Healthy {
