@@ -208,9 +208,10 @@ model: ## grants, releases, failures and reboots against a model, 100,000 steps 
 	go test -p $(JOBS) -count=1 -v -run 'TestModel$$' -timeout 60m ./internal/node ./internal/ledger -rapid.checks=1100 -rapid.steps=100
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck, tidy modules, and shellcheck where it is installed
+lint: ## gofmt, the length of lines, go vet, staticcheck, tidy modules, and shellcheck where it is installed
 	@unformatted=$$(git ls-files --cached --others --exclude-standard '*.go' | xargs -r gofmt -l); \
 	  [ -z "$$unformatted" ] || { printf 'not formatted, run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; }
+	go run ./test/lines
 	go vet ./...
 	go vet -C kube ./...
 	@for module in . kube test/tools/*/; do go -C "$$module" mod tidy -diff; done

@@ -1,5 +1,5 @@
-// Package gpuledger is the root of the module: gpuledger keeps a ledger of the GPUs that containers on
-// a node may use, and enforces it when a container is created.
+// Package gpuledger is the root of the module: gpuledger keeps a ledger of the GPUs that containers
+// on a node may use, and enforces it when a container is created.
 //
 // The words below mean the same in code, command line, logs and documentation.
 //

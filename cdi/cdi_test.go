@@ -39,7 +39,9 @@ func newMachine(t *testing.T) *machine {
 	m := &machine{t: t, dir: t.TempDir(), now: time.Now()}
 	m.put("config.toml",
 		fmt.Sprintf(
-			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[cdi]\ndir = %q\nhook = \"/usr/bin/gpuledger-hook\"\n[audit]\nfile = \"\"\n",
+			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[cdi]\ndir = "+
+				"%q\nhook = "+
+				"\"/usr/bin/gpuledger-hook\"\n[audit]\nfile = \"\"\n",
 			m.dir+"/state", m.dir+"/run", m.cdiDir()))
 	h := host.Default()
 	boot, err := h.BootID()
@@ -73,7 +75,8 @@ func inventory(boot string) grant.Inventory {
 			{UUID: "GPU-a", Index: 0, Minor: 3, Memory: 16 * grant.GiB, Health: grant.Healthy},
 			{UUID: "GPU-b", Index: 1, Minor: 1, Memory: 80 * grant.GiB, Health: grant.Healthy,
 				MIG: []grant.MIGDevice{
-					{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{66, 67}}, {UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
+					{UUID: "MIG-b7", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 7, Caps: [2]int{66, 67}},
+					{UUID: "MIG-b8", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 8}}},
 		}}
 }
 
@@ -151,7 +154,8 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 	_, notes, err := m.files.Generate()
 	m.must(err)
 	if len(notes) != 1 ||
-		notes[0] != "MIG device MIG-b8 is left out: the driver had no capability for it when the inventory was taken" {
+		notes[0] != "MIG device MIG-b8 is left out: the driver had no capability for it when the "+
+			"inventory was taken" {
 		t.Errorf("notes %q", notes)
 	}
 	want := []string{"gpuledger.dev/gpu=0", "gpuledger.dev/gpu=1", "gpuledger.dev/gpu=1:0",
@@ -161,12 +165,14 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 	}
 	spec := m.read(m.files.Path())
 	if got := nodes(
-		spec.ContainerEdits); got != "/dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
+		spec.ContainerEdits); got != "/dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 "+
+		"/dev/nvidia-uvm-tools=c508:1/rw/666" {
 		t.Errorf("all devices have %s", got)
 	}
 	for _, d := range spec.Devices {
 		want := map[string]string{"0": "/dev/nvidia3=c195:3/rw/666", "1": "/dev/nvidia1=c195:1/rw/666",
-			"1:0": "/dev/nvidia1=c195:1/rw/666 /dev/nvidia-caps/nvidia-cap66=c509:66/rw/666 /dev/nvidia-caps/nvidia-cap67=c509:67/rw/666"}
+			"1:0": "/dev/nvidia1=c195:1/rw/666 /dev/nvidia-caps/nvidia-cap66=c509:66/rw/666 " +
+				"/dev/nvidia-caps/nvidia-cap67=c509:67/rw/666"}
 		want["GPU-a"], want["GPU-b"], want["MIG-b7"] = want["0"], want["1"], want["1:0"]
 		if got := nodes(d.ContainerEdits); got != want[d.Name] {
 			t.Errorf("%s has %s, want %s", d.Name, got, want[d.Name])
@@ -190,7 +196,8 @@ func TestAGrantIsOfferedUnderItsReference(t *testing.T) {
 		t.Errorf("environment %v, want %v", d.Env, want)
 	}
 	if got := nodes(
-		d); got != "/dev/nvidia3=c195:3/rw/666 /dev/nvidiactl=c195:255/rw/666 /dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
+		d); got != "/dev/nvidia3=c195:3/rw/666 /dev/nvidiactl=c195:255/rw/666 "+
+		"/dev/nvidia-uvm=c508:0/rw/666 /dev/nvidia-uvm-tools=c508:1/rw/666" {
 		t.Errorf("it brings %s", got)
 	}
 	info, err := os.Stat(m.files.GrantPath(reference.ID))
@@ -342,13 +349,15 @@ func TestDriverFilesAreMounted(t *testing.T) {
 	m := newMachine(t)
 	inv := inventory(bootID(t))
 	inv.Driver = grant.Driver{Version: "580.142", Root: "/run/driver", Files: []grant.DriverFile{
-		{Path: "/usr/lib/libcuda.so.580.142", Kind: grant.FileLibrary, Capability: grant.Compute, Target: "/usr/lib", Names: []string{"libcuda.so", "libcuda.so.1"}, Bits: 64},
+		{Path: "/usr/lib/libcuda.so.580.142", Kind: grant.FileLibrary, Capability: grant.Compute,
+			Target: "/usr/lib", Names: []string{"libcuda.so", "libcuda.so.1"}, Bits: 64},
 		{Path: "/usr/bin/nvidia-smi", Kind: grant.FileBinary, Capability: grant.Utility,
 			Target: "/usr/bin/nvidia-smi"}}}
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
 	reference := m.grant(grant.Bearer, 0)
 	m.generate()
-	const want = "/run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so [ro nosuid nodev bind], /run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so.1 [ro nosuid nodev bind], " +
+	const want = "/run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so [ro nosuid nodev bind], " +
+		"/run/driver/usr/lib/libcuda.so.580.142 /usr/lib/libcuda.so.1 [ro nosuid nodev bind], " +
 		"/run/driver/usr/bin/nvidia-smi /usr/bin/nvidia-smi [ro nosuid nodev bind]"
 	for name, edits := range map[string]cdispec.ContainerEdits{"GPUs": m.read(m.files.Path()).ContainerEdits,
 		"a grant": m.read(m.files.GrantPath(reference.ID)).Devices[0].ContainerEdits} {
@@ -369,7 +378,9 @@ func TestNoFileWithoutTheReference(t *testing.T) {
 	m.must(m.files.Forget(reference.ID))
 	m.must(m.files.Forget(reference.ID)) // the second time there is none
 	for name, r := range map[string]grant.Reference{
-		"no secret": {ID: reference.ID}, "another secret": {ID: reference.ID, Secret: strings.Repeat("0", 32)}, "no such grant": {ID: "g-zzzzzzzzzzzz", Secret: reference.Secret},
+		"no secret": {ID: reference.ID}, "another secret": {
+			ID: reference.ID, Secret: strings.Repeat("0", 32)},
+		"no such grant": {ID: "g-zzzzzzzzzzzz", Secret: reference.Secret},
 	} {
 		var notFound *grant.NotFoundError
 		if _, err := m.files.Expose(r); !errors.As(err, &notFound) {

@@ -55,7 +55,8 @@ func (f Files) Ready() error {
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if info.Mode().Perm()&0o022 != 0 || owner != 0 && int(owner) != os.Geteuid() {
 		return fmt.Errorf(
-			"cannot write CDI files: others than root may write into %s, and engines run what they find there as root", dir)
+			"cannot write CDI files: others than root may write into %s, and engines run what they find "+
+				"there as root", dir)
 	}
 	return nil
 }

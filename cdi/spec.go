@@ -49,7 +49,8 @@ func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 		if d.MIG != nil && d.MIG.Caps == [2]int{} {
 			notes = append(notes,
 				fmt.Sprintf(
-					"MIG device %s is left out: the driver had no capability for it when the inventory was taken", d.UUID()))
+					"MIG device %s is left out: the driver had no capability for it when the "+
+						"inventory was taken", d.UUID()))
 			continue
 		}
 		spec.Devices = append(spec.Devices, devices(edit.CDINodes(admission.DeviceNodes(inv, d)),

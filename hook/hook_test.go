@@ -56,7 +56,8 @@ func TestParseState(t *testing.T) {
 
 // FuzzParseState: no state makes the hook panic or read outside the runtime's root.
 func FuzzParseState(f *testing.F) {
-	for _, seed := range []string{`{"ociVersion":"1.0","id":"c","pid":1,"root":"rootfs","bundle":"/b","status":"created","annotations":{}}`, `{"id":"/","bundle":"/"}`, `[[[[`, `{"id":"\u0000"}`} {
+	for _, seed := range []string{`{"ociVersion":"1.0","id":"c","pid":1,"root":"rootfs","bundle":"/b",` +
+		`"status":"created","annotations":{}}`, `{"id":"/","bundle":"/"}`, `[[[[`, `{"id":"\u0000"}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -118,34 +119,63 @@ func TestChanges(t *testing.T) {
 		want  inject.Change
 		fails string
 	}{
-		{"a grant that nothing was done about", given(nil), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
-		{"a spec without anything", request.Spec{}, granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
+		{"a grant that nothing was done about", given(nil), granted,
+			inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
+		{"a spec without anything", request.Spec{}, granted,
+			inject.Change{Nodes: []*cdispec.DeviceNode{gpu}, Allow: []grant.DeviceRule{allow}}, ""},
 		{"CDI has put in all of it", given([]specs.LinuxDevice{device}, rule), granted, inject.Change{}, ""},
-		{"the node alone is there", given([]specs.LinuxDevice{device}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
-		{"the rule alone is there", given(nil, rule), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
-		{"the rule is denied again", given([]specs.LinuxDevice{device}, rule, specs.LinuxDeviceCgroup{Type: "c", Major: number(195), Minor: number(0), Access: "rwm"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
-		{"the rule lacks an access", given([]specs.LinuxDevice{device}, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0), Access: "r"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
-		{"the path is another node", given([]specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1}}, rule), granted, inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
-		{"a mount", given(nil), edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{Mounts: []*cdispec.Mount{file}}, ""},
-		{"a mount that is there", mounted, edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}), inject.Change{}, ""},
+		{"the node alone is there", given([]specs.LinuxDevice{device}), granted,
+			inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the rule alone is there", given(nil, rule), granted,
+			inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
+		{"the rule is denied again", given([]specs.LinuxDevice{device}, rule,
+			specs.LinuxDeviceCgroup{Type: "c", Major: number(195), Minor: number(0), Access: "rwm"}), granted,
+			inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the rule lacks an access", given([]specs.LinuxDevice{device},
+			specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0),
+				Access: "r"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"the path is another node", given([]specs.LinuxDevice{
+			{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1}}, rule), granted,
+			inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},
+		{"a mount", given(nil), edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}),
+			inject.Change{Mounts: []*cdispec.Mount{file}}, ""},
+		{"a mount that is there", mounted, edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{file}}),
+			inject.Change{}, ""},
 		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow,
 			inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
-				{Type: 'c', Major: 195, Minor: -1, Access: "rw"}, {Type: 'c', Major: 226, Minor: 128, Access: "rw"}, {Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
-		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
-		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}), inject.Change{}, ""},
-		{"a variable that another hides", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=1"}}), inject.Change{}, "A"},
-		{"a variable that is not", given(nil), edits(cdispec.ContainerEdits{Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/p"}}), inject.Change{}, "CUDA_MPS_PIPE_DIRECTORY"},
-		{"a hook", given(nil), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, "/limit"},
-		{"a hook that is there", hooked("set"), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, ""},
-		{"a hook that is there for something else", hooked("clear"), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, "/limit"},
-		{"a group", given(nil), edits(cdispec.ContainerEdits{AdditionalGIDs: []uint32{44}}), inject.Change{}, "44"},
-		{"an injector's variable", given(nil), removes(grant.RemoveEnv, "NVIDIA_IMEX_CHANNELS"), inject.Change{}, ""},
-		{"a variable that the driver obeys", given(nil), removes(grant.RemoveEnv, "CUDA_MPS_CLIENT_PRIORITY"), inject.Change{}, "CUDA_MPS_CLIENT_PRIORITY"},
-		{"a node too many", given(nil), removes(grant.RemoveDevice, "/dev/x"), inject.Change{Remove: []string{"/dev/x"}}, ""},
-		{"a rule too many", given(nil), removes(grant.RemoveRule, "c 195:254"), inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: 254, Access: "rw"}}}, ""},
-		{"a rule for all of a major", given(nil), removes(grant.RemoveRule, "c 195:*"), inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: -1, Access: "rw"}}}, ""},
-		{"a rule that is odd", given(nil), removes(grant.RemoveRule, "a *:*"), inject.Change{}, "internal error"},
-		{"an injector's hook", given(nil), removes(grant.RemoveHook, "/nvidia-ctk"), inject.Change{}, "/nvidia-ctk"},
+				{Type: 'c', Major: 195, Minor: -1, Access: "rw"},
+				{Type: 'c', Major: 226, Minor: 128, Access: "rw"},
+				{Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
+		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{
+			Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
+		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}),
+			inject.Change{}, ""},
+		{"a variable that another hides", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=1"}}),
+			inject.Change{}, "A"},
+		{"a variable that is not", given(nil), edits(cdispec.ContainerEdits{
+			Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/p"}}), inject.Change{}, "CUDA_MPS_PIPE_DIRECTORY"},
+		{"a hook", given(nil), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}),
+			inject.Change{}, "/limit"},
+		{"a hook that is there", hooked("set"), edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}),
+			inject.Change{}, ""},
+		{"a hook that is there for something else", hooked("clear"),
+			edits(cdispec.ContainerEdits{Hooks: []*cdispec.Hook{limit}}), inject.Change{}, "/limit"},
+		{"a group", given(nil), edits(cdispec.ContainerEdits{AdditionalGIDs: []uint32{44}}),
+			inject.Change{}, "44"},
+		{"an injector's variable", given(nil), removes(grant.RemoveEnv, "NVIDIA_IMEX_CHANNELS"),
+			inject.Change{}, ""},
+		{"a variable that the driver obeys", given(nil), removes(grant.RemoveEnv, "CUDA_MPS_CLIENT_PRIORITY"),
+			inject.Change{}, "CUDA_MPS_CLIENT_PRIORITY"},
+		{"a node too many", given(nil), removes(grant.RemoveDevice, "/dev/x"),
+			inject.Change{Remove: []string{"/dev/x"}}, ""},
+		{"a rule too many", given(nil), removes(grant.RemoveRule, "c 195:254"),
+			inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: 254, Access: "rw"}}}, ""},
+		{"a rule for all of a major", given(nil), removes(grant.RemoveRule, "c 195:*"),
+			inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: -1, Access: "rw"}}}, ""},
+		{"a rule that is odd", given(nil), removes(grant.RemoveRule, "a *:*"),
+			inject.Change{}, "internal error"},
+		{"an injector's hook", given(nil), removes(grant.RemoveHook, "/nvidia-ctk"),
+			inject.Change{}, "/nvidia-ctk"},
 		{"a mount too many", given(nil), removes(grant.RemoveMount, "/m"), inject.Change{}, "/m"},
 		{"an annotation", given(nil), removes(grant.RemoveAnnotation, "a"), inject.Change{}, "annotation"},
 	} {
@@ -183,20 +213,29 @@ func TestPossible(t *testing.T) {
 	}{
 		{"nodes", spec(func(*request.Spec) {}), nodes, create, true},
 		{"rules", spec(func(*request.Spec) {}), rules, create, true},
-		{"nodes under systemd", spec(func(*request.Spec) {}), nodes, oci.Command{Name: "create", Systemd: true}, true},
-		{"rules under systemd", spec(func(*request.Spec) {}), rules, oci.Command{Name: "create", Systemd: true}, false},
+		{"nodes under systemd", spec(func(*request.Spec) {}), nodes,
+			oci.Command{Name: "create", Systemd: true}, true},
+		{"rules under systemd", spec(func(*request.Spec) {}), rules,
+			oci.Command{Name: "create", Systemd: true}, false},
 		{"restore", spec(func(*request.Spec) {}), rules, oci.Command{Name: "restore"}, false},
 		{"a user namespace", spec(func(s *request.Spec) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		}), rules, create, false},
-		{"another's mount namespace", spec(func(s *request.Spec) { s.Linux.Namespaces[0].Path = "/proc/1/ns/mnt" }), rules, create, false},
-		{"the host's mount namespace", spec(func(s *request.Spec) { s.Linux.Namespaces = nil }), rules, create, false},
-		{"the host's /dev", spec(func(s *request.Spec) { s.Mounts[0] = specs.Mount{Destination: "/dev", Type: "bind", Source: "/dev"} }), nodes, create, false},
-		{"a tmpfs that is a bind", spec(func(s *request.Spec) { s.Mounts[0].Options = []string{"rbind"} }), nodes, create, false},
+		{"another's mount namespace", spec(func(s *request.Spec) {
+			s.Linux.Namespaces[0].Path = "/proc/1/ns/mnt"
+		}), rules, create, false},
+		{"the host's mount namespace", spec(func(s *request.Spec) { s.Linux.Namespaces = nil }),
+			rules, create, false},
+		{"the host's /dev", spec(func(s *request.Spec) {
+			s.Mounts[0] = specs.Mount{Destination: "/dev", Type: "bind", Source: "/dev"}
+		}), nodes, create, false},
+		{"a tmpfs that is a bind", spec(func(s *request.Spec) { s.Mounts[0].Options = []string{"rbind"} }),
+			nodes, create, false},
 		{"a bind over the tmpfs", spec(func(s *request.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/dev/", Type: "bind", Source: "/x"})
 		}), nodes, create, false},
-		{"the host's /dev, where only rules change", spec(func(s *request.Spec) { s.Mounts = nil }), rules, create, true},
+		{"the host's /dev, where only rules change", spec(func(s *request.Spec) { s.Mounts = nil }),
+			rules, create, true},
 	} {
 		if err := possible(c.spec, c.change, caller{Command: c.command}); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)

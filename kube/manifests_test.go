@@ -77,7 +77,8 @@ func TestManifestsAreWhatTheAPITakes(t *testing.T) {
 					config, err := dra.ParseConfig(c.Opaque.Parameters.Raw)
 					if err != nil || c.Opaque.Driver != dra.DriverName ||
 						class.Name != string(config.Mode)+"."+dra.DriverName ||
-						!strings.Contains(class.Spec.Selectors[0].CEL.Expression, `mode == "`+string(config.Mode)+`"`) {
+						!strings.Contains(class.Spec.Selectors[0].CEL.Expression,
+							`mode == "`+string(config.Mode)+`"`) {
 						t.Errorf("class %s: %+v, %v", class.Name, config, err)
 					}
 				}
@@ -89,7 +90,8 @@ func TestManifestsAreWhatTheAPITakes(t *testing.T) {
 			if template, is := object.(*resourceapi.ResourceClaimTemplate); is {
 				for _, r := range template.Spec.Spec.Devices.Requests {
 					if !classes[r.Exactly.DeviceClassName] {
-						t.Errorf("%s asks for class %q, which no manifest makes", path, r.Exactly.DeviceClassName)
+						t.Errorf("%s asks for class %q, which no manifest makes", path,
+							r.Exactly.DeviceClassName)
 					}
 				}
 			}
@@ -117,7 +119,8 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, file := range files {
-			if name := filepath.Base(file); name != "kustomization.yaml" && !slices.Contains(k.Resources, name) {
+			if name := filepath.Base(file); name != "kustomization.yaml" &&
+				!slices.Contains(k.Resources, name) {
 				t.Errorf("%s is in no kustomization", file)
 			}
 		}
@@ -150,7 +153,8 @@ func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
 				verbs := strings.Join(slices.Sorted(slices.Values(rule.Verbs)), " ")
 				for _, resource := range rule.Resources {
 					if verbs != allowed[resource] {
-						t.Errorf("role %s (known: %v) may %s %s, want %q", o.Name, known, verbs, resource, allowed[resource])
+						t.Errorf("role %s (known: %v) may %s %s, want %q", o.Name, known, verbs,
+							resource, allowed[resource])
 					}
 				}
 			}
@@ -168,7 +172,8 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 	written := map[string]string{"gpuledger-dra": "/run/cdi " + both +
 		" /var/lib/kubelet/plugins/gpuledger.dev /var/lib/kubelet/plugins_registry",
 		"gpuledger-device-plugin": both + " /var/lib/kubelet/device-plugins"}
-	read := map[string]string{"gpuledger-dra": "", "gpuledger-device-plugin": " /var/lib/kubelet/pod-resources"}
+	read := map[string]string{"gpuledger-dra": "",
+		"gpuledger-device-plugin": " /var/lib/kubelet/pod-resources"}
 	for _, list := range objects(t) {
 		for _, object := range list {
 			set, is := object.(*appsv1.DaemonSet)
@@ -177,9 +182,11 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 			}
 			spec := set.Spec.Template.Spec
 			c := spec.Containers[0].SecurityContext
-			if len(spec.Containers) != 1 || len(spec.InitContainers) > 0 || c.Privileged != nil && *c.Privileged ||
+			if len(spec.Containers) != 1 || len(spec.InitContainers) > 0 ||
+				c.Privileged != nil && *c.Privileged ||
 				*c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem ||
-				!slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(c.Capabilities.Add) > 0 ||
+				!slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+				len(c.Capabilities.Add) > 0 ||
 				c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
 				spec.HostNetwork || spec.HostIPC || spec.SecurityContext != nil {
 				t.Errorf("daemon set %s has %+v", set.Name, c)
@@ -195,7 +202,8 @@ func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
 				}
 			}
 			for readOnly, want := range map[bool]string{false: written[set.Name],
-				true: "/etc/gpuledger /run/containerd/runc /run/crun /run/runc /sys/fs/cgroup /usr/lib/gpuledger" +
+				true: "/etc/gpuledger /run/containerd/runc /run/crun /run/runc /sys/fs/cgroup " +
+					"/usr/lib/gpuledger" +
 					read[set.Name]} {
 				slices.Sort(mounts[readOnly])
 				if got := strings.Join(mounts[readOnly], " "); got != want {
@@ -254,7 +262,8 @@ func TestAnUpdateWaitsUntilAPodHasStayedReady(t *testing.T) {
 			if set, is := object.(*appsv1.DaemonSet); is {
 				seen++
 				if set.Spec.MinReadySeconds < 10 {
-					t.Errorf("daemon set %s takes a pod for a good one after %d s", set.Name, set.Spec.MinReadySeconds)
+					t.Errorf("daemon set %s takes a pod for a good one after %d s", set.Name,
+						set.Spec.MinReadySeconds)
 				}
 			}
 		}

@@ -69,7 +69,6 @@ var layers = map[string][]string{
 	"internal/edit/adjust":        {"internal/edit", "internal/grant"},
 	"internal/nri":                {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},
 	"internal/auditlog":           {"internal/grant"},
-	"internal/history":            {"internal/grant"},
 	"internal/watch":              {"internal/grant", "internal/host"},
 	"internal/metrics":            {"internal/grants", "internal/node", "internal/auditlog", "internal/watch", "internal/grant"},
 	"internal/page":               {"internal/grants", "internal/node", "internal/auditlog", "internal/watch", "internal/grant"},
@@ -97,7 +96,7 @@ var layers = map[string][]string{
 	"cmd/gpuledgerd":        {"internal/daemon"},
 	"cdi":                   {"internal/grants", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
-	"cmd/gpuledger": {"internal/grants", "internal/cmdline", "internal/configure", "internal/doctor", "internal/history", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
+	"cmd/gpuledger": {"internal/grants", "internal/cmdline", "internal/configure", "internal/auditlog", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
 		"internal/ledger", "internal/request", "internal/watch", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 

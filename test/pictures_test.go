@@ -12,9 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +27,7 @@ import (
 const picturesVar = "PICTURES"
 
 // maxPicture bounds a picture in the repository, in bytes.
-const maxPicture = 60 << 10
+const maxPicture = 72 << 10
 
 // painted is a node whose picture is taken.
 type painted struct {
@@ -87,7 +85,8 @@ func painting(t *testing.T) map[string]*painted {
 	two.uses(two.pod(t, 1, "4GiB", "research", "notebook-1", "jupyter").Init(), 1, 2*grant.GiB)
 	two.runs(foreign(t, two.n).Init(), 1, 5*grant.GiB)
 	two.runs(innocent(t), 1, grant.GiB)
-	two.use.GPUs = []simulated.GPUUse{{GPU: 0, Utilization: 93}, {GPU: 1, Utilization: 41}}
+	two.use.GPUs = []simulated.GPUUse{{GPU: 0, Utilization: 93, Power: 212, Temperature: 61},
+		{GPU: 1, Utilization: 41, Power: 118, Temperature: 49}}
 	isRefused(t, two.n.Bundle("refused", rig.Identity("7a1c0000-0000-4000-8000-00000000000c", "research", "greedy-0", "main"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
 	all["over-grant"] = two
 
@@ -96,7 +95,7 @@ func painting(t *testing.T) map[string]*painted {
 		eight.uses(eight.pod(t, i, "40GiB", "research", fmt.Sprintf("train-%d", i), "train").Init(), i, 37*grant.GiB)
 		eight.uses(eight.pod(t, i, "30GiB", "serving", fmt.Sprintf("llm-%d", i), "server").Init(), i, 22*grant.GiB)
 		eight.n.Grant("--gpu", fmt.Sprint(i), "--memory", "9879MiB")
-		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUUse{GPU: i, Utilization: 80 + i})
+		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUUse{GPU: i, Utilization: 80 + i, Power: 590 + 10*i, Temperature: 60 + i})
 	}
 	all["8-gpus-full"] = eight
 
@@ -162,26 +161,24 @@ func TestPictures(t *testing.T) {
 // framed shows a document as a narrow window would: a browser without a screen is never narrower than 500 pixels.
 func framed(document []byte, width int) []byte {
 	text := strings.Replace(string(document), `<meta http-equiv="refresh" content="5">`, "", 1)
-	return fmt.Appendf(nil, `<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe style="border:0" width="%d" height="1400" srcdoc="%s"></iframe>`, width, html.EscapeString(text))
+	return fmt.Appendf(nil, `<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe style="border:0" width="%d" height="4000" srcdoc="%s"></iframe>`, width, html.EscapeString(text))
 }
+
+// tallest is the height of the window in which documents are drawn, in pixels. No document is taller.
+const tallest = 9000
 
 // shoot takes a picture of a whole document, as high as it is.
 func shoot(t *testing.T, path string, document []byte, l browser.Look) {
 	t.Helper()
-	l.Height = 800
-	script := `<script>addEventListener("load", () => document.title = "high " + Math.ceil(document.body.getBoundingClientRect().bottom + 16))</script>`
-	dom, err := browser.DOM(append(slices.Clone(document), script...), l)
-	must(t, err)
-	high := regexp.MustCompile(`<title>high (\d+)</title>`).FindStringSubmatch(dom)
-	if high == nil {
-		t.Fatalf("the browser does not say how high %s is", path)
-	}
-	l.Height, _ = strconv.Atoi(high[1])
+	l.Height = tallest
 	picture, err := browser.Picture(document, l)
 	must(t, err)
-	small, err := reduced(picture, 64, l.Height)
-	for high := l.Height; err == nil && len(small) > maxPicture && high > 400; high -= 200 { // the upper part of a page of many GPUs
-		small, err = reduced(picture, 16, high)
+	whole, err := png.Decode(bytes.NewReader(picture))
+	must(t, err)
+	high := heightOf(whole)
+	small, err := reduced(whole, 64, high)
+	for ; err == nil && len(small) > maxPicture && high > 400; high -= 200 { // the upper part of a page of many GPUs
+		small, err = reduced(whole, 16, high)
 	}
 	must(t, err)
 	if len(small) > maxPicture {
@@ -190,13 +187,24 @@ func shoot(t *testing.T, path string, document []byte, l browser.Look) {
 	must(t, os.WriteFile(path, small, 0o644))
 }
 
-// reduced writes the upper part of a picture, with so many colours that it has most of, and the nearest of them for every other. Pages
-// have few.
-func reduced(data []byte, colours, high int) ([]byte, error) {
-	from, err := png.Decode(bytes.NewReader(data))
-	if err != nil {
-		return nil, err
+// heightOf is the height of what is drawn, without the empty rows below it.
+func heightOf(picture goimage.Image) int {
+	bounds := picture.Bounds()
+	empty := picture.At(bounds.Min.X, bounds.Max.Y-1)
+	const margin = 16
+	for y := bounds.Max.Y - 1; y >= bounds.Min.Y; y-- {
+		for x := bounds.Min.X; x < bounds.Max.X; x++ {
+			if picture.At(x, y) != empty {
+				return min(y+margin, bounds.Max.Y) - bounds.Min.Y
+			}
+		}
 	}
+	return bounds.Dy()
+}
+
+// reduced writes the upper part of a picture, in at most so many colours: those that it has most of, and the nearest of them for every other. Pages
+// have few.
+func reduced(from goimage.Image, colours, high int) ([]byte, error) {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA {
 		c := color.RGBAModel.Convert(from.At(x, y)).(color.RGBA)
@@ -228,7 +236,7 @@ func reduced(data []byte, colours, high int) ([]byte, error) {
 		}
 	}
 	var out bytes.Buffer
-	err = (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, to)
+	err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, to)
 	return out.Bytes(), err
 }
 

@@ -240,9 +240,11 @@ func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 	isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
 	g := gpusOf(t, n)
 	g.runs(b.Init(), 1, 6*grant.GiB)
-	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3}}
+	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3}, {GPU: 1, Power: 71, Temperature: 43}}
 	g.tells()
-	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", "gpuledger_engine_default{", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
+	uuid := n.Grants()[0].GPUs[0].UUID
+	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", "gpuledger_engine_default{",
+		`gpuledger_gpu_power_watts{gpu="`+uuid+`"} 71`, `gpuledger_gpu_temperature_celsius{gpu="`+uuid+`"} 43`, `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
 	labels := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^(gpuledger_\w+)(\{\S*\})? `).FindAllStringSubmatch(s.get("/metrics"), -1) {
 		labels[m[1]] += m[2]

@@ -458,3 +458,13 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("%+v", sample)
 	}
 }
+
+// TestPowerAndTemperature: what NVML reports of power and temperature reaches the metrics and the page
+// through the child that asks NVML.
+func TestPowerAndTemperature(t *testing.T) {
+	n := nodeOfDriver(t, "580.65.06", rig.Setup{Config: shows("127.0.0.1:0")})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	gpu := `{gpu="GPU-00000000-fa4e-d41e-0000-000000000002"} `
+	s.eventually("/metrics", "gpuledger_gpu_power_watts"+gpu+"61.5\n", "gpuledger_gpu_temperature_celsius"+gpu+"41\n")
+	s.eventually("/", "61 W", "40 °C")
+}

@@ -1,5 +1,5 @@
-// Command gpuledger-hook is an OCI hook that asks the ledger while a runtime makes a container. Engines with a hooks
-// directory call it; its argument is the stage. See package hook.
+// Command gpuledger-hook is an OCI hook that asks the ledger while a runtime makes a container.
+// Engines with a hooks directory call it; its argument is the stage. See package hook.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command gpuledger-setup puts gpuledger on a node of a cluster from within a container, as the packages would. See package setup.
+// Command gpuledger-setup puts gpuledger on a node of a cluster from within a container, as the
+// packages would. See package setup.
 package main
 
 import (

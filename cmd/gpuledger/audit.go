@@ -17,8 +17,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -27,8 +27,11 @@ func auditCommand() *cli.Command {
 		Name:      "audit",
 		Usage:     "show what was decided: the entries of the audit log",
 		UsageText: "gpuledger audit --since 24h --code no-capacity",
-		Description: "Reads the audit log and its rotated files, the oldest entry first. A mode in parentheses behind a verdict: it was only\n" +
-			"recorded, and the container started. A TIME is 2026-11-21T19:10:31Z, or \"2026-11-21 19:10\" or 2026-11-21, in UTC as the log\n" +
+		Description: "Reads the audit log and its rotated files, the oldest entry first. A mode in " +
+			"parentheses behind a verdict: it was only\n" +
+			"recorded, and the container started. A TIME is 2026-11-21T19:10:31Z, or \"2026-11-21 " +
+			"19:10\" or " +
+			"2026-11-21, in UTC as the log\n" +
 			"is; or how long ago, as 90m, 12h or 7d. docs/audit.md has the fields of --json.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "since", Usage: "entries from this `TIME` on"},
@@ -65,7 +68,8 @@ func audit(c *cli.Context) error {
 		return err
 	}
 	if log.Files() == 0 {
-		fmt.Fprintf(c.App.ErrWriter, "gpuledger: note: there is no %s: nothing was recorded yet\n", n.Policy.Audit.File)
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: note: there is no %s: nothing was recorded yet\n",
+			n.Policy.Audit.File)
 	}
 	if !c.Bool("follow") {
 		warn(c.App.ErrWriter, log.Warnings())
@@ -77,12 +81,13 @@ func audit(c *cli.Context) error {
 }
 
 // openLog opens the audit log of the node, or says why there is none.
-func openLog(n *node.Node) (*history.Log, error) {
+func openLog(n *node.Node) (*auditlog.Log, error) {
 	if n.Policy.Audit.File == "" {
-		return nil, &grant.Refusal{Message: `cannot read the audit log: the configuration keeps none (file = "" in [audit])`,
+		return nil, &grant.Refusal{Message: `cannot read the audit log: the configuration keeps none (file ` +
+			`= "" in [audit])`,
 			Hint: "name a file there; what was decided before is recorded nowhere"}
 	}
-	log, err := history.Open(n.Policy.Audit.File)
+	log, err := auditlog.Open(n.Policy.Audit.File)
 	if err != nil && errors.Is(err, fs.ErrPermission) {
 		return nil, &grant.Refusal{Message: err.Error(), Hint: "root and the group of the file can read it"}
 	}
@@ -90,7 +95,7 @@ func openLog(n *node.Node) (*history.Log, error) {
 }
 
 // follow prints what comes, until it is interrupted.
-func follow(log *history.Log, p *entryPrinter) error {
+func follow(log *auditlog.Log, p *entryPrinter) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(stop)
@@ -110,7 +115,7 @@ func follow(log *history.Log, p *entryPrinter) error {
 }
 
 // filterOf reads the flags. Each of them that is given has to mean something.
-func filterOf(c *cli.Context, now time.Time) (f history.Filter, err error) {
+func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 	if f.Since, err = momentOf(c, "since", now); err != nil {
 		return f, err
 	}
@@ -124,12 +129,14 @@ func filterOf(c *cli.Context, now time.Time) (f history.Filter, err error) {
 	case c.IsSet("since") && c.IsSet("until") && !f.Since.Before(f.Until):
 		return f, usage("--since: want a time before that of --until")
 	case c.IsSet("code") && !isCode(f.Code):
-		return f, usage("--code: there is no code %q; docs/refusals.md lists those of refusals, docs/daemon.md those of findings", grant.Printable(f.Code))
+		return f, usage("--code: there is no code %q; docs/refusals.md lists those of refusals, "+
+			"docs/daemon.md those of findings", grant.Printable(f.Code))
 	case c.IsSet("container") && f.Container == "":
 		return f, usage("--container: want an id, the beginning of one, or NAMESPACE/POD[/CONTAINER]")
 	}
 	if c.IsSet("grant") {
-		reference, err := grant.ParseReference(c.String("grant")) // the whole reference is what people have at hand
+		// the whole reference is what people have at hand
+		reference, err := grant.ParseReference(c.String("grant"))
 		if err != nil {
 			id, _, _ := strings.Cut(c.String("grant"), ".") // what follows may be a secret
 			return f, usage("--grant: %q is no grant id; `gpuledger grants` lists them", grant.Printable(id))
@@ -151,7 +158,8 @@ func momentOf(c *cli.Context, flag string, now time.Time) (at time.Time, err err
 }
 
 func isCode(text string) bool {
-	return slices.Contains(grant.Codes, grant.Code(text)) || slices.Contains(grant.FindingKinds, grant.FindingKind(text))
+	return slices.Contains(grant.Codes, grant.Code(text)) ||
+		slices.Contains(grant.FindingKinds, grant.FindingKind(text))
 }
 
 var days = regexp.MustCompile(`^([0-9]{1,5})d$`)
@@ -165,23 +173,25 @@ func moment(text string, now time.Time) (time.Time, error) {
 	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago), nil
 	}
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", time.DateOnly} {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",
+		"2006-01-02T15:04", "2006-01-02 15:04", time.DateOnly} {
 		if at, err := time.Parse(layout, text); err == nil {
 			return at, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("want a time, as 2026-11-21T19:10:31Z, \"2026-11-21 19:10\" or 2026-11-21, or how long ago, as 90m, 12h or 7d, not %q", grant.Printable(text))
+	return time.Time{}, fmt.Errorf("want a time, as 2026-11-21T19:10:31Z, \"2026-11-21 19:10\" or "+
+		"2026-11-21, or how long ago, as 90m, 12h or 7d, not %q", grant.Printable(text))
 }
 
 // entryPrinter prints the entries that are wanted.
 type entryPrinter struct {
-	filter history.Filter
+	filter auditlog.Filter
 	raw    bool
 	any    bool
 	table  rollingTable
 }
 
-func (p *entryPrinter) entry(e *history.Entry) error {
+func (p *entryPrinter) entry(e *auditlog.Entry) error {
 	if !p.filter.Wants(e) {
 		return nil
 	}
@@ -191,7 +201,8 @@ func (p *entryPrinter) entry(e *history.Entry) error {
 	}
 	if !p.any {
 		p.any = true
-		if err := p.table.add([]string{"TIME", "VERDICT", "CODE", "CONTAINER", "POD", "ENGINE", "TEXT"}); err != nil {
+		if err := p.table.add([]string{"TIME", "VERDICT", "CODE", "CONTAINER", "POD", "ENGINE",
+			"TEXT"}); err != nil {
 			return err
 		}
 	}
@@ -207,12 +218,13 @@ func (p *entryPrinter) end() error {
 	return p.table.flush()
 }
 
-func entryRow(e *history.Entry) []string {
+func entryRow(e *auditlog.Entry) []string {
 	verdict := e.Verdict + e.Action
 	if e.Mode != "" {
 		verdict += " (" + e.Mode + ")"
 	}
-	row := []string{e.Time.UTC().Format(time.RFC3339), verdict, e.Code + e.Finding, shortID(e.Container), e.PodName(), e.Engine, entryText(e)}
+	row := []string{e.Time.UTC().Format(time.RFC3339), verdict, e.Code + e.Finding, shortID(e.Container),
+		e.PodName(), e.Engine, entryText(e)}
 	for i, cell := range row {
 		if row[i] = plain(cell); i < len(row)-1 {
 			row[i] = dash(row[i])
@@ -222,7 +234,7 @@ func entryRow(e *history.Entry) []string {
 }
 
 // entryText is what there is to say of an entry beside its other cells.
-func entryText(e *history.Entry) string {
+func entryText(e *auditlog.Entry) string {
 	var parts []string
 	add := func(before string, list ...string) {
 		if text := strings.Join(list, ", "); text != "" {
@@ -277,7 +289,8 @@ func plain(text string) string {
 // block is how many rows are laid out together.
 const block = 500
 
-// rollingTable is a table of any length, of which it holds a block of rows only. Columns never become narrower from block to block.
+// rollingTable is a table of any length, of which it holds a block of rows only. Columns never
+// become narrower from block to block.
 type rollingTable struct {
 	w      io.Writer
 	widths []int

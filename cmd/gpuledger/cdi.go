@@ -27,8 +27,8 @@ func cdiCommand() *cli.Command {
 	}
 }
 
-// cdiFiles are the CDI files of the command's node. The hook in them has no command line, so the configuration's path must
-// stand on its own.
+// cdiFiles are the CDI files of the command's node. The hook in them has no command line, so the
+// configuration's path must stand on its own.
 func cdiFiles(c *cli.Context, n *node.Node) (cdi.Files, error) {
 	config, err := filepath.Abs(policy.Path(configFile(c)))
 	return cdi.Files{Node: n, Config: config}, err
@@ -36,12 +36,16 @@ func cdiFiles(c *cli.Context, n *node.Node) (cdi.Files, error) {
 
 func cdiGenerateCommand() *cli.Command {
 	return &cli.Command{
-		Name:      "generate",
-		Usage:     "write the CDI files",
-		UsageText: "gpuledger cdi generate\ngpuledger cdi generate --output gpus.json\ngpuledger cdi generate --grant ID.SECRET",
-		Description: "Writes the GPUs of the inventory, gpuledger.dev/gpu=UUID and =INDEX, into the directory of the configuration\n" +
-			"([cdi] dir), writes the files of grants again and removes those of expired grants. Run it after\n" +
-			"`gpuledger inventory refresh`. A name alone is no grant: a container that uses one without a grant does not start.",
+		Name:  "generate",
+		Usage: "write the CDI files",
+		UsageText: "gpuledger cdi generate\ngpuledger cdi generate --output gpus.json\ngpuledger cdi " +
+			"generate --grant ID.SECRET",
+		Description: "Writes the GPUs of the inventory, gpuledger.dev/gpu=UUID and =INDEX, into the " +
+			"directory of the configuration\n" +
+			"([cdi] dir), writes the files of grants again and removes those of expired grants. " +
+			"Run it after\n" +
+			"`gpuledger inventory refresh`. A name alone is no grant: a container that uses one without a " +
+			"grant does not start.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Usage: "write the GPUs into this `FILE` and nothing else; - is standard output"},
 			&cli.StringFlag{Name: "grant", Usage: "write the file of the grant with this `REFERENCE`, as `gpuledger grant --cdi` does"},
@@ -57,7 +61,8 @@ func cdiGenerateCommand() *cli.Command {
 			case err != nil:
 				return err
 			case c.IsSet("output") && c.IsSet("grant"):
-				return usage("--output and --grant exclude each other: a grant's file holds a secret and lies in [cdi] dir")
+				return usage("--output and --grant exclude each other: a grant's file holds a secret and " +
+					"lies in [cdi] dir")
 			case c.IsSet("output"):
 				return writeGPUs(c, files, c.String("output"))
 			case c.IsSet("grant"):
@@ -94,7 +99,8 @@ func warn(w io.Writer, notes []string) {
 	}
 }
 
-// writeGPUs puts the file of the GPUs where the user wants it. A pipe or a terminal is written to and not replaced.
+// writeGPUs puts the file of the GPUs where the user wants it. A pipe or a terminal is written to
+// and not replaced.
 func writeGPUs(c *cli.Context, files cdi.Files, path string) error {
 	spec, notes, err := files.GPUs()
 	if err != nil {
@@ -102,7 +108,8 @@ func writeGPUs(c *cli.Context, files cdi.Files, path string) error {
 	}
 	warn(c.App.ErrWriter, notes)
 	if spec == nil {
-		return errors.New("cannot write a CDI file: this node has no GPU to offer, and a file must offer some device")
+		return errors.New("cannot write a CDI file: this node has no GPU to offer, and a file must offer " +
+			"some device")
 	}
 	content, err := cdi.Encode(spec)
 	if err != nil {
@@ -133,7 +140,8 @@ func exposeGrant(c *cli.Context, files cdi.Files, text string) error {
 		return err
 	}
 	if c.Bool("json") {
-		return printJSON(c.App.Writer, map[string]any{"files": []map[string]any{{"file": path, "state": cdi.Written}}})
+		return printJSON(c.App.Writer, map[string]any{
+			"files": []map[string]any{{"file": path, "state": cdi.Written}}})
 	}
 	fmt.Fprintf(c.App.Writer, "%s %s\n", cdi.Written, path)
 	return nil
@@ -144,7 +152,8 @@ func cdiListCommand() *cli.Command {
 		Name:      "list",
 		Usage:     "list the CDI names that engines find",
 		UsageText: "gpuledger cdi list",
-		Description: "A grant's name is the reference that `gpuledger grant` printed; it is shown without the secret. The file of a stale name\n" +
+		Description: "A grant's name is the reference that `gpuledger grant` printed; it is shown without " +
+			"the secret. The file of a stale name\n" +
 			"is out of date: `gpuledger cdi generate` writes it again, or removes it.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {

@@ -12,11 +12,12 @@ import (
 
 func checkCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "check",
-		Usage:       "verify the ledger",
-		UsageText:   "gpuledger check [--json]",
-		Description: "Repairs what is derived (links, leftovers of a crash, bindings of dead containers) and says so. Exit status 0:\nsound; 1: an entry is damaged or the sums do not add up.",
-		Flags:       []cli.Flag{jsonFlag()},
+		Name:      "check",
+		Usage:     "verify the ledger",
+		UsageText: "gpuledger check [--json]",
+		Description: "Repairs what is derived (links, leftovers of a crash, bindings of dead containers) " +
+			"and says so. Exit status 0:\nsound; 1: an entry is damaged or the sums do not add up.",
+		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			n, err := openAlone(c)
 			if err != nil {
@@ -49,7 +50,8 @@ func printReport(c *cli.Context, r ledger.Report) error {
 		for _, f := range r.Findings {
 			findings = append(findings, finding{f.Subject, f.Problem, f.Repaired, f.Hint})
 		}
-		return printJSON(c.App.Writer, map[string]any{"sound": r.Sound(), "grants": r.Grants, "findings": findings})
+		return printJSON(c.App.Writer, map[string]any{"sound": r.Sound(), "grants": r.Grants,
+			"findings": findings})
 	}
 	for _, f := range r.Findings {
 		state := "problem"

@@ -25,7 +25,8 @@ func columnsOf(f *os.File) int {
 	return int(size.Col)
 }
 
-// inGiB writes an amount of memory as a column of GiB has it: with one decimal. What is there is never written as nothing.
+// inGiB writes an amount of memory as a column of GiB has it: with one decimal. What is there is
+// never written as nothing.
 func inGiB(b grant.Bytes) string {
 	text := strconv.FormatFloat(float64(b)/float64(grant.GiB), 'f', 1, 64)
 	if b > 0 && text == "0.0" {
@@ -37,7 +38,8 @@ func inGiB(b grant.Bytes) string {
 // shareOf writes how much there is of a whole, in GiB.
 func shareOf(part, whole grant.Bytes) string { return inGiB(part) + "/" + inGiB(whole) }
 
-// inMiB writes whole MiB, as a size on the command line can be written; what is left is not there to be granted.
+// inMiB writes whole MiB, as a size on the command line can be written; what is left is not there
+// to be granted.
 func inMiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.MiB), 10) + "MiB" }
 
 // alignRight has the numbers of a column end in one place, so that they compare at a look.
@@ -61,7 +63,8 @@ func leaveOut(rows [][]string, column int) {
 // gap is what the cells of a table have between them.
 const gap = 2
 
-// widthOf is how wide a table of these rows becomes, without the column that is left out (-1: none).
+// widthOf is how wide a table of these rows becomes, without the column that is left out (-1:
+// none).
 func widthOf(rows [][]string, without int) (sum int) {
 	var widest []int
 	for _, row := range rows {
@@ -94,7 +97,8 @@ func writeRows(w io.Writer, rows [][]string) error {
 	return t.Flush()
 }
 
-// fit cuts what is in one column of the rows so that the table has its place. Eight characters are left in any case.
+// fit cuts what is in one column of the rows so that the table has its place. Eight characters are
+// left in any case.
 func fit(rows [][]string, column, columns int) {
 	room := max(columns-widthOf(rows, column), 8)
 	for _, row := range rows {
@@ -110,8 +114,8 @@ func shorten(text string, room int) string {
 	return text
 }
 
-// wrap breaks a sentence into lines of so many columns, the first and the next ones with what they begin with. A word that is longer
-// than a line is broken too, where it stands.
+// wrap breaks a sentence into lines of so many columns, the first and the next ones with what they
+// begin with. A word that is longer than a line is broken too, where it stands.
 func wrap(text string, columns int, first, next string) string {
 	var lines []string
 	line, empty := first, true

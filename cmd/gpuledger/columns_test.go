@@ -27,7 +27,8 @@ func TestWrap(t *testing.T) {
 
 // TestFit: of a table that is too wide the names are cut, as much as is needed.
 func TestFit(t *testing.T) {
-	rows := [][]string{{"GPU", "NAME", "MODE"}, {"0", strings.Repeat("ä", 95), "limit"}, {"1", "Tesla V100", "-"}}
+	rows := [][]string{{"GPU", "NAME", "MODE"}, {"0", strings.Repeat("ä", 95), "limit"},
+		{"1", "Tesla V100", "-"}}
 	fit(rows, 1, 30)
 	var text strings.Builder
 	if err := writeRows(&text, rows); err != nil {
@@ -56,11 +57,15 @@ func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
 		want    string
 	}{
 		"short": {60, []string{"  g-a", "free", "-", "none", "bearer", "-", "x"},
-			"  GRANT  STATE  COMPUTE  STRENGTH  OWNER   CONTAINERS  LABEL\n  g-a    free   -        none      bearer  -           x\n"},
+			"  GRANT  STATE  COMPUTE  STRENGTH  OWNER   CONTAINERS  LABEL\n  g-a    free   -     " +
+				"   none    " +
+				"  bearer  -           x\n"},
 		"long": {60, []string{"  g-a", "bound", "-", "none", pod, "c1", ""},
-			"  GRANT  STATE  COMPUTE  STRENGTH\n  g-a    bound  -        none\n      of " + pod + "\n      in c1\n"},
+			"  GRANT  STATE  COMPUTE  STRENGTH\n  g-a    bound  -        none\n      of " + pod +
+				"\n      in c1\n"},
 		"narrow": {32, []string{"  g-a", "bound", "30%", "none", "bearer", "-", "x"},
-			"  GRANT  STATE\n  g-a    bound\n      compute 30%\n      strength none\n      of bearer\n      label x\n"},
+			"  GRANT  STATE\n  g-a    bound\n      compute 30%\n      strength none\n      of bearer\n    " +
+				"  label x\n"},
 	} {
 		var text strings.Builder
 		if err := writeDetails(&text, [][]string{head, c.row}, c.columns); err != nil {
@@ -74,7 +79,8 @@ func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
 
 // TestInGiB: a column has one unit; a little is not nothing.
 func TestInGiB(t *testing.T) {
-	for b, want := range map[grant.Bytes]string{0: "0.0", 1: "<0.1", 50 * grant.MiB: "<0.1", 52 * grant.MiB: "0.1", grant.GiB / 2: "0.5",
+	for b, want := range map[grant.Bytes]string{0: "0.0", 1: "<0.1", 50 * grant.MiB: "<0.1",
+		52 * grant.MiB: "0.1", grant.GiB / 2: "0.5",
 		4 * grant.GiB: "4.0", 16160 * grant.MiB: "15.8", 3 * grant.TiB: "3072.0"} {
 		if got := inGiB(b); got != want {
 			t.Errorf("%d is %s, want %s", b, got, want)
@@ -85,11 +91,13 @@ func TestInGiB(t *testing.T) {
 	}
 }
 
-// TestCardsOnANarrowTerminal: names are cut, then columns are left out; what a GPU has of memory stays.
+// TestCardsOnANarrowTerminal: names are cut, then columns are left out; what a GPU has of memory
+// stays.
 func TestCardsOnANarrowTerminal(t *testing.T) {
 	for _, columns := range []int{200, 80, 79, 70, 60, 50, 40, 34} {
 		rows := [][]string{{"GPU", "NAME", "MODE", "USED GiB", "ALLOCATED/TOTAL GiB", "COMPUTE", "GRANTS"},
-			{"0", "Tesla V100-SXM2-16GB", "limit", "9.1", "8.0/15.8", "25%", "2"}, {"1", "Tesla V100-SXM2-16GB", "exclusive", "10.0", "12.0/15.8", "-", "11"}}
+			{"0", "Tesla V100-SXM2-16GB", "limit", "9.1", "8.0/15.8", "25%", "2"},
+			{"1", "Tesla V100-SXM2-16GB", "exclusive", "10.0", "12.0/15.8", "-", "11"}}
 		var text strings.Builder
 		if err := printCards(&text, rows, columns); err != nil {
 			t.Fatal(err)

@@ -29,14 +29,16 @@ const (
 var errRefused = errors.New("")
 
 func configFlag() cli.Flag {
-	return &cli.StringFlag{Name: "config", Usage: "configuration `FILE` (default: $" + policy.PathEnv + ", else " + policy.DefaultPath + ")"}
+	return &cli.StringFlag{Name: "config", Usage: "configuration `FILE` (default: $" + policy.PathEnv +
+		", else " + policy.DefaultPath + ")"}
 }
 
 func jsonFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "json", Usage: "print one JSON document"}
 }
 
-// open gives the node of the command's configuration. A broken one fails every command that is not about it.
+// open gives the node of the command's configuration. A broken one fails every command that is not
+// about it.
 func open(c *cli.Context) (*node.Node, error) {
 	n := openAnyway(c)
 	return n, n.Broken
@@ -69,7 +71,8 @@ func configFile(c *cli.Context) string {
 // noArguments refuses what a command would silently ignore.
 func noArguments(c *cli.Context) error {
 	if c.NArg() > 0 {
-		return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: %s takes no arguments", c.Args().First(), c.Command.HelpName)}
+		return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: %s takes no arguments",
+			c.Args().First(), c.Command.HelpName)}
 	}
 	return nil
 }
@@ -78,7 +81,8 @@ func unknownCommand(c *cli.Context) error {
 	if c.NArg() == 0 {
 		return cli.ShowSubcommandHelp(c)
 	}
-	return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: there is no such command; see `%s --help`", c.Args().First(), c.App.Name)}
+	return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: there is no such command; see "+
+		"`%s --help`", c.Args().First(), c.App.Name)}
 }
 
 func usageError(c *cli.Context, err error, _ bool) error {
@@ -86,7 +90,8 @@ func usageError(c *cli.Context, err error, _ bool) error {
 	if c.Command != nil && c.Command.HelpName != "" {
 		name, flags = c.Command.HelpName, c.Command.Flags
 	}
-	return &grant.UsageError{Message: fmt.Sprintf("cannot understand the arguments: %s; see `%s --help`", cmdline.Wrong(err, flags), name)}
+	return &grant.UsageError{Message: fmt.Sprintf("cannot understand the arguments: %s; see `%s --help`",
+		cmdline.Wrong(err, flags), name)}
 }
 
 // complain prints an error with its hint and gives the exit status that belongs to it.

@@ -10,10 +10,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/history"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -136,7 +136,9 @@ func (l *line) unset() []candidate {
 	for _, f := range flags {
 		v, canHide := f.(cli.VisibleFlag)
 		_, again := f.(*cli.StringSliceFlag)
-		given := slices.ContainsFunc(f.Names(), func(name string) bool { return slices.Contains(l.set, name) })
+		given := slices.ContainsFunc(f.Names(), func(name string) bool {
+			return slices.Contains(l.set, name)
+		})
 		if canHide && !v.IsVisible() || given && !again {
 			continue
 		}
@@ -183,7 +185,8 @@ type sight struct {
 	audit string
 }
 
-// seen is the ledger as the caller may read it: a user other than root gets nothing, and no message.
+// seen is the ledger as the caller may read it: a user other than root gets nothing, and no
+// message.
 func seen(config string) sight {
 	n := node.Open(policy.Path(config), host.Default())
 	o, err := grants.Read(n)
@@ -238,7 +241,8 @@ func codes(o sight) []candidate {
 	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
 }
 
-// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered, and a tenant may choose the id.
+// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered,
+// and a tenant may choose the id.
 var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
 
 // recorded is how much of the audit log's end is looked through for containers, in bytes.
@@ -246,13 +250,14 @@ const recorded = 256 << 10
 
 // recordedContainers are those that the end of the audit log is about, the last one first.
 func recordedContainers(o sight) (all []candidate) {
-	log, err := history.OpenEnd(o.audit, recorded)
+	log, err := auditlog.OpenEnd(o.audit, recorded)
 	if err != nil {
 		return nil
 	}
 	defer log.Close()
-	_ = log.Read(func(e *history.Entry) error {
-		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " + e.PodName()))}); shellWord.MatchString(c.word) {
+	_ = log.Read(func(e *auditlog.Entry) error {
+		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " +
+			e.PodName()))}); shellWord.MatchString(c.word) {
 			all = slices.DeleteFunc(all, func(o candidate) bool { return o.word == c.word })
 			all = append(all, c)
 		}

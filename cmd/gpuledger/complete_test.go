@@ -14,11 +14,14 @@ import (
 func TestWhatMayComeNext(t *testing.T) {
 	var config string
 	log := filepath.Join(t.TempDir(), "audit.jsonl")
-	writeLog(t, log, logged("c1", "no-capacity"), logged("c2", "gpu-hook"), logged("$(reboot)", "no-capacity"), logged("c1", "gpu-socket"))
+	writeLog(t, log, logged("c1", "no-capacity"), logged("c2", "gpu-hook"),
+		logged("$(reboot)", "no-capacity"), logged("c1", "gpu-socket"))
 	look := func(named string) (o sight) {
 		config, o.audit = named, log
-		o.Grants = []grant.Grant{{ID: "g-aaaaaaaaaaaa"}, {ID: "g-bbbbbbbbbbbb", Mode: grant.MPS, Label: "train"}}
-		o.Inventory.GPUs = []grant.GPU{{UUID: "GPU-a", Index: 0, Name: "V100", MIG: []grant.MIGDevice{{UUID: "MIG-b", Profile: "1g.10gb"}, {UUID: "MIG-c", Profile: "1g.10gb"}}}}
+		o.Grants = []grant.Grant{{ID: "g-aaaaaaaaaaaa"}, {
+			ID: "g-bbbbbbbbbbbb", Mode: grant.MPS, Label: "train"}}
+		o.Inventory.GPUs = []grant.GPU{{UUID: "GPU-a", Index: 0, Name: "V100",
+			MIG: []grant.MIGDevice{{UUID: "MIG-b", Profile: "1g.10gb"}, {UUID: "MIG-c", Profile: "1g.10gb"}}}}
 		return o
 	}
 	for line, want := range map[string]string{
@@ -66,7 +69,8 @@ func TestWhatMayComeNext(t *testing.T) {
 		for _, c := range next(program(), words, look) {
 			got = append(got, c.word)
 		}
-		if end := slices.Clone(got); !strings.HasPrefix(strings.Join(end, " ")+" ", want+" ") && (want != "" || len(got) > 0) {
+		if end := slices.Clone(got); !strings.HasPrefix(strings.Join(end, " ")+" ", want+" ") &&
+			(want != "" || len(got) > 0) {
 			t.Errorf("%q: %v, want %s", line, got, want)
 		}
 	}
@@ -88,7 +92,9 @@ func TestChoicesAreOfFlags(t *testing.T) {
 		if c != nil && len(c.Subcommands) > 0 {
 			c = c.Subcommands[0]
 		}
-		if c == nil || flag != "" && !slices.ContainsFunc(c.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) }) {
+		if c == nil || flag != "" && !slices.ContainsFunc(c.Flags, func(f cli.Flag) bool {
+			return slices.Contains(f.Names(), flag)
+		}) {
 			t.Errorf("%q is no flag of a command", name)
 		}
 	}

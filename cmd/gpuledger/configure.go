@@ -34,12 +34,18 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 		Name:      name,
 		Usage:     "configure " + string(engine),
 		UsageText: "gpuledger configure " + name + " --as-default --dry-run",
-		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the originals under the state directory.\n" +
-			"--undo restores them to the byte; in a file that was changed since, it removes only gpuledger's lines. All files are\n" +
-			"changed, or none. A second call changes nothing. Without --restart the engine is not restarted. Until it is, an undo\n" +
-			"leaves gpuledger's own configuration where it is, because the engine still calls gpuledger-runtime.\n\n" +
-			"With --as-default every container of the engine goes through gpuledger. Those that run now and that the policy would\n" +
-			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes \"report\" and\n" +
+		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the " +
+			"originals under the state directory.\n" +
+			"--undo restores them to the byte; in a file that was changed since, it removes only " +
+			"gpuledger's lines. All files are\n" +
+			"changed, or none. A second call changes nothing. Without --restart the engine is not " +
+			"restarted. Until it is, an undo\n" +
+			"leaves gpuledger's own configuration where it is, because the engine still calls " +
+			"gpuledger-runtime.\n\n" +
+			"With --as-default every container of the engine goes through gpuledger. Those that run now " +
+			"and that the policy would\n" +
+			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes " +
+			"\"report\" and\n" +
 			"policy.privileged becomes \"strip\".",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "as-default", Usage: "make gpuledger the handler of containers that choose none"},
@@ -61,7 +67,8 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 			if err != nil {
 				return err
 			}
-			a := configureAnswer{Engine: engine, DryRun: c.Bool("dry-run"), Files: []changeJSON{}, Notes: []string{}}
+			a := configureAnswer{Engine: engine, DryRun: c.Bool("dry-run"),
+				Files: []changeJSON{}, Notes: []string{}}
 			if c.Bool("undo") {
 				return a.undo(c, o)
 			}
@@ -72,12 +79,14 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 
 // configureOptions reads the flags. Below another root nothing is taken from this machine.
 func configureOptions(c *cli.Context, engine grant.Engine) (o configure.Options, err error) {
-	o = configure.Options{Engine: engine, File: c.String("file"), Runtime: c.String("runtime"), Config: configFile(c), AsDefault: c.Bool("as-default")}
+	o = configure.Options{Engine: engine, File: c.String("file"), Runtime: c.String("runtime"),
+		Config: configFile(c), AsDefault: c.Bool("as-default")}
 	if o.Root, err = filepath.Abs(c.String("root")); err != nil {
 		return o, fmt.Errorf("cannot find the root: %w", err)
 	}
 	if c.Bool("undo") && (o.AsDefault || c.IsSet("mode") || c.IsSet("privileged")) {
-		return o, usage("--undo restores everything: it takes neither --as-default nor --mode nor --privileged")
+		return o, usage("--undo restores everything: it takes neither --as-default nor --mode nor " +
+			"--privileged")
 	}
 	if o.Root != "/" && c.Bool("restart") {
 		return o, usage("--restart: no engine runs below --root")
@@ -147,7 +156,9 @@ type changeJSON struct {
 
 func (a *configureAnswer) enter(changes []configure.Change) {
 	for _, c := range changes {
-		a.Files = slices.DeleteFunc(a.Files, func(f changeJSON) bool { return f.Path == c.Path && f.Action == "keep" })
+		a.Files = slices.DeleteFunc(a.Files, func(f changeJSON) bool {
+			return f.Path == c.Path && f.Action == "keep"
+		})
 		a.Files = append(a.Files, changeJSON{c.Path, c.Action, c.Why, c.Diff})
 		a.Changed = a.Changed || c.Action != "keep"
 	}
@@ -189,26 +200,31 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	}
 	a.enter(done.Changes)
 	if len(done.Changes) == 0 {
-		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo", state, o.Engine))
+		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo",
+			state, o.Engine))
 	}
 	failed := a.restart(c, o)
 	if failed == nil && len(done.Named)+len(done.Callers) > 0 && a.Restart != nil && a.Restart.Done {
-		o.Restarted = true // what a distribution has written anew by now, and what the engine needed until now
+		// what a distribution has written anew by now, and what the engine needed until now
+		o.Restarted = true
 		if done, failed = configure.Undo(o, state, false); failed == nil {
 			a.enter(done.Changes)
 		}
 	}
-	if a.Waits = done.Waits(); a.Waits != "" && !slices.ContainsFunc(done.Changes, func(f configure.Change) bool { return f.Why == a.Waits }) {
+	if a.Waits = done.Waits(); a.Waits != "" && !slices.ContainsFunc(done.Changes,
+		func(f configure.Change) bool { return f.Why == a.Waits }) {
 		a.Notes = append(a.Notes, a.Waits)
 	}
 	if err := errors.Join(failed, a.answer(c, "")); err != nil {
 		return err
 	}
 	if done.Kept > 0 {
-		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; take out our lines by hand and run it again", done.Kept)
+		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; "+
+			"take out our lines by hand and run it again", done.Kept)
 	}
 	if len(done.Named) > 0 {
-		return fmt.Errorf("cannot undo everything: %s still names us; %s", strings.Join(done.Named, ", "), done.Advice)
+		return fmt.Errorf("cannot undo everything: %s still names us; %s",
+			strings.Join(done.Named, ", "), done.Advice)
 	}
 	if a.Waits != "" && c.Bool("restart") { // it could not be restarted from here
 		return fmt.Errorf("cannot undo everything yet: %s", a.Waits)
@@ -238,7 +254,8 @@ func (a *configureAnswer) answer(c *cli.Context, mode string) error {
 	return nil
 }
 
-// print tells it to a person: what runs first, because that is what a default handler decides about.
+// print tells it to a person: what runs first, because that is what a default handler decides
+// about.
 func (a *configureAnswer) print(w io.Writer, mode string) {
 	if a.Running != nil {
 		printSurvey(w, a.Running, mode)
@@ -273,7 +290,8 @@ func (a *configureAnswer) print(w io.Writer, mode string) {
 }
 
 func printSurvey(w io.Writer, s *configure.Survey, mode string) {
-	fmt.Fprintf(w, "containers of this engine that run now: %d; the policy would refuse: %d", s.Running, len(s.Refused))
+	fmt.Fprintf(w, "containers of this engine that run now: %d; the policy would refuse: %d",
+		s.Running, len(s.Refused))
 	if len(s.Refused) > 0 && mode == string(grant.Report) {
 		fmt.Fprint(w, `, and only record it, because policy.mode is "report"`)
 	}

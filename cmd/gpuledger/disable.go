@@ -19,9 +19,12 @@ func disableCommand() *cli.Command {
 		Name:      "disable",
 		Usage:     "emergency: refuse nothing for some time",
 		UsageText: "gpuledger disable --for 30m\ngpuledger disable --until-enabled",
-		Description: "A container that would be refused starts unchanged and unconfined, and the audit log records it. Containers with a grant are\n" +
-			"admitted as always, so the ledger stays correct. This survives a reboot, unless the state directory\n" +
-			"cannot be written; `gpuledger enable` ends it. Without a time the command asks for confirmation at a terminal; elsewhere it\n" +
+		Description: "A container that would be refused starts unchanged and unconfined, and the audit log " +
+			"records it. Containers with a grant are\n" +
+			"admitted as always, so the ledger stays correct. This survives a reboot, unless the state " +
+			"directory\n" +
+			"cannot be written; `gpuledger enable` ends it. Without a time the command asks for " +
+			"confirmation at a terminal; elsewhere it\n" +
 			"prints that there is no end.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "for", Usage: "how long, for example 30m (default: until enabled)"},
@@ -43,7 +46,8 @@ func disableCommand() *cli.Command {
 					return err
 				}
 			}
-			p, err := openAnyway(c).Disable(c.Duration("for")) // a broken configuration is a reason to break the glass
+			// a broken configuration is a reason to break the glass
+			p, err := openAnyway(c).Disable(c.Duration("for"))
 			if err != nil {
 				return err
 			}
@@ -52,11 +56,13 @@ func disableCommand() *cli.Command {
 	}
 }
 
-// endless has a person at a terminal confirm a break-glass without an end. Scripts are not asked: they have relied on none.
+// endless has a person at a terminal confirm a break-glass without an end. Scripts are not asked:
+// they have relied on none.
 func endless(c *cli.Context) error {
 	const what = "nothing is refused until somebody runs `gpuledger enable`, also after a reboot"
 	if stdin, isFile := c.App.Reader.(*os.File); !isFile || !isTerminal(stdin) {
-		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s; `--for 1h` sets an end, and `gpuledger doctor` says what is in force\n", what)
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s; `--for 1h` sets an end, and `gpuledger "+
+			"doctor` says what is in force\n", what)
 		return nil
 	}
 	fmt.Fprintf(c.App.ErrWriter, "Without --for %s. Go on? [y/N] ", what)
@@ -93,10 +99,12 @@ func until(p node.Pause) string {
 
 func enableCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "enable",
-		Usage:       "end `gpuledger disable`",
-		UsageText:   "gpuledger enable",
-		Description: "Containers that started meanwhile keep what they have. If `gpuledger disable` was recorded in the state directory\nand that cannot be written now, it is ended only until the next boot.",
+		Name:      "enable",
+		Usage:     "end `gpuledger disable`",
+		UsageText: "gpuledger enable",
+		Description: "Containers that started meanwhile keep what they have. If `gpuledger disable` was " +
+			"recorded in the state directory\nand that cannot be written now, it is ended only until " +
+			"the next boot.",
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
 				return err
@@ -110,7 +118,8 @@ func enableCommand() *cli.Command {
 				text = "containers are held to their grants again"
 			}
 			if e.For != nil {
-				text += fmt.Sprintf("; after the next boot the state directory counts again, which cannot be written: %v", e.For)
+				text += fmt.Sprintf("; after the next boot the state directory counts again, which cannot "+
+					"be written: %v", e.For)
 			}
 			_, err = fmt.Fprintf(c.App.Writer, "enabled: %s\n", text)
 			return err

@@ -18,10 +18,11 @@ import (
 
 func explainCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "explain",
-		Usage:       "print the verdict about a container, without starting it",
-		UsageText:   "gpuledger explain --bundle DIR [--json]",
-		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would start; 3: it would be refused.",
+		Name:      "explain",
+		Usage:     "print the verdict about a container, without starting it",
+		UsageText: "gpuledger explain --bundle DIR [--json]",
+		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would " +
+			"start; 3: it would be refused.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),
@@ -61,13 +62,14 @@ func explain(c *cli.Context) error {
 
 // explainJSON is a contract.
 type explainJSON struct {
-	Verdict  grant.VerdictKind `json:"verdict"`
-	Mode     grant.RulesMode   `json:"mode,omitempty"` // "report" or "disabled": the verdict is what enforce would say
-	Code     grant.Code        `json:"code"`
-	Message  string            `json:"message"`
-	Hint     string            `json:"hint"`
-	Grant    grant.ID          `json:"grant"`
-	Strength grant.Strength    `json:"strength"`
+	Verdict grant.VerdictKind `json:"verdict"`
+	// "report" or "disabled": the verdict is what enforce would say
+	Mode     grant.RulesMode `json:"mode,omitempty"`
+	Code     grant.Code      `json:"code"`
+	Message  string          `json:"message"`
+	Hint     string          `json:"hint"`
+	Grant    grant.ID        `json:"grant"`
+	Strength grant.Strength  `json:"strength"`
 	// What holds it to its grant's compute, where that is throttled.
 	ComputeStrength grant.Strength            `json:"compute_strength,omitempty"`
 	Details         []grant.Detail            `json:"details"`
@@ -78,7 +80,8 @@ type explainJSON struct {
 }
 
 func explainToJSON(n *node.Node, d node.Decision) explainJSON {
-	j := explainJSON{Verdict: d.Kind, Code: d.Code, Message: d.Message, Hint: d.Hint, Strength: d.Strength, Details: d.Details, Edits: d.Edits,
+	j := explainJSON{Verdict: d.Kind, Code: d.Code, Message: d.Message, Hint: d.Hint, Strength: d.Strength,
+		Details: d.Details, Edits: d.Edits,
 		Rules: edit.Rules(d.Verdict), Removed: []string{}, Recorded: d.Recorded}
 	if mode := n.Mode(); mode != grant.Enforce {
 		j.Mode = mode
@@ -122,7 +125,8 @@ func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
 		}
 		fmt.Fprintf(w, "admit by %s (%s), strength %s\n", by, shares(*d.Grant), d.Strength)
 		if d.Throttled {
-			fmt.Fprintf(w, "  launches are throttled to %d%% of the compute, strength %s, experimental\n", d.Grant.Compute, d.Strength)
+			fmt.Fprintf(w, "  launches are throttled to %d%% of the compute, strength %s, experimental\n",
+				d.Grant.Compute, d.Strength)
 		}
 	case grant.Pass:
 		fmt.Fprintln(w, "pass: it reaches no GPU")

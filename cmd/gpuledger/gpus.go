@@ -30,8 +30,8 @@ func gpusCommand() *cli.Command {
 	}
 }
 
-// survey reads the node for a listing. Without an inventory there is nothing to list; a stale one is shown with a
-// warning, because it is all there is.
+// survey reads the node for a listing. Without an inventory there is nothing to list; a stale one
+// is shown with a warning, because it is all there is.
 func survey(c *cli.Context) (grants.Overview, []grants.Card, error) {
 	n, err := openAlone(c)
 	if err != nil {
@@ -43,12 +43,14 @@ func survey(c *cli.Context) (grants.Overview, []grants.Card, error) {
 	}
 	if o.Problem != nil {
 		if o.Problem.Code == grant.InventoryMissing {
-			return o, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
+			return o, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message,
+				Hint: o.Problem.Hint}
 		}
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s\nhint: %s\n", o.Problem.Message, o.Problem.Hint)
 	}
 	if p, paused := n.Paused(); paused {
-		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: disabled %s: containers start without grants\n", until(p))
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: disabled %s: containers start without grants\n",
+			until(p))
 	}
 	warnDamaged(c.App.ErrWriter, o.Damaged)
 	cards, err := grants.Cards(n, o)
@@ -72,9 +74,11 @@ type gpuJSON struct {
 func cardsToJSON(cards []grants.Card) []gpuJSON {
 	list := []gpuJSON{}
 	for _, card := range cards {
-		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory, Free: card.Free, Mode: card.Mode, Grants: ids(card.Grants), Health: card.Health})
+		list = append(list, gpuJSON{UUID: card.UUID, Index: card.Index, Name: card.Name, Memory: card.Memory,
+			Free: card.Free, Mode: card.Mode, Grants: ids(card.Grants), Health: card.Health})
 		for _, m := range card.Parts {
-			list = append(list, gpuJSON{UUID: m.UUID, Index: card.Index, Name: card.Name + " MIG " + m.Profile, Memory: m.Memory, Free: m.Free,
+			list = append(list, gpuJSON{UUID: m.UUID, Index: card.Index, Name: card.Name + " MIG " +
+				m.Profile, Memory: m.Memory, Free: m.Free,
 				Mode: grant.MIG, Grants: ids(m.Grants), Health: card.Health, Parent: card.UUID, Part: m.Name})
 		}
 	}
@@ -98,7 +102,8 @@ func printGPUs(w io.Writer, cards []grants.Card) error {
 		if g.Parent != "" {
 			index = "  " + g.Part
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, inMiB(g.Memory), inMiB(g.Free), dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", index, name, inMiB(g.Memory), inMiB(g.Free),
+			dash(string(g.Mode)), len(g.Grants), g.Health, g.UUID)
 	}
 	return t.Flush()
 }

@@ -21,15 +21,20 @@ func grantCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "grant",
 		Usage: "enter a grant into the ledger, or change one",
-		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each of two GPUs\n" +
+		UsageText: "gpuledger grant --memory 8GiB --gpus 2                            4GiB on each " +
+			"of two GPUs\n" +
 			"gpuledger grant --memory 4GiB --compute 30 --owner pod:UID/train\n" +
 			"gpuledger grant --mode exclusive --gpu 1 --ttl 2h\n" +
-			"gpuledger grant --memory 2GiB --for namespace:team               any pod of that namespace with the reference\n" +
+			"gpuledger grant --memory 2GiB --for namespace:team               any pod of that namespace " +
+			"with the reference\n" +
 			"gpuledger grant --mode mig --profile 1g.10gb                     an existing MIG device\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
-		Description: "Prints the reference on standard output, only now: a bearer's or claim's reference has a secret, of which the ledger\n" +
-			"keeps only a hash. A container uses the grant by the annotation gpuledger.dev/grant, the variable\n" +
-			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container that owns\n" +
+		Description: "Prints the reference on standard output, only now: a bearer's or claim's reference " +
+			"has a secret, of which the ledger\n" +
+			"keeps only a hash. A container uses the grant by the annotation gpuledger.dev/grant, " +
+			"the variable\n" +
+			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container " +
+			"that owns\n" +
 			"the grant (pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
@@ -82,7 +87,8 @@ func enter(c *cli.Context, n *node.Node) error {
 }
 
 // grantAndOffer enters the grant and, with --cdi, offers it to engines: both or nothing.
-func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Grant, reference grant.Reference, err error) {
+func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Grant,
+	reference grant.Reference, err error) {
 	if !c.Bool("cdi") {
 		return grants.Enter(n, ask)
 	}
@@ -113,7 +119,8 @@ func cdiName(c *cli.Context, reference grant.Reference) string {
 
 // askFrom reads the flags of a new grant.
 func askFrom(c *cli.Context) (ask admission.Ask, err error) {
-	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"), Label: c.String("label"), TTL: c.Duration("ttl"), Profile: c.String("profile"), Source: "cli"}
+	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"),
+		Label: c.String("label"), TTL: c.Duration("ttl"), Profile: c.String("profile"), Source: "cli"}
 	switch {
 	case c.IsSet("gpus") && ask.GPUs < 1:
 		return ask, usage("--gpus: want at least 1, not %d", ask.GPUs)
@@ -171,7 +178,8 @@ func usage(format string, args ...any) error {
 var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "label", "cdi"}
 
 func change(c *cli.Context, n *node.Node) error {
-	reference, err := grant.ParseReference(c.String("update")) // the whole reference is what people have at hand
+	// the whole reference is what people have at hand
+	reference, err := grant.ParseReference(c.String("update"))
 	if err != nil {
 		return usage("--update: %v", err)
 	}
@@ -225,7 +233,8 @@ func sentence(verb string, g grant.Grant, n *node.Node) string {
 			parts[i] = fmt.Sprintf("MIG device %s of GPU %d with %s", s.Profile, s.Index, s.Memory)
 		}
 	}
-	text := fmt.Sprintf("%s %s to %s%s: %s, mode %s", verb, g.ID, g.Owner, tied(g, " for "), strings.Join(parts, ", "), g.Mode)
+	text := fmt.Sprintf("%s %s to %s%s: %s, mode %s", verb, g.ID, g.Owner, tied(g, " for "),
+		strings.Join(parts, ", "), g.Mode)
 	if g.Compute > 0 {
 		text += fmt.Sprintf(", %d%% compute", g.Compute)
 	}
@@ -235,10 +244,12 @@ func sentence(verb string, g grant.Grant, n *node.Node) string {
 	text += fmt.Sprintf(", strength %s", g.Strength)
 	text += ofCompute(g, n.Policy)
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
-		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger doctor` says why)"
+		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger " +
+			"doctor` says why)"
 	}
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthLibrary && len(g.Bindings) == 0 {
-		text += "; a container without a C library, or with privileges, has strength none, and `gpuledger grants` says why"
+		text += "; a container without a C library, or with privileges, has strength none, and `gpuledger " +
+			"grants` says why"
 	}
 	if g.Mode == grant.MPS && n.Daemon() == 0 {
 		text += "; gpuledgerd does not run, and until it does no container starts with it (mps-not-ready)"
@@ -253,9 +264,11 @@ func ofCompute(g grant.Grant, p grant.Policy) string {
 	case g.Mode != grant.Limit || g.Compute == 0:
 		return ""
 	case g.ComputeStrength == grant.StrengthLibrary:
-		return "; the compute has strength library, experimental: the shim throttles launches, which was never seen on a GPU " + mps
+		return "; the compute has strength library, experimental: the shim throttles launches, which was " +
+			"never seen on a GPU " + mps
 	case admission.Share(g, p) > 0 && len(g.Bindings) > 0:
-		return "; the compute is not enforced on a container that runs already: it is throttled when it is created anew " + mps
+		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
+			"created anew " + mps
 	}
 	return "; the compute is counted and not enforced " + mps
 }

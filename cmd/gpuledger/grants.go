@@ -40,16 +40,18 @@ func grantsCommand() *cli.Command {
 
 // grantJSON is a grant as scripts read it: a contract.
 type grantJSON struct {
-	ID       grant.ID       `json:"id"`
-	Owner    grant.Owner    `json:"owner"`
-	For      []grant.Tie    `json:"for,omitempty"` // who may use it, of those who have its reference; absent: all of them
+	ID    grant.ID    `json:"id"`
+	Owner grant.Owner `json:"owner"`
+	// who may use it, of those who have its reference; absent: all of them
+	For      []grant.Tie    `json:"for,omitempty"`
 	Label    string         `json:"label"`
 	Mode     grant.Mode     `json:"mode"`
 	Strength grant.Strength `json:"strength"`
 	State    grant.State    `json:"state"`
 	GPUs     []grant.Share  `json:"gpus"`
 	Compute  int            `json:"compute"`
-	// What holds the containers to their compute, where a throttle does (docs/adr/0042): nothing else says more than the mode does.
+	// What holds the containers to their compute, where a throttle does (docs/adr/0042): nothing
+	// else says more than the mode does.
 	ComputeStrength grant.Strength `json:"compute_strength,omitempty"`
 	Created         time.Time      `json:"created"`
 	Expires         *time.Time     `json:"expires"` // null: never
@@ -65,7 +67,8 @@ type bindingJSON struct {
 }
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
-	j := grantJSON{ID: g.ID, Owner: g.Owner, For: g.For, Label: g.Label, Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
+	j := grantJSON{ID: g.ID, Owner: g.Owner, For: g.For, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
+		State: g.State(now), GPUs: g.GPUs,
 		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
 	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
 		j.ComputeStrength = g.ComputeStrength
@@ -95,7 +98,8 @@ func printGrants(w io.Writer, grants []grant.Grant, now time.Time) error {
 	t := table(w)
 	fmt.Fprintln(t, "ID\tSTATE\tMODE\tGPUS\tCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tEXPIRES\tLABEL")
 	for _, g := range grants {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode, shares(g), compute(g),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode,
+			shares(g), compute(g),
 			g.Strength, g.Owner, containers(g), expiry(g, now), g.Label)
 	}
 	return t.Flush()
@@ -119,7 +123,8 @@ func percentage(n int) string {
 	return fmt.Sprintf("%d%%", n)
 }
 
-// compute is a grant's share as listings have it. What holds a container to it is the mode's, but for a throttle, which is an experiment.
+// compute is a grant's share as listings have it. What holds a container to it is the mode's, but
+// for a throttle, which is an experiment.
 func compute(g grant.Grant) string {
 	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
 		return percentage(g.Compute) + " (library, experimental)"
@@ -174,6 +179,7 @@ func noteWeaker(w io.Writer, grants []grant.Grant) {
 // warnDamaged names the entries that no listing can show.
 func warnDamaged(w io.Writer, damaged []grant.Damage) {
 	for _, d := range damaged {
-		fmt.Fprintf(w, "gpuledger: warning: the ledger's entry %s is damaged (%s); its GPUs take no new grants\nhint: `gpuledger check` says more\n", d.ID, d.Path)
+		fmt.Fprintf(w, "gpuledger: warning: the ledger's entry %s is damaged (%s); its GPUs take no new "+
+			"grants\nhint: `gpuledger check` says more\n", d.ID, d.Path)
 	}
 }

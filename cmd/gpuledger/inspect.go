@@ -21,7 +21,8 @@ func inspectCommand() *cli.Command {
 		Name:      "inspect",
 		Usage:     "show which grants hold which GPUs, allocated and total",
 		UsageText: "gpuledger inspect [--details] [--watch] [--json]",
-		Description: "Memory is in GiB, in --json in bytes. On a terminal --watch shows the time, keeps to the terminal's size, and ends with q or\n" +
+		Description: "Memory is in GiB, in --json in bytes. On a terminal --watch shows the time, keeps to " +
+			"the terminal's size, and ends with q or\n" +
 			"Ctrl-C.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "details", Usage: "a line for each grant on each GPU"},
@@ -62,7 +63,8 @@ func usedOf(n *node.Node) *used {
 	}
 	r, err := watch.Load(n.Policy.RunDir, boot)
 	interval, e := time.ParseDuration(n.Policy.Daemon.Interval)
-	if err != nil || e != nil || n.Host.Now().Sub(r.Taken).Abs() > max(stale*interval, stale*time.Second) { // from the future: the clock was set back since
+	// from the future: the clock was set back since
+	if err != nil || e != nil || n.Host.Now().Sub(r.Taken).Abs() > max(stale*interval, stale*time.Second) {
 		return nil
 	}
 	return &used{r}
@@ -86,7 +88,8 @@ func (u *used) grant(id grant.ID, card grants.Card) string {
 	}
 	var sum grant.Bytes
 	for _, g := range u.Grants {
-		if g.ID == id && (g.GPU == card.UUID || slices.ContainsFunc(card.MIG, func(m grant.MIGDevice) bool { return m.UUID == g.GPU })) {
+		if g.ID == id && (g.GPU == card.UUID || slices.ContainsFunc(card.MIG,
+			func(m grant.MIGDevice) bool { return m.UUID == g.GPU })) {
 			sum += g.Used
 		}
 	}
@@ -128,7 +131,8 @@ type inspectMIG struct {
 
 func migToJSON(parts []grants.Part) (list []inspectMIG) {
 	for _, p := range parts {
-		list = append(list, inspectMIG{UUID: p.UUID, Name: p.Name, Profile: p.Profile, Allocated: held(p), Total: p.Memory, Grants: ids(p.Grants)})
+		list = append(list, inspectMIG{UUID: p.UUID, Name: p.Name, Profile: p.Profile, Allocated: held(p),
+			Total: p.Memory, Grants: ids(p.Grants)})
 	}
 	return list
 }
@@ -147,8 +151,10 @@ func inspectToJSON(o grants.Overview, cards []grants.Card, u *used) inspectJSON 
 		j.Findings = u.Findings
 	}
 	for _, card := range cards {
-		g := inspectGPU{UUID: card.UUID, Index: card.Index, Name: card.Name, Mode: card.Mode, Allocated: card.Allocated,
-			Total: card.Memory, Compute: card.Compute, Health: card.Health, Grants: grantsToJSON(card.Grants, o.Now), MIG: migToJSON(card.Parts)}
+		g := inspectGPU{UUID: card.UUID, Index: card.Index, Name: card.Name, Mode: card.Mode,
+			Allocated: card.Allocated,
+			Total:     card.Memory, Compute: card.Compute, Health: card.Health,
+			Grants: grantsToJSON(card.Grants, o.Now), MIG: migToJSON(card.Parts)}
 		if is := u.gpu(card.UUID); is != nil {
 			g.Used, g.Outside = &is.Used, &is.Outside
 		}
@@ -170,11 +176,13 @@ func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 		}
 		memory := shareOf(card.Allocated, card.Memory)
 		cells := u.memory(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))
-		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))}, cells...))
+		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))},
+			cells...))
 		for _, p := range card.Parts {
 			memory := shareOf(held(p), p.Memory)
 			cells := u.memory("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))
-			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)}, cells...))
+			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)},
+				cells...))
 		}
 		allocated, total = allocated+card.Allocated, total+card.Memory
 	}
@@ -200,14 +208,16 @@ func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 	return nil
 }
 
-// printCards writes the table of GPUs. Names are cut first; where the terminal is narrower still, columns are left out.
+// printCards writes the table of GPUs. Names are cut first; where the terminal is narrower still,
+// columns are left out.
 func printCards(w io.Writer, rows [][]string, columns int) error {
 	last := len(rows[0]) - 1 // GPU NAME MODE [USED] MEMORY COMPUTE GRANTS
 	for column := 3; column < last-1; column++ {
 		alignRight(rows[1:], column)
 	}
 	fit(rows, 1, columns)
-	for _, column := range []int{last - 1, 1, last - 2, 1} { // COMPUTE, NAME, GRANTS, MODE: each as the ones before leave it
+	// COMPUTE, NAME, GRANTS, MODE: each as the ones before leave it
+	for _, column := range []int{last - 1, 1, last - 2, 1} {
 		if widthOf(rows, -1) > columns {
 			leaveOut(rows, column)
 		}
@@ -236,7 +246,8 @@ func printDetails(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 			if u != nil {
 				row = append(row, u.grant(g.ID, card))
 			}
-			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner)+tied(g, " for "), containers(g), g.Label))
+			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner)+tied(g, " for "),
+				containers(g), g.Label))
 		}
 		for column := 2; rows[0][column] != "COMPUTE"; column++ {
 			alignRight(rows[1:], column)
@@ -248,11 +259,12 @@ func printDetails(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 	return nil
 }
 
-// ownLines are the last cells of a row of details, by how the line begins that each has where the table has no place for it.
+// ownLines are the last cells of a row of details, by how the line begins that each has where the
+// table has no place for it.
 var ownLines = []string{"compute ", "strength ", "of ", "in ", "label "}
 
-// writeDetails puts each grant on one line. Where one has no place there, the long cells of each stand on lines of their own: the
-// last three, and on a narrow terminal all of ownLines.
+// writeDetails puts each grant on one line. Where one has no place there, the long cells of each
+// stand on lines of their own: the last three, and on a narrow terminal all of ownLines.
 func writeDetails(w io.Writer, rows [][]string, columns int) error {
 	if widthOf(rows, -1) <= columns {
 		return writeRows(w, rows)

@@ -25,12 +25,13 @@ func inventoryCommand() *cli.Command {
 
 func refreshCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "refresh",
-		Usage:       "scan the node and write the snapshot that every create reads",
-		UsageText:   "gpuledger inventory refresh",
-		Description: "Run it at boot, and after the driver, the GPUs or their partitions have changed. Until then containers that\nask for a GPU are refused with inventory-stale.",
-		Flags:       []cli.Flag{jsonFlag()},
-		Action:      refresh,
+		Name:      "refresh",
+		Usage:     "scan the node and write the snapshot that every create reads",
+		UsageText: "gpuledger inventory refresh",
+		Description: "Run it at boot, and after the driver, the GPUs or their partitions have changed. " +
+			"Until then containers that\nask for a GPU are refused with inventory-stale.",
+		Flags:  []cli.Flag{jsonFlag()},
+		Action: refresh,
 	}
 }
 
@@ -53,19 +54,23 @@ func refresh(c *cli.Context) error {
 		return printJSON(c.App.Writer, inv)
 	}
 	for _, g := range inv.GPUs {
-		fmt.Fprintf(c.App.Writer, "GPU %d: %s%s, %s, %s (%s)\n", g.Index, g.Name, virtually[g.Virtual], g.Memory, g.UUID, g.Health)
+		fmt.Fprintf(c.App.Writer, "GPU %d: %s%s, %s, %s (%s)\n", g.Index, g.Name, virtually[g.Virtual],
+			g.Memory, g.UUID, g.Health)
 	}
 	if files := len(inv.Driver.Files); files > 0 {
-		fmt.Fprintf(c.App.Writer, "driver %s: %d files below %s\n", inv.Driver.Version, files, inv.Driver.Root)
+		fmt.Fprintf(c.App.Writer, "driver %s: %d files below %s\n", inv.Driver.Version,
+			files, inv.Driver.Root)
 	}
 	fmt.Fprintf(c.App.Writer, "%d GPUs written to %s\n", len(inv.GPUs), path)
 	return nil
 }
 
 // virtually says what a virtual machine has of a GPU.
-var virtually = map[grant.Virtual]string{grant.VGPU: " (vGPU)", grant.PassThrough: " (passed through)", grant.VGPUHost: " (host of vGPUs)"}
+var virtually = map[grant.Virtual]string{grant.VGPU: " (vGPU)", grant.PassThrough: " (passed through)",
+	grant.VGPUHost: " (host of vGPUs)"}
 
-// tendCDI has the CDI files say what the new snapshot says, where the node has some. A snapshot that is taken stands without them.
+// tendCDI has the CDI files say what the new snapshot says, where the node has some. A snapshot
+// that is taken stands without them.
 func tendCDI(c *cli.Context, n *node.Node) {
 	files, err := cdiFiles(c, n)
 	if err == nil {
@@ -78,7 +83,8 @@ func tendCDI(c *cli.Context, n *node.Node) {
 	}
 }
 
-// addDriver adds the driver's files. A node of which they cannot be told still has its GPUs: the notes say what is missing.
+// addDriver adds the driver's files. A node of which they cannot be told still has its GPUs: the
+// notes say what is missing.
 func addDriver(inv *grant.Inventory, h host.Host) (notes []string) {
 	where, err := driver.Of(*inv, h)
 	if err != nil {
@@ -109,10 +115,13 @@ func scan(h host.Host, source grant.Source) (grant.Inventory, error) {
 
 func simulateCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "simulate",
-		Usage:       "write a description of simulated GPUs, to try gpuledger on any machine",
-		UsageText:   "gpuledger inventory simulate --gpus 2 --memory 16160MiB --name 'Tesla V100' --out node.json",
-		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) and run\n`gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or that are unhealthy.",
+		Name:  "simulate",
+		Usage: "write a description of simulated GPUs, to try gpuledger on any machine",
+		UsageText: "gpuledger inventory simulate --gpus 2 --memory 16160MiB --name 'Tesla V100' " +
+			"--out node.json",
+		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) " +
+			"and run\n`gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or that " +
+			"are unhealthy.",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "gpus", Usage: "how many", Value: 1},
 			&cli.StringFlag{Name: "memory", Usage: "memory of each, for example 16160MiB"},

@@ -1,5 +1,5 @@
-// Command gpuledger is the administrator's view of the ledger: grant and release shares of GPUs, see who holds what,
-// explain a refusal. One file a command.
+// Command gpuledger is the administrator's view of the ledger: grant and release shares of GPUs,
+// see who holds what, explain a refusal. One file a command.
 package main
 
 import (
@@ -14,7 +14,8 @@ import (
 
 func main() { os.Exit(run(os.Args)) }
 
-// run is main with its status returned. Flags of the whole program work before and after the command's name.
+// run is main with its status returned. Flags of the whole program work before and after the
+// command's name.
 func run(args []string) int {
 	out := &output{Writer: os.Stdout}
 	app := program()
@@ -32,15 +33,20 @@ func run(args []string) int {
 // program is the command line with all of its commands.
 func program() *cli.App {
 	app := &cli.App{
-		Name:            "gpuledger",
-		Usage:           "a ledger of GPU grants on a container node, enforced at container creation",
-		Description:     "A container started through gpuledger-runtime reaches exactly the GPUs that the ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
+		Name:  "gpuledger",
+		Usage: "a ledger of GPU grants on a container node, enforced at container creation",
+		Description: "A container started through gpuledger-runtime reaches exactly the GPUs that the " +
+			"ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 " +
+			"done, 1 failed, " +
+			"2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
 		Version:         version.Version,
 		HideHelpCommand: true,
 		Flags:           []cli.Flag{configFlag()},
 		Commands: []*cli.Command{
-			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(), releaseCommand(), inspectCommand(),
-			explainCommand(), auditCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(), enableCommand(), configureCommand(), completionCommand(), manCommand(),
+			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(),
+			releaseCommand(), inspectCommand(),
+			explainCommand(), auditCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(),
+			enableCommand(), configureCommand(), completionCommand(), manCommand(),
 		},
 		Action:         unknownCommand,
 		OnUsageError:   usageError,

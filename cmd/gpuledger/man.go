@@ -26,7 +26,8 @@ func manCommand() *cli.Command {
 	}
 }
 
-// describe has the page tell of each command what its --help tells: the library's page has the first line alone.
+// describe has the page tell of each command what its --help tells: the library's page has the
+// first line alone.
 func describe(commands []*cli.Command) {
 	for _, c := range commands {
 		if c.Description != "" {

@@ -19,9 +19,11 @@ func measureCommand() *cli.Command {
 		Name:      "measure",
 		Usage:     "print the present use of the GPUs, by process, as one line of JSON",
 		UsageText: "gpuledger inventory measure",
-		Description: "With --follow it answers each line on standard input with such a line, until the input ends.\n" +
+		Description: "With --follow it answers each line on standard input with such a line, until the " +
+			"input ends.\n" +
 			"gpuledgerd asks NVML through it, because NVML can hang or crash.",
-		Flags:  []cli.Flag{&cli.BoolFlag{Name: "follow", Usage: "answer each line on standard input"}, jsonFlag()},
+		Flags: []cli.Flag{&cli.BoolFlag{Name: "follow", Usage: "answer each line on standard input"},
+			jsonFlag()},
 		Action: measure,
 	}
 }
@@ -46,7 +48,8 @@ func measure(c *cli.Context) error {
 	return answer(c.App.Reader, c.App.Writer, sample)
 }
 
-// answer writes a sample for each line that it reads. A sample that fails ends it: whoever asks begins anew, with another NVML.
+// answer writes a sample for each line that it reads. A sample that fails ends it: whoever asks
+// begins anew, with another NVML.
 func answer(in io.Reader, out io.Writer, sample func(time.Time) (grant.Sample, error)) error {
 	for lines := bufio.NewScanner(in); ; {
 		if !lines.Scan() {

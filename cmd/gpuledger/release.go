@@ -18,8 +18,10 @@ func releaseCommand() *cli.Command {
 		Usage:     "release grants",
 		ArgsUsage: "ID ...",
 		UsageText: "gpuledger release [--force] ID ...",
-		Description: "A grant that a container uses becomes draining: no other container can use it, and its share is free when the\n" +
-			"container has ended. --force frees the share at once although the container still uses it, and drops an entry\n" +
+		Description: "A grant that a container uses becomes draining: no other container can use it, and " +
+			"its share is free when the\n" +
+			"container has ended. --force frees the share at once although the container still uses it, " +
+			"and drops an entry\n" +
 			"that cannot be read.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "do not wait for the container"},
@@ -99,9 +101,11 @@ func releaseOne(n *node.Node, id grant.ID, force bool) (releasedJSON, string, er
 	case err != nil:
 		return releasedJSON{}, "", err
 	case g.Draining:
-		return releasedJSON{id, "draining"}, fmt.Sprintf("%s is draining: container %s still uses it", id, containers(g)), nil
+		return releasedJSON{id, "draining"}, fmt.Sprintf("%s is draining: container %s still uses it", id,
+			containers(g)), nil
 	case len(g.Bindings) > 0:
-		return releasedJSON{id, "released"}, fmt.Sprintf("%s is released by force: container %s still reaches its GPUs", id, containers(g)), nil
+		return releasedJSON{id, "released"}, fmt.Sprintf(
+			"%s is released by force: container %s still reaches its GPUs", id, containers(g)), nil
 	}
 	return releasedJSON{id, "released"}, fmt.Sprintf("%s is released", id), nil
 }

@@ -84,14 +84,15 @@ type screen struct {
 	events  chan os.Signal
 }
 
-// What a terminal is told when the picture is drawn first, and at the end: to show another page than the one with the shell's lines,
-// to hide the cursor and to break no lines.
+// What a terminal is told when the picture is drawn first, and at the end: to show another page
+// than the one with the shell's lines, to hide the cursor and to break no lines.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
 	leaveScreen = "\n\x1b[?7h\x1b[?25h\x1b[?1049l"
 )
 
-// enter has the terminal give each key as it is pressed, and show none. Keys that send signals go on doing so.
+// enter has the terminal give each key as it is pressed, and show none. Keys that send signals go
+// on doing so.
 func (s *screen) enter() error {
 	s.before = nil
 	if now, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
@@ -165,7 +166,8 @@ func (s *screen) wait(keys <-chan byte) (ended bool, err error) {
 	}
 }
 
-// pause gives the terminal back and stops, as a program does at Ctrl-Z, until the shell has it go on.
+// pause gives the terminal back and stops, as a program does at Ctrl-Z, until the shell has it go
+// on.
 func (s *screen) pause() error {
 	s.leave()
 	stop()
@@ -191,7 +193,8 @@ func (s *screen) draw(heading, picture string) error {
 // usualRows is how many lines are drawn where the terminal does not say how many it has.
 const usualRows = 24
 
-// within cuts lines to a terminal's size. Where it has too few rows the last one says how many lines are missing.
+// within cuts lines to a terminal's size. Where it has too few rows the last one says how many
+// lines are missing.
 func within(lines []string, rows, columns int) []string {
 	if missing := len(lines) - rows; missing > 0 {
 		lines = append(lines[:rows-1:rows-1], fmt.Sprintf("… %d more lines", missing+1))

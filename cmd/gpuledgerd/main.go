@@ -1,4 +1,5 @@
-// Command gpuledgerd is the node daemon: the managers that need a process which stays. See package daemon.
+// Command gpuledgerd is the node daemon: the managers that need a process which stays. See package
+// daemon.
 package main
 
 import (

@@ -7,7 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// adopting is the pod's container "new", about which nobody has entered a grant, on a node that trusts its scheduler.
+// adopting is the pod's container "new", about which nobody has entered a grant, on a node that
+// trusts its scheduler.
 func adopting(allocations ...grant.Allocation) *world {
 	w := newWorld()
 	w.p.Annotations.Trust = grant.Adopt
@@ -23,8 +24,11 @@ func adopting(allocations ...grant.Allocation) *world {
 
 // holds adds a grant that one of the pod's containers has adopted and uses.
 func (w *world) holds(container string, memory grant.Bytes) {
-	w.v.Whole.Grants = append(w.v.Whole.Grants, grant.Grant{ID: "g-siblingsibli", Owner: grant.PodOwner("job", container), Mode: grant.Limit, Source: grant.Adopted,
-		GPUs: []grant.Share{{UUID: "GPU-0", Memory: memory}}, Bindings: []grant.Binding{{Container: container}}})
+	w.v.Whole.Grants = append(w.v.Whole.Grants, grant.Grant{
+		ID: "g-siblingsibli", Owner: grant.PodOwner("job", container), Mode: grant.Limit,
+		Source: grant.Adopted,
+		GPUs:   []grant.Share{{UUID: "GPU-0", Memory: memory}}, Bindings: []grant.Binding{
+			{Container: container}}})
 }
 
 func gibs(n grant.Bytes) grant.Bytes { return n * grant.GiB }
@@ -38,21 +42,31 @@ func TestAdopts(t *testing.T) {
 		extra func(g grant.Grant) bool
 	}{
 		{"memory on a GPU", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(8)}), "0:8GiB", nil},
-		{"one thing in each annotation", adopting(grant.Allocation{GPUs: []string{"1", "0"}}, grant.Allocation{Memory: gibs(2)}, grant.Allocation{Compute: 10}, grant.Allocation{Mode: grant.Limit}),
+		{"one thing in each annotation", adopting(grant.Allocation{GPUs: []string{"1", "0"}},
+			grant.Allocation{Memory: gibs(2)}, grant.Allocation{Compute: 10},
+			grant.Allocation{Mode: grant.Limit}),
 			"0:1GiB,1:1GiB", func(g grant.Grant) bool { return g.Compute == 10 }},
-		{"by UUID", adopting(grant.Allocation{GPUs: []string{"GPU-1"}}, grant.Allocation{Memory: gibs(4)}), "1:4GiB", nil},
-		{"the same said twice", adopting(grant.Allocation{GPUs: []string{"GPU-1"}, Memory: gibs(3)}, grant.Allocation{GPUs: []string{"1"}, Units: 3}), "1:3GiB", nil},
-		{"where the scheduler leaves it to the node, the fullest that fits", adopting(grant.Allocation{Memory: gibs(4)}), "1:4GiB", nil},
-		{"gpushare in GiB", adopting(grant.Allocation{GPUs: []string{"0"}, Units: 5, Total: 16, InEnv: true, PodUnits: 5}), "0:5GiB", nil},
-		{"gpushare in MiB", adopting(grant.Allocation{GPUs: []string{"0"}, Units: 512, Total: 16384, InEnv: true, PodUnits: 512}), "0:512MiB", nil},
-		{"gpushare's JSON, over two GPUs", adopting(grant.Allocation{GPUs: []string{"0", "1"}, Units: 2}), "0:2GiB,1:2GiB", nil},
+		{"by UUID", adopting(grant.Allocation{GPUs: []string{"GPU-1"}}, grant.Allocation{Memory: gibs(4)}),
+			"1:4GiB", nil},
+		{"the same said twice", adopting(grant.Allocation{GPUs: []string{"GPU-1"}, Memory: gibs(3)},
+			grant.Allocation{GPUs: []string{"1"}, Units: 3}), "1:3GiB", nil},
+		{"where the scheduler leaves it to the node, the fullest that fits",
+			adopting(grant.Allocation{Memory: gibs(4)}), "1:4GiB", nil},
+		{"gpushare in GiB", adopting(grant.Allocation{GPUs: []string{"0"}, Units: 5, Total: 16, InEnv: true,
+			PodUnits: 5}), "0:5GiB", nil},
+		{"gpushare in MiB", adopting(grant.Allocation{GPUs: []string{"0"}, Units: 512, Total: 16384,
+			InEnv: true, PodUnits: 512}), "0:512MiB", nil},
+		{"gpushare's JSON, over two GPUs", adopting(grant.Allocation{GPUs: []string{"0", "1"}, Units: 2}),
+			"0:2GiB,1:2GiB", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if !Adopts(c.w.r, c.w.v, c.w.p) {
 				t.Fatal("Adopts says no")
 			}
 			v := c.w.decide()
-			if v.Kind != grant.Admit || v.Grant.ID != "" || v.Grant.Owner != "pod:job/new" || v.Grant.Source != grant.Adopted || v.Grant.Mode != grant.Limit || v.Grant.Label != "team/job-0" {
+			if v.Kind != grant.Admit || v.Grant.ID != "" || v.Grant.Owner != "pod:job/new" ||
+				v.Grant.Source != grant.Adopted || v.Grant.Mode != grant.Limit ||
+				v.Grant.Label != "team/job-0" {
 				t.Fatalf("%+v", v)
 			}
 			if got := sharesOf(v.Grant.GPUs); got != c.want || c.extra != nil && !c.extra(*v.Grant) {
@@ -87,44 +101,87 @@ func TestDoesNotAdopt(t *testing.T) {
 		code    grant.Code
 		message string
 	}{
-		{"more than is free", onZero(gibs(9)), grant.NoCapacity, `container "new" is allocated 9GiB over 1 GPU(s) by annotation a, but there is not as much free`},
+		{"more than is free", onZero(gibs(9)), grant.NoCapacity,
+			`container "new" is allocated 9GiB over 1 GPU(s) by annotation a, but there is not as much free`},
 		{"more than the GPU has", onZero(gibs(900)), grant.NoCapacity, "not as much free"},
-		{"more compute than is free", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(1), Compute: 41}), grant.NoCapacity, "not as much free"},
-		{"the reserve", change(onZero(gibs(8)), func(w *world) { w.p.Rules.Reserve = grant.Size(grant.MiB) }), grant.NoCapacity, "not as much free"},
-		{"what is used outside the ledger", change(onZero(gibs(8)), func(w *world) { w.v.Whole.Outside = map[string]grant.Bytes{"GPU-0": grant.MiB} }), grant.NoCapacity, "not as much free"},
-		{"a GPU that a damaged entry closes", change(onZero(gibs(1)), func(w *world) { w.v.Whole.Damaged = []grant.Damage{{ID: "g-brokenbroken", GPUs: []string{"GPU-0"}}} }), grant.NoCapacity, "not as much free"},
-		{"one mode beside another", adopting(grant.Allocation{GPUs: []string{"0"}, Mode: grant.Exclusive}), grant.ModeConflict, `is allocated 1 whole GPU(s) by annotation a, but a GPU is in another mode`},
+		{"more compute than is free", adopting(grant.Allocation{
+			GPUs: []string{"0"}, Memory: gibs(1), Compute: 41}), grant.NoCapacity, "not as much free"},
+		{"the reserve", change(onZero(gibs(8)), func(w *world) { w.p.Rules.Reserve = grant.Size(grant.MiB) }),
+			grant.NoCapacity, "not as much free"},
+		{"what is used outside the ledger", change(onZero(gibs(8)), func(w *world) {
+			w.v.Whole.Outside = map[string]grant.Bytes{"GPU-0": grant.MiB}
+		}), grant.NoCapacity, "not as much free"},
+		{"a GPU that a damaged entry closes", change(onZero(gibs(1)),
+			func(w *world) {
+				w.v.Whole.Damaged = []grant.Damage{{ID: "g-brokenbroken", GPUs: []string{"GPU-0"}}}
+			}), grant.NoCapacity, "not as much free"},
+		{"one mode beside another", adopting(grant.Allocation{GPUs: []string{"0"}, Mode: grant.Exclusive}),
+			grant.ModeConflict, `is allocated 1 whole GPU(s) by annotation a, but a GPU is in another mode`},
 		{"a pool for other modes", change(onZero(gibs(1)), func(w *world) {
 			w.p.Pools = []grant.Pool{{GPUs: []string{"0-1"}, Modes: []grant.Mode{grant.Timeslice}}}
 		}), grant.ModeConflict, "another mode"},
-		{"a GPU in two pools", change(onZero(gibs(1)), func(w *world) { w.p.Pools = []grant.Pool{{GPUs: []string{"0"}}, {GPUs: []string{"0"}}} }), grant.ConfigInvalid, "two pools"},
-		{"a GPU that is not there", adopting(grant.Allocation{GPUs: []string{"7"}, Memory: gibs(1)}), grant.AnnotationMismatch, "GPUs that this node does not have"},
-		{"no size", adopting(grant.Allocation{GPUs: []string{"0"}}), grant.AnnotationMalformed, "needs an amount of memory"},
-		{"a size that does not divide", adopting(grant.Allocation{GPUs: []string{"0", "1"}, Memory: grant.MiB}), grant.AnnotationMalformed, "does not divide evenly"},
-		{"GPUs that disagree", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(1)}, grant.Allocation{GPUs: []string{"1"}}), grant.AnnotationMismatch, "disagrees with its other references"},
-		{"sizes that disagree", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(1)}, grant.Allocation{Units: 2}), grant.AnnotationMismatch, "disagrees with its other references"},
-		{"compute that disagrees", adopting(grant.Allocation{Memory: gibs(1), Compute: 5}, grant.Allocation{Compute: 6}), grant.AnnotationMismatch, "disagrees with its other references"},
-		{"modes that disagree", adopting(grant.Allocation{Memory: gibs(1), Mode: grant.Limit}, grant.Allocation{Mode: grant.Timeslice}), grant.AnnotationMismatch, "disagrees with its other references"},
-		{"one that cannot be read", adopting(grant.Allocation{Memory: gibs(1)}, grant.Allocation{Malformed: "what?"}), grant.AnnotationMalformed, "cannot be read: what?"},
-		{"no identity", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod = grant.Identity{} }), grant.GrantNotFound, "its engine vouches for no pod and container, so no grant can be adopted for it"},
-		{"an identity without a UID", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod.UID = "" }), grant.GrantNotFound, "vouches for no pod and container"},
-		{"an identity that is no name", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod.UID = "../x" }), grant.GrantNotFound, "vouches for no pod and container"},
-		{"a grant of its own that the view missed", change(onZero(gibs(1)), func(w *world) { w.holds("new", gibs(1)) }), grant.GrantInUse, "g-siblingsibli"},
-		{"a size in the environment beyond the pod's", inEnv(6, 5), grant.AnnotationMismatch, "asks by its environment for 6GiB, which with its pod's other containers is 6GiB, more than the pod's 5GiB"},
-		{"a size in the environment beyond what the pod's others leave", change(inEnv(3, 5), func(w *world) { w.holds("sidecar", gibs(3)) }), grant.AnnotationMismatch, "is 6GiB, more than the pod's 5GiB"},
-		{"a size in the environment that nothing bounds", inEnv(1, 0), grant.AnnotationMismatch, "no readable annotation that bounds it"},
-		{"a reference, that opens nothing", change(onZero(gibs(1)), func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) }), grant.GrantNotFound, "opens"},
-		{"mode mps where the node has no MPS", change(onZero(gibs(1)), func(w *world) { w.r.Allocations[0].Mode, w.v.Whole.Grants = grant.MPS, nil }), grant.MPSNotReady, "is allocated a GPU in mode mps by annotation a, and this node cannot run MPS"},
-		{"without trust", change(onZero(gibs(1)), func(w *world) { w.p.Annotations.Trust = grant.Verify }), grant.GrantNotFound, "says by annotation"},
-		{"more of the node than was allocated", change(onZero(gibs(1)), func(w *world) { w.hit(env("0,1", "0", "1")) }), grant.VisibleDevicesOutsideGrant, "which are not all in its grant (to be adopted)"},
-		{"without an inventory", change(onZero(gibs(1)), func(w *world) { w.problem(grant.InventoryMissing) }), grant.InventoryMissing, "the node cannot tell"},
+		{"a GPU in two pools", change(onZero(gibs(1)), func(w *world) {
+			w.p.Pools = []grant.Pool{{GPUs: []string{"0"}}, {GPUs: []string{"0"}}}
+		}), grant.ConfigInvalid, "two pools"},
+		{"a GPU that is not there", adopting(grant.Allocation{GPUs: []string{"7"}, Memory: gibs(1)}),
+			grant.AnnotationMismatch, "GPUs that this node does not have"},
+		{"no size", adopting(grant.Allocation{GPUs: []string{"0"}}), grant.AnnotationMalformed,
+			"needs an amount of memory"},
+		{"a size that does not divide", adopting(grant.Allocation{
+			GPUs: []string{"0", "1"}, Memory: grant.MiB}), grant.AnnotationMalformed,
+			"does not divide evenly"},
+		{"GPUs that disagree", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(1)},
+			grant.Allocation{GPUs: []string{"1"}}), grant.AnnotationMismatch,
+			"disagrees with its other references"},
+		{"sizes that disagree", adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(1)},
+			grant.Allocation{Units: 2}), grant.AnnotationMismatch, "disagrees with its other references"},
+		{"compute that disagrees", adopting(grant.Allocation{Memory: gibs(1), Compute: 5},
+			grant.Allocation{Compute: 6}), grant.AnnotationMismatch, "disagrees with its other references"},
+		{"modes that disagree", adopting(grant.Allocation{Memory: gibs(1), Mode: grant.Limit},
+			grant.Allocation{Mode: grant.Timeslice}), grant.AnnotationMismatch,
+			"disagrees with its other references"},
+		{"one that cannot be read", adopting(grant.Allocation{Memory: gibs(1)},
+			grant.Allocation{Malformed: "what?"}), grant.AnnotationMalformed, "cannot be read: what?"},
+		{"no identity", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod = grant.Identity{} }),
+			grant.GrantNotFound, "its engine vouches for no pod and container, so no grant can be " +
+				"adopted for it"},
+		{"an identity without a UID", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod.UID = "" }),
+			grant.GrantNotFound, "vouches for no pod and container"},
+		{"an identity that is no name", change(onZero(gibs(1)), func(w *world) {
+			w.r.Container.Pod.UID = "../x"
+		}), grant.GrantNotFound, "vouches for no pod and container"},
+		{"a grant of its own that the view missed", change(onZero(gibs(1)),
+			func(w *world) { w.holds("new", gibs(1)) }), grant.GrantInUse, "g-siblingsibli"},
+		{"a size in the environment beyond the pod's", inEnv(6, 5), grant.AnnotationMismatch,
+			"asks by its environment for 6GiB, which with its pod's other containers is 6GiB, more than " +
+				"the pod's 5GiB"},
+		{"a size in the environment beyond what the pod's others leave",
+			change(inEnv(3, 5), func(w *world) { w.holds("sidecar", gibs(3)) }), grant.AnnotationMismatch,
+			"is 6GiB, more than the pod's 5GiB"},
+		{"a size in the environment that nothing bounds", inEnv(1, 0), grant.AnnotationMismatch,
+			"no readable annotation that bounds it"},
+		{"a reference, that opens nothing", change(onZero(gibs(1)), func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
+		}), grant.GrantNotFound, "opens"},
+		{"mode mps where the node has no MPS", change(onZero(gibs(1)),
+			func(w *world) { w.r.Allocations[0].Mode, w.v.Whole.Grants = grant.MPS, nil }), grant.MPSNotReady,
+			"is allocated a GPU in mode mps by annotation a, and this node cannot run MPS"},
+		{"without trust", change(onZero(gibs(1)), func(w *world) { w.p.Annotations.Trust = grant.Verify }),
+			grant.GrantNotFound, "says by annotation"},
+		{"more of the node than was allocated", change(onZero(gibs(1)),
+			func(w *world) { w.hit(env("0,1", "0", "1")) }), grant.VisibleDevicesOutsideGrant,
+			"which are not all in its grant (to be adopted)"},
+		{"without an inventory", change(onZero(gibs(1)), func(w *world) {
+			w.problem(grant.InventoryMissing)
+		}), grant.InventoryMissing, "the node cannot tell"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := c.w.decide()
 			if v.Kind != grant.Refused || v.Code != c.code || !strings.Contains(v.Message, c.message) {
 				t.Errorf("%s %s: %s\nwant %s: %s", v.Kind, v.Code, v.Message, c.code, c.message)
 			}
-			for _, secret := range []string{"otherother", "bearerbearer", "claimclaim", "stranger", "free on", "brokenbroken"} {
+			for _, secret := range []string{"otherother", "bearerbearer", "claimclaim", "stranger",
+				"free on", "brokenbroken"} {
 				if strings.Contains(v.Message+v.Hint, secret) {
 					t.Errorf("the tenant is told of %s: %s %s", secret, v.Message, v.Hint)
 				}

@@ -8,8 +8,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAShareOfComputeThatNothingKeeps: mode limit counts it, and where the policy wants more than a number it is refused: to who asks for
-// it, to whom a scheduler allocated it, and to a container whose grant is older than the policy.
+// TestAShareOfComputeThatNothingKeeps: mode limit counts it, and where the policy wants more than a
+// number it is refused: to who asks for it, to whom a scheduler allocated it, and to a container
+// whose grant is older than the policy.
 func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 	refuse := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}
 	strong := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
@@ -29,12 +30,14 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 		"mode timeslice promises nothing": {refuse, grant.Timeslice, 30, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Place(Ask{Memory: grant.GiB, Mode: c.mode, Compute: c.compute, Owner: grant.Bearer}, "", grant.View{}, inventory(1), c.policy)
+			_, err := Place(Ask{Memory: grant.GiB, Mode: c.mode, Compute: c.compute, Owner: grant.Bearer},
+				"", grant.View{}, inventory(1), c.policy)
 			var refusal *grant.Refusal
 			switch {
 			case c.why == "" && err != nil:
 				t.Errorf("refused: %v", err)
-			case c.why != "" && (!errors.As(err, &refusal) || refusal.Code != grant.LimitUnenforceable || !strings.Contains(refusal.Message, c.why) || !strings.Contains(refusal.Hint, "mode mps")):
+			case c.why != "" && (!errors.As(err, &refusal) || refusal.Code != grant.LimitUnenforceable ||
+				!strings.Contains(refusal.Message, c.why) || !strings.Contains(refusal.Hint, "mode mps")):
 				t.Errorf("got %v, want it refused because %s", err, c.why)
 			}
 		})
@@ -42,7 +45,9 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 
 	w := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: grant.GiB, Compute: 30})
 	w.p.Enforcement = refuse.Enforcement
-	if v := w.decide(); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "is allocated 30% of a GPU's compute by annotation a") || !strings.Contains(v.Hint, "mps") {
+	if v := w.decide(); v.Code != grant.LimitUnenforceable ||
+		!strings.Contains(v.Message, "is allocated 30% of a GPU's compute by annotation a") ||
+		!strings.Contains(v.Hint, "mps") {
 		t.Errorf("an allocation: %+v", v)
 	}
 	w.r.Allocations[0].Compute = 0
@@ -52,7 +57,9 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 
 	g := limitGrant
 	g.Compute = 30
-	if v := ofLimit(grant.Request{}, g, shimmed(), refuse); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept") {
+	if v := ofLimit(grant.Request{}, g, shimmed(), refuse); v.Code != grant.LimitUnenforceable ||
+		!strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which "+
+			"cannot be kept") {
 		t.Errorf("a grant that is older than the policy: %+v", v)
 	}
 	if v := ofLimit(grant.Request{}, g, shimmed(), grant.Policy{}); v.Kind != grant.Admit {
@@ -63,8 +70,9 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 	}
 }
 
-// TestAShareOfComputeThatIsThrottled: a container of a grant with one has the proxy that throttles under every name of libcuda, all
-// others have the one that does not. Where it cannot be had the share is refused, and nothing else is.
+// TestAShareOfComputeThatIsThrottled: a container of a grant with one has the proxy that throttles
+// under every name of libcuda, all others have the one that does not. Where it cannot be had the
+// share is refused, and nothing else is.
 func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	able := shimmed()
@@ -84,7 +92,10 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 		}
 		return throttling, plain, nvml
 	}
-	own := grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility}, Layout: grant.Layout{Lib64: "/l"}, Own: []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"}, {Place: "/opt/libnvidia-ml.so.1", Name: "libnvidia-ml.so.1"}}}
+	own := grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility},
+		Layout: grant.Layout{Lib64: "/l"}, Own: []grant.OwnLibrary{
+			{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"},
+			{Place: "/opt/libnvidia-ml.so.1", Name: "libnvidia-ml.so.1"}}}
 	mps := shared
 	mps.Mode = grant.MPS
 	for name, c := range map[string]struct {
@@ -106,8 +117,10 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 			v.Edits.Mounts = w.driverFiles()
 		}
 		throttling, plain, nvml := proxies(v)
-		if v.Kind != grant.Admit || (throttling > 1) != c.throttle || (plain > 1) == c.throttle || nvml != 2 || v.Throttled != c.throttle {
-			t.Errorf("%s: %s %s, throttled %t: %d of the proxy that throttles, %d of the other, %d of NVML's", name, v.Kind, v.Message, v.Throttled, throttling, plain, nvml)
+		if v.Kind != grant.Admit || (throttling > 1) != c.throttle || (plain > 1) == c.throttle ||
+			nvml != 2 || v.Throttled != c.throttle {
+			t.Errorf("%s: %s %s, throttled %t: %d of the proxy that throttles, %d of the other, %d of NVML's",
+				name, v.Kind, v.Message, v.Throttled, throttling, plain, nvml)
 		}
 	}
 
@@ -115,8 +128,10 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 	for _, g := range []grant.Grant{limitGrant, shared, limitGrant} {
 		c := newCase(own, grant.View{}, able, throttle)
 		c.planned, c.grant = &j.files, &g
-		if throttling, plain, _ := proxies(c.granted()); (throttling > 0) != (g.Compute > 0) || (plain > 0) == (g.Compute > 0) {
-			t.Errorf("%d%% after another: %d of the proxy that throttles, %d of the other", g.Compute, throttling, plain)
+		if throttling, plain, _ := proxies(c.granted()); (throttling > 0) != (g.Compute > 0) ||
+			(plain > 0) == (g.Compute > 0) {
+			t.Errorf("%d%% after another: %d of the proxy that throttles, %d of the other",
+				g.Compute, throttling, plain)
 		}
 	}
 
@@ -150,7 +165,8 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 		switch {
 		case c.why == "" && err != nil:
 			t.Errorf("%s: %v", name, err)
-		case c.why != "" && (!errors.As(err, &refusal) || refusal.Code != grant.LimitUnenforceable || !strings.Contains(refusal.Message, c.why)):
+		case c.why != "" && (!errors.As(err, &refusal) || refusal.Code != grant.LimitUnenforceable ||
+			!strings.Contains(refusal.Message, c.why)):
 			t.Errorf("%s: %v, want it refused because %s", name, err, c.why)
 		}
 		if ask.Compute = 0; c.why != "" {
@@ -159,20 +175,25 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 			}
 		}
 	}
-	if v := ofLimit(grant.Request{}, shared, able, throttle); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "it does not get the driver's libraries") {
+	if v := ofLimit(grant.Request{}, shared, able, throttle); v.Code != grant.LimitUnenforceable ||
+		!strings.Contains(v.Message, "it does not get the driver's libraries") {
 		t.Errorf("a container without libcuda: %+v", v)
 	}
-	if v := ofLimit(grant.Request{}, shared, shimmed(), throttle); v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: launches cannot be throttled") {
+	if v := ofLimit(grant.Request{}, shared, shimmed(), throttle); v.Code != grant.LimitUnenforceable ||
+		!strings.Contains(v.Message, "holds grant g-abcdefghijkl with 30% of the compute, which cannot be "+
+			"kept: launches cannot be throttled") {
 		t.Errorf("a container on a node that lost the library: %+v", v)
 	}
 }
 
-// TestTheStrengthOfAShare is told of compute as of memory: by the weakest container, and where none runs by what the next would have.
+// TestTheStrengthOfAShare is told of compute as of memory: by the weakest container, and where none
+// runs by what the next would have.
 func TestTheStrengthOfAShare(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	able := shimmed()
 	able.Shim.Throttle = true
-	held, loose := grant.Binding{Strength: grant.StrengthLibrary, Throttled: true}, grant.Binding{Strength: grant.StrengthLibrary}
+	held, loose := grant.Binding{Strength: grant.StrengthLibrary, Throttled: true},
+		grant.Binding{Strength: grant.StrengthLibrary}
 	privileged := grant.Binding{Strength: grant.StrengthNone, Throttled: true}
 	for name, c := range map[string]struct {
 		mode     grant.Mode
@@ -192,7 +213,8 @@ func TestTheStrengthOfAShare(t *testing.T) {
 		"mode timeslice":            {grant.Timeslice, 30, able, throttle, nil, grant.StrengthNone},
 		"mode mps has its server's": {grant.MPS, 30, able, throttle, []grant.Binding{{Strength: grant.StrengthServer}}, grant.StrengthServer},
 	} {
-		g := grant.Grant{Mode: c.mode, Compute: c.compute, GPUs: limitGrant.GPUs, Owner: grant.Bearer, Bindings: c.bindings}
+		g := grant.Grant{Mode: c.mode, Compute: c.compute, GPUs: limitGrant.GPUs, Owner: grant.Bearer,
+			Bindings: c.bindings}
 		if got := ComputeStrength(g, c.inv, c.p); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

@@ -32,21 +32,27 @@ type world struct {
 
 func newWorld() *world {
 	limit := func(id grant.ID, owner grant.Owner, gpus ...grant.Share) grant.Grant {
-		g := grant.Grant{ID: id, Owner: owner, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: gpus, Compute: 30}
+		g := grant.Grant{ID: id, Owner: owner, Mode: grant.Limit, Strength: grant.StrengthLibrary,
+			GPUs: gpus, Compute: 30}
 		if owner.HasSecret() {
 			g.Secret = grant.SecretHash(secret)
 		}
 		return g
 	}
-	zero, one := grant.Share{UUID: "GPU-0", Index: 0, Memory: 4 * grant.GiB}, grant.Share{UUID: "GPU-1", Index: 1, Memory: 4 * grant.GiB}
+	zero, one := grant.Share{UUID: "GPU-0", Index: 0, Memory: 4 * grant.GiB},
+		grant.Share{UUID: "GPU-1", Index: 1, Memory: 4 * grant.GiB}
 	return &world{
-		r: grant.Request{Container: grant.Container{Engine: grant.Containerd, ID: "c1"}, Devices: grant.DeviceMap{Majors: map[int]grant.NodeClass{195: grant.ClassGPU, 508: grant.ClassUVM}}},
-		v: grant.View{Now: now, Grants: []grant.Grant{limit(podGrant, "pod:uid/train", zero), limit(bearerGrant, grant.Bearer, zero, one), limit(claimGrant, "claim:cc", one),
+		r: grant.Request{Container: grant.Container{Engine: grant.Containerd, ID: "c1"},
+			Devices: grant.DeviceMap{Majors: map[int]grant.NodeClass{
+				195: grant.ClassGPU, 508: grant.ClassUVM}}},
+		v: grant.View{Now: now, Grants: []grant.Grant{limit(podGrant, "pod:uid/train", zero),
+			limit(bearerGrant, grant.Bearer, zero, one), limit(claimGrant, "claim:cc", one),
 			limit(otherGrant, "pod:stranger/secret-project", one)}},
 		inv: grant.Inventory{Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 508}, GPUs: []grant.GPU{
 			{UUID: "GPU-0", Index: 0, Minor: 0, Memory: 16 * grant.GiB, Health: grant.Healthy, Render: []string{"/dev/dri/renderD128"}},
 			{UUID: "GPU-1", Index: 1, Minor: 3, Memory: 16 * grant.GiB, Health: grant.Healthy, Render: []string{"/dev/dri/renderD129"}}}},
-		p: grant.Policy{Rules: grant.Rules{Mode: grant.Enforce, Ungranted: grant.RefuseUngranted, Privileged: grant.RefusePrivileged, MinimumStrength: grant.StrengthNone}},
+		p: grant.Policy{Rules: grant.Rules{Mode: grant.Enforce, Ungranted: grant.RefuseUngranted,
+			Privileged: grant.RefusePrivileged, MinimumStrength: grant.StrengthNone}},
 	}
 }
 
@@ -57,7 +63,8 @@ func (w *world) train() {
 	w.r.Container.Pod = grant.Identity{UID: "uid", Namespace: "team", Pod: "job-0", Container: "train"}
 }
 
-// wants sets what the node demands, of a grant without a share of compute, which mode limit could not keep.
+// wants sets what the node demands, of a grant without a share of compute, which mode limit could
+// not keep.
 func (w *world) wants(minimum grant.Strength) {
 	w.p.Rules.MinimumStrength = minimum
 	w.v.Grants[0].Compute = 0
@@ -74,7 +81,8 @@ func (w *world) bearer() {
 }
 
 func (w *world) problem(code grant.Code) {
-	w.v.Problems = append(w.v.Problems, grant.Problem{Code: code, Message: "the node cannot tell", Hint: "ask the administrator"})
+	w.v.Problems = append(w.v.Problems, grant.Problem{Code: code, Message: "the node cannot tell",
+		Hint: "ask the administrator"})
 }
 
 // The hits that Find gives; request's tests say when.
@@ -83,7 +91,8 @@ func env(value string, gpus ...string) grant.Hit {
 	if slices.Contains(gpus, "all") {
 		code = grant.VisibleDevicesAll
 	}
-	return grant.Hit{Vector: "env:NVIDIA_VISIBLE_DEVICES", Value: value, Code: code, Cover: grant.CoverGPUs, GPUs: gpus,
+	return grant.Hit{Vector: "env:NVIDIA_VISIBLE_DEVICES", Value: value, Code: code,
+		Cover: grant.CoverGPUs, GPUs: gpus,
 		Removal: grant.Removal{Kind: grant.RemoveEnv, Name: "NVIDIA_VISIBLE_DEVICES"}}
 }
 
@@ -92,33 +101,48 @@ func node(class grant.NodeClass, minor int) grant.Hit {
 	if class == grant.ClassModeset {
 		cover = grant.CoverDrop
 	}
-	return grant.Hit{Vector: "device:/dev/x", Value: fmt.Sprintf("c %s:%d", class, minor), Code: grant.GPUDeviceNode, Cover: cover, Node: grant.Node{Class: class, Minor: minor},
+	return grant.Hit{Vector: "device:/dev/x", Value: fmt.Sprintf("c %s:%d", class, minor),
+		Code: grant.GPUDeviceNode, Cover: cover, Node: grant.Node{Class: class, Minor: minor},
 		Removal: grant.Removal{Kind: grant.RemoveDevice, Name: "/dev/x"}}
 }
 
 func cdiGPU(name string) grant.Hit {
-	return grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "gpuledger.dev/gpu=" + name, Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs, GPUs: []string{name}}
+	return grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "gpuledger.dev/gpu=" + name,
+		Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverGPUs, GPUs: []string{name}}
 }
 
 func blamed(h grant.Hit) grant.Hit { h.Code = grant.PrivilegedGPU; return h }
 
 func rule(name string) grant.Hit {
-	return grant.Hit{Vector: "rule:1", Value: name + " rw", Code: grant.GPUDeviceRule, Cover: grant.CoverNever, Removal: grant.Removal{Kind: grant.RemoveRule, Name: name}}
+	return grant.Hit{Vector: "rule:1", Value: name + " rw", Code: grant.GPUDeviceRule,
+		Cover: grant.CoverNever, Removal: grant.Removal{Kind: grant.RemoveRule, Name: name}}
 }
 
 var (
-	all        = env("all", "all")
-	migEnv     = grant.Hit{Vector: "env:NVIDIA_MIG_CONFIG_DEVICES", Value: "all", Code: grant.GPUEnv, Cover: grant.CoverDrop, Removal: grant.Removal{Kind: grant.RemoveEnv, Name: "NVIDIA_MIG_CONFIG_DEVICES"}}
-	hook       = grant.Hit{Vector: "hook:/usr/bin/nvidia-ctk", Code: grant.GPUHook, Cover: grant.CoverDrop, Removal: grant.Removal{Kind: grant.RemoveHook, Name: "/usr/bin/nvidia-ctk"}}
-	socket     = grant.Hit{Vector: "mount:/s", Value: "/run/gpuledger", Code: grant.GPUSocket, Cover: grant.CoverNever}
-	cdi        = grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "nvidia.com/gpu=0", Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever}
-	dmem       = grant.Hit{Vector: "unified:dmem.max", Value: "x 1", Code: grant.LimitUnenforceable, Cover: grant.CoverNever}
-	exactRule  = grant.Hit{Vector: "rule:1", Value: "c 195:0 rw", Code: grant.GPUDeviceRule, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU}}
-	parent     = grant.Hit{Vector: "mount:/dev", Value: "/dev", Code: grant.GPUBindMount, Cover: grant.CoverDrop}
-	bind1      = grant.Hit{Vector: "mount:/m", Value: "/dev/nvidia3 (c 195:3)", Code: grant.GPUBindMount, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
-	allowAll   = grant.Hit{Vector: "rule:0", Value: "a *:* rwm", Code: grant.PrivilegedGPU, Cover: grant.CoverNarrow}
-	noRules    = grant.Hit{Vector: "rule:none", Value: "no device rule is given", Code: grant.GPUDeviceRule, Cover: grant.CoverNarrow}
-	cgroupsOff = grant.Hit{Vector: "rule:none", Value: "the device cgroup is switched off", Code: grant.RulesNotEnforced, Cover: grant.CoverNever}
+	all    = env("all", "all")
+	migEnv = grant.Hit{Vector: "env:NVIDIA_MIG_CONFIG_DEVICES", Value: "all", Code: grant.GPUEnv,
+		Cover: grant.CoverDrop, Removal: grant.Removal{Kind: grant.RemoveEnv,
+			Name: "NVIDIA_MIG_CONFIG_DEVICES"}}
+	hook = grant.Hit{Vector: "hook:/usr/bin/nvidia-ctk", Code: grant.GPUHook, Cover: grant.CoverDrop,
+		Removal: grant.Removal{Kind: grant.RemoveHook, Name: "/usr/bin/nvidia-ctk"}}
+	socket = grant.Hit{Vector: "mount:/s", Value: "/run/gpuledger", Code: grant.GPUSocket,
+		Cover: grant.CoverNever}
+	cdi = grant.Hit{Vector: "annotation:cdi.k8s.io/x", Value: "nvidia.com/gpu=0",
+		Code: grant.CDIDeviceOutsideGrant, Cover: grant.CoverNever}
+	dmem = grant.Hit{Vector: "unified:dmem.max", Value: "x 1", Code: grant.LimitUnenforceable,
+		Cover: grant.CoverNever}
+	exactRule = grant.Hit{Vector: "rule:1", Value: "c 195:0 rw", Code: grant.GPUDeviceRule,
+		Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU}}
+	parent = grant.Hit{Vector: "mount:/dev", Value: "/dev", Code: grant.GPUBindMount,
+		Cover: grant.CoverDrop}
+	bind1 = grant.Hit{Vector: "mount:/m", Value: "/dev/nvidia3 (c 195:3)", Code: grant.GPUBindMount,
+		Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
+	allowAll = grant.Hit{Vector: "rule:0", Value: "a *:* rwm", Code: grant.PrivilegedGPU,
+		Cover: grant.CoverNarrow}
+	noRules = grant.Hit{Vector: "rule:none", Value: "no device rule is given", Code: grant.GPUDeviceRule,
+		Cover: grant.CoverNarrow}
+	cgroupsOff = grant.Hit{Vector: "rule:none", Value: "the device cgroup is switched off",
+		Code: grant.RulesNotEnforced, Cover: grant.CoverNever}
 )
 
 func (w *world) privileged(hits ...grant.Hit) {
@@ -126,7 +150,8 @@ func (w *world) privileged(hits ...grant.Hit) {
 	w.r.Hits = append(append(w.r.Hits, allowAll), hits...)
 }
 
-// summary is a verdict in one line: kind, codes of the details, grant, strength, what is removed and recorded.
+// summary is a verdict in one line: kind, codes of the details, grant, strength, what is removed
+// and recorded.
 func summary(v grant.Verdict) string {
 	text := string(v.Kind)
 	for _, d := range v.Details {
@@ -155,7 +180,8 @@ func summary(v grant.Verdict) string {
 
 func TestDecide(t *testing.T) {
 	const uuid0 = " +NVIDIA_VISIBLE_DEVICES=GPU-0"
-	const byPrivilege = " [strength none, not library: the container is privileged, so it can undo what would hold it]"
+	const byPrivilege = " [strength none, not library: the container is privileged, so it can undo what " +
+		"would hold it]"
 	const uuids = " +NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1"
 	const noEnv = " -env:NVIDIA_VISIBLE_DEVICES"
 	with := func(hits ...grant.Hit) func(*world) { return func(w *world) { w.r.Hits = hits } }
@@ -187,29 +213,54 @@ func TestDecide(t *testing.T) {
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 		}, "pass [without the GPUs of its grant g-podpodpodpod, whose entry in the ledger is damaged]"},
-		{"a sandbox's environment and references ask for nothing", func(w *world) { w.r.Sandbox = true; w.hit(all); w.bearer() }, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
-		{"a sandbox's raw cgroup keys", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, dmem} }, "refuse limit-unenforceable gpu-env"},
-		{"a sandbox's features and annotations", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{migEnv, cdi} }, "pass [a sandbox with a way to a GPU: env:NVIDIA_MIG_CONFIG_DEVICES]"},
+		{"a sandbox's environment and references ask for nothing", func(w *world) {
+			w.r.Sandbox = true
+			w.hit(all)
+			w.bearer()
+		}, "pass [a sandbox with a way to a GPU: env:NVIDIA_VISIBLE_DEVICES]"},
+		{"a sandbox's raw cgroup keys", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Hits = []grant.Hit{migEnv, dmem}
+		}, "refuse limit-unenforceable gpu-env"},
+		{"a sandbox's features and annotations", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Hits = []grant.Hit{migEnv, cdi}
+		}, "pass [a sandbox with a way to a GPU: env:NVIDIA_MIG_CONFIG_DEVICES]"},
 		{"a sandbox's allocations", func(w *world) {
 			w.r.Sandbox = true
-			w.r.Allocations = []grant.Allocation{{Source: "a", Asks: true, GPUs: []string{"0"}}, {Source: "b", Asks: true, Malformed: "cannot"}}
+			w.r.Allocations = []grant.Allocation{{Source: "a", Asks: true, GPUs: []string{"0"}},
+				{Source: "b", Asks: true, Malformed: "cannot"}}
 		}, "pass"},
-		{"a sandbox's wide rules, as no engine writes them", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{noRules, rule("c 195:*")} }, "refuse gpu-device-rule gpu-device-rule"},
-		{"a sandbox without rules", func(w *world) { w.r.Sandbox = true; w.hit(noRules) }, "refuse gpu-device-rule"},
+		{"a sandbox's wide rules, as no engine writes them", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Hits = []grant.Hit{noRules, rule("c 195:*")}
+		}, "refuse gpu-device-rule gpu-device-rule"},
+		{"a sandbox without rules", func(w *world) { w.r.Sandbox = true; w.hit(noRules) },
+			"refuse gpu-device-rule"},
 		{"a sandbox with every node of the host", func(w *world) {
 			w.r.Sandbox = true
 			w.privileged(blamed(node(grant.ClassGPU, 0)), blamed(parent))
 		}, "refuse privileged-gpu privileged-gpu privileged-gpu"},
-		{"a sandbox with a GPU's node, as no engine makes it", func(w *world) { w.r.Sandbox = true; w.r.Hits = []grant.Hit{all, node(grant.ClassGPU, 0)} }, "refuse visible-devices-all gpu-device-node"},
+		{"a sandbox with a GPU's node, as no engine makes it", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Hits = []grant.Hit{all, node(grant.ClassGPU, 0)}
+		}, "refuse visible-devices-all gpu-device-node"},
 		{"a sandbox with a GPU's node and CAP_SYS_ADMIN", func(w *world) {
 			w.r.Sandbox, w.r.Privileged, w.r.SysAdmin = true, true, true
 			w.hit(blamed(node(grant.ClassGPU, 0)))
 		}, "refuse privileged-gpu"},
-		{"a sandbox with a GPU's rule", func(w *world) { w.r.Sandbox = true; w.hit(exactRule) }, "refuse gpu-device-rule"},
-		{"a sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.hit(bind1) }, "refuse gpu-bind-mount"},
-		{"a privileged sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.privileged(bind1) }, "refuse gpu-bind-mount privileged-gpu"},
-		{"a sandbox with a parent of the nodes, and rules that open them", func(w *world) { w.r.Sandbox = true; w.hit(parent) }, "refuse gpu-bind-mount"},
-		{"a sandbox with a socket", func(w *world) { w.r.Sandbox = true; w.hit(socket) }, "refuse gpu-socket"},
+		{"a sandbox with a GPU's rule", func(w *world) { w.r.Sandbox = true; w.hit(exactRule) },
+			"refuse gpu-device-rule"},
+		{"a sandbox with a GPU's mount", func(w *world) { w.r.Sandbox = true; w.hit(bind1) },
+			"refuse gpu-bind-mount"},
+		{"a privileged sandbox with a GPU's mount", func(w *world) {
+			w.r.Sandbox = true
+			w.privileged(bind1)
+		}, "refuse gpu-bind-mount privileged-gpu"},
+		{"a sandbox with a parent of the nodes, and rules that open them",
+			func(w *world) { w.r.Sandbox = true; w.hit(parent) }, "refuse gpu-bind-mount"},
+		{"a sandbox with a socket", func(w *world) { w.r.Sandbox = true; w.hit(socket) },
+			"refuse gpu-socket"},
 		{"a sandbox with a hook", func(w *world) { w.r.Sandbox = true; w.hit(hook) }, "refuse gpu-hook"},
 		{"a sandbox is refused whatever grant it names, and nothing is taken from it", func(w *world) {
 			w.p.Rules.Ungranted, w.p.Rules.Privileged = grant.Hide, grant.Strip
@@ -218,14 +269,26 @@ func TestDecide(t *testing.T) {
 			w.hit(blamed(node(grant.ClassGPU, 0)))
 		}, "refuse privileged-gpu"},
 		{"the legacy hook alone", func(w *world) { w.r.Dropped = []grant.Removal{hook.Removal} }, "pass"},
-		{"an allocation that cannot be read and names nobody", func(w *world) { w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}} }, "pass"},
-		{"the same, for one that asks", func(w *world) { w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}; w.hit(all) }, "refuse annotation-malformed visible-devices-all"},
-		{"the same, for one that owns a grant", func(w *world) { w.train(); w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}} }, "refuse annotation-malformed g-podpodpodpod"},
-		{"a reference for the whole pod makes nobody ask", func(w *world) {
-			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: "g-nonenonenone"}}}
+		{"an allocation that cannot be read and names nobody", func(w *world) {
+			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
 		}, "pass"},
-		{"root on the node is recorded", func(w *world) { w.r.NodeRoot = []string{"mount:/host", "mount:/a\nb"} }, `pass [node-root by mount:/host] [node-root by mount:/a\nb]`},
-		{"what was noticed is recorded", func(w *world) { w.r.Noted = []string{"mount:/a\nb has something"} }, `pass [mount:/a\nb has something]`},
+		{"the same, for one that asks", func(w *world) {
+			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
+			w.hit(all)
+		}, "refuse annotation-malformed visible-devices-all"},
+		{"the same, for one that owns a grant", func(w *world) {
+			w.train()
+			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
+		}, "refuse annotation-malformed g-podpodpodpod"},
+		{"a reference for the whole pod makes nobody ask", func(w *world) {
+			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
+				Reference: grant.Reference{ID: "g-nonenonenone"}}}
+		}, "pass"},
+		{"root on the node is recorded", func(w *world) {
+			w.r.NodeRoot = []string{"mount:/host", "mount:/a\nb"}
+		}, `pass [node-root by mount:/host] [node-root by mount:/a\nb]`},
+		{"what was noticed is recorded", func(w *world) { w.r.Noted = []string{"mount:/a\nb has something"} },
+			`pass [mount:/a\nb has something]`},
 
 		// without a grant
 		{"all GPUs", with(all), "refuse visible-devices-all"},
@@ -241,19 +304,27 @@ func TestDecide(t *testing.T) {
 		{"a CDI name", with(cdi), "refuse cdi-device-outside-grant"},
 		{"the key of the driver's limit", with(dmem), "refuse limit-unenforceable"},
 		{"a CDI name of ours", with(cdiGPU("0")), "refuse cdi-device-outside-grant"},
-		{"privileged", func(w *world) { w.privileged(blamed(node(grant.ClassGPU, 0))) }, "refuse privileged-gpu privileged-gpu"},
+		{"privileged", func(w *world) { w.privileged(blamed(node(grant.ClassGPU, 0))) },
+			"refuse privileged-gpu privileged-gpu"},
 		{"an allocation", func(w *world) {
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"0"}}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true,
+				GPUs: []string{"0"}}}
 		}, "refuse grant-not-found"},
 		{"an allocation for others", func(w *world) {
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", GPUs: []string{"0"}}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus",
+				GPUs: []string{"0"}}}
 		}, "pass"},
 		{"an unreadable allocation", func(w *world) {
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/compute", Asks: true, Malformed: "no number"}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/compute", Asks: true,
+				Malformed: "no number"}}
 		}, "refuse annotation-malformed"},
-		{"everything at once, by the order of the codes", with(cdi, hook, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 0), migEnv, env("0", "0"), all),
-			"refuse visible-devices-all visible-devices-outside-grant gpu-env gpu-device-node gpu-device-rule gpu-bind-mount gpu-socket gpu-hook cdi-device-outside-grant"},
-		{"report mode is not Decide's business", func(w *world) { w.p.Rules.Mode = grant.Report; w.hit(all) }, "refuse visible-devices-all"},
+		{"everything at once, by the order of the codes",
+			with(cdi, hook, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 0), migEnv,
+				env("0", "0"), all),
+			"refuse visible-devices-all visible-devices-outside-grant gpu-env gpu-device-node " +
+				"gpu-device-rule gpu-bind-mount gpu-socket gpu-hook cdi-device-outside-grant"},
+		{"report mode is not Decide's business", func(w *world) { w.p.Rules.Mode = grant.Report; w.hit(all) },
+			"refuse visible-devices-all"},
 
 		// where no device rule holds
 		{"nothing, where no rule holds", func(w *world) { w.r.Unruled = true }, "pass"},
@@ -269,14 +340,21 @@ func TestDecide(t *testing.T) {
 			w.problem(grant.ConfigInvalid)
 			w.problem(grant.InventoryMissing)
 		}, "refuse rules-not-enforced config-invalid inventory-missing visible-devices-all"},
-		{"a node, where no rule holds", unruled(node(grant.ClassGPU, 0)), "refuse rules-not-enforced gpu-device-node"},
-		{"a parent of the nodes, where no rule holds", unruled(parent), "refuse rules-not-enforced gpu-bind-mount"},
-		{"a grant, where no rule holds", func(w *world) { w.train(); w.r.Unruled = true }, "refuse rules-not-enforced g-podpodpodpod"},
+		{"a node, where no rule holds", unruled(node(grant.ClassGPU, 0)),
+			"refuse rules-not-enforced gpu-device-node"},
+		{"a parent of the nodes, where no rule holds", unruled(parent),
+			"refuse rules-not-enforced gpu-bind-mount"},
+		{"a grant, where no rule holds", func(w *world) { w.train(); w.r.Unruled = true },
+			"refuse rules-not-enforced g-podpodpodpod"},
 		{"an allocation, where no rule holds", func(w *world) {
 			w.r.Unruled, w.p.Annotations.Trust = true, grant.Adopt
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"0"}, Memory: grant.GiB}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus", Asks: true,
+				GPUs: []string{"0"}, Memory: grant.GiB}}
 		}, "refuse rules-not-enforced"},
-		{"hidden by policy, which takes no rule", func(w *world) { unruled(all)(w); w.p.Rules.Ungranted = grant.Hide },
+		{"hidden by policy, which takes no rule", func(w *world) {
+			unruled(all)(w)
+			w.p.Rules.Ungranted = grant.Hide
+		},
 			"pass +NVIDIA_VISIBLE_DEVICES=void" + noEnv + " [GPUs hidden by policy]"},
 		{"stripped of nodes by policy, which takes no rule", func(w *world) {
 			unruled(blamed(node(grant.ClassGPU, 0)))(w)
@@ -303,25 +381,39 @@ func TestDecide(t *testing.T) {
 			unclosed(noRules)(w)
 			w.p.Rules.Ungranted, w.p.Rules.Privileged, w.p.Rules.Mode = grant.Hide, grant.Strip, grant.Report
 		}, "pass narrow [device rules closed: no device rule is given]"},
-		{"unclosed, with a mount above the nodes", unclosed(noRules, parent), "pass narrow [device rules closed: no device rule is given]"},
-		{"unclosed, with a mount of a node", unclosed(noRules, bind1), "refuse gpu-device-rule gpu-bind-mount"},
-		{"unclosed, with a mount of a node that a grant would drop", unclosed(noRules, grant.Hit{Vector: "mount:/x", Code: grant.GPUBindMount, Cover: grant.CoverDrop,
-			Node: grant.Node{Class: grant.ClassModeset, Minor: 254}}), "refuse gpu-device-rule gpu-bind-mount"},
-		{"unclosed, and asks by environment", unclosed(noRules, all), "refuse visible-devices-all gpu-device-rule"},
-		{"unclosed, with a node", unclosed(noRules, node(grant.ClassGPU, 0)), "refuse gpu-device-node gpu-device-rule"},
-		{"unclosed, with a GPU's rule", unclosed(noRules, exactRule), "refuse gpu-device-rule gpu-device-rule"},
+		{"unclosed, with a mount above the nodes", unclosed(noRules, parent),
+			"pass narrow [device rules closed: no device rule is given]"},
+		{"unclosed, with a mount of a node", unclosed(noRules, bind1),
+			"refuse gpu-device-rule gpu-bind-mount"},
+		{"unclosed, with a mount of a node that a grant would drop",
+			unclosed(noRules, grant.Hit{Vector: "mount:/x", Code: grant.GPUBindMount, Cover: grant.CoverDrop,
+				Node: grant.Node{Class: grant.ClassModeset, Minor: 254}}),
+			"refuse gpu-device-rule gpu-bind-mount"},
+		{"unclosed, and asks by environment", unclosed(noRules, all),
+			"refuse visible-devices-all gpu-device-rule"},
+		{"unclosed, with a node", unclosed(noRules, node(grant.ClassGPU, 0)),
+			"refuse gpu-device-node gpu-device-rule"},
+		{"unclosed, with a GPU's rule", unclosed(noRules, exactRule),
+			"refuse gpu-device-rule gpu-device-rule"},
 		{"unclosed, and names a grant", func(w *world) {
 			unclosed(noRules)(w)
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		}, "refuse grant-not-found gpu-device-rule"},
-		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) }, "admit g-podpodpodpod library" + uuid0 + " narrow"},
-		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff), "refuse rules-not-enforced"},
-		{"unclosed, a sandbox with a reference, which asks for nothing", func(w *world) { w.r.Sandbox = true; w.bearer(); unclosed(noRules)(w) },
-			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a GPU: rule:none]"},
-		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) }, "pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a GPU: rule:none]"},
+		{"unclosed, with a grant", func(w *world) { w.train(); unclosed(noRules)(w) },
+			"admit g-podpodpodpod library" + uuid0 + " narrow"},
+		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff),
+			"refuse rules-not-enforced"},
+		{"unclosed, a sandbox with a reference, which asks for nothing",
+			func(w *world) { w.r.Sandbox = true; w.bearer(); unclosed(noRules)(w) },
+			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
+				"GPU: rule:none]"},
+		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) },
+			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
+				"GPU: rule:none]"},
 
 		// what keeps the node from telling stops only who asks
-		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) }, "refuse config-invalid visible-devices-all"},
+		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) },
+			"refuse config-invalid visible-devices-all"},
 		{"several problems", func(w *world) {
 			w.hit(all)
 			w.problem(grant.LedgerUnreadable)
@@ -342,21 +434,37 @@ func TestDecide(t *testing.T) {
 			w.inv = grant.Inventory{}
 		},
 			"refuse inventory-missing grant-expired g-podpodpodpod"},
-		{"its own grant is damaged", func(w *world) { w.train(); w.hit(all); w.v.Grants = nil; w.v.Damaged = []grant.Damage{{ID: podGrant}} }, "refuse ledger-unreadable visible-devices-all"},
-		{"the grant that it names is damaged", func(w *world) { w.bearer(); w.v.Grants = nil; w.v.Damaged = []grant.Damage{{ID: bearerGrant}} }, "refuse ledger-unreadable"},
+		{"its own grant is damaged", func(w *world) {
+			w.train()
+			w.hit(all)
+			w.v.Grants = nil
+			w.v.Damaged = []grant.Damage{{ID: podGrant}}
+		}, "refuse ledger-unreadable visible-devices-all"},
+		{"the grant that it names is damaged", func(w *world) {
+			w.bearer()
+			w.v.Grants = nil
+			w.v.Damaged = []grant.Damage{{ID: bearerGrant}}
+		}, "refuse ledger-unreadable"},
 
 		// hide and strip
 		{"hide: env", func(w *world) { w.p.Rules.Ungranted = grant.Hide; w.hit(all); w.hit(migEnv) },
-			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES -env:NVIDIA_MIG_CONFIG_DEVICES [GPUs hidden by policy]"},
+			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES -env:NVIDIA_MIG_CONFIG_DEVICES " +
+				"[GPUs hidden by policy]"},
 		{"hide: a legacy image", func(w *world) {
 			w.p.Rules.Ungranted = grant.Hide
-			w.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: "8.0", Code: grant.VisibleDevicesAll, Cover: grant.CoverGPUs, GPUs: []string{"all"}})
+			w.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: "8.0", Code: grant.VisibleDevicesAll,
+				Cover: grant.CoverGPUs, GPUs: []string{"all"}})
 		}, "pass +NVIDIA_VISIBLE_DEVICES=void [GPUs hidden by policy]"},
-		{"hide: not a node", func(w *world) { w.p.Rules.Ungranted = grant.Hide; w.hit(all); w.hit(node(grant.ClassGPU, 0)) }, "refuse visible-devices-all gpu-device-node"},
+		{"hide: not a node", func(w *world) {
+			w.p.Rules.Ungranted = grant.Hide
+			w.hit(all)
+			w.hit(node(grant.ClassGPU, 0))
+		}, "refuse visible-devices-all gpu-device-node"},
 		{"hide: not what a client of MPS has mounted", func(w *world) {
 			w.p.Rules.Ungranted = grant.Hide
 			w.hit(all)
-			w.hit(grant.Hit{Vector: "env:CUDA_MPS_PIPE_DIRECTORY", Value: "/mnt/mps", Code: grant.GPUSocket, Cover: grant.CoverNever})
+			w.hit(grant.Hit{Vector: "env:CUDA_MPS_PIPE_DIRECTORY", Value: "/mnt/mps", Code: grant.GPUSocket,
+				Cover: grant.CoverNever})
 		}, "refuse visible-devices-all gpu-socket"},
 		{"hide: not from one that names a grant", func(w *world) {
 			w.p.Rules.Ungranted = grant.Hide
@@ -364,27 +472,43 @@ func TestDecide(t *testing.T) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		},
 			"refuse grant-not-found visible-devices-all"},
-		{"hide: without an inventory", func(w *world) { w.p.Rules.Ungranted = grant.Hide; w.hit(all); w.problem(grant.InventoryMissing) },
+		{"hide: without an inventory", func(w *world) {
+			w.p.Rules.Ungranted = grant.Hide
+			w.hit(all)
+			w.problem(grant.InventoryMissing)
+		},
 			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES [GPUs hidden by policy]"},
 		{"strip: a privileged container", func(w *world) {
 			w.p.Rules.Privileged = grant.Strip
-			w.privileged(blamed(node(grant.ClassGPU, 0)), blamed(rule("c 195:*")), grant.Hit{Vector: "mount:/dev", Code: grant.PrivilegedGPU, Cover: grant.CoverDrop})
+			w.privileged(blamed(node(grant.ClassGPU, 0)), blamed(rule("c 195:*")),
+				grant.Hit{Vector: "mount:/dev", Code: grant.PrivilegedGPU, Cover: grant.CoverDrop})
 		}, "pass -device:/dev/x narrow [GPUs stripped from a privileged container by policy]"},
 		{"strip: CAP_SYS_ADMIN with a GPU's node keeps its other rules", func(w *world) {
 			w.p.Rules.Privileged = grant.Strip
 			w.r.Privileged, w.r.SysAdmin = true, true
 			w.r.Hits = []grant.Hit{blamed(rule("c 195:0")), blamed(node(grant.ClassGPU, 0))}
 		}, "pass -rule:c 195:0 -device:/dev/x [GPUs stripped from a privileged container by policy]"},
-		{"strip: not a wildcard of an ordinary container", func(w *world) { w.p.Rules.Privileged = grant.Strip; w.hit(rule("c 195:*")) }, "refuse gpu-device-rule"},
-		{"strip: not a hook", func(w *world) { w.p.Rules.Privileged = grant.Strip; w.privileged(hook) }, "refuse gpu-hook privileged-gpu"},
+		{"strip: not a wildcard of an ordinary container", func(w *world) {
+			w.p.Rules.Privileged = grant.Strip
+			w.hit(rule("c 195:*"))
+		}, "refuse gpu-device-rule"},
+		{"strip: not a hook", func(w *world) { w.p.Rules.Privileged = grant.Strip; w.privileged(hook) },
+			"refuse gpu-hook privileged-gpu"},
 		{"strip: not where no rule applies", func(w *world) {
 			w.p.Rules.Privileged = grant.Strip
 			w.r.Privileged, w.r.SysAdmin = true, true
 			w.r.Hits = []grant.Hit{cgroupsOff, blamed(node(grant.ClassGPU, 0))}
 		}, "refuse rules-not-enforced privileged-gpu"},
-		{"strip: env of a privileged container needs hide too", func(w *world) { w.p.Rules.Privileged = grant.Strip; w.privileged(all) }, "refuse visible-devices-all privileged-gpu"},
-		{"strip and hide", func(w *world) { w.p.Rules.Privileged, w.p.Rules.Ungranted = grant.Strip, grant.Hide; w.privileged(all) },
-			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES narrow [GPUs hidden by policy] [GPUs stripped from a privileged container by policy]"},
+		{"strip: env of a privileged container needs hide too", func(w *world) {
+			w.p.Rules.Privileged = grant.Strip
+			w.privileged(all)
+		}, "refuse visible-devices-all privileged-gpu"},
+		{"strip and hide", func(w *world) {
+			w.p.Rules.Privileged, w.p.Rules.Ungranted = grant.Strip, grant.Hide
+			w.privileged(all)
+		},
+			"pass +NVIDIA_VISIBLE_DEVICES=void -env:NVIDIA_VISIBLE_DEVICES narrow [GPUs hidden by policy] " +
+				"[GPUs stripped from a privileged container by policy]"},
 
 		// exemptions
 		{"exempt by namespace", func(w *world) {
@@ -411,8 +535,15 @@ func TestDecide(t *testing.T) {
 			w.hit(all)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team", Pod: "other"}}
 		}, "refuse visible-devices-all"},
-		{"exempt: no trusted identity", func(w *world) { w.hit(all); w.p.Rules.Exempt = []grant.Exemption{{Namespace: "*"}} }, "refuse visible-devices-all"},
-		{"exempt, but it owns a grant: as granted", func(w *world) { w.train(); w.hit(all); w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team"}} },
+		{"exempt: no trusted identity", func(w *world) {
+			w.hit(all)
+			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "*"}}
+		}, "refuse visible-devices-all"},
+		{"exempt, but it owns a grant: as granted", func(w *world) {
+			w.train()
+			w.hit(all)
+			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team"}}
+		},
 			"admit g-podpodpodpod library" + uuid0 + noEnv},
 
 		// with a grant
@@ -422,35 +553,57 @@ func TestDecide(t *testing.T) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: claimGrant, Secret: secret})
 			w.v.Grants[2].Bindings = []grant.Binding{{Life: grant.Alive}}
 		}, "admit g-claimclaimcl library +NVIDIA_VISIBLE_DEVICES=GPU-1"},
-		{"void, where another injector would act", func(w *world) { w.train(); w.p.Enforcement.VisibleDevices = grant.VisibleVoid }, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=void"},
+		{"void, where another injector would act", func(w *world) {
+			w.train()
+			w.p.Enforcement.VisibleDevices = grant.VisibleVoid
+		}, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=void"},
 		{"env all is rewritten", train(all), "admit g-podpodpodpod library" + uuid0 + noEnv},
-		{"env with its own UUID", train(env("GPU-0", "GPU-0")), "admit g-podpodpodpod library" + uuid0 + noEnv},
+		{"env with its own UUID", train(env("GPU-0", "GPU-0")), "admit g-podpodpodpod library" + uuid0 +
+			noEnv},
 		{"env with its own index", train(env("0", "0")), "admit g-podpodpodpod library" + uuid0 + noEnv},
-		{"env with another GPU", train(env("0,1", "0", "1")), "refuse visible-devices-outside-grant g-podpodpodpod"},
-		{"env with a GPU that nobody has", train(env("9", "9")), "refuse visible-devices-outside-grant g-podpodpodpod"},
-		{"env all beside another GPU", train(env("all,1", "all", "1")), "refuse visible-devices-outside-grant g-podpodpodpod"},
-		{"other injectors' env and hooks are removed", train(migEnv, hook), "admit g-podpodpodpod library" + uuid0 + " -env:NVIDIA_MIG_CONFIG_DEVICES -hook:/usr/bin/nvidia-ctk"},
-		{"a node of UVM's major that is none of its two", train(node(grant.ClassUVM, 2)), "refuse gpu-device-node g-podpodpodpod"},
-		{"its own nodes are kept", train(node(grant.ClassGPU, 0), node(grant.ClassControl, 255), node(grant.ClassUVM, 0), node(grant.ClassUVM, 1), node(grant.ClassDRM, 128)), "admit g-podpodpodpod library" + uuid0},
-		{"another GPU's node, by its minor", train(node(grant.ClassGPU, 3)), "refuse gpu-device-node g-podpodpodpod"},
+		{"env with another GPU", train(env("0,1", "0", "1")),
+			"refuse visible-devices-outside-grant g-podpodpodpod"},
+		{"env with a GPU that nobody has", train(env("9", "9")),
+			"refuse visible-devices-outside-grant g-podpodpodpod"},
+		{"env all beside another GPU", train(env("all,1", "all", "1")),
+			"refuse visible-devices-outside-grant g-podpodpodpod"},
+		{"other injectors' env and hooks are removed", train(migEnv, hook), "admit g-podpodpodpod library" +
+			uuid0 + " -env:NVIDIA_MIG_CONFIG_DEVICES -hook:/usr/bin/nvidia-ctk"},
+		{"a node of UVM's major that is none of its two", train(node(grant.ClassUVM, 2)),
+			"refuse gpu-device-node g-podpodpodpod"},
+		{"its own nodes are kept", train(node(grant.ClassGPU, 0), node(grant.ClassControl, 255),
+			node(grant.ClassUVM, 0), node(grant.ClassUVM, 1), node(grant.ClassDRM, 128)),
+			"admit g-podpodpodpod library" + uuid0},
+		{"another GPU's node, by its minor", train(node(grant.ClassGPU, 3)),
+			"refuse gpu-device-node g-podpodpodpod"},
 		{"another GPU's DRM node", train(node(grant.ClassDRM, 129)), "refuse gpu-device-node g-podpodpodpod"},
 		{"a capability", train(node(grant.ClassCaps, 1)), "refuse gpu-device-node g-podpodpodpod"},
 		{"a switch", train(node("nvidia-nvswitch", 0)), "refuse gpu-device-node g-podpodpodpod"},
-		{"modeset is removed", train(node(grant.ClassModeset, 254)), "admit g-podpodpodpod library" + uuid0 + " -device:/dev/x"},
+		{"modeset is removed", train(node(grant.ClassModeset, 254)), "admit g-podpodpodpod library" + uuid0 +
+			" -device:/dev/x"},
 		{"a wildcard rule", train(rule("c 195:*")), "refuse gpu-device-rule g-podpodpodpod"},
 		{"a bind mount of another GPU", train(bind1), "refuse gpu-bind-mount g-podpodpodpod"},
 		{"a socket", train(socket), "refuse gpu-socket g-podpodpodpod"},
 		{"a CDI name", train(cdi), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"the key of the driver's limit", train(dmem), "refuse limit-unenforceable g-podpodpodpod"},
-		{"the legacy hook, which asks for nothing, goes", func(w *world) { w.train(); w.r.Dropped = []grant.Removal{hook.Removal} }, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
+		{"the legacy hook, which asks for nothing, goes", func(w *world) {
+			w.train()
+			w.r.Dropped = []grant.Removal{hook.Removal}
+		}, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
 		{"a CDI name of its own GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0},
 		{"a CDI name of another GPU", train(cdiGPU("1")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"a CDI name of no GPU", train(cdiGPU("all.")), "refuse cdi-device-outside-grant g-podpodpodpod"},
-		{"an image that can't be read", func(w *world) { w.train(); w.r.Layout.Problem = "open /r: no such file or directory" }, "refuse injection-impossible g-podpodpodpod"},
-		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 + " narrow"},
+		{"an image that can't be read", func(w *world) {
+			w.train()
+			w.r.Layout.Problem = "open /r: no such file or directory"
+		}, "refuse injection-impossible g-podpodpodpod"},
+		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 +
+			" narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse rules-not-enforced g-podpodpodpod"},
-		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3), env("1", "1"), all),
-			"refuse visible-devices-outside-grant gpu-device-node gpu-device-rule gpu-bind-mount gpu-socket cdi-device-outside-grant g-podpodpodpod"},
+		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3),
+			env("1", "1"), all),
+			"refuse visible-devices-outside-grant gpu-device-node gpu-device-rule gpu-bind-mount " +
+				"gpu-socket cdi-device-outside-grant g-podpodpodpod"},
 
 		// privileged, with a grant
 		{"privileged: narrowed", func(w *world) {
@@ -464,22 +617,43 @@ func TestDecide(t *testing.T) {
 			w.r.Privileged, w.r.SysAdmin = true, true
 			other := blamed(node(grant.ClassGPU, 3))
 			other.Removal.Name = "/dev/nvidia3"
-			w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:3")), blamed(rule("c 195:*"))}
-		}, "admit g-podpodpodpod none" + uuid0 + " -device:/dev/nvidia3 -rule:c 195:3 -rule:c 195:*" + byPrivilege},
-		{"privileged, but a limit is wanted", func(w *world) { w.train(); w.privileged(); w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
+			w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:3")),
+				blamed(rule("c 195:*"))}
+		}, "admit g-podpodpodpod none" + uuid0 + " -device:/dev/nvidia3 -rule:c 195:3 -rule:c 195:*" +
+			byPrivilege},
+		{"privileged, but a limit is wanted", func(w *world) {
+			w.train()
+			w.privileged()
+			w.wants(grant.StrengthLibrary)
+		}, "refuse limit-unenforceable g-podpodpodpod"},
 		{"CAP_SYS_ADMIN makes the strength none", func(w *world) { w.train(); w.r.SysAdmin = true },
-			"admit g-podpodpodpod none" + uuid0 + " [strength none, not library: the container has CAP_SYS_ADMIN, so it can undo what would hold it]"},
-		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) { w.train(); w.r.SysAdmin = true; w.wants(grant.StrengthLibrary) }, "refuse limit-unenforceable g-podpodpodpod"},
-		{"what was noticed changes no strength", func(w *world) { w.train(); w.r.Noted = []string{"mount:/x has something"} }, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=GPU-0 [mount:/x has something]"},
-		{"root on the node makes the strength none", func(w *world) { w.train(); w.r.NodeRoot = []string{"mount:/host"} }, "admit g-podpodpodpod none" + uuid0 +
-			" [node-root by mount:/host] [strength none, not library: the container is as good as root on the node by mount:/host, so it can undo what would hold it]"},
+			"admit g-podpodpodpod none" + uuid0 +
+				" [strength none, not library: the container has CAP_SYS_ADMIN, so it can undo what " +
+				"would hold it]"},
+		{"CAP_SYS_ADMIN, but a limit is wanted", func(w *world) {
+			w.train()
+			w.r.SysAdmin = true
+			w.wants(grant.StrengthLibrary)
+		}, "refuse limit-unenforceable g-podpodpodpod"},
+		{"what was noticed changes no strength", func(w *world) {
+			w.train()
+			w.r.Noted = []string{"mount:/x has something"}
+		}, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=GPU-0 [mount:/x has something]"},
+		{"root on the node makes the strength none", func(w *world) {
+			w.train()
+			w.r.NodeRoot = []string{"mount:/host"}
+		}, "admit g-podpodpodpod none" + uuid0 +
+			" [node-root by mount:/host] [strength none, not library: the container is as good as root on " +
+			"the node by mount:/host, so it can undo what would hold it]"},
 		{"root on the node, but a limit is wanted", func(w *world) {
 			w.train()
 			w.r.NodeRoot = []string{"mount:/host"}
 			w.wants(grant.StrengthLibrary)
 		}, "refuse limit-unenforceable g-podpodpodpod"},
-		{"strong enough", func(w *world) { w.train(); w.wants(grant.StrengthLibrary) }, "admit g-podpodpodpod library" + uuid0},
-		{"not strong enough", func(w *world) { w.train(); w.wants(grant.StrengthDriver) }, "refuse limit-unenforceable g-podpodpodpod"},
+		{"strong enough", func(w *world) { w.train(); w.wants(grant.StrengthLibrary) },
+			"admit g-podpodpodpod library" + uuid0},
+		{"not strong enough", func(w *world) { w.train(); w.wants(grant.StrengthDriver) },
+			"refuse limit-unenforceable g-podpodpodpod"},
 		{"timeslice limits nothing", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Grants[0].Strength = grant.Timeslice, grant.StrengthNone
@@ -498,13 +672,24 @@ func TestDecide(t *testing.T) {
 		}, "refuse limit-unenforceable g-podpodpodpod"},
 
 		// the grant itself
-		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, "refuse grant-expired g-podpodpodpod"},
-		{"not yet expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now.Add(time.Nanosecond) }, "admit g-podpodpodpod library" + uuid0},
-		{"draining", func(w *world) { w.train(); w.v.Grants[0].Draining = true }, "refuse grant-expired g-podpodpodpod"},
-		{"in use", func(w *world) { w.train(); w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.Alive}} }, "refuse grant-in-use g-podpodpodpod"},
-		{"bound, nobody can tell to what", func(w *world) { w.train(); w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.LifeUnknown}} }, "refuse grant-in-use g-podpodpodpod"},
-		{"its GPU is sick", func(w *world) { w.train(); w.inv.GPUs[0].Health = "xid 79" }, "refuse gpu-unhealthy g-podpodpodpod"},
-		{"its GPU has vanished", func(w *world) { w.train(); w.inv.GPUs = w.inv.GPUs[1:] }, "refuse gpu-unhealthy g-podpodpodpod"},
+		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now },
+			"refuse grant-expired g-podpodpodpod"},
+		{"not yet expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now.Add(time.Nanosecond) },
+			"admit g-podpodpodpod library" + uuid0},
+		{"draining", func(w *world) { w.train(); w.v.Grants[0].Draining = true },
+			"refuse grant-expired g-podpodpodpod"},
+		{"in use", func(w *world) {
+			w.train()
+			w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.Alive}}
+		}, "refuse grant-in-use g-podpodpodpod"},
+		{"bound, nobody can tell to what", func(w *world) {
+			w.train()
+			w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.LifeUnknown}}
+		}, "refuse grant-in-use g-podpodpodpod"},
+		{"its GPU is sick", func(w *world) { w.train(); w.inv.GPUs[0].Health = "xid 79" },
+			"refuse gpu-unhealthy g-podpodpodpod"},
+		{"its GPU has vanished", func(w *world) { w.train(); w.inv.GPUs = w.inv.GPUs[1:] },
+			"refuse gpu-unhealthy g-podpodpodpod"},
 		{"expired, sick, and too much asked", func(w *world) {
 			w.train()
 			w.hit(env("1", "1"))
@@ -514,39 +699,64 @@ func TestDecide(t *testing.T) {
 			"refuse grant-expired gpu-unhealthy visible-devices-outside-grant g-podpodpodpod"},
 
 		// references
-		{"an unknown id", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) }, "refuse grant-not-found"},
-		{"a bearer's grant without its secret", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: bearerGrant}) }, "refuse grant-not-found"},
-		{"a bearer's grant with a wrong secret", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: bearerGrant, Secret: wrongSecret}) }, "refuse grant-not-found"},
-		{"a claim's grant without its secret", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: claimGrant}) }, "refuse grant-not-found"},
+		{"an unknown id", func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
+		}, "refuse grant-not-found"},
+		{"a bearer's grant without its secret", func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: bearerGrant})
+		}, "refuse grant-not-found"},
+		{"a bearer's grant with a wrong secret", func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: bearerGrant, Secret: wrongSecret})
+		}, "refuse grant-not-found"},
+		{"a claim's grant without its secret", func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: claimGrant})
+		}, "refuse grant-not-found"},
 		{"another pod's grant", func(w *world) {
 			w.train()
 			w.v.Grants[0].Owner = "pod:uid/sidecar"
 			w.refers("a", grant.Reference{ID: otherGrant})
 		}, "refuse grant-owner-mismatch"},
-		{"a pod's grant from outside any pod", func(w *world) { w.refers("a", grant.Reference{ID: podGrant}) }, "refuse grant-owner-mismatch"},
-		{"its own, named as well", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) }, "admit g-podpodpodpod library" + uuid0},
-		{"its own, and a bearer's", func(w *world) { w.train(); w.bearer() }, "refuse annotation-mismatch g-podpodpodpod"},
-		{"a bearer's and a claim's", func(w *world) { w.bearer(); w.refers("a", grant.Reference{ID: claimGrant, Secret: secret}) }, "refuse annotation-mismatch g-bearerbearer"},
+		{"a pod's grant from outside any pod", func(w *world) {
+			w.refers("a", grant.Reference{ID: podGrant})
+		}, "refuse grant-owner-mismatch"},
+		{"its own, named as well", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) },
+			"admit g-podpodpodpod library" + uuid0},
+		{"its own, and a bearer's", func(w *world) { w.train(); w.bearer() },
+			"refuse annotation-mismatch g-podpodpodpod"},
+		{"a bearer's and a claim's", func(w *world) {
+			w.bearer()
+			w.refers("a", grant.Reference{ID: claimGrant, Secret: secret})
+		}, "refuse annotation-mismatch g-bearerbearer"},
 		{"one good, one unreadable", func(w *world) {
 			w.bearer()
-			w.r.References = append(w.r.References, grant.Mention{Source: "a", Asks: true, Malformed: "cannot"})
+			w.r.References = append(w.r.References, grant.Mention{
+				Source: "a", Asks: true, Malformed: "cannot"})
 		},
 			"refuse annotation-malformed g-bearerbearer"},
-		{"one good, one unknown", func(w *world) { w.bearer(); w.refers("a", grant.Reference{ID: "g-nonenonenone"}) }, "refuse grant-not-found g-bearerbearer"},
+		{"one good, one unknown", func(w *world) {
+			w.bearer()
+			w.refers("a", grant.Reference{ID: "g-nonenonenone"})
+		}, "refuse grant-not-found g-bearerbearer"},
 		{"the pod's reference counts for one that asks by env", func(w *world) {
 			w.hit(all)
-			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: bearerGrant, Secret: secret}}}
+			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
+				Reference: grant.Reference{ID: bearerGrant, Secret: secret}}}
 		}, "admit g-bearerbearer library" + uuids + noEnv},
 
 		// allocations
 		{"allocations that agree", func(w *world) {
 			w.bearer()
-			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"1", "GPU-0"}}, {Source: "b", Memory: 8 * grant.GiB}, {Source: "c", Compute: 30}, {Source: "d", Mode: grant.Limit}}
+			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"1", "GPU-0"}},
+				{Source: "b", Memory: 8 * grant.GiB}, {Source: "c", Compute: 30},
+				{Source: "d", Mode: grant.Limit}}
 		}, "admit g-bearerbearer library" + uuids},
 		{"allocations that disagree, each", func(w *world) {
 			w.bearer()
-			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0"}}, {Source: "b", Memory: 4 * grant.GiB}, {Source: "c", Compute: 31}, {Source: "d", Mode: grant.MPS}}
-		}, "refuse annotation-mismatch annotation-mismatch annotation-mismatch annotation-mismatch g-bearerbearer"},
+			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0"}},
+				{Source: "b", Memory: 4 * grant.GiB}, {Source: "c", Compute: 31},
+				{Source: "d", Mode: grant.MPS}}
+		}, "refuse annotation-mismatch annotation-mismatch annotation-mismatch annotation-mismatch " +
+			"g-bearerbearer"},
 		{"one GPU named twice", func(w *world) {
 			w.bearer()
 			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0", "GPU-0"}}}
@@ -557,11 +767,21 @@ func TestDecide(t *testing.T) {
 		}, "admit g-podpodpodpod library" + uuid0},
 		{"gpushare in MiB", func(w *world) {
 			w.train()
-			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0"}, Units: 4096, Total: 16280}}
+			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0"},
+				Units: 4096, Total: 16280}}
 		}, "admit g-podpodpodpod library" + uuid0},
-		{"gpushare in MiB, taken for GiB", func(w *world) { w.train(); w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4096, Total: 15}} }, "refuse annotation-mismatch g-podpodpodpod"},
-		{"gpushare in GiB, taken for MiB", func(w *world) { w.train(); w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4, Total: 16280}} }, "refuse annotation-mismatch g-podpodpodpod"},
-		{"gpushare without a total counts in GiB", func(w *world) { w.train(); w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4}} }, "admit g-podpodpodpod library" + uuid0},
+		{"gpushare in MiB, taken for GiB", func(w *world) {
+			w.train()
+			w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4096, Total: 15}}
+		}, "refuse annotation-mismatch g-podpodpodpod"},
+		{"gpushare in GiB, taken for MiB", func(w *world) {
+			w.train()
+			w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4, Total: 16280}}
+		}, "refuse annotation-mismatch g-podpodpodpod"},
+		{"gpushare without a total counts in GiB", func(w *world) {
+			w.train()
+			w.r.Allocations = []grant.Allocation{{Source: "a", Units: 4}}
+		}, "admit g-podpodpodpod library" + uuid0},
 		{"gpushare over two cards, on each", func(w *world) {
 			w.bearer()
 			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"0", "1"}, Units: 4}}
@@ -612,12 +832,16 @@ func TestAnAdmittedContainerGetsItsDevicesAndRulesForExactlyThese(t *testing.T) 
 	v := w.decide()
 	var nodes []string
 	for _, n := range v.Edits.DeviceNodes {
-		nodes = append(nodes, fmt.Sprintf("%s %s %d:%d %o %s", n.Path, n.Type, n.Major, n.Minor, *n.FileMode, n.Permissions))
+		nodes = append(nodes, fmt.Sprintf("%s %s %d:%d %o %s", n.Path, n.Type, n.Major, n.Minor,
+			*n.FileMode, n.Permissions))
 	}
-	if want := []string{"/dev/nvidia0 c 195:0 666 rw", "/dev/nvidia3 c 195:3 666 rw", "/dev/nvidiactl c 195:255 666 rw", "/dev/nvidia-uvm c 508:0 666 rw", "/dev/nvidia-uvm-tools c 508:1 666 rw"}; !slices.Equal(nodes, want) {
+	if want := []string{"/dev/nvidia0 c 195:0 666 rw", "/dev/nvidia3 c 195:3 666 rw",
+		"/dev/nvidiactl c 195:255 666 rw", "/dev/nvidia-uvm c 508:0 666 rw",
+		"/dev/nvidia-uvm-tools c 508:1 666 rw"}; !slices.Equal(nodes, want) {
 		t.Errorf("nodes %q", nodes)
 	}
-	if want := []string{"c 195:0 rw", "c 195:3 rw", "c 195:255 rw", "c 508:0 rw", "c 508:1 rw"}; !slices.Equal(rules(v), want) || v.Narrow {
+	if want := []string{"c 195:0 rw", "c 195:3 rw", "c 195:255 rw", "c 508:0 rw",
+		"c 508:1 rw"}; !slices.Equal(rules(v), want) || v.Narrow {
 		t.Errorf("rules %q, narrow %v", rules(v), v.Narrow)
 	}
 	w.inv.Majors = nil // UVM is not loaded
@@ -652,10 +876,14 @@ func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 		v := w.decide()
 		got := rules(v)
 		has := func(rule string) bool { return slices.Contains(got, rule) }
-		if !v.Narrow || got[0] != "b *:* rwm" || !has("c 1:* rwm") || !has("c 10:* rwm") || !has("c 233:* rwm") || !has("c 255:* rwm") || !has("c 383:* rwm") || !has("c 240:* rwm") || !has("c 500:* rwm") || !has("c 226:1 rwm") || !has("c 226:129 rwm") {
+		if !v.Narrow || got[0] != "b *:* rwm" || !has("c 1:* rwm") || !has("c 10:* rwm") ||
+			!has("c 233:* rwm") || !has("c 255:* rwm") || !has("c 383:* rwm") || !has("c 240:* rwm") ||
+			!has("c 500:* rwm") || !has("c 226:1 rwm") || !has("c 226:129 rwm") {
 			t.Errorf("%s: too little: %q", name, got)
 		}
-		for _, bad := range []string{"c 234:* rwm", "c 254:* rwm", "c 384:* rwm", "c 511:* rwm", "c *:* rwm", "a *:* rwm", "c 195:* rwm", "c 508:* rwm", "c 226:* rwm", "c 226:128 rwm", "c 226:0 rwm", "c 195:3 rw"} {
+		for _, bad := range []string{"c 234:* rwm", "c 254:* rwm", "c 384:* rwm", "c 511:* rwm", "c *:* rwm",
+			"a *:* rwm", "c 195:* rwm", "c 508:* rwm", "c 226:* rwm", "c 226:128 rwm",
+			"c 226:0 rwm", "c 195:3 rw"} {
 			if has(bad) {
 				t.Errorf("%s: it may open %s", name, bad)
 			}

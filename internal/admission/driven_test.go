@@ -15,8 +15,8 @@ func limiting() grant.Inventory {
 	return inv
 }
 
-// TestTheDriverComesBeforeTheShim: where everything is there for it, and nothing of the shim is mounted then. What is missing has the
-// shim take its place, or under "driver" refuses.
+// TestTheDriverComesBeforeTheShim: where everything is there for it, and nothing of the shim is
+// mounted then. What is missing has the shim take its place, or under "driver" refuses.
 func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	claim, mig, timeslice, two := limitGrant, limitGrant, limitGrant, limitGrant
 	claim.Owner = "claim:c"
@@ -32,7 +32,8 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	unasked := with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "" })
 	nobody := with(func(inv *grant.Inventory) { inv.Limiter.Problem = "gpuledgerd does not answer" })
 	unshimmed := with(func(inv *grant.Inventory) { inv.Shim = grant.Shim{} })
-	asks := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}, Drivable: true}
+	asks := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
+		grant.Compute}, Drivable: true}
 	late, bare, admin := asks, asks, asks
 	late.Drivable, bare.Layout, admin.SysAdmin = false, grant.Layout{}, true
 	for name, c := range map[string]struct {
@@ -57,23 +58,31 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.grant.GPUs[0].Profile != "" {
-				c.inv.GPUs = []grant.GPU{{UUID: "GPU-0", Health: grant.Healthy, MIG: []grant.MIGDevice{{UUID: "MIG-0", Caps: [2]int{1, 2}}}}}
+				c.inv.GPUs = []grant.GPU{{UUID: "GPU-0", Health: grant.Healthy,
+					MIG: []grant.MIGDevice{{UUID: "MIG-0", Caps: [2]int{1, 2}}}}}
 			}
-			v := ofLimit(c.request, c.grant, c.inv, grant.Policy{Enforcement: grant.Enforcement{Limit: grant.AutoBackend}})
+			v := ofLimit(c.request, c.grant, c.inv, grant.Policy{
+				Enforcement: grant.Enforcement{Limit: grant.AutoBackend}})
 			driven := c.why == "" && c.grant.Mode == grant.Limit
-			if v.Kind != grant.Admit || v.Strength != c.strength || v.Driven != driven || v.Driven && v.Limited || len(v.Edits.Hooks) != map[bool]int{true: 1}[driven] {
-				t.Errorf("auto: %s (%s), strength %s, driven %t, limited %t, hooks %v", v.Kind, v.Message, v.Strength, v.Driven, v.Limited, v.Edits.Hooks)
+			if v.Kind != grant.Admit || v.Strength != c.strength || v.Driven != driven ||
+				v.Driven && v.Limited || len(v.Edits.Hooks) != map[bool]int{true: 1}[driven] {
+				t.Errorf("auto: %s (%s), strength %s, driven %t, limited %t, hooks %v", v.Kind, v.Message,
+					v.Strength, v.Driven, v.Limited, v.Edits.Hooks)
 			}
-			v = ofLimit(c.request, c.grant, c.inv, grant.Policy{Enforcement: grant.Enforcement{Limit: grant.DriverBackend}})
-			if refused := c.why != ""; refused != (v.Code == grant.LimitUnenforceable) || !strings.Contains(v.Message, c.why) || v.Limited {
+			v = ofLimit(c.request, c.grant, c.inv, grant.Policy{
+				Enforcement: grant.Enforcement{Limit: grant.DriverBackend}})
+			if refused := c.why != ""; refused != (v.Code == grant.LimitUnenforceable) ||
+				!strings.Contains(v.Message, c.why) || v.Limited {
 				t.Errorf("driver: %s %s (%s)", v.Kind, v.Code, v.Message)
 			}
-			v = ofLimit(c.request, c.grant, c.inv, grant.Policy{Enforcement: grant.Enforcement{Limit: grant.LibraryBackend}})
+			v = ofLimit(c.request, c.grant, c.inv, grant.Policy{
+				Enforcement: grant.Enforcement{Limit: grant.LibraryBackend}})
 			if v.Driven || len(v.Edits.Hooks) > 0 {
 				t.Errorf("library: %+v", v.Edits.Hooks)
 			}
 			minimum := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthDriver}}
-			if v = ofLimit(c.request, c.grant, c.inv, minimum); (v.Code == grant.LimitUnenforceable) == (c.strength == grant.StrengthDriver) {
+			v = ofLimit(c.request, c.grant, c.inv, minimum)
+			if (v.Code == grant.LimitUnenforceable) == (c.strength == grant.StrengthDriver) {
 				t.Errorf("minimum driver: %s %s", v.Kind, v.Code)
 			}
 		})

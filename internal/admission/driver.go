@@ -10,10 +10,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// withheld are programs of the driver that manage the node's GPUs for everybody; no tenant needs them.
-var withheld = []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl"}
+// withheld are programs of the driver that manage the node's GPUs for everybody; no tenant needs
+// them.
+var withheld = []string{"nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
+	"nvidia-imex", "nvidia-imex-ctl"}
 
-// plannedFiles are the driver's files of the last decision, and all that they depend on beside the inventory and the policy.
+// plannedFiles are the driver's files of the last decision, and all that they depend on beside the
+// inventory and the policy.
 type plannedFiles struct {
 	done     bool
 	wanted   []grant.Capability
@@ -26,22 +29,26 @@ type plannedFiles struct {
 	mounts   []*cdispec.Mount
 }
 
-// filesOnce are the driver's files, planned anew only where something is asked for that was not before.
+// filesOnce are the driver's files, planned anew only where something is asked for that was not
+// before.
 func (c *asking) filesOnce() []*cdispec.Mount {
 	if c.planned == nil {
 		return c.driverFiles()
 	}
 	r, p := c.request, c.planned
 	id, limited, throttle := c.grantID(), c.limited(), c.throttled()
-	if !p.done || p.compat32 != r.Compat32 || p.layout != r.Layout || p.limited != limited || p.throttle != throttle || p.grant != id || !slices.Equal(p.wanted, r.Capabilities) || !slices.Equal(p.own, r.Own) {
-		*p = plannedFiles{true, r.Capabilities, r.Compat32, r.Layout, r.Own, limited, throttle, id, slices.Clip(c.driverFiles())}
+	if !p.done || p.compat32 != r.Compat32 || p.layout != r.Layout || p.limited != limited ||
+		p.throttle != throttle || p.grant != id || !slices.Equal(p.wanted, r.Capabilities) ||
+		!slices.Equal(p.own, r.Own) {
+		*p = plannedFiles{true, r.Capabilities, r.Compat32, r.Layout, r.Own, limited, throttle, id,
+			slices.Clip(c.driverFiles())}
 	}
 	return p.mounts
 }
 
-// driverFiles are the mounts by which a container gets the driver's user space: what its capabilities ask for, each library in
-// the directory that the image's own loader searches, by the names that programs look for. An image without a loader can use no
-// library and no program.
+// driverFiles are the mounts by which a container gets the driver's user space: what its
+// capabilities ask for, each library in the directory that the image's own loader searches, by the
+// names that programs look for. An image without a loader can use no library and no program.
 func (c *asking) driverFiles() []*cdispec.Mount {
 	image := c.request.Layout
 	mounts := c.mounts(func(f grant.DriverFile) string {
@@ -59,17 +66,21 @@ func (c *asking) driverFiles() []*cdispec.Mount {
 	return mounts
 }
 
-// unseen is a container whose image nobody has seen, as a CDI file's: it gets all that needs neither an X server nor 32-bit programs,
-// each where the node has it. An image of the node's own kind finds them there.
-var unseen = grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.NGX}, Layout: grant.Layout{Unseen: true}}
+// unseen is a container whose image nobody has seen, as a CDI file's: it gets all that needs
+// neither an X server nor 32-bit programs, each where the node has it. An image of the node's own
+// kind finds them there.
+var unseen = grant.Request{Capabilities: []grant.Capability{
+	grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.NGX}, Layout: grant.Layout{Unseen: true}}
 
-// InstalledFiles are the mounts of the driver's user space for such a container, where no grant is known either.
+// InstalledFiles are the mounts of the driver's user space for such a container, where no grant is
+// known either.
 func InstalledFiles(inv grant.Inventory) []*cdispec.Mount {
 	c := newCase(unseen, grant.View{}, inv, grant.Policy{})
 	return c.driverFiles()
 }
 
-// mounts makes them of the files that the container wants, libraries in the directory that dir says; "" is nowhere.
+// mounts makes them of the files that the container wants, libraries in the directory that dir
+// says; "" is nowhere.
 func (c *asking) mounts(dir func(grant.DriverFile) string) []*cdispec.Mount {
 	var mounts []*cdispec.Mount
 	limited := c.limited()
@@ -106,7 +117,8 @@ func below(dir, path string) string {
 	return strings.TrimSuffix(dir, "/") + "/" + strings.TrimPrefix(path, "/")
 }
 
-// wants reports whether a file is one for this container. Sockets are none: behind them are daemons of the node's.
+// wants reports whether a file is one for this container. Sockets are none: behind them are daemons
+// of the node's.
 func (c *asking) wants(f grant.DriverFile) bool {
 	switch {
 	case f.Kind == grant.FileSocket || slices.Contains(withheld, filepath.Base(f.Target)):
@@ -117,8 +129,8 @@ func (c *asking) wants(f grant.DriverFile) bool {
 	return f.Capability == "" || slices.Contains(c.request.Capabilities, f.Capability)
 }
 
-// placesOf are where a file goes in a container whose libraries are in dir. Modules of the X server are found where the driver
-// installs them, programs need the libraries.
+// placesOf are where a file goes in a container whose libraries are in dir. Modules of the X server
+// are found where the driver installs them, programs need the libraries.
 func placesOf(f grant.DriverFile, dir string) []string {
 	switch {
 	case f.Kind == grant.FileModule:

@@ -48,17 +48,30 @@ func TestDriverFilesByCapability(t *testing.T) {
 		request grant.Request
 		want    []string
 	}{
-		"nothing asked for":     {grant.Request{Layout: both}, []string{fresh, firmware}},
-		"compute":               {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Compute}}, []string{plain, cuda, fresh, firmware}},
-		"utility":               {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Utility}}, []string{fresh, firmware, smi}},
-		"video":                 {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Video}}, []string{vdpau, fresh, firmware}},
-		"graphics":              {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Graphics}}, []string{fresh, firmware, "/usr/share/v.json /etc/vulkan/icd.d/v.json"}},
-		"display":               {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Display}}, []string{fresh, firmware, "/x/nvidia_drv.so /usr/lib64/xorg/modules/drivers/nvidia_drv.so"}},
-		"32-bit as well":        {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Compute}, Compat32: true}, []string{plain, cuda, "/l32/libcuda.so.9 /img/lib32/libcuda.so.1", fresh, firmware}},
-		"32-bit, but no loader": {grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}, Compat32: true}, []string{plain, cuda, fresh, firmware}},
-		"an image that nobody saw": {grant.Request{Layout: grant.Layout{Unseen: true}, Capabilities: []grant.Capability{grant.Compute}},
-			[]string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1", "/l64/libnew.so.9 /usr/lib64/libnew.so.1", firmware}},
-		"an image without libc": {grant.Request{Capabilities: []grant.Capability{grant.Compute, grant.Utility}}, []string{firmware}},
+		"nothing asked for": {grant.Request{Layout: both}, []string{fresh, firmware}},
+		"compute": {grant.Request{Layout: both, Capabilities: []grant.Capability{
+			grant.Compute}}, []string{plain, cuda, fresh, firmware}},
+		"utility": {grant.Request{Layout: both, Capabilities: []grant.Capability{
+			grant.Utility}}, []string{fresh, firmware, smi}},
+		"video": {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Video}},
+			[]string{vdpau, fresh, firmware}},
+		"graphics": {grant.Request{Layout: both, Capabilities: []grant.Capability{
+			grant.Graphics}}, []string{fresh, firmware, "/usr/share/v.json /etc/vulkan/icd.d/v.json"}},
+		"display": {grant.Request{Layout: both, Capabilities: []grant.Capability{
+			grant.Display}}, []string{fresh, firmware,
+			"/x/nvidia_drv.so /usr/lib64/xorg/modules/drivers/nvidia_drv.so"}},
+		"32-bit as well": {grant.Request{Layout: both, Capabilities: []grant.Capability{grant.Compute},
+			Compat32: true}, []string{plain, cuda, "/l32/libcuda.so.9 /img/lib32/libcuda.so.1", fresh,
+			firmware}},
+		"32-bit, but no loader": {grant.Request{Layout: grant.Layout{Lib64: "/img/lib"},
+			Capabilities: []grant.Capability{grant.Compute}, Compat32: true},
+			[]string{plain, cuda, fresh, firmware}},
+		"an image that nobody saw": {grant.Request{Layout: grant.Layout{Unseen: true},
+			Capabilities: []grant.Capability{grant.Compute}},
+			[]string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1",
+				"/l64/libnew.so.9 /usr/lib64/libnew.so.1", firmware}},
+		"an image without libc": {grant.Request{Capabilities: []grant.Capability{
+			grant.Compute, grant.Utility}}, []string{firmware}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newCase(c.request, grant.View{}, installed, grant.Policy{})
@@ -75,14 +88,18 @@ func TestDriverFilesByCapability(t *testing.T) {
 	}
 }
 
-// TestOfferedFilesLieWhereTheNodeHasThem: nobody has seen the image. Daemons' programs and sockets are for nobody.
+// TestOfferedFilesLieWhereTheNodeHasThem: nobody has seen the image. Daemons' programs and sockets
+// are for nobody.
 func TestOfferedFilesLieWhereTheNodeHasThem(t *testing.T) {
-	want := []string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1", "/l64/libvdpau.so.9 /usr/lib64/vdpau/libvdpau.so.1",
-		"/l64/libnew.so.9 /usr/lib64/libnew.so.1", "/fw/gsp.bin /lib/firmware/nvidia/9/gsp.bin", "/usr/bin/nvidia-smi /usr/bin/nvidia-smi", "/usr/share/v.json /etc/vulkan/icd.d/v.json"}
+	want := []string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1",
+		"/l64/libvdpau.so.9 /usr/lib64/vdpau/libvdpau.so.1",
+		"/l64/libnew.so.9 /usr/lib64/libnew.so.1", "/fw/gsp.bin /lib/firmware/nvidia/9/gsp.bin",
+		"/usr/bin/nvidia-smi /usr/bin/nvidia-smi", "/usr/share/v.json /etc/vulkan/icd.d/v.json"}
 	if got := places(InstalledFiles(installed)); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	v := Offer(grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit}, time.Unix(1e9, 0), installed, grant.Policy{})
+	v := Offer(grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit}, time.Unix(1e9, 0),
+		installed, grant.Policy{})
 	if got := places(v.Edits.Mounts); v.Kind != grant.Admit || !slices.Equal(got, want) {
 		t.Errorf("a grant offers %s %v", v.Kind, got)
 	}
@@ -90,7 +107,8 @@ func TestOfferedFilesLieWhereTheNodeHasThem(t *testing.T) {
 
 func TestOfferOfWhatCannotBeUsed(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	g := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-0"}}}
+	g := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit,
+		GPUs: []grant.Share{{UUID: "GPU-0"}}}
 	inv := grant.Inventory{GPUs: []grant.GPU{{UUID: "GPU-0", Health: grant.Healthy}}}
 	expired, draining, bound, other := g, g, g, g
 	expired.Expires, draining.Draining, other.GPUs = now, true, []grant.Share{{UUID: "GPU-9"}}
@@ -98,8 +116,10 @@ func TestOfferOfWhatCannotBeUsed(t *testing.T) {
 	for name, c := range map[string]struct {
 		grant grant.Grant
 		want  grant.Code
-	}{"usable": {g, ""}, "in use": {bound, ""}, "expired": {expired, grant.GrantExpired}, "released": {draining, grant.GrantExpired}, "a GPU that is gone": {other, grant.GPUUnhealthy}} {
-		if v := Offer(c.grant, now, inv, grant.Policy{}); v.Code != c.want || (v.Kind == grant.Admit) != (c.want == "") {
+	}{"usable": {g, ""}, "in use": {bound, ""}, "expired": {expired, grant.GrantExpired},
+		"released": {draining, grant.GrantExpired}, "a GPU that is gone": {other, grant.GPUUnhealthy}} {
+		if v := Offer(c.grant, now, inv, grant.Policy{}); v.Code != c.want ||
+			(v.Kind == grant.Admit) != (c.want == "") {
 			t.Errorf("%s: %s %s", name, v.Kind, v.Code)
 		}
 	}

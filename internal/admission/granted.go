@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// findGrant resolves what the container says about grants. All references must lead to one; each that does not is a
-// finding.
+// findGrant resolves what the container says about grants. All references must lead to one; each
+// that does not is a finding.
 func (c *asking) findGrant() {
 	c.grant = c.owned
 	for _, d := range c.view.Damaged {
@@ -39,7 +39,8 @@ func (c *asking) findGrant() {
 	}
 }
 
-// lookUp finds a reference's grant. An unknown id and a wrong secret get the same answer: a guesser learns nothing.
+// lookUp finds a reference's grant. An unknown id and a wrong secret get the same answer: a guesser
+// learns nothing.
 func (c *asking) lookUp(m grant.Mention) *grant.Grant {
 	if slices.ContainsFunc(c.view.Damaged, func(d grant.Damage) bool { return d.ID == m.ID }) {
 		c.find(grant.LedgerUnreadable, m.Source, string(m.ID))
@@ -66,23 +67,28 @@ func (c *asking) lookUp(m grant.Mention) *grant.Grant {
 	return &c.view.Grants[i]
 }
 
-// untied finds that a container has the reference of a grant that is tied to others. It is told no name of theirs.
+// untied finds that a container has the reference of a grant that is tied to others. It is told no
+// name of theirs.
 func (c *asking) untied(m grant.Mention, g grant.Grant) {
-	refers := "refers to grant " + string(m.ID) + " by " + place(grant.Printable(m.Source)) + ", which is tied to "
+	refers := "refers to grant " + string(m.ID) + " by " + place(grant.Printable(m.Source)) +
+		", which is tied to "
 	switch id := c.request.Container.Pod; {
 	case id == (grant.Identity{}):
-		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"pods, and its engine vouches for none", hintUnvouched)
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID),
+			refers+"pods, and its engine vouches for none", hintUnvouched)
 	case !g.InNamespace(id):
 		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"another namespace", hintTied)
 	case id.UID == "":
-		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"pods, and its engine does not say which pod it is", hintNoUID)
+		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID),
+			refers+"pods, and its engine does not say which pod it is", hintNoUID)
 	default:
 		c.late = c.late || g.Owner.IsClaim()
 		c.tell(grant.GrantOwnerMismatch, m.Source, string(m.ID), refers+"other pods", hintTied)
 	}
 }
 
-// granted judges a container against its grant: the grant must be usable, and all that the spec reaches must lie within.
+// granted judges a container against its grant: the grant must be usable, and all that the spec
+// reaches must lie within.
 func (c *asking) granted() grant.Verdict {
 	c.ruled()
 	c.usable()
@@ -158,10 +164,11 @@ func (c *asking) strength() grant.Strength {
 	return c.grant.Strength
 }
 
-// limits reports whether there is anything to enforce: an exclusive grant of an ordinary container has all of its GPUs,
-// and the device cgroup keeps the others from it.
+// limits reports whether there is anything to enforce: an exclusive grant of an ordinary container
+// has all of its GPUs, and the device cgroup keeps the others from it.
 func (c *asking) limits() bool {
-	return c.grant.Mode != grant.Exclusive || c.request.Privileged || c.request.SysAdmin || len(c.request.NodeRoot) > 0
+	return c.grant.Mode != grant.Exclusive || c.request.Privileged || c.request.SysAdmin ||
+		len(c.request.NodeRoot) > 0
 }
 
 // agrees holds what a scheduler wrote against the grant.
@@ -246,8 +253,8 @@ func (c *asking) covered(h grant.Hit) {
 	}
 }
 
-// outside is the code for a list of GPUs that the grant does not hold all of. Who asks for all of them holds a grant here, so
-// that is not what is wrong.
+// outside is the code for a list of GPUs that the grant does not hold all of. Who asks for all of
+// them holds a grant here, so that is not what is wrong.
 func outside(code grant.Code) grant.Code {
 	if code == grant.VisibleDevicesAll {
 		return grant.VisibleDevicesOutsideGrant
@@ -255,8 +262,8 @@ func outside(code grant.Code) grant.Code {
 	return code
 }
 
-// narrow takes from a privileged container the nodes and rules that its grant does not cover. Rules that open everything
-// are replaced as a whole.
+// narrow takes from a privileged container the nodes and rules that its grant does not cover. Rules
+// that open everything are replaced as a whole.
 func (c *asking) narrow(h grant.Hit) {
 	replaced := h.Removal.Kind == grant.RemoveRule && c.request.AllDevices
 	if !replaced && !c.hasNode(h.Node) {
@@ -275,8 +282,8 @@ func (c *asking) remove(r grant.Removal) {
 	c.removed = append(c.removed, r)
 }
 
-// hasNode reports whether a node comes with the grant: its GPUs' own, those of its MIG devices, and the control and UVM nodes that
-// every client needs.
+// hasNode reports whether a node comes with the grant: its GPUs' own, those of its MIG devices, and
+// the control and UVM nodes that every client needs.
 func (c *asking) hasNode(n grant.Node) bool {
 	switch n.Class {
 	case grant.ClassControl:
@@ -291,13 +298,15 @@ func (c *asking) hasNode(n grant.Node) bool {
 		return c.drives()
 	case grant.ClassDRM:
 		return slices.ContainsFunc(c.devices(), func(d grant.Device) bool {
-			return drawsGraphics(d) && slices.ContainsFunc(d.GPU.Render, func(path string) bool { return drmMinor(path) == n.Minor })
+			return drawsGraphics(d) && slices.ContainsFunc(d.GPU.Render,
+				func(path string) bool { return drmMinor(path) == n.Minor })
 		})
 	}
 	return false
 }
 
-// gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of, once for each of these.
+// gpus are the grant's as the inventory knows them, and those that its MIG devices are parts of,
+// once for each of these.
 func (c *asking) gpus() []grant.GPU { return c.parts.gpus }
 
 // drmMinor is the device minor of a DRM node: cardN has N, renderDN has N as well.

@@ -10,8 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// graphicsNodes are the nodes beside the driver's own that a container draws with (docs/adr/0031): with graphics or display its
-// GPUs' render nodes; if nobody else has these GPUs also their card nodes and the modeset node, by which a display is driven.
+// graphicsNodes are the nodes beside the driver's own that a container draws with (docs/adr/0031):
+// with graphics or display its GPUs' render nodes; if nobody else has these GPUs also their card
+// nodes and the modeset node, by which a display is driven.
 func (c *asking) graphicsNodes() []*cdispec.DeviceNode {
 	if !c.draws() {
 		return nil
@@ -35,16 +36,19 @@ func (c *asking) graphicsNodes() []*cdispec.DeviceNode {
 
 // draws reports whether the container wants to draw.
 func (c *asking) draws() bool {
-	return slices.Contains(c.request.Capabilities, grant.Graphics) || slices.Contains(c.request.Capabilities, grant.Display)
+	return slices.Contains(c.request.Capabilities, grant.Graphics) ||
+		slices.Contains(c.request.Capabilities, grant.Display)
 }
 
-// drives reports whether it may have displays: whoever has a card node can be the one that all others ask.
+// drives reports whether it may have displays: whoever has a card node can be the one that all
+// others ask.
 func (c *asking) drives() bool { return c.draws() && c.grant.Mode == grant.Exclusive }
 
 func isRender(path string) bool { return strings.HasPrefix(filepath.Base(path), "renderD") }
 
-// drmNodes are a DRM node and, where the node has a link to it by its card's address, the same under that name: a link cannot be
-// given to a container by values, and a second node opens the same.
+// drmNodes are a DRM node and, where the node has a link to it by its card's address, the same
+// under that name: a link cannot be given to a container by values, and a second node opens the
+// same.
 func drmNodes(gpu grant.GPU, path string) []*cdispec.DeviceNode {
 	minor := drmMinor(path)
 	if minor < 0 {

@@ -13,12 +13,14 @@ func desk(mode grant.Mode, capabilities ...grant.Capability) *world {
 	w.bearer()
 	w.v.Grants[1].GPUs, w.v.Grants[1].Mode = w.v.Grants[1].GPUs[:1], mode
 	w.inv.GPUs[0].Render = []string{"/dev/dri/card1", "/dev/dri/renderD128"}
-	w.inv.GPUs[0].Links = []string{"/dev/dri/by-path/pci-0000:01:00.0-card", "/dev/dri/by-path/pci-0000:01:00.0-render"}
+	w.inv.GPUs[0].Links = []string{"/dev/dri/by-path/pci-0000:01:00.0-card",
+		"/dev/dri/by-path/pci-0000:01:00.0-render"}
 	w.r.Capabilities = capabilities
 	return w
 }
 
-// TestNodesToDrawWith: render nodes for who wants graphics or a display, and what drives a display for who has the GPU alone.
+// TestNodesToDrawWith: render nodes for who wants graphics or a display, and what drives a display
+// for who has the GPU alone.
 func TestNodesToDrawWith(t *testing.T) {
 	const usual = "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools"
 	const render = " dri/renderD128 dri/by-path/pci-0000:01:00.0-render"
@@ -37,7 +39,8 @@ func TestNodesToDrawWith(t *testing.T) {
 	} {
 		v := desk(c.mode, c.capabilities...).decide()
 		if v.Kind != grant.Admit || paths(v.Edits.DeviceNodes) != c.want {
-			t.Errorf("%s with %v: %s (%s), nodes %s\nwant %s", c.mode, c.capabilities, v.Kind, v.Message, paths(v.Edits.DeviceNodes), c.want)
+			t.Errorf("%s with %v: %s (%s), nodes %s\nwant %s", c.mode, c.capabilities, v.Kind, v.Message,
+				paths(v.Edits.DeviceNodes), c.want)
 		}
 		rules := map[grant.DeviceRule]bool{}
 		for _, r := range v.Rules {
@@ -47,10 +50,12 @@ func TestNodesToDrawWith(t *testing.T) {
 			rules[r] = true
 		}
 		for _, n := range v.Edits.DeviceNodes {
-			if n.Type != "c" || !rules[grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: "rw"}] {
+			if n.Type != "c" || !rules[grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major,
+				Minor: n.Minor, Access: "rw"}] {
 				t.Errorf("%s with %v: no rule for %s", c.mode, c.capabilities, n.Path)
 			}
-			if strings.HasPrefix(n.Path, "/dev/dri/") && (n.Major != grant.MajorDRM || n.Minor != map[bool]int64{true: 128, false: 1}[strings.Contains(n.Path, "render")]) {
+			if strings.HasPrefix(n.Path, "/dev/dri/") && (n.Major != grant.MajorDRM ||
+				n.Minor != map[bool]int64{true: 128, false: 1}[strings.Contains(n.Path, "render")]) {
 				t.Errorf("%s is %d:%d", n.Path, n.Major, n.Minor)
 			}
 		}
@@ -63,11 +68,13 @@ func TestAModesetNodeOfTheSpec(t *testing.T) {
 		w       *world
 		removed int
 	}{
-		{desk(grant.Exclusive, grant.Graphics), 0}, {desk(grant.Exclusive, grant.Compute), 1}, {desk(grant.Limit, grant.Display), 1},
+		{desk(grant.Exclusive, grant.Graphics), 0}, {desk(grant.Exclusive, grant.Compute), 1},
+		{desk(grant.Limit, grant.Display), 1},
 	} {
 		c.w.hit(node(grant.ClassModeset, grant.MinorModeset))
 		if v := c.w.decide(); v.Kind != grant.Admit || len(v.Removed) != c.removed {
-			t.Errorf("%s with %v: %s, removed %v", c.w.v.Grants[1].Mode, c.w.r.Capabilities, v.Kind, v.Removed)
+			t.Errorf("%s with %v: %s, removed %v", c.w.v.Grants[1].Mode,
+				c.w.r.Capabilities, v.Kind, v.Removed)
 		}
 	}
 }

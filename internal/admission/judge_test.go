@@ -8,8 +8,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAJudgeDoesNotStickToItsFirstCase: whatever was decided before about the container, the next decision is what it would be alone. Each
-// of these changes something that the driver's files depend on.
+// TestAJudgeDoesNotStickToItsFirstCase: whatever was decided before about the container, the next
+// decision is what it would be alone. Each of these changes something that the driver's files
+// depend on.
 func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
 	image := grant.Layout{Lib64: "/img/lib", Lib32: "/img/lib32"}
 	compute := []grant.Capability{grant.Compute}
@@ -40,8 +41,10 @@ func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
 		g := limitGrant
 		g.ID, g.Mode, g.Secret = c.id, c.mode, grant.SecretHash(secret)
 		r := c.request
-		r.References = []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: g.ID, Secret: secret}}}
-		return j.Decide(r, grant.View{Now: now, Grants: []grant.Grant{g}}, shimmed(), grant.Policy{RunDir: "/run/g"})
+		r.References = []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true,
+			Reference: grant.Reference{ID: g.ID, Secret: secret}}}
+		return j.Decide(r, grant.View{Now: now, Grants: []grant.Grant{g}}, shimmed(),
+			grant.Policy{RunDir: "/run/g"})
 	}
 	seen := map[string]bool{}
 	for i, first := range cases {
@@ -49,7 +52,8 @@ func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
 			j, want := new(Judge), decide(new(Judge), second)
 			decide(j, first)
 			if got := decide(j, second); want.Kind != grant.Admit || !reflect.DeepEqual(got, want) {
-				t.Errorf("case %d after %d: %s with %v, alone %s with %v", k, i, got.Kind, places(got.Edits.Mounts), want.Kind, places(want.Edits.Mounts))
+				t.Errorf("case %d after %d: %s with %v, alone %s with %v", k, i, got.Kind,
+					places(got.Edits.Mounts), want.Kind, places(want.Edits.Mounts))
 			}
 			seen[fmt.Sprint(places(want.Edits.Mounts))] = true
 		}

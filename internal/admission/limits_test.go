@@ -11,9 +11,11 @@ import (
 )
 
 // cuda is a container that uses CUDA, in an image with a C library.
-var cuda = grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}, Drivable: true}
+var cuda = grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
+	grant.Compute}, Drivable: true}
 
-// TestWhyNothingLimits: each reason for which the node's shim, or its driver, holds no container to its memory, in its words.
+// TestWhyNothingLimits: each reason for which the node's shim, or its driver, holds no container to
+// its memory, in its words.
 func TestWhyNothingLimits(t *testing.T) {
 	limited := func(backend grant.LimitBackend) grant.Policy {
 		return grant.Policy{Enforcement: grant.Enforcement{Limit: backend}}
@@ -26,7 +28,9 @@ func TestWhyNothingLimits(t *testing.T) {
 	}
 	without := func(bits int) func(*grant.Inventory) {
 		return func(inv *grant.Inventory) {
-			inv.Driver.Files = slices.DeleteFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Bits == bits && f.Capability == grant.Compute })
+			inv.Driver.Files = slices.DeleteFunc(inv.Driver.Files, func(f grant.DriverFile) bool {
+				return f.Bits == bits && f.Capability == grant.Compute
+			})
 		}
 	}
 	const noCUDA = "the inventory has no libcuda.so.1 of the driver"
@@ -82,9 +86,11 @@ func TestWhyNothingLimits(t *testing.T) {
 	}
 }
 
-// TestALimitThatThePolicyWants is kept, or the container is refused in the words of what is missing.
+// TestALimitThatThePolicyWants is kept, or the container is refused in the words of what is
+// missing.
 func TestALimitThatThePolicyWants(t *testing.T) {
-	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets enforcement.limit = \"auto\""
+	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets " +
+		"enforcement.limit = \"auto\""
 	utility, late := cuda, cuda
 	utility.Capabilities, late.Drivable = []grant.Capability{grant.Utility}, false
 	old := limiting()
@@ -105,10 +111,12 @@ func TestALimitThatThePolicyWants(t *testing.T) {
 	} {
 		inv := c.inv
 		inv.GPUs = limiting().GPUs
-		v := ofLimit(c.request, limitGrant, inv, grant.Policy{Enforcement: grant.Enforcement{Limit: c.backend}})
+		v := ofLimit(c.request, limitGrant, inv, grant.Policy{
+			Enforcement: grant.Enforcement{Limit: c.backend}})
 		got := strings.TrimPrefix(strings.SplitN(written(v), "\n", 2)[0], "admit of g-abcdefghijkl ")
 		if v.Kind == grant.Refused {
-			got = strings.TrimPrefix(v.Message, `container "" cannot be held to the memory of its grant g-abcdefghijkl: `)
+			got = strings.TrimPrefix(v.Message,
+				`container "" cannot be held to the memory of its grant g-abcdefghijkl: `)
 		}
 		if got != c.want || v.Kind == grant.Refused && (v.Hint != hint || len(v.Details) != 1) {
 			t.Errorf("%s: %s, want %s; hint %q, details %v", c.name, got, c.want, v.Hint, v.Details)
@@ -120,12 +128,15 @@ func TestALimitThatThePolicyWants(t *testing.T) {
 func TestWhyAContainerIsHeldByLess(t *testing.T) {
 	late, utility, unseen := cuda, cuda, cuda
 	late.Drivable = false
-	utility.Capabilities, utility.Layout, utility.Drivable = []grant.Capability{grant.Utility}, grant.Layout{Unseen: true}, false
+	utility.Capabilities, utility.Layout, utility.Drivable = []grant.Capability{grant.Utility},
+		grant.Layout{Unseen: true}, false
 	unseen.Layout, unseen.Drivable = grant.Layout{Unseen: true}, false
 	noShim := limiting()
 	noShim.Shim = grant.Shim{}
-	const tooLate = "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a create has the driver's limit set"
-	const noCompute = "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, so the container gets neither the driver's libcuda nor the one that would hold it"
+	const tooLate = "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a " +
+		"create has the driver's limit set"
+	const noCompute = "NVIDIA_DRIVER_CAPABILITIES does not ask for compute, so the container gets neither " +
+		"the driver's libcuda nor the one that would hold it"
 	for _, c := range []struct {
 		name    string
 		request grant.Request
@@ -139,16 +150,19 @@ func TestWhyAContainerIsHeldByLess(t *testing.T) {
 		{"by the shim, in an image that nobody saw", unseen, shimmed(), ""},
 		{"by nothing, in an image that nobody saw, without compute", utility, shimmed(), "strength none, not library: " + noCompute},
 	} {
-		if v := ofLimit(c.request, limitGrant, c.inv, grant.Policy{}); v.Kind != grant.Admit || v.Weaker != c.want {
+		if v := ofLimit(c.request, limitGrant, c.inv, grant.Policy{}); v.Kind != grant.Admit ||
+			v.Weaker != c.want {
 			t.Errorf("%s: %s (%s), %q, want %q", c.name, v.Kind, v.Message, v.Weaker, c.want)
 		}
 	}
 }
 
-// TestAnImagesOwnLibraries get the proxies over them where the container is limited, and only where there is a proxy for them.
+// TestAnImagesOwnLibraries get the proxies over them where the container is limited, and only where
+// there is a proxy for them.
 func TestAnImagesOwnLibraries(t *testing.T) {
 	r := cuda
-	r.Own = []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"}, {Place: "/opt/libnvidia-ptx.so.1", Name: "libnvidia-ptx.so.1"}}
+	r.Own = []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"},
+		{Place: "/opt/libnvidia-ptx.so.1", Name: "libnvidia-ptx.so.1"}}
 	timeslice := limitGrant
 	timeslice.Mode = grant.Timeslice
 	for name, c := range map[string]struct {
@@ -158,14 +172,16 @@ func TestAnImagesOwnLibraries(t *testing.T) {
 		"limited":     {limitGrant, "/shim/libcuda.so.1 /opt/libcuda.so.1"},
 		"not limited": {timeslice, ""},
 	} {
-		got := slices.DeleteFunc(places(ofLimit(r, c.grant, shimmed(), grant.Policy{}).Edits.Mounts), func(m string) bool { return !strings.Contains(m, " /opt/") })
+		got := slices.DeleteFunc(places(ofLimit(r, c.grant, shimmed(), grant.Policy{}).Edits.Mounts),
+			func(m string) bool { return !strings.Contains(m, " /opt/") })
 		if strings.Join(got, "; ") != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
 
-// TestSharesOfComputeInTheirWords: why one cannot be kept, and what holds the containers of one that can.
+// TestSharesOfComputeInTheirWords: why one cannot be kept, and what holds the containers of one
+// that can.
 func TestSharesOfComputeInTheirWords(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	stronger := func(p grant.Policy, s grant.Strength) grant.Policy { p.Rules.MinimumStrength = s; return p }
@@ -193,7 +209,8 @@ func TestSharesOfComputeInTheirWords(t *testing.T) {
 	bare := installed
 	bare.GPUs = able.GPUs
 	v := ofLimit(grant.Request{}, shared, bare, throttle) // neither a shim nor a C library
-	if want := `container "" holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: launches cannot be throttled: the shim is not installed`; v.Message != want {
+	if want := `container "" holds grant g-abcdefghijkl with 30% of the compute, which cannot be kept: ` +
+		`launches cannot be throttled: the shim is not installed`; v.Message != want {
 		t.Errorf("without a shim: %s", written(v))
 	}
 	shared.Bindings = []grant.Binding{{Strength: grant.StrengthLibrary, Throttled: true}}
@@ -204,30 +221,41 @@ func TestSharesOfComputeInTheirWords(t *testing.T) {
 
 // TestMPSInWholeVerdicts: what a client of MPS gets, and who is none.
 func TestMPSInWholeVerdicts(t *testing.T) {
-	const ready = "container \"c1\" holds a grant in mode mps, and its MPS daemon cannot take it as a client: "
+	const ready = "container \"c1\" holds a grant in mode mps, and its MPS daemon cannot take it " +
+		"as a client: "
 	for name, c := range map[string]struct {
 		change func(*world, *grant.Grant)
 		want   string // the refusal's message, or the settings
 	}{
-		"a share of the compute": {func(*world, *grant.Grant) {}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server"},
-		"no share: all of it":    {func(_ *world, g *grant.Grant) { g.Compute = 0 }, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 server"},
-		"no share, of a daemon that gives less": {func(w *world, g *grant.Grant) { g.Compute, w.v.MPS[0].Threads = 0, 99 },
+		"a share of the compute": {func(*world, *grant.Grant) {},
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server"},
+		"no share: all of it": {func(_ *world, g *grant.Grant) { g.Compute = 0 },
+			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 server"},
+		"no share, of a daemon that gives less": {func(w *world, g *grant.Grant) {
+			g.Compute, w.v.MPS[0].Threads = 0, 99
+		},
 			ready + "the daemon gives 99% of the compute, and the grant has 100%"},
-		"root, of a user's daemon": {func(w *world, _ *grant.Grant) { w.v.MPS[0].UID = 1000 }, ready + "the daemon serves user 1000, and the container's user is 0 on the node"},
-		"nobody, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 }, ready + "the daemon serves user 0, and the container's user is nobody on the node"},
+		"root, of a user's daemon": {func(w *world, _ *grant.Grant) { w.v.MPS[0].UID = 1000 },
+			ready + "the daemon serves user 1000, and the container's user is 0 on the node"},
+		"nobody, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 },
+			ready + "the daemon serves user 0, and the container's user is nobody on the node"},
 		"with the shim in it, too": {func(w *world, _ *grant.Grant) {
-			w.r.Layout, w.r.Capabilities, w.inv.Driver, w.inv.Shim = cuda.Layout, cuda.Capabilities, shimmed().Driver, shimmed().Shim
+			w.r.Layout, w.r.Capabilities, w.inv.Driver, w.inv.Shim = cuda.Layout, cuda.Capabilities,
+				shimmed().Driver, shimmed().Shim
 		}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server limited"},
 		"something else in its pipe's place": {func(w *world, _ *grant.Grant) {
-			w.hit(grant.Hit{Vector: "mount:" + grant.PipeInContainer, Value: "/elsewhere", Code: grant.GPUSocket, Cover: grant.CoverNever})
-		}, `container "c1" mounts /elsewhere by mount /tmp/nvidia-mps, which belongs to gpuledger or to an MPS daemon`},
+			w.hit(grant.Hit{Vector: "mount:" + grant.PipeInContainer, Value: "/elsewhere",
+				Code: grant.GPUSocket, Cover: grant.CoverNever})
+		}, `container "c1" mounts /elsewhere by mount /tmp/nvidia-mps, which belongs to gpuledger or to ` +
+			`an MPS daemon`},
 	} {
 		w, g := mpsWorld()
 		c.change(w, g)
 		v := w.decide()
 		got := v.Message
 		if v.Kind == grant.Admit {
-			got = v.Edits.Env[0] + strings.TrimPrefix(strings.SplitN(written(v), "\n", 2)[0], "admit of g-bearerbearer")
+			got = v.Edits.Env[0] + strings.TrimPrefix(strings.SplitN(written(v), "\n", 2)[0],
+				"admit of g-bearerbearer")
 		}
 		if got != c.want {
 			t.Errorf("%s: %s\nwant %s", name, got, c.want)
@@ -235,12 +263,16 @@ func TestMPSInWholeVerdicts(t *testing.T) {
 	}
 }
 
-// TestDRMNodesByTheirPaths: one without a number is given to nobody, and stands for no node of a spec.
+// TestDRMNodesByTheirPaths: one without a number is given to nobody, and stands for no node of a
+// spec.
 func TestDRMNodesByTheirPaths(t *testing.T) {
 	w := desk(grant.Exclusive, grant.Graphics)
 	w.inv.GPUs[0].Links = nil
-	w.inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/card", "/dev/dri/renderD129", "/dev/dri/renderD190"}
-	if got, want := paths(w.decide().Edits.DeviceNodes), "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools dri/card0 dri/renderD129 dri/renderD190 nvidia-modeset"; got != want {
+	w.inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/card", "/dev/dri/renderD129",
+		"/dev/dri/renderD190"}
+	want := "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools dri/card0 dri/renderD129 dri/renderD190 " +
+		"nvidia-modeset"
+	if got := paths(w.decide().Edits.DeviceNodes); got != want {
 		t.Errorf("nodes %s\nwant  %s", got, want)
 	}
 	for minor, code := range map[int]grant.Code{0: "", 129: "", 190: "", 19: grant.GPUDeviceNode} {
@@ -256,7 +288,8 @@ func TestDRMNodesByTheirPaths(t *testing.T) {
 	}
 }
 
-// TestAJudgePlansTheFilesOnce, and for its first container too where that differs in nothing from none.
+// TestAJudgePlansTheFilesOnce, and for its first container too where that differs in nothing from
+// none.
 func TestAJudgePlansTheFilesOnce(t *testing.T) {
 	w := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: grant.GiB})
 	w.inv.Driver = installed.Driver
@@ -289,11 +322,14 @@ func TestAGPUInTwoPools(t *testing.T) {
 // TestModesOfSeats: those that a grant of some size could be in, whatever is free.
 func TestModesOfSeats(t *testing.T) {
 	inv := partitioned()
-	v := grant.View{Now: now, Grants: []grant.Grant{heldMIG("g-m", grant.Bearer, "MIG-b"), held("g-l", grant.Bearer, grant.Limit, 0, grant.GiB, 2)}}
+	v := grant.View{Now: now, Grants: []grant.Grant{heldMIG("g-m", grant.Bearer, "MIG-b"),
+		held("g-l", grant.Bearer, grant.Limit, 0, grant.GiB, 2)}}
 	inv.GPUs = append(inv.GPUs, inventory(6).GPUs[3:]...)
 	v.Grants = append(v.Grants, held("g-e", grant.Bearer, grant.Exclusive, 0, 16*grant.GiB, 3))
 	v.Outside = map[string]grant.Bytes{"GPU-5": grant.GiB}
-	want := map[string]string{"GPU-0": "[]", "MIG-a": "[mig]", "MIG-b": "[]", "MIG-g": "[mig]", "GPU-2": "[limit]", "GPU-3": "[]", "GPU-4": "[exclusive timeslice limit mps]", "GPU-5": "[exclusive timeslice limit mps]"}
+	want := map[string]string{"GPU-0": "[]", "MIG-a": "[mig]", "MIG-b": "[]", "MIG-g": "[mig]",
+		"GPU-2": "[limit]", "GPU-3": "[]", "GPU-4": "[exclusive timeslice limit mps]",
+		"GPU-5": "[exclusive timeslice limit mps]"}
 	seats, err := Seats(v, inv, grant.Policy{})
 	if err != nil {
 		t.Fatal(err)

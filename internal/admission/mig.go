@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// join tells a MIG device's seat what it has in common with the others of its GPU, and a partitioned GPU's who holds these. A GPU that
-// is granted as a whole, from before it was partitioned, takes no other mode.
+// join tells a MIG device's seat what it has in common with the others of its GPU, and a
+// partitioned GPU's who holds these. A GPU that is granted as a whole, from before it was
+// partitioned, takes no other mode.
 func (s *seat) join(seats []seat) {
 	if s.device.MIG == nil {
 		for _, part := range seats {
@@ -48,7 +49,8 @@ func (a Ask) notOfKind(s seat) string {
 		return "is a MIG device, which mode mig alone grants"
 	}
 	if n := len(s.device.GPU.MIG); n > 0 {
-		return fmt.Sprintf("is partitioned; mode mig grants its MIG devices, %s:0 to %s:%d", s.device.Name(), s.device.Name(), n-1)
+		return fmt.Sprintf("is partitioned; mode mig grants its MIG devices, %s:0 to %s:%d", s.device.Name(),
+			s.device.Name(), n-1)
 	}
 	return "is not partitioned; mode mig grants MIG devices, which an administrator makes"
 }
@@ -82,7 +84,8 @@ func (a Ask) migUsage() string {
 	case a.Compute != 0:
 		return "a MIG device has compute of its own; leave the compute out"
 	case a.Profile == "" && a.Memory == 0 && len(a.Names) == 0:
-		return "mode mig needs a profile, as 1g.10gb, an amount of memory, or the names of MIG devices, as 0:1"
+		return "mode mig needs a profile, as 1g.10gb, an amount of memory, or the names of MIG " +
+			"devices, as 0:1"
 	}
 	return ""
 }
@@ -104,7 +107,8 @@ func (a Ask) partitions() string {
 	return what
 }
 
-// DeviceNodes are the nodes that open a GPU or a MIG device: the card's own, and those of the device's two instances.
+// DeviceNodes are the nodes that open a GPU or a MIG device: the card's own, and those of the
+// device's two instances.
 func DeviceNodes(inv grant.Inventory, d grant.Device) []*cdispec.DeviceNode {
 	nodes := []*cdispec.DeviceNode{GPUNode(d.GPU)}
 	if d.MIG == nil {
@@ -123,7 +127,8 @@ func (c *asking) devices() []grant.Device { return c.parts.devices }
 
 // look finds them, once: each node and rule of a spec is held against them.
 func (c *asking) look() {
-	c.parts = parts{devices: make([]grant.Device, 0, len(c.grant.GPUs)), gpus: make([]grant.GPU, 0, len(c.grant.GPUs))}
+	c.parts = parts{devices: make([]grant.Device, 0, len(c.grant.GPUs)),
+		gpus: make([]grant.GPU, 0, len(c.grant.GPUs))}
 	for _, s := range c.grant.GPUs {
 		if d, found := c.inventory.Device(s.UUID); found {
 			c.parts.devices, c.parts.gpus = append(c.parts.devices, d), append(c.parts.gpus, d.GPU)
@@ -133,10 +138,13 @@ func (c *asking) look() {
 
 // hasInstance reports whether a node below /dev/nvidia-caps belongs to a granted MIG device.
 func (c *asking) hasInstance(minor int) bool {
-	return minor != 0 && slices.ContainsFunc(c.devices(), func(d grant.Device) bool { return d.MIG != nil && slices.Contains(d.MIG.Caps[:], minor) })
+	return minor != 0 && slices.ContainsFunc(c.devices(), func(d grant.Device) bool {
+		return d.MIG != nil && slices.Contains(d.MIG.Caps[:], minor)
+	})
 }
 
-// otherInstances are the directories in which the driver tells of the MIG devices beside a granted one.
+// otherInstances are the directories in which the driver tells of the MIG devices beside a granted
+// one.
 func (c *asking) otherInstances() []string {
 	var paths []string
 	for _, gpu := range c.gpus() {
@@ -164,7 +172,8 @@ func (c *asking) sameInstance(gpu grant.GPU, m grant.MIGDevice) (computes []int)
 	return computes
 }
 
-// drawsGraphics reports whether a device can: of MIG devices those of a profile with graphics alone.
+// drawsGraphics reports whether a device can: of MIG devices those of a profile with graphics
+// alone.
 func drawsGraphics(d grant.Device) bool {
 	return d.MIG == nil || strings.Contains(d.MIG.Profile, "+gfx")
 }

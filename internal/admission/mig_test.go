@@ -10,11 +10,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// partitioned is a node of two H100 in MIG devices and one whole GPU. The last MIG device is one of which the driver tells no
-// capability.
+// partitioned is a node of two H100 in MIG devices and one whole GPU. The last MIG device is one of
+// which the driver tells no capability.
 func partitioned() grant.Inventory {
 	mig := func(uuid, profile string, gib grant.Bytes, gi, ci, first int) grant.MIGDevice {
-		return grant.MIGDevice{UUID: uuid, Profile: profile, Memory: gib * grant.GiB, GI: gi, CI: ci, Caps: [2]int{first, first + 1 + ci}}
+		return grant.MIGDevice{UUID: uuid, Profile: profile, Memory: gib * grant.GiB, GI: gi, CI: ci,
+			Caps: [2]int{first, first + 1 + ci}}
 	}
 	inv := inventory(3)
 	inv.Majors = map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}
@@ -24,8 +25,10 @@ func partitioned() grant.Inventory {
 	for i, pci := range []string{"0000:01:00.0", "0000:02:00.0", "0000:03:00.0"} {
 		inv.GPUs[i].PCI = pci
 	}
-	inv.GPUs[0].MIG = []grant.MIGDevice{mig("MIG-a", "1g.10gb", 10, 7, 0, 66), mig("MIG-b", "1g.10gb", 10, 8, 0, 75), mig("MIG-c", "3g.40gb", 40, 1, 0, 12)}
-	inv.GPUs[1].MIG = []grant.MIGDevice{mig("MIG-d", "1c.3g.40gb", 40, 2, 0, 156), mig("MIG-e", "1c.3g.40gb", 40, 2, 1, 156), mig("MIG-f", "1g.10gb", 10, 9, 0, 219),
+	inv.GPUs[0].MIG = []grant.MIGDevice{mig("MIG-a", "1g.10gb", 10, 7, 0, 66),
+		mig("MIG-b", "1g.10gb", 10, 8, 0, 75), mig("MIG-c", "3g.40gb", 40, 1, 0, 12)}
+	inv.GPUs[1].MIG = []grant.MIGDevice{mig("MIG-d", "1c.3g.40gb", 40, 2, 0, 156),
+		mig("MIG-e", "1c.3g.40gb", 40, 2, 1, 156), mig("MIG-f", "1g.10gb", 10, 9, 0, 219),
 		{UUID: "MIG-g", Profile: "1g.10gb", Memory: 10 * grant.GiB, GI: 10}}
 	return inv
 }
@@ -37,7 +40,8 @@ func heldMIG(id grant.ID, owner grant.Owner, uuids ...string) grant.Grant {
 		if !found {
 			panic(uuid)
 		}
-		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Index: d.GPU.Index, Memory: d.Memory(), Profile: d.MIG.Profile})
+		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Index: d.GPU.Index, Memory: d.Memory(),
+			Profile: d.MIG.Profile})
 	}
 	return g
 }
@@ -51,7 +55,8 @@ func TestPlaceMIGDevices(t *testing.T) {
 	profile := func(p string, n int) Ask { return mig(func(a *Ask) { a.Profile, a.GPUs = p, n }) }
 	named := func(names ...string) Ask { return mig(func(a *Ask) { a.Names = names }) }
 	memory := func(b grant.Bytes) Ask { return mig(func(a *Ask) { a.Memory = b }) }
-	whole := held("g-wholewholewh", grant.Bearer, grant.Limit, 0, grant.GiB, 0) // from before it was partitioned
+	// from before it was partitioned
+	whole := held("g-wholewholewh", grant.Bearer, grant.Limit, 0, grant.GiB, 0)
 	for _, c := range []struct {
 		name   string
 		ask    Ask
@@ -59,37 +64,66 @@ func TestPlaceMIGDevices(t *testing.T) {
 		want   string // UUIDs, or what begins the error
 	}{
 		{"by profile", profile("1g.10gb", 0), nil, "MIG-a"},
-		{"by profile, the first taken", profile("1g.10gb", 0), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-a")}, "MIG-b"},
-		{"by profile, binpacked to the fuller GPU", profile("1g.10gb", 0), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-d")}, "MIG-f"},
-		{"by profile, spread to the emptier", mig(func(a *Ask) { a.Profile, a.Place = "1g.10gb", grant.Spread }), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-c")}, "MIG-f"},
-		{"spread away from the owner's others", mig(func(a *Ask) { a.Profile, a.Place, a.Owner = "1g.10gb", grant.Spread, "pod:u/b" }), []grant.Grant{
+		{"by profile, the first taken", profile("1g.10gb", 0),
+			[]grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-a")}, "MIG-b"},
+		{"by profile, binpacked to the fuller GPU", profile("1g.10gb", 0),
+			[]grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-d")}, "MIG-f"},
+		{"by profile, spread to the emptier", mig(func(a *Ask) {
+			a.Profile, a.Place = "1g.10gb", grant.Spread
+		}), []grant.Grant{heldMIG("g-a", grant.Bearer, "MIG-c")}, "MIG-f"},
+		{"spread away from the owner's others", mig(func(a *Ask) {
+			a.Profile, a.Place, a.Owner = "1g.10gb", grant.Spread, "pod:u/b"
+		}), []grant.Grant{
 			heldMIG("g-a", "pod:u/a", "MIG-c"), heldMIG("g-b", grant.Bearer, "MIG-d", "MIG-e")}, "MIG-f"},
 		{"several at once", profile("1g.10gb", 3), nil, "MIG-a MIG-b MIG-f"},
-		{"more than there are", profile("1g.10gb", 8), nil, "no-capacity: cannot grant 8 times a MIG device 1g.10gb in mode mig: MIG devices on this node: 7"},
-		{"one too many", profile("1g.10gb", 4), nil, "no-capacity: cannot grant 4 times a MIG device 1g.10gb in mode mig: GPU 0:2 is a 3g.40gb; "},
+		{"more than there are", profile("1g.10gb", 8), nil,
+			"no-capacity: cannot grant 8 times a MIG device 1g.10gb in mode mig: MIG devices on " +
+				"this node: 7"},
+		{"one too many", profile("1g.10gb", 4), nil,
+			"no-capacity: cannot grant 4 times a MIG device 1g.10gb in mode mig: GPU 0:2 is a 3g.40gb; "},
 		{"by size: the smallest that is large enough", memory(8 * grant.GiB), nil, "MIG-a"},
 		{"by size: exactly as large", memory(10 * grant.GiB), nil, "MIG-a"},
-		{"by size, spread: the smallest that is large enough", mig(func(a *Ask) { a.Memory, a.Place = 8*grant.GiB, grant.Spread }), nil, "MIG-a"},
+		{"by size, spread: the smallest that is large enough",
+			mig(func(a *Ask) { a.Memory, a.Place = 8*grant.GiB, grant.Spread }), nil, "MIG-a"},
 		{"by size: a larger one", memory(11 * grant.GiB), nil, "MIG-c"},
-		{"by size: none is so large", memory(41 * grant.GiB), nil, "no-capacity: cannot grant a MIG device of 41GiB in mode mig: GPU 0:0 has 10GiB; "},
+		{"by size: none is so large", memory(41 * grant.GiB), nil,
+			"no-capacity: cannot grant a MIG device of 41GiB in mode mig: GPU 0:0 has 10GiB; "},
 		{"by UUID", named("MIG-c"), nil, "MIG-c"},
 		{"by place", named("1:1", "0:0"), nil, "MIG-a MIG-e"},
-		{"by UUID, which is held", named("MIG-c"), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")}, "no-capacity: cannot grant a MIG device in mode mig: GPU 0:2 is held by g-c (mig, 40GiB)"},
+		{"by UUID, which is held", named("MIG-c"), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")},
+			"no-capacity: cannot grant a MIG device in mode mig: GPU 0:2 is held by g-c (mig, 40GiB)"},
 		{"twice by two names", named("0:0", "MIG-a"), nil, `usage: cannot grant: GPU "MIG-a" is named twice`},
-		{"one that is not there", named("0:3"), nil, `not found: cannot grant: this node has no GPU "0:3"; it has 0, 0:0, 0:1, 0:2, 1, `},
-		{"a partitioned GPU", named("0"), nil, "mode-conflict: cannot grant a MIG device in mode mig: GPU 0 is partitioned; mode mig grants its MIG devices, 0:0 to 0:2"},
-		{"a whole GPU", named("2"), nil, "mode-conflict: cannot grant a MIG device in mode mig: GPU 2 is not partitioned; "},
-		{"in another mode", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0:0"} }), nil, "mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0:0 is a MIG device, which mode mig alone grants"},
+		{"one that is not there", named("0:3"), nil,
+			`not found: cannot grant: this node has no GPU "0:3"; it has 0, 0:0, 0:1, 0:2, 1, `},
+		{"a partitioned GPU", named("0"), nil,
+			"mode-conflict: cannot grant a MIG device in mode mig: GPU 0 is partitioned; mode mig grants " +
+				"its MIG devices, 0:0 to 0:2"},
+		{"a whole GPU", named("2"), nil, "mode-conflict: cannot grant a MIG device in mode mig: GPU 2 is " +
+			"not partitioned; "},
+		{"in another mode", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0:0"} }), nil,
+			"mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0:0 is a MIG device, which mode " +
+				"mig alone grants"},
 		{"limit takes the whole GPU that is left", asked(grant.GiB, nil), nil, "GPU-2"},
-		{"limit on a partitioned GPU", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), nil, "no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is partitioned (mode mig)"},
-		{"limit on a partitioned GPU that is held", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")},
-			"mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in mode mig, held by g-c (mig, 40GiB)"},
-		{"of a GPU that is granted as a whole", named("0:0"), []grant.Grant{whole}, "mode-conflict: cannot grant a MIG device in mode mig: GPU 0:0 is in mode limit, held by g-wholewholewh"},
+		{"limit on a partitioned GPU", asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} }), nil,
+			"no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is partitioned (mode mig)"},
+		{"limit on a partitioned GPU that is held", asked(grant.GiB, func(a *Ask) {
+			a.Names = []string{"0"}
+		}), []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")},
+			"mode-conflict: cannot grant 1GiB on a GPU in mode limit: GPU 0 is in mode mig, held by g-c " +
+				"(mig, 40GiB)"},
+		{"of a GPU that is granted as a whole", named("0:0"), []grant.Grant{whole},
+			"mode-conflict: cannot grant a MIG device in mode mig: GPU 0:0 is in mode limit, held by " +
+				"g-wholewholewh"},
 		{"beside a GPU that is granted as a whole", profile("1g.10gb", 0), []grant.Grant{whole}, "MIG-f"},
-		{"without a capability", named("MIG-g"), nil, "no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the driver tells of"},
-		{"nothing said", mig(func(*Ask) {}), nil, "usage: cannot grant: mode mig needs a profile, as 1g.10gb, "},
-		{"with compute", mig(func(a *Ask) { a.Profile, a.Compute = "1g.10gb", 10 }), nil, "usage: cannot grant: a MIG device has compute of its own; "},
-		{"a profile in another mode", asked(grant.GiB, func(a *Ask) { a.Profile = "1g.10gb" }), nil, "usage: cannot grant: a profile is a MIG device's, and mode limit grants none; "},
+		{"without a capability", named("MIG-g"), nil,
+			"no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the " +
+				"driver tells of"},
+		{"nothing said", mig(func(*Ask) {}), nil,
+			"usage: cannot grant: mode mig needs a profile, as 1g.10gb, "},
+		{"with compute", mig(func(a *Ask) { a.Profile, a.Compute = "1g.10gb", 10 }), nil,
+			"usage: cannot grant: a MIG device has compute of its own; "},
+		{"a profile in another mode", asked(grant.GiB, func(a *Ask) { a.Profile = "1g.10gb" }), nil,
+			"usage: cannot grant: a profile is a MIG device's, and mode limit grants none; "},
 	} {
 		shares, err := Place(c.ask, "", grant.View{Now: now, Grants: c.grants}, partitioned(), grant.Policy{})
 		got := placed(shares, err)
@@ -97,7 +131,8 @@ func TestPlaceMIGDevices(t *testing.T) {
 			var uuids []string
 			for _, s := range shares {
 				uuids = append(uuids, s.UUID)
-				if d, _ := partitioned().Device(s.UUID); c.ask.Mode == grant.MIG && (s.Memory != d.Memory() || s.Profile != d.MIG.Profile || s.Index != d.GPU.Index) {
+				if d, _ := partitioned().Device(s.UUID); c.ask.Mode == grant.MIG &&
+					(s.Memory != d.Memory() || s.Profile != d.MIG.Profile || s.Index != d.GPU.Index) {
 					t.Errorf("%s: the share %+v is not %+v", c.name, s, d.MIG)
 				}
 			}
@@ -115,13 +150,15 @@ func TestASickGPUsMIGDevices(t *testing.T) {
 	inv.GPUs[0].Health = "it has fallen off the PCI bus"
 	v := grant.View{Now: now, Damaged: []grant.Damage{{ID: "g-damaged", GPUs: []string{"MIG-f"}}}}
 	_, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Profile: "1g.10gb"}, "", v, inv, grant.Policy{})
-	for _, want := range []string{"GPU 0:0 is unhealthy: it has fallen off the PCI bus", "GPU 1:2 is closed: the ledger's entry g-damaged is damaged"} {
+	for _, want := range []string{"GPU 0:0 is unhealthy: it has fallen off the PCI bus",
+		"GPU 1:2 is closed: the ledger's entry g-damaged is damaged"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 	free, err := Free(v, inv, grant.Policy{})
-	if err != nil || free["MIG-a"] != 0 || free["MIG-f"] != 0 || free["MIG-d"] != 40*grant.GiB || free["GPU-0"] != 0 || free["GPU-2"] != 16*grant.GiB {
+	if err != nil || free["MIG-a"] != 0 || free["MIG-f"] != 0 || free["MIG-d"] != 40*grant.GiB ||
+		free["GPU-0"] != 0 || free["GPU-2"] != 16*grant.GiB {
 		t.Errorf("free is %v, %v", free, err)
 	}
 }
@@ -145,30 +182,41 @@ func paths(nodes []*cdispec.DeviceNode) string {
 	return strings.Join(list, " ")
 }
 
-// TestAMIGGrantGives its card's node, the two that open its instances, and no other: each once, with a rule for each.
+// TestAMIGGrantGives its card's node, the two that open its instances, and no other: each once,
+// with a rule for each.
 func TestAMIGGrantGives(t *testing.T) {
 	const control = " nvidiactl nvidia-uvm nvidia-uvm-tools"
 	const dir, beside = "/proc/driver/nvidia/gpus/0000:0", "/proc/driver/nvidia/capabilities/gpu"
 	for _, c := range []struct{ name, nodes, visible, masked string }{
 		{"MIG-a", "nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67" + control, "MIG-a",
 			dir + "2:00.0 " + dir + "3:00.0 " + beside + "0/mig/gi1 " + beside + "0/mig/gi8"},
-		{"MIG-a MIG-b", "nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 nvidia-caps/nvidia-cap75 nvidia-caps/nvidia-cap76" + control, "MIG-a,MIG-b",
+		{"MIG-a MIG-b", "nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 " +
+			"nvidia-caps/nvidia-cap75 nvidia-caps/nvidia-cap76" + control, "MIG-a,MIG-b",
 			dir + "2:00.0 " + dir + "3:00.0 " + beside + "0/mig/gi1"},
 		{"MIG-d", "nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157" + control, "MIG-d",
-			dir + "1:00.0 " + dir + "3:00.0 " + beside + "1/mig/gi10 " + beside + "1/mig/gi2/ci1 " + beside + "1/mig/gi9"},
-		{"MIG-d MIG-e", "nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157 nvidia-caps/nvidia-cap158" + control, "MIG-d,MIG-e",
+			dir + "1:00.0 " + dir + "3:00.0 " + beside + "1/mig/gi10 " + beside + "1/mig/gi2/ci1 " + beside +
+				"1/mig/gi9"},
+		{"MIG-d MIG-e", "nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157 " +
+			"nvidia-caps/nvidia-cap158" + control, "MIG-d,MIG-e",
 			dir + "1:00.0 " + dir + "3:00.0 " + beside + "1/mig/gi10 " + beside + "1/mig/gi9"},
-		{"MIG-c MIG-f", "nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 nvidia-caps/nvidia-cap219 nvidia-caps/nvidia-cap220" + control, "MIG-c,MIG-f",
-			dir + "3:00.0 " + beside + "0/mig/gi7 " + beside + "0/mig/gi8 " + beside + "1/mig/gi10 " + beside + "1/mig/gi2"},
+		{"MIG-c MIG-f", "nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 " +
+			"nvidia-caps/nvidia-cap219 nvidia-caps/nvidia-cap220" + control, "MIG-c,MIG-f",
+			dir + "3:00.0 " + beside + "0/mig/gi7 " + beside + "0/mig/gi8 " + beside + "1/mig/gi10 " +
+				beside + "1/mig/gi2"},
 	} {
 		v := mig(strings.Fields(c.name)...).decide()
-		if v.Kind != grant.Admit || v.Strength != grant.StrengthHardware || paths(v.Edits.DeviceNodes) != c.nodes || v.Edits.Env[0] != "NVIDIA_VISIBLE_DEVICES="+c.visible {
-			t.Errorf("%s: %s (%s), strength %s, nodes %s\nwant %s, env %v", c.name, v.Kind, v.Message, v.Strength, paths(v.Edits.DeviceNodes), c.nodes, v.Edits.Env)
+		if v.Kind != grant.Admit || v.Strength != grant.StrengthHardware ||
+			paths(v.Edits.DeviceNodes) != c.nodes || v.Edits.Env[0] != "NVIDIA_VISIBLE_DEVICES="+c.visible {
+			t.Errorf("%s: %s (%s), strength %s, nodes %s\nwant %s, env %v", c.name, v.Kind, v.Message,
+				v.Strength, paths(v.Edits.DeviceNodes), c.nodes, v.Edits.Env)
 		}
 		if got := strings.Join(v.Masked, " "); got != c.masked {
 			t.Errorf("%s: masked\n%s\nwant\n%s", c.name, got, c.masked)
 		}
-		if len(v.Rules) != len(v.Edits.DeviceNodes) || !slices.ContainsFunc(v.Rules, func(r grant.DeviceRule) bool { return r.Major == 509 && r.Allow }) {
+		if len(v.Rules) != len(v.Edits.DeviceNodes) ||
+			!slices.ContainsFunc(v.Rules, func(r grant.DeviceRule) bool {
+				return r.Major == 509 && r.Allow
+			}) {
 			t.Errorf("%s: rules %v", c.name, v.Rules)
 		}
 	}
@@ -227,7 +275,8 @@ func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 	w := newWorld() // a whole GPU, partitioned since
 	w.bearer()
 	w.inv.GPUs[0].MIG = partitioned().GPUs[0].MIG
-	if v := w.decide(); v.Code != grant.GPUUnhealthy || !strings.Contains(v.Message, "which is partitioned into MIG devices") {
+	if v := w.decide(); v.Code != grant.GPUUnhealthy ||
+		!strings.Contains(v.Message, "which is partitioned into MIG devices") {
 		t.Errorf("a partitioned GPU: %s %s: %s", v.Kind, v.Code, v.Message)
 	}
 }
@@ -266,7 +315,8 @@ func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
 	w.hit(own)
 	w.hit(other)
 	v := w.decide()
-	if v.Kind != grant.Admit || v.Strength != grant.StrengthNone || !v.Narrow || len(v.Removed) != 1 || v.Removed[0].Name != "/dev/other" {
+	if v.Kind != grant.Admit || v.Strength != grant.StrengthNone || !v.Narrow || len(v.Removed) != 1 ||
+		v.Removed[0].Name != "/dev/other" {
 		t.Errorf("%+v", v)
 	}
 	for _, r := range v.Rules {
@@ -276,11 +326,13 @@ func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
 	}
 }
 
-// TestAMIGDeviceIsGrantedWhole: what is kept back of a GPU's memory, or in use of it outside the ledger, is not kept back of its MIG
-// devices' too.
+// TestAMIGDeviceIsGrantedWhole: what is kept back of a GPU's memory, or in use of it outside the
+// ledger, is not kept back of its MIG devices' too.
 func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
-	v, p := grant.View{Now: now, Outside: map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}}, grant.Policy{Rules: grant.Rules{Reserve: grant.Size(grant.GiB)}}
-	shares, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Names: []string{"MIG-a"}}, "", v, partitioned(), p)
+	v, p := grant.View{Now: now, Outside: map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}},
+		grant.Policy{Rules: grant.Rules{Reserve: grant.Size(grant.GiB)}}
+	shares, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Names: []string{"MIG-a"}},
+		"", v, partitioned(), p)
 	if err != nil || len(shares) != 1 || shares[0].Memory != 10*grant.GiB {
 		t.Errorf("got %v, %v", shares, err)
 	}
@@ -295,7 +347,8 @@ func TestADamagedEntryOfAGPU(t *testing.T) {
 	}
 }
 
-// TestMIGDevicesInWholeVerdicts: what there is beside a device that is granted, and what a device that nobody can use does not cover.
+// TestMIGDevicesInWholeVerdicts: what there is beside a device that is granted, and what a device
+// that nobody can use does not cover.
 func TestMIGDevicesInWholeVerdicts(t *testing.T) {
 	const (
 		env     = "env: NVIDIA_VISIBLE_DEVICES="
@@ -310,26 +363,44 @@ func TestMIGDevicesInWholeVerdicts(t *testing.T) {
 		with func(*world)
 		want string
 	}{
-		{"its neighbours on another card have the same instances", mig("MIG-c"), func(w *world) { w.inv.GPUs[1].MIG[2].GI, w.inv.GPUs[1].MIG[3].GI = 1, 7 },
-			lines("admit of g-bearerbearer hardware", env+"MIG-c", "nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13"+control, "rules: c 195:0 rw, c 509:12 rw, c 509:13 rw"+may,
+		{"its neighbours on another card have the same instances", mig("MIG-c"),
+			func(w *world) { w.inv.GPUs[1].MIG[2].GI, w.inv.GPUs[1].MIG[3].GI = 1, 7 },
+			lines("admit of g-bearerbearer hardware", env+"MIG-c",
+				"nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13"+control,
+				"rules: c 195:0 rw, c 509:12 rw, c 509:13 rw"+may,
 				dir+"2:00.0", dir+"3:00.0", beside+"0/mig/gi7", beside+"0/mig/gi8")},
-		{"one on each card, where both have the same instances", mig("MIG-c", "MIG-d"), func(w *world) { w.inv.GPUs[0].MIG[1].GI, w.inv.GPUs[1].MIG[2].GI = 2, 1 },
-			lines("admit of g-bearerbearer hardware", env+"MIG-c,MIG-d", "nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157"+control,
+		{"one on each card, where both have the same instances", mig("MIG-c", "MIG-d"),
+			func(w *world) { w.inv.GPUs[0].MIG[1].GI, w.inv.GPUs[1].MIG[2].GI = 2, 1 },
+			lines("admit of g-bearerbearer hardware", env+"MIG-c,MIG-d",
+				"nodes: nvidia0 nvidia-caps/nvidia-cap12 nvidia-caps/nvidia-cap13 nvidia1 "+
+					"nvidia-caps/nvidia-cap156 nvidia-caps/nvidia-cap157"+control,
 				"rules: c 195:0 rw, c 509:12 rw, c 509:13 rw, c 195:1 rw, c 509:156 rw, c 509:157 rw"+may,
-				dir+"3:00.0", beside+"0/mig/gi2", beside+"0/mig/gi7", beside+"1/mig/gi1", beside+"1/mig/gi10", beside+"1/mig/gi2/ci1")},
+				dir+"3:00.0", beside+"0/mig/gi2", beside+"0/mig/gi7", beside+"1/mig/gi1", beside+"1/mig/gi10",
+				beside+"1/mig/gi2/ci1")},
 		{"beside a whole GPU, in an entry that nobody here has written", mig("MIG-a"), func(w *world) {
-			w.v.Grants[0].GPUs = append(w.v.Grants[0].GPUs, grant.Share{UUID: "GPU-2", Index: 2, Memory: grant.GiB})
-		}, lines("admit of g-bearerbearer hardware", env+"MIG-a,GPU-2", "nodes: nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 nvidia2"+control,
-			"rules: c 195:0 rw, c 509:66 rw, c 509:67 rw, c 195:2 rw"+may, dir+"2:00.0", beside+"0/mig/gi1", beside+"0/mig/gi8")},
-		{"where the driver has no major for its capabilities", mig("MIG-a"), func(w *world) { delete(w.inv.Majors, "nvidia-caps") },
-			lines("admit of g-bearerbearer hardware", env+"MIG-a", "nodes: nvidia0"+control, "rules: c 195:0 rw"+may, dir+"2:00.0", dir+"3:00.0", beside+"0/mig/gi1", beside+"0/mig/gi8")},
-		{"one without a capability, and a node with the minor 0", mig("MIG-g"), func(w *world) { w.hit(node(grant.ClassCaps, 0)) },
-			lines("refuse gpu-unhealthy of g-bearerbearer none", `says: container "c1" holds a grant of MIG-g, which has no capability that the driver tells of`,
-				`finds: gpu-unhealthy MIG-g "has no capability that the driver tells of"`, `finds: gpu-device-node device:/dev/x "c nvidia-caps:0"`)},
+			w.v.Grants[0].GPUs = append(w.v.Grants[0].GPUs, grant.Share{
+				UUID: "GPU-2", Index: 2, Memory: grant.GiB})
+		}, lines("admit of g-bearerbearer hardware", env+"MIG-a,GPU-2",
+			"nodes: nvidia0 nvidia-caps/nvidia-cap66 nvidia-caps/nvidia-cap67 nvidia2"+control,
+			"rules: c 195:0 rw, c 509:66 rw, c 509:67 rw, c 195:2 rw"+may, dir+"2:00.0", beside+"0/mig/gi1",
+			beside+"0/mig/gi8")},
+		{"where the driver has no major for its capabilities", mig("MIG-a"),
+			func(w *world) { delete(w.inv.Majors, "nvidia-caps") },
+			lines("admit of g-bearerbearer hardware", env+"MIG-a", "nodes: nvidia0"+control,
+				"rules: c 195:0 rw"+may, dir+"2:00.0", dir+"3:00.0", beside+"0/mig/gi1", beside+"0/mig/gi8")},
+		{"one without a capability, and a node with the minor 0", mig("MIG-g"),
+			func(w *world) { w.hit(node(grant.ClassCaps, 0)) },
+			lines("refuse gpu-unhealthy of g-bearerbearer none",
+				`says: container "c1" holds a grant of MIG-g, which has no capability that the `+
+					`driver tells of`,
+				`finds: gpu-unhealthy MIG-g "has no capability that the driver tells of"`,
+				`finds: gpu-device-node device:/dev/x "c nvidia-caps:0"`)},
 		{"its card's render node", mig("MIG-a"), func(w *world) {
 			w.inv.GPUs[0].Render = []string{"/dev/dri/renderD128"}
 			w.hit(node(grant.ClassDRM, 128))
-		}, lines("refuse gpu-device-node of g-bearerbearer none", `says: container "c1" brings the GPU device /dev/x (c drm:128), which is not in its grant g-bearerbearer`, `finds: gpu-device-node device:/dev/x "c drm:128"`)},
+		}, lines("refuse gpu-device-node of g-bearerbearer none",
+			`says: container "c1" brings the GPU device /dev/x (c drm:128), which is not in its grant `+
+				`g-bearerbearer`, `finds: gpu-device-node device:/dev/x "c drm:128"`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.with(c.w)

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// row is a set of seats that one grant can be placed in: those of a pool, and where it would be over several GPUs in mode mps
-// either those of one daemon or those of none.
+// row is a set of seats that one grant can be placed in: those of a pool, and where it would be
+// over several GPUs in mode mps either those of one daemon or those of none.
 type row struct {
 	pool     *grant.Pool
 	together string
@@ -25,7 +25,8 @@ func (a Ask) row(s seat) row {
 	return row{pool: s.pool, together: strings.Join(s.together, ",")}
 }
 
-// orderRows keeps the order of pools, but for where the GPUs of a daemon that is there come into question.
+// orderRows keeps the order of pools, but for where the GPUs of a daemon that is there come into
+// question.
 func (a Ask) orderRows(x, y row) int {
 	if x.pool != y.pool {
 		return 0
@@ -44,10 +45,11 @@ func (a Ask) placement(pool *grant.Pool) grant.Placement {
 	return a.Place
 }
 
-// served is what keeps a GPU of a daemon from grants over other GPUs: a client has one daemon, and a daemon's GPUs are settled
-// when it starts.
+// served is what keeps a GPU of a daemon from grants over other GPUs: a client has one daemon, and
+// a daemon's GPUs are settled when it starts.
 func (s seat) served() string {
-	return fmt.Sprintf("is served by an MPS daemon over %d GPUs, for %s", len(s.together), strings.Join(s.holders, ", "))
+	return fmt.Sprintf("is served by an MPS daemon over %d GPUs, for %s", len(s.together),
+		strings.Join(s.holders, ", "))
 }
 
 // apart says which of the chosen GPUs has a daemon that serves others than these, or "".
@@ -62,18 +64,22 @@ func apart(chosen []seat) string {
 	return ""
 }
 
-// startable is nil where the ask's containers could start one day: of mode mps none does without NVIDIA's program, and a grant would take
-// the GPU for nothing.
+// startable is nil where the ask's containers could start one day: of mode mps none does without
+// NVIDIA's program, and a grant would take the GPU for nothing.
 func (a Ask) startable(inv grant.Inventory) error {
 	if a.Mode != grant.MPS || inv.Driver.HasMPS() {
 		return nil
 	}
-	return &grant.Refusal{Code: grant.MPSNotReady, Message: "cannot grant in mode mps: this node cannot run MPS, because the driver's files in the inventory have no " + grant.MPSControl,
-		Hint: "install what the driver's packages lack and run `gpuledger inventory refresh`, or grant in another mode (--mode limit)"}
+	return &grant.Refusal{Code: grant.MPSNotReady,
+		Message: "cannot grant in mode mps: this node cannot run MPS, because the driver's files in the " +
+			"inventory have no " + grant.MPSControl,
+		Hint: "install what the driver's packages lack and run `gpuledger inventory refresh`, or grant in " +
+			"another mode (--mode limit)"}
 }
 
-// mpsReady finds what keeps the grant's daemon from taking the container as a client. The daemon is gpuledgerd's work, and this
-// its word of a moment ago; the reader has asked the kernel whether it runs.
+// mpsReady finds what keeps the grant's daemon from taking the container as a client. The daemon is
+// gpuledgerd's work, and this its word of a moment ago; the reader has asked the kernel whether it
+// runs.
 func (c *asking) mpsReady() {
 	if c.grant.Mode != grant.MPS {
 		return
@@ -83,7 +89,8 @@ func (c *asking) mpsReady() {
 	}
 }
 
-// notReady is that in words, or "". A limit that the daemon does not know of is none: it would be the whole GPU.
+// notReady is that in words, or "". A limit that the daemon does not know of is none: it would be
+// the whole GPU.
 func (c *asking) notReady() string {
 	name := grant.MPSName(c.grant.UUIDs())
 	i := slices.IndexFunc(c.view.MPS, func(m grant.MPSDaemon) bool { return grant.MPSName(m.GPUs) == name })
@@ -95,13 +102,16 @@ func (c *asking) notReady() string {
 	case daemon.Problem != "":
 		return daemon.Problem
 	case daemon.Threads < c.threads():
-		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%", daemon.Threads, c.threads())
+		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%",
+			daemon.Threads, c.threads())
 	case !daemon.Anybody && c.request.UID != daemon.UID:
-		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node", daemon.UID, user(c.request.UID))
+		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node",
+			daemon.UID, user(c.request.UID))
 	}
 	for _, s := range c.grant.GPUs {
 		if limit := daemon.Limits[s.UUID]; limit < s.Memory {
-			return fmt.Sprintf("the daemon limits clients on GPU %d to %s, and the grant has %s", s.Index, limit, s.Memory)
+			return fmt.Sprintf("the daemon limits clients on GPU %d to %s, and the grant has %s",
+				s.Index, limit, s.Memory)
 		}
 	}
 	return ""
@@ -122,8 +132,9 @@ func (c *asking) threads() int {
 	return c.grant.Compute
 }
 
-// mpsEnv is the container's own settings: a client may lower what its daemon allows. Device ordinals are the daemon's, in the order of its
-// GPUs, which are the grant's and no others: a limit for a GPU that a client cannot see would drop all of its limits.
+// mpsEnv is the container's own settings: a client may lower what its daemon allows. Device
+// ordinals are the daemon's, in the order of its GPUs, which are the grant's and no others: a limit
+// for a GPU that a client cannot see would drop all of its limits.
 func (c *asking) mpsEnv() []string {
 	if c.grant.Mode != grant.MPS {
 		return nil
@@ -139,8 +150,8 @@ func (c *asking) mpsEnv() []string {
 	}
 }
 
-// mpsMounts are the daemon's pipe directory and the shared memory that it has in common with its clients, in place of the node's
-// (docs/adr/0045).
+// mpsMounts are the daemon's pipe directory and the shared memory that it has in common with its
+// clients, in place of the node's (docs/adr/0045).
 func (c *asking) mpsMounts() []*cdispec.Mount {
 	if c.grant.Mode != grant.MPS {
 		return nil
@@ -153,9 +164,12 @@ func (c *asking) mpsMounts() []*cdispec.Mount {
 	}
 }
 
-// brings reports whether a hit is a mount that the grant brings: the container was edited before, or by another of our entries.
+// brings reports whether a hit is a mount that the grant brings: the container was edited before,
+// or by another of our entries.
 func (c *asking) brings(h grant.Hit) bool {
-	return slices.ContainsFunc(c.mpsMounts(), func(m *cdispec.Mount) bool { return h.Vector == "mount:"+m.ContainerPath && h.Value == m.HostPath })
+	return slices.ContainsFunc(c.mpsMounts(), func(m *cdispec.Mount) bool {
+		return h.Vector == "mount:"+m.ContainerPath && h.Value == m.HostPath
+	})
 }
 
 // assumed is a daemon that is ready for a grant: for what is written down before there is one.

@@ -41,15 +41,17 @@ func TestMPSReady(t *testing.T) {
 			w, _ := mpsWorld()
 			c.change(w, &w.v.MPS[0])
 			v := w.decide()
-			if c.want == "" && v.Kind != grant.Admit || c.want != "" && (v.Code != grant.MPSNotReady || !strings.Contains(v.Message, c.want)) {
+			if c.want == "" && v.Kind != grant.Admit || c.want != "" &&
+				(v.Code != grant.MPSNotReady || !strings.Contains(v.Message, c.want)) {
 				t.Errorf("%s %s: %s, want %q", v.Kind, v.Code, v.Message, c.want)
 			}
 		})
 	}
 }
 
-// TestMPSEdits: the settings name the granted GPUs by their ordinals and no others, whatever the container brought; the mounts are
-// the daemon's own two; and both are still admitted when the container is looked at again.
+// TestMPSEdits: the settings name the granted GPUs by their ordinals and no others, whatever the
+// container brought; the mounts are the daemon's own two; and both are still admitted when the
+// container is looked at again.
 func TestMPSEdits(t *testing.T) {
 	w, g := mpsWorld()
 	for _, name := range []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_PROTOCOL_VERSION"} {
@@ -60,7 +62,9 @@ func TestMPSEdits(t *testing.T) {
 		t.Fatalf("%+v", v)
 	}
 	limits := map[int]string{1: "0=4096M", 2: "0=4096M,1=4096M"}[len(g.GPUs)]
-	if got := strings.Join(v.Edits.Env[:3], " "); got != "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+limits+" CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" {
+	if got := strings.Join(v.Edits.Env[:3], " "); got !=
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+limits+
+			" CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" {
 		t.Errorf("set is %s", got)
 	}
 	if len(v.Removed) != 1 || v.Removed[0].Name != "CUDA_MPS_PROTOCOL_VERSION" {
@@ -69,12 +73,14 @@ func TestMPSEdits(t *testing.T) {
 	dir := grant.MPSDir(w.p.RunDir, grant.MPSName(g.UUIDs()))
 	for _, want := range []string{dir + "/pipe:/tmp/nvidia-mps", dir + "/shm:/dev/shm"} {
 		source, place, _ := strings.Cut(want, ":")
-		w.hit(grant.Hit{Vector: "mount:" + place, Value: source, Code: grant.GPUSocket, Cover: grant.CoverNever})
+		w.hit(grant.Hit{Vector: "mount:" + place, Value: source, Code: grant.GPUSocket,
+			Cover: grant.CoverNever})
 	}
 	if again := w.decide(); again.Kind != grant.Admit {
 		t.Errorf("looked at again: %s: %s", again.Code, again.Message)
 	}
-	w.hit(grant.Hit{Vector: "mount:/elsewhere", Value: dir + "/pipe", Code: grant.GPUSocket, Cover: grant.CoverNever})
+	w.hit(grant.Hit{Vector: "mount:/elsewhere", Value: dir + "/pipe", Code: grant.GPUSocket,
+		Cover: grant.CoverNever})
 	if v := w.decide(); v.Code != grant.GPUSocket {
 		t.Errorf("its pipe directory elsewhere: %s %s", v.Kind, v.Code)
 	}

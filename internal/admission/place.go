@@ -26,12 +26,14 @@ type Ask struct {
 	Source  string        // who asks: "cli", ...
 }
 
-// Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a change. It gives all of
-// them or an error: *grant.UsageError for what can never be, *grant.NotFoundError for a GPU that is not there,
-// *grant.Refusal with NoCapacity or ModeConflict for what cannot be now, LimitUnenforceable for a share of compute
-// that nothing keeps, and MPSNotReady for mode mps where the node has no MPS. Their texts name holders: they are for the
+// Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a
+// change. It gives all of them or an error: *grant.UsageError for what can never be,
+// *grant.NotFoundError for a GPU that is not there, *grant.Refusal with NoCapacity or ModeConflict
+// for what cannot be now, LimitUnenforceable for a share of compute that nothing keeps, and
+// MPSNotReady for mode mps where the node has no MPS. Their texts name holders: they are for the
 // administrator.
-func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]grant.Share, error) {
+func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory,
+	p grant.Policy) ([]grant.Share, error) {
 	if err := ask.Validate(); err != nil {
 		return nil, err
 	}
@@ -39,7 +41,8 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant
 		return nil, err
 	}
 	if len(inv.GPUs) == 0 {
-		return nil, &grant.Refusal{Code: grant.NoCapacity, Message: "this node has no GPU", Hint: "`gpuledger inventory refresh` looks again"}
+		return nil, &grant.Refusal{Code: grant.NoCapacity, Message: "this node has no GPU",
+			Hint: "`gpuledger inventory refresh` looks again"}
 	}
 	seats, err := survey(updated, v, inv, p)
 	if err != nil {
@@ -116,12 +119,14 @@ func (a Ask) Validate() error {
 	case a.Mode != grant.Exclusive && a.Mode != grant.MIG && a.Memory == 0:
 		return usage("mode %s needs an amount of memory, as 4GiB", a.Mode)
 	case a.Memory%(n*grant.MiB) != 0:
-		return usage("%s over %d GPUs does not divide evenly in MiB; %s would", a.Memory, n, (a.Memory/(n*grant.MiB)+1)*n*grant.MiB)
+		return usage("%s over %d GPUs does not divide evenly in MiB; %s would", a.Memory,
+			n, (a.Memory/(n*grant.MiB)+1)*n*grant.MiB)
 	}
 	return nil
 }
 
-// misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only its mode forbids it.
+// misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only
+// its mode forbids it.
 func (a Ask) misfit(s seat) (why string, conflict bool) {
 	gpu := fmt.Sprintf("GPU %s ", s.device.Name())
 	switch {
@@ -157,11 +162,16 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 func (a Ask) named(seats []seat) ([]grant.Share, error) {
 	var chosen []seat
 	for _, name := range a.Names {
-		i := slices.IndexFunc(seats, func(s seat) bool { return s.device.UUID() == name || s.device.Name() == name })
+		i := slices.IndexFunc(seats, func(s seat) bool {
+			return s.device.UUID() == name || s.device.Name() == name
+		})
 		if i < 0 {
-			return nil, &grant.NotFoundError{Message: fmt.Sprintf("cannot grant: this node has no GPU %q; it has %s", name, indexes(seats))}
+			return nil, &grant.NotFoundError{Message: fmt.Sprintf(
+				"cannot grant: this node has no GPU %q; it has %s", name, indexes(seats))}
 		}
-		if slices.ContainsFunc(chosen, func(s seat) bool { return s.device.UUID() == seats[i].device.UUID() }) {
+		if slices.ContainsFunc(chosen, func(s seat) bool {
+			return s.device.UUID() == seats[i].device.UUID()
+		}) {
 			return nil, &grant.UsageError{Message: fmt.Sprintf("cannot grant: GPU %q is named twice", name)}
 		}
 		chosen = append(chosen, seats[i])
@@ -272,7 +282,8 @@ func (a Ask) cannot(misfits []string, conflict bool) error {
 	if a.Compute > 0 {
 		what += fmt.Sprintf(" with %d%% of its compute", a.Compute)
 	}
-	r := &grant.Refusal{Code: grant.NoCapacity, Message: fmt.Sprintf("cannot grant %s in mode %s: %s", what, a.Mode, strings.Join(misfits, "; ")),
+	r := &grant.Refusal{Code: grant.NoCapacity, Message: fmt.Sprintf("cannot grant %s in mode %s: %s", what,
+		a.Mode, strings.Join(misfits, "; ")),
 		Hint: "`gpuledger inspect` shows who holds what; release a grant or ask for less"}
 	if conflict {
 		r.Code = grant.ModeConflict

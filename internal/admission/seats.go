@@ -6,7 +6,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Seat is a GPU or a MIG device as it is shown to somebody who places by himself, as a cluster's scheduler does.
+// Seat is a GPU or a MIG device as it is shown to somebody who places by himself, as a cluster's
+// scheduler does.
 type Seat struct {
 	grant.Device
 	Closed  string       // why it takes no grant, as "is unhealthy: ..."; "" where it does
@@ -16,10 +17,12 @@ type Seat struct {
 	Space   grant.Bytes  // what could be granted if nobody had any
 	Free    grant.Bytes  // what can be granted
 	Compute int          // percent that can be granted
-	Served  int          // in mode mps: how many GPUs the daemon is over that serves it, and with it any grant here
+	// in mode mps: how many GPUs the daemon is over that serves it, and with it any grant here
+	Served int
 }
 
-// Seats tells of every GPU and every MIG device what a view leaves of it. Whoever counts some grants himself leaves them out of the view.
+// Seats tells of every GPU and every MIG device what a view leaves of it. Whoever counts some
+// grants himself leaves them out of the view.
 func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	all, err := survey("", v, inv, p)
 	if err != nil {
@@ -27,7 +30,9 @@ func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	}
 	seats := make([]Seat, len(all))
 	for i, s := range all {
-		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: s.modes(), Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0), Served: len(s.together)}
+		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: s.modes(),
+			Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0),
+			Served: len(s.together)}
 	}
 	return seats, nil
 }

@@ -13,8 +13,11 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 	inv := inventory(6)
 	inv.GPUs[4].Health = "fell off the bus"
 	v := grant.View{Outside: map[string]grant.Bytes{"GPU-3": grant.GiB}, Grants: []grant.Grant{
-		held("g-a", "bearer", grant.Limit, 30, 10*grant.GiB, 0), held("g-b", "bearer", grant.Exclusive, 0, 16*grant.GiB, 1), held("g-c", "bearer", grant.Timeslice, 0, grant.GiB, 2)}}
-	p := grant.Policy{Pools: []grant.Pool{{GPUs: []string{"0-4"}}, {GPUs: []string{"5"}, Modes: []grant.Mode{grant.Limit}}}}
+		held("g-a", "bearer", grant.Limit, 30, 10*grant.GiB, 0),
+		held("g-b", "bearer", grant.Exclusive, 0, 16*grant.GiB, 1),
+		held("g-c", "bearer", grant.Timeslice, 0, grant.GiB, 2)}}
+	p := grant.Policy{Pools: []grant.Pool{{GPUs: []string{"0-4"}},
+		{GPUs: []string{"5"}, Modes: []grant.Mode{grant.Limit}}}}
 	seats, err := Seats(v, inv, p)
 	if err != nil {
 		t.Fatal(err)
@@ -26,16 +29,20 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 				ask.Memory, ask.Compute = s.Free, s.Compute
 			}
 			shares, err := Place(ask, "", v, inv, p)
-			promised := s.Closed == "" && slices.Contains(s.Modes, mode) && (mode != grant.Exclusive || s.Outside == 0)
+			promised := s.Closed == "" && slices.Contains(s.Modes, mode) &&
+				(mode != grant.Exclusive || s.Outside == 0)
 			if promised != (err == nil) {
-				t.Errorf("GPU %d in mode %s is promised: %v (%+v); placed: %v, %v", s.GPU.Index, mode, promised, s, shares, err)
+				t.Errorf("GPU %d in mode %s is promised: %v (%+v); placed: %v, %v", s.GPU.Index, mode,
+					promised, s, shares, err)
 			}
 			if err == nil && mode == grant.Exclusive && shares[0].Memory != s.Space {
-				t.Errorf("GPU %d has space for %s, and a grant of it whole has %s", s.GPU.Index, s.Space, shares[0].Memory)
+				t.Errorf("GPU %d has space for %s, and a grant of it whole has %s", s.GPU.Index,
+					s.Space, shares[0].Memory)
 			}
 			if ask.Memory += grant.MiB; promised && mode != grant.Exclusive {
 				var refusal *grant.Refusal
-				if _, err := Place(ask, "", v, inv, p); !errors.As(err, &refusal) || refusal.Code != grant.NoCapacity {
+				if _, err := Place(ask, "", v, inv, p); !errors.As(err, &refusal) ||
+					refusal.Code != grant.NoCapacity {
 					t.Errorf("GPU %d has %s free, but %s more gives %v", s.GPU.Index, s.Free, grant.MiB, err)
 				}
 			}
@@ -46,9 +53,12 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 	}
 }
 
-// Who reads that a GPU has room has to know that it has none for a grant over other GPUs than its daemon's.
+// Who reads that a GPU has room has to know that it has none for a grant over other GPUs than its
+// daemon's.
 func TestSeatsTellWhatADaemonIsOver(t *testing.T) {
-	v := grant.View{Grants: []grant.Grant{held("g-a", "bearer", grant.MPS, 0, 4*grant.GiB, 0, 1), held("g-b", "bearer", grant.MPS, 0, 4*grant.GiB, 2), held("g-c", "bearer", grant.Limit, 0, grant.GiB, 3)}}
+	v := grant.View{Grants: []grant.Grant{held("g-a", "bearer", grant.MPS, 0, 4*grant.GiB, 0, 1),
+		held("g-b", "bearer", grant.MPS, 0, 4*grant.GiB, 2),
+		held("g-c", "bearer", grant.Limit, 0, grant.GiB, 3)}}
 	seats, err := Seats(v, inventory(5), grant.Policy{})
 	if err != nil {
 		t.Fatal(err)

@@ -39,9 +39,12 @@ func proxyOf(f grant.DriverFile) string {
 	return ""
 }
 
-// Limitless says why this node's shim cannot hold a container of a grant to its memory; "" where it can.
+// Limitless says why this node's shim cannot hold a container of a grant to its memory; "" where it
+// can.
 func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
-	hasDriver := slices.ContainsFunc(inv.Driver.Files, func(f grant.DriverFile) bool { return f.Bits == 64 && proxyOf(f) == libcuda })
+	hasDriver := slices.ContainsFunc(inv.Driver.Files, func(f grant.DriverFile) bool {
+		return f.Bits == 64 && proxyOf(f) == libcuda
+	})
 	switch {
 	case p.Enforcement.Limit == grant.DriverBackend:
 		return `enforcement.limit is "driver"`
@@ -57,13 +60,16 @@ func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// limited reports whether the container gets the proxies in place of the driver's libraries: in mode limit where the driver itself does
-// not limit it. In mode mps they count the container's processes together, as its server does not, and show the grant as the GPU's memory.
+// limited reports whether the container gets the proxies in place of the driver's libraries: in
+// mode limit where the driver itself does not limit it. In mode mps they count the container's
+// processes together, as its server does not, and show the grant as the GPU's memory.
 func (c *asking) limited() bool {
-	return c.grant != nil && (c.grant.Mode == grant.Limit && !c.driven() || c.grant.Mode == grant.MPS) && Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
+	return c.grant != nil && (c.grant.Mode == grant.Limit && !c.driven() || c.grant.Mode == grant.MPS) &&
+		Limitless(len(c.grant.GPUs), c.inventory, c.policy) == ""
 }
 
-// proxyFile is the file of a proxy: of libcuda, that which throttles launches where the grant has a share of compute to be held to.
+// proxyFile is the file of a proxy: of libcuda, that which throttles launches where the grant has a
+// share of compute to be held to.
 func (c *asking) proxyFile(proxy string) string {
 	if proxy == libcuda && c.throttled() {
 		proxy = grant.ThrottleLibrary
@@ -71,16 +77,20 @@ func (c *asking) proxyFile(proxy string) string {
 	return filepath.Join(c.inventory.Shim.Dir, proxy)
 }
 
-// withLimit adds to a container's driver files what the proxies need: the records of the grant, and the proxies at every other place
-// where a program would find a library of the driver's.
+// withLimit adds to a container's driver files what the proxies need: the records of the grant, and
+// the proxies at every other place where a program would find a library of the driver's.
 func (c *asking) withLimit(mounts []*cdispec.Mount) []*cdispec.Mount {
 	for _, own := range c.request.Own {
-		taken := slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool { return m.ContainerPath == own.Place })
+		taken := slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool {
+			return m.ContainerPath == own.Place
+		})
 		if proxy := proxyFor(own.Name); !taken && proxy != "" {
 			mounts = append(mounts, driverMount(c.proxyFile(proxy), own.Place))
 		}
 	}
-	if slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool { return filepath.Dir(m.HostPath) == c.inventory.Shim.Dir }) {
+	if slices.ContainsFunc(mounts, func(m *cdispec.Mount) bool {
+		return filepath.Dir(m.HostPath) == c.inventory.Shim.Dir
+	}) {
 		mounts = append(mounts, c.policy.RecordMounts(c.grantID())...)
 	}
 	return mounts
@@ -115,12 +125,14 @@ func (c *asking) enforceable() {
 	default:
 		return
 	}
-	c.tell(grant.LimitUnenforceable, "enforcement.limit", string(backend), fmt.Sprintf("cannot be held to the memory of its grant %s: %s", c.grantID(), why),
-		"an administrator sees with `gpuledger doctor` what the node lacks, or sets enforcement.limit = \"auto\"")
+	c.tell(grant.LimitUnenforceable, "enforcement.limit", string(backend),
+		fmt.Sprintf("cannot be held to the memory of its grant %s: %s", c.grantID(), why),
+		"an administrator sees with `gpuledger doctor` what the node lacks, or sets "+
+			"enforcement.limit = \"auto\"")
 }
 
-// Strength is what holds the containers of a grant to it: the weakest that one of them has, and where none uses it what the node
-// would give the next.
+// Strength is what holds the containers of a grant to it: the weakest that one of them has, and
+// where none uses it what the node would give the next.
 func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	if len(g.Bindings) == 0 {
 		switch {

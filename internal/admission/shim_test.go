@@ -14,14 +14,16 @@ import (
 // shimmed is the driver of TestDriverFilesByCapability on a node with the shim.
 func shimmed() grant.Inventory {
 	inv := installed
-	inv.Driver.Files = append(slices.Clone(inv.Driver.Files), grant.DriverFile{Path: "/l64/libnvidia-ml.so.9", Kind: grant.FileLibrary,
-		Capability: grant.Utility, Target: "/usr/lib64", Names: []string{"libnvidia-ml.so.1"}, Bits: 64})
+	inv.Driver.Files = append(slices.Clone(inv.Driver.Files),
+		grant.DriverFile{Path: "/l64/libnvidia-ml.so.9", Kind: grant.FileLibrary,
+			Capability: grant.Utility, Target: "/usr/lib64", Names: []string{"libnvidia-ml.so.1"}, Bits: 64})
 	inv.GPUs = []grant.GPU{{UUID: "GPU-0", Health: grant.Healthy}}
 	inv.Shim.Dir = "/shim"
 	return inv
 }
 
-var limitGrant = grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthNone, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+var limitGrant = grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit,
+	Strength: grant.StrengthNone, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
 
 // ofLimit judges a container that holds the grant.
 func ofLimit(r grant.Request, g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Verdict {
@@ -31,8 +33,8 @@ func ofLimit(r grant.Request, g grant.Grant, inv grant.Inventory, p grant.Policy
 	return c.granted()
 }
 
-// TestALimitPutsTheProxiesInTheDriversPlace: under every name of the 64-bit libcuda and NVML, with the real ones where the proxies
-// need them, and the records. All else is as ever.
+// TestALimitPutsTheProxiesInTheDriversPlace: under every name of the 64-bit libcuda and NVML, with
+// the real ones where the proxies need them, and the records. All else is as ever.
 func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 	const (
 		limits  = "/run/g/limits/g-abcdefghijkl/limits /run/gpuledger/limits"
@@ -43,9 +45,11 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 		always2 = "/fw/gsp.bin /lib/firmware/nvidia/9/gsp.bin"
 	)
 	img := grant.Layout{Lib64: "/img/lib", Lib32: "/img/lib32"}
-	proxies := []string{cuda, "/shim/libcuda.so.1 /img/lib/libcuda.so", "/shim/libcuda.so.1 /img/lib/libcuda.so.1", always1, always2}
+	proxies := []string{cuda, "/shim/libcuda.so.1 /img/lib/libcuda.so",
+		"/shim/libcuda.so.1 /img/lib/libcuda.so.1", always1, always2}
 	compute, utility := []grant.Capability{grant.Compute}, []grant.Capability{grant.Utility}
-	compat := []grant.OwnLibrary{{Place: "/compat/libcuda.so.12", Name: "libcuda.so.1"}, {Place: "/img/lib/libcuda.so.1", Name: "libcuda.so.1"}}
+	compat := []grant.OwnLibrary{{Place: "/compat/libcuda.so.12", Name: "libcuda.so.1"},
+		{Place: "/img/lib/libcuda.so.1", Name: "libcuda.so.1"}}
 	for name, c := range map[string]struct {
 		request  grant.Request
 		want     []string
@@ -68,11 +72,13 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 			if want := slices.Contains(c.want, limits); v.Strength != c.strength || v.Limited != want {
 				t.Errorf("strength %s, limited %t; want %s, %t", v.Strength, v.Limited, c.strength, want)
 			}
-			if (v.Weaker == "") != (c.weaker == "") || !strings.Contains(v.Weaker, c.weaker) || v.Weaker != "" && !slices.Contains(v.Recorded, v.Weaker) {
+			if (v.Weaker == "") != (c.weaker == "") || !strings.Contains(v.Weaker, c.weaker) ||
+				v.Weaker != "" && !slices.Contains(v.Recorded, v.Weaker) {
 				t.Errorf("it is weaker because %q, recorded %q; want %q", v.Weaker, v.Recorded, c.weaker)
 			}
 			for _, m := range v.Edits.Mounts {
-				if writable := strings.HasSuffix(m.ContainerPath, "/region"); slices.Contains(m.Options, "ro") == writable {
+				if writable := strings.HasSuffix(m.ContainerPath, "/region"); slices.Contains(m.Options,
+					"ro") == writable {
 					t.Errorf("%s has options %v", m.ContainerPath, m.Options)
 				}
 			}
@@ -80,18 +86,22 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 	}
 }
 
-// TestWhyAContainerIsTooWeak: what policy wants and the container cannot have is told with its reason.
+// TestWhyAContainerIsTooWeak: what policy wants and the container cannot have is told with its
+// reason.
 func TestWhyAContainerIsTooWeak(t *testing.T) {
 	p := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
 	v := ofLimit(grant.Request{Capabilities: []grant.Capability{grant.Compute}}, limitGrant, shimmed(), p)
-	if v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message, "by strength none, which is less than this node's minimum_strength (strength none, not library: the image has no C library") {
+	if v.Code != grant.LimitUnenforceable || !strings.Contains(v.Message,
+		"by strength none, which is less than this node's minimum_strength (strength none, not library: "+
+			"the image has no C library") {
 		t.Errorf("%s: %s", v.Code, v.Message)
 	}
 }
 
 // TestWithoutALimit nothing of the shim is mounted.
 func TestWithoutALimit(t *testing.T) {
-	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}}
+	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
+		grant.Compute}}
 	timeslice, wide := limitGrant, limitGrant
 	timeslice.Mode = grant.Timeslice
 	wide.GPUs = nil
@@ -126,7 +136,8 @@ func TestWithoutALimit(t *testing.T) {
 				t.Errorf("%s %s, strength %s, limited %t", v.Kind, v.Code, v.Strength, v.Limited)
 			}
 			if slices.ContainsFunc(v.Edits.Mounts, func(m *cdispec.Mount) bool {
-				return strings.HasPrefix(m.HostPath, "/shim") || strings.HasPrefix(m.ContainerPath, "/run/gpuledger")
+				return strings.HasPrefix(m.HostPath, "/shim") ||
+					strings.HasPrefix(m.ContainerPath, "/run/gpuledger")
 			}) {
 				t.Errorf("it gets %v", places(v.Edits.Mounts))
 			}
@@ -134,9 +145,11 @@ func TestWithoutALimit(t *testing.T) {
 	}
 }
 
-// TestMinimumStrengthKnowsTheShim: what is held by it is strong enough for "library", and nothing else is.
+// TestMinimumStrengthKnowsTheShim: what is held by it is strong enough for "library", and nothing
+// else is.
 func TestMinimumStrengthKnowsTheShim(t *testing.T) {
-	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{grant.Compute}}
+	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
+		grant.Compute}}
 	bare := r
 	bare.Layout = grant.Layout{}
 	admin := r
@@ -152,23 +165,28 @@ func TestMinimumStrengthKnowsTheShim(t *testing.T) {
 		{"an image without a loader", bare, grant.StrengthLibrary, grant.LimitUnenforceable},
 		{"with CAP_SYS_ADMIN", admin, grant.StrengthLibrary, grant.LimitUnenforceable},
 	} {
-		if v := ofLimit(c.request, limitGrant, shimmed(), grant.Policy{Rules: grant.Rules{MinimumStrength: c.minimum}}); v.Code != c.code {
+		if v := ofLimit(c.request, limitGrant, shimmed(), grant.Policy{
+			Rules: grant.Rules{MinimumStrength: c.minimum}}); v.Code != c.code {
 			t.Errorf("%s: %s %s", c.name, v.Kind, v.Code)
 		}
 	}
 }
 
-// TestRecordsInASpec: its own grant's record is what an earlier edit left; another's is taken out; without a grant either refuses.
+// TestRecordsInASpec: its own grant's record is what an earlier edit left; another's is taken out;
+// without a grant either refuses.
 func TestRecordsInASpec(t *testing.T) {
 	hit := func(id grant.ID) grant.Hit {
-		return grant.Hit{Vector: "mount:/run/gpuledger/limits", Code: grant.GPUSocket, Cover: grant.CoverRecord, Grant: id,
+		return grant.Hit{Vector: "mount:/run/gpuledger/limits", Code: grant.GPUSocket,
+			Cover: grant.CoverRecord, Grant: id,
 			Removal: grant.Removal{Kind: grant.RemoveMount, Name: "/run/gpuledger/limits"}}
 	}
 	r := func(id grant.ID) grant.Request { return grant.Request{Hits: []grant.Hit{hit(id)}} }
-	if v := ofLimit(r(limitGrant.ID), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit || len(v.Removed) > 0 {
+	if v := ofLimit(r(limitGrant.ID), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit ||
+		len(v.Removed) > 0 {
 		t.Errorf("its own: %s %s, removed %v", v.Kind, v.Code, v.Removed)
 	}
-	if v := ofLimit(r("g-otherothergr"), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit || len(v.Removed) != 1 {
+	if v := ofLimit(r("g-otherothergr"), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit ||
+		len(v.Removed) != 1 {
 		t.Errorf("another's: %s %s, removed %v", v.Kind, v.Code, v.Removed)
 	}
 	if v := Decide(r(limitGrant.ID), grant.View{}, shimmed(), grant.Policy{}); v.Code != grant.GPUSocket {
@@ -176,7 +194,8 @@ func TestRecordsInASpec(t *testing.T) {
 	}
 }
 
-// TestStrengthOfAGrant: the weakest that a container of it has; without one what the next would get.
+// TestStrengthOfAGrant: the weakest that a container of it has; without one what the next would
+// get.
 func TestStrengthOfAGrant(t *testing.T) {
 	with := func(strengths ...grant.Strength) grant.Grant {
 		g := limitGrant

@@ -35,7 +35,8 @@ func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy)
 		if err != nil {
 			return nil, err
 		}
-		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], held: v.Held[d.GPU.UUID], compute: 100, closed: closedBy(d, v)}
+		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], held: v.Held[d.GPU.UUID], compute: 100,
+			closed: closedBy(d, v)}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
 		}
@@ -60,8 +61,10 @@ func survey(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy)
 // closedBy says why a GPU or MIG device takes no grants, whatever is free on it.
 func closedBy(device grant.Device, v grant.View) string {
 	for _, d := range v.Damaged {
-		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, device.GPU.UUID) || slices.Contains(d.GPUs, device.UUID()) {
-			return fmt.Sprintf("is closed: the ledger's entry %s is damaged (`gpuledger check` says how)", d.ID)
+		if len(d.GPUs) == 0 || slices.Contains(d.GPUs, device.GPU.UUID) ||
+			slices.Contains(d.GPUs, device.UUID()) {
+			return fmt.Sprintf("is closed: the ledger's entry %s is damaged (`gpuledger check` says how)",
+				d.ID)
 		}
 	}
 	switch {
@@ -107,14 +110,17 @@ func poolOf(gpu grant.GPU, pools []grant.Pool) (*grant.Pool, error) {
 			continue
 		}
 		if in != nil {
-			return nil, &grant.Refusal{Code: grant.ConfigInvalid, Message: fmt.Sprintf("GPU %d is in two pools", gpu.Index), Hint: "correct [[pool]] in the configuration"}
+			return nil, &grant.Refusal{Code: grant.ConfigInvalid,
+				Message: fmt.Sprintf("GPU %d is in two pools", gpu.Index),
+				Hint:    "correct [[pool]] in the configuration"}
 		}
 		in = &pools[i]
 	}
 	return in, nil
 }
 
-// Free tells for each GPU and MIG device, by UUID, how much memory a placement could still grant; 0 where it takes no grants.
+// Free tells for each GPU and MIG device, by UUID, how much memory a placement could still grant; 0
+// where it takes no grants.
 func Free(v grant.View, inv grant.Inventory, p grant.Policy) (map[string]grant.Bytes, error) {
 	seats, err := survey("", v, inv, p)
 	if err != nil {

@@ -15,10 +15,14 @@ func TestTheExampleRefusal(t *testing.T) {
 	w.r.Container.Pod = grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "train"}
 	w.hit(all)
 	v := w.decide()
-	if got, want := v.Refusal().Error(), `refused (visible-devices-all): container "train" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`; got != want {
+	if got, want := v.Refusal().Error(),
+		`refused (visible-devices-all): container "train" asks for all GPUs through NVIDIA_VISIBLE_DEVICES `+
+			`but holds no grant`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if want := "this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md) or set NVIDIA_VISIBLE_DEVICES=void"; v.Hint != want {
+	if want := "this node shares its GPUs by grant; request a share " +
+		"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md) or set " +
+		"NVIDIA_VISIBLE_DEVICES=void"; v.Hint != want {
 		t.Errorf("got  %s\nwant %s", v.Hint, want)
 	}
 }
@@ -30,54 +34,90 @@ func TestWhatATenantIsTold(t *testing.T) {
 		message, hint string
 	}{
 		{"GPUs outside its grant", func(w *world) { w.train(); w.hit(env("0,1", "0", "1")) },
-			`container "train" asks for GPUs 0,1 through NVIDIA_VISIBLE_DEVICES, which are not all in its grant g-podpodpodpod`,
-			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"},
-		{"privileged", func(w *world) { w.privileged() }, `container "c1" is privileged, so it reaches every GPU of this node (rule 0: a *:* rwm), but holds no grant`,
-			"this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), drop the privilege, or have the administrator set privileged = \"strip\" or an exemption"},
-		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) }, `container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon`,
+			`container "train" asks for GPUs 0,1 through NVIDIA_VISIBLE_DEVICES, which are not all in its ` +
+				`grant g-podpodpodpod`,
+			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
+				"a larger grant"},
+		{"privileged", func(w *world) {
+			w.privileged()
+		}, `container "c1" is privileged, so it reaches every GPU of this node (rule 0: a *:* rwm), but ` +
+			`holds no grant`,
+			"this node shares its GPUs by grant; request a share " +
+				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), drop the " +
+				"privilege, or have the administrator set privileged = \"strip\" or an exemption"},
+		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) },
+			`container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to ` +
+				`an MPS daemon`,
 			"directories that govern GPUs are no container's; remove the mount"},
 		{"a source of which nobody can tell what it is, with a grant", func(w *world) {
 			w.train()
-			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")", Code: grant.GPUBindMount, Cover: grant.CoverNever})
-		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs`,
+			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")",
+				Code: grant.GPUBindMount, Cover: grant.CoverNever})
+		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) ` +
+			`by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs`,
 			"name the file or directory itself as the mount's source"},
-		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) }, `container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
+		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) },
+			`container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
 			"that limit is the ledger's; leave the key out"},
 		{"a cgroup key that moves processes, with a grant", func(w *world) {
 			w.train()
-			w.hit(grant.Hit{Vector: "unified:cgroup.procs", Value: "4711", Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
-		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped`,
+			w.hit(grant.Hit{Vector: "unified:cgroup.procs", Value: "4711", Code: grant.GPUDeviceRule,
+				Cover: grant.CoverNever})
+		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys ` +
+			`processes leave the cgroup whose device rules and limit hold them, or are stopped`,
 			"leave the key out; to stop or end a container there are the runtime's pause and kill"},
 		{"a cgroup key that nobody knows, with a grant", func(w *world) {
 			w.train()
-			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable, Cover: grant.CoverNever}}
-		}, `container "train" sets cgroup key gpu.max (1), of which it is not known what it does to its grant`,
+			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable,
+				Cover: grant.CoverNever}}
+		},
+			`container "train" sets cgroup key gpu.max (1), of which it is not known what it does ` +
+				`to its grant`,
 			"leave the key out; a controller that is missing in gpuledger's list is a bug to report"},
-		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) }, `container "c1" is handed a GPU open by descriptor 7 (c 195:3) but holds no grant`,
-			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or this node shares its GPUs by grant; request a share (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
-		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) }, `container "train" is handed a GPU open by descriptor 7 (c 195:3), which is not in its grant g-podpodpodpod`,
-			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for a larger grant"},
+		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) },
+			`container "c1" is handed a GPU open by descriptor 7 (c 195:3) but holds no grant`,
+			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " +
+				"this node shares its GPUs by grant; request a share " +
+				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
+		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) },
+			`container "train" is handed a GPU open by descriptor 7 (c 195:3), which is not in its grant ` +
+				`g-podpodpodpod`,
+			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
+				"a larger grant"},
 		{"an exclusive grant of a GPU that somebody still has", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-0": true}
 		}, `container "train" holds an exclusive grant of GPU-0, which processes without a grant have open`,
-			"they have to end first; an administrator sees them with `gpuledger inspect` and in the audit log"},
-		{"another grant of such a GPU", func(w *world) { w.train(); w.v.Held = map[string]bool{"GPU-0": true} }, "", ""},
+			"they have to end first; an administrator sees them with `gpuledger inspect` and in " +
+				"the audit log"},
+		{"another grant of such a GPU", func(w *world) {
+			w.train()
+			w.v.Held = map[string]bool{"GPU-0": true}
+		}, "", ""},
 		{"an exclusive grant of another GPU", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-1": true}
 		}, "", ""},
-		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now }, `container "train" holds grant g-podpodpodpod, whose time is over`,
+		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now },
+			`container "train" holds grant g-podpodpodpod, whose time is over`,
 			"request a new grant, or have this one's time extended before it ends"},
-		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) }, "the node cannot tell", "ask the administrator"},
+		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) },
+			"the node cannot tell", "ask the administrator"},
 		{"a share that no grant is behind", func(w *world) {
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true, Memory: grant.GiB}}
-		}, `container "c1" says by annotation gpuledger.dev/memory what its share of a GPU is, but holds no grant`,
-			"that describes a grant and makes none: name one by gpuledger.dev/grant, or have one granted to the pod's container (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md); " +
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true,
+				Memory: grant.GiB}}
+		}, `container "c1" says by annotation gpuledger.dev/memory what its share of a GPU is, but ` +
+			`holds no grant`,
+			"that describes a grant and makes none: name one by gpuledger.dev/grant, or have one granted " +
+				"to the pod's container " +
+				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md); " +
 				"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"},
-		{"not found", func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) },
+		{"not found", func(w *world) {
+			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
+		},
 			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant that it opens`,
-			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may have been released"},
+			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may " +
+				"have been released"},
 	} {
 		w := newWorld()
 		c.setup(w)
@@ -87,7 +127,8 @@ func TestWhatATenantIsTold(t *testing.T) {
 	}
 }
 
-var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode, Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
+var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode,
+	Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 
 // A guesser of ids or secrets learns nothing from the difference.
 func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
@@ -97,7 +138,8 @@ func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
 		return w.decide()
 	}
 	unknown := verdict(grant.Reference{ID: "g-nonenonenone", Secret: secret})
-	for _, r := range []grant.Reference{{ID: bearerGrant, Secret: wrongSecret}, {ID: bearerGrant}, {ID: claimGrant, Secret: wrongSecret}} {
+	for _, r := range []grant.Reference{{ID: bearerGrant, Secret: wrongSecret}, {ID: bearerGrant},
+		{ID: claimGrant, Secret: wrongSecret}} {
 		v := verdict(r)
 		v.Details[0].Value = string(unknown.Details[0].Value) // what the container itself wrote
 		if fmt.Sprintf("%+v", v) != fmt.Sprintf("%+v", unknown) {
@@ -111,15 +153,23 @@ func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
 	for name, setup := range map[string]func(*world){
 		"ungranted":           func(w *world) { w.hit(all) },
 		"another pod's grant": func(w *world) { w.refers("a", grant.Reference{ID: podGrant}) },
-		"two grants":          func(w *world) { w.bearer(); w.refers("a", grant.Reference{ID: claimGrant, Secret: secret}) },
-		"a wrong secret":      func(w *world) { w.refers("a", grant.Reference{ID: bearerGrant, Secret: wrongSecret}) },
+		"two grants": func(w *world) {
+			w.bearer()
+			w.refers("a", grant.Reference{ID: claimGrant, Secret: secret})
+		},
+		"a wrong secret": func(w *world) {
+			w.refers("a", grant.Reference{ID: bearerGrant, Secret: wrongSecret})
+		},
 		"in use": func(w *world) {
 			w.train()
 			w.v.Grants[0].Bindings = []grant.Binding{{Container: "stranger", Bundle: "/stranger"}}
 		},
 		"outside its grant":   func(w *world) { w.train(); w.hit(env("1", "1")) },
 		"expired, a bearer's": func(w *world) { w.bearer(); w.v.Grants[1].Expires = now },
-		"an allocation amiss": func(w *world) { w.bearer(); w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"9"}}} },
+		"an allocation amiss": func(w *world) {
+			w.bearer()
+			w.r.Allocations = []grant.Allocation{{Source: "a", GPUs: []string{"9"}}}
+		},
 		"a damaged grant named": func(w *world) {
 			w.bearer()
 			w.v.Damaged = []grant.Damage{{ID: bearerGrant, Path: "/stranger", Err: "stranger"}}
@@ -132,7 +182,8 @@ func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
 			t.Fatalf("%s: %s", name, v.Kind)
 		}
 		text := fmt.Sprint(v.Message, v.Hint, v.Details, v.Recorded)
-		for _, private := range []string{secret, wrongSecret, grant.SecretHash(secret), string(otherGrant), "stranger", "secret-project"} {
+		for _, private := range []string{secret, wrongSecret, grant.SecretHash(secret), string(otherGrant),
+			"stranger", "secret-project"} {
 			if strings.Contains(text, private) {
 				t.Errorf("%s: the text shows %s: %s", name, private, text)
 			}
@@ -155,12 +206,14 @@ func TestATenantsWordsComeThroughHarmless(t *testing.T) {
 		w.r.Container.ID = evil
 		w.r.NodeRoot = []string{"mount:" + evil}
 		hits := []grant.Hit{}
-		for _, h := range []grant.Hit{all, migEnv, hook, socket, cdi, bind1, rule("c 195:*"), node(grant.ClassGPU, 0)} {
+		for _, h := range []grant.Hit{all, migEnv, hook, socket, cdi, bind1, rule("c 195:*"),
+			node(grant.ClassGPU, 0)} {
 			h.Vector, h.Value = h.Vector+evil, evil
 			hits = append(hits, h)
 		}
 		w.r.Hits = hits
-		w.r.References = []grant.Mention{{Source: "annotation:" + evil, Asks: true, Malformed: "cannot read " + evil}}
+		w.r.References = []grant.Mention{{Source: "annotation:" + evil, Asks: true,
+			Malformed: "cannot read " + evil}}
 		w.r.Allocations = []grant.Allocation{{Source: "annotation:" + evil, Asks: true, Malformed: evil}}
 		v := w.decide()
 		if len(v.Details) != 10 {
@@ -173,7 +226,8 @@ func TestATenantsWordsComeThroughHarmless(t *testing.T) {
 		w.r.Hits, w.r.References, w.r.Allocations = nil, nil, nil
 		texts = append(texts, w.decide().Recorded...)
 		for _, text := range texts {
-			if strings.ContainsAny(text, "\n\r\x1b\x07\u202e") || !utf8.ValidString(text) || len(text) > 1000 {
+			if strings.ContainsAny(text, "\n\r\x1b\x07\u202e") || !utf8.ValidString(text) ||
+				len(text) > 1000 {
 				t.Errorf("%s: %.300q", name, text)
 			}
 		}

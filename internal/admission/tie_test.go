@@ -15,11 +15,16 @@ func (w *world) tie(id grant.ID, ties ...grant.Tie) {
 	w.v.Grants[i].For, w.v.Grants[i].Compute = ties, 0
 }
 
-// A reference is good in the pods that its grant is tied to, and in no other: of all identities, ties, owners and places of the reference.
+// A reference is good in the pods that its grant is tied to, and in no other: of all identities,
+// ties, owners and places of the reference.
 func TestATiedGrantIsNobodyElses(t *testing.T) {
-	identities := []grant.Identity{{}, {UID: "u1", Namespace: "n1", Pod: "p", Container: "c"}, {UID: "u2", Namespace: "n1", Pod: "q", Container: "c"}, {UID: "u3", Namespace: "n2", Pod: "p", Container: "c"},
+	identities := []grant.Identity{{}, {UID: "u1", Namespace: "n1", Pod: "p", Container: "c"},
+		{UID: "u2", Namespace: "n1", Pod: "q", Container: "c"},
+		{UID: "u3", Namespace: "n2", Pod: "p", Container: "c"},
 		{Namespace: "n1", Pod: "p", Container: "c"}, {UID: "u1"}, {Namespace: "n1"}}
-	ties := [][]grant.Tie{nil, {"pod:u1"}, {"pod:u2", "pod:u3"}, {"namespace:n1"}, {"namespace:n2", "namespace:n1"}, {"namespace:n1", "pod:u1"}, {"namespace:n2", "pod:u1"}, {"pod:gone"}}
+	ties := [][]grant.Tie{nil, {"pod:u1"}, {"pod:u2", "pod:u3"}, {"namespace:n1"},
+		{"namespace:n2", "namespace:n1"}, {"namespace:n1", "pod:u1"}, {"namespace:n2", "pod:u1"}, {
+			"pod:gone"}}
 	sources := []string{"env:GPULEDGER_GRANT", "annotation:gpuledger.dev/grant", "annotation:cdi.k8s.io/x"}
 	admitted, refused := 0, 0
 	for _, id := range []grant.ID{bearerGrant, claimGrant} {
@@ -41,12 +46,14 @@ func TestATiedGrantIsNobodyElses(t *testing.T) {
 							} else {
 								namespaces++
 							}
-							its[kind] = its[kind] || kind == "pod" && value == who.UID || kind == "namespace" && value == who.Namespace
+							its[kind] = its[kind] || kind == "pod" && value == who.UID ||
+								kind == "namespace" && value == who.Namespace
 						}
 						right := (pods == 0 || its["pod"]) && (namespaces == 0 || its["namespace"])
 						switch {
 						case presented == wrongSecret && (v.Code != grant.GrantNotFound || v.Late):
-							t.Errorf("%s with a wrong secret: %s, want no more than that there is no such grant", name, summary(v))
+							t.Errorf("%s with a wrong secret: %s, want no more than that there is "+
+								"no such grant", name, summary(v))
 						case presented == secret && right != (v.Kind == grant.Admit):
 							t.Errorf("%s: %s", name, summary(v))
 						case presented == secret && !right && v.Code != grant.GrantOwnerMismatch:
@@ -54,13 +61,15 @@ func TestATiedGrantIsNobodyElses(t *testing.T) {
 						case v.Kind == grant.Refused && v.Grant != nil:
 							t.Errorf("%s: the refusal has the grant", name)
 						}
-						late := presented == secret && !right && id == claimGrant && who.UID != "" && (namespaces == 0 || its["namespace"])
+						late := presented == secret && !right && id == claimGrant && who.UID != "" &&
+							(namespaces == 0 || its["namespace"])
 						if v.Late != late {
 							t.Errorf("%s: may be told of it in a moment: %v", name, v.Late)
 						}
 						for _, other := range append(to, "n2", "u3") {
 							_, value, _ := strings.Cut(":"+string(other), ":")
-							if text := v.Message + v.Hint; value != "" && strings.Contains(text, value[strings.Index(value, ":")+1:]) {
+							if text := v.Message + v.Hint; value != "" &&
+								strings.Contains(text, value[strings.Index(value, ":")+1:]) {
 								t.Errorf("%s: names %s: %s", name, value, text)
 							}
 						}
@@ -96,7 +105,8 @@ func TestWhatAStrangerIsTold(t *testing.T) {
 		if v.Code != grant.GrantOwnerMismatch || v.Message != c.message || v.Hint != c.hint || v.Late {
 			t.Errorf("%s: got %s\n%s\n%s", name, v.Code, v.Message, v.Hint)
 		}
-		if d := (grant.Detail{Vector: "env:GPULEDGER_GRANT", Value: string(bearerGrant), Code: grant.GrantOwnerMismatch}); v.Details[0] != d {
+		if d := (grant.Detail{Vector: "env:GPULEDGER_GRANT", Value: string(bearerGrant),
+			Code: grant.GrantOwnerMismatch}); v.Details[0] != d {
 			t.Errorf("%s: got %v", name, v.Details)
 		}
 	}
@@ -124,7 +134,8 @@ func TestNothingIsWaitedForThatCannotCome(t *testing.T) {
 
 func TestWhatCannotBeTied(t *testing.T) {
 	ask := Ask{Memory: grant.GiB, Mode: grant.Limit, Owner: "pod:u/c", For: []grant.Tie{"pod:u"}}
-	if err := ask.Validate(); err == nil || !strings.Contains(err.Error(), "pod:u/c proves its grant by what it is") {
+	if err := ask.Validate(); err == nil || !strings.Contains(err.Error(),
+		"pod:u/c proves its grant by what it is") {
 		t.Errorf("a pod's grant: %v", err)
 	}
 	ask.Owner = grant.Bearer

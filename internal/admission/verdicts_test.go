@@ -27,7 +27,9 @@ func written(v grant.Verdict) string {
 		}
 	}
 	lines := []string{head}
-	add := func(kind, format string, args ...any) { lines = append(lines, kind+": "+fmt.Sprintf(format, args...)) }
+	add := func(kind, format string, args ...any) {
+		lines = append(lines, kind+": "+fmt.Sprintf(format, args...))
+	}
 	if v.Message != "" {
 		add("says", "%s", v.Message)
 	}
@@ -74,9 +76,11 @@ func TestWholeVerdicts(t *testing.T) {
 	)
 	var (
 		plain = lines("admit of g-podpodpodpod library", set, nodes, may)
-		both  = lines("admit of g-bearerbearer library", "env: NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1", "nodes: nvidia0 nvidia3 nvidiactl nvidia-uvm nvidia-uvm-tools",
+		both  = lines("admit of g-bearerbearer library", "env: NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1",
+			"nodes: nvidia0 nvidia3 nvidiactl nvidia-uvm nvidia-uvm-tools",
 			"rules: c 195:0 rw, c 195:3 rw, c 195:255 rw, c 508:0 rw, c 508:1 rw")
-		elsewhere = grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd" + leads, Code: grant.GPUBindMount, Cover: grant.CoverNever}
+		elsewhere = grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd" + leads, Code: grant.GPUBindMount,
+			Cover: grant.CoverNever}
 	)
 	hidden := func(w *world) { w.p.Rules.Ungranted, w.p.Rules.Privileged = grant.Hide, grant.Strip }
 	exclusive := func(w *world) {
@@ -86,7 +90,8 @@ func TestWholeVerdicts(t *testing.T) {
 	}
 	tooWeak := func(why string) string {
 		return lines("refuse limit-unenforceable of g-podpodpodpod none",
-			"says: "+train+"would be held to its grant by strength none, which is less than this node's minimum_strength"+why, `finds: limit-unenforceable strength "none"`)
+			"says: "+train+"would be held to its grant by strength none, which is less than this node's "+
+				"minimum_strength"+why, `finds: limit-unenforceable strength "none"`)
 	}
 	for _, c := range []struct {
 		name  string
@@ -95,53 +100,98 @@ func TestWholeVerdicts(t *testing.T) {
 	}{
 		// what the container is
 		{"the owner", func(w *world) { w.train() }, plain},
-		{"a grant that nobody owns is not that of a container without a pod", func(w *world) { w.v.Grants[0].Owner = "" }, "pass none"},
+		{"a grant that nobody owns is not that of a container without a pod",
+			func(w *world) { w.v.Grants[0].Owner = "" }, "pass none"},
 		{"GPUs whose address is known: the others' directories are masked", func(w *world) {
 			w.train()
 			w.inv.GPUs[0].PCI, w.inv.GPUs[1].PCI = "0000:01:00.0", "0000:02:00.0"
 		}, lines(plain, "masked: /proc/driver/nvidia/gpus/0000:02:00.0")},
-		{"exclusive and privileged, without CAP_SYS_ADMIN", func(w *world) { exclusive(w); w.r.Privileged = true }, tooWeak("")},
+		{"exclusive and privileged, without CAP_SYS_ADMIN", func(w *world) {
+			exclusive(w)
+			w.r.Privileged = true
+		}, tooWeak("")},
 		{"exclusive with CAP_SYS_ADMIN", func(w *world) { exclusive(w); w.r.SysAdmin = true }, tooWeak("")},
-		{"exclusive and root on the node", func(w *world) { exclusive(w); w.r.NodeRoot = []string{"mount:/host"} }, tooWeak("")},
-		{"timeslice limits nothing", func(w *world) { exclusive(w); w.v.Grants[0].Mode = grant.Timeslice }, tooWeak("")},
+		{"exclusive and root on the node", func(w *world) {
+			exclusive(w)
+			w.r.NodeRoot = []string{"mount:/host"}
+		}, tooWeak("")},
+		{"timeslice limits nothing", func(w *world) {
+			exclusive(w)
+			w.v.Grants[0].Mode = grant.Timeslice
+		}, tooWeak("")},
 
 		// a sandbox
-		{"a sandbox with a mount that leads elsewhere", func(w *world) { w.r.Sandbox = true; w.hit(elsewhere) },
-			lines("refuse gpu-bind-mount none", `says: container "c1" mounts /proc/self/cwd`+leads+" by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs",
-				`finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
-		{"a sandbox with a node: nothing is hidden or stripped, and its allocations are nobody's", func(w *world) {
-			hidden(w)
+		{"a sandbox with a mount that leads elsewhere", func(w *world) {
 			w.r.Sandbox = true
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true, GPUs: []string{"0"}}}
-			w.hit(node(grant.ClassGPU, 0))
-		}, lines("refuse gpu-device-node none", `says: container "c1" brings the GPU device /dev/x (c nvidia:0) but holds no grant`, `finds: gpu-device-node device:/dev/x "c nvidia:0"`)},
+			w.hit(elsewhere)
+		},
+			lines("refuse gpu-bind-mount none", `says: container "c1" mounts /proc/self/cwd`+leads+
+				" by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs",
+				`finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
+		{"a sandbox with a node: nothing is hidden or stripped, and its allocations are nobody's",
+			func(w *world) {
+				hidden(w)
+				w.r.Sandbox = true
+				w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true,
+					GPUs: []string{"0"}}}
+				w.hit(node(grant.ClassGPU, 0))
+			}, lines("refuse gpu-device-node none", `says: container "c1" brings the GPU device /dev/x (c `+
+				`nvidia:0) but holds no grant`, `finds: gpu-device-node device:/dev/x "c nvidia:0"`)},
 		{"a sandbox with an injector's node for all: nothing is stripped", func(w *world) {
 			hidden(w)
 			w.r.Sandbox = true
 			w.hit(blamed(node(grant.ClassGPU, 0)))
-		}, lines("refuse privileged-gpu none", `says: container "c1" is privileged, so it reaches every GPU of this node (/dev/x: c nvidia:0), but holds no grant`, `finds: privileged-gpu device:/dev/x "c nvidia:0"`)},
+		}, lines("refuse privileged-gpu none", `says: container "c1" is privileged, so it reaches every `+
+			`GPU of this node (/dev/x: c nvidia:0), but holds no grant`,
+			`finds: privileged-gpu device:/dev/x "c nvidia:0"`)},
 
 		// in a user namespace, with more than the lack of a rule that denies all
-		{"unclosed, with an injector's hook", func(w *world) { w.r.Unclosed = true; w.hit(noRules); w.hit(hook) },
-			lines("refuse gpu-device-rule none", `says: container "c1" may open GPU devices by its device rules (rule none: no device rule is given) but holds no grant`,
-				`finds: gpu-device-rule rule:none "no device rule is given"`, `finds: gpu-hook hook:/usr/bin/nvidia-ctk ""`)},
-		{"unclosed, with a mount that leads elsewhere", func(w *world) { w.r.Unclosed = true; w.hit(noRules); w.hit(elsewhere) },
-			lines("refuse gpu-device-rule none", `says: container "c1" may open GPU devices by its device rules (rule none: no device rule is given) but holds no grant`,
-				`finds: gpu-device-rule rule:none "no device rule is given"`, `finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
+		{"unclosed, with an injector's hook", func(w *world) {
+			w.r.Unclosed = true
+			w.hit(noRules)
+			w.hit(hook)
+		},
+			lines("refuse gpu-device-rule none",
+				`says: container "c1" may open GPU devices by its device rules (rule none: no device rule `+
+					`is given) but holds no grant`,
+				`finds: gpu-device-rule rule:none "no device rule is given"`,
+				`finds: gpu-hook hook:/usr/bin/nvidia-ctk ""`)},
+		{"unclosed, with a mount that leads elsewhere", func(w *world) {
+			w.r.Unclosed = true
+			w.hit(noRules)
+			w.hit(elsewhere)
+		},
+			lines("refuse gpu-device-rule none",
+				`says: container "c1" may open GPU devices by its device rules (rule none: no device rule `+
+					`is given) but holds no grant`,
+				`finds: gpu-device-rule rule:none "no device rule is given"`,
+				`finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
 
 		// hide
-		{"hide", func(w *world) { hidden(w); w.hit(all) }, lines("pass none", void, dropped, "recorded: GPUs hidden by policy")},
+		{"hide", func(w *world) {
+			hidden(w)
+			w.hit(all)
+		}, lines("pass none", void, dropped, "recorded: GPUs hidden by policy")},
 		{"hide: not from one whose pod names a grant for all of its containers", func(w *world) {
 			hidden(w)
 			w.hit(all)
-			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: "g-nonenonenone"}}}
-		}, lines("refuse grant-not-found none", `says: container "c1" refers to a grant by annotation gpuledger.dev/grant, but the ledger has no grant that it opens`,
-			`finds: grant-not-found annotation:gpuledger.dev/grant "g-nonenonenone"`, `finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
-		{"what is found three times is removed once", func(w *world) { hidden(w); w.r.Hits = []grant.Hit{all, migEnv, all, all} },
-			lines("pass none", void, dropped, "removed: env:NVIDIA_MIG_CONFIG_DEVICES", "recorded: GPUs hidden by policy")},
+			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
+				Reference: grant.Reference{ID: "g-nonenonenone"}}}
+		}, lines("refuse grant-not-found none",
+			`says: container "c1" refers to a grant by annotation gpuledger.dev/grant, but the ledger has `+
+				`no grant that it opens`,
+			`finds: grant-not-found annotation:gpuledger.dev/grant "g-nonenonenone"`,
+			`finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
+		{"what is found three times is removed once", func(w *world) {
+			hidden(w)
+			w.r.Hits = []grant.Hit{all, migEnv, all, all}
+		},
+			lines("pass none", void, dropped, "removed: env:NVIDIA_MIG_CONFIG_DEVICES",
+				"recorded: GPUs hidden by policy")},
 		{"a hook with the name of the variable that is set goes", func(w *world) {
 			w.train()
-			w.r.Dropped = []grant.Removal{{Kind: grant.RemoveHook, Name: "NVIDIA_VISIBLE_DEVICES"}, {Kind: grant.RemoveEnv, Name: "NVIDIA_VISIBLE_DEVICES"}}
+			w.r.Dropped = []grant.Removal{{Kind: grant.RemoveHook, Name: "NVIDIA_VISIBLE_DEVICES"},
+				{Kind: grant.RemoveEnv, Name: "NVIDIA_VISIBLE_DEVICES"}}
 		}, lines(plain, "removed: hook:NVIDIA_VISIBLE_DEVICES")},
 
 		// exemptions
@@ -150,13 +200,17 @@ func TestWholeVerdicts(t *testing.T) {
 			w.v.Grants = nil
 			w.hit(socket)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "other", Pod: "job-0"}}
-		}, lines("refuse gpu-socket none", "says: "+train+"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon", `finds: gpu-socket mount:/s "/run/gpuledger"`)},
+		}, lines("refuse gpu-socket none", "says: "+train+
+			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
+			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 		{"exempt: another container", func(w *world) {
 			w.train()
 			w.v.Grants = nil
 			w.hit(socket)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team", Pod: "job-0", Container: "sidecar"}}
-		}, lines("refuse gpu-socket none", "says: "+train+"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon", `finds: gpu-socket mount:/s "/run/gpuledger"`)},
+		}, lines("refuse gpu-socket none", "says: "+train+
+			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
+			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 
 		// what the ledger cannot say
 		{"a pod's container that owns a damaged grant and names a sound one", func(w *world) {
@@ -164,43 +218,65 @@ func TestWholeVerdicts(t *testing.T) {
 			w.v.Grants = w.v.Grants[1:]
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 			w.bearer()
-		}, lines("refuse ledger-unreadable of g-bearerbearer none", "says: "+train+"relies on grant g-podpodpodpod, whose entry in the ledger is damaged", `finds: ledger-unreadable owner "g-podpodpodpod"`)},
+		}, lines("refuse ledger-unreadable of g-bearerbearer none", "says: "+train+
+			"relies on grant g-podpodpodpod, whose entry in the ledger is damaged",
+			`finds: ledger-unreadable owner "g-podpodpodpod"`)},
 		{"a pod's container that names a damaged grant", func(w *world) {
 			w.train()
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: bearerGrant}}
 			w.bearer()
-		}, lines("refuse ledger-unreadable none", "says: "+train+"relies on grant g-bearerbearer, whose entry in the ledger is damaged", `finds: ledger-unreadable env:GPULEDGER_GRANT "g-bearerbearer"`)},
+		}, lines("refuse ledger-unreadable none", "says: "+train+
+			"relies on grant g-bearerbearer, whose entry in the ledger is damaged",
+			`finds: ledger-unreadable env:GPULEDGER_GRANT "g-bearerbearer"`)},
 		{"a pod's container that asks for nothing beside a damaged grant that its pod names", func(w *world) {
 			w.train()
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: bearerGrant}}
-			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: bearerGrant}}}
+			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
+				Reference: grant.Reference{ID: bearerGrant}}}
 		}, "pass none"},
-		{"a container of no pod owns no damaged grant", func(w *world) { w.v.Damaged = []grant.Damage{{ID: podGrant}} }, "pass none"},
-		{"a pod's container, where the configuration is broken", func(w *world) { w.train(); w.v.Grants = nil; w.problem(grant.ConfigInvalid) }, "pass none"},
+		{"a container of no pod owns no damaged grant", func(w *world) {
+			w.v.Damaged = []grant.Damage{{ID: podGrant}}
+		}, "pass none"},
+		{"a pod's container, where the configuration is broken", func(w *world) {
+			w.train()
+			w.v.Grants = nil
+			w.problem(grant.ConfigInvalid)
+		}, "pass none"},
 
 		// allocations
 		{"an allocation for another container is not this one's", func(w *world) {
 			w.hit(all)
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", GPUs: []string{"0"}}}
-		}, lines("refuse visible-devices-all none", `says: container "c1" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`, `finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
+		}, lines("refuse visible-devices-all none",
+			`says: container "c1" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`,
+			`finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
 		{"an allocation of which a part cannot be read is told once", func(w *world) {
 			w.train()
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true, GPUs: []string{"1"}, Units: 9, Malformed: "what?"}}
-		}, lines("refuse annotation-malformed of g-podpodpodpod none", "says: "+train+"carries annotation a, which cannot be read: what?", `finds: annotation-malformed annotation:a "what?"`)},
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true, GPUs: []string{"1"},
+				Units: 9, Malformed: "what?"}}
+		}, lines("refuse annotation-malformed of g-podpodpodpod none",
+			"says: "+train+"carries annotation a, which cannot be read: what?",
+			`finds: annotation-malformed annotation:a "what?"`)},
 		{"allocations that say as much as there is", func(w *world) {
 			w.bearer()
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true, GPUs: []string{"0", "1"}, Memory: 8 * grant.GiB, Compute: 30, Mode: grant.Limit}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true,
+				GPUs: []string{"0", "1"}, Memory: 8 * grant.GiB, Compute: 30, Mode: grant.Limit}}
 		}, both},
 		{"allocations that say more, or less", func(w *world) {
 			w.bearer()
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Memory: 9 * grant.GiB}, {Source: "annotation:b", Memory: 7 * grant.GiB}, {Source: "annotation:c", Units: 3}}
-		}, lines("refuse annotation-mismatch of g-bearerbearer none", `says: container "c1" carries annotation a (9GiB), which disagrees with grant g-bearerbearer`,
-			`finds: annotation-mismatch annotation:a "9GiB"`, `finds: annotation-mismatch annotation:b "7GiB"`, `finds: annotation-mismatch annotation:c "3 units of memory"`)},
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Memory: 9 * grant.GiB},
+				{Source: "annotation:b", Memory: 7 * grant.GiB}, {Source: "annotation:c", Units: 3}}
+		}, lines("refuse annotation-mismatch of g-bearerbearer none",
+			`says: container "c1" carries annotation a (9GiB), which disagrees with grant g-bearerbearer`,
+			`finds: annotation-mismatch annotation:a "9GiB"`,
+			`finds: annotation-mismatch annotation:b "7GiB"`,
+			`finds: annotation-mismatch annotation:c "3 units of memory"`)},
 		{"gpushare with a total of twice the card's GiB", func(w *world) {
 			w.train()
-			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", GPUs: []string{"0"}, Units: 4, Total: 32}}
+			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", GPUs: []string{"0"},
+				Units: 4, Total: 32}}
 		}, plain},
 
 		// a GPU that has vanished
@@ -209,15 +285,20 @@ func TestWholeVerdicts(t *testing.T) {
 			w.inv.GPUs = w.inv.GPUs[1:]
 			w.hit(node(grant.ClassGPU, 0))
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Units: 4, Total: 15}}
-		}, lines("refuse gpu-unhealthy of g-podpodpodpod none", "says: "+train+"holds a grant of GPU-0, which is not there any more",
-			`finds: gpu-unhealthy GPU-0 "is not there any more"`, `finds: gpu-device-node device:/dev/x "c nvidia:0"`)},
+		}, lines("refuse gpu-unhealthy of g-podpodpodpod none",
+			"says: "+train+"holds a grant of GPU-0, which is not there any more",
+			`finds: gpu-unhealthy GPU-0 "is not there any more"`,
+			`finds: gpu-device-node device:/dev/x "c nvidia:0"`)},
 
 		// what a tenant is told
 		{"a mount of a GPU that is not granted", func(w *world) { w.train(); w.hit(bind1) },
-			lines("refuse gpu-bind-mount of g-podpodpodpod none", "says: "+train+"mounts GPU devices by mount /m from /dev/nvidia3 (c 195:3), which are not in its grant g-podpodpodpod",
+			lines("refuse gpu-bind-mount of g-podpodpodpod none", "says: "+train+
+				"mounts GPU devices by mount /m from /dev/nvidia3 (c 195:3), which are not in its grant "+
+				"g-podpodpodpod",
 				`finds: gpu-bind-mount mount:/m "/dev/nvidia3 (c 195:3)"`)},
 		{"a variable whose value reads as if it led elsewhere", func(w *world) { w.hit(env("1"+leads, "1")) },
-			lines("refuse visible-devices-outside-grant none", `says: container "c1" asks for GPUs 1`+leads+" through NVIDIA_VISIBLE_DEVICES but holds no grant",
+			lines("refuse visible-devices-outside-grant none", `says: container "c1" asks for GPUs 1`+leads+
+				" through NVIDIA_VISIBLE_DEVICES but holds no grant",
 				`finds: visible-devices-outside-grant env:NVIDIA_VISIBLE_DEVICES "1`+leads+`"`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -34,7 +34,8 @@ func (c *asking) whyWeaker(told grant.Strength) string {
 	case c.request.SysAdmin:
 		return "the container has CAP_SYS_ADMIN" + undoes
 	case len(c.request.NodeRoot) > 0:
-		return "the container is as good as root on the node by " + grant.Printable(c.request.NodeRoot[0]) + undoes
+		return "the container is as good as root on the node by " + grant.Printable(c.request.NodeRoot[0]) +
+			undoes
 	case told == grant.StrengthDriver:
 		return c.driverless()
 	}

@@ -1,97 +1,146 @@
 package auditlog
 
 import (
-	"bytes"
+	"bufio"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// file is one file of the log. What is before offset has been read.
+// file is one open file of the log. It keeps its position between two calls of lines, and the
+// beginning of a line whose end is not written yet.
 type file struct {
+	name     string
 	f        *os.File
-	dev, ino uint64
-	offset   int64
-	inLine   bool // offset is within a line
-	endsSeen int  // how often its end was reached, since the last line or since its rotation
+	info     os.FileInfo
+	gzipped  bool
+	r        *bufio.Reader
+	offset   int64  // bytes read; it means nothing for a compressed file
+	line     int    // number of the last line that was read
+	partial  []byte // the line that has no end yet
+	skipping bool   // the rest of the line is dropped: it is too long, or reading began within it
+	endsSeen int    // how often the end was reached, since the last byte or since the rotation
 }
+
+// maxLine is the longest line that is read, in bytes. gpuledger's own have at most 4 KiB.
+const maxLine = 64 << 10
+
+// noLimit lets lines read to the end of the file.
+const noLimit = math.MaxInt64
 
 // open opens a file without waiting for anything, and follows no link.
-func open(path string) (*file, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func open(name string) (*file, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("cannot follow the audit log: %w", err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		_ = f.Close()
-		return nil, fmt.Errorf("cannot follow the audit log: %s is no regular file", path)
-	}
-	return &file{f: f, dev: uint64(st.Dev), ino: st.Ino}, nil
-}
-
-func (f *file) close()            { _ = f.f.Close() }
-func (f *file) same(o *file) bool { return f.dev == o.dev && f.ino == o.ino }
-
-// skipTo skips all but the last bytes of the file.
-func (f *file) skipTo(last int64) {
-	if info, err := f.f.Stat(); err == nil && info.Size() > last {
-		f.offset, f.inLine = info.Size()-last, true
-	}
-}
-
-// chunkSize is how much is read at once, in bytes. A line has at most 4 KiB.
-const chunkSize = 64 << 10
-
-// lines calls fn with each new whole line until limit bytes are read, and returns how many bytes it
-// read. It skips lines that are longer than a chunk: gpuledger writes none.
-func (f *file) lines(limit int, fn func([]byte)) (read int, err error) {
-	f.rewind()
-	buffer := make([]byte, chunkSize)
-	for read < limit {
-		n, err := f.f.ReadAt(buffer, f.offset)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return read, fmt.Errorf("cannot follow the audit log: %w", err)
+		if errors.Is(err, unix.ELOOP) {
+			return nil, fmt.Errorf("%s is a link, and gpuledger writes into none", name)
 		}
-		used := f.split(buffer[:n], fn)
-		f.offset += int64(used)
-		read += used
-		if used == 0 {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", name)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return &file{name: name, f: f, info: info, r: bufio.NewReaderSize(f, maxLine),
+		gzipped: strings.HasSuffix(name, ".gz")}, nil
+}
+
+func (f *file) close() { _ = f.f.Close() }
+
+func (f *file) same(o *file) bool { return os.SameFile(f.info, o.info) }
+
+// skipTo skips all but the last bytes of the file, and the line in which these begin.
+func (f *file) skipTo(last int64) error {
+	if f.info.Size() <= last {
+		return nil
+	}
+	f.offset, f.skipping = f.info.Size()-last, true
+	_, err := f.f.Seek(f.offset, io.SeekStart)
+	return err
+}
+
+// lines calls fn with each new line until fn returns false, limit bytes are read or the file ends.
+// It returns how many bytes it read. With final, what stands at the end without a newline is a
+// line, too. A line that is too long is nil.
+func (f *file) lines(limit int64, final bool, fn func([]byte) bool) (read int64, err error) {
+	if err := f.begin(); err != nil {
+		return 0, err
+	}
+	for read < limit {
+		piece, err := f.r.ReadSlice('\n')
+		read += int64(len(piece))
+		f.add(piece)
+		switch {
+		case err == nil || err == io.EOF && final && (len(f.partial) > 0 || f.skipping):
+			if !fn(f.endLine()) {
+				return read, nil
+			}
+		case err != bufio.ErrBufferFull && err != io.EOF:
+			return read, err
+		}
+		if err == io.EOF {
 			f.endsSeen++
 			return read, nil
 		}
-		f.endsSeen = 0
 	}
 	return read, nil
 }
 
-// split calls fn with the whole lines of a piece, and returns how many bytes are done.
-func (f *file) split(piece []byte, fn func([]byte)) (used int) {
-	for {
-		end := bytes.IndexByte(piece[used:], '\n')
-		if end < 0 {
-			break
-		}
-		if !f.inLine {
-			fn(piece[used : used+end])
-		}
-		f.inLine = false
-		used += end + 1
+// add appends a piece to the line that is being read.
+func (f *file) add(piece []byte) {
+	if len(piece) > 0 {
+		f.endsSeen = 0
 	}
-	if used == 0 && len(piece) == chunkSize {
-		f.inLine = true
-		return chunkSize
+	f.offset += int64(len(piece))
+	f.skipping = f.skipping || len(f.partial)+len(piece) > maxLine
+	if f.skipping {
+		f.partial = f.partial[:0]
+		return
 	}
-	return used
+	f.partial = append(f.partial, piece...)
+	if n := len(f.partial); n > 0 && f.partial[n-1] == '\n' {
+		f.partial = f.partial[:n-1]
+	}
 }
 
-// rewind starts again at the beginning if the file was emptied in place, as logrotate does with
-// copytruncate.
-func (f *file) rewind() {
-	if info, err := f.f.Stat(); err == nil && info.Size() < f.offset {
-		f.offset, f.inLine = 0, false
+// endLine returns the line that was read, which is valid until the next byte is read.
+func (f *file) endLine() []byte {
+	line := f.partial
+	if f.skipping {
+		line = nil
 	}
+	f.line++
+	f.partial, f.skipping = f.partial[:0], false
+	return line
+}
+
+// begin unpacks a compressed file. It starts again at the beginning of a file that was emptied in
+// place, as logrotate does with copytruncate.
+func (f *file) begin() error {
+	if f.gzipped {
+		unpacked, err := gzip.NewReader(f.f)
+		if err != nil {
+			return err
+		}
+		f.r.Reset(unpacked)
+		return nil
+	}
+	info, err := f.f.Stat()
+	if err != nil || info.Size() >= f.offset {
+		return err
+	}
+	f.offset, f.line, f.partial, f.skipping = 0, 0, f.partial[:0], false
+	f.r.Reset(f.f)
+	_, err = f.f.Seek(0, io.SeekStart)
+	return err
 }

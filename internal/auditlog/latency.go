@@ -8,7 +8,8 @@ import (
 // LatencyBounds are the upper bounds of the buckets of Latency.
 var LatencyBounds = []time.Duration{250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond,
 	2500 * time.Microsecond, 5 * time.Millisecond,
-	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, time.Second, 10 * time.Second}
+	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
+	250 * time.Millisecond, time.Second, 10 * time.Second}
 
 // Latency is how long decisions took. A decision longer than the last bound is in no bucket.
 type Latency struct {

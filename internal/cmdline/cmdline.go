@@ -19,7 +19,9 @@ func Ordered(app *cli.App, args []string) []string {
 	for {
 		options, others := apart(rest, flags, len(commands) > 0)
 		ordered = append(ordered, options...)
-		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return len(others) > 0 && c.HasName(others[0]) })
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool {
+			return len(others) > 0 && c.HasName(others[0])
+		})
 		if i < 0 {
 			return append(ordered, others...)
 		}

@@ -12,11 +12,13 @@ import (
 // were given.
 func program(out *bytes.Buffer) *cli.App {
 	flags := func() []cli.Flag {
-		return []cli.Flag{&cli.StringFlag{Name: "config"}, &cli.BoolFlag{Name: "force"}, &cli.StringFlag{Name: "namespace", Aliases: []string{"n"}},
+		return []cli.Flag{&cli.StringFlag{Name: "config"}, &cli.BoolFlag{Name: "force"},
+			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}},
 			&cli.IntFlag{Name: "gpus"}, &cli.DurationFlag{Name: "ttl"}}
 	}
 	say := func(c *cli.Context) error {
-		out.WriteString(strings.Join(append([]string{c.Command.Name, "config=" + c.String("config"), "n=" + c.String("n")}, c.Args().Slice()...), " "))
+		out.WriteString(strings.Join(append([]string{c.Command.Name, "config=" + c.String("config"),
+			"n=" + c.String("n")}, c.Args().Slice()...), " "))
 		if c.Bool("force") {
 			out.WriteString(" forced")
 		}
@@ -26,10 +28,11 @@ func program(out *bytes.Buffer) *cli.App {
 		out.WriteString(Wrong(err, c.Command.Flags))
 		return nil
 	}
-	app := &cli.App{Name: "p", Flags: []cli.Flag{&cli.StringFlag{Name: "config"}}, Writer: out, OnUsageError: wrong, Commands: []*cli.Command{
-		{Name: "release", Flags: flags(), Action: say, OnUsageError: wrong},
-		{Name: "inventory", Flags: flags(), Subcommands: []*cli.Command{{Name: "refresh", Aliases: []string{"scan"}, Flags: flags(), Action: say, OnUsageError: wrong}}},
-	}}
+	app := &cli.App{Name: "p", Flags: []cli.Flag{&cli.StringFlag{Name: "config"}}, Writer: out,
+		OnUsageError: wrong, Commands: []*cli.Command{
+			{Name: "release", Flags: flags(), Action: say, OnUsageError: wrong},
+			{Name: "inventory", Flags: flags(), Subcommands: []*cli.Command{{Name: "refresh", Aliases: []string{"scan"}, Flags: flags(), Action: say, OnUsageError: wrong}}},
+		}}
 	return app
 }
 
@@ -62,7 +65,8 @@ func TestAFlagStandsWhereItLikes(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		app := program(&out)
-		if err := app.Run(Ordered(app, append([]string{"p"}, strings.Fields(line)...))); err != nil || out.String() != want {
+		if err := app.Run(Ordered(app, append([]string{"p"}, strings.Fields(line)...))); err != nil ||
+			out.String() != want {
 			t.Errorf("%s:\ngot  %s, %v\nwant %s", line, out.String(), err, want)
 		}
 	}

@@ -17,7 +17,8 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 		without      func(t *testing.T, d document)
 	}{
 		"docker": {grant.Docker, "/etc/docker/daemon.json",
-			`{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}`,
+			`{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": ` +
+				`"/usr/bin/nvidia-container-runtime"}}}`,
 			func(t *testing.T, d document) { unset(t, d, "runtimes", "nvidia") }},
 		"containerd": {grant.Containerd, "/etc/containerd/config.toml",
 			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +

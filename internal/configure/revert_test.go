@@ -45,13 +45,15 @@ func TestRevertKeysOfAFileWrittenAnew(t *testing.T) {
 
 func TestRevertKeysJSON(t *testing.T) {
 	const before, after = `{"debug": true}`,
-		`{"debug": true, "runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", "features": {"cdi": true}}`
+		`{"debug": true, "runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", ` +
+			`"features": {"cdi": true}}`
 	for now, want := range map[string]string{
 		"{\n \"default-runtime\": \"nvidia\",\n \"features\": {\n  \"cdi\": true\n },\n \"runtimes\": {\n" +
 			"  \"gpuledger\": {\"path\": \"/g\"},\n  \"nvidia\": {\"path\": \"/n\"}\n }\n" +
 			"}": "{\n \"default-runtime\": \"nvidia\",\n \"runtimes\": {\n" +
 			"  \"nvidia\": {\"path\": \"/n\"}\n }\n}",
-		`{"runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", "debug": false}`: `{"debug": false}`,
+		`{"runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", ` +
+			`"debug": false}`: `{"debug": false}`,
 	} {
 		got, ok := revertKeys("/daemon.json", []byte(now), []byte(after), []byte(before))
 		if !ok || string(got) != want {

@@ -7,9 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// auditManager is the manager that reads the audit log.
+// auditManager is the manager that counts what the audit log records.
 type auditManager struct {
-	auditlog.Reader
+	auditlog.Counter
 	node func() *node.Node
 }
 

@@ -21,16 +21,21 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	path := filepath.Join(dir, "config.toml")
 	write := func(interval, more string) {
 		t.Helper()
-		daemontest.Must(t, os.WriteFile(path, []byte("state_dir = \""+dir+"/state\"\nrun_dir = \""+dir+"/run\"\n[daemon]\ninterval = \""+interval+"\"\n"+more), 0o600))
+		daemontest.Must(t, os.WriteFile(path, []byte("state_dir = \""+dir+"/state\"\nrun_dir = \""+
+			dir+"/run\"\n[daemon]\ninterval = \""+interval+"\"\n"+more), 0o600))
 	}
 	write("1s", "")
 	reads := 0
 	log := logrus.New()
 	log.SetOutput(t.Output())
-	s, err := newConfigManager(func() *node.Node { reads++; return node.Open(path, host.Default()) }, path, log)
+	s, err := newConfigManager(func() *node.Node {
+		reads++
+		return node.Open(path, host.Default())
+	}, path, log)
 	daemontest.Must(t, err)
 	defer s.Close()
-	for _, interval := range []string{"2s", "3s", "4s", "5s"} { // within one tick of the clock, and of one length
+	// within one tick of the clock, and of one length
+	for _, interval := range []string{"2s", "3s", "4s", "5s"} {
 		write(interval, "")
 		daemontest.Must(t, s.Ensure(context.Background()))
 		if got := s.Interval().String(); got != interval {
@@ -57,7 +62,8 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	write("6s", "nonsense = 1\n")
 	for range 3 {
 		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second || !s.read.IsZero() {
-			t.Errorf("a broken file is in force, or nothing is said of it, or it is not to be read again: the interval is %s", s.Interval())
+			t.Errorf("a broken file is in force, or nothing is said of it, or it is not to be read again: "+
+				"the interval is %s", s.Interval())
 		}
 	}
 	daemontest.Must(t, os.Remove(path))

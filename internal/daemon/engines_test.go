@@ -35,7 +35,8 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	}
 	write(filepath.Join(root, "usr/bin/gpuledger-runtime"), "#!/bin/sh\n")
 	write(config, "version = 2\n")
-	plan, err := configure.New(configure.Options{Engine: grant.Containerd, Root: root, Runtime: "/usr/bin/gpuledger-runtime", Config: policy.DefaultPath, AsDefault: true})
+	plan, err := configure.New(configure.Options{Engine: grant.Containerd, Root: root,
+		Runtime: "/usr/bin/gpuledger-runtime", Config: policy.DefaultPath, AsDefault: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,8 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	p.Audit.File = filepath.Join(root, "audit.jsonl")
 	n := &node.Node{Policy: p, Host: host.Default()}
 	var log bytes.Buffer
-	d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return 0 }, log: logrus.New(), root: root}
+	d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return 0 },
+		log: logrus.New(), root: root}
 	d.log.SetOutput(&log)
 	// told is what is shown, and how often the logs tell of a beginning and an end.
 	told := func() string {
@@ -60,10 +62,12 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 		engines, changed, begun := d.State()
 		audit, _ := os.ReadFile(p.Audit.File)
 		count := func(text string) int { return strings.Count(string(audit), text) }
-		if strings.Count(log.String(), "level=warning") != count(`"found"`) || strings.Count(log.String(), "over: ") != count(`"over"`) {
+		if strings.Count(log.String(), "level=warning") != count(`"found"`) ||
+			strings.Count(log.String(), "over: ") != count(`"over"`) {
 			t.Errorf("the log:\n%s\nthe audit log:\n%s", log.String(), audit)
 		}
-		return fmt.Sprintf("%v %d standing, %d begun, %d over, failed: %v", engines, len(changed), begun, count(`"over"`), err != nil)
+		return fmt.Sprintf("%v %d standing, %d begun, %d over, failed: %v", engines, len(changed), begun,
+			count(`"over"`), err != nil)
 	}
 	for _, step := range []struct{ text, want string }{
 		{string(ours), "[{containerd true}] 0 standing, 0 begun, 0 over, failed: false"},
@@ -84,7 +88,8 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 		}
 	}
 	_, changed, _ := d.State()
-	if f := changed[0]; f.Kind != grant.HandlerChanged || f.User.Engine != grant.Containerd || !strings.Contains(f.Message, "/etc/containerd/config.toml names no default handler any more") ||
+	if f := changed[0]; f.Kind != grant.HandlerChanged || f.User.Engine != grant.Containerd ||
+		!strings.Contains(f.Message, "/etc/containerd/config.toml names no default handler any more") ||
 		!strings.Contains(f.Message, "gpuledger configure containerd --as-default --restart") {
 		t.Errorf("%+v", f)
 	}
@@ -99,8 +104,12 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 // TestDefaultsAreReadRarely: but twice within a minute, however long the interval is.
 func TestDefaultsAreReadRarely(t *testing.T) {
 	n := &node.Node{Policy: policy.Default(), Host: host.Default()}
-	for _, c := range []struct{ interval, from, to time.Duration }{{time.Second, 15 * time.Second, 25 * time.Second}, {time.Minute, 15 * time.Second, 25 * time.Second}, {10 * time.Millisecond, 0, 5 * time.Second}} {
-		d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return c.interval }, log: logrus.New(), root: t.TempDir()}
+	for _, c := range []struct{ interval, from, to time.Duration }{
+		{time.Second, 15 * time.Second, 25 * time.Second}, {time.Minute, 15 * time.Second, 25 * time.Second},
+		{10 * time.Millisecond, 0, 5 * time.Second}} {
+		d := &engineManager{node: func() *node.Node {
+			return n
+		}, wait: func() time.Duration { return c.interval }, log: logrus.New(), root: t.TempDir()}
 		began := time.Now()
 		if err := d.Ensure(context.Background()); err != nil {
 			t.Fatal(err)

@@ -98,7 +98,8 @@ func (i *inventoryManager) refresh(ctx context.Context) error {
 		case <-i.running:
 			i.running = nil
 		default:
-			return errors.New("cannot refresh the inventory: the process that does so hangs in the kernel and cannot be ended")
+			return errors.New("cannot refresh the inventory: the process that does so hangs in the kernel " +
+				"and cannot be ended")
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.within)
@@ -127,7 +128,8 @@ func (i *inventoryManager) refresh(ctx context.Context) error {
 		case r = <-answer:
 		case <-time.After(i.ends):
 			i.running = ended
-			return fmt.Errorf("cannot refresh the inventory: no answer within %s, and the process that was asked cannot be ended", i.within)
+			return fmt.Errorf("cannot refresh the inventory: no answer within %s, and the process that was "+
+				"asked cannot be ended", i.within)
 		}
 	}
 	err := r.err

@@ -9,15 +9,16 @@ import (
 	"time"
 )
 
-// A child that hangs in the kernel ends neither by a signal nor when it is told. The daemon goes on without it, has no second one hang beside it,
-// and asks again when it has ended.
+// A child that hangs in the kernel ends neither by a signal nor when it is told. The daemon goes on
+// without it, has no second one hang beside it, and asks again when it has ended.
 func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
 	release, calls := make(chan struct{}), 0
-	i := &inventoryManager{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond, run: func(*exec.Cmd) ([]byte, error) {
-		calls++
-		<-release
-		return nil, nil
-	}}
+	i := &inventoryManager{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond,
+		run: func(*exec.Cmd) ([]byte, error) {
+			calls++
+			<-release
+			return nil, nil
+		}}
 	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be ended") {
 		t.Fatalf("the first says %v", err)
 	}

@@ -113,7 +113,8 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 	r := &ledgerManager{cache: &cache, log: log, wait: func() time.Duration { return time.Second }}
 	id := s.Grant(0)
 	dir := s.Policy.LimitsDir(id)
-	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{{UUID: daemontest.GPU, Memory: grant.GiB}}, 0))
+	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir,
+		[]grant.Share{{UUID: daemontest.GPU, Memory: grant.GiB}}, 0))
 	settle(t, &cache, s.Node) // until the last change is older than a tick
 	turn, now := checkEvery*time.Second, time.Now()
 	daemontest.Must(t, r.check(s.Node, now))
@@ -132,7 +133,8 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 		if sound := r.stillSound(s.Node, now); sound != (i == 0) {
 			t.Errorf("turn %d: the ledger is believed to be sound: %v", i, sound)
 		}
-		if err := r.check(s.Node, now); err == nil || !strings.Contains(err.Error(), string(id)) || r.Found().Problems != 1 {
+		if err := r.check(s.Node, now); err == nil || !strings.Contains(err.Error(), string(id)) ||
+			r.Found().Problems != 1 {
 			t.Errorf("a region that cannot be cut: %v, %d problems", err, r.Found().Problems)
 		}
 	}

@@ -20,8 +20,8 @@ import (
 // Manager is responsible for one part of the daemon's work.
 type Manager interface {
 	Name() string
-	// Ensure brings that part into the state that it should have. It is called in every pass, and its
-	// error is why it could not.
+	// Ensure brings that part into the state that it should have. It is called in every pass, and
+	// its error is why it could not.
 	Ensure(context.Context) error
 	// Stop is called once, after the last Ensure.
 	Stop()

@@ -52,7 +52,8 @@ func (f *fake) Ensure(ctx context.Context) error {
 
 func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	bad := errors.New("no engine")
-	flaky := &fake{name: "flaky", ensure: make(chan int), errs: []error{bad, bad, nil, bad, errors.New("another"), errors.New("another")}}
+	flaky := &fake{name: "flaky", ensure: make(chan int),
+		errs: []error{bad, bad, nil, bad, errors.New("another"), errors.New("another")}}
 	stuck := &fake{name: "stuck", ensure: make(chan int), hang: true}
 	var out bytes.Buffer
 	log := logrus.New()
@@ -69,17 +70,22 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	stop()
 	done.Wait()
 	if flaky.stops != 1 || stuck.stops != 1 || stuck.calls != 1 {
-		t.Errorf("stopped %d and %d times, want once each; the one that hangs was called %d times", flaky.stops, stuck.stops, stuck.calls)
+		t.Errorf("stopped %d and %d times, want once each; the one that hangs was called %d times",
+			flaky.stops, stuck.stops, stuck.calls)
 	}
 	passes := loop.Passes()
-	if len(passes) != 2 || passes[0].Name != "flaky" || passes[0].Errors != 5 || passes[0].Passes < 7 || passes[0].Error != "" || passes[0].Last.IsZero() {
+	if len(passes) != 2 || passes[0].Name != "flaky" || passes[0].Errors != 5 || passes[0].Passes < 7 ||
+		passes[0].Error != "" || passes[0].Last.IsZero() {
 		t.Errorf("the passes are told as %+v", passes)
 	}
-	if hanging := during[len(during)-1]; hanging.Name != "stuck" || hanging.Passes != 0 || hanging.Last.IsZero() {
+	if hanging := during[len(during)-1]; hanging.Name != "stuck" || hanging.Passes != 0 ||
+		hanging.Last.IsZero() {
 		t.Errorf("of the one that hung in its first pass was told %+v", during)
 	}
-	if first, second := strings.Count(out.String(), "flaky: no engine"), strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
-		t.Errorf("of two failures with a pause between, and another twice, the log has %d and %d lines:\n%s", first, second, out.String())
+	if first, second := strings.Count(out.String(), "flaky: no engine"),
+		strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
+		t.Errorf("of two failures with a pause between, and another twice, the log has %d and %d lines:\n%s",
+			first, second, out.String())
 	}
 }
 
@@ -113,7 +119,8 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 		h := host.Default()
 		p := policy.Default()
 		p.RunDir = dir
-		return &node.Node{Policy: p, Host: h, Ledger: ledger.Open(ledger.Options{State: dir, Run: dir, Host: h})}
+		return &node.Node{Policy: p, Host: h, Ledger: ledger.Open(ledger.Options{
+			State: dir, Run: dir, Host: h})}
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -141,7 +148,8 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer second.Close()
-	if err := s.Ensure(t.Context()); err == nil || !ended || s.Err() == nil || !strings.Contains(s.Err().Error(), "another gpuledgerd runs already") {
+	if err := s.Ensure(t.Context()); err == nil || !ended || s.Err() == nil ||
+		!strings.Contains(s.Err().Error(), "another gpuledgerd runs already") {
 		t.Errorf("where another has it the first one goes on: %v, %v", err, s.Err())
 	}
 }

@@ -31,10 +31,13 @@ func Main(args []string) int {
 	app := &cli.App{
 		Name:  "gpuledgerd",
 		Usage: "the node daemon of gpuledger",
-		Description: "gpuledgerd does the work that needs a permanent process: the NRI plugin for engines whose default runtime cannot be changed,\n" +
-			"removing ended grants from the ledger, keeping the inventory current, comparing the use of the GPUs with the ledger,\n" +
+		Description: "gpuledgerd does the work that needs a permanent process: the NRI plugin for engines " +
+			"whose default runtime cannot be changed,\n" +
+			"removing ended grants from the ledger, keeping the inventory current, comparing the use of " +
+			"the GPUs with the ledger,\n" +
 			"MPS daemons, the driver's memory limits, metrics and a status page ([daemon] listen).\n" +
-			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads its configuration again on\n" +
+			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads " +
+			"its configuration again on\n" +
 			"SIGHUP and when it changes, and ends on SIGTERM.\n" +
 			"Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:         version.Version,
@@ -92,18 +95,20 @@ func usage(format string, args ...any) error {
 
 // manCommand prints the manual page from the same texts as --help.
 func manCommand() *cli.Command {
-	return &cli.Command{Name: "man", Usage: "print the manual page, in roff", HideHelpCommand: true, Action: func(c *cli.Context) error {
-		page, err := c.App.ToManWithSection(8)
-		if err == nil {
-			_, err = fmt.Fprint(c.App.Writer, page)
-		}
-		return err
-	}}
+	return &cli.Command{Name: "man", Usage: "print the manual page, in roff", HideHelpCommand: true,
+		Action: func(c *cli.Context) error {
+			page, err := c.App.ToManWithSection(8)
+			if err == nil {
+				_, err = fmt.Fprint(c.App.Writer, page)
+			}
+			return err
+		}}
 }
 
 // mpsCommand starts an MPS daemon. It is called by gpuledgerd, or by systemd at its request.
 func mpsCommand() *cli.Command {
-	return &cli.Command{Name: "mps", Usage: "become the MPS control daemon of a directory that gpuledgerd has made", ArgsUsage: "DIRECTORY", Hidden: true, HideHelpCommand: true,
+	return &cli.Command{Name: "mps", Usage: "become the MPS control daemon of a directory that " +
+		"gpuledgerd has made", ArgsUsage: "DIRECTORY", Hidden: true, HideHelpCommand: true,
 		Action: func(c *cli.Context) error {
 			if c.NArg() != 1 {
 				return usage("cannot understand the arguments: want one directory")
@@ -133,7 +138,9 @@ func serve(c *cli.Context) error {
 	log.Infof("gpuledgerd %s started", version.Version)
 	notify("READY=1")
 	loop := &Loop{Interval: s.Interval, Log: log}
-	go pingWatchdog(ctx, watchdogTime(), func() bool { return loop.Alive(s.Name(), max(time.Minute, 3*s.Interval())) })
+	go pingWatchdog(ctx, watchdogTime(), func() bool {
+		return loop.Alive(s.Name(), max(time.Minute, 3*s.Interval()))
+	})
 	loop.Run(ctx, managers(c, s, loop, config)...)
 	notify("STOPPING=1")
 	log.Info("stopped")
@@ -162,14 +169,17 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	limits := driverlimits.New(s.Node, cache, config, s.log)
 	usage.OtherFindings = limits.Findings
 	engines := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
-	status := &statusView{node: s.Node, audit: decisions, ledger: tidy, loop: loop, watch: usage, limits: limits,
+	status := &statusView{node: s.Node, audit: decisions, ledger: tidy, loop: loop,
+		watch: usage, limits: limits,
 		cache: cache, engines: engines}
 	all := []Manager{s, tidy, newInventoryManager(s.Node, config, usage.Stale, s.log),
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
-		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot, Page: status.pageContent, Log: s.log},
+		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
+			Page: status.pageContent, Log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits}
 	if mode := c.String("nri"); mode != off {
-		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open, Observe: mode == observe,
+		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open,
+			Observe:     mode == observe,
 			FailRequest: c.Bool("nri-fail-request"), Roots: roots, Log: s.log}))
 	}
 	return all
@@ -185,7 +195,8 @@ func logger(c *cli.Context) (*logrus.Logger, error) {
 	}
 	level, err := logrus.ParseLevel(c.String("log-level"))
 	if err != nil {
-		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug", c.String("log-level"))
+		return nil, usage("cannot understand --log-level %q: want error, warning, info or debug",
+			c.String("log-level"))
 	}
 	return daemonlog.New(level), nil
 }

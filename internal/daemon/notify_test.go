@@ -12,7 +12,8 @@ func TestWatchdog(t *testing.T) {
 	for _, c := range []struct {
 		usec, pid string
 		want      time.Duration
-	}{{"", "", 0}, {"3000000", "", 3 * time.Second}, {"3000000", fmt.Sprint(os.Getpid()), 3 * time.Second}, {"3000000", "1", 0}, {"x", "", 0}, {"-1", "", 0}} {
+	}{{"", "", 0}, {"3000000", "", 3 * time.Second}, {"3000000", fmt.Sprint(os.Getpid()), 3 * time.Second},
+		{"3000000", "1", 0}, {"x", "", 0}, {"-1", "", 0}} {
 		t.Setenv("WATCHDOG_USEC", c.usec)
 		t.Setenv("WATCHDOG_PID", c.pid)
 		if got := watchdogTime(); got != c.want {

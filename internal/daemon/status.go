@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -72,42 +71,4 @@ func (v *statusView) pageContent() page.Content {
 	host, _ := os.Hostname()
 	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited,
 		Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
-}
-
-// maxAlarms is how many findings of the watch the page lists.
-const maxAlarms = 20
-
-// alarms are what an administrator should look at, in sentences.
-func alarms(s metrics.Snapshot) []string {
-	var all []string
-	switch p := s.Node.Pause; {
-	case s.Node.Mode == grant.Disabled && p.Until.IsZero():
-		all = append(all, "gpuledger is disabled until `gpuledger enable`: containers start without grants")
-	case s.Node.Mode == grant.Disabled:
-		all = append(all,
-			"gpuledger is disabled until "+p.Until.UTC().Format(time.RFC3339)+": containers start without grants")
-	}
-	if s.Err != nil {
-		all = append(all, s.Err.Error())
-	}
-	if p := s.Node.Problem; p != nil {
-		all = append(all, p.Message+"; "+p.Hint)
-	}
-	for _, d := range s.Node.Damaged {
-		all = append(all, "the ledger's entry "+string(d.ID)+" is damaged; its GPUs take no new grants")
-	}
-	for i, f := range s.Watch.Findings {
-		if i == maxAlarms {
-			all = append(all, fmt.Sprintf("and %d more findings: the audit log has them",
-				len(s.Watch.Findings)-i))
-			break
-		}
-		all = append(all, f.Message)
-	}
-	for _, m := range s.Managers {
-		if m.Error != "" {
-			all = append(all, m.Name+": "+m.Error)
-		}
-	}
-	return all
 }

@@ -181,7 +181,8 @@ var answers = []struct {
 		"strength", OK, "has strength library"},
 	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend },
 		"strength", Warning,
-		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is "driver", so grants of mode limit are refused (limit-unenforceable)`},
+		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is ` +
+			`"driver", so grants of mode limit are refused (limit-unenforceable)`},
 	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend },
 		"strength", Warning,
 		`enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},

@@ -10,19 +10,26 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// CDI writes a verdict as the edits of a CDI device. CDI only adds: a verdict that takes something away, or that replaces
-// the device rules, is an error, because an engine that applied the rest would give more than the verdict does. Device
-// rules need no words in CDI: the engine makes one for each node.
+// CDI writes a verdict as the edits of a CDI device. CDI only adds: a verdict that takes something
+// away, or that replaces the device rules, is an error, because an engine that applied the rest
+// would give more than the verdict does. Device rules need no words in CDI: the engine makes one
+// for each node.
 func CDI(v grant.Verdict) (cdispec.ContainerEdits, error) {
 	switch {
 	case v.Kind != grant.Admit:
-		return cdispec.ContainerEdits{}, fmt.Errorf("cannot write a verdict of %q as CDI edits: only an admission has some", v.Kind)
+		return cdispec.ContainerEdits{}, fmt.Errorf(
+			"cannot write a verdict of %q as CDI edits: only an admission has some", v.Kind)
 	case v.Narrow || len(v.Removed) > 0:
-		return cdispec.ContainerEdits{}, errors.New("cannot write the verdict as CDI edits: CDI only adds, and the verdict takes away")
+		return cdispec.ContainerEdits{}, errors.New(
+			"cannot write the verdict as CDI edits: CDI only adds, and the verdict takes away")
 	}
 	for _, r := range v.Rules {
-		if !slices.ContainsFunc(v.Edits.DeviceNodes, func(n *cdispec.DeviceNode) bool { return isRuleOf(r, n) }) {
-			return cdispec.ContainerEdits{}, fmt.Errorf("cannot write the verdict as CDI edits: its device rule for %c %d:%d belongs to no node", r.Type, r.Major, r.Minor)
+		if !slices.ContainsFunc(v.Edits.DeviceNodes, func(n *cdispec.DeviceNode) bool {
+			return isRuleOf(r, n)
+		}) {
+			return cdispec.ContainerEdits{}, fmt.Errorf(
+				"cannot write the verdict as CDI edits: its device rule for %c %d:%d belongs to no node",
+				r.Type, r.Major, r.Minor)
 		}
 	}
 	edits := v.Edits
@@ -31,11 +38,13 @@ func CDI(v grant.Verdict) (cdispec.ContainerEdits, error) {
 }
 
 func isRuleOf(r grant.DeviceRule, n *cdispec.DeviceNode) bool {
-	return r.Allow && string(r.Type) == n.Type && r.Major == n.Major && r.Minor == n.Minor && r.Access == n.Permissions
+	return r.Allow && string(r.Type) == n.Type && r.Major == n.Major && r.Minor == n.Minor &&
+		r.Access == n.Permissions
 }
 
-// CDINodes writes device nodes as a CDI file has them: owned by root, where an engine would otherwise give them to the
-// container's user, and without a path of the host that says nothing new, which would ask for CDI 0.5.0.
+// CDINodes writes device nodes as a CDI file has them: owned by root, where an engine would
+// otherwise give them to the container's user, and without a path of the host that says nothing
+// new, which would ask for CDI 0.5.0.
 func CDINodes(nodes []*cdispec.DeviceNode) []*cdispec.DeviceNode {
 	written := make([]*cdispec.DeviceNode, len(nodes))
 	for i, n := range nodes {

@@ -32,13 +32,14 @@ type part struct {
 	parts []part
 }
 
-// rewriting writes a field's new value. It is given what stands there, nil where nothing does. Where that is to stay, it says so and writes
-// nothing.
+// rewriting writes a field's new value. It is given what stands there, nil where nothing does.
+// Where that is to stay, it says so and writes nothing.
 type rewriting func(w *tokens.Writer, old jsontext.Value) (changed bool, err error)
 
-// change rewrites the parts of an object and leaves every other byte of its values as it is, unknown fields and their order
-// included. Objects on the way to a part are made. Where no part changes, nothing does. The objects are read once, and the document is written once,
-// with room for so many bytes more than it has.
+// change rewrites the parts of an object and leaves every other byte of its values as it is,
+// unknown fields and their order included. Objects on the way to a part are made. Where no part
+// changes, nothing does. The objects are read once, and the document is written once, with room for
+// so many bytes more than it has.
 func change(doc jsontext.Value, more int, parts []part) (jsontext.Value, error) {
 	o, err := take(doc, parts)
 	if err != nil {
@@ -63,7 +64,9 @@ func (o *object) rewrite(w *tokens.Writer, parts []part) (changed bool, err erro
 			}
 		}
 		for i := range parts {
-			if err == nil && !slices.ContainsFunc(o.members, func(m member) bool { return m.is(parts[i].name) }) {
+			if err == nil && !slices.ContainsFunc(o.members, func(m member) bool {
+				return m.is(parts[i].name)
+			}) {
 				err = addMember(w, &parts[i], &changed)
 			}
 		}
@@ -157,7 +160,8 @@ func takeNext(d *jsontext.Decoder, text jsontext.Value, parts []part) (*object, 
 		return nil, errNoObject
 	}
 	start := d.InputOffset() - 1
-	o := object{members: make([]member, 0, 16)} // a config.json has some ten, its largest object twice as many
+	// a config.json has some ten, its largest object twice as many
+	o := object{members: make([]member, 0, 16)}
 	for d.PeekKind() != '}' {
 		name, err := next(d, text)
 		if err != nil {
@@ -184,7 +188,8 @@ func takeNext(d *jsontext.Decoder, text jsontext.Value, parts []part) (*object, 
 	return &o, nil
 }
 
-// next reads a value and gives it as it stands in the text that is read: what the decoder returns is valid until its next call only.
+// next reads a value and gives it as it stands in the text that is read: what the decoder returns
+// is valid until its next call only.
 func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
 	value, err := d.ReadValue()
 	if err != nil {
@@ -194,8 +199,10 @@ func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
 	return text[end-int64(len(value)) : end : end], nil
 }
 
-// list rewrites an array: keep says which elements stay, as they stand; those of add are appended. Of an element it reads what is judged.
-func list[T, A any](w *tokens.Writer, old jsontext.Value, read func(*jsontext.Decoder, *T) error, keep func(T) bool, add additions[A]) (changed bool, err error) {
+// list rewrites an array: keep says which elements stay, as they stand; those of add are appended.
+// Of an element it reads what is judged.
+func list[T, A any](w *tokens.Writer, old jsontext.Value, read func(*jsontext.Decoder, *T) error,
+	keep func(T) bool, add additions[A]) (changed bool, err error) {
 	kept, all := make([]jsontext.Value, 0, 32), 0
 	var element T
 	if len(old) > 0 {

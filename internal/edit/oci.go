@@ -1,4 +1,5 @@
-// Package edit translates a verdict's edits into what each consumer takes: an OCI spec, a CDI device.
+// Package edit translates a verdict's edits into what each consumer takes: an OCI spec, a CDI
+// device.
 package edit
 
 import (
@@ -16,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// OCI applies a verdict to a config.json. What the verdict does not name keeps its bytes; applying it to its own result
-// changes nothing.
+// OCI applies a verdict to a config.json. What the verdict does not name keeps its bytes; applying
+// it to its own result changes nothing.
 func OCI(config []byte, v grant.Verdict) ([]byte, error) {
 	e := ociEdit{verdict: v, removed: map[grant.Removal]bool{}}
 	for _, r := range v.Removed {
@@ -49,12 +50,14 @@ func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
 	return e.removed[grant.Removal{Kind: kind, Name: name}]
 }
 
-// removesAny tells whether a part of the spec must be looked at at all; decoding one costs a create more than editing it.
+// removesAny tells whether a part of the spec must be looked at at all; decoding one costs a create
+// more than editing it.
 func (e ociEdit) removesAny(kind grant.RemovalKind) bool {
 	return slices.ContainsFunc(e.verdict.Removed, func(r grant.Removal) bool { return r.Kind == kind })
 }
 
-// env takes out every occurrence of what is removed or set, then sets: readers disagree on which duplicate counts.
+// env takes out every occurrence of what is removed or set, then sets: readers disagree on which
+// duplicate counts.
 func (e ociEdit) env(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	set := map[string]bool{}
 	for _, entry := range e.verdict.Edits.Env {
@@ -74,16 +77,20 @@ func (e ociEdit) devices(w *tokens.Writer, old jsontext.Value) (bool, error) {
 		ours[n.Path] = true
 		devices = append(devices, ociDevice(n))
 	}
-	return list(w, old, word("path"), func(path string) bool { return !ours[path] && !e.removes(grant.RemoveDevice, path) },
+	return list(w, old, word("path"), func(path string) bool {
+		return !ours[path] && !e.removes(grant.RemoveDevice, path)
+	},
 		additions[specs.LinuxDevice]{items: devices, write: ocispec.WriteDevice})
 }
 
 func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 	root := uint32(0)
-	return specs.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: n.FileMode, UID: &root, GID: &root}
+	return specs.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: n.FileMode,
+		UID: &root, GID: &root}
 }
 
-// rules appends the granted devices' rules, or has them stand alone where the spec's own were too wide.
+// rules appends the granted devices' rules, or has them stand alone where the spec's own were too
+// wide.
 func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	rules := Rules(e.verdict)
 	ours := make([]string, len(rules))
@@ -104,14 +111,16 @@ func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	}, additions[specs.LinuxDeviceCgroup]{items: rules, write: ocispec.WriteRule})
 }
 
-// Rules writes a verdict's device rules as runtime-spec does. A list that replaces the spec's begins by denying all.
+// Rules writes a verdict's device rules as runtime-spec does. A list that replaces the spec's
+// begins by denying all.
 func Rules(v grant.Verdict) []specs.LinuxDeviceCgroup {
 	var rules []specs.LinuxDeviceCgroup
 	if v.Narrow {
 		rules = append(rules, specs.LinuxDeviceCgroup{Allow: false, Access: "rwm"})
 	}
 	for _, r := range v.Rules {
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: r.Allow, Type: string(r.Type), Major: number(r.Major), Minor: number(r.Minor), Access: r.Access})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: r.Allow, Type: string(r.Type),
+			Major: number(r.Major), Minor: number(r.Minor), Access: r.Access})
 	}
 	return rules
 }
@@ -124,8 +133,9 @@ func number(n int64) *int64 {
 	return &n
 }
 
-// ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to it any type but a and b
-// is a character device, a number is a C int, and one below 0 stands for all.
+// ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to
+// it any type but a and b is a character device, a number is a C int, and one below 0 stands for
+// all.
 func ruleName(r specs.LinuxDeviceCgroup) string {
 	digits := func(n *int64) string {
 		if n == nil || *n < 0 || int32(*n) < 0 {
@@ -140,12 +150,15 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 	return kind + " " + digits(r.Major) + ":" + digits(r.Minor)
 }
 
-// masked hides paths. CDI and NRI have no words for it; behind them a container sees what the driver tells of all GPUs.
+// masked hides paths. CDI and NRI have no words for it; behind them a container sees what the
+// driver tells of all GPUs.
 func (e ociEdit) masked(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if len(e.verdict.Masked) == 0 {
 		return false, nil
 	}
-	return list(w, old, tokens.String[string], func(path string) bool { return !slices.Contains(e.verdict.Masked, path) },
+	return list(w, old, tokens.String[string], func(path string) bool {
+		return !slices.Contains(e.verdict.Masked, path)
+	},
 		additions[string]{items: e.verdict.Masked, write: (*tokens.Writer).String})
 }
 
@@ -158,7 +171,9 @@ func (e ociEdit) mounts(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	for _, m := range edits {
 		ours[m.ContainerPath] = true
 	}
-	return list(w, old, word("destination"), func(place string) bool { return !ours[place] && !e.removes(grant.RemoveMount, place) },
+	return list(w, old, word("destination"), func(place string) bool {
+		return !ours[place] && !e.removes(grant.RemoveMount, place)
+	},
 		additions[*cdispec.Mount]{edits, mountWriter()})
 }
 
@@ -175,7 +190,8 @@ func sizeOf(edits cdispec.ContainerEdits) int {
 func mountWriter() func(*tokens.Writer, *cdispec.Mount) {
 	var mw ocispec.MountWriter
 	return func(w *tokens.Writer, m *cdispec.Mount) {
-		mw.Write(w, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+		mw.Write(w, specs.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath,
+			Options: m.Options})
 	}
 }
 
@@ -214,7 +230,8 @@ func (e ociEdit) stage(name string) part {
 		return !e.removes(grant.RemoveHook, h.Path) && !slices.ContainsFunc(ours, again)
 	}
 	return part{name: name, fn: func(w *tokens.Writer, old jsontext.Value) (bool, error) {
-		return list(w, old, ocispec.ReadHook, keep, additions[specs.Hook]{items: ours, write: ocispec.WriteHook})
+		return list(w, old, ocispec.ReadHook, keep, additions[specs.Hook]{
+			items: ours, write: ocispec.WriteHook})
 	}}
 }
 

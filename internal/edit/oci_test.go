@@ -14,7 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// A spec with fields that nobody knows, in an odd order and with odd white space: all of it is somebody's.
+// A spec with fields that nobody knows, in an odd order and with odd white space: all of it is
+// somebody's.
 const spec = `{ "zNew" : { "b":1 , "a":[ 1,2 ] }, "ociVersion":"1.3.0",
  "process":{"terminal":false, "env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ],"cwd":"/"},
  "mounts":[{"destination":"/m","source":"/s","options":["rbind"],"new":1},{"destination":"/keep"}],
@@ -26,7 +27,8 @@ const spec = `{ "zNew" : { "b":1 , "a":[ 1,2 ] }, "ociVersion":"1.3.0",
 func gpuEdits() cdispec.ContainerEdits {
 	mode := os.FileMode(0o666)
 	return cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"},
-		DeviceNodes: []*cdispec.DeviceNode{{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, FileMode: &mode, Permissions: "rw"}}}
+		DeviceNodes: []*cdispec.DeviceNode{{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c",
+			Major: 195, Minor: 0, FileMode: &mode, Permissions: "rw"}}}
 }
 
 func removal(kind grant.RemovalKind, name string) []grant.Removal {
@@ -42,45 +44,88 @@ func TestOCI(t *testing.T) {
 		new     []string // ... and what stands in its place
 	}{
 		{"nothing to do", grant.Verdict{Kind: grant.Pass}, nil, nil},
-		{"removals of what is not there", grant.Verdict{Removed: append(removal(grant.RemoveEnv, "NONE"), removal(grant.RemoveMount, "/none")...)}, nil, nil},
-		{"env set: every other occurrence goes", grant.Verdict{Edits: cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}}},
-			[]string{`"env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ]`},
+		{"removals of what is not there", grant.Verdict{
+			Removed: append(removal(grant.RemoveEnv, "NONE"), removal(grant.RemoveMount, "/none")...)}, nil,
+			nil},
+		{"env set: every other occurrence goes", grant.Verdict{
+			Edits: cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}}},
+			[]string{`"env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", ` +
+				`"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ]`},
 			[]string{`"env":["PATH=/bin","A=\u00e4","X","NVIDIA_VISIBLE_DEVICES=GPU-0"]`}},
 		{"env removed", grant.Verdict{Removed: removal(grant.RemoveEnv, "X")},
-			[]string{`"env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ]`},
-			[]string{`"env":["PATH=/bin","NVIDIA_VISIBLE_DEVICES=all","A=\u00e4","NVIDIA_VISIBLE_DEVICES=0","NVIDIA_VISIBLE_DEVICES"]`}},
+			[]string{`"env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", ` +
+				`"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ]`},
+			[]string{`"env":["PATH=/bin","NVIDIA_VISIBLE_DEVICES=all","A=\u00e4",` +
+				`"NVIDIA_VISIBLE_DEVICES=0","NVIDIA_VISIBLE_DEVICES"]`}},
 		{"a mount removed", grant.Verdict{Removed: removal(grant.RemoveMount, "/m")},
-			[]string{`[{"destination":"/m","source":"/s","options":["rbind"],"new":1},{"destination":"/keep"}]`}, []string{`[{"destination":"/keep"}]`}},
-		{"a mount set", grant.Verdict{Edits: cdispec.ContainerEdits{Mounts: []*cdispec.Mount{{HostPath: "/h", ContainerPath: "/m", Options: []string{"ro", "bind"}}}}},
-			[]string{`[{"destination":"/m","source":"/s","options":["rbind"],"new":1},{"destination":"/keep"}]`},
-			[]string{`[{"destination":"/keep"},{"destination":"/m","type":"bind","source":"/h","options":["ro","bind"]}]`}},
-		{"a hook removed, from every stage", grant.Verdict{Removed: removal(grant.RemoveHook, "/usr/bin/nvidia-ctk")},
-			[]string{`{"prestart":[{"path":"/usr/bin/nvidia-ctk"},{"path":"/usr/bin/other","args":["x"]}],"newStage":[{"path":"/usr/bin/nvidia-ctk"}],"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`},
+			[]string{`[{"destination":"/m","source":"/s","options":["rbind"],"new":1},` +
+				`{"destination":"/keep"}]`}, []string{`[{"destination":"/keep"}]`}},
+		{"a mount set", grant.Verdict{Edits: cdispec.ContainerEdits{
+			Mounts: []*cdispec.Mount{{HostPath: "/h", ContainerPath: "/m",
+				Options: []string{"ro", "bind"}}}}},
+			[]string{`[{"destination":"/m","source":"/s","options":["rbind"],"new":1},` +
+				`{"destination":"/keep"}]`},
+			[]string{`[{"destination":"/keep"},{"destination":"/m","type":"bind","source":"/h",` +
+				`"options":["ro","bind"]}]`}},
+		{"a hook removed, from every stage", grant.Verdict{
+			Removed: removal(grant.RemoveHook, "/usr/bin/nvidia-ctk")},
+			[]string{`{"prestart":[{"path":"/usr/bin/nvidia-ctk"},{"path":"/usr/bin/other","args":["x"]}],` +
+				`"newStage":[{"path":"/usr/bin/nvidia-ctk"}],"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`},
 			[]string{`{"prestart":[{"path":"/usr/bin/other","args":["x"]}],"newStage":[],"poststop":[]}`}},
-		{"a hook set, behind others", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/h", Args: []string{"h", "limit"}, Env: []string{"A=1"}}}}},
-			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["h","limit"],"env":["A=1"]}]`}},
-		{"a hook set beside one with other arguments", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/usr/bin/other", Args: []string{"y"}}}}},
-			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/usr/bin/other","args":["y"]}]`}},
-		{"a hook set beside another with its arguments", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/h", Args: []string{"x"}}}}},
-			[]string{`{"path":"/usr/bin/other","args":["x"]}]`}, []string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["x"]}]`}},
-		{"a hook set in a stage of its own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/usr/bin/other"}}}},
-			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`}, []string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/usr/bin/other"}]}`}},
-		{"two hooks set in a stage of their own", grant.Verdict{Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{{HookName: "createRuntime", Path: "/a"}, {HookName: "createRuntime", Path: "/b"}}}},
-			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`}, []string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/a"},{"path":"/b"}]}`}},
-		{"an annotation removed", grant.Verdict{Removed: removal(grant.RemoveAnnotation, "cdi.k8s.io/x")}, []string{`"cdi.k8s.io/x":"y",`}, []string{``}},
-		{"a device removed", grant.Verdict{Removed: removal(grant.RemoveDevice, "/dev/nvidia1")}, []string{`{"path":"/dev/nvidia1","type":"c","major":195,"minor":1,"extra":{}},`}, []string{``}},
-		{"an allow removed, its deny kept", grant.Verdict{Removed: removal(grant.RemoveRule, "c 195:254")}, []string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`}, []string{``}},
+		{"a hook set, behind others", grant.Verdict{Edits: cdispec.ContainerEdits{
+			Hooks: []*cdispec.Hook{{HookName: "prestart", Path: "/h", Args: []string{"h", "limit"},
+				Env: []string{"A=1"}}}}},
+			[]string{`{"path":"/usr/bin/other","args":["x"]}]`},
+			[]string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["h","limit"],` +
+				`"env":["A=1"]}]`}},
+		{"a hook set beside one with other arguments", grant.Verdict{
+			Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{
+				{HookName: "prestart", Path: "/usr/bin/other", Args: []string{"y"}}}}},
+			[]string{`{"path":"/usr/bin/other","args":["x"]}]`},
+			[]string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/usr/bin/other","args":["y"]}]`}},
+		{"a hook set beside another with its arguments", grant.Verdict{
+			Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{
+				{HookName: "prestart", Path: "/h", Args: []string{"x"}}}}},
+			[]string{`{"path":"/usr/bin/other","args":["x"]}]`},
+			[]string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["x"]}]`}},
+		{"a hook set in a stage of its own", grant.Verdict{
+			Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{
+				{HookName: "createRuntime", Path: "/usr/bin/other"}}}},
+			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`},
+			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],` +
+				`"createRuntime":[{"path":"/usr/bin/other"}]}`}},
+		{"two hooks set in a stage of their own", grant.Verdict{
+			Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{
+				{HookName: "createRuntime", Path: "/a"}, {HookName: "createRuntime", Path: "/b"}}}},
+			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`},
+			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}],"createRuntime":[{"path":"/a"},` +
+				`{"path":"/b"}]}`}},
+		{"an annotation removed", grant.Verdict{Removed: removal(grant.RemoveAnnotation, "cdi.k8s.io/x")},
+			[]string{`"cdi.k8s.io/x":"y",`}, []string{``}},
+		{"a device removed", grant.Verdict{Removed: removal(grant.RemoveDevice, "/dev/nvidia1")},
+			[]string{`{"path":"/dev/nvidia1","type":"c","major":195,"minor":1,"extra":{}},`}, []string{``}},
+		{"an allow removed, its deny kept", grant.Verdict{Removed: removal(grant.RemoveRule, "c 195:254")},
+			[]string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`}, []string{``}},
 		{"a rule set takes the place of its like", grant.Verdict{Rules: allow},
-			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},`, `"minor":254,"access":"m"}]`},
-			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]`}},
-		{"a rule set, the deny of its device kept", grant.Verdict{Rules: []grant.DeviceRule{{Allow: true, Type: 'c', Major: 195, Minor: 254, Access: "rw"}}},
-			[]string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`, `"minor":254,"access":"m"}]`},
-			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":254,"access":"rw"}]`}},
+			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},`,
+				`"minor":254,"access":"m"}]`},
+			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":0,` +
+				`"access":"rw"}]`}},
+		{"a rule set, the deny of its device kept", grant.Verdict{
+			Rules: []grant.DeviceRule{{Allow: true, Type: 'c', Major: 195, Minor: 254, Access: "rw"}}},
+			[]string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`,
+				`"minor":254,"access":"m"}]`},
+			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":254,` +
+				`"access":"rw"}]`}},
 		{"rules that stand alone", grant.Verdict{Narrow: true, Rules: allow},
-			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},{"allow":false,"type":"c","major":195,"minor":254,"access":"m"}]`},
+			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},{"allow":true,` +
+				`"type":"c","major":195,"minor":254,"access":"rwm"},{"allow":false,"type":"c","major":195,` +
+				`"minor":254,"access":"m"}]`},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]`}},
-		{"a node set", grant.Verdict{Edits: cdispec.ContainerEdits{DeviceNodes: gpuEdits().DeviceNodes}}, []string{`"minor":229}]`},
-			[]string{`"minor":229},{"path":"/dev/nvidia0","type":"c","major":195,"minor":0,"fileMode":438,"uid":0,"gid":0}]`}},
+		{"a node set", grant.Verdict{Edits: cdispec.ContainerEdits{DeviceNodes: gpuEdits().DeviceNodes}},
+			[]string{`"minor":229}]`},
+			[]string{`"minor":229},{"path":"/dev/nvidia0","type":"c","major":195,"minor":0,"fileMode":438,` +
+				`"uid":0,"gid":0}]`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := OCI([]byte(spec), c.verdict)
@@ -108,7 +153,8 @@ func TestOCI(t *testing.T) {
 	}
 }
 
-// sameOrdered compares documents but for white space between tokens: order, spelling and numbers count.
+// sameOrdered compares documents but for white space between tokens: order, spelling and numbers
+// count.
 func sameOrdered(t *testing.T, a, b []byte) bool {
 	t.Helper()
 	var x, y bytes.Buffer
@@ -122,8 +168,11 @@ func sameOrdered(t *testing.T, a, b []byte) bool {
 }
 
 func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
-	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Rules: []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}, Narrow: true}
-	const made = `"process":{"env":["NVIDIA_VISIBLE_DEVICES=GPU-0"]},"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0,"fileMode":438,"uid":0,"gid":0}],` +
+	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Rules: []grant.DeviceRule{
+		{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}, Narrow: true}
+	const made = `"process":{"env":["NVIDIA_VISIBLE_DEVICES=GPU-0"]},` +
+		`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0,"fileMode":438,` +
+		`"uid":0,"gid":0}],` +
 		`"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"b","access":"rwm"}]}}}`
 	for name, c := range map[string]struct{ config, want string }{
 		"nothing at all":          {`{}`, `{` + made},
@@ -139,27 +188,38 @@ func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
 }
 
 func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
-	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
+	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(),
+		Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
 	verdict.Removed = append(verdict.Removed, grant.Removal{Kind: grant.RemoveMount, Name: "/m"})
 	for name, config := range map[string]string{
-		"a list": `[]`, "a number": `1`, "a number for a device": `{"linux":{"devices":[1]}}`, "a number for a mount": `{"mounts":[1]}`, "a number for a mount's place": `{"mounts":[{"destination":1}]}`, "a number for a hook": `{"hooks":{"prestart":[1]}}`,
-		"half a name": `{"a`, "a name": `{"a"`, "a name and a colon": `{"a":`, "a value": `{"a":1`, "a name in process": `{"process":{"a"`, "an open process": `{"process":{"a":1`,
+		"a list": `[]`, "a number": `1`, "a number for a device": `{"linux":{"devices":[1]}}`,
+		"a number for a mount":         `{"mounts":[1]}`,
+		"a number for a mount's place": `{"mounts":[{"destination":1}]}`,
+		"a number for a hook":          `{"hooks":{"prestart":[1]}}`,
+		"half a name":                  `{"a`, "a name": `{"a"`, "a name and a colon": `{"a":`,
+		"a value":           `{"a":1`,
+		"a name in process": `{"process":{"a"`, "an open process": `{"process":{"a":1`,
 		"a list for hooks": `{"hooks":[]}`, "a list for annotations": `{"annotations":[]}`,
-		"a list for process": `{"process":[]}`, "a word for the environment": `{"process":{"env":"A=1"}}`, "a number in it": `{"process":{"env":[1]}}`,
-		"a word for devices": `{"linux":{"devices":{"x":1}}}`, "nothing": ``, "truncated": `{"process":{"env":["A"`,
+		"a list for process": `{"process":[]}`, "a word for the environment": `{"process":{"env":"A=1"}}`,
+		"a number in it":     `{"process":{"env":[1]}}`,
+		"a word for devices": `{"linux":{"devices":{"x":1}}}`, "nothing": ``,
+		"truncated": `{"process":{"env":["A"`,
 	} {
 		if got, err := OCI([]byte(config), verdict); err == nil && name != "nothing" {
 			t.Errorf("%s: got %s", name, got)
-		} else if err != nil && !strings.HasPrefix(err.Error(), "cannot edit ") || strings.HasPrefix(name, "a list") && !strings.HasSuffix(err.Error(), "it is no object") {
+		} else if err != nil && !strings.HasPrefix(err.Error(), "cannot edit ") ||
+			strings.HasPrefix(name, "a list") && !strings.HasSuffix(err.Error(), "it is no object") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// TestOCIKeepsWhatIsThereAlready: a document whose edits are all in it stays as it is, with its spaces.
+// TestOCIKeepsWhatIsThereAlready: a document whose edits are all in it stays as it is, with its
+// spaces.
 func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
 	config := ` { "linux" : { "maskedPaths":["/other","/p"] , "x":1 } , "process": {"env":["B=1","A=1"] } } `
-	got, err := OCI([]byte(config), grant.Verdict{Masked: []string{"/p"}, Edits: cdispec.ContainerEdits{Env: []string{"A=1"}}})
+	got, err := OCI([]byte(config), grant.Verdict{Masked: []string{"/p"}, Edits: cdispec.ContainerEdits{
+		Env: []string{"A=1"}}})
 	if err != nil || string(got) != config {
 		t.Errorf("%s (%v)", got, err)
 	}
@@ -167,12 +227,16 @@ func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
 
 // TestOCIReadsWhatItEdits and nothing else.
 func TestOCIReadsWhatItEdits(t *testing.T) {
-	for _, config := range []string{`{"mounts":"x","hooks":"y","annotations":"z","linux":{"maskedPaths":"w"}}`, `{"hooks":{ "prestart" : null,"x":{}}}`, `{"annotations":{ "a" : "b" }}`, `{}`} {
+	for _, config := range []string{
+		`{"mounts":"x","hooks":"y","annotations":"z","linux":{"maskedPaths":"w"}}`,
+		`{"hooks":{ "prestart" : null,"x":{}}}`, `{"annotations":{ "a" : "b" }}`, `{}`} {
 		removed := removal(grant.RemoveEnv, "NONE")
 		if !strings.Contains(config, "mounts") {
-			removed = append(append(removed, removal(grant.RemoveAnnotation, "none")...), removal(grant.RemoveHook, "/none")...)
+			removed = append(append(removed, removal(grant.RemoveAnnotation, "none")...),
+				removal(grant.RemoveHook, "/none")...)
 		}
-		if got, err := OCI([]byte(config), grant.Verdict{Removed: removed}); err != nil || string(got) != config {
+		if got, err := OCI([]byte(config), grant.Verdict{Removed: removed}); err != nil ||
+			string(got) != config {
 			t.Errorf("%s: %s (%v)", config, got, err)
 		}
 	}
@@ -182,12 +246,18 @@ func TestOCIReadsWhatItEdits(t *testing.T) {
 func TestCDIHasARuleForEachNode(t *testing.T) {
 	rule := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
 	for name, change := range map[string]func(*grant.DeviceRule){
-		"": func(*grant.DeviceRule) {}, "it denies": func(r *grant.DeviceRule) { r.Allow = false }, "a disk": func(r *grant.DeviceRule) { r.Type = 'b' }, "another major": func(r *grant.DeviceRule) { r.Major = 196 },
-		"another minor": func(r *grant.DeviceRule) { r.Minor = 1 }, "more access": func(r *grant.DeviceRule) { r.Access = "rwm" },
+		"": func(*grant.DeviceRule) {}, "it denies": func(r *grant.DeviceRule) { r.Allow = false },
+		"a disk": func(r *grant.DeviceRule) {
+			r.Type = 'b'
+		}, "another major": func(r *grant.DeviceRule) { r.Major = 196 },
+		"another minor": func(r *grant.DeviceRule) {
+			r.Minor = 1
+		}, "more access": func(r *grant.DeviceRule) { r.Access = "rwm" },
 	} {
 		r := rule
 		change(&r)
-		if _, err := CDI(grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Rules: []grant.DeviceRule{rule, r}}); (err == nil) != (name == "") {
+		if _, err := CDI(grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(),
+			Rules: []grant.DeviceRule{rule, r}}); (err == nil) != (name == "") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -196,10 +266,13 @@ func TestCDIHasARuleForEachNode(t *testing.T) {
 // TestOCISaysWhatItCannotWrite: a word of the verdict's that is no text.
 func TestOCISaysWhatItCannotWrite(t *testing.T) {
 	for place, v := range map[string]grant.Verdict{
-		"linux: maskedPaths": {Masked: []string{"/proc/\xff"}}, "process: env": {Edits: cdispec.ContainerEdits{Env: []string{"A=\xff"}}},
-		"mounts": {Edits: cdispec.ContainerEdits{Mounts: []*cdispec.Mount{{HostPath: "/\xff", ContainerPath: "/m"}}}},
+		"linux: maskedPaths": {Masked: []string{"/proc/\xff"}},
+		"process: env":       {Edits: cdispec.ContainerEdits{Env: []string{"A=\xff"}}},
+		"mounts": {Edits: cdispec.ContainerEdits{Mounts: []*cdispec.Mount{
+			{HostPath: "/\xff", ContainerPath: "/m"}}}},
 	} {
-		if got, err := OCI([]byte(`{"process":{},"linux":{}}`), v); err == nil || !strings.Contains(err.Error(), place+": ") {
+		if got, err := OCI([]byte(`{"process":{},"linux":{}}`), v); err == nil ||
+			!strings.Contains(err.Error(), place+": ") {
 			t.Errorf("%s: %s (%v)", place, got, err)
 		}
 	}
@@ -222,9 +295,11 @@ func TestWithout(t *testing.T) {
 }
 
 func TestRulesThatReplaceBeginByDenyingAll(t *testing.T) {
-	rules := Rules(grant.Verdict{Narrow: true, Rules: []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}})
+	rules := Rules(grant.Verdict{Narrow: true, Rules: []grant.DeviceRule{
+		{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}})
 	text, _ := json.Marshal(rules)
-	if want := `[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":1,"access":"rwm"}]`; string(text) != want {
+	if want := `[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":1,"access":"rwm"}]`; string(
+		text) != want {
 		t.Errorf("got %s", text)
 	}
 	if rules := Rules(grant.Verdict{}); !reflect.DeepEqual(rules, rules[:0]) && rules != nil {
@@ -232,30 +307,39 @@ func TestRulesThatReplaceBeginByDenyingAll(t *testing.T) {
 	}
 }
 
-// TestRulesThatCrunTakesForTheSame are removed with the one that a removal names: crun takes every type but a and b for a
-// character device, and a number for a C int.
+// TestRulesThatCrunTakesForTheSame are removed with the one that a removal names: crun takes every
+// type but a and b for a character device, and a number for a C int.
 func TestRulesThatCrunTakesForTheSame(t *testing.T) {
-	const before = `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},%s{"allow":true,"type":"c","major":10,"minor":254,"access":"rw"}]}}}`
-	for _, rule := range []string{`"type":"c","major":195,"minor":254`, `"type":"u","major":195,"minor":254`, `"type":"char","major":195,"minor":254`,
+	const before = `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},%s{"allow":true,` +
+		`"type":"c","major":10,"minor":254,"access":"rw"}]}}}`
+	for _, rule := range []string{`"type":"c","major":195,"minor":254`, `"type":"u","major":195,"minor":254`,
+		`"type":"char","major":195,"minor":254`,
 		`"type":"c","major":4294967491,"minor":254`, `"type":"c","major":195,"minor":4294967550`} {
-		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+rule+`,"access":"rw"},`)), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
+		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+rule+`,"access":"rw"},`)),
+			grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
 		if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
 			t.Errorf("%s: got %s (%v), want %s", rule, got, err, want)
 		}
 	}
-	got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,"type":"c","major":195,"minor":-9223372036854775808,"access":"rw"},`)),
+	got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,"type":"c","major":195,`+
+		`"minor":-9223372036854775808,"access":"rw"},`)),
 		grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:*")})
 	if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
 		t.Errorf("below 0: got %s (%v), want %s", got, err, want)
 	}
-	for _, c := range []struct{ rule, name string }{{`"type":"c","major":195,"minor":4294967295`, "c 195:*"}, {`"type":"c","major":195,"minor":4294967296`, "c 195:0"}, {`"type":"c","major":0,"minor":0`, "c 0:0"}, {`"type":"a"`, "a *:*"}} {
-		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+c.rule+`,"access":"rw"},`)), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, c.name)})
+	for _, c := range []struct{ rule, name string }{{`"type":"c","major":195,"minor":4294967295`, "c 195:*"},
+		{`"type":"c","major":195,"minor":4294967296`, "c 195:0"}, {`"type":"c","major":0,"minor":0`, "c 0:0"},
+		{`"type":"a"`, "a *:*"}} {
+		got, err := OCI([]byte(fmt.Sprintf(before, `{"allow":true,`+c.rule+`,"access":"rw"},`)),
+			grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, c.name)})
 		if want := fmt.Sprintf(before, ""); err != nil || string(got) != want {
 			t.Errorf("%s by %s: got %s (%v), want %s", c.rule, c.name, got, err, want)
 		}
 	}
-	kept := fmt.Sprintf(before, `{"allow":true,"type":"b","major":195,"minor":254,"access":"rw"},{"allow":true,"type":"c","major":195,"access":"m"},`)
-	got, err = OCI([]byte(kept), grant.Verdict{Kind: grant.Admit, Removed: removal(grant.RemoveRule, "c 195:254")})
+	kept := fmt.Sprintf(before, `{"allow":true,"type":"b","major":195,"minor":254,"access":"rw"},`+
+		`{"allow":true,"type":"c","major":195,"access":"m"},`)
+	got, err = OCI([]byte(kept), grant.Verdict{Kind: grant.Admit,
+		Removed: removal(grant.RemoveRule, "c 195:254")})
 	if err != nil || string(got) != kept {
 		t.Errorf("others go too: %s (%v)", got, err)
 	}

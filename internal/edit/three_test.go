@@ -31,8 +31,8 @@ type given struct {
 	Hooks   *specs.Hooks
 }
 
-// translations are the ways by which a container can be given a verdict's edits. Each takes an ordinary spec and returns
-// what it becomes.
+// translations are the ways by which a container can be given a verdict's edits. Each takes an
+// ordinary spec and returns what it becomes.
 var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.Spec{
 	"OCI spec": func(t *testing.T, spec specs.Spec, v grant.Verdict) specs.Spec {
 		config, err := edit.OCI(encoded(t, spec), v)
@@ -57,7 +57,8 @@ var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.
 		return spec
 	},
 	"NRI": func(t *testing.T, spec specs.Spec, v grant.Verdict) specs.Spec {
-		adjustment, err := adjust.Engine{Rules: true}.Container(v, &api.Container{Id: "c1", Env: spec.Process.Env})
+		adjustment, err := adjust.Engine{Rules: true}.Container(v,
+			&api.Container{Id: "c1", Env: spec.Process.Env})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,19 +71,27 @@ var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.
 }
 
 func ordinarySpec() specs.Spec {
-	return specs.Spec{Process: &specs.Process{Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000, GID: 1000}}, Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
-		Linux: &specs.Linux{Resources: &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}}}
+	return specs.Spec{Process: &specs.Process{Env: []string{"PATH=/bin"},
+		User: specs.User{UID: 1000, GID: 1000}}, Mounts: []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Linux: &specs.Linux{Resources: &specs.LinuxResources{
+			Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}}}
 }
 
 func TestTranslationsGiveTheSame(t *testing.T) {
 	for _, mode := range grant.Modes {
-		for name, share := range map[string][]grant.Share{"one GPU": {{UUID: "GPU-0"}}, "two GPUs": {{UUID: "GPU-0"}, {UUID: "GPU-1", Index: 1}}} {
-			v := admission.Offer(grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: mode, GPUs: share}, time.Unix(1e9, 0), inventory, node.Policy)
+		for name, share := range map[string][]grant.Share{
+			"one GPU": {{UUID: "GPU-0"}}, "two GPUs": {{UUID: "GPU-0"}, {UUID: "GPU-1", Index: 1}}} {
+			v := admission.Offer(grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: mode,
+				GPUs: share}, time.Unix(1e9, 0), inventory, node.Policy)
 			if v.Kind != grant.Admit || len(v.Edits.DeviceNodes) == 0 {
 				t.Fatalf("%s %s: %+v", mode, name, v)
 			}
-			v.Edits.Mounts = append(v.Edits.Mounts, &cdispec.Mount{HostPath: "/usr/lib/libcuda.so.1", ContainerPath: "/lib/libcuda.so.1", Options: []string{"ro", "nosuid", "nodev", "bind"}})
-			v.Edits.Hooks = append(v.Edits.Hooks, grant.Limiter{Hook: "/usr/bin/gpuledger-hook", Env: "GPULEDGER_CONFIG=/etc/g.toml"}.Edit())
+			v.Edits.Mounts = append(v.Edits.Mounts, &cdispec.Mount{
+				HostPath: "/usr/lib/libcuda.so.1", ContainerPath: "/lib/libcuda.so.1",
+				Options: []string{"ro", "nosuid", "nodev", "bind"}})
+			v.Edits.Hooks = append(v.Edits.Hooks, grant.Limiter{
+				Hook: "/usr/bin/gpuledger-hook", Env: "GPULEDGER_CONFIG=/etc/g.toml"}.Edit())
 			want := got(translations["OCI spec"](t, ordinarySpec(), v))
 			for way, translate := range translations {
 				if got := got(translate(t, ordinarySpec(), v)); !reflect.DeepEqual(got, want) {
@@ -101,11 +110,14 @@ func got(spec specs.Spec) given {
 			mounts[i].Type = "" // the option decides
 		}
 	}
-	slices.SortFunc(mounts, func(a, b specs.Mount) int { return strings.Compare(a.Destination, b.Destination) })
+	slices.SortFunc(mounts, func(a, b specs.Mount) int {
+		return strings.Compare(a.Destination, b.Destination)
+	})
 	return given{spec.Process.Env, spec.Linux.Devices, spec.Linux.Resources.Devices, mounts, spec.Hooks}
 }
 
-// TestTheWrapperTakesCDIsEditsForItsOwn: an engine's CDI support comes first and the wrapper after it.
+// TestTheWrapperTakesCDIsEditsForItsOwn: an engine's CDI support comes first and the wrapper after
+// it.
 func TestTheWrapperTakesCDIsEditsForItsOwn(t *testing.T) {
 	v := admission.Offer(ledger.Grants[0], ledger.Now, inventory, node.Policy)
 	alone := translations["OCI spec"](t, ordinarySpec(), v)
@@ -115,8 +127,8 @@ func TestTheWrapperTakesCDIsEditsForItsOwn(t *testing.T) {
 	}
 }
 
-// TestOnlyAnOCISpecHidesPaths: neither CDI's edits nor NRI's adjustments have a word for it. What it hides gives no access, so an
-// admission goes through them all the same.
+// TestOnlyAnOCISpecHidesPaths: neither CDI's edits nor NRI's adjustments have a word for it. What
+// it hides gives no access, so an admission goes through them all the same.
 func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
 	hidden := []string{"/proc/driver/nvidia/gpus/0000:02:00.0"}
 	v := admission.Offer(ledger.Grants[0], ledger.Now, inventory, node.Policy)
@@ -131,7 +143,8 @@ func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
 
 func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 	mode := os.FileMode(0o666)
-	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c", Major: 195, FileMode: &mode, Permissions: "rw"}
+	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c", Major: 195,
+		FileMode: &mode, Permissions: "rw"}
 	ofGPU := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Access: "rw"}
 	for name, v := range map[string]grant.Verdict{
 		"a refusal":               {Kind: grant.Refused},
@@ -146,9 +159,11 @@ func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 			t.Errorf("%s becomes %+v", name, edits)
 		}
 	}
-	fine := grant.Verdict{Kind: grant.Admit, Edits: cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu}}, Rules: []grant.DeviceRule{ofGPU}}
+	fine := grant.Verdict{Kind: grant.Admit, Edits: cdispec.ContainerEdits{
+		DeviceNodes: []*cdispec.DeviceNode{gpu}}, Rules: []grant.DeviceRule{ofGPU}}
 	edits, err := edit.CDI(fine)
-	if err != nil || len(edits.DeviceNodes) != 1 || edits.DeviceNodes[0].HostPath != "" || *edits.DeviceNodes[0].UID != 0 {
+	if err != nil || len(edits.DeviceNodes) != 1 || edits.DeviceNodes[0].HostPath != "" ||
+		*edits.DeviceNodes[0].UID != 0 {
 		t.Errorf("%v: %+v", err, edits)
 	}
 	if gpu.HostPath == "" || gpu.UID != nil {
@@ -156,7 +171,8 @@ func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 	}
 	elsewhere := *gpu
 	elsewhere.HostPath = "/run/nvidia/driver/dev/nvidia0"
-	if written := edit.CDINodes([]*cdispec.DeviceNode{&elsewhere}); written[0].HostPath != elsewhere.HostPath {
+	if written := edit.CDINodes([]*cdispec.DeviceNode{
+		&elsewhere}); written[0].HostPath != elsewhere.HostPath {
 		t.Error("a path of the host that says something is lost")
 	}
 }

@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 
 func TestHitKillsAtTheChosenPass(t *testing.T) {
 	for value, killed := range map[string]bool{
-		"ledger/locked": true, "ledger/locked:2": true, "ledger/locked:3": false, "ledger/put-linked": false, "": false,
+		"ledger/locked": true, "ledger/locked:2": true, "ledger/locked:3": false,
+		"ledger/put-linked": false, "": false,
 	} {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "FAILPOINT_TEST_HELPER=1", Variable+"="+value)

@@ -61,9 +61,13 @@ func TestLoad(t *testing.T) {
 		{"as it was taken", node(), grant.NVML, nil, "", ""},
 		{"no file", node(), grant.NVML, func(t *testing.T, h host.Host, path string) { drop(t, path) },
 			grant.InventoryMissing, "this node has no inventory: there is no "},
-		{"a damaged file", node(), grant.NVML, func(t *testing.T, h host.Host, path string) { put(t, path, "{") },
+		{"a damaged file", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
+			put(t, path, "{")
+		},
 			grant.InventoryMissing, "cannot read the inventory "},
-		{"a file of a later gpuledger", node(), grant.NVML, func(t *testing.T, h host.Host, path string) { put(t, path, `{"version":9}`) },
+		{"a file of a later gpuledger", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
+			put(t, path, `{"version":9}`)
+		},
 			grant.InventoryMissing, "its version is 9"},
 		{"another boot", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			put(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"), "boot-b\n")
@@ -100,7 +104,9 @@ func TestLoad(t *testing.T) {
 		{"a fabric that came later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			majors(t, h, "195 nvidia\n510 nvidia-uvm\n509 nvidia-nvswitch\n")
 		}, "", ""},
-		{"no /proc/devices", node(), grant.NVML, func(t *testing.T, h host.Host, path string) { drop(t, filepath.Join(h.Proc, "devices")) },
+		{"no /proc/devices", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
+			drop(t, filepath.Join(h.Proc, "devices"))
+		},
 			grant.InventoryStale, "cannot tell whether the inventory's device numbers hold"},
 		{"a simulated node without a driver", simulated, grant.Simulated,
 			func(t *testing.T, h host.Host, path string) {

@@ -33,7 +33,8 @@ func TestReadIsTheLibrarys(t *testing.T) {
 func FuzzReadInventory(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"version":1,"taken":"2026-11-22T00:00:00Z","driver":{"files":[{"names":["a"]}]},"majors":{"nvidia":195},"gpus":[{"mig":[{"caps":[1,2]}]}]}`))
+			`{"version":1,"taken":"2026-11-22T00:00:00Z","driver":{"files":[{"names":["a"]}]},` +
+				`"majors":{"nvidia":195},"gpus":[{"mig":[{"caps":[1,2]}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) { sameAsTheLibrary(t, data) })
 }
 

@@ -41,6 +41,10 @@ func readUsage(d *jsontext.Decoder, u *grant.Usage) error {
 			return tokens.Uint64(d, &u.Used)
 		case "utilization":
 			return tokens.Int(d, &u.Utilization)
+		case "power_milliwatts":
+			return tokens.Int(d, &u.Power)
+		case "temperature_celsius":
+			return tokens.Int(d, &u.Temperature)
 		case "compute_mode":
 			return tokens.String(d, &u.ComputeMode)
 		case "mig":
@@ -95,6 +99,12 @@ func writeUsage(w *tokens.Writer, u grant.Usage) {
 	w.Name("total").Uint(uint64(u.Total))
 	w.Name("used").Uint(uint64(u.Used))
 	w.Name("utilization").Int(int64(u.Utilization))
+	if u.Power != 0 {
+		w.Name("power_milliwatts").Int(int64(u.Power))
+	}
+	if u.Temperature != 0 {
+		w.Name("temperature_celsius").Int(int64(u.Temperature))
+	}
 	w.Words("compute_mode", string(u.ComputeMode))
 	if len(u.MIG) > 0 {
 		w.Name("mig").Strings(u.MIG)

@@ -78,10 +78,12 @@ func TestFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{"version":1,"taken":"2026-11-20T08:00:00Z","boot_id":"boot-a","source":"nvml",` +
-		`"driver":{"version":"580.142","cuda":"13.0","root":"/"},"majors":{"nvidia":195,"nvidia-uvm":510},"gpus":[` +
+		`"driver":{"version":"580.142","cuda":"13.0","root":"/"},"majors":{"nvidia":195,` +
+		`"nvidia-uvm":510},"gpus":[` +
 		`{"uuid":"GPU-a","index":0,"minor":1,"name":"A","memory":17179869184,"pci":"0000:3b:00.0","numa":0,` +
 		`"render":["/dev/dri/renderD128"],"mig":[],"health":"ok"},` +
-		`{"uuid":"GPU-b","index":1,"minor":0,"name":"B","memory":85899345920,"pci":"","numa":-1,"render":[],` +
+		`{"uuid":"GPU-b","index":1,"minor":0,"name":"B","memory":85899345920,"pci":"","numa":-1,` +
+		`"render":[],` +
 		`"mig":[{"uuid":"MIG-b","profile":"1g.10gb","memory":10737418240,"gi":7,"ci":0}],"health":"ok"}]}`
 	if got.String() != want {
 		t.Errorf("got  %s\nwant %s", &got, want)
@@ -123,9 +125,11 @@ func TestABadInventoryLeavesTheOldOne(t *testing.T) {
 // good is a valid snapshot; every row of readings makes one place of it invalid.
 const good = `{"version":1,"taken":"2026-11-20T08:00:00Z","boot_id":"b","source":"nvml",` +
 	`"driver":{"version":"","cuda":"","root":"/"},"majors":{"nvidia":195},"gpus":[` +
-	`{"uuid":"GPU-a","index":0,"minor":0,"name":"A","memory":4096,"pci":"","numa":0,"render":["/dev/dri/card0"],` +
+	`{"uuid":"GPU-a","index":0,"minor":0,"name":"A","memory":4096,"pci":"","numa":0,` +
+	`"render":["/dev/dri/card0"],` +
 	`"mig":[{"uuid":"MIG-a","profile":"p","memory":1,"gi":1,"ci":0}],"health":"ok"},` +
-	`{"uuid":"GPU-b","index":1,"minor":1,"name":"B","memory":4096,"pci":"","numa":0,"render":[],"mig":[],"health":"ok"}]}`
+	`{"uuid":"GPU-b","index":1,"minor":1,"name":"B","memory":4096,"pci":"","numa":0,"render":[],"mig":[],` +
+	`"health":"ok"}]}`
 
 // with returns the good snapshot with one text replaced.
 func with(t testing.TB, old, new string) string {

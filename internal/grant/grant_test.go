@@ -61,8 +61,9 @@ func TestIDs(t *testing.T) {
 		t.Errorf("NewID gives %s", got)
 	}
 	for text, valid := range map[string]bool{
-		"g-abcdefghijkl": true, "g-abcdefghijk": false, "g-abcdefghijklm": false, "g-ABCDEFGHIJKL": false, "g-abcdefghijk1": false,
-		"abcdefghijkl": false, "": false, "g-": false, "g-../../../etc": false, "g-abcdefghijkl\n": false,
+		"g-abcdefghijkl": true, "g-abcdefghijk": false, "g-abcdefghijklm": false, "g-ABCDEFGHIJKL": false,
+		"g-abcdefghijk1": false,
+		"abcdefghijkl":   false, "": false, "g-": false, "g-../../../etc": false, "g-abcdefghijkl\n": false,
 	} {
 		if id, err := ParseID(text); (err == nil) != valid || valid && id != ID(text) {
 			t.Errorf("ParseID(%q) = %q, %v", text, id, err)
@@ -172,8 +173,10 @@ func TestOwners(t *testing.T) {
 func TestRefusalCodesAreTheClosedList(t *testing.T) {
 	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing",
 		"inventory-stale", "ledger-unreadable", "annotation-malformed",
-		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use", "gpu-unhealthy", "mode-conflict", "no-capacity",
-		"limit-unenforceable", "mps-not-ready", "injection-impossible", "visible-devices-all", "visible-devices-outside-grant", "gpu-env", "gpu-device-node",
+		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use",
+		"gpu-unhealthy", "mode-conflict", "no-capacity",
+		"limit-unenforceable", "mps-not-ready", "injection-impossible", "visible-devices-all",
+		"visible-devices-outside-grant", "gpu-env", "gpu-device-node",
 		"gpu-device-rule", "gpu-bind-mount", "gpu-socket", "gpu-hook",
 		"cdi-device-outside-grant", "privileged-gpu"}
 	if !slices.Equal(Codes, want) {
@@ -258,7 +261,8 @@ func TestPoolsNameGPUs(t *testing.T) {
 		first, last int
 		valid       bool
 	}{
-		{"3", 3, 3, true}, {"0-3", 0, 3, true}, {"GPU-1-2", -1, -1, true}, {"", 0, 0, false}, {"3-1", 0, 0, false}, {"1-", 0, 0, false},
+		{"3", 3, 3, true}, {"0-3", 0, 3, true}, {"GPU-1-2", -1, -1, true}, {"", 0, 0, false},
+		{"3-1", 0, 0, false}, {"1-", 0, 0, false},
 		{"1x", 0, 0, false}, {"0-99999999999999999999", 0, 0, false},
 	} {
 		first, last, err := ParseRange(c.name)

@@ -17,9 +17,12 @@ type Usage struct {
 	Total  Bytes  `json:"total"` // bytes, without what the driver keeps for itself
 	Used   Bytes  `json:"used"`  // bytes in use by all processes and the driver's clients
 	// percent of the time in which a kernel ran; -1: not reported
-	Utilization int         `json:"utilization"`
-	ComputeMode ComputeMode `json:"compute_mode,omitzero"` // "": not reported
-	MIG         []string    `json:"mig,omitempty"`         // UUIDs of its MIG devices
+	Utilization int `json:"utilization"`
+	// what it draws, in milliwatts; 0: not reported
+	Power       int         `json:"power_milliwatts,omitzero"`
+	Temperature int         `json:"temperature_celsius,omitzero"` // of the GPU, in °C; 0: not reported
+	ComputeMode ComputeMode `json:"compute_mode,omitzero"`        // "": not reported
+	MIG         []string    `json:"mig,omitempty"`                // UUIDs of its MIG devices
 	// errors that the driver has reported since the last sample
 	XIDs      []int        `json:"xids,omitempty"`
 	Processes []ProcessUse `json:"processes"`

@@ -8,8 +8,11 @@ import (
 
 func TestATieIsAPodOrANamespace(t *testing.T) {
 	for text, want := range map[string]bool{
-		"pod:3f0c": true, "namespace:team-1": true, string(grant.PodTie("u")): true, string(grant.NamespaceTie("n")): true,
-		"": false, "pod": false, "pod:": false, "pod:u/c": false, "pod:../x": false, "namespace:a b": false, "Namespace:n": false, "team": false, "claim:u": false, "bearer": false,
+		"pod:3f0c": true, "namespace:team-1": true, string(grant.PodTie("u")): true,
+		string(grant.NamespaceTie("n")): true,
+		"":                              false, "pod": false, "pod:": false, "pod:u/c": false,
+		"pod:../x": false, "namespace:a b": false,
+		"Namespace:n": false, "team": false, "claim:u": false, "bearer": false,
 	} {
 		if tie, err := grant.ParseTie(text); (err == nil) != want || want && string(tie) != text {
 			t.Errorf("%q: got %q, %v", text, tie, err)

@@ -8,9 +8,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// A device program gets struct bpf_cgroup_dev_ctx (include/uapi/linux/bpf.h) in r1: access_type (the access in the upper
-// half, the device's type in the lower), major, minor; it returns 1 to allow. Registers 2 to 5 are free to use; r1 must
-// be left to the program behind.
+// A device program gets struct bpf_cgroup_dev_ctx (include/uapi/linux/bpf.h) in r1: access_type
+// (the access in the upper half, the device's type in the lower), major, minor; it returns 1 to
+// allow. Registers 2 to 5 are free to use; r1 must be left to the program behind.
 const (
 	regResult = iota
 	regContext
@@ -55,8 +55,8 @@ func (i instruction) append(to []byte) []byte {
 	return binary.NativeEndian.AppendUint32(to, uint32(i.value))
 }
 
-// assemble writes a change's rules as the beginning of a program: first what is allowed, then what is closed; who matches
-// none goes on to what follows.
+// assemble writes a change's rules as the beginning of a program: first what is allowed, then what
+// is closed; who matches none goes on to what follows.
 func assemble(change Change) []byte {
 	var program []byte
 	add := func(all ...instruction) {
@@ -64,9 +64,12 @@ func assemble(change Change) []byte {
 			program = i.append(program)
 		}
 	}
-	add(instruction{op: opLoadWord, dst: regType, src: regContext, offset: 0}, instruction{op: opAnd, dst: regType, value: 0xffff},
-		instruction{op: opLoadWord, dst: regAccess, src: regContext, offset: 0}, instruction{op: opShiftDown, dst: regAccess, value: 16},
-		instruction{op: opLoadWord, dst: regMajor, src: regContext, offset: 4}, instruction{op: opLoadWord, dst: regMinor, src: regContext, offset: 8})
+	add(instruction{op: opLoadWord, dst: regType, src: regContext, offset: 0},
+		instruction{op: opAnd, dst: regType, value: 0xffff},
+		instruction{op: opLoadWord, dst: regAccess, src: regContext, offset: 0},
+		instruction{op: opShiftDown, dst: regAccess, value: 16},
+		instruction{op: opLoadWord, dst: regMajor, src: regContext, offset: 4},
+		instruction{op: opLoadWord, dst: regMinor, src: regContext, offset: 8})
 	for _, r := range change.Allow {
 		add(block(r, 1)...)
 	}
@@ -80,8 +83,8 @@ func allowAll() []byte {
 	return instruction{op: opExit}.append(instruction{op: opMove, dst: regResult, value: 1}.append(nil))
 }
 
-// block answers with result for the devices of a rule. An allowance wants all of the access that is asked for to be in
-// the rule; a closing rule any of it.
+// block answers with result for the devices of a rule. An allowance wants all of the access that is
+// asked for to be in the rule; a closing rule any of it.
 func block(r grant.DeviceRule, result int32) []instruction {
 	var tests []instruction
 	test := func(op, register byte, value int64) {
@@ -103,9 +106,11 @@ func block(r grant.DeviceRule, result int32) []instruction {
 	if result == 0 {
 		mask, miss = accessBits(r.Access), opJumpSame // nothing of it
 	}
-	tests = append(tests, instruction{op: opMoveReg, dst: regResult, src: regAccess}, instruction{op: opAnd, dst: regResult, value: mask})
+	tests = append(tests, instruction{op: opMoveReg, dst: regResult, src: regAccess},
+		instruction{op: opAnd, dst: regResult, value: mask})
 	test(miss, regResult, 0)
-	return append(leave(tests), instruction{op: opMove, dst: regResult, value: result}, instruction{op: opExit})
+	return append(leave(tests), instruction{op: opMove, dst: regResult, value: result},
+		instruction{op: opExit})
 }
 
 // leave lets every failed test jump behind the block, which ends with two more instructions.

@@ -9,10 +9,12 @@ import (
 
 // This file is all contact with bpf(2). A library for it would be larger than the hook.
 
-// bpf calls bpf(2) with one member of union bpf_attr (include/uapi/linux/bpf.h); what lies behind it counts as zero.
+// bpf calls bpf(2) with one member of union bpf_attr (include/uapi/linux/bpf.h); what lies behind
+// it counts as zero.
 func bpf[T any](command int, attr *T) (int, error) {
 	for {
-		result, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		result, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(unsafe.Pointer(attr)),
+			unsafe.Sizeof(*attr))
 		if errno == 0 {
 			return int(result), nil
 		}
@@ -22,10 +24,12 @@ func bpf[T any](command int, attr *T) (int, error) {
 	}
 }
 
-// maxPrograms is how many the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS, include/linux/bpf-cgroup-defs.h).
+// maxPrograms is how many the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS,
+// include/linux/bpf-cgroup-defs.h).
 const maxPrograms = 64
 
-// attachedPrograms are the ids of a cgroup's own device programs, in their order, and how they were attached.
+// attachedPrograms are the ids of a cgroup's own device programs, in their order, and how they were
+// attached.
 func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -34,7 +38,8 @@ func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
 		cgroup, kind, queryFlags, attachFlags uint32
 		ids                                   uint64
 		count, _                              uint32
-		_                                     [128]byte // newer kernels (6.17) write a revision behind what we know
+		// newer kernels (6.17) write a revision behind what we know
+		_ [128]byte
 	}{cgroup: uint32(cgroup), kind: unix.BPF_CGROUP_DEVICE, ids: pinned(&pins, &ids[0]), count: maxPrograms}
 	if _, err = bpf(unix.BPF_PROG_QUERY, &attr); err != nil {
 		return nil, 0, err
@@ -77,7 +82,8 @@ func programID(program int) uint32 {
 	return info.id
 }
 
-// instructions are a program's after the verifier. Of a device program it changes none: the context is read as it is.
+// instructions are a program's after the verifier. Of a device program it changes none: the context
+// is read as it is.
 func instructions(program int) ([]byte, error) {
 	var info programInfo
 	if err := getInfo(program, &info); err != nil {
@@ -105,14 +111,16 @@ func loadProgram(code []byte) (int, error) {
 		log           uint64
 		kernel, flags uint32
 		name          [16]byte
-	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code) / 8), code: pinned(&pins, &code[0]), license: pinned(&pins, &license[0])}
+	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code) / 8), code: pinned(&pins, &code[0]),
+		license: pinned(&pins, &license[0])}
 	copy(attr.name[:], "gpuledger")
 	return bpf(unix.BPF_PROG_LOAD, &attr)
 }
 
 // attachProgram attaches a program to a cgroup, in place of another where old is one.
 func attachProgram(cgroup, program, old int, flags uint32) error {
-	attr := struct{ cgroup, program, kind, flags, replace uint32 }{uint32(cgroup), uint32(program), unix.BPF_CGROUP_DEVICE, flags, 0}
+	attr := struct{ cgroup, program, kind, flags, replace uint32 }{
+		uint32(cgroup), uint32(program), unix.BPF_CGROUP_DEVICE, flags, 0}
 	if old >= 0 && flags&unix.BPF_F_ALLOW_MULTI != 0 { // else there is one only, and attaching replaces it
 		attr.flags |= unix.BPF_F_REPLACE
 		attr.replace = uint32(old)
@@ -121,8 +129,8 @@ func attachProgram(cgroup, program, old int, flags uint32) error {
 	return err
 }
 
-// pinned is an address as the kernel takes it. The memory stays where it is until it is unpinned: Go moves what lies on a
-// stack, and does not know a pointer in a number.
+// pinned is an address as the kernel takes it. The memory stays where it is until it is unpinned:
+// Go moves what lies on a stack, and does not know a pointer in a number.
 func pinned[T any](pins *runtime.Pinner, to *T) uint64 {
 	pins.Pin(to)
 	return uint64(uintptr(unsafe.Pointer(to)))

@@ -21,8 +21,8 @@ type rules interface {
 	read() ([]specs.LinuxDeviceCgroup, error)
 }
 
-// findRules finds the container's device cgroup. It must be the container's alone: rules that are changed would be
-// another's too.
+// findRules finds the container's device cgroup. It must be the container's alone: rules that are
+// changed would be another's too.
 func (c *container) findRules(Change) error {
 	dir, v2, err := c.deviceCgroup()
 	if err != nil {
@@ -61,11 +61,13 @@ func (c *container) deviceCgroup() (dir string, v2 bool, err error) {
 		return "", v2, err
 	}
 	path := cgroupPath(its, controller)
-	if path == "" || path == "/" || path == cgroupPath(string(ours), controller) || strings.Contains(path, "/../") {
+	if path == "" || path == "/" || path == cgroupPath(string(ours), controller) ||
+		strings.Contains(path, "/../") {
 		return "", v2, errors.New("it has no device cgroup of its own")
 	}
 	if ownedBySystemd(path) {
-		return "", v2, fmt.Errorf("its cgroup %s is a unit of systemd, which would undo them at its next reload", path)
+		return "", v2, fmt.Errorf("its cgroup %s is a unit of systemd, which would undo them at its "+
+			"next reload", path)
 	}
 	dir = filepath.Join(root, path)
 	return dir, v2, c.isAlone(dir)
@@ -87,7 +89,8 @@ func cgroupPath(text, controller string) string {
 	return ""
 }
 
-// ownedBySystemd tells a cgroup that systemd keeps, by the name that it gives to a container's: PREFIX-ID.scope.
+// ownedBySystemd tells a cgroup that systemd keeps, by the name that it gives to a container's:
+// PREFIX-ID.scope.
 func ownedBySystemd(path string) bool {
 	return strings.HasSuffix(path, ".scope") || strings.HasSuffix(path, ".service")
 }

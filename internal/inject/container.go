@@ -20,16 +20,16 @@ type Target struct {
 	Rootfs string // where its root file system lies in its own mount namespace, before pivot_root
 }
 
-// container is an opened Target. All is reached through proc, which is the init's and nobody's after it: a pid that is
-// used again leads nowhere.
+// container is an opened Target. All is reached through proc, which is the init's and nobody's
+// after it: a pid that is used again leads nowhere.
 type container struct {
 	Target
 	proc, rootfs, dev int // file descriptors; -1: not opened
 	rules             rules
 }
 
-// open holds the container fast and makes sure that it is one, and only the runtime's: its init is the child of the
-// runtime, has a mount namespace of its own, and the host's user namespace.
+// open holds the container fast and makes sure that it is one, and only the runtime's: its init is
+// the child of the runtime, has a mount namespace of its own, and the host's user namespace.
 func open(t Target) (*container, error) {
 	c := &container{Target: t, proc: -1, rootfs: -1, dev: -1}
 	if err := c.openProc(); err != nil {
@@ -40,7 +40,8 @@ func open(t Target) (*container, error) {
 }
 
 func (c *container) openProc() (err error) {
-	if c.proc, err = unix.Open(c.Host.Proc+"/"+strconv.Itoa(c.PID), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	if c.proc, err = unix.Open(c.Host.Proc+"/"+strconv.Itoa(c.PID),
+		unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return err
 	}
 	stat, err := c.readProc("stat")
@@ -48,7 +49,8 @@ func (c *container) openProc() (err error) {
 		return err
 	}
 	// "4334 (name) S PARENT ...", where the name may hold parentheses
-	if fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:]); len(fields) < 2 || fields[1] != strconv.Itoa(c.Parent) {
+	if fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:]); len(fields) < 2 ||
+		fields[1] != strconv.Itoa(c.Parent) {
 		return fmt.Errorf("it is no child of process %d", c.Parent)
 	}
 	if same, err := c.sharesNamespace("user"); err != nil || !same {
@@ -67,7 +69,8 @@ func (c *container) openRootfs() (err error) {
 		return err
 	}
 	defer unix.Close(root)
-	c.rootfs, err = openat2(root, strings.TrimLeft(c.Rootfs, "/"), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS)
+	c.rootfs, err = openat2(root, strings.TrimLeft(c.Rootfs, "/"), unix.O_PATH|unix.O_DIRECTORY,
+		unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS)
 	if err == nil && !isMountRoot(c.rootfs) {
 		err = fmt.Errorf("its root file system is not mounted at %s", c.Rootfs)
 	}
@@ -111,7 +114,8 @@ func (c *container) readProc(name string) (string, error) {
 func openat2(dir int, name string, flags, resolve uint64) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: resolve})
-		if err != unix.EINTR && err != unix.EAGAIN { // EAGAIN: something was renamed meanwhile, so the kernel cannot vouch for the walk
+		// EAGAIN: something was renamed meanwhile, so the kernel cannot vouch for the walk
+		if err != unix.EINTR && err != unix.EAGAIN {
 			return fd, err
 		}
 	}
@@ -121,5 +125,6 @@ func openat2(dir int, name string, flags, resolve uint64) (int, error) {
 func isMountRoot(fd int) bool {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &st)
-	return err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	return err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 &&
+		st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }

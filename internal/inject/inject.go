@@ -1,9 +1,10 @@
-// Package inject changes a container that its runtime has made and not yet started: device nodes in its /dev, bind mounts
-// in its mount namespace, device rules of its cgroup. A hook does so where nothing edited the spec before.
+// Package inject changes a container that its runtime has made and not yet started: device nodes in
+// its /dev, bind mounts in its mount namespace, device rules of its cgroup. A hook does so where
+// nothing edited the spec before.
 //
-// Nothing of the image is run or believed. The root file system is walked with file descriptors, and what is not as an
-// OCI runtime makes it (a /dev that is a link, a shared cgroup, a mount namespace that is somebody else's) is an error
-// before anything is changed.
+// Nothing of the image is run or believed. The root file system is walked with file descriptors,
+// and what is not as an OCI runtime makes it (a /dev that is a link, a shared cgroup, a mount
+// namespace that is somebody else's) is an error before anything is changed.
 package inject
 
 import (
@@ -39,13 +40,15 @@ func (c Change) ChangesRules() bool { return len(c.Close)+len(c.Allow) > 0 }
 
 // Found is how a container looks after a change.
 type Found struct {
-	Nodes []specs.LinuxDevice       // character devices in its /dev
-	Rules []specs.LinuxDeviceCgroup // of its device cgroup; nil on cgroup v2, where a program was put in place and read again
+	Nodes []specs.LinuxDevice // character devices in its /dev
+	// of its device cgroup; nil on cgroup v2, where a program was put in place and read again
+	Rules []specs.LinuxDeviceCgroup
 }
 
 // Into changes the container. After an error it must not start: part of the change may be made.
 //
-// What closes comes before what opens, so that a process killed in between leaves less than there was and not more.
+// What closes comes before what opens, so that a process killed in between leaves less than there
+// was and not more.
 func Into(t Target, change Change) (found Found, err error) {
 	c, err := open(t)
 	if err != nil {
@@ -101,23 +104,27 @@ func belowDev(name string) ([]string, error) {
 
 // covers reports whether a rule speaks of a device, whatever the access.
 func covers(r grant.DeviceRule, kind byte, major, minor int64) bool {
-	return (r.Type == 'a' || r.Type == kind) && (r.Major < 0 || r.Major == major) && (r.Minor < 0 || r.Minor == minor)
+	return (r.Type == 'a' || r.Type == kind) && (r.Major < 0 || r.Major == major) &&
+		(r.Minor < 0 || r.Minor == minor)
 }
 
 // overlaps reports whether there is a device that both rules speak of.
 func overlaps(a, b grant.DeviceRule) bool {
-	return (a.Type == b.Type || a.Type == 'a' || b.Type == 'a') && (a.Major < 0 || b.Major < 0 || a.Major == b.Major) &&
+	return (a.Type == b.Type || a.Type == 'a' || b.Type == 'a') &&
+		(a.Major < 0 || b.Major < 0 || a.Major == b.Major) &&
 		(a.Minor < 0 || b.Minor < 0 || a.Minor == b.Minor)
 }
 
 // within reports whether a speaks of nothing that b does not.
 func within(a, b grant.DeviceRule) bool {
-	return a.Type != 'a' && covers(b, a.Type, a.Major, a.Minor) && (a.Minor >= 0 || b.Minor < 0) && (a.Major >= 0 || b.Major < 0)
+	return a.Type != 'a' && covers(b, a.Type, a.Major, a.Minor) && (a.Minor >= 0 || b.Minor < 0) &&
+		(a.Major >= 0 || b.Major < 0)
 }
 
 // allows reports whether a list has the rule with all of its access.
 func allows(list []grant.DeviceRule, r grant.DeviceRule) bool {
 	return slices.ContainsFunc(list, func(o grant.DeviceRule) bool {
-		return o.Allow && within(r, o) && !strings.ContainsFunc(r.Access, func(a rune) bool { return !strings.ContainsRune(o.Access, a) })
+		return o.Allow && within(r, o) && !strings.ContainsFunc(r.Access,
+			func(a rune) bool { return !strings.ContainsRune(o.Access, a) })
 	})
 }

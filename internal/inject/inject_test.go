@@ -16,8 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// scene is a container as a runtime has it while hooks run: an init that waits in a mount namespace of its own, where the
-// root file system is mounted and entered by nobody yet.
+// scene is a container as a runtime has it while hooks run: an init that waits in a mount namespace
+// of its own, where the root file system is mounted and entered by nobody yet.
 type scene struct {
 	*testing.T
 	dir, rootfs, canary string
@@ -34,12 +34,13 @@ func newScene(t *testing.T, setup string) *scene {
 		s.must(os.MkdirAll(filepath.Join(dir, d), 0o755))
 	}
 	s.must(os.WriteFile(s.dir+"/library", []byte("the host's"), 0o644))
-	script := "set -e; cd " + s.dir + "; mount --bind rootfs rootfs; mount -t tmpfs tmpfs rootfs/dev; " + setup + "; echo ready; exec cat"
+	script := "set -e; cd " + s.dir + "; mount --bind rootfs rootfs; mount -t tmpfs tmpfs rootfs/dev; " +
+		setup + "; echo ready; exec cat"
 	cmd := exec.Command("sh", "-c", script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
-	// It ends with this process, by the end of its input. A signal at the parent's death would come from the thread that
-	// starts it, and Into ends threads.
+	// It ends with this process, by the end of its input. A signal at the parent's death would come
+	// from the thread that starts it, and Into ends threads.
 	_, piped := cmd.StdinPipe()
 	s.must(piped)
 	out, err := cmd.StdoutPipe()
@@ -84,9 +85,11 @@ func node(path string, minor int64) *cdispec.DeviceNode {
 }
 
 func TestNodes(t *testing.T) {
-	s := newScene(t, "mknod rootfs/dev/nvidia0 c 195 7; mknod rootfs/dev/old c 195 3; mkdir rootfs/dev/pts; mount -t tmpfs tmpfs rootfs/dev/pts; mknod rootfs/dev/pts/ptmx c 5 2")
+	s := newScene(t, "mknod rootfs/dev/nvidia0 c 195 7; mknod rootfs/dev/old c 195 3; mkdir "+
+		"rootfs/dev/pts; mount -t tmpfs tmpfs rootfs/dev/pts; mknod rootfs/dev/pts/ptmx c 5 2")
 	defer unix.Umask(unix.Umask(0o077))
-	change := Change{Remove: []string{"/dev/old", "/dev/none", "/dev/no/where"}, Nodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0), node("/dev/nvidia-caps/nvidia-cap1", 1)}}
+	change := Change{Remove: []string{"/dev/old", "/dev/none", "/dev/no/where"}, Nodes: []*cdispec.DeviceNode{
+		node("/dev/nvidia0", 0), node("/dev/nvidia-caps/nvidia-cap1", 1)}}
 	for range 2 { // the second time changes nothing
 		found, err := Into(s.target, change)
 		s.must(err)
@@ -94,18 +97,21 @@ func TestNodes(t *testing.T) {
 		for _, n := range found.Nodes {
 			got = append(got, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
 		}
-		if len(got) != 2 || !strings.Contains(strings.Join(got, ","), "/dev/nvidia0 195:0") || !strings.Contains(strings.Join(got, ","), "/dev/nvidia-caps/nvidia-cap1 195:1") {
+		if len(got) != 2 || !strings.Contains(strings.Join(got, ","), "/dev/nvidia0 195:0") ||
+			!strings.Contains(strings.Join(got, ","), "/dev/nvidia-caps/nvidia-cap1 195:1") {
 			t.Errorf("found %v", got)
 		}
 	}
 	var st unix.Stat_t
-	if s.must(unix.Stat(s.inside("/dev/nvidia0"), &st)); st.Mode != unix.S_IFCHR|0o666 || st.Rdev != unix.Mkdev(195, 0) || st.Uid != 0 {
+	if s.must(unix.Stat(s.inside("/dev/nvidia0"), &st)); st.Mode != unix.S_IFCHR|0o666 ||
+		st.Rdev != unix.Mkdev(195, 0) || st.Uid != 0 {
 		t.Errorf("%o %d", st.Mode, st.Rdev)
 	}
 	s.untouched()
 }
 
-// TestNodesAreNotMadeElsewhere: whatever is done to /dev, nothing is made outside the runtime's tmpfs.
+// TestNodesAreNotMadeElsewhere: whatever is done to /dev, nothing is made outside the runtime's
+// tmpfs.
 func TestNodesAreNotMadeElsewhere(t *testing.T) {
 	for name, setup := range map[string]string{
 		"a link in place of /dev":                "umount rootfs/dev; rmdir rootfs/dev; ln -s ../canary rootfs/dev",
@@ -124,7 +130,8 @@ func TestNodesAreNotMadeElsewhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t, setup)
-			if found, err := Into(s.target, Change{Nodes: []*cdispec.DeviceNode{node("/dev/nvidia-caps/nvidia-cap1", 1)}}); err == nil {
+			if found, err := Into(s.target, Change{Nodes: []*cdispec.DeviceNode{
+				node("/dev/nvidia-caps/nvidia-cap1", 1)}}); err == nil {
 				t.Errorf("it was made: %+v", found)
 			}
 			s.untouched()
@@ -138,27 +145,33 @@ func TestNodeInPlaceOfAMount(t *testing.T) {
 	_, err := Into(s.target, Change{Nodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}})
 	var its, hosts unix.Stat_t
 	s.must(unix.Stat(s.dir+"/hosts", &hosts))
-	if e := unix.Stat(s.inside("/dev/nvidia0"), &its); err == nil && (e != nil || its.Rdev != unix.Mkdev(195, 0)) || hosts.Rdev != unix.Mkdev(1, 3) {
+	if e := unix.Stat(s.inside("/dev/nvidia0"), &its); err == nil &&
+		(e != nil || its.Rdev != unix.Mkdev(195, 0)) || hosts.Rdev != unix.Mkdev(1, 3) {
 		t.Errorf("%v; the container's is %d, the host's %d", err, its.Rdev, hosts.Rdev)
 	}
 	s.untouched()
 }
 
 func TestMounts(t *testing.T) {
-	s := newScene(t, "ln -s usr/lib rootfs/lib; mkdir rootfs/canary; ln -s /../../../../canary rootfs/odd; mkdir -p hostdir; echo x >hostdir/y")
+	s := newScene(t, "ln -s usr/lib rootfs/lib; mkdir rootfs/canary; ln -s /../../../../canary rootfs/odd; "+
+		"mkdir -p hostdir; echo x >hostdir/y")
 	file := func(path string, options ...string) *cdispec.Mount {
-		return &cdispec.Mount{HostPath: s.dir + "/library", ContainerPath: path, Options: append(options, "bind", "nosuid", "nodev")}
+		return &cdispec.Mount{HostPath: s.dir + "/library", ContainerPath: path,
+			Options: append(options, "bind", "nosuid", "nodev")}
 	}
-	change := Change{Mounts: []*cdispec.Mount{file("/lib/libcuda.so.1", "ro"), file("/opt/new/dir/lib.so"), file("/odd/x"),
+	change := Change{Mounts: []*cdispec.Mount{file("/lib/libcuda.so.1", "ro"),
+		file("/opt/new/dir/lib.so"), file("/odd/x"),
 		{HostPath: s.dir + "/hostdir", ContainerPath: "/etc/dir", Options: []string{"rbind", "ro"}}}}
 	_, err := Into(s.target, change)
 	s.must(err)
-	for path, want := range map[string]string{"/usr/lib/libcuda.so.1": "the host's", "/opt/new/dir/lib.so": "the host's", "/canary/x": "the host's", "/etc/dir/y": "x\n"} {
+	for path, want := range map[string]string{"/usr/lib/libcuda.so.1": "the host's",
+		"/opt/new/dir/lib.so": "the host's", "/canary/x": "the host's", "/etc/dir/y": "x\n"} {
 		if got, err := os.ReadFile(s.inside(path)); string(got) != want {
 			t.Errorf("%s: %q, %v", path, got, err)
 		}
 	}
-	if err := os.WriteFile(s.inside("/usr/lib/libcuda.so.1"), []byte("changed"), 0o644); err != unix.EROFS && !strings.Contains(fmt.Sprint(err), "read-only") {
+	if err := os.WriteFile(s.inside("/usr/lib/libcuda.so.1"), []byte("changed"), 0o644); err != unix.EROFS &&
+		!strings.Contains(fmt.Sprint(err), "read-only") {
 		t.Errorf("a read-only mount was written: %v", err)
 	}
 	if seen, _ := os.ReadFile(s.rootfs + "/usr/lib/libcuda.so.1"); len(seen) > 0 {
@@ -184,7 +197,9 @@ func TestMountsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t, c.setup)
-			if _, err := Into(s.target, Change{Mounts: []*cdispec.Mount{{HostPath: s.dir + "/" + c.source, ContainerPath: c.path, Options: []string{c.option}}}}); err == nil {
+			if _, err := Into(s.target, Change{Mounts: []*cdispec.Mount{
+				{HostPath: s.dir + "/" + c.source, ContainerPath: c.path,
+					Options: []string{c.option}}}}); err == nil {
 				t.Error("it was mounted")
 			}
 			s.untouched()
@@ -192,7 +207,8 @@ func TestMountsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestOnlyTheRuntimesOwn: a pid that is another's, or of a process that shares our mounts, is not changed.
+// TestOnlyTheRuntimesOwn: a pid that is another's, or of a process that shares our mounts, is not
+// changed.
 func TestOnlyTheRuntimesOwn(t *testing.T) {
 	s := newScene(t, ":")
 	for name, target := range map[string]Target{
@@ -206,8 +222,10 @@ func TestOnlyTheRuntimesOwn(t *testing.T) {
 			t.Errorf("%s was changed", name)
 		}
 	}
-	shares := Target{Host: s.target.Host, PID: os.Getpid(), Parent: os.Getppid(), Rootfs: "/proc"} // a mount in which nothing can be made
-	if _, err := Into(shares, Change{Nodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}); err == nil || !strings.Contains(err.Error(), "mount namespace of its own") {
+	// a mount in which nothing can be made
+	shares := Target{Host: s.target.Host, PID: os.Getpid(), Parent: os.Getppid(), Rootfs: "/proc"}
+	if _, err := Into(shares, Change{Nodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}); err == nil ||
+		!strings.Contains(err.Error(), "mount namespace of its own") {
 		t.Errorf("of a process that shares our mounts: %v", err)
 	}
 	if found, err := Into(s.target, Change{Close: rulesOf(false, "c 195:* rw")}); err == nil {

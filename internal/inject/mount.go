@@ -13,13 +13,13 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// The main thread stays the main goroutine's, so that the thread which enters a container is never that one: it cannot end
-// before the process does, and /proc/self is its view.
+// The main thread stays the main goroutine's, so that the thread which enters a container is never
+// that one: it cannot end before the process does, and /proc/self is its view.
 func init() { runtime.LockOSThread() }
 
-// mount binds the host's files into the container. The clone of a mount is made here, where its source is seen, and moved
-// to its place by a thread in the container's mount namespace, because only there a mount may be attached. The thread
-// runs none but our code and ends with it.
+// mount binds the host's files into the container. The clone of a mount is made here, where its
+// source is seen, and moved to its place by a thread in the container's mount namespace, because
+// only there a mount may be attached. The thread runs none but our code and ends with it.
 func (c *container) mount(change Change) error {
 	ns, err := unix.Openat(c.proc, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -64,14 +64,16 @@ func (c *container) attach(ns int, mounts []*cdispec.Mount, trees []int) error {
 	return nil
 }
 
-// mountFlags are the options of a bind mount. Others are refused: what cannot be carried over is not left out.
+// mountFlags are the options of a bind mount. Others are refused: what cannot be carried over is
+// not left out.
 var mountFlags = map[string]uint64{
 	"bind": 0, "rbind": 0, "rw": 0, "private": 0, "rprivate": 0,
-	"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV, "noexec": unix.MOUNT_ATTR_NOEXEC,
+	"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV,
+	"noexec": unix.MOUNT_ATTR_NOEXEC,
 }
 
-// cloneMount makes an unattached bind mount of a host's path with the flags of its options. Mounts below it stay out:
-// their flags would be their own.
+// cloneMount makes an unattached bind mount of a host's path with the flags of its options. Mounts
+// below it stay out: their flags would be their own.
 func cloneMount(m *cdispec.Mount) (int, error) {
 	attr := unix.MountAttr{Attr_set: 0, Propagation: unix.MS_PRIVATE}
 	for _, option := range m.Options {
@@ -95,7 +97,8 @@ func cloneMount(m *cdispec.Mount) (int, error) {
 // inRoot resolves an image's links as the container will, never out of its root file system.
 const inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
 
-// place attaches a mount at a path of the container, which is made where it is missing, as a runtime does.
+// place attaches a mount at a path of the container, which is made where it is missing, as a
+// runtime does.
 func (c *container) place(name string, tree int) error {
 	var source unix.Stat_t
 	if err := unix.Fstat(tree, &source); err != nil {
@@ -109,7 +112,8 @@ func (c *container) place(name string, tree int) error {
 	if err := c.isPrivate(target); err != nil {
 		return err
 	}
-	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(tree, "", target, "",
+		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return err
 	}
 	again, err := openat2(c.rootfs, clean(name), unix.O_PATH, inRoot)
@@ -142,12 +146,14 @@ func (c *container) target(name string, isDir bool) (int, error) {
 	if err != nil && err != unix.EEXIST {
 		return -1, err
 	}
-	target, err := openat2(dir, base, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS)
+	target, err := openat2(dir, base, unix.O_PATH|unix.O_NOFOLLOW,
+		unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_MAGICLINKS)
 	if err != nil {
 		return -1, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(target, &st); err != nil || (st.Mode&unix.S_IFMT == unix.S_IFDIR) != isDir || st.Mode&unix.S_IFMT == unix.S_IFLNK {
+	if err := unix.Fstat(target, &st); err != nil || (st.Mode&unix.S_IFMT == unix.S_IFDIR) != isDir ||
+		st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		_ = unix.Close(target)
 		return -1, errors.Join(err, errors.New("what is there is of another kind"))
 	}
@@ -155,15 +161,16 @@ func (c *container) target(name string, isDir bool) (int, error) {
 }
 
 func makeFile(dir int, base string) error {
-	fd, err := unix.Openat(dir, base, unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
+	fd, err := unix.Openat(dir, base, unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_WRONLY|unix.O_CLOEXEC,
+		0o644)
 	if err == nil {
 		err = unix.Close(fd)
 	}
 	return err
 }
 
-// makeDirs opens a directory of the container, and makes those on the way that are missing. Each step begins at the root
-// again, so that links lead where they lead in the container.
+// makeDirs opens a directory of the container, and makes those on the way that are missing. Each
+// step begins at the root again, so that links lead where they lead in the container.
 func (c *container) makeDirs(name string) (int, error) {
 	words := slices.DeleteFunc(strings.Split(clean(name), "/"), func(w string) bool { return w == "" })
 	at := "."
@@ -183,17 +190,20 @@ func (c *container) makeDirs(name string) (int, error) {
 	return dir, err
 }
 
-// isPrivate refuses a place from which a mount would spread to the host, and one in a file system of the kernel.
+// isPrivate refuses a place from which a mount would spread to the host, and one in a file system
+// of the kernel.
 func (c *container) isPrivate(target int) error {
 	var st unix.Statx_t
-	if err := unix.Statx(target, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil || st.Mask&unix.STATX_MNT_ID == 0 {
+	if err := unix.Statx(target, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil ||
+		st.Mask&unix.STATX_MNT_ID == 0 {
 		return errors.Join(err, errors.New("the kernel does not tell which mount it is in"))
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(target, &fs); err != nil {
 		return err
 	}
-	if slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC}, int64(fs.Type)) {
+	if slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC,
+		unix.CGROUP2_SUPER_MAGIC}, int64(fs.Type)) {
 		return errors.New("it is in a file system of the kernel")
 	}
 	info, err := c.readProc("mountinfo")

@@ -12,18 +12,21 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// strictly is how anything below /dev is looked up: no link is followed, so none that an image brings along.
+// strictly is how anything below /dev is looked up: no link is followed, so none that an image
+// brings along.
 const strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
-// openDev opens the container's /dev, which must be the runtime's fresh tmpfs. An image can make /dev a link: the runtime
-// then mounted its tmpfs somewhere else, and we would write into the image or through it.
+// openDev opens the container's /dev, which must be the runtime's fresh tmpfs. An image can make
+// /dev a link: the runtime then mounted its tmpfs somewhere else, and we would write into the image
+// or through it.
 func (c *container) openDev(Change) (err error) {
 	if c.dev, err = openat2(c.rootfs, "dev", unix.O_RDONLY|unix.O_DIRECTORY, strictly); err != nil {
 		return fmt.Errorf("cannot open the container's /dev: %w", err)
 	}
 	var fs unix.Statfs_t
 	var its, hosts unix.Stat_t
-	switch err := errors.Join(unix.Fstatfs(c.dev, &fs), unix.Fstat(c.dev, &its), unix.Stat(c.Host.Dev, &hosts)); {
+	switch err := errors.Join(unix.Fstatfs(c.dev, &fs), unix.Fstat(c.dev, &its),
+		unix.Stat(c.Host.Dev, &hosts)); {
 	case err != nil:
 		return fmt.Errorf("cannot open the container's /dev: %w", err)
 	case fs.Type != unix.TMPFS_MAGIC || !isMountRoot(c.dev) || its.Dev == hosts.Dev:
@@ -90,7 +93,8 @@ func (c *container) makeNode(n *cdispec.DeviceNode) error {
 		return err
 	}
 	defer unix.Close(dir)
-	if err := unix.Mknodat(dir, base, unix.S_IFCHR|uint32(mode), int(unix.Mkdev(uint32(n.Major), uint32(n.Minor)))); err != nil {
+	if err := unix.Mknodat(dir, base, unix.S_IFCHR|uint32(mode),
+		int(unix.Mkdev(uint32(n.Major), uint32(n.Minor)))); err != nil {
 		return err // never through what is there: mknod does not replace
 	}
 	if err := unix.Fchownat(dir, base, 0, 0, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -130,7 +134,8 @@ func (c *container) parent(name string, makeDirs bool) (dir int, base string, er
 	return dir, words[len(words)-1], nil
 }
 
-// The runtime's own /dev holds some twenty entries; a container with all devices of a node some hundreds.
+// The runtime's own /dev holds some twenty entries; a container with all devices of a node some
+// hundreds.
 const (
 	maxNodes = 65536
 	maxDepth = 8
@@ -176,7 +181,8 @@ func (l *lister) entry(dir int, base, name string, depth int) error {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFCHR:
-		l.nodes = append(l.nodes, specs.LinuxDevice{Path: name, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
+		l.nodes = append(l.nodes, specs.LinuxDevice{Path: name, Type: "c", Major: int64(unix.Major(st.Rdev)),
+			Minor: int64(unix.Minor(st.Rdev))})
 	case unix.S_IFDIR:
 		sub, err := openat2(dir, base, unix.O_RDONLY|unix.O_DIRECTORY, strictly|unix.RESOLVE_NO_XDEV)
 		if err == unix.EXDEV { // /dev/pts, /dev/shm, and what the spec mounts there

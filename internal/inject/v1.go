@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// v1 is a cgroup of the devices controller (Documentation/admin-guide/cgroup-v1/devices.rst). It either allows a list or
-// allows all: then devices.list says "a *:* rwm", whatever is denied.
+// v1 is a cgroup of the devices controller (Documentation/admin-guide/cgroup-v1/devices.rst). It
+// either allows a list or allows all: then devices.list says "a *:* rwm", whatever is denied.
 type v1 struct{ dir string }
 
 // write is one line for devices.deny or devices.allow.
@@ -48,8 +48,9 @@ func (c v1) write(w write) error {
 	return err
 }
 
-// v1Writes is the way from the rules as they are to those that a change wants. A deny takes away the exact rule only: the
-// kernel punches no holes into a wider one, so that one goes as a whole and others come in its place.
+// v1Writes is the way from the rules as they are to those that a change wants. A deny takes away
+// the exact rule only: the kernel punches no holes into a wider one, so that one goes as a whole
+// and others come in its place.
 func v1Writes(now []grant.DeviceRule, change Change) []write {
 	var writes []write
 	add := func(file string, r grant.DeviceRule) { writes = append(writes, write{file, v1Line(r)}) }
@@ -78,9 +79,11 @@ func v1Writes(now []grant.DeviceRule, change Change) []write {
 	return writes
 }
 
-// tooWide reports whether a rule opens a device that is to be closed. One that allows exactly what is granted may stay.
+// tooWide reports whether a rule opens a device that is to be closed. One that allows exactly what
+// is granted may stay.
 func tooWide(r grant.DeviceRule, change Change) bool {
-	if !strings.ContainsAny(r.Access, "rw") || slices.ContainsFunc(change.Allow, func(a grant.DeviceRule) bool { return within(r, a) }) {
+	if !strings.ContainsAny(r.Access, "rw") || slices.ContainsFunc(change.Allow,
+		func(a grant.DeviceRule) bool { return within(r, a) }) {
 		return false
 	}
 	return slices.ContainsFunc(change.Close, func(c grant.DeviceRule) bool { return overlaps(r, c) })
@@ -152,7 +155,8 @@ func (c v1) read() ([]specs.LinuxDeviceCgroup, error) {
 	}
 	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
 	for _, r := range list {
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: string(r.Type), Major: &r.Major, Minor: &r.Minor, Access: r.Access})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: string(r.Type), Major: &r.Major,
+			Minor: &r.Minor, Access: r.Access})
 	}
 	return rules, nil
 }

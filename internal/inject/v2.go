@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of any for an answer, so a
-// device is opened by changing them all. Ours is what was there with our rules before it: the runtime's own stay as they
-// are, and nobody has to guess them.
+// v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of
+// any for an answer, so a device is opened by changing them all. Ours is what was there with our
+// rules before it: the runtime's own stay as they are, and nobody has to guess them.
 type v2Programs struct{ dir string }
 
 func (c v2Programs) set(change Change) error {
@@ -42,8 +42,8 @@ func (c v2Programs) set(change Change) error {
 // read gives nothing: programs were read again when they were attached.
 func (v2Programs) read() ([]specs.LinuxDeviceCgroup, error) { return nil, nil }
 
-// attachBefore attaches a change's rules and, behind them, the program of an id in that program's place; without an id,
-// one that allows all.
+// attachBefore attaches a change's rules and, behind them, the program of an id in that program's
+// place; without an id, one that allows all.
 func attachBefore(cgroup int, id, flags uint32, change Change) error {
 	old, rest := -1, allowAll()
 	if id != 0 {
@@ -94,15 +94,15 @@ func attached(cgroup, loaded, old int, program []byte) error {
 	return nil
 }
 
-// The instruction classes that must not be in a program which is loaded anew: calls, and loads of maps, whose references
-// would be another process's.
+// The instruction classes that must not be in a program which is loaded anew: calls, and loads of
+// maps, whose references would be another process's.
 const (
 	opCall   = 0x85
 	opLoad64 = 0x18 // with a source register: of a map, a function, a variable
 )
 
-// selfContained refuses a program that would not be the same if it were loaded again. Those of runc and crun are
-// comparisons and nothing else.
+// selfContained refuses a program that would not be the same if it were loaded again. Those of runc
+// and crun are comparisons and nothing else.
 func selfContained(program []byte) error {
 	for i := 0; i+8 <= len(program); i += 8 {
 		op, regs := program[i], program[i+1]

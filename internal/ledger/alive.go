@@ -8,8 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// examine finds out from the kernel whether the containers of bindings are there, and their inits' pids. Where that takes a look at all
-// processes of the node, it takes one for all of them.
+// examine finds out from the kernel whether the containers of bindings are there, and their inits'
+// pids. Where that takes a look at all processes of the node, it takes one for all of them.
 func (l *Ledger) examine(bindings ...*grant.Binding) {
 	var unseen []*grant.Binding
 	for _, b := range bindings {
@@ -22,8 +22,9 @@ func (l *Ledger) examine(bindings ...*grant.Binding) {
 
 // ask examines a binding, without a look at all processes: it reports whether it takes one.
 //
-// The creator is asked before the runtime's state is read. It writes the state while it runs, so a state that is read
-// after its end is the last; the other way round a container that came up in between would be taken for dead.
+// The creator is asked before the runtime's state is read. It writes the state while it runs, so a
+// state that is read after its end is the last; the other way round a container that came up in
+// between would be taken for dead.
 func (l *Ledger) ask(b *grant.Binding) (unseen bool) {
 	b.Life, b.PID, b.Left = grant.LifeUnknown, 0, false
 	boot, err := l.bootID()
@@ -58,12 +59,14 @@ func (l *Ledger) sees(b *grant.Binding) bool {
 	return err == nil && time == b.TimeNS
 }
 
-// contained tells whether the container's init runs or a process is in its cgroup. Without a pid namespace of its own
-// a container's processes outlive its init. Of one without a state and without a cgroup on record it cannot tell: unseen does.
+// contained tells whether the container's init runs or a process is in its cgroup. Without a pid
+// namespace of its own a container's processes outlive its init. Of one without a state and without
+// a cgroup on record it cannot tell: unseen does.
 func (l *Ledger) contained(b *grant.Binding) (life grant.Life, pid int, unseen bool) {
 	state, err := l.readState(b.RuntimeRoot, b.Container)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Deleted, or never created. A directory without a state is what a runtime leaves that was killed.
+		// Deleted, or never created. A directory without a state is what a runtime leaves that was
+		// killed.
 		life := l.remains(b)
 		b.Left = life != grant.Dead
 		return life, 0, len(b.Cgroups) == 0
@@ -88,7 +91,8 @@ func (l *Ledger) contained(b *grant.Binding) (life grant.Life, pid int, unseen b
 	return grant.Dead, 0, false
 }
 
-// remains tells whether anybody is left in the cgroups of a container that its runtime has forgotten.
+// remains tells whether anybody is left in the cgroups of a container that its runtime has
+// forgotten.
 func (l *Ledger) remains(b *grant.Binding) grant.Life {
 	if len(b.Cgroups) == 0 {
 		return grant.LifeUnknown
@@ -105,10 +109,11 @@ func (l *Ledger) remains(b *grant.Binding) grant.Life {
 	return life
 }
 
-// unseen tells what can be told of containers without a state and without a cgroup on record. That there is no state
-// proves nothing to one who does not see where it would lie: an agent in a pod has the runtime roots that it was given. So
-// nobody may run in a cgroup of the container's name who can be its, and where the root itself is not there, the caller must be one who sees the
-// node as it is: to that one it is gone with its engine, or was never made.
+// unseen tells what can be told of containers without a state and without a cgroup on record. That
+// there is no state proves nothing to one who does not see where it would lie: an agent in a pod
+// has the runtime roots that it was given. So nobody may run in a cgroup of the container's name
+// who can be its, and where the root itself is not there, the caller must be one who sees the node
+// as it is: to that one it is gone with its engine, or was never made.
 func (l *Ledger) unseen(bindings []*grant.Binding) {
 	bindings = l.glance.known(bindings)
 	if len(bindings) == 0 {
@@ -118,7 +123,8 @@ func (l *Ledger) unseen(bindings []*grant.Binding) {
 	for i, b := range bindings {
 		_, gone := os.Stat(b.RuntimeRoot)
 		switch {
-		case err != nil, used[i], gone != nil && (!errors.Is(gone, fs.ErrNotExist) || nodesCgroups(l.Host) != nil):
+		case err != nil, used[i], gone != nil && (!errors.Is(gone, fs.ErrNotExist) ||
+			nodesCgroups(l.Host) != nil):
 			b.Life, b.Left = grant.LifeUnknown, true
 		default:
 			b.Life, b.Left = grant.Dead, false
@@ -127,8 +133,8 @@ func (l *Ledger) unseen(bindings []*grant.Binding) {
 	}
 }
 
-// Populated reports whether a process is in a cgroup or below it, a path from the root of each hierarchy. An error says that
-// it cannot be told from here.
+// Populated reports whether a process is in a cgroup or below it, a path from the root of each
+// hierarchy. An error says that it cannot be told from here.
 func (l *Ledger) Populated(path string) (bool, error) {
 	return cgroup{relative: path}.populated(l.Host)
 }

@@ -25,18 +25,22 @@ func startOf(pid int) (grant.Process, error) {
 	return grant.Process{PID: pid, Start: start}, err
 }
 
-// A container's state is read as its runtime left it, and what can't be understood is never taken for "gone".
+// A container's state is read as its runtime left it, and what can't be understood is never taken
+// for "gone".
 func TestLifeByState(t *testing.T) {
 	self, err := host.Default().Self()
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs, gone := fmt.Sprintf("%d, %%q: %d", self.PID, self.Start), fmt.Sprintf("%d, %%q: %d", self.PID, self.Start+1)
+	runs, gone := fmt.Sprintf("%d, %%q: %d", self.PID, self.Start),
+		fmt.Sprintf("%d, %%q: %d", self.PID, self.Start+1)
 	runc := func(init, cgroups string) string {
-		return `{"init_process_pid": ` + fmt.Sprintf(init, "init_process_start") + `, "cgroup_paths": ` + cgroups + `, "config": {"a": 1, "a": 2}}`
+		return `{"init_process_pid": ` + fmt.Sprintf(init, "init_process_start") + `, "cgroup_paths": ` +
+			cgroups + `, "config": {"a": 1, "a": 2}}`
 	}
 	crun := func(init, cgroup string) string {
-		return `{"pid": ` + fmt.Sprintf(init, "process-start-time") + `, "cgroup-path": "` + cgroup + `", "bundle": "` + "\xff" + `"}`
+		return `{"pid": ` + fmt.Sprintf(init, "process-start-time") + `, "cgroup-path": "` + cgroup +
+			`", "bundle": "` + "\xff" + `"}`
 	}
 	for name, row := range map[string]struct {
 		file, text string
@@ -65,7 +69,8 @@ func TestLifeByState(t *testing.T) {
 			binding.RuntimeRoot = t.TempDir()
 			if row.file != "" {
 				path := filepath.Join(binding.RuntimeRoot, "c", row.file)
-				if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(row.text), 0o600)); err != nil {
+				if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700),
+					os.WriteFile(path, []byte(row.text), 0o600)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -80,7 +85,10 @@ func TestLifeByState(t *testing.T) {
 
 func (b *book) life(of grant.Binding) (got grant.Binding) {
 	b.t.Helper()
-	err := b.View(func(tx *Tx) (err error) { got, err = tx.Binding(of.RuntimeRoot, of.Container); return err })
+	err := b.View(func(tx *Tx) (err error) {
+		got, err = tx.Binding(of.RuntimeRoot, of.Container)
+		return err
+	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -112,7 +120,8 @@ func TestLifeByCreator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alive, ghost, otherBoot, otherNS := bindingOf(id(1), "alive"), bindingOf(id(1), "zombie"), bindingOf(id(1), "boot"), bindingOf(id(1), "ns")
+	alive, ghost, otherBoot, otherNS := bindingOf(id(1), "alive"), bindingOf(id(1), "zombie"),
+		bindingOf(id(1), "boot"), bindingOf(id(1), "ns")
 	ghost.Creator = start
 	otherBoot.BootID = "00000000-0000-0000-0000-000000000000"
 	otherNS.PIDNS = 1
@@ -124,7 +133,8 @@ func TestLifeByCreator(t *testing.T) {
 		return err == nil && strings.Contains(string(stat), ") Z ")
 	})
 	for container, want := range map[string]grant.Life{
-		"alive": grant.Alive, "zombie": grant.Dead, "reused": grant.Dead, "boot": grant.Dead, "ns": grant.LifeUnknown, "time": grant.LifeUnknown,
+		"alive": grant.Alive, "zombie": grant.Dead, "reused": grant.Dead, "boot": grant.Dead,
+		"ns": grant.LifeUnknown, "time": grant.LifeUnknown,
 	} {
 		if got, err := b.binding(container); err != nil || got.Life != want {
 			t.Errorf("%s: life %d (%v), want %d", container, got.Life, err, want)
@@ -137,7 +147,8 @@ func TestLifeByCreator(t *testing.T) {
 	}
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	root := alive.RuntimeRoot
-	if b.HasBinding(root, "zombie") || b.HasBinding(root, "boot") || !b.HasBinding(root, "ns") || !b.HasBinding(root, "alive") {
+	if b.HasBinding(root, "zombie") || b.HasBinding(root, "boot") || !b.HasBinding(root, "ns") ||
+		!b.HasBinding(root, "alive") {
 		t.Error("Sweep removed the wrong bindings")
 	}
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// FuzzBinding: whatever lies in a binding's file, the grant is only taken for free where the file tells of another grant,
-// or of this container and why it is dead. One that cannot be read is never free.
+// FuzzBinding: whatever lies in a binding's file, the grant is only taken for free where the file
+// tells of another grant, or of this container and why it is dead. One that cannot be read is never
+// free.
 func FuzzBinding(f *testing.F) {
 	b := bookIn(f, f.TempDir())
 	b.put(sample(1))
@@ -29,7 +30,8 @@ func FuzzBinding(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, seed := range [][]byte{alive, dead, nil, []byte("{}"), []byte(`{"version":2}`), []byte(`{"version":1,"grant":"g-aaaaaaaaaaaa"}`), alive[:len(alive)/2], append(alive, dead...)} {
+	for _, seed := range [][]byte{alive, dead, nil, []byte("{}"), []byte(`{"version":2}`),
+		[]byte(`{"version":1,"grant":"g-aaaaaaaaaaaa"}`), alive[:len(alive)/2], append(alive, dead...)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -59,7 +61,8 @@ func FuzzBinding(f *testing.F) {
 			Version          int
 			Grant, Container string
 		}
-		if errJSON := json.Unmarshal(data, &said); errJSON != nil || said.Version != 1 || grant.ID(said.Grant) == id(1) && got.Life != grant.Dead {
+		if errJSON := json.Unmarshal(data, &said); errJSON != nil || said.Version != 1 ||
+			grant.ID(said.Grant) == id(1) && got.Life != grant.Dead {
 			t.Errorf("the grant is free by %q (%v, %v)", data, errJSON, got.Life)
 		}
 	})

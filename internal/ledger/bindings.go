@@ -24,9 +24,9 @@ type bindingRecord struct {
 	grant.Binding
 }
 
-// Bind records that a container uses a grant, in place of what was recorded of the container before. BootID, PIDNS, TimeNS
-// and Created are filled in where they are zero. The record is volatile, as what it is about. ErrNotFound if there is no
-// such grant.
+// Bind records that a container uses a grant, in place of what was recorded of the container
+// before. BootID, PIDNS, TimeNS and Created are filled in where they are zero. The record is
+// volatile, as what it is about. ErrNotFound if there is no such grant.
 func (tx *Tx) Bind(b grant.Binding) error {
 	if !tx.writes {
 		return errReadOnly
@@ -53,7 +53,9 @@ func (tx *Tx) Bind(b grant.Binding) error {
 		}
 		return fmt.Errorf("cannot bind grant %s to container %q: %w", b.Grant, b.Container, err)
 	}
-	tx.unoccupy(key, slices.DeleteFunc(before.Occupies, func(path string) bool { return slices.Contains(b.Occupies, path) }))
+	tx.unoccupy(key, slices.DeleteFunc(before.Occupies, func(path string) bool {
+		return slices.Contains(b.Occupies, path)
+	}))
 	failpoint.Hit("ledger/bind-written")
 	if before.Grant != "" && before.Grant != b.Grant {
 		tx.unlinkBinding(before.Grant, key)
@@ -62,8 +64,8 @@ func (tx *Tx) Bind(b grant.Binding) error {
 	return nil
 }
 
-// DropDead forgets a grant's dead bindings. An engine that crashed never deletes its containers; what it leaves would be
-// examined at every later create.
+// DropDead forgets a grant's dead bindings. An engine that crashed never deletes its containers;
+// what it leaves would be examined at every later create.
 func (tx *Tx) DropDead(id grant.ID) {
 	if !tx.writes {
 		return
@@ -76,12 +78,13 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
-// DeadBindings lists the bindings whose container is gone. It reads no grant and takes no lock: who removes one looks again
-// under it.
+// DeadBindings lists the bindings whose container is gone. It reads no grant and takes no lock: who
+// removes one looks again under it.
 func (tx *Tx) DeadBindings() []grant.Binding {
 	var all []grant.Binding
 	for _, key := range tx.keys("") {
-		if b, err := tx.load(key); err == nil { // else it is being made, just gone, or damaged, which Check tells
+		// else it is being made, just gone, or damaged, which Check tells
+		if b, err := tx.load(key); err == nil {
 			all = append(all, b)
 		}
 	}
@@ -97,8 +100,8 @@ func pointers(bindings []grant.Binding) []*grant.Binding {
 	return to
 }
 
-// BindingsIn lists the runtime roots under which a container of this id and bundle has a binding, dead or alive, for a
-// caller that knows no root.
+// BindingsIn lists the runtime roots under which a container of this id and bundle has a binding,
+// dead or alive, for a caller that knows no root.
 func (tx *Tx) BindingsIn(container, bundle string) []string {
 	names, _ := namesIn(tx.l.bindingsDir())
 	var roots []string
@@ -112,8 +115,8 @@ func (tx *Tx) BindingsIn(container, bundle string) []string {
 	return roots
 }
 
-// DropReserved forgets what was reserved for a container that is being created now or never will be, whatever runtime root
-// its reserver took it to have: of one grant, or of all with "".
+// DropReserved forgets what was reserved for a container that is being created now or never will
+// be, whatever runtime root its reserver took it to have: of one grant, or of all with "".
 func (tx *Tx) DropReserved(id grant.ID, container string) {
 	for _, key := range tx.keys(id) {
 		b, err := tx.load(key)
@@ -142,7 +145,8 @@ func (tx *Tx) keys(id grant.ID) []string {
 // complete checks a binding and fills in what the ledger knows itself.
 func (tx *Tx) complete(b *grant.Binding) (err error) {
 	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {
-		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed", b.Grant, b.Container, b.RuntimeRoot)
+		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed",
+			b.Grant, b.Container, b.RuntimeRoot)
 	}
 	if tx.found == "" || tx.found != b.Grant {
 		if _, err := tx.read(b.Grant); err != nil {
@@ -177,7 +181,8 @@ func (tx *Tx) Unbind(runtimeRoot, container string) error {
 	return nil
 }
 
-// Binding reads the container's binding and finds out whether it is alive. ErrNotFound if it has none.
+// Binding reads the container's binding and finds out whether it is alive. ErrNotFound if it has
+// none.
 func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
 	b, err := tx.load(bindingKey(runtimeRoot, container))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -190,7 +195,8 @@ func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
 	return b, nil
 }
 
-// bindingsOf lists a grant's bindings that are not dead. One whose record can't be read may be alive: it is unknown.
+// bindingsOf lists a grant's bindings that are not dead. One whose record can't be read may be
+// alive: it is unknown.
 func (tx *Tx) bindingsOf(id grant.ID) ([]grant.Binding, error) {
 	bindings, err := tx.allOf(id)
 	return slices.DeleteFunc(bindings, func(b grant.Binding) bool { return b.Life == grant.Dead }), err
@@ -240,8 +246,8 @@ func (tx *Tx) load(key string) (grant.Binding, error) {
 	return rec.Binding, nil
 }
 
-// dropBinding removes a binding's file, then its link. The other way round a crash would leave a binding that its
-// grant does not know of.
+// dropBinding removes a binding's file, then its link. The other way round a crash would leave a
+// binding that its grant does not know of.
 func (tx *Tx) dropBinding(id grant.ID, key string) error {
 	b, _ := tx.load(key) // of one that can't be read the links stay behind, for Sweep
 	if err := os.Remove(tx.l.bindingPath(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -273,8 +279,9 @@ func (tx *Tx) dropBindings(id grant.ID) error {
 	return err
 }
 
-// linkBinding links a binding from its grant's directory. The directory stays when the binding goes: it is the trace that a container may
-// know the grant's reference, and it is made before there is anything to know it by.
+// linkBinding links a binding from its grant's directory. The directory stays when the binding
+// goes: it is the trace that a container may know the grant's reference, and it is made before
+// there is anything to know it by.
 func (tx *Tx) linkBinding(id grant.ID, key string) error {
 	dir := tx.l.boundPath(id)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -304,8 +311,8 @@ func isKey(name string) bool {
 	return err == nil && len(name) == keyDigits
 }
 
-// isContainerID accepts what can be the name of a runtime's state directory; engines choose ids, and an id is all
-// that stands between their root and another path.
+// isContainerID accepts what can be the name of a runtime's state directory; engines choose ids,
+// and an id is all that stands between their root and another path.
 func isContainerID(id string) bool {
 	return id != "" && id != "." && id != ".." && !strings.ContainsAny(id, "/\x00")
 }

@@ -20,7 +20,8 @@ func bindingOf(id grant.ID, container string) grant.Binding {
 	if err != nil {
 		panic(err)
 	}
-	return grant.Binding{Grant: id, RuntimeRoot: "/run/gpuledger-test-no-such-root", Container: container, Bundle: "/b", Creator: self}
+	return grant.Binding{Grant: id, RuntimeRoot: "/run/gpuledger-test-no-such-root", Container: container,
+		Bundle: "/b", Creator: self}
 }
 
 // deadBinding has a creator that can't be: no process starts with the kernel.
@@ -81,12 +82,14 @@ func TestBindThenUnbind(t *testing.T) {
 		t.Errorf("All: %+v", grants)
 	}
 	root := want.RuntimeRoot
-	if !b.HasBinding(root, "c") || !b.HasBinding(root+"/", "c") || b.HasBinding(root, "d") || b.HasBinding("/other", "c") {
+	if !b.HasBinding(root, "c") || !b.HasBinding(root+"/", "c") || b.HasBinding(root, "d") ||
+		b.HasBinding("/other", "c") {
 		t.Error("HasBinding is wrong about which container it is")
 	}
 	for range 2 { // the second time there is nothing to do
 		b.update(func(tx *Tx) error { return tx.Unbind(root, "c") })
-		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.HasBinding(root, "c") || b.containers(id(1)) != "" {
+		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.HasBinding(root, "c") ||
+			b.containers(id(1)) != "" {
 			t.Errorf("after Unbind: %v", err)
 		}
 	}
@@ -259,9 +262,11 @@ func TestReconcileTidiesAndReports(t *testing.T) {
 	for _, findings := range []int{4, 0} { // two grants and two bindings, then nothing
 		report, err := b.Reconcile(nil, 0)
 		over := slices.DeleteFunc(slices.Clone(report.Findings), func(f Finding) bool {
-			return !strings.Contains(f.Problem, "is over") && !strings.Contains(f.Problem, "is gone") || strings.Contains(f.Problem, "link")
+			return !strings.Contains(f.Problem, "is over") && !strings.Contains(f.Problem, "is gone") ||
+				strings.Contains(f.Problem, "link")
 		})
-		if err != nil || !report.Sound() || report.Grants != 1 || report.Bindings != 1 || len(over) != findings {
+		if err != nil || !report.Sound() || report.Grants != 1 || report.Bindings != 1 ||
+			len(over) != findings {
 			t.Errorf("want %d things tidied: %+v (%v)", findings, report, err)
 		}
 	}
@@ -275,7 +280,8 @@ func TestReconcileTidiesAndReports(t *testing.T) {
 
 func TestSweepRemovesWhatIsOver(t *testing.T) {
 	b := newBook(t)
-	free, expired, old, oldBound, draining, drainingBound := sample(1), sample(2), sample(3), sample(4), sample(5), sample(6)
+	free, expired, old, oldBound, draining, drainingBound := sample(1), sample(2), sample(3), sample(4),
+		sample(5), sample(6)
 	expired.Expires = noon.Add(time.Hour)
 	old.Expires, oldBound.Expires = noon.Add(-time.Hour), noon.Add(-time.Hour)
 	draining.Draining, drainingBound.Draining = true, true
@@ -310,7 +316,8 @@ func (b *book) wantIDs(numbers ...int) {
 	}
 }
 
-// TestDropDead: of a grant that many containers had, only the living are kept, however many were never deleted.
+// TestDropDead: of a grant that many containers had, only the living are kept, however many were
+// never deleted.
 func TestBindingsIn(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
@@ -319,7 +326,8 @@ func TestBindingsIn(t *testing.T) {
 	b.bind(mine)
 	b.bind(other)
 	b.bind(bindingOf(id(1), "d"))
-	if err := os.WriteFile(filepath.Join(b.bindingsDir(), strings.Repeat("a", 32)+".json"), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(b.bindingsDir(), strings.Repeat("a", 32)+".json"), []byte("{"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := b.View(func(tx *Tx) error {

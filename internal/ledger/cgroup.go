@@ -17,15 +17,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// cgroup is a container's, as its runtime recorded it: absolute paths by v1 controller ("" is v2), or one path that
-// counts from the root of each hierarchy.
+// cgroup is a container's, as its runtime recorded it: absolute paths by v1 controller ("" is v2),
+// or one path that counts from the root of each hierarchy.
 type cgroup struct {
 	paths    map[string]string
 	relative string
 }
 
-// populated reports whether a process is in the cgroup or below it. An error says that it can't be told, and it can't
-// where the container has no cgroup of its own or the caller doesn't see the node's cgroups.
+// populated reports whether a process is in the cgroup or below it. An error says that it can't be
+// told, and it can't where the container has no cgroup of its own or the caller doesn't see the
+// node's cgroups.
 func (c cgroup) populated(h host.Host) (bool, error) {
 	dir := c.dir(h)
 	if dir == "" {
@@ -45,7 +46,8 @@ func (c cgroup) populated(h host.Host) (bool, error) {
 	return found, err
 }
 
-// dir chooses the hierarchy to look into: that of the controller that guards the devices, where there is one.
+// dir chooses the hierarchy to look into: that of the controller that guards the devices, where
+// there is one.
 func (c cgroup) dir(h host.Host) string {
 	if c.relative != "" {
 		return relativeDir(h, c.relative)
@@ -91,13 +93,15 @@ func anyProcs(dir string) (found bool, err error) {
 	return found, err
 }
 
-// named reports of each binding whether a process runs in a cgroup that is called as runtimes call a container's whose spec names none: "ID", and
-// under systemd "runc-ID.scope" or "crun-ID.scope". /proc says it also to one who does not see the node's cgroups. What was started before
-// the binding's creator is not the container's: its id may be the name of a cgroup of the node's, as init.scope. But gpuledgerd, which
-// reserves, may have been started after the container.
+// named reports of each binding whether a process runs in a cgroup that is called as runtimes call
+// a container's whose spec names none: "ID", and under systemd "runc-ID.scope" or "crun-ID.scope".
+// /proc says it also to one who does not see the node's cgroups. What was started before the
+// binding's creator is not the container's: its id may be the name of a cgroup of the node's, as
+// init.scope. But gpuledgerd, which reserves, may have been started after the container.
 func named(h host.Host, bindings []*grant.Binding) (used []bool, err error) {
 	used = make([]bool, len(bindings))
-	// Where /proc hides other users' processes (hidepid) from one without capabilities, it hides this one too.
+	// Where /proc hides other users' processes (hidepid) from one without capabilities, it hides
+	// this one too.
 	if _, err := os.ReadFile(filepath.Join(h.Proc, "1/cgroup")); err != nil {
 		return used, err
 	}
@@ -129,7 +133,8 @@ func named(h host.Host, bindings []*grant.Binding) (used []bool, err error) {
 // maxCgroups bounds what is read of /proc/PID/cgroup, in bytes.
 const maxCgroups = 1 << 20
 
-// startedSince reports whether a process runs that can be of a binding's container by its start. A zombie is in no cgroup.
+// startedSince reports whether a process runs that can be of a binding's container by its start. A
+// zombie is in no cgroup.
 func startedSince(h host.Host, pid int, b *grant.Binding) (bool, error) {
 	p, _, err := h.Process(pid)
 	switch {
@@ -161,9 +166,9 @@ func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is
 
 func isNotDir(err error) bool { return errors.Is(err, unix.ENOTDIR) }
 
-// seen is nil where the caller would see the cgroup if it were there: the directory that should hold it lies in a
-// cgroup file system, and the caller's cgroup namespace is the node's. A container with the host's pids has
-// /sys/fs/cgroup too, with nothing in it but its own.
+// seen is nil where the caller would see the cgroup if it were there: the directory that should
+// hold it lies in a cgroup file system, and the caller's cgroup namespace is the node's. A
+// container with the host's pids has /sys/fs/cgroup too, with nothing in it but its own.
 func seen(h host.Host, dir string) error {
 	for {
 		var st unix.Statfs_t
@@ -178,11 +183,12 @@ func seen(h host.Host, dir string) error {
 	}
 }
 
-// initialCgroupNS is the inode of the first cgroup namespace (PROC_CGROUP_INIT_INO of linux/proc_ns.h).
+// initialCgroupNS is the inode of the first cgroup namespace (PROC_CGROUP_INIT_INO of
+// linux/proc_ns.h).
 const initialCgroupNS = 0xEFFFFFFB
 
-// nodesCgroups is nil where the caller is in the node's cgroup namespace: the kernel's first, or that of process 1
-// where the node is itself a container.
+// nodesCgroups is nil where the caller is in the node's cgroup namespace: the kernel's first, or
+// that of process 1 where the node is itself a container.
 func nodesCgroups(h host.Host) error {
 	own, err := namespace(h, "self")
 	if err != nil || own == initialCgroupNS {

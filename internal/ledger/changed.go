@@ -6,7 +6,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Stamp tells one state of the ledger's files from another. Containers that have ended change nothing in it.
+// Stamp tells one state of the ledger's files from another. Containers that have ended change
+// nothing in it.
 type Stamp struct{ grants, bindings host.Stamp }
 
 // Stamp costs two system calls, so that whoever looks each second need not read everything.

@@ -36,14 +36,16 @@ const (
 	hintSum   = "`gpuledger grants` lists them; release one of them"
 )
 
-// Sound reports whether nothing is wrong any more. A crash leaves a sound ledger: what it left was repaired.
+// Sound reports whether nothing is wrong any more. A crash leaves a sound ledger: what it left was
+// repaired.
 func (r Report) Sound() bool {
 	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.Repaired })
 }
 
-// Check verifies the whole ledger under the lock and repairs what is derived: links, dead bindings, leftovers of
-// interrupted writes. Entries themselves it never touches. With an inventory it compares the grants with the GPUs'
-// memory less reserve. An error says that the ledger can't be looked at.
+// Check verifies the whole ledger under the lock and repairs what is derived: links, dead bindings,
+// leftovers of interrupted writes. Entries themselves it never touches. With an inventory it
+// compares the grants with the GPUs' memory less reserve. An error says that the ledger can't be
+// looked at.
 func (l *Ledger) Check(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
 	return l.verify(inv, reserve, func(*survey) {})
 }
@@ -90,7 +92,8 @@ func (s *survey) findDamage() {
 		if len(d.GPUs) > 0 {
 			closed = strings.Join(d.GPUs, ", ")
 		}
-		s.find(d.Path, fmt.Sprintf("grant %s can't be read: %s; it closes %s until it is released by force", d.ID, d.Err, closed),
+		s.find(d.Path, fmt.Sprintf("grant %s can't be read: %s; it closes %s until it is released by force",
+			d.ID, d.Err, closed),
 			fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID))
 	}
 }
@@ -110,7 +113,8 @@ func (s *survey) findStrays() {
 	}
 }
 
-// findOpenDirs: who can write into the ledger grants itself GPUs, and who can read it sees its neighbours.
+// findOpenDirs: who can write into the ledger grants itself GPUs, and who can read it sees its
+// neighbours.
 func (s *survey) findOpenDirs() {
 	dirs := append([]string{s.tx.l.State, s.tx.l.Run}, s.tx.l.dirs()...)
 	for _, uuid := range s.list(s.tx.l.gpusDir()) {
@@ -123,7 +127,8 @@ func (s *survey) findOpenDirs() {
 			continue
 		}
 		if mode := st.Mode & 0o7777; mode != 0o700 || int(st.Uid) != os.Geteuid() {
-			s.find(dir, fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid, os.Geteuid()), fmt.Sprintf("chown %d %s && chmod 0700 %s", os.Geteuid(), dir, dir))
+			s.find(dir, fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid,
+				os.Geteuid()), fmt.Sprintf("chown %d %s && chmod 0700 %s", os.Geteuid(), dir, dir))
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Each row breaks a sound ledger in one way: grant 1 of a pod, bound to container "c", and grant 2 of a bearer.
+// Each row breaks a sound ledger in one way: grant 1 of a pod, bound to container "c", and grant 2
+// of a bearer.
 func TestCheckFindsAndRepairs(t *testing.T) {
 	key := bindingKey(bindingOf("", "").RuntimeRoot, "c")
 	owner := ownerKey(sample(1).Owner)
@@ -23,31 +24,76 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 		says    string
 		stays   bool
 	}{
-		"owner link missing":  {func(b *book) error { return os.Remove(filepath.Join(b.ownersDir(), owner)) }, owner, "missing", false},
-		"owner link wrong":    {func(b *book) error { return replaceLink(ownerTarget(id(2)), filepath.Join(b.ownersDir(), owner)) }, owner, "leads to", false},
-		"owner link dangling": {func(b *book) error { return os.Symlink(ownerTarget(id(9)), b.ownerPath("claim:x")) }, ownerKey("claim:x"), "not its owner's", false},
-		"owner is a file":     {func(b *book) error { return write(filepath.Join(b.ownersDir(), "x")) }, "owners/x", "no link", true},
-		"GPU link missing":    {func(b *book) error { return os.RemoveAll(b.gpuPath(gpu0)) }, string(id(1)), "missing", false},
-		"GPU link dangling":   {func(b *book) error { return os.Symlink(gpuTarget(id(9)), b.gpuPath(gpu0)+"/"+string(id(9))) }, string(id(9)), "gone", false},
+		"owner link missing": {func(b *book) error {
+			return os.Remove(filepath.Join(b.ownersDir(), owner))
+		}, owner, "missing", false},
+		"owner link wrong": {func(b *book) error {
+			return replaceLink(ownerTarget(id(2)), filepath.Join(b.ownersDir(), owner))
+		}, owner, "leads to", false},
+		"owner link dangling": {func(b *book) error {
+			return os.Symlink(ownerTarget(id(9)), b.ownerPath("claim:x"))
+		}, ownerKey("claim:x"), "not its owner's", false},
+		"owner is a file": {func(b *book) error {
+			return write(filepath.Join(b.ownersDir(), "x"))
+		}, "owners/x", "no link", true},
+		"GPU link missing": {func(b *book) error {
+			return os.RemoveAll(b.gpuPath(gpu0))
+		}, string(id(1)), "missing", false},
+		"GPU link dangling": {func(b *book) error {
+			return os.Symlink(gpuTarget(id(9)), b.gpuPath(gpu0)+"/"+string(id(9)))
+		}, string(id(9)), "gone", false},
 		"GPU link of another GPU": {func(b *book) error {
-			return errors.Join(os.Mkdir(b.gpuPath(gpu1), 0o700), os.Symlink(gpuTarget(id(1)), b.gpuPath(gpu1)+"/"+string(id(1))))
+			return errors.Join(os.Mkdir(b.gpuPath(gpu1), 0o700),
+				os.Symlink(gpuTarget(id(1)), b.gpuPath(gpu1)+"/"+string(id(1))))
 		}, gpu1 + "/" + string(id(1)), "gone", false},
-		"binding dead":            {func(b *book) error { return b.Update(func(tx *Tx) error { return tx.Bind(deadBinding(id(1), "c")) }) }, key + ".json", `"c" is gone`, false},
-		"binding of no grant":     {func(b *book) error { return os.Remove(b.grantPath(id(1))) }, key + ".json", "does not exist", false},
-		"binding link missing":    {func(b *book) error { return os.RemoveAll(b.boundPath(id(1))) }, key, "missing", false},
-		"binding link dangling":   {func(b *book) error { return os.Remove(b.bindingPath(key)) }, key, "gone", false},
-		"binding broken":          {func(b *book) error { return write(b.bindingPath(key)) }, key + ".json", "can't be read", true},
-		"binding broken, unknown": {func(b *book) error { return write(b.bindingPath(strings.Repeat("ab", 16))) }, ".json", "of no grant", false},
-		"temporary grant":         {func(b *book) error { return write(temporary(b.grantPath(id(1)))) }, ".tmp", "interrupted", false},
-		"temporary old grant":     {func(b *book) error { return write(temporary(b.grantPath(id(1))) + ".old") }, ".old", "interrupted", false},
-		"temporary owner":         {func(b *book) error { return os.Symlink("x", temporary(b.ownerPath("claim:x"))) }, ".tmp", "interrupted", false},
-		"temporary binding":       {func(b *book) error { return write(filepath.Join(b.bindingsDir(), ".x.json.123")) }, ".x.json.123", "interrupted", false},
-		"temporary outside":       {func(b *book) error { return write(filepath.Join(b.Run, ".outside.json.123")) }, ".outside.json.123", "interrupted", false},
-		"stray file":              {func(b *book) error { return write(filepath.Join(b.grantsDir(), "notes.txt")) }, "notes.txt", "no entry", true},
-		"damaged grant":           {func(b *book) error { return write(b.grantPath(id(2))) }, string(id(2)) + ".json", "closes " + gpu0, true},
-		"copied grant":            {func(b *book) error { return os.Link(b.grantPath(id(2)), b.grantPath(id(7))) }, string(id(7)) + ".json", "closes every GPU", true},
-		"directory open":          {func(b *book) error { return os.Chmod(b.grantsDir(), 0o755) }, "state/grants", "mode 0755", true},
-		"directory another's":     {func(b *book) error { return chown(t, b.State) }, "state", "user 7", true},
+		"binding dead": {func(b *book) error {
+			return b.Update(func(tx *Tx) error { return tx.Bind(deadBinding(id(1), "c")) })
+		}, key + ".json", `"c" is gone`, false},
+		"binding of no grant": {func(b *book) error {
+			return os.Remove(b.grantPath(id(1)))
+		}, key + ".json", "does not exist", false},
+		"binding link missing": {func(b *book) error {
+			return os.RemoveAll(b.boundPath(id(1)))
+		}, key, "missing", false},
+		"binding link dangling": {func(b *book) error {
+			return os.Remove(b.bindingPath(key))
+		}, key, "gone", false},
+		"binding broken": {func(b *book) error {
+			return write(b.bindingPath(key))
+		}, key + ".json", "can't be read", true},
+		"binding broken, unknown": {func(b *book) error {
+			return write(b.bindingPath(strings.Repeat("ab", 16)))
+		}, ".json", "of no grant", false},
+		"temporary grant": {func(b *book) error {
+			return write(temporary(b.grantPath(id(1))))
+		}, ".tmp", "interrupted", false},
+		"temporary old grant": {func(b *book) error {
+			return write(temporary(b.grantPath(id(1))) + ".old")
+		}, ".old", "interrupted", false},
+		"temporary owner": {func(b *book) error {
+			return os.Symlink("x", temporary(b.ownerPath("claim:x")))
+		}, ".tmp", "interrupted", false},
+		"temporary binding": {func(b *book) error {
+			return write(filepath.Join(b.bindingsDir(), ".x.json.123"))
+		}, ".x.json.123", "interrupted", false},
+		"temporary outside": {func(b *book) error {
+			return write(filepath.Join(b.Run, ".outside.json.123"))
+		}, ".outside.json.123", "interrupted", false},
+		"stray file": {func(b *book) error {
+			return write(filepath.Join(b.grantsDir(), "notes.txt"))
+		}, "notes.txt", "no entry", true},
+		"damaged grant": {func(b *book) error {
+			return write(b.grantPath(id(2)))
+		}, string(id(2)) + ".json", "closes " + gpu0, true},
+		"copied grant": {func(b *book) error {
+			return os.Link(b.grantPath(id(2)), b.grantPath(id(7)))
+		}, string(id(7)) + ".json", "closes every GPU", true},
+		"directory open": {func(b *book) error {
+			return os.Chmod(b.grantsDir(), 0o755)
+		}, "state/grants", "mode 0755", true},
+		"directory another's": {func(b *book) error {
+			return chown(t, b.State)
+		}, "state", "user 7", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBook(t)
@@ -55,7 +101,8 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 			bearer.Owner = grant.Bearer
 			b.put(sample(1), bearer)
 			b.bind(bindingOf(id(1), "c"))
-			if report, err := b.Check(nil, 0); err != nil || len(report.Findings) > 0 || report.Grants != 2 || report.Bindings != 1 {
+			if report, err := b.Check(nil, 0); err != nil || len(report.Findings) > 0 || report.Grants != 2 ||
+				report.Bindings != 1 {
 				t.Fatalf("before: %+v, %v", report, err)
 			}
 			if err := row.spoil(b); err != nil {
@@ -66,7 +113,8 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 				t.Errorf("Check: sound %v (%v), want %v", report.Sound(), err, !row.stays)
 			}
 			if !hasFinding(report, row.subject, row.says, !row.stays) {
-				t.Errorf("no finding about %q that says %q and is repaired: %v, in %+v", row.subject, row.says, !row.stays, report.Findings)
+				t.Errorf("no finding about %q that says %q and is repaired: %v, in %+v", row.subject,
+					row.says, !row.stays, report.Findings)
 			}
 			again, err := b.Check(nil, 0)
 			if err != nil || len(again.Findings) > 0 != row.stays {
@@ -88,7 +136,8 @@ func chown(t *testing.T, path string) error {
 
 func hasFinding(r Report, subject, says string, repaired bool) bool {
 	for _, f := range r.Findings {
-		if strings.HasSuffix(f.Subject, subject) && strings.Contains(f.Problem, says) && f.Repaired == repaired {
+		if strings.HasSuffix(f.Subject, subject) && strings.Contains(f.Problem, says) &&
+			f.Repaired == repaired {
 			return true
 		}
 	}
@@ -133,12 +182,17 @@ func TestJudge(t *testing.T) {
 		reserve grant.Bytes
 		want    string // a finding a line
 	}{
-		"sound":       {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12 * grant.GiB; g.Compute = 100 }), 0, ""},
-		"too much":    {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12*grant.GiB + 1 }), 0, gpu0 + " 17179869185B are granted of 16GiB"},
-		"reserve":     {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12 * grant.GiB }), grant.MiB, gpu0 + " 16GiB are granted of 16383MiB"},
+		"sound": {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12 * grant.GiB; g.Compute = 100 }),
+			0, ""},
+		"too much": {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12*grant.GiB + 1 }), 0,
+			gpu0 + " 17179869185B are granted of 16GiB"},
+		"reserve": {with(func(g *grant.Grant) { g.GPUs[0].Memory = 12 * grant.GiB }), grant.MiB,
+			gpu0 + " 16GiB are granted of 16383MiB"},
 		"all reserve": {with(func(g *grant.Grant) {}), 99 * grant.GiB, gpu0 + " 8GiB are granted of 0MiB"},
-		"expired":     {with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB; g.Expires = noon }), 0, ""},
-		"draining":    {with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB; g.Draining = true }), 0, ""},
+		"expired": {with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB; g.Expires = noon }),
+			0, ""},
+		"draining": {with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB; g.Draining = true }),
+			0, ""},
 		"draining, bound": {with(func(g *grant.Grant) {
 			g.GPUs[0].Memory, g.Draining, g.Bindings = 99*grant.GiB, true, []grant.Binding{{}}
 		}), 0, gpu0 + " 103GiB are granted of 16GiB"},
@@ -147,7 +201,8 @@ func TestJudge(t *testing.T) {
 			grants[0].Compute = 41
 			return grants
 		}(), 0, gpu0 + " 101 percent of its compute are granted"},
-		"modes": {with(func(g *grant.Grant) { g.Mode = grant.MPS }), 0, gpu0 + " its grants mix the modes [limit mps]"},
+		"modes": {with(func(g *grant.Grant) { g.Mode = grant.MPS }), 0,
+			gpu0 + " its grants mix the modes [limit mps]"},
 		"exclusive takes the reserve": {[]grant.Grant{func() grant.Grant {
 			g := sample(1)
 			g.Mode, g.GPUs[0].Memory = grant.Exclusive, 16*grant.GiB
@@ -158,15 +213,21 @@ func TestJudge(t *testing.T) {
 			grants[0].Mode = grant.Exclusive
 			return grants
 		}(), 0, gpu0 + " 2 grants have it exclusively"},
-		"owner twice":  {with(func(g *grant.Grant) { g.Owner = sample(1).Owner }), 0, "pod:uid-1/train the owner has 2 live grants"},
-		"bearer twice": {append(with(func(g *grant.Grant) { g.Owner = grant.Bearer }), with(func(g *grant.Grant) { g.Owner = grant.Bearer })[1]), 0, ""},
-		"partition":    {with(func(g *grant.Grant) { g.Mode, g.GPUs[0].UUID = grant.MIG, mig }), 0, ""},
-		"partition and its card": {append(with(func(g *grant.Grant) { g.Mode, g.GPUs[0].UUID = grant.MIG, mig }), func() grant.Grant {
+		"owner twice": {with(func(g *grant.Grant) { g.Owner = sample(1).Owner }),
+			0, "pod:uid-1/train the owner has 2 live grants"},
+		"bearer twice": {append(with(func(g *grant.Grant) { g.Owner = grant.Bearer }),
+			with(func(g *grant.Grant) { g.Owner = grant.Bearer })[1]), 0, ""},
+		"partition": {with(func(g *grant.Grant) { g.Mode, g.GPUs[0].UUID = grant.MIG, mig }), 0, ""},
+		"partition and its card": {append(with(func(g *grant.Grant) {
+			g.Mode, g.GPUs[0].UUID = grant.MIG, mig
+		}), func() grant.Grant {
 			g := sample(3)
 			g.GPUs[0].UUID = gpu1
 			return g
 		}()), 0, gpu1 + " its grants mix the modes [limit mig]"},
-		"vanished GPU": {with(func(g *grant.Grant) { g.GPUs[0].UUID, g.GPUs[0].Memory = "GPU-gone", 99*grant.GiB }), 0, ""},
+		"vanished GPU": {with(func(g *grant.Grant) {
+			g.GPUs[0].UUID, g.GPUs[0].Memory = "GPU-gone", 99*grant.GiB
+		}), 0, ""},
 	} {
 		var got []string
 		for _, f := range judge(row.grants, noon, inv, row.reserve) {
@@ -176,7 +237,8 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s: found %q, want %q", name, text, row.want)
 		}
 	}
-	if found := judge(with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB }), noon, nil, 0); len(found) != 0 {
+	if found := judge(with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB }), noon,
+		nil, 0); len(found) != 0 {
 		t.Errorf("without an inventory: %+v", found)
 	}
 }
@@ -243,7 +305,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// TestTidyingRemovesNoFile: where the ledger drops a directory that has become empty, a file in its place is somebody's.
+// TestTidyingRemovesNoFile: where the ledger drops a directory that has become empty, a file in its
+// place is somebody's.
 func TestTidyingRemovesNoFile(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))

@@ -18,13 +18,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Containers of real runtimes, each in a mount namespace of its own inside one made for the test: a spec that mounts
-// where it shouldn't must not reach the machine.
+// Containers of real runtimes, each in a mount namespace of its own inside one made for the test: a
+// spec that mounts where it shouldn't must not reach the machine.
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// privateMounts moves the test into a mount namespace that ends with it. The thread is not given back, so Go ends it
-// with the goroutine; t.Run inside would leave the namespace.
+// privateMounts moves the test into a mount namespace that ends with it. The thread is not given
+// back, so Go ends it with the goroutine; t.Run inside would leave the namespace.
 func privateMounts(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -58,7 +58,8 @@ var cgroupViews = map[string]func() error{
 		if err := unix.Unmount(cgroupRoot+"/unified", unix.MNT_DETACH); err != nil {
 			return ignoreAbsent(err)
 		}
-		// crun takes what is left of the mount point for a controller and fills it with plain files.
+		// crun takes what is left of the mount point for a controller and fills it with plain
+		// files.
 		return unix.Mount("tmpfs", cgroupRoot+"/unified", "tmpfs", 0, "")
 	},
 	"v2": func() error {
@@ -97,7 +98,8 @@ const (
 
 func newStage(t *testing.T, runtime, command, pidns, hooks string) *stage {
 	dir := t.TempDir()
-	s := &stage{book: newBook(t), runtime: runtime, root: filepath.Join(dir, "root"), bundle: filepath.Join(dir, "bundle")}
+	s := &stage{book: newBook(t), runtime: runtime, root: filepath.Join(dir, "root"),
+		bundle: filepath.Join(dir, "bundle")}
 	s.cgroup = "/gpuledger-test-" + strconv.Itoa(os.Getpid()) + "-" + filepath.Base(filepath.Dir(dir))
 	busybox, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -106,7 +108,8 @@ func newStage(t *testing.T, runtime, command, pidns, hooks string) *stage {
 	bin := filepath.Join(s.bundle, "rootfs/bin")
 	text := fmt.Sprintf(spec, command, hooks, s.cgroup, pidns)
 	for _, err := range []error{
-		os.MkdirAll(bin, 0o755), os.MkdirAll(s.root, 0o700), os.WriteFile(filepath.Join(bin, "busybox"), busybox, 0o755),
+		os.MkdirAll(bin, 0o755), os.MkdirAll(s.root, 0o700),
+		os.WriteFile(filepath.Join(bin, "busybox"), busybox, 0o755),
 		os.WriteFile(filepath.Join(s.bundle, "config.json"), []byte(text), 0o600),
 	} {
 		if err != nil {
@@ -127,7 +130,8 @@ func (s *stage) create() *exec.Cmd {
 	}
 	defer null.Close()
 	script := `read go; exec "$@" <"` + os.DevNull + `"`
-	cmd := exec.Command("/bin/sh", "-c", script, "sh", s.runtime, "--root", s.root, "create", "--bundle", s.bundle, "c")
+	cmd := exec.Command("/bin/sh", "-c", script, "sh", s.runtime, "--root", s.root, "create", "--bundle",
+		s.bundle, "c")
 	log, err := os.Create(filepath.Join(s.bundle, "log"))
 	if err != nil {
 		s.t.Fatal(err)
@@ -145,7 +149,8 @@ func (s *stage) create() *exec.Cmd {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.binding = grant.Binding{Grant: id(1), RuntimeRoot: s.root, Container: "c", Bundle: s.bundle, Creator: creator}
+	s.binding = grant.Binding{Grant: id(1), RuntimeRoot: s.root, Container: "c", Bundle: s.bundle,
+		Creator: creator}
 	s.bind(s.binding)
 	s.want("before the create", grant.Alive)
 	gate.Close()
@@ -162,7 +167,8 @@ func (s *stage) created() {
 
 func (s *stage) run(args ...string) {
 	s.t.Helper()
-	if out, err := exec.Command(s.runtime, append([]string{"--root", s.root}, args...)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(s.runtime, append([]string{"--root", s.root},
+		args...)...).CombinedOutput(); err != nil {
 		s.t.Fatalf("%s %v: %v: %s", s.runtime, args, err, out)
 	}
 }
@@ -267,7 +273,8 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 	},
 	"a child outlives init": func(t *testing.T, runtime string) {
 		// The child leaves init's session, as a daemon does; nothing but the cgroup holds it.
-		s := newStage(t, runtime, "/bin/busybox setsid /bin/busybox sleep 600 </dev/null >/dev/null 2>&1 & exec /bin/busybox sleep 600", nodePIDs, noHooks)
+		s := newStage(t, runtime, "/bin/busybox setsid /bin/busybox sleep 600 </dev/null >/dev/null 2>&1 & "+
+			"exec /bin/busybox sleep 600", nodePIDs, noHooks)
 		s.created()
 		s.run("start", "c")
 		init := s.want("running", grant.Alive).PID
@@ -290,7 +297,8 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		s.want("its cgroup is gone", grant.Dead)
 	},
 	"the runtime is killed in its create": func(t *testing.T, runtime string) {
-		s := newStage(t, runtime, sleeper, ownPIDs, `"hooks": {"prestart": [{"path": "/bin/sleep", "args": ["sleep", "600"]}]},`)
+		s := newStage(t, runtime, sleeper, ownPIDs,
+			`"hooks": {"prestart": [{"path": "/bin/sleep", "args": ["sleep", "600"]}]},`)
 		cmd := s.create()
 		hook := 0
 		waitFor(t, "the hook", func() bool { hook = childNamed(cmd.Process.Pid, "sleep"); return hook != 0 })
@@ -314,7 +322,8 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		cmd := helperCommand("/usr/bin/unshare", "life", filepath.Dir(s.State), 0)
 		cmd.Args = []string{"unshare", "--pid", "--fork", "--mount-proc", os.Args[0]}
 		cmd.Env = append(cmd.Env, "LEDGER_ROOT="+s.root)
-		if out, err := cmd.Output(); err != nil || string(bytes.TrimSpace(out)) != strconv.Itoa(int(grant.LifeUnknown)) {
+		if out, err := cmd.Output(); err != nil ||
+			string(bytes.TrimSpace(out)) != strconv.Itoa(int(grant.LifeUnknown)) {
 			t.Errorf("seen from another pid namespace: life %s (%v), want unknown", out, err)
 		}
 		other := s.binding
@@ -381,11 +390,13 @@ func isHybrid() bool {
 	return err == nil && unix.Statfs(cgroupRoot+"/unified", &st) == nil
 }
 
-// In a cgroup namespace of its own a reader sees a cgroup file system without the container's cgroup. That is no proof.
+// In a cgroup namespace of its own a reader sees a cgroup file system without the container's
+// cgroup. That is no proof.
 func TestAnotherCgroupNamespaceCannotTell(t *testing.T) {
 	privateMounts(t)
 	b := newBook(t)
-	absent := cgroup{paths: map[string]string{"devices": cgroupRoot + "/devices/gpuledger-test-absent", "": ""}}
+	absent := cgroup{paths: map[string]string{"devices": cgroupRoot + "/devices/gpuledger-test-absent",
+		"": ""}}
 	if isHybrid() {
 		if populated, err := absent.populated(b.Host); populated || err != nil {
 			t.Errorf("a cgroup that is gone: %v, %v; want not populated", populated, err)
@@ -423,7 +434,8 @@ func TestAnotherCgroupNamespaceCannotTell(t *testing.T) {
 		t.Errorf("from another cgroup namespace: %v, %v; want an error", populated, err)
 	}
 	h.Proc = filepath.Join(h.Proc, "nothing")
-	if _, err := absent.populated(h); err == nil || !strings.Contains(err.Error(), fs.ErrNotExist.Error()) && !os.IsNotExist(err) {
+	if _, err := absent.populated(h); err == nil || !strings.Contains(err.Error(), fs.ErrNotExist.Error()) &&
+		!os.IsNotExist(err) {
 		t.Errorf("without a /proc: %v, want an error", err)
 	}
 }

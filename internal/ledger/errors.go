@@ -11,7 +11,8 @@ import (
 // ErrNotFound says that the ledger has no such entry.
 var ErrNotFound = errors.New("the ledger has no such entry")
 
-// notFoundError is ErrNotFound of an entry. Most creates look for one that is not there: the sentence is made when somebody reads it.
+// notFoundError is ErrNotFound of an entry. Most creates look for one that is not there: the
+// sentence is made when somebody reads it.
 type notFoundError struct{ format, name string }
 
 // Error says what is not there.
@@ -22,7 +23,8 @@ func (e notFoundError) Error() string {
 // Unwrap is ErrNotFound.
 func (e notFoundError) Unwrap() error { return ErrNotFound }
 
-// DamagedError says that an entry is there and can't be read. Whatever it grants is closed until it is deleted.
+// DamagedError says that an entry is there and can't be read. Whatever it grants is closed until it
+// is deleted.
 type DamagedError struct{ grant.Damage }
 
 // Error names the entry and what is wrong with it.

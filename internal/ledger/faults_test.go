@@ -136,7 +136,8 @@ func TestADirectoryThatDoesNotSyncChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAPutThatFailsTakesNoLinkAlong, whether the grant has an owner's link, had it before, or another grant of the owner's has it.
+// TestAPutThatFailsTakesNoLinkAlong, whether the grant has an owner's link, had it before, or
+// another grant of the owner's has it.
 func TestAPutThatFailsTakesNoLinkAlong(t *testing.T) {
 	b := newBook(t)
 	bearer, same, over := sample(2), sample(1), sample(3)
@@ -146,12 +147,15 @@ func TestAPutThatFailsTakesNoLinkAlong(t *testing.T) {
 	before := b.tree()
 	defer func() { syncDir = host.SyncDir }()
 	syncDir = func(string) error { return unix.EIO }
-	for name, g := range map[string]grant.Grant{"a bearer's": bearer, "the same": same, "one that is over, of an owner who has another": over} {
+	for name, g := range map[string]grant.Grant{"a bearer's": bearer, "the same": same,
+		"one that is over, of an owner who has another": over} {
 		if err := b.Update(func(tx *Tx) error { return tx.Put(g) }); !errors.Is(err, unix.EIO) {
 			t.Errorf("%s: %v, want EIO", name, err)
 		}
-		if g, err := b.byOwner(same.Owner); err != nil || g.ID != same.ID || g.Label != "" || b.tree() != before {
-			t.Errorf("%s: the owner has %+v (%v), the ledger was\n%s\nand is\n%s", name, g, err, before, b.tree())
+		if g, err := b.byOwner(same.Owner); err != nil || g.ID != same.ID || g.Label != "" ||
+			b.tree() != before {
+			t.Errorf("%s: the owner has %+v (%v), the ledger was\n%s\nand is\n%s", name, g, err, before,
+				b.tree())
 		}
 	}
 }
@@ -164,7 +168,9 @@ func TestAFullRunDirectoryBindsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := b.tree()
-	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) }); !errors.Is(err, unix.EROFS) {
+	if err := b.Update(func(tx *Tx) error {
+		return tx.Bind(bindingOf(id(1), "c"))
+	}); !errors.Is(err, unix.EROFS) {
 		t.Errorf("Bind: %v, want EROFS", err)
 	}
 	if after := b.tree(); after != before {

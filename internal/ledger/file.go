@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// readFile reads a regular file of up to limit bytes. It never waits, whatever stands in the file's place: a reader of
-// the ledger is a container's create.
+// readFile reads a regular file of up to limit bytes. It never waits, whatever stands in the file's
+// place: a reader of the ledger is a container's create.
 func readFile(path string, limit int64) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -54,16 +54,16 @@ func readFull(fd int, data []byte) (n int, err error) {
 	return n, nil
 }
 
-// temporary is where the next content of a file is written. One name a file is enough, as only the holder of the lock
-// writes, and a crash leaves one file behind, not many.
+// temporary is where the next content of a file is written. One name a file is enough, as only the
+// holder of the lock writes, and a crash leaves one file behind, not many.
 func temporary(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "." + name + ".tmp"
 }
 
-// replaceDurably puts data at path so that it survives a power cut. On an error the old content stands: where the
-// directory's sync fails after the rename, the rename is undone, because a caller who is told that it failed will not
-// expect the new content to come back.
+// replaceDurably puts data at path so that it survives a power cut. On an error the old content
+// stands: where the directory's sync fails after the rename, the rename is undone, because a caller
+// who is told that it failed will not expect the new content to come back.
 func replaceDurably(path string, data []byte) (err error) {
 	tmp, old := temporary(path), temporary(path)+".old"
 	defer func() {
@@ -99,7 +99,8 @@ func replaceDurably(path string, data []byte) (err error) {
 // syncDir is host.SyncDir; a test makes it fail.
 var syncDir = host.SyncDir
 
-// writeDurably makes the file new: what is left from a crash may be a link to something that is read.
+// writeDurably makes the file new: what is left from a crash may be a link to something that is
+// read.
 func writeDurably(path string, data []byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -6,14 +6,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// glance is what one create has found out of containers by a look at all processes of the node. Such a look takes 17 microseconds a
-// process, and the node's other creates wait for the lock meanwhile: with the ledger locked none is taken. A nil one keeps nothing.
+// glance is what one create has found out of containers by a look at all processes of the node.
+// Such a look takes 17 microseconds a process, and the node's other creates wait for the lock
+// meanwhile: with the ledger locked none is taken. A nil one keeps nothing.
 type glance struct {
 	lives  map[sighting]grant.Life
 	locked bool
 }
 
-// sighting tells a binding from a later one of the same container. What was found dead of one stays so.
+// sighting tells a binding from a later one of the same container. What was found dead of one stays
+// so.
 type sighting struct {
 	root, container string
 	creator         grant.Process
@@ -24,8 +26,9 @@ func sightingOf(b *grant.Binding) sighting {
 	return sighting{b.RuntimeRoot, b.Container, b.Creator, b.Created.UTC()}
 }
 
-// Glance gives the ledger for one create, to one goroutine. What it takes a look at all processes to tell of a binding it tells once, before
-// the ledger is locked. Of a binding that is seen first with the ledger locked it cannot be told then.
+// Glance gives the ledger for one create, to one goroutine. What it takes a look at all processes
+// to tell of a binding it tells once, before the ledger is locked. Of a binding that is seen first
+// with the ledger locked it cannot be told then.
 func (l *Ledger) Glance() *Ledger {
 	own := *l
 	own.glance = &glance{lives: map[sighting]grant.Life{}}

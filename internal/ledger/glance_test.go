@@ -16,7 +16,8 @@ func opens(t *testing.T, path string) (count func() int) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err == nil {
-		_, err = unix.InotifyAddWatch(fd, path, unix.IN_OPEN|unix.IN_CLOSE) // the kernel would make one of equal events that follow each other
+		// the kernel would make one of equal events that follow each other
+		_, err = unix.InotifyAddWatch(fd, path, unix.IN_OPEN|unix.IN_CLOSE)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -35,12 +36,14 @@ func opens(t *testing.T, path string) (count func() int) {
 	}
 }
 
-// crashed is a ledger with grants whose containers are gone without a state and without a cgroup on record, on a node with another process.
+// crashed is a ledger with grants whose containers are gone without a state and without a cgroup on
+// record, on a node with another process.
 func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
 	t.Helper()
 	b = newBook(t)
 	proc := t.TempDir()
-	for name, text := range map[string]string{"1/cgroup": "0::/init.scope\n", "77/cgroup": "0::/other\n", "77/stat": "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"} {
+	for name, text := range map[string]string{"1/cgroup": "0::/init.scope\n", "77/cgroup": "0::/other\n",
+		"77/stat": "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"} {
 		path := filepath.Join(proc, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -59,7 +62,8 @@ func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
 	return b, opens(t, proc+"/77/cgroup")
 }
 
-// TestACreateLooksAtAllProcessesOnce, however many containers crashed and however often it asks; and never with the ledger locked.
+// TestACreateLooksAtAllProcessesOnce, however many containers crashed and however often it asks;
+// and never with the ledger locked.
 func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 	b, count := crashed(t, "c1", "c2", "c3")
 	bindings := func(tx *Tx) error {
@@ -99,7 +103,8 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 	}
 }
 
-// TestWhatIsNewWithTheLedgerLockedIsUnknown: a binding that came after the look may be of a container that runs.
+// TestWhatIsNewWithTheLedgerLockedIsUnknown: a binding that came after the look may be of a
+// container that runs.
 func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 	b, count := crashed(t, "c1")
 	g := b.Glance()

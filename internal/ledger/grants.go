@@ -13,7 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors are ErrNotFound,
+// Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors
+// are ErrNotFound,
 // *DamagedError, or that its bindings can't be listed.
 func (tx *Tx) Get(id grant.ID) (grant.Grant, error) {
 	g, err := tx.Entry(id)
@@ -32,8 +33,8 @@ func (tx *Tx) Entry(id grant.ID) (grant.Grant, error) {
 	return rec.grant(), nil
 }
 
-// ByOwner finds the grant of a pod or a claim through its link. Of an owner with several it is the live one.
-// ErrNotFound if it has none.
+// ByOwner finds the grant of a pod or a claim through its link. Of an owner with several it is the
+// live one. ErrNotFound if it has none.
 func (tx *Tx) ByOwner(o grant.Owner) (grant.Grant, error) {
 	id, err := tx.ownerLink(o)
 	if err == ErrNotFound {
@@ -88,8 +89,9 @@ func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
 	return grants, damaged, nil
 }
 
-// Put creates a grant or replaces it; it is durable when Put returns. Its Bindings are not written. On an error the
-// ledger is as before. An entry that can't be read is not replaced: delete it first.
+// Put creates a grant or replaces it; it is durable when Put returns. Its Bindings are not written.
+// On an error the ledger is as before. An entry that can't be read is not replaced: delete it
+// first.
 func (tx *Tx) Put(g grant.Grant) error {
 	if !tx.writes {
 		return errReadOnly
@@ -120,8 +122,8 @@ func (tx *Tx) Put(g grant.Grant) error {
 	return nil
 }
 
-// Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns. On an error the
-// grant stands. ErrNotFound if there is none.
+// Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns.
+// On an error the grant stands. ErrNotFound if there is none.
 func (tx *Tx) Delete(id grant.ID) error {
 	if !tx.writes {
 		return errReadOnly
@@ -137,8 +139,8 @@ func (tx *Tx) Delete(id grant.ID) error {
 		return err
 	}
 	tx.found = ""
-	// The grant goes first. The other way round a crash would leave a grant that looks free beside a container that
-	// still uses it.
+	// The grant goes first. The other way round a crash would leave a grant that looks free beside
+	// a container that still uses it.
 	if err := removeDurably(tx.l.grantPath(id)); err != nil {
 		return fmt.Errorf("cannot delete grant %s: %w", id, err)
 	}
@@ -167,7 +169,8 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 		rec, err = grantFormat.decode(data, id)
 	}
 	if err != nil {
-		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.gpusOf(id), Err: err.Error()}}
+		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.gpusOf(id),
+			Err: err.Error()}}
 	}
 	if tx.writes {
 		tx.found = id

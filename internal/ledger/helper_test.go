@@ -15,10 +15,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The test binary runs itself as other processes: LEDGER_HELPER says which, LEDGER_DIR where the ledger is.
+// The test binary runs itself as other processes: LEDGER_HELPER says which, LEDGER_DIR where the
+// ledger is.
 const helperVariable, dirVariable, numberVariable = "LEDGER_HELPER", "LEDGER_DIR", "LEDGER_NUMBER"
 
-var helpers = map[string]func(l *Ledger, number int) error{"hold": holdForever, "grant": grantIfItFits, "story": tellStory, "life": printLife}
+var helpers = map[string]func(l *Ledger, number int) error{
+	"hold": holdForever, "grant": grantIfItFits, "story": tellStory, "life": printLife}
 
 func TestMain(m *testing.M) {
 	name := os.Getenv(helperVariable)
@@ -27,7 +29,8 @@ func TestMain(m *testing.M) {
 	}
 	dir := os.Getenv(dirVariable)
 	number, _ := strconv.Atoi(os.Getenv(numberVariable))
-	l := Open(Options{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), Host: host.Default()})
+	l := Open(Options{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"),
+		Host: host.Default()})
 	if err := helpers[name](l, number); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -37,7 +40,8 @@ func TestMain(m *testing.M) {
 
 func helperCommand(binary, name, dir string, number int) *exec.Cmd {
 	cmd := exec.Command(binary)
-	cmd.Env = append(os.Environ(), helperVariable+"="+name, dirVariable+"="+dir, numberVariable+"="+strconv.Itoa(number))
+	cmd.Env = append(os.Environ(), helperVariable+"="+name, dirVariable+"="+dir, numberVariable+"="+
+		strconv.Itoa(number))
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -74,7 +78,8 @@ const (
 	rivalRoom  = 80 * grant.GiB // for 40 of them
 )
 
-// grantIfItFits is what a grant does: look at all, decide, enter. It starts when its stdin is closed.
+// grantIfItFits is what a grant does: look at all, decide, enter. It starts when its stdin is
+// closed.
 func grantIfItFits(l *Ledger, number int) error {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	return l.Update(func(tx *Tx) error {
@@ -169,7 +174,8 @@ func failpointBinary(t *testing.T) string {
 		t.Skip("misses the go tool, to build itself with failpoints: ", err)
 	}
 	binary := filepath.Join(t.TempDir(), "ledger.test")
-	if out, err := exec.Command(tool, "test", "-c", "-p", "2", "-tags", "failpoint", "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command(tool, "test", "-c", "-p", "2", "-tags", "failpoint", "-o", binary,
+		".").CombinedOutput(); err != nil {
 		t.Fatalf("cannot build the test with failpoints: %v\n%s", err, out)
 	}
 	return binary

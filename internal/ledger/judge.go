@@ -16,8 +16,8 @@ type tally struct {
 	modes     []grant.Mode
 }
 
-// judge compares the grants with each other and with the GPUs. Pure; it is the admission's rules seen from behind, so
-// that a bug there doesn't go unnoticed.
+// judge compares the grants with each other and with the GPUs. Pure; it is the admission's rules
+// seen from behind, so that a bug there doesn't go unnoticed.
 func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve grant.Bytes) []Finding {
 	perUUID, perCard, owners := map[string]*tally{}, map[string]*tally{}, map[grant.Owner]int{}
 	for _, g := range grants {
@@ -32,7 +32,8 @@ func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve gr
 	}
 	var findings []Finding
 	find := func(subject, format string, args ...any) {
-		findings = append(findings, Finding{Subject: subject, Problem: fmt.Sprintf(format, args...), Hint: hintSum})
+		findings = append(findings, Finding{Subject: subject, Problem: fmt.Sprintf(format, args...),
+			Hint: hintSum})
 	}
 	for owner, n := range owners {
 		if n > 1 && hasLink(owner) {
@@ -88,8 +89,8 @@ func card(inv *grant.Inventory, uuid string) string {
 	return uuid
 }
 
-// capacity is what may be granted of a GPU. An exclusive grant takes all of it, the reserve too; nobody else is there
-// to need it. A GPU that is not in the inventory can't be judged.
+// capacity is what may be granted of a GPU. An exclusive grant takes all of it, the reserve too;
+// nobody else is there to need it. A GPU that is not in the inventory can't be judged.
 func capacity(inv *grant.Inventory, reserve grant.Bytes, uuid string, exclusive bool) (grant.Bytes, bool) {
 	if inv == nil {
 		return 0, false

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// DefaultWait is how long Update waits for the lock unless told otherwise: long against 64 writers at once (0.3 s),
-// short against an engine's time-out for a create (minutes).
+// DefaultWait is how long Update waits for the lock unless told otherwise: long against 64 writers
+// at once (0.3 s), short against an engine's time-out for a create (minutes).
 const DefaultWait = 10 * time.Second
 
 // Options say where a ledger is.
@@ -28,7 +28,8 @@ type Options struct {
 	Wait  time.Duration // for the lock; 0 is DefaultWait
 }
 
-// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines. Where it is to Keep what it read, it is told so first.
+// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines. Where it is
+// to Keep what it read, it is told so first.
 type Ledger struct {
 	Options
 	bootID func() (string, error)
@@ -43,11 +44,13 @@ func Open(o Options) *Ledger {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
-	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID), pidNS: sync.OnceValues(o.Host.PIDNamespace),
+	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID),
+		pidNS:  sync.OnceValues(o.Host.PIDNamespace),
 		timeNS: sync.OnceValues(o.Host.TimeNamespace)}
 }
 
-// Update runs fn with the ledger to itself. It makes missing directories. An error from fn is returned as it is; a
+// Update runs fn with the ledger to itself. It makes missing directories. An error from fn is
+// returned as it is; a
 // *LockError says that the lock couldn't be had.
 func (l *Ledger) Update(fn func(*Tx) error) error {
 	for _, dir := range l.dirs() {
@@ -67,25 +70,27 @@ func (l *Ledger) Update(fn func(*Tx) error) error {
 	return fn(tx)
 }
 
-// View runs fn on the ledger as it is. It never waits: every file is replaced whole, so a reader sees an entry before
-// or after a change. A ledger that nobody has written yet is empty.
+// View runs fn on the ledger as it is. It never waits: every file is replaced whole, so a reader
+// sees an entry before or after a change. A ledger that nobody has written yet is empty.
 func (l *Ledger) View(fn func(*Tx) error) error { return fn(&Tx{l: l}) }
 
-// HasBinding reports whether the container has a binding, dead or alive. It costs one system call: every delete of
-// every container on the node asks.
+// HasBinding reports whether the container has a binding, dead or alive. It costs one system call:
+// every delete of every container on the node asks.
 func (l *Ledger) HasBinding(runtimeRoot, container string) bool {
 	_, err := os.Lstat(l.bindingPath(bindingKey(runtimeRoot, container)))
 	return err == nil
 }
 
-// Used reports whether a container has been bound to the grant since it was made, or since the node's start: one that is there or one that is
-// gone. It may know the grant's reference. It costs one system call.
+// Used reports whether a container has been bound to the grant since it was made, or since the
+// node's start: one that is there or one that is gone. It may know the grant's reference. It costs
+// one system call.
 func (l *Ledger) Used(id grant.ID) bool {
 	_, err := os.Lstat(l.boundPath(id))
 	return !errors.Is(err, fs.ErrNotExist) // who cannot look takes it that one has
 }
 
-// Tx is a ledger within Update or View. Only one from Update writes, and only until its function returns.
+// Tx is a ledger within Update or View. Only one from Update writes, and only until its function
+// returns.
 type Tx struct {
 	l      *Ledger
 	writes bool
@@ -112,7 +117,8 @@ func (l *Ledger) dirs() []string {
 	return []string{l.grantsDir(), l.ownersDir(), l.gpusDir(), l.bindingsDir(), l.boundDir()}
 }
 
-// ensureDir makes a directory, and those above it, for nobody but us. What it makes survives a power cut.
+// ensureDir makes a directory, and those above it, for nobody but us. What it makes survives a
+// power cut.
 func ensureDir(path string) error {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {

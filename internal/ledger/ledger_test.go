@@ -25,8 +25,8 @@ type book struct {
 	now time.Time
 }
 
-// newBook makes an empty ledger. When the test is over the ledger must be sound, whatever was done to it; a test that
-// leaves damage on purpose says so by unsound.
+// newBook makes an empty ledger. When the test is over the ledger must be sound, whatever was done
+// to it; a test that leaves damage on purpose says so by unsound.
 func newBook(t testing.TB) *book {
 	b := bookIn(t, t.TempDir())
 	t.Cleanup(func() {
@@ -35,7 +35,8 @@ func newBook(t testing.TB) *book {
 			t.Errorf("Check after the test: %v", err)
 		}
 		if unsound := unsoundTests[t.Name()]; !t.Failed() && report.Sound() == unsound {
-			t.Errorf("Check after the test: sound %v, want %v: %+v", report.Sound(), !unsound, report.Findings)
+			t.Errorf("Check after the test: sound %v, want %v: %+v", report.Sound(), !unsound,
+				report.Findings)
 		}
 	})
 	return b
@@ -116,8 +117,9 @@ func id(n int) grant.ID {
 // sample is a pod's grant of 4 GiB on one GPU.
 func sample(n int) grant.Grant {
 	return grant.Grant{
-		ID: id(n), Owner: grant.PodOwner(fmt.Sprintf("uid-%d", n), "train"), Mode: grant.Limit, Strength: grant.StrengthLibrary,
-		GPUs: []grant.Share{{UUID: gpu0, Index: 0, Memory: 4 * grant.GiB}}, Source: "cli",
+		ID: id(n), Owner: grant.PodOwner(fmt.Sprintf("uid-%d", n), "train"), Mode: grant.Limit,
+		Strength: grant.StrengthLibrary,
+		GPUs:     []grant.Share{{UUID: gpu0, Index: 0, Memory: 4 * grant.GiB}}, Source: "cli",
 		Created: noon.Add(time.Duration(n) * time.Second),
 	}
 }
@@ -221,7 +223,8 @@ func TestOnlyUpdateWrites(t *testing.T) {
 	var kept *Tx
 	b.update(func(tx *Tx) error { kept = tx; return nil })
 	for name, write := range writes {
-		for place, err := range map[string]error{"View": b.View(write), "a Tx after its Update": write(kept)} {
+		for place, err := range map[string]error{"View": b.View(write),
+			"a Tx after its Update": write(kept)} {
 			if err == nil || !strings.HasPrefix(err.Error(), "internal error: ") {
 				t.Errorf("%s in %s: %v, want an internal error", name, place, err)
 			}

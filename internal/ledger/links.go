@@ -14,7 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// ownerKey is the name of an owner's link. Owners have a '/' and up to 500 characters, a file name has neither.
+// ownerKey is the name of an owner's link. Owners have a '/' and up to 500 characters, a file name
+// has neither.
 func ownerKey(o grant.Owner) string {
 	sum := sha256.Sum256([]byte(o))
 	return hex.EncodeToString(sum[:])
@@ -69,8 +70,8 @@ func (tx *Tx) link(g grant.Grant) (undo func(), err error) {
 	return undo, nil
 }
 
-// linkOwner points the owner's link at the grant, unless it leads to a live one and this one is over: an expired
-// grant is kept for a day, and must not hide its owner's next.
+// linkOwner points the owner's link at the grant, unless it leads to a live one and this one is
+// over: an expired grant is kept for a day, and must not hide its owner's next.
 func (tx *Tx) linkOwner(g grant.Grant) (undo func(), err error) {
 	nothing := func() {}
 	if !hasLink(g.Owner) {
@@ -117,7 +118,8 @@ func (tx *Tx) linkGPU(id grant.ID, uuid string) error {
 	return nil
 }
 
-// unlinkOld removes the links that the grant had and has no more. They are derived: what stays is Check's.
+// unlinkOld removes the links that the grant had and has no more. They are derived: what stays is
+// Check's.
 func (tx *Tx) unlinkOld(old, g grant.Grant) {
 	if old.Owner != g.Owner {
 		tx.unlinkOwner(old)
@@ -131,7 +133,8 @@ func (tx *Tx) unlinkOld(old, g grant.Grant) {
 	tx.unlinkGPUs(g.ID, gone)
 }
 
-// unlinkOwner removes the owner's link where it leads to this grant. It may lead to the owner's next.
+// unlinkOwner removes the owner's link where it leads to this grant. It may lead to the owner's
+// next.
 func (tx *Tx) unlinkOwner(g grant.Grant) {
 	if id, err := tx.ownerLink(g.Owner); err == nil && id == g.ID {
 		_ = os.Remove(tx.l.ownerPath(g.Owner))

@@ -21,7 +21,8 @@ func (f files) write(t *testing.T, dir string) {
 	t.Helper()
 	for name, text := range f {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -36,19 +37,22 @@ const (
 	spoiltStat          = "50"
 )
 
-// TestLifeByWhatTheKernelReports: a binding is dead only where its creator is gone and the kernel reports nobody in the
-// container's cgroup. What cannot be read is never taken for "gone".
+// TestLifeByWhatTheKernelReports: a binding is dead only where its creator is gone and the kernel
+// reports nobody in the container's cgroup. What cannot be read is never taken for "gone".
 func TestLifeByWhatTheKernelReports(t *testing.T) {
 	const empty, populated = "populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n"
 	crun := func(cgroup string) files {
-		return files{"root/c/status": fmt.Sprintf(`{"pid":%d,"process-start-time":555,"cgroup-path":%q}`, initPID, cgroup)}
+		return files{"root/c/status": fmt.Sprintf(`{"pid":%d,"process-start-time":555,"cgroup-path":%q}`,
+			initPID, cgroup)}
 	}
 	runc := func(controllers ...string) files {
 		var paths []string
 		for _, controller := range controllers {
 			paths = append(paths, fmt.Sprintf(`%q:"DIR/sys/fs/cgroup/%s"`, controller, "runc"+controller))
 		}
-		return files{"root/c/state.json": fmt.Sprintf(`{"init_process_pid":%d,"init_process_start":555,"cgroup_paths":{%s}}`, initPID, strings.Join(paths, ","))}
+		return files{"root/c/state.json": fmt.Sprintf(
+			`{"init_process_pid":%d,"init_process_start":555,"cgroup_paths":{%s}}`, initPID,
+			strings.Join(paths, ","))}
 	}
 	for name, row := range map[string]struct {
 		creator, init string // their stat; "" has no such process
@@ -108,7 +112,8 @@ func TestLifeByWhatTheKernelReports(t *testing.T) {
 			b := newBook(t)
 			b.put(sample(1))
 			dir := t.TempDir()
-			binding := grant.Binding{Grant: id(1), RuntimeRoot: dir + "/root", Container: "c", Bundle: "/b", Creator: grant.Process{PID: creatorPID, Start: 555}, Cgroups: row.recorded}
+			binding := grant.Binding{Grant: id(1), RuntimeRoot: dir + "/root", Container: "c", Bundle: "/b",
+				Creator: grant.Process{PID: creatorPID, Start: 555}, Cgroups: row.recorded}
 			b.bind(binding)
 			b.Host.Proc, b.Host.Sys = dir+"/proc", dir+"/sys"
 			files{"root/x": "", "proc/x": "", "sys/x": ""}.write(t, dir)
@@ -122,13 +127,15 @@ func TestLifeByWhatTheKernelReports(t *testing.T) {
 			}
 			row.cgroups.write(t, dir+"/sys/fs/cgroup")
 			if got := b.life(binding); got.Life != row.want || got.PID != row.pid || got.Left != row.left {
-				t.Errorf("life %d, pid %d, left %v; want %d, %d, %v", got.Life, got.PID, got.Left, row.want, row.pid, row.left)
+				t.Errorf("life %d, pid %d, left %v; want %d, %d, %v", got.Life, got.PID, got.Left, row.want,
+					row.pid, row.left)
 			}
 		})
 	}
 }
 
-// TestWhoCannotTellWhereItIsTakesNobodyForDead: neither the boot nor the namespaces are compared with what could not be read.
+// TestWhoCannotTellWhereItIsTakesNobodyForDead: neither the boot nor the namespaces are compared
+// with what could not be read.
 func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 	unreadable := errors.New("unreadable")
 	for name, spoil := range map[string]func(b *book){
@@ -186,7 +193,8 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 	files{"50/stat": runningStat, "51/stat": zombieStat, "52/stat": spoiltStat}.write(t, b.State+"/../proc")
 	b.Host.Proc = b.State + "/../proc"
 	process := func(pid int, start uint64) grant.Process { return grant.Process{PID: pid, Start: start} }
-	runs, ended, reused, unknown, gone := process(50, 555), process(51, 555), process(50, 554), process(52, 555), process(53, 555)
+	runs, ended, reused, unknown, gone := process(50, 555), process(51, 555), process(50, 554),
+		process(52, 555), process(53, 555)
 	held := func() (found map[string]bool, err error) {
 		err = b.View(func(tx *Tx) (err error) { found, err = tx.Held(); return err })
 		return found, err
@@ -195,12 +203,14 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 		t.Errorf("before anybody looked: %v, %v", found, err)
 	}
 	err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, map[string][]grant.Process{
-		"runs": {runs}, "ended": {ended}, "reused": {reused}, "unknown": {unknown}, "gone": {gone}, "one runs": {gone, runs, ended}, "none runs": {gone, ended}, "nobody": nil})
+		"runs": {runs}, "ended": {ended}, "reused": {reused}, "unknown": {unknown}, "gone": {gone},
+		"one runs": {gone, runs, ended}, "none runs": {gone, ended}, "nobody": nil})
 	if err != nil {
 		t.Fatal(err)
 	}
 	found, err := held()
-	if got, want := fmt.Sprint(found), fmt.Sprint(map[string]bool{"runs": true, "unknown": true, "one runs": true}); got != want || err != nil {
+	if got, want := fmt.Sprint(found), fmt.Sprint(map[string]bool{
+		"runs": true, "unknown": true, "one runs": true}); got != want || err != nil {
 		t.Errorf("held: %s (%v), want %s", got, err, want)
 	}
 	if memory, err := b.Outside(); len(memory) != 1 || memory[gpu0] != 1 || err != nil {
@@ -230,14 +240,19 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 		}
 	}
 	for n := 1; n <= 2; n++ {
-		if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(n), "c")) }); !errors.Is(err, unix.EROFS) {
+		if err := b.Update(func(tx *Tx) error {
+			return tx.Bind(bindingOf(id(n), "c"))
+		}); !errors.Is(err, unix.EROFS) {
 			t.Errorf("Bind of grant %d: %v, want EROFS", n, err)
 		}
 		if one, two := b.containers(id(1)), b.containers(id(2)); one != "c" || two != "" {
-			t.Errorf("after that of grant %d: grant 1 is used by %q, grant 2 by %q; want c and nobody", n, one, two)
+			t.Errorf("after that of grant %d: grant 1 is used by %q, grant 2 by %q; want c and nobody", n,
+				one, two)
 		}
 	}
-	if err := b.Update(func(tx *Tx) error { return tx.Unbind(bindingOf("", "").RuntimeRoot, "c") }); !errors.Is(err, unix.EROFS) {
+	if err := b.Update(func(tx *Tx) error {
+		return tx.Unbind(bindingOf("", "").RuntimeRoot, "c")
+	}); !errors.Is(err, unix.EROFS) {
 		t.Errorf("Unbind: %v, want EROFS", err)
 	}
 	if one := b.containers(id(1)); one != "c" {
@@ -252,7 +267,8 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	}
 }
 
-// TestDraftsOfAnnouncementsAreNobodys: another process is about to rename its own, and it announces nothing yet.
+// TestDraftsOfAnnouncementsAreNobodys: another process is about to rename its own, and it announces
+// nothing yet.
 func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 	b := newBook(t)
 	draft := filepath.Join(b.createsDir(), ".1-2-3")
@@ -261,7 +277,8 @@ func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 		t.Fatal(err)
 	}
 	files{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
-	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} { // whichever is listed last
+	// whichever is listed last
+	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} {
 		if b.Announced([]string{cgroup}) != want {
 			t.Errorf("%s is announced: %v", cgroup, !want)
 		}
@@ -279,7 +296,8 @@ func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 	}
 }
 
-// TestARecordWhoseContainerIsAPathIsFollowedNowhere: a runtime root has no state of it, and that proves nothing.
+// TestARecordWhoseContainerIsAPathIsFollowedNowhere: a runtime root has no state of it, and that
+// proves nothing.
 func TestARecordWhoseContainerIsAPathIsFollowedNowhere(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))

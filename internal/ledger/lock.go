@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes the ledger's lock. The file may be replaced while we wait (a run directory that is cleaned and made
-// again): then the lock that we got guards nothing, and we try again with the file that is there now.
+// lock takes the ledger's lock. The file may be replaced while we wait (a run directory that is
+// cleaned and made again): then the lock that we got guards nothing, and we try again with the file
+// that is there now.
 func (l *Ledger) lock() (unlock func(), err error) {
 	deadline := time.Now().Add(l.Wait) // the machine's clock: Host.Now may stand still
 	for {
@@ -26,8 +27,8 @@ func (l *Ledger) lock() (unlock func(), err error) {
 	}
 }
 
-// lockFile opens the lock file and locks it. O_CLOEXEC matters: the real runtime is exec'd by the same process and
-// must not inherit the lock.
+// lockFile opens the lock file and locks it. O_CLOEXEC matters: the real runtime is exec'd by the
+// same process and must not inherit the lock.
 func (l *Ledger) lockFile(wait time.Duration) (int, error) {
 	fd, err := unix.Open(l.lockPath(), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -44,9 +45,9 @@ func (l *Ledger) lockFile(wait time.Duration) (int, error) {
 	return fd, nil
 }
 
-// waitFor takes a lock that another process holds. A blocking flock queues fairly and wakes at once, where polling
-// would not (64 writers that poll each 50 ms: 3.0 s; blocking: 0.04 s), but it knows no deadline: past it the waiting
-// goroutine is left behind and gives back what it gets.
+// waitFor takes a lock that another process holds. A blocking flock queues fairly and wakes at
+// once, where polling would not (64 writers that poll each 50 ms: 3.0 s; blocking: 0.04 s), but it
+// knows no deadline: past it the waiting goroutine is left behind and gives back what it gets.
 func (l *Ledger) waitFor(fd int, wait time.Duration) (int, error) {
 	locked, abandoned := make(chan error), make(chan struct{})
 	go func() {
@@ -84,5 +85,6 @@ func flock(fd, how int) error {
 // isAt reports whether the open file is the one at path.
 func isAt(fd int, path string) bool {
 	var open, there unix.Stat_t
-	return unix.Fstat(fd, &open) == nil && unix.Stat(path, &there) == nil && open.Ino == there.Ino && open.Dev == there.Dev
+	return unix.Fstat(fd, &open) == nil && unix.Stat(path, &there) == nil && open.Ino == there.Ino &&
+		open.Dev == there.Dev
 }

@@ -26,7 +26,8 @@ func TestAHeldLockIsGivenUpOn(t *testing.T) {
 	b.Wait = 30 * time.Millisecond
 	var locked *LockError
 	err := b.Update(func(*Tx) error { t.Error("the function ran without the lock"); return nil })
-	if !errors.As(err, &locked) || err.Error() != "cannot lock the ledger within 30ms: "+b.lockPath()+" is held by another process" {
+	if !errors.As(err, &locked) || err.Error() != "cannot lock the ledger within 30ms: "+b.lockPath()+
+		" is held by another process" {
 		t.Errorf("Update: %v", err)
 	}
 	if _, err := b.get(id(1)); err != nil { // a reader never waits
@@ -65,7 +66,8 @@ func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 	done := make(chan error)
 	entered := make(chan struct{})
 	go func() { done <- b.Update(func(*Tx) error { close(entered); return nil }) }()
-	time.Sleep(20 * time.Millisecond) // it waits for the old file now, or will find the new one; both must work
+	// it waits for the old file now, or will find the new one; both must work
+	time.Sleep(20 * time.Millisecond)
 	if err := os.Remove(b.lockPath()); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,8 @@ func TestALockThatCannotBeMade(t *testing.T) {
 	if err := errors.Join(os.Remove(b.lockPath()), os.Mkdir(b.lockPath(), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Update(func(*Tx) error { return nil }); err == nil || !strings.Contains(err.Error(), "cannot lock the ledger") {
+	if err := b.Update(func(*Tx) error { return nil }); err == nil ||
+		!strings.Contains(err.Error(), "cannot lock the ledger") {
 		t.Errorf("Update with a directory as lock: %v", err)
 	}
 	if err := os.Remove(b.lockPath()); err != nil {

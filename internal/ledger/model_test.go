@@ -41,8 +41,8 @@ func (m model) bound(id grant.ID) (bindings []grant.Binding) {
 	return bindings
 }
 
-// Any sequence of operations leaves what the model says, and a sound ledger. As the node's admission does, an owner
-// gets a second grant only when it has no live one.
+// Any sequence of operations leaves what the model says, and a sound ledger. As the node's
+// admission does, an owner gets a second grant only when it has no live one.
 func TestModel(t *testing.T) {
 	defer func() { syncDir = host.SyncDir }()
 	syncDir = func(string) error { return nil } // what is durable is another test's
@@ -52,13 +52,16 @@ func TestModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := bookIn(t, dir)
-		m := model{grants: map[grant.ID]grant.Grant{}, bindings: map[string]grant.ID{}, used: map[grant.ID]bool{}}
+		m := model{grants: map[grant.ID]grant.Grant{}, bindings: map[string]grant.ID{},
+			used: map[grant.ID]bool{}}
 		ids := rapid.Map(rapid.IntRange(0, 4), id)
 		containers := rapid.SampledFrom([]string{"c", "d", "e"})
 		rt.Repeat(map[string]func(*rapid.T){
 			"put":    func(rt *rapid.T) { m.put(b, drawGrant(rt, ids.Draw(rt, "id"))) },
 			"delete": func(rt *rapid.T) { m.remove(rt, b, ids.Draw(rt, "id")) },
-			"bind":   func(rt *rapid.T) { m.bind(rt, b, ids.Draw(rt, "id"), containers.Draw(rt, "container")) },
+			"bind": func(rt *rapid.T) {
+				m.bind(rt, b, ids.Draw(rt, "id"), containers.Draw(rt, "container"))
+			},
 			"unbind": func(rt *rapid.T) { m.unbind(b, containers.Draw(rt, "container")) },
 			"sweep":  func(rt *rapid.T) { m.sweep(b) },
 			"wait": func(rt *rapid.T) {
@@ -72,12 +75,14 @@ func TestModel(t *testing.T) {
 func drawGrant(rt *rapid.T, id grant.ID) grant.Grant {
 	g := sample(0)
 	g.ID = id
-	g.Owner = rapid.SampledFrom([]grant.Owner{grant.Bearer, "claim:a", "pod:u/a", "pod:u/b"}).Draw(rt, "owner")
+	g.Owner = rapid.SampledFrom([]grant.Owner{grant.Bearer, "claim:a", "pod:u/a", "pod:u/b"}).Draw(rt,
+		"owner")
 	g.GPUs = nil
 	for _, uuid := range rapid.SampledFrom([][]string{{gpu0}, {gpu1}, {gpu0, gpu1}}).Draw(rt, "gpus") {
 		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Memory: grant.GiB})
 	}
-	g.For = rapid.SampledFrom([][]grant.Tie{nil, {"pod:u"}, {"namespace:n", "pod:u", "pod:v"}}).Draw(rt, "for")
+	g.For = rapid.SampledFrom([][]grant.Tie{nil, {"pod:u"}, {"namespace:n", "pod:u", "pod:v"}}).Draw(rt,
+		"for")
 	if hours := rapid.IntRange(0, 40).Draw(rt, "ttl"); hours > 0 {
 		g.Expires = noon.Add(time.Duration(hours) * time.Hour)
 	}
@@ -108,7 +113,9 @@ func (m model) bind(rt *rapid.T, b *book, id grant.ID, container string) {
 	if g.Bindings = m.bound(id); found && !g.Live(b.now) {
 		return // an admission refuses it: a binding would bring it back to life beside its owner's next
 	}
-	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id, container)) }); errors.Is(err, ErrNotFound) == found {
+	if err := b.Update(func(tx *Tx) error {
+		return tx.Bind(bindingOf(id, container))
+	}); errors.Is(err, ErrNotFound) == found {
 		rt.Fatalf("Bind(%s): %v, want found %v", id, err, found)
 	}
 	if found {
@@ -148,7 +155,8 @@ func (m model) compare(rt *rapid.T, b *book) {
 			rt.Fatalf("%s has been used: %v, want %v", id(n), b.Used(id(n)), m.used[id(n)])
 		}
 	}
-	for _, o := range slices.Sorted(maps.Keys(map[grant.Owner]bool{"claim:a": true, "pod:u/a": true, "pod:u/b": true})) {
+	for _, o := range slices.Sorted(maps.Keys(map[grant.Owner]bool{
+		"claim:a": true, "pod:u/a": true, "pod:u/b": true})) {
 		if want, live := m.owned(o, b.now); live {
 			if found, err := b.byOwner(o); err != nil || found.ID != want {
 				rt.Fatalf("ByOwner(%s): %s (%v), want %s", o, found.ID, err, want)

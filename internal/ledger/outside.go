@@ -16,21 +16,25 @@ import (
 )
 
 type outsideRecord struct {
-	Version int                    `json:"version"`
-	BootID  string                 `json:"boot_id"`
-	Taken   time.Time              `json:"taken,omitzero"` // only for people: what was found counts until somebody looks again
-	GPUs    map[string]grant.Bytes `json:"gpus"`
-	// Held are processes of containers that have a GPU without a grant of it, by GPU: PID/START, with spaces between them.
+	Version int    `json:"version"`
+	BootID  string `json:"boot_id"`
+	// only for people: what was found counts until somebody looks again
+	Taken time.Time              `json:"taken,omitzero"`
+	GPUs  map[string]grant.Bytes `json:"gpus"`
+	// Held are processes of containers that have a GPU without a grant of it, by GPU: PID/START,
+	// with spaces between them.
 	Held map[string]string `json:"held,omitzero"`
 }
 
-// Outside is the memory, by GPU, that was found in use by nobody's grant. Nil where nobody has looked in this boot.
+// Outside is the memory, by GPU, that was found in use by nobody's grant. Nil where nobody has
+// looked in this boot.
 func (tx *Tx) Outside() (map[string]grant.Bytes, error) {
 	rec, err := tx.outside()
 	return rec.GPUs, err
 }
 
-// Held are the GPUs that a container has which has no grant of them, as far as its processes still run.
+// Held are the GPUs that a container has which has no grant of them, as far as its processes still
+// run.
 func (tx *Tx) Held() (map[string]bool, error) {
 	rec, err := tx.outside()
 	held := map[string]bool{}
@@ -69,8 +73,9 @@ func (tx *Tx) outside() (rec outsideRecord, err error) {
 // SetOutside is SetFound of memory alone.
 func (l *Ledger) SetOutside(gpus map[string]grant.Bytes) error { return l.SetFound(gpus, nil) }
 
-// SetFound records the memory, by GPU, that is in use outside the ledger, and which processes have a GPU that they were not granted. It holds until it is set again or the node
-// boots, however old it is: while nobody looks nobody is granted what may still be in use.
+// SetFound records the memory, by GPU, that is in use outside the ledger, and which processes have
+// a GPU that they were not granted. It holds until it is set again or the node boots, however old
+// it is: while nobody looks nobody is granted what may still be in use.
 func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.Process) error {
 	boot, err := l.bootID()
 	if err != nil {
@@ -85,7 +90,8 @@ func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.P
 			texts[uuid] = strings.TrimSpace(texts[uuid] + " " + p.String())
 		}
 	}
-	data, err := json.Marshal(outsideRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts}, jsontext.WithIndent("  "), json.Deterministic(true))
+	data, err := json.Marshal(outsideRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts},
+		jsontext.WithIndent("  "), json.Deterministic(true))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode what is outside the ledger: %w", err)
 	}

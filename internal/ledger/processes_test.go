@@ -52,7 +52,8 @@ func TestManyProcessesNeverGrantMoreThanThereIs(t *testing.T) {
 	t.Logf("%d processes: %v", contenders, time.Since(began))
 	grants, damaged := b.all()
 	if want := int(rivalRoom / rivalSize); granted != want || len(grants) != want || len(damaged) != 0 {
-		t.Errorf("%d were told granted, %d are in the ledger, %d are damaged; want %d, all that fit", granted, len(grants), len(damaged), want)
+		t.Errorf("%d were told granted, %d are in the ledger, %d are damaged; want %d, all that fit", granted,
+			len(grants), len(damaged), want)
 	}
 	inv := &grant.Inventory{GPUs: []grant.GPU{{UUID: gpu0, Memory: rivalRoom}}}
 	if report, err := b.Check(inv, 0); err != nil || len(report.Findings) != 0 {
@@ -101,8 +102,9 @@ func expected(t *testing.T) []facts {
 	return all
 }
 
-// TestTorture kills the story at each dangerous line, each time that it is passed. What was acknowledged before must
-// be there, what was under way must be there whole or not at all, the ledger must be sound, and take a grant.
+// TestTorture kills the story at each dangerous line, each time that it is passed. What was
+// acknowledged before must be there, what was under way must be there whole or not at all, the
+// ledger must be sound, and take a grant.
 func TestTorture(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("TORTURE_ROUNDS"))
 	binary, want := failpointBinary(t), expected(t)
@@ -143,7 +145,8 @@ func tortureAnywhere(t *testing.T, want []facts) {
 	b.afterCrash("after "+after.String(), want[done], want[min(done+1, len(want)-1)])
 }
 
-// tortureOnce reports whether the story was killed; without a kill the mark is passed no more often.
+// tortureOnce reports whether the story was killed; without a kill the mark is passed no more
+// often.
 func tortureOnce(t *testing.T, binary, point string, want []facts) bool {
 	b := bookIn(t, t.TempDir())
 	cmd := helperCommand(binary, "story", filepath.Dir(b.State), 0)
@@ -184,7 +187,8 @@ func (b *book) afterCrash(point string, before, after facts) {
 	}
 }
 
-// traced: a grant that a container was bound to is known as used, whatever crashed, and no trace is left of one that is gone.
+// traced: a grant that a container was bound to is known as used, whatever crashed, and no trace is
+// left of one that is gone.
 func (b *book) traced(point string, before facts) {
 	b.t.Helper()
 	grants, _ := b.all()

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// record is a grant as its file holds it. Members that we don't know are kept when a file is written again: a newer
-// gpuledger of the same format version may rely on them.
+// record is a grant as its file holds it. Members that we don't know are kept when a file is
+// written again: a newer gpuledger of the same format version may rely on them.
 type record struct {
 	Version  int            `json:"version"`
 	ID       grant.ID       `json:"id"`
@@ -37,15 +37,16 @@ type share struct {
 	Unknown jsontext.Value `json:",embed"`
 }
 
-// format is a version of the files and the way to it: steps[v] makes version v+1 of a file of version v. A file of a
-// newer version is not guessed at: what it adds may take away what we would believe to be there.
+// format is a version of the files and the way to it: steps[v] makes version v+1 of a file of
+// version v. A file of a newer version is not guessed at: what it adds may take away what we would
+// believe to be there.
 type format struct {
 	version int
 	steps   map[int]func(jsontext.Value) (jsontext.Value, error)
 }
 
-// The formats that this package reads and writes. There is none before them. Files of the run directory have one of
-// their own: they die with the boot, and grants do not.
+// The formats that this package reads and writes. There is none before them. Files of the run
+// directory have one of their own: they die with the boot, and grants do not.
 var (
 	grantFormat = format{version: 1}
 	runFormat   = format{version: 1}
@@ -66,8 +67,8 @@ func (f format) decode(data []byte, id grant.ID) (record, error) {
 	return rec, validate(rec.grant())
 }
 
-// unmarshal has read decode a versioned file, and may leave it halfway when it fails. Almost every file has our version, so it
-// is decoded in one pass and looked at again only where it hasn't.
+// unmarshal has read decode a versioned file, and may leave it halfway when it fails. Almost every
+// file has our version, so it is decoded in one pass and looked at again only where it hasn't.
 func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, version func() int) error {
 	if len(data) == 0 {
 		return errors.New("it is empty")
@@ -95,7 +96,8 @@ func (f format) upgrade(data []byte) (jsontext.Value, error) {
 		return nil, err
 	}
 	if head.Version > f.version {
-		return nil, fmt.Errorf("it has format version %d, this gpuledger reads up to %d", head.Version, f.version)
+		return nil, fmt.Errorf("it has format version %d, this gpuledger reads up to %d", head.Version,
+			f.version)
 	}
 	if head.Version == f.version {
 		return nil, nil
@@ -117,8 +119,10 @@ func (f format) upgrade(data []byte) (jsontext.Value, error) {
 // encode writes a grant for a reader of any kind, with what old had that we don't know.
 func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 	rec := record{
-		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
-		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(), Draining: g.Draining, For: g.For,
+		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode,
+		Strength: g.Strength,
+		Compute:  g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(),
+		Draining: g.Draining, For: g.For,
 		Unknown: old.Unknown,
 	}
 	for _, s := range g.GPUs {
@@ -140,7 +144,8 @@ func (r record) unknownOf(uuid string) jsontext.Value {
 func (r record) grant() grant.Grant {
 	g := grant.Grant{
 		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, Mode: r.Mode, Strength: r.Strength,
-		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining, For: r.For,
+		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining,
+		For:  r.For,
 		GPUs: make([]grant.Share, len(r.GPUs)),
 	}
 	for i, s := range r.GPUs {
@@ -149,7 +154,8 @@ func (r record) grant() grant.Grant {
 	return g
 }
 
-// validate holds for every grant that is written and for every one that is read: what breaks it can't be counted.
+// validate holds for every grant that is written and for every one that is read: what breaks it
+// can't be counted.
 func validate(g grant.Grant) error {
 	if _, err := grant.ParseID(string(g.ID)); err != nil {
 		return err
@@ -182,15 +188,16 @@ func validate(g grant.Grant) error {
 	return nil
 }
 
-// isFileName accepts UUIDs as NVML gives them (GPU-..., MIG-...) and nothing that leads elsewhere or hides. They come
-// from an inventory file, which may be a simulated one.
+// isFileName accepts UUIDs as NVML gives them (GPU-..., MIG-...) and nothing that leads elsewhere
+// or hides. They come from an inventory file, which may be a simulated one.
 func isFileName(s string) bool {
 	if s == "" || len(s) > 128 || s[0] == '.' {
 		return false
 	}
 	for _, c := range []byte(s) {
 		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.', c == ':':
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c &&
+			c <= '9', c == '-', c == '_', c == '.', c == ':':
 		default:
 			return false
 		}

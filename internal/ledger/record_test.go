@@ -136,7 +136,8 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 				t.Errorf("ByOwner: %v, want a DamagedError", err)
 			}
 			grants, damaged := b.all()
-			if len(grants) != 1 || grants[0].ID != id(2) || !reflect.DeepEqual(damaged, []grant.Damage{want}) {
+			if len(grants) != 1 || grants[0].ID != id(2) ||
+				!reflect.DeepEqual(damaged, []grant.Damage{want}) {
 				t.Errorf("All: %+v, %+v", grants, damaged)
 			}
 			if err := b.Update(func(tx *Tx) error { return tx.Put(sample(1)) }); !errors.As(err, &damage) {
@@ -235,11 +236,13 @@ func TestOlderVersionsAreUpgradedStepByStep(t *testing.T) {
 		t.Errorf("the rewrite has not the new version: %s (%v)", data, err)
 	}
 	steps[2] = func(jsontext.Value) (jsontext.Value, error) { return nil, errors.New("no such holder") }
-	if _, err := next.decode(oldest, id(1)); err == nil || !strings.Contains(err.Error(), "version 2: no such holder") {
+	if _, err := next.decode(oldest, id(1)); err == nil ||
+		!strings.Contains(err.Error(), "version 2: no such holder") {
 		t.Errorf("a step that fails: %v", err)
 	}
 	delete(steps, 2)
-	if _, err := next.decode(oldest, id(1)); err == nil || !strings.Contains(err.Error(), "version 2, which") {
+	if _, err := next.decode(oldest, id(1)); err == nil ||
+		!strings.Contains(err.Error(), "version 2, which") {
 		t.Errorf("a step that is missing: %v", err)
 	}
 	steps[2] = func(jsontext.Value) (jsontext.Value, error) { return jsontext.Value("null"), nil }
@@ -259,7 +262,8 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var read, want record
 		err := tokens.Whole(data, read.read)
-		if e := json.Unmarshal(data, &want); (err == nil) != (e == nil) || err == nil && !reflect.DeepEqual(read, want) {
+		if e := json.Unmarshal(data, &want); (err == nil) != (e == nil) ||
+			err == nil && !reflect.DeepEqual(read, want) {
 			t.Errorf("read %+v (%v), by the library %+v (%v)", read, err, want, e)
 		}
 		rec, err := grantFormat.decode(data, id(1))

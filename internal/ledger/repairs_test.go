@@ -35,14 +35,15 @@ func (b *book) reports(want ...string) {
 	b.t.Helper()
 	report, err := b.Check(nil, 0)
 	if got := b.findings(report); err != nil || !slices.Equal(got, want) {
-		b.t.Errorf("%v\nfound:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+		b.t.Errorf("%v\nfound:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "),
+			strings.Join(want, "\n  "))
 	}
 }
 
 func keyOf(container string) string { return bindingKey(bindingOf("", "").RuntimeRoot, container) }
 
-// TestLinksOfCgroupsAreRepaired: each leads to the binding that occupies the cgroup. One of a binding that cannot be read stays: whose
-// the cgroup is cannot be told then, and it is somebody's.
+// TestLinksOfCgroupsAreRepaired: each leads to the binding that occupies the cgroup. One of a
+// binding that cannot be read stays: whose the cgroup is cannot be told then, and it is somebody's.
 func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b := newBook(t)
 	b.unsound()
@@ -52,7 +53,8 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 		binding.Occupies = cgroups
 		return binding
 	}
-	b.bind(of("right", "/right"), of("missing", "/missing"), of("another", "/another"), of("file", "/file"), of("broken", "/broken"), of("gone", "/gone"))
+	b.bind(of("right", "/right"), of("missing", "/missing"), of("another", "/another"), of("file", "/file"),
+		of("broken", "/broken"), of("gone", "/gone"))
 	for _, err := range []error{
 		os.Remove(b.cgroupLink("/missing")),
 		replaceLink("../bindings/"+keyOf("right")+".json", b.cgroupLink("/another")),
@@ -65,20 +67,27 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 		}
 	}
 	name := func(cgroup string) string { return "run/cgroups/" + filepath.Base(b.cgroupLink(cgroup)) }
-	broken := "run/bindings/" + keyOf("broken") + ".json: the binding can't be read, so its grant stays in use until it is released by force: " +
-		"cannot read run/bindings/" + keyOf("broken") + ".json: jsontext: unexpected EOF after offset 1 -> `gpuledger release --force ID` of its grant drops it"
+	broken := "run/bindings/" + keyOf("broken") +
+		".json: the binding can't be read, so its grant stays in use until it is released by force: " +
+		"cannot read run/bindings/" + keyOf("broken") +
+		".json: jsontext: unexpected EOF after offset 1 -> `gpuledger release --force ID` of its " +
+		"grant drops it"
 	missing := ": the link of a cgroup to its binding is missing (repaired)"
 	want := []string{broken, name("/missing") + missing, name("/another") + missing, name("/file") + missing,
 		name("/gone") + ": link of a cgroup to a binding that is gone (repaired)"}
 	slices.Sort(want)
 	b.reports(want...)
-	for cgroup, container := range map[string]string{"/right": "right", "/missing": "missing", "/another": "another", "/file": "file", "/broken": "broken", "/gone": ""} {
+	for cgroup, container := range map[string]string{"/right": "right", "/missing": "missing",
+		"/another": "another", "/file": "file", "/broken": "broken", "/gone": ""} {
 		target, _ := os.Readlink(b.cgroupLink(cgroup))
-		if want := "../bindings/" + keyOf(container) + ".json"; container != "" && target != want || container == "" && target != "" {
+		if want := "../bindings/" + keyOf(container) + ".json"; container != "" && target != want ||
+			container == "" && target != "" {
 			t.Errorf("%s leads to %q", cgroup, target)
 		}
 		_ = b.View(func(tx *Tx) error {
-			if got := tx.Occupied([]string{cgroup}, func(grant.Binding) bool { return false }); got != (container != "") {
+			if got := tx.Occupied([]string{cgroup}, func(grant.Binding) bool {
+				return false
+			}); got != (container != "") {
 				t.Errorf("%s is occupied: %v", cgroup, got)
 			}
 			return nil
@@ -94,14 +103,16 @@ func TestALinkOfACgroupIsNoProof(t *testing.T) {
 	its := bindingOf(id(1), "c")
 	its.Occupies = []string{"/a"}
 	b.bind(its)
-	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.cgroupLink("/b")), replaceLink("nowhere", b.cgroupLink("/n"))} {
+	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.cgroupLink("/b")),
+		replaceLink("nowhere", b.cgroupLink("/n"))} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	_ = b.View(func(tx *Tx) error {
 		nobody := func(grant.Binding) bool { return false }
-		for cgroups, want := range map[string]bool{"/a": true, "/a/x": true, "/b": false, "/b/x": false, "/n": false, "/b /a": true, "/n /b": false} {
+		for cgroups, want := range map[string]bool{"/a": true, "/a/x": true, "/b": false, "/b/x": false,
+			"/n": false, "/b /a": true, "/n /b": false} {
 			if got := tx.Occupied(strings.Fields(cgroups), nobody); got != want {
 				t.Errorf("%s: occupied %v", cgroups, got)
 			}
@@ -110,7 +121,8 @@ func TestALinkOfACgroupIsNoProof(t *testing.T) {
 	})
 }
 
-// TestAReportIsWhole: every finding with its subject, what is wrong, whether it is repaired, and what to do where it is not.
+// TestAReportIsWhole: every finding with its subject, what is wrong, whether it is repaired, and
+// what to do where it is not.
 func TestAReportIsWhole(t *testing.T) {
 	b := newBook(t)
 	b.unsound()
@@ -119,7 +131,8 @@ func TestAReportIsWhole(t *testing.T) {
 	b.put(sample(1), sample(2), sample(3), lone)
 	dead := bindingOf(id(1), "dead")
 	dead.BootID = "another"
-	b.bind(bindingOf(id(1), "alive"), dead, bindingOf(id(2), "broken"), bindingOf(id(1), "lost"), bindingOf(id(4), "orphan"))
+	b.bind(bindingOf(id(1), "alive"), dead, bindingOf(id(2), "broken"), bindingOf(id(1), "lost"),
+		bindingOf(id(4), "orphan"))
 	stranger := strings.Repeat("ab", 16)
 	for _, err := range []error{
 		os.WriteFile(b.bindingPath(keyOf("broken")), nil, 0o600),
@@ -149,29 +162,38 @@ func TestAReportIsWhole(t *testing.T) {
 	owner := func(o grant.Owner) string { return "state/owners/" + ownerKey(o) }
 	binding := func(container string) string { return "run/bindings/" + keyOf(container) + ".json" }
 	stays := []string{
-		binding("broken") + ": the binding can't be read, so its grant stays in use until it is released by force: cannot read " + binding("broken") + ": " + empty +
+		binding("broken") + ": the binding can't be read, so its grant stays in use until it is released " +
+			"by force: cannot read " + binding("broken") + ": " + empty +
 			" -> `gpuledger release --force ID` of its grant drops it",
 		"state/grants/notes: it is no entry of the ledger -> move it away",
 		"state/owners/notes: it is no link to a grant -> move it away",
-		fmt.Sprintf("state/grants/%s.json: grant %s can't be read: %s; it closes %s until it is released by force -> `gpuledger release --force %s` drops it", id(3), id(3), empty, gpu0, id(3)),
-		fmt.Sprintf("state/gpus/%s: it has mode 0755 and belongs to user %d, want 0700 and %d -> chown %d state/gpus/%[1]s && chmod 0700 state/gpus/%[1]s", gpu0, os.Geteuid(), os.Geteuid(), os.Geteuid()),
+		fmt.Sprintf("state/grants/%s.json: grant %s can't be read: %s; it closes %s until it is released "+
+			"by force -> `gpuledger release --force %s` drops it", id(3), id(3), empty, gpu0, id(3)),
+		fmt.Sprintf("state/gpus/%s: it has mode 0755 and belongs to user %d, want 0700 and %d -> chown %d "+
+			"state/gpus/%[1]s && chmod 0700 state/gpus/%[1]s", gpu0, os.Geteuid(), os.Geteuid(),
+			os.Geteuid()),
 	}
 	slices.Sort(stays)
 	want := append(slices.Clone(stays),
 		binding("dead")+`: container "dead" is gone (repaired)`,
-		binding("orphan")+`: container "orphan" is bound to grant `+string(id(4))+`, which does not exist (repaired)`,
-		"run/bindings/"+stranger+".json: a binding of no grant: cannot read run/bindings/"+stranger+".json: "+empty+" (repaired)",
+		binding("orphan")+`: container "orphan" is bound to grant `+string(id(4))+
+			`, which does not exist (repaired)`,
+		"run/bindings/"+stranger+".json: a binding of no grant: cannot read run/bindings/"+stranger+".json: "+
+			empty+" (repaired)",
 		fmt.Sprintf("run/grants/%s/%s: the link to a binding is missing (repaired)", id(1), keyOf("lost")),
 		owner(sample(1).Owner)+": the link to grant "+string(id(1))+" is missing (repaired)",
 		owner(sample(4).Owner)+": it leads to "+ownerTarget(id(4))+", which is not its owner's (repaired)",
 		owner("claim:x")+": it leads to "+ownerTarget(id(9))+", which is not its owner's (repaired)",
 		fmt.Sprintf("state/gpus/%s/%s: the link to a grant was missing (repaired)", gpu0, id(2)),
 		fmt.Sprintf("state/gpus/%s/%s: link to a grant that is gone (repaired)", gpu1, id(4)),
-		"state/owners/.x.tmp"+interrupted, "state/gpus/"+gpu0+"/.x"+interrupted, "run/.outside.json.7"+interrupted)
+		"state/owners/.x.tmp"+interrupted, "state/gpus/"+gpu0+"/.x"+interrupted, "run/.outside.json.7"+
+			interrupted)
 	slices.Sort(want)
 	report, err := b.Check(nil, 0)
 	got := b.findings(report)
-	if !slices.IsSortedFunc(report.Findings, func(a, b Finding) int { return strings.Compare(a.Subject, b.Subject) }) {
+	if !slices.IsSortedFunc(report.Findings, func(a, b Finding) int {
+		return strings.Compare(a.Subject, b.Subject)
+	}) {
 		t.Error("the findings are not sorted by their subjects")
 	}
 	slices.Sort(got)
@@ -187,12 +209,13 @@ func TestAReportIsWhole(t *testing.T) {
 	}
 	got = b.findings(again)
 	if slices.Sort(got); err != nil || !slices.Equal(got, stays) {
-		t.Errorf("%v\na second time:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "), strings.Join(stays, "\n  "))
+		t.Errorf("%v\na second time:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "),
+			strings.Join(stays, "\n  "))
 	}
 }
 
-// TestALedgerThatCannotBeListedIsNotEmpty: where a directory of it is none any more, who looks gets an error. A grant whose bindings
-// cannot be listed would look free.
+// TestALedgerThatCannotBeListedIsNotEmpty: where a directory of it is none any more, who looks gets
+// an error. A grant whose bindings cannot be listed would look free.
 func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
@@ -214,7 +237,8 @@ func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
 			for name, look := range looks {
 				err := look(tx)
 				g, _ := tx.Get(id(1))
-				if failed := err != nil && !errors.Is(err, ErrNotFound); failed != slices.Contains(fails, name) && g.State(noon) != grant.Unknown {
+				if failed := err != nil && !errors.Is(err, ErrNotFound); failed != slices.Contains(fails,
+					name) && g.State(noon) != grant.Unknown {
 					t.Errorf("%s, where %s is a file: %v", name, filepath.Base(dir), err)
 				}
 			}
@@ -255,15 +279,17 @@ func TestWhatTheRuntimeRecordedOfAContainer(t *testing.T) {
 	if _, known := b.ContainerInit(root, "spoilt"); known || b.ContainerCgroup(root, "spoilt") != "" {
 		t.Error("a state without the start of its init is believed")
 	}
-	for container, want := range map[string]grant.Life{"none": grant.Dead, "../" + filepath.Base(root) + "/spoilt": grant.Dead, "spoilt": grant.LifeUnknown} {
+	for container, want := range map[string]grant.Life{
+		"none": grant.Dead, "../" + filepath.Base(root) + "/spoilt": grant.Dead,
+		"spoilt": grant.LifeUnknown} {
 		if got := b.ContainerLife(root, container); got != want {
 			t.Errorf("%q: life %d, want %d", container, got, want)
 		}
 	}
 }
 
-// TestLinksOfOwnersAreRepaired: a link leads to its owner's live grant, of several to the newest; without a live one to the newest of
-// those that are over, where there is a link.
+// TestLinksOfOwnersAreRepaired: a link leads to its owner's live grant, of several to the newest;
+// without a live one to the newest of those that are over, where there is a link.
 func TestLinksOfOwnersAreRepaired(t *testing.T) {
 	const owner = grant.Owner("pod:uid/train")
 	live := func(g *grant.Grant) {}
@@ -307,10 +333,13 @@ func TestLinksOfOwnersAreRepaired(t *testing.T) {
 			}
 		}
 		target, _ := os.Readlink(b.ownerPath(owner))
-		if c.want == "" && target != "" || c.want != "" && target != ownerTarget(c.want) || links != c.finds || err != nil {
-			t.Errorf("%s: it leads to %q after %d repairs (%v), want %s after %d", name, target, links, err, c.want, c.finds)
+		if c.want == "" && target != "" || c.want != "" && target != ownerTarget(c.want) ||
+			links != c.finds || err != nil {
+			t.Errorf("%s: it leads to %q after %d repairs (%v), want %s after %d", name, target, links, err,
+				c.want, c.finds)
 		}
-		if c.grants != nil && report.Sound() == (strings.Contains(name, "of two")) { // two live grants of one owner
+		// two live grants of one owner
+		if c.grants != nil && report.Sound() == (strings.Contains(name, "of two")) {
 			t.Errorf("%s: %q", name, b.findings(report))
 		}
 		b.update(func(tx *Tx) error { _ = tx.Delete(id(1)); return nil }) // so that there is one live grant
@@ -335,12 +364,15 @@ func TestTheLinkToADamagedGrantStays(t *testing.T) {
 	}
 }
 
-// TestALinkThatLeadsElsewhereIsNoProof: a grant has no container by another's link, and takes no other's binding along.
+// TestALinkThatLeadsElsewhereIsNoProof: a grant has no container by another's link, and takes no
+// other's binding along.
 func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(2), "c"))
-	if err := errors.Join(os.Mkdir(b.boundPath(id(1)), 0o700), os.Symlink("../../bindings/"+keyOf("c")+".json", filepath.Join(b.boundPath(id(1)), keyOf("c")))); err != nil {
+	if err := errors.Join(os.Mkdir(b.boundPath(id(1)), 0o700),
+		os.Symlink("../../bindings/"+keyOf("c")+".json",
+			filepath.Join(b.boundPath(id(1)), keyOf("c")))); err != nil {
 		t.Fatal(err)
 	}
 	if one, two := b.containers(id(1)), b.containers(id(2)); one != "" || two != "c" {
@@ -361,8 +393,8 @@ func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 	}
 }
 
-// TestStraysHideNoDamage: a file among the GPUs is nobody's, and which GPUs a damaged grant closes is told without it. A place that
-// cannot be looked into may have the grant: then all are closed.
+// TestStraysHideNoDamage: a file among the GPUs is nobody's, and which GPUs a damaged grant closes
+// is told without it. A place that cannot be looked into may have the grant: then all are closed.
 func TestStraysHideNoDamage(t *testing.T) {
 	b := newBook(t)
 	b.unsound()
@@ -419,17 +451,20 @@ func TestExpiredGrantsStayForADay(t *testing.T) {
 func TestNamesOfFiles(t *testing.T) {
 	for c := range 256 {
 		name := "a" + string([]byte{byte(c)})
-		want := strings.Contains("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", name[1:])
+		want := strings.Contains("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:",
+			name[1:])
 		if isFileName(name) != want {
 			t.Errorf("%q: %v", name, !want)
 		}
 	}
-	for name, want := range map[string]bool{"": false, ".": false, ".a": false, "a.": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false} {
+	for name, want := range map[string]bool{"": false, ".": false, ".a": false, "a.": true,
+		strings.Repeat("a", 128): true, strings.Repeat("a", 129): false} {
 		if isFileName(name) != want {
 			t.Errorf("%q: %v", name, !want)
 		}
 	}
-	for name, want := range map[string]bool{strings.Repeat("ab", 16): true, strings.Repeat("ab", 15): false, strings.Repeat("ab", 17): false, strings.Repeat("xy", 16): false, "": false} {
+	for name, want := range map[string]bool{strings.Repeat("ab", 16): true, strings.Repeat("ab", 15): false,
+		strings.Repeat("ab", 17): false, strings.Repeat("xy", 16): false, "": false} {
 		if isKey(name) != want {
 			t.Errorf("%q is a key: %v", name, !want)
 		}
@@ -443,7 +478,8 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 	if !old.Before(now) || young.Before(now) {
 		t.Skip("misses a directory that is as it was, and one that is not")
 	}
-	for s, want := range map[Stamp]bool{{old, old}: true, {old, young}: false, {young, old}: false, {young, young}: false} {
+	for s, want := range map[Stamp]bool{{old, old}: true, {old, young}: false, {young, old}: false,
+		{young, young}: false} {
 		if s.Before(now) != want {
 			t.Errorf("%+v: %v", s, !want)
 		}
@@ -466,8 +502,10 @@ func TestABindingWithoutItsLinkIsNone(t *testing.T) {
 	if err := os.WriteFile(b.boundPath(id(1)), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) }); err == nil || b.HasBinding(bindingOf("", "").RuntimeRoot, "c") {
-		t.Errorf("Bind: %v, and the container has a binding: %v", err, b.HasBinding(bindingOf("", "").RuntimeRoot, "c"))
+	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) }); err == nil ||
+		b.HasBinding(bindingOf("", "").RuntimeRoot, "c") {
+		t.Errorf("Bind: %v, and the container has a binding: %v", err,
+			b.HasBinding(bindingOf("", "").RuntimeRoot, "c"))
 	}
 	if err := os.Remove(b.boundPath(id(1))); err != nil {
 		t.Fatal(err)

@@ -17,17 +17,20 @@ func TestDropReserved(t *testing.T) {
 	b := newBook(t)
 	one, two := sample(1), sample(2)
 	b.put(one, two)
-	b.bind(reservation(one.ID, "c", "/run/a"), reservation(two.ID, "c", "/run/b"), reservation(one.ID, "other", "/run/a"), bindingOf(two.ID, "c"))
+	b.bind(reservation(one.ID, "c", "/run/a"), reservation(two.ID, "c", "/run/b"),
+		reservation(one.ID, "other", "/run/a"), bindingOf(two.ID, "c"))
 	drop := func(id grant.ID) {
 		b.update(func(tx *Tx) error { tx.DropReserved(id, "c"); return nil })
 	}
 	drop(one.ID)
 	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c c" {
-		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other", "c c")
+		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other",
+			"c c")
 	}
 	drop("")
 	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c" {
-		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other", "c")
+		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other",
+			"c")
 	}
 	if got, err := b.binding("c"); err != nil || got.Reserved {
 		t.Errorf("the container's own binding reads %+v (%v)", got, err)

@@ -9,14 +9,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// ContainerLife tells whether the real runtime has a container of that id which runs, bound or not. A second create of
-// its id must bind nothing: the binding would live as long as the first container does.
+// ContainerLife tells whether the real runtime has a container of that id which runs, bound or not.
+// A second create of its id must bind nothing: the binding would live as long as the first
+// container does.
 func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	if !isContainerID(container) {
 		return grant.Dead
 	}
 	if _, err := l.readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
-		return grant.Dead // to the runtime, which is asked next: whoever else has the id, under another root, is not in its way
+		// to the runtime, which is asked next: whoever else has the id, under another root, is not
+		// in its way
+		return grant.Dead
 	}
 	b := grant.Binding{RuntimeRoot: runtimeRoot, Container: container}
 	life, _, unseen := l.contained(&b)
@@ -27,7 +30,8 @@ func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 	return life
 }
 
-// ContainerInit is a container's first process, running or not, as the real runtime recorded it; false if it has none.
+// ContainerInit is a container's first process, running or not, as the real runtime recorded it;
+// false if it has none.
 func (l *Ledger) ContainerInit(runtimeRoot, container string) (grant.Process, bool) {
 	if !isContainerID(container) {
 		return grant.Process{}, false
@@ -36,7 +40,8 @@ func (l *Ledger) ContainerInit(runtimeRoot, container string) (grant.Process, bo
 	return state.init, err == nil
 }
 
-// ContainerBundle is the bundle that a container was created from, as the real runtime recorded it; "" if it has none.
+// ContainerBundle is the bundle that a container was created from, as the real runtime recorded it;
+// "" if it has none.
 func (l *Ledger) ContainerBundle(runtimeRoot, container string) string {
 	if !isContainerID(container) {
 		return ""
@@ -63,7 +68,8 @@ func (l *Ledger) ContainerBundle(runtimeRoot, container string) string {
 	return ""
 }
 
-// ContainerCgroup is the directory of a container's cgroup, as the real runtime recorded it; "" if it has none of its own.
+// ContainerCgroup is the directory of a container's cgroup, as the real runtime recorded it; "" if
+// it has none of its own.
 func (l *Ledger) ContainerCgroup(runtimeRoot, container string) string {
 	if !isContainerID(container) {
 		return ""

@@ -24,7 +24,8 @@ type containerState struct {
 // maxState bounds a runtime's state; runc's holds the whole spec.
 const maxState = 16 << 20
 
-// readState reads the state of a container of runc (state.json) or crun (status). fs.ErrNotExist: there is none.
+// readState reads the state of a container of runc (state.json) or crun (status). fs.ErrNotExist:
+// there is none.
 func (l *Ledger) readState(root, container string) (containerState, error) {
 	dir := filepath.Join(root, container)
 	state, err := l.states.read(filepath.Join(dir, "state.json"), readRunc)
@@ -34,8 +35,8 @@ func (l *Ledger) readState(root, container string) (containerState, error) {
 	return state, err
 }
 
-// states are those that were read, for a program that stays: runc's holds the whole spec, and says the same until its file is another. Nil
-// remembers none.
+// states are those that were read, for a program that stays: runc's holds the whole spec, and says
+// the same until its file is another. Nil remembers none.
 type states struct {
 	mu    sync.Mutex
 	known map[string]knownState // by path
@@ -46,7 +47,8 @@ type knownState struct {
 	stamp host.Stamp
 }
 
-// maxStates is how many are remembered before all are forgotten: those of containers that are gone go so.
+// maxStates is how many are remembered before all are forgotten: those of containers that are gone
+// go so.
 const maxStates = 4096
 
 // Keep has it remember what does not change between two looks at it, for a program that stays.
@@ -75,8 +77,8 @@ func (s *states) read(path string, read func(path string) (containerState, error
 	return state, err
 }
 
-// readRunc reads runc's state (libcontainer's BaseState and State). cgroup_paths has a path by v1 controller, and
-// that of v2 under "".
+// readRunc reads runc's state (libcontainer's BaseState and State). cgroup_paths has a path by v1
+// controller, and that of v2 under "".
 func readRunc(path string) (containerState, error) {
 	var state struct {
 		PID     int               `json:"init_process_pid"`
@@ -90,7 +92,8 @@ func readRunc(path string) (containerState, error) {
 	return containerState{init, cgroup{paths: state.Cgroups}}, checkInit(path, init)
 }
 
-// readCrun reads crun's status. Its cgroup's path is the same in every hierarchy, from the hierarchy's root.
+// readCrun reads crun's status. Its cgroup's path is the same in every hierarchy, from the
+// hierarchy's root.
 func readCrun(path string) (containerState, error) {
 	var state struct {
 		PID    int    `json:"pid"`

@@ -12,13 +12,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestKeptStates: what a runtime wrote is read again when it is another, and not when it is the same.
+// TestKeptStates: what a runtime wrote is read again when it is another, and not when it is the
+// same.
 func TestKeptStates(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "c", "state.json")
 	write := func(pid int) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, fmt.Appendf(nil, `{"init_process_pid":%d,"init_process_start":5}`, pid), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, fmt.Appendf(nil, `{"init_process_pid":%d,"init_process_start":5}`, pid),
+				0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -31,7 +34,8 @@ func TestKeptStates(t *testing.T) {
 		}
 	}
 	is("no container", 0)
-	for pid := 1; pid < 10; pid++ { // within one tick of the clock and of one length: nothing but the text tells them apart
+	// within one tick of the clock and of one length: nothing but the text tells them apart
+	for pid := 1; pid < 10; pid++ {
 		write(pid)
 		is("written over", pid)
 	}

@@ -14,11 +14,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// keepExpired is how long an unused grant stays after its time: its user hears that it is expired, not that there was
-// never one.
+// keepExpired is how long an unused grant stays after its time: its user hears that it is expired,
+// not that there was never one.
 const keepExpired = 24 * time.Hour
 
-// survey is all of the ledger as one pass read it under the lock, and what was found and done since.
+// survey is all of the ledger as one pass read it under the lock, and what was found and done
+// since.
 type survey struct {
 	tx       *Tx
 	grants   map[grant.ID]grant.Grant
@@ -48,7 +49,8 @@ func (tx *Tx) survey() (*survey, error) {
 	return s, s.readBindings()
 }
 
-// readBindings reads those that were not read with their grants: of containers that are gone, and of no grant.
+// readBindings reads those that were not read with their grants: of containers that are gone, and
+// of no grant.
 func (s *survey) readBindings() error {
 	read := map[string]grant.Binding{}
 	for _, g := range s.sorted {
@@ -80,8 +82,9 @@ func (s *survey) readBindings() error {
 	return nil
 }
 
-// Sweep removes what is over: released and adopted grants whose container is gone, grants that expired a day ago and are not in
-// use, dead bindings; and what crashes left behind. It returns the first thing that couldn't be removed.
+// Sweep removes what is over: released and adopted grants whose container is gone, grants that
+// expired a day ago and are not in use, dead bindings; and what crashes left behind. It returns the
+// first thing that couldn't be removed.
 func (tx *Tx) Sweep() error {
 	if !tx.writes {
 		return errReadOnly
@@ -105,12 +108,13 @@ func (s *survey) repairAll() {
 	s.removeTemporary()
 }
 
-// removeOverdue leaves the grants' links to the repair. No sync: a grant that a power cut brings back is over as
-// before, and is removed again.
+// removeOverdue leaves the grants' links to the repair. No sync: a grant that a power cut brings
+// back is over as before, and is removed again.
 func (s *survey) removeOverdue() {
 	now := s.tx.l.Host.Now()
 	for id, g := range s.grants {
-		overdue := g.Draining || g.Orphaned() || !g.Expires.IsZero() && !now.Before(g.Expires.Add(keepExpired))
+		overdue := g.Draining || g.Orphaned() || !g.Expires.IsZero() &&
+			!now.Before(g.Expires.Add(keepExpired))
 		if len(g.Bindings) > 0 || !overdue {
 			continue
 		}
@@ -138,7 +142,8 @@ func (s *survey) repairBindings() {
 		case b.Life == grant.Dead:
 			problem = fmt.Sprintf("container %q is gone", b.Container)
 		case !s.has(b.Grant):
-			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container, b.Grant)
+			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container,
+				b.Grant)
 		default:
 			continue
 		}
@@ -147,8 +152,8 @@ func (s *survey) repairBindings() {
 	}
 }
 
-// repairBindingLinks goes through <run>/grants. A record that can't be read may be a live container's while a grant
-// links to it; without a link no grant ever knew of it.
+// repairBindingLinks goes through <run>/grants. A record that can't be read may be a live
+// container's while a grant links to it; without a link no grant ever knew of it.
 func (s *survey) repairBindingLinks() {
 	linked := map[string]bool{} // by path below <run>/grants
 	for _, id := range s.list(s.tx.l.boundDir()) {
@@ -170,20 +175,22 @@ func (s *survey) repairBindingLinks() {
 	}
 	for key, b := range s.bindings {
 		if path := string(b.Grant) + "/" + key; !linked[path] {
-			s.repaired(filepath.Join(s.tx.l.boundDir(), path), "the link to a binding is missing", s.tx.linkBinding(b.Grant, key))
+			s.repaired(filepath.Join(s.tx.l.boundDir(), path), "the link to a binding is missing",
+				s.tx.linkBinding(b.Grant, key))
 		}
 	}
 	for key, err := range s.broken {
 		if !linked[key] {
 			s.remove(s.tx.l.bindingPath(key), "a binding of no grant: "+err.Error())
 		} else {
-			s.find(s.tx.l.bindingPath(key), "the binding can't be read, so its grant stays in use until it is released by force: "+err.Error(), "`gpuledger release --force ID` of its grant drops it")
+			s.find(s.tx.l.bindingPath(key), "the binding can't be read, so its grant stays in use until it "+
+				"is released by force: "+err.Error(), "`gpuledger release --force ID` of its grant drops it")
 		}
 	}
 }
 
-// repairOwners makes each owner's link lead to its live grant. A link to an entry that can't be read stays: whose it is
-// only the link can tell.
+// repairOwners makes each owner's link lead to its live grant. A link to an entry that can't be
+// read stays: whose it is only the link can tell.
 func (s *survey) repairOwners() {
 	now := s.tx.l.Host.Now()
 	want, live := map[string]grant.ID{}, map[string]bool{}
@@ -204,7 +211,8 @@ func (s *survey) repairOwners() {
 	}
 	for key, id := range want {
 		if path := filepath.Join(s.tx.l.ownersDir(), key); live[key] {
-			s.repaired(path, "the link to grant "+string(id)+" is missing", replaceLink(ownerTarget(id), path))
+			s.repaired(path, "the link to grant "+string(id)+" is missing",
+				replaceLink(ownerTarget(id), path))
 		}
 	}
 }
@@ -214,7 +222,8 @@ func (s *survey) repairOwner(path, target string, want grant.ID) {
 	_, damaged := s.damaged[id]
 	switch {
 	case want != "" && target != ownerTarget(want) && !damaged:
-		s.repaired(path, "it leads to "+target+" and not to grant "+string(want), replaceLink(ownerTarget(want), path))
+		s.repaired(path, "it leads to "+target+" and not to grant "+string(want),
+			replaceLink(ownerTarget(want), path))
 	case want == "" && !damaged:
 		s.remove(path, "it leads to "+target+", which is not its owner's")
 	}
@@ -235,13 +244,15 @@ func (s *survey) repairGPUs() {
 		for _, share := range g.GPUs {
 			err := s.tx.linkGPU(id, share.UUID)
 			if !errors.Is(err, os.ErrExist) {
-				s.repaired(filepath.Join(s.tx.l.gpuPath(share.UUID), string(id)), "the link to a grant was missing", err)
+				s.repaired(filepath.Join(s.tx.l.gpuPath(share.UUID), string(id)),
+					"the link to a grant was missing", err)
 			}
 		}
 	}
 }
 
-// removeTemporary removes what writers left that were killed: nobody else writes while we hold the lock.
+// removeTemporary removes what writers left that were killed: nobody else writes while we hold the
+// lock.
 func (s *survey) removeTemporary() {
 	l := s.tx.l
 	dirs := []string{l.grantsDir(), l.ownersDir(), l.bindingsDir()}

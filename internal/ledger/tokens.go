@@ -7,7 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// read reads a grant's file. TestFilesAreReadAsTheLibraryReadsThem holds this file to the fields' tags.
+// read reads a grant's file. TestFilesAreReadAsTheLibraryReadsThem holds this file to the fields'
+// tags.
 func (r *record) read(d *jsontext.Decoder) error {
 	*r = record{}
 	return tokens.Members(d, func(quoted jsontext.Value) error {
@@ -191,7 +192,8 @@ func (r bindingRecord) encode() ([]byte, error) {
 		w.Words("strength", string(r.Strength), "weaker", r.Weaker)
 		if r.Pod != (grant.Identity{}) {
 			w.Name("pod").Object(func() {
-				w.Words("uid", r.Pod.UID, "namespace", r.Pod.Namespace, "name", r.Pod.Pod, "container", r.Pod.Container)
+				w.Words("uid", r.Pod.UID, "namespace", r.Pod.Namespace, "name", r.Pod.Pod, "container",
+					r.Pod.Container)
 			})
 		}
 		if r.Cgroups != nil {

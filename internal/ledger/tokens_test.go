@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestFilesAreReadAsTheLibraryReadsThem: every field with a tag, full and empty, in both directions.
+// TestFilesAreReadAsTheLibraryReadsThem: every field with a tag, full and empty, in both
+// directions.
 func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	special := func(field any) bool {
 		switch field := field.(type) {
@@ -32,7 +33,8 @@ func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	readsAs(t, tokenstest.Filled[outsideRecord](special), (*outsideRecord).read)
 	binding := tokenstest.Filled[bindingRecord](special)
 	binding.Life, binding.PID, binding.Left = 0, 0, false
-	for _, b := range []bindingRecord{binding, {}, {Binding: grant.Binding{Cgroups: []string{}, Pod: grant.Identity{Namespace: "n\"\\\u2028"}}}} {
+	for _, b := range []bindingRecord{binding, {}, {
+		Binding: grant.Binding{Cgroups: []string{}, Pod: grant.Identity{Namespace: "n\"\\\u2028"}}}} {
 		readsAs(t, b, (*bindingRecord).read)
 		want, err := json.Marshal(b, jsontext.WithIndent("  "))
 		if err != nil {
@@ -44,22 +46,28 @@ func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	}
 }
 
-// TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem: a file of which one value is of another kind is damaged. It is not read as far
-// as it goes: a binding whose creator is skipped would look dead.
+// TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem: a file of which one value is of another kind
+// is damaged. It is not read as far as it goes: a binding whose creator is skipped would look dead.
 func TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem(t *testing.T) {
 	binding := bindingOf(id(1), "c")
 	binding.Weaker, binding.Pod = "why", grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "c"}
-	binding.PIDNS, binding.TimeNS, binding.BootID, binding.Created, binding.Strength = 1, 2, "b", noon, grant.Strengths[0]
+	binding.PIDNS, binding.TimeNS, binding.BootID, binding.Created, binding.Strength = 1, 2, "b", noon,
+		grant.Strengths[0]
 	binding.Cgroups, binding.Occupies = []string{"/a", "/b"}, []string{"/a"}
 	binding.Driven, binding.Throttled, binding.Reserved = true, true, true
 	misread(t, bindingRecord{1, binding}, (*bindingRecord).read)
 	g := sample(1)
-	g.Secret, g.Label, g.Compute, g.Expires, g.Draining, g.For = "ab12", "l", 25, noon, true, []grant.Tie{"pod:u"}
+	g.Secret, g.Label, g.Compute, g.Expires, g.Draining, g.For = "ab12", "l", 25, noon, true,
+		[]grant.Tie{"pod:u"}
 	g.GPUs[0].Profile = "1g"
-	misread(t, record{Version: 1, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
-		GPUs: []share{{Share: g.GPUs[0], Unknown: jsontext.Value(`{"later":1}`)}}, Compute: g.Compute, Source: g.Source, Created: g.Created,
-		Expires: g.Expires, Draining: g.Draining, For: g.For, Unknown: jsontext.Value(`{"unknown":[1]}`)}, (*record).read)
-	misread(t, outsideRecord{1, "b", noon, map[string]grant.Bytes{gpu0: 1}, map[string]string{gpu0: "1/2"}}, (*outsideRecord).read)
+	misread(t, record{Version: 1, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode,
+		Strength: g.Strength,
+		GPUs:     []share{{Share: g.GPUs[0], Unknown: jsontext.Value(`{"later":1}`)}}, Compute: g.Compute,
+		Source: g.Source, Created: g.Created,
+		Expires: g.Expires, Draining: g.Draining, For: g.For, Unknown: jsontext.Value(`{"unknown":[1]}`)},
+		(*record).read)
+	misread(t, outsideRecord{1, "b", noon, map[string]grant.Bytes{gpu0: 1}, map[string]string{gpu0: "1/2"}},
+		(*outsideRecord).read)
 }
 
 // misread puts values of other kinds in the place of each value of a document, in turn.
@@ -102,7 +110,8 @@ func misread[T any](t *testing.T, value T, read func(*T, *jsontext.Decoder) erro
 	}
 }
 
-// eachValue calls a function with every value in a document, and with what puts another in its place.
+// eachValue calls a function with every value in a document, and with what puts another in its
+// place.
 func eachValue(v any, set func(any), do func(v any, set func(any))) {
 	do(v, set)
 	switch in := v.(type) {

@@ -8,10 +8,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// A state that is not there is a container that is gone to one who would see it. To an agent in a pod, which has the runtime roots that it
-// was given, it may be another engine's container that runs.
+// A state that is not there is a container that is gone to one who would see it. To an agent in a
+// pod, which has the runtime roots that it was given, it may be another engine's container that
+// runs.
 func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
-	const runs, zombie = "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555", "77 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	const runs, zombie = "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555",
+		"77 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
 	for name, row := range map[string]struct {
 		cgroup, stat string // of another process
 		root         bool   // is there
@@ -85,7 +87,8 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 			if got := b.life(binding); got.Life != row.want || got.Left != (row.want != grant.Dead) {
 				t.Errorf("life %d, left %v; want %d", got.Life, got.Left, row.want)
 			}
-			if got := b.ContainerLife(binding.RuntimeRoot, "c"); got != grant.Dead { // else nobody could create the first one there
+			// else nobody could create the first one there
+			if got := b.ContainerLife(binding.RuntimeRoot, "c"); got != grant.Dead {
 				t.Errorf("the runtime is said to have it: life %d", got)
 			}
 		})

@@ -93,10 +93,17 @@ func TestAnAccountThatIsAnothers(t *testing.T) {
 			mustDo(t, os.Rename(filepath.Join(dir, grant.RegionFile), filepath.Join(dir, "old")))
 			ensure(t, dir, shares(1, 1))
 		},
-		"gone":                 func(t *testing.T, dir string) { mustDo(t, Remove(dir)) },
-		"gone and made again":  func(t *testing.T, dir string) { mustDo(t, os.Rename(dir, dir+".old")); ensure(t, dir, shares(1, 1)) },
-		"a link in its place":  func(t *testing.T, dir string) { moveAndLink(t, filepath.Join(dir, grant.RegionFile)) },
-		"a link to the limits": func(t *testing.T, dir string) { moveAndLink(t, filepath.Join(dir, grant.LimitsFile)) },
+		"gone": func(t *testing.T, dir string) { mustDo(t, Remove(dir)) },
+		"gone and made again": func(t *testing.T, dir string) {
+			mustDo(t, os.Rename(dir, dir+".old"))
+			ensure(t, dir, shares(1, 1))
+		},
+		"a link in its place": func(t *testing.T, dir string) {
+			moveAndLink(t, filepath.Join(dir, grant.RegionFile))
+		},
+		"a link to the limits": func(t *testing.T, dir string) {
+			moveAndLink(t, filepath.Join(dir, grant.LimitsFile))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "grant")

@@ -153,7 +153,8 @@ func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 			make([]byte, value), 0)
 		if errors.Is(err, unix.ENOTSUP) {
 			t.Skip(
-				"this kernel's tmpfs has no attributes user.*: that those of a region are taken off is not shown")
+				"this kernel's tmpfs has no attributes user.*: that those of a region are taken off " +
+					"is not shown")
 		}
 		if errors.Is(err, unix.ENOSPC) {
 			break

@@ -28,50 +28,76 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	buildInfo  = desc("build_info", "1, labelled with what is running.", "version", "goversion")
-	rulesMode  = desc("policy_mode", "1 for what becomes of refusals now: enforce, report or disabled.", "mode")
-	disabledTo = desc("disabled_until_timestamp_seconds", "When `gpuledger disable` is over; absent while it is not in force or has no end.")
+	buildInfo = desc("build_info", "1, labelled with the version that runs.", "version", "goversion")
+	rulesMode = desc("policy_mode", "1 for what happens to refusals now: enforce, report or disabled.",
+		"mode")
+	disabledTo = desc("disabled_until_timestamp_seconds",
+		"When `gpuledger disable` ends; absent while it is not in force or has no end.")
 
-	gpuInfo    = desc("gpu_info", "1, labelled with what a GPU is.", "gpu", "index", "name", "pci")
-	gpuMode    = desc("gpu_mode", "1 for the mode in which a GPU is shared now; absent while nobody holds it.", "gpu", "mode")
+	gpuInfo = desc("gpu_info", "1, labelled with what a GPU is.", "gpu", "index", "name", "pci")
+	gpuMode = desc("gpu_mode",
+		"1 for the mode in which a GPU is shared now; absent while no grant is on it.", "gpu", "mode")
 	gpuHealthy = desc("gpu_healthy", "1 if the GPU may be granted.", "gpu")
 	gpuMemory  = desc("gpu_memory_bytes", "Memory of a GPU that can be granted, the reserve included.", "gpu")
 	gpuGranted = desc("gpu_memory_granted_bytes", "Memory of a GPU that grants hold.", "gpu")
 	gpuFree    = desc("gpu_memory_free_bytes", "Memory of a GPU that could still be granted.", "gpu")
-	gpuOutside = desc("gpu_memory_outside_bytes", "Memory of a GPU that was found in use outside the ledger; it counts as taken.", "gpu")
-	gpuCompute = desc("gpu_compute_granted_ratio", "Share of a GPU's compute that grants hold, 0 to 1.", "gpu")
-	gpuGrants  = desc("gpu_grants", "Grants on a GPU.", "gpu")
+	gpuOutside = desc("gpu_memory_outside_bytes",
+		"Memory of a GPU that was found in use outside the ledger; it counts as taken.", "gpu")
+	gpuCompute = desc("gpu_compute_granted_ratio", "Share of a GPU's compute that grants hold, 0 to 1.",
+		"gpu")
+	gpuGrants = desc("gpu_grants", "Grants on a GPU.", "gpu")
 
-	grantsTotal   = desc("grants", "Grants that count.", "state", "mode", "strength", "owner")
-	grantMemory   = desc("grant_memory_bytes", "Memory of a GPU that a grant holds.", grantLabels...)
-	grantCompute  = desc("grant_compute_ratio", "Share of a GPU's compute that a grant holds, 0 to 1; absent where it is not limited.", grantLabels...)
-	grantExpiry   = desc("grant_expiry_timestamp_seconds", "When a grant's time is over; absent where it has no end.", "grant")
+	grantsTotal  = desc("grants", "Grants that count.", "state", "mode", "strength", "owner")
+	grantMemory  = desc("grant_memory_bytes", "Memory of a GPU that a grant holds.", grantLabels...)
+	grantCompute = desc("grant_compute_ratio",
+		"Share of a GPU's compute that a grant holds, 0 to 1; absent if it is not limited.", grantLabels...)
+	grantExpiry = desc("grant_expiry_timestamp_seconds",
+		"When a grant expires; absent if it does not.", "grant")
 	grantBindings = desc("grant_bindings", "Containers that use a grant.", "grant")
-	bindingInfo   = desc("binding_info", "1 for each container that uses a grant, with its id at the runtime. life is alive or unknown.",
+	bindingInfo   = desc("binding_info",
+		"1 for each container that uses a grant, with its id at the runtime. life is alive or unknown.",
 		"grant", "container_id", "namespace", "pod", "container", "life")
 
-	refusals   = desc("refusals_total", "Containers that were refused (mode enforced) or would have been, by the audit log since the daemon started.", "code", "mode")
-	admissions = desc("admissions_total", "Containers that were admitted with a grant, by the audit log since the daemon started.")
-	recorded   = desc("recorded_passes_total", "Containers that passed and were recorded: exempted, stripped, hidden, or root on the node.")
-	unreadable = desc("audit_unreadable_lines_total", "Lines of the audit log that are no decision and no switch.")
-	gaps       = desc("audit_gaps_total", "Rotations of the audit log of which a file was gone before it was read: counts are too low.")
-	latency    = desc("decision_duration_seconds", "How long recorded decisions took, from the call to the verdict, by the audit log since the daemon started.")
-	audited    = desc("audit_followed", "1 if there is an audit log to count from; without one the counts stay at 0.")
+	refusals = desc("refusals_total",
+		"Containers that were refused (mode enforced) or would have been, by the audit log since the "+
+			"daemon started.",
+		"code", "mode")
+	admissions = desc("admissions_total",
+		"Containers that were admitted with a grant, by the audit log since the daemon started.")
+	recorded = desc("recorded_passes_total",
+		"Containers that passed and were recorded: exempted, stripped, hidden, or root on the node.")
+	unreadable = desc("audit_unreadable_lines_total", "Lines of the audit log that are no entries.")
+	gaps       = desc("audit_gaps_total",
+		"Rotations of the audit log that removed a file before it was read: counts are too low.")
+	latency = desc("decision_duration_seconds",
+		"How long recorded decisions took, from the call to the verdict, by the audit log since the "+
+			"daemon started.")
+	audited = desc("audit_followed", "1 if there is an audit log to count from; without one the "+
+		"counts stay at 0.")
 
-	readable = desc("ledger_readable", "1 if the ledger could be read for this scrape; without it grants are missing here.")
-	sound    = desc("ledger_sound", "1 if the last look at the whole ledger found nothing that is wrong.")
-	problems = desc("ledger_problems", "What the last look found wrong; `gpuledger check` names it.")
+	readable = desc("ledger_readable",
+		"1 if the ledger could be read for this scrape; without it grants are missing here.")
+	sound    = desc("ledger_sound", "1 if the last check of the whole ledger found no problem.")
+	problems = desc("ledger_problems", "Problems that the last check found; `gpuledger check` names them.")
 	damaged  = desc("ledger_damaged_entries", "Entries that cannot be read; their GPUs take no new grants.")
-	checked  = desc("ledger_checked_timestamp_seconds", "When the daemon last looked at the whole ledger.")
+	checked  = desc("ledger_checked_timestamp_seconds", "When the daemon last checked the whole ledger.")
 
-	inventoryUsable = desc("inventory_usable", "1 if the inventory is of this boot and this driver; without it no GPU is given.")
-	inventoryTaken  = desc("inventory_taken_timestamp_seconds", "When the inventory was taken.")
+	inventoryUsable = desc("inventory_usable",
+		"1 if the inventory is of this boot and this driver; without it no GPU is given.")
+	inventoryTaken = desc("inventory_taken_timestamp_seconds", "When the inventory was taken.")
 
-	engineDefault = desc("engine_default", "1 if the default handler of an engine is gpuledger, by its files; for engines that were configured with --as-default.", "engine")
+	engineDefault = desc("engine_default",
+		"1 if an engine's default handler is gpuledger, by its files; for engines configured with "+
+			"--as-default.",
+		"engine")
 
-	managerLast   = desc("manager_last_pass_timestamp_seconds", "When the last finished pass of a manager began. One that hangs stands still.", "manager")
-	managerTook   = desc("manager_last_pass_duration_seconds", "How long the last finished pass of a manager took.", "manager")
-	managerFails  = desc("manager_failing", "1 if the last pass of a manager ended with an error, which the log has.", "manager")
+	managerLast = desc("manager_last_pass_timestamp_seconds",
+		"When the last finished pass of a manager began. It does not change while a manager hangs.",
+		"manager")
+	managerTook = desc("manager_last_pass_duration_seconds",
+		"How long the last finished pass of a manager took.", "manager")
+	managerFails = desc("manager_failing",
+		"1 if the last pass of a manager ended with an error, which the log has.", "manager")
 	managerPasses = desc("manager_passes_total", "Finished passes of a manager.", "manager")
 	managerErrors = desc("manager_errors_total", "Passes of a manager that ended with an error.", "manager")
 )

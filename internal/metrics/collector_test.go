@@ -30,32 +30,48 @@ func sample() Snapshot {
 		return grant.Identity{UID: "u", Namespace: "team", Pod: name, Container: "train"}
 	}
 	held := []grant.Grant{
-		{ID: "g-aaaaaaaaaaaa", Owner: "pod:u/train", Secret: "5ec4e7", Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: share("GPU-0", 4*grant.GiB), Compute: 25, Expires: noon,
+		{ID: "g-aaaaaaaaaaaa", Owner: "pod:u/train", Secret: "5ec4e7", Mode: grant.Limit,
+			Strength: grant.StrengthLibrary, GPUs: share("GPU-0", 4*grant.GiB), Compute: 25, Expires: noon,
 			Bindings: []grant.Binding{{Container: "c1", Life: grant.Alive, Pod: pod("job-0")}}},
-		{ID: "g-bbbbbbbbbbbb", Owner: "claim:u", Mode: grant.Limit, Strength: grant.StrengthNone, GPUs: share("GPU-0", 8*grant.GiB),
-			Bindings: []grant.Binding{{Container: "c2", Life: grant.Alive, Pod: pod("job-1")}, {Container: "c3", Pod: pod("job-2")}}},
+		{ID: "g-bbbbbbbbbbbb", Owner: "claim:u", Mode: grant.Limit, Strength: grant.StrengthNone,
+			GPUs: share("GPU-0", 8*grant.GiB),
+			Bindings: []grant.Binding{{Container: "c2", Life: grant.Alive, Pod: pod("job-1")},
+				{Container: "c3", Pod: pod("job-2")}}},
 	}
 	s := Snapshot{Version: "v1", Audited: true, Ledger: LedgerStatus{Checked: noon, Problems: 2, Damaged: 1}}
-	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, held, map[string]grant.Bytes{"GPU-0": grant.GiB}
+	s.Node.Now, s.Node.Mode, s.Node.Grants, s.Node.Outside = noon, grant.Enforce, held,
+		map[string]grant.Bytes{"GPU-0": grant.GiB}
 	s.Node.Inventory.Taken = noon
-	s.Node.Cards = []grants.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0", Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
+	s.Node.Cards = []grants.Card{{GPU: grant.GPU{UUID: "GPU-0", Name: "V100", PCI: "0000:3b:00.0",
+		Memory: 16 * grant.GiB, Health: grant.Healthy}, Mode: grant.Limit,
 		Allocated: 12 * grant.GiB, Free: 3 * grant.GiB, Compute: 25, Grants: held}}
-	s.Counts = auditlog.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3, Refusals: map[auditlog.RefusalKind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5, {Code: "gpu-env", Mode: "report"}: 1}}
-	s.Counts.Latency = auditlog.Latency{Count: 3, Sum: 6 * time.Millisecond, Buckets: [12]uint64{0, 0, 2, 0, 1}}
+	s.Counts = auditlog.Counts{Admissions: 7, Passes: 1, Unreadable: 2, Gaps: 3,
+		Refusals: map[auditlog.RefusalKind]uint64{{Code: "no-capacity", Mode: "enforced"}: 5,
+			{Code: "gpu-env", Mode: "report"}: 1}}
+	s.Counts.Latency = auditlog.Latency{Count: 3, Sum: 6 * time.Millisecond,
+		Buckets: [12]uint64{0, 0, 2, 0, 1}}
 	s.Watch = watched()
 	s.Engines = []EngineStatus{{Name: "containerd", Ours: true}, {Name: "crio"}}
-	s.Managers = []ManagerStatus{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9, Errors: 4, Error: "no"}}
+	s.Managers = []ManagerStatus{{Name: "reconcile", Last: noon, Took: 250 * time.Millisecond, Passes: 9,
+		Errors: 4, Error: "no"}}
 	return s
 }
 
-// watched is the sample's GPU with a grant that is exceeded and a container of nobody's.
+// watched is the sample's GPU with a grant that is exceeded and a container without a grant.
 func watched() watch.Status {
-	s := watch.Status{Samples: 9, Events: map[grant.FindingKind]uint64{grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{grant.OutsideLedger: 1},
-		XIDs: map[watch.XID]uint64{{GPU: "GPU-0", Number: 79}: 1}, Changes: map[string]uint64{"grant": 5, "bind": 4}}
+	s := watch.Status{Samples: 9, Events: map[grant.FindingKind]uint64{
+		grant.OverGrant: 2, grant.OutsideLedger: 1}, Stopped: map[grant.FindingKind]uint64{
+		grant.OutsideLedger: 1},
+		XIDs: map[watch.XID]uint64{{GPU: "GPU-0", Number: 79}: 1}, Changes: map[string]uint64{
+			"grant": 5, "bind": 4}}
 	s.Taken = noon
-	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50, Processes: 3}}
-	s.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 5 * grant.GiB, Compute: 40}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: grant.GiB, Compute: -1}}
-	s.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Bytes: grant.GiB}, {Kind: grant.OutsideLedger, GPU: "GPU-0", Bytes: grant.GiB}}
+	s.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 7 * grant.GiB, Unexplained: grant.MiB, Utilization: 50,
+		Power: 71500, Temperature: 43, Processes: 3},
+		{UUID: "GPU-1", Utilization: -1}}
+	s.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 5 * grant.GiB, Compute: 40},
+		{ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: grant.GiB, Compute: -1}}
+	s.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Bytes: grant.GiB},
+		{Kind: grant.OutsideLedger, GPU: "GPU-0", Bytes: grant.GiB}}
 	return s
 }
 
@@ -112,9 +128,14 @@ gpuledger_gpu_memory_free_bytes{gpu="GPU-0"} 3.221225472e+09
 gpuledger_gpu_memory_granted_bytes{gpu="GPU-0"} 1.2884901888e+10
 gpuledger_gpu_memory_outside_bytes{gpu="GPU-0"} 1.073741824e+09
 gpuledger_gpu_memory_unexplained_bytes{gpu="GPU-0"} 1.048576e+06
+gpuledger_gpu_memory_unexplained_bytes{gpu="GPU-1"} 0
 gpuledger_gpu_memory_used_bytes{gpu="GPU-0"} 7.516192768e+09
+gpuledger_gpu_memory_used_bytes{gpu="GPU-1"} 0
 gpuledger_gpu_mode{gpu="GPU-0",mode="limit"} 1
+gpuledger_gpu_power_watts{gpu="GPU-0"} 71.5
 gpuledger_gpu_processes{gpu="GPU-0"} 3
+gpuledger_gpu_processes{gpu="GPU-1"} 0
+gpuledger_gpu_temperature_celsius{gpu="GPU-0"} 43
 gpuledger_gpu_utilization_ratio{gpu="GPU-0"} 0.5
 gpuledger_grant_bindings{grant="g-aaaaaaaaaaaa"} 1
 gpuledger_grant_bindings{grant="g-bbbbbbbbbbbb"} 2
@@ -185,7 +206,8 @@ func TestRefusalsAreReportedFromTheFirstOn(t *testing.T) {
 	text := scraped(t, sample())
 	for _, code := range grant.Codes {
 		n := map[bool]int{true: 5}[code == grant.NoCapacity]
-		if want := fmt.Sprintf("gpuledger_refusals_total{code=%q,mode=\"enforced\"} %d\n", code, n); !strings.Contains(text, want) {
+		if want := fmt.Sprintf("gpuledger_refusals_total{code=%q,mode=\"enforced\"} %d\n", code,
+			n); !strings.Contains(text, want) {
 			t.Errorf("%q is missing", want)
 		}
 	}
@@ -260,7 +282,8 @@ func TestWithoutAnything(t *testing.T) {
 	s := Snapshot{Err: fmt.Errorf("no")}
 	s.Node.Problem = &grant.Problem{}
 	text := scraped(t, s)
-	for _, want := range []string{"gpuledger_ledger_readable 0", "gpuledger_inventory_usable 0", "gpuledger_audit_followed 0"} {
+	for _, want := range []string{"gpuledger_ledger_readable 0", "gpuledger_inventory_usable 0",
+		"gpuledger_audit_followed 0"} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("%q is missing", want)
 		}

@@ -77,7 +77,8 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(read(t, "grafana.json"), &board); err != nil || board.Title != "gpuledger" || len(board.Panels) < 5 {
+	if err := json.Unmarshal(read(t, "grafana.json"), &board); err != nil || board.Title != "gpuledger" ||
+		len(board.Panels) < 5 {
 		t.Fatalf("%+v %v", board, err)
 	}
 	seen := map[int]bool{}
@@ -104,7 +105,8 @@ func TestDocumentation(t *testing.T) {
 			continue
 		}
 		i := strings.LastIndex(full, "_") // `_bytes` after a full name stands for what begins as that does
-		for ; i > 0 && !strings.Contains(string(text), "`"+full[i:]+"`"); i = strings.LastIndex(full[:i], "_") {
+		for ; i > 0 && !strings.Contains(string(text), "`"+full[i:]+
+			"`"); i = strings.LastIndex(full[:i], "_") {
 		}
 		if i <= 0 || !strings.Contains(string(text), "`"+full[:i]+"_") {
 			t.Errorf("docs/daemon.md does not name %s", full)

@@ -33,20 +33,23 @@ func alertRules(t *testing.T) (rules []rule) {
 	return rules
 }
 
-// occasion is when an alert fires: a series with a value each minute, the minute from which on it does, and what it says then. Before
-// that minute, and with the series of calm, it does not. What the program tells in no series before it happens, is none here either.
+// occasion is when an alert fires: a series with a value each minute, the minute from which on it
+// does, and what it says then. Before that minute, and with the series of calm, it does not. What
+// the program tells in no series before it happens, is none here either.
 type occasion struct {
-	alert        string
-	series       string
-	values, calm string // in promtool's notation; calm "": only the minutes before are; values "": it is never anything but calm
-	minute       int    // the first at which it fires
+	alert  string
+	series string
+	// in promtool's notation; calm "": only the minutes before are; values "": it is never anything
+	// but calm
+	values, calm string
+	minute       int // the first at which it fires
 	labels       map[string]string
 	value        string // as the text has it
 	beside       map[string]string
 }
 
-// over are two grants of 1 GiB, of which the other is over by less than a context; crowd is one that is over by far and, at first, in no finding.
-// A node is scraped all the time, or with a gap.
+// over are two grants of 1 GiB, of which the other is over by less than a context; crowd is one
+// that is over by far and, at first, in no finding. A node is scraped all the time, or with a gap.
 var (
 	over = map[string]string{
 		`gpuledger_grant_memory_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`:      "1073741824x40",
@@ -101,7 +104,8 @@ func promtool(t *testing.T, args ...string) {
 func needPromtool(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("promtool"); err != nil {
-		t.Skip("this machine has no promtool (`make test-monitoring` installs it): that Prometheus understands rules, queries and metrics is not shown")
+		t.Skip("this machine has no promtool (`make test-monitoring` installs it): that Prometheus " +
+			"understands rules, queries and metrics is not shown")
 	}
 }
 
@@ -133,7 +137,8 @@ func TestAlertsFire(t *testing.T) {
 	var tests []object
 	for _, o := range occasions {
 		at := func(minute int, alerts ...object) object {
-			return object{"eval_time": fmt.Sprintf("%dm", minute), "alertname": o.alert, "exp_alerts": append([]object{}, alerts...)}
+			return object{"eval_time": fmt.Sprintf("%dm", minute), "alertname": o.alert,
+				"exp_alerts": append([]object{}, alerts...)}
 		}
 		series := func(values string) []object {
 			all := []object{{"series": o.series, "values": values}}
@@ -147,10 +152,12 @@ func TestAlertsFire(t *testing.T) {
 				"alert_rule_test": []object{at(o.minute - 1), at(o.minute, o.fires(t))}})
 		}
 		if o.calm != "" {
-			tests = append(tests, object{"interval": "1m", "input_series": series(o.calm), "alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
+			tests = append(tests, object{"interval": "1m", "input_series": series(o.calm),
+				"alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
 		}
 	}
-	text, err := json.Marshal(object{"rule_files": []string{rules}, "evaluation_interval": "1m", "tests": tests})
+	text, err := json.Marshal(object{"rule_files": []string{rules},
+		"evaluation_interval": "1m", "tests": tests})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,10 +207,12 @@ func TestPrometheusUnderstandsTheDashboard(t *testing.T) {
 	filled := strings.NewReplacer("$__rate_interval", "5m", "$instance", ".*")
 	for _, p := range board.Panels {
 		for _, target := range p.Targets {
-			rules = append(rules, map[string]string{"record": fmt.Sprintf("query_%d", len(rules)), "expr": filled.Replace(target.Expr)})
+			rules = append(rules, map[string]string{"record": fmt.Sprintf("query_%d", len(rules)),
+				"expr": filled.Replace(target.Expr)})
 		}
 	}
-	text, err := json.Marshal(map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}})
+	text, err := json.Marshal(map[string]any{"groups": []any{
+		map[string]any{"name": "dashboard", "rules": rules}}})
 	if err != nil || len(rules) < 10 {
 		t.Fatalf("%d queries, %v", len(rules), err)
 	}
@@ -224,18 +233,20 @@ func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 	}
 }
 
-// TestQueriesNameKnownLabels: of alerts and dashboard, every label that a query selects or groups by, or that a text or a legend
-// shows, is one that a metric of the query has.
+// TestQueriesNameKnownLabels: of alerts and dashboard, every label that a query selects or groups
+// by, or that a text or a legend shows, is one that a metric of the query has.
 func TestQueriesNameKnownLabels(t *testing.T) {
 	labels := map[string][]string{}
 	for _, d := range described {
-		parts := regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
+		parts := regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(
+			d.String())
 		labels[parts[1]] = strings.Split(parts[2], ",")
 	}
 	type query struct{ where, expr, shown string }
 	var queries []query
 	for _, r := range alertRules(t) {
-		queries = append(queries, query{r.Alert, r.Expr, r.Annotations["summary"] + r.Annotations["description"]})
+		queries = append(queries, query{r.Alert, r.Expr, r.Annotations["summary"] +
+			r.Annotations["description"]})
 	}
 	var board struct {
 		Panels []struct {

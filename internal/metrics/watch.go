@@ -11,23 +11,41 @@ import (
 )
 
 var (
-	gpuUsed          = desc("gpu_memory_used_bytes", "Memory of a GPU that is in use, by whomever.", "gpu")
-	gpuUnexplained   = desc("gpu_memory_unexplained_bytes", "Memory of a GPU that is in use and that no process accounts for.", "gpu")
-	gpuUtilization   = desc("gpu_utilization_ratio", "Share of the last moment in which something ran on a GPU, 0 to 1; absent where the driver does not tell.", "gpu")
-	gpuProcesses     = desc("gpu_processes", "Processes that use a GPU.", "gpu")
-	grantUsed        = desc("grant_memory_used_bytes", "Memory of a GPU that the containers of a grant use.", grantLabels...)
-	grantUtilization = desc("grant_utilization_ratio", "Share of a GPU's compute that the containers of a grant had, 0 to 1; absent where the driver does not tell.", grantLabels...)
+	gpuUsed = desc("gpu_memory_used_bytes", "Memory of a GPU that any process or the driver uses.",
+		"gpu")
+	gpuUnexplained = desc("gpu_memory_unexplained_bytes",
+		"Memory of a GPU that is in use and belongs to no process.", "gpu")
+	gpuUtilization = desc("gpu_utilization_ratio",
+		"Share of the last moment in which something ran on a GPU, 0 to 1; absent if the driver does "+
+			"not report it.", "gpu")
+	gpuPower = desc("gpu_power_watts",
+		"Power that a GPU draws; absent if the driver does not report it.", "gpu")
+	gpuTemperature = desc("gpu_temperature_celsius",
+		"Temperature of a GPU; absent if the driver does not report it.", "gpu")
+	gpuProcesses = desc("gpu_processes", "Processes that use a GPU.", "gpu")
+	grantUsed    = desc("grant_memory_used_bytes",
+		"Memory of a GPU that the containers of a grant use.", grantLabels...)
+	grantUtilization = desc("grant_utilization_ratio",
+		"Share of a GPU's compute that the containers of a grant had, 0 to 1; absent if the driver does "+
+			"not report it.",
+		grantLabels...)
 
-	findings      = desc("findings", "What stands now that the ledger does not say, by kind.", "kind", "gpu")
-	findingBytes  = desc("finding_bytes", "Memory that findings are about: beyond the grant for over-grant, in use for others.", "kind", "gpu")
-	findingEvents = desc("findings_total", "Findings that were made since the daemon started.", "kind")
-	stopped       = desc("containers_stopped_total", "Containers that were stopped because policy says so.", "kind")
-	xids          = desc("gpu_errors_total", "Errors that the driver reported (XID).", "gpu", "xid")
+	findings = desc("findings", "Present differences between the GPUs and the ledger, by kind.", "kind",
+		"gpu")
+	findingBytes = desc("finding_bytes",
+		"Memory that findings are about: beyond the grant for over-grant, in use for others.", "kind", "gpu")
+	findingEvents = desc("findings_total", "Findings since the daemon started.", "kind")
+	stopped       = desc("containers_stopped_total",
+		"Containers that were stopped because the policy says so.", "kind")
+	xids = desc("gpu_errors_total", "Errors that the driver reported (XID).", "gpu", "xid")
 
-	watching    = desc("watch_working", "1 if the last sample of what is used could be taken; without it use is not known.")
-	watchSample = desc("watch_sample_timestamp_seconds", "When what is used was last known.")
-	samples     = desc("watch_samples_total", "Samples of what is used.")
-	changes     = desc("ledger_changes_total", "Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.", "operation")
+	watching = desc("watch_working",
+		"1 if the last sample of the GPUs' use could be taken; without it the use is not known.")
+	watchSample = desc("watch_sample_timestamp_seconds", "When the last sample of the GPUs' use was taken.")
+	samples     = desc("watch_samples_total", "Samples of the GPUs' use.")
+	changes     = desc("ledger_changes_total",
+		"Grants and bindings that came and went, as the daemon saw it: grant, release, bind, unbind.",
+		"operation")
 )
 
 // watch reports what is used, and the findings.
@@ -47,6 +65,12 @@ func (t sender) watch(s watch.Status, held []grant.Grant) {
 		t.gauge(gpuUnexplained, float64(g.Unexplained), g.UUID)
 		t.gauge(gpuProcesses, float64(g.Processes), g.UUID)
 		t.ratio(gpuUtilization, g.Utilization, g.UUID)
+		if g.Power > 0 {
+			t.gauge(gpuPower, float64(g.Power)/1000, g.UUID)
+		}
+		if g.Temperature > 0 {
+			t.gauge(gpuTemperature, float64(g.Temperature), g.UUID)
+		}
 	}
 	users := map[grant.ID]grant.Identity{}
 	for _, g := range held {

@@ -50,7 +50,8 @@ type daemon struct {
 	toldToEnd  time.Time // zero: it was not
 }
 
-// provenSocket is a socket on which a daemon listens, as the kernel has reported to this gpuledgerd.
+// provenSocket is a socket on which a daemon listens, as the kernel has reported to this
+// gpuledgerd.
 type provenSocket struct {
 	daemon grant.Process
 	socket [2]uint64
@@ -148,7 +149,8 @@ func (d *daemon) lostContexts() error {
 	if len(d.lost) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their contexts: %v; start them again", d.state.GPUs,
+	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their "+
+		"contexts: %v; start them again", d.state.GPUs,
 		d.lostAt.UTC().Format(time.RFC3339), d.lost)
 }
 
@@ -266,7 +268,9 @@ func (d *daemon) start(w want) error {
 	}
 	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
 	if pipe := filepath.Join(d.dir, "pipe"); !followsNoLinks(pipe) {
-		d.log.WithField("directory", pipe).Warn("root's programs follow links that clients of the MPS daemon make in its directory (docs/strength.md): the kernel is older than 5.10, or gpuledgerd of another version than its launcher")
+		d.log.WithField("directory", pipe).Warn("root's programs follow links that clients of the MPS " +
+			"daemon make in its directory (docs/strength.md): the kernel is older than 5.10, or gpuledgerd " +
+			"of another version than its launcher")
 	}
 	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "its daemon is being started"})
 }
@@ -317,7 +321,8 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	case err != nil:
 		return err
 	case len(clients) > 0:
-		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays until they end", d.state.GPUs, clients)
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays "+
+			"until they end", d.state.GPUs, clients)
 	}
 	if err := stillThere(d.dir, socket, stamp, p); err != nil {
 		return err

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// listenHere has this program listen on a socket called control in its directory until its standard input ends, as another process than
-// the test's.
+// listenHere has this program listen on a socket called control in its directory until its standard
+// input ends, as another process than the test's.
 const listenHere = "GPULEDGER_TEST_LISTENS"
 
 func TestMain(m *testing.M) {
@@ -67,12 +67,16 @@ func newStage(t *testing.T) stage {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.toml")
-	must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n", dir+"/state", dir+"/run")), 0o600))
+	must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = "+
+		"\"simulated\"\nfile = \"x\"\n", dir+"/state", dir+"/run")), 0o600))
 	s := stage{t, node.Open(config, host.Default())}
-	must(t, s.node.Broken, os.MkdirAll(dir+"/state", 0o700), os.WriteFile(filepath.Join(dir, program), []byte(answers), 0o755))
+	must(t, s.node.Broken, os.MkdirAll(dir+"/state", 0o700),
+		os.WriteFile(filepath.Join(dir, program), []byte(answers), 0o755))
 	boot, err := s.node.Host.BootID()
-	must(t, err, gpu.Write(gpu.Path(s.node.Policy.StateDir), grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
-		Driver: grant.Driver{Root: dir, Files: []grant.DriverFile{{Kind: grant.FileBinary, Path: "/" + program, Target: "/usr/bin/" + program}}}}))
+	must(t, err, gpu.Write(gpu.Path(s.node.Policy.StateDir),
+		grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
+			Driver: grant.Driver{Root: dir, Files: []grant.DriverFile{
+				{Kind: grant.FileBinary, Path: "/" + program, Target: "/usr/bin/" + program}}}}))
 	return s
 }
 
@@ -120,7 +124,8 @@ func (s stage) self() grant.Process {
 // serve starts a server, and returns what ends it.
 func (s stage) serve(d *daemon) (end func()) {
 	server := exec.Command("sleep", "1000")
-	must(s.t, server.Start(), os.WriteFile(filepath.Join(d.dir, "servers"), []byte(fmt.Sprintln(server.Process.Pid)), 0o600))
+	must(s.t, server.Start(), os.WriteFile(filepath.Join(d.dir, "servers"),
+		[]byte(fmt.Sprintln(server.Process.Pid)), 0o600))
 	end = func() { _ = server.Process.Kill(); _ = server.Wait() }
 	s.t.Cleanup(end)
 	return end
@@ -186,10 +191,12 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			return s.again(d.name)
 		},
 		"another gpuledgerd, with half of state.json": func(s stage, d *daemon, _ func()) *daemon {
-			must(t, os.WriteFile(filepath.Join(d.dir, "state.json"), []byte(`{"version": 1, "gpus": [`), 0o600))
+			must(t, os.WriteFile(filepath.Join(d.dir, "state.json"),
+				[]byte(`{"version": 1, "gpus": [`), 0o600))
 			return s.again(d.name)
 		},
-		"another gpuledgerd, to which the one before says that it is the daemon's": func(s stage, d *daemon, _ func()) *daemon {
+		"another gpuledgerd, to which the one before says that it is the daemon's": func(s stage, d *daemon,
+			_ func()) *daemon {
 			state, _ := mpsstate.Read(s.node.Host, d.dir)
 			state.Socket, _, _ = mpsstate.Socket(d.dir)
 			must(t, mpsstate.Write(s.node.Host, d.dir, state))
@@ -216,7 +223,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) {
 				t.Errorf("ready by another's socket: %v", err)
 			}
-			if state, _ := mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem, mpsstate.OtherSocket) || state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
+			if state, _ := mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem, mpsstate.OtherSocket) ||
+				state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
 				t.Errorf("it is written down: %+v", state)
 			}
 			if questions := s.asked(d); questions != "" {
@@ -234,7 +242,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
 		s.steal(d)
-		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || s.asked(d) != "" {
+		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) ||
+			s.asked(d) != "" {
 			t.Errorf("the first socket is another's: %v", err)
 		}
 	})
@@ -253,7 +262,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		must(t, err)
 		l.(*net.UnixListener).SetUnlinkOnClose(false)
 		must(t, l.Close())
-		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), "does not listen") || s.asked(d) != "" {
+		if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), "does not listen") ||
+			s.asked(d) != "" {
 			t.Errorf("a socket on which nobody listens: %v", err)
 		}
 	})
@@ -271,7 +281,8 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 		t.Fatal("nobody has ended")
 	}
 	state, _ := mpsstate.Read(s.node.Host, d.dir)
-	if state.Daemon != before.Daemon || state.Socket != before.Socket || len(state.Servers) > 0 || !strings.Contains(state.Problem, "server (process") {
+	if state.Daemon != before.Daemon || state.Socket != before.Socket || len(state.Servers) > 0 ||
+		!strings.Contains(state.Problem, "server (process") {
 		t.Errorf("%+v became %+v", before, state)
 	}
 	if d.detectEnd() {
@@ -301,7 +312,8 @@ func TestAnswersOfAnother(t *testing.T) {
 	s.steal(d)
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
 	must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte(trick), 0o600))
-	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || d.state.Problem == "" {
+	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) ||
+		d.state.Problem == "" {
 		t.Errorf("what another has answered: %v, %+v", err, d.state)
 	}
 	if s.asked(d) == "" {
@@ -309,7 +321,8 @@ func TestAnswersOfAnother(t *testing.T) {
 	}
 	must(t, os.Rename(pipe+"/control", pipe+"/thief"), os.Rename(pipe+"/elsewhere", pipe+"/control"))
 	err := s.pass(ctx, d, false)
-	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) || questions == "" || strings.Contains(questions, "quit") {
+	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) ||
+		questions == "" || strings.Contains(questions, "quit") {
 		t.Errorf("asked %s: %v", questions, err)
 	}
 	must(t, os.Remove(filepath.Join(d.dir, "trick")), os.Rename(pipe+"/elsewhere", pipe+"/control"))
@@ -327,17 +340,20 @@ func TestAnswersOfAnotherThatIsGone(t *testing.T) {
 	d := s.daemon("GPU-0")
 	trick := filepath.Join(d.dir, "trick")
 	play := func() {
-		must(t, os.WriteFile(trick, []byte("(cd $dir/pipe; mv control elsewhere; mv elsewhere control)\n"), 0o600))
+		must(t, os.WriteFile(trick, []byte("(cd $dir/pipe; mv control elsewhere; mv elsewhere control)\n"),
+			0o600))
 	}
 	play()
-	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || d.state.Problem == "" {
+	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), errMoved.Error()) ||
+		d.state.Problem == "" {
 		t.Errorf("what another has answered: %v, %+v", err, d.state)
 	}
 	must(t, os.Remove(trick), s.pass(ctx, d, true))
 	s.asked(d)
 	play()
 	err := s.pass(ctx, d, false)
-	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), errMoved.Error()) || questions == "" || strings.Contains(questions, "quit") {
+	if questions := s.asked(d); err == nil || !strings.Contains(err.Error(), errMoved.Error()) ||
+		questions == "" || strings.Contains(questions, "quit") {
 		t.Errorf("asked %s: %v", questions, err)
 	}
 	must(t, os.Remove(trick), s.pass(ctx, d, false))
@@ -362,12 +378,14 @@ func TestAnswersAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), program)
 	for _, way := range []string{"", ">&2"} {
 		must(t, os.WriteFile(path, []byte("#!/bin/sh\nexec yes tenant "+way+"\n"), 0o755))
-		if _, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(), "get_server_list"); err == nil || !strings.Contains(err.Error(), "with more than 65536 bytes") {
+		if _, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(),
+			"get_server_list"); err == nil || !strings.Contains(err.Error(), "with more than 65536 bytes") {
 			t.Errorf("%s %v", way, err)
 		}
 	}
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\nhead -c 65536 /dev/zero | tr '\\0' 1\n"), 0o755))
-	if text, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(), "get_server_list"); err != nil || len(text) != maxAnswer {
+	if text, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(),
+		"get_server_list"); err != nil || len(text) != maxAnswer {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }
@@ -382,7 +400,8 @@ func TestDaemonsAreAskedAtOnce(t *testing.T) {
 		all = append(all, held(grant.MPS, 0, grant.GiB, nil, uuid))
 	}
 	for i, d := range daemons {
-		must(t, os.WriteFile(filepath.Join(d.dir, "trick"), []byte("until [ -e "+daemons[1-i].dir+"/asked ]; do sleep 0.01; done\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(d.dir, "trick"),
+			[]byte("until [ -e "+daemons[1-i].dir+"/asked ]; do sleep 0.01; done\n"), 0o600))
 	}
 	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log}
 	must(t, m.ensure(context.Background(), grants.Overview{View: grant.View{Grants: all}}))
@@ -406,7 +425,8 @@ func TestSilenceIsPutOff(t *testing.T) {
 		t.Error("it is not asked")
 	}
 	d.putOff(fmt.Errorf("mute"), time.Hour)
-	must(t, d.writeState(grant.MPSDaemon{GPUs: []string{"GPU-0"}, Daemon: s.self(), Problem: "it does not answer"}))
+	must(t, d.writeState(grant.MPSDaemon{GPUs: []string{"GPU-0"}, Daemon: s.self(),
+		Problem: "it does not answer"}))
 	for what, err := range map[string]error{"ready": s.pass(ctx, d, true), "ended": s.pass(ctx, d, false)} {
 		if err == nil || !strings.Contains(err.Error(), "does not answer") {
 			t.Errorf("%s: %v", what, err)

@@ -34,14 +34,19 @@ func TestLogsAreKeptShort(t *testing.T) {
 				}
 				var now, before unix.Stat_t
 				_ = unix.Stat(path+".1", &before)
-				if err := unix.Stat(path, &now); err != nil || (now.Blocks+before.Blocks)*512 > maxLog+2*keptLog {
-					t.Fatalf("after %d MiB there are %d and %d bytes (%v)", said+1, now.Blocks*512, before.Blocks*512, err)
+				if err := unix.Stat(path, &now); err != nil ||
+					(now.Blocks+before.Blocks)*512 > maxLog+2*keptLog {
+					t.Fatalf("after %d MiB there are %d and %d bytes (%v)", said+1, now.Blocks*512,
+						before.Blocks*512, err)
 				}
 			}
 			kept, err := os.ReadFile(path + ".1")
 			now, e := os.ReadFile(path)
-			if all := append(kept, now...); err != nil || e != nil || !bytes.HasSuffix(all, []byte("\n19\n")) || !bytes.Contains(kept, []byte("xxx\n")) || len(kept) > keptLog {
-				t.Errorf("of what was said %d bytes are kept and %d there (%v, %v)", len(kept), len(now), err, e)
+			if all := append(kept, now...); err != nil || e != nil ||
+				!bytes.HasSuffix(all, []byte("\n19\n")) || !bytes.Contains(kept, []byte("xxx\n")) ||
+				len(kept) > keptLog {
+				t.Errorf("of what was said %d bytes are kept and %d there (%v, %v)",
+					len(kept), len(now), err, e)
 			}
 		})
 	}

@@ -108,8 +108,8 @@ func (m *Manager) ensure(ctx context.Context, o grants.Overview) error {
 }
 
 // apply does the steps of a plan. It asks all daemons at the same time: one that does not answer,
-// which any of its clients can cause, must not delay the others. Then it starts and removes daemons,
-// in the order of the plan.
+// which any of its clients can cause, must not delay the others. Then it starts and removes
+// daemons, in the order of the plan.
 func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]want) error {
 	errs := make([]error, len(steps))
 	var asked sync.WaitGroup

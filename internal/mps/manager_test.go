@@ -50,7 +50,8 @@ func TestParseLimit(t *testing.T) {
 			t.Errorf("%s: %s, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "3", "G", "-1G", "3GG", "unlimited", "3G\n4G", "99999999999G"} { // what is no size is no limit
+	// what is no size is no limit
+	for _, text := range []string{"", "3", "G", "-1G", "3GG", "unlimited", "3G\n4G", "99999999999G"} {
 		if got, err := parseLimit(text); err == nil {
 			t.Errorf("%q is taken for %s", text, got)
 		}
@@ -69,8 +70,10 @@ func TestChanged(t *testing.T) {
 	info, err := os.Stat(dir)
 	must(t, err)
 	before, i := m.lastChange(), 0
-	for end := time.Now().Add(10 * time.Second); m.lastChange().Equal(before) && time.Now().Before(end); i++ { // the clock of file systems has ticks
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%100)), nil, 0o600), os.Remove(filepath.Join(dir, fmt.Sprint(i%100))), os.Chtimes(dir, info.ModTime(), info.ModTime()))
+	// the clock of file systems has ticks
+	for end := time.Now().Add(10 * time.Second); m.lastChange().Equal(before) && time.Now().Before(end); i++ {
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i%100)), nil, 0o600),
+			os.Remove(filepath.Join(dir, fmt.Sprint(i%100))), os.Chtimes(dir, info.ModTime(), info.ModTime()))
 	}
 	if !m.lastChange().After(before) {
 		t.Errorf("after %d grants it was changed at %s, as before", i, before)
@@ -88,7 +91,8 @@ func TestReadCommand(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, commandFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if o, err := readCommand(dir); err != nil || fmt.Sprint(o.Args) != want || o.Program != "/usr/bin/nvidia-cuda-mps-control" || fmt.Sprint(o.Env, o.SHM) != "[A=b] 1024" {
+		if o, err := readCommand(dir); err != nil || fmt.Sprint(o.Args) != want ||
+			o.Program != "/usr/bin/nvidia-cuda-mps-control" || fmt.Sprint(o.Env, o.SHM) != "[A=b] 1024" {
 			t.Errorf("%s: %+v, %v", text, o, err)
 		}
 	}
@@ -97,7 +101,8 @@ func TestReadCommand(t *testing.T) {
 	}
 }
 
-// TestUnitOf: what `systemd-escape --path --template=gpuledger-mps@.service DIRECTORY` prints (systemd 252).
+// TestUnitOf: what `systemd-escape --path --template=gpuledger-mps@.service DIRECTORY` prints
+// (systemd 252).
 func TestUnitOf(t *testing.T) {
 	for dir, want := range map[string]string{
 		"/run/gpuledger/mps/0a1b2c3d4e5f": "gpuledger-mps@run-gpuledger-mps-0a1b2c3d4e5f.service",

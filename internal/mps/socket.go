@@ -40,7 +40,8 @@ func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err 
 	socket, mode, is := mpsstate.Socket(d.dir)
 	switch {
 	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
-		return socket, mode, errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
+		return socket, mode, errors.New("it has no control socket, and its directory is not mounted where " +
+			"gpuledgerd looks")
 	case !is:
 		return socket, mode, errors.New("it has no control socket")
 	case d.proven == provenSocket{p, socket}:

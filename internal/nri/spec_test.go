@@ -17,7 +17,8 @@ func TestSpecOf(t *testing.T) {
 		Annotations: map[string]string{"b": "container", "io.kubernetes.cri.container-name": "forged"},
 		User:        &api.User{Uid: 7}, CDIDevices: []*api.CDIDevice{{Name: "nvidia.com/gpu=0"},
 			{Name: "gpuledger.dev/claim=x"}},
-		Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Unified: map[string]string{"memory.high": "1"}}}}
+		Linux: &api.LinuxContainer{Resources: &api.LinuxResources{
+			Unified: map[string]string{"memory.high": "1"}}}}
 	spec := specOf(grant.Containerd, pod, c)
 	for key, want := range map[string]string{"a": "pod", "b": "container", cdiNames: "nvidia.com/gpu=0",
 		"io.kubernetes.cri.sandbox-uid":    "u",
@@ -63,7 +64,8 @@ func TestPrivilegedByItsShape(t *testing.T) {
 
 // TestSettledKeepsTheTruth: everything of config.json stays, except what NRI knows better.
 func TestSettledKeepsTheTruth(t *testing.T) {
-	config := `{"ociVersion":"1.3.0","process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},"root":{"path":"/r"},"annotations":{"kept":"1","b":"old"},"new":{"x":1}}`
+	config := `{"ociVersion":"1.3.0","process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},` +
+		`"root":{"path":"/r"},"annotations":{"kept":"1","b":"old"},"new":{"x":1}}`
 	got, err := settled([]byte(config), specs.Spec{Annotations: map[string]string{"b": "new"}})
 	if err != nil {
 		t.Fatal(err)

@@ -33,7 +33,8 @@ func TestMountsShareTheirOptions(t *testing.T) {
 		{Options: []string{"rw"}}, {}, {Options: []string{"ro", "bind"}}, {Options: []string{"rw"}},
 		{Options: []string{"rw"}}, {Options: []string{}}}
 	var got []specs.Mount
-	text := `[{"options":["ro","bind"]},{"options":["ro","bind"]},{"options":["rw"]},{"options":null},{"options":["ro","bind"]},{"options":["rw"]},{"options":["rw"]},{"options":[]}]`
+	text := `[{"options":["ro","bind"]},{"options":["ro","bind"]},{"options":["rw"]},{"options":null},` +
+		`{"options":["ro","bind"]},{"options":["rw"]},{"options":["rw"]},{"options":[]}]`
 	err := tokens.Whole([]byte(text), func(d *jsontext.Decoder) error { return ReadMounts(d, &got) })
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%v\ngot  %+v\nwant %+v", err, got, want)

@@ -15,27 +15,34 @@ import (
 	"github.com/gpuledger/gpuledger/test/browser"
 )
 
-// crowded is a node of n GPUs with so many grants on each, all of whose memory is granted and half of it used.
+// crowded is a node of n GPUs with so many grants on each, all of whose memory is granted and half
+// of it used.
 func crowded(n, each int) Content {
 	s := sample(0)
 	s.Node.Mode = grant.Report
 	for i := range n {
-		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i), Index: i, Name: "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
+		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i), Index: i,
+			Name: "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
 			Mode: grant.Limit, Allocated: 80 * grant.GiB, Compute: 100}
 		use := watch.GPUUse{UUID: c.UUID, Total: c.Memory, Used: c.Memory / 2, Utilization: 100}
 		for k := range each {
 			id := grant.NewID([16]byte{byte(i), byte(k % 26), byte(k / 26)})
 			g := held(id, c.UUID, c.Memory/grant.Bytes(each))
 			g.Owner = grant.Owner(fmt.Sprintf("pod:7a1c0000-0000-4000-8000-%012x/train", k))
-			g.Bindings = []grant.Binding{{Container: "c", Life: grant.Alive, Pod: grant.Identity{Namespace: "research", Pod: fmt.Sprintf("job-%d", k), Container: "train"}}}
+			g.Bindings = []grant.Binding{{Container: "c", Life: grant.Alive,
+				Pod: grant.Identity{Namespace: "research", Pod: fmt.Sprintf("job-%d", k),
+					Container: "train"}}}
 			c.Grants = append(c.Grants, g)
-			s.Watch.Grants = append(s.Watch.Grants, watch.GrantUse{ID: id, GPU: c.UUID, Granted: c.Memory / grant.Bytes(each), Used: c.Memory / grant.Bytes(2*each)})
+			s.Watch.Grants = append(s.Watch.Grants, watch.GrantUse{
+				ID: id, GPU: c.UUID, Granted: c.Memory / grant.Bytes(each),
+				Used: c.Memory / grant.Bytes(2*each)})
 		}
 		s.Node.Cards = append(s.Node.Cards, c)
 		s.Watch.GPUs = append(s.Watch.GPUs, use)
 	}
 	for i := range 61 {
-		m := watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second), GPUs: map[string]watch.MemoryLevel{}}
+		m := watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second),
+			GPUs: map[string]watch.MemoryLevel{}}
 		for _, c := range s.Node.Cards {
 			m.GPUs[c.UUID] = watch.MemoryLevel{Used: c.Memory / 2, Granted: c.Memory, Total: c.Memory}
 		}
@@ -53,17 +60,20 @@ func longest() Content {
 	c.Name = word[:95]
 	c.Grants[0].Owner = grant.Owner("pod:7a1c0000-0000-4000-8000-00000000000b/" + word[:63])
 	c.Grants[0].Bindings[0].Pod = grant.Identity{Namespace: word[:63], Pod: word[:253], Container: word[:63]}
-	s.Alarms = []string{`container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] + " uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa"}
-	s.Refusals = []auditlog.Refusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced, Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
+	s.Alarms = []Alarm{{Message: `container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] +
+		" uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa", Advice: word}}
+	s.Refusals = []auditlog.Refusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced,
+		Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
 	return s
 }
 
 // scenes are what the page has to be good for.
 func scenes() map[string]Content {
 	outside := watched(sample(2))
-	outside.Alarms = []string{"it uses more"}
+	outside.Alarms = []Alarm{{"it uses more", "end it"}}
 	outside.Node.Outside = map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}
-	return map[string]Content{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4), "16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
+	return map[string]Content{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4),
+		"16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
 }
 
 // measured is what a browser tells of a scene at one width.
@@ -129,23 +139,27 @@ func lookAt(t *testing.T, dark bool) (all []measured) {
 	for name, s := range scenes() {
 		text := strings.Replace(drawn(t, s), `<meta http-equiv="refresh" content="5">`, "", 1)
 		for _, width := range []int{narrowest, usual} {
-			fmt.Fprintf(&frames, `<iframe data-scene=%q width="%d" height="600" srcdoc="%s"></iframe>`, name, width, html.EscapeString(text))
+			fmt.Fprintf(&frames, `<iframe data-scene=%q width="%d" height="600" srcdoc="%s"></iframe>`, name,
+				width, html.EscapeString(text))
 		}
 	}
-	dom, err := browser.DOM([]byte("<!DOCTYPE html><meta charset=utf-8><meta name=color-scheme content='light dark'><body><script>"+look+"</script>"+frames.String()), browser.Look{Dark: dark, Width: 1280, Height: 800})
+	dom, err := browser.DOM([]byte("<!DOCTYPE html><meta charset=utf-8><meta name=color-scheme "+
+		"content='light dark'><body><script>"+look+"</script>"+frames.String()),
+		browser.Look{Dark: dark, Width: 1280, Height: 800})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, rest, found := strings.Cut(dom, `<pre id="seen">`)
 	text, _, _ := strings.Cut(rest, "</pre>")
-	if err := json.Unmarshal([]byte(html.UnescapeString(text)), &all); !found || err != nil || len(all) != 2*len(scenes()) {
+	if err := json.Unmarshal([]byte(html.UnescapeString(text)), &all); !found || err != nil ||
+		len(all) != 2*len(scenes()) {
 		t.Fatalf("the browser tells of %d frames (%v): %.300s", len(all), err, dom)
 	}
 	return all
 }
 
-// TestInABrowser: at the width of a telephone and of a window, light and dark, nothing has to be moved sideways but tables, every text
-// can be read, and bars are as long as what they stand for.
+// TestInABrowser: at the width of a telephone and of a window, light and dark, nothing has to be
+// moved sideways but tables, every text can be read, and bars are as long as what they stand for.
 func TestInABrowser(t *testing.T) {
 	if browser.Find() == "" {
 		t.Skip("this machine has no Chromium (`make pictures` installs it): how the page looks is not shown")
@@ -160,25 +174,30 @@ func TestInABrowser(t *testing.T) {
 				t.Errorf("%s: it is %d pixels wide: %q", what, m.Scroll, m.Cut)
 			}
 			if m.Texts < 5 || len(m.Pale) > 0 || len(m.Graphics) > 0 {
-				t.Errorf("%s: of %d texts these are too pale: %q, and these parts of bars: %q", what, m.Texts, m.Pale, m.Graphics)
+				t.Errorf("%s: of %d texts these are too pale: %q, and these parts of bars: %q", what, m.Texts,
+					m.Pale, m.Graphics)
 			}
 			barsAre(t, what, m)
 		}
 	}
 }
 
-// wantBars are the scenes' bars, in thousandths: what is granted (and found outside), and what is used.
+// wantBars are the scenes' bars, in thousandths: what is granted (and found outside), and what is
+// used.
 var wantBars = map[string][][]part{
 	"0": {}, "1": {{{Class: "c0", X: 0, Width: 250}, {Class: "c1", X: 250, Width: 500}}},
-	"2": {{{Class: "c0", X: 0, Width: 250}, {Class: "c1", X: 250, Width: 500}, {Class: "outside", X: 750, Width: 188}},
-		{{Class: "c0", X: 0, Width: 187}, {Class: "c1", X: 187, Width: 563}, {Class: "outside", X: 750, Width: 125}}, {{Class: "c0", X: 0, Width: 1000}}},
+	"2": {{{Class: "c0", X: 0, Width: 250}, {Class: "c1", X: 250, Width: 500},
+		{Class: "outside", X: 750, Width: 188}},
+		{{Class: "c0", X: 0, Width: 187}, {Class: "c1", X: 187, Width: 563},
+			{Class: "outside", X: 750, Width: 125}}, {{Class: "c0", X: 0, Width: 1000}}},
 }
 
 func barsAre(t *testing.T, what string, m measured) {
 	t.Helper()
 	for _, bar := range m.Bars {
 		for i, p := range bar {
-			if p.X < 0 || p.Width < 1 || p.X+p.Width > 1002 || i > 0 && m.Scene != "many" && p.X < bar[i-1].X+bar[i-1].Width-3 {
+			if p.X < 0 || p.Width < 1 || p.X+p.Width > 1002 || i > 0 && m.Scene != "many" &&
+				p.X < bar[i-1].X+bar[i-1].Width-3 {
 				t.Errorf("%s: a bar is drawn with %+v at %d", what, p, i)
 				break
 			}
@@ -195,7 +214,8 @@ func barsAre(t *testing.T, what string, m measured) {
 	}
 	for i, bar := range want {
 		for k, p := range bar {
-			if got := m.Bars[i]; len(got) != len(bar) || got[k].Class != p.Class || !near(got[k].X, p.X) || !near(got[k].Width, p.Width) {
+			if got := m.Bars[i]; len(got) != len(bar) || got[k].Class != p.Class || !near(got[k].X, p.X) ||
+				!near(got[k].Width, p.Width) {
 				t.Errorf("%s: bar %d is drawn as %+v, want %+v", what, i, got, bar)
 				break
 			}

@@ -27,8 +27,14 @@ type Content struct {
 	Node          grants.Status
 	Audited       bool // there is an audit log
 	Refusals      []auditlog.Refusal
-	Alarms        []string // what an administrator should look at
+	Alarms        []Alarm
 	Watch         watch.Status
+}
+
+// Alarm is something that an administrator should look at.
+type Alarm struct {
+	Message string
+	Advice  string // what to do, with commands in backquotes; "" if the message says it
 }
 
 // refresh is how often browsers load the page again, in seconds.
@@ -43,7 +49,8 @@ var (
 	//go:embed style.css
 	style string
 
-	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{"stamp": stamp}).Parse(markup))
+	pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+		"stamp": stamp, "size": size, "meaning": meaning}).Parse(markup))
 )
 
 // Headers sets the headers of the response: only the document's own style is loaded, no other page
@@ -72,10 +79,12 @@ type document struct {
 	Refresh              int
 	Now                  time.Time
 	Mode                 grant.RulesMode
-	Alarms               []string
+	Policy, Docs         string
+	Alarms               []alarm
 	Granted, Total       grant.Bytes
 	Used                 *grant.Bytes // nil: not known
 	GPUs                 []gpu
+	Words                []word
 	Audited              bool
 	Refusals             []refusal
 }
@@ -97,6 +106,27 @@ type gpu struct {
 	More          int
 }
 
+type alarm struct {
+	Message string
+	Advice  []piece
+}
+
+// piece is a piece of a text: a command, or what is around it.
+type piece struct {
+	Text string
+	Code bool
+}
+
+// pieces splits a text at its backquotes.
+func pieces(text string) (all []piece) {
+	for i, part := range strings.Split(text, "`") {
+		if part != "" {
+			all = append(all, piece{part, i%2 == 1})
+		}
+	}
+	return all
+}
+
 // part is a piece of a bar that is 1000 wide.
 type part struct {
 	Class    string
@@ -114,16 +144,17 @@ type row struct {
 }
 
 type refusal struct {
-	Time                     time.Time
-	Code, Note, Who, Message string
+	Time                           time.Time
+	Code, Note, Container, Message string
 }
 
 func documentOf(s Content) document {
 	v := document{Title: "gpuledger: " + auditlog.Clean(s.Host), Host: auditlog.Clean(s.Host),
 		Version: s.Version, Style: template.CSS(style), Refresh: refresh,
-		Now: s.Node.Now, Mode: s.Node.Mode, Audited: s.Audited}
-	for _, alarm := range s.Alarms {
-		v.Alarms = append(v.Alarms, auditlog.Clean(alarm))
+		Now: s.Node.Now, Mode: s.Node.Mode, Policy: policyText(s.Node.Mode),
+		Docs: grant.Docs, Audited: s.Audited}
+	for _, a := range s.Alarms {
+		v.Alarms = append(v.Alarms, alarm{auditlog.Clean(a.Message), pieces(auditlog.Clean(a.Advice))})
 	}
 	for _, card := range s.Node.Cards {
 		g := gpuOf(card, s.Node.Outside[card.UUID], s.Node.Now)
@@ -133,6 +164,7 @@ func documentOf(s Content) document {
 		v.Granted += card.Allocated
 		v.Total += card.Memory
 	}
+	v.Words = wordsOf(v.GPUs)
 	for _, r := range s.Refusals {
 		v.Refusals = append(v.Refusals, refusalOf(r))
 	}
@@ -147,12 +179,12 @@ func gpuOf(c grants.Card, outside grant.Bytes, now time.Time) gpu {
 	for i, held := range c.Grants {
 		r := rowOf(held, c.UUID, now)
 		r.Class, r.Memory = fmt.Sprintf("c%d", i%colours), c.Share(held)
-		bar.add(r.Class, r.Memory, r.ID+": "+r.Memory.String())
+		bar.add(r.Class, r.Memory, r.ID+": "+size(r.Memory))
 		if i < maxGrants {
 			g.Grants = append(g.Grants, r)
 		}
 	}
-	bar.add("outside", outside, "outside the ledger: "+outside.String())
+	bar.add("outside", outside, "in use outside the ledger: "+size(outside))
 	g.Parts, g.More = bar.parts, len(c.Grants)-len(g.Grants)
 	return g
 }
@@ -180,13 +212,14 @@ func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float
 
 func rowOf(g grant.Grant, uuid string, now time.Time) row {
 	r := row{ID: string(g.ID), State: string(g.State(now)), Mode: string(g.Mode),
-		Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute, Left: left(g, now)}
+		Strength: string(g.Strength), Owner: auditlog.Clean(string(g.Owner)), Compute: g.Compute,
+		Left: left(g, now)}
 	if i := slices.IndexFunc(g.GPUs, func(s grant.Share) bool { return s.UUID == uuid }); i >= 0 {
 		r.Memory = g.GPUs[i].Memory
 	}
 	for _, b := range g.Bindings {
 		r.Users = append(r.Users, cmp.Or(name(b.Pod), short(auditlog.Clean(b.Container)),
-			"a container that cannot be told"))
+			"a container that cannot be identified"))
 	}
 	return r
 }
@@ -194,11 +227,11 @@ func rowOf(g grant.Grant, uuid string, now time.Time) row {
 func left(g grant.Grant, now time.Time) string {
 	switch rest := g.Expires.Sub(now).Round(time.Second); {
 	case g.Expires.IsZero():
-		return "no end"
+		return "never"
 	case rest > 0:
 		return rest.String()
 	}
-	return "over"
+	return "expired"
 }
 
 // name is how people name a container: namespace/pod/container, as far as they are known.
@@ -218,9 +251,9 @@ func short(id string) string {
 
 func refusalOf(r auditlog.Refusal) refusal {
 	v := refusal{Time: r.Time, Code: auditlog.Clean(r.Code), Message: auditlog.Clean(r.Message),
-		Who: cmp.Or(name(r.Pod), auditlog.Clean(r.Container))}
+		Container: cmp.Or(name(r.Pod), auditlog.Clean(r.Container))}
 	if r.Mode != auditlog.Enforced {
-		v.Note = "only recorded (" + auditlog.Clean(r.Mode) + ")"
+		v.Note = "the container started (" + auditlog.Clean(r.Mode) + ")"
 	}
 	return v
 }

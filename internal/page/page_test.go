@@ -26,12 +26,15 @@ func sample(n int) Content {
 	s := Content{Host: "node-1", Version: "v1.2.3", Audited: true}
 	s.Node.Now, s.Node.Mode = noon, grant.Enforce
 	for i := range n {
-		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100", Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
+		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100",
+			Memory: 16 * grant.GiB, Health: grant.Healthy}, Free: 16 * grant.GiB}
 		switch i {
 		case 0:
 			c.Mode, c.Compute, c.Allocated, c.Free = grant.Limit, 50, 12*grant.GiB, 4*grant.GiB
-			c.Grants = []grant.Grant{held("g-aaaaaaaaaaaa", c.UUID, 4*grant.GiB), held("g-bbbbbbbbbbbb", c.UUID, 8*grant.GiB)}
-			c.Grants[0].Bindings = []grant.Binding{{Container: "0123", Life: grant.Alive, Pod: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}}}
+			c.Grants = []grant.Grant{held("g-aaaaaaaaaaaa", c.UUID, 4*grant.GiB),
+				held("g-bbbbbbbbbbbb", c.UUID, 8*grant.GiB)}
+			c.Grants[0].Bindings = []grant.Binding{{Container: "0123", Life: grant.Alive,
+				Pod: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}}}
 			c.Grants[1].Expires, c.Grants[1].Compute = noon.Add(90*time.Second), 50
 		case 1:
 			c.Mode, c.Allocated, c.Free, c.Health = grant.Limit, 32*grant.GiB, 0, "it fell off the bus"
@@ -43,7 +46,8 @@ func sample(n int) Content {
 }
 
 func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
-	return grant.Grant{ID: id, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
+	return grant.Grant{ID: id, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
+		GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
 }
 
 // drawn renders a state and holds the document to what every one must be.
@@ -55,7 +59,8 @@ func drawn(t *testing.T, s Content) string {
 	}
 	page := string(text)
 	balanced(t, page)
-	for _, wrong := range []string{"<script", "<img", "<link", "<iframe", "javascript:", "http://", "https://", " on", "ZgotmplZ", "style="} {
+	for _, wrong := range []string{"<script", "<img", "<link", "<iframe", "javascript:", "http://",
+		"https://", " on", "ZgotmplZ", "style="} {
 		for _, tag := range regexp.MustCompile(`<[a-z][^>]*>`).FindAllString(page, -1) {
 			if strings.Contains(tag, wrong) {
 				t.Errorf("the page has %s", tag)
@@ -67,13 +72,15 @@ func drawn(t *testing.T, s Content) string {
 	_, rest, _ := strings.Cut(page, "<style>")
 	css, _, _ := strings.Cut(rest, "</style>")
 	sum := sha256.Sum256([]byte(css))
-	if policy := h.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || !strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
+	if policy := h.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") ||
+		!strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
 		t.Errorf("the policy %q does not allow the page's style", policy)
 	}
 	return page
 }
 
-// balanced reads the document as browsers do, strictly: text that broke out of its place would show here.
+// balanced reads the document as browsers do, strictly: text that broke out of its place would show
+// here.
 func balanced(t *testing.T, page string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(page))
@@ -115,9 +122,16 @@ func TestNodes(t *testing.T) {
 func TestABar(t *testing.T) {
 	page := drawn(t, sample(2))
 	for _, want := range []string{
-		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4GiB</title>`, `<rect class="c1" x="250" y="0" width="500" height="28">`,
-		"12GiB of 16GiB granted, 4GiB free, 50 % of compute; mode limit", "<strong>44GiB</strong> of 32GiB granted on 2 GPUs", "team/job-0/train", "1m30s", "library",
-		`<strong class="bad">it fell off the bus</strong>`, `<rect class="c0" x="0" y="0" width="1000" height="28">`, "None is in the audit log", "refusals are <strong>enforce</strong>",
+		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4.0 GiB</title>`,
+		`<rect class="c1" x="250" y="0" width="500" height="28">`,
+		"memory granted</dt><dd>12.0 GiB of 16.0 GiB<", "memory left</dt><dd>4.0 GiB to grant<",
+		"compute granted</dt><dd>50 %<", "mode</dt><dd>limit<", "memory in use</dt><dd>not known<",
+		"<strong>44.0 GiB</strong> of 32.0 GiB granted on 2 GPUs", "team/job-0/train",
+		"<td>1m30s</td>", "<td>never</td>",
+		"Nothing needs attention.",
+		`<strong class="bad">it fell off the bus</strong>; it gets no new grants`,
+		`<rect class="c0" x="0" y="0" width="1000" height="28">`, "There is none in the audit log",
+		"Mode <strong>enforce</strong>: a container that reaches a GPU without a grant for it does not start",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -125,16 +139,21 @@ func TestABar(t *testing.T) {
 	}
 }
 
-// watched adds what is used of the sample: the first grant within it, the second above, and a process of the node.
+// watched adds what is used of the sample: the first grant within it, the second above, and a
+// process of the node.
 func watched(s Content) Content {
 	w := &s.Watch
 	w.Samples = 3
-	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70}}
-	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB}, {ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
-	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb", Bytes: grant.GiB, Message: "it uses more"}}
+	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70,
+		Power: 71500, Temperature: 43}}
+	w.Grants = []watch.GrantUse{{ID: "g-aaaaaaaaaaaa", GPU: "GPU-0", Used: 3 * grant.GiB},
+		{ID: "g-bbbbbbbbbbbb", GPU: "GPU-0", Used: 9 * grant.GiB}}
+	w.Findings = []grant.Finding{{Kind: grant.OverGrant, GPU: "GPU-0", Grant: "g-bbbbbbbbbbbb",
+		Bytes: grant.GiB, Message: "it uses more"}}
 	for i := range 61 {
 		w.History = append(w.History, watch.HistorySample{Taken: noon.Add(time.Duration(i-60) * time.Second),
-			GPUs: map[string]watch.MemoryLevel{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60, Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
+			GPUs: map[string]watch.MemoryLevel{"GPU-0": {Used: grant.Bytes(i) * 14 * grant.GiB / 60,
+				Granted: 12 * grant.GiB, Total: 16 * grant.GiB}}})
 	}
 	return s
 }
@@ -142,9 +161,14 @@ func watched(s Content) Content {
 func TestUse(t *testing.T) {
 	page := drawn(t, watched(sample(2)))
 	for _, want := range []string{
-		"14GiB used, busy 70 %; mode limit", "and <strong>14GiB</strong> used on 2 GPUs", "<td>3GiB</td>", `<td><strong class="bad">9GiB</strong></td>`,
-		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3GiB</title>`, `<rect class="outside" x="750" y="0" width="125" height="10">`,
-		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`, "in the last 60 seconds, up to 16GiB",
+		"memory in use</dt><dd>14.0 GiB<", "busy</dt><dd>70 % of the time<", "power</dt><dd>72 W<",
+		"temperature</dt><dd>43 °C<",
+		"and <strong>14.0 GiB</strong> in use on 2 GPUs", "<td>3.0 GiB</td>",
+		`<td><strong class="bad">9.0 GiB</strong></td>`,
+		`<rect class="c0" x="0" y="0" width="187" height="10"><title>g-aaaaaaaaaaaa uses 3.0 GiB</title>`,
+		`<rect class="outside" x="750" y="0" width="125" height="10">`,
+		`<polyline class="granted" points="0,15.0 `, ` 1000,7.5 1000,60"/>`,
+		"in the last 60 seconds, up to 16.0 GiB",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -155,7 +179,8 @@ func TestUse(t *testing.T) {
 	}
 	s := watched(sample(2))
 	s.Watch.Failure = "NVML hangs"
-	if page := drawn(t, s); strings.Contains(page, "14GiB used") || strings.Contains(page, "<polyline") {
+	if page := drawn(t, s); strings.Contains(page, "14.0 GiB") || strings.Contains(page, "43 °C") ||
+		strings.Contains(page, "<polyline") {
 		t.Error("what was used some time ago is shown as what is used")
 	}
 }
@@ -169,10 +194,12 @@ func TestManyGrants(t *testing.T) {
 		c.Allocated += 16 * grant.MiB
 	}
 	page := drawn(t, s)
-	if rows := strings.Count(page, `<i class="key`); rows != maxGrants || !strings.Contains(page, "and 936 more grants") {
+	if rows := strings.Count(page, `<i class="key`); rows != maxGrants ||
+		!strings.Contains(page, "and 936 more grants") {
 		t.Errorf("%d rows", rows)
 	}
-	for _, place := range regexp.MustCompile(`x="(\d+)" y="0" width="(\d+)"`).FindAllStringSubmatch(page, -1) {
+	for _, place := range regexp.MustCompile(`x="(\d+)" y="0" width="(\d+)"`).FindAllStringSubmatch(page,
+		-1) {
 		var x, width int
 		fmt.Sscan(place[1], &x)
 		fmt.Sscan(place[2], &width)
@@ -182,24 +209,39 @@ func TestManyGrants(t *testing.T) {
 	}
 }
 
+func TestAdvice(t *testing.T) {
+	s := sample(0)
+	s.Alarms = []Alarm{{"it is too warm", "run `fan --fast`, then look again"}, {Message: "no advice"}}
+	page := drawn(t, s)
+	if !strings.Contains(page, "<p>it is too warm</p>"+
+		`<p class="advice">What to do: run <code>fan --fast</code>, then look again</p>`) ||
+		strings.Count(page, "What to do") != 1 || strings.Contains(page, "Nothing needs attention") {
+		t.Errorf("the page is %s", page)
+	}
+}
+
 // hostile is what a tenant can get into names and messages.
-const hostile = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} g-abcdefghijkl.00112233445566778899aabbccddeeff"
+const hostile = "</td></table><script>alert(1)</script><img src=x " +
+	"onerror=alert(1)>\"'><style>*{display:none}</style>\u202e\x1b[2J{{.}} " +
+	"g-abcdefghijkl.00112233445566778899aabbccddeeff"
 
 func TestHostileText(t *testing.T) {
 	s := sample(1)
-	s.Host, s.Alarms = hostile, []string{hostile}
+	s.Host, s.Alarms = hostile, []Alarm{{hostile, hostile}}
 	c := &s.Node.Cards[0]
 	c.Name, c.Health = hostile, hostile
 	c.Grants[0].Owner = hostile
-	c.Grants[0].Bindings = []grant.Binding{{Container: hostile}, {Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
-	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile, Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
+	c.Grants[0].Bindings = []grant.Binding{{Container: hostile},
+		{Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
+	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile,
+		Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
 	page := drawn(t, s)
 	for _, bad := range []string{"<script", "<img", "\u202e", "\x1b", "00112233"} {
 		if strings.Contains(page, bad) {
 			t.Errorf("the page has %q", bad)
 		}
 	}
-	if strings.Count(page, "<style") != 1 || !strings.Contains(page, "only recorded (report)") {
+	if strings.Count(page, "<style") != 1 || !strings.Contains(page, "the container started (report)") {
 		t.Error("text became markup, or a refusal is missing")
 	}
 }

@@ -14,9 +14,10 @@ import (
 
 // use is what is used of a GPU, beside what is granted.
 type use struct {
-	Used        grant.Bytes
-	Utilization int // percent; -1: unknown
-	Parts       []part
+	Used               grant.Bytes
+	Utilization        int    // percent; -1: unknown
+	Power, Temperature string // with their units; "": unknown
+	Parts              []part
 }
 
 // history is the last minute of a GPU as lines of a graph of 1000 by 60, with the newest sample at
@@ -34,16 +35,17 @@ func (g *gpu) measured(s watch.Status, c grants.Card) {
 		return
 	}
 	u := s.GPUs[i]
-	g.Use = &use{Used: u.Used, Utilization: u.Utilization}
+	g.Use = &use{Used: u.Used, Utilization: u.Utilization, Power: watts(u.Power),
+		Temperature: celsius(u.Temperature)}
 	line := bar{whole: max(g.Memory, g.Granted+g.Outside, u.Used, 1)}
 	for j := range g.Grants {
 		g.Grants[j].measured(s, c)
 		if used := g.Grants[j].Used; used != nil {
-			line.add(g.Grants[j].Class, *used, g.Grants[j].ID+" uses "+used.String())
+			line.add(g.Grants[j].Class, *used, g.Grants[j].ID+" uses "+size(*used))
 		}
 	}
-	line.add("outside", u.Used-min(u.Used, line.taken),
-		"used by nobody's grant, or not shown: "+(u.Used-min(u.Used, line.taken)).String())
+	rest := u.Used - min(u.Used, line.taken)
+	line.add("outside", rest, "in use without a grant, or by grants that are not listed: "+size(rest))
 	g.Use.Parts = line.parts
 	g.History = historyOf(s.History, g.UUID)
 }

@@ -211,7 +211,8 @@ func validate(p grant.Policy) error {
 	}
 	if p.Inventory.Source == grant.Simulated && p.Inventory.File == "" {
 		return errors.New(
-			`inventory.file: a simulated node needs its description, as "gpuledger inventory simulate" writes it`)
+			`inventory.file: a simulated node needs its description, as "gpuledger inventory ` +
+				`simulate" writes it`)
 	}
 	if !filepath.IsAbs(p.Inventory.DriverRoot) {
 		return fmt.Errorf("inventory.driver_root: want an absolute path, not %q", p.Inventory.DriverRoot)

@@ -193,11 +193,16 @@ func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 
 func TestRuntimeIsWhatLoadReads(t *testing.T) {
 	for _, text := range []string{
-		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n", "runtime = { path = [\"a\"] }\n",
-		"[runtime]\npath = [ # ours\n  \"/opt/runc\", # first\n]\n", "[runtime]\npath = ['a\\b', \"\"\"c\"\"\"]\n",
-		"[audit]\nfile = \"\"\n[runtime]\n\"path\" = [\"x\"]\n[policy]\nmode = \"report\"\n", "[runtime]\npath = []\n", "[[pool]]\ngpus = [\"0\"]\n",
-		"engine = \"docker\"\n[runtime]\nunjudged = \"/usr/bin/nvidia-container-runtime\"\n", "[runtime.unjudged]\ndocker = \"runc\"\n",
-		"[runtime]\nunjudged = { containerd = \"/opt/a\", cri-o = \"b\" } # two\npath = [\"crun\"]\n", "runtime.unjudged.podman = \"crun\"\n",
+		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n",
+		"runtime = { path = [\"a\"] }\n",
+		"[runtime]\npath = [ # ours\n  \"/opt/runc\", # first\n]\n",
+		"[runtime]\npath = ['a\\b', \"\"\"c\"\"\"]\n",
+		"[audit]\nfile = \"\"\n[runtime]\n\"path\" = [\"x\"]\n[policy]\nmode = \"report\"\n",
+		"[runtime]\npath = []\n", "[[pool]]\ngpus = [\"0\"]\n",
+		"engine = \"docker\"\n[runtime]\nunjudged = \"/usr/bin/nvidia-container-runtime\"\n",
+		"[runtime.unjudged]\ndocker = \"runc\"\n",
+		"[runtime]\nunjudged = { containerd = \"/opt/a\", cri-o = \"b\" } # two\npath = [\"crun\"]\n",
+		"runtime.unjudged.podman = \"crun\"\n",
 		"runtime = { path = [\"a\"], unjudged = { podman = \"crun\" } }\n", "[runtime]\nunjudged = \"\"\n",
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
@@ -238,8 +243,10 @@ func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }
 // TestPlacesOfOnesOwn: directories of the operator's own are allowed anywhere.
 func TestPlacesOfOnesOwn(t *testing.T) {
 	for _, text := range []string{
-		"state_dir = \"/data/gpuledger\"\nrun_dir = \"/run/user-gpuledger\"\n", "run_dir = \"/tmp/x\"\n", "run_dir = \"/dev/shm/gpuledger\"\n",
-		"[audit]\nfile = \"/var/lib/gpuledger/audit.jsonl\"\n", "[audit]\nfile = \"/run/gpuledger/audit.jsonl\"\n", "[audit]\nfile = \"/dev/stderr\"\n",
+		"state_dir = \"/data/gpuledger\"\nrun_dir = \"/run/user-gpuledger\"\n", "run_dir = \"/tmp/x\"\n",
+		"run_dir = \"/dev/shm/gpuledger\"\n",
+		"[audit]\nfile = \"/var/lib/gpuledger/audit.jsonl\"\n",
+		"[audit]\nfile = \"/run/gpuledger/audit.jsonl\"\n", "[audit]\nfile = \"/dev/stderr\"\n",
 	} {
 		if _, err := Parse([]byte(text)); err != nil {
 			t.Errorf("%q: %v", text, err)

@@ -34,7 +34,8 @@ func decode(text []byte, into *grant.Policy, strict bool) (err error) {
 
 // wrongTypeErrors are the beginnings of the library's errors for a value of another type than its
 // key's. Those errors name fields of Go.
-var wrongTypeErrors = []string{"cannot decode TOML ", "cannot store ", "cannot assign ", "float cannot be assigned ",
+var wrongTypeErrors = []string{"cannot decode TOML ", "cannot store ", "cannot assign ",
+	"float cannot be assigned ",
 	"unhandled kv part", "couldn't parse decimal number", errWrongType.Error(),
 	"incomplete number", "expected value", "expected '", "unexpected character"}
 
@@ -45,7 +46,9 @@ var typeNames = map[string]string{"integer": "a number", "float": "a number with
 // explainWrongType rewords a library error for a value of the wrong type: it says what the key
 // needs. It returns other errors unchanged.
 func explainWrongType(key, why string) (string, string) {
-	if !slices.ContainsFunc(wrongTypeErrors, func(begin string) bool { return strings.HasPrefix(why, begin) }) {
+	if !slices.ContainsFunc(wrongTypeErrors, func(begin string) bool {
+		return strings.HasPrefix(why, begin)
+	}) {
 		return key, why
 	}
 	known, wants := wanted(key)

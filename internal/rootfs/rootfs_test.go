@@ -194,7 +194,8 @@ func TestFormats(t *testing.T) {
 		content []byte
 		want    string
 	}{
-		"new": {both, "/new"}, "old": {oldCache("old", "/old", ""), "/old"}, "both": {oldCache("old", "/old", string(both)), "/new"},
+		"new": {both, "/new"}, "old": {oldCache("old", "/old", ""), "/old"},
+		"both": {oldCache("old", "/old", string(both)), "/new"},
 	} {
 		if got, err := parse(c.content); err != nil || len(got) != 1 || got[0].path != c.want {
 			t.Errorf("%s: %v, %+v", name, err, got)
@@ -218,13 +219,18 @@ func TestOddCachesStay(t *testing.T) {
 	good := encode([]entry{{3, "a", "/a", 0, 0, "v3"}})
 	with := func(at int, b ...byte) []byte { c := bytes.Clone(good); copy(c[at:], b); return c }
 	for name, content := range map[string][]byte{
-		"text": []byte("hello"), "cut in the header": good[:30], "cut in the entries": good[:60], "countless entries": with(20, 255, 255, 255, 255), "big-endian": with(28, 3),
-		"a name far away": with(52, 255, 255, 255, 255), "a path far away": with(56, 255, 255, 255, 127), "an extension far away": with(32, 255, 255, 255, 255), "no extension": with(32, 48), "names within names": nested(),
-		"an index far away": with(64, 9), "old and cut": oldCache("a", "/a", "")[:20], "old with a name far away": oldCache("a", "/a", "")[:28],
-		"of another version": []byte("glibc-ld.so.cache1.2" + strings.Repeat("\x00", 40)),
+		"text": []byte("hello"), "cut in the header": good[:30], "cut in the entries": good[:60],
+		"countless entries": with(20, 255, 255, 255, 255), "big-endian": with(28, 3),
+		"a name far away": with(52, 255, 255, 255, 255), "a path far away": with(56, 255, 255, 255, 127),
+		"an extension far away": with(32, 255, 255, 255, 255), "no extension": with(32, 48),
+		"names within names": nested(),
+		"an index far away":  with(64, 9), "old and cut": oldCache("a", "/a", "")[:20],
+		"old with a name far away": oldCache("a", "/a", "")[:28],
+		"of another version":       []byte("glibc-ld.so.cache1.2" + strings.Repeat("\x00", 40)),
 	} {
 		tree := image(t, content)
-		if err := tree.Enter(libcuda); !errors.Is(err, errUnknownFormat) || read(t, tree.cache()) != string(content) {
+		if err := tree.Enter(libcuda); !errors.Is(err, errUnknownFormat) ||
+			read(t, tree.cache()) != string(content) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -246,16 +252,23 @@ func TestOddPlaces(t *testing.T) {
 		}
 	}
 	for name, prepare := range map[string]func(Tree) error{
-		"/etc is a link": link("etc", outside), "/etc is a link upwards": link("etc", up+outside), "/etc is a link inside": link("etc", "usr"),
-		"/etc is a link through /proc": link("etc", "/proc/self/root"+outside), "the cache is a link": link("etc/ld.so.cache", canary), "the cache dangles": link("etc/ld.so.cache", "none"),
+		"/etc is a link": link("etc", outside), "/etc is a link upwards": link("etc", up+outside),
+		"/etc is a link inside":        link("etc", "usr"),
+		"/etc is a link through /proc": link("etc", "/proc/self/root"+outside),
+		"the cache is a link":          link("etc/ld.so.cache", canary),
+		"the cache dangles":            link("etc/ld.so.cache", "none"),
 		"/etc is a file": func(t Tree) error {
 			return errors.Join(os.RemoveAll(t.Root+"/etc"), os.WriteFile(t.Root+"/etc", nil, 0o644))
 		},
-		"/etc is a pipe":           func(t Tree) error { return errors.Join(os.RemoveAll(t.Root+"/etc"), unix.Mkfifo(t.Root+"/etc", 0o644)) },
+		"/etc is a pipe": func(t Tree) error {
+			return errors.Join(os.RemoveAll(t.Root+"/etc"), unix.Mkfifo(t.Root+"/etc", 0o644))
+		},
 		"there is no /etc":         func(t Tree) error { return os.RemoveAll(t.Root + "/etc") },
 		"the cache is a pipe":      func(t Tree) error { return unix.Mkfifo(t.cache(), 0o644) },
 		"the cache is a directory": func(t Tree) error { return os.MkdirAll(t.cache()+"/x", 0o755) },
-		"the cache is a device":    func(t Tree) error { return unix.Mknod(t.cache(), unix.S_IFCHR|0o644, 1<<8|5) },
+		"the cache is a device": func(t Tree) error {
+			return unix.Mknod(t.cache(), unix.S_IFCHR|0o644, 1<<8|5)
+		},
 		"the cache is huge": func(t Tree) error {
 			return errors.Join(os.WriteFile(t.cache(), nil, 0o644), os.Truncate(t.cache(), 1<<40))
 		},

@@ -60,13 +60,14 @@ var periods = [...]time.Duration{Period, Period * 23 / 20, Period * 29 / 20, Per
 // (throttle_test.go), none from a real one.
 const (
 	averageTime = 1500 * time.Millisecond // of the mean of use; or two periods of the gate, if that is longer
-	gain        = 0.3                     // relative change of the duty, if the grant has no time at all, or all
-	minGap      = 0.15                    // of the GPU's time: the smallest full error of a share
-	maxRate     = 1.0                     // relative change of the duty at most
-	idleRate    = 0.1                     // back to the share, while the grant is nearly idle
-	idleShare   = 0.25                    // of the share: a grant with less is nearly idle
-	steadyTime  = 4 * time.Second         // a gate that is wrong in one direction for longer moves faster,
-	maxSpeedUp  = 5                       // by this factor in the end
+	// relative change of the duty, if the grant has no time at all, or all
+	gain       = 0.3
+	minGap     = 0.15            // of the GPU's time: the smallest full error of a share
+	maxRate    = 1.0             // relative change of the duty at most
+	idleRate   = 0.1             // back to the share, while the grant is nearly idle
+	idleShare  = 0.25            // of the share: a grant with less is nearly idle
+	steadyTime = 4 * time.Second // a gate that is wrong in one direction for longer moves faster,
+	maxSpeedUp = 5               // by this factor in the end
 )
 
 // Next is the gate after a measurement: the percent of the GPU's time that the grant had since the

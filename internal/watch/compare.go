@@ -19,7 +19,8 @@ type Input struct {
 	Users     *ProcessUsers // of these processes and grants, from an earlier comparison; nil: made here
 	// Identify finds out more about a container without a grant; nil: nothing is known.
 	Identify func(grant.User) grant.User
-	// Serves reports whether a process is a server of gpuledger's MPS daemon for a GPU; nil: none is.
+	// Serves reports whether a process is a server of gpuledger's MPS daemon for a GPU; nil: none
+	// is.
 	Serves func(uuid string, p grant.Process) bool
 	// Open lists the processes that have a GPU's node open, by GPU, whether they use it or not.
 	Open map[string][]int
@@ -36,13 +37,16 @@ type Report struct {
 
 // GPUUse is what is used of a GPU.
 type GPUUse struct {
-	UUID        string      `json:"uuid"`
-	Index       int         `json:"index"`
-	Total       grant.Bytes `json:"total"`
-	Used        grant.Bytes `json:"used"`
-	Outside     grant.Bytes `json:"outside"`     // of it without a grant, or beyond one
-	Unexplained grant.Bytes `json:"unexplained"` // of it by no process; the driver itself needs a little
-	Utilization int         `json:"utilization"` // percent; -1: unknown
+	UUID    string      `json:"uuid"`
+	Index   int         `json:"index"`
+	Total   grant.Bytes `json:"total"`
+	Used    grant.Bytes `json:"used"`
+	Outside grant.Bytes `json:"outside"` // of it without a grant, or beyond one
+	// of it by no process; the driver itself needs a little
+	Unexplained grant.Bytes `json:"unexplained"`
+	Utilization int         `json:"utilization"`                  // percent; -1: unknown
+	Power       int         `json:"power_milliwatts,omitzero"`    // 0: unknown
+	Temperature int         `json:"temperature_celsius,omitzero"` // 0: unknown
 	Processes   int         `json:"processes"`
 	XIDs        []int       `json:"xids,omitempty"` // since the last sample
 }
@@ -114,7 +118,7 @@ func (j *comparison) addGPU(g grant.Usage) {
 		return
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization,
-		Processes: len(g.Processes), XIDs: g.XIDs}
+		Power: g.Power, Temperature: g.Temperature, Processes: len(g.Processes), XIDs: g.XIDs}
 	j.usersOnGPU = nil
 	usages, accounted := j.usages(g)
 	for _, t := range usages {
@@ -365,7 +369,9 @@ func (j *comparison) checkComputeMode(g grant.Usage) {
 			continue
 		}
 		j.add(grant.Finding{Kind: grant.ModeChanged, GPU: g.UUID, Index: g.Index,
-			Message: fmt.Sprintf("GPU %d is in compute mode %s, in which its grants of mode %s cannot be used (`nvidia-smi -i %d -c DEFAULT` undoes it)", g.Index, g.ComputeMode, held.Mode, g.Index)})
+			Message: fmt.Sprintf("GPU %d is in compute mode %s, in which its grants of mode %s cannot be "+
+				"used (`nvidia-smi -i %d -c DEFAULT` undoes it)", g.Index, g.ComputeMode,
+				held.Mode, g.Index)})
 		return
 	}
 }

@@ -19,29 +19,36 @@ const (
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// scene is a node of two GPUs of 16 GiB; grant one has 4 GiB of the first for container c1 of a pod, grant two is a claim's with
-// 8 GiB of the second for c2 and c3.
+// scene is a node of two GPUs of 16 GiB; grant one has 4 GiB of the first for container c1 of a
+// pod, grant two is a claim's with 8 GiB of the second for c2 and c3.
 func scene() Input {
 	binding := func(id grant.ID, container, pod string) grant.Binding {
-		return grant.Binding{Grant: id, Container: container, Life: grant.Alive, Cgroups: []string{"/pods/" + container},
-			Pod: grant.Identity{UID: "u", Namespace: "team", Pod: pod, Container: "train"}}
+		return grant.Binding{Grant: id, Container: container, Life: grant.Alive,
+			Cgroups: []string{"/pods/" + container},
+			Pod:     grant.Identity{UID: "u", Namespace: "team", Pod: pod, Container: "train"}}
 	}
 	s := Input{Sample: grant.Sample{Taken: noon}, Processes: map[int]ProcessInfo{}}
 	s.Grants = []grant.Grant{
-		{ID: one, Owner: "pod:u/train", Mode: grant.Limit, GPUs: []grant.Share{{UUID: gpu0, Memory: 4 * grant.GiB}}, Bindings: []grant.Binding{binding(one, "c1", "job-0")}},
-		{ID: two, Owner: "claim:v", Mode: grant.Limit, GPUs: []grant.Share{{UUID: gpu1, Index: 1, Memory: 8 * grant.GiB}},
+		{ID: one, Owner: "pod:u/train", Mode: grant.Limit, GPUs: []grant.Share{
+			{UUID: gpu0, Memory: 4 * grant.GiB}}, Bindings: []grant.Binding{binding(one, "c1", "job-0")}},
+		{ID: two, Owner: "claim:v", Mode: grant.Limit, GPUs: []grant.Share{
+			{UUID: gpu1, Index: 1, Memory: 8 * grant.GiB}},
 			Bindings: []grant.Binding{binding(two, "c2", "job-1"), binding(two, "c3", "job-2")}},
 	}
 	for i, uuid := range []string{gpu0, gpu1} {
-		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 16 * grant.GiB, Health: grant.Healthy})
-		s.Sample.GPUs = append(s.Sample.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 16 * grant.GiB, Utilization: -1, ComputeMode: grant.ComputeDefault})
+		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{
+			UUID: uuid, Index: i, Memory: 16 * grant.GiB, Health: grant.Healthy})
+		s.Sample.GPUs = append(s.Sample.GPUs, grant.Usage{
+			UUID: uuid, Index: i, Health: grant.Healthy, Total: 16 * grant.GiB, Utilization: -1,
+			ComputeMode: grant.ComputeDefault})
 	}
 	return s
 }
 
 // runs adds a process to the scene that uses a GPU.
 func (s *Input) runs(pid, gpu int, cgroup string, memory grant.Bytes) *grant.ProcessUse {
-	s.Processes[pid] = ProcessInfo{Process: grant.Process{PID: pid, Start: uint64(pid)}, Command: "python", Cgroup: cgroup}
+	s.Processes[pid] = ProcessInfo{Process: grant.Process{PID: pid, Start: uint64(pid)},
+		Command: "python", Cgroup: cgroup}
 	g := &s.Sample.GPUs[gpu]
 	g.Used += memory
 	g.Processes = append(g.Processes, grant.ProcessUse{PID: pid, Memory: memory, Compute: -1})
@@ -55,26 +62,54 @@ func TestFindings(t *testing.T) {
 		want []string // KIND GPU BYTES: message
 		out  grant.Bytes
 	}{
-		"nothing runs":            {func(*Input) {}, nil, 0},
-		"within its grant":        {func(s *Input) { s.runs(10, 0, "/pods/c1", 4*grant.GiB) }, nil, 0},
-		"in a cgroup below":       {func(s *Input) { s.runs(10, 0, "/pods/c1/system.slice/x.service", 4*grant.GiB) }, nil, 0},
-		"two processes within it": {func(s *Input) { s.runs(10, 0, "/pods/c1", 2*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) }, nil, 0},
-		"two processes above it": {func(s *Input) { s.runs(10, 0, "/pods/c1", 3*grant.GiB); s.runs(11, 0, "/pods/c1", 2*grant.GiB) },
-			[]string{`over-grant 0 1GiB: container "train" of pod team/job-0 uses 5GiB of GPU 0, 1GiB more than the 4GiB of its grant g-aaaaaaaaaaaa`}, grant.GiB},
-		"a claim's containers count together": {func(s *Input) { s.runs(10, 1, "/pods/c2", 5*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) },
-			[]string{`over-grant 1 1GiB: container "train" of pod team/job-2 uses 9GiB of GPU 1, 1GiB more than the 8GiB of its grant g-bbbbbbbbbbbb`}, grant.GiB},
-		"a claim's containers within it": {func(s *Input) { s.runs(10, 1, "/pods/c2", 4*grant.GiB); s.runs(11, 1, "/pods/c3", 4*grant.GiB) }, nil, 0},
+		"nothing runs":     {func(*Input) {}, nil, 0},
+		"within its grant": {func(s *Input) { s.runs(10, 0, "/pods/c1", 4*grant.GiB) }, nil, 0},
+		"in a cgroup below": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1/system.slice/x.service", 4*grant.GiB)
+		}, nil, 0},
+		"two processes within it": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", 2*grant.GiB)
+			s.runs(11, 0, "/pods/c1", 2*grant.GiB)
+		}, nil, 0},
+		"two processes above it": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", 3*grant.GiB)
+			s.runs(11, 0, "/pods/c1", 2*grant.GiB)
+		},
+			[]string{`over-grant 0 1GiB: container "train" of pod team/job-0 uses 5GiB of GPU 0, 1GiB more ` +
+				`than the 4GiB of its grant g-aaaaaaaaaaaa`}, grant.GiB},
+		"a claim's containers count together": {func(s *Input) {
+			s.runs(10, 1, "/pods/c2", 5*grant.GiB)
+			s.runs(11, 1, "/pods/c3", 4*grant.GiB)
+		},
+			[]string{`over-grant 1 1GiB: container "train" of pod team/job-2 uses 9GiB of GPU 1, 1GiB more ` +
+				`than the 8GiB of its grant g-bbbbbbbbbbbb`}, grant.GiB},
+		"a claim's containers within it": {func(s *Input) {
+			s.runs(10, 1, "/pods/c2", 4*grant.GiB)
+			s.runs(11, 1, "/pods/c3", 4*grant.GiB)
+		}, nil, 0},
 		"another GPU than its grant's": {func(s *Input) { s.runs(10, 1, "/pods/c1", grant.GiB) },
-			[]string{`outside-ledger 1 1GiB: container "train" of pod team/job-0 uses 1GiB of GPU 1, which its grant g-aaaaaaaaaaaa does not cover`}, grant.GiB},
+			[]string{`outside-ledger 1 1GiB: container "train" of pod team/job-0 uses 1GiB of GPU 1, which ` +
+				`its grant g-aaaaaaaaaaaa does not cover`}, grant.GiB},
 		"a process of the node": {func(s *Input) { s.runs(10, 0, "/user.slice/session-1.scope", grant.GiB) },
-			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"two processes of the node": {func(s *Input) { s.runs(10, 0, "/", grant.GiB); s.runs(11, 0, "/", grant.GiB) },
-			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`,
-				`outside-ledger 0 1GiB: process 11 (python) of the node uses 1GiB of GPU 0 without a grant`}, 2 * grant.GiB},
-		"a container of Docker's": {func(s *Input) { s.runs(10, 0, docker, grant.GiB); s.runs(11, 0, docker+"/x", grant.GiB) },
-			[]string{`outside-ledger 0 2GiB: container 0123456789ab of docker uses 2GiB of GPU 0 without a grant`}, 2 * grant.GiB},
+			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 ` +
+				`without a grant`}, grant.GiB},
+		"two processes of the node": {func(s *Input) {
+			s.runs(10, 0, "/", grant.GiB)
+			s.runs(11, 0, "/", grant.GiB)
+		},
+			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 ` +
+				`without a grant`,
+				`outside-ledger 0 1GiB: process 11 (python) of the node uses 1GiB of GPU 0 without a grant`},
+			2 * grant.GiB},
+		"a container of Docker's": {func(s *Input) {
+			s.runs(10, 0, docker, grant.GiB)
+			s.runs(11, 0, docker+"/x", grant.GiB)
+		},
+			[]string{`outside-ledger 0 2GiB: container 0123456789ab of docker uses 2GiB of GPU 0 ` +
+				`without a grant`}, 2 * grant.GiB},
 		"a pod without a grant": {func(s *Input) { s.runs(10, 0, "/kubepods/pod"+uid+"/"+id0, grant.GiB) },
-			[]string{`outside-ledger 0 1GiB: container 0123456789ab of pod ` + uid + ` uses 1GiB of GPU 0 without a grant`}, grant.GiB},
+			[]string{`outside-ledger 0 1GiB: container 0123456789ab of pod ` + uid +
+				` uses 1GiB of GPU 0 without a grant`}, grant.GiB},
 		"some other runtime's": {func(s *Input) {
 			s.runs(10, 0, "/lxc/box", grant.GiB)
 			p := s.Processes[10]
@@ -82,50 +117,89 @@ func TestFindings(t *testing.T) {
 			s.Processes[10] = p
 		}, []string{`outside-ledger 0 1GiB: container box uses 1GiB of GPU 0 without a grant`}, grant.GiB},
 		"a name that is only longer": {func(s *Input) { s.runs(10, 0, "/pods/c10", grant.GiB) },
-			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 without a grant`}, grant.GiB},
+			[]string{`outside-ledger 0 1GiB: process 10 (python) of the node uses 1GiB of GPU 0 ` +
+				`without a grant`}, grant.GiB},
 		"memory without a process": {func(s *Input) { s.Sample.GPUs[0].Used = 2 * grant.GiB },
 			[]string{`unexplained 0 2GiB: 2GiB of GPU 0 are in use and no process accounts for them`}, 0},
-		"what the driver keeps":            {func(s *Input) { s.Sample.GPUs[0].Used = 500 * grant.MiB }, nil, 0},
-		"a process that has ended":         {func(s *Input) { s.runs(10, 0, "/pods/c1", grant.GiB); delete(s.Processes, 10) }, []string{`unexplained 0 1GiB: 1GiB of GPU 0 are in use and no process accounts for them`}, 0},
-		"an exclusive grant has all of it": {func(s *Input) { s.Grants[0].Mode = grant.Exclusive; s.runs(10, 0, "/pods/c1", 16*grant.GiB) }, nil, 0},
-		"a share of a GPU by time":         {func(s *Input) { s.Grants[0].Mode = grant.Timeslice; s.runs(10, 0, "/pods/c1", 3*grant.GiB) }, nil, 0},
+		"what the driver keeps": {func(s *Input) {
+			s.Sample.GPUs[0].Used = 500 * grant.MiB
+		}, nil, 0},
+		"a process that has ended": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", grant.GiB)
+			delete(s.Processes, 10)
+		}, []string{`unexplained 0 1GiB: 1GiB of GPU 0 are in use and no process accounts for them`}, 0},
+		"an exclusive grant has all of it": {func(s *Input) {
+			s.Grants[0].Mode = grant.Exclusive
+			s.runs(10, 0, "/pods/c1", 16*grant.GiB)
+		}, nil, 0},
+		"a share of a GPU by time": {func(s *Input) {
+			s.Grants[0].Mode = grant.Timeslice
+			s.runs(10, 0, "/pods/c1", 3*grant.GiB)
+		}, nil, 0},
 		"an MPS server": {func(s *Input) {
 			s.runs(10, 0, "/system.slice/gpuledgerd.service", 300*grant.MiB)
-			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 && p == grant.Process{PID: 10, Start: 10} }
+			s.Serves = func(uuid string, p grant.Process) bool {
+				return uuid == gpu0 && p == grant.Process{PID: 10, Start: 10}
+			}
 		},
 			nil, 0},
 		"an MPS server of another GPU's": {func(s *Input) {
 			s.runs(10, 1, "/x", 300*grant.MiB)
 			s.Serves = func(uuid string, p grant.Process) bool { return uuid == gpu0 }
 		},
-			[]string{`outside-ledger 1 300MiB: process 10 (python) of the node uses 300MiB of GPU 1 without a grant`}, 300 * grant.MiB},
+			[]string{`outside-ledger 1 300MiB: process 10 (python) of the node uses 300MiB of GPU 1 ` +
+				`without a grant`}, 300 * grant.MiB},
 		"a process that took the name of an MPS server": {func(s *Input) {
 			s.Grants[0].Mode = grant.MPS
 			s.runs(10, 0, "/x", 300*grant.MiB)
 			s.named(10, "nvidia-cuda-mps")
 			s.Serves = func(_ string, p grant.Process) bool { return p.PID == 11 }
 		},
-			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
-		"an MPS server of nobody's": {func(s *Input) { s.runs(10, 0, "/x", 300*grant.MiB); s.named(10, "nvidia-cuda-mps") },
-			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU 0 without a grant`}, 300 * grant.MiB},
+			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU ` +
+				`0 without a grant`}, 300 * grant.MiB},
+		"an MPS server of nobody's": {func(s *Input) {
+			s.runs(10, 0, "/x", 300*grant.MiB)
+			s.named(10, "nvidia-cuda-mps")
+		},
+			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU ` +
+				`0 without a grant`}, 300 * grant.MiB},
 		"a container's own MPS server": {func(s *Input) {
 			s.runs(10, 0, docker, grant.GiB)
 			s.Serves = func(string, grant.Process) bool { return true }
 		},
-			[]string{`outside-ledger 0 1GiB: container 0123456789ab of docker uses 1GiB of GPU 0 without a grant`}, grant.GiB},
-		"an amount that is not told": {func(s *Input) { s.runs(10, 0, "/", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB },
-			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the driver does not tell of GPU 0 without a grant`}, grant.GiB},
-		"an amount of a grant that is not told": {func(s *Input) { s.runs(10, 0, "/pods/c1", 0).Unmeasured = true; s.Sample.GPUs[0].Used = grant.GiB }, nil, 0},
-		"compute mode": {func(s *Input) { s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive },
-			[]string{"mode-changed 0 0MiB: GPU 0 is in compute mode exclusive-process, in which its grants of mode limit cannot be used (`nvidia-smi -i 0 -c DEFAULT` undoes it)"}, 0},
-		"compute mode of MPS":                {func(s *Input) { s.Grants[0].Mode = grant.MPS; s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive }, nil, 0},
-		"compute mode of a GPU that is free": {func(s *Input) { s.Grants = nil; s.Sample.GPUs[0].ComputeMode = grant.ComputeProhibited }, nil, 0},
-		"an error":                           {func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79, 31, 79} }, []string{`gpu-error 1 0MiB: the driver reported XID 79, 31 on GPU 1`}, 0},
-		"a lost GPU": {func(s *Input) {
-			s.Sample.GPUs[1] = grant.Usage{UUID: gpu1, Index: 1, Health: "NVML gives no access to it: ERROR_GPU_IS_LOST"}
+			[]string{`outside-ledger 0 1GiB: container 0123456789ab of docker uses 1GiB of GPU 0 ` +
+				`without a grant`}, grant.GiB},
+		"an amount that is not told": {func(s *Input) {
+			s.runs(10, 0, "/", 0).Unmeasured = true
+			s.Sample.GPUs[0].Used = grant.GiB
 		},
-			[]string{`gpu-lost 1 0MiB: GPU 1 does not answer: NVML gives no access to it: ERROR_GPU_IS_LOST`}, 0},
-		"a GPU that is gone": {func(s *Input) { s.Sample.GPUs = s.Sample.GPUs[:1] }, []string{`gpu-lost 1 0MiB: GPU 1 (GPU-1) is gone`}, 0},
+			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the ` +
+				`driver does not tell of GPU 0 without a grant`}, grant.GiB},
+		"an amount of a grant that is not told": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", 0).Unmeasured = true
+			s.Sample.GPUs[0].Used = grant.GiB
+		}, nil, 0},
+		"compute mode": {func(s *Input) { s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive },
+			[]string{"mode-changed 0 0MiB: GPU 0 is in compute mode exclusive-process, in which its grants " +
+				"of mode limit cannot be used (`nvidia-smi -i 0 -c DEFAULT` undoes it)"}, 0},
+		"compute mode of MPS": {func(s *Input) {
+			s.Grants[0].Mode = grant.MPS
+			s.Sample.GPUs[0].ComputeMode = grant.ComputeExclusive
+		}, nil, 0},
+		"compute mode of a GPU that is free": {func(s *Input) {
+			s.Grants = nil
+			s.Sample.GPUs[0].ComputeMode = grant.ComputeProhibited
+		}, nil, 0},
+		"an error": {func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79, 31, 79} },
+			[]string{`gpu-error 1 0MiB: the driver reported XID 79, 31 on GPU 1`}, 0},
+		"a lost GPU": {func(s *Input) {
+			s.Sample.GPUs[1] = grant.Usage{UUID: gpu1, Index: 1,
+				Health: "NVML gives no access to it: ERROR_GPU_IS_LOST"}
+		},
+			[]string{`gpu-lost 1 0MiB: GPU 1 does not answer: NVML gives no access to it: ERROR_GPU_IS_LOST`},
+			0},
+		"a GPU that is gone": {func(s *Input) { s.Sample.GPUs = s.Sample.GPUs[:1] },
+			[]string{`gpu-lost 1 0MiB: GPU 1 (GPU-1) is gone`}, 0},
 		"MIG switched on": {func(s *Input) { s.Sample.GPUs[0].MIG = []string{"MIG-1"} },
 			[]string{`layout-changed 0 0MiB: the MIG devices of GPU 0 have changed behind the inventory`}, 0},
 	} {
@@ -137,7 +211,8 @@ func TestFindings(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s %d %s: %s", f.Kind, f.Index, f.Bytes, f.Message))
 		}
 		if !slices.Equal(got, c.want) {
-			t.Errorf("%s:\n got %s\nwant %s", name, strings.Join(got, "\n     "), strings.Join(c.want, "\n     "))
+			t.Errorf("%s:\n got %s\nwant %s", name, strings.Join(got, "\n     "),
+				strings.Join(c.want, "\n     "))
 		}
 		var out grant.Bytes
 		for _, bytes := range r.Outside() {
@@ -161,14 +236,17 @@ func TestUse(t *testing.T) {
 	s.runs(11, 0, "/pods/c1", grant.GiB).Compute = 30
 	s.runs(12, 1, "/pods/c2", 2*grant.GiB)
 	s.runs(13, 1, "/", grant.GiB)
-	s.Sample.GPUs[0].Utilization = 60
+	s.Sample.GPUs[0].Utilization, s.Sample.GPUs[0].Power, s.Sample.GPUs[0].Temperature = 60, 71_500, 43
 	r := Compare(s)
-	want := []GrantUse{{ID: one, GPU: gpu0, Granted: 4 * grant.GiB, Used: 2 * grant.GiB, Compute: 50, Processes: 2},
+	want := []GrantUse{{ID: one, GPU: gpu0, Granted: 4 * grant.GiB, Used: 2 * grant.GiB,
+		Compute: 50, Processes: 2},
 		{ID: two, GPU: gpu1, Granted: 8 * grant.GiB, Used: 2 * grant.GiB, Compute: -1, Processes: 1}}
 	if !slices.Equal(r.Grants, want) {
 		t.Errorf("grants: %+v", r.Grants)
 	}
-	if g := r.GPUs[1]; g.Used != 3*grant.GiB || g.Outside != grant.GiB || g.Unexplained != 0 || g.Processes != 2 || r.GPUs[0].Utilization != 60 {
+	if g := r.GPUs[1]; g.Used != 3*grant.GiB || g.Outside != grant.GiB || g.Unexplained != 0 ||
+		g.Processes != 2 || r.GPUs[0].Utilization != 60 ||
+		r.GPUs[0].Power != 71_500 || r.GPUs[0].Temperature != 43 {
 		t.Errorf("GPUs: %+v", r.GPUs)
 	}
 }
@@ -185,17 +263,21 @@ func TestMIG(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	s.runs(11, 0, "/pods/c1", grant.GiB).Device = "MIG-2"
-	if r := Compare(s); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message, "uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
+	if r := Compare(s); len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Message,
+		"uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
 		t.Errorf("%+v", r.Findings)
 	}
 	s.Sample.GPUs[0].MIG, s.Sample.GPUs[0].Processes = []string{"MIG-2"}, nil
 	r := Compare(s)
-	if len(r.Findings) < 2 || r.Findings[0].Message != "grant g-aaaaaaaaaaaa is of MIG device MIG-1, which is gone" || r.Stale != "the MIG devices of GPU 0 have changed" {
+	if len(r.Findings) < 2 || r.Findings[0].Message !=
+		"grant g-aaaaaaaaaaaa is of MIG device MIG-1, which is gone" ||
+		r.Stale != "the MIG devices of GPU 0 have changed" {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestWithoutACgroupOfItsOwn: a container whose spec names no cgroup is found by its first process, if that is in one made for it.
+// TestWithoutACgroupOfItsOwn: a container whose spec names no cgroup is found by its first process,
+// if that is in one made for it.
 func TestWithoutACgroupOfItsOwn(t *testing.T) {
 	s := scene()
 	b := &s.Grants[0].Bindings[0]
@@ -205,7 +287,8 @@ func TestWithoutACgroupOfItsOwn(t *testing.T) {
 	if r := Compare(s); len(r.Findings) > 0 || len(r.Grants) != 1 {
 		t.Errorf("%+v", r)
 	}
-	s.Processes[10] = ProcessInfo{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine"} // somebody else's
+	// somebody else's
+	s.Processes[10] = ProcessInfo{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine"}
 	if r := Compare(s); len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
 		t.Errorf("%+v", r.Findings)
 	}
@@ -279,7 +362,8 @@ func TestTracker(t *testing.T) {
 // TestReactions: only containers are stopped, only if policy says so, and none for the contexts of
 // its processes.
 func TestReactions(t *testing.T) {
-	container := grant.User{Container: "c1", Cgroup: "/pods/c1", Processes: []grant.Process{{PID: 10, Start: 1}}}
+	container := grant.User{Container: "c1", Cgroup: "/pods/c1",
+		Processes: []grant.Process{{PID: 10, Start: 1}}}
 	node := grant.User{Processes: container.Processes}
 	exempt := container
 	exempt.Exempt = true
@@ -318,16 +402,30 @@ func TestGrace(t *testing.T) {
 		grace, interval time.Duration
 		samples         []sample
 	}{
-		"seen all the time": {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {9 * second, true, 0}, {10 * second, true, 1}, {11 * second, true, 0},
-			{15 * second, true, 0}, {20 * second, true, 1}, {21 * second, false, 0}, {31 * second, false, 0}}},
-		"nobody looked for ten minutes": {10 * second, second, []sample{{0, true, 0}, {600 * second, true, 0}, {603 * second, true, 0}, {606 * second, true, 0}, {607 * second, true, 1}}},
-		"nor after it was stopped":      {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {10 * second, true, 1}, {600 * second, true, 0}, {605 * second, true, 1}}},
-		"a short grace":                 {2 * second, second, []sample{{0, true, 0}, {600 * second, true, 0}, {601 * second, true, 1}}},
-		"seldom, as is configured":      {10 * second, 60 * second, []sample{{0, true, 0}, {60 * second, true, 1}}},
-		"each sample takes a minute":    {10 * second, second, []sample{{0, true, 0}, {60 * second, true, 0}, {120 * second, true, 0}, {180 * second, true, 0}, {240 * second, true, 1}}},
-		"not seen in between":           {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, false, 0}, {10 * second, true, 1}}},
-		"a clock that was set back":     {10 * second, 5 * second, []sample{{0, true, 0}, {5 * second, true, 0}, {1 * second, true, 0}, {6 * second, true, 1}}},
-		"no grace":                      {0, second, []sample{{0, true, 1}, {second / 2, true, 0}, {second, true, 1}}},
+		"seen all the time": {10 * second, 5 * second, []sample{
+			{0, true, 0}, {5 * second, true, 0}, {9 * second, true, 0}, {10 * second, true, 1},
+			{11 * second, true, 0},
+			{15 * second, true, 0}, {20 * second, true, 1}, {21 * second, false, 0},
+			{31 * second, false, 0}}},
+		"nobody looked for ten minutes": {10 * second, second,
+			[]sample{{0, true, 0}, {600 * second, true, 0}, {603 * second, true, 0}, {606 * second, true, 0},
+				{607 * second, true, 1}}},
+		"nor after it was stopped": {10 * second, 5 * second,
+			[]sample{{0, true, 0}, {5 * second, true, 0}, {10 * second, true, 1}, {600 * second, true, 0},
+				{605 * second, true, 1}}},
+		"a short grace": {2 * second, second,
+			[]sample{{0, true, 0}, {600 * second, true, 0}, {601 * second, true, 1}}},
+		"seldom, as is configured": {10 * second, 60 * second,
+			[]sample{{0, true, 0}, {60 * second, true, 1}}},
+		"each sample takes a minute": {10 * second, second,
+			[]sample{{0, true, 0}, {60 * second, true, 0}, {120 * second, true, 0}, {180 * second, true, 0},
+				{240 * second, true, 1}}},
+		"not seen in between": {10 * second, 5 * second,
+			[]sample{{0, true, 0}, {5 * second, false, 0}, {10 * second, true, 1}}},
+		"a clock that was set back": {10 * second, 5 * second,
+			[]sample{{0, true, 0}, {5 * second, true, 0}, {1 * second, true, 0}, {6 * second, true, 1}}},
+		"no grace": {0, second, []sample{
+			{0, true, 1}, {second / 2, true, 0}, {second, true, 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := Tracker{Grace: c.grace, Interval: c.interval}

@@ -65,7 +65,8 @@ func TestHeldProcessesEnd(t *testing.T) {
 		s, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lingers.Process.Pid))
 		return len(s) == 0
 	}
-	for until := time.Now().Add(time.Minute); !ended() && time.Now().Before(until); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(time.Minute); !ended() &&
+		time.Now().Before(until); time.Sleep(time.Millisecond) {
 	}
 	people = c.Lookup(pids)
 	if _, found := people[goes.Process.Pid]; found || len(people) != 2 {
@@ -115,7 +116,8 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 			t.Skip("somebody else has the pid")
 		}
 	}
-	if now := c.Lookup([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" { // perhaps started in the same tick
+	// perhaps started in the same tick
+	if now := c.Lookup([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" {
 		t.Errorf("it is %+v, and was %+v", now, was)
 	}
 }
@@ -137,7 +139,8 @@ func cgroup(t *testing.T) string {
 
 func move(t *testing.T, cmd *exec.Cmd, dir string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, cmd.Process.Pid), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"),
+		fmt.Append(nil, cmd.Process.Pid), 0); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -209,7 +212,8 @@ func TestHeldAgain(t *testing.T) {
 		c.Lookup(pids)
 	}
 	if c.VigilError() != nil || len(c.vigil.Held()) != 2 || c.Changes() != changes {
-		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.VigilError(), c.Changes()-changes)
+		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.VigilError(),
+			c.Changes()-changes)
 	}
 	end(t, goes)
 	if people := c.Lookup(pids); len(people) != 1 {

@@ -44,7 +44,8 @@ func TestCgroupLines(t *testing.T) {
 func TestProcessTable(t *testing.T) {
 	dir := t.TempDir()
 	put := func(pid int, start int, cgroup string) {
-		for name, text := range map[string]string{"stat": fmt.Sprintf("%d (a ) b) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start),
+		for name, text := range map[string]string{
+			"stat": fmt.Sprintf("%d (a ) b) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start),
 			"comm": "a ) b\n", "cgroup": "0::" + cgroup + "\n"} {
 			path := filepath.Join(dir, "proc", fmt.Sprint(pid), name)
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -59,7 +60,8 @@ func TestProcessTable(t *testing.T) {
 	put(10, 100, "/a")
 	put(11, 101, "/b")
 	people := c.Lookup([]int{10, 11, 12})
-	if len(people) != 2 || people[10] != (ProcessInfo{Process: grant.Process{PID: 10, Start: 100}, Command: "a ) b", Cgroup: "/a"}) {
+	if len(people) != 2 || people[10] != (ProcessInfo{Process: grant.Process{PID: 10, Start: 100},
+		Command: "a ) b", Cgroup: "/a"}) {
 		t.Errorf("%+v", people)
 	}
 	put(10, 200, "/c")
@@ -82,8 +84,10 @@ func TestStopRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, u := range map[string]grant.User{
-		"a process of the node": {Cgroup: "/x"}, "no cgroup": {Container: "c"}, "the root": {Container: "c", Cgroup: "/"}, "relative": {Container: "c", Cgroup: "x"},
-		"not clean": {Container: "c", Cgroup: "/x/../"}, "our own": {Container: "c", Cgroup: max(self.Cgroup, "/")},
+		"a process of the node": {Cgroup: "/x"}, "no cgroup": {Container: "c"},
+		"the root": {Container: "c", Cgroup: "/"}, "relative": {Container: "c", Cgroup: "x"},
+		"not clean": {Container: "c", Cgroup: "/x/../"}, "our own": {
+			Container: "c", Cgroup: max(self.Cgroup, "/")},
 	} {
 		u.Processes = []grant.Process{self.Process}
 		if n, err := Stop(h, u); n != 0 || err == nil || !strings.HasPrefix(err.Error(), "cannot stop ") {
@@ -106,7 +110,8 @@ func TestStopSparesMovedProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, process := range []grant.Process{p, {PID: p.PID, Start: p.Start + 1}} {
-		if n, err := Stop(h, grant.User{Container: "c", Cgroup: "/no/such/container", Processes: []grant.Process{process}}); n != 0 || err != nil {
+		if n, err := Stop(h, grant.User{Container: "c", Cgroup: "/no/such/container",
+			Processes: []grant.Process{process}}); n != 0 || err != nil {
 			t.Errorf("%d stopped, %v", n, err)
 		}
 	}
@@ -130,7 +135,8 @@ func TestFile(t *testing.T) {
 		}
 	}
 	got, err := Load(dir, "boot")
-	if err != nil || len(got.Findings) != 1 || got.Findings[0].Message != want.Findings[0].Message || got.GPUs[0].Used != 6*grant.GiB || !got.Taken.Equal(noon) {
+	if err != nil || len(got.Findings) != 1 || got.Findings[0].Message != want.Findings[0].Message ||
+		got.GPUs[0].Used != 6*grant.GiB || !got.Taken.Equal(noon) {
 		t.Errorf("%+v %v", got, err)
 	}
 	if _, err := Load(dir, "another"); err == nil {
@@ -145,11 +151,13 @@ func TestFile(t *testing.T) {
 func TestHistory(t *testing.T) {
 	var s Status
 	for i := range 10 * 60 * 10 {
-		r := Report{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond), GPUs: []GPUUse{{UUID: gpu0, Used: grant.Bytes(i)}}}
+		r := Report{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond),
+			GPUs: []GPUUse{{UUID: gpu0, Used: grant.Bytes(i)}}}
 		s.AddHistory(r, scene().Grants)
 	}
 	last := s.History[len(s.History)-1]
-	if n := len(s.History); n < 60 || n > maxHistory || last.Taken.Sub(s.History[0].Taken) > historyTime || last.GPUs[gpu0].Granted != 4*grant.GiB {
+	if n := len(s.History); n < 60 || n > maxHistory || last.Taken.Sub(s.History[0].Taken) > historyTime ||
+		last.GPUs[gpu0].Granted != 4*grant.GiB {
 		t.Errorf("%d moments, from %s to %s: %+v", n, s.History[0].Taken, last.Taken, last)
 	}
 }
@@ -159,13 +167,18 @@ func crowd(containers int) Input {
 	s := Input{Processes: map[int]ProcessInfo{}}
 	for i := range 8 {
 		uuid := fmt.Sprintf("GPU-%d", i)
-		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
-		s.Sample.GPUs = append(s.Sample.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB})
+		s.Inventory.GPUs = append(s.Inventory.GPUs, grant.GPU{
+			UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
+		s.Sample.GPUs = append(s.Sample.GPUs, grant.Usage{
+			UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB})
 	}
 	for i := range containers {
 		id := fmt.Sprintf("%064x", i)
-		cgroup := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") + ".slice/cri-containerd-" + id + ".scope"
-		g := grant.Grant{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26 % 26), byte(i / 676)}), Mode: grant.Limit, GPUs: []grant.Share{{UUID: fmt.Sprintf("GPU-%d", i%8), Index: i % 8, Memory: grant.GiB}},
+		cgroup := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" +
+			strings.ReplaceAll(uid, "-", "_") + ".slice/cri-containerd-" + id + ".scope"
+		g := grant.Grant{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26 % 26), byte(i / 676)}),
+			Mode: grant.Limit, GPUs: []grant.Share{{UUID: fmt.Sprintf("GPU-%d", i%8), Index: i % 8,
+				Memory: grant.GiB}},
 			Bindings: []grant.Binding{{Container: id, Cgroups: []string{cgroup}}}}
 		s.Grants = append(s.Grants, g)
 		for p := range 5 {
@@ -190,7 +203,8 @@ func TestCostIsLinear(t *testing.T) {
 	}
 }
 
-// BenchmarkCompare is a pass without what asks the kernel: 1,000 processes in 200 containers on 8 GPUs, and eight times that.
+// BenchmarkCompare is a pass without what asks the kernel: 1,000 processes in 200 containers on 8
+// GPUs, and eight times that.
 func BenchmarkCompare(b *testing.B) {
 	for _, containers := range []int{200, 1600} {
 		b.Run(fmt.Sprint(containers), func(b *testing.B) {

@@ -49,7 +49,8 @@ type Changes struct{ Begun, Ended []grant.Finding }
 // finding is reported.
 func (t *Tracker) Update(r *Report) (n Changes) {
 	if t.standing == nil {
-		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{}, map[grant.FindingKind]uint64{}, map[XID]uint64{}
+		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{},
+			map[grant.FindingKind]uint64{}, map[XID]uint64{}
 	}
 	for _, g := range r.GPUs {
 		for _, number := range g.XIDs {

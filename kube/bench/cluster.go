@@ -75,8 +75,10 @@ func startCluster(ctx context.Context, dir string, o options) (c *cluster, err e
 		return nil, err
 	}
 	for name, text := range map[string]string{
-		"admin.yaml": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:6443\", insecure-skip-tls-verify: true}}]\n" +
-			"users: [{name: u, user: {token: admin}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n",
+		"admin.yaml": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: " +
+			"\"https://127.0.0.1:6443\", insecure-skip-tls-verify: true}}]\n" +
+			"users: [{name: u, user: {token: admin}}]\ncontexts: [{name: c, context: {cluster: c, user: " +
+			"u}}]\ncurrent-context: c\n",
 		"tokens.csv": "admin,admin,admin,\"system:masters\"\n",
 		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
 			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
@@ -171,7 +173,8 @@ func (c *cluster) prepare(ctx context.Context, o options) error {
 		if err := yaml.UnmarshalStrict([]byte(document), &class); err != nil {
 			return err
 		}
-		if _, err := c.client.ResourceV1().DeviceClasses().Create(ctx, &class, metav1.CreateOptions{}); err != nil {
+		if _, err := c.client.ResourceV1().DeviceClasses().Create(ctx, &class,
+			metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
@@ -192,7 +195,8 @@ func (c *cluster) prepare(ctx context.Context, o options) error {
 func (c *cluster) untilSlices(ctx context.Context, enough func(outside int) bool, o options) error {
 	return until(ctx, "slices of all nodes", func() bool {
 		// from the API server's cache
-		list, err := c.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		list, err := c.client.ResourceV1().ResourceSlices().List(ctx,
+			metav1.ListOptions{ResourceVersion: "0"})
 		if err != nil {
 			return false
 		}
@@ -240,10 +244,13 @@ func (c *cluster) schedule(ctx context.Context, name string, n int,
 	var mu sync.Mutex
 	created, took := map[string]time.Time{}, []time.Duration(nil)
 	if err := together(n, 20, func(i int) error {
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i)}}
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%d", name, i)}}
 		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu",
 			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "limit." + dra.DriverName,
-				Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi")}}}}}
+				Capacity: &resourceapi.CapacityRequirements{
+					Requests: map[resourceapi.QualifiedName]resource.Quantity{
+						"memory": resource.MustParse("4Gi")}}}}}
 		_, err := c.client.ResourceV1().ResourceClaims("default").Create(ctx, claim, metav1.CreateOptions{})
 		return err
 	}); err != nil {
@@ -277,7 +284,8 @@ func (c *cluster) schedule(ctx context.Context, name string, n int,
 			if !open {
 				again, err := pods.Watch(ctx, look)
 				if err != nil {
-					return nil, fmt.Errorf("%d of %d pods are bound, and no more can be seen: %w", len(took), n, err)
+					return nil, fmt.Errorf("%d of %d pods are bound, and no more can be seen: %w", len(took),
+						n, err)
 				}
 				watch = again
 				continue
@@ -297,8 +305,9 @@ func podOf(name, set string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"set": set}},
 		Spec: corev1.PodSpec{
 			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
-			Containers: []corev1.Container{{Name: "main", Image: "none", Resources: corev1.ResourceRequirements{
-				Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
+			Containers: []corev1.Container{{Name: "main", Image: "none",
+				Resources: corev1.ResourceRequirements{
+					Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
 }
 
 // tally counts requests to the API by verb and resource.
@@ -426,9 +435,11 @@ func (c *cluster) schedulerSays(ctx context.Context) string {
 		metric, labels, _ := strings.Cut(name, "{")
 		n, _ := strconv.ParseFloat(value, 64)
 		switch metric {
-		case "scheduler_scheduling_algorithm_duration_seconds_sum", "scheduler_scheduling_algorithm_duration_seconds_count":
+		case "scheduler_scheduling_algorithm_duration_seconds_sum",
+			"scheduler_scheduling_algorithm_duration_seconds_count":
 			sums[metric] += n
-		case "scheduler_framework_extension_point_duration_seconds_sum", "scheduler_framework_extension_point_duration_seconds_count":
+		case "scheduler_framework_extension_point_duration_seconds_sum",
+			"scheduler_framework_extension_point_duration_seconds_count":
 			sums[strings.TrimPrefix(metric, "scheduler_framework_extension_point_duration_seconds_")+label(
 				strings.TrimSuffix(labels, "}"), "extension_point")] += n
 		}

@@ -96,7 +96,8 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 	}
 	if err == nil {
 		err = os.WriteFile(config, fmt.Appendf(nil,
-			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n%s",
+			"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = "+
+				"\"/nowhere\"\n[cdi]\ndir = %q\n%s",
 			dir+"/state", dir+"/run", dir+"/cdi", pool), 0o600)
 	}
 	if err != nil {
@@ -145,7 +146,8 @@ func (f *fleet) start(ctx context.Context) error {
 func (f *fleet) outside(mib int) error {
 	return together(len(f.members), 10, func(i int) error {
 		m := f.members[i]
-		return m.driver.Book.Open().Ledger.SetOutside(map[string]grant.Bytes{m.first: grant.Bytes(mib) * grant.MiB})
+		return m.driver.Book.Open().Ledger.SetOutside(map[string]grant.Bytes{
+			m.first: grant.Bytes(mib) * grant.MiB})
 	})
 }
 

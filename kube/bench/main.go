@@ -39,7 +39,8 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
 	flag.StringVar(&o.modes, "modes", "",
-		"the modes of all GPUs, with commas between, as a pool of the node's configuration says them; none: all")
+		"the modes of all GPUs, with commas between, as a pool of the node's configuration says "+
+			"them; none: all")
 	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
 	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")
 	flag.DurationVar(&o.wobble, "wobble", 30*time.Second,
@@ -102,7 +103,8 @@ func publishing(ctx context.Context, o options, c *cluster, f *fleet) error {
 		return err
 	}
 	took := time.Since(began)
-	fmt.Printf("published: %d slices of %d nodes with %d devices in %.1f s; %d requests of the drivers (%s)\n",
+	fmt.Printf(
+		"published: %d slices of %d nodes with %d devices in %.1f s; %d requests of the drivers (%s)\n",
 		c.slices(), o.nodes, c.devices(), took.Seconds(), f.count.take(),
 		c.requests(ctx).since(before, "resourceslices"))
 	return nil
@@ -138,7 +140,8 @@ func wobbling(ctx context.Context, o options, c *cluster, f *fleet) error {
 	took := time.Since(began)
 	n := f.count.take()
 	fmt.Printf(
-		"wobbling: another amount on each node each second, for %.0f s: %d requests of the drivers, %.1f a second (%s)\n",
+		"wobbling: another amount on each node each second, for %.0f s: %d requests of the drivers, %.1f a "+
+			"second (%s)\n",
 		took.Seconds(), n, float64(n)/took.Seconds(), c.requests(ctx).since(before, "resourceslices"))
 	return nil
 }

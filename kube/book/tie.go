@@ -29,7 +29,8 @@ func (b Book) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 		return err
 	}
 	for _, b := range tied.Strangers() {
-		log.Warn("a container that is none of its pods' uses a grant", "grant", g.ID, "container", b.Container,
+		log.Warn("a container that is none of its pods' uses a grant", "grant", g.ID,
+			"container", b.Container,
 			"namespace", b.Pod.Namespace, "pod", b.Pod.Pod, "uid", b.Pod.UID)
 	}
 	return nil

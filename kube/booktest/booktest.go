@@ -34,7 +34,8 @@ func New(t testing.TB, gpus int, memory grant.Bytes, more string) *Node {
 	n.Config = filepath.Join(n.Dir, "config.toml")
 	n.Open = func() *node.Node { return node.Open(n.Config, host.Default()) }
 	n.must(os.WriteFile(n.Config, fmt.Appendf(nil,
-		"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = %q\n[audit]\nfile = \"\"\n%s",
+		"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = "+
+			"%q\n[audit]\nfile = \"\"\n%s",
 		n.Dir+"/state", n.Dir+"/run", n.Dir+"/gpus.json", n.Dir+"/cdi", more), 0o600))
 	n.SetGPUs(gpus, memory, func([]simulated.GPU) {})
 	return n

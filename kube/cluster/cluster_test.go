@@ -25,11 +25,13 @@ func api(t *testing.T, answers map[string]string) kubernetes.Interface {
 		answer, found := answers[r.URL.Path]
 		if answer == forbidden {
 			w.WriteHeader(http.StatusForbidden)
-			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"you may not"}`
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden",` +
+				`"code":403,"message":"you may not"}`
 		}
 		if !found {
 			w.WriteHeader(http.StatusNotFound)
-			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"not found"}`
+			answer = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,` +
+				`"message":"not found"}`
 		}
 		_, _ = w.Write([]byte(answer))
 	}))
@@ -73,10 +75,13 @@ var whole2 = map[string]string{
 		"status":{"phase":"Running","resourceClaimStatuses":[{"name":"gpu","resourceClaimName":"share"}]}}`,
 	"/api/v1/namespaces/team/pods/late": `{"metadata":{"namespace":"team","name":"late","uid":"2"},"spec":{"resourceClaims":[{"name":"gpu","resourceClaimName":"waits"},{"name":"other","resourceClaimTemplateName":"t"}],"containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]},
 		"status":{"phase":"Pending","conditions":[{"type":"PodScheduled","status":"False","message":"0/3 nodes are available: 1 cannot allocate all claims."}]}}`,
-	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{"devices":{"results":[` +
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share": `{"metadata":{"namespace":"team",` +
+		`"name":"share"},"status":{"allocation":{"devices":{"results":[` +
 		result("a-limit", `,"consumedCapacity":{"memory":"6656Mi","compute":"30"}`) +
 		`,{"driver":"vendor.example","pool":"gpu-1","device":"a-limit"}]}}}}`,
-	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team","name":"waits"},"spec":{"devices":{"requests":[{"name":"gpu","exactly":{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}}]}}}`,
+	"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/waits": `{"metadata":{"namespace":"team",` +
+		`"name":"waits"},"spec":{"devices":{"requests":[{"name":"gpu",` +
+		`"exactly":{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}}]}}}`,
 	"/api/v1/namespaces/team/events": `{"items":[{"type":"Warning","message":"Error: gpuledger: refused (visible-devices-all): container \"main\" asks for all GPUs"},
 		{"type":"Warning","message":"Back-off restarting failed container"},{"type":"Normal","message":"gpuledger is nice"}]}`,
 }
@@ -118,7 +123,8 @@ GPU  NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
 // their GPU.
 func TestInspectNamesGPUsByTheirIndex(t *testing.T) {
 	mig := func(gpu string) string {
-		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`, `"profile":{"string":"1g.5gb"},"mode":`,
+		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`,
+			`"profile":{"string":"1g.5gb"},"mode":`,
 			1)
 	}
 	answers := maps.Clone(whole2)
@@ -129,7 +135,8 @@ func TestInspectNamesGPUsByTheirIndex(t *testing.T) {
 	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[
 		{"metadata":{"namespace":"team","name":"part"},"status":{"allocation":{"devices":{"results":[` + result("m2-mig", "") + "," + result("m1-mig", "") + `]}}}},
 		{"metadata":{"namespace":"team","name":"far"},"status":{"allocation":{"devices":{"results":[` +
-		strings.Replace(result("d-limit", `,"consumedCapacity":{"memory":"4Gi"}`), "gpu-1", "gpu-2", 1) + `]}}}}]}`
+		strings.Replace(result("d-limit", `,"consumedCapacity":{"memory":"4Gi"}`), "gpu-1", "gpu-2", 1) +
+		`]}}}}]}`
 	nodes, err := Read(context.Background(), api(t, answers))
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +168,8 @@ GPU  NAMESPACE  CLAIM  PODS  MODE   MEMORY(GiB)  COMPUTE
 
 func TestAClusterWithoutDynamicResourceAllocation(t *testing.T) {
 	nodes, err := Read(context.Background(),
-		api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"], "/api/v1/pods": whole2["/api/v1/pods"]}))
+		api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"],
+			"/api/v1/pods": whole2["/api/v1/pods"]}))
 	if err != nil || len(nodes) != 1 || nodes[0].Name != "old" {
 		t.Errorf("got %v, %v; want the node with the device plugin", nodes, err)
 	}
@@ -203,7 +211,9 @@ event: Error: gpuledger: refused (visible-devices-all): container "main" asks fo
 // A tenant may read its own namespace, perhaps only a part of it, and perhaps the published slices.
 // Explain still describes its pod.
 func TestExplainToATenant(t *testing.T) {
-	const slices, claims, share, events = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims", "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share", "/api/v1/namespaces/team/events"
+	const slices, claims, share, events = "/apis/resource.k8s.io/v1/resourceslices",
+		"/apis/resource.k8s.io/v1/resourceclaims",
+		"/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share", "/api/v1/namespaces/team/events"
 	others := []string{"/api/v1/nodes", "/api/v1/pods", claims}
 	for name, c := range map[string]struct {
 		pod    string
@@ -289,7 +299,8 @@ func TestWhatNoNodeHas(t *testing.T) {
 	closed.Taints = []resourceapi.DeviceTaint{{Key: "gpuledger.dev/closed",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	n.addDevice(closed)
-	if got := (want{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got, "no GPU takes new claims") {
+	if got := (want{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got,
+		"no GPU takes new claims") {
 		t.Errorf("a GPU that takes no grants: %q", got)
 	}
 }
@@ -300,7 +311,8 @@ func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
 	var out bytes.Buffer
 	Explanation{Pod: "team/p", Phase: "Pending", Waits: "no" + escape,
 		Reasons: []string{"gpuledger: no" + escape + "\nhint: ask"}}.Write(&out)
-	d := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": {StringValue: new("GPU-a")},
+	d := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"uuid":   {StringValue: new("GPU-a")},
 		"health": {StringValue: new(escape)}}}
 	n := Node{Name: "n"}
 	n.addDevice(d)
@@ -315,7 +327,8 @@ func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
 
 func TestWhatAPodHolds(t *testing.T) {
 	c := func(n string, always bool) corev1.Container {
-		c := corev1.Container{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"gpuledger.dev/gpu": resource.MustParse(n)}}}
+		c := corev1.Container{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"gpuledger.dev/gpu": resource.MustParse(n)}}}
 		if always {
 			c.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
 		}

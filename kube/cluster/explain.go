@@ -38,8 +38,8 @@ type Claim struct {
 	Shares    []Share `json:"shares,omitempty"` // without the names
 	GPUs      []int64 `json:"gpus,omitempty"`   // by index, in the order of Shares
 
-	// Devices replaces Shares if the slices cannot be read. It says what the allocation says: "6.5 GiB
-	// of gpu-...-limit on node-1".
+	// Devices replaces Shares if the slices cannot be read. It says what the allocation says: "6.5
+	// GiB of gpu-...-limit on node-1".
 	Devices []string `json:"devices,omitempty"`
 }
 
@@ -96,7 +96,8 @@ func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interfac
 			}
 			c.Problem = "you may not read it"
 		}
-		own, e.Claims, waits = append(own, claim), append(e.Claims, c), waits || c.Problem == "" && !c.Allocated
+		own, e.Claims, waits = append(own, claim), append(e.Claims, c), waits || c.Problem == "" &&
+			!c.Allocated
 	}
 	if !slices.ContainsFunc(e.Claims, func(c Claim) bool { return c.Problem == "" }) {
 		return nil
@@ -243,7 +244,8 @@ func (e Explanation) Write(w io.Writer) {
 			fmt.Fprintf(w, "claim %s has %s\n", c.Name, d)
 		}
 		for i, s := range c.Shares {
-			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", c.Name, gib(s.Memory), c.GPUs[i], s.Mode)
+			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", c.Name,
+				gib(s.Memory), c.GPUs[i], s.Mode)
 			if s.Compute > 0 {
 				text += fmt.Sprintf(", with %d%% of its compute", s.Compute)
 			}

@@ -62,7 +62,8 @@ func (w want) missing(nodes []Node) string {
 			free, offered := g.room(w.mode)
 			somewhere = somewhere || offered
 			most = max(most, free)
-			if offered && free > 0 && (free >= w.memory && w.memory > 0 || w.memory == 0 && g.Allocated == 0) {
+			if offered && free > 0 && (free >= w.memory && w.memory > 0 ||
+				w.memory == 0 && g.Allocated == 0) {
 				fitting++
 			}
 		}

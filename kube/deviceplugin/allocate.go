@@ -53,8 +53,8 @@ const (
 type allocation struct {
 	reference grant.Reference
 	at        time.Time
-	// The kubelet asked for a preference before this Allocate. If it never asks, a missing call says
-	// nothing. Always true for whole GPUs.
+	// The kubelet asked for a preference before this Allocate. If it never asks, a missing call
+	// says nothing. Always true for whole GPUs.
 	asked bool
 	sets  [][]string // the devices of each container that has the grant
 }

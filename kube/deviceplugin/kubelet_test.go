@@ -80,7 +80,8 @@ func (k *fakeKubelet) has(pod, resource string, ids ...string) {
 	defer k.mu.Unlock()
 	k.pods = append(k.pods, &podresources.PodResources{Namespace: "team", Name: pod,
 		Containers: []*podresources.ContainerResources{
-			{Name: "main", Devices: []*podresources.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}}}})
+			{Name: "main", Devices: []*podresources.ContainerDevices{
+				{ResourceName: resource, DeviceIds: ids}}}}})
 }
 
 func (k *fakeKubelet) forgets() {
@@ -98,8 +99,9 @@ func (k *fakeKubelet) writes(resource string, to map[string]grant.Reference) {
 		answer, err := proto.Marshal(
 			&api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()}})
 		check(k.t, err)
-		entries = append(entries, map[string]any{"PodUID": uid, "ContainerName": "main", "ResourceName": resource,
-			"DeviceIDs": map[string][]string{"-1": {}}, "AllocResp": answer})
+		entries = append(entries, map[string]any{"PodUID": uid, "ContainerName": "main",
+			"ResourceName": resource,
+			"DeviceIDs":    map[string][]string{"-1": {}}, "AllocResp": answer})
 	}
 	data, err := json.Marshal(map[string]any{"Data": map[string]any{"PodDeviceEntries": entries,
 		"RegisteredDevices": map[string][]string{resource: {}}}, "Checksum": 1})
@@ -112,7 +114,8 @@ func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest
 	k.t.Helper()
 	select {
 	case r := <-k.requests:
-		conn, err := grpc.NewClient("unix:"+r.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("unix:"+r.Endpoint,
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		check(k.t, err)
 		k.t.Cleanup(func() { conn.Close() })
 		return api.NewDevicePluginClient(conn), r

@@ -220,18 +220,22 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 		p.lister, p.since = lister, p.Allocator.Now()
 	}
 	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
-		list, err := podresources.NewPodResourcesListerClient(c).List(ctx, &podresources.ListPodResourcesRequest{})
+		list, err := podresources.NewPodResourcesListerClient(c).List(ctx,
+			&podresources.ListPodResourcesRequest{})
 		if err != nil {
 			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
 		}
 		after, err := os.Stat(p.PodResources)
 		watched := p.Allocator.Now().Sub(p.since)
-		complete := err == nil && sameSocket(lister, after) && watched >= settled && p.listsSelf(list.PodResources)
+		complete := err == nil && sameSocket(lister, after) && watched >= settled &&
+			p.listsSelf(list.PodResources)
 		to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)
 		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
 		there := func(uid string) bool { return pods() == nil || pods()[uid] }
 		return p.Allocator.Reclaim(list.PodResources, complete,
-			func(id grant.ID, age time.Duration) futureUse { return to.futureUse(id, min(age, watched), there) })
+			func(id grant.ID, age time.Duration) futureUse {
+				return to.futureUse(id, min(age, watched), there)
+			})
 	})
 }
 
@@ -285,8 +289,10 @@ func (p *Plugin) GetPreferredAllocation(_ context.Context,
 	r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	response := &api.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
-		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{
-			DeviceIDs: p.Allocator.Preferred(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))})
+		response.ContainerResponses = append(response.ContainerResponses,
+			&api.ContainerPreferredAllocationResponse{
+				DeviceIDs: p.Allocator.Preferred(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs,
+					int(c.AllocationSize))})
 	}
 	return response, nil
 }

@@ -167,7 +167,8 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 	defer s.Use(init.ID, grant.Identity{Namespace: "team", Pod: "a"})()
 	s.kubelet.has("a", Whole().Name, s.UUID(0))
 	s.ensure()
-	if _, err := s.allocate(c, s.UUID(0)); err == nil || !strings.Contains(err.Error(), "GPU 0 is taken whole") {
+	if _, err := s.allocate(c, s.UUID(0)); err == nil ||
+		!strings.Contains(err.Error(), "GPU 0 is taken whole") {
 		t.Errorf("got %v, want a GPU in use kept, whatever the kubelet says", err)
 	}
 }
@@ -188,7 +189,8 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 				first, known := s.gets(c, had...)
 				s.now = s.now.Add(time.Second)
 				if uses {
-					s.Use(first.ID, grant.Identity{Namespace: "team", Pod: "a"})() // between two calls of Ensure
+					// between two calls of Ensure
+					s.Use(first.ID, grant.Identity{Namespace: "team", Pod: "a"})()
 				}
 				second, reference := s.gets(c, next...)
 				if second.ID == first.ID || reference == known {
@@ -499,7 +501,8 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 	s.kubelet.writes("vendor.example/thing", nil)
 	are("in one of a kubelet that does not know the plugin", there, past, lost)
 	check(t, os.WriteFile(checkpointFile,
-		[]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+units1GiB.Name+`":[]}}}`),
+		[]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+
+			units1GiB.Name+`":[]}}}`),
 		0o600))
 	are("in one that nobody can read", there, past, lost)
 	check(t, os.Rename("away", checkpointFile))
@@ -602,8 +605,9 @@ func TestGpushareNames(t *testing.T) {
 	c, r := s.kubelet.registered()
 	response, err := s.allocate(c, some(0, 4)...)
 	check(t, err)
-	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "5",
-		"ALIYUN_COM_GPU_MEM_DEV": "16"} {
+	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0",
+		"ALIYUN_COM_GPU_MEM_CONTAINER": "5",
+		"ALIYUN_COM_GPU_MEM_DEV":       "16"} {
 		if got := response.Envs[name]; got != want || r.ResourceName != "aliyun.com/gpu-mem" {
 			t.Errorf("%s: %s is %q, want %q", r.ResourceName, name, got, want)
 		}

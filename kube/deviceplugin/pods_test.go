@@ -10,7 +10,8 @@ import (
 )
 
 func TestPodsAreFoundByTheirCgroups(t *testing.T) {
-	const a, b, static = "0b6c1d0e-8a6f-4b0e-9d5e-6a3a4be2d1a1", "1b6c1d0e-8a6f-4b0e-9d5e-6a3a4be2d1a1", "3d1f1d5f0a0a4e0b8c0e7b5c5c1f2f3a"
+	const a, b, static = "0b6c1d0e-8a6f-4b0e-9d5e-6a3a4be2d1a1", "1b6c1d0e-8a6f-4b0e-9d5e-6a3a4be2d1a1",
+		"3d1f1d5f0a0a4e0b8c0e7b5c5c1f2f3a"
 	of := func(uid string) string { return strings.ReplaceAll(uid, "-", "_") + ".slice" }
 	for name, c := range map[string]struct {
 		tree []string
@@ -24,8 +25,9 @@ func TestPodsAreFoundByTheirCgroups(t *testing.T) {
 			[]string{a, b}},
 		"cgroup v1": {[]string{"memory/kubepods/burstable/pod" + a,
 			"pids/kubepods/burstable/pod" + a, "cpu"}, []string{a}},
-		"a kubelet with a cgroup root": {[]string{"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" +
-			of(a), "v1/x/y/kubepods/pod" + b}, []string{a, b}},
+		"a kubelet with a cgroup root": {[]string{
+			"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" +
+				of(a), "v1/x/y/kubepods/pod" + b}, []string{a, b}},
 		"no pod": {[]string{"kubepods/burstable", "kubepods/besteffort"}, []string{}},
 		"what a pod's container makes": {[]string{"kubepods/burstable/pod" + a + "/c1/kubepods/pod" + b},
 			[]string{a}},

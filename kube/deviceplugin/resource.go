@@ -21,8 +21,8 @@ type Resource struct {
 	Name string      // such as gpuledger.dev/gpu-memory
 	Unit grant.Bytes // of memory; 0: whole GPUs
 	Mode grant.Mode  // of the grants; Exclusive for whole GPUs
-	// Variables returns the variables that containers of another system expect, beside the reference.
-	// nil: none.
+	// Variables returns the variables that containers of another system expect, beside the
+	// reference. nil: none.
 	Variables func(g grant.Grant, seat grant.Bytes) map[string]string
 }
 
@@ -103,7 +103,9 @@ func (r Resource) Devices(p book.Page, of counted) ([]*api.Device, error) {
 		return nil, err
 	}
 	// Only DRA offers MIG devices.
-	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool { return s.MIG != nil || len(s.GPU.MIG) > 0 })
+	seats = slices.DeleteFunc(seats, func(s admission.Seat) bool {
+		return s.MIG != nil || len(s.GPU.MIG) > 0
+	})
 	if r.Unit == 0 {
 		return r.gpus(seats, of), nil
 	}

@@ -74,7 +74,8 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
 	if result.AdminAccess != nil && *result.AdminAccess {
 		return part{}, fmt.Errorf(
-			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the node's /metrics",
+			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the "+
+				"node's /metrics",
 			result.Request)
 	}
 	seat, mode, err := find(result.Device, seats)
@@ -95,7 +96,9 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 	amount, found := result.ConsumedCapacity[memory]
 	if !found {
 		return part{}, fmt.Errorf(
-			"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity (DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig work without",
+			"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity "+
+				"(DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig "+
+				"work without",
 			result.Request)
 	}
 	percent := result.ConsumedCapacity[compute]
@@ -115,13 +118,15 @@ func sum(parts []part, ask *admission.Ask) error {
 		switch {
 		case p.mode != parts[0].mode:
 			return fmt.Errorf(
-				"the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant has one mode",
+				"the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant "+
+					"has one mode",
 				parts[0].mode, p.mode)
 		case i < 0:
 			merged = append(merged, p)
 		case merged[i].request == p.request:
 			return fmt.Errorf(
-				"request %q got two shares of one GPU: ask for distinct GPUs with the constraint distinctAttribute: %s/uuid, or for one larger share",
+				"request %q got two shares of one GPU: ask for distinct GPUs with the constraint "+
+					"distinctAttribute: %s/uuid, or for one larger share",
 				p.request, DriverName)
 		default:
 			merged[i].memory += p.memory
@@ -131,7 +136,8 @@ func sum(parts []part, ask *admission.Ask) error {
 	for _, m := range merged {
 		if m.memory != merged[0].memory || m.compute != merged[0].compute {
 			return fmt.Errorf(
-				"the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on each of its GPUs",
+				"the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on "+
+					"each of its GPUs",
 				merged[0].memory, merged[0].compute, m.memory, m.compute)
 		}
 		ask.Names = append(ask.Names, m.uuid)

@@ -48,23 +48,28 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 {
-				if err := publish(); err == nil || !strings.Contains(err.Error(), "cannot offer the node's GPUs: ") {
+				if err := publish(); err == nil || !strings.Contains(err.Error(),
+					"cannot offer the node's GPUs: ") {
 					t.Errorf("got %v", err)
 				}
 			}
 			closed := to.closedFor()
 			if len(to.all) != 2 || len(closed) != len(open) {
-				t.Fatalf("told %d times, in the end of %v; want it told once of %v", len(to.all)-1, closed, open)
+				t.Fatalf("told %d times, in the end of %v; want it told once of %v",
+					len(to.all)-1, closed, open)
 			}
 			for name, taint := range closed {
 				if taint != "NoSchedule "+string(code) {
 					t.Errorf("device %s is closed for %q, want NoSchedule for %s", name, taint, code)
 				}
 			}
-			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}, &recorder{}
+			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log},
+				&recorder{}
 			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 ||
 				len(empty.closedFor()) > 0 {
-				t.Errorf("a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing", err,
+				t.Errorf(
+					"a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing",
+					err,
 					empty.all)
 			}
 			if err := os.Remove(path); err != nil {
@@ -78,7 +83,8 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 			}
 			if again := to.closedFor(); len(again) != len(open) ||
 				again[s.result("gpu", 0, grant.Limit).Device] != "" ||
-				again[s.result("gpu", 1, grant.Limit).Device] != open[s.result("gpu", 1, grant.Limit).Device] {
+				again[s.result("gpu", 1, grant.Limit).Device] != open[s.result("gpu", 1,
+					grant.Limit).Device] {
 				t.Errorf("healed: %v, want %v", again, open)
 			}
 		})

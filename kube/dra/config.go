@@ -43,7 +43,8 @@ func ParseConfig(raw []byte) (Config, error) {
 		return c, fmt.Errorf("cannot read the parameters for %s: more than one object", DriverName)
 	}
 	if c.APIVersion != ConfigVersion || c.Kind != ConfigKind {
-		return c, fmt.Errorf("cannot read the parameters for %s: want apiVersion %s and kind %s, not %q and %q",
+		return c, fmt.Errorf("cannot read the parameters for %s: want apiVersion %s and kind %s, "+
+			"not %q and %q",
 			DriverName, ConfigVersion, ConfigKind, c.APIVersion, c.Kind)
 	}
 	return c, nil
@@ -63,7 +64,8 @@ func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) 
 			return sum, err
 		}
 		if c.Mode != "" && sum.Mode != "" && c.Mode != sum.Mode {
-			return sum, fmt.Errorf("request %q is to be in mode %s and in mode %s: its class and its claim disagree",
+			return sum, fmt.Errorf("request %q is to be in mode %s and in mode %s: its class and its "+
+				"claim disagree",
 				request, sum.Mode, c.Mode)
 		}
 		if c.Mode != "" {
@@ -87,7 +89,8 @@ func concerns(requests []string, request string) bool {
 func (c Config) allows(request string, mode grant.Mode, strength grant.Strength) error {
 	if c.Mode != "" && c.Mode != mode {
 		return fmt.Errorf(
-			"request %q asks for mode %s, but its device is in mode %s: choose the DeviceClass of that mode, or select by device.attributes[%q].mode",
+			"request %q asks for mode %s, but its device is in mode %s: choose the DeviceClass of that "+
+				"mode, or select by device.attributes[%q].mode",
 			request, c.Mode, mode, DriverName)
 	}
 	if c.MinimumStrength != "" && !strength.AtLeast(c.MinimumStrength) {

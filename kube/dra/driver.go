@@ -84,7 +84,8 @@ func (d *Driver) PrepareResourceClaims(_ context.Context,
 		devices, err := d.prepare(claim)
 		if err != nil {
 			err = fmt.Errorf("gpuledger: %w", err)
-			d.Log.Warn("cannot prepare", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "error",
+			d.Log.Warn("cannot prepare", "namespace", claim.Namespace, "claim", claim.Name, "uid",
+				claim.UID, "error",
 				err)
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}

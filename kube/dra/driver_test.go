@@ -64,13 +64,15 @@ func claim(uid string, results ...resourceapi.DeviceRequestAllocationResult) *re
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + uid,
 		UID: types.UID(uid)},
 		Status: resourceapi.ResourceClaimStatus{ReservedFor: reservedFor("pod-of-" + uid),
-			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}}}
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: results}}}}
 }
 
 // reservedFor returns references to pods with these UIDs.
 func reservedFor(uids ...string) (list []resourceapi.ResourceClaimConsumerReference) {
 	for _, uid := range uids {
-		list = append(list, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "name-of-" + uid,
+		list = append(list, resourceapi.ResourceClaimConsumerReference{
+			Resource: "pods", Name: "name-of-" + uid,
 			UID: types.UID(uid)})
 	}
 	return list
@@ -191,8 +193,10 @@ func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
 			}
 			still := func(when string) {
 				after := s.has(t, c)
-				if g := s.Grants()[0]; after != before || g.Memory() != changed.Memory() || g.Compute != changed.Compute {
-					t.Errorf("prepared again %s: %q with %s and %d%%, want %q with %s and %d%%", when, after, g.Memory(),
+				if g := s.Grants()[0]; after != before || g.Memory() != changed.Memory() ||
+					g.Compute != changed.Compute {
+					t.Errorf("prepared again %s: %q with %s and %d%%, want %q with %s and %d%%",
+						when, after, g.Memory(),
 						g.Compute, before, changed.Memory(), changed.Compute)
 				}
 			}
@@ -323,7 +327,8 @@ func TestAClaimThatIsAllocatedAgain(t *testing.T) {
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
 	s.has(t, claim("u-1", s.result("gpu", 1, grant.Limit, "6Gi", "0")))
 	grants := s.Grants()
-	if len(grants) != 1 || !grants[0].Has(s.UUID(1)) || grants[0].Memory() != 6*grant.GiB || s.cdiFiles(t) != 1 {
+	if len(grants) != 1 || !grants[0].Has(s.UUID(1)) || grants[0].Memory() != 6*grant.GiB ||
+		s.cdiFiles(t) != 1 {
 		t.Fatalf("got %+v and %d CDI files, want the new allocation alone", grants, s.cdiFiles(t))
 	}
 	end := s.Use(grants[0].ID, grant.Identity{})
@@ -357,7 +362,8 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 		"more than is free": {func(s site) *resourceapi.ResourceClaim {
 			return claim("u", s.result("gpu", 0, grant.Limit, "13Gi", "0"))
 		},
-			"refused (no-capacity): cannot grant 13GiB on a GPU in mode limit: GPU 0 has 12GiB of 16GiB free (mode limit); GPU 1 is free"},
+			"refused (no-capacity): cannot grant 13GiB on a GPU in mode limit: GPU 0 has 12GiB of 16GiB " +
+				"free (mode limit); GPU 1 is free"},
 		"another mode than the GPU's": {func(s site) *resourceapi.ResourceClaim {
 			return claim("u",
 				s.result("gpu", 0, grant.Exclusive))
@@ -383,13 +389,16 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 				s.result("gpu", 0, grant.Limit))
 		}, "DRAConsumableCapacity"},
 		"one GPU twice for one request": {func(s site) *resourceapi.ResourceClaim {
-			return claim("u", s.result("gpu", 1, grant.Limit, "1Gi", "0"), s.result("gpu", 1, grant.Limit, "1Gi", "0"))
+			return claim("u", s.result("gpu", 1, grant.Limit, "1Gi", "0"),
+				s.result("gpu", 1, grant.Limit, "1Gi", "0"))
 		}, "distinctAttribute: gpuledger.dev/uuid"},
 		"different amounts": {func(s site) *resourceapi.ResourceClaim {
-			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Limit, "2Gi", "0"))
+			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
+				s.result("b", 1, grant.Limit, "2Gi", "0"))
 		}, "the same on each of its GPUs"},
 		"two modes": {func(s site) *resourceapi.ResourceClaim {
-			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Timeslice, "1Gi", "0"))
+			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
+				s.result("b", 1, grant.Timeslice, "1Gi", "0"))
 		}, "a grant has one mode"},
 		"a mode that its device is not in": {func(s site) *resourceapi.ResourceClaim {
 			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
@@ -408,7 +417,8 @@ func TestWhatAClaimCannotHave(t *testing.T) {
 		}, `unknown field "mdoe"`},
 		"parameters of another version": {func(s site) *resourceapi.ResourceClaim {
 			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
-			c.Status.Allocation.Devices.Config = params(`{"apiVersion":"gpuledger.dev/v9","kind":"GrantConfig"}`)
+			c.Status.Allocation.Devices.Config = params(
+				`{"apiVersion":"gpuledger.dev/v9","kind":"GrantConfig"}`)
 			return c
 		}, `not "gpuledger.dev/v9"`},
 		"a strength that nothing here has": {func(s site) *resourceapi.ResourceClaim {
@@ -442,7 +452,8 @@ func TestSharesOverSeveralGPUs(t *testing.T) {
 	if g := s.Grants()[0]; len(g.GPUs) != 2 || g.Memory() != 8*grant.GiB {
 		t.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
 	}
-	s.has(t, claim("u-2", s.result("a", 0, grant.Limit, "1Gi", "5"), s.result("b", 0, grant.Limit, "2Gi", "5")))
+	s.has(t, claim("u-2", s.result("a", 0, grant.Limit, "1Gi", "5"),
+		s.result("b", 0, grant.Limit, "2Gi", "5")))
 	for _, g := range s.Grants() {
 		if g.Owner == "claim:u-2" && (len(g.GPUs) != 1 || g.Memory() != 3*grant.GiB || g.Compute != 10) {
 			t.Errorf("got %+v, want both requests' shares of one GPU in one grant", g)
@@ -458,7 +469,8 @@ func TestAClaimOfAMIGDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	mig := p.Inventory.GPUs[0].MIG[1]
-	c := claim("u-1", resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: pool, Request: "gpu",
+	c := claim("u-1", resourceapi.DeviceRequestAllocationResult{
+		Driver: DriverName, Pool: pool, Request: "gpu",
 		Device: strings.ToLower(mig.UUID) + "-mig"})
 	name := s.has(t, c)
 	if g := s.Grants()[0]; g.Mode != grant.MIG || len(g.GPUs) != 1 || !g.Has(mig.UUID) {
@@ -571,7 +583,8 @@ func TestGPUsInUseByEndedClaimsAreNotPublished(t *testing.T) {
 		all := to.all[len(to.all)-1].Pools[pool].Slices
 		if counters := all[len(all)-1].SharedCounters; len(counters) != 1 {
 			t.Errorf(
-				"published %d counters, want the GPU's all the while: each that comes or goes is news for the whole cluster",
+				"published %d counters, want the GPU's all the while: each that comes or goes is news for "+
+					"the whole cluster",
 				len(counters))
 		}
 		return all[0].Devices

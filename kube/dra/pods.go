@@ -131,7 +131,8 @@ func (d *Driver) ties(p book.Page) bool {
 	}
 	d.pods.unable.Do(func() {
 		d.Log.Warn(
-			"nobody vouches for pods on this node, so grants are not tied to those of their claims: whoever has read a reference can use its grant",
+			"nobody vouches for pods on this node, so grants are not tied to those of their claims: "+
+				"whoever has read a reference can use its grant",
 			"engine", p.Node.Policy.Engine)
 	})
 	return false
@@ -221,8 +222,8 @@ func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 			}
 			last = err.Error()
 		}
-		// The API ends each watch within an hour. With the role of an older version a driver can get
-		// claims, but not watch them.
+		// The API ends each watch within an hour. With the role of an older version a driver can
+		// get claims, but not watch them.
 		if time.Since(began) > longestWait || apierrors.IsForbidden(err) {
 			wait = shortestWait
 		}
@@ -271,7 +272,8 @@ func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
 			if event.Type == watch.Error {
 				return apierrors.FromObject(event.Object)
 			}
-			// An object of the same name with another UID is another claim, and is recorded as such.
+			// An object of the same name with another UID is another claim, and is recorded as
+			// such.
 			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted {
 				d.pods.learn(claim)
 				d.pods.signal()

@@ -74,7 +74,8 @@ func TestAClaimOfAGroupOfPodsIsItsNamespaces(t *testing.T) {
 	s := newSite(t, 1)
 	c := s.of(1, "u-1", "p1")
 	c.Status.ReservedFor = append(c.Status.ReservedFor,
-		resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g",
+		resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io",
+			Resource: "podgroups", Name: "g",
 			UID: "g1"})
 	s.has(t, c)
 	s.isFor(t, "prepared", "namespace:team")
@@ -207,8 +208,8 @@ func TestPodsThatComeToAPreparedClaim(t *testing.T) {
 	stop()
 	s.isFor(t, "the last have gone", teams("p2", "p4")...)
 
-	// While no driver runs another pod is added. The next driver finds the ties in the ledger, and its
-	// watch reports the pod.
+	// While no driver runs another pod is added. The next driver finds the ties in the ledger, and
+	// its watch reports the pod.
 	api.tell(s.of(8, "u-1", "p2", "p5"))
 	next := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
 	s.isFor(t, "nobody follows", teams("p2", "p4")...)
@@ -255,7 +256,9 @@ func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 		return true, nil, forbidden
 	})
 	cluster.PrependReactor("get", "resourceclaims",
-		func(clienttesting.Action) (bool, runtime.Object, error) { return true, s.of(2, "u-1", "p1", "p2"), nil })
+		func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, s.of(2, "u-1", "p1", "p2"), nil
+		})
 	stop := follows(s.Driver)
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.becomes(t, "looked up", teams("p1", "p2")...)

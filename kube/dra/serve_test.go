@@ -61,7 +61,8 @@ func TestNoReferenceIsLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer served.Stop()
-	conn, err := grpc.NewClient("unix:data/dra.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:data/dra.sock",
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,8 +54,9 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 		if len(empty[i].Modes) > 1 && s.MIG == nil && !partitioned(s) {
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
-				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterName(s.GPU),
-					Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
+				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{
+					{CounterSet: counterName(s.GPU),
+						Counters: map[string]resourceapi.Counter{whole: {Value: *number(1)}}}}
 			}
 		}
 		devices = append(devices, of...)
@@ -134,7 +135,8 @@ func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Dev
 			Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
 		switch {
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
-			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{memory: {Value: *quantity(s.Space)}}
+			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				memory: {Value: *quantity(s.Space)}}
 		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
 			several := true
 			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, sharesCompute(p, mode))
@@ -227,7 +229,8 @@ const (
 	taintServed = "gpuledger.dev/served"
 	// No program starts MPS daemons on this node.
 	taintUnserved = "gpuledger.dev/unserved"
-	// The strength of a share here is less than the node's policy requires: no container would start.
+	// The strength of a share here is less than the node's policy requires: no container would
+	// start.
 	taintWeak = "gpuledger.dev/weak"
 )
 
@@ -271,7 +274,9 @@ func mpsMissing(p book.Page) string {
 // servedWith returns the number of GPUs of the MPS daemon that serves a GPU. The daemon may serve
 // the driver's own claims, which have the GPU's device, so the device must stay published.
 func servedWith(p book.Page, s admission.Seat) int {
-	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Mode == grant.MPS && g.Has(s.UUID()) })
+	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool {
+		return g.Mode == grant.MPS && g.Has(s.UUID())
+	})
 	if i < 0 {
 		return 0
 	}

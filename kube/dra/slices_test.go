@@ -39,7 +39,8 @@ func published(t *testing.T, n *booktest.Node) []string {
 	for _, s := range slicesOf(t, n) {
 		for _, d := range s.Devices {
 			memory := d.Capacity["memory"].Value
-			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue, *d.Attributes["mode"].StringValue,
+			line := fmt.Sprintf("%d %s memory=%s", *d.Attributes["index"].IntValue,
+				*d.Attributes["mode"].StringValue,
 				memory.String())
 			if c, found := d.Capacity["compute"]; found {
 				line += " compute=" + c.Value.String()
@@ -97,7 +98,8 @@ func TestPublishedDevices(t *testing.T) {
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 			"0 limit memory=16Gi compute=100"}},
 		"but not where the claim is over, and a container of it is left": {"", func(n *booktest.Node) {
-			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Limit, Source: Source,
+			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40,
+				Mode: grant.Limit, Source: Source,
 				Owner: "claim:over"}))
 			n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 limit memory=11Gi compute=60"}},
@@ -110,40 +112,54 @@ func TestPublishedDevices(t *testing.T) {
 		}, nil},
 		"nor where somebody has partitioned the GPU": {"", func(n *booktest.Node) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
-			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
+				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
+			})
 		}, nil},
-		"what is used outside the ledger is taken off, and nobody gets the whole": {"", func(n *booktest.Node) {
-			if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}); err != nil {
-				n.T.Fatal(err)
-			}
-		}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB", "0 timeslice memory=13Gi compute=100",
-			"0 limit memory=13Gi compute=100"}},
+		"what is used outside the ledger is taken off, and nobody gets the whole": {
+			"", func(n *booktest.Node) {
+				if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{
+					n.UUID(0): 3 * grant.GiB}); err != nil {
+					n.T.Fatal(err)
+				}
+			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
+				"0 timeslice memory=13Gi compute=100",
+				"0 limit memory=13Gi compute=100"}},
 		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
-		"nor where launches are to be throttled and cannot be": {"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
+		"nor where launches are to be throttled and cannot be": {
+			"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
 			func(*booktest.Node) {},
-			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
-		"no share of compute in a mode that keeps none, where the policy wants that": {"[enforcement]\ncompute = \"refuse\"\n",
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
+				"0 limit memory=16Gi"}},
+		"no share of compute in a mode that keeps none, where the policy wants that": {
+			"[enforcement]\ncompute = \"refuse\"\n",
 			func(*booktest.Node) {},
-			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi"}},
-		"nor where it wants more strength than none, and no share whose containers would never start": {"[policy]\nminimum_strength = \"library\"\n",
+			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
+				"0 limit memory=16Gi"}},
+		"nor where it wants more strength than none, and no share whose containers would never start": {
+			"[policy]\nminimum_strength = \"library\"\n",
 			func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
 				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
-		"a claim's containers share a limit, so the driver's own is not theirs": {"[enforcement]\nlimit = \"driver\"\n",
+		"a claim's containers share a limit, so the driver's own is not theirs": {
+			"[enforcement]\nlimit = \"driver\"\n",
 			func(*booktest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
 		"MIG devices, and nothing of the GPU that they are of": {"", func(n *booktest.Node) {
-			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
+				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
+			})
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
 		}, []string{"0 mig memory=40Gi"}},
 		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {},
 			[]string{"0 limit memory=16Gi compute=100"}},
 		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
 			func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
-			[]string{"0 limit memory=16Gi compute=100 gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
+			[]string{"0 limit memory=16Gi compute=100 " +
+				"gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := booktest.New(t, 1, 16*grant.GiB, c.config)
@@ -160,7 +176,8 @@ func TestPublishedDevices(t *testing.T) {
 // For a claim over two GPUs the scheduler still counts the GPU whose device is published.
 func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 	n := booktest.New(t, 2, 16*grant.GiB, "")
-	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit,
+		Source: Source, Owner: "claim:u"})
 	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
 		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
 	if got, want := published(t, n), []string{"1 exclusive memory=16Gi",
@@ -201,11 +218,14 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 	served := func() (gpus []int64) {
 		for _, slice := range slicesOf(t, s.Node) {
 			for _, d := range slice.Devices {
-				i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taintServed })
+				i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+					return t.Key == taintServed
+				})
 				if i < 0 {
 					continue
 				}
-				if gpus = append(gpus, *d.Attributes["index"].IntValue); *d.Attributes["mode"].StringValue != "mps" ||
+				if gpus = append(gpus, *d.Attributes["index"].IntValue); *d.Attributes["mode"].StringValue !=
+					"mps" ||
 					d.Taints[i].Value != "daemon-over-2-GPUs" ||
 					d.Taints[i].Effect != resourceapi.DeviceTaintEffectNoSchedule {
 					t.Errorf("device %s has the taint %v", d.Name, d.Taints[i])
@@ -214,7 +234,8 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 		}
 		return gpus
 	}
-	s.has(t, claim("u-1", s.result("gpu", 0, grant.MPS, "4Gi", "0"), s.result("gpu", 1, grant.MPS, "4Gi", "0")))
+	s.has(t, claim("u-1", s.result("gpu", 0, grant.MPS, "4Gi", "0"),
+		s.result("gpu", 1, grant.MPS, "4Gi", "0")))
 	s.has(t, claim("u-2", s.result("gpu", 2, grant.MPS, "4Gi", "0")))
 	if got := served(); !slices.Equal(got, []int64{0, 1}) {
 		t.Errorf("GPUs %v are tainted, want 0 and 1, whose daemon is over both", got)
@@ -248,8 +269,10 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 			for _, c := range s.SharedCounters {
 				counters[c.Name] = true
 			}
-			if len(s.Devices) > 64 || len(s.SharedCounters) > 8 || len(s.Devices) > 0 && len(s.SharedCounters) > 0 {
-				t.Errorf("%d GPUs: a slice has %d devices and %d counters", gpus, len(s.Devices), len(s.SharedCounters))
+			if len(s.Devices) > 64 || len(s.SharedCounters) > 8 || len(s.Devices) > 0 &&
+				len(s.SharedCounters) > 0 {
+				t.Errorf("%d GPUs: a slice has %d devices and %d counters", gpus, len(s.Devices),
+					len(s.SharedCounters))
 			}
 		}
 		if len(counters) != gpus {
@@ -293,13 +316,15 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	if len(counters) != 1 || counters[0] != strings.ToLower(n.UUID(3)) || consumers[3] < 3 ||
 		consumers[0]+consumers[1]+consumers[2] > 0 || len(consumers) != 4 {
 		t.Errorf(
-			"the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, which can be in several modes",
+			"the counters are %v, and are taken by so many devices of each GPU: %v; want those of GPU 3, "+
+				"which can be in several modes",
 			counters, consumers)
 	}
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Names: []string{n.UUID(3)}, Memory: grant.GiB})
 	if counters, consumers := counted(); len(counters) != 1 || consumers[3] != 1 {
 		t.Errorf(
-			"with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: %v; want that of GPU 3 as before",
+			"with a grant in one mode, the counters are %v, and are taken by so many devices of each GPU: "+
+				"%v; want that of GPU 3 as before",
 			counters, consumers)
 	}
 }
@@ -335,10 +360,12 @@ func checkPolicies(t *testing.T, d resourceapi.Device) {
 			continue
 		}
 		r := c.RequestPolicy.ValidRange
-		least, standard, most, step, value := r.Min.Value(), c.RequestPolicy.Default.Value(), r.Max.Value(), r.Step.Value(), c.Value.Value()
+		least, standard, most, step, value := r.Min.Value(), c.RequestPolicy.Default.Value(), r.Max.Value(),
+			r.Step.Value(), c.Value.Value()
 		if least > standard || standard > most || most > value || least+step > value || most%step != 0 ||
 			standard%step != 0 || d.AllowMultipleAllocations == nil {
-			t.Errorf("%s: %s has min %d, default %d, max %d, step %d, value %d", d.Name, name, least, standard, most,
+			t.Errorf("%s: %s has min %d, default %d, max %d, step %d, value %d", d.Name, name,
+				least, standard, most,
 				step, value)
 		}
 	}

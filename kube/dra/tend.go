@@ -33,7 +33,8 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot offer the node's GPUs: %w", err)
-		return errors.Join(err, d.publishIfDue(ctx, to, closed(d.known, refusalCode(p, err)), p.Node.Host.Now()))
+		return errors.Join(err, d.publishIfDue(ctx, to, closed(d.known, refusalCode(p, err)),
+			p.Node.Host.Now()))
 	}
 	d.known = list
 	return d.publishIfDue(ctx, to, list, p.Now)
@@ -157,7 +158,8 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	case err == nil && owner(string(claim.UID)) == g.Owner && d.allocatedHere(claim):
 		return nil
 	}
-	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim", name, "grant", g.ID)
+	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim",
+		name, "grant", g.ID)
 	return d.Book.Withdraw(g.ID)
 }
 
@@ -174,7 +176,8 @@ func (d *Driver) SameNode(ctx context.Context) error {
 	case d.node == "":
 		d.node = n.UID
 	case d.node != n.UID && d.Broken != nil:
-		d.Broken(fmt.Errorf("the cluster has another node %s, and slices belong to the one that it had", d.Node))
+		d.Broken(fmt.Errorf("the cluster has another node %s, and slices belong to the one that it had",
+			d.Node))
 	}
 	return nil
 }
@@ -182,7 +185,8 @@ func (d *Driver) SameNode(ctx context.Context) error {
 // gone reports whether the API itself says that an object does not exist. Other servers also answer
 // 404: a proxy in front of an API server that is down, or a server without this version of the API.
 func gone(err error) bool {
-	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err,
+		metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // allocatedHere reports whether a claim has a device of this node.

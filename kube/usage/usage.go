@@ -34,7 +34,8 @@ func Strict(app *cli.App) {
 		if c.ArgsUsage == "" {
 			c.Before = func(c *cli.Context) error {
 				if c.NArg() > 0 {
-					return Error(c, "cannot understand %q: %s takes no arguments", c.Args().First(), c.Command.Name)
+					return Error(c, "cannot understand %q: %s takes no arguments",
+						c.Args().First(), c.Command.Name)
 				}
 				return nil
 			}

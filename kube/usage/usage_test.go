@@ -43,7 +43,8 @@ func TestUsageErrorsAreOneSentence(t *testing.T) {
 			err := app.Run(append([]string{"/usr/bin/program"}, c.args...))
 			if got := Status(err); got != c.status || (err != nil && err.Error() != c.want) ||
 				(err == nil) != (c.want == "") || err != nil && out.Len() > 0 {
-				t.Errorf("got status %d, %v, and printed %q; want status %d, %s", got, err, out.String(), c.status,
+				t.Errorf("got status %d, %v, and printed %q; want status %d, %s", got, err,
+					out.String(), c.status,
 					c.want)
 			}
 		})

@@ -82,7 +82,8 @@ func withLoader(spec *specs.Spec) error {
 		os.MkdirAll(filepath.Dir(loader), 0o755),
 		os.WriteFile(loader,
 			[]byte(
-				"\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
+				"\x00/lib/x86_64-linux-gnu/\x00/usr/lib/x86_64-linux-gnu/"+
+					"\x00/lib/\x00/usr/lib/\x00\x00/etc/ld.so.cache\x00"), 0o755))
 }
 
 // createWithDriver has the same mounts on both sides. It compares the time for finding their

@@ -1,4 +1,5 @@
-// Package browser opens a document in a headless Chromium, for tests of what the daemon shows and for the pictures in docs.
+// Package browser opens a document in a headless Chromium, for tests of what the daemon shows and
+// for the pictures in docs.
 package browser
 
 import (
@@ -54,9 +55,12 @@ func Picture(document []byte, l Look) ([]byte, error) {
 // patience bounds how long a browser that hangs is waited for.
 const patience = 2 * time.Minute
 
-// quiet keeps the browser from everything that is not the document: no network, no first steps, no other process' profile.
-var quiet = []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
-	"--disable-component-update", "--disable-sync", "--disable-default-apps", "--disable-extensions", "--no-proxy-server", "--host-resolver-rules=MAP * ~NOTFOUND"}
+// quiet keeps the browser from everything that is not the document: no network, no first steps, no
+// other process' profile.
+var quiet = []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+	"--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
+	"--disable-component-update", "--disable-sync", "--disable-default-apps", "--disable-extensions",
+	"--no-proxy-server", "--host-resolver-rules=MAP * ~NOTFOUND"}
 
 // open starts it with a profile of its own, which ends with it.
 func open(document []byte, l Look, more ...string) ([]byte, error) {
@@ -69,15 +73,18 @@ func open(document []byte, l Look, more ...string) ([]byte, error) {
 	if err := os.WriteFile(page, document, 0o600); err != nil {
 		return nil, err
 	}
-	scheme := "preferredColorScheme=1" // light (third_party/blink/public/mojom/css/preferred_color_scheme.mojom)
+	// light (third_party/blink/public/mojom/css/preferred_color_scheme.mojom)
+	scheme := "preferredColorScheme=1"
 	if l.Dark {
 		scheme = "preferredColorScheme=0"
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	args := append(append([]string{}, quiet...), "--user-data-dir="+filepath.Join(dir, "profile"), "--blink-settings="+scheme, fmt.Sprintf("--window-size=%d,%d", l.Width, l.Height))
+	args := append(append([]string{}, quiet...), "--user-data-dir="+filepath.Join(dir, "profile"),
+		"--blink-settings="+scheme, fmt.Sprintf("--window-size=%d,%d", l.Width, l.Height))
 	cmd := exec.CommandContext(ctx, Find(), append(append(args, more...), "file://"+page)...)
-	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir, "XDG_CACHE_HOME="+dir, "DBUS_SESSION_BUS_ADDRESS=disabled:")
+	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir, "XDG_CACHE_HOME="+dir,
+		"DBUS_SESSION_BUS_ADDRESS=disabled:")
 	cmd.WaitDelay = time.Second
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints

@@ -214,7 +214,8 @@ func (s *site) hearsOfGPUs() {
 	eventually(s.T, "two GPUs are published, with counters that tell their modes apart", func() bool {
 		out := s.kubectl("get", "resourceslices",
 			"-o",
-			`jsonpath={range .items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
+			`jsonpath={range `+
+				`.items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
 		return strings.Count(out, "=exclusive ") == 2 && strings.Count(out, "=limit ") == 2 &&
 			strings.Count(out, "=timeslice ") == 2
 	})

@@ -163,10 +163,12 @@ func (s *site) preparing(driver **daemon) {
 			`request "gpu" is to be in mode limit and in mode timeslice: its class and its claim disagree`},
 		"more-strength": {says("minimumStrength",
 			"hardware"),
-			`refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit this node has `},
+			`refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit ` +
+				`this node has `},
 		"another-config": {object{"apiVersion": "gpuledger.dev/v9",
 			"kind": "GrantConfig"},
-			`cannot read the parameters for gpuledger.dev: want apiVersion gpuledger.dev/v1 and kind GrantConfig, not "gpuledger.dev/v9"`},
+			`cannot read the parameters for gpuledger.dev: want apiVersion gpuledger.dev/v1 and kind ` +
+				`GrantConfig, not "gpuledger.dev/v9"`},
 	}
 	for name, c := range parameters {
 		s.applied(configured(name, c.what)...)

@@ -73,7 +73,8 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 		}
 		want,
 			described := fmt.Sprintf(
-			`gpuledger: refused (%s): container "main" refers to grant %s by GPULEDGER_GRANT, which is tied to `, grant.GrantOwnerMismatch, id), ""
+			`gpuledger: refused (%s): container "main" refers to grant %s by GPULEDGER_GRANT, which `+
+				`is tied to `, grant.GrantOwnerMismatch, id), ""
 		eventually(s.T, "a thief is refused in namespace "+namespace, func() bool {
 			described = s.kubectl("describe", "pod", name, "-n", namespace).Stdout
 			if runs.MatchString(described) {

@@ -388,8 +388,8 @@ func (s *storm) over() {
 	}
 }
 
-// claimPodKinds are pods with a claim each, which the cluster makes from a template and deletes with
-// its pod.
+// claimPodKinds are pods with a claim each, which the cluster makes from a template and deletes
+// with its pod.
 func claimPodKinds(s *storm) []podKind {
 	var all []podKind
 	for _, c := range []struct {

@@ -202,6 +202,21 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t)
 
+/* Milliwatts, and degrees Celsius of sensor 0, the GPU's own: another value for each GPU. */
+API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    NEED(i, milliwatts);
+    *milliwatts = 60500u + 1000u * (unsigned int)i;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *celsius)
+{
+    NEED(i, celsius && sensor == 0);
+    *celsius = 40u + (unsigned int)i;
+    return NVML_SUCCESS;
+}
+
 typedef struct { unsigned int pid; unsigned long long timeStamp; unsigned int smUtil, memUtil, encUtil, decUtil; } nvmlProcessUtilizationSample_t;
 
 /* What each process had of the GPU's time since this process's last call; the first call returns none. A call for the

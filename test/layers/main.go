@@ -3,8 +3,8 @@
 //	go run ./test/layers       prints the picture
 //	go run ./test/layers -w    writes it into docs/ARCHITECTURE.md
 //
-// It runs in the root of the repository. A package is one level above the highest package that it imports, so
-// packages of one level do not import each other.
+// It runs in the root of the repository. A package is one level above the highest package that it
+// imports, so packages of one level do not import each other.
 package main
 
 import (
@@ -97,7 +97,8 @@ func within(imported []string) (ours []string) {
 	return ours
 }
 
-// levels has for each package how many packages lie below it on the longest path. Go allows no circles.
+// levels has for each package how many packages lie below it on the longest path. Go allows no
+// circles.
 func levels(g graph) map[string]int {
 	of := map[string]int{}
 	var level func(name string) int
@@ -120,7 +121,9 @@ func levels(g graph) map[string]int {
 
 // reaches reports whether one package imports another, directly or through others.
 func reaches(g graph, from, to string) bool {
-	return slices.ContainsFunc(g[from], func(below string) bool { return below == to || reaches(g, below, to) })
+	return slices.ContainsFunc(g[from], func(below string) bool {
+		return below == to || reaches(g, below, to)
+	})
 }
 
 // direct are the imports of a package that none of its other imports reaches, sorted.

@@ -1,5 +1,5 @@
-// Package mistaken makes a mistake in the edits of a verdict. No program imports it: a test builds copies of the programs in
-// which the editors do, by the go command's -overlay.
+// Package mistaken makes a mistake in the edits of a verdict. No program imports it: a test builds
+// copies of the programs in which the editors do, by the go command's -overlay.
 package mistaken
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// File is the name of the file with a Mistake. It lies beside the configuration, because of its environment a hook keeps only the
-// variable that names the configuration.
+// File is the name of the file with a Mistake. It lies beside the configuration, because of its
+// environment a hook keeps only the variable that names the configuration.
 const File = "mistake.json"
 
 // Mistake is what an editor does wrong. The zero value is nothing.
@@ -43,6 +43,8 @@ func Verdict(v grant.Verdict, live bool) grant.Verdict {
 	v.Edits.Mounts = slices.Concat(v.Edits.Mounts, m.Adds.Mounts)
 	v.Edits.Hooks = slices.Concat(v.Edits.Hooks, m.Adds.Hooks)
 	v.Rules = slices.Concat(v.Rules, m.Rules)
-	v.Removed = slices.DeleteFunc(slices.Clone(v.Removed), func(r grant.Removal) bool { return r.Kind == m.Leaves })
+	v.Removed = slices.DeleteFunc(slices.Clone(v.Removed), func(r grant.Removal) bool {
+		return r.Kind == m.Leaves
+	})
 	return v
 }

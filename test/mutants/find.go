@@ -31,8 +31,9 @@ type source struct {
 	seen    map[string]int // keys, with how often they were given
 }
 
-// insert is text that goes before an offset. Of several at one offset an ending goes before a beginning, the ending of an inner
-// expression before that of an outer one, and the beginning of an outer one before that of an inner one.
+// insert is text that goes before an offset. Of several at one offset an ending goes before a
+// beginning, the ending of an inner expression before that of an outer one, and the beginning of an
+// outer one before that of an inner one.
 type insert struct {
 	offset int
 	text   string
@@ -59,7 +60,8 @@ func instrument(pkg, path string, found *[]mutant, seen map[string]int) ([]byte,
 	if len(*found) == before {
 		return text, nil
 	}
-	s.inserts = append(s.inserts, insert{offset: s.offset(file.Name.End()), text: "; import mutating " + `"` + module + `/internal/mutating"`})
+	s.inserts = append(s.inserts, insert{offset: s.offset(file.Name.End()), text: "; import mutating " + `"` +
+		module + `/internal/mutating"`})
 	return s.apply(), nil
 }
 
@@ -93,16 +95,19 @@ func (s *source) add(function string, n ast.Node, format string, args ...any) in
 	}
 	p := s.set.Position(n.Pos())
 	id := len(*s.found) + 1
-	*s.found = append(*s.found, mutant{id, s.pkg, fmt.Sprintf("%s:%d", filepath.Base(p.Filename), p.Line), key, changed})
+	*s.found = append(*s.found, mutant{id, s.pkg, fmt.Sprintf("%s:%d", filepath.Base(p.Filename), p.Line),
+		key, changed})
 	return id
 }
 
 // wrap puts an expression between two texts.
 func (s *source) wrap(n ast.Node, before, after string) {
-	s.inserts = append(s.inserts, insert{s.offset(n.Pos()), before, false}, insert{s.offset(n.End()), after, true})
+	s.inserts = append(s.inserts, insert{s.offset(n.Pos()), before, false},
+		insert{s.offset(n.End()), after, true})
 }
 
-// apply gives the text with all that was inserted. inserts are in the order of the walk: outer expressions come first.
+// apply gives the text with all that was inserted. inserts are in the order of the walk: outer
+// expressions come first.
 func (s *source) apply() []byte {
 	at := map[int][]insert{}
 	for _, i := range s.inserts {
@@ -155,7 +160,8 @@ func (s *source) function(name string, signature *ast.FuncType, body *ast.BlockS
 	})
 }
 
-// condition is always true, or always false. Where a single operand decides that, it is the operand's mutant.
+// condition is always true, or always false. Where a single operand decides that, it is the
+// operand's mutant.
 func (s *source) condition(function string, c ast.Expr, whenTrue, whenFalse bool) {
 	if b, ok := c.(*ast.BinaryExpr); ok {
 		whenTrue = whenTrue && b.Op != token.LAND

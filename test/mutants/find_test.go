@@ -58,7 +58,8 @@ func TestMutantsOfASample(t *testing.T) {
 		t.Errorf("found\n%s\nwant\n%s", strings.Join(keys, "\n"), strings.Join(want, "\n"))
 	}
 	for _, line := range []string{
-		"if mutating.Bool(0, 1, mutating.Bool(2, 0, mutating.Other(4, func() bool { return a < b }, func() bool { return a <= b })) && " +
+		"if mutating.Bool(0, 1, mutating.Bool(2, 0, mutating.Other(4, func() bool { return a < b }, func() " +
+			"bool { return a <= b })) && " +
 			"mutating.Bool(3, 0, sound)) {",
 		"return mutating.Zero[string](12, s.name)",
 	} {
@@ -93,7 +94,9 @@ func TestExplainedSurvivorsAreMutants(t *testing.T) {
 }
 
 func TestSurvivorsOfAnEarlierRun(t *testing.T) {
-	printed := "5 mutants of sample; seed 7\nsurvives: sample fits: `a < b` is true (2) (sample.go:4)\n   1 s: 5 of 5\nsurvives: sample f: returns no `g(a)` (sample.go:9)\nsample 5 run, 3 killed\n"
+	printed :=
+		"5 mutants of sample; seed 7\nsurvives: sample fits: `a < b` is true (2) (sample.go:4)\n   1 " +
+			"s: 5 of 5\nsurvives: sample f: returns no `g(a)` (sample.go:9)\nsample 5 run, 3 killed\n"
 	want := map[string]bool{"sample fits: `a < b` is true (2)": true, "sample f: returns no `g(a)`": true}
 	if got := survivors(printed); !maps.Equal(got, want) {
 		t.Errorf("got %v", got)

@@ -1,12 +1,15 @@
-// Command mutants changes the code that decides about containers, one condition, comparison or result at a time, and runs its
-// tests. A mutant that no test notices is a survivor: a line that could be wrong without anybody knowing. It exits with 1 where
-// one survives that survivors.txt does not explain.
+// Command mutants changes the code that decides about containers, one condition, comparison or
+// result at a time, and runs its tests. A mutant that no test notices is a survivor: a line that
+// could be wrong without anybody knowing. It exits with 1 where one survives that survivors.txt
+// does not explain.
 //
-// Without arguments it changes the packages whose survivors are all explained, so that 1 means a new survivor. Arguments name
-// other packages: of internal/node, internal/ledger and internal/inject many survive that nobody has looked at.
+// Without arguments it changes the packages whose survivors are all explained, so that 1 means a
+// new survivor. Arguments name other packages: of internal/node, internal/ledger and
+// internal/inject many survive that nobody has looked at.
 //
-// All mutants are compiled into the test programs at once, and a variable of the environment chooses one: compiling each of them
-// on its own, as the libraries for this do, takes seconds a mutant. A mutant meets only the tests that reach it.
+// All mutants are compiled into the test programs at once, and a variable of the environment
+// chooses one: compiling each of them on its own, as the libraries for this do, takes seconds a
+// mutant. A mutant meets only the tests that reach it.
 package main
 
 import (
@@ -35,11 +38,14 @@ var mutating []byte
 //go:embed survivors.txt
 var survivorsFile string
 
-// complete are the packages whose survivors survivors.txt explains, all of them. They are mutated by default.
+// complete are the packages whose survivors survivors.txt explains, all of them. They are mutated
+// by default.
 var complete = []string{"internal/admission", "internal/request", "internal/edit"}
 
-// tested are the packages whose tests meet the mutants, the quick ones first; a package's own tests come before them.
-var tested = []string{"internal/admission", "internal/edit", "internal/nri", "hook", "runtime", "cdi", "internal/inject", "test/oracle",
+// tested are the packages whose tests meet the mutants, the quick ones first; a package's own tests
+// come before them.
+var tested = []string{"internal/admission", "internal/edit", "internal/nri", "hook", "runtime", "cdi",
+	"internal/inject", "test/oracle",
 	"internal/request", "internal/node", "internal/ledger"}
 
 func main() {
@@ -66,8 +72,10 @@ func run() error {
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "choose the mutants by this `number`")
 	limit := flag.Duration("time", 10*time.Minute, "stop after this `duration`; 0 runs all mutants")
 	only := flag.String("only", "", "run the mutants whose name has this `text` in it")
-	again := flag.String("again", "", "run the mutants that survived by what an earlier run has printed into this `file`")
-	known := flag.Bool("explained", false, "run the mutants that survivors.txt explains, too; else they count as survivors")
+	again := flag.String("again", "", "run the mutants that survived by what an earlier run has printed "+
+		"into this `file`")
+	known := flag.Bool("explained", false, "run the mutants that survivors.txt explains, too; else they "+
+		"count as survivors")
 	jobs := flag.Int("jobs", 2, "mutants at once")
 	with := flag.String("tests", strings.Join(tested, ","), "run the tests of these `packages`")
 	flag.Usage = usage
@@ -111,7 +119,9 @@ func run() error {
 	chosen := slices.DeleteFunc(slices.Clone(mutants), func(m mutant) bool {
 		return !strings.Contains(m.key, *only) || *again != "" && !before[m.key]
 	})
-	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(chosen), func(i, j int) {
+		chosen[i], chosen[j] = chosen[j], chosen[i]
+	})
 	explained := explanations(survivorsFile)
 	run := func(m mutant) outcome {
 		if explained[m.key] && !*known { // each would meet all the tests that reach it
@@ -122,7 +132,8 @@ func run() error {
 	return report(runAll(chosen, run, explained, *jobs, *limit), explained, len(chosen), packages)
 }
 
-// forgetFailures removes what rapid keeps of tests that have failed since it was called: it would run that again, without a mutant.
+// forgetFailures removes what rapid keeps of tests that have failed since it was called: it would
+// run that again, without a mutant.
 func forgetFailures() func() {
 	var absent []string
 	for _, pkg := range tested {
@@ -139,7 +150,8 @@ func forgetFailures() func() {
 	}
 }
 
-// instrumented writes the packages with all their mutants below a directory, and the overlay that has them compiled.
+// instrumented writes the packages with all their mutants below a directory, and the overlay that
+// has them compiled.
 func instrumented(packages []string, work string) (found []mutant, overlay string, err error) {
 	replace := map[string]string{}
 	put := func(path string, text []byte) error {
@@ -179,7 +191,8 @@ func compile(tested []string, overlay, work string) (programs map[string]string,
 	programs = map[string]string{}
 	for _, pkg := range tested {
 		path := filepath.Join(work, strings.ReplaceAll(pkg, "/", "_")+".test")
-		build := exec.Command("go", "test", "-p", "2", "-vet=off", "-overlay", overlay, "-c", "-o", path, "./"+pkg)
+		build := exec.Command("go", "test", "-p", "2", "-vet=off", "-overlay", overlay, "-c",
+			"-o", path, "./"+pkg)
 		build.Stderr = os.Stderr
 		if err := build.Run(); err != nil {
 			return nil, fmt.Errorf("cannot compile the tests of %s with the mutants: %w", pkg, err)
@@ -190,7 +203,8 @@ func compile(tested []string, overlay, work string) (programs map[string]string,
 }
 
 // runAll runs mutants until the time is over, and prints those that survive as it finds them.
-func runAll(mutants []mutant, run func(mutant) outcome, explained map[string]bool, jobs int, limit time.Duration) []outcome {
+func runAll(mutants []mutant, run func(mutant) outcome, explained map[string]bool, jobs int,
+	limit time.Duration) []outcome {
 	var (
 		outcomes []outcome
 		lock     sync.Mutex
@@ -208,7 +222,8 @@ func runAll(mutants []mutant, run func(mutant) outcome, explained map[string]boo
 					fmt.Printf("survives: %s (%s)\n", o.key, o.at)
 				}
 				if len(outcomes)%250 == 0 {
-					fmt.Printf("%4.0f s: %d of %d\n", time.Since(began).Seconds(), len(outcomes), len(mutants))
+					fmt.Printf("%4.0f s: %d of %d\n", time.Since(began).Seconds(),
+						len(outcomes), len(mutants))
 				}
 				lock.Unlock()
 			}
@@ -244,7 +259,8 @@ func report(outcomes []outcome, explained map[string]bool, chosen int, packages 
 			run++
 		}
 		if run > 0 {
-			fmt.Printf("%-20s %4d run, %4d killed (%.1f %%), %d survive and are explained, %d survive\n", pkg, run, killed,
+			fmt.Printf("%-20s %4d run, %4d killed (%.1f %%), %d survive and are explained, %d survive\n",
+				pkg, run, killed,
 				100*float64(killed)/float64(run), known, run-killed-known)
 		}
 	}
@@ -252,7 +268,8 @@ func report(outcomes []outcome, explained map[string]bool, chosen int, packages 
 		fmt.Printf("the time was over after %d of %d\n", len(outcomes), chosen)
 	}
 	if unexplained > 0 {
-		return fmt.Errorf("%d mutants survive: write the test that fails, or say in test/mutants/survivors.txt why none can", unexplained)
+		return fmt.Errorf("%d mutants survive: write the test that fails, or say in "+
+			"test/mutants/survivors.txt why none can", unexplained)
 	}
 	return nil
 }
@@ -268,7 +285,8 @@ func survivors(printed string) map[string]bool {
 	return keys
 }
 
-// explanations are the keys of survivors.txt. A line that begins with a blank says why the one before survives.
+// explanations are the keys of survivors.txt. A line that begins with a blank says why the one
+// before survives.
 func explanations(text string) map[string]bool {
 	keys := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -38,7 +38,8 @@ func trace(tested []string, programs map[string]string, mutants int, work string
 			if !strings.HasPrefix(name, "Test") {
 				continue
 			}
-			t, err := traced(test{pkg: pkg, program: programs[pkg], name: name}, mutants, filepath.Join(work, "reached"))
+			t, err := traced(test{pkg: pkg, program: programs[pkg], name: name}, mutants,
+				filepath.Join(work, "reached"))
 			if err != nil {
 				return nil, err
 			}
@@ -71,7 +72,8 @@ func traced(t test, mutants int, file string) (test, error) {
 	return t, nil
 }
 
-// program runs a package's tests where the go command runs them. Its processes are a group, to be killed together.
+// program runs a package's tests where the go command runs them. Its processes are a group, to be
+// killed together.
 func program(pkg, path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = pkg
@@ -83,7 +85,8 @@ func program(pkg, path string, args ...string) *exec.Cmd {
 // batch is as many tests as take this long together: most mutants die in the first one.
 const batch = 300 * time.Millisecond
 
-// outcomeOf runs the tests that reach a mutant, those of its own package first and the quick ones before the long ones.
+// outcomeOf runs the tests that reach a mutant, those of its own package first and the quick ones
+// before the long ones.
 func outcomeOf(m mutant, tests []test) outcome {
 	tests = slices.DeleteFunc(slices.Clone(tests), func(t test) bool { return !t.reaches[m.id] })
 	slices.SortStableFunc(tests, func(a, b test) int {
@@ -116,7 +119,8 @@ func order(b bool) int {
 	return 0
 }
 
-// fails reports whether one of some tests of a package notices the mutant. A program that runs ten times as long as usual has.
+// fails reports whether one of some tests of a package notices the mutant. A program that runs ten
+// times as long as usual has.
 func fails(m mutant, tests []test, usual time.Duration) bool {
 	var names []string
 	for _, t := range tests {
@@ -124,7 +128,8 @@ func fails(m mutant, tests []test, usual time.Duration) bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*usual+5*time.Second)
 	defer cancel()
-	cmd := program(tests[0].pkg, tests[0].program, "-test.failfast", "-test.run=^("+strings.Join(names, "|")+")$")
+	cmd := program(tests[0].pkg, tests[0].program, "-test.failfast", "-test.run=^("+strings.Join(names, "|")+
+		")$")
 	cmd.Env = append(cmd.Env, fmt.Sprintf("MUTANT=%d", m.id))
 	if err := cmd.Start(); err != nil {
 		return false

@@ -149,7 +149,8 @@ func FuzzUpdate(f *testing.F) {
 	s := newTestNode(f)
 	for _, seed := range []string{`{"pids":{"limit":5}}`,
 		`{"devices":[{"allow":true,"access":"rwm"}]}`,
-		`{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}],"cpu":{}}`,
+		`{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,` +
+			`"access":"rw"}],"cpu":{}}`,
 		`{"Devices":[{"allow":true}]}`, `{"devices":null,"devices":[{"allow":true,"access":"r"}]}`,
 		`{"unified":{"dmem.max":"x"}}`, `{"unified":{"cgroup.procs":"1"}}`,
 		`{"unified":{"pids.max":"3"},"Unified":{"dmem.low":"x"}}`} {

@@ -25,8 +25,9 @@ type Node struct {
 	Root    string   // the real runtime's --root
 	Runtime string   // "runc" or "crun"
 	Tags    []string // build tags of its binaries
-	Bin     string   // a directory with binaries of another version; "": those that are built from this module
-	Env     []string // added to its programs' environment
+	// a directory with binaries of another version; "": those that are built from this module
+	Bin string
+	Env []string // added to its programs' environment
 }
 
 // Setup describes a node. The zero value has two GPUs of 16160 MiB, uses runc, and trusts no

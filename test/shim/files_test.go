@@ -10,11 +10,13 @@ import (
 	"testing"
 )
 
-// references are the names that a file of shim/ uses of another: the first key is the file, the second is the other one.
+// references are the names that a file of shim/ uses of another: the first key is the file, the
+// second is the other one.
 type references map[string]map[string][]string
 
-// readReferences compiles each C file of a folder and finds the file that defines each undefined symbol of its object file. It compiles
-// without optimisation, so that no reference is removed, and with the throttle, which is the variant with all of the files.
+// readReferences compiles each C file of a folder and finds the file that defines each undefined
+// symbol of its object file. It compiles without optimisation, so that no reference is removed, and
+// with the throttle, which is the variant with all of the files.
 func readReferences(t *testing.T, dir string) references {
 	t.Helper()
 	sources, err := filepath.Glob(filepath.Join(dir, "*.c"))
@@ -26,7 +28,8 @@ func readReferences(t *testing.T, dir string) references {
 	for _, source := range sources {
 		file := filepath.Base(source)
 		object := filepath.Join(objects, file+".o")
-		cmd := exec.Command("cc", "-std=gnu11", "-O0", "-fPIC", "-fvisibility=hidden", "-DTHROTTLE", "-c", "-o", object, source)
+		cmd := exec.Command("cc", "-std=gnu11", "-O0", "-fPIC", "-fvisibility=hidden", "-DTHROTTLE", "-c",
+			"-o", object, source)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -50,7 +53,8 @@ func readReferences(t *testing.T, dir string) references {
 	return uses
 }
 
-// symbols lists the names that an object file shares with others: those that it defines, and those that are undefined in it.
+// symbols lists the names that an object file shares with others: those that it defines, and those
+// that are undefined in it.
 func symbols(t *testing.T, object string) []elf.Symbol {
 	t.Helper()
 	f, err := elf.Open(object)
@@ -62,10 +66,14 @@ func symbols(t *testing.T, object string) []elf.Symbol {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.DeleteFunc(all, func(s elf.Symbol) bool { return elf.ST_BIND(s.Info) == elf.STB_LOCAL || s.Name == "" })
+	return slices.DeleteFunc(all, func(s elf.Symbol) bool {
+		return elf.ST_BIND(s.Info) == elf.STB_LOCAL ||
+			s.Name == ""
+	})
 }
 
-// cycle finds files that use each other in a cycle, with the first one again at the end; nil if there is no cycle.
+// cycle finds files that use each other in a cycle, with the first one again at the end; nil if
+// there is no cycle.
 func (r references) cycle() []string {
 	var path []string
 	done := map[string]bool{}
@@ -105,7 +113,8 @@ func (r references) describe(cycle []string) string {
 	return lines.String()
 }
 
-// TestNoCycleOfFiles: the C files of the shim use each other in one direction, so that each can be read and tested with only those below it.
+// TestNoCycleOfFiles: the C files of the shim use each other in one direction, so that each can be
+// read and tested with only those below it.
 func TestNoCycleOfFiles(t *testing.T) {
 	uses := readReferences(t, "../../shim")
 	for _, file := range slices.Sorted(maps.Keys(uses)) {
@@ -116,10 +125,13 @@ func TestNoCycleOfFiles(t *testing.T) {
 	}
 }
 
-// TestACycleOfFilesIsFound: a cycle is found when os.c, which uses no other file, is changed to use account.c.
+// TestACycleOfFilesIsFound: a cycle is found when os.c, which uses no other file, is changed to use
+// account.c.
 func TestACycleOfFilesIsFound(t *testing.T) {
 	dir := t.TempDir()
-	sh(t, "mkdir "+dir+"/shim; cp ../../shim/{account.c,os.c,*.h} "+dir+`/shim; printf 'int account_devices(void);\nint upwards(void) { return account_devices(); }\n' >>`+dir+"/shim/os.c")
+	sh(t, "mkdir "+dir+"/shim; cp ../../shim/{account.c,os.c,*.h} "+dir+
+		`/shim; printf 'int account_devices(void);\nint upwards(void) { return account_devices(); }\n' >>`+
+		dir+"/shim/os.c")
 	uses := readReferences(t, dir+"/shim")
 	found := uses.cycle()
 	if want := []string{"account.c", "os.c", "account.c"}; !slices.Equal(found, want) {

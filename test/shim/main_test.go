@@ -1,5 +1,6 @@
-// Package shim runs the shim's tests, which are C programs that print TAP, on a stage: a private mount namespace with the files of
-// a container, and with the stand-in driver in place of the real one.
+// Package shim runs the shim's tests, which are C programs that print TAP, on a stage: a private
+// mount namespace with the files of a container, and with the stand-in driver in place of the real
+// one.
 package shim
 
 import (
@@ -52,7 +53,8 @@ func init() {
 	}
 }
 
-// build compiles the proxies, the stand-in driver and the test programs. The stand-in is not under test, so it is never sanitized.
+// build compiles the proxies, the stand-in driver and the test programs. The stand-in is not under
+// test, so it is never sanitized.
 func build(name, flags string) (string, error) {
 	dir := filepath.Join(built, name)
 	for _, step := range []struct {
@@ -88,8 +90,8 @@ func sh(t *testing.T, script string) {
 	}
 }
 
-// stage sets up the files of a container, as the edits of an admitted container do with mounts. /run and the loader's cache belong
-// to this mount namespace only.
+// stage sets up the files of a container, as the edits of an admitted container do with mounts.
+// /run and the loader's cache belong to this mount namespace only.
 func stage(t *testing.T, variant string) string {
 	t.Helper()
 	dir := need(t, variant)
@@ -135,10 +137,12 @@ func fresh(t *testing.T) {
 	}
 }
 
-// stuck is when a test is ended: long after the time that it takes, so that only a test that waits for ever is.
+// stuck is when a test is ended: long after the time that it takes, so that only a test that waits
+// for ever is.
 const stuck = 2 * time.Minute
 
-// command runs a program in a process group of its own, and kills the group at the end, because tests leave children.
+// command runs a program in a process group of its own, and kills the group at the end, because
+// tests leave children.
 func command(t *testing.T, env []string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), stuck)
@@ -158,7 +162,8 @@ func command(t *testing.T, env []string, args ...string) (string, error) {
 
 var plan = regexp.MustCompile(`(?m)^1\.\.(\d+)$`)
 
-// tap runs a program and checks its output: every check is ok, and there are as many as the plan at its end says.
+// tap runs a program and checks its output: every check is ok, and there are as many as the plan at
+// its end says.
 func tap(t *testing.T, env []string, args ...string) {
 	t.Helper()
 	out, err := command(t, env, args...)
@@ -177,7 +182,8 @@ func tap(t *testing.T, env []string, args ...string) {
 	}
 }
 
-// each runs every test of a program on a stage with an unused grant. wrap is a command that runs the program, such as setarch -R.
+// each runs every test of a program on a stage with an unused grant. wrap is a command that runs
+// the program, such as setarch -R.
 func each(t *testing.T, env []string, program string, only func(name string) bool, wrap ...string) {
 	t.Helper()
 	out, err := exec.Command(program, "--list").Output()

@@ -27,18 +27,22 @@ func only(names ...string) func(string) bool {
 }
 
 // throttles are the tests of the variant with the throttle.
-var throttles = []string{"each_launch_waits_at_the_gate", "an_open_gate_is_passed", "each_resolution_returns_the_wrapper", "a_captured_launch_does_not_wait",
+var throttles = []string{"each_launch_waits_at_the_gate", "an_open_gate_is_passed",
+	"each_resolution_returns_the_wrapper", "a_captured_launch_does_not_wait",
 	"each_device_has_its_gate", "errors_are_the_drivers", "a_process_killed_at_the_gate_blocks_no_other"}
 
 func TestLibcuda(t *testing.T) {
 	each(t, os.Environ(), stage(t, "plain")+"/bin/proxy_test", except(throttles...))
 }
 
-// TestLibcudaWithAThrottle: the variant with the throttle is built from the same sources, and does everything else as the other.
+// TestLibcudaWithAThrottle: the variant with the throttle is built from the same sources, and does
+// everything else as the other.
 func TestLibcudaWithAThrottle(t *testing.T) {
-	each(t, os.Environ(), throttled(t, "plain")+"/bin/proxy_test", only(append(slices.Clone(throttles), "every_kind_is_counted", "beyond_the_grant_is_out_of_memory",
-		"cu_get_proc_address", "unknown_symbols_fall_through", "graph_memory_is_counted_when_it_is_instantiated", "a_capture_takes_no_memory", "fork_after_cuda",
-		"without_limits_nothing_starts")...))
+	each(t, os.Environ(), throttled(t, "plain")+"/bin/proxy_test",
+		only(append(slices.Clone(throttles), "every_kind_is_counted", "beyond_the_grant_is_out_of_memory",
+			"cu_get_proc_address", "unknown_symbols_fall_through",
+			"graph_memory_is_counted_when_it_is_instantiated", "a_capture_takes_no_memory", "fork_after_cuda",
+			"without_limits_nothing_starts")...))
 }
 
 func TestThrottle(t *testing.T) {
@@ -77,7 +81,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// TestWithoutADriver: without the real library at its path the proxy does not load, so no program runs without a limit.
+// TestWithoutADriver: without the real library at its path the proxy does not load, so no program
+// runs without a limit.
 func TestWithoutADriver(t *testing.T) {
 	dir := stage(t, "plain")
 	if err := os.Remove("/run/gpuledger/driver/libcuda.so.1"); err != nil {
@@ -99,7 +104,8 @@ func TestWithAnotherDriver(t *testing.T) {
 func TestNvidiaSMI(t *testing.T) {
 	dir := stage(t, "plain")
 	out, err := command(t, os.Environ(), dir+"/driver/usr/bin/nvidia-smi")
-	want := fmt.Sprintf("GPU 0: Stand-in GPU (UUID: %s) 0MiB / 256MiB\nGPU 1: Stand-in GPU (UUID: %s) 0MiB / 128MiB\n", shares[0].UUID, shares[1].UUID)
+	want := fmt.Sprintf("GPU 0: Stand-in GPU (UUID: %s) 0MiB / 256MiB\nGPU 1: Stand-in GPU (UUID: %s) "+
+		"0MiB / 128MiB\n", shares[0].UUID, shares[1].UUID)
 	if err != nil || out != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out, want)
 	}
@@ -117,15 +123,20 @@ func TestStorm(t *testing.T) {
 	tap(t, os.Environ(), stage(t, "plain")+"/bin/storm", strconv.Itoa(kills), "8")
 }
 
-// heavy are the tests that run without a sanitizer only: under a sanitizer, a process of some MiB takes some GiB.
-var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment", "a_stopped_process_blocks_no_other", "a_process_killed_at_its_start_blocks_no_other",
+// heavy are the tests that run without a sanitizer only: under a sanitizer, a process of some MiB
+// takes some GiB.
+var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment",
+	"a_stopped_process_blocks_no_other", "a_process_killed_at_its_start_blocks_no_other",
 	"a_word_has_one_writer"}
 
 func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	env := append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1")
-	t.Run("account", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/account_test", except(heavy...)) })
+	t.Run("account", func(t *testing.T) {
+		each(t, env, stage(t, "addresses")+"/bin/account_test", except(heavy...))
+	})
 	t.Run("libcuda", func(t *testing.T) {
-		each(t, env, stage(t, "addresses")+"/bin/proxy_test", except(append(slices.Clone(heavy), throttles...)...))
+		each(t, env, stage(t, "addresses")+"/bin/proxy_test",
+			except(append(slices.Clone(heavy), throttles...)...))
 	})
 	t.Run("throttle", func(t *testing.T) {
 		bin := throttled(t, "addresses") + "/bin"
@@ -135,12 +146,14 @@ func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	t.Run("libnvidia-ml", func(t *testing.T) { each(t, env, stage(t, "addresses")+"/bin/nvml_test", nil) })
 }
 
-// TestUnderThreadSanitizer runs without randomised addresses, because gcc 12's sanitizer fails with those of newer kernels.
+// TestUnderThreadSanitizer runs without randomised addresses, because gcc 12's sanitizer fails with
+// those of newer kernels.
 func TestUnderThreadSanitizer(t *testing.T) {
 	rig.Need(t, "setarch")
 	env := append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1")
 	t.Run("account", func(t *testing.T) {
-		each(t, env, stage(t, "threads")+"/bin/account_test", only("never_more_than_fit", "tracking_threads"), "setarch", "-R")
+		each(t, env, stage(t, "threads")+"/bin/account_test",
+			only("never_more_than_fit", "tracking_threads"), "setarch", "-R")
 	})
 	t.Run("libcuda", func(t *testing.T) {
 		each(t, env, stage(t, "threads")+"/bin/proxy_test", only("threads"), "setarch", "-R")

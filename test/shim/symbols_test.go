@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// libraries are the proxies, with the prefix of their symbols. The throttling variant has the other's SONAME.
+// libraries are the proxies, with the prefix of their symbols. The throttling variant has the
+// other's SONAME.
 var libraries = map[string]string{"libcuda.so.1": "cu", throttling: "cu", "libnvidia-ml.so.1": "nvml"}
 
 const throttling = "libcuda-throttle.so.1"
@@ -44,7 +45,8 @@ func table(t *testing.T) map[string]row {
 	return rows
 }
 
-// TestEveryEntryPointIsDecided: each entry point that allocates, frees or reports memory is wrapped, or has a reason why not.
+// TestEveryEntryPointIsDecided: each entry point that allocates, frees or reports memory is
+// wrapped, or has a reason why not.
 func TestEveryEntryPointIsDecided(t *testing.T) {
 	rows := table(t)
 	entryPoints, err := os.ReadFile("../../shim/entry-points")
@@ -53,7 +55,8 @@ func TestEveryEntryPointIsDecided(t *testing.T) {
 	}
 	for _, name := range strings.Fields(string(entryPoints)) {
 		if _, decided := rows[name]; !decided {
-			t.Errorf("%s is neither wrapped nor said to be passed on: give it a row in shim/cuda_entries.h or shim/nvml_entries.h", name)
+			t.Errorf("%s is neither wrapped nor said to be passed on: give it a row in shim/cuda_entries.h "+
+				"or shim/nvml_entries.h", name)
 		}
 	}
 	for _, r := range rows {
@@ -63,13 +66,16 @@ func TestEveryEntryPointIsDecided(t *testing.T) {
 	}
 }
 
-// TestABuildFailsWithoutARow: if an entry point has no row in the tables, the build fails and names it.
+// TestABuildFailsWithoutARow: if an entry point has no row in the tables, the build fails and names
+// it.
 func TestABuildFailsWithoutARow(t *testing.T) {
-	for table, name := range map[string]string{"cuda_entries.h": "cuMemAllocManaged", "nvml_entries.h": "nvmlDeviceGetRunningProcessDetailList"} {
+	for table, name := range map[string]string{"cuda_entries.h": "cuMemAllocManaged",
+		"nvml_entries.h": "nvmlDeviceGetRunningProcessDetailList"} {
 		dir := t.TempDir()
 		sh(t, "cp -r ../../shim "+dir+`/shim; sed -i '/ROW(`+name+`,/d' `+dir+"/shim/"+table)
 		out, err := exec.Command(dir+"/shim/build.sh", dir+"/out").CombinedOutput()
-		if _, made := os.Stat(dir + "/out/libcuda.so.1"); err == nil || made == nil || !strings.Contains(string(out), "neither wrapped nor said to be passed on: "+name+";") {
+		if _, made := os.Stat(dir + "/out/libcuda.so.1"); err == nil || made == nil ||
+			!strings.Contains(string(out), "neither wrapped nor said to be passed on: "+name+";") {
 			t.Errorf("without %s: %v\n%s", name, err, out)
 		}
 	}
@@ -81,7 +87,8 @@ func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 		f := open(t, library)
 		var want, got []string
 		for _, r := range table(t) {
-			if (r.kind == "wrapped" || r.kind == "launched" && library == throttling) && strings.HasPrefix(r.name, prefix) {
+			if (r.kind == "wrapped" || r.kind == "launched" && library == throttling) &&
+				strings.HasPrefix(r.name, prefix) {
 				want = append(want, r.name)
 			}
 		}
@@ -102,7 +109,8 @@ func TestTheProxiesExportWhatTheyWrap(t *testing.T) {
 	}
 }
 
-// TestABuildTouchesNoLibraryInUse: hami #753. The build does not write to a file that processes have mapped: a new file gets its name.
+// TestABuildTouchesNoLibraryInUse: hami #753. The build does not write to a file that processes
+// have mapped: a new file gets its name.
 func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 	dir := t.TempDir()
 	for library := range libraries {
@@ -117,7 +125,8 @@ func TestABuildTouchesNoLibraryInUse(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for library := range libraries {
-		if content, err := os.ReadFile(filepath.Join(dir, library+".used")); err != nil || string(content) != "in use" {
+		if content, err := os.ReadFile(filepath.Join(dir, library+".used")); err != nil ||
+			string(content) != "in use" {
 			t.Errorf("the %s that was there is overwritten: %v", library, err)
 		}
 		if info, err := os.Stat(filepath.Join(dir, library)); err != nil || info.Size() < 1000 {
@@ -136,10 +145,11 @@ func open(t *testing.T, library string) *elf.File {
 	return f
 }
 
-// calls are the functions of the C library that a proxy may call inside a tenant's process: no output, no exit, no signal, no thread,
-// no malloc, no environment.
+// calls are the functions of the C library that a proxy may call inside a tenant's process: no
+// output, no exit, no signal, no thread, no malloc, no environment.
 var calls = []string{
-	"__cxa_finalize", "__errno_location", "__register_atfork", "clock_gettime", "close", "dlopen", "dlsym", "fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
+	"__cxa_finalize", "__errno_location", "__register_atfork", "clock_gettime", "close", "dlopen", "dlsym",
+	"fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
 	"memset", "mmap", "munmap", "nanosleep", "open", "sched_yield", "strlen", "strncmp", "__stack_chk_fail",
 	// weak symbols of the compiler's start files
 	"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
@@ -147,7 +157,8 @@ var calls = []string{
 
 var version = regexp.MustCompile(`^GLIBC_2\.(\d+)(\.\d+)?$`)
 
-// TestTheProxiesNeedLittle: a proxy imports only those calls, from glibc 2.17 or before, and needs the real library by its absolute path.
+// TestTheProxiesNeedLittle: a proxy imports only those calls, from glibc 2.17 or before, and needs
+// the real library by its absolute path.
 func TestTheProxiesNeedLittle(t *testing.T) {
 	for library := range libraries {
 		f := open(t, library)
@@ -172,7 +183,8 @@ func TestTheProxiesNeedLittle(t *testing.T) {
 			}
 		}
 		needed, _ := f.DynString(elf.DT_NEEDED)
-		if want := []string{"/run/gpuledger/driver/" + soname(library), "libdl.so.2", "libc.so.6"}; !slices.Equal(needed, want) {
+		if want := []string{"/run/gpuledger/driver/" + soname(library), "libdl.so.2",
+			"libc.so.6"}; !slices.Equal(needed, want) {
 			t.Errorf("%s needs %v, want %v", library, needed, want)
 		}
 		if name, _ := f.DynString(elf.DT_SONAME); !slices.Equal(name, []string{soname(library)}) {
@@ -182,7 +194,8 @@ func TestTheProxiesNeedLittle(t *testing.T) {
 	}
 }
 
-// checkStart: a load runs no code of the proxy and binds all symbols, and an unload does not forget the account.
+// checkStart: a load runs no code of the proxy and binds all symbols, and an unload does not forget
+// the account.
 func checkStart(t *testing.T, library string, f *elf.File) {
 	t.Helper()
 	for _, tag := range []elf.DynTag{elf.DT_INIT_ARRAYSZ, elf.DT_FINI_ARRAYSZ} {

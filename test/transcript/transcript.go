@@ -1,4 +1,5 @@
-// Package transcript reads what a document shows of a terminal, and compares it with what the commands say.
+// Package transcript reads what a document shows of a terminal, and compares it with what the
+// commands say.
 package transcript
 
 import (
@@ -11,8 +12,9 @@ import (
 // Step is a command and what it prints.
 type Step struct{ Command, Says string }
 
-// Steps are the commands in the code blocks of a section of Markdown: each begins with a prompt, "$ " or "# ", and goes on in lines
-// that begin with "> ", as a shell shows them. The section is known by its heading, of any level; what is below it belongs to it.
+// Steps are the commands in the code blocks of a section of Markdown: each begins with a prompt, "$
+// " or "# ", and goes on in lines that begin with "> ", as a shell shows them. The section is known
+// by its heading, of any level; what is below it belongs to it.
 func Steps(markdown, heading string) (steps []Step) {
 	for i, block := range strings.Split(section(markdown, heading), "```") {
 		if i%2 == 0 {
@@ -63,8 +65,9 @@ func section(markdown, heading string) string {
 	return text.String()
 }
 
-// Agrees reports whether a command said what the document shows. What differs from run to run does not count: ids, secrets, dates, the width of
-// columns, how lines are broken. In the document "..." stands for anything.
+// Agrees reports whether a command said what the document shows. What differs from run to run does
+// not count: ids, secrets, dates, the width of columns, how lines are broken. In the document "..."
+// stands for anything.
 func Agrees(said, shown string) bool {
 	said = unnamed(said)
 	parts := strings.Split(unnamed(shown), "...")

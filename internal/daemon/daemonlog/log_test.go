@@ -22,7 +22,8 @@ func TestLinesForTheJournalHavePriorities(t *testing.T) {
 	if err := unix.Fstat(int(write.Fd()), &st); err != nil {
 		t.Fatal(err)
 	}
-	for stream, want := range map[string]bool{fmt.Sprintf("%d:%d", st.Dev, st.Ino): true, fmt.Sprintf("%d:%d", st.Dev, st.Ino+1): false, "": false, "x": false} {
+	for stream, want := range map[string]bool{fmt.Sprintf("%d:%d", st.Dev, st.Ino): true,
+		fmt.Sprintf("%d:%d", st.Dev, st.Ino+1): false, "": false, "x": false} {
 		if got := isJournald(write, stream); got != want {
 			t.Errorf("JOURNAL_STREAM=%q: %v, want %v", stream, got, want)
 		}
@@ -34,7 +35,8 @@ func TestLinesForTheJournalHavePriorities(t *testing.T) {
 	log.WithField("bindings", 2).Info("tidied")
 	log.Warn("blind")
 	log.Error("internal error: no")
-	if want := "<6>level=info msg=tidied bindings=2\n<4>level=warning msg=blind\n<3>level=error msg=\"internal error: no\"\n"; out.String() != want {
+	if want := "<6>level=info msg=tidied bindings=2\n<4>level=warning msg=blind\n<3>level=error " +
+		"msg=\"internal error: no\"\n"; out.String() != want {
 		t.Errorf("the journal hears\n%s, want\n%s", out.String(), want)
 	}
 }

@@ -1,5 +1,5 @@
-// Package daemontest has a node for the tests of the daemon's packages: a real ledger, and containers
-// that are one process each.
+// Package daemontest has a node for the tests of the daemon's packages: a real ledger, and
+// containers that are one process each.
 package daemontest
 
 import (
@@ -40,8 +40,9 @@ func NewNode(t *testing.T) *Node {
 func (n *Node) Grant(letter byte) grant.ID {
 	n.t.Helper()
 	g := grant.Grant{ID: grant.NewID([16]byte{letter}), Owner: grant.Owner(fmt.Sprintf("pod:u-%d/c", letter)),
-		Mode: grant.Limit, Strength: admission.StrengthOf(grant.Limit), Created: time.Now().UTC().Truncate(time.Millisecond),
-		GPUs: []grant.Share{{UUID: GPU, Memory: grant.GiB}}}
+		Mode: grant.Limit, Strength: admission.StrengthOf(grant.Limit),
+		Created: time.Now().UTC().Truncate(time.Millisecond),
+		GPUs:    []grant.Share{{UUID: GPU, Memory: grant.GiB}}}
 	Must(n.t, n.Ledger.Update(func(tx *ledger.Tx) error { return tx.Put(g) }))
 	return g.ID
 }

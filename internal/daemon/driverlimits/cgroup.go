@@ -15,15 +15,18 @@ import (
 
 // limitedCgroup is a container's cgroup with limits of the driver.
 type limitedCgroup struct {
-	Cgroup      string        `json:"cgroup"` // from the root of cgroup v2
-	Inode       uint64        `json:"inode"`  // of its directory: a new one of the same name is another cgroup
+	Cgroup string `json:"cgroup"` // from the root of cgroup v2
+	// of its directory: a new one of the same name is another cgroup
+	Inode       uint64        `json:"inode"`
 	Grant       grant.ID      `json:"grant"`
 	RuntimeRoot string        `json:"runtime_root"`
 	Container   string        `json:"container"`
 	GPUs        []grant.Share `json:"gpus"` // as last set
 	Reduction   reduction     `json:"lowered,omitzero"`
 
-	released bool // to be cleared, even with processes in it; not saved, because a new gpuledgerd finds it out again
+	// to be cleared, even with processes in it; not saved, because a new gpuledgerd finds it out
+	// again
+	released bool
 }
 
 func (l limitedCgroup) dir(h host.Host) string { return filepath.Join(cgroupRoot(h), l.Cgroup) }

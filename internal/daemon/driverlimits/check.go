@@ -161,6 +161,7 @@ func driftOf(n *node.Node, known []limitedCgroup, a grant.CgroupLimit, want gran
 			}
 		}
 	}
-	f.Message = fmt.Sprintf("the driver's limit of container %q on GPU %d was %s and not %s: somebody else has changed it; it is set again", grant.Printable(f.User.Container), f.Index, limit, want)
+	f.Message = fmt.Sprintf("the driver's limit of container %q on GPU %d was %s and not %s: somebody else "+
+		"has changed it; it is set again", grant.Printable(f.User.Container), f.Index, limit, want)
 	return f
 }

@@ -42,10 +42,12 @@ func newFakeDriver(t *testing.T) *fakeDriver {
 	p.Audit.File, p.Audit.Keep = filepath.Join(p.StateDir, "audit.jsonl"), 4
 	daemontest.Must(t, os.WriteFile(filepath.Join(p.RunDir, "lock"), nil, 0o600))
 	s := &fakeDriver{t: t, has: map[cgroupGPU]grant.Bytes{}, lost: map[string]bool{}}
-	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	s.n = &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{
+		State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.Manager = &Manager{node: func() *node.Node { return s.n }, driver: s, cache: &ledgercache.Cache{}, log: log}
+	s.Manager = &Manager{node: func() *node.Node { return s.n }, driver: s,
+		cache: &ledgercache.Cache{}, log: log}
 	t.Cleanup(s.socket.close)
 	daemontest.Must(t, s.load(s.n))
 	return s
@@ -53,7 +55,8 @@ func newFakeDriver(t *testing.T) *fakeDriver {
 
 func (s *fakeDriver) Close() {}
 
-func (s *fakeDriver) Limit(_ context.Context, _ grant.Source, asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
+func (s *fakeDriver) Limit(_ context.Context, _ grant.Source,
+	asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
 	if s.hung {
 		return nil, errors.New("NVML has not answered for 5s")
 	}
@@ -78,7 +81,8 @@ func (s *fakeDriver) Limit(_ context.Context, _ grant.Source, asks []grant.Cgrou
 // leaf is a container's cgroup with limits of 1 GiB of each GPU, set and recorded.
 func (s *fakeDriver) leaf(container string, gpus ...string) limitedCgroup {
 	s.t.Helper()
-	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)), RuntimeRoot: "/run/none", Container: container}
+	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)),
+		RuntimeRoot: "/run/none", Container: container}
 	for i, gpu := range gpus {
 		f.GPUs = append(f.GPUs, grant.Share{UUID: gpu, Index: i, Memory: grant.GiB})
 		s.has[cgroupGPU{f.dir(s.n.Host), gpu}] = grant.GiB
@@ -125,8 +129,11 @@ func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 	self, err := s.n.Host.Self()
 	daemontest.Must(s.t, err)
 	daemontest.Must(s.t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
-		g := grant.Grant{ID: f.Grant, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary, GPUs: f.GPUs, Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
-		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: f.Grant, RuntimeRoot: f.RuntimeRoot, Container: f.Container, Creator: self, Driven: driven}))
+		g := grant.Grant{ID: f.Grant, Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
+			GPUs: f.GPUs, Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
+		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{
+			Grant: f.Grant, RuntimeRoot: f.RuntimeRoot, Container: f.Container,
+			Creator: self, Driven: driven}))
 	}))
 }
 
@@ -135,14 +142,16 @@ func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 func TestOneThatFailsKeepsNoOther(t *testing.T) {
 	s := newFakeDriver(t)
 	s.lost["GPU-lost"] = true
-	empty, gone, live, half := s.leaf("empty", "GPU-0", "GPU-lost"), s.leaf("gone", "GPU-0"), s.leaf("live", "GPU-0"), s.leaf("half", "GPU-lost", "GPU-1")
+	empty, gone, live, half := s.leaf("empty", "GPU-0", "GPU-lost"), s.leaf("gone", "GPU-0"),
+		s.leaf("live", "GPU-0"), s.leaf("half", "GPU-lost", "GPU-1")
 	s.populate(empty, false)
 	s.populate(gone, false)
 	for range 3 {
 		s.set(live, "GPU-0", 9*grant.GiB)
 		s.set(half, "GPU-1", 9*grant.GiB)
 		err := s.passes()
-		if err == nil || strings.Count(err.Error(), "cannot find GPU GPU-lost: GPU is lost") != 2 || !strings.Contains(err.Error(), "cannot take the driver's limits off: ") {
+		if err == nil || strings.Count(err.Error(), "cannot find GPU GPU-lost: GPU is lost") != 2 ||
+			!strings.Contains(err.Error(), "cannot take the driver's limits off: ") {
 			t.Errorf("the pass says %v", err)
 		}
 		s.want("live", live, "GPU-0", grant.GiB)
@@ -167,7 +176,8 @@ func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 	f := s.leaf("c", "GPU-0", "GPU-1")
 	daemontest.Must(t, s.save(s.n, nil)) // it is about to be created
 	s.lost["GPU-1"] = true
-	if err := s.limitOrUndo(context.Background(), s.n, f); err == nil || !strings.Contains(err.Error(), "GPU is lost") {
+	if err := s.limitOrUndo(context.Background(), s.n, f); err == nil ||
+		!strings.Contains(err.Error(), "GPU is lost") {
 		t.Errorf("it says %v", err)
 	}
 	s.want("at once", f, "GPU-0", grant.NoLimit)
@@ -232,7 +242,8 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
 	asked := func() error {
 		_ = s.Ensure(context.Background())
-		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
+		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{
+			Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
 	}
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("with nothing to look after: %v", err)
@@ -265,7 +276,8 @@ func TestADriftIsReportedWhenItBeginsAndEnds(t *testing.T) {
 		s.want("at each pass", f, "GPU-0", grant.GiB)
 	}
 	if s.said("found") != 1 || s.said("over") != 0 || s.driftCount.Load() != 100 || len(s.Findings()) != 1 {
-		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"), s.driftCount.Load(), s.Findings())
+		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"),
+			s.driftCount.Load(), s.Findings())
 	}
 	for range 10 {
 		daemontest.Must(t, s.passes())

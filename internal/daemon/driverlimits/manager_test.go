@@ -58,9 +58,11 @@ func TestTheRecordIsOfOneBoot(t *testing.T) {
 	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 0 {
 		t.Errorf("without a file: %+v %v", l, err)
 	}
-	want := limitedCgroup{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc", Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
+	want := limitedCgroup{Cgroup: "/a", Inode: 7, Grant: "g-abcdefghijkl", RuntimeRoot: "/run/runc",
+		Container: "c", GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
 	daemontest.Must(t, recordFile{List: []limitedCgroup{want}}.save(dir, "b"))
-	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" || l.List[0].GPUs[0].Memory != grant.GiB {
+	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 1 || l.List[0].Cgroup != "/a" ||
+		l.List[0].GPUs[0].Memory != grant.GiB {
 		t.Errorf("as written: %+v %v", l, err)
 	}
 	if l, err := loadRecord(dir, "another"); err != nil || len(l.List) != 0 {

@@ -50,7 +50,9 @@ func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
 			grant.Printable(b.Container))
 		if err != nil { // with no lock held: a process that has locked the ledger may be waiting for this one
 			n.Weaken(grant.Container{RuntimeRoot: b.RuntimeRoot, ID: b.Container, Bundle: b.Bundle})
-			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and none can be set: %v; the ledger says now that nothing holds it", grant.Printable(b.Container), err)
+			f.Message = fmt.Sprintf("container %q, which the driver is said to hold, has no limit, and "+
+				"none can be set: %v; the ledger says now that nothing holds it",
+				grant.Printable(b.Container), err)
 			failed = append(failed, errors.New(f.Message))
 		}
 		l.driftCount.Add(1)

@@ -24,9 +24,11 @@ type lostRecord struct {
 
 func newLostRecord(t *testing.T) *lostRecord {
 	s := newFakeDriver(t)
-	l := &lostRecord{fakeDriver: s, at: cgroupGPU{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"}, runtime: t.TempDir()}
+	l := &lostRecord{fakeDriver: s, at: cgroupGPU{s.n.Host.Sys + "/fs/cgroup/c", "GPU-0"},
+		runtime: t.TempDir()}
 	s.n.Host.Proc = t.TempDir()
-	s.n.Ledger = ledger.Open(ledger.Options{State: s.n.Policy.StateDir, Run: s.n.Policy.RunDir, Host: s.n.Host})
+	s.n.Ledger = ledger.Open(ledger.Options{State: s.n.Policy.StateDir,
+		Run: s.n.Policy.RunDir, Host: s.n.Host})
 	for path, text := range map[string]string{
 		s.n.Host.Proc + "/sys/kernel/random/boot_id":            "boot\n",
 		s.n.Host.Proc + "/self/ns/pid":                          "",
@@ -40,12 +42,17 @@ func newLostRecord(t *testing.T) *lostRecord {
 		daemontest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
 	}
 	daemontest.Must(t, s.n.Ledger.Update(func(tx *ledger.Tx) error {
-		g := grant.Grant{ID: "g-cccccccccccc", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthDriver, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}},
+		g := grant.Grant{ID: "g-cccccccccccc", Owner: grant.Bearer, Mode: grant.Limit,
+			Strength: grant.StrengthDriver, GPUs: []grant.Share{
+				{UUID: "GPU-0", Memory: grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}},
 			Secret: grant.SecretHash(strings.Repeat("a", 32)), Created: time.Now()}
-		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: l.runtime, Container: "c", Creator: grant.Process{PID: 4243, Start: 1}, Driven: true, Strength: grant.StrengthDriver}))
+		return errors.Join(tx.Put(g), tx.Bind(grant.Binding{
+			Grant: g.ID, RuntimeRoot: l.runtime, Container: "c", Creator: grant.Process{PID: 4243, Start: 1},
+			Driven: true, Strength: grant.StrengthDriver}))
 	}))
 	s.has[l.at], s.has[cgroupGPU{l.at.cgroup, "GPU-1"}] = grant.GiB, grant.GiB
-	for end := time.Now().Add(time.Minute); !s.n.Ledger.Stamp().Before(time.Now()); { // who looks has seen all of it then
+	// who looks has seen all of it then
+	for end := time.Now().Add(time.Minute); !s.n.Ledger.Stamp().Before(time.Now()); {
 		if time.Now().After(end) {
 			t.Fatal("the ledger is always of this moment")
 		}
@@ -75,7 +82,9 @@ func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 // without a record keeps its limit, and is recorded in the next pass.
 func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	for name, c := range map[string]struct{ begins, ends func(*lostRecord) }{
-		"NVML does not answer": {func(l *lostRecord) { l.hung = true }, func(l *lostRecord) { l.hung = false }},
+		"NVML does not answer": {func(l *lostRecord) {
+			l.hung = true
+		}, func(l *lostRecord) { l.hung = false }},
 		"nothing can be written down": {
 			func(l *lostRecord) {
 				daemontest.Must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700))
@@ -93,7 +102,8 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 			l := newLostRecord(t)
 			c.begins(l)
 			for range 2 {
-				if err := l.pass(); err == nil || !strings.Contains(err.Error(), `cannot have the driver hold container "c" again: `) {
+				if err := l.pass(); err == nil || !strings.Contains(err.Error(),
+					`cannot have the driver hold container "c" again: `) {
 					t.Errorf("said is %v", err)
 				}
 				l.is("meanwhile", true, grant.GiB)
@@ -121,7 +131,8 @@ func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 		said   string
 		other  grant.Bytes // the limit on another GPU
 	}{
-		"the driver answers an error": {func(l *lostRecord) { l.fakeDriver.lost["GPU-0"] = true }, "GPU is lost", grant.NoLimit},
+		"the driver answers an error": {func(l *lostRecord) { l.fakeDriver.lost["GPU-0"] = true },
+			"GPU is lost", grant.NoLimit},
 		"its first process is elsewhere": {func(l *lostRecord) {
 			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
 		}, "its first process is in the cgroup /elsewhere, and its runtime recorded", grant.GiB},

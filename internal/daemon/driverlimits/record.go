@@ -42,14 +42,16 @@ func loadRecord(runDir, boot string) (l recordFile, err error) {
 	case l.BootID != boot: // cgroups end with the boot
 		return recordFile{}, nil
 	case l.Version != recordVersion:
-		return recordFile{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d; start the gpuledgerd that wrote it, or %s", path, l.Version, recordVersion, recordHint)
+		return recordFile{}, fmt.Errorf("cannot read %s: its version is %d and this gpuledgerd knows %d; "+
+			"start the gpuledgerd that wrote it, or %s", path, l.Version, recordVersion, recordHint)
 	}
 	return l, nil
 }
 
 // recordHint is for an unreadable record: no one knows which limits are set then. Those of cgroups
 // that are gone are over.
-const recordHint = "remove it when no container with strength driver runs (gpuledger grants), and gpuledgerd goes on"
+const recordHint = "remove it when no container with strength driver runs (gpuledger grants), and " +
+	"gpuledgerd goes on"
 
 func (l recordFile) save(runDir, boot string) error {
 	l.Version, l.BootID = recordVersion, boot

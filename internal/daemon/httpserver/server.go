@@ -151,7 +151,8 @@ func checkRequest(address string, next http.Handler) http.Handler {
 			http.Error(w, "cannot do that: gpuledgerd is only read here", http.StatusMethodNotAllowed)
 		case !isUnix && !isOwnName(r.Host, address):
 			http.Error(w,
-				"cannot answer for a name that is not this node's; use its address, or the name in daemon.listen", http.StatusMisdirectedRequest)
+				"cannot answer for a name that is not this node's; use its address, or the name in "+
+					"daemon.listen", http.StatusMisdirectedRequest)
 		default:
 			next.ServeHTTP(w, r)
 		}

@@ -30,19 +30,27 @@ func TestOnlyReadersThatNameThisNodeAreAnswered(t *testing.T) {
 		listen, method, host string
 		want                 int
 	}{
-		{tcp, "GET", "127.0.0.1:9836", 200}, {tcp, "HEAD", "127.0.0.1:9836", 200}, {tcp, "GET", "localhost:9836", 200}, {tcp, "GET", "localhost", 200},
-		{tcp, "GET", "[::1]:9836", 200}, {tcp, "GET", "10.0.0.7", 200}, {tcp, "GET", strings.ToUpper(own) + ":9836", 200},
-		{tcp, "GET", "evil.example:9836", 421}, {tcp, "GET", "127.0.0.1.evil.example", 421}, {tcp, "GET", "localhost.evil.example:9836", 421}, {tcp, "GET", "gpu7.example:9836", 421},
+		{tcp, "GET", "127.0.0.1:9836", 200}, {tcp, "HEAD", "127.0.0.1:9836", 200},
+		{tcp, "GET", "localhost:9836", 200}, {tcp, "GET", "localhost", 200},
+		{tcp, "GET", "[::1]:9836", 200}, {tcp, "GET", "10.0.0.7", 200},
+		{tcp, "GET", strings.ToUpper(own) + ":9836", 200},
+		{tcp, "GET", "evil.example:9836", 421}, {tcp, "GET", "127.0.0.1.evil.example", 421},
+		{tcp, "GET", "localhost.evil.example:9836", 421}, {tcp, "GET", "gpu7.example:9836", 421},
 		{named, "GET", "gpu7.example:9836", 200}, {named, "GET", "gpu8.example", 421},
 		{path, "GET", "whatever", 200}, {path, "GET", "localhost", 200},
-		{tcp, "POST", "127.0.0.1", 405}, {tcp, "PUT", "127.0.0.1", 405}, {tcp, "DELETE", "127.0.0.1", 405}, {tcp, "OPTIONS", "127.0.0.1", 405}, {path, "POST", "localhost", 405},
+		{tcp, "POST", "127.0.0.1", 405}, {tcp, "PUT", "127.0.0.1", 405}, {tcp, "DELETE", "127.0.0.1", 405},
+		{tcp, "OPTIONS", "127.0.0.1", 405}, {path, "POST", "localhost", 405},
 	} {
 		r := httptest.NewRequest(c.method, "/", nil)
 		r.Host = c.host
 		w := httptest.NewRecorder()
-		checkRequest(c.listen, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })).ServeHTTP(w, r)
-		if w.Code != c.want || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Cache-Control") != "no-store" {
-			t.Errorf("%s for host %q at %s: %d %v, want %d", c.method, c.host, c.listen, w.Code, w.Header(), c.want)
+		checkRequest(c.listen, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(200)
+		})).ServeHTTP(w, r)
+		if w.Code != c.want || w.Header().Get("X-Content-Type-Options") != "nosniff" ||
+			w.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%s for host %q at %s: %d %v, want %d", c.method, c.host, c.listen, w.Code,
+				w.Header(), c.want)
 		}
 	}
 }
@@ -63,7 +71,8 @@ func TestASocketForRootAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
 		t.Errorf("the socket is %v (%v)", info, err)
 	}
-	if _, err := listenOn("unix:" + path); err == nil || err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
+	if _, err := listenOn("unix:" + path); err == nil ||
+		err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
 		t.Errorf("a second one hears %v", err)
 	}
 	if again, err := os.Stat(path); err != nil || !os.SameFile(info, again) {
@@ -103,10 +112,13 @@ func TestWhereListeningFails(t *testing.T) {
 	}
 	defer taken.Close()
 	for address, why := range map[string]string{
-		"unix:" + file: "there is a file that is no socket", "unix:" + dir + "/no/such": "no such file or directory", "unix:relative": "want unix: and an absolute path",
-		"unix:@abstract": "want unix: and an absolute path", taken.Addr().String(): "address already in use", "9836": `want HOST:PORT, unix:/path or "": missing port in address`,
+		"unix:" + file: "there is a file that is no socket", "unix:" + dir +
+			"/no/such": "no such file or directory", "unix:relative": "want unix: and an absolute path",
+		"unix:@abstract": "want unix: and an absolute path", taken.Addr().String(): "address already in use",
+		"9836": `want HOST:PORT, unix:/path or "": missing port in address`,
 	} {
-		if l, err := listenOn(address); err == nil || err.Error() != "cannot serve metrics and the status page on "+address+": "+why {
+		if l, err := listenOn(address); err == nil ||
+			err.Error() != "cannot serve metrics and the status page on "+address+": "+why {
 			t.Errorf("listen(%q): %v, %v; want %q", address, l, err, why)
 		}
 	}
@@ -179,7 +191,8 @@ func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 		conn, err := net.Dial("unix", path)
 		daemontest.Must(t, err)
 		_ = conn.Close()
-		if got := said.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel || fmt.Sprint(got[0].Data["address"]) != path {
+		if got := said.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel ||
+			fmt.Sprint(got[0].Data["address"]) != path {
 			t.Errorf("%d times it is said: %+v", times, got)
 		}
 		daemontest.Must(t, os.Remove(path))

@@ -58,7 +58,8 @@ func TestCache(t *testing.T) {
 	}
 	for i := range 20 { // more of them within one tick than can be told apart
 		s.Grant(byte(i + 1))
-		if o, _, err := s.cache.Read(s.Node.Node, false); err != nil || counts(o) != fmt.Sprintf("%d/0", i+2) {
+		if o, _, err := s.cache.Read(s.Node.Node, false); err != nil ||
+			counts(o) != fmt.Sprintf("%d/0", i+2) {
 			t.Fatalf("%d grants are %s (%v)", i+2, counts(o), err)
 		}
 	}
@@ -75,12 +76,15 @@ func TestCache(t *testing.T) {
 	if s.cache.readings != reading {
 		t.Errorf("it was read %d times and had not changed", s.cache.readings-reading)
 	}
-	s.cache.read = s.cache.read.Add(-maxAgeWatched / 2) // as if it had been read before the last change, and that had left the stamps the same
+	// as if it had been read before the last change, and that had left the stamps the same
+	s.cache.read = s.cache.read.Add(-maxAgeWatched / 2)
 	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of before the last change is believed (%v)", err)
 	}
 	s.reads()
-	s.cache.stamp = Stamp{} // as if the files had changed while the clock was set back: they are older than the reading, and others
+	// as if the files had changed while the clock was set back: they are older than the reading,
+	// and others
+	s.cache.stamp = Stamp{}
 	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of other files is believed (%v)", err)
 	}
@@ -123,7 +127,8 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)
 		}
 	}
-	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Data[logrus.ErrorKey] != host.ErrNoVigil {
+	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
+		got[0].Data[logrus.ErrorKey] != host.ErrNoVigil {
 		t.Errorf("said is %+v", got)
 	}
 	s.cache.newVigil = nil

@@ -41,7 +41,8 @@ const (
 	firstBackoff = time.Second
 	lastBackoff  = time.Minute
 	maxStuck     = 2
-	// gracePeriod is for an answer that has arrived when the time is over, because this process was stopped.
+	// gracePeriod is for an answer that has arrived when the time is over, because this process was
+	// stopped.
 	gracePeriod = 200 * time.Millisecond
 )
 

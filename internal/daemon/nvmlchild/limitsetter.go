@@ -17,8 +17,8 @@ type LimitSetter struct{ Child }
 // NewLimitSetter has `gpuledger inventory limits` set them, with the configuration at the path.
 func NewLimitSetter(config string) *LimitSetter { return &LimitSetter{newChild(config, "limits")} }
 
-// Limit sets or reads limits, as each of them says. An answer about other limits, or about fewer, is
-// an error.
+// Limit sets or reads limits, as each of them says. An answer about other limits, or about fewer,
+// is an error.
 func (d *LimitSetter) Limit(ctx context.Context, source grant.Source,
 	asks []grant.CgroupLimit) (answers []grant.CgroupLimit, err error) {
 	line, err := json.Marshal(asks)

@@ -40,7 +40,8 @@ type fakeNVML struct {
 func newFakeNVML(t *testing.T) *fakeNVML {
 	t.Helper()
 	dir := t.TempDir()
-	n := &fakeNVML{t, dir, &Sampler{Child{command: []string{"/bin/sh", "-c", asked, "sh", dir}, firstAnswer: time.Minute, laterAnswer: time.Minute}}}
+	n := &fakeNVML{t, dir, &Sampler{Child{command: []string{"/bin/sh", "-c", asked, "sh", dir},
+		firstAnswer: time.Minute, laterAnswer: time.Minute}}}
 	t.Cleanup(func() {
 		n.m.Close()
 		n.eventually("every child has ended", func() bool { return n.m.stuck.Load() == 0 })
@@ -53,7 +54,8 @@ func newFakeNVML(t *testing.T) *fakeNVML {
 func (n *fakeNVML) sample(gpus int) {
 	var list []string
 	for i := range gpus {
-		list = append(list, fmt.Sprintf(`{"uuid":"GPU-%d","index":%d,"health":"ok","total":16,"used":%d,"processes":[]}`, i, i, i))
+		list = append(list, fmt.Sprintf(`{"uuid":"GPU-%d","index":%d,"health":"ok","total":16,"used":%d,`+
+			`"processes":[]}`, i, i, i))
 	}
 	n.tell(`{"gpus":[` + strings.Join(list, ",") + "]}")
 	n.does("sample")
@@ -107,7 +109,8 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 			if what == "hang" {
 				n.m.laterAnswer = 100 * time.Millisecond
 			}
-			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(), "cannot tell what is used of the GPUs: "+want) {
+			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(),
+				"cannot tell what is used of the GPUs: "+want) {
 				t.Errorf("it says %v", err)
 			}
 			if _, err := n.ask(); err == nil {
@@ -115,7 +118,10 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 			}
 			n.m.laterAnswer = time.Minute
 			n.sample(2)
-			n.eventually("it is asked again", func() bool { gpus, err := n.ask(); return err == nil && gpus == 2 })
+			n.eventually("it is asked again", func() bool {
+				gpus, err := n.ask()
+				return err == nil && gpus == 2
+			})
 		})
 	}
 }
@@ -130,7 +136,8 @@ func TestSamplerFollowsChanges(t *testing.T) {
 		}
 	}
 	before := n.m.current.cmd.Process.Pid
-	if _, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.current.cmd.Process.Pid == before {
+	if _, err := n.m.Sample(context.Background(), grant.Source{
+		Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.current.cmd.Process.Pid == before {
 		t.Errorf("another driver root is asked for through the same process (%v)", err)
 	}
 }
@@ -147,7 +154,8 @@ func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 	} {
 		n := newFakeNVML(t)
 		n.tell(text)
-		if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "NVML's answer cannot be true: "+want) {
+		if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "NVML's answer cannot be true: "+
+			want) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -158,7 +166,8 @@ func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
 	n := newFakeNVML(t)
 	n.m.stuck.Store(maxStuck)
-	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "2 processes that asked NVML hang in the driver and cannot be ended") || n.m.current != nil {
+	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(),
+		"2 processes that asked NVML hang in the driver and cannot be ended") || n.m.current != nil {
 		t.Errorf("it says %v", err)
 	}
 	n.m.stuck.Store(0)
@@ -168,7 +177,8 @@ func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
 // TestSamplerWaitsForItsChildAlone: a process that a child leaves behind, with the child's pipes,
 // does not prevent the next sample.
 func TestSamplerWaitsForItsChildAlone(t *testing.T) {
-	for does, want := range map[string]string{"leave": "the process that asks NVML has ended", "leave-all": "NVML has not answered for 100ms"} {
+	for does, want := range map[string]string{"leave": "the process that asks NVML has ended",
+		"leave-all": "NVML has not answered for 100ms"} {
 		t.Run(does, func(t *testing.T) {
 			n := newFakeNVML(t)
 			if _, err := n.ask(); err != nil {
@@ -214,7 +224,8 @@ func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
 					child := &process{lines: make(chan []byte, 1), in: unreadPipe{}}
 					m := &Child{current: child, laterAnswer: laterSample}
 					answer := func() { child.lines <- []byte("{}") }
-					line, err := m.roundTrip(stalled{context.Background(), sync.OnceFunc(func() { c.comes(answer) })}, nil)
+					line, err := m.roundTrip(stalled{context.Background(),
+						sync.OnceFunc(func() { c.comes(answer) })}, nil)
 					if taken := err == nil && string(line) == "{}"; taken != c.taken {
 						t.Fatalf("got %q, %v; want it taken: %t", line, err, c.taken)
 					}
@@ -264,7 +275,8 @@ func TestMonotonic(t *testing.T) {
 	} {
 		got := monotonic(c.taken, now)
 		if now.Sub(got) != c.by || now.Round(0).Sub(got.Round(0)) != c.wall || got == got.Round(0) {
-			t.Errorf("%s: %v before now, %v by the wall's clock, %v", c.name, now.Sub(got), now.Round(0).Sub(got.Round(0)), got)
+			t.Errorf("%s: %v before now, %v by the wall's clock, %v", c.name, now.Sub(got),
+				now.Round(0).Sub(got.Round(0)), got)
 		}
 	}
 	n := newFakeNVML(t)

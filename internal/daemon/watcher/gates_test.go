@@ -46,13 +46,16 @@ func TestGates(t *testing.T) {
 		}
 		return int(uint64(uint32(gate)) * 100 / (gate >> 32))
 	}
-	n := &node.Node{Policy: grant.Policy{RunDir: run, Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}}
-	grants := []grant.Grant{{ID: id, Mode: grant.Limit, Compute: 30, GPUs: shares}, {ID: "g-bbbbbbbbbbbb", Mode: grant.Limit, Compute: 70, GPUs: shares}}
+	n := &node.Node{Policy: grant.Policy{RunDir: run, Enforcement: grant.Enforcement{
+		Compute: grant.ThrottleShare}}}
+	grants := []grant.Grant{{ID: id, Mode: grant.Limit, Compute: 30, GPUs: shares},
+		{ID: "g-bbbbbbbbbbbb", Mode: grant.Limit, Compute: 70, GPUs: shares}}
 	var ts gateSetter
 	now := time.Now()
 	look := func(compute int) {
 		now = now.Add(time.Second)
-		r := watch.Report{Taken: now, Grants: []watch.GrantUse{{ID: "g-bbbbbbbbbbbb", GPU: uuid, Compute: 90}}}
+		r := watch.Report{Taken: now, Grants: []watch.GrantUse{
+			{ID: "g-bbbbbbbbbbbb", GPU: uuid, Compute: 90}}}
 		if compute != absent {
 			r.Grants = append(r.Grants, watch.GrantUse{ID: id, GPU: uuid, Compute: compute})
 		}
@@ -60,7 +63,8 @@ func TestGates(t *testing.T) {
 	}
 	look(100)
 	if open() != 30 || word(beatAt) != 1 {
-		t.Errorf("at the first look the gate is open for %d%%, want the share; %d looks", open(), word(beatAt))
+		t.Errorf("at the first look the gate is open for %d%%, want the share; %d looks",
+			open(), word(beatAt))
 	}
 	for range 20 {
 		look(100)
@@ -80,7 +84,8 @@ func TestGates(t *testing.T) {
 	}
 	look(absent)
 	if open() != 30 || word(beatAt) != 43 {
-		t.Errorf("of a grant that runs nothing the gate is open for %d%%, after %d looks", open(), word(beatAt))
+		t.Errorf("of a grant that runs nothing the gate is open for %d%%, after %d looks",
+			open(), word(beatAt))
 	}
 	n.Policy.Enforcement.Compute = grant.CountShare
 	look(100)

@@ -165,7 +165,8 @@ func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, erro
 		w.ledger = o
 		processes := w.readProcesses(sample, o.Grants)
 		input := watch.Input{Sample: sample, Processes: processes, Grants: o.Grants, Inventory: o.Inventory,
-			Users: w.processUsers(o.Grants, processes), Identify: identify, Serves: serves, Open: w.opened}
+			Users: w.processUsers(o.Grants, processes), Identify: identify,
+			Serves: serves, Open: w.opened}
 		if report := watch.Compare(input); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}
@@ -189,14 +190,17 @@ func (w *Manager) readProcesses(sample grant.Sample, grants []grant.Grant) map[i
 
 // processUsersKey identifies a state of the ledger's grants and of the processes.
 type processUsersKey struct {
-	grants  *grant.Grant // the first: a new reading of the ledger has others, and this pointer keeps these from being freed
+	// the first: a new reading of the ledger has others, and this pointer keeps these from being
+	// freed
+	grants  *grant.Grant
 	count   int
 	changes uint64 // of the processes
 }
 
 // processUsers returns the last ones, if the ledger was not read again and no process has come,
 // gone or moved.
-func (w *Manager) processUsers(grants []grant.Grant, processes map[int]watch.ProcessInfo) *watch.ProcessUsers {
+func (w *Manager) processUsers(grants []grant.Grant,
+	processes map[int]watch.ProcessInfo) *watch.ProcessUsers {
 	of := processUsersKey{count: len(grants), changes: w.processes.Changes()}
 	if len(grants) > 0 {
 		of.grants = &grants[0]

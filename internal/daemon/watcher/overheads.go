@@ -68,7 +68,8 @@ const (
 // update writes the records of the grants that have some.
 func (o *overheadWriter) update(n *node.Node, r watch.Report) {
 	if o.written == nil {
-		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{}, map[grant.ID]time.Time{}
+		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
+			map[grant.ID]time.Time{}
 		if o.used == nil {
 			o.used = (*limits.Account).Used
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// Offsets of shim/record.h, which package limits checks against the compiler's: where the first device's overhead is in the limits,
-// the head's highest slot and the first slot in the region.
+// Offsets of shim/record.h, which package limits checks against the compiler's: where the first
+// device's overhead is in the limits, the head's highest slot and the first slot in the region.
 const (
 	overheadAt = 64 + 24
 	highAt     = 64
@@ -76,7 +76,8 @@ func TestOverhead(t *testing.T) {
 	} {
 		counts(c.counted)
 		now = now.Add(c.after)
-		o.update(n, watch.Report{Taken: now, Grants: []watch.GrantUse{{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
+		o.update(n, watch.Report{Taken: now, Grants: []watch.GrantUse{
+			{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
 		if got := told(); got != c.want {
 			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
 		}
@@ -95,7 +96,8 @@ func TestKeptAccounts(t *testing.T) {
 	for i := range o.maxOpen + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
-		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700), limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700),
+			limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	}
 	told := func(i int) grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
@@ -120,7 +122,8 @@ func TestKeptAccounts(t *testing.T) {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
-	daemontest.Must(t, limits.Remove(first), os.MkdirAll(first, 0o700), limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+	daemontest.Must(t, limits.Remove(first), os.MkdirAll(first, 0o700),
+		limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	tells(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
 	tells(4 * grant.GiB)
@@ -137,11 +140,14 @@ func TestKeptAccounts(t *testing.T) {
 // TestASlowAccountIsLeftUnread: for a while, because its container makes every reading slow. The
 // grant's other GPUs have the same account.
 func TestASlowAccountIsLeftUnread(t *testing.T) {
-	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
+	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"),
+		grant.ID("g-bbbbbbbbbbbb")
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
-	r := watch.Report{Taken: time.Now(), Grants: []watch.GrantUse{{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
+	r := watch.Report{Taken: time.Now(), Grants: []watch.GrantUse{
+		{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
 	for _, id := range []grant.ID{slow, other} {
-		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700), limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
+		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700),
+			limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
 	}
 	asked := map[grant.ID]int{}
 	o := overheadWriter{}
@@ -157,10 +163,12 @@ func TestASlowAccountIsLeftUnread(t *testing.T) {
 	for _, c := range []struct {
 		after       time.Duration
 		slow, other int
-	}{{0, 1, 1}, {overheadEvery, 1, 2}, {slowEvery - overheadEvery - 1, 1, 3}, {1, 2, 3}, {overheadEvery, 2, 4}} {
+	}{{0, 1, 1}, {overheadEvery, 1, 2}, {slowEvery - overheadEvery - 1, 1, 3}, {1, 2, 3},
+		{overheadEvery, 2, 4}} {
 		r.Taken = r.Taken.Add(c.after)
 		if o.update(n, r); asked[slow] != c.slow || asked[other] != c.other {
-			t.Errorf("after %s more the slow one was read %d times, the other %d; want %d and %d", c.after, asked[slow], asked[other], c.slow, c.other)
+			t.Errorf("after %s more the slow one was read %d times, the other %d; want %d and %d", c.after,
+				asked[slow], asked[other], c.slow, c.other)
 		}
 	}
 	r.Taken, r.Grants = r.Taken.Add(slowEvery), nil

@@ -43,7 +43,8 @@ const standInUUID = "GPU-00000000-fa4e-d41e-0000-000000000001"
 func newStandInGPU(t *testing.T) *standInGPU {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("this needs root, for mounts of its own: that a throttled grant has its share of a GPU is not shown")
+		t.Skip("this needs root, for mounts of its own: that a throttled grant has its share of a GPU " +
+			"is not shown")
 	}
 	for _, program := range []string{"gcc", "unshare", "mount"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -58,13 +59,15 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 		t.Fatalf("%v\n%s", err, out)
 	}
 	record := filepath.Join(g.dir, "driver/run/fakedriver")
-	daemontest.Must(t, os.WriteFile(filepath.Join(record, "devices"), fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
+	daemontest.Must(t, os.WriteFile(filepath.Join(record, "devices"),
+		fmt.Appendf(nil, "%s 16384 Stand-in\ncontext 1\nlaunch 2000\nlook 1000000\n", standInUUID), 0o644))
 	t.Setenv("FAKEDRIVER_DIR", record)
 	if g.sampler, err = nvmlapi.OpenSampler(filepath.Join(g.dir, "driver")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.sampler.Close)
-	g.node = &node.Node{Policy: grant.Policy{RunDir: g.dir, Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}}
+	g.node = &node.Node{Policy: grant.Policy{RunDir: g.dir, Enforcement: grant.Enforcement{
+		Compute: grant.ThrottleShare}}}
 	daemontest.Must(t, os.Mkdir(g.node.Policy.LimitsRoot(), 0o700))
 	return g
 }
@@ -123,7 +126,8 @@ exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDi
 	if line != "launches\n" {
 		g.t.Fatalf("the program says %q (%v)", line, err)
 	}
-	g.people[cmd.Process.Pid] = watch.ProcessInfo{Process: grant.Process{PID: cmd.Process.Pid}, Cgroup: "/" + string(id)}
+	g.people[cmd.Process.Pid] = watch.ProcessInfo{Process: grant.Process{PID: cmd.Process.Pid},
+		Cgroup: "/" + string(id)}
 }
 
 // looks does what gpuledgerd does each second: it asks NVML, compares, and with attended moves the
@@ -180,7 +184,8 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 		g.looks(settled, true)
 		g.has("four processes", g.looks(30, true)[one], 30)
 	})
-	// Each fills the GPU beside the other, so that neither is seen to have far more than its share while both gates are too wide.
+	// Each fills the GPU beside the other, so that neither is seen to have far more than its share
+	// while both gates are too wide.
 	for _, shares := range [][2]int{{20, 60}, {30, 50}, {10, 30}} {
 		g.run(fmt.Sprintf("two grants of %d and %d", shares[0], shares[1]), func() {
 			g.grant(one, shares[0])
@@ -210,8 +215,8 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 			t.Errorf("what nothing throttles has %.1f%% of the time", got)
 		}
 	})
-	// gpuledgerd is gone, with a gate that is as good as closed. After ten seconds the gate is open for the share of the time: launches go on, and are
-	// held to what the gate alone can hold.
+	// gpuledgerd is gone, with a gate that is as good as closed. After ten seconds the gate is open
+	// for the share of the time: launches go on, and are held to what the gate alone can hold.
 	g.run("nobody looks after it", func() {
 		g.grant(one, 30)
 		g.launches(one, "waits")

@@ -72,23 +72,31 @@ func crowded(t testing.TB, containers int) *Manager {
 	p := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run", Daemon: grant.Daemon{Grace: "10s"}}
 	put("run/lock", "")
 	put("state/grants/.keep", "")
-	n := &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	n := &node.Node{Host: h, Policy: p, Ledger: ledger.Open(ledger.Options{
+		State: p.StateDir, Run: p.RunDir, Host: h})}
 	var s grant.Sample
 	var o grants.Overview
 	for i := range 8 {
 		uuid := fmt.Sprintf("GPU-%d", i)
-		s.GPUs = append(s.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy, Total: 80 * grant.GiB, Utilization: 50})
-		o.Inventory.GPUs = append(o.Inventory.GPUs, grant.GPU{UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
+		s.GPUs = append(s.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy,
+			Total: 80 * grant.GiB, Utilization: 50})
+		o.Inventory.GPUs = append(o.Inventory.GPUs, grant.GPU{
+			UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
 	}
 	for c := range containers {
 		id := fmt.Sprintf("%064x", c)
-		cgroup := "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7a1c3c1e_0b5e_4a8e_9f0c_1d2e3f405162.slice/cri-containerd-" + id + ".scope"
+		cgroup := "/kubepods.slice/kubepods-burstable.slice/" +
+			"kubepods-burstable-pod7a1c3c1e_0b5e_4a8e_9f0c_1d2e3f405162.slice/" +
+			"cri-containerd-" + id + ".scope"
 		g := &s.GPUs[c%8]
-		o.Grants = append(o.Grants, grant.Grant{ID: grant.NewID([16]byte{byte(c % 26), byte(c / 26 % 26), byte(c / 676)}), Mode: grant.Limit,
-			GPUs: []grant.Share{{UUID: g.UUID, Index: g.Index, Memory: grant.GiB}}, Bindings: []grant.Binding{{Container: id, Cgroups: []string{cgroup}}}})
+		o.Grants = append(o.Grants, grant.Grant{
+			ID: grant.NewID([16]byte{byte(c % 26), byte(c / 26 % 26), byte(c / 676)}), Mode: grant.Limit,
+			GPUs:     []grant.Share{{UUID: g.UUID, Index: g.Index, Memory: grant.GiB}},
+			Bindings: []grant.Binding{{Container: id, Cgroups: []string{cgroup}}}})
 		for k := range 5 {
 			pid := 100 + 5*c + k
-			put(fmt.Sprintf("proc/%d/stat", pid), fmt.Sprintf("%d (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid))
+			put(fmt.Sprintf("proc/%d/stat", pid), fmt.Sprintf(
+				"%d (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid))
 			put(fmt.Sprintf("proc/%d/comm", pid), "python\n")
 			put(fmt.Sprintf("proc/%d/cgroup", pid), "0::"+cgroup+"\n")
 			put(fmt.Sprintf("proc/%d/ns/pid", pid), "")
@@ -115,12 +123,14 @@ func TestAPassOfACrowd(t *testing.T) {
 	if s := w.Status(); s.Samples != 3 || len(s.Grants) != 200 || len(s.Findings) != 0 || s.Failure != "" {
 		t.Errorf("%d samples, %d grants, findings %+v, %q", s.Samples, len(s.Grants), s.Findings, s.Failure)
 	}
-	if r, err := watch.Load(n.Policy.RunDir, "boot"); err != nil || len(r.GPUs) != 8 || r.GPUs[0].Used != 125*100*grant.MiB {
+	if r, err := watch.Load(n.Policy.RunDir, "boot"); err != nil || len(r.GPUs) != 8 ||
+		r.GPUs[0].Used != 125*100*grant.MiB {
 		t.Errorf("%+v %v", r.GPUs, err)
 	}
 }
 
-// BenchmarkPass is what the daemon does with a sample of 1,000 processes in 200 containers, and of four times that.
+// BenchmarkPass is what the daemon does with a sample of 1,000 processes in 200 containers, and of
+// four times that.
 func BenchmarkPass(b *testing.B) {
 	for _, containers := range []int{200, 800} {
 		b.Run(fmt.Sprint(5*containers), func(b *testing.B) {
@@ -192,10 +202,13 @@ func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
 	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
-	w.sampler.(fixedSampler).s.GPUs[0].XIDs = []int{79} // what is new has the ledger read again, which knows of no grant
+	// what is new has the ledger read again, which knows of no grant
+	w.sampler.(fixedSampler).s.GPUs[0].XIDs = []int{79}
 	daemontest.Must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
 	err := w.pass(context.Background(), n)
-	if err == nil || !strings.Contains(err.Error(), "watch.json") || !strings.Contains(err.Error(), "cannot stop ") { // in that /proc nobody is process 1, so that it is tried only
+	// in that /proc nobody is process 1, so that it is tried only
+	if err == nil || !strings.Contains(err.Error(), "watch.json") ||
+		!strings.Contains(err.Error(), "cannot stop ") {
 		t.Errorf("said is: %v", err)
 	}
 }
@@ -212,7 +225,8 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 		return cmd
 	}
 	one, two := sleeper(), sleeper()
-	sample := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: one.Process.Pid}, {PID: two.Process.Pid}}}}}
+	sample := grant.Sample{GPUs: []grant.Usage{
+		{Processes: []grant.ProcessUse{{PID: one.Process.Pid}, {PID: two.Process.Pid}}}}}
 	grants := []grant.Grant{{ID: "g-aaaaaaaaaaaa"}}
 	last := (*watch.ProcessUsers)(nil)
 	is := func(what string, anew bool) {
@@ -245,7 +259,8 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 			n := w.node()
 			put := func(path, text string) {
 				t.Helper()
-				daemontest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+				daemontest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700),
+					os.WriteFile(path, []byte(text), 0o600))
 			}
 			id, runtime := strings.Repeat("a", 64), t.TempDir()
 			cgroup := "/system.slice/cri-containerd-" + id + ".scope"
@@ -270,10 +285,12 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 			if f := w.Status().Findings; len(f) != 1 || f[0].Kind != grant.OutsideLedger || f[0].User.Exempt {
 				t.Fatalf("%+v", f)
 			}
-			put(runtime+"/"+id+"/status", fmt.Sprintf(`{"pid":100,"process-start-time":100,"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
+			put(runtime+"/"+id+"/status", fmt.Sprintf(`{"pid":100,"process-start-time":100,`+
+				`"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
 			w.sampler = timedSampler{s, began.Add(10 * time.Second)}
 			err := w.pass(context.Background(), n)
-			tried := err != nil && strings.Contains(err.Error(), "cannot stop ") // in that /proc nobody is process 1
+			// in that /proc nobody is process 1
+			tried := err != nil && strings.Contains(err.Error(), "cannot stop ")
 			if tried == exempt || !tried && err != nil {
 				t.Errorf("said is %v", err)
 			}
@@ -289,7 +306,8 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{Log: log}}
+	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{
+		Log: log}}
 	defer w.processes.Close()
 	looks := func() {
 		for range 30 {
@@ -297,10 +315,12 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 		}
 	}
 	var room unix.Rlimit
-	daemontest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &room), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
+	daemontest.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &room),
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
 	looks()
 	daemontest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
-	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel || got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
+	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
+		got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
 		t.Errorf("said is %+v", got)
 	}
 	looks()

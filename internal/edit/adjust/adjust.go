@@ -1,10 +1,11 @@
-// Package adjust translates a verdict's edits into an NRI adjustment. It is apart from package edit so that the hot
-// binaries link nothing of NRI.
+// Package adjust translates a verdict's edits into an NRI adjustment. It is apart from package edit
+// so that the hot binaries link nothing of NRI.
 //
-// NRI says less than an OCI spec does. It has no words to take a hook out, and what it is told to take out of the
-// environment or of the devices is lost on the way (containerd/nri v0.12.5, pkg/adaptation/result.go: adjustEnv and
-// adjustDevices keep additions only). So a variable is set to nothing, and a node becomes /dev/null under its name. What
-// cannot be said at all is an error, and the container is refused.
+// NRI says less than an OCI spec does. It has no words to take a hook out, and what it is told to
+// take out of the environment or of the devices is lost on the way (containerd/nri v0.12.5,
+// pkg/adaptation/result.go: adjustEnv and adjustDevices keep additions only). So a variable is set
+// to nothing, and a node becomes /dev/null under its name. What cannot be said at all is an error,
+// and the container is refused.
 package adjust
 
 import (
@@ -36,8 +37,8 @@ type Engine struct {
 	Rules bool // device rules; since NRI 0.10, older ones drop them without a word
 }
 
-// Container gives the adjustment that makes of the container what edit.OCI makes of its spec. An *Unsayable says that there
-// is none.
+// Container gives the adjustment that makes of the container what edit.OCI makes of its spec. An
+// *Unsayable says that there is none.
 func (e Engine) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {
 	t := translation{Engine: e, verdict: v, container: c, adjustment: &api.ContainerAdjustment{}}
 	for _, part := range []func() error{t.env, t.devices, t.rules, t.mounts, t.hooks, t.annotations, t.rest} {
@@ -65,7 +66,8 @@ func (t *translation) removed(kind grant.RemovalKind, has func(name string) int)
 	return names
 }
 
-// env sets variables. The engine changes only the first of several entries of a name, and readers take the last.
+// env sets variables. The engine changes only the first of several entries of a name, and readers
+// take the last.
 func (t *translation) env() error {
 	set := map[string]string{}
 	for _, name := range t.removed(grant.RemoveEnv, t.entries) {
@@ -106,7 +108,8 @@ func (t *translation) devices() error {
 		t.adjustment.AddDevice(device(n))
 	}
 	for _, path := range t.removed(grant.RemoveDevice, t.nodes) {
-		if t.userNamespaced() { // there the engine's runtime binds the host's node at the path, whatever the numbers say
+		// there the engine's runtime binds the host's node at the path, whatever the numbers say
+		if t.userNamespaced() {
 			return unsayable("take %s from a container with a user namespace", path)
 		}
 		t.adjustment.AddDevice(null(path))
@@ -120,13 +123,15 @@ func (t *translation) devices() error {
 }
 
 func device(n *cdispec.DeviceNode) *api.LinuxDevice {
-	return &api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(uint32(0)), Gid: api.UInt32(uint32(0))}
+	return &api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor,
+		FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(uint32(0)), Gid: api.UInt32(uint32(0))}
 }
 
 // null is /dev/null under another name.
 func null(path string) *api.LinuxDevice {
 	mode := uint32(0o666)
-	return &api.LinuxDevice{Path: path, Type: "c", Major: 1, Minor: 3, FileMode: &api.OptionalFileMode{Value: mode}}
+	return &api.LinuxDevice{Path: path, Type: "c", Major: 1, Minor: 3, FileMode: &api.OptionalFileMode{
+		Value: mode}}
 }
 
 func (t *translation) nodes(path string) (n int) {
@@ -139,11 +144,13 @@ func (t *translation) nodes(path string) (n int) {
 }
 
 func (t *translation) userNamespaced() bool {
-	return slices.ContainsFunc(t.container.GetLinux().GetNamespaces(), func(ns *api.LinuxNamespace) bool { return ns.GetType() == "user" })
+	return slices.ContainsFunc(t.container.GetLinux().GetNamespaces(),
+		func(ns *api.LinuxNamespace) bool { return ns.GetType() == "user" })
 }
 
-// rules adds device rules; the engine itself adds one for each device. Rules can only be appended: a list that shall replace
-// the container's begins by denying all, and a rule is taken back by denying the same device.
+// rules adds device rules; the engine itself adds one for each device. Rules can only be appended:
+// a list that shall replace the container's begins by denying all, and a rule is taken back by
+// denying the same device.
 func (t *translation) rules() error {
 	rules := edit.Rules(t.verdict)
 	if !t.verdict.Narrow {
@@ -172,7 +179,9 @@ func (t *translation) rules() error {
 	}
 	linux.Resources = &api.LinuxResources{}
 	for _, r := range rules {
-		linux.Resources.Devices = append(linux.Resources.Devices, &api.LinuxDeviceCgroup{Allow: r.Allow, Type: kind(r), Major: api.Int64(r.Major), Minor: api.Int64(r.Minor), Access: r.Access})
+		linux.Resources.Devices = append(linux.Resources.Devices,
+			&api.LinuxDeviceCgroup{Allow: r.Allow, Type: kind(r), Major: api.Int64(r.Major),
+				Minor: api.Int64(r.Minor), Access: r.Access})
 	}
 	return nil
 }
@@ -185,15 +194,17 @@ func kind(r specs.LinuxDeviceCgroup) string {
 	return r.Type
 }
 
-// comesWithDevice: NRI's generator writes an allow for each device that an adjustment adds, read and write.
+// comesWithDevice: NRI's generator writes an allow for each device that an adjustment adds, read
+// and write.
 func (t *translation) comesWithDevice(r specs.LinuxDeviceCgroup) bool {
 	return slices.ContainsFunc(t.verdict.Edits.DeviceNodes, func(n *cdispec.DeviceNode) bool {
-		return r.Allow && r.Access == "rw" && r.Type == n.Type && r.Major != nil && *r.Major == n.Major && r.Minor != nil && *r.Minor == n.Minor
+		return r.Allow && r.Access == "rw" && r.Type == n.Type && r.Major != nil && *r.Major == n.Major &&
+			r.Minor != nil && *r.Minor == n.Minor
 	})
 }
 
-// denial takes the rule back that a removal names, as "c 195:254". Runtimes refuse to take back a part of a wildcard, or a
-// wildcard that a later rule lies in.
+// denial takes the rule back that a removal names, as "c 195:254". Runtimes refuse to take back a
+// part of a wildcard, or a wildcard that a later rule lies in.
 func denial(name string) (specs.LinuxDeviceCgroup, error) {
 	kind, numbers, _ := strings.Cut(name, " ")
 	majorText, minorText, _ := strings.Cut(numbers, ":")
@@ -210,7 +221,8 @@ func denial(name string) (specs.LinuxDeviceCgroup, error) {
 
 func (t *translation) mounts() error {
 	for _, m := range t.verdict.Edits.Mounts {
-		t.adjustment.AddMount(&api.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
+		t.adjustment.AddMount(&api.Mount{Destination: m.ContainerPath, Type: "bind", Source: m.HostPath,
+			Options: m.Options})
 	}
 	for _, destination := range t.removed(grant.RemoveMount, t.mounted) {
 		t.adjustment.RemoveMount(destination)
@@ -239,8 +251,9 @@ func (t *translation) hooks() error {
 	for _, h := range t.verdict.Edits.Hooks {
 		hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env, Timeout: api.Int(h.Timeout)}}
 		stages := map[string]*api.Hooks{
-			"createRuntime": {CreateRuntime: hook}, "createContainer": {CreateContainer: hook}, "startContainer": {StartContainer: hook},
-			"prestart": {Prestart: hook}, "poststart": {Poststart: hook}, "poststop": {Poststop: hook},
+			"createRuntime": {CreateRuntime: hook}, "createContainer": {CreateContainer: hook},
+			"startContainer": {StartContainer: hook},
+			"prestart":       {Prestart: hook}, "poststart": {Poststart: hook}, "poststop": {Poststop: hook},
 		}
 		if stages[h.HookName] == nil {
 			return unsayable("add a hook of the stage %q", h.HookName)
@@ -252,7 +265,8 @@ func (t *translation) hooks() error {
 
 func (t *translation) hooked(path string) (n int) {
 	h := t.container.GetHooks()
-	for _, stage := range [][]*api.Hook{h.GetPrestart(), h.GetCreateRuntime(), h.GetCreateContainer(), h.GetStartContainer(), h.GetPoststart(), h.GetPoststop()} {
+	for _, stage := range [][]*api.Hook{h.GetPrestart(), h.GetCreateRuntime(), h.GetCreateContainer(),
+		h.GetStartContainer(), h.GetPoststart(), h.GetPoststop()} {
 		for _, hook := range stage {
 			if hook.GetPath() == path {
 				n++

@@ -25,8 +25,10 @@ import (
 
 // container is what an engine tells of a spec.
 func container(s specs.Spec) *api.Container {
-	return &api.Container{Id: "c1", Env: s.Process.Env, Mounts: api.FromOCIMounts(s.Mounts), Hooks: api.FromOCIHooks(s.Hooks), Annotations: s.Annotations,
-		Linux: &api.LinuxContainer{Devices: api.FromOCILinuxDevices(s.Linux.Devices), Namespaces: api.FromOCILinuxNamespaces(s.Linux.Namespaces)}}
+	return &api.Container{Id: "c1", Env: s.Process.Env, Mounts: api.FromOCIMounts(s.Mounts),
+		Hooks: api.FromOCIHooks(s.Hooks), Annotations: s.Annotations,
+		Linux: &api.LinuxContainer{Devices: api.FromOCILinuxDevices(s.Linux.Devices),
+			Namespaces: api.FromOCILinuxNamespaces(s.Linux.Namespaces)}}
 }
 
 var carries = adjust.Engine{Rules: true}
@@ -35,13 +37,18 @@ var carries = adjust.Engine{Rules: true}
 func ordinary() specs.Spec {
 	n := func(n int64) *int64 { return &n }
 	return specs.Spec{
-		Process:     &specs.Process{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_GDS=enabled", "TWICE=1", "TWICE=2", "CUDA_MPS_X=1"}},
+		Process: &specs.Process{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all",
+			"NVIDIA_GDS=enabled", "TWICE=1", "TWICE=2", "CUDA_MPS_X=1"}},
 		Annotations: map[string]string{"x": "y"},
-		Mounts:      []specs.Mount{{Destination: "/m", Source: "/etc", Type: "bind"}, {Destination: "/twice"}, {Destination: "/twice"}},
-		Hooks:       &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/hook"}}},
+		Mounts: []specs.Mount{{Destination: "/m", Source: "/etc", Type: "bind"}, {Destination: "/twice"},
+			{Destination: "/twice"}},
+		Hooks: &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/hook"}}},
 		Linux: &specs.Linux{
-			Devices: []specs.LinuxDevice{{Path: "/dev/nvidia1", Type: "c", Major: 195, Minor: 1}, {Path: "/dev/twice", Type: "c", Major: 195, Minor: 2}, {Path: "/dev/twice", Type: "c", Major: 1, Minor: 3}},
-			Resources: &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Access: "rwm"}, {Allow: true, Type: "c", Major: n(1), Minor: n(3), Access: "rwm"},
+			Devices: []specs.LinuxDevice{{Path: "/dev/nvidia1", Type: "c", Major: 195, Minor: 1},
+				{Path: "/dev/twice", Type: "c", Major: 195, Minor: 2},
+				{Path: "/dev/twice", Type: "c", Major: 1, Minor: 3}},
+			Resources: &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{
+				{Access: "rwm"}, {Allow: true, Type: "c", Major: n(1), Minor: n(3), Access: "rwm"},
 				{Allow: true, Type: "c", Major: n(195), Minor: n(254), Access: "rw"}}},
 		},
 	}
@@ -49,7 +56,8 @@ func ordinary() specs.Spec {
 
 func node(path string, minor int64) *cdispec.DeviceNode {
 	mode := os.FileMode(0o666)
-	return &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: 195, Minor: minor, FileMode: &mode, Permissions: "rw"}
+	return &cdispec.DeviceNode{Path: path, HostPath: path, Type: "c", Major: 195, Minor: minor,
+		FileMode: &mode, Permissions: "rw"}
 }
 
 func rule(minor int64) grant.DeviceRule {
@@ -60,8 +68,9 @@ func removed(kind grant.RemovalKind, name string) []grant.Removal {
 	return []grant.Removal{{Kind: kind, Name: name}}
 }
 
-// TestTheSpecAfterwards tells for each kind of edit what becomes of a spec by it, through OCI and through NRI; for those that
-// NRI has other words for, what differs; and which of them it cannot say.
+// TestTheSpecAfterwards tells for each kind of edit what becomes of a spec by it, through OCI and
+// through NRI; for those that NRI has other words for, what differs; and which of them it cannot
+// say.
 func TestTheSpecAfterwards(t *testing.T) {
 	everything := grant.DeviceRule{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}
 	for _, c := range []struct {
@@ -128,11 +137,13 @@ func TestTheSpecAfterwards(t *testing.T) {
 // TestOldEngines lose device rules without a word, so nothing is said that needs them.
 func TestOldEngines(t *testing.T) {
 	old := adjust.Engine{}
-	granted := grant.Verdict{Edits: cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}, Rules: []grant.DeviceRule{rule(0)}}
+	granted := grant.Verdict{Edits: cdispec.ContainerEdits{
+		DeviceNodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}, Rules: []grant.DeviceRule{rule(0)}}
 	if _, err := old.Container(granted, container(ordinary())); err != nil {
 		t.Errorf("a grant's nodes bring their rules along, but: %v", err)
 	}
-	for _, v := range []grant.Verdict{{Narrow: true}, {Removed: removed(grant.RemoveRule, "c 195:254")}, {Rules: []grant.DeviceRule{rule(1)}}} {
+	for _, v := range []grant.Verdict{{Narrow: true}, {Removed: removed(grant.RemoveRule, "c 195:254")},
+		{Rules: []grant.DeviceRule{rule(1)}}} {
 		var unsayable *adjust.Unsayable
 		if _, err := old.Container(v, container(ordinary())); !errors.As(err, &unsayable) {
 			t.Errorf("%+v: got %v, want that it cannot be said", v, err)
@@ -144,7 +155,8 @@ func TestANodeOfAUserNamespaceStays(t *testing.T) {
 	spec := ordinary()
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace}}
 	var unsayable *adjust.Unsayable
-	_, err := carries.Container(grant.Verdict{Removed: removed(grant.RemoveDevice, "/dev/nvidia1")}, container(spec))
+	_, err := carries.Container(grant.Verdict{Removed: removed(grant.RemoveDevice, "/dev/nvidia1")},
+		container(spec))
 	if !errors.As(err, &unsayable) {
 		t.Errorf("got %v, want that it cannot be said", err)
 	}
@@ -165,7 +177,8 @@ func marshal(t interface{ Fatal(...any) }, v any) []byte {
 	return data
 }
 
-// facts are what a spec says, in no order. Of the device rules it is what they come to: NRI can only append.
+// facts are what a spec says, in no order. Of the device rules it is what they come to: NRI can
+// only append.
 func facts(t *testing.T, config []byte) []string {
 	t.Helper()
 	var s specs.Spec
@@ -195,7 +208,8 @@ func facts(t *testing.T, config []byte) []string {
 	return f
 }
 
-// inForce plays device rules through as runc does: a rule for all forgets those before it, a deny takes the same allow back.
+// inForce plays device rules through as runc does: a rule for all forgets those before it, a deny
+// takes the same allow back.
 func inForce(rules []specs.LinuxDeviceCgroup) []string {
 	number := func(n *int64) string {
 		if n == nil {
@@ -218,21 +232,31 @@ func inForce(rules []specs.LinuxDeviceCgroup) []string {
 	return all
 }
 
-// differences are the facts of a that b has not. A rule that allows /dev/null, as every engine's rules do, is none.
+// differences are the facts of a that b has not. A rule that allows /dev/null, as every engine's
+// rules do, is none.
 func differences(a, b []string) []string {
-	return slices.DeleteFunc(slices.Clone(a), func(f string) bool { return slices.Contains(b, f) || strings.HasPrefix(f, "rule c 1:3 ") })
+	return slices.DeleteFunc(slices.Clone(a), func(f string) bool {
+		return slices.Contains(b, f) ||
+			strings.HasPrefix(f, "rule c 1:3 ")
+	})
 }
 
-// What follows holds the two translations against each other on all sorts of specs, by what the finder sees in the result.
+// What follows holds the two translations against each other on all sorts of specs, by what the
+// finder sees in the result.
 
 var (
-	machine = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 508}, nil },
+	machine = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"},
+		Majors: func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 508}, nil },
 		DRM:    func() (map[int]bool, error) { return map[int]bool{128: true}, nil },
-		Policy: grant.Policy{StateDir: "/var/lib/gpuledger", RunDir: "/run/gpuledger", Rules: grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}, Ungranted: grant.Hide, Privileged: grant.Strip}}}
+		Policy: grant.Policy{StateDir: "/var/lib/gpuledger", RunDir: "/run/gpuledger",
+			Rules: grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}, Ungranted: grant.Hide,
+				Privileged: grant.Strip}}}
 	inventory = grant.Inventory{Majors: map[string]int{"nvidia-uvm": 508}, GPUs: []grant.GPU{
-		{UUID: "GPU-0", Index: 0, Minor: 0, Memory: 16 * grant.GiB, Health: grant.Healthy}, {UUID: "GPU-1", Index: 1, Minor: 1, Memory: 16 * grant.GiB, Health: grant.Healthy}}}
-	view = grant.View{Now: time.Unix(1e9, 0), Grants: []grant.Grant{{ID: "g-abcdefghijkl", Owner: "pod:u/c", Mode: grant.Limit, Strength: grant.StrengthNone,
-		GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}}}
+		{UUID: "GPU-0", Index: 0, Minor: 0, Memory: 16 * grant.GiB, Health: grant.Healthy},
+		{UUID: "GPU-1", Index: 1, Minor: 1, Memory: 16 * grant.GiB, Health: grant.Healthy}}}
+	view = grant.View{Now: time.Unix(1e9, 0), Grants: []grant.Grant{
+		{ID: "g-abcdefghijkl", Owner: "pod:u/c", Mode: grant.Limit, Strength: grant.StrengthNone,
+			GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}}}
 )
 
 func TestBothReachTheSame(t *testing.T) {
@@ -274,12 +298,21 @@ func anySpec(t *rapid.T) specs.Spec {
 	allow := func(minor *int64) specs.LinuxDeviceCgroup {
 		return specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: n(195), Minor: minor, Access: "rw"}
 	}
-	spec := specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{Resources: &specs.LinuxResources{}}, Annotations: map[string]string{}}
-	spec.Process.Env = rapid.SliceOfN(rapid.SampledFrom([]string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled", "CUDA_VERSION=8", "CUDA_MPS_A=1"}), 0, 4).Draw(t, "env")
-	spec.Linux.Devices = rapid.SliceOfN(rapid.SampledFrom([]specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}, {Path: "/dev/nvidia1", Type: "c", Major: 195, Minor: 1},
-		{Path: "/dev/nvidia-modeset", Type: "c", Major: 195, Minor: 254}, {Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}}), 0, 3).Draw(t, "devices")
+	spec := specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{Resources: &specs.LinuxResources{}},
+		Annotations: map[string]string{}}
+	spec.Process.Env = rapid.SliceOfN(rapid.SampledFrom([]string{
+		"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled",
+		"CUDA_VERSION=8", "CUDA_MPS_A=1"}), 0, 4).Draw(t, "env")
+	spec.Linux.Devices = rapid.SliceOfN(rapid.SampledFrom([]specs.LinuxDevice{
+		{Path: "/dev/nvidia0", Type: "c", Major: 195}, {Path: "/dev/nvidia1", Type: "c",
+			Major: 195, Minor: 1},
+		{Path: "/dev/nvidia-modeset", Type: "c", Major: 195, Minor: 254},
+		{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}}), 0, 3).Draw(t, "devices")
 	rules := []specs.LinuxDeviceCgroup{{Access: "rwm"}}
-	spec.Linux.Resources.Devices = append(rules, rapid.SliceOfN(rapid.SampledFrom([]specs.LinuxDeviceCgroup{allow(n(0)), allow(n(1)), allow(n(254)), {Allow: true, Access: "rwm"}}), 0, 3).Draw(t, "rules")...)
+	spec.Linux.Resources.Devices = append(rules,
+		rapid.SliceOfN(rapid.SampledFrom([]specs.LinuxDeviceCgroup{
+			allow(n(0)), allow(n(1)), allow(n(254)), {Allow: true, Access: "rwm"}}), 0,
+			3).Draw(t, "rules")...)
 	if rapid.Bool().Draw(t, "admin") {
 		spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 	}
@@ -287,7 +320,8 @@ func anySpec(t *rapid.T) specs.Spec {
 		spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/usr/bin/nvidia-ctk"}}}
 	}
 	if rapid.IntRange(0, 4).Draw(t, "mount") == 0 {
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/var/run/nvidia-container-devices/0", Source: "/dev/null", Type: "bind"})
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/var/run/nvidia-container-devices/0",
+			Source: "/dev/null", Type: "bind"})
 	}
 	if rapid.Bool().Draw(t, "granted") {
 		request.Vouch(spec.Annotations, grant.Containerd, grant.Identity{UID: "u", Container: "c"})
@@ -300,7 +334,8 @@ func found(t *rapid.T, config []byte) grant.Request {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := request.Find(spec, request.Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1"}}, machine)
+	r, err := request.Find(spec, request.Caller{Container: grant.Container{
+		Engine: grant.Containerd, ID: "c1"}}, machine)
 	if err != nil {
 		t.Fatal(err)
 	}

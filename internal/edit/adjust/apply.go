@@ -11,15 +11,16 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Apply makes of a spec what an engine makes of it, with the code that engines use, so that the result can be judged before
-// the engine has made it.
+// Apply makes of a spec what an engine makes of it, with the code that engines use, so that the
+// result can be judged before the engine has made it.
 func Apply(config []byte, a *api.ContainerAdjustment) ([]byte, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
 		return nil, err
 	}
 	fill(&spec)
-	if err := generate.SpecGenerator(&engine{spec: &spec}, generate.WithCDIDeviceInjector(noCDI)).Adjust(a); err != nil {
+	if err := generate.SpecGenerator(&engine{spec: &spec},
+		generate.WithCDIDeviceInjector(noCDI)).Adjust(a); err != nil {
 		return nil, fmt.Errorf("cannot adjust the spec: %w", err)
 	}
 	return json.Marshal(&spec)
@@ -44,9 +45,10 @@ func fill(s *specs.Spec) {
 	}
 }
 
-// engine is the part of an engine's spec generator that our adjustments need; it does as containerd's and CRI-O's do
-// (containerd 2.4 internal/cri/nri/spec_generator_linux.go; opencontainers/runtime-tools generate). Another method is a nil
-// pointer: an adjustment that we did not make.
+// engine is the part of an engine's spec generator that our adjustments need; it does as
+// containerd's and CRI-O's do (containerd 2.4 internal/cri/nri/spec_generator_linux.go;
+// opencontainers/runtime-tools generate). Another method is a nil pointer: an adjustment that we
+// did not make.
 type engine struct {
 	generate.UnderlyingGenerator
 	spec *specs.Spec
@@ -64,7 +66,9 @@ func (e *engine) AddProcessEnv(name, value string) {
 }
 
 func (e *engine) RemoveMount(destination string) {
-	if i := slices.IndexFunc(e.spec.Mounts, func(m specs.Mount) bool { return m.Destination == destination }); i >= 0 {
+	if i := slices.IndexFunc(e.spec.Mounts, func(m specs.Mount) bool {
+		return m.Destination == destination
+	}); i >= 0 {
 		e.spec.Mounts = slices.Delete(e.spec.Mounts, i, i+1)
 	}
 }
@@ -74,7 +78,9 @@ func (e *engine) AddDevice(d specs.LinuxDevice) {
 }
 
 func (e *engine) RemoveDevice(path string) {
-	if i := slices.IndexFunc(e.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == path }); i >= 0 {
+	if i := slices.IndexFunc(e.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
+		return d.Path == path
+	}); i >= 0 {
 		e.spec.Linux.Devices = slices.Delete(e.spec.Linux.Devices, i, i+1)
 	}
 }

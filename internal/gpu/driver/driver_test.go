@@ -24,7 +24,8 @@ import (
 func TestMain(m *testing.M) {
 	if runtime.GOARCH != "amd64" {
 		fmt.Println(
-			"SKIP: the driver roots of these tests are of amd64: the names of other architectures' directories are not tested")
+			"SKIP: the driver roots of these tests are of amd64: the names of other architectures' " +
+				"directories are not tested")
 		return
 	}
 	os.Exit(m.Run())
@@ -89,20 +90,28 @@ func TestDebian(t *testing.T) {
 		"library compute 64 "+dir+"/libnvidia-nvvm.so.580.142 at "+dir+" as libnvidia-nvvm.so.4",
 		"library compute 64 "+dir+"/libnvidia-nvvm70.so.4 at "+dir+" as libnvidia-nvvm70.so.4",
 		"library compute 64 "+dir+"/libnvidia-gpucomp.so.580.142 at "+dir+" as libnvidia-gpucomp.so.580.142",
-		"library compute 64 "+dir+"/libnvidia-allocator.so.580.142 at "+dir+" as gbm/nvidia-drm_gbm.so libnvidia-allocator.so.1",
-		"library graphics 64 "+dir+"/libGLX_nvidia.so.580.142 at "+dir+" as libGLX_indirect.so.0 libGLX_nvidia.so.0",
-		"library graphics 64 "+dir+"/libnvidia-egl-wayland.so.1.1.19 at "+dir+" as libnvidia-egl-wayland.so.1",
-		"library video 64 "+dir+"/libnvidia-opticalflow.so.580.142 at "+dir+" as libnvidia-opticalflow.so libnvidia-opticalflow.so.1",
+		"library compute 64 "+dir+"/libnvidia-allocator.so.580.142 at "+dir+
+			" as gbm/nvidia-drm_gbm.so libnvidia-allocator.so.1",
+		"library graphics 64 "+dir+"/libGLX_nvidia.so.580.142 at "+dir+
+			" as libGLX_indirect.so.0 libGLX_nvidia.so.0",
+		"library graphics 64 "+dir+"/libnvidia-egl-wayland.so.1.1.19 at "+dir+
+			" as libnvidia-egl-wayland.so.1",
+		"library video 64 "+dir+"/libnvidia-opticalflow.so.580.142 at "+dir+
+			" as libnvidia-opticalflow.so libnvidia-opticalflow.so.1",
 		"library video 64 "+dir+"/vdpau/libvdpau_nvidia.so.580.142 at "+dir+" as vdpau/libvdpau_nvidia.so.1",
 		"library ngx 64 "+dir+"/libnvidia-ngx.so.580.142 at "+dir+" as libnvidia-ngx.so.1",
 		"library  64 "+dir+"/libnvidia-brandnew.so.580.142 at "+dir+" as libnvidia-brandnew.so.1",
-		"library compute 32 /usr/lib/i386-linux-gnu/libcuda.so.580.142 at /usr/lib/i386-linux-gnu as libcuda.so libcuda.so.1",
+		"library compute 32 /usr/lib/i386-linux-gnu/libcuda.so.580.142 at /usr/lib/i386-linux-gnu as "+
+			"libcuda.so libcuda.so.1",
 		"module display "+dir+"/nvidia/xorg/nvidia_drv.so at "+dir+"/nvidia/xorg as nvidia_drv.so",
-		"module display "+dir+"/nvidia/xorg/libglxserver_nvidia.so.580.142 at "+dir+"/nvidia/xorg as libglxserver_nvidia.so",
+		"module display "+dir+"/nvidia/xorg/libglxserver_nvidia.so.580.142 at "+dir+
+			"/nvidia/xorg as libglxserver_nvidia.so",
 		"binary utility /usr/bin/nvidia-smi",
 		"binary compute /usr/lib/nvidia/mps at /usr/bin/nvidia-cuda-mps-server",
-		"firmware  /usr/lib/firmware/nvidia/580.142/gsp_ga10x.bin at /lib/firmware/nvidia/580.142/gsp_ga10x.bin",
-		"firmware  /usr/lib/firmware/nvidia/580.142/gsp_tu10x.bin at /lib/firmware/nvidia/580.142/gsp_tu10x.bin",
+		"firmware  /usr/lib/firmware/nvidia/580.142/gsp_ga10x.bin at "+
+			"/lib/firmware/nvidia/580.142/gsp_ga10x.bin",
+		"firmware  /usr/lib/firmware/nvidia/580.142/gsp_tu10x.bin at "+
+			"/lib/firmware/nvidia/580.142/gsp_tu10x.bin",
 		"socket utility /run/nvidia-persistenced/socket",
 		"config compute /etc/OpenCL/vendors/nvidia.icd",
 		"config graphics /usr/share/glvnd/egl_vendor.d/10_nvidia.json",
@@ -127,9 +136,12 @@ func TestRHEL(t *testing.T) {
 	wantLines(t, look(t, rhel()),
 		"library compute 64 /usr/lib64/libcuda.so.580.142 at /usr/lib64 as libcuda.so libcuda.so.1",
 		"library compute 32 /usr/lib/libcuda.so.580.142 at /usr/lib as libcuda.so libcuda.so.1",
-		"module display /usr/lib64/xorg/modules/drivers/nvidia_drv.so at /usr/lib64/xorg/modules/drivers as nvidia_drv.so",
-		"module display /usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.580.142 at /usr/lib64/xorg/modules/extensions as libglxserver_nvidia.so",
-		"config graphics /usr/share/vulkan/icd.d/nvidia_icd.x86_64.json at /etc/vulkan/icd.d/nvidia_icd.x86_64.json")
+		"module display /usr/lib64/xorg/modules/drivers/nvidia_drv.so at /usr/lib64/xorg/modules/drivers "+
+			"as nvidia_drv.so",
+		"module display /usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.580.142 at "+
+			"/usr/lib64/xorg/modules/extensions as libglxserver_nvidia.so",
+		"config graphics /usr/share/vulkan/icd.d/nvidia_icd.x86_64.json at "+
+			"/etc/vulkan/icd.d/nvidia_icd.x86_64.json")
 }
 
 // TestOtherLayouts: Debian's own packages, NixOS, GKE's, and a driver container whose absolute
@@ -139,21 +151,31 @@ func TestOtherLayouts(t *testing.T) {
 		root root
 		want string
 	}{
-		"Debian's own packages": {root{"usr/lib/x86_64-linux-gnu/libcuda.so.1": "-> nvidia/current/libcuda.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1": "-> libcuda.so.580.142",
-			"usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.580.142": "so libcuda.so.1"},
-			"library compute 64 /usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.580.142 at /usr/lib/x86_64-linux-gnu as libcuda.so libcuda.so.1"},
-		"NixOS": {root{"run/opengl-driver/lib/libcuda.so.1": "-> /nix/store/abc-nvidia/lib/libcuda.so.1", "nix/store/abc-nvidia/lib/libcuda.so.1": "-> libcuda.so.580.142",
+		"Debian's own packages": {
+			root{"usr/lib/x86_64-linux-gnu/libcuda.so.1": "-> nvidia/current/libcuda.so.1",
+				"usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1":       "-> libcuda.so.580.142",
+				"usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.580.142": "so libcuda.so.1"},
+			"library compute 64 /usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.580.142 at " +
+				"/usr/lib/x86_64-linux-gnu as libcuda.so libcuda.so.1"},
+		"NixOS": {root{"run/opengl-driver/lib/libcuda.so.1": "-> /nix/store/abc-nvidia/lib/libcuda.so.1",
+			"nix/store/abc-nvidia/lib/libcuda.so.1":       "-> libcuda.so.580.142",
 			"nix/store/abc-nvidia/lib/libcuda.so.580.142": "so libcuda.so.1"},
-			"library compute 64 /nix/store/abc-nvidia/lib/libcuda.so.580.142 at /run/opengl-driver/lib as libcuda.so libcuda.so.1"},
-		"GKE": {root{"lib64/libcuda.so.580.142": "so libcuda.so.1", "lib64/libcuda.so.1": "-> libcuda.so.580.142"},
+			"library compute 64 /nix/store/abc-nvidia/lib/libcuda.so.580.142 at /run/opengl-driver/lib as " +
+				"libcuda.so libcuda.so.1"},
+		"GKE": {root{"lib64/libcuda.so.580.142": "so libcuda.so.1",
+			"lib64/libcuda.so.1": "-> libcuda.so.580.142"},
 			"library compute 64 /lib64/libcuda.so.580.142 at /lib64 as libcuda.so libcuda.so.1"},
-		"a driver container": {root{"usr/lib": "-> /opt/lib", "opt/lib/x86_64-linux-gnu/libcuda.so.1": "-> /opt/lib/x86_64-linux-gnu/libcuda.so.580.142",
+		"a driver container": {root{"usr/lib": "-> /opt/lib",
+			"opt/lib/x86_64-linux-gnu/libcuda.so.1":       "-> /opt/lib/x86_64-linux-gnu/libcuda.so.580.142",
 			"opt/lib/x86_64-linux-gnu/libcuda.so.580.142": "so libcuda.so.1"},
-			"library compute 64 /opt/lib/x86_64-linux-gnu/libcuda.so.580.142 at /usr/lib/x86_64-linux-gnu as libcuda.so libcuda.so.1"},
+			"library compute 64 /opt/lib/x86_64-linux-gnu/libcuda.so.580.142 at /usr/lib/x86_64-linux-gnu " +
+				"as libcuda.so libcuda.so.1"},
 		"an installation without links": {root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1"},
 			"library compute 64 /usr/lib64/libcuda.so.580.142 at /usr/lib64 as libcuda.so libcuda.so.1"},
-		"libraries without SONAME": {root{"usr/lib64/libcuda.so.580.142": "so ", "usr/lib64/libcuda.so.1": "-> libcuda.so.580.142"},
-			"library compute 64 /usr/lib64/libcuda.so.580.142 at /usr/lib64 as libcuda.so libcuda.so.1 libcuda.so.580.142"},
+		"libraries without SONAME": {root{"usr/lib64/libcuda.so.580.142": "so ",
+			"usr/lib64/libcuda.so.1": "-> libcuda.so.580.142"},
+			"library compute 64 /usr/lib64/libcuda.so.580.142 at /usr/lib64 as libcuda.so libcuda.so.1 " +
+				"libcuda.so.580.142"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found := look(t, c.root)
@@ -205,14 +227,16 @@ func TestAPlaceThatOnlyTheCacheKnows(t *testing.T) {
 	if got := lines(look(t,
 		together(place,
 			root{"etc/ld.so.cache": sound,
-				"usr/lib64/libcuda.so.580.142": "so libcuda.so.1"})).Files); len(got) != 1 || strings.Contains(got[0], "odd") {
+				"usr/lib64/libcuda.so.580.142": "so libcuda.so.1"})).Files); len(got) != 1 ||
+		strings.Contains(got[0], "odd") {
 		t.Errorf("with one at an ordinary place found %q", got)
 	}
 }
 
 func TestVersion(t *testing.T) {
 	two := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1",
-		"usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1", "usr/lib64/libcuda.so.1": "-> libcuda.so.580.95.05",
+		"usr/lib64/libcuda.so.580.95.05":    "so libcuda.so.1",
+		"usr/lib64/libcuda.so.1":            "-> libcuda.so.580.95.05",
 		"usr/lib64/libnvidia-ml.so.580.142": "so libnvidia-ml.so.1"}
 	loose := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1",
 		"usr/lib64/libcuda.so.580.95.05": "so libcuda.so.1"}

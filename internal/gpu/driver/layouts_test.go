@@ -47,8 +47,10 @@ const version = "580.142"
 func others(dir string) root {
 	r := root{}
 	for name, content := range map[string]string{
-		"libc.so.6": "so libc.so.6", "libnvidia-container.so.1.19.0": "so libnvidia-container.so.1", "libnvidia-container.so.1": "-> libnvidia-container.so.1.19.0",
-		"libEGL.so.1.1.0": "so libEGL.so.1", "libEGL.so.1": "-> libEGL.so.1.1.0", "libOpenCL.so.1.0.0": "so libOpenCL.so.1", "libcudart.so.13.0.96": "so libcudart.so.13",
+		"libc.so.6": "so libc.so.6", "libnvidia-container.so.1.19.0": "so libnvidia-container.so.1",
+		"libnvidia-container.so.1": "-> libnvidia-container.so.1.19.0",
+		"libEGL.so.1.1.0":          "so libEGL.so.1", "libEGL.so.1": "-> libEGL.so.1.1.0",
+		"libOpenCL.so.1.0.0": "so libOpenCL.so.1", "libcudart.so.13.0.96": "so libcudart.so.13",
 		"libcuda.a": "x", "libother.so.580.14": "so x", "libnvidia-ml.a": "x",
 	} {
 		r[filepath.Join(dir, name)] = content
@@ -62,7 +64,8 @@ func debian() root {
 	const dir = "usr/lib/x86_64-linux-gnu"
 	return together(libraries("so", dir, version), libraries("so32", "usr/lib/i386-linux-gnu",
 		version), others(dir), root{
-		"lib": "-> usr/lib", "lib64": "-> usr/lib64", "bin": "-> usr/bin", "sbin": "-> usr/sbin", "var/run": "-> /run",
+		"lib": "-> usr/lib", "lib64": "-> usr/lib64", "bin": "-> usr/bin", "sbin": "-> usr/sbin",
+		"var/run":           "-> /run",
 		dir + "/libcuda.so": "-> libcuda.so.1", dir + "/libnvidia-ml.so": "-> libnvidia-ml.so.1",
 		dir + "/gbm/nvidia-drm_gbm.so":      "-> ../libnvidia-allocator.so.1",
 		dir + "/libnvidia-nvvm70.so.4":      "so libnvidia-nvvm70.so.4",
@@ -72,14 +75,24 @@ func debian() root {
 			"/libnvidia-egl-wayland.so.1": "-> libnvidia-egl-wayland.so.1.1.19",
 		dir + "/nvidia/xorg/nvidia_drv.so": "so nvidia_drv.so", dir + "/nvidia/xorg/libglxserver_nvidia.so." +
 			version: "so libglxserver_nvidia.so",
-		"usr/bin/nvidia-smi": "#!", "usr/bin/nvidia-debugdump": "#!", "usr/bin/nvidia-persistenced": "#!", "usr/bin/nvidia-cuda-mps-control": "#!",
-		"usr/bin/nvidia-cuda-mps-server": "-> /etc/alternatives/mps", "etc/alternatives/mps": "-> /usr/lib/nvidia/mps", "usr/lib/nvidia/mps": "#!", "usr/bin/nvidia-xconfig": "#!",
-		"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/gsp_tu10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/other.bin": "x",
+		"usr/bin/nvidia-smi": "#!", "usr/bin/nvidia-debugdump": "#!", "usr/bin/nvidia-persistenced": "#!",
+		"usr/bin/nvidia-cuda-mps-control": "#!",
+		"usr/bin/nvidia-cuda-mps-server":  "-> /etc/alternatives/mps",
+		"etc/alternatives/mps":            "-> /usr/lib/nvidia/mps", "usr/lib/nvidia/mps": "#!",
+		"usr/bin/nvidia-xconfig":                                "#!",
+		"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x", "usr/lib/firmware/nvidia/" + version +
+			"/gsp_tu10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/other.bin": "x",
 		"usr/lib/firmware/nvidia/570.1/gsp_ga10x.bin": "x",
-		"run/nvidia-persistenced/socket":              "socket", "run/nvidia-fabricmanager/socket": "socket", "tmp/nvidia-mps/control": "x",
-		"usr/share/glvnd/egl_vendor.d/10_nvidia.json": "{}", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": "{}",
-		"usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": "{}", "usr/share/nvidia/nvoptix.bin": "x", "etc/OpenCL/vendors/nvidia.icd": "libnvidia-opencl.so.1",
-		"usr/share/vulkan/icd.d/nvidia_icd.json": "{}", "usr/share/vulkan/implicit_layer.d/nvidia_layers.json": "{}", "usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf": "x",
+		"run/nvidia-persistenced/socket":              "socket", "run/nvidia-fabricmanager/socket": "socket",
+		"tmp/nvidia-mps/control":                                       "x",
+		"usr/share/glvnd/egl_vendor.d/10_nvidia.json":                  "{}",
+		"usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json":     "{}",
+		"usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": "{}",
+		"usr/share/nvidia/nvoptix.bin":                                 "x",
+		"etc/OpenCL/vendors/nvidia.icd":                                "libnvidia-opencl.so.1",
+		"usr/share/vulkan/icd.d/nvidia_icd.json":                       "{}",
+		"usr/share/vulkan/implicit_layer.d/nvidia_layers.json":         "{}",
+		"usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf":        "x",
 	})
 }
 
@@ -89,8 +102,9 @@ func rhel() root {
 		others("usr/lib64"), root{
 			"lib": "-> usr/lib", "lib64": "-> usr/lib64", "usr/lib64/libcuda.so": "-> libcuda.so.1",
 			"usr/bin/nvidia-smi": "#!", "usr/lib64/xorg/modules/drivers/nvidia_drv.so": "so nvidia_drv.so",
-			"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version: "so libglxserver_nvidia.so",
-			"usr/share/vulkan/icd.d/nvidia_icd.x86_64.json":                       "{}",
-			"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin":               "x",
+			"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." +
+				version: "so libglxserver_nvidia.so",
+			"usr/share/vulkan/icd.d/nvidia_icd.x86_64.json":         "{}",
+			"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x",
 		})
 }

@@ -114,7 +114,8 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	own := grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Secret: grant.SecretHash("s"),
 		Mode: grant.Exclusive, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
 	asks := grant.Request{References: []grant.Mention{{Asks: true, Reference: grant.Reference{ID: own.ID,
-		Secret: "s"}}}, Capabilities: []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Display}}
+		Secret: "s"}}}, Capabilities: []grant.Capability{
+		grant.Compute, grant.Utility, grant.Graphics, grant.Display}}
 	ours := admission.Decide(asks, grant.View{Grants: []grant.Grant{own}}, inv,
 		grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthNone}})
 

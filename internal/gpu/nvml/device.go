@@ -99,7 +99,8 @@ func (d device) memory(g *grant.GPU) {
 	switch {
 	case ret == nvml.ERROR_NOT_SUPPORTED:
 		ail(g,
-			"it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the host's memory")
+			"it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the "+
+				"host's memory")
 	case ret != nvml.SUCCESS:
 		ail(g, "its memory can't be read: %v", ret)
 	case m.Total == 0:

@@ -14,8 +14,14 @@ struct limits {
 	unsigned long long soft, hard, used; // of a set there is no used
 };
 
-static int by_uuid(void *call, const char *uuid, void **device) { return ((int (*)(const char *, void **))call)(uuid, device); }
-static int limit(void *call, void *device, struct limits *l) { return ((int (*)(void *, struct limits *))call)(device, l); }
+static int by_uuid(void *call, const char *uuid, void **device)
+{
+    return ((int (*)(const char *, void **))call)(uuid, device);
+}
+static int limit(void *call, void *device, struct limits *l)
+{
+    return ((int (*)(void *, struct limits *))call)(device, l);
+}
 static int start(void *call) { return ((int (*)(void))call)(); }
 static const char *words(void *call, int code) { return ((const char *(*)(int))call)(code); }
 */

@@ -143,6 +143,7 @@ func (d usage) read(u *grant.Usage) {
 			u.Utilization = int(rates.Gpu)
 		}
 	}
+	u.Power, u.Temperature = d.power(), d.temperature()
 	if has(d.lib, symbols{"nvmlDeviceGetComputeMode"}) {
 		if mode, ret := d.GetComputeMode(); ret == nvml.SUCCESS {
 			u.ComputeMode = computeModes[mode]
@@ -157,6 +158,39 @@ func (d usage) read(u *grant.Usage) {
 var computeModes = map[nvml.ComputeMode]grant.ComputeMode{nvml.COMPUTEMODE_DEFAULT: grant.ComputeDefault,
 	nvml.COMPUTEMODE_EXCLUSIVE_PROCESS: grant.ComputeExclusive,
 	nvml.COMPUTEMODE_PROHIBITED:        grant.ComputeProhibited}
+
+// The largest values that are believed, far above what any GPU has: NVML can return nonsense.
+const (
+	maxPower       = 10_000_000 // milliwatts
+	maxTemperature = 200        // °C
+)
+
+// power is what the GPU draws, in milliwatts; 0 if the driver does not report it, as for a vGPU.
+// From Ampere on it is an average over a second (nvml.h, nvmlDeviceGetPowerUsage).
+func (d usage) power() int {
+	if !has(d.lib, symbols{"nvmlDeviceGetPowerUsage"}) {
+		return 0
+	}
+	if power, ret := d.GetPowerUsage(); ret == nvml.SUCCESS && power <= maxPower {
+		return int(power)
+	}
+	return 0
+}
+
+// temperature is that of the GPU's own sensor, in °C; 0 if the driver does not report it. The newer
+// call, nvmlDeviceGetTemperatureV, is missing in drivers before R570, and those after it have this
+// one.
+func (d usage) temperature() int {
+	if !has(d.lib, symbols{"nvmlDeviceGetTemperature"}) {
+		return 0
+	}
+	//lint:ignore SA1019 see above
+	if degrees, ret := d.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS &&
+		degrees <= maxTemperature {
+		return int(degrees)
+	}
+	return 0
+}
 
 // memory is as in the inventory: the driver's own part, where it can be told apart, is neither
 // there nor used.

@@ -32,6 +32,8 @@ func used(s *server.Server) *server.Server {
 			api.Return) {
 			return api.Utilization{Gpu: 17}, api.SUCCESS
 		}
+		d.GetPowerUsageFunc = func() (uint32, api.Return) { return 71_500, api.SUCCESS }
+		d.GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) { return 43, api.SUCCESS }
 		d.GetComputeModeFunc = func() (api.ComputeMode,
 			api.Return) {
 			return api.COMPUTEMODE_DEFAULT, api.SUCCESS
@@ -89,11 +91,31 @@ func TestSample(t *testing.T) {
 	want := []grant.ProcessUse{{PID: 10, Memory: grant.GiB}, {PID: 11, Memory: 2 * grant.GiB, Compute: 30},
 		{PID: 12, Unmeasured: true}}
 	if !reflect.DeepEqual(g.Processes, want) || g.Used != 3*grant.GiB || g.Total != 40*grant.GiB ||
-		g.Utilization != 17 || g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
+		g.Utilization != 17 || g.Power != 71_500 || g.Temperature != 43 ||
+		g.ComputeMode != grant.ComputeDefault || g.Health != grant.Healthy {
 		t.Errorf("got %+v", g)
 	}
 	if first := sample.GPUs[0]; len(first.Processes) != 0 || first.Index != 0 || first.UUID == g.UUID {
 		t.Errorf("got %+v", first)
+	}
+}
+
+// TestPowerAndTemperature: what the driver does not report, and nonsense, is left out.
+func TestPowerAndTemperature(t *testing.T) {
+	s := used(dgxa100.New())
+	at(s, 0).GetPowerUsageFunc = func() (uint32, api.Return) { return 0, api.ERROR_NOT_SUPPORTED }
+	at(s, 1).GetPowerUsageFunc = func() (uint32, api.Return) { return 1<<32 - 1, api.SUCCESS }
+	at(s, 2).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) {
+		return 43, api.ERROR_GPU_IS_LOST
+	}
+	at(s, 3).GetTemperatureFunc = func(api.TemperatureSensors) (uint32, api.Return) {
+		return 1<<32 - 7, api.SUCCESS
+	}
+	sample := sampled(t, s)
+	for i, want := range [][2]int{{0, 43}, {0, 43}, {71_500, 0}, {71_500, 0}, {71_500, 43}} {
+		if g := sample.GPUs[i]; [2]int{g.Power, g.Temperature} != want || g.Health != grant.Healthy {
+			t.Errorf("GPU %d: %d mW, %d °C, %s; want %v", i, g.Power, g.Temperature, g.Health, want)
+		}
 	}
 }
 
@@ -207,7 +229,8 @@ func TestSampleTellsErrors(t *testing.T) {
 func TestSampleOfAnOldDriver(t *testing.T) {
 	s := prepare(dgxa100.New())
 	old := []string{memoryV2, cudaV2, "nvmlDeviceGetMigMode", "nvmlEventSetCreate",
-		"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeMode", "nvmlDeviceGetProcessUtilization"}
+		"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeMode", "nvmlDeviceGetProcessUtilization",
+		"nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature"}
 	for _, kind := range []string{"Graphics", "MPSCompute"} {
 		for _, version := range []string{"", "_v2", "_v3"} {
 			old = append(old, "nvmlDeviceGet"+kind+"RunningProcesses"+version)
@@ -218,7 +241,7 @@ func TestSampleOfAnOldDriver(t *testing.T) {
 		at(s, i).GetComputeRunningProcessesFunc = list(process(10, grant.GiB))
 	}
 	if g := sampled(t, s).GPUs[0]; g.Utilization != -1 || g.ComputeMode != "" || len(g.Processes) != 1 ||
-		g.Processes[0].Compute != -1 || g.Health != grant.Healthy {
+		g.Processes[0].Compute != -1 || g.Power != 0 || g.Temperature != 0 || g.Health != grant.Healthy {
 		t.Errorf("got %+v", g)
 	}
 }

@@ -260,7 +260,9 @@ func lose(d *server.Device) {
 func tell(t *testing.T, h host.Host, i int, uuid string, minor int) {
 	t.Helper()
 	put(t, filepath.Join(h.Proc, "driver/nvidia/gpus", pciOf(i), "information"), fmt.Sprintf(
-		"Model: \t\t NVIDIA A100\nIRQ:   \t\t 42\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Excluded:\t No\n", uuid, pciOf(i), minor))
+		"Model: \t\t NVIDIA A100\nIRQ:   \t\t 42\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: "+
+			"\t %d\nGPU "+
+			"Excluded:\t No\n", uuid, pciOf(i), minor))
 }
 
 func TestGPUsThatDoNotAnswer(t *testing.T) {
@@ -300,7 +302,8 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 			6: "NVML gives no access to it"}, ""},
 		{"no handle and no /proc", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 3)
-		}, nil, "cannot take GPU 3 into the inventory: ERROR_GPU_IS_LOST; nor can it be told which one it is"},
+		}, nil,
+			"cannot take GPU 3 into the inventory: ERROR_GPU_IS_LOST; nor can it be told which one it is"},
 		{"no handle and a driver that has forgotten the GPU",
 			func(t *testing.T, s *server.Server, h host.Host) {
 				withoutHandles(s, 3)

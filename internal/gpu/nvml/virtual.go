@@ -9,9 +9,11 @@ import (
 )
 
 // virtual are NVML's virtualization modes in our words (nvml.h, nvmlGpuVirtualizationMode_t).
-var virtual = map[nvml.GpuVirtualizationMode]grant.Virtual{nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: grant.PassThrough, nvml.GPU_VIRTUALIZATION_MODE_VGPU: grant.VGPU,
-	nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU: grant.VGPUHost,
-	nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA: grant.VGPUHost}
+var virtual = map[nvml.GpuVirtualizationMode]grant.Virtual{
+	nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH: grant.PassThrough,
+	nvml.GPU_VIRTUALIZATION_MODE_VGPU:        grant.VGPU,
+	nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU:   grant.VGPUHost,
+	nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA:   grant.VGPUHost}
 
 // virtualization tells what this machine has of the GPU. A guest's vGPU is granted like a GPU: its
 // memory is what NVML says, and its nodes are the same. Where NVML cannot tell, nothing depends on

@@ -144,7 +144,8 @@ func TestMajors(t *testing.T) {
 		want map[string]int // nil is an error
 	}{
 		{"nobody has any", "", map[string]int{"nvidia": 195, "nvidia-uvm": 384, "nvidia-caps": 385}},
-		{"somebody has the first", "384 x\n386 y\n", map[string]int{"nvidia": 195, "nvidia-uvm": 385, "nvidia-caps": 387}},
+		{"somebody has the first", "384 x\n386 y\n", map[string]int{
+			"nvidia": 195, "nvidia-uvm": 385, "nvidia-caps": 387}},
 		{"a real driver keeps its own", "195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n",
 			map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 511, "nvidia-caps": 384}},
 		{"none is left", all.String(), nil},

@@ -30,6 +30,8 @@ type GPUUse struct {
 	GPU         int               `json:"gpu"`                  // index
 	Hidden      Memory            `json:"hidden,omitzero"`      // in use without a process
 	Utilization int               `json:"utilization,omitzero"` // percent
+	Power       int               `json:"power,omitzero"`       // watts
+	Temperature int               `json:"temperature,omitzero"` // °C
 	Health      string            `json:"health,omitzero"`      // where it does not answer
 	ComputeMode grant.ComputeMode `json:"compute_mode,omitzero"`
 	XIDs        []int             `json:"xids,omitempty"`
@@ -148,6 +150,7 @@ func (u Use) of(g grant.GPU) grant.Usage {
 	if i := slices.IndexFunc(u.GPUs, func(o GPUUse) bool { return o.GPU == g.Index }); i >= 0 {
 		o := u.GPUs[i]
 		usage.Used, usage.Utilization, usage.XIDs = grant.Bytes(o.Hidden), o.Utilization, o.XIDs
+		usage.Power, usage.Temperature = 1000*o.Power, o.Temperature
 		if o.Health != "" {
 			usage.Health = o.Health
 		}

@@ -1,4 +1,5 @@
-// Package tokenstest helps to hold what is read and written token by token to the tags of its types.
+// Package tokenstest helps to hold what is read and written token by token to the tags of its
+// types.
 package tokenstest
 
 import (
@@ -7,8 +8,8 @@ import (
 	"time"
 )
 
-// Filled is a value of the type in which every field, at any depth, has a value of its own. special sets those that may not have any:
-// it reports which it did.
+// Filled is a value of the type in which every field, at any depth, has a value of its own. special
+// sets those that may not have any: it reports which it did.
 func Filled[T any](special func(field any) bool) T {
 	var value T
 	n := 0

@@ -26,7 +26,8 @@ func devicePluginCommand() *cli.Command {
 			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps",
 				Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "pod",
-				Usage:   "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does not know its pods yet",
+				Usage: "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does " +
+					"not know its pods yet",
 				EnvVars: []string{"POD"}}),
 		Action: serveDevices,
 	}
@@ -43,7 +44,8 @@ func serveDevices(c *cli.Context) error {
 	}
 	var all sync.WaitGroup
 	for _, r := range resources {
-		p := &deviceplugin.Plugin{Allocator: &deviceplugin.Allocator{Book: b, Resource: r, Log: log, Now: time.Now},
+		p := &deviceplugin.Plugin{Allocator: &deviceplugin.Allocator{
+			Book: b, Resource: r, Log: log, Now: time.Now},
 			Dir:          filepath.Join(c.String("kubelet-dir"), "device-plugins"),
 			PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
 			Cgroups:      "/sys/fs/cgroup", Self: c.String("pod")}
@@ -73,11 +75,13 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 	for name := range strings.SplitSeq(c.String("resources"), ",") {
 		r, found := known[name]
 		if !found {
-			return nil, usage.Error(c, "cannot use --resources %q: there is no %q; there are memory, gpu and gpushare",
+			return nil, usage.Error(c, "cannot use --resources %q: there is no %q; there are memory, gpu "+
+				"and gpushare",
 				c.String("resources"), name)
 		}
 		if slices.ContainsFunc(list, func(o deviceplugin.Resource) bool { return o.Name == r.Name }) {
-			return nil, usage.Error(c, "cannot use --resources %q: it has %q twice", c.String("resources"), name)
+			return nil, usage.Error(c, "cannot use --resources %q: it has %q twice",
+				c.String("resources"), name)
 		}
 		list = append(list, r)
 	}

@@ -24,10 +24,12 @@ func draCommand() *cli.Command {
 		Flags: append(common(),
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster",
 				EnvVars: []string{"NODE_NAME"}},
-			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API; none: as the pod that this runs in",
+			&cli.StringFlag{Name: "kubeconfig",
+				Usage:   "how to reach the API; none: as the pod that this runs in",
 				EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod-uid",
-				Usage:   "the `UID` of this driver's own pod: an update then starts the new one before it ends the old",
+				Usage: "the `UID` of this driver's own pod: an update then starts the new one before it " +
+					"ends the old",
 				EnvVars: []string{"POD_UID"}},
 			&cli.DurationFlag{Name: "reclaim",
 				Usage: "between two looks for grants whose claim is gone, and at whose node this is",
@@ -41,7 +43,8 @@ func serveDRA(c *cli.Context) error {
 		return usage.Error(c, "cannot serve a node without its name in the cluster: give --node-name")
 	}
 	if c.Duration("reclaim") <= 0 {
-		return usage.Error(c, "cannot look for claims every %s: --reclaim has to be longer", c.Duration("reclaim"))
+		return usage.Error(c, "cannot look for claims every %s: --reclaim has to be longer",
+			c.Duration("reclaim"))
 	}
 	b, log, err := open(c)
 	if err != nil {
@@ -51,8 +54,8 @@ func serveDRA(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
-	// The kubelet's own limits. A driver that starts watches all claims that it has prepared, and must
-	// prepare others meanwhile.
+	// The kubelet's own limits. A driver that starts watches all claims that it has prepared, and
+	// must prepare others meanwhile.
 	config.QPS, config.Burst = 50, 100
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -62,7 +62,8 @@ func common() []cli.Flag {
 // would publish wrong data.
 func open(c *cli.Context) (book.Book, *slog.Logger, error) {
 	if c.Duration("interval") <= 0 {
-		return book.Book{}, nil, usage.Error(c, "cannot look at the ledger every %s: --interval has to be longer",
+		return book.Book{}, nil, usage.Error(c,
+			"cannot look at the ledger every %s: --interval has to be longer",
 			c.Duration("interval"))
 	}
 	config, err := filepath.Abs(c.String("config"))

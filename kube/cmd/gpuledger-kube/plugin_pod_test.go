@@ -81,7 +81,8 @@ func (k *kubeletOf) gets(t *testing.T, said func() string, sets ...[]string) (id
 	defer conn.Close()
 	for _, set := range sets {
 		r, err := deviceplugin.NewDevicePluginClient(conn).Allocate(t.Context(),
-			&deviceplugin.AllocateRequest{ContainerRequests: []*deviceplugin.ContainerAllocateRequest{{DevicesIds: set}}})
+			&deviceplugin.AllocateRequest{ContainerRequests: []*deviceplugin.ContainerAllocateRequest{
+				{DevicesIds: set}}})
 		must(t, err)
 		reference, err := grant.ParseReference(r.ContainerResponses[0].Envs[grant.ReferenceEnv])
 		must(t, err)
@@ -97,7 +98,8 @@ func (p podOf) contained(t *testing.T, id grant.ID, init grant.Process) {
 	const root = "/run/containerd/runc/k8s.io"
 	name := "container-of-" + string(id)
 	must(t, os.MkdirAll(p.Node+root+"/"+name, 0o711), os.WriteFile(p.Node+root+"/"+name+"/state.json",
-		fmt.Appendf(nil, `{"init_process_pid": %d, "init_process_start": %d, "cgroup_paths": {"devices": %q}}`,
+		fmt.Appendf(nil,
+			`{"init_process_pid": %d, "init_process_start": %d, "cgroup_paths": {"devices": %q}}`,
 			init.PID, init.Start, deviceCgroups()+"/"+name), 0o600))
 	ended := grant.Process{PID: init.PID, Start: init.Start + 1}
 	must(t, p.ledger(t).Ledger.Update(func(tx *ledger.Tx) error {
@@ -146,12 +148,14 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	for _, id := range []grant.ID{first[0], second[0], second[1]} {
 		if _, found := there[id]; !found {
 			t.Errorf(
-				"grant %s is gone: it is one of %v and %v, and only the second of the first has no container that lives",
+				"grant %s is gone: it is one of %v and %v, and only the second of the first has no "+
+					"container that lives",
 				id, first, second)
 		}
 	}
 	if _, found := there[first[1]]; found {
-		t.Errorf("the grant of a container that is gone, %s, is there when its units are given out anew", first[1])
+		t.Errorf("the grant of a container that is gone, %s, is there when its units are given out anew",
+			first[1])
 	}
 	if log := said(); strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
 		t.Errorf("the plugin complains:\n%s", log)

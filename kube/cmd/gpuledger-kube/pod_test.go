@@ -83,7 +83,8 @@ func (p podOf) become() error {
 		return err
 	}
 	if p.Records {
-		if err := syscall.Mount("tmpfs", p.Node+"/run/gpuledger/limits", "tmpfs", 0, "mode=0700"); err != nil {
+		if err := syscall.Mount("tmpfs", p.Node+"/run/gpuledger/limits", "tmpfs",
+			0, "mode=0700"); err != nil {
 			return err
 		}
 	}
@@ -113,7 +114,8 @@ func (p podOf) become() error {
 	}
 	const capBoundingDrop, noNewPrivileges = 24, 38 // prctl(2)
 	for capability := uintptr(0); ; capability++ {
-		if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, capBoundingDrop, capability, 0); e == syscall.EINVAL {
+		if _, _, e := syscall.RawSyscall(syscall.SYS_PRCTL, capBoundingDrop, capability,
+			0); e == syscall.EINVAL {
 			break
 		} else if e != 0 {
 			return e
@@ -129,7 +131,8 @@ func (p podOf) become() error {
 // that is the kernel's first namespace, which the pod recognizes. Under test/rig/leftovers.sh it is
 // another one. There the pod would need the capabilities of process 1 to ask it.
 func (p podOf) standInNamespace() error {
-	if err := syscall.Mount("/proc/self/ns/cgroup", p.Root+"/ns/cgroup", "", syscall.MS_BIND, ""); err != nil {
+	if err := syscall.Mount("/proc/self/ns/cgroup", p.Root+"/ns/cgroup", "",
+		syscall.MS_BIND, ""); err != nil {
 		return err
 	}
 	return syscall.Mount(p.Root+"/ns", p.Root+"/proc/1/ns", "", syscall.MS_BIND|syscall.MS_REC, "")
@@ -346,11 +349,14 @@ func (a *api) claimed(uuid string) {
 		UID: "u-1"}}
 	a.claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod",
 		UID: "u-pod"}}
-	a.claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpuledger.dev",
-		Pool:    nodeName,
-		Request: "gpu", Device: strings.ToLower(uuid) + "-limit",
-		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("4Gi"),
-			"compute": resource.MustParse("0")}}}}}
+	a.claim.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Driver: "gpuledger.dev",
+				Pool:    nodeName,
+				Request: "gpu", Device: strings.ToLower(uuid) + "-limit",
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory":  resource.MustParse("4Gi"),
+					"compute": resource.MustParse("0")}}}}}
 }
 
 func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
@@ -364,7 +370,8 @@ func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
 			p.Records = records
 			must(t, os.WriteFile(p.Root+"/usr/bin/kubeconfig",
 				fmt.Appendf(nil,
-					"{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n",
+					"{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], "+
+						"contexts: [{name: c, context: {cluster: c}}], current-context: c}\n",
 					server.URL), 0o600))
 			n := p.ledger(t)
 			inv, problem := n.Inventory()
@@ -441,7 +448,8 @@ func (p podOf) checkPrivileges(t *testing.T, pid int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(t, err)
-	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
+	for _, line := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000",
+		"NoNewPrivs:\t1"} {
 		if !strings.Contains(string(status), line) {
 			t.Errorf("the driver's status has no %q:\n%s", line, status)
 		}

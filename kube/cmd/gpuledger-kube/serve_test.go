@@ -34,10 +34,13 @@ func newNode(t *testing.T) onNode {
 		must(t, os.MkdirAll(dir+d, 0o700))
 	}
 	must(t, os.WriteFile(dir+"/config.toml",
-		fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n",
+		fmt.Appendf(nil, "state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = "+
+			"\"/nowhere\"\n",
 			dir+"/state", dir+"/run"), 0o600),
 		os.WriteFile(dir+"/kubeconfig",
-			[]byte("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}], contexts: [{name: c, context: {cluster: c}}], current-context: c}\n"),
+			[]byte("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: "+
+				"\"http://127.0.0.1:1\"}}], contexts: [{name: c, context: {cluster: c}}], "+
+				"current-context: c}\n"),
 			0o600))
 	return onNode{t, dir}
 }
@@ -57,7 +60,8 @@ func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() 
 	n.t.Helper()
 	log := n.dir + "/" + name
 	cmd, err := program(log, append([]string{"dra", "--config", n.dir + "/config.toml", "--kubeconfig",
-		n.dir + "/kubeconfig", "--node-name", nodeName, "--kubelet-dir", n.dir + "/kubelet", "--interval", "20ms"},
+		n.dir + "/kubeconfig", "--node-name", nodeName, "--kubelet-dir", n.dir + "/kubelet",
+		"--interval", "20ms"},
 		args...)...)
 	must(n.t, err, cmd.Start())
 	over := make(chan struct{})
@@ -72,13 +76,16 @@ func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() 
 			return -1
 		}
 	}
-	eventually(n.t, name+" serves", said, func() bool { return strings.Contains(said(), "serving the kubelet") })
+	eventually(n.t, name+" serves", said, func() bool {
+		return strings.Contains(said(), "serving the kubelet")
+	})
 	return cmd, said, ended
 }
 
 // sockets returns the names of the sockets that are served.
 func (n onNode) sockets() (list []string) {
-	for _, pattern := range []string{"/kubelet/plugins_registry/*", "/kubelet/plugins/gpuledger.dev/dra*.sock"} {
+	for _, pattern := range []string{"/kubelet/plugins_registry/*",
+		"/kubelet/plugins/gpuledger.dev/dra*.sock"} {
 		paths, err := filepath.Glob(n.dir + pattern)
 		must(n.t, err)
 		for _, path := range paths {
@@ -104,7 +111,8 @@ func TestADriverThatIsNotReachedEnds(t *testing.T) {
 			_, said, ended := n.driver("only", "--pod-uid", "u1")
 			must(t, os.Remove(n.dir+"/kubelet/"+socket))
 			eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
-			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir + "/kubelet/" +
+			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir +
+				"/kubelet/" +
 				socket + ": no such file or directory"; ended() != 1 || !strings.Contains(said(), want) {
 				t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
 			}

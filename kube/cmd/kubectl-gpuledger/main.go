@@ -35,7 +35,8 @@ func run(args []string) int {
 			{Name: "inspect", Usage: "nodes by GPUs: allocated and total", Action: inspect,
 				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"},
 					Usage: "a line for each claim on each GPU"})},
-			{Name: "explain", Usage: "what a pod has, or what keeps it from that", ArgsUsage: "POD", Action: explain,
+			{Name: "explain", Usage: "what a pod has, or what keeps it from that",
+				ArgsUsage: "POD", Action: explain,
 				Flags: common()},
 		},
 	}

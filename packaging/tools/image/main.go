@@ -1,5 +1,6 @@
-// Command image makes a container image of one layer out of a directory, as an archive that `docker load`, `podman load` and
-// `ctr image import` read. No base, no network, and two runs give the same bytes.
+// Command image makes a container image of one layer out of a directory, as an archive that `docker
+// load`, `podman load` and `ctr image import` read. No base, no network, and two runs give the same
+// bytes.
 package main
 
 import (
@@ -39,7 +40,9 @@ func write(root, arch, entry, tag, out string, made time.Time) error {
 	if err != nil {
 		return err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil })
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(files)), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -47,8 +50,10 @@ func write(root, arch, entry, tag, out string, made time.Time) error {
 	if err != nil {
 		return err
 	}
-	image, err = mutate.ConfigFile(image, &v1.ConfigFile{Architecture: arch, OS: "linux", Created: v1.Time{Time: made},
-		Config: v1.Config{Entrypoint: []string{entry}}, RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{must(layer.DiffID())}}})
+	image, err = mutate.ConfigFile(image, &v1.ConfigFile{
+		Architecture: arch, OS: "linux", Created: v1.Time{Time: made},
+		Config: v1.Config{Entrypoint: []string{entry}}, RootFS: v1.RootFS{
+			Type: "layers", DiffIDs: []v1.Hash{must(layer.DiffID())}}})
 	if err != nil {
 		return err
 	}

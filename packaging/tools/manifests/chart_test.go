@@ -43,7 +43,8 @@ func rendered(t *testing.T, into, kubernetes, values string) ([]object, error) {
 		t.Fatal(err)
 	}
 	capabilities.KubeVersion = *version
-	all, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{Name: "gpuledger", Namespace: into, IsInstall: true}, capabilities)
+	all, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{
+		Name: "gpuledger", Namespace: into, IsInstall: true}, capabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,8 @@ func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
 				if g, found := got[name]; !found {
 					t.Errorf("the chart has no %s", name)
 				} else if !reflect.DeepEqual(g.value, w.value) {
-					t.Errorf("%s differs:\nchart         %s\nkustomization %s", name, asYAML(t, g), asYAML(t, w))
+					t.Errorf("%s differs:\nchart         %s\nkustomization %s", name,
+						asYAML(t, g), asYAML(t, w))
 				}
 			}
 			for name := range got {
@@ -192,13 +194,17 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 	all := map[string]func(t *testing.T, objects []object, set *apps.DaemonSet, c core.Container){
 		"registry.yaml": func(t *testing.T, _ []object, set *apps.DaemonSet, c core.Container) {
 			spec := set.Spec.Template.Spec
-			if c.Image != "registry.example.com/team/gpuledger-kube@sha256:"+strings.Repeat("0a", 32) || c.ImagePullPolicy != core.PullIfNotPresent || spec.ImagePullSecrets[0].Name != "registry" ||
-				spec.NodeSelector["pool"] != "gpu" || len(spec.NodeSelector) != 1 && spec.NodeSelector["gpuledger.dev/node"] != "shared" || spec.Tolerations[0].Key != "nvidia.com/gpu" || spec.PriorityClassName != "" {
+			if c.Image != "registry.example.com/team/gpuledger-kube@sha256:"+strings.Repeat("0a", 32) ||
+				c.ImagePullPolicy != core.PullIfNotPresent || spec.ImagePullSecrets[0].Name != "registry" ||
+				spec.NodeSelector["pool"] != "gpu" || len(spec.NodeSelector) != 1 &&
+				spec.NodeSelector["gpuledger.dev/node"] != "shared" ||
+				spec.Tolerations[0].Key != "nvidia.com/gpu" || spec.PriorityClassName != "" {
 				t.Errorf("got image %q (%s), %+v", c.Image, c.ImagePullPolicy, spec)
 			}
 		},
 		"gpushare.yaml": func(t *testing.T, objects []object, _ *apps.DaemonSet, c core.Container) {
-			if want := []string{"device-plugin", "--resources=gpushare", "--unit=256MiB", "--mode=timeslice", "--kubelet-dir=/var/lib/k0s/kubelet"}; !slices.Equal(c.Args, want) {
+			if want := []string{"device-plugin", "--resources=gpushare", "--unit=256MiB", "--mode=timeslice",
+				"--kubelet-dir=/var/lib/k0s/kubelet"}; !slices.Equal(c.Args, want) {
 				t.Errorf("got the arguments %q, want %q", c.Args, want)
 			}
 			if len(objects) != 1 {
@@ -207,7 +213,9 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 			if !slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool {
 				return m.MountPath == "/var/lib/k0s/kubelet/device-plugins" && !m.ReadOnly
 			}) ||
-				!slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool { return m.MountPath == "/run/other_root/runc" && m.ReadOnly }) {
+				!slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool {
+					return m.MountPath == "/run/other_root/runc" && m.ReadOnly
+				}) {
 				t.Errorf("got the mounts %+v", c.VolumeMounts)
 			}
 		},
@@ -217,7 +225,9 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				names = append(names, name)
 			}
 			slices.Sort(names)
-			if got := strings.Join(names, " "); got != "ClusterRole/gpuledger-dra ClusterRole/gpuledger-explain ClusterRole/gpuledger-viewer ClusterRoleBinding/gpuledger-dra DaemonSet/gpuledger-dra ServiceAccount/gpuledger-dra" {
+			if got := strings.Join(names, " "); got != "ClusterRole/gpuledger-dra "+
+				"ClusterRole/gpuledger-explain ClusterRole/gpuledger-viewer "+
+				"ClusterRoleBinding/gpuledger-dra DaemonSet/gpuledger-dra ServiceAccount/gpuledger-dra" {
 				t.Errorf("got %s", got)
 			}
 			if c.Resources.Limits.Memory().String() != "512Mi" {
@@ -255,7 +265,9 @@ func TestAnotherNamespace(t *testing.T) {
 			t.Errorf("%s names %s:\n%s", name, namespace, text)
 		}
 	}
-	if text := asYAML(t, byName(objects)["ValidatingAdmissionPolicy/slices.gpuledger.dev"]); !strings.Contains(text, "system:serviceaccount:gpus:gpuledger-dra") {
+	if text := asYAML(t,
+		byName(objects)["ValidatingAdmissionPolicy/slices.gpuledger.dev"]); !strings.Contains(text,
+		"system:serviceaccount:gpus:gpuledger-dra") {
 		t.Errorf("got\n%s", text)
 	}
 }
@@ -277,11 +289,14 @@ func TestBadValuesGetASentence(t *testing.T) {
 		"networkPolicy: 'yes'":                "at '/networkPolicy': got string, want boolean",
 		"dra: {classes: true, polices: true}": "additional properties 'polices' not allowed",
 	} {
-		if _, err := rendered(t, namespace, "v1.36.0", values); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := rendered(t, namespace, "v1.36.0", values); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", values, err, want)
 		}
 	}
-	if _, err := rendered(t, namespace, "v1.35.2", "agent: dra"); err == nil || !strings.Contains(err.Error(), "agent dra needs Kubernetes 1.36 or later, and this cluster has v1.35.2: set agent to device-plugin") {
+	if _, err := rendered(t, namespace, "v1.35.2", "agent: dra"); err == nil ||
+		!strings.Contains(err.Error(), "agent dra needs Kubernetes 1.36 or later, and this cluster has "+
+			"v1.35.2: set agent to device-plugin") {
 		t.Errorf("an older cluster: got %v", err)
 	}
 	if _, err := rendered(t, namespace, "v1.35.2", "agent: device-plugin"); err != nil {

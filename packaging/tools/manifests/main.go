@@ -1,6 +1,7 @@
-// Command manifests reads Kubernetes manifests as strictly as an API server does that is asked with --validate=strict: every document must be
-// of a kind that it knows, every field one of that kind's, and the API server's own validation must have nothing to say, of names, of
-// selectors, of volumes, of the expressions in policies and classes. It prints kind and name of each.
+// Command manifests reads Kubernetes manifests as strictly as an API server does that is asked with
+// --validate=strict: every document must be of a kind that it knows, every field one of that
+// kind's, and the API server's own validation must have nothing to say, of names, of selectors, of
+// volumes, of the expressions in policies and classes. It prints kind and name of each.
 package main
 
 import (

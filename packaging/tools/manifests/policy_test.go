@@ -23,7 +23,8 @@ func claimsPolicy(t *testing.T) *admissionregistration.ValidatingAdmissionPolicy
 		t.Fatal(err)
 	}
 	for _, o := range all {
-		if p, is := o.value.(*admissionregistration.ValidatingAdmissionPolicy); is && o.name == "claims.gpuledger.dev" {
+		if p, is := o.value.(*admissionregistration.ValidatingAdmissionPolicy); is &&
+			o.name == "claims.gpuledger.dev" {
 			return p
 		}
 	}
@@ -34,7 +35,8 @@ func claimsPolicy(t *testing.T) *admissionregistration.ValidatingAdmissionPolicy
 // evaluated is the value of an expression.
 func evaluated(t *testing.T, expression string, given map[string]any) any {
 	t.Helper()
-	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("request", cel.DynType), cel.Variable("variables", cel.DynType), ext.Strings())
+	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("request", cel.DynType),
+		cel.Variable("variables", cel.DynType), ext.Strings())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +55,8 @@ func evaluated(t *testing.T, expression string, given map[string]any) any {
 	return value.Value()
 }
 
-// answers are the policy's to a claim, or a template of one, with these devices in YAML: "" where it may be made.
+// answers are the policy's to a claim, or a template of one, with these devices in YAML: "" where
+// it may be made.
 func answers(t *testing.T, resource, devices string) string {
 	t.Helper()
 	var asked any
@@ -65,7 +68,8 @@ func answers(t *testing.T, resource, devices string) string {
 		spec = map[string]any{"spec": spec}
 	}
 	p, variables := claimsPolicy(t), map[string]any{}
-	given := map[string]any{"object": map[string]any{"spec": spec}, "request": map[string]any{"resource": map[string]any{"resource": resource}}, "variables": variables}
+	given := map[string]any{"object": map[string]any{"spec": spec}, "request": map[string]any{
+		"resource": map[string]any{"resource": resource}}, "variables": variables}
 	for _, v := range p.Spec.Variables {
 		variables[v.Name] = evaluated(t, v.Expression, given)
 	}
@@ -94,7 +98,8 @@ func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
 		return `{name: a, exactly: {deviceClassName: ` + class + `.gpuledger.dev` + more + `}}`
 	}
 	first := func(class, more string) string {
-		return `{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev}, {name: y, deviceClassName: ` + class + `.gpuledger.dev` + more + `}]}`
+		return `{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev}, {name: y, ` +
+			`deviceClassName: ` + class + `.gpuledger.dev` + more + `}]}`
 	}
 	for name, c := range map[string]struct{ devices, want string }{
 		"nothing":                          {`{}`, ""},

@@ -43,7 +43,8 @@ type object struct {
 	value      runtime.Object
 }
 
-// An API server takes privileged pods where it has --allow-privileged, as every cluster's does: its own agents are.
+// An API server takes privileged pods where it has --allow-privileged, as every cluster's does: its
+// own agents are.
 func init() { capabilities.Initialize(capabilities.Capabilities{AllowPrivileged: true}) }
 
 var decoder = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDecoder()
@@ -89,7 +90,8 @@ func validated(text []byte) ([]object, error) {
 
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
-	case *apps.DaemonSet, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy, *resource.ResourceClaimTemplate:
+	case *apps.DaemonSet, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
+		*resource.ResourceClaimTemplate:
 		return "default"
 	}
 	return ""
@@ -123,5 +125,6 @@ func judge(value runtime.Object) field.ErrorList {
 	case *admissionregistration.ValidatingAdmissionPolicyBinding:
 		return admissionvalidation.ValidateValidatingAdmissionPolicyBinding(o)
 	}
-	return field.ErrorList{field.NotSupported(field.NewPath("kind"), fmt.Sprintf("%T", value), []string{"the kinds in judge"})}
+	return field.ErrorList{field.NotSupported(field.NewPath("kind"), fmt.Sprintf("%T", value),
+		[]string{"the kinds in judge"})}
 }

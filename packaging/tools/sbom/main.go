@@ -1,6 +1,7 @@
-// Command sbom prints a bill of materials, in CycloneDX's JSON, of the tree that is packed: every file with its SHA-256, and of
-// the Go programs every module that is linked into them, as the programs themselves say (what `go version -m` shows).
-// It takes no time but the one it is given, and sorts, so that two runs print the same bytes.
+// Command sbom prints a bill of materials, in CycloneDX's JSON, of the tree that is packed: every
+// file with its SHA-256, and of the Go programs every module that is linked into them, as the
+// programs themselves say (what `go version -m` shows). It takes no time but the one it is given,
+// and sorts, so that two runs print the same bytes.
 package main
 
 import (
@@ -28,11 +29,13 @@ func main() {
 	seconds := flag.Int64("time", 0, "when it was made, in seconds since 1970")
 	root := flag.String("root", "", "the tree")
 	flag.Parse()
-	bom, err := materials(*root, cdx.Component{BOMRef: *name, Type: cdx.ComponentTypeApplication, Name: *name, Version: *version,
+	bom, err := materials(*root, cdx.Component{BOMRef: *name, Type: cdx.ComponentTypeApplication,
+		Name: *name, Version: *version,
 		Licenses: &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}}})
 	if err == nil {
 		bom.Metadata.Timestamp = time.Unix(*seconds, 0).UTC().Format(time.RFC3339)
-		err = cdx.NewBOMEncoder(os.Stdout, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom, cdx.SpecVersion1_6)
+		err = cdx.NewBOMEncoder(os.Stdout, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom,
+			cdx.SpecVersion1_6)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
@@ -87,13 +90,15 @@ func fileComponent(path, name string) (cdx.Component, error) {
 		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum.Sum(nil))}}}, nil
 }
 
-// linkedInto are the modules of a Go program and the Go release that linked it; none of any other file.
+// linkedInto are the modules of a Go program and the Go release that linked it; none of any other
+// file.
 func linkedInto(path string) []cdx.Component {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
 		return nil
 	}
-	linked := []cdx.Component{{BOMRef: "pkg:golang/std@" + info.GoVersion, Type: cdx.ComponentTypeLibrary, Name: "std",
+	linked := []cdx.Component{{BOMRef: "pkg:golang/std@" + info.GoVersion,
+		Type: cdx.ComponentTypeLibrary, Name: "std",
 		Version: info.GoVersion, PackageURL: "pkg:golang/std@" + strings.TrimPrefix(info.GoVersion, "go")}}
 	for _, m := range info.Deps {
 		linked = append(linked, moduleComponent(m))
@@ -106,7 +111,8 @@ func moduleComponent(m *debug.Module) cdx.Component {
 		m = m.Replace
 	}
 	url := "pkg:golang/" + m.Path + "@" + m.Version
-	return cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: url,
+	return cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path,
+		Version: m.Version, PackageURL: url,
 		Properties: &[]cdx.Property{{Name: "go.sum", Value: m.Sum}}}
 }
 

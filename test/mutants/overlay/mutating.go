@@ -1,5 +1,5 @@
-// Package mutating switches one mutant on in a program that has all of them. It takes a place in the module only while
-// test/mutants runs, by the go command's -overlay.
+// Package mutating switches one mutant on in a program that has all of them. It takes a place in
+// the module only while test/mutants runs, by the go command's -overlay.
 package mutating
 
 import (
@@ -11,7 +11,8 @@ import (
 // active is the mutant of this process; 0 is none.
 var active = number("MUTANT")
 
-// reached has a byte for each mutant, in a file that is shared with test/mutants; nil where it does not ask.
+// reached has a byte for each mutant, in a file that is shared with test/mutants; nil where it does
+// not ask.
 var reached = shared(os.Getenv("MUTANTS_REACHED"))
 
 func number(variable string) int {

@@ -1,5 +1,6 @@
-// Command nvcdi prints what NVIDIA's CDI generator gives a container on a node with this driver root, as CDI edits: what every device
-// brings along, and with "gpu" in place of it what GPU 0 of a DGX A100 does. Ours are compared with it.
+// Command nvcdi prints what NVIDIA's CDI generator gives a container on a node with this driver
+// root, as CDI edits: what every device brings along, and with "gpu" in place of it what GPU 0 of a
+// DGX A100 does. Ours are compared with it.
 package main
 
 import (
@@ -29,8 +30,12 @@ func run(root, version string, gpu bool) error {
 	gpus.DriverVersion = version
 	first := gpus.Devices[0].(*server.Device) // what the stand-in does not answer
 	first.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
-	first.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) { return nvml.PciInfo{Domain: 0xffff, Bus: 1}, nvml.SUCCESS } // of no device of this machine
-	lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithNvmlLib(gpus), nvcdi.WithDriverRoot(root), nvcdi.WithDevRoot(root),
+	// of no device of this machine
+	first.GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
+		return nvml.PciInfo{Domain: 0xffff, Bus: 1}, nvml.SUCCESS
+	}
+	lib, err := nvcdi.New(nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithNvmlLib(gpus), nvcdi.WithDriverRoot(root),
+		nvcdi.WithDevRoot(root),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils))
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Command walk types the commands that sections of a document show into a shell, and compares what they say with what is shown there:
+// Command walk types the commands that sections of a document show into a shell, and compares what
+// they say with what is shown there:
 //
 //	walk README.md SECTION[,SECTION...] -- COMMAND...
 //

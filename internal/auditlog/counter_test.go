@@ -16,17 +16,19 @@ import (
 type log struct {
 	*testing.T
 	path string
-	f    Reader
+	c    Counter
 }
 
 func newLog(t *testing.T) *log {
 	l := &log{T: t, path: filepath.Join(t.TempDir(), "audit.jsonl")}
-	t.Cleanup(l.f.Close)
+	t.Cleanup(l.c.Close)
 	return l
 }
 
 func refusal(code, container string) string {
-	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31Z","engine":"containerd","container":%q,"pod":{"uid":"u","namespace":"team","name":"job","container":"train"},"verdict":"refuse","code":%q,"message":"no"}`, container, code)
+	return fmt.Sprintf(`{"time":"2026-11-21T19:10:31Z","engine":"containerd","container":%q,`+
+		`"pod":{"uid":"u","namespace":"team","name":"job","container":"train"},"verdict":"refuse",`+
+		`"code":%q,"message":"no"}`, container, code)
 }
 
 func (l *log) write(lines ...string) { l.writeTo(l.path, strings.Join(lines, "\n")+"\n") }
@@ -56,11 +58,11 @@ func (l *log) rotate() {
 // poll wants so many enforced refusals of code no-capacity in all.
 func (l *log) poll(want uint64) {
 	l.Helper()
-	if err := l.f.Poll(); err != nil {
+	if err := l.c.Poll(); err != nil {
 		l.Fatal(err)
 	}
-	if got := l.f.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got != want {
-		l.Fatalf("%d refusals are counted, want %d (%+v)", got, want, l.f.Counts())
+	if got := l.c.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got != want {
+		l.Fatalf("%d refusals are counted, want %d (%+v)", got, want, l.c.Counts())
 	}
 }
 
@@ -69,15 +71,20 @@ var noCapacity = refusal("no-capacity", "c")
 func TestFollow(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity, noCapacity)
-	l.f.Follow(l.path)
-	l.poll(0) // what was there is somebody else's to count
-	if recent := l.f.Recent(); len(recent) != 2 || recent[0].Pod != (grant.Identity{UID: "u", Namespace: "team", Pod: "job", Container: "train"}) {
+	l.c.Follow(l.path)
+	l.poll(0) // another process may have counted these lines
+	if recent := l.c.Recent(); len(recent) != 2 ||
+		recent[0].Pod != (grant.Identity{UID: "u", Namespace: "team", Pod: "job", Container: "train"}) {
 		t.Errorf("remembered: %+v", recent)
 	}
-	l.write(noCapacity, `{"verdict":"admit","grant":"g-abcdefghijkl"}`, `{"verdict":"pass"}`, `{"action":"disabled"}`, "garbage", `{"verdict":"refuse","code":"made-up","mode":"report"}`)
+	l.write(noCapacity, `{"time":"2026-11-21T19:10:31Z","verdict":"admit","grant":"g-abcdefghijkl"}`,
+		`{"time":"2026-11-21T19:10:31Z","verdict":"pass"}`,
+		`{"time":"2026-11-21T19:10:31Z","action":"disabled"}`, "garbage",
+		`{"time":"2026-11-21T19:10:31Z","verdict":"refuse","code":"made-up","mode":"report"}`)
 	l.poll(1)
-	c := l.f.Counts()
-	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 || c.Refusals[RefusalKind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
+	c := l.c.Counts()
+	if c.Admissions != 1 || c.Passes != 1 || c.Unreadable != 1 ||
+		c.Refusals[RefusalKind{Other, "report"}] != 1 || len(c.Refusals) != 2 {
 		t.Errorf("counted: %+v", c)
 	}
 	half := noCapacity[:40]
@@ -85,7 +92,7 @@ func TestFollow(t *testing.T) {
 	l.poll(1)
 	l.writeTo(l.path, noCapacity[40:]+"\n")
 	l.poll(2)
-	l.f.Follow(l.path) // the same again
+	l.c.Follow(l.path) // the same again
 	l.poll(2)
 	if err := os.Truncate(l.path, 0); err != nil {
 		t.Fatal(err)
@@ -97,7 +104,7 @@ func TestFollow(t *testing.T) {
 
 func TestALogThatIsNotThereYet(t *testing.T) {
 	l := newLog(t)
-	l.f.Follow(l.path)
+	l.c.Follow(l.path)
 	l.poll(0)
 	l.write(noCapacity)
 	l.poll(1)
@@ -106,13 +113,13 @@ func TestALogThatIsNotThereYet(t *testing.T) {
 func TestRotations(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity)
-	l.f.Follow(l.path)
+	l.c.Follow(l.path)
 	l.write(noCapacity)
 	l.rotate()
-	l.poll(1) // nobody has written a new one yet
+	l.poll(1) // there is no new log yet
 	l.write(noCapacity)
 	l.poll(2)
-	l.writeTo(l.path+".1", noCapacity+"\n") // by who opened it before
+	l.writeTo(l.path+".1", noCapacity+"\n") // by a process that opened it before
 	l.poll(3)
 	for range 3 { // more than one between two polls
 		l.write(noCapacity)
@@ -123,8 +130,8 @@ func TestRotations(t *testing.T) {
 	for range 4 {
 		l.poll(7)
 	}
-	if len(l.f.files) != 1 || l.f.Counts().Gaps != 0 {
-		t.Errorf("%d files are open, want 1; %d gaps, want 0", len(l.f.files), l.f.Counts().Gaps)
+	if len(l.c.files.open) != 1 || l.c.Counts().Gaps != 0 {
+		t.Errorf("%d files are open, want 1; %d gaps, want 0", len(l.c.files.open), l.c.Counts().Gaps)
 	}
 	l.write(noCapacity)
 	for i := 1; i < 9; i++ {
@@ -134,29 +141,29 @@ func TestRotations(t *testing.T) {
 	_ = os.Rename(l.path+".1", l.path+".elsewhere")
 	l.write(noCapacity)
 	l.poll(9) // the file that was read is read to its end, wherever it is; what came after it is unknown
-	if l.f.Counts().Gaps != 1 {
-		t.Errorf("%d gaps, want 1", l.f.Counts().Gaps)
+	if l.c.Counts().Gaps != 1 {
+		t.Errorf("%d gaps, want 1", l.c.Counts().Gaps)
 	}
 }
 
 func TestWhatIsReadIsBounded(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity)
-	l.f.Follow(l.path)
-	l.writeTo(l.path, strings.Repeat("x", 3*chunkSize)+"\n")
+	l.c.Follow(l.path)
+	l.writeTo(l.path, strings.Repeat("x", 3*maxLine)+"\n")
 	lines := pollBytes/len(noCapacity) + 100
 	l.writeTo(l.path, strings.Repeat(noCapacity+"\n", lines))
-	if err := l.f.Poll(); err != nil {
+	if err := l.c.Poll(); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.f.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got == 0 || got >= uint64(lines) {
+	if got := l.c.Counts().Refusals[RefusalKind{"no-capacity", Enforced}]; got == 0 || got >= uint64(lines) {
 		t.Errorf("one poll read %d of %d lines", got, lines)
 	}
 	l.poll(uint64(lines))
-	if len(l.f.Recent()) != maxRecent {
-		t.Errorf("%d refusals are remembered, want %d", len(l.f.Recent()), maxRecent)
+	if len(l.c.Recent()) != maxRecent {
+		t.Errorf("%d refusals are remembered, want %d", len(l.c.Recent()), maxRecent)
 	}
-	again := Reader{}
+	again := Counter{}
 	defer again.Close()
 	again.Follow(l.path)
 	if len(again.Recent()) != maxRecent || again.Counts().Unreadable != 0 {
@@ -169,15 +176,15 @@ func TestWhatIsNoLogIsNotWaitedFor(t *testing.T) {
 	if err := unix.Mkfifo(l.path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l.f.Follow(l.path)
-	if err := l.f.Poll(); err == nil || !strings.HasPrefix(err.Error(), "cannot follow the audit log: ") {
+	l.c.Follow(l.path)
+	if err := l.c.Poll(); err == nil || !strings.HasPrefix(err.Error(), "cannot read the audit log: ") {
 		t.Errorf("of a FIFO: %v", err)
 	}
 	_ = os.Remove(l.path)
 	if err := os.Symlink("/etc/passwd", l.path); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.f.Poll(); err == nil {
+	if err := l.c.Poll(); err == nil {
 		t.Error("a link is followed")
 	}
 }
@@ -201,16 +208,58 @@ func TestClean(t *testing.T) {
 // FuzzReadEntry: no text in the log makes reading it panic, and what is kept is fit to be shown.
 func FuzzReadEntry(f *testing.F) {
 	f.Add([]byte(noCapacity))
-	f.Add([]byte(`{"verdict":"refuse","code":"x","message":"\u0000\u202e"}`))
+	f.Add([]byte(`{"time":"2026-11-21T19:10:31Z","verdict":"refuse","code":"x","message":"\u0000\u202e"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var follower Reader
+		var counter Counter
 		for part := range bytes.Lines(text) {
-			follower.readEntry(part, true)
+			counter.readEntry(part, true)
 		}
-		for _, r := range follower.Recent() {
-			if len(r.Message) > 4*maxText || strings.ContainsAny(r.Message+r.Container+r.Pod.Pod, "\x00\x1b\n") {
+		for _, r := range counter.Recent() {
+			if len(r.Message) > 4*maxText || strings.ContainsAny(r.Message+r.Container+
+				r.Pod.Pod, "\x00\x1b\n") {
 				t.Errorf("%+v", r)
 			}
 		}
 	})
+}
+
+// TestLogrotate: its rotated files have dates. One that it compressed before it was read is a gap.
+func TestLogrotate(t *testing.T) {
+	l := newLog(t)
+	l.write(noCapacity)
+	l.c.Follow(l.path)
+	rotate := func(to string) {
+		t.Helper()
+		if err := os.Rename(l.path, l.path+to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.write(noCapacity)
+	rotate("-20261121")
+	l.write(noCapacity)
+	rotate("-20261122")
+	l.write(noCapacity)
+	l.poll(3)
+	if gaps := l.c.Counts().Gaps; gaps != 0 {
+		t.Errorf("%d gaps, want 0", gaps)
+	}
+	rotate("-20261123")
+	l.writeTo(l.path+"-20261124.gz", packed(noCapacity))
+	l.write(noCapacity)
+	l.poll(4)
+	if gaps := l.c.Counts().Gaps; gaps != 1 {
+		t.Errorf("%d gaps, want 1", gaps)
+	}
+}
+
+// TestALineThatIsTooLong counts as one that cannot be read.
+func TestALineThatIsTooLong(t *testing.T) {
+	l := newLog(t)
+	l.write("")
+	l.c.Follow(l.path)
+	l.write(strings.Repeat("x", maxLine+1), noCapacity)
+	l.poll(1)
+	if n := l.c.Counts().Unreadable; n != 1 {
+		t.Errorf("%d lines are unreadable, want 1", n)
+	}
 }

@@ -1,4 +1,4 @@
-package history
+package auditlog
 
 import (
 	"bytes"
@@ -20,7 +20,8 @@ var start = time.Date(2026, 11, 21, 19, 0, 0, 0, time.UTC)
 
 // entry is a line of the log, so many minutes after the start.
 func entry(minute int, container string) string {
-	return fmt.Sprintf(`{"time":%q,"engine":"containerd","container":%q,"verdict":"refuse","code":"no-capacity","message":"no"}`+"\n",
+	return fmt.Sprintf(`{"time":%q,"engine":"containerd","container":%q,"verdict":"refuse",`+
+		`"code":"no-capacity","message":"no"}`+"\n",
 		start.Add(time.Duration(minute)*time.Minute).Format(time.RFC3339), container)
 }
 
@@ -71,29 +72,46 @@ func TestAllFilesAreRead(t *testing.T) {
 		want  string
 		warns string
 	}{
-		"one":      {map[string]string{"": entry(0, "a") + entry(1, "b")}, "a b", ""},
-		"rotated":  {map[string]string{"": entry(0, "d"), ".1": entry(0, "c"), ".2": entry(0, "b"), ".10": entry(0, "a")}, "a b c d", ""},
-		"a gap":    {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".3": entry(0, "a")}, "a b c", ""},
-		"no log":   {map[string]string{".1": entry(0, "a")}, "a", ""},
-		"no file":  {nil, "", ""},
-		"packed":   {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2.gz": packed(entry(0, "a"))}, "a b c", ""},
-		"by dates": {map[string]string{"": entry(0, "c"), "-20261102": entry(0, "b"), "-20261101.gz": packed(entry(0, "a"))}, "a b c", ""},
-		"being packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2": entry(0, "a"), ".2.gz": packed(entry(0, "a"))[:9]},
+		"one": {map[string]string{"": entry(0, "a") + entry(1, "b")}, "a b", ""},
+		"rotated": {map[string]string{"": entry(0, "d"), ".1": entry(0, "c"), ".2": entry(0, "b"),
+			".10": entry(0, "a")}, "a b c d", ""},
+		"a gap": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".3": entry(0, "a")}, "a b c",
+			""},
+		"no log":  {map[string]string{".1": entry(0, "a")}, "a", ""},
+		"no file": {nil, "", ""},
+		"packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"),
+			".2.gz": packed(entry(0, "a"))}, "a b c", ""},
+		"by dates": {map[string]string{"": entry(0, "c"), "-20261102": entry(0, "b"),
+			"-20261101.gz": packed(entry(0, "a"))}, "a b c", ""},
+		"being packed": {map[string]string{"": entry(0, "c"), ".1": entry(0, "b"), ".2": entry(0, "a"),
+			".2.gz": packed(entry(0, "a"))[:9]},
 			"a b c", ""},
-		"cut off":      {map[string]string{"": entry(0, "b"), ".1.gz": packed(entry(0, "a"))[:40]}, "b", "was read to line 0 only: unexpected EOF"},
-		"other names":  {map[string]string{"": entry(0, "a"), ".bak": entry(0, "x"), ".1.orig": entry(0, "x"), "x.1": entry(0, "x")}, "a", ""},
-		"unknown":      {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a", "audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
-		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a", "3 lines cannot be read and were left out; the first is line 1 of "},
-		"one broken":   {map[string]string{"": entry(0, "a") + "[1,\n"}, "a", "1 line cannot be read and was left out; the first is line 2 of "},
-		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*longest+5) + "\n" + entry(0, "b")}, "a b",
+		"cut off": {map[string]string{"": entry(0, "b"), ".1.gz": packed(entry(0, "a"))[:40]},
+			"b", "was read to line 0 only: unexpected EOF"},
+		"other names": {map[string]string{"": entry(0, "a"), ".bak": entry(0, "x"), ".1.orig": entry(0, "x"),
+			"x.1": entry(0, "x")}, "a", ""},
+		"unknown": {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a",
+			"audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
+		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a",
+			"3 lines cannot be read and were left out; the first is line 1 of "},
+		"one broken": {map[string]string{"": entry(0, "a") + "[1,\n"}, "a",
 			"1 line cannot be read and was left out; the first is line 2 of "},
-		"no end":           {map[string]string{"": entry(0, "a") + strings.TrimSpace(entry(0, "b"))}, "a b", ""},
-		"half a line":      {map[string]string{"": entry(0, "a") + entry(0, "b")[:30]}, "a", ""},
-		"rotated, no end":  {map[string]string{"": entry(0, "b"), ".1": strings.TrimSpace(entry(0, "a"))}, "a b", ""},
-		"rotated, half":    {map[string]string{"": entry(0, "b"), ".1": entry(0, "a")[:30]}, "b", "the first is line 1 of "},
-		"invalid UTF-8":    {map[string]string{"": strings.Replace(entry(0, "a"), `"no"`, "\"\xff\"", 1)}, "a", ""},
-		"NUL":              {map[string]string{"": "\x00\x00\x00\n" + entry(0, "a")}, "a", "1 line cannot"},
-		"another's fields": {map[string]string{"": `{"time":"2026-11-21T19:00:00Z","verdict":"refuse","container":5}` + "\n"}, "", "1 line cannot"},
+		"too long": {map[string]string{"": entry(0, "a") + strings.Repeat("x", 3*maxLine+5) + "\n" +
+			entry(0, "b")}, "a b",
+			"1 line cannot be read and was left out; the first is line 2 of "},
+		"no end": {map[string]string{"": entry(0, "a") + strings.TrimSpace(entry(0, "b"))}, "a b",
+			""},
+		"half a line": {map[string]string{"": entry(0, "a") + entry(0, "b")[:30]}, "a", ""},
+		"rotated, no end": {map[string]string{"": entry(0, "b"), ".1": strings.TrimSpace(entry(0, "a"))},
+			"a b", ""},
+		"rotated, half": {map[string]string{"": entry(0, "b"), ".1": entry(0, "a")[:30]}, "b",
+			"the first is line 1 of "},
+		"invalid UTF-8": {map[string]string{"": strings.Replace(entry(0, "a"), `"no"`, "\"\xff\"", 1)},
+			"a", ""},
+		"NUL": {map[string]string{"": "\x00\x00\x00\n" + entry(0, "a")}, "a", "1 line cannot"},
+		"another's fields": {map[string]string{
+			"": `{"time":"2026-11-21T19:00:00Z","verdict":"refuse","container":5}` + "\n"},
+			"", "1 line cannot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -104,28 +122,31 @@ func TestAllFilesAreRead(t *testing.T) {
 			if got := containers(t, l.Read); got != c.want {
 				t.Errorf("read %q, want %q", got, c.want)
 			}
-			if got := strings.Join(l.Warnings(), "; "); !strings.Contains(got, c.warns) || c.warns == "" && got != "" {
+			if got := strings.Join(l.Warnings(), "; "); !strings.Contains(got, c.warns) ||
+				c.warns == "" && got != "" {
 				t.Errorf("warns %q, want %q", got, c.warns)
 			}
 		})
 	}
 }
 
-// TestWhatIsNoFileIsNotRead, and not waited for.
+// TestWhatIsNoFileIsNotRead: it is not waited for, either.
 func TestWhatIsNoFileIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	write(t, path+".1", entry(0, "a"))
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+" is no regular file" {
+	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+
+		" is no regular file" {
 		t.Errorf("a FIFO: %v", err)
 	}
 	_ = os.Remove(path)
 	if err := os.Symlink("/etc/passwd", path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+" is a link, and gpuledger writes into none" {
+	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+
+		" is a link, and gpuledger writes into none" {
 		t.Errorf("a link: %v", err)
 	}
 	_ = os.Remove(path)
@@ -156,9 +177,11 @@ func TestWants(t *testing.T) {
 		}
 		return e
 	}
-	decision := parsed(`{"time":"2026-11-21T19:10:00Z","container":"3f0c1a2b","pod":{"uid":"u","namespace":"team","name":"job-0","container":"train"},` +
+	decision := parsed(`{"time":"2026-11-21T19:10:00Z","container":"3f0c1a2b","pod":{"uid":"u",` +
+		`"namespace":"team","name":"job-0","container":"train"},` +
 		`"verdict":"refuse","code":"mode-conflict","message":"held by g-abcdefghijkl"}`)
-	finding := parsed(`{"time":"2026-11-21T19:10:00Z","action":"found","finding":"over-grant","grant":"g-xqnwqhgdjfmr"}`)
+	finding := parsed(`{"time":"2026-11-21T19:10:00Z","action":"found","finding":"over-grant",` +
+		`"grant":"g-xqnwqhgdjfmr"}`)
 	at := func(minute int) time.Time { return start.Add(time.Duration(minute) * time.Minute) }
 	for name, c := range map[string]struct {
 		filter            Filter
@@ -183,7 +206,8 @@ func TestWants(t *testing.T) {
 		"both":              {Filter{Since: at(1), Code: "mode-conflict", Container: "3f", Grant: grant.ID("g-abcdefghijkl")}, true, false},
 		"one is wrong":      {Filter{Since: at(1), Code: "mode-conflict", Container: "4f"}, false, false},
 	} {
-		if got := [2]bool{c.filter.Wants(decision), c.filter.Wants(finding)}; got != [2]bool{c.decision, c.finding} {
+		if got := [2]bool{c.filter.Wants(decision), c.filter.Wants(finding)}; got != [2]bool{
+			c.decision, c.finding} {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -228,7 +252,7 @@ func TestMore(t *testing.T) {
 	rotate(t, path)
 	more("d") // there is no new log yet
 	write(t, path, entry(4, "f"))
-	write(t, path+".1", entry(4, "e")) // by who opened it before
+	write(t, path+".1", entry(4, "e")) // by a process that opened it before
 	more("e f")
 	write(t, path+".1", entry(4, "e2")) // and again
 	more("e2")
@@ -252,8 +276,8 @@ func TestMore(t *testing.T) {
 	_ = os.Remove(path + ".1")
 	write(t, path, entry(8, "l"))
 	more("l")
-	if len(l.files) > 3 || len(l.Warnings()) != 0 {
-		t.Errorf("%d files are open; %q", len(l.files), l.Warnings())
+	if len(l.files.open) > 2 || len(l.Warnings()) != 0 {
+		t.Errorf("%d files are open; %q", len(l.files.open), l.Warnings())
 	}
 }
 
@@ -277,23 +301,23 @@ func TestARotationInBetween(t *testing.T) {
 	write(t, path, entry(1, "b"))
 	write(t, path+".1", entry(0, "a"))
 	l := opened(t, path)
-	names, err := list(path)
-	if err != nil || l.moved(names) {
+	names, err := listRotated(path)
+	if err != nil || l.files.moved(names) {
 		t.Fatalf("nothing has moved (%v)", err)
 	}
 	rotate(t, path)
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("a rotation is overlooked")
 	}
 	l = opened(t, path)
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("a rotation before the first file was opened is overlooked")
 	}
-	names, _ = list(path)
+	names, _ = listRotated(path)
 	_ = os.Rename(path+".1", path+".9")
 	_ = os.Rename(path+".2", path+".1")
 	_ = os.Rename(path+".9", path+".2")
-	if !l.moved(names) {
+	if !l.files.moved(names) {
 		t.Error("other files with the same names are overlooked")
 	}
 }
