@@ -165,7 +165,8 @@ func inspectToJSON(o grants.Overview, cards []grants.Card, u *used) inspectJSON 
 	return j
 }
 
-func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, details bool, columns int) error {
+func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, details bool,
+	columns int) error {
 	head := u.memory("USED GiB", "ALLOCATED/TOTAL GiB", "MEMORY GiB (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")
 	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, head...)}
 	var allocated, total grant.Bytes

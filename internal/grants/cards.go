@@ -40,7 +40,8 @@ func Cards(n *node.Node, o Overview) ([]Card, error) {
 			card.Mode = grant.MIG
 		}
 		for part, m := range gpu.MIG {
-			card.Parts = append(card.Parts, Part{MIGDevice: m, Name: grant.Device{GPU: gpu, MIG: &gpu.MIG[part], Part: part}.Name(), Free: free[m.UUID]})
+			card.Parts = append(card.Parts, Part{MIGDevice: m, Name: grant.Device{GPU: gpu,
+				MIG: &gpu.MIG[part], Part: part}.Name(), Free: free[m.UUID]})
 		}
 		for _, g := range o.Grants {
 			card.add(g)

@@ -65,7 +65,8 @@ func driven(g grant.Grant) bool {
 func putDriven(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	least := limitfiles.Smaller(before.GPUs, after.GPUs)
 	if !slices.Equal(least, before.GPUs) {
-		if err := askDaemon(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least}, applyTime); err != nil {
+		if err := askDaemon(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least},
+			applyTime); err != nil {
 			_ = reapply(n, before.ID, againTime) // else the next pass
 			return err
 		}

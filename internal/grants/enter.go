@@ -60,14 +60,16 @@ func onlyOne(owner grant.Owner, v grant.View) error {
 	}
 	return &grant.Refusal{Code: grant.GrantInUse,
 		Message: fmt.Sprintf("cannot grant: %s holds grant %s already", owner, v.Grants[i].ID),
-		Hint:    fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it", v.Grants[i].ID)}
+		Hint: fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it",
+			v.Grants[i].ID)}
 }
 
 // readForPlacement removes what is over, and reads all that a placement needs.
 func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
-		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message,
+			Hint: problem.Hint}
 	}
 	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
 		return grant.View{}, inv, err

@@ -14,8 +14,11 @@ func checkTies(n *node.Node, to []grant.Tie) error {
 	if len(to) == 0 || n.Policy.Engine.Vouches() {
 		return nil
 	}
-	return &grant.Refusal{Code: grant.GrantOwnerMismatch, Message: fmt.Sprintf("cannot tie a grant to pods or namespaces: nobody on this node vouches for who a container is (engine = %q), so no container could use it", n.Policy.Engine),
-		Hint: "containerd and CRI-O vouch for pods: set engine in the configuration, or grant without ties"}
+	return &grant.Refusal{Code: grant.GrantOwnerMismatch,
+		Message: fmt.Sprintf("cannot tie a grant to pods or namespaces: nobody on this node vouches for "+
+			"who a container is (engine = %q), so no container could use it", n.Policy.Engine),
+		Hint: "containerd and CRI-O vouch for pods: set engine in the configuration, or grant without " +
+			"ties"}
 }
 
 // Tie sets who may use a grant, of those who have its reference. Containers that use it already go

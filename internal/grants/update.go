@@ -104,7 +104,8 @@ func apply(g *grant.Grant, c Change, now time.Time) error {
 	if c.Memory != nil {
 		switch g.Mode {
 		case grant.Exclusive:
-			return &grant.UsageError{Message: "cannot change the memory of an exclusive grant: it has all of its GPUs"}
+			return &grant.UsageError{
+				Message: "cannot change the memory of an exclusive grant: it has all of its GPUs"}
 		case grant.MIG:
 			return &grant.UsageError{
 				Message: "cannot change the memory of a grant in mode mig: it has all of its MIG devices"}

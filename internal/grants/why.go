@@ -9,7 +9,8 @@ import (
 // ComputeUnkept says why a grant of mode limit can have no share of compute here; "" where it can.
 func ComputeUnkept(n *node.Node) string {
 	inv, _ := n.Inventory()
-	return admission.ComputeUnkept(grant.Grant{Mode: grant.Limit, GPUs: make([]grant.Share, 1)}, inv, n.Policy)
+	return admission.ComputeUnkept(grant.Grant{Mode: grant.Limit, GPUs: make([]grant.Share, 1)}, inv,
+		n.Policy)
 }
 
 // Limitless says why nothing here can hold a container of mode limit to its memory; "" where the

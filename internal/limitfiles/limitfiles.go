@@ -112,8 +112,8 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 		findings = append(findings, ledger.Finding{Subject: root,
 			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills "+
 				"the room with it: %d MiB and %d inodes have no name there", mib, inodes),
-			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` and "+
-				"`lsof +aL1 %s`, and end the container; until then the room grows with each container that "+
+			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` "+
+				"and `lsof +aL1 %s`, and end the container; until then the room grows with each container that "+
 				"needs some", root)})
 	}
 	return findings, nil
@@ -150,7 +150,8 @@ func Open(p grant.Policy, g grant.Grant) (*limits.Limits, error) {
 	if err == nil {
 		return l, nil
 	}
-	bound := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return b.Strength == grant.StrengthLibrary })
+	bound := slices.ContainsFunc(g.Bindings,
+		func(b grant.Binding) bool { return b.Strength == grant.StrengthLibrary })
 	if bound || !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cannot change the limits of grant %s, which a container uses: %w", g.ID, err)
 	}

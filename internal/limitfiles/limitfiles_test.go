@@ -25,7 +25,8 @@ import (
 func TestBetweenTwoSizesTheSmallerHolds(t *testing.T) {
 	before := []grant.Share{{UUID: "a", Memory: 4}, {UUID: "b", Memory: 4}}
 	got := Smaller(before, []grant.Share{{UUID: "b", Memory: 6}, {UUID: "a", Memory: 2}})
-	if want := []grant.Share{{UUID: "a", Memory: 2}, {UUID: "b", Memory: 4}}; !reflect.DeepEqual(got, want) || before[0].Memory != 4 {
+	if want := []grant.Share{{UUID: "a", Memory: 2}, {UUID: "b", Memory: 4}}; !reflect.DeepEqual(got,
+		want) || before[0].Memory != 4 {
 		t.Errorf("got %v of %v", got, before)
 	}
 }
@@ -39,8 +40,10 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	ownMounts(t, dir+"/run/limits")
 	p, h := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}, host.Default()
 	l := ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})
-	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
-		GPUs: []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}, Created: h.Now().UTC().Truncate(time.Millisecond)}
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: grant.Bearer, Mode: grant.Limit,
+		Strength: grant.StrengthLibrary,
+		GPUs:     []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}},
+		Created:  h.Now().UTC().Truncate(time.Millisecond)}
 	must(t, l.Update(func(tx *ledger.Tx) error { return errors.Join(tx.Put(g), Write(p, g)) }))
 	root, region := p.LimitsRoot(), filepath.Join(p.LimitsDir(g.ID), grant.RegionFile)
 	told := func(what string, subjects ...string) {
@@ -64,7 +67,8 @@ func TestWhoseTheRoomIs(t *testing.T) {
 	for i := range 300 { // more than 64 KiB of names, which no kernel lists, and a third of the room's inodes
 		err := unix.Lsetxattr(region, fmt.Sprintf("user.%0250d", i), make([]byte, 10000), 0)
 		if errors.Is(err, unix.ENOTSUP) {
-			t.Skip("this kernel's tmpfs has no attributes user.*: that whoever sets too many is told is not shown")
+			t.Skip("this kernel's tmpfs has no attributes user.*: that whoever sets too many is told " +
+				"is not shown")
 		}
 		must(t, err)
 	}
@@ -117,7 +121,8 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 			return &fs.PathError{Op: "mkdir", Path: "g-next", Err: unix.ENOSPC}
 		}
 	}
-	for _, c := range []struct{ full, grows int }{{0, 0}, {1, 16}, {3, 16 + 64 + 256}, {4, 16 + 64 + 256 + 1024}} {
+	for _, c := range []struct{ full, grows int }{{0, 0}, {1, 16}, {3, 16 + 64 + 256}, {4,
+		16 + 64 + 256 + 1024}} {
 		must(t, limits.Room(root))
 		if err := makeRoom(root, full(c.full)); err != nil || tries != c.full+1 {
 			t.Errorf("full %d times: %v after %d tries", c.full, err, tries)
@@ -129,8 +134,10 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 		}
 	}
 	region := filepath.Join(root, "g-greedy", grant.RegionFile)
-	must(t, limits.Room(root), os.Mkdir(filepath.Dir(region), 0o700), os.WriteFile(region, make([]byte, 1<<20), 0o666))
-	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 || !strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {
+	must(t, limits.Room(root), os.Mkdir(filepath.Dir(region), 0o700), os.WriteFile(region, make([]byte,
+		1<<20), 0o666))
+	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 ||
+		!strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {
 		t.Errorf("full for ever: %v after %d tries", err, tries)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -141,11 +148,13 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	must(t, unix.Capset(&header, &less[0]))
 	err := makeRoom(root, full(5))
 	must(t, unix.Capset(&header, &has[0]))
-	if !errors.Is(err, fs.ErrPermission) || !errors.Is(err, unix.ENOSPC) || tries != 1 { // Prepare leaves it to the create
+	if !errors.Is(err, fs.ErrPermission) || !errors.Is(err, unix.ENOSPC) ||
+		tries != 1 { // Prepare leaves it to the create
 		t.Errorf("an agent in a pod: %v after %d tries", err, tries)
 	}
 	must(t, unix.Unmount(root, 0))
-	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 || !strings.Contains(err.Error(), "cannot make "+root+" larger") {
+	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 ||
+		!strings.Contains(err.Error(), "cannot make "+root+" larger") {
 		t.Errorf("no room of its own: %v after %d tries", err, tries)
 	}
 }
@@ -155,9 +164,11 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 func TestLimitsThatCannotBeReached(t *testing.T) {
 	p := grant.Policy{RunDir: t.TempDir()}
 	g := func(strength grant.Strength) grant.Grant {
-		return grant.Grant{ID: "g-aaaaaaaaaaaa", Bindings: []grant.Binding{{Strength: grant.StrengthNone}, {Strength: strength}}}
+		return grant.Grant{ID: "g-aaaaaaaaaaaa", Bindings: []grant.Binding{{Strength: grant.StrengthNone},
+			{Strength: strength}}}
 	}
-	for strength, fails := range map[grant.Strength]bool{grant.StrengthLibrary: true, grant.StrengthNone: false, grant.StrengthDriver: false} {
+	for strength, fails := range map[grant.Strength]bool{grant.StrengthLibrary: true,
+		grant.StrengthNone: false, grant.StrengthDriver: false} {
 		if l, err := Open(p, g(strength)); l != nil || (err != nil) != fails {
 			t.Errorf("held by %s: %v", strength, err)
 		}

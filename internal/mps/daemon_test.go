@@ -203,7 +203,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			return s.again(d.name)
 		},
 		"no grant for a moment": func(s stage, d *daemon, _ func()) *daemon {
-			if err := s.pass(ctx, d, false); err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) {
+			if err := s.pass(ctx, d, false); err == nil || !strings.Contains(err.Error(),
+				mpsstate.OtherSocket) {
 				t.Errorf("it is told to end: %v", err)
 			}
 			return d
@@ -223,7 +224,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), mpsstate.OtherSocket) {
 				t.Errorf("ready by another's socket: %v", err)
 			}
-			if state, _ := mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem, mpsstate.OtherSocket) ||
+			if state, _ := mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem,
+				mpsstate.OtherSocket) ||
 				state.Socket != own && state.Socket != [2]uint64{} || state.Daemon != s.self() {
 				t.Errorf("it is written down: %+v", state)
 			}
@@ -406,7 +408,8 @@ func TestDaemonsAreAskedAtOnce(t *testing.T) {
 	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log}
 	must(t, m.ensure(context.Background(), grants.Overview{View: grant.View{Grants: all}}))
 	for _, d := range daemons {
-		if state, known := mpsstate.Read(s.node.Host, d.dir); !known || state.Problem != "" || len(state.Servers) != 1 {
+		if state, known := mpsstate.Read(s.node.Host, d.dir); !known || state.Problem != "" ||
+			len(state.Servers) != 1 {
 			t.Errorf("%+v", state)
 		}
 	}

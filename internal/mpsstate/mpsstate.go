@@ -79,7 +79,8 @@ func Serves(h host.Host, run, uuid string, p grant.Process) bool {
 	names, _ := os.ReadDir(grant.MPSDir(run, ""))
 	for _, name := range names {
 		m, known := Read(h, grant.MPSDir(run, name.Name()))
-		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || isChild(h, p, m.Daemon)) {
+		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || isChild(h, p,
+			m.Daemon)) {
 			return true
 		}
 	}
@@ -107,11 +108,13 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 		}
 	}
 	switch socket, mode, is := Socket(dir); {
-	case !is: // a client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS)
+	case !is:
+		// A client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS).
 		m.Problem = "it has no control socket"
 	case m.Socket != [2]uint64{} && m.Socket != socket:
 		m.Problem = OtherSocket
-	case m.Anybody && (mode&0o002 == 0 || !searchable(filepath.Dir(SocketPath(dir)))): // one of its clients is root in its container
+	case m.Anybody && (mode&0o002 == 0 ||
+		!searchable(filepath.Dir(SocketPath(dir)))): // one of its clients is root in its container
 		m.Problem = "users other than root do not reach its control socket"
 	}
 	return m, true

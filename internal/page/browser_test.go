@@ -21,8 +21,9 @@ func crowded(n, each int) Content {
 	s := sample(0)
 	s.Node.Mode = grant.Report
 	for i := range n {
-		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i), Index: i,
-			Name: "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
+		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%08x-0db3-4679-0464-05f9944454e7", i),
+			Index: i,
+			Name:  "NVIDIA H100 80GB HBM3", Memory: 80 * grant.GiB, Health: grant.Healthy},
 			Mode: grant.Limit, Allocated: 80 * grant.GiB, Compute: 100}
 		use := watch.GPUUse{UUID: c.UUID, Total: c.Memory, Used: c.Memory / 2, Utilization: 100}
 		for k := range each {

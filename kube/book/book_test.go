@@ -59,7 +59,8 @@ func TestRoomNamesMPSDaemons(t *testing.T) {
 func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
 	n := booktest.New(t, 1, 16*grant.GiB, "")
 	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})
-	if _, err := grants.Renew(n.Open(), pods.ID); err == nil || !strings.Contains(err.Error(), "without a secret") {
+	if _, err := grants.Renew(n.Open(), pods.ID); err == nil || !strings.Contains(err.Error(),
+		"without a secret") {
 		t.Errorf("a pod's: %v", err)
 	}
 	claims := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "claim:u"})

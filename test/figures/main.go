@@ -1,5 +1,5 @@
-// Command figures prints how the code is built: its size, its longest functions and lines, its largest
-// types, and what stands behind the program that every container start runs.
+// Command figures prints how the code is built: its size, its longest functions and lines, its
+// largest types, and what stands behind the program that every container start runs.
 //
 //	go run ./test/figures
 package main
@@ -118,7 +118,8 @@ func receiver(e ast.Expr) string {
 
 // behind counts the packages of this module that a program imports, and how deep they stand.
 func (f *figures) behind(program string) error {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}} {{join .Imports \" \"}}", program).Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}} {{join .Imports \" \"}}",
+		program).Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}
@@ -144,9 +145,12 @@ func (f *figures) print() {
 	slices.Sort(f.functions)
 	slices.Sort(f.widths)
 	at := func(list []int, percent int) int { return list[(len(list)-1)*percent/100] }
-	fmt.Printf("%d lines of Go without tests in %d files; %d %% are comments\n", f.lines, f.files, 100*f.comments/f.lines)
-	fmt.Printf("functions: median %d lines, 90 %% within %d, longest %d\n", at(f.functions, 50), at(f.functions, 90), at(f.functions, 100))
-	fmt.Printf("lines: 90 %% within %d columns; %d have more than %d (%.1f %%)\n", at(f.widths, 90), f.long, maxCode, 100*float64(f.long)/float64(f.lines))
+	fmt.Printf("%d lines of Go without tests in %d files; %d %% are comments\n", f.lines, f.files,
+		100*f.comments/f.lines)
+	fmt.Printf("functions: median %d lines, 90 %% within %d, longest %d\n", at(f.functions, 50),
+		at(f.functions, 90), at(f.functions, 100))
+	fmt.Printf("lines: 90 %% within %d columns; %d have more than %d (%.1f %%)\n", at(f.widths, 90), f.long,
+		maxCode, 100*float64(f.long)/float64(f.lines))
 	var names []string
 	for name := range f.methods {
 		names = append(names, name)
@@ -173,6 +177,7 @@ func (f *figures) print() {
 		}
 	}
 	slices.Sort(most)
-	fmt.Printf("\n%d names of types; %d are of more than one type, of more than three: %s\n", len(f.types), shared, strings.Join(most, ", "))
+	fmt.Printf("\n%d names of types; %d are of more than one type, of more than three: %s\n", len(f.types),
+		shared, strings.Join(most, ", "))
 	fmt.Printf("behind %s: %d packages of this module, %d deep\n", wrapper, f.packages, f.depth)
 }
