@@ -109,7 +109,8 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 	}
 	switch socket, mode, is := Socket(dir); {
 	case !is:
-		// A client that finds no daemon goes on without one, with the whole GPU (NVIDIA's documentation of MPS).
+		// A client that finds no daemon goes on without one, with the whole GPU (NVIDIA's
+		// documentation of MPS).
 		m.Problem = "it has no control socket"
 	case m.Socket != [2]uint64{} && m.Socket != socket:
 		m.Problem = OtherSocket
