@@ -113,8 +113,8 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills "+
 				"the room with it: %d MiB and %d inodes have no name there", mib, inodes),
 			Hint: fmt.Sprintf("find its processes with `grep -l 'region//deleted' /proc/[0-9]*/mountinfo` "+
-				"and `lsof +aL1 %s`, and end the container; until then the room grows with each container that "+
-				"needs some", root)})
+				"and `lsof +aL1 %s`, and end the container; until then the room grows with each "+
+				"container that needs some", root)})
 	}
 	return findings, nil
 }
