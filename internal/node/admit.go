@@ -139,7 +139,7 @@ type visit struct {
 	request   grant.Request
 	cgroups   []string // where the container's processes will be
 	occupies  []string // where they may be
-	crowded   bool     // others are there already
+	crowded   bool     // others are there already, or may be below
 }
 
 // visit reads the spec and what tells GPUs on this node.

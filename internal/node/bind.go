@@ -112,7 +112,7 @@ func (v visit) enlist(tx *ledger.Tx, d *Decision) error {
 	if creating || err != nil {
 		return err
 	}
-	if v.crowded || tx.Occupied(v.occupies, v.isOwn) {
+	if v.crowded || tx.Occupied(v.occupies, v.isOwn, v.mayBeBelow) {
 		*d = *v.crowdedCgroup(d.pod)
 		return nil
 	}

@@ -12,58 +12,79 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// inCgroups finds out where the container's cgroup will be, and whether processes are there already: they would get its GPUs
-// with it. What cannot be told from here is left out; nobody could tell later either when it is empty.
+// inCgroups finds out where the container's cgroup will be, and whether processes are there already, which would get its GPUs with it, or
+// cgroups of others may be below it, which the grant would close. A cgroup that cannot be read from here is left out; nobody could tell later either when it is empty.
 func (v *visit) inCgroups() {
 	v.occupies = v.mayBeIn()
 	if v.request.Cgroup == "" { // then they are guesses, by which nobody can tell that it has ended
 		return
 	}
 	for _, path := range v.occupies {
-		if populated, err := v.Ledger.Populated(path); err == nil {
-			v.cgroups = append(v.cgroups, path)
-			v.crowded = v.crowded || populated
+		if isUnit(path) {
+			continue
 		}
+		populated, err := v.Ledger.Populated(path)
+		if err == nil {
+			v.cgroups = append(v.cgroups, path)
+		}
+		v.crowded = v.crowded || populated && err == nil || strings.HasSuffix(path, ".slice") || slices.Contains(parents, path) || v.Ledger.HasBelow(path)
 	}
 }
+
+// parents are cgroups below which engines and the kubelet make those of containers, beside slices.
+var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burstable", "/kubepods/besteffort", "/libpod_parent", "/crio",
+	"/default", "/k8s.io", "/moby"}
 
 // apart is a decision about a container that is to have a cgroup for itself: no other is created in the cgroup of one with a GPU, or
 // below it. In it, it would have the GPU, or take it away by its own device rules; and there or below it would keep the grant in use.
 //
-// Who passes first says that it is being created, where its cgroup does not bear its own name, and looks for bindings then. Who is bound first
-// has its binding, and looks for such creates then. So of two at once at least one finds the other.
+// A container without a GPU first announces its create, unless its cgroup bears its own name, and then looks for bindings. One with a
+// GPU is bound first, and then looks for announced creates. So of two at the same time at least one finds the other.
 func (v visit) apart(d Decision) Decision {
-	switch {
-	case d.Kind == grant.Pass && !admission.Exempt(d.pod, v.Policy):
-		if v.comesUpon(true) {
-			return *v.crowdedCgroup(d.pod)
-		}
-	case d.Bound && v.Live == nil && v.crowdedSince():
-		_ = v.Unbind(v.Container)
-		return *v.crowdedCgroup(d.pod)
+	exempt := d.Kind == grant.Pass && admission.Exempt(d.pod, v.Policy)
+	if d.Kind == grant.Refused || exempt || d.Kind == grant.Admit && (!d.Bound || v.Live != nil) {
+		return d
 	}
-	return d
+	var refused *Decision
+	switch unit := v.takenUnit(); {
+	case unit != "":
+		refused = v.outsideCgroup(unit, d.pod)
+	case d.Kind == grant.Pass && v.comesUpon(true), d.Bound && v.crowdedSince():
+		refused = v.crowdedCgroup(d.pod)
+	default:
+		return d
+	}
+	if d.Bound {
+		_ = v.Unbind(v.Container)
+	}
+	return *refused
 }
 
 // comesUpon reports whether the container would be in the cgroup of a bound one, or below it; or above it, where its device rules would
-// take the GPU away.
+// take the GPU away. It also reports a create of the same unit at the same time: one of the two would be outside its cgroup.
 func (v visit) comesUpon(announces bool) bool {
 	if announces && !v.namesItself() {
-		_ = v.Ledger.Announce(v.mayBeIn()) // where it cannot be written, nothing can be bound either
+		_ = v.Ledger.Announce(v.mayBeIn()) // if it cannot be written, nothing can be bound either
+		if v.Live == nil && v.Ledger.Announced(v.units()) {
+			return true
+		}
 	}
 	if !v.Ledger.Occupies() {
 		return false
 	}
-	own := v.isOwn
-	if !announces { // who only asks knows no root
-		own = func(b grant.Binding) bool { return b.Container == v.Container.ID }
-	}
+	v.AnyRoot = v.AnyRoot || !announces // it may not know the root
 	found := false
 	_ = v.Ledger.View(func(tx *ledger.Tx) error {
-		found = tx.Occupied(v.mayBeIn(), own) || !v.namesItself() && tx.OccupiedBelow(v.mayBeIn(), own)
+		found = tx.Occupied(v.mayBeIn(), v.isOwn, v.mayBeBelow) || !v.namesItself() && tx.OccupiedBelow(v.mayBeIn(), v.isOwn)
 		return nil
 	})
 	return found
+}
+
+// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may where that is only a guess, and where that
+// does not bear the bound one's name and this one's bears its own: then engines may use it as a parent, and no grant closes a parent.
+func (v visit) mayBeBelow(b grant.Binding, path string) bool {
+	return !slices.Contains(b.Cgroups, path) || v.namesItself() && !bears(path, b.Container)
 }
 
 // crowdedSince reports whether another container came into the cgroup, or was about to, while this one was bound.
@@ -71,49 +92,92 @@ func (v visit) crowdedSince() bool {
 	if v.Ledger.Announced(v.mayBeIn()) {
 		return true
 	}
-	return v.request.Cgroup != "" && slices.ContainsFunc(v.mayBeIn(), func(path string) bool {
-		populated, err := v.Ledger.Populated(path)
-		return populated && err == nil
-	})
+	for _, path := range v.mayBeIn() {
+		if populated, err := v.Ledger.Populated(path); populated && err == nil && !isUnit(path) && v.request.Cgroup != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// takenUnit names the unit of systemd that the container cannot have: one that exists, or a slice, which takes no processes. runc up to
+// 1.1.5 then leaves the container where the runtime is, on cgroup v2 without device rules. Newer ones fail, and stop the unit.
+//
+// A unit that has failed, as one whose container ran out of memory, stays until it is reset. It is reset, as newer runtimes do.
+func (v visit) takenUnit() string {
+	if v.Live != nil { // it has the unit
+		return ""
+	}
+	for _, unit := range v.units() {
+		slice := strings.HasSuffix(unit, ".slice")
+		switch {
+		case !slice && !host.UnitExists(unit), !v.finder.Cards(): // without a GPU it takes none
+		case slice, v.Mode() != grant.Enforce, !host.ResetFailed(unit):
+			return unit
+		}
+	}
+	return ""
+}
+
+func (v visit) outsideCgroup(unit string, pod grant.Identity) *Decision {
+	r := refusal(grant.RulesNotEnforced, "container %q would run outside its cgroup, where no device rule holds: the systemd unit %s is there already",
+		v.Container.Name(), grant.Printable(unit))
+	r.Hint, r.pod = "`systemctl status` shows whose it is; leave linux.cgroupsPath to the engine", pod
+	return r
 }
 
 func (v visit) crowdedCgroup(pod grant.Identity) *Decision {
-	r := refusal(grant.InjectionImpossible, "container %q would share the cgroup %s, and by that GPUs, with processes of others",
+	r := refusal(grant.InjectionImpossible, "container %q would share the cgroup %s, and by that GPUs, with others",
 		v.Container.Name(), grant.Printable(cmp.Or(v.request.Cgroup, v.Container.ID)))
-	r.Hint = "engines give each container a cgroup of its own; leave linux.cgroupsPath to them, or wait until the processes have ended"
+	r.Hint = "engines give each container a cgroup of its own, with no other container's below it; leave linux.cgroupsPath to them, or wait until its processes have ended"
 	r.pod = pod
 	return r
 }
 
-// namePrefixes are what engines put before a container's id in the name of its cgroup.
-var namePrefixes = []string{"", "crio-", "cri-containerd-", "docker-", "libpod-"}
-
-// namesItself reports whether the container's cgroup bears its own id, as every engine has it: so it is nobody else's. Such creates are
-// nearly all, and cost nothing more.
-func (v visit) namesItself() bool {
-	path := v.request.Cgroup
-	name := path[strings.LastIndexAny(path, "/:")+1:]
-	return path == "" || slices.ContainsFunc(namePrefixes, func(prefix string) bool { return name == prefix+v.Container.ID })
+// bears reports whether a cgroup's or unit's name, the last of a path, is made of a container's id, with or without what engines put before it.
+func bears(path, id string) bool {
+	name := strings.TrimSuffix(path[strings.LastIndexAny(path, "/:")+1:], ".scope")
+	return name == id || strings.HasSuffix(name, "-"+id)
 }
 
-// mayBeIn are all cgroups that a runtime may put the container in, by paths from the root of each hierarchy.
-func (v visit) mayBeIn() []string {
-	path := v.request.Cgroup
-	paths := cgroupPaths(path)
-	relative := !filepath.IsAbs(path) && !strings.Contains(path, ":")
-	if path == "" {
-		path = v.Container.ID
-		paths = append(cgroupPaths(path), cgroupPaths(":runc:" + path)[1:]...)
-		paths = append(paths, cgroupPaths(":crun:" + path)[1:]...)
+// namesItself reports whether the container's cgroup bears its own id, as engines name it. Such creates are nearly all, and are not
+// announced: no other container has the cgroup, unless its caller chooses ids as well.
+func (v visit) namesItself() bool {
+	return v.request.Cgroup == "" || bears(v.request.Cgroup, v.Container.ID)
+}
+
+// cgroupsPaths are what linux.cgroupsPath says, or what runtimes take in place of none.
+func (v visit) cgroupsPaths() []string {
+	if v.request.Cgroup != "" {
+		return []string{v.request.Cgroup}
 	}
-	if relative { // runc counts from its own
+	return []string{v.Container.ID, ":runc:" + v.Container.ID, ":crun:" + v.Container.ID}
+}
+
+// units are the names that the container's unit may have to runc under systemd.
+func (v visit) units() []string {
+	_, units := systemdUnits(cmp.Or(v.request.Cgroup, ":runc:"+v.Container.ID))
+	return units
+}
+
+// mayBeIn are all cgroups that a runtime may put the container in, by paths from the root of each hierarchy, and the units, by their names
+// without a path.
+func (v visit) mayBeIn() []string {
+	var paths []string
+	for _, path := range v.cgroupsPaths() {
+		paths = append(paths, cgroupPaths(path)...)
+	}
+	if path := v.cgroupsPaths()[0]; !filepath.IsAbs(path) { // runc counts from its own cgroup, and lets no dots lead out of it
 		for _, own := range v.ownCgroups() {
+			path = filepath.Clean("/" + path)
 			paths = append(paths, filepath.Join(own, path), filepath.Join(filepath.Dir(own), path))
 		}
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths)
 }
+
+func isUnit(path string) bool { return !strings.HasPrefix(path, "/") }
 
 // ownCgroups are those of the calling process, which becomes the real runtime.
 func (v visit) ownCgroups() (paths []string) {
@@ -129,38 +193,33 @@ func (v visit) ownCgroups() (paths []string) {
 // maxCgroups bounds what is read of /proc/self/cgroup, in bytes.
 const maxCgroups = 1 << 20
 
-// cgroupPaths are the places that linux.cgroupsPath may mean, from the root of a hierarchy: a path, or to a runtime under
-// systemd "slice:prefix:name". Relative paths are taken as crun takes them.
+// cgroupPaths are what linux.cgroupsPath may mean, from the root of a hierarchy: a path, or to a runtime under systemd the units of
+// systemdUnits. Relative paths are taken as crun takes them. A path that leads out of the root by dots makes crun fail.
 func cgroupPaths(path string) []string {
-	if path == "" {
-		return nil
-	}
 	paths := []string{filepath.Clean("/" + path)}
-	slice, unit, isUnit := strings.Cut(path, ":")
-	dir, isSlice := slicePath(slice)
-	if !isUnit || !isSlice {
-		return paths
-	}
-	for _, name := range unitNames(unit) {
-		paths = append(paths, filepath.Join(dir, name))
+	dir, units := systemdUnits(path)
+	for _, unit := range units {
+		paths = append(paths, filepath.Join(dir, unit), unit)
 	}
 	return paths
 }
 
-// unitNames are the units of "prefix:name". Where there is no prefix, runc leaves out the hyphen and crun does not.
-func unitNames(unit string) []string {
-	prefix, name, both := strings.Cut(unit, ":")
-	switch {
-	case strings.Contains(unit, "/"):
-		return nil
-	case !both:
-		return []string{unit + ".scope"}
-	case strings.HasSuffix(name, ".slice"):
-		return []string{name}
-	case prefix == "":
-		return []string{name + ".scope", "-" + name + ".scope"}
+// systemdUnits are the units that "slice:prefix:name" means, with the slice's cgroup; none if it means none. systemd knows a unit by its name
+// alone, whatever its slice. crun also takes "slice:name", and "slice" for both, and never makes a slice.
+func systemdUnits(path string) (dir string, units []string) {
+	slice, unit, both := strings.Cut(path, ":")
+	if !both {
+		unit = path
 	}
-	return []string{prefix + "-" + name + ".scope"}
+	dir, isSlice := slicePath(slice)
+	if !isSlice || unit == "" || strings.Contains(unit, "/") {
+		return "", nil
+	}
+	units = []string{strings.Replace(unit, ":", "-", 1) + ".scope"}
+	if _, name, three := strings.Cut(unit, ":"); three && strings.HasSuffix(name, ".slice") {
+		units = append(units, name)
+	}
+	return dir, units
 }
 
 // slicePath is a slice's cgroup: that of a-b.slice is /a.slice/a-b.slice (systemd.slice(5)). Without a name it is the system's.
