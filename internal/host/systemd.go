@@ -1,6 +1,10 @@
 package host
 
-import "golang.org/x/sys/unix"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // UnitExists reports whether systemd has a unit of this name that was made by a call, as all scopes are. Such a unit has a file from its
 // start until systemd forgets it (systemd.unit(5)).
@@ -21,19 +25,25 @@ func ResetFailed(name string) bool {
 	if unix.Connect(fd, &unix.SockaddrUnix{Name: "/run/systemd/private"}) != nil { // for root alone, without a bus between
 		return false
 	}
-	call := []byte("l\x01\x00\x01" + size(len(name)+5) + resetFailed + size(len(name)) + name + "\x00")
+	message := []byte("\x00AUTH EXTERNAL 30\r\nBEGIN\r\n")
 	answer := make([]byte, 512)
-	// systemd reads the call only after its answer to the first line, and forgets the unit before it reads the next call.
-	for _, said := range [][]byte{[]byte("\x00AUTH EXTERNAL 30\r\nBEGIN\r\n"), call, call} {
-		if _, err := unix.Write(fd, said); err != nil {
+	for range resetTries {
+		_, err := unix.Write(fd, message)
+		if err == nil {
+			_, err = unix.Read(fd, answer) // what it says shows in the unit
+		}
+		if err != nil && err != unix.EINTR || !UnitExists(name) {
 			break
 		}
-		for err = unix.EINTR; err == unix.EINTR; {
-			_, err = unix.Read(fd, answer)
-		}
+		// systemd reads a call only after its answer to the first line, and forgets the unit some turns of its loop after the answer to the call.
+		message = []byte("l\x01\x00\x01" + size(len(name)+5) + resetFailed + size(len(name)) + name + "\x00")
+		time.Sleep(time.Millisecond)
 	}
 	return !UnitExists(name)
 }
+
+// resetTries is how often systemd is called, a millisecond after the other, before a unit counts as one that runs.
+const resetTries = 100
 
 // size is a length as D-Bus writes it on little-endian machines. Names of units have 255 bytes at most.
 func size(n int) string { return string([]byte{byte(n), byte(n >> 8), 0, 0}) }

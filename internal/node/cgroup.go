@@ -27,7 +27,7 @@ func (v *visit) inCgroups() {
 		if err == nil {
 			v.cgroups = append(v.cgroups, path)
 		}
-		v.crowded = v.crowded || populated && err == nil || strings.HasSuffix(path, ".slice") || slices.Contains(parents, path) || v.Ledger.HasBelow(path)
+		v.crowded = v.crowded || populated || strings.HasSuffix(path, ".slice") || slices.Contains(parents, path) || v.Ledger.HasBelow(path)
 	}
 }
 
@@ -72,7 +72,9 @@ func (v visit) comesUpon(announces bool) bool {
 	if !v.Ledger.Occupies() {
 		return false
 	}
-	v.AnyRoot = v.AnyRoot || !announces // it may not know the root
+	if !announces { // it may not know the root
+		v.AnyRoot = true
+	}
 	found := false
 	_ = v.Ledger.View(func(tx *ledger.Tx) error {
 		found = tx.Occupied(v.mayBeIn(), v.isOwn, v.mayBeBelow) || !v.namesItself() && tx.OccupiedBelow(v.mayBeIn(), v.isOwn)
@@ -89,12 +91,13 @@ func (v visit) mayBeBelow(b grant.Binding, path string) bool {
 
 // crowdedSince reports whether another container came into the cgroup, or was about to, while this one was bound.
 func (v visit) crowdedSince() bool {
-	if v.Ledger.Announced(v.mayBeIn()) {
+	paths := v.mayBeIn()
+	if v.Ledger.Announced(paths) {
 		return true
 	}
-	for _, path := range v.mayBeIn() {
-		if populated, err := v.Ledger.Populated(path); populated && err == nil && !isUnit(path) && v.request.Cgroup != "" {
-			return true
+	for _, path := range paths {
+		if populated, _ := v.Ledger.Populated(path); populated && !isUnit(path) {
+			return v.request.Cgroup != ""
 		}
 	}
 	return false
@@ -212,7 +215,7 @@ func systemdUnits(path string) (dir string, units []string) {
 		unit = path
 	}
 	dir, isSlice := slicePath(slice)
-	if !isSlice || unit == "" || strings.Contains(unit, "/") {
+	if !isSlice || strings.Contains(unit, "/") {
 		return "", nil
 	}
 	units = []string{strings.Replace(unit, ":", "-", 1) + ".scope"}
