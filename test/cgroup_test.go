@@ -3,6 +3,7 @@ package test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -121,4 +122,84 @@ func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 		n.CheckSound("at the end")
 		t.Logf("won %v", won)
 	})
+}
+
+// TestDotsLeadNowhereElse: runc counts a relative path from the caller's cgroup, and lets no dots lead out of that one. crun counts from the
+// root, and fails where dots lead out of it.
+func TestDotsLeadNowhereElse(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		g := n.Grant("--memory", "1GiB", "--gpu", "0")
+		top := "/gpuledger-" + filepath.Base(n.Dir)
+		caller, at := top+"/o/p", top+"/o/p/holder" // v1: below the caller's
+		if exists("/sys/fs/cgroup/cgroup.procs") {
+			at = top + "/o/holder" // v2: beside it
+		}
+		holder := starts(t, n.Bundle("holder", with(g), rig.Light, cgroupsPath(at)))
+		for id, path := range map[string]string{"one": "../holder", "many": "../../../../holder", "within": "x/../holder"} {
+			b := n.Bundle(id, rig.Light, cgroupsPath(path))
+			wantRefused(t, rig.Run(from(caller, n.Wrapper("create", "--bundle", b.Dir, b.ID))), "injection-impossible")
+			opensItsGPU(t, n, holder, id)
+		}
+		holder.End()
+		b := n.Bundle("granted", with(g), rig.Light, cgroupsPath("../../holder")) // and the other way round
+		r := rig.Run(from(caller, n.Wrapper("create", "--bundle", b.Dir, b.ID)))
+		if runtime == "crun" && r.Code != 0 {
+			return
+		}
+		succeeds(t, r)
+		wantRefused(t, n.Bundle("stranger", rig.Light, cgroupsPath(at)).Create(), "injection-impossible")
+	})
+}
+
+func cgroupsPath(path string) rig.Edit { return func(s *specs.Spec) { s.Linux.CgroupsPath = path } }
+
+// from has a command run from a cgroup, in the hierarchies that hold devices.
+func from(cgroup string, cmd *exec.Cmd) *exec.Cmd {
+	const script = `for d in /sys/fs/cgroup/devices /sys/fs/cgroup; do [ ! -e $d/cgroup.procs ] || { mkdir -p $d$0 && echo $$ >$d$0/cgroup.procs; }; done; exec "$@"`
+	moved := exec.Command("sh", append([]string{"-c", script, cgroup}, cmd.Args...)...)
+	moved.Env = cmd.Env
+	return moved
+}
+
+// TestNoGrantClosesAParent: engines make the cgroups of other containers below it.
+func TestNoGrantClosesAParent(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		g := n.Grant("--memory", "1GiB", "--gpu", "0")
+		for id, path := range map[string]string{"docker": "/docker", "pods": "/kubepods/burstable", "slice": "/system.slice", "root": "/"} {
+			wantRefused(t, n.Bundle(id, with(g), rig.Light, cgroupsPath(path)).Create(), "injection-impossible")
+		}
+		parent := "/gpuledger-" + filepath.Base(n.Dir) + "/parent"
+		dir := "/sys/fs/cgroup/devices" + parent
+		if exists("/sys/fs/cgroup/cgroup.procs") {
+			dir = "/sys/fs/cgroup" + parent
+		}
+		must(t, os.MkdirAll(dir+"/child", 0o755))
+		wantRefused(t, n.Bundle("work", with(g), rig.Light, cgroupsPath(parent)).Create(), "injection-impossible")
+		must(t, os.Remove(dir+"/child"))
+		starts(t, n.Bundle("work", with(g), rig.Light, cgroupsPath(parent))).End()
+		n.CheckSound("at the end")
+	})
+}
+
+// TestNoContainerIsOutsideItsUnit: the unit exists, by the file that systemd has for it. What runtimes do then packaging/units.sh shows, with
+// a real systemd.
+func TestNoContainerIsOutsideItsUnit(t *testing.T) {
+	simulateUnit(t, "docker-first.scope")
+	n := rig.NewNode(t, rig.Setup{})
+	g := n.Grant("--memory", "1GiB", "--gpu", "0")
+	other := *n
+	other.Root = n.Dir + "/other"
+	for i, path := range []string{"system.slice:docker:first", "nine.slice:docker:first", ":docker:first", "x.slice:docker-first"} {
+		for j, edits := range [][]rig.Edit{{rig.Light, cgroupsPath(path)}, {rig.Light, cgroupsPath(path), with(g)}} {
+			b := n.Bundle(fmt.Sprintf("second%d%d", i, j), edits...)
+			wantRefused(t, b.Create(), "rules-not-enforced")
+			wantRefused(t, n.Bundle("first", edits...).On(&other).Create(), "rules-not-enforced") // under its own id, elsewhere
+		}
+	}
+	wantState(t, n, g.ID, "refused", grant.Free)
+	none := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
+	starts(t, none.Bundle("second", rig.Light, cgroupsPath("nine.slice:docker:first"))).End() // as a path, without systemd
+	n.CheckSound("at the end")
 }

@@ -125,8 +125,9 @@ type Binding struct {
 	// Cgroups are where its processes may be, from the root of each hierarchy. Every process in one
 	// of them has the GPUs while it is there, even if the runtime no longer knows the container.
 	Cgroups []string `json:"cgroups,omitzero"`
-	// Occupies are all cgroups that may become its own, whether or not they could be read. No other
-	// container is created in or below one of them.
+	// Occupies are all cgroups that may become its own, whether or not they could be read, and the
+	// names of its systemd unit. No other container is created in one of them, and none below one
+	// that is also in Cgroups.
 	Occupies []string `json:"occupies,omitzero"`
 	// Driven says that the driver limits the container's cgroup and gpuledgerd maintains the limit.
 	Driven bool `json:"driven,omitzero"`

@@ -21,7 +21,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 		t.Error("before any binding a cgroup is somebody's")
 	}
 	alive, dead := bindingOf(g.ID, "a"), deadBinding(g.ID, "dead")
-	alive.Occupies, dead.Occupies = []string{"/pods/a", "/x.slice/a.scope"}, []string{"/pods/dead", "/only/dead"}
+	alive.Occupies, dead.Occupies = []string{"/pods/a", "/x.slice/a.scope", "a.scope", "/parent"}, []string{"/pods/dead", "/only/dead"}
 	b.bind(alive, dead)
 	own := func(name string) func(grant.Binding) bool {
 		return func(b grant.Binding) bool { return b.Container == name }
@@ -29,7 +29,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 	asked := func(name string, cgroups []string) (in, below bool) {
 		t.Helper()
 		_ = b.View(func(tx *Tx) error {
-			in, below = tx.Occupied(cgroups, own(name)), tx.OccupiedBelow(cgroups, own(name))
+			in, below = tx.Occupied(cgroups, own(name), func(_ grant.Binding, path string) bool { return path == "/parent" }), tx.OccupiedBelow(cgroups, own(name))
 			return nil
 		})
 		return in, below
@@ -42,6 +42,10 @@ func TestWhoseCgroupItIs(t *testing.T) {
 		{"c", []string{"/pods/a"}, true, false},
 		{"c", []string{"/pods/a/b/c"}, true, false},
 		{"c", []string{"/none", "/x.slice/a.scope"}, true, false},
+		{"c", []string{"/y.slice/a.scope", "a.scope"}, true, false},
+		{"c", []string{"/a.scope", "b.scope"}, false, false},
+		{"c", []string{"/parent"}, true, false},
+		{"c", []string{"/parent/c"}, false, false},
 		{"c", []string{"/pods"}, false, true},
 		{"c", []string{"/none", "/"}, false, true},
 		{"c", []string{"."}, false, false},
@@ -97,7 +101,7 @@ func TestACgroupOfADamagedBindingIsSomebodys(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = b.View(func(tx *Tx) error {
-			if got := tx.Occupied([]string{"/pods/a"}, func(grant.Binding) bool { return false }); got != want {
+			if got := tx.Occupied([]string{"/pods/a"}, nobody, closed); got != want {
 				t.Errorf("with %q as its record: %v", text, got)
 			}
 			return nil

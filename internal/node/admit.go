@@ -16,23 +16,29 @@ type Create struct {
 	Unread error  // why that could not be read
 	Live   *Live  // in a hook: the real runtime has made the container already
 
-	// Edit applies a verdict to the config.json; nil is edit.OCI. A *grant.Refusal from it is the verdict then.
+	// Edit applies a verdict to the config.json; nil is edit.OCI. A *grant.Refusal from it is the
+	// verdict then.
 	Edit func(config []byte, v grant.Verdict) ([]byte, error)
-	// Reserve says that the container's own create has yet to come, in another process: until then this one holds the grant.
+	// Reserve says that the container's own create has yet to come, in another process: until then
+	// this one holds the grant.
 	Reserve bool
 
-	// Hooked: the edits may bring a hook, which the runtime then calls. Restored: the container comes from a checkpoint, and CRIU brings
-	// its cgroup back after the hooks, whatever stands in the spec.
+	// Hooked: the edits may bring a hook, which the runtime then calls. Restored: the container
+	// comes from a checkpoint, and CRIU brings its cgroup back after the hooks, whatever stands in
+	// the spec.
 	Hooked, Restored bool
 
-	// Patience is how long Admit may wait for the ledger to be told that the container's pod is one of its grant's; 0: not at all.
+	// Patience is how long Admit may wait for the ledger to be told that the container's pod is one
+	// of its grant's; 0: not at all.
 	Patience time.Duration
 
-	// Asks is called once, when the container is found to ask for a GPU: the longer part of an admission is to come. It may be nil.
+	// Asks is called once, when the container is found to ask for a GPU: the longer part of an
+	// admission is to come. It may be nil.
 	Asks func()
 
-	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the container's own whatever root
-	// it names. Running: the container is past stopping, so that a refusal is only recorded.
+	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the
+	// container's own whatever root it names. Running: the container is past stopping, so that a
+	// refusal is only recorded.
 	AnyRoot, Running bool
 }
 
@@ -44,8 +50,8 @@ type Decision struct {
 	Bound  bool            // the grant is bound to the container by this call; Unbind if it does not come to be
 	Known  bool            // the wrapper bound the grant to this very container before
 
-	// Of a live container whose device rules are too wide: what GPUs are told by here, and what stands in place of a rule
-	// for everything.
+	// Of a live container whose device rules are too wide: what GPUs are told by here, and what
+	// stands in place of a rule for everything.
 	Devices grant.DeviceMap
 	Others  []grant.DeviceRule
 
@@ -53,8 +59,8 @@ type Decision struct {
 	began time.Time      // when the decision was asked for; zero where nobody measures it
 }
 
-// Admit decides about a create and, where it admits, binds the grant to the container. It never fails: what goes wrong
-// is a refusal, or for a container that reaches no GPU nothing at all.
+// Admit decides about a create and, where it admits, binds the grant to the container. It never
+// fails: what goes wrong is a refusal, or for a container that reaches no GPU nothing at all.
 func (n *Node) Admit(c Create) Decision {
 	began := time.Now()
 	d := admit(n, c)
@@ -69,8 +75,8 @@ func (n *Node) Admit(c Create) Decision {
 	return d
 }
 
-// recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so that the ledger stays true;
-// nothing is refused then, hidden or stripped.
+// recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so
+// that the ledger stays true; nothing is refused then, hidden or stripped.
 func recordOnly(n *Node, d *Decision) {
 	if d.Kind == grant.Admit || d.Kind == grant.Pass && !d.Touches() {
 		return
@@ -80,8 +86,8 @@ func recordOnly(n *Node, d *Decision) {
 	}
 }
 
-// Unjudged reports whether a container is to run as it would without gpuledger: nothing is enforced, or the policy exempts
-// it, and the decision changes nothing of it.
+// Unjudged reports whether a container is to run as it would without gpuledger: nothing is
+// enforced, or the policy exempts it, and the decision changes nothing of it.
 func (n *Node) Unjudged(d Decision) bool {
 	switch {
 	case d.Mode != "":
@@ -101,13 +107,13 @@ func (n *Node) Explain(c Create) Decision {
 	}
 	d := planned(readLedger(n, f)).Decision
 	if d.Kind != grant.Refused && !admission.Exempt(d.pod, n.Policy) && sharesCgroup(n, f, false) {
-		return *crowdedCgroup(f, d.pod)
+		return *sharedCgroup(f, d.pod)
 	}
 	return d
 }
 
-// admit is the way of a create: facts are read, a plan is made of them and of the ledger, and the plan
-// is committed with the ledger locked.
+// admit is the way of a create: facts are read, a plan is made of them and of the ledger, and the
+// plan is committed with the ledger locked.
 func admit(n *Node, c Create) Decision {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, c)
@@ -115,11 +121,11 @@ func admit(n *Node, c Create) Decision {
 		return *refused
 	}
 	d := listed(f, bindPatiently(n, f))
-	return alone(n, f, d)
+	return withOwnCgroup(n, f, d)
 }
 
-// forOneCreate gives the node for one create: what is known of a binding after one look at all processes is
-// not looked at again.
+// forOneCreate gives the node for one create: what is known of a binding after one look at all
+// processes is not looked at again.
 func forOneCreate(n *Node) *Node {
 	own := *n
 	own.Ledger = n.Ledger.Glance()

@@ -96,8 +96,8 @@ func enlist(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if creating || err != nil {
 		return err
 	}
-	if f.cgroups.crowded || tx.Occupied(f.cgroups.possible, f.isOwn) {
-		*d = *crowdedCgroup(f, d.pod)
+	if f.cgroups.crowded || tx.Occupied(f.cgroups.possible, f.isOwn, f.mayBeBelow) {
+		*d = *sharedCgroup(f, d.pod)
 		return nil
 	}
 	self, err := n.Host.Self()

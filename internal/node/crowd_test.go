@@ -29,13 +29,34 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 		{"beginning-alike", "/gpuledger-test/pods/ab", "A=1", false},
 		{"in", "/gpuledger-test/pods/a", "A=1", true},
 		{"a", "/gpuledger-test/pods/a", "A=1", true},
-		{"below", "/gpuledger-test/pods/a/below", "A=1", true},
+		{"below", "/gpuledger-test/pods/a/not-after-it", "A=1", true},
+		{"named-below", "/gpuledger-test/pods/a/named-below", "A=1", false}, // "a" is not named after its container, and may be a parent
 		{"above", "/gpuledger-test/pods", "A=1", true},
 		{"pods", "/gpuledger-test/pods", "A=1", false}, // by its name it is the engine's for this container alone
 		{"cgroupless", "", "A=1", false},
 		{"with-the-grant", "/gpuledger-test/pods/a", with, true},
 		{"with-the-grant-beside", "/gpuledger-test/pods/c", with, false},
 		{"beside-the-second", "/gpuledger-test/pods/c", "A=1", true},
+		{"own", "/gpuledger-test/own", with, false},
+		{"below-own", "/gpuledger-test/own/below-own", "A=1", true},
+		{"guess", "", with, false},
+		{"in-guess", "/guess", "A=1", true},
+		{"below-guess", "/guess/below-guess", "A=1", false},
+		{"unit", "gpuledger.slice:docker:unit", with, false},
+		{"its-unit", "gpuledger.slice:docker:unit", "A=1", true},
+		{"its-unit-elsewhere", "other.slice:docker:unit", "A=1", true},
+		{"its-unit-in-the-root", "-.slice:docker:unit", "A=1", true},
+		{"its-unit-by-crun", "other.slice:docker-unit", "A=1", true},
+		{"its-unit-with-the-grant", "other.slice:docker:unit", with, true},
+		{"its-units-directory", "/gpuledger.slice/docker-unit.scope/x", "A=1", true},
+		{"beside-its-unit", "gpuledger.slice:docker:unit2", "A=1", false},
+		{"unit-of-another-prefix", "gpuledger.slice:podman:unit", "A=1", false},
+		{"docker", "/docker", with, true}, // engines' parents get no grant
+		{"s", "gpuledger.slice:x:s.slice", with, true},
+		{"root", "/", with, true},
+		{"of-docker", "/docker/of-docker", "A=1", false},
+		{"of-the-system", "system.slice:docker:of-the-system", "A=1", false},
+		{"c", "../../gpuledger-test/pods/c", "A=1", true},
 	} {
 		create := in(c.name, c.path, c.env)
 		for way, decide := range map[string]func(node.Create) node.Decision{"Explain": m.node.Explain, "Admit": m.node.Admit} {
@@ -55,5 +76,20 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 	}
 	if d := m.node.Admit(again); d.Code != grant.InjectionImpossible {
 		t.Errorf("a container of the id in another root: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
+// TestNoContainerIsASlice: systemd puts no processes into a slice, and runc up to 1.1.5 then leaves the container where it is itself.
+func TestNoContainerIsASlice(t *testing.T) {
+	m := newModel(t)
+	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
+	for _, env := range []string{"A=1", "GPULEDGER_GRANT=" + reference.String()} {
+		for name, path := range map[string]string{"system.slice": "", "a": "system.slice:x:user.slice", "b": ":x:-.slice", "c.slice": "a.slice:x:c.slice"} {
+			d := m.node.Admit(node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
+				`{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, env, path)})
+			if want := grant.RulesNotEnforced; d.Code != want && (path == "" || env == "A=1" || d.Code != grant.InjectionImpossible) {
+				t.Errorf("%s in %q with %s: %s (%s) %s", name, path, env, d.Kind, d.Code, d.Message)
+			}
+		}
 	}
 }

@@ -1,0 +1,121 @@
+package node
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Where a container's cgroup may be, by linux.cgroupsPath alone. A path begins with "/" and counts
+// from the root of each hierarchy; anything else is the name of a systemd unit.
+
+// possibleCgroups lists all cgroups that a runtime may put a container of this id in, and the names
+// of its units. proc is where procfs is mounted.
+func possibleCgroups(cgroupsPath, id, proc string) []string {
+	given := []string{cgroupsPath}
+	if cgroupsPath == "" { // what runtimes use then
+		given = []string{id, ":runc:" + id, ":crun:" + id}
+	}
+	var paths []string
+	for _, path := range given {
+		paths = append(paths, cgroupPaths(path)...)
+	}
+	if !filepath.IsAbs(given[0]) { // runc counts from its own cgroup, and lets no dots lead out of it
+		path := filepath.Clean("/" + given[0])
+		for _, own := range ownCgroups(proc) {
+			paths = append(paths, filepath.Join(own, path), filepath.Join(filepath.Dir(own), path))
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}
+
+func isUnit(path string) bool { return !strings.HasPrefix(path, "/") }
+
+// possibleUnits lists the names that the container's unit may have to runc under systemd.
+func possibleUnits(cgroupsPath, id string) []string {
+	_, units := systemdUnits(cmp.Or(cgroupsPath, ":runc:"+id))
+	return units
+}
+
+// cgroupPaths lists what linux.cgroupsPath may mean, from the root of a hierarchy: a path, or to a
+// runtime under systemd the units of systemdUnits. Relative paths are taken as crun takes them. A
+// path that leads out of the root by dots makes crun fail.
+func cgroupPaths(path string) []string {
+	paths := []string{filepath.Clean("/" + path)}
+	dir, units := systemdUnits(path)
+	for _, unit := range units {
+		paths = append(paths, filepath.Join(dir, unit), unit)
+	}
+	return paths
+}
+
+// systemdUnits lists the units that "slice:prefix:name" may mean, with the slice's cgroup. systemd
+// knows a unit by its name alone, whatever its slice. crun also takes "slice:name", and "slice" for
+// both, and never makes a slice.
+func systemdUnits(path string) (dir string, units []string) {
+	slice, unit, both := strings.Cut(path, ":")
+	if !both {
+		unit = path
+	}
+	dir, isSlice := slicePath(slice)
+	if !isSlice || strings.Contains(unit, "/") {
+		return "", nil
+	}
+	units = []string{strings.Replace(unit, ":", "-", 1) + ".scope"}
+	if _, name, three := strings.Cut(unit, ":"); three && strings.HasSuffix(name, ".slice") {
+		units = append(units, name)
+	}
+	return dir, units
+}
+
+// slicePath gives a slice's cgroup: that of a-b.slice is /a.slice/a-b.slice (systemd.slice(5)).
+// Without a name it is that of the system's slice.
+func slicePath(slice string) (string, bool) {
+	if slice == "" {
+		slice = "system.slice"
+	}
+	name, isSlice := strings.CutSuffix(slice, ".slice")
+	if !isSlice || strings.Contains(name, "/") {
+		return "", false
+	}
+	dir, above := "/", ""
+	if name == "-" { // the root slice
+		return dir, true
+	}
+	parts := strings.Split(name, "-")
+	if slices.Contains(parts, "") {
+		return "", false
+	}
+	for _, part := range parts {
+		above += part
+		dir = filepath.Join(dir, above+".slice")
+		above += "-"
+	}
+	return dir, true
+}
+
+// ownCgroups lists those of the calling process, which becomes the real runtime. If they cannot be
+// read, relative paths count as absolute ones.
+func ownCgroups(proc string) (paths []string) {
+	lines, _ := host.ReadFile(filepath.Join(proc, "self/cgroup"), maxCgroups)
+	for line := range strings.Lines(string(lines)) {
+		if words := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(words) == 3 {
+			paths = append(paths, words[2])
+		}
+	}
+	return paths
+}
+
+// maxCgroups bounds what is read of /proc/self/cgroup, in bytes.
+const maxCgroups = 1 << 20
+
+// bears reports whether the name of a cgroup or unit, the last of a path, is made of a container's
+// id, with or without what engines put before it.
+func bears(path, id string) bool {
+	name := strings.TrimSuffix(path[strings.LastIndexAny(path, "/:")+1:], ".scope")
+	return name == id || strings.HasSuffix(name, "-"+id)
+}
