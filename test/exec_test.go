@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -98,6 +100,30 @@ func TestReportedExec(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	work.End()
+	// that of a container which has all devices anyway would not be refused
+	all := starts(t, n.Bundle("all", rig.Light, rig.Privileged))
+	if r := handed(n, []*os.File{openAt(t, "/dev", unix.O_PATH)}, "", "exec", "--preserve-fds=1", "all", "/bin/busybox", "true"); r.Code != 0 || r.Stderr != "" {
+		t.Errorf("with the node's devices: %+v", r)
+	}
+	all.End()
+}
+
+// TestExecThatMakesRootIsRecorded: a directory above the ledger, handed to a process of a container that was created without.
+func TestExecThatMakesRootIsRecorded(t *testing.T) {
+	if rig.Under(t, rig.V1) {
+		return
+	}
+	n := rig.NewNode(t, rig.Setup{})
+	work := starts(t, n.Bundle("work", rig.Light))
+	for path, want := range map[string]string{"/var/log": "", "/": `"recorded":["exec: node-root by descriptor:3"]`} {
+		r := handed(n, []*os.File{openAt(t, path, unix.O_RDONLY)}, "", "exec", "--preserve-fds=1", "work", "/bin/busybox", "true")
+		log, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+		if r.Code != 0 || r.Stderr != "" || !strings.Contains(string(log), want) || strings.Contains(string(log), "exec:") != (want != "") {
+			t.Errorf("%s: %+v, recorded %s", path, r, log)
+		}
+		_ = os.Remove(n.Dir + "/audit.jsonl")
+	}
+	work.End()
 }
 
 // TestExecIsJudgedByItsOwnContainer: a process gets a GPU open if its container was created with it. Which container that is, no option's value
@@ -143,7 +169,7 @@ func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	} {
 		cmd := n.Wrapper(strings.Fields(words)...)
 		cmd.Dir = n.Dir
-		if r := rig.Run(cmd); strings.TrimSpace(r.Stdout) != want && words[:4] == "exec" || r.Stdout == "unjudged\n" != (want == "unjudged") {
+		if r := rig.Run(cmd); (r.Stdout == "unjudged\n") != (want == "unjudged") {
 			t.Errorf("%s: %+v, want it by %s", words, r, want)
 		}
 	}
