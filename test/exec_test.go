@@ -70,9 +70,9 @@ func TestExecStaysInItsContainersCgroup(t *testing.T) {
 		below := []string{"--cgroup", "/"}
 		switch {
 		case !strings.HasPrefix(own, "/sys/fs/cgroup/devices"):
-			below = []string{"--cgroup", "below"}
+			below = []string{"--cgroup", "/below"}
 		case runtime == "runc":
-			below = []string{"--cgroup", "devices:below"} // crun puts the process into that of each controller
+			below = []string{"--cgroup", "devices:/below"} // crun puts the process into that of each controller
 		}
 		must(t, os.Mkdir(own+"/below", 0o755))
 		for _, words := range [][]string{shell, append([]string{"--cgroup", "/"}, shell...), append(below, shell...),
