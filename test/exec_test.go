@@ -175,3 +175,22 @@ func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	}
 	work.End()
 }
+
+// TestAbbreviatedGlobalOptions: crun takes "--roo list" for --root, and what is behind for the subcommand. The runtime behind the wrapper does
+// nothing.
+func TestAbbreviatedGlobalOptions(t *testing.T) {
+	if rig.Under(t, rig.V1) {
+		return
+	}
+	n := rig.NewNode(t, rig.Setup{})
+	n.Write("config.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["/bin/true"]`, 1))
+	b := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	gpu := nodeAt(t, n.Dir, 195, 0)
+	for _, options := range []string{"", "--roo list --deb", "--log-f state --sys", "--cgroup-m list --log-l=debug"} {
+		r := rig.Run(n.Wrapper(append(strings.Fields(options), "create", "--bundle", b.Dir, b.ID)...))
+		if r.Code != 1 || !strings.Contains(r.Stderr, "gpuledger: refused (") {
+			t.Errorf("%s create: %+v", options, r)
+		}
+		wantRefused(t, handed(n, []*os.File{gpu}, "", append(strings.Fields(options), "exec", "--preserve-fds=1", "c1", "true")...), "gpu-device-node")
+	}
+}

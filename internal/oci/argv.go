@@ -126,11 +126,11 @@ func (c *Command) globals(argv []string) (at int, known bool) {
 			first = min(first, i)
 		case hasValue:
 			c.global(name, value, i)
-		case slices.Contains(globalValued, name):
+		case meansOne(argv[i], globalValued): // of "--roo state create", create is the subcommand
 			if i++; i < len(argv) {
 				c.global(name, argv[i], i)
 			}
-		case slices.Contains(globalFlags, name):
+		case meansOne(argv[i], globalFlags):
 			c.global(name, "true", i)
 		default:
 			if unknown = true; i+2 < len(argv) && slices.Contains(judged, argv[i+2]) {
@@ -187,8 +187,7 @@ func (c *Command) arguments(argv []string, from int) {
 func (c *Command) execArguments(argv []string, from int, known bool) {
 	for i := from; i < len(argv) && known; i++ {
 		name, _, hasValue, isOption := option(argv[i])
-		is := func(o string) bool { return o == name || abbreviates(argv[i], o) }
-		valued := slices.ContainsFunc(optionsOf("exec"), is)
+		valued := meansOne(argv[i], optionsOf("exec"))
 		c.noteShort(argv[i], name, valued)
 		switch {
 		case argv[i] == "--":
@@ -203,7 +202,7 @@ func (c *Command) execArguments(argv []string, from int, known bool) {
 		case valued:
 			i++
 		default:
-			known = slices.ContainsFunc(execFlags, is)
+			known = meansOne(argv[i], execFlags)
 		}
 	}
 }
@@ -271,8 +270,8 @@ func RestoresRules(argv []string) bool {
 // as that option: getopt accepts every prefix of its name.
 func values(argv []string, of string) (list []string) {
 	for i, word := range argv {
-		name, value, hasValue, isOption := option(word)
-		if i == 0 || !isOption || name != of && !abbreviates(word, of) {
+		_, value, hasValue, _ := option(word)
+		if i == 0 || !means(word, of) {
 			continue
 		}
 		if !hasValue && i+1 < len(argv) {
@@ -283,11 +282,15 @@ func values(argv []string, of string) (list []string) {
 	return list
 }
 
-// abbreviates reports whether getopt may read a word as this option: it accepts every prefix of a
+// means reports whether a runtime may read a word as this option: getopt accepts every prefix of a
 // name after two dashes.
-func abbreviates(word, of string) bool {
+func means(word, of string) bool {
 	name, _, _, isOption := option(word)
-	return isOption && strings.HasPrefix(word, "--") && strings.HasPrefix(of, name)
+	return isOption && (name == of || strings.HasPrefix(word, "--") && strings.HasPrefix(of, name))
+}
+
+func meansOne(word string, of []string) bool {
+	return slices.ContainsFunc(of, func(o string) bool { return means(word, o) })
 }
 
 // judgedOptions are the options that determine what is judged.
