@@ -90,19 +90,27 @@ var judged = append([]string{"update", "delete"}, oci.Creates...)
 // descriptors lists the open files that the real runtime passes to the container and that can lead
 // to a GPU.
 func (w *wrapper) descriptors() []host.Descriptor {
-	return host.Descriptors(oci.MaxDescriptors(w.argv, os.Getenv("LISTEN_FDS")))
+	return host.Descriptors(oci.MaxDescriptors(w.ExecOptions(w.argv), os.Getenv("LISTEN_FDS")))
 }
 
-// checkExec checks the open files of a process that is started in an existing container. An exec
-// needs no other check: its device rules are the container's.
+// checkExec checks the cgroup and the open files of a process that is started in an existing
+// container. An exec needs no other check: its device rules are those of the container's cgroup, and
+// a process.json has neither devices nor cgroups.
 func (w *wrapper) checkExec() error {
-	descriptors := w.descriptors()
-	if len(descriptors) == 0 {
+	if w.Ambiguous(w.real) != nil {
+		w.ID, w.IDAt = "", 0
+	}
+	leaves, descriptors := oci.LeavesCgroup(w.ExecOptions(w.argv)), w.descriptors()
+	if leaves == "" && len(descriptors) == 0 {
 		return nil
 	}
 	w.node = node.Open(policy.Path(""), host.Default())
-	refusal := w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
-		RuntimeRoot: w.runtimeRoot(), ID: w.knownContainer()}, Descriptors: descriptors})
+	refusal := &grant.Refusal{Code: grant.InjectionImpossible, Message: "the process would leave the cgroup of its container by --cgroup " +
+		grant.Printable(leaves), Hint: "name a cgroup below that of the container, without \"..\""}
+	if leaves == "" {
+		refusal = w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
+			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})
+	}
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
 		oci.PrintLine("gpuledger: " + wouldBe(refusal) + " because " + notEnforced[mode])
 		return nil

@@ -57,14 +57,18 @@ func (w *wrapper) runtimeOfContainer() string {
 	return w.unjudged
 }
 
-// knownContainer returns the first argument that is the id of a container whose state the real
+// knownContainer returns the container of an exec, or of another subcommand the first argument that is the id of a container whose state the real
 // runtime keeps, or "".
 func (w *wrapper) knownContainer() string {
 	state := "state.json"
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {
 		state = "status"
 	}
-	for _, word := range w.argv[1:] {
+	words := w.argv[1:]
+	if w.IDAt > 0 {
+		words = []string{w.ID} // the others are values and a tenant's command
+	}
+	for _, word := range words {
 		if word == "" || word[0] == '-' || strings.ContainsRune(word, '/') {
 			continue
 		}

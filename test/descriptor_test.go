@@ -5,8 +5,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -147,11 +149,109 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 			f, err := c.(*net.UnixConn).File()
 			must(t, err)
 			defer f.Close()
-			r, b := create("mps", []*os.File{f}, "", nil, "--preserve-fds=1")
-			wantRefused(t, r, "gpu-socket")
-			b.End()
+			for _, f := range []*os.File{f, openAt(t, n.Dir+"/mps/control", unix.O_PATH), openAt(t, n.Dir+"/mps", unix.O_PATH), openAt(t, n.Dir+"/mps", unix.O_RDONLY)} {
+				r, b := create("mps", []*os.File{f}, "", nil, "--preserve-fds=1")
+				wantRefused(t, r, "gpu-socket")
+				b.End()
+			}
 		})
 	})
+}
+
+func openAt(t *testing.T, path string, flags int) *os.File {
+	t.Helper()
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	return fileOf(t, path, fd, err)
+}
+
+func fileOf(t *testing.T, name string, fd int, err error) *os.File {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// dialled is a connection to a socket that listens at a path.
+func dialled(t *testing.T, path string) *os.File {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	must(t, err)
+	defer c.Close()
+	f, err := c.(*net.UnixConn).File()
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// TestWhatADescriptorLeadsTo: what a descriptor gives its holder beside itself. Engines and systemd hand in what is harmless.
+func TestWhatADescriptorLeadsTo(t *testing.T) { eachRuntime(t, testWhatADescriptorLeadsTo) }
+
+func testWhatADescriptorLeadsTo(t *testing.T, runtime string) {
+	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+	must(t, unix.Mkfifo(n.Dir+"/fifo", 0o600), os.WriteFile(n.Dir+"/log", nil, 0o644), os.WriteFile(n.Dir+"/gone", nil, 0o644), os.Mkdir(n.Dir+"/socket", 0o755))
+	gone := openAt(t, n.Dir+"/gone", unix.O_RDWR)
+	must(t, os.Remove(n.Dir+"/gone"))
+	listen(t, n.Dir+"/socket/notify")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.Dir + "/socket/activation", Net: "unix"})
+	must(t, err)
+	server, err := l.File()
+	must(t, err)
+	t.Cleanup(func() { _ = server.Close(); _ = l.Close() })
+	object := func(name string, number, a, b, c uintptr) *os.File {
+		fd, _, err := unix.Syscall(number, a, b, c)
+		if err != 0 {
+			t.Logf("no %s: %v", name, err)
+			return nil
+		}
+		return fileOf(t, name, int(fd), nil)
+	}
+	var ring [120]byte // struct io_uring_params
+	state, clone := []byte(n.Dir+"/state\x00"), uintptr(unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	for name, c := range map[string]struct {
+		file           *os.File
+		code, recorded string
+	}{
+		"a fifo": {openAt(t, n.Dir+"/fifo", unix.O_RDWR), "", ""}, "a log": {openAt(t, n.Dir+"/log", unix.O_WRONLY|unix.O_APPEND), "", ""},
+		"a file that is removed": {gone, "", ""}, "a directory": {openAt(t, n.Dir+"/socket", unix.O_RDONLY), "", ""}, "a terminal": {openAt(t, "/dev/ptmx", unix.O_RDWR), "", ""},
+		"a socket to be activated by": {server, "", ""}, "a connection to a socket": {dialled(t, n.Dir+"/socket/notify"), "", ""},
+		"a namespace":                   {openAt(t, "/proc/self/ns/mnt", unix.O_RDONLY), "", ""},
+		"a link":                        {openAt(t, "/proc/self/exe", unix.O_PATH|unix.O_NOFOLLOW), "", ""},
+		"memory":                        {object("memfd", unix.SYS_MEMFD_CREATE, uintptr(unsafe.Pointer(&state[0])), unix.MFD_CLOEXEC, 0), "", ""},
+		"an epoll":                      {object("epoll", unix.SYS_EPOLL_CREATE1, unix.EPOLL_CLOEXEC, 0, 0), "", ""},
+		"an eventfd":                    {object("eventfd", unix.SYS_EVENTFD2, 0, unix.EFD_CLOEXEC, 0), "", ""},
+		"a process":                     {object("pidfd", unix.SYS_PIDFD_OPEN, uintptr(os.Getpid()), 0, 0), "", "node-root by descriptor:3 (a process)"},
+		"its directory":                 {openAt(t, "/proc/self/fd", unix.O_RDONLY), "", "node-root by descriptor:3 (a process)"},
+		"its memory":                    {openAt(t, "/proc/self/mem", unix.O_RDWR), "gpu-socket", ""},
+		"its environment":               {openAt(t, "/proc/self/environ", unix.O_RDONLY), "gpu-socket", ""},
+		"an io_uring":                   {object("io_uring", unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&ring)), 0), "gpu-socket", ""},
+		"a userfaultfd":                 {object("userfaultfd", unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0), "gpu-socket", ""},
+		"fanotify":                      {object("fanotify", unix.SYS_FANOTIFY_INIT, unix.FAN_CLOEXEC|unix.FAN_CLASS_NOTIF, unix.O_RDONLY, 0), "", "node-root by descriptor:3 (the files that are opened on the node)"},
+		"the node":                      {openAt(t, "/", unix.O_RDONLY), "", "node-root by descriptor:3"},
+		"above the ledger":              {openAt(t, n.Dir, unix.O_PATH), "", "node-root by descriptor:3"},
+		"the ledger":                    {openAt(t, n.Dir+"/state", unix.O_RDONLY), "gpu-socket", ""},
+		"a mount of it that is nowhere": {object("open_tree", unix.SYS_OPEN_TREE, 0, uintptr(unsafe.Pointer(&state[0])), clone), "gpu-bind-mount", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.file == nil {
+				t.Skip("this kernel makes none for us: what it leads to is not tested")
+			}
+			_ = os.Remove(n.Dir + "/audit.jsonl")
+			b := n.Bundle(strings.ReplaceAll(name, " ", "-"), rig.Light)
+			defer b.End()
+			r := handed(n, []*os.File{c.file}, "", "create", "--preserve-fds=1", "--bundle", b.Dir, b.ID)
+			if c.code != "" {
+				wantRefused(t, r, c.code)
+				return
+			}
+			log, _ := os.ReadFile(n.Dir + "/audit.jsonl")
+			if r.Code != 0 || r.Stderr != "" || strings.Contains(string(log), "node-root") != (c.recorded != "") || !strings.Contains(string(log), c.recorded) {
+				t.Errorf("%+v, recorded %s", r, log)
+			}
+		})
+	}
 }
 
 func rigStart(b *rig.Bundle) error {
@@ -310,4 +410,47 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenCgroupsMoveProcesses: without the wrapper, whoever has a file of a holder's cgroup open moves itself there and opens its GPU; with
+// it, none is handed in.
+func TestOpenCgroupsMoveProcesses(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+		g := n.Grant("--mode", "exclusive", "--gpu", "0")
+		holder := starts(t, n.Bundle("holder", with(g)))
+		work := starts(t, n.Bundle("work"))
+		dir := deviceCgroup(t, holder.Init())
+		for _, c := range []struct{ open, script string }{
+			{dir + "/cgroup.procs", "echo 0 >&3\n"}, {dir + "/tasks", "echo 0 >&3\n"}, {dir, "echo 0 >/proc/self/fd/3/cgroup.procs\n"},
+		} {
+			if !exists(c.open) {
+				continue // version 2 has no tasks
+			}
+			run := func(cmd *exec.Cmd) rig.Result {
+				flags := os.O_WRONLY
+				if c.open == dir {
+					flags = os.O_RDONLY
+				}
+				f, err := os.OpenFile(c.open, flags, 0)
+				must(t, err)
+				defer f.Close()
+				cmd.ExtraFiles = []*os.File{f}
+				return rig.Run(cmd)
+			}
+			words := []string{"exec", "--preserve-fds", "1", "work", "/bin/busybox", "sh", "-c", c.script + opensGPU}
+			alone := run(n.Real(words...))
+			t.Logf("%s alone, %s: %+v", runtime, filepath.Base(c.open), alone)
+			if !strings.Contains(alone.Stdout, "c 195:0 open") {
+				t.Errorf("%s alone: with %s open nothing is shown: %+v", runtime, c.open, alone)
+			}
+			wantRefused(t, run(n.Wrapper(words...)), "gpu-socket")
+			b := n.Bundle("new", rig.Light)
+			wantRefused(t, run(n.Wrapper("create", "--preserve-fds=1", "--bundle", b.Dir, b.ID)), "gpu-socket")
+			b.End()
+		}
+		opensItsGPU(t, n, holder, "at the end")
+		work.End()
+		holder.End()
+	})
 }

@@ -131,8 +131,8 @@ var stillHeld = sentence{
 		"the audit log"}
 
 // handed is for what a container is handed open.
-var handed = sentence{without: "is handed a GPU open by {v} ({x}) but holds no grant",
-	with: "is handed a GPU open by {v} ({x}), which is not in its grant {g}",
+var handed = sentence{without: "is handed a way to a GPU by {v} ({x}) but holds no grant",
+	with: "is handed a way to a GPU by {v} ({x}), which is not in its grant {g}",
 	hint: "start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " +
 		hintRequest}
 

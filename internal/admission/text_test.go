@@ -75,12 +75,12 @@ func TestWhatATenantIsTold(t *testing.T) {
 				`to its grant`,
 			"leave the key out; a controller that is missing in gpuledger's list is a bug to report"},
 		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) },
-			`container "c1" is handed a GPU open by descriptor 7 (c 195:3) but holds no grant`,
+			`container "c1" is handed a way to a GPU by descriptor 7 (c 195:3) but holds no grant`,
 			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " +
 				"this node shares its GPUs by grant; request a share " +
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
 		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) },
-			`container "train" is handed a GPU open by descriptor 7 (c 195:3), which is not in its grant ` +
+			`container "train" is handed a way to a GPU by descriptor 7 (c 195:3), which is not in its grant ` +
 				`g-podpodpodpod`,
 			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
 				"a larger grant"},

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptor is an open file of the calling process that can lead to what governs a GPU. It is a
-// character device, a file or directory with its path, or a socket with its addresses.
+// Descriptor is an open file of the calling process that can lead to what governs a GPU: anything
+// but a pipe, a terminal or a socket without a name. Its Path is what the kernel reports: a path,
+// or a name such as "anon_inode:[pidfd]". A socket has one only if it is open as a path (O_PATH).
 type Descriptor struct {
-	Number  int
-	Mode    uint32 // type and permissions
-	Rdev    uint64
-	Path    string   // of a file or directory: its current path as the kernel reports it
-	Sockets []string // of a unix socket: the paths of it and of its peer, if they have any
+	Number int
+	Target
+	FileSystem   int64  // of a file or directory on no disk: the type of its file system, as in statfs(2)
+	Socket, Peer string // of a unix socket: the paths of it and of its peer, if they have any
 }
 
 // plainMajors are the majors of character devices that nearly every process has as its standard
@@ -23,7 +23,7 @@ var plainMajors = map[uint32]bool{1: true, 4: true, 5: true, 136: true, 137: tru
 	140: true, 141: true, 142: true, 143: true}
 
 // Descriptors lists the descriptors of the calling process that are lower than below. It leaves out
-// pipes and the like, terminals and /dev/null.
+// pipes, terminals, /dev/null, and sockets without a name.
 func Descriptors(below int) (list []Descriptor) {
 	numbers := make([]int, 0, 3)
 	if below <= 16 {
@@ -39,33 +39,42 @@ func Descriptors(below int) (list []Descriptor) {
 		}
 	}
 	for _, fd := range numbers {
-		var st unix.Stat_t
-		if unix.Fstat(fd, &st) != nil {
-			continue
+		d := Descriptor{Number: fd}
+		if d.stat(fd, "", unix.AT_EMPTY_PATH) == nil && d.leads() {
+			list = append(list, d)
 		}
-		d := Descriptor{Number: fd, Mode: st.Mode, Rdev: st.Rdev}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFCHR:
-			if plainMajors[unix.Major(st.Rdev)] {
-				continue
-			}
-		case unix.S_IFDIR, unix.S_IFREG:
-			d.Path, _ = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-		case unix.S_IFSOCK:
-			own, _ := unix.Getsockname(fd)
-			peer, _ := unix.Getpeername(fd)
-			for _, address := range []unix.Sockaddr{own, peer} {
-				if a, is := address.(*unix.SockaddrUnix); is && a.Name != "" {
-					d.Sockets = append(d.Sockets, a.Name)
-				}
-			}
-			if d.Sockets == nil {
-				continue
-			}
-		default:
-			continue
-		}
-		list = append(list, d)
 	}
 	return list
+}
+
+// leads reads what a descriptor leads to, and reports whether that can matter.
+func (d *Descriptor) leads() bool {
+	switch d.Mode & unix.S_IFMT {
+	case unix.S_IFCHR:
+		return !plainMajors[unix.Major(d.Rdev)]
+	case unix.S_IFIFO, unix.S_IFLNK:
+		return false
+	case unix.S_IFSOCK:
+		own, err := unix.Getsockname(d.Number)
+		if err == unix.EBADF { // open as a path: /proc/self/fd leads to the socket there
+			break
+		}
+		peer, _ := unix.Getpeername(d.Number)
+		d.Socket, d.Peer = socketName(own), socketName(peer)
+		return d.Socket+d.Peer != ""
+	case unix.S_IFREG, unix.S_IFDIR:
+		var st unix.Statfs_t
+		if unix.Major(d.Dev) == 0 && unix.Fstatfs(d.Number, &st) == nil {
+			d.FileSystem = int64(st.Type)
+		}
+	}
+	d.Path, _ = os.Readlink("/proc/self/fd/" + strconv.Itoa(d.Number))
+	return true
+}
+
+func socketName(address unix.Sockaddr) string {
+	if a, is := address.(*unix.SockaddrUnix); is {
+		return a.Name
+	}
+	return ""
 }

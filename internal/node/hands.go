@@ -9,20 +9,28 @@ import (
 )
 
 // Hands judges the descriptors with which a process is run in a container that is there already.
-// Nodes of a GPU that the container was created with are its own; any other is refused.
+// Nodes of a GPU that the container was created with are its own; any other is refused. What makes
+// the process root on the node is recorded, as at a create.
 func (n *Node) Hands(c request.Caller) *grant.Refusal {
 	r, err := request.Find(createdSpec(n, c.Container), c, n.finder(n.Inventory))
 	if err != nil {
 		return &grant.Refusal{Code: grant.Internal, Message: err.Error(), Hint: hintOf(grant.Internal)}
 	}
 	for _, h := range r.Hits {
-		if !strings.HasPrefix(h.Vector, "descriptor:") || h.Cover == grant.CoverNode && (r.AllDevices || slices.ContainsFunc(r.Hits, func(own grant.Hit) bool {
-			return own.Node == h.Node && !strings.HasPrefix(own.Vector, "descriptor:")
+		if !ofDescriptor(h.Vector) || h.Cover != grant.CoverNever && (r.AllDevices || slices.ContainsFunc(r.Hits, func(own grant.Hit) bool {
+			return own.Node == h.Node && h.Cover == grant.CoverNode && !ofDescriptor(own.Vector)
 		})) {
 			continue
 		}
-		return &grant.Refusal{Code: h.Code, Message: "the process would be handed a GPU by " + h.Vector + " (" + h.Value + "), which container \"" + c.Container.Name() + "\" was not created with",
+		return &grant.Refusal{Code: h.Code, Message: "the process would be handed a way to a GPU by " + h.Vector + " (" + h.Value + "), which container \"" + c.Container.Name() + "\" was not created with",
 			Hint: "leave the descriptor out; a container's GPUs are settled when it is created"}
 	}
+	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}}
+	for _, way := range slices.DeleteFunc(r.NodeRoot, func(way string) bool { return !ofDescriptor(way) }) {
+		d.Recorded = append(d.Recorded, "exec: node-root by "+grant.Printable(way))
+	}
+	n.audit(c.Container, r.Container.Pod, d)
 	return nil
 }
+
+func ofDescriptor(vector string) bool { return strings.HasPrefix(vector, "descriptor:") }

@@ -506,7 +506,7 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 		}
 		for minor, fails := range c.fails {
 			handed := m.caller("c")
-			handed.Descriptors = []host.Descriptor{{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}
+			handed.Descriptors = []host.Descriptor{{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}}
 			if refusal := m.node.Hands(handed); (refusal != nil) != (name != "its own" || minor != 0) {
 				t.Errorf("%s: a process that is handed GPU %d: %v", name, minor, refusal)
 			}

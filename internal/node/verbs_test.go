@@ -264,9 +264,9 @@ func TestHandsOfWhatNobodyKnows(t *testing.T) {
 		d    host.Descriptor
 		want string
 	}{
-		"a terminal": {host.Descriptor{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}, ""},
-		"a GPU":      {host.Descriptor{Number: 3, Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}, `gpu-device-node: the process would be handed a GPU by descriptor:3 (c 195:1), which container "c" was not created with`},
-		"the ledger": {host.Descriptor{Number: 3, Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}, `gpu-socket: the process would be handed a GPU by descriptor:3 (a file or socket that governs GPUs), which container "c" was not created with`},
+		"a terminal": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}}, ""},
+		"a GPU":      {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}}, `gpu-device-node: the process would be handed a way to a GPU by descriptor:3 (c 195:1), which container "c" was not created with`},
+		"the ledger": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}}, `gpu-socket: the process would be handed a way to a GPU by descriptor:3 (a file or socket that governs GPUs), which container "c" was not created with`},
 	} {
 		caller := m.caller("c")
 		caller.Descriptors = []host.Descriptor{c.d}

@@ -22,11 +22,13 @@ type Command struct {
 	CgroupsOff bool   // crun --cgroup-manager=disabled
 	Bundle     string // --bundle
 	Config     string // crun --config: another name for config.json
-	ID         string // the last argument
+	ID         string // the last argument; of exec the container, "" if it is not known
 	// index in argv of update's --resources value, with ResourcesPrefix before it; 0: not given
 	Resources int
 
 	ResourcesPrefix string // "" or "--resources="
+
+	IDAt int // of exec, the index in argv of ID; 0: not known
 
 	Help bool // the call has no arguments or asks only for help: runtimes then print help or an error
 	// the first option that runtimes read differently: "-b/dir" and "-bundle", or a prefix such as
@@ -56,20 +58,31 @@ var (
 			"memory-reservation", "memory-swap", "pids-limit",
 			"l3-cache-schema", "mem-bw-schema"}},
 		{"delete", []string{"regex"}},
+		{"exec", []string{"console-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p",
+			"pid-file", "pidfd-socket", "process-label", "apparmor", "preserve-fds", "cap", "c", "cgroup"}},
 	}
 )
 
-func takesValue(command, option string) bool {
+func takesValue(command, option string) bool { return slices.Contains(optionsOf(command), option) }
+
+// optionsOf lists the options of a subcommand that take a value.
+func optionsOf(command string) []string {
 	for _, v := range valued {
 		if v.command == command {
-			return slices.Contains(v.options, option)
+			return v.options
 		}
 	}
-	return false
+	return nil
 }
+
+// execFlags are the options of exec that take no value.
+var execFlags = []string{"tty", "t", "detach", "d", "no-new-privs", "ignore-paused"}
 
 // Creates are the subcommands that start a container.
 var Creates = []string{"create", "run", "restore"}
+
+// judged are those and the others of which gpuledger reads the options.
+var judged = append([]string{"exec", "update"}, Creates...)
 
 // subcommands are the subcommands of runc and crun.
 var subcommands = []string{"checkpoint", "create", "delete", "events", "exec", "features", "help", "init",
@@ -82,7 +95,11 @@ func Parse(argv []string) Command {
 	i, known := c.globals(argv)
 	if i < len(argv) {
 		c.Name = argv[i]
-		c.arguments(argv, i+1)
+		if c.Name == "exec" {
+			c.execArguments(argv, i+1, known)
+		} else {
+			c.arguments(argv, i+1)
+		}
 		rest := argv[i+1:]
 		// With an option that runtimes read differently, this may be a container's id.
 		c.Help = known && c.Short == "" && (len(rest) == 0 || len(rest) == 1 &&
@@ -93,7 +110,7 @@ func Parse(argv []string) Command {
 
 // globals reads the options before the subcommand and returns the subcommand's index. After an
 // unknown option a word may be its value or the subcommand. It is the value in two cases: the next
-// word starts a container, or it is no known subcommand and a later word is. So a new option can
+// word is a judged subcommand, or it is no known subcommand and a later word is. So a new option can
 // lead to more checks, never to fewer. known is false if there is an unknown option.
 func (c *Command) globals(argv []string) (at int, known bool) {
 	unknown, first := false, len(argv)
@@ -109,14 +126,14 @@ func (c *Command) globals(argv []string) (at int, known bool) {
 			first = min(first, i)
 		case hasValue:
 			c.global(name, value, i)
-		case slices.Contains(globalValued, name):
+		case meansOne(argv[i], globalValued): // of "--roo state create", create is the subcommand
 			if i++; i < len(argv) {
 				c.global(name, argv[i], i)
 			}
-		case slices.Contains(globalFlags, name):
+		case meansOne(argv[i], globalFlags):
 			c.global(name, "true", i)
 		default:
-			if unknown = true; i+2 < len(argv) && slices.Contains(Creates, argv[i+2]) {
+			if unknown = true; i+2 < len(argv) && slices.Contains(judged, argv[i+2]) {
 				return i + 2, false
 			}
 		}
@@ -164,6 +181,54 @@ func (c *Command) arguments(argv []string, from int) {
 	}
 }
 
+// execArguments finds the container of an exec: the first word that is no option and no option's
+// value. All after it is the container's own command: runc and crun read no option there. After an
+// option that is not known, the container is not known either.
+func (c *Command) execArguments(argv []string, from int, known bool) {
+	for i := from; i < len(argv) && known; i++ {
+		name, _, hasValue, isOption := option(argv[i])
+		valued := meansOne(argv[i], optionsOf("exec"))
+		c.noteShort(argv[i], name, valued)
+		switch {
+		case argv[i] == "--":
+			i++
+			fallthrough
+		case !isOption:
+			if i < len(argv) {
+				c.ID, c.IDAt = argv[i], i
+			}
+			return
+		case hasValue:
+		case valued:
+			i++
+		default:
+			known = meansOne(argv[i], execFlags)
+		}
+	}
+}
+
+// ExecOptions returns the words of an exec that a runtime may read as options: those before the
+// container's id, or all if it is not known.
+func (c *Command) ExecOptions(argv []string) []string {
+	if c.IDAt > 0 {
+		return argv[:c.IDAt]
+	}
+	return argv
+}
+
+// LeavesCgroup returns the first --cgroup of an exec by which the process may get into a cgroup that
+// is not below its container's, or "". runc up to 1.2 compares only how the paths begin, and crun before
+// 1.29 walks them as the kernel does. "/" at the beginning leads to the container's own cgroup.
+func LeavesCgroup(options []string) string {
+	for _, value := range values(options, "cgroup") {
+		// runc accepts "controller,controller:path"
+		if slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune("/:,", r) }), "..") {
+			return value
+		}
+	}
+	return ""
+}
+
 func (c *Command) local(name, value string, index int, prefix string) {
 	switch name {
 	case "bundle", "b":
@@ -181,9 +246,11 @@ func (c *Command) local(name, value string, index int, prefix string) {
 func MaxDescriptors(argv []string, listenFDs string) int {
 	handed := 3 // standard input, output and error
 	for _, text := range append(values(argv, "preserve-fds"), listenFDs) {
-		if n, err := strconv.Atoi(text); err == nil && n > 0 {
-			handed += min(n, maxDescriptors)
+		n, err := strconv.Atoi(text)
+		if err != nil && text != "" { // runc reads "0x2" and "0b1", crun "1 and more"
+			n = maxDescriptors
 		}
+		handed += min(max(n, 0), maxDescriptors)
 	}
 	return handed
 }
@@ -203,9 +270,8 @@ func RestoresRules(argv []string) bool {
 // as that option: getopt accepts every prefix of its name.
 func values(argv []string, of string) (list []string) {
 	for i, word := range argv {
-		name, value, hasValue, isOption := option(word)
-		// a shorter word, as "-p", is another option
-		if i == 0 || !isOption || name != of && (len(name) < 3 || !strings.HasPrefix(of, name)) {
+		_, value, hasValue, _ := option(word)
+		if i == 0 || !means(word, of) {
 			continue
 		}
 		if !hasValue && i+1 < len(argv) {
@@ -214,6 +280,17 @@ func values(argv []string, of string) (list []string) {
 		list = append(list, value)
 	}
 	return list
+}
+
+// means reports whether a runtime may read a word as this option: getopt accepts every prefix of a
+// name after two dashes.
+func means(word, of string) bool {
+	name, _, _, isOption := option(word)
+	return isOption && (name == of || strings.HasPrefix(word, "--") && strings.HasPrefix(of, name))
+}
+
+func meansOne(word string, of []string) bool {
+	return slices.ContainsFunc(of, func(o string) bool { return means(word, o) })
 }
 
 // judgedOptions are the options that determine what is judged.

@@ -39,13 +39,29 @@ func TestParse(t *testing.T) {
 		{"force is no value", "delete -f c1", Command{Name: "delete", ID: "c1"}},
 		{"update from stdin", "update --resources - c1", Command{Name: "update", ID: "c1", Resources: 2}},
 		{"update from a file", "update --resources=/f c1", Command{Name: "update", ID: "c1", Resources: 1, ResourcesPrefix: "--resources="}},
+		{"exec: an id before its command", "--root /r exec --pid-file holder -t c1 sh -c x", Command{Name: "exec", Root: "/r", RootAt: 2, ID: "c1", IDAt: 7}},
+		{"exec: options of the command", "exec c1 tool --cgroup ../x --new", Command{Name: "exec", ID: "c1", IDAt: 2}},
+		{"exec: a value behind =", "exec --env=holder --cgroup=x c1 sh", Command{Name: "exec", ID: "c1", IDAt: 4}},
+		{"exec: one dash, as Go's flags allow", "exec -pid-file holder c1", Command{Name: "exec", ID: "c1", IDAt: 4, Short: "-pid-file"}},
+		{"exec: the beginning of a name, as getopt allows", "exec --pid holder --det --cg x c1", Command{Name: "exec", ID: "c1", IDAt: 7}},
+		{"exec: an id after --", "exec -d -- c1 --x", Command{Name: "exec", ID: "c1", IDAt: 4}},
+		{"exec: an option that nobody knows may have a value", "exec --new holder c1", Command{Name: "exec"}},
+		{"exec: one with its value", "exec --new=x c1", Command{Name: "exec", ID: "c1", IDAt: 3}},
+		{"exec: letters together", "exec -dt c1", Command{Name: "exec", Short: "-dt"}},
+		{"exec: behind a global option that nobody knows", "--new exec c1", Command{Name: "exec"}},
+		{"exec: where that option's value is a subcommand", "--new state exec c1", Command{Name: "exec"}},
+		{"exec without a container", "exec --pid-file", Command{Name: "exec"}},
+		{"an update behind an option's value that is a subcommand", "--new state update --resources=- c1", Command{Name: "update", ID: "c1", Resources: 3, ResourcesPrefix: "--resources="}},
 		{"an unknown flag", "--new create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"an unknown option with a value", "--new value create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"an unknown option whose value is a subcommand's name", "--new state create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"an unknown option before a known one", "--new value --debug create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"help", "create -h", Command{Name: "create", Help: true}},
 		{"help in full", "--root /r run --help", Command{Name: "run", Root: "/r", RootAt: 2, Help: true}},
-		{"no help behind an option that is not known: run is the subcommand to crun", "--deb run create", Command{Name: "create"}},
+		{"no help behind an option that is not known: run may be the subcommand", "--new run create", Command{Name: "create"}},
+		{"the beginning of a global flag, as getopt allows", "--deb run create", Command{Name: "run", ID: "create"}},
+		{"of one with a value that is a subcommand", "--roo state --deb create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1", Short: "--roo"}},
+		{"of one, before an exec", "--log-f list --sys exec c1", Command{Name: "exec", ID: "c1", IDAt: 5, Short: "--log-f"}},
 		{"no arguments", "delete", Command{Name: "delete", Help: true}},
 		{"help that is taken back", "create -h --help=false c1", Command{Name: "create", ID: "c1"}},
 		{"help that may be a value", "create --new -h c1", Command{Name: "create", ID: "c1"}},
@@ -147,6 +163,43 @@ func TestAmbiguous(t *testing.T) {
 			c.program); (err != nil) != c.ambiguous {
 			t.Errorf("%q for %s: %v", c.argv, c.program, err)
 		}
+	}
+}
+
+// TestLeavesCgroup: in every spelling of crun and runc.
+func TestLeavesCgroup(t *testing.T) {
+	for argv, want := range map[string]string{
+		"exec --cgroup ../c2 c1 sh": "../c2", "exec --cgroup=x/../../c2 c1 sh": "x/../../c2", "exec -cgroup .. c1 sh": "..",
+		"exec --cg ../c2 c1 sh": "../c2", "exec --cgr=../c2 c1 sh": "../c2", "exec --cgroup x --cgroup ../c2 c1 sh": "../c2",
+		"exec --cgroup devices:../c2 c1 sh": "devices:../c2", "exec --cgroup=cpu,devices:../c2 c1 sh": "cpu,devices:../c2",
+		"exec --cgroup /../c2 c1 sh": "/../c2", "exec --cgroup x/.. c1 sh": "x/..", "exec --new --cgroup ../c2 c1 sh": "../c2",
+		"exec --cgroup x c1 sh": "", "exec --cgroup devices:/x/y c1 sh": "", "exec --cgroup ..x/y.. c1 sh": "", "exec --cgroup / c1 sh": "",
+		"exec c1 runc exec --cgroup ../c2 c3": "", "exec --cwd .. c1 sh": "", "exec --cgroup": "",
+	} {
+		words := append([]string{"gpuledger-runtime"}, strings.Fields(argv)...)
+		c := Parse(words)
+		if got := LeavesCgroup(c.ExecOptions(words)); got != want {
+			t.Errorf("%q: %q, want %q", argv, got, want)
+		}
+	}
+}
+
+// TestMaxDescriptors: at least as many as any runtime passes on.
+func TestMaxDescriptors(t *testing.T) {
+	for _, c := range []struct {
+		argv, listen string
+		want         int
+	}{
+		{"create c1", "", 3}, {"create --preserve-fds 2 c1", "", 5}, {"create --preserve-fds=2 c1", "1", 6}, {"create --pr 2 c1", "", 5},
+		{"create --preserve-fds -1 c1", "", 3}, {"create --preserve-fds 0x2 c1", "", 3 + maxDescriptors}, {"create c1", "1 of them", 3 + maxDescriptors},
+		{"create -p 2 c1", "", 3}, {"create --preserve-fds", "", 3}, {"create --preserve-fds 2147483647 c1", "", 3 + maxDescriptors},
+	} {
+		if got := MaxDescriptors(append([]string{"runc"}, strings.Fields(c.argv)...), c.listen); got != c.want {
+			t.Errorf("%q, %q: %d, want %d", c.argv, c.listen, got, c.want)
+		}
+	}
+	if !RestoresRules([]string{"crun", "restore", "--m", "full", "c1"}) {
+		t.Error("--m is the beginning of --manage-cgroups-mode")
 	}
 }
 

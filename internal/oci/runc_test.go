@@ -133,3 +133,30 @@ func FuzzAsRunc(f *testing.F) {
 		}
 	})
 }
+
+// execVocabulary has the words for which the fuzzer's bytes stand behind exec.
+var execVocabulary = []string{"c1", "holder", "sh", "--cgroup", "--cgroup=../x", "../x", "--pid-file", "--pid-file=p", "-e", "-e=A=B", "--env",
+	"-u", "--user=0", "-t", "--tty", "--tty=false", "-d", "--detach", "--", "-", "--preserve-fds", "1", "--preserve-fds=1", "-p", "--process", "-pid-file",
+	"--cap", "-c", "-g", "--additional-gids", "--cwd", "/", "--console-socket", "--pidfd-socket=s", "--process-label", "--apparmor", "--no-new-privs",
+	"--ignore-paused", "", "---x", "--new", "--cg"}
+
+// FuzzExecAsRunc: if runc would exec by a list of words, Parse finds the same container. runc does not
+// reorder them (SkipArgReorder), and neither does crun (ARGP_IN_ORDER).
+func FuzzExecAsRunc(f *testing.F) {
+	f.Add([]byte("\x06\x01\x00\x02"))
+	f.Add([]byte("\x03\x05\x0f\x12\x00"))
+	f.Fuzz(func(t *testing.T, input []byte) {
+		words := []string{"exec"}
+		for _, b := range input {
+			words = append(words, execVocabulary[int(b)%len(execVocabulary)])
+		}
+		set, _ := flags([]string{"console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p", "pid-file", "process-label",
+			"apparmor", "cap", "c", "preserve-fds", "cgroup"}, []string{"tty", "t", "detach", "d", "no-new-privs", "ignore-paused", "help", "h"})
+		if set.Parse(words[1:]) != nil || set.NArg() == 0 || on(set, "help", "h") {
+			return
+		}
+		if got := Parse(append([]string{"runc"}, words...)); got.ID != set.Arg(0) {
+			t.Errorf("%q: runc reads %q, we %+v", words, set.Arg(0), got)
+		}
+	})
+}

@@ -41,7 +41,7 @@ func (f *finder) mounts() {
 		switch {
 		case slices.Contains(kernelTypes, m.Type):
 		case m.Type == "devtmpfs":
-			f.parentOfNodes(m)
+			f.parentOfNodes("mount:"+m.Destination, m)
 		case !slices.Contains(bindTypes, m.Type):
 			f.fileSystem(m)
 		}
@@ -95,27 +95,26 @@ func (f *finder) bind(i int, m specs.Mount) {
 		return
 	}
 	for _, p := range f.sources(i) {
-		if f.source(m, m.Source, p) {
+		if f.source("mount:"+m.Destination, m, m.Source, p) {
 			return
 		}
 	}
 }
 
 // source judges a file or directory of the host that a mount brings along, and reports whether it found something.
-func (f *finder) source(m specs.Mount, value string, p place) bool {
+func (f *finder) source(vector string, m specs.Mount, value string, p place) bool {
 	if p.err != nil {
 		f.fail(cannotTell(p.Path, p.err))
 		return true
 	}
-	return f.sourceAt(m, value, p) || f.anyAlias(p, m, func(a alias) bool { return f.sourceAt(m, value+" (which is "+a.Path+")", a.place) })
+	return f.sourceAt(vector, m, value, p) || f.anyAlias(p, m, func(a alias) bool { return f.sourceAt(vector, m, value+" (which is "+a.Path+")", a.place) })
 }
 
 // sourceAt judges it at one of its places.
-func (f *finder) sourceAt(m specs.Mount, value string, p place) bool {
+func (f *finder) sourceAt(vector string, m specs.Mount, value string, p place) bool {
 	if f.isPlain(p) {
 		return false
 	}
-	vector := "mount:" + m.Destination
 	if f.isOurs(p.Path) || f.mpsBelow(vector, p) {
 		f.hit(grant.Hit{Vector: vector, Value: value, Code: grant.GPUSocket, Cover: grant.CoverNever})
 		return true
@@ -130,7 +129,7 @@ func (f *finder) sourceAt(m specs.Mount, value string, p place) bool {
 		return true
 	}
 	if f.opensAny() && f.bringsDev(p.Path) {
-		f.parentOfNodes(m)
+		f.parentOfNodes(vector, m)
 		return true
 	}
 	return false
@@ -154,11 +153,11 @@ func (f *finder) isOurs(source string) bool {
 // fileSystem judges the directories that a mount of a file system brings along: an overlay's layers, as Podman's
 // `-v DIR:/x:O` makes them, and of any other type whatever path it names.
 func (f *finder) fileSystem(m specs.Mount) {
-	overlay := m.Type == "overlay"
+	vector, overlay := "mount:"+m.Destination, m.Type == "overlay"
 	for _, option := range m.Options {
 		for _, dir := range directories(option, overlay) {
 			for _, p := range f.named(dir) {
-				if f.source(m, option, p) {
+				if f.source(vector, m, option, p) {
 					return
 				}
 			}
@@ -168,7 +167,7 @@ func (f *finder) fileSystem(m specs.Mount) {
 		return
 	}
 	for _, p := range f.named(m.Source) {
-		if f.source(m, m.Source, p) {
+		if f.source(vector, m, m.Source, p) {
 			return
 		}
 	}
@@ -235,7 +234,7 @@ func (f *finder) opensAny() bool {
 
 // parentOfNodes finds mounts that bring along the host's nodes, but only where a rule lets anything be opened: without
 // one each of them answers EPERM, and node agents mount the host's / or /dev for other reasons.
-func (f *finder) parentOfNodes(m specs.Mount) {
+func (f *finder) parentOfNodes(vector string, m specs.Mount) {
 	if !f.opensAny() {
 		return
 	}
@@ -243,5 +242,5 @@ func (f *finder) parentOfNodes(m specs.Mount) {
 	if f.request.Unruled { // taking the privilege's nodes and rules away would leave it open
 		code = grant.GPUBindMount
 	}
-	f.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: code, Cover: grant.CoverDrop})
+	f.hit(grant.Hit{Vector: vector, Value: m.Source, Code: code, Cover: grant.CoverDrop})
 }

@@ -111,6 +111,8 @@ func (f *finder) daemonBelow(top string, itself bool) (dir string, serving bool)
 }
 
 // below is the rest of a path after a directory that it is within.
+//
+//go:noinline
 func below(path, dir string) string {
 	return strings.TrimPrefix(path[len(strings.TrimSuffix(dir, "/")):], "/")
 }

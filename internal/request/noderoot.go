@@ -125,6 +125,11 @@ func (f *finder) nodeRoot() {
 			f.nodeRootBy("mount:" + m.Destination)
 		}
 	}
+	for i := range f.caller.Descriptors {
+		if d := &f.caller.Descriptors[i]; f.handsRoot(d) {
+			f.nodeRootBy(descriptorVector(d))
+		}
+	}
 }
 
 // becomesRoot reports whether the container's user is root, or can be taken for root by the files of the node: with a
@@ -144,6 +149,7 @@ func (f *finder) lets(path string) bool {
 	return p.exists && (p.GID == u.GID || slices.Contains(u.AdditionalGids, p.GID))
 }
 
+//go:noinline
 func (f *finder) nodeRootBy(way string) {
 	f.request.NodeRoot = append(f.request.NodeRoot, way)
 }

@@ -168,6 +168,8 @@ func (f *finder) root() string {
 }
 
 // real is the real path of what a path leads to.
+//
+//go:noinline
 func (f *finder) real(path string) string { return f.look(path).Path }
 
 // within reports whether path is dir or below it.
