@@ -17,19 +17,22 @@ func (n *Node) Hands(c request.Caller) *grant.Refusal {
 		return &grant.Refusal{Code: grant.Internal, Message: err.Error(), Hint: hintOf(grant.Internal)}
 	}
 	for _, h := range r.Hits {
-		if !ofDescriptor(h.Vector) || h.Cover != grant.CoverNever && (r.AllDevices || slices.ContainsFunc(r.Hits, func(own grant.Hit) bool {
-			return own.Node == h.Node && h.Cover == grant.CoverNode && !ofDescriptor(own.Vector)
-		})) {
+		own := h.Cover == grant.CoverNode && slices.ContainsFunc(r.Hits, func(other grant.Hit) bool {
+			return other.Node == h.Node && !ofDescriptor(other.Vector)
+		})
+		if !ofDescriptor(h.Vector) || own || h.Cover != grant.CoverNever && r.AllDevices {
 			continue
 		}
-		return &grant.Refusal{Code: h.Code, Message: "the process would be handed a way to a GPU by " + h.Vector + " (" + h.Value + "), which container \"" + c.Container.Name() + "\" was not created with",
+		return &grant.Refusal{Code: h.Code,
+			Message: "the process would be handed a way to a GPU by " + h.Vector + " (" + h.Value +
+				"), which container \"" + c.Container.Name() + "\" was not created with",
 			Hint: "leave the descriptor out; a container's GPUs are settled when it is created"}
 	}
 	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}}
 	for _, way := range slices.DeleteFunc(r.NodeRoot, func(way string) bool { return !ofDescriptor(way) }) {
 		d.Recorded = append(d.Recorded, "exec: node-root by "+grant.Printable(way))
 	}
-	n.audit(c.Container, r.Container.Pod, d)
+	recordDecision(n, c.Container, r.Container.Pod, d)
 	return nil
 }
 
