@@ -22,7 +22,7 @@ needs[test-podman]="$base crun:crun podman:podman conmon:conmon bats:bats gawk:g
 needs[pictures]="${needs[test]} chromium:chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf:fonts-dejavu-core"
 needs[test-monitoring]="${needs[test]} promtool:prometheus"
 needs[e2e]="${needs[test]} dockerd:docker.io"
-needs[test-systemd]="$base debootstrap:debootstrap"
+needs[test-systemd]="$base debootstrap:debootstrap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 needs[shim-arm64]="gcc:gcc aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static"
 # gpuledger itself is linked with C, so the other architecture takes a compiler for it.
 case $(uname -m) in

@@ -6,15 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnitExists reports whether systemd has a unit of this name that was made by a call, as all scopes are. Such a unit has a file from its
-// start until systemd forgets it (systemd.unit(5)).
+// UnitExists reports whether systemd has a unit of this name that was made by a call, as all scopes
+// are. Such a unit has a file from its start until systemd forgets it (systemd.unit(5)).
 func UnitExists(name string) bool {
 	var st unix.Stat_t
 	return unix.Lstat("/run/systemd/transient/"+name, &st) == nil
 }
 
-// ResetFailed has systemd forget a unit if it has failed, as `systemctl reset-failed` does, and reports whether the unit is gone. It starts
-// no program and uses no library of D-Bus, because the wrapper must stay small.
+// ResetFailed has systemd forget a unit if it has failed, as `systemctl reset-failed` does, and
+// reports whether the unit is gone. It starts no program and uses no library of D-Bus, because the
+// wrapper must stay small.
 func ResetFailed(name string) bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -35,21 +36,24 @@ func ResetFailed(name string) bool {
 		if err != nil && err != unix.EINTR || !UnitExists(name) {
 			break
 		}
-		// systemd reads a call only after its answer to the first line, and forgets the unit some turns of its loop after the answer to the call.
+		// systemd reads a call only after its answer to the first line, and forgets the unit some turns of
+		// its loop after the answer to the call.
 		message = []byte("l\x01\x00\x01" + size(len(name)+5) + resetFailed + size(len(name)) + name + "\x00")
 		time.Sleep(time.Millisecond)
 	}
 	return !UnitExists(name)
 }
 
-// resetTries is how often systemd is called, a millisecond after the other, before a unit counts as one that runs.
+// resetTries is how often systemd is called, a millisecond after the other, before a unit counts as
+// one that runs.
 const resetTries = 100
 
 // size is a length as D-Bus writes it on little-endian machines. Names of units have 255 bytes at most.
 func size(n int) string { return string([]byte{byte(n), byte(n >> 8), 0, 0}) }
 
-// resetFailed is the header of a call of org.freedesktop.systemd1.Manager(5), from its serial number on, by D-Bus' specification, "Message
-// Format". Each field begins at a multiple of eight, with its code and its type.
+// resetFailed is the header of a call of org.freedesktop.systemd1.Manager(5), from its serial
+// number on, by D-Bus' specification, "Message Format". Each field begins at a multiple of eight,
+// with its code and its type.
 const resetFailed = "\x01\x00\x00\x00\x77\x00\x00\x00" +
 	"\x01\x01o\x00\x19\x00\x00\x00/org/freedesktop/systemd1\x00\x00\x00\x00\x00\x00\x00" +
 	"\x02\x01s\x00\x20\x00\x00\x00org.freedesktop.systemd1.Manager\x00\x00\x00\x00\x00\x00\x00\x00" +

@@ -30,7 +30,8 @@ func (l *Ledger) cgroupLink(path string) string {
 	return filepath.Join(l.cgroupsDir(), hex.EncodeToString(sum[:])[:keyDigits])
 }
 
-// occupy links cgroups, by paths from the root of each hierarchy, and units, by names without a path, to a binding. The links stay when the binding goes, and mean nothing then.
+// occupy links cgroups, by paths from the root of each hierarchy, and units, by names without a
+// path, to a binding. The links stay when the binding goes, and mean nothing then.
 func (tx *Tx) occupy(key string, cgroups []string) error {
 	if len(cgroups) == 0 {
 		return nil
@@ -59,8 +60,8 @@ func (l *Ledger) Occupies() bool {
 	return err == nil
 }
 
-// Occupied reports whether a cgroup or unit is that of a container with a binding that may be alive, but for the caller's own, or below
-// such a cgroup, but for those that one may be below.
+// Occupied reports whether a cgroup or unit is that of a container with a binding that may be
+// alive, but for the caller's own, or below such a cgroup, but for those that one may be below.
 func (tx *Tx) Occupied(cgroups []string, own func(grant.Binding) bool, mayBeBelow func(b grant.Binding, path string) bool) bool {
 	for _, cgroup := range cgroups {
 		for path := cgroup; path != "/" && path != "."; path = filepath.Dir(path) {
@@ -85,8 +86,8 @@ func (tx *Tx) Occupied(cgroups []string, own func(grant.Binding) bool, mayBeBelo
 	return false
 }
 
-// HasBelow reports whether a cgroup has others below it: each is one link more to its directory than the two of an empty one
-// (fs/kernfs/inode.c, set_inode_attr and kernfs_refresh_inode).
+// HasBelow reports whether a cgroup has others below it: each is one link more to its directory
+// than the two of an empty one (fs/kernfs/inode.c, set_inode_attr and kernfs_refresh_inode).
 func (l *Ledger) HasBelow(path string) bool {
 	var st unix.Stat_t
 	return unix.Stat(relativeDir(l.Host, path), &st) == nil && st.Nlink > 2
