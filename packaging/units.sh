@@ -137,7 +137,7 @@ for runc in runc-debian runc-newest; do
   opens holder
   for path in evil.slice:docker:holder system.slice:docker:holder; do
     bundle stranger "$path"
-    refused stranger rules-not-enforced
+    refused stranger injection-impossible
     active docker-holder.scope
   done
   ends holder

@@ -64,12 +64,12 @@ func withOwnCgroup(n *Node, f facts, d Decision) Decision {
 		return d
 	}
 	var refused *Decision
-	switch unit := takenUnit(n, f); {
-	case unit != "":
-		refused = outsideCgroup(f, unit, d.pod)
-	case d.Kind == grant.Pass && sharesCgroup(n, f, true), bound && sharedSince(n, f):
+	if d.Kind == grant.Pass && sharesCgroup(n, f, true) || bound && sharedSince(n, f) {
 		refused = sharedCgroup(f, d.pod)
-	default:
+	} else if unit := takenUnit(n, f); unit != "" {
+		// This is asked after the announcement: a create before it has made its unit by now.
+		refused = outsideCgroup(f, unit, d.pod)
+	} else {
 		return d
 	}
 	if bound {
