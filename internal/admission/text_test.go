@@ -80,8 +80,8 @@ func TestWhatATenantIsTold(t *testing.T) {
 				"this node shares its GPUs by grant; request a share " +
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
 		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) },
-			`container "train" is handed a way to a GPU by descriptor 7 (c 195:3), which is not in its grant ` +
-				`g-podpodpodpod`,
+			`container "train" is handed a way to a GPU by descriptor 7 (c 195:3), which is not in its ` +
+				`grant g-podpodpodpod`,
 			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
 				"a larger grant"},
 		{"an exclusive grant of a GPU that somebody still has", func(w *world) {
