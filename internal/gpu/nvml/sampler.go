@@ -184,7 +184,6 @@ func (d usage) temperature() int {
 	if !has(d.lib, symbols{"nvmlDeviceGetTemperature"}) {
 		return 0
 	}
-	//lint:ignore SA1019 see above
 	if degrees, ret := d.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS &&
 		degrees <= maxTemperature {
 		return int(degrees)
