@@ -447,7 +447,7 @@ func TestFilesThatAreThereAreTended(t *testing.T) {
 	m := newMachine(t)
 	tend := func() string {
 		t.Helper()
-		changes, _, err := m.files.Tend()
+		changes, _, err := m.files.Update()
 		m.must(err)
 		var all []string
 		for _, c := range changes {

@@ -54,9 +54,9 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 	return changes, notes, nil
 }
 
-// Tend updates the existing files after the node or the ledger has changed, as Generate does. It
+// Update updates the existing files after the node or the ledger has changed, as Generate does. It
 // does nothing on a node without such files, makes no directory, and returns only the changes.
-func (f Files) Tend() (changes []Change, notes []string, err error) {
+func (f Files) Update() (changes []Change, notes []string, err error) {
 	if there, err := f.anyFile(); err != nil || !there {
 		return nil, nil, err
 	}

@@ -75,7 +75,7 @@ func tendCDI(c *cli.Context, n *node.Node) {
 	files, err := cdiFiles(c, n)
 	if err == nil {
 		var notes []string
-		_, notes, err = files.Tend()
+		_, notes, err = files.Update()
 		warn(c.App.ErrWriter, notes)
 	}
 	if err != nil {

@@ -42,7 +42,7 @@ func (o *cdiManager) Ensure(context.Context) error {
 	if err != nil {
 		return err
 	}
-	changes, _, err := cdi.Files{Node: n, Config: config}.Tend()
+	changes, _, err := cdi.Files{Node: n, Config: config}.Update()
 	for _, c := range changes {
 		o.log.WithField("file", c.Path).Infof("the CDI file is %s", c.What)
 	}

@@ -77,7 +77,7 @@ func reduceWork() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(300)
 	}
-	host.Slack(time.Millisecond)
+	host.SetTimerSlack(time.Millisecond)
 }
 
 // The modes of the NRI plugin.

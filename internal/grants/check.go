@@ -37,7 +37,7 @@ func Reconcile(n *node.Node) (ledger.Report, error) { return verified(n, n.Ledge
 // read the ledger's other entries.
 func SettleLimits(n *node.Node) ([]ledger.Finding, error) {
 	root := n.Policy.LimitsRoot()
-	if mib, inodes := limits.Nameless(root); mib+inodes == 0 && len(limits.Kept(root)) == 0 {
+	if mib, inodes := limits.Unlinked(root); mib+inodes == 0 && len(limits.Kept(root)) == 0 {
 		return nil, nil
 	}
 	var findings []ledger.Finding

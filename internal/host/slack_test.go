@@ -15,7 +15,7 @@ func TestSlack(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: of other threads than its own nobody is heard")
 	}
-	defer Slack(UsualSlack)
+	defer SetTimerSlack(DefaultTimerSlack)
 	late := func() (late []string) {
 		threads, err := filepath.Glob("/proc/self/task/*")
 		if err != nil || len(threads) < 2 {
@@ -32,7 +32,7 @@ func TestSlack(t *testing.T) {
 	others := late()
 	// A thread that does not have the value yet may start another meanwhile.
 	for tries := 0; tries < 100 && len(others) > 0; tries++ {
-		Slack(3 * time.Millisecond)
+		SetTimerSlack(3 * time.Millisecond)
 		others = late()
 	}
 	if len(others) > 0 {

@@ -24,7 +24,7 @@ import (
 // Write makes the files of a grant, or sets them to what the grant is now. The ledger is locked.
 func Write(p grant.Policy, g grant.Grant) error {
 	root := p.LimitsRoot()
-	if err := limits.Room(root); err != nil {
+	if err := limits.Mount(root); err != nil {
 		return err
 	}
 	ensure := func() error { return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p)) }
@@ -108,7 +108,7 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 			Problem:  "a container has made its accounting region larger, or set attributes on it",
 			Repaired: !slices.Contains(left, name), Hint: "end the container of that grant"})
 	}
-	if mib, inodes := limits.Nameless(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
+	if mib, inodes := limits.Unlinked(root); mib+inodes > 0 && len(left) == 0 { // else they may be theirs
 		findings = append(findings, ledger.Finding{Subject: root,
 			Problem: fmt.Sprintf("a container has the accounting region of a grant that is over, and fills "+
 				"the room with it: %d MiB and %d inodes have no name there", mib, inodes),

@@ -123,7 +123,7 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	}
 	for _, c := range []struct{ full, grows int }{{0, 0}, {1, 16}, {3, 16 + 64 + 256}, {4,
 		16 + 64 + 256 + 1024}} {
-		must(t, limits.Room(root))
+		must(t, limits.Mount(root))
 		if err := makeRoom(root, full(c.full)); err != nil || tries != c.full+1 {
 			t.Errorf("full %d times: %v after %d tries", c.full, err, tries)
 		}
@@ -134,7 +134,7 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 		}
 	}
 	region := filepath.Join(root, "g-greedy", grant.RegionFile)
-	must(t, limits.Room(root), os.Mkdir(filepath.Dir(region), 0o700), os.WriteFile(region, make([]byte,
+	must(t, limits.Mount(root), os.Mkdir(filepath.Dir(region), 0o700), os.WriteFile(region, make([]byte,
 		1<<20), 0o666))
 	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 5 ||
 		!strings.HasSuffix(err.Error(), "; containers of g-greedy have taken the room") {

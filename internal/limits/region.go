@@ -182,27 +182,27 @@ func Remove(dir string) error {
 	return os.RemoveAll(dir) // an interrupted write may have left drafts
 }
 
-// roomOptions are the mount options of the file system for all records. It has room for some 600
+// mountOptions are the mount options of the file system for all records. It has space for some 600
 // grants and for what containers can add to their regions.
-const roomOptions = "size=128m,nr_inodes=8192,mode=0700"
+const mountOptions = "size=128m,nr_inodes=8192,mode=0700"
 
-const roomFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Room mounts a small file system at root if none is mounted there. A container can make its region
-// as large as it likes, and on /run it would fill the space that the whole node needs. The mount is
-// made once per boot.
-func Room(root string) error {
+// Mount mounts a small file system at root if none is mounted there. A container can make its
+// region as large as it likes, and on /run it would fill the space that the whole node needs. The
+// mount is made once per boot.
+func Mount(root string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
-		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
+		return fmt.Errorf("cannot make the file system for the limits of grants: %w", err)
 	}
 	is, err := isMount(root)
 	if err != nil {
-		return fmt.Errorf("cannot make room for the limits of grants: %w", err)
+		return fmt.Errorf("cannot make the file system for the limits of grants: %w", err)
 	}
 	if is {
 		return nil
 	}
-	if err := unix.Mount("tmpfs", root, "tmpfs", roomFlags, roomOptions); err != nil {
+	if err := unix.Mount("tmpfs", root, "tmpfs", mountFlags, mountOptions); err != nil {
 		return fmt.Errorf("cannot mount a small file system at %s for what containers write: %w", root, err)
 	}
 	return nil
@@ -215,7 +215,7 @@ func isMount(dir string) (bool, error) {
 	return st.Dev != above.Dev, err
 }
 
-// bytesPerInode is the proportion of size to inodes of the file system that Room mounts.
+// bytesPerInode is the proportion of size to inodes of the file system that Mount makes.
 const bytesPerInode = 16 << 10
 
 // Enlarge makes the file system at root larger for all its users and in every mount namespace. A
@@ -235,7 +235,7 @@ func Enlarge(root string, by grant.Bytes) error {
 		options = append(options, fmt.Sprintf("nr_inodes=%d", st.Files+uint64(by)/bytesPerInode))
 	}
 	if err == nil {
-		err = unix.Mount("", root, "", unix.MS_REMOUNT|roomFlags, strings.Join(options, ","))
+		err = unix.Mount("", root, "", unix.MS_REMOUNT|mountFlags, strings.Join(options, ","))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot make %s larger, as `mount -o remount,%s %s` does: %w", root,
@@ -244,20 +244,20 @@ func Enlarge(root string, by grant.Bytes) error {
 	return nil
 }
 
-// Nameless returns how many MiB and inodes of the file system at root belong to files without a
+// Unlinked returns how many MiB and inodes of the file system at root belong to files without a
 // name there. Such files are those of ended grants that a process or a container's mount still has
-// open. It returns 0 for both below muchNameless: files of the usual size do no harm, but a
+// open. It returns 0 for both below muchUnlinked: files of the usual size do no harm, but a
 // container that has one open can make it larger.
-func Nameless(root string) (mib, inodes int64) {
+func Unlinked(root string) (mib, inodes int64) {
 	var st unix.Statfs_t
 	if is, err := isMount(root); !is || err != nil || unix.Statfs(root, &st) != nil ||
 		st.Type != unix.TMPFS_MAGIC {
-		return 0, 0 // Room could not mount here: the files are on the node's own file system
+		return 0, 0 // Mount failed here: the files are on the node's own file system
 	}
 	// Statfs is called before the files are read: what grows in between has a name.
 	held := int64(st.Blocks-st.Bfree) * st.Bsize
 	inodes = int64(st.Files - st.Ffree)
-	much := func() bool { return held >= muchNameless || inodes >= muchNameless/bytesPerInode }
+	much := func() bool { return held >= muchUnlinked || inodes >= muchUnlinked/bytesPerInode }
 	if !much() {
 		return 0, 0
 	}
@@ -276,6 +276,6 @@ func Nameless(root string) (mib, inodes int64) {
 	return max(held, 0) >> 20, max(inodes, 0)
 }
 
-// muchNameless is a quarter of the file system: the regions of 160 containers whose grants were
+// muchUnlinked is a quarter of the file system: the regions of 160 containers whose grants were
 // released by force.
-const muchNameless = 32 << 20
+const muchUnlinked = 32 << 20

@@ -38,7 +38,7 @@ func Launch(dir string, h host.Host) (err error) {
 	if err := recordProcess(dir, h); err != nil {
 		return err
 	}
-	host.SlackOfThread(host.UsualSlack) // gpuledgerd has set a longer one
+	host.SetThreadTimerSlack(host.DefaultTimerSlack) // gpuledgerd has set a longer one
 	err = unix.Exec(o.Program, append([]string{o.Program}, o.Args...), o.Env)
 	return fmt.Errorf("cannot run %s: %w", o.Program, err)
 }

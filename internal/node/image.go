@@ -89,7 +89,7 @@ func removeMountPoints(n *Node, bundle string) {
 		}
 	}
 	if len(places) > 0 {
-		t.Tidy(places, info.ModTime().UnixNano(), filepath.Join(grant.ShimPlace, "driver"), grant.ShimPlace)
+		t.RemoveMountPoints(places, info.ModTime().UnixNano(), filepath.Join(grant.ShimPlace, "driver"), grant.ShimPlace)
 	}
 }
 

@@ -70,10 +70,10 @@ func (t Tree) Listed(names []string) (places []string) {
 	return places
 }
 
-// Tidy removes the mount points that a runtime made for files: empty files that are not older than
-// since, in nanoseconds of the epoch. It removes their names from ld.so.cache, too, and then those
-// of dirs that are empty.
-func (t Tree) Tidy(places []string, since int64, dirs ...string) {
+// RemoveMountPoints removes the mount points that a runtime made for files: empty files that are
+// not older than since, in nanoseconds of the epoch. It removes their names from ld.so.cache, too,
+// and then those of dirs that are empty.
+func (t Tree) RemoveMountPoints(places []string, since int64, dirs ...string) {
 	root, err := t.open()
 	if err != nil {
 		return

@@ -171,7 +171,7 @@ func TestTheImagesOwnComesAfter(t *testing.T) {
 	if err != nil || !slices.Equal(paths, want) {
 		t.Errorf("%v: %q", err, paths)
 	}
-	tree.Tidy([]string{libcuda[0].Path, libcuda[1].Path}, 0)
+	tree.RemoveMountPoints([]string{libcuda[0].Path, libcuda[1].Path}, 0)
 	if got, err = parse([]byte(read(t, tree.cache()))); err != nil || len(got) != 4 ||
 		read(t, tree.cache()) == before {
 		t.Errorf("after tidying %v: %+v", err, got)
@@ -307,7 +307,7 @@ func TestSomebodysDirectory(t *testing.T) {
 	if err := os.WriteFile(place, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if tree.Tidy([]string{"/etc/empty"}, 0); read(t, place) != "" {
+	if tree.RemoveMountPoints([]string{"/etc/empty"}, 0); read(t, place) != "" {
 		t.Error("it was tidied")
 	}
 	tree.Root, tree.Bundle = "/proc", "/nowhere" // a mount that is no container's
@@ -321,8 +321,8 @@ func TestSomebodysDirectory(t *testing.T) {
 	}
 }
 
-// TestTidy: it removes what a runtime made, and nothing else.
-func TestTidy(t *testing.T) {
+// TestRemoveMountPoints: it removes what a runtime made, and nothing else.
+func TestRemoveMountPoints(t *testing.T) {
 	tree := image(t, nil)
 	tree.Mounts = []string{"/volume"}
 	outside := filepath.Join(t.TempDir(), "empty")
@@ -353,10 +353,10 @@ func TestTidy(t *testing.T) {
 		return names
 	}
 	before := names()
-	if tree.Tidy(places, 1<<62); !slices.Equal(names(), before) {
+	if tree.RemoveMountPoints(places, 1<<62); !slices.Equal(names(), before) {
 		t.Errorf("of what was there before the container there is left %q", names())
 	}
-	tree.Tidy(places, 0)
+	tree.RemoveMountPoints(places, 0)
 	if want := slices.DeleteFunc(before,
 		func(n string) bool { return n == "/lib/made" }); !slices.Equal(names(), want) {
 		t.Errorf("left are %q, want %q", names(), want)

@@ -22,22 +22,22 @@ func runner(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// real is a process table of this machine, with or without a vigil.
+// real is a process table of this machine, with or without an exit watcher.
 func real(t *testing.T, holds bool) *ProcessTable {
 	t.Helper()
 	c := &ProcessTable{Host: host.Default()}
 	if !holds {
-		c.newVigil = nobodyIsHeld
+		c.newExitWatcher = nobodyIsHeld
 	}
 	t.Cleanup(c.Close)
 	c.Lookup(nil)
-	if holds != (c.vigil != nil) || holds != (c.VigilError() == nil) {
-		t.Fatal("this kernel holds no processes: ", c.VigilError())
+	if holds != (c.exits != nil) || holds != (c.ExitWatchError() == nil) {
+		t.Fatal("this kernel holds no processes: ", c.ExitWatchError())
 	}
 	return c
 }
 
-func nobodyIsHeld() (*host.Vigil, error) { return nil, host.ErrNoVigil }
+func nobodyIsHeld() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
 
 func end(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
@@ -52,8 +52,8 @@ func TestHeldProcessesEnd(t *testing.T) {
 	stays, goes, lingers := runner(t), runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
 	people := c.Lookup(pids)
-	if len(people) != 3 || len(c.vigil.Held()) != 3 {
-		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.vigil.Held()))
+	if len(people) != 3 || len(c.exits.PIDs()) != 3 {
+		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.exits.PIDs()))
 	}
 	was, changes := people[lingers.Process.Pid], c.Changes()
 	if c.Lookup(pids); c.Changes() != changes {
@@ -84,8 +84,8 @@ func TestHeldProcessesEnd(t *testing.T) {
 	if people = c.Lookup(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
 		t.Errorf("left are %+v", people)
 	}
-	if people = c.Lookup(nil); len(people) != 0 || len(c.vigil.Held()) != 0 {
-		t.Errorf("nobody is asked for: %+v, %d held", people, len(c.vigil.Held()))
+	if people = c.Lookup(nil); len(people) != 0 || len(c.exits.PIDs()) != 0 {
+		t.Errorf("nobody is asked for: %+v, %d held", people, len(c.exits.PIDs()))
 	}
 }
 
@@ -207,30 +207,30 @@ func TestHeldAgain(t *testing.T) {
 		}
 	}
 	changes := c.Changes()
-	c.newVigil = nil
+	c.newExitWatcher = nil
 	for range 2 * refreshPasses {
 		c.Lookup(pids)
 	}
-	if c.VigilError() != nil || len(c.vigil.Held()) != 2 || c.Changes() != changes {
-		t.Fatalf("held are %v (%v), and there were %d changes", c.vigil.Held(), c.VigilError(),
+	if c.ExitWatchError() != nil || len(c.exits.PIDs()) != 2 || c.Changes() != changes {
+		t.Fatalf("held are %v (%v), and there were %d changes", c.exits.PIDs(), c.ExitWatchError(),
 			c.Changes()-changes)
 	}
 	end(t, goes)
 	if people := c.Lookup(pids); len(people) != 1 {
 		t.Errorf("one has ended: %+v", people)
 	}
-	c.vigil.Close() // as if the kernel did not tell any more
+	c.exits.Close() // as if the kernel did not tell any more
 	for c.pass%refreshPasses != refreshPasses/2 {
 		c.Lookup(pids)
 	}
-	if c.VigilError() == nil || c.vigil != nil {
+	if c.ExitWatchError() == nil || c.exits != nil {
 		t.Error("nobody is held any more, and it is not said")
 	}
 	for range 2 * refreshPasses {
 		c.Lookup(pids)
 	}
-	if c.VigilError() != nil || !c.vigil.Holds(stays.Process.Pid) {
-		t.Errorf("he is held no more: %v", c.VigilError())
+	if c.ExitWatchError() != nil || !c.exits.Has(stays.Process.Pid) {
+		t.Errorf("he is held no more: %v", c.ExitWatchError())
 	}
 }
 
@@ -250,7 +250,7 @@ func TestHeldAgainByItsCgroup(t *testing.T) {
 	if r := c.known[pid]; r.phase >= 0 {
 		t.Errorf("the cgroup tells of who is not held: %+v", r)
 	}
-	c.newVigil = nil
+	c.newExitWatcher = nil
 	for range 2 * refreshPasses {
 		c.Lookup([]int{pid})
 	}
@@ -269,11 +269,11 @@ func TestAnotherProcessIsHeldAgain(t *testing.T) {
 	before := was
 	before.Start-- // as if he who was looked up had ended since, and his pid been given to this one
 	c.processes[pid] = before
-	c.newVigil = nil
+	c.newExitWatcher = nil
 	for range 2 * refreshPasses {
 		c.Lookup([]int{pid})
 	}
-	if is := c.Lookup([]int{pid})[pid]; is != was || !c.vigil.Holds(pid) {
-		t.Errorf("he is %+v and not %+v; held: %v", is, was, c.vigil.Held())
+	if is := c.Lookup([]int{pid})[pid]; is != was || !c.exits.Has(pid) {
+		t.Errorf("he is %+v and not %+v; held: %v", is, was, c.exits.PIDs())
 	}
 }

@@ -24,22 +24,22 @@ type ProcessInfo struct {
 }
 
 // ProcessTable reads processes and keeps them: to read a thousand of them in every pass would cost
-// more than all the rest. The end of a process is noticed at once (host.Vigil). Its cgroup is read
-// again in every twentieth pass, and before anything is done about it. If processes cannot be held
-// by the vigil, their start times are compared in every twentieth pass, and the vigil is tried
-// again.
+// more than all the rest. The end of a process is noticed at once (host.ExitWatcher). Its cgroup is
+// read again in every twentieth pass, and before anything is done about it. If processes cannot be
+// held by the exit watcher, their start times are compared in every twentieth pass, and the exit
+// watcher is tried again.
 type ProcessTable struct {
 	Host host.Host
 
-	pass      int
-	v1        bool // result of onV1
-	members   cgroupMembers
-	own       uint64 // the pid namespace of this program
-	vigil     *host.Vigil
-	newVigil  func() (*host.Vigil, error) // nil: host.NewVigil
-	vigilErr  error
-	known     map[int]*entry
-	processes map[int]ProcessInfo // the same processes, as Lookup returns them
+	pass           int
+	v1             bool // result of onV1
+	members        cgroupMembers
+	own            uint64 // the pid namespace of this program
+	exits          *host.ExitWatcher
+	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
+	exitsErr       error
+	known          map[int]*entry
+	processes      map[int]ProcessInfo // the same processes, as Lookup returns them
 
 	changes uint64
 }
@@ -108,32 +108,32 @@ func (c *ProcessTable) beginPass() {
 		c.known, c.processes = map[int]*entry{}, map[int]ProcessInfo{}
 	}
 	// else the pids are not this machine's
-	if c.vigil == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" {
-		begin := host.NewVigil
-		if c.newVigil != nil {
-			begin = c.newVigil
+	if c.exits == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" {
+		begin := host.NewExitWatcher
+		if c.newExitWatcher != nil {
+			begin = c.newExitWatcher
 		}
-		c.vigil, c.vigilErr = begin()
+		c.exits, c.exitsErr = begin()
 	}
 	c.pass++
 	c.v1 = onV1(c.Host)
 	c.ended()
 }
 
-// VigilError is why processes cannot be held, such as a lack of descriptors; nil if they can, or if
-// the pids are not this machine's.
-func (c *ProcessTable) VigilError() error { return c.vigilErr }
+// ExitWatchError is why processes cannot be held, such as a lack of descriptors; nil if they can,
+// or if the pids are not this machine's.
+func (c *ProcessTable) ExitWatchError() error { return c.exitsErr }
 
-// ended returns the known processes that have ended. If the vigil fails, it returns all: their
-// start times are compared until the vigil works again.
+// ended returns the known processes that have ended. If the exit watcher fails, it returns all:
+// their start times are compared until the exit watcher works again.
 func (c *ProcessTable) ended() (pids []int) {
-	if c.vigil == nil {
+	if c.exits == nil {
 		return nil
 	}
-	pids, err := c.vigil.Ended()
+	pids, err := c.exits.Ended()
 	if err != nil {
 		c.Close()
-		c.vigilErr = err
+		c.exitsErr = err
 		pids = slices.Collect(maps.Keys(c.known))
 	}
 	return slices.DeleteFunc(pids, func(pid int) bool {
@@ -155,16 +155,16 @@ func (c *ProcessTable) remove(pid int) {
 	}
 	delete(c.known, pid)
 	delete(c.processes, pid)
-	if c.vigil != nil {
-		c.vigil.Release(pid)
+	if c.exits != nil {
+		c.exits.Remove(pid)
 	}
 }
 
-// add reads a new process; nil if no process has the pid. The vigil holds it before anything is
-// read, so that everything that is read is about this process.
+// add reads a new process; nil if no process has the pid. The exit watcher holds it before anything
+// is read, so that everything that is read is about this process.
 func (c *ProcessTable) add(pid int) *entry {
-	if c.vigil != nil {
-		_ = c.vigil.Hold(pid) // if it cannot be held, its start time is compared
+	if c.exits != nil {
+		_ = c.exits.Add(pid) // if it cannot be held, its start time is compared
 	}
 	p, err := c.Read(pid)
 	if err != nil {
@@ -183,8 +183,8 @@ func (c *ProcessTable) add(pid int) *entry {
 // cgroup: for a zombie in a v1 hierarchy the kernel reports the root.
 func (c *ProcessTable) refresh(pid int, r *entry) *entry {
 	p := c.processes[pid]
-	held := c.vigil != nil && c.vigil.Holds(pid)
-	anew := c.vigil != nil && !held && !r.ended && c.vigil.Hold(pid) == nil // there was no room for it before
+	held := c.exits != nil && c.exits.Has(pid)
+	anew := c.exits != nil && !held && !r.ended && c.exits.Add(pid) == nil // there was no room for it before
 	var lines []byte
 	var err error
 	if !r.ended {
@@ -241,7 +241,7 @@ func phaseOf(cgroup string) int {
 // all processes of a container that is one file, and it costs the kernel less. It is not enough for
 // a process that is not held, because the list has only pids.
 func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
-	if c.vigil == nil || !c.vigil.Holds(pid) {
+	if c.exits == nil || !c.exits.Has(pid) {
 		return false
 	}
 	if c.members.pass != c.pass {
@@ -266,11 +266,11 @@ func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
 	return true
 }
 
-// Close closes the vigil.
+// Close closes the exit watcher.
 func (c *ProcessTable) Close() {
-	if c.vigil != nil {
-		c.vigil.Close()
-		c.vigil = nil
+	if c.exits != nil {
+		c.exits.Close()
+		c.exits = nil
 	}
 }
 

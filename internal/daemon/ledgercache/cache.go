@@ -20,24 +20,25 @@ import (
 // Cache is the ledger as it was last read. To read a thousand grants costs more than to count what
 // a thousand processes use. It is read again when one of its files has changed, and when a
 // container has ended, which changes no file: the cache watches the first process of each container
-// (host.Vigil).
+// (host.ExitWatcher).
 type Cache struct {
-	mu           sync.Mutex
-	node         *node.Node // whose ledger it is
-	overview     grants.Overview
-	read         time.Time
-	stamp        Stamp
-	changes      map[string]uint64 // from one reading to the next, by operation
-	readings     uint64
-	vigil        *host.Vigil
-	newVigil     func() (*host.Vigil, error) // nil: host.NewVigil
-	vigilProblem daemonlog.Condition         // why there is no vigil
-	allWatched   bool                        // the vigil holds the first process of every binding
+	mu             sync.Mutex
+	node           *node.Node // whose ledger it is
+	overview       grants.Overview
+	read           time.Time
+	stamp          Stamp
+	changes        map[string]uint64 // from one reading to the next, by operation
+	readings       uint64
+	exits          *host.ExitWatcher
+	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
+	exitsProblem   daemonlog.Condition               // why there is no exit watcher
+	// the exit watcher holds the first process of every binding
+	allWatched bool
 }
 
 // New makes a cache that logs to a log. The zero value logs nothing.
 func New(log *logrus.Logger) *Cache {
-	return &Cache{vigilProblem: daemonlog.Condition{Log: log}}
+	return &Cache{exitsProblem: daemonlog.Condition{Log: log}}
 }
 
 // Stamp identifies a state of the ledger's and the inventory's files.
@@ -81,8 +82,8 @@ func (c *Cache) Current(n *node.Node) (grants.Overview, error) {
 	return grants.ReadAgain(n, o)
 }
 
-// AllRun reports whether every container in the ledger runs, as far as the vigil holds all their
-// first processes.
+// AllRun reports whether every container in the ledger runs, as far as the exit watcher holds all
+// their first processes.
 func (c *Cache) AllRun(n *node.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,10 +117,10 @@ func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bo
 
 // anyEnded reports whether a container's first process has ended since the last call.
 func (c *Cache) anyEnded() bool {
-	if c.vigil == nil {
+	if c.exits == nil {
 		return false
 	}
-	pids, err := c.vigil.Ended()
+	pids, err := c.exits.Ended()
 	if err != nil {
 		c.Close()
 	}
@@ -129,17 +130,17 @@ func (c *Cache) anyEnded() bool {
 // watchContainers holds the first process of each container, and reports whether these are all
 // containers of the ledger. A container that it does not know yet may be in the next reading.
 func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
-	if c.vigil == nil && n.Host.Proc == "/proc" { // else the pids are not this machine's
-		begin := host.NewVigil
-		if c.newVigil != nil {
-			begin = c.newVigil
+	if c.exits == nil && n.Host.Proc == "/proc" { // else the pids are not this machine's
+		begin := host.NewExitWatcher
+		if c.newExitWatcher != nil {
+			begin = c.newExitWatcher
 		}
 		var err error
-		c.vigil, err = begin()
-		c.vigilProblem.Update(err,
+		c.exits, err = begin()
+		c.exitsProblem.Update(err,
 			"that a container has ended is noticed late, and the ledger is read more often")
 	}
-	if c.vigil == nil {
+	if c.exits == nil {
 		return false
 	}
 	pids, held := map[int]bool{}, 0
@@ -151,9 +152,9 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 			}
 		}
 	}
-	for _, pid := range c.vigil.Held() {
+	for _, pid := range c.exits.PIDs() {
 		if !pids[pid] {
-			c.vigil.Release(pid)
+			c.exits.Remove(pid)
 		}
 	}
 	records := -1
@@ -167,10 +168,10 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 // watchContainer holds the first process of a container. If the ledger still names this process
 // once it is held, it is the container's init process.
 func (c *Cache) watchContainer(n *node.Node, of grant.Binding) bool {
-	if c.vigil.Holds(of.PID) {
+	if c.exits.Has(of.PID) {
 		return true
 	}
-	if c.vigil.Hold(of.PID) != nil {
+	if c.exits.Add(of.PID) != nil {
 		return false
 	}
 	now := grant.Binding{}
@@ -181,7 +182,7 @@ func (c *Cache) watchContainer(n *node.Node, of grant.Binding) bool {
 	if now.Life == grant.Alive && now.PID == of.PID {
 		return true
 	}
-	c.vigil.Release(of.PID)
+	c.exits.Remove(of.PID)
 	return false
 }
 
@@ -192,11 +193,11 @@ func (c *Cache) Changes() map[string]uint64 {
 	return maps.Clone(c.changes)
 }
 
-// Close closes the vigil.
+// Close closes the exit watcher.
 func (c *Cache) Close() {
-	if c.vigil != nil {
-		c.vigil.Close()
-		c.vigil = nil
+	if c.exits != nil {
+		c.exits.Close()
+		c.exits = nil
 	}
 }
 

@@ -102,7 +102,7 @@ func TestCache(t *testing.T) {
 // each time.
 func TestUnwatchedContainers(t *testing.T) {
 	s := newCachedNode(t)
-	s.cache.newVigil = noVigil
+	s.cache.newExitWatcher = noExitWatcher
 	one := s.Start(s.Grant(0), "one")
 	if got := s.reads(); got != "1/1" || s.cache.allWatched {
 		t.Fatalf("%s, settled %v", got, s.cache.allWatched)
@@ -113,14 +113,14 @@ func TestUnwatchedContainers(t *testing.T) {
 	}
 }
 
-func noVigil() (*host.Vigil, error) { return nil, host.ErrNoVigil }
+func noExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
 
 // TestContainersAreWatchedAgain: processes that could not be held, for example without descriptors,
 // are held as soon as possible; each change is logged once.
 func TestContainersAreWatchedAgain(t *testing.T) {
 	s := newCachedNode(t)
 	log, said := logs.NewNullLogger()
-	s.cache.vigilProblem.Log, s.cache.newVigil = log, noVigil
+	s.cache.exitsProblem.Log, s.cache.newExitWatcher = log, noExitWatcher
 	s.Start(s.Grant(0), "one")
 	for range 3 {
 		if _, _, err := s.cache.Read(s.Node.Node, true); err != nil || s.cache.allWatched {
@@ -128,10 +128,10 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 		}
 	}
 	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
-		got[0].Data[logrus.ErrorKey] != host.ErrNoVigil {
+		got[0].Data[logrus.ErrorKey] != host.ErrNoExitWatcher {
 		t.Errorf("said is %+v", got)
 	}
-	s.cache.newVigil = nil
+	s.cache.newExitWatcher = nil
 	for range 3 {
 		if _, _, err := s.cache.Read(s.Node.Node, true); err != nil || !s.cache.allWatched {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)

@@ -35,7 +35,7 @@ type Manager struct {
 
 	processes      watch.ProcessTable
 	pids           []int // reused by each pass
-	vigilCondition daemonlog.Condition
+	exitsCondition daemonlog.Condition
 	users          *watch.ProcessUsers
 	usersKey       processUsersKey // of users
 	tracker        watch.Tracker
@@ -69,7 +69,7 @@ func New(n func() *node.Node, ledger ledgerReader, config string, roots []string
 	log *logrus.Logger) *Manager {
 	return &Manager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log,
 		processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices,
-		vigilCondition: daemonlog.Condition{Log: log}}
+		exitsCondition: daemonlog.Condition{Log: log}}
 }
 
 func (w *Manager) Name() string { return "watch" }
@@ -184,7 +184,7 @@ func (w *Manager) readProcesses(sample grant.Sample, grants []grant.Grant) map[i
 		w.pids = append(w.pids, pids...)
 	}
 	processes := w.processes.Lookup(w.pids)
-	w.vigilCondition.Update(w.processes.VigilError(), "that a process has ended is noticed late")
+	w.exitsCondition.Update(w.processes.ExitWatchError(), "that a process has ended is noticed late")
 	return processes
 }
 

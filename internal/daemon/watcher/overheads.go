@@ -32,7 +32,7 @@ type openAccount struct {
 }
 
 // maxAccounts is how many accounts may be open. Each needs a descriptor, of which they may have an
-// eighth (two host.Vigil take half of them), and a mapping, of which the kernel allows 65,530
+// eighth (two host.ExitWatcher take half of them), and a mapping, of which the kernel allows 65,530
 // (vm.max_map_count).
 func maxAccounts() int {
 	var limit unix.Rlimit

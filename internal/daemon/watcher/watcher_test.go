@@ -306,7 +306,7 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, said := logs.NewNullLogger()
-	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, vigilCondition: daemonlog.Condition{
+	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, exitsCondition: daemonlog.Condition{
 		Log: log}}
 	defer w.processes.Close()
 	looks := func() {

@@ -17,17 +17,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// newRoom mounts the file system of Room in a mount namespace of the test's own thread.
-func newRoom(t *testing.T) (root string) {
+// newMount mounts the file system of Mount in a mount namespace of the test's own thread.
+func newMount(t *testing.T) (root string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("misses root, to mount: that one container takes no room from others is not shown")
+		t.Skip("misses root, to mount: that one container takes no space from others is not shown")
 	}
 	root = filepath.Join(t.TempDir(), "limits")
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
 	mustDo(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS),
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")))
-	mustDo(t, Room(root))
+	mustDo(t, Mount(root))
 	t.Cleanup(func() { mustDo(t, unix.Unmount(root, unix.MNT_DETACH)) })
 	return root
 }
@@ -60,32 +60,32 @@ func fill(t *testing.T, root string, f *os.File) {
 func full(t *testing.T, root, name string) {
 	t.Helper()
 	if err := Ensure(filepath.Join(root, name), shares(1, 1), 0); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the room is not full: %v", err)
+		t.Fatalf("the file system is not full: %v", err)
 	}
 }
 
-// TestRoomForAnotherBesideWhatHasNoName: a process that has the region of an ended grant open can
-// fill the file system, and nothing there can be cut. Nameless reports it. Enlarge makes the file
+// TestSpaceBesideUnlinkedFiles: a process that has the region of an ended grant open can
+// fill the file system, and nothing there can be cut. Unlinked reports it. Enlarge makes the file
 // system larger and keeps its mode, flags and files.
-func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
-	root := newRoom(t)
+func TestSpaceBesideUnlinkedFiles(t *testing.T) {
+	root := newMount(t)
 	ensure(t, filepath.Join(root, "lives"), shares(5, 6))
 	ensure(t, filepath.Join(root, "over"), shares(1, 1))
 	held := regionOf(t, root, "over")
 	mustDo(t, Remove(filepath.Join(root, "over")))
-	nameless := func(what string, want int64) {
+	unlinked := func(what string, want int64) {
 		t.Helper()
-		if mib, inodes := Nameless(root); mib != want || inodes > 10 {
+		if mib, inodes := Unlinked(root); mib != want || inodes > 10 {
 			t.Errorf("%s: %d MiB and %d inodes have no name", what, mib, inodes)
 		}
 	}
-	nameless("a region of the usual size", 0)
+	unlinked("a region of the usual size", 0)
 	fill(t, root, held)
 	full(t, root, "next")
 	if grown, left := Trim(root); grown != nil || left != nil {
 		t.Errorf("cut %v, left %v", grown, left)
 	}
-	nameless("a region that fills the room", 127)
+	unlinked("a region that fills the file system", 127)
 	before := statfs(t, root)
 	mustDo(t, Enlarge(root, 16*grant.MiB))
 	after := statfs(t, root)
@@ -95,20 +95,20 @@ func TestRoomForAnotherBesideWhatHasNoName(t *testing.T) {
 			before.Flags, after.Flags)
 	}
 	if info, err := os.Stat(root); err != nil || info.Mode() != 0o700|fs.ModeDir {
-		t.Errorf("the room is %v %v", info.Mode(), err)
+		t.Errorf("the mount is %v %v", info.Mode(), err)
 	}
 	ensure(t, filepath.Join(root, "next"), shares(1, 1))
 	if b, err := open(t, filepath.Join(root, "lives")).Bytes(uuid1); err != nil || b != 6 {
 		t.Errorf("the limits of another: %s %v", b, err)
 	}
 	mustDo(t, held.Close())
-	nameless("when it is gone", 0)
+	unlinked("when it is gone", 0)
 }
 
 // TestPagesBehindTheEndAreTakenBack: a file of normal size can still fill the file system
 // (FALLOC_FL_KEEP_SIZE).
 func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
-	root := newRoom(t)
+	root := newMount(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
 	f, st := regionOf(t, root, "a"), statfs(t, root)
 	mustDo(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, regionSize, int64(st.Bavail)*st.Bsize))
@@ -122,24 +122,24 @@ func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
 	}
 }
 
-// TestARoomThatWasNotMadeHasNothingNameless: if the mount failed, the directory is on the node's
+// TestNothingIsUnlinkedWithoutTheMount: if the mount failed, the directory is on the node's
 // /run, and what fills that file system belongs to the node.
-func TestARoomThatWasNotMadeHasNothingNameless(t *testing.T) {
-	run := newRoom(t) // a tmpfs
+func TestNothingIsUnlinkedWithoutTheMount(t *testing.T) {
+	run := newMount(t) // a tmpfs
 	root := filepath.Join(run, "limits")
 	mustDo(t, os.Mkdir(root, 0o700))
 	mustDo(t, os.WriteFile(filepath.Join(run, "journal"), make([]byte, 40<<20), 0o600))
-	if mib, inodes := Nameless(root); mib != 0 || inodes != 0 {
+	if mib, inodes := Unlinked(root); mib != 0 || inodes != 0 {
 		t.Errorf("%d MiB and %d inodes", mib, inodes)
 	}
 }
 
-// TestWhatHasANameIsNotNameless: files with a name can be cut, or reported with their grant.
-func TestWhatHasANameIsNotNameless(t *testing.T) {
-	root := newRoom(t)
+// TestWhatHasANameIsNotUnlinked: files with a name can be cut, or reported with their grant.
+func TestWhatHasANameIsNotUnlinked(t *testing.T) {
+	root := newMount(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
 	fill(t, root, regionOf(t, root, "a"))
-	if mib, inodes := Nameless(root); mib != 0 || inodes != 0 {
+	if mib, inodes := Unlinked(root); mib != 0 || inodes != 0 {
 		t.Errorf("%d MiB and %d inodes", mib, inodes)
 	}
 }
@@ -164,10 +164,10 @@ func attributes(t *testing.T, f *os.File, enough, name, value int) (set int) {
 	return set
 }
 
-// TestAttributesTakeNoRoomFromOthers: a process that may write to a region may set attributes on
+// TestAttributesTakeNoSpaceFromOthers: a process that may write to a region may set attributes on
 // it, and they count as inodes of the file system.
-func TestAttributesTakeNoRoomFromOthers(t *testing.T) {
-	root := newRoom(t)
+func TestAttributesTakeNoSpaceFromOthers(t *testing.T) {
+	root := newMount(t)
 	dir := filepath.Join(root, "a")
 	ensure(t, dir, shares(1, 1))
 	path := filepath.Join(dir, grant.RegionFile)
@@ -205,7 +205,7 @@ func TestAttributesTakeNoRoomFromOthers(t *testing.T) {
 
 // TestAttributesOfTheNodesStay: Trim keeps the attributes by which the node labels its files.
 func TestAttributesOfTheNodesStay(t *testing.T) {
-	root := newRoom(t)
+	root := newMount(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
 	path := filepath.Join(root, "a", grant.RegionFile)
 	err := unix.Lsetxattr(path, "trusted.label", []byte("x"), 0)
@@ -221,10 +221,10 @@ func TestAttributesOfTheNodesStay(t *testing.T) {
 	}
 }
 
-// TestWhoMayNotMountMakesNoRoom: without the right to mount, Enlarge fails and its error has the
-// command to run.
-func TestWhoMayNotMountMakesNoRoom(t *testing.T) {
-	root := newRoom(t)
+// TestEnlargeWithoutTheRightToMount: without the right to mount, Enlarge fails and its error has
+// the command to run.
+func TestEnlargeWithoutTheRightToMount(t *testing.T) {
+	root := newMount(t)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has, less [2]unix.CapUserData
 	mustDo(t, unix.Capget(&header, &has[0]))
@@ -242,14 +242,14 @@ func TestWhoMayNotMountMakesNoRoom(t *testing.T) {
 	}
 }
 
-// TestARoomWithoutBoundTakesNone: an administrator can have mounted the file system without a
+// TestEnlargeWithoutABound: an administrator can have mounted the file system without a
 // bound.
-func TestARoomWithoutBoundTakesNone(t *testing.T) {
-	root := newRoom(t)
+func TestEnlargeWithoutABound(t *testing.T) {
+	root := newMount(t)
 	mustDo(t, unix.Unmount(root, 0))
-	mustDo(t, unix.Mount("tmpfs", root, "tmpfs", roomFlags, "size=0,nr_inodes=0,mode=0700"))
+	mustDo(t, unix.Mount("tmpfs", root, "tmpfs", mountFlags, "size=0,nr_inodes=0,mode=0700"))
 	mustDo(t, Enlarge(root, 16*grant.MiB))
-	mib, inodes := Nameless(root)
+	mib, inodes := Unlinked(root)
 	if st := statfs(t, root); st.Blocks != 0 || st.Files != 0 || mib != 0 || inodes != 0 {
 		t.Errorf("it has %d blocks and %d inodes, of which %d MiB and %d have no name", st.Blocks,
 			st.Files, mib, inodes)

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func vigil(t *testing.T) *Vigil {
+func exitWatcher(t *testing.T) *ExitWatcher {
 	t.Helper()
-	v, err := NewVigil()
+	v, err := NewExitWatcher()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +31,8 @@ func sleeper(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// ended waits until the vigil has returned this many pids.
-func ended(t *testing.T, v *Vigil, want int) (all []int) {
+// ended waits until the exit watcher has returned this many pids.
+func ended(t *testing.T, v *ExitWatcher, want int) (all []int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); len(all) < want &&
 		time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -46,24 +46,24 @@ func ended(t *testing.T, v *Vigil, want int) (all []int) {
 	return all
 }
 
-// TestVigil: the pid of a process that ends is returned once, before another process can have it.
-// No other pid is returned.
-func TestVigil(t *testing.T) {
-	v := vigil(t)
+// TestExitWatcher: the pid of a process that ends is returned once, before another process can have
+// it. No other pid is returned.
+func TestExitWatcher(t *testing.T) {
+	v := exitWatcher(t)
 	var all []*exec.Cmd
 	var want []int
 	for i := range 300 { // more than one call of epoll_wait returns
 		cmd := sleeper(t)
 		all = append(all, cmd)
-		if err := errors.Join(v.Hold(cmd.Process.Pid), v.Hold(cmd.Process.Pid)); err != nil {
+		if err := errors.Join(v.Add(cmd.Process.Pid), v.Add(cmd.Process.Pid)); err != nil {
 			t.Fatal(err)
 		}
 		if i%2 == 0 {
 			want = append(want, cmd.Process.Pid)
 		}
 	}
-	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 300 {
-		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, len(v.Held()), err)
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.PIDs()) != 300 {
+		t.Fatalf("of 300 that run %v have ended, %d are held (%v)", pids, len(v.PIDs()), err)
 	}
 	for i := 0; i < 300; i += 2 {
 		_ = all[i].Process.Kill() // not waited for: a zombie has ended
@@ -72,26 +72,26 @@ func TestVigil(t *testing.T) {
 	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
 		t.Errorf("ended are %v, want %v", got, want)
 	}
-	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.Held()) != 150 || v.Holds(want[0]) ||
-		!v.Holds(all[1].Process.Pid) {
-		t.Errorf("told again: %v, %d held (%v)", pids, len(v.Held()), err)
+	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.PIDs()) != 150 || v.Has(want[0]) ||
+		!v.Has(all[1].Process.Pid) {
+		t.Errorf("told again: %v, %d held (%v)", pids, len(v.PIDs()), err)
 	}
-	v.Release(all[1].Process.Pid)
+	v.Remove(all[1].Process.Pid)
 	_ = all[1].Process.Kill()
 	_ = all[1].Wait()
 	if pids, err := v.Ended(); len(pids) != 0 || err != nil {
 		t.Errorf("one that is released is told: %v (%v)", pids, err)
 	}
-	if err := v.Hold(all[1].Process.Pid); err != unix.ESRCH {
+	if err := v.Add(all[1].Process.Pid); err != unix.ESRCH {
 		t.Errorf("nobody has the pid: %v", err)
 	}
 }
 
-// TestVigilLeavesRoom: a vigil holds no more descriptors than its part, releases them, and returns
-// an error when it has no more.
-func TestVigilLeavesRoom(t *testing.T) {
-	v := vigil(t)
-	v.room = 1
+// TestExitWatcherLeavesRoom: an exit watcher holds no more descriptors than its part, releases
+// them, and returns an error when it has no more.
+func TestExitWatcherLeavesRoom(t *testing.T) {
+	v := exitWatcher(t)
+	v.limit = 1
 	open := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -101,17 +101,17 @@ func TestVigilLeavesRoom(t *testing.T) {
 	}
 	first, second := sleeper(t), sleeper(t)
 	before := open()
-	if err := v.Hold(first.Process.Pid); err != nil {
+	if err := v.Add(first.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.Hold(second.Process.Pid); !errors.Is(err, ErrNoVigil) || v.Holds(second.Process.Pid) {
+	if err := v.Add(second.Process.Pid); !errors.Is(err, ErrNoExitWatcher) || v.Has(second.Process.Pid) {
 		t.Errorf("beyond its room: %v", err)
 	}
 	_ = first.Process.Kill()
 	if got := ended(t, v, 1); len(got) != 1 || open() != before {
 		t.Errorf("ended %v; %d descriptors before and %d after", got, before, open())
 	}
-	if err := v.Hold(second.Process.Pid); err != nil {
+	if err := v.Add(second.Process.Pid); err != nil {
 		t.Errorf("with room again: %v", err)
 	}
 }
@@ -120,14 +120,14 @@ func TestVigilLeavesRoom(t *testing.T) {
 // pidfd that is closed meanwhile stays open in the child, and epoll would report it again; if more
 // are ready than fit into one answer, for ever.
 func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
-	v := vigil(t)
+	v := exitWatcher(t)
 	var want []int
-	for range len(v.told) + 2 {
+	for range len(v.events) + 2 {
 		cmd := sleeper(t)
-		if err := v.Hold(cmd.Process.Pid); err != nil {
+		if err := v.Add(cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
-		inherited, err := unix.Dup(v.held[cmd.Process.Pid])
+		inherited, err := unix.Dup(v.pidfds[cmd.Process.Pid])
 		if err != nil {
 			t.Fatal(err)
 		}
