@@ -17,20 +17,21 @@ const (
 	here   = module + "kube"
 )
 
-// layers lists the packages of gpuledger that each package may import. Only book reaches the
+// layers lists the packages of gpuledger that each package may import. Only nodeledger reaches the
 // ledger; the other packages import values.
 var layers = map[string][]string{
-	"":     {},
-	"book": {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
-	"booktest": {"kube/book", "internal/node", "internal/admission", "internal/grant",
+	"":           {},
+	"nodeledger": {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
+	"nodeledgertest": {"kube/nodeledger", "internal/node", "internal/admission", "internal/grant",
 		"internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
-	"dra":          {"kube/book", "internal/admission", "internal/grant"},
-	"deviceplugin": {"kube/book", "internal/admission", "internal/grant"},
+	"dra":          {"kube/nodeledger", "internal/admission", "internal/grant"},
+	"deviceplugin": {"kube/nodeledger", "internal/admission", "internal/grant"},
 	"cluster":      {"kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},
-	"bench": {"kube/book", "kube/dra", "internal/gpu", "internal/gpu/simulated",
+	"bench": {"kube/nodeledger", "kube/dra", "internal/gpu", "internal/gpu/simulated",
 		"internal/grant", "internal/host", "internal/node"},
-	"cmd/gpuledger-kube": {"kube/book", "kube/dra", "kube/deviceplugin", "kube/usage", "internal/cmdline",
+	"cmd/gpuledger-kube": {"kube/nodeledger", "kube/dra", "kube/deviceplugin", "kube/usage",
+		"internal/cmdline",
 		"internal/grant", "internal/host", "internal/node", "internal/policy", "internal/version"},
 	"cmd/kubectl-gpuledger": {"kube/cluster", "kube/usage", "internal/cmdline", "internal/version"},
 }

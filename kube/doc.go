@@ -1,6 +1,6 @@
 // Package kube connects each node's ledger with the cluster's scheduler.
 //
-//   - book: the node's ledger for the packages below, with errors that a tenant may read
+//   - nodeledger: the node's ledger for the packages below, with errors that a tenant may read
 //   - dra: the DRA driver: slices from the inventory, a grant for each prepared claim
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster

@@ -22,8 +22,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
-	"github.com/gpuledger/gpuledger/kube/book"
 	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // fleet holds the drivers of all nodes.
@@ -110,9 +110,11 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 	if err != nil {
 		return nil, err
 	}
-	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
+	b := nodeledger.Ledger{Config: config, Open: func() *node.Node {
+		return node.Open(config, host.Default())
+	}}
 	return &member{dir: dir, first: inv.GPUs[0].UUID,
-		driver: &dra.Driver{Book: b, Node: nodeName(i), Client: client,
+		driver: &dra.Driver{Ledger: b, Node: nodeName(i), Client: client,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}, nil
 }
 
@@ -146,7 +148,7 @@ func (f *fleet) start(ctx context.Context) error {
 func (f *fleet) outside(mib int) error {
 	return together(len(f.members), 10, func(i int) error {
 		m := f.members[i]
-		return m.driver.Book.Open().Ledger.SetOutside(map[string]grant.Bytes{
+		return m.driver.Ledger.Open().Ledger.SetOutside(map[string]grant.Bytes{
 			m.first: grant.Bytes(mib) * grant.MiB})
 	})
 }

@@ -11,7 +11,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // Annotation is the annotation with a container's reference, beside the variable
@@ -22,7 +22,7 @@ const Annotation = "gpuledger.dev/grant"
 // owner of the grant is a bearer. The answer carries the reference to the container's create. No
 // container is ever matched to a grant by size.
 type Allocator struct {
-	Book     book.Book
+	Ledger   nodeledger.Ledger
 	Resource Resource
 	Log      *slog.Logger
 	Now      func() time.Time
@@ -76,7 +76,7 @@ func (d *Allocator) Allocate(ids []string) (*api.ContainerAllocateResponse, erro
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.Book.Read()
+	p, err := d.Ledger.Read()
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (d *Allocator) Allocate(ids []string) (*api.ContainerAllocateResponse, erro
 	if err := d.giveBack(p, ids, asked); err != nil {
 		return nil, err
 	}
-	_, reference, err := d.Book.Enter(ask)
+	_, reference, err := d.Ledger.Enter(ask)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (d *Allocator) Allocate(ids []string) (*api.ContainerAllocateResponse, erro
 // It takes the last grant that was allocated with any of the devices. Containers that run at the
 // same time share no device. So the new container must share a device with every container that has
 // the grant.
-func (d *Allocator) handedOn(p book.Page, ids []string, asked preferenceCall) *allocation {
+func (d *Allocator) handedOn(p nodeledger.Content, ids []string, asked preferenceCall) *allocation {
 	// Whole GPUs of a NUMA node are taken before the kubelet asks for more. If an init container's
 	// GPUs are enough, it does not ask.
 	if asked == askedForFree || asked == askedForMore && d.Resource.Unit == 0 {
@@ -142,18 +142,18 @@ func lastIndex(list []allocation, is func(allocation) bool) int {
 
 // admitting reports whether the admission of a grant's pod may still run. Then no container of the
 // pod has started or seen the reference.
-func (d *Allocator) admitting(p book.Page, l allocation) bool {
+func (d *Allocator) admitting(p nodeledger.Content, l allocation) bool {
 	return l.recent(d.Now()) && !p.Node.Ledger.Used(l.reference.ID)
 }
 
 // widen enlarges an init container's grant for a later container that needs more memory. The
 // scheduler also counts the larger of the two.
-func (d *Allocator) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
+func (d *Allocator) widen(p nodeledger.Content, id grant.ID, memory grant.Bytes) error {
 	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.ID == id })
 	if d.Resource.Unit == 0 || p.Grants[i].Memory() >= memory {
 		return nil
 	}
-	return d.Book.Widen(p.Grants[i], memory)
+	return d.Ledger.SetMemory(p.Grants[i], memory)
 }
 
 // giveBack releases the grants whose devices the kubelet allocates again, because their containers
@@ -161,7 +161,7 @@ func (d *Allocator) widen(p book.Page, id grant.ID, memory grant.Bytes) error {
 // later container. If the kubelet asked for free devices, it releases that one, too. It keeps a
 // grant in use: the grant counts until its container is gone. A container that is only restarted
 // would otherwise find its grant released.
-func (d *Allocator) giveBack(p book.Page, ids []string, asked preferenceCall) error {
+func (d *Allocator) giveBack(p nodeledger.Content, ids []string, asked preferenceCall) error {
 	var failed error
 	for _, g := range d.Resource.own(p) {
 		if len(g.Bindings) > 0 || !overlap(d.holds(g), ids) {
@@ -171,7 +171,7 @@ func (d *Allocator) giveBack(p book.Page, ids []string, asked preferenceCall) er
 			continue
 		}
 		d.Log.Info("its devices are given out anew; the grant is released", "grant", g.ID)
-		failed = errors.Join(failed, d.Book.Release(g.ID))
+		failed = errors.Join(failed, d.Ledger.Release(g.ID))
 	}
 	return failed
 }
@@ -197,7 +197,7 @@ func (d *Allocator) holds(g grant.Grant) []string {
 // counted returns the grants that the kubelet counts, with their present and earlier devices. A
 // kubelet may ask for either again. The kubelet counts the devices of a pod that is gone as free,
 // so those are reported to it as unhealthy.
-func (d *Allocator) counted(p book.Page) counted {
+func (d *Allocator) counted(p nodeledger.Content) counted {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := counted{grants: slices.DeleteFunc(d.Resource.own(p),
@@ -216,7 +216,7 @@ func (d *Allocator) answer(r grant.Reference) (*api.ContainerAllocateResponse, e
 	if d.Resource.Variables == nil {
 		return response, nil
 	}
-	p, err := d.Book.Read()
+	p, err := d.Ledger.Read()
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/booktest"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
 // fakeKubelet speaks the real protocols over real sockets in the current directory, because socket
@@ -127,7 +127,7 @@ func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest
 
 // site is a node whose plugin runs only when a test calls it.
 type site struct {
-	*booktest.Node
+	*nodeledgertest.Node
 	*Plugin
 	kubelet *fakeKubelet
 	now     time.Time
@@ -136,10 +136,10 @@ type site struct {
 func newSite(t *testing.T, gpus int, r Resource, config string) *site {
 	t.Helper()
 	t.Chdir(t.TempDir())
-	s := &site{Node: booktest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
+	s := &site{Node: nodeledgertest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
 	s.kubelet = startKubelet(t)
 	s.Plugin = &Plugin{Dir: ".", PodResources: "kubelet.sock",
-		Allocator: &Allocator{Book: s.Book, Resource: r, Log: slog.New(slog.DiscardHandler),
+		Allocator: &Allocator{Ledger: s.Ledger, Resource: r, Log: slog.New(slog.DiscardHandler),
 			Now: func() time.Time { return s.now }}}
 	t.Cleanup(s.Plugin.Stop)
 	return s

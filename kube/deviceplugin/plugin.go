@@ -72,15 +72,15 @@ func (p *Plugin) Ensure(ctx context.Context) error {
 // offered. Then only the devices of containers stay healthy: a restarted kubelet does not admit a
 // pod again whose devices are unhealthy.
 func (p *Plugin) look() error {
-	page, err := p.Allocator.Book.Read()
+	content, err := p.Allocator.Ledger.Read()
 	var devices []*api.Device
 	var of counted
-	legible := err == nil || page.Problem != nil
+	legible := err == nil || content.Problem != nil
 	if legible {
-		of = p.Allocator.counted(page)
+		of = p.Allocator.counted(content)
 	}
 	if err == nil {
-		devices, err = p.Allocator.Resource.Devices(page, of)
+		devices, err = p.Allocator.Resource.Devices(content, of)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -69,7 +69,7 @@ func TestTheKubeletGetsWhatIsFree(t *testing.T) {
 	if free, all := healthy(t, stream); free != 16 || all != 32 {
 		t.Errorf("%d of %d units are healthy while somebody has a GPU whole, want 16", free, all)
 	}
-	check(t, s.Book.Release(whole.ID))
+	check(t, s.Ledger.Release(whole.ID))
 	s.ensure()
 	if free, _ := healthy(t, stream); free != 32 {
 		t.Errorf("%d units are healthy, want all again", free)
@@ -458,7 +458,7 @@ func TestOtherPodsUnitsReleaseNoHandedOnGrant(t *testing.T) {
 	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
 	defer s.Use(waits.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})()
 	// Another process, which knows only the labels.
-	s.Plugin.Allocator = &Allocator{Book: s.Book, Resource: units1GiB, Log: s.Allocator.Log,
+	s.Plugin.Allocator = &Allocator{Ledger: s.Ledger, Resource: units1GiB, Log: s.Allocator.Log,
 		Now: s.Allocator.Now}
 	s.now = s.now.Add(2 * admissionTime)
 	s.gets(c, some(6, 9)...)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // unseen is how long an unused grant is kept if the kubelet's checkpoint does not say whether a
@@ -26,7 +26,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	judge func(grant.ID, time.Duration) futureUse) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := d.Book.Open()
+	n := d.Ledger.Open()
 	if n.Broken != nil {
 		return n.Broken
 	}
@@ -40,7 +40,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	}
 	var failed error
 	live := map[grant.ID]bool{}
-	own := d.Resource.own(book.Page{Overview: o, Node: n})
+	own := d.Resource.own(nodeledger.Content{Overview: o, Node: n})
 	for _, g := range own {
 		live[g.ID] = true
 		if len(g.Bindings) > 0 {
@@ -52,7 +52,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 			d.podGone[g.ID] = ended || d.podGone[g.ID] && !complete // a deleted pod does not return
 		case ended:
 			d.Log.Info("its container is gone; the grant is released", "grant", g.ID)
-			failed = errors.Join(failed, d.Book.Release(g.ID))
+			failed = errors.Join(failed, d.Ledger.Release(g.ID))
 		}
 	}
 	gone := func(id grant.ID) bool { return !live[id] }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // Source is the source of the grants that the plugin enters.
@@ -85,8 +85,8 @@ func (r Resource) mine(g grant.Grant) bool {
 }
 
 // own returns the resource's grants.
-func (r Resource) own(p book.Page) []grant.Grant {
-	return slices.DeleteFunc(p.Of(Source), func(g grant.Grant) bool { return !r.mine(g) })
+func (r Resource) own(p nodeledger.Content) []grant.Grant {
+	return slices.DeleteFunc(p.EnteredBy(Source), func(g grant.Grant) bool { return !r.mine(g) })
 }
 
 // counted is what the kubelet counts as allocated: grants, and the devices of their containers.
@@ -97,7 +97,7 @@ type counted struct {
 
 // Devices returns the list for the kubelet. Devices that other users have are unhealthy, so the
 // scheduler does not count on them.
-func (r Resource) Devices(p book.Page, of counted) ([]*api.Device, error) {
+func (r Resource) Devices(p nodeledger.Content, of counted) ([]*api.Device, error) {
 	seats, err := p.Seats("")
 	if err != nil {
 		return nil, err

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // tie ties the resource's grants to the pods to which the kubelet gives their references. An
@@ -15,7 +15,7 @@ import (
 // container of the pod starts. Once a tied grant has been used its ties stay, because its reference
 // has been seen. untied counts the grants that the checkpoint does not have yet.
 func (p *Plugin) tie() (untied int, failed error) {
-	n := p.Allocator.Book.Open()
+	n := p.Allocator.Ledger.Open()
 	if n.Broken != nil {
 		return 0, n.Broken
 	}
@@ -23,14 +23,14 @@ func (p *Plugin) tie() (untied int, failed error) {
 	if err != nil {
 		return 0, err
 	}
-	page := book.Page{Overview: o, Node: n}
-	open := slices.DeleteFunc(p.Allocator.Resource.own(page), func(g grant.Grant) bool {
+	content := nodeledger.Content{Overview: o, Node: n}
+	open := slices.DeleteFunc(p.Allocator.Resource.own(content), func(g grant.Grant) bool {
 		return g.Draining || len(g.For) > 0 && n.Ledger.Used(g.ID)
 	})
 	switch {
 	case len(open) == 0:
 		return 0, nil
-	case !page.Ties():
+	case !content.CanTie():
 		p.unable.Do(func() {
 			p.Allocator.Log.Warn(
 				"nobody vouches for pods on this node, so grants are not tied to theirs: whoever has read "+
@@ -47,7 +47,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 		}
 		slices.Sort(ties)
 		if ties = slices.Compact(ties); len(ties) > 0 {
-			failed = errors.Join(failed, p.Allocator.Book.Tie(g, ties, p.Allocator.Log))
+			failed = errors.Join(failed, p.Allocator.Ledger.Tie(g, ties, p.Allocator.Log))
 		} else if len(g.For) == 0 {
 			untied++
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // want is what the ledger is asked for a claim.
@@ -35,7 +35,7 @@ func claimOf(g grant.Grant) (types.UID, bool) {
 
 // translate turns a claim's allocation into a request to the ledger. A claim is one grant, because
 // a container uses one grant. So the claim has one mode, and the same amount on each of its GPUs.
-func translate(claim *resourceapi.ResourceClaim, pool string, p book.Page) (want, error) {
+func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Content) (want, error) {
 	w := want{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source,
 		Label: claim.Namespace + "/" + claim.Name}}
 	if claim.Status.Allocation == nil {
@@ -71,7 +71,8 @@ type part struct {
 }
 
 func partOf(result resourceapi.DeviceRequestAllocationResult,
-	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat, p book.Page) (part, error) {
+	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat,
+	p nodeledger.Content) (part, error) {
 	if result.AdminAccess != nil && *result.AdminAccess {
 		return part{}, fmt.Errorf(
 			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the "+

@@ -63,7 +63,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 					t.Errorf("device %s is closed for %q, want NoSchedule for %s", name, taint, code)
 				}
 			}
-			fresh, empty := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log},
+			fresh, empty := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log},
 				&recorder{}
 			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 ||
 				len(empty.closedFor()) > 0 {
@@ -94,7 +94,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 // A typing error in the configuration must not keep pods in Terminating.
 func TestClaimsAreGivenUpByTheLastConfigurationThatCouldBeRead(t *testing.T) {
 	s := newSite(t, 1)
-	publishes := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+	publishes := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 	if err := publishes.Publish(context.Background(), &recorder{}); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestClaimsAreGivenUpByTheLastConfigurationThatCouldBeRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		configure(s.Node, "nonsense = 1\n")
-		late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+		late := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 		if err := late.unprepare("u-1"); err == nil || !strings.Contains(err.Error(), "nonsense") {
 			t.Errorf("a driver that has read no other: %v", err)
 		}

@@ -15,14 +15,14 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // Driver answers the kubelet of one node. All its state can be read again: from the API, the
 // ledger, the grants' CDI files and the kept references. So another process can take over between
 // any two calls.
 type Driver struct {
-	Book   book.Book
+	Ledger nodeledger.Ledger
 	Node   string // the node's name in the cluster, and the pool's
 	Client kubernetes.Interface
 	Log    *slog.Logger
@@ -31,7 +31,7 @@ type Driver struct {
 	Broken func(error)
 
 	// last has the last configuration that could be read; nil: none yet.
-	last   atomic.Pointer[book.Book]
+	last   atomic.Pointer[nodeledger.Ledger]
 	pods   pods                  // of the claims with grants
 	mu     sync.Mutex            // one claim is prepared or given up at a time; see lockClaims
 	pace   pace                  // of publishing
@@ -44,7 +44,7 @@ type Driver struct {
 // or another. An update starts the new driver before it stops the old one.
 func (d *Driver) lockClaims() (unlock func(), err error) {
 	d.mu.Lock()
-	end, err := d.Book.Lock()
+	end, err := d.Ledger.Lock()
 	if err != nil {
 		d.mu.Unlock()
 		return nil, err
@@ -53,26 +53,26 @@ func (d *Driver) lockClaims() (unlock func(), err error) {
 }
 
 // read returns the ledger and the inventory.
-func (d *Driver) read() (book.Page, error) {
-	p, err := d.Book.Read()
+func (d *Driver) read() (nodeledger.Content, error) {
+	p, err := d.Ledger.Read()
 	if p.Node.Broken == nil {
-		last := d.Book.As(p)
+		last := d.Ledger.WithConfigOf(p)
 		d.last.Store(&last)
 	}
 	return p, err
 }
 
-// readable returns the Book with a configuration that can be read, the present or the last one. A
+// readable returns the ledger with a configuration that can be read, the present or the last one. A
 // typing error in the configuration must not prevent pods from ending.
-func (d *Driver) readable() (book.Book, error) {
-	broken := d.Book.Open().Broken
+func (d *Driver) readable() (nodeledger.Ledger, error) {
+	broken := d.Ledger.Open().Broken
 	if broken == nil {
-		return d.Book, nil
+		return d.Ledger, nil
 	}
 	if last := d.last.Load(); last != nil {
 		return *last, nil
 	}
-	return d.Book, broken
+	return d.Ledger, broken
 }
 
 // PrepareResourceClaims enters a grant for each claim and makes it a CDI device. Each claim that
@@ -111,7 +111,7 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		return nil, err
 	}
 	defer d.pods.signal() // from now on other pods can be added to the claim
-	g, held := p.Held(w.ask.Owner)
+	g, held := p.GrantOf(w.ask.Owner)
 	switch {
 	case held && g.Draining:
 		return nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it", g.ID)
@@ -119,7 +119,7 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		if err := d.tie(g, w.ask.For); err != nil {
 			return nil, err
 		}
-		reference, err := d.Book.ExposeAgain(g)
+		reference, err := d.Ledger.ExposeAgain(g)
 		if err != nil {
 			return nil, err
 		}
@@ -128,11 +128,11 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		return nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s", g.ID)
 	// Allocated again; the kubelet missed the end of the old allocation.
 	case held:
-		if err := d.Book.Withdraw(g.ID); err != nil {
+		if err := d.Ledger.Withdraw(g.ID); err != nil {
 			return nil, err
 		}
 	}
-	reference, err := d.Book.EnterExposed(w.ask)
+	reference, err := d.Ledger.EnterExposed(w.ask)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (d *Driver) unprepare(uid string) error {
 	if err != nil {
 		return err
 	}
-	g, held := book.Page{Overview: o, Node: n}.Held(owner(uid))
+	g, held := nodeledger.Content{Overview: o, Node: n}.GrantOf(owner(uid))
 	if !held {
 		return nil
 	}

@@ -28,21 +28,21 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/booktest"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
 const pool = "node-1"
 
 // site is a node's driver with a real ledger and a fake API.
 type site struct {
-	*booktest.Node
+	*nodeledgertest.Node
 	*Driver
 }
 
 func newSite(t *testing.T, gpus int) site {
-	n := booktest.New(t, gpus, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, gpus, 16*grant.GiB, "")
 	n.References = n.Dir + "/references"
-	return site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(),
+	return site{n, &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
 		Log: slog.New(slog.DiscardHandler)}}
 }
 
@@ -187,7 +187,7 @@ func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
 			s := newSite(t, 1)
 			c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "30"))
 			before := s.has(t, c)
-			changed, err := grants.Update(s.Driver.Book.Open(), s.Grants()[0].ID, change)
+			changed, err := grants.Update(s.Driver.Ledger.Open(), s.Grants()[0].ID, change)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -247,7 +247,7 @@ func TestTwoDriversLockClaims(t *testing.T) {
 	client, asked := fake.NewClientset(), 0
 	client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		asked++
-		f, err := os.Open(s.Driver.Book.References + ".lock")
+		f, err := os.Open(s.Driver.Ledger.References + ".lock")
 		if err != nil {
 			t.Error(err)
 			return true, c, nil
@@ -263,7 +263,7 @@ func TestTwoDriversLockClaims(t *testing.T) {
 	if err := s.Driver.Reclaim(context.Background()); err != nil || asked != 1 {
 		t.Fatalf("asked %d times: %v", asked, err)
 	}
-	other := &Driver{Book: s.Driver.Book, Node: pool, Client: client, Log: slog.New(slog.DiscardHandler)}
+	other := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: client, Log: slog.New(slog.DiscardHandler)}
 	if r := (site{s.Node, other}).prepares(t, c); r.Err != nil {
 		t.Error(r.Err)
 	}
@@ -275,7 +275,7 @@ func TestDraftsOfAKilledDriverAreRemoved(t *testing.T) {
 	s.has(t, claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0")))
 	old := time.Now().Add(-time.Hour)
 	drafts := []string{s.Dir + "/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.123",
-		s.Driver.Book.References + "/.g-aaaaaaaaaaaa.123"}
+		s.Driver.Ledger.References + "/.g-aaaaaaaaaaaa.123"}
 	fresh, others := s.Dir+"/cdi/.gpuledger.dev-grant_g-aaaaaaaaaaaa.json.456", s.Dir+"/cdi/.vendor.json.123"
 	for _, path := range append([]string{fresh, others}, drafts...) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {

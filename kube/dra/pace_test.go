@@ -24,7 +24,7 @@ type pacedSite struct {
 
 func newPaced(t *testing.T) *pacedSite {
 	p := &pacedSite{site: newSite(t, 1), recorder: &recorder{}, now: time.Now()}
-	p.Driver.Book.Open = func() *node.Node {
+	p.Driver.Ledger.Open = func() *node.Node {
 		h := host.Default()
 		h.Now = func() time.Time { return p.now }
 		return node.Open(p.Config, h)

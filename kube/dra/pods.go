@@ -19,7 +19,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // tiesOf returns the ties of a claim's grant: its namespace, and the pods that the claim is
@@ -104,7 +104,7 @@ func (p *pods) signal() {
 }
 
 // mayUse returns the ties of a claim that is prepared.
-func (d *Driver) mayUse(claim *resourceapi.ResourceClaim, p book.Page) ([]grant.Tie, error) {
+func (d *Driver) mayUse(claim *resourceapi.ResourceClaim, p nodeledger.Content) ([]grant.Tie, error) {
 	r := d.pods.learn(claim)
 	switch {
 	case !d.ties(p):
@@ -121,12 +121,12 @@ func (d *Driver) tie(g grant.Grant, to []grant.Tie) error {
 	if to == nil {
 		return nil
 	}
-	return d.Book.Tie(g, to, d.Log)
+	return d.Ledger.Tie(g, to, d.Log)
 }
 
 // ties reports whether grants can be tied here, and logs once if not.
-func (d *Driver) ties(p book.Page) bool {
-	if p.Ties() {
+func (d *Driver) ties(p nodeledger.Content) bool {
+	if p.CanTie() {
 		return true
 	}
 	d.pods.unable.Do(func() {
@@ -178,7 +178,7 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 
 // retie updates the grants' ties to what is known of their claims. It returns the grants by claim.
 func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
-	n := d.Book.Open()
+	n := d.Ledger.Open()
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
@@ -186,9 +186,9 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 	if err != nil {
 		return nil, err
 	}
-	p := book.Page{Overview: o, Node: n}
+	p := nodeledger.Content{Overview: o, Node: n}
 	held = map[types.UID]grant.Grant{}
-	for _, g := range p.Of(Source) {
+	for _, g := range p.EnteredBy(Source) {
 		uid, is := claimOf(g)
 		if !is || g.Draining || !d.ties(p) {
 			continue
@@ -199,7 +199,7 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 		if !known || r.empty && len(g.For) > 0 {
 			continue
 		}
-		failed = errors.Join(failed, d.Book.Tie(g, r.pods, d.Log))
+		failed = errors.Join(failed, d.Ledger.Tie(g, r.pods, d.Log))
 	}
 	return held, failed
 }

@@ -21,8 +21,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/book"
-	"github.com/gpuledger/gpuledger/kube/booktest"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
 // teams returns ties to pods in the claims' namespace.
@@ -62,7 +62,7 @@ func TestAClaimsGrantIsForItsPods(t *testing.T) {
 		t.Errorf("reserved for nobody: %v", r.Err)
 	}
 	// it reads only the ledger
-	late := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+	late := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 	if _, err := late.retie(); err != nil {
 		t.Error(err)
 	}
@@ -211,7 +211,7 @@ func TestPodsThatComeToAPreparedClaim(t *testing.T) {
 	// While no driver runs another pod is added. The next driver finds the ties in the ledger, and
 	// its watch reports the pod.
 	api.tell(s.of(8, "u-1", "p2", "p5"))
-	next := &Driver{Book: s.Driver.Book, Node: pool, Client: s.Client, Log: s.Log}
+	next := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 	s.isFor(t, "nobody follows", teams("p2", "p4")...)
 	stop = follows(next)
 	s.becomes(t, "the next driver", teams("p2", "p5")...)
@@ -277,7 +277,7 @@ func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
-			w, err := translate(s.of(1, "u-1"), pool, page(t, s.Driver))
+			w, err := translate(s.of(1, "u-1"), pool, contentOf(t, s.Driver))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -300,8 +300,8 @@ func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 	}
 }
 
-// page returns the ledger as a driver reads it.
-func page(t *testing.T, d *Driver) book.Page {
+// contentOf returns the ledger as a driver reads it.
+func contentOf(t *testing.T, d *Driver) nodeledger.Content {
 	t.Helper()
 	p, err := d.read()
 	if err != nil {
@@ -311,7 +311,7 @@ func page(t *testing.T, d *Driver) book.Page {
 }
 
 // engine sets the engine in the node's configuration.
-func engine(n *booktest.Node, name string) {
+func engine(n *nodeledgertest.Node, name string) {
 	n.T.Helper()
 	text, err := os.ReadFile(n.Config)
 	if err != nil {
@@ -327,10 +327,10 @@ func engine(n *booktest.Node, name string) {
 }
 
 func TestWithoutTrustedAnnotationsClaimsAreNotTied(t *testing.T) {
-	n := booktest.New(t, 1, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
 	engine(n, "podman")
 	var log bytes.Buffer
-	s := site{n, &Driver{Book: n.Book, Node: pool, Client: fake.NewClientset(),
+	s := site{n, &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
 		Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.has(t, s.of(2, "u-1", "p1", "p2"))

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // The API allows no more of these in one slice (k8s.io/api/resource/v1, types.go).
@@ -34,7 +34,7 @@ const (
 // Several claims can have a device of a shared mode, and the scheduler adds up what they consume.
 // So the driver's own grants are not subtracted, except those that the scheduler does not count;
 // see seatsOf.
-func Slices(p book.Page) ([]resourceslice.Slice, error) {
+func Slices(p nodeledger.Content) ([]resourceslice.Slice, error) {
 	seats, err := seatsOf(p)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func Slices(p book.Page) ([]resourceslice.Slice, error) {
 // because the configuration now has other modes for its GPU. These grants are subtracted like those
 // of other users. A grant that was released by hand while its claim still exists counts twice until
 // its last container ends. Then too little is offered, never too much.
-func seatsOf(p book.Page) ([]admission.Seat, error) {
+func seatsOf(p nodeledger.Content) ([]admission.Seat, error) {
 	seats, err := p.Seats(Source)
 	if err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func deviceName(uuid string, mode grant.Mode) string {
 // devicesOf returns a GPU's devices, one for each mode. A mode without room for a grant has none. A
 // MIG device is a device of its own, because the hardware separates it from the others of its GPU.
 // unserved says what mode mps lacks on this node.
-func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Device {
+func devicesOf(p nodeledger.Content, s admission.Seat, unserved string) []resourceapi.Device {
 	var devices []resourceapi.Device
 	if partitioned(s) {
 		return nil
@@ -153,7 +153,7 @@ func devicesOf(p book.Page, s admission.Seat, unserved string) []resourceapi.Dev
 const anyClaim grant.Owner = "claim:any"
 
 // sharesCompute reports whether a claim can have a share of a GPU's compute in a mode.
-func sharesCompute(p book.Page, mode grant.Mode) bool {
+func sharesCompute(p nodeledger.Content, mode grant.Mode) bool {
 	g := grant.Grant{Mode: mode, Owner: anyClaim, GPUs: make([]grant.Share, 1)}
 	return admission.ComputeUnkept(g, p.Inventory, p.Node.Policy) == ""
 }
@@ -183,7 +183,7 @@ func quantity(b grant.Bytes) *resource.Quantity {
 }
 func number(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
 
-func attributes(p book.Page, s admission.Seat, mode grant.Mode,
+func attributes(p nodeledger.Content, s admission.Seat, mode grant.Mode,
 	strength grant.Strength) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name),
@@ -234,7 +234,7 @@ const (
 	taintWeak = "gpuledger.dev/weak"
 )
 
-func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict,
+func taints(p nodeledger.Content, s admission.Seat, mode grant.Mode, offer grant.Verdict,
 	unserved string) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
 	add := func(key, value string) {
@@ -261,7 +261,7 @@ func taints(p book.Page, s admission.Seat, mode grant.Mode, offer grant.Verdict,
 
 // mpsMissing says what the node lacks to start MPS daemons. Without a daemon no container of mode
 // mps starts. "" means that nothing is known to be missing.
-func mpsMissing(p book.Page) string {
+func mpsMissing(p nodeledger.Content) string {
 	switch {
 	case !p.Inventory.Driver.HasMPS():
 		return "no " + grant.MPSControl
@@ -273,7 +273,7 @@ func mpsMissing(p book.Page) string {
 
 // servedWith returns the number of GPUs of the MPS daemon that serves a GPU. The daemon may serve
 // the driver's own claims, which have the GPU's device, so the device must stay published.
-func servedWith(p book.Page, s admission.Seat) int {
+func servedWith(p nodeledger.Content, s admission.Seat) int {
 	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool {
 		return g.Mode == grant.MPS && g.Has(s.UUID())
 	})

@@ -15,11 +15,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/kube/booktest"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
 // slicesOf returns the present slices of a node.
-func slicesOf(t *testing.T, n *booktest.Node) []resourceslice.Slice {
+func slicesOf(t *testing.T, n *nodeledgertest.Node) []resourceslice.Slice {
 	t.Helper()
 	p, err := n.Read()
 	if err != nil {
@@ -33,7 +33,7 @@ func slicesOf(t *testing.T, n *booktest.Node) []resourceslice.Slice {
 }
 
 // published describes the devices of a node by GPU and mode: "0 limit memory=16Gi compute=100".
-func published(t *testing.T, n *booktest.Node) []string {
+func published(t *testing.T, n *nodeledgertest.Node) []string {
 	t.Helper()
 	var lines []string
 	for _, s := range slicesOf(t, n) {
@@ -56,7 +56,7 @@ func published(t *testing.T, n *booktest.Node) []string {
 
 // left releases a grant as at the end of its claim, while a container that the kubelet has lost
 // uses it.
-func left(n *booktest.Node, g grant.Grant) (end func()) {
+func left(n *nodeledgertest.Node, g grant.Grant) (end func()) {
 	n.T.Helper()
 	end = n.Use(g.ID, grant.Identity{})
 	if err := n.Withdraw(g.ID); err != nil {
@@ -66,7 +66,7 @@ func left(n *booktest.Node, g grant.Grant) (end func()) {
 }
 
 // configure adds to the node's configuration.
-func configure(n *booktest.Node, more string) {
+func configure(n *nodeledgertest.Node, more string) {
 	n.T.Helper()
 	text, err := os.ReadFile(n.Config)
 	if err == nil {
@@ -81,43 +81,43 @@ func TestPublishedDevices(t *testing.T) {
 	unhealthy := func(all []simulated.GPU) { all[0].Health = "fell off the bus (Xid 79)" }
 	for name, c := range map[string]struct {
 		config string
-		make   func(n *booktest.Node)
+		make   func(n *nodeledgertest.Node)
 		want   []string
 	}{
-		"a free GPU can be in each mode": {"", func(*booktest.Node) {},
+		"a free GPU can be in each mode": {"", func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100"}},
-		"what others hold is taken off, in their mode": {"", func(n *booktest.Node) {
+		"what others hold is taken off, in their mode": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
 		}, []string{"0 timeslice memory=11Gi compute=60"}},
-		"a GPU that somebody has whole is not there": {"", func(n *booktest.Node) {
+		"a GPU that somebody has whole is not there": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive})
 		}, nil},
-		"what the driver has granted the scheduler counts": {"", func(n *booktest.Node) {
+		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 			"0 limit memory=16Gi compute=100"}},
-		"but not where the claim is over, and a container of it is left": {"", func(n *booktest.Node) {
+		"but not where the claim is over, and a container of it is left": {"", func(n *nodeledgertest.Node) {
 			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40,
 				Mode: grant.Limit, Source: Source,
 				Owner: "claim:over"}))
 			n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 limit memory=11Gi compute=60"}},
-		"nor where that has the whole": {"", func(n *booktest.Node) {
+		"nor where that has the whole": {"", func(n *nodeledgertest.Node) {
 			left(n, n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:over"}))
 		}, nil},
-		"nor where the pool has other modes now": {"", func(n *booktest.Node) {
+		"nor where the pool has other modes now": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 			configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n")
 		}, nil},
-		"nor where somebody has partitioned the GPU": {"", func(n *booktest.Node) {
+		"nor where somebody has partitioned the GPU": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
 		}, nil},
 		"what is used outside the ledger is taken off, and nobody gets the whole": {
-			"", func(n *booktest.Node) {
+			"", func(n *nodeledgertest.Node) {
 				if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{
 					n.UUID(0): 3 * grant.GiB}); err != nil {
 					n.T.Fatal(err)
@@ -125,44 +125,44 @@ func TestPublishedDevices(t *testing.T) {
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
 				"0 timeslice memory=13Gi compute=100",
 				"0 limit memory=13Gi compute=100"}},
-		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*booktest.Node) {},
+		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
 		"nor where launches are to be throttled and cannot be": {
 			"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
-			func(*booktest.Node) {},
+			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"no share of compute in a mode that keeps none, where the policy wants that": {
 			"[enforcement]\ncompute = \"refuse\"\n",
-			func(*booktest.Node) {},
+			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"nor where it wants more strength than none, and no share whose containers would never start": {
 			"[policy]\nminimum_strength = \"library\"\n",
-			func(*booktest.Node) {},
+			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
 				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
 		"a claim's containers share a limit, so the driver's own is not theirs": {
 			"[enforcement]\nlimit = \"driver\"\n",
-			func(*booktest.Node) {},
+			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
-		"MIG devices, and nothing of the GPU that they are of": {"", func(n *booktest.Node) {
+		"MIG devices, and nothing of the GPU that they are of": {"", func(n *nodeledgertest.Node) {
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
 		}, []string{"0 mig memory=40Gi"}},
-		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*booktest.Node) {},
+		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*nodeledgertest.Node) {},
 			[]string{"0 limit memory=16Gi compute=100"}},
 		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
-			func(n *booktest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
+			func(n *nodeledgertest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
 			[]string{"0 limit memory=16Gi compute=100 " +
 				"gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := booktest.New(t, 1, 16*grant.GiB, c.config)
+			n := nodeledgertest.New(t, 1, 16*grant.GiB, c.config)
 			c.make(n)
 			got := slices.DeleteFunc(published(t, n),
 				func(line string) bool { return strings.Contains(line, " mps ") })
@@ -175,7 +175,7 @@ func TestPublishedDevices(t *testing.T) {
 
 // For a claim over two GPUs the scheduler still counts the GPU whose device is published.
 func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
-	n := booktest.New(t, 2, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
 	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit,
 		Source: Source, Owner: "claim:u"})
 	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
@@ -188,7 +188,7 @@ func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 
 // A container of mode mps starts only if gpuledgerd has started NVIDIA's daemon.
 func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
-	n := booktest.New(t, 1, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
 	taints := func() (found []string) {
 		for _, line := range published(t, n) {
 			if _, taints, tainted := strings.Cut(line, " "+taintUnserved+"="); tainted {
@@ -255,7 +255,7 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 // The API refuses a slice that breaks one of these rules, and only the driver's log shows it.
 func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 	for _, gpus := range []int{1, 8, 16, 64} {
-		n := booktest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, "")
+		n := nodeledgertest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, "")
 		p, err := n.Read()
 		if err != nil {
 			t.Fatal(err)
@@ -296,7 +296,7 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 // The schedulers of Kubernetes 1.36 go through the counters of the whole cluster for each node. So
 // a counter that separates no modes is not published.
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
-	n := booktest.New(t, 3, 80*grant.GiB,
+	n := nodeledgertest.New(t, 3, 80*grant.GiB,
 		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n"+
 			"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
@@ -331,7 +331,7 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 
 // minimumStrength in a class or a claim is compared with what is published.
 func TestTheStrengthOfEachMode(t *testing.T) {
-	n := booktest.New(t, 2, 80*grant.GiB, "")
+	n := nodeledgertest.New(t, 2, 80*grant.GiB, "")
 	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPU) { all[1].MIG = []string{"1g.10gb"} })
 	p, err := n.Read()
 	if err != nil {

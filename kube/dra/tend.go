@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // publisher sends slices to the API: the kubelet plugin's helper.
@@ -81,7 +81,7 @@ func closed(known []resourceslice.Slice, code grant.Code) []resourceslice.Slice 
 }
 
 // refusalCode returns the code of the error that keeps a node from entering grants.
-func refusalCode(p book.Page, err error) grant.Code {
+func refusalCode(p nodeledger.Content, err error) grant.Code {
 	var refusal *grant.Refusal
 	switch {
 	case errors.As(err, &refusal):
@@ -113,7 +113,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 		return nil, err
 	}
 	defer unlock()
-	n := d.Book.Open()
+	n := d.Ledger.Open()
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
@@ -121,12 +121,12 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	failed := d.Book.Tidy(o.View)
+	failed := d.Ledger.RemoveOrphans(o.View)
 	for _, g := range o.Grants {
 		if g.Source != Source || g.Draining {
 			continue
 		}
-		restored, err := d.Book.Restore(g)
+		restored, err := d.Ledger.Restore(g)
 		failed = errors.Join(failed, err)
 		if restored {
 			d.Log.Warn("somebody has removed a claim's CDI file; it is there again", "grant", g.ID)
@@ -160,7 +160,7 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	}
 	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim",
 		name, "grant", g.ID)
-	return d.Book.Withdraw(g.ID)
+	return d.Ledger.Withdraw(g.ID)
 }
 
 // SameNode calls Broken if the cluster's Node of this name is another than at the first call.

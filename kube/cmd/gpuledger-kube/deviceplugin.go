@@ -45,7 +45,7 @@ func serveDevices(c *cli.Context) error {
 	var all sync.WaitGroup
 	for _, r := range resources {
 		p := &deviceplugin.Plugin{Allocator: &deviceplugin.Allocator{
-			Book: b, Resource: r, Log: log, Now: time.Now},
+			Ledger: b, Resource: r, Log: log, Now: time.Now},
 			Dir:          filepath.Join(c.String("kubelet-dir"), "device-plugins"),
 			PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
 			Cgroups:      "/sys/fs/cgroup", Self: c.String("pod")}

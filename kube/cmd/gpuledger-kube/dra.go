@@ -65,7 +65,7 @@ func serveDRA(c *cli.Context) error {
 	b.References = filepath.Join(data, "references")
 	ctx, broken := context.WithCancelCause(c.Context)
 	defer broken(nil)
-	driver := &dra.Driver{Book: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken}
+	driver := &dra.Driver{Ledger: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken}
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}

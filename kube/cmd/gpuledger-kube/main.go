@@ -23,7 +23,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/version"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -60,19 +60,21 @@ func common() []cli.Flag {
 
 // open reads the common arguments. The configuration must be readable, because an agent without one
 // would publish wrong data.
-func open(c *cli.Context) (book.Book, *slog.Logger, error) {
+func open(c *cli.Context) (nodeledger.Ledger, *slog.Logger, error) {
 	if c.Duration("interval") <= 0 {
-		return book.Book{}, nil, usage.Error(c,
+		return nodeledger.Ledger{}, nil, usage.Error(c,
 			"cannot look at the ledger every %s: --interval has to be longer",
 			c.Duration("interval"))
 	}
 	config, err := filepath.Abs(c.String("config"))
 	if err != nil {
-		return book.Book{}, nil, err
+		return nodeledger.Ledger{}, nil, err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	klog.SetSlogLogger(log)
-	b := book.Book{Config: config, Open: func() *node.Node { return node.Open(config, host.Default()) }}
+	b := nodeledger.Ledger{Config: config, Open: func() *node.Node {
+		return node.Open(config, host.Default())
+	}}
 	n := b.Open()
 	if n.Broken == nil {
 		err = restrict(n.Policy.RunDir)

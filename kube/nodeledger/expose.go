@@ -1,4 +1,4 @@
-package book
+package nodeledger
 
 import (
 	"errors"
@@ -11,21 +11,21 @@ import (
 )
 
 // EnterExposed makes a grant that engines find as a CDI device. It makes both or neither.
-func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
-	files := b.Files()
+func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
+	files := l.Files()
 	if err := files.Ready(); err != nil {
 		return grant.Reference{}, err
 	}
-	g, reference, err := b.Enter(ask)
+	g, reference, err := l.Enter(ask)
 	if err != nil {
 		return grant.Reference{}, err
 	}
-	if err = b.keep(reference); err == nil {
+	if err = l.keep(reference); err == nil {
 		_, err = files.Expose(reference)
 	}
 	if err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
-		return grant.Reference{}, errors.Join(err, b.Withdraw(g.ID))
+		return grant.Reference{}, errors.Join(err, l.Withdraw(g.ID))
 	}
 	return reference, nil
 }
@@ -33,19 +33,19 @@ func (b Book) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 // ExposeAgain returns the reference of an existing grant and writes its CDI file. If neither a CDI
 // file nor the kept references have the secret, the grant gets a new one. After a boot there is no
 // CDI file.
-func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
-	files := b.Files()
+func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
+	files := l.Files()
 	reference, found := files.Reference(g.ID)
 	if !found || !reference.Opens(g.Secret) {
-		reference, found = b.keptFor(g)
+		reference, found = l.keptFor(g)
 	}
 	if !found {
 		var err error
-		if reference, err = grants.Renew(b.Open(), g.ID); err != nil {
+		if reference, err = grants.Renew(l.Open(), g.ID); err != nil {
 			return grant.Reference{}, err
 		}
 	}
-	if err := b.keep(reference); err != nil {
+	if err := l.keep(reference); err != nil {
 		return grant.Reference{}, err
 	}
 	_, err := files.Expose(reference)
@@ -55,12 +55,12 @@ func (b Book) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 // Restore writes a grant's CDI file again if it was removed. The kubelet does not prepare a
 // prepared claim again, so its containers could not be restarted without the file. A reference that
 // was not kept needs no file, because the kubelet does not have it.
-func (b Book) Restore(g grant.Grant) (restored bool, err error) {
-	files := b.Files()
+func (l Ledger) Restore(g grant.Grant) (restored bool, err error) {
+	files := l.Files()
 	if _, err := os.Lstat(files.GrantPath(g.ID)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	reference, found := b.keptFor(g)
+	reference, found := l.keptFor(g)
 	if !found {
 		return false, nil
 	}
@@ -70,9 +70,9 @@ func (b Book) Restore(g grant.Grant) (restored bool, err error) {
 
 // Withdraw removes a grant, its CDI file and its kept reference. The files go first: after an
 // interruption the grant is still in the ledger, and the next call finishes the work.
-func (b Book) Withdraw(id grant.ID) error {
-	if err := errors.Join(b.Files().Forget(id), b.dropKept(id)); err != nil {
+func (l Ledger) Withdraw(id grant.ID) error {
+	if err := errors.Join(l.Files().Forget(id), l.dropKept(id)); err != nil {
 		return err
 	}
-	return b.Release(id)
+	return l.Release(id)
 }

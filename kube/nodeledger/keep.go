@@ -1,4 +1,4 @@
-package book
+package nodeledger
 
 import (
 	"errors"
@@ -21,13 +21,13 @@ import (
 
 // keep writes the reference of a grant to a file that only root can read. The kubelet's checkpoint
 // is as private.
-func (b Book) keep(r grant.Reference) error {
-	if b.References == "" {
+func (l Ledger) keep(r grant.Reference) error {
+	if l.References == "" {
 		return nil
 	}
-	err := os.MkdirAll(b.References, 0o700)
+	err := os.MkdirAll(l.References, 0o700)
 	if err == nil {
-		err = host.ReplaceFile(b.kept(r.ID), []byte(r.String()+"\n"), 0o600, host.Durable)
+		err = host.ReplaceFile(l.kept(r.ID), []byte(r.String()+"\n"), 0o600, host.Durable)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot keep the reference of grant %s: %w", r.ID, err)
@@ -35,14 +35,14 @@ func (b Book) keep(r grant.Reference) error {
 	return nil
 }
 
-func (b Book) kept(id grant.ID) string { return filepath.Join(b.References, string(id)) }
+func (l Ledger) kept(id grant.ID) string { return filepath.Join(l.References, string(id)) }
 
 // keptFor returns the kept reference of a grant if it still opens the grant.
-func (b Book) keptFor(g grant.Grant) (grant.Reference, bool) {
-	if b.References == "" {
+func (l Ledger) keptFor(g grant.Grant) (grant.Reference, bool) {
+	if l.References == "" {
 		return grant.Reference{}, false
 	}
-	text, err := host.ReadFile(b.kept(g.ID), 256)
+	text, err := host.ReadFile(l.kept(g.ID), 256)
 	if err != nil {
 		return grant.Reference{}, false
 	}
@@ -50,11 +50,11 @@ func (b Book) keptFor(g grant.Grant) (grant.Reference, bool) {
 	return r, err == nil && r.ID == g.ID && r.Opens(g.Secret)
 }
 
-func (b Book) dropKept(id grant.ID) error {
-	if b.References == "" {
+func (l Ledger) dropKept(id grant.ID) error {
+	if l.References == "" {
 		return nil
 	}
-	if err := os.Remove(b.kept(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(l.kept(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot drop the reference of grant %s: %w", id, err)
 	}
 	return nil
@@ -64,16 +64,16 @@ func (b Book) dropKept(id grant.ID) error {
 // process writes a draft in less than a second.
 const abandoned = time.Minute
 
-// Tidy removes the CDI files and references of grants that are no longer in the ledger, such as
-// those released by hand. A damaged entry counts as in the ledger, because it needs its old name
-// after a repair. Tidy also removes the drafts that a killed agent has left.
-func (b Book) Tidy(v grant.View) error {
-	if b.References == "" {
+// RemoveOrphans removes the CDI files and references of grants that are no longer in the ledger,
+// such as those released by hand. A damaged entry counts as in the ledger, because it needs its old
+// name after a repair. RemoveOrphans also removes the drafts that a killed agent has left.
+func (l Ledger) RemoveOrphans(v grant.View) error {
+	if l.References == "" {
 		return nil
 	}
 	since := time.Now().Add(-abandoned)
-	swept := errors.Join(b.Files().Sweep(since), host.RemoveDrafts(b.References, "g-", since))
-	entries, err := os.ReadDir(b.References)
+	swept := errors.Join(l.Files().Sweep(since), host.RemoveDrafts(l.References, "g-", since))
+	entries, err := os.ReadDir(l.References)
 	if errors.Is(err, fs.ErrNotExist) {
 		return swept
 	}
@@ -81,7 +81,7 @@ func (b Book) Tidy(v grant.View) error {
 	for _, e := range entries {
 		id, bad := grant.ParseID(e.Name())
 		if bad == nil && !entered(v, id) {
-			err = errors.Join(err, b.Files().Forget(id), b.dropKept(id))
+			err = errors.Join(err, l.Files().Forget(id), l.dropKept(id))
 		}
 	}
 	return err

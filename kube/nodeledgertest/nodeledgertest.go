@@ -1,5 +1,5 @@
-// Package booktest gives tests a simulated node with a real ledger.
-package booktest
+// Package nodeledgertest gives tests a simulated node with a real ledger.
+package nodeledgertest
 
 import (
 	"fmt"
@@ -16,12 +16,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
-	"github.com/gpuledger/gpuledger/kube/book"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
 // Node is a simulated node.
 type Node struct {
-	book.Book
+	nodeledger.Ledger
 	T   testing.TB
 	Dir string
 }

@@ -1,6 +1,6 @@
-// Package book gives the cluster's agents access to the node's ledger. The ledger decides last: an
-// allocation of the scheduler is entered only if it fits.
-package book
+// Package nodeledger gives the cluster's agents access to the node's ledger. The ledger decides
+// last: an allocation of the scheduler is entered only if it fits.
+package nodeledger
 
 import (
 	"errors"
@@ -15,107 +15,108 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Book is a node's ledger with its CDI files.
-type Book struct {
+// Ledger is a node's ledger with its CDI files.
+type Ledger struct {
 	Open   func() *node.Node // opens the node with its present configuration
 	Config string            // absolute path of the configuration, for the hook in CDI files
 
 	References string // directory of references that survive a boot; "": none is kept
 }
 
-// Page is the content of the ledger at one moment.
-type Page struct {
+// Content is the content of the ledger at one moment.
+type Content struct {
 	grants.Overview
 	Node *node.Node
 }
 
 // Read returns the ledger and the inventory. An unusable inventory is an error, because nothing can
-// be placed without one. A page returned with an error still has the node. If its Problem is the
+// be placed without one. Content returned with an error still has the node. If its Problem is the
 // error, it also has the content of the ledger.
-func (b Book) Read() (Page, error) {
-	n := b.Open()
+func (l Ledger) Read() (Content, error) {
+	n := l.Open()
 	if n.Broken != nil {
-		return Page{Node: n}, n.Broken
+		return Content{Node: n}, n.Broken
 	}
 	o, err := grants.Read(n)
 	if err != nil {
-		return Page{Node: n}, err
+		return Content{Node: n}, err
 	}
 	if o.Problem != nil {
 		err = &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
 	}
-	return Page{Overview: o, Node: n}, err
+	return Content{Overview: o, Node: n}, err
 }
 
-// As returns a Book that keeps the configuration of a page, even if the file has changed since.
-func (b Book) As(p Page) Book {
-	b.Open = func() *node.Node { return p.Node }
-	return b
+// WithConfigOf returns a Ledger that keeps the configuration with which a content was read, even if
+// the file has changed since.
+func (l Ledger) WithConfigOf(c Content) Ledger {
+	l.Open = func() *node.Node { return c.Node }
+	return l
 }
 
-// Of returns the grants that one agent has entered; source names the agent.
-func (p Page) Of(source string) []grant.Grant {
-	return slices.DeleteFunc(slices.Clone(p.Grants), func(g grant.Grant) bool { return g.Source != source })
+// EnteredBy returns the grants that one agent has entered; source names the agent.
+func (c Content) EnteredBy(source string) []grant.Grant {
+	return slices.DeleteFunc(slices.Clone(c.Grants), func(g grant.Grant) bool { return g.Source != source })
 }
 
 // Seats returns the GPUs and what is free on each. It leaves out the grants of the agent that has
 // this source; with "" it counts all grants.
-func (p Page) Seats(without string) ([]admission.Seat, error) {
-	v := p.View
+func (c Content) Seats(without string) ([]admission.Seat, error) {
+	v := c.View
 	if without != "" {
 		v.Grants = slices.DeleteFunc(slices.Clone(v.Grants),
 			func(g grant.Grant) bool { return g.Source == without })
 	}
-	return admission.Seats(v, p.Inventory, p.Node.Policy)
+	return admission.Seats(v, c.Inventory, c.Node.Policy)
 }
 
-// Held returns an owner's grant, and whether there is one.
-func (p Page) Held(owner grant.Owner) (grant.Grant, bool) {
-	i := slices.IndexFunc(p.Grants, func(g grant.Grant) bool { return g.Owner == owner })
+// GrantOf returns an owner's grant, and whether there is one.
+func (c Content) GrantOf(owner grant.Owner) (grant.Grant, bool) {
+	i := slices.IndexFunc(c.Grants, func(g grant.Grant) bool { return g.Owner == owner })
 	if i < 0 {
 		return grant.Grant{}, false
 	}
-	return p.Grants[i], true
+	return c.Grants[i], true
 }
 
 // Offer returns the verdict on a container of this owner with a grant of this mode, and the
 // strength that would hold it. Admission uses the same code, so an offer promises nothing that a
 // create would refuse.
-func (p Page) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) grant.Verdict {
+func (c Content) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) grant.Verdict {
 	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: owner, Mode: mode, Strength: admission.StrengthOf(mode),
 		GPUs: []grant.Share{{UUID: seat.UUID(), Index: seat.GPU.Index, Memory: seat.Memory()}}}
-	return admission.Offer(g, p.Now, p.Inventory, p.Node.Policy)
+	return admission.Offer(g, c.Now, c.Inventory, c.Node.Policy)
 }
 
 // Enter makes a grant. Its errors may appear in a pod's events, so they name no other tenant.
-func (b Book) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
-	n := b.Open()
+func (l Ledger) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	n := l.Open()
 	g, reference, err := grants.Enter(n, ask)
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
-		return g, reference, b.noRoom(ask, refusal.Code)
+		return g, reference, l.noCapacity(ask, refusal.Code)
 	}
 	return g, reference, err
 }
 
-// Widen gives a grant more memory on its GPUs. Its errors are as those of Enter.
-func (b Book) Widen(g grant.Grant, memory grant.Bytes) error {
-	_, err := grants.Update(b.Open(), g.ID, grants.Change{Memory: &memory})
+// SetMemory gives a grant more memory on its GPUs. Its errors are as those of Enter.
+func (l Ledger) SetMemory(g grant.Grant, memory grant.Bytes) error {
+	_, err := grants.Update(l.Open(), g.ID, grants.Change{Memory: &memory})
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && refusal.Code == grant.NoCapacity {
-		return b.noRoom(admission.Ask{Memory: memory, Mode: g.Mode, GPUs: len(g.GPUs)}, refusal.Code)
+		return l.noCapacity(admission.Ask{Memory: memory, Mode: g.Mode, GPUs: len(g.GPUs)}, refusal.Code)
 	}
 	return err
 }
 
-// noRoom is the refusal for tenants: it says what is free on each GPU and omits the holders, which
-// only administrators see.
-func (b Book) noRoom(ask admission.Ask, code grant.Code) error {
-	p, err := b.Read()
+// noCapacity is the refusal for tenants: it says what is free on each GPU and omits the holders,
+// which only administrators see.
+func (l Ledger) noCapacity(ask admission.Ask, code grant.Code) error {
+	p, err := l.Read()
 	if err != nil {
 		return err
 	}
-	room, err := p.Room()
+	room, err := p.FreeText()
 	if err != nil {
 		return err
 	}
@@ -142,9 +143,9 @@ func describe(ask admission.Ask) string {
 	return what
 }
 
-// Room says what is free on each GPU, such as "GPU 0 has 4GiB of 16160MiB free (mode limit)".
-func (p Page) Room() (string, error) {
-	seats, err := p.Seats("")
+// FreeText says what is free on each GPU, such as "GPU 0 has 4GiB of 16160MiB free (mode limit)".
+func (c Content) FreeText() (string, error) {
+	seats, err := c.Seats("")
 	if err != nil {
 		return "", err
 	}
@@ -153,12 +154,12 @@ func (p Page) Room() (string, error) {
 	}
 	texts := make([]string, len(seats))
 	for i, s := range seats {
-		texts[i] = room(s)
+		texts[i] = freeText(s)
 	}
 	return strings.Join(texts, "; "), nil
 }
 
-func room(s admission.Seat) string {
+func freeText(s admission.Seat) string {
 	gpu := fmt.Sprintf("GPU %s ", s.Name())
 	if s.MIG != nil {
 		gpu = fmt.Sprintf("MIG device %s (%s) ", s.Name(), s.MIG.Profile)
@@ -187,12 +188,12 @@ func daemon(gpus int) string {
 }
 
 // Files returns the node's CDI files.
-func (b Book) Files() cdi.Files { return cdi.Files{Node: b.Open(), Config: b.Config} }
+func (l Ledger) Files() cdi.Files { return cdi.Files{Node: l.Open(), Config: l.Config} }
 
 // Release removes a grant. A missing grant is no error: an earlier release may have been
 // interrupted.
-func (b Book) Release(id grant.ID) error {
-	_, err := grants.Release(b.Open(), id, false)
+func (l Ledger) Release(id grant.ID) error {
+	_, err := grants.Release(l.Open(), id, false)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
 		return nil

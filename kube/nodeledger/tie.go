@@ -1,4 +1,4 @@
-package book
+package nodeledger
 
 import (
 	"errors"
@@ -9,18 +9,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
-// Ties reports whether grants can be tied to pods here. That needs an engine whose annotations
+// CanTie reports whether grants can be tied to pods here. That needs an engine whose annotations
 // about pods are trusted.
-func (p Page) Ties() bool { return p.Node.Policy.Engine.Vouches() }
+func (c Content) CanTie() bool { return c.Node.Policy.Engine.Vouches() }
 
 // Tie sets the pods and namespaces whose containers may use a grant with its reference. A container
 // of another pod that already uses the grant continues, and a warning is logged. It got the grant
 // before its ties were known. A missing grant is no error.
-func (b Book) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
+func (l Ledger) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 	if slices.Equal(g.For, to) {
 		return nil
 	}
-	tied, err := grants.Tie(b.Open(), g.ID, to)
+	tied, err := grants.Tie(l.Open(), g.ID, to)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
 		return nil

@@ -1,4 +1,4 @@
-package book
+package nodeledger
 
 import (
 	"fmt"
@@ -10,14 +10,14 @@ import (
 
 // Lock waits until no other process holds the lock of the same references. The kernel releases the
 // lock of a killed process.
-func (b Book) Lock() (unlock func(), err error) {
-	if b.References == "" {
+func (l Ledger) Lock() (unlock func(), err error) {
+	if l.References == "" {
 		return func() {}, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(b.References), 0o750); err != nil {
+	if err := os.MkdirAll(filepath.Dir(l.References), 0o750); err != nil {
 		return nil, fmt.Errorf("cannot lock the references: %w", err)
 	}
-	f, err := os.OpenFile(b.References+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(l.References+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot lock the references: %w", err)
 	}

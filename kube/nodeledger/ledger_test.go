@@ -1,4 +1,4 @@
-package book_test
+package nodeledger_test
 
 import (
 	"errors"
@@ -9,11 +9,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/kube/booktest"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
 func TestRoomNamesNoTenant(t *testing.T) {
-	n := booktest.New(t, 4, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 4, 16*grant.GiB, "")
 	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPU) { all[3].Health = "lost" })
 	one := n.Grant(admission.Ask{Mode: grant.Exclusive, Names: []string{"0"}, Label: "secret project"})
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Memory: 5 * grant.GiB, Names: []string{"1"}})
@@ -35,7 +35,7 @@ func TestRoomNamesNoTenant(t *testing.T) {
 // An MPS daemon has a fixed set of GPUs from its start, so a GPU can have room that this grant
 // cannot use.
 func TestRoomNamesMPSDaemons(t *testing.T) {
-	n := booktest.New(t, 3, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 3, 16*grant.GiB, "")
 	n.HasMPS()
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: 8 * grant.GiB, Names: []string{"0", "1"}})
 	n.Grant(admission.Ask{Mode: grant.MPS, Memory: grant.GiB, Names: []string{"2"}})
@@ -57,7 +57,7 @@ func TestRoomNamesMPSDaemons(t *testing.T) {
 }
 
 func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
-	n := booktest.New(t, 1, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
 	pods := n.Grant(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "pod:u/c"})
 	if _, err := grants.Renew(n.Open(), pods.ID); err == nil || !strings.Contains(err.Error(),
 		"without a secret") {
@@ -79,7 +79,7 @@ func TestOnlyGrantsWithASecretAreRenewed(t *testing.T) {
 }
 
 func TestABrokenConfigurationIsAnError(t *testing.T) {
-	n := booktest.New(t, 1, 16*grant.GiB, "nonsense = 1\n")
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "nonsense = 1\n")
 	if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB,
 		Owner: grant.Bearer}); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("got %v", err)
