@@ -65,7 +65,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 // creates checks that the caller is creating the container now, and keeps its state in r.root.
 func (r caller) creates(id string) error {
 	if !slices.Contains(oci.Creates, r.Name) {
-		return fmt.Errorf("cannot follow the container: the runtime that calls was told to %q", r.Name)
+		return fmt.Errorf("cannot follow the container: the runtime that calls runs the command %q", r.Name)
 	}
 	if info, err := os.Stat(filepath.Join(r.root, id)); err != nil || !info.IsDir() {
 		return fmt.Errorf("cannot follow the container: the runtime keeps no state of it in %s", r.root)

@@ -297,7 +297,7 @@ func driverRefuses(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
-	for wish, why := range map[string]string{"fail": "cannot set the limit of", "ignore": "the driver was told to limit"} {
+	for wish, why := range map[string]string{"fail": "cannot set the limit of", "ignore": "the driver was asked to limit"} {
 		n.Write("book/limits", wish)
 		n.refused(n.holding(wish, r, "echo started"), r, why)
 	}

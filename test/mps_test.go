@@ -236,7 +236,7 @@ until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
 			t.Errorf("two processes of one container: %+v; if they share a limit now, docs/strength.md says otherwise", r)
 		}
 	})
-	t.Run("whoever leaves the daemon has the whole GPU: this too", func(t *testing.T) {
+	t.Run("a client that leaves the daemon has the whole GPU: this too", func(t *testing.T) {
 		b := n.client("away", g, "", rig.Shell("CUDA_MPS_PIPE_DIRECTORY=/nowhere /bin/client 0:99999"))
 		n.wants(b, "plain CUDA, the whole GPU\n0:99999 CUDA_SUCCESS\n")
 	})
@@ -287,7 +287,7 @@ func TestMPSIsNotReady(t *testing.T) {
 			n.gone()
 		})
 	}
-	t.Run("its limits are changed by whoever reaches its socket", func(t *testing.T) {
+	t.Run("its limits are changed by a program that reaches its socket", func(t *testing.T) {
 		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
 		dir := grant.MPSDir(n.Dir+"/run", grant.MPSName(n.ready(1)[0].GPUs))
 		ask := func(command string) string {

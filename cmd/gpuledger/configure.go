@@ -219,7 +219,8 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		return err
 	}
 	if done.Kept > 0 {
-		return fmt.Errorf("cannot undo everything: %d of the files were changed by somebody else since; "+
+		return fmt.Errorf("cannot undo everything: %d of the files have been changed by another program or "+
+			"user since; "+
 			"take out our lines by hand and run it again", done.Kept)
 	}
 	if len(done.Named) > 0 {

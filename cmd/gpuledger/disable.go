@@ -59,7 +59,7 @@ func disableCommand() *cli.Command {
 // endless has a person at a terminal confirm a break-glass without an end. Scripts are not asked:
 // they have relied on none.
 func endless(c *cli.Context) error {
-	const what = "nothing is refused until somebody runs `gpuledger enable`, also after a reboot"
+	const what = "nothing is refused until `gpuledger enable` is run, also after a reboot"
 	if stdin, isFile := c.App.Reader.(*os.File); !isFile || !isTerminal(stdin) {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s; `--for 1h` sets an end, and `gpuledger "+
 			"doctor` says what is in force\n", what)

@@ -55,7 +55,7 @@ func printLines(c *cli.Context, lines []doctor.Line) error {
 		}
 	}
 	if !healthy {
-		return errors.New("this node has problems; docs/doctor.md tells of each")
+		return errors.New("this node has problems; docs/doctor.md explains each")
 	}
 	return nil
 }

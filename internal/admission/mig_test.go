@@ -117,7 +117,7 @@ func TestPlaceMIGDevices(t *testing.T) {
 		{"beside a GPU that is granted as a whole", profile("1g.10gb", 0), []grant.Grant{whole}, "MIG-f"},
 		{"without a capability", named("MIG-g"), nil,
 			"no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the " +
-				"driver tells of"},
+				"driver reports"},
 		{"nothing said", mig(func(*Ask) {}), nil,
 			"usage: cannot grant: mode mig needs a profile, as 1g.10gb, "},
 		{"with compute", mig(func(a *Ask) { a.Profile, a.Compute = "1g.10gb", 10 }), nil,
@@ -263,7 +263,7 @@ func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 		want   string
 	}{
 		"destroyed":        {func(inv *grant.Inventory) { inv.GPUs[0].MIG = inv.GPUs[0].MIG[1:] }, "holds a grant of MIG-a, which is not there any more"},
-		"without its node": {func(inv *grant.Inventory) { inv.GPUs[0].MIG[0].Caps = [2]int{} }, "which has no capability that the driver tells of"},
+		"without its node": {func(inv *grant.Inventory) { inv.GPUs[0].MIG[0].Caps = [2]int{} }, "which has no capability that the driver reports"},
 		"a sick card":      {func(inv *grant.Inventory) { inv.GPUs[0].Health = "is lost" }, "which is lost"},
 	} {
 		w := mig("MIG-a")
@@ -392,8 +392,8 @@ func TestMIGDevicesInWholeVerdicts(t *testing.T) {
 			func(w *world) { w.hit(node(grant.ClassCaps, 0)) },
 			lines("refuse gpu-unhealthy of g-bearerbearer none",
 				`says: container "c1" holds a grant of MIG-g, which has no capability that the `+
-					`driver tells of`,
-				`finds: gpu-unhealthy MIG-g "has no capability that the driver tells of"`,
+					`driver reports`,
+				`finds: gpu-unhealthy MIG-g "has no capability that the driver reports"`,
 				`finds: gpu-device-node device:/dev/x "c nvidia-caps:0"`)},
 		{"its card's render node", mig("MIG-a"), func(w *world) {
 			w.inv.GPUs[0].Render = []string{"/dev/dri/renderD128"}

@@ -16,7 +16,7 @@ const (
 	hintAllocation = "that describes a grant and makes none: name one by gpuledger.dev/grant, or have one " +
 		"granted to the pod's container (" + grant.Docs + "requesting.md); " +
 		"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"
-	hintTied = "a tied grant is used by its own pods, and by nobody else who knows its reference: a " +
+	hintTied = "a tied grant is used by its own pods, and by no other pod that has its reference: a " +
 		"claim's by those that the claim is reserved for; request a share of your own (" + grant.Docs +
 		"requesting.md)"
 	hintUnvouched = "a tied grant is used by pods' containers under containerd or CRI-O; elsewhere present " +
@@ -56,7 +56,7 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 				"the grant may have been released"},
 		grant.GrantOwnerMismatch: {
 			without: "refers to grant {x} by {v}, which belongs to another owner",
-			hint:    "a pod's grant is used by the pod and container that it names, and by nobody else"},
+			hint:    "a pod's grant is used by the pod and container that it names, and by no other"},
 		grant.GrantExpired: {without: "holds grant {x}, whose time is over",
 			hint: "request a new grant, or have this one's time extended before it ends"},
 		grant.GrantInUse: {without: "holds grant {x}, which a container uses already",

@@ -55,7 +55,8 @@ func (p *Plan) unchanged() error {
 			return err
 		}
 		if !now.same(c.before) {
-			return fmt.Errorf("cannot write %s: somebody has changed it in this moment; run it again", c.Path)
+			return fmt.Errorf("cannot write %s: another program has changed it in this moment; run it again",
+				c.Path)
 		}
 	}
 	return nil

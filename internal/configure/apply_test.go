@@ -128,7 +128,7 @@ func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
 	write(t, root, "/etc/docker/daemon.json", `{"debug": true}`)
 	before := files(t, root)
 	if err := p.Apply(); err == nil || !strings.Contains(err.Error(),
-		"cannot write /etc/docker/daemon.json: somebody has changed it in this moment") {
+		"cannot write /etc/docker/daemon.json: another program has changed it in this moment") {
 		t.Errorf("got %v", err)
 	}
 	if got := files(t, root); got != before {

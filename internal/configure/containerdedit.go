@@ -114,7 +114,7 @@ func (c *containerdConfig) write(p *Plan, f containerdFile, section map[string]a
 		nil,
 		"%s# Of two files with this section containerd 1.x takes the later one's alone, so it has here "+
 			"what the others say, too.\n"+
-			"# Who changes it there runs `gpuledger configure containerd` again.\nversion = %d\n%s", d.text,
+			"# After a change there run `gpuledger configure containerd` again.\nversion = %d\n%s", d.text,
 		c.version, sections([]string{"plugins", c.plugin}, section)))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot write %s: line %w", f.path, err)

@@ -43,7 +43,7 @@ func (d Default) Problem() string {
 
 // Hint is the advice that belongs to a problem.
 func (d Default) Hint() string {
-	return fmt.Sprintf("somebody has changed it since: run `gpuledger configure %s --as-default --restart`, "+
+	return fmt.Sprintf("it has been changed since: run `gpuledger configure %s --as-default --restart`, "+
 		"or `--undo` if that is meant", d.Name)
 }
 

@@ -133,7 +133,8 @@ func hasNoValues(tree map[string]any) bool {
 func (p *Plan) newConfig(d *tomlDocument, was defaultHandler) error {
 	head := fmt.Sprintf("# gpuledger's configuration, written by `gpuledger configure %s`. Every key that "+
 		"is not here has its default;\n"+
-		"# docs/engines.md and configs/config.toml of gpuledger tell them all.\nengine = %q\n\n[runtime]\n"+
+		"# docs/engines.md and configs/config.toml of gpuledger list all of them.\nengine = "+
+		"%q\n\n[runtime]\n"+
 		"path = %s\n",
 		engines[p.options.Engine].suffix, p.options.Engine, literal(p.realRuntimes(was)))
 	parsed, err := parseTOML([]byte(head))

@@ -115,7 +115,7 @@ func (s *store) planFiles(r record, u *Undone) ([]record, error) {
 		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == linked):
 			c = keepChange(e, now, untilRestart(r.Engine, u.Callers))
 		case c.Action == "keep" && c.Why != "" && e.Shared:
-			c.Why = "somebody has changed it since; no engine needs it any more"
+			c.Why = "it has been changed since; no engine needs it any more"
 		case c.Action == "keep" && c.Why != "":
 			c.Why += fmt.Sprintf("; the original lies in %s", s.original(r, e))
 			u.Kept++
@@ -200,9 +200,9 @@ func restore(e entry, now content) Change {
 	default:
 		after, ok := withoutOurs(e, now)
 		if !ok || e.Mixed {
-			return keepChange(e, now, "somebody has changed it since; take out what is ours by hand")
+			return keepChange(e, now, "it has been changed since; take out what is ours by hand")
 		}
-		c.Why = "somebody has changed it since; only our lines are taken out"
+		c.Why = "it has been changed since; only our lines are taken out"
 		c.after = after
 		if after.Kind != nothing {
 			c.Action = "restore"

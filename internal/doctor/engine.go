@@ -23,7 +23,7 @@ func engines(f Facts) []Line {
 	}
 	if len(lines) == 0 {
 		return []Line{{Status: Warning, Message: "no containerd, CRI-O, Podman or Docker was found",
-			Hint: "an engine that gpuledger does not know must be told to run gpuledger-runtime"}}
+			Hint: "configure an engine that gpuledger does not know to run gpuledger-runtime"}}
 	}
 	return lines
 }
@@ -124,8 +124,8 @@ func cdi(f Facts) []Line {
 		case vendor == "management.nvidia.com":
 			lines = append(lines, Line{Status: Warning, Message: s.Path + " names all GPUs at once (" +
 				s.Kind + ")",
-				Hint: "it is for the GPU operator's own containers; whoever else asks for it is refused " +
-					"without a grant, where gpuledger is the handler"})
+				Hint: "it is for the GPU operator's own containers; another container that asks for it is " +
+					"refused without a grant, if gpuledger is the handler"})
 		case s.Kind != "":
 			kinds = append(kinds, s.Kind)
 		}

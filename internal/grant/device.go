@@ -72,7 +72,7 @@ func (d Device) Trouble() string {
 	case d.MIG == nil && len(d.GPU.MIG) > 0:
 		return "is partitioned into MIG devices"
 	case d.MIG != nil && d.MIG.Caps == [2]int{}:
-		return "has no capability that the driver tells of"
+		return "has no capability that the driver reports"
 	}
 	return ""
 }

@@ -15,8 +15,8 @@ func checkTies(n *node.Node, to []grant.Tie) error {
 		return nil
 	}
 	return &grant.Refusal{Code: grant.GrantOwnerMismatch,
-		Message: fmt.Sprintf("cannot tie a grant to pods or namespaces: nobody on this node vouches for "+
-			"who a container is (engine = %q), so no container could use it", n.Policy.Engine),
+		Message: fmt.Sprintf("cannot tie a grant to pods or namespaces: no engine on this node proves "+
+			"which pod a container belongs to (engine = %q), so no container could use it", n.Policy.Engine),
 		Hint: "containerd and CRI-O vouch for pods: set engine in the configuration, or grant without " +
 			"ties"}
 }

@@ -196,7 +196,7 @@ func (c *container) isPrivate(target int) error {
 	var st unix.Statx_t
 	if err := unix.Statx(target, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil ||
 		st.Mask&unix.STATX_MNT_ID == 0 {
-		return errors.Join(err, errors.New("the kernel does not tell which mount it is in"))
+		return errors.Join(err, errors.New("the kernel does not report which mount it is in"))
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(target, &fs); err != nil {

@@ -82,7 +82,7 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 	case dismiss:
 		return d.dismiss(ctx, p)
 	case reportNotEnded:
-		return fmt.Errorf("the MPS daemon of %v was told to end at %s and is still there", d.state.GPUs,
+		return fmt.Errorf("the MPS daemon of %v was asked to end at %s and still runs", d.state.GPUs,
 			d.toldToEnd.UTC().Format(time.RFC3339))
 	case reportSilent:
 		return fmt.Errorf("the MPS daemon of %v has no grant any more, and does not answer", d.state.GPUs)
@@ -299,12 +299,12 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	stamp, err := socketStamp(ctx, d.dir)
 	if err != nil {
-		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w",
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
 	}
 	socket, _, err := d.ownSocket(p)
 	if err != nil {
-		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be told to end: %w",
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
 	}
 	// without a process: its end is expected
@@ -331,6 +331,6 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 		return err
 	}
 	d.toldToEnd = time.Now()
-	d.log.WithField("gpus", d.state.GPUs).Info("the MPS daemon is told to end: its last grant is gone")
+	d.log.WithField("gpus", d.state.GPUs).Info("ending the MPS daemon: its last grant is gone")
 	return nil
 }

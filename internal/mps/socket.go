@@ -90,9 +90,11 @@ func stillThere(dir string, socket [2]uint64, stamp host.Stamp, p grant.Process)
 
 // errMoved means that the answers may be those of another process. The daemon is asked again in the
 // next pass.
-var errMoved = errors.New("its control socket was moved while it was asked, by who reaches its directory")
+var errMoved = errors.New("its control socket was moved during a request, by a program that can write to " +
+	"its directory")
 
 func otherSocketError(p grant.Process) error {
-	return fmt.Errorf("%s, by who reaches its directory; when its containers have ended, end process %d",
+	return fmt.Errorf("%s, by a program that can write to its directory; when its containers have ended, "+
+		"end process %d",
 		mpsstate.OtherSocket, p.PID)
 }

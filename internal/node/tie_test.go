@@ -101,7 +101,7 @@ func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
 		_, tied := grants.Tie(m.node, g.ID, []grant.Tie{"pod:u1"})
 		for _, err := range []error{made, tied} {
 			var refusal *grant.Refusal
-			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch || !strings.Contains(refusal.Message, fmt.Sprintf("nobody on this node vouches for who a container is (engine = %q)", engine)) {
+			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch || !strings.Contains(refusal.Message, fmt.Sprintf("no engine on this node proves which pod a container belongs to (engine = %q)", engine)) {
 				t.Errorf("%s: %v", engine, err)
 			}
 		}

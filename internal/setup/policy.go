@@ -52,7 +52,7 @@ func exemptAgents() error {
 	if err != nil || more == "" {
 		return err
 	}
-	say("%s exempts gpuledger's own agents from now on: who may create pods in %s passes the ledger",
+	say("%s exempts gpuledger's own agents from now on: a user who may create pods in %s avoids the ledger",
 		configFile, namespace)
 	return host.ReplaceFile(path, append(text, more...), info.Mode().Perm(), host.Durable)
 }
@@ -72,7 +72,7 @@ func exemptions(text []byte) (more string, err error) {
 	if more == "" {
 		return "", nil
 	}
-	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Let nobody else create pods in this " +
+	more = "\n# Written by gpuledger-setup: gpuledger's own agents. Let no other user create pods in this " +
 		"namespace." +
 		more
 	// the file has the form policy.exempt = [...]

@@ -469,7 +469,7 @@ func short(id string) string {
 
 func amount(t *usage) string {
 	if t.unmeasured {
-		return "an amount that the driver does not tell"
+		return "an amount that the driver does not report"
 	}
 	return t.memory.String()
 }

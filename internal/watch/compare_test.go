@@ -174,7 +174,7 @@ func TestFindings(t *testing.T) {
 			s.Sample.GPUs[0].Used = grant.GiB
 		},
 			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the ` +
-				`driver does not tell of GPU 0 without a grant`}, grant.GiB},
+				`driver does not report of GPU 0 without a grant`}, grant.GiB},
 		"an amount of a grant that is not told": {func(s *Input) {
 			s.runs(10, 0, "/pods/c1", 0).Unmeasured = true
 			s.Sample.GPUs[0].Used = grant.GiB

@@ -235,7 +235,7 @@ claim other: the claim is not made from its template yet
 container main: 1 gpuledger.dev/gpu by the device plugin
 it waits: 0/3 nodes are available: 1 cannot allocate all claims.
 event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
-not looked at: the claims of all namespaces, which tell what is free: you may not
+not looked at: the claims of all namespaces, which show what is free: you may not
 `},
 		"of pods alone": {"train", append(others, slices, share, events), `pod team/train is Running on gpu-1
 claim share: you may not read it

@@ -117,7 +117,7 @@ func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interfac
 	}
 	all, err := client.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return e.unseen("the claims of all namespaces, which tell what is free", err)
+		return e.unseen("the claims of all namespaces, which show what is free", err)
 	}
 	nodes := build(poolsOf(published), published, all.Items, nil)
 	for i := range e.Claims {

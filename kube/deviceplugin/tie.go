@@ -33,8 +33,8 @@ func (p *Plugin) tie() (untied int, failed error) {
 	case !content.CanTie():
 		p.unable.Do(func() {
 			p.Allocator.Log.Warn(
-				"nobody vouches for pods on this node, so grants are not tied to theirs: whoever has read "+
-					"a reference can use its grant",
+				"the engine of this node does not prove which pod a container belongs to, so grants are "+
+					"not tied to pods: a container that has read a reference can use its grant",
 				"resource", p.Allocator.Resource.Name, "engine", n.Policy.Engine)
 		})
 		return 0, nil

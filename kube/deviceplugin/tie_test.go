@@ -100,7 +100,7 @@ func TestWithoutTrustedAnnotationsNothingIsTied(t *testing.T) {
 	s.ensure()
 	s.isFor("under docker", g.ID)
 	s.Stop()
-	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 ||
+	if n := strings.Count(log.String(), "the engine of this node does not prove which pod"); n != 1 ||
 		!strings.Contains(log.String(), "engine=docker") {
 		t.Errorf("it is said %d times:\n%s", n, log.String())
 	}

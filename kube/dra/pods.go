@@ -131,8 +131,8 @@ func (d *Driver) ties(p nodeledger.Content) bool {
 	}
 	d.pods.unable.Do(func() {
 		d.Log.Warn(
-			"nobody vouches for pods on this node, so grants are not tied to those of their claims: "+
-				"whoever has read a reference can use its grant",
+			"the engine of this node does not prove which pod a container belongs to, so grants are not "+
+				"tied to the pods of their claims: a container that has read a reference can use its grant",
 			"engine", p.Node.Policy.Engine)
 	})
 	return false

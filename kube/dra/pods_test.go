@@ -338,7 +338,7 @@ func TestWithoutTrustedAnnotationsClaimsAreNotTied(t *testing.T) {
 		t.Error(err)
 	}
 	s.isFor(t, "under podman")
-	if n := strings.Count(log.String(), "nobody vouches for pods on this node"); n != 1 ||
+	if n := strings.Count(log.String(), "the engine of this node does not prove which pod"); n != 1 ||
 		!strings.Contains(log.String(), "engine=podman") {
 		t.Errorf("it is said %d times:\n%s", n, log.String())
 	}

@@ -118,7 +118,7 @@ func removeSockets(registry, data string) error {
 			continue
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			failed = errors.Join(failed, fmt.Errorf("cannot remove a socket that nobody serves: %w", err))
+			failed = errors.Join(failed, fmt.Errorf("cannot remove a socket that no process serves: %w", err))
 		}
 	}
 	return failed

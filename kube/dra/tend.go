@@ -129,7 +129,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 		restored, err := d.Ledger.Restore(g)
 		failed = errors.Join(failed, err)
 		if restored {
-			d.Log.Warn("somebody has removed a claim's CDI file; it is there again", "grant", g.ID)
+			d.Log.Warn("a claim's CDI file was removed; it has been written again", "grant", g.ID)
 		}
 	}
 	return o.Grants, failed

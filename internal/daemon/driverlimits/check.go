@@ -161,7 +161,8 @@ func driftOf(n *node.Node, known []limitedCgroup, a grant.CgroupLimit, want gran
 			}
 		}
 	}
-	f.Message = fmt.Sprintf("the driver's limit of container %q on GPU %d was %s and not %s: somebody else "+
+	f.Message = fmt.Sprintf("the driver's limit of container %q on GPU %d was %s and not %s: "+
+		"another program "+
 		"has changed it; it is set again", grant.Printable(f.User.Container), f.Index, limit, want)
 	return f
 }

@@ -135,7 +135,7 @@ func (l *Manager) handle(ctx context.Context, r cgmem.Request, peer int) error {
 	case cgmem.Lower:
 		by, _, err := n.Host.Process(peer)
 		if err != nil {
-			return fmt.Errorf("cannot tell who asks: %w", err)
+			return fmt.Errorf("cannot identify the process that asks: %w", err)
 		}
 		return l.updateGrant(ctx, n, r.Grant, reduction{To: r.To, By: by})
 	case cgmem.Clear:

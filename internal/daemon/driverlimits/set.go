@@ -78,7 +78,7 @@ func identify(n *node.Node, r cgmem.Request, peer int) (f limitedCgroup, err err
 	})
 	switch {
 	case err != nil:
-		return f, fmt.Errorf("the ledger does not tell its grant: %w", err)
+		return f, fmt.Errorf("cannot read its grant from the ledger: %w", err)
 	case b.Life != grant.Alive || !b.Driven || g.Mode != grant.Limit:
 		return f, fmt.Errorf("the ledger has no create of container %q that the driver is to limit",
 			r.Container)
@@ -187,7 +187,7 @@ func (l *Manager) setLimits(ctx context.Context, n *node.Node, asks []grant.Cgro
 			t.add(ask.Cgroup, grant.Printable(answers[i].Error))
 		// no limit may be reported as the GPU's size
 		case ask.Hard != grant.NoLimit && !roughlyEqual(answers[i].Hard, ask.Hard):
-			t.add(ask.Cgroup, fmt.Sprintf("the driver was told to limit %s to %s of GPU %s, and says %s",
+			t.add(ask.Cgroup, fmt.Sprintf("the driver was asked to limit %s to %s of GPU %s, and reports %s",
 				ask.Cgroup, ask.Hard, ask.GPU, answers[i].Hard))
 		default:
 			delete(l.pending, cgroupGPUOf(ask))

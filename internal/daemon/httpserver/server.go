@@ -74,7 +74,7 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 func (s *Server) logAddress(at net.Addr) {
 	log := s.Log.WithField("address", at.String())
 	if tcp, isTCP := at.(*net.TCPAddr); isTCP && !tcp.IP.IsLoopback() {
-		log.Warn("serving metrics and the status page to whoever reaches this node")
+		log.Warn("serving metrics and the status page to every program that can reach this node")
 		return
 	}
 	log.Info("serving metrics and the status page")

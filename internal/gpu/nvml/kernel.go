@@ -101,7 +101,7 @@ func identify(h host.Host, list []grant.GPU, lost []lostGPU) error {
 		list[lost[i].index], err = lost[i].gpu(h, others[i])
 	}
 	if err != nil {
-		return fmt.Errorf("cannot take GPU %d into the inventory: %w; nor can it be told which one it is: %w",
+		return fmt.Errorf("cannot take GPU %d into the inventory: %w; and it is unknown which one it is: %w",
 			lost[0].index, lost[0].reason, err)
 	}
 	return nil

@@ -303,7 +303,7 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 		{"no handle and no /proc", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 3)
 		}, nil,
-			"cannot take GPU 3 into the inventory: ERROR_GPU_IS_LOST; nor can it be told which one it is"},
+			"cannot take GPU 3 into the inventory: ERROR_GPU_IS_LOST; and it is unknown which one it is"},
 		{"no handle and a driver that has forgotten the GPU",
 			func(t *testing.T, s *server.Server, h host.Host) {
 				withoutHandles(s, 3)

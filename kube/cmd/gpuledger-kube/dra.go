@@ -32,7 +32,7 @@ func draCommand() *cli.Command {
 					"ends the old",
 				EnvVars: []string{"POD_UID"}},
 			&cli.DurationFlag{Name: "reclaim",
-				Usage: "between two looks for grants whose claim is gone, and at whose node this is",
+				Usage: "interval between two checks for grants whose claim is gone and for a new node object",
 				Value: time.Minute}),
 		Action: serveDRA,
 	}

@@ -28,7 +28,7 @@ const (
 // rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
 func rendered(t *testing.T, into, kubernetes, values string) ([]object, error) {
 	t.Helper()
-	log.SetOutput(io.Discard) // Helm tells of each link in files/
+	log.SetOutput(io.Discard) // Helm logs each link in files/
 	chart, err := loader.LoadDir(manifests + "helm")
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-{{- /* What does not differ from kube/manifests is read from there: files/ leads to it. Its namespace is the release's. */ -}}
+{{- /* files/ has links to what is the same in kube/manifests. The namespace is the release's. */ -}}
 {{- define "shared" -}}
 {{ .root.Files.Get (printf "files/%s.yaml" .file) | replace "gpuledger-system" .root.Release.Namespace }}
 {{- end -}}
@@ -16,7 +16,7 @@
       {{- with .Values.priorityClassName }}
       priorityClassName: {{ . }}
       {{- end }}
-      hostPID: true # whether a container is alive, the ledger reads from the node's processes
+      hostPID: true # the ledger reads from the node's processes whether a container runs
 {{- end -}}
 
 {{- define "container" }}
@@ -36,14 +36,14 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
 {{- end -}}
 
 {{- define "mounts" }}
-            # what it reads
+            # read
             - {name: config, mountPath: /etc/gpuledger, readOnly: true}
             - {name: shim, mountPath: /usr/lib/gpuledger, readOnly: true}
             - {name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true}
             {{- range .Values.runtimeRoots }}
             - {name: {{ include "root" . }}, mountPath: {{ . | quote }}, readOnly: true}
             {{- end }}
-            # what it writes; the node mounts the records of limits below the second, maybe later
+            # written; the node mounts the records of limits below the second, maybe later
             - {name: state, mountPath: /var/lib/gpuledger}
             - {name: run, mountPath: /run/gpuledger, mountPropagation: HostToContainer}
 {{- end -}}
