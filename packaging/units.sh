@@ -102,7 +102,7 @@ for runc in runc-debian runc-newest; do
   bundle crio kubepods.slice:crio:crio
   bundle podman machine.slice:libpod:podman
   bundle plain ""
-  for round in 1 2; do
+  for _ in 1 2; do
     for id in one two pod crio podman plain; do
       rm -f "$root/srv/$id/tmp/out"
       starts "$id"
